@@ -67,7 +67,7 @@ func ParseDigest(s string) (Digest, error) {
 		case "sha256":
 			a = SHA256
 		default:
-			return Digest{}, fmt.Errorf("checksum algorithm %q is unknown: use sha512 or sha256", name)
+			return Digest{}, fmt.Errorf("checksum algorithm %q is not known: use sha512 or sha256", name)
 		}
 		digits = rest
 	}

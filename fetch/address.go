@@ -14,21 +14,20 @@ import (
 	getter "github.com/hashicorp/go-getter/v2"
 )
 
-// address is one declared address of a file.
+// address is one parsed address of a file.
 type address struct {
 	raw    string // as declared
 	force  string // the prefix before "::": "" or "s3"
 	url    *url.URL
-	region string // of a bucket, if the address contains one
+	region string // region of the bucket, if the address contains one
 }
 
 var forcedPattern = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 
-// parseAddress parses an address in the subset of go-getter's grammar that this package
-// supports: an absolute URL, with "s3::" before an https URL of an S3 server. go-getter
-// gives other syntax a meaning of its own. parseAddress refuses it ("//" in a path, other
-// prefixes), or getterURL hides it from go-getter (the query, which the server receives
-// unchanged).
+// parseAddress parses an address in the subset of go-getter's grammar that this package supports: an
+// absolute URL, with the prefix "s3::" before an https URL of an S3 server. go-getter interprets more
+// syntax. parseAddress rejects some of it ("//" in a path, other prefixes). getterURL hides the query
+// from go-getter, so that the server receives it unchanged.
 func parseAddress(raw string) (address, error) {
 	a := address{raw: strings.TrimSpace(raw)}
 	rest := a.raw
@@ -37,7 +36,7 @@ func parseAddress(raw string) (address, error) {
 	}
 	u, err := url.Parse(rest)
 	if err != nil {
-		return a, failf(BadConfig, "address is not a URL") // err quotes the whole address
+		return a, failf(BadConfig, "address is not a URL") // err contains the whole address
 	}
 	a.url = u
 	if err := a.check(); err != nil {
@@ -59,13 +58,13 @@ func (a address) check() error {
 	case a.force == "" && !supported(u.Scheme):
 		return failf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
 	case u.User != nil:
-		return failf(BadConfig, "address %s contains a user or password: put them into a credentials folder", redact(u))
+		return failf(BadConfig, "address %s contains a user or password: move them to a credentials folder", redact(u))
 	case u.Opaque != "" || !strings.HasPrefix(u.Path, "/"):
 		return failf(BadConfig, "address %s has no path", redact(u))
 	case strings.Contains(u.EscapedPath(), "//"):
 		return failf(BadConfig, "address %s has \"//\" in its path: a subfolder of a source is not supported", redact(u))
 	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
-		return failf(BadConfig, "address %s has a host: write file:/// and an absolute path", redact(u))
+		return failf(BadConfig, "address %s has a host: use file:/// and an absolute path", redact(u))
 	case u.Scheme != "file" && u.Hostname() == "":
 		return failf(BadConfig, "address %s has no host", redact(u))
 	}
@@ -80,7 +79,7 @@ func supported(scheme string) bool {
 	return false
 }
 
-// getterURL is the address without its query. go-getter uses it to choose a getter, and
+// getterURL returns the address without its query. go-getter uses it to select a getter. go-getter
 // would interpret "checksum" and "archive" in a query.
 func (a address) getterURL() string {
 	prefix := ""
@@ -90,7 +89,7 @@ func (a address) getterURL() string {
 	return prefix + redact(a.url)
 }
 
-// id identifies the address in a disk.PartSource and does not reveal it.
+// id returns a hash that identifies the address in a disk.PartSource without revealing it.
 func (a address) id() string {
 	sum := sha256.Sum256([]byte(a.raw))
 	return hex.EncodeToString(sum[:16])
@@ -114,19 +113,18 @@ func redact(u *url.URL) string {
 	return shown.String()
 }
 
-// schemeGetter is a go-getter Getter for the addresses of one scheme. It calls read, and
-// ignores the destination of the request.
+// schemeGetter implements the Getter interface of go-getter for the addresses of one scheme. It calls
+// read, and ignores the destination of the request.
 type schemeGetter struct {
-	names    string // separated by spaces
-	force    string // the prefix before "::" that selects it
-	selected *bool  // set when any getter is selected
+	names    string // schemes, separated by spaces
+	force    string // the prefix before "::" that selects this getter
+	selected *bool  // set to true when any getter is selected
 	read     func(context.Context) error
 }
 
-// dispatch lets go-getter select the getter for address a, and calls read with its source.
-// Only the getters of this package take part. The decompressors, checksums, subfolders and
-// symbolic links of go-getter never apply: parseAddress refuses or hides the syntax that
-// requests them.
+// dispatch uses go-getter to select the getter for address a, and calls read with its source. It uses
+// only the getters of this package. The decompressors, checksums, subfolders and symbolic links of
+// go-getter are never used: parseAddress rejects or hides the syntax that requests them.
 func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Context, source) error) error {
 	selected := false
 	from := func(open func(address) (source, error)) func(context.Context) error {
@@ -169,7 +167,7 @@ func (s schemeGetter) GetFile(ctx context.Context, _ *getter.Request) error {
 	return s.read(ctx)
 }
 
-// Get fails: an image is a file, and go-getter calls Get for folders.
+// Get returns an error: go-getter calls it for folders, and an image is a file.
 func (s schemeGetter) Get(context.Context, *getter.Request) error {
 	return errors.New("a folder is not an image")
 }

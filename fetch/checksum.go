@@ -16,15 +16,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// maxChecksumFile is the largest checksum file. Those of whole distributions have 100 KiB.
+// maxChecksumFile is the maximum size of a checksum file. The checksum file of a whole distribution
+// has 100 KiB.
 const maxChecksumFile = 1 << 20
 
-// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL, by the last
-// element of the path of r.URL or of a mirror. The digest listed under the name of a packed
-// image is packed: that of the file as the server sends it. The digest listed under that
-// name without the suffix of the packing, or under the name of an image that is not packed,
-// is stored: that of the unpacked image. One of the two may be zero. Errors are those of
-// Download.
+// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL. It searches for the file
+// name in r.URL, or in a mirror. For a packed image, packed is the digest that the checksum file
+// lists for this name, and stored is the digest that it lists for the name without the suffix of the
+// packing. For an image that is not packed, stored is the digest of the name. One of the two may be
+// zero. Errors are those of Download.
 func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -44,23 +44,23 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed 
 		return stored, packed, err
 	}
 	stored, packed, err = digestsOf(parseChecksumList(file.bytes), list, image, imagePacking)
-	if err != nil { // the list may be completed later, so the error is not final, like a 404
+	if err != nil { // not final, like a 404: the list may be completed later
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
 	return stored, packed, err
 }
 
-// digestsOf finds the image with one of the addresses. A single checksum without a file name
-// is that of the packed file, unless the name of the checksum file says otherwise
+// digestsOf finds the image with one of the addresses. A single checksum without a file name is the
+// checksum of the packed file, unless the name of the checksum file indicates the unpacked file
 // (a.raw.sha256 for a.raw.xz).
-func digestsOf(s checksumList, list address, at []address, p packing) (stored, packed disk.Digest, err error) {
+func digestsOf(s checksumList, list address, addresses []address, p packing) (stored, packed disk.Digest, err error) {
 	if d, ok := s.single(); ok {
-		if p == notPacked || strings.TrimSuffix(list.base(), path.Ext(list.base())) == unpackedName(at[0]) {
+		if p == notPacked || strings.TrimSuffix(list.base(), path.Ext(list.base())) == unpackedName(addresses[0]) {
 			return d, packed, nil
 		}
 		return stored, d, nil
 	}
-	for _, a := range at {
+	for _, a := range addresses {
 		var conflict, conflict2 bool
 		base := a.base()
 		if p == notPacked {
@@ -76,7 +76,7 @@ func digestsOf(s checksumList, list address, at []address, p packing) (stored, p
 			return stored, packed, nil
 		}
 	}
-	return stored, packed, notListed(s, at[0].base())
+	return stored, packed, notListed(s, addresses[0].base())
 }
 
 func unpackedName(a address) string { return strings.TrimSuffix(a.base(), path.Ext(a.base())) }
@@ -93,17 +93,17 @@ func notListed(s checksumList, base string) error {
 	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
 }
 
-// memorySink keeps a small file in memory.
+// memorySink stores a small file in memory.
 type memorySink struct {
 	source disk.PartSource
 	bytes  []byte
 	limit  int
 }
 
-// Source returns the source of the bytes.
+// Source returns the source of the stored bytes.
 func (m *memorySink) Source() disk.PartSource { return m.source }
 
-// Offset returns the number of bytes.
+// Offset returns the number of stored bytes.
 func (m *memorySink) Offset() int64 { return int64(len(m.bytes)) }
 
 // Begin discards the bytes.
@@ -125,11 +125,11 @@ func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 // checksumList is a parsed checksum file.
 type checksumList struct {
 	entries []checksumEntry
-	weak    bool // there are entries of other algorithms (MD5, SHA-1), which are ignored
+	weak    bool // the file also has entries of other algorithms (MD5, SHA-1), which are ignored
 }
 
 type checksumEntry struct {
-	name   string // as in the file; empty for a single checksum
+	name   string // as in the file; empty for a single checksum without a name
 	digest disk.Digest
 }
 
@@ -139,9 +139,9 @@ var (
 	hexOnly = regexp.MustCompile(`^[0-9A-Fa-f]{32,128}$`)
 )
 
-// parseChecksumList parses the output of sha256sum, sha512sum and their BSD relatives. It
-// ignores lines of any other form: comments, blank lines, the armour of a clear-signed file.
-// It does not verify signatures.
+// parseChecksumList parses the output of sha256sum and sha512sum, and of the BSD programs with the
+// same purpose. It ignores all other lines, such as comments, blank lines and the armour of a
+// clear-signed file. It does not verify signatures.
 func parseChecksumList(b []byte) checksumList {
 	var s checksumList
 	scan := bufio.NewScanner(bytes.NewReader(b))
@@ -172,9 +172,9 @@ func (s *checksumList) addLine(line string) {
 	s.entries = append(s.entries, checksumEntry{strings.TrimSpace(name), d})
 }
 
-// find returns the digest listed for a file called base, in any folder. If the list has
-// several algorithms for the file, the result is the SHA-512, which is computed in any case.
-// Two digests of one algorithm are a conflict.
+// find returns the digest that is listed for a file called base, in any folder. If the list has
+// several algorithms for the file, the result is the SHA-512, because a SHA-512 is computed in any
+// case. conflict is true if two digests of the same algorithm differ.
 func (s *checksumList) find(base string) (d disk.Digest, conflict bool) {
 	found := map[disk.Algorithm]disk.Digest{}
 	for _, e := range s.entries {
@@ -192,7 +192,7 @@ func (s *checksumList) find(base string) (d disk.Digest, conflict bool) {
 	return found[disk.SHA256], false
 }
 
-// single returns the checksum of a file that contains nothing else.
+// single returns the checksum of a checksum file that contains only one checksum without a file name.
 func (s *checksumList) single() (disk.Digest, bool) {
 	if len(s.entries) == 1 && s.entries[0].name == "" {
 		return s.entries[0].digest, true
@@ -200,8 +200,8 @@ func (s *checksumList) single() (disk.Digest, bool) {
 	return disk.Digest{}, false
 }
 
-// similar returns up to three file names of the list that have most in common with base, for
-// an error message.
+// similar returns up to three file names of the list that are most similar to base, for an error
+// message.
 func (s *checksumList) similar(base string) []string {
 	var names []string
 	for _, e := range s.entries {
@@ -214,7 +214,7 @@ func (s *checksumList) similar(base string) []string {
 	return names[:min(3, len(names))]
 }
 
-// inCommon returns how many bytes a and b share at the beginning and at the end.
+// inCommon returns the length of the common prefix plus the length of the common suffix of a and b.
 func inCommon(a, b string) int {
 	n, shorter := 0, min(len(a), len(b))
 	for n < shorter && a[n] == b[n] {

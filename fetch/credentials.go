@@ -29,19 +29,18 @@ import (
 //	token                  bearer authentication
 //	headers                lines "Name: value", sent unchanged
 //	tls.crt, tls.key       client certificate, PEM
-//	ca.crt                 certificate authorities to trust besides the system's, PEM
-//	hosts                  lines "host" or "host:port": other servers (mirrors) that may receive the above
+//	ca.crt                 certificate authorities to trust in addition to those of the system, PEM
+//	hosts                  lines "host" or "host:port": other servers (mirrors) that may receive these credentials
 //	access-key-id, secret-access-key, session-token, endpoint, region    S3
 //	virtual-hosted-style   S3: "true" if the host name of a request contains the bucket
 //
-// The secret of a Longhorn backup target works unchanged: for S3 it has
-// AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (as ca.crt) and
-// VIRTUAL_HOSTED_STYLE.
+// The secret of a Longhorn backup target can be used unchanged. For S3 it has AWS_ACCESS_KEY_ID,
+// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt) and VIRTUAL_HOSTED_STYLE.
 type credentials struct {
 	files       map[string]string
 	headers     http.Header
 	certificate *tls.Certificate
-	roots       *x509.CertPool // nil: the system's
+	roots       *x509.CertPool // nil: those of the system
 	hosts       map[string]bool
 }
 
@@ -56,12 +55,12 @@ var longhornFiles = map[string]string{
 	"AWS_ENDPOINTS": "endpoint", "AWS_CERT": "ca.crt", "VIRTUAL_HOSTED_STYLE": "virtual-hosted-style",
 }
 
-// maxSecretFile is the largest file of a secret, as in Kubernetes. A bundle of all public
+// maxSecretFile is the maximum size of a file of a secret, as in Kubernetes. A bundle of all public
 // authorities has 200 KiB.
 const maxSecretFile = 1 << 20
 
-// credentials reads the folder again for each transfer, so that a changed secret applies to
-// the next attempt. Its errors never quote the content of a file.
+// credentials reads the folder again for each transfer, so that a changed secret is used in the next
+// attempt. Its errors never contain the content of a file.
 func (c *Client) credentials(name string) (*credentials, error) {
 	creds := &credentials{files: map[string]string{}, headers: http.Header{}, hosts: map[string]bool{}}
 	if name == "" {
@@ -93,15 +92,15 @@ func (c *Client) credentials(name string) (*credentials, error) {
 	return creds, nil
 }
 
-// ReadSecret reads the files of a secret: a folder below dir, for example a mounted
-// Kubernetes secret. It reads the files that want accepts, and skips hidden ones. Its
-// errors never quote the content of a file.
+// ReadSecret reads the files of a secret: a folder below dir, for example a mounted Kubernetes
+// secret. It reads the files for which want returns true, and ignores hidden files. Its errors never
+// contain the content of a file.
 func ReadSecret(dir, name string, want func(file string) bool) (map[string][]byte, error) {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
 		return nil, errors.New("use the name of one folder")
 	}
-	// The files of a mounted secret are symbolic links to a hidden folder beside them.
-	// os.Root follows those, and none that leads out of the secrets directory.
+	// The files of a mounted secret are symbolic links to a hidden folder beside them. os.Root follows
+	// these links, but no link that leaves the secrets directory.
 	secrets, err := os.OpenRoot(dir)
 	if err != nil {
 		return nil, fmt.Errorf("open secrets directory: %w", err)
@@ -133,7 +132,7 @@ func ReadSecret(dir, name string, want func(file string) bool) (map[string][]byt
 }
 
 func readSecretFile(folder *os.Root, name string) ([]byte, error) {
-	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: opening a pipe must not block
+	f, err := folder.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK, because opening a pipe must not block
 	if err != nil {
 		return nil, fmt.Errorf("open file: %w", err)
 	}
@@ -151,11 +150,11 @@ func readSecretFile(folder *os.Root, name string) ([]byte, error) {
 	return b, nil
 }
 
-// addFiles stores the files under the names of this package. Longhorn's secrets contain
-// empty files for values that are not set.
+// addFiles stores the files under the names of this package. Secrets of Longhorn contain empty files
+// for values that are not set.
 func (c *credentials) addFiles(files map[string][]byte) error {
 	if len(files) == 0 {
-		return fmt.Errorf("the folder is empty: put %s into it", strings.Join(credentialFiles, ", "))
+		return fmt.Errorf("the folder is empty: add files named %s", strings.Join(credentialFiles, ", "))
 	}
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		content := string(bytes.TrimSpace(files[file]))
@@ -164,21 +163,20 @@ func (c *credentials) addFiles(files map[string][]byte) error {
 		case longhorn && content == "":
 			continue
 		case twice:
-			return fmt.Errorf("file %q exists twice, also under its Longhorn name: keep one of them", cmp.Or(name, file))
+			return fmt.Errorf("file %q also exists under its Longhorn name: keep only one of the two", cmp.Or(name, file))
 		}
 		c.files[cmp.Or(name, file)] = content
 	}
 	return nil
 }
 
-// parse checks that the files fit together, and prepares the headers and the TLS
-// configuration.
+// parse checks that the files are consistent, and prepares the headers and the TLS configuration.
 func (c *credentials) parse() error {
 	for _, pair := range [][2]string{{"username", "password"}, {"tls.crt", "tls.key"}, {"access-key-id", "secret-access-key"}} {
 		_, first := c.files[pair[0]]
 		_, second := c.files[pair[1]]
 		if first != second {
-			return fmt.Errorf("files %q and %q belong together: one is missing", pair[0], pair[1])
+			return fmt.Errorf("files %q and %q must exist together: one is missing", pair[0], pair[1])
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.files)) {
@@ -192,7 +190,7 @@ func (c *credentials) parse() error {
 	return errors.Join(c.parseTLS(), c.parseHeaders(), c.parseHosts())
 }
 
-// endpoint returns the S3 server for addresses without one.
+// endpoint returns the S3 server for addresses that do not contain one.
 func (c *credentials) endpoint() (*url.URL, error) {
 	text := cmp.Or(c.files["endpoint"], "https://s3.amazonaws.com")
 	if !strings.Contains(text, "://") {
@@ -205,8 +203,7 @@ func (c *credentials) endpoint() (*url.URL, error) {
 	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
 }
 
-// bucketLookup returns where requests contain the bucket name: in the host name or in the
-// path.
+// bucketLookup returns whether requests contain the bucket name in the host name or in the path.
 func (c *credentials) bucketLookup() minio.BucketLookupType {
 	if c.files["virtual-hosted-style"] == "true" {
 		return minio.BucketLookupDNS
@@ -275,7 +272,7 @@ func (c *credentials) parseHosts() error {
 	return nil
 }
 
-// hasHeaders reports whether requests carry secrets in their headers.
+// hasHeaders reports whether requests have secrets in their headers.
 func (c *credentials) hasHeaders() bool { return len(c.headers) > 0 }
 
 // setHeaders adds the secrets to the headers of a request.
@@ -285,7 +282,7 @@ func (c *credentials) setHeaders(h http.Header) {
 	}
 }
 
-// lines returns the lines of s that are neither empty nor comments.
+// lines returns the lines of s that are not empty and not comments.
 func lines(s string) []string {
 	var l []string
 	for line := range strings.Lines(s) {

@@ -191,7 +191,7 @@ func TestMirrorOnOtherHostGetsNoSecrets(t *testing.T) {
 		Mirrors:     []string{other.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Bearer})},
 		Credentials: "vendor",
 	}
-	wantError(t, r.download(req), Refused, "401", `add the host to their file "hosts"`)
+	wantError(t, r.download(req), Refused, "401", `add the host to the file "hosts"`)
 	if got := other.Requests()[0].Header.Get("Authorization"); got != "" {
 		t.Errorf("a mirror on another host got authorization %q", got)
 	}

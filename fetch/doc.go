@@ -5,27 +5,27 @@
 //	  for each address, URL first, then the mirrors in order:
 //	    until part has all bytes:
 //	      request the bytes from part.Offset() on
-//	      if the response is of another version of the file: part.Begin
+//	      if the response has another version of the file: part.Begin
 //	      part.ReadFrom(body)
-//	      if the connection broke after some progress: continue at once
+//	      if the connection broke: retry immediately, a few times without progress
 //	    after any other failure: try the next address
 //
 // # Promises
 //
-//  1. The partial file is the only state. A later Download, of this process or of the
-//     next one, continues where the partial file ends.
-//  2. A download never joins bytes of two versions of a file. A strong ETag or a
+//  1. The partial file is the only state. A later Download, in this process or in the
+//     next one, resumes at the end of the partial file.
+//  2. A download never combines bytes of two versions of a file. A strong ETag or a
 //     Last-Modified date in the past identifies a version. If a declared digest is
-//     compared at the end, the same length suffices.
-//  3. A body that ends before the promised length is an error. So is a file without a
-//     known length, unless a digest is declared: it may be truncated.
-//  4. A download sends GET and never HEAD: an address signed for GET works.
-//  5. Loopback and link-local hosts are refused: as declared, after each redirect, and
-//     when a name is resolved. Proxies of the environment are exempt: the operator
-//     chose them.
-//  6. Credentials are sent to the origin (scheme, host, port) of the declared URL and
-//     to the hosts that they list. A redirect sends them nowhere else, and they never
-//     cross a network unencrypted.
+//     compared at the end, it is enough that the length is unchanged.
+//  3. A body that is shorter than the announced length is an error. A file without a known
+//     length is also an error, unless a digest is declared: it may be truncated.
+//  4. A download sends only GET requests, because an address that is signed for GET rejects HEAD.
+//  5. Loopback and link-local hosts are rejected: in the declared address, after each redirect
+//     and after name resolution. Proxies of the environment are allowed, because the
+//     operator configured them.
+//  6. Credentials are sent only to the origin (scheme, host, port) of the declared URL and to
+//     the hosts that the credentials list. A redirect does not change this, and they are
+//     never sent unencrypted over a network.
 //  7. No error contains a query, a user, a password, a token or a header.
 //
 // # Addresses
@@ -37,20 +37,20 @@
 //
 // # Packed images
 //
-// gz, xz, zst and bz2 files are unpacked while they are received. After a broken
-// connection, the decompressor continues with the next response. After the end of the
-// process, the download starts again: a decompressor cannot start in the middle.
+// gz, xz, zst and bz2 files are unpacked while they are received. After a broken connection, the
+// decompressor continues with the next response. After the process has ended, the download starts
+// again, because a decompressor cannot start in the middle.
 //
-// # Other ways to read
+// # Other readers
 //
-//   - RangeReader reads parts of an image, by the same rules, for package peer, which
-//     has the other parts from peers and verifies each chunk.
+//   - RangeReader reads ranges of an image, under the same rules. Package peer uses it for
+//     chunks that no peer has, and verifies each chunk.
 //   - Bucket and OpenFolder read and write several files, for package backup.
-//   - CountReader, RateLimitReader and StallReader wrap the readers of all sources.
+//   - CountReader, RateLimitReader and StallReader are wrappers for the readers of all sources.
 //
 // # Errors
 //
-// Every failure has a Class, and Backoff returns the delay for a class.
+// Every failure has a Class, and Backoff returns the delay before the next attempt for a class.
 //
 // # Reading order
 //

@@ -12,33 +12,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// sink receives the bytes of one file in order. *disk.Part is one. Others unpack the bytes
-// before a Part receives them, or keep a small file in memory.
+// sink receives the bytes of one file in order. *disk.Part implements it. Other sinks unpack the
+// bytes before they pass them to a Part, or store a small file in memory.
 type sink interface {
 	Source() disk.PartSource
-	Offset() int64               // the number of bytes received: the next one to request
-	Begin(disk.PartSource) error // discards the bytes
+	Offset() int64               // number of received bytes; the offset of the next request
+	Begin(disk.PartSource) error // discards the received bytes
 	io.ReaderFrom
 }
 
 // source is a file at one address.
 type source interface {
-	// get sends one request. It fails with errChanged if the file is not the version that q
-	// continues.
+	// get sends one request. It returns errChanged if the file is not the version that q requests.
 	get(ctx context.Context, q rangeRequest) (*response, error)
 }
 
-// rangeRequest requests the bytes from offset on. With an offset, the response must be of
-// the same version of the file: total bytes long, and matching validator.
+// rangeRequest requests the bytes from offset on. If offset is not 0, the response must have the same
+// version of the file: its length must be total, and it must match validator.
 type rangeRequest struct {
 	offset    int64
-	end       int64  // the end of the requested bytes; 0: the end of the file
+	end       int64  // end of the requested range; 0: the end of the file
 	total     int64  // -1: unknown
-	validator string // a strong ETag or a Last-Modified date; empty: a digest is compared at the end
-	noDigest  bool   // no digest is compared at the end
+	validator string // a strong ETag or a Last-Modified date; empty: the digest is compared at the end
+	noDigest  bool   // the digest is not compared at the end
 }
 
-// isPartial reports whether the request is for less than the whole file.
+// isPartial reports whether the request is for a part of the file.
 func (q rangeRequest) isPartial() bool { return q.offset > 0 || q.end > 0 }
 
 // rangeHeader returns the value of the Range header.
@@ -49,38 +48,37 @@ func (q rangeRequest) rangeHeader() string {
 	return fmt.Sprintf("bytes=%d-%d", q.offset, q.end-1)
 }
 
-// response is the bytes of a file from start to its end, or to the end of the request.
+// response has the bytes of a file from start to the end of the file or of the requested range.
 type response struct {
 	body         io.ReadCloser
 	start, total int64  // total is -1 if unknown
-	delimited    bool   // a truncated body differs from a complete one, even without the total
+	delimited    bool   // the transfer marks the end of the body, so truncation is detected even if total is unknown
 	isHTML       bool   // the Content-Type is that of a web page
-	etag         string // a strong one, or empty
-	lastModified string // empty unless it identifies a version of the file
+	etag         string // a strong ETag, or empty
+	lastModified string // empty if it does not identify a version of the file
 }
 
 var (
 	errChanged  = errors.New("the file changed at its source")
-	errComplete = errors.New("all bytes are here")
+	errComplete = errors.New("all bytes were received")
 )
 
 const (
-	// maxDrops is how many connections in a row may break without progress before the attempt
+	// maxDrops is the number of consecutive connections without progress after which the attempt
 	// fails.
 	maxDrops = 5
-	// minProgress is how many bytes a connection must transfer to count as progress.
+	// minProgress is the number of bytes that count as progress of a connection.
 	minProgress = 64 << 10
 )
 
-// fetchAny fills to from the first address that works, and continues with the next address
-// after a failure. The bytes from a failed address stay if the next address may have the
-// same file.
-func (t *transfer) fetchAny(ctx context.Context, to sink) error {
+// fetchAny downloads from the first address that works into dst. After a failure it continues with
+// the next address, and keeps the bytes if that address may have the same file.
+func (t *transfer) fetchAny(ctx context.Context, dst sink) error {
 	var failed []*Error
 	for i := t.request.SkipAddresses; i < len(t.addresses); i++ {
 		a := t.addresses[i]
 		t.progress.AddressIndex.Store(int64(i))
-		err := t.dispatch(ctx, a, func(ctx context.Context, src source) error { return t.fetchFrom(ctx, a, src, to) })
+		err := t.dispatch(ctx, a, func(ctx context.Context, src source) error { return t.fetchFrom(ctx, a, src, dst) })
 		if err == nil {
 			return nil
 		}
@@ -99,21 +97,21 @@ func (t *transfer) fetchAny(ctx context.Context, to sink) error {
 	return allFailed(failed)
 }
 
-// fetchFrom requests the bytes from src that to lacks, again after each broken connection,
-// until to has all of them.
-func (t *transfer) fetchFrom(ctx context.Context, a address, src source, to sink) error {
-	drops, high := 0, to.Offset()
+// fetchFrom requests the missing bytes of dst from src, and retries after each broken connection
+// until dst is complete.
+func (t *transfer) fetchFrom(ctx context.Context, a address, src source, dst sink) error {
+	drops, high := 0, dst.Offset()
 	for {
-		err := t.fetchOnce(ctx, a, src, to)
+		err := t.fetchOnce(ctx, a, src, dst)
 		if errors.Is(err, errComplete) {
-			return t.checkNotEmpty(to)
+			return t.checkNotEmpty(dst)
 		}
 		var e *Error
 		if ctx.Err() != nil || !errors.As(err, &e) || e.Class != Dropped {
 			return err
 		}
-		if drops++; to.Offset() >= high+minProgress {
-			drops, high = 0, to.Offset()
+		if drops++; dst.Offset() >= high+minProgress {
+			drops, high = 0, dst.Offset()
 		}
 		if drops >= maxDrops {
 			return failf(Dropped, "%w, %d times in a row", e.Err, drops)
@@ -122,21 +120,21 @@ func (t *transfer) fetchFrom(ctx context.Context, a address, src source, to sink
 }
 
 // checkNotEmpty returns an error if no bytes were received.
-func (t *transfer) checkNotEmpty(to sink) error {
-	if to.Offset() == 0 {
+func (t *transfer) checkNotEmpty(dst sink) error {
+	if dst.Offset() == 0 {
 		return failf(BadSource, "the file is empty")
 	}
 	return nil
 }
 
-// fetchOnce sends one request for the rest of the file, and a second one for the whole file
-// if the bytes in to are of another version. It returns errComplete when to has all bytes.
-func (t *transfer) fetchOnce(ctx context.Context, a address, src source, to sink) error {
-	attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, and not ctx
+// fetchOnce requests the missing bytes of dst. If the file has changed, it requests the whole file.
+// It returns errComplete if dst is complete.
+func (t *transfer) fetchOnce(ctx context.Context, a address, src source, dst sink) error {
+	attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, but not ctx
 	defer cancel(nil)
-	q := t.nextRequest(a, to)
+	q := t.nextRequest(a, dst)
 	if q.offset > 0 && q.offset == q.total {
-		t.progress.Joined.Store(true) // an earlier process may have received them in several responses
+		t.progress.Joined.Store(true) // an earlier process may have received the bytes in several responses
 		t.progress.Total.Store(q.total)
 		t.progress.Done.Store(q.offset)
 		return errComplete
@@ -157,24 +155,24 @@ func (t *transfer) fetchOnce(ctx context.Context, a address, src source, to sink
 	}
 	t.progress.Joined.Store(got.start > 0)
 	if got.start == 0 {
-		if err := t.begin(a, got, to); err != nil {
+		if err := t.begin(a, got, dst); err != nil {
 			return err
 		}
 	}
 	t.progress.Total.Store(got.total)
-	t.progress.Done.Store(to.Offset())
-	if _, err := to.ReadFrom(CountReader(ctx, body, &t.progress.Done, &t.progress.UpstreamBytes)); err != nil {
+	t.progress.Done.Store(dst.Offset())
+	if _, err := dst.ReadFrom(CountReader(ctx, body, &t.progress.Done, &t.progress.UpstreamBytes)); err != nil {
 		return err
 	}
 	return errComplete
 }
 
-// nextRequest continues at the end of to, if the bytes in to can be checked to be of the
-// file at a: by a validator that a itself sent, by a strong ETag even if another address
-// sent it, or by the same length and a digest that is compared at the end.
-func (t *transfer) nextRequest(a address, to sink) rangeRequest {
+// nextRequest resumes at the end of dst if one of these can prove that the bytes are from the same
+// file: a validator from the same address, a strong ETag from any address, or an equal length with a
+// digest that is compared at the end.
+func (t *transfer) nextRequest(a address, dst sink) rangeRequest {
 	whole := rangeRequest{total: -1}
-	o, q := to.Source(), rangeRequest{offset: to.Offset(), noDigest: !t.hasDigest}
+	o, q := dst.Source(), rangeRequest{offset: dst.Offset(), noDigest: !t.hasDigest}
 	q.total = o.Size
 	switch same := o.ID == a.id(); {
 	case q.offset == 0 || t.restart:
@@ -189,7 +187,7 @@ func (t *transfer) nextRequest(a address, to sink) rangeRequest {
 	return q
 }
 
-func (t *transfer) begin(a address, got *response, to sink) error {
+func (t *transfer) begin(a address, got *response, dst sink) error {
 	if got.total < 0 && !got.delimited && !t.hasDigest && !t.selfDelimiting {
 		return failf(BadSource, "the server does not send the length, so a truncated file would not be detected: declare a checksum")
 	}
@@ -199,13 +197,12 @@ func (t *transfer) begin(a address, got *response, to sink) error {
 	if got.total == 0 {
 		return failf(BadSource, "the file is empty")
 	}
-	err := to.Begin(disk.PartSource{ID: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
+	err := dst.Begin(disk.PartSource{ID: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
 	t.restart = t.restart && err != nil
 	return err
 }
 
-// bodyReader returns the body of a response with stall detection, a check of its length, and
-// the rate limit.
+// bodyReader returns the body of a response with stall detection, a length check and the rate limit.
 func (t *transfer) bodyReader(ctx context.Context, cancel context.CancelCauseFunc, got *response) io.Reader {
 	watch := &stallReader{Reader: got.body, window: t.client.timings().stall, cancel: cancel}
 	whole := &boundedBody{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
@@ -213,8 +210,9 @@ func (t *transfer) bodyReader(ctx context.Context, cancel context.CancelCauseFun
 	return RateLimitReader(ctx, whole, t.limiter)
 }
 
-// refuseWebPage fails if body begins as a web page. Portals and proxies send one instead of
-// the file. The error is temporary, whereas a file that is not an image would be final.
+// refuseWebPage returns an error if body begins like a web page. Portals and proxies may send a web
+// page instead of the file. The error is temporary, unlike the final error for a file that is not an
+// image.
 func refuseWebPage(body io.Reader) (io.Reader, error) {
 	head := make([]byte, 512)
 	n, err := io.ReadFull(body, head)
@@ -249,7 +247,7 @@ func (r *boundedBody) Read(p []byte) (int, error) {
 	return n, r.broken(r.left, err)
 }
 
-// bodyError classifies an error of a body: a stall, a cancelled ctx, or a broken connection.
+// bodyError classifies an error of a body: a stall, a canceled ctx, or a broken connection.
 func bodyError(ctx context.Context, left int64, err error) error {
 	var stall *stallError
 	var known *Error

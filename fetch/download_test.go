@@ -140,7 +140,7 @@ func TestDownloadTriesMirrors(t *testing.T) {
 		{name: "not joined to bytes of a wrong response", url: []fault{cutOnce, {Kind: fetchtest.Gzip, Skip: 1}}, declared: true,
 			ranges: []string{"bytes=2097252-", ""}},
 		{name: "both missing", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
-			class: Network, words: []string{"image.raw: the server answers 404", "mirror.raw: the server answers 503"}},
+			class: Network, words: []string{"image.raw: the server responds with 404", "mirror.raw: the server responds with 503"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Class is the kind of a failure. It decides when to try again: see Backoff.
+// Class is the class of a failure. It determines the time of the next attempt: see Backoff.
 type Class uint8
 
 const (
@@ -22,30 +22,30 @@ const (
 	// Network: no connection, no response, a stall, or a temporary error of the server (5xx, 408,
 	// 425, 429).
 	Network
-	// Refused: the server refused the request (any other 4xx).
+	// Refused: the server rejected the request with any other 4xx status.
 	Refused
-	// BadSource: the file differs from the declaration, is not an image, or may be truncated.
-	// Final until the declaration changes.
+	// BadSource: the file differs from the declaration, is not an image, or may be truncated. It is
+	// final until the declaration changes.
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace
-	// BadConfig: the request itself is invalid: its address, host or credentials. Final until the
-	// declaration or the folder of credentials changes.
+	// BadConfig: the request itself is invalid: its address, host or credentials. It is final until
+	// the declaration or the credentials folder changes.
 	BadConfig
 )
 
 var classNames = [...]string{"", "dropped", "network", "refused", "source", "no space", "config"}
 
-// String returns the name of the class: the label in metrics, and a word in messages.
+// String returns the name of the class, which is used in metrics and messages.
 func (c Class) String() string { return classNames[c] }
 
-// Error is the error of every method of Client, with two exceptions. A cancelled context is
-// returned as its own error. A failure of the disk other than lack of space is returned as
-// package disk reports it.
+// Error is the error that every method of Client returns, with two exceptions: a canceled context
+// returns its own error, and a disk failure other than lack of space returns the error of package
+// disk.
 type Error struct {
 	Class      Class
-	URL        string        // without user, password, query and fragment; empty if the error is not about an address
-	RetryAfter time.Duration // requested by the server; 0: nothing
+	URL        string        // without user, password, query and fragment; empty if the error does not concern an address
+	RetryAfter time.Duration // delay that the server requested; 0: none
 	Err        error
 }
 
@@ -62,7 +62,7 @@ func failf(class Class, format string, args ...any) *Error {
 	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
-// withURL returns e with the URL that it is about, unless e has one.
+// withURL returns e with the given URL, unless e already has one.
 func (e *Error) withURL(url string) *Error {
 	if e.URL != "" {
 		return e
@@ -72,8 +72,8 @@ func (e *Error) withURL(url string) *Error {
 	return &named
 }
 
-// ClassifyDiskError returns an *Error for lack of space and for wrong bytes. Other errors
-// are failures of the disk itself and returned unchanged.
+// ClassifyDiskError returns an *Error for lack of space and for wrong bytes. It returns other errors
+// unchanged, because they are failures of the disk itself.
 func ClassifyDiskError(err error) error {
 	var known *Error
 	var format *disk.FormatError
@@ -89,7 +89,7 @@ func ClassifyDiskError(err error) error {
 	return err
 }
 
-// retryRank orders the classes by how soon another attempt may succeed.
+// retryRank orders the classes: an attempt after a class with a higher rank may succeed sooner.
 var retryRank = [...]int{Dropped: 5, Network: 4, Refused: 3, BadSource: 2, BadConfig: 1, NoSpace: 0}
 
 // allFailed combines the errors of all addresses. The class of the result is the one with
@@ -129,13 +129,13 @@ func (l addressErrors) Unwrap() []error {
 const (
 	firstWait     = time.Minute
 	maxWait       = 5 * time.Minute
-	maxRetryAfter = time.Hour // the longest delay that a server can impose
+	maxRetryAfter = time.Hour // the maximum delay that a server can request
 )
 
-// Backoff returns the delay before the next attempt after attempt+1 failures in a row, or
-// final if no attempt can succeed until the declaration changes. rnd, in [0, 1), shortens
-// the delay by up to a fifth, so that nodes do not try again at the same time. After
-// NoSpace, check the free space again after the delay.
+// Backoff returns the delay before the next attempt after attempt+1 consecutive failures. final is
+// true if no attempt can succeed until the declaration changes. rnd, in [0, 1), shortens the delay by
+// up to a fifth, so that nodes do not retry at the same time. After NoSpace, check the free space
+// again when the delay ends.
 func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {
 	switch class {
 	case BadSource, BadConfig:
@@ -150,8 +150,8 @@ func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final b
 	return wait - time.Duration(rnd*float64(wait)/5), false
 }
 
-// Backoff returns the delay for e's class, at least the delay that the server requested,
-// which counts up to one hour.
+// Backoff returns the delay for e's class. The delay is at least the delay that the server requested,
+// up to one hour.
 func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final bool) {
 	wait, final = Backoff(e.Class, attempt, rnd)
 	if final {
@@ -160,7 +160,7 @@ func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final boo
 	return max(wait, min(e.RetryAfter, maxRetryAfter)), false
 }
 
-// isConnectionLost reports whether an established connection ended.
+// isConnectionLost reports whether an established connection was closed or reset.
 func isConnectionLost(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNABORTED)
@@ -171,8 +171,9 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// withoutURL returns err without any *url.Error, which quotes the whole address, and with
-// io.ErrUnexpectedEOF in place of io.EOF, which a caller would take for a complete stream.
+// withoutURL removes every *url.Error from err, because it contains the whole address. It replaces
+// io.EOF by io.ErrUnexpectedEOF, because a caller would interpret io.EOF as the end of a complete
+// stream.
 func withoutURL(err error) error {
 	var withURL *url.Error
 	for errors.As(err, &withURL) {

@@ -11,22 +11,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Client downloads images. Do not change its fields after the first use; any number of
-// goroutines may then use it at once.
+// Client downloads images. It is safe for concurrent use if its fields are not changed after the
+// first use.
 type Client struct {
-	SecretsDir    string   // the parent of all credentials folders; empty: there are none
-	FileRoots     []string // the folders below which file:// may read (absolute paths)
-	AllowAnyFile  bool     // file:// may read every path that the process may read: for one-shot commands
-	AllowLoopback bool     // allow loopback and link-local hosts: for tests and demos
+	SecretsDir    string   // the folder that contains all credentials folders; empty: none
+	FileRoots     []string // the folders below which file:// absolute paths of the folders below which file:// addresses are allowed
+	AllowAnyFile  bool     // file:// allow file:// addresses of all files, for one-shot commands
+	AllowLoopback bool     // allow loopback and link-local hosts, for tests and demos
 	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 
 	timing timing
 }
 
-// defaultUserAgent is the User-Agent of a Client without one.
+// defaultUserAgent is used if Client.UserAgent is empty.
 const defaultUserAgent = "backing-image-manager"
 
-// timing is all timeouts of a transfer. Tests shorten them.
+// timing contains all timeouts of a transfer. Tests use shorter ones.
 type timing struct{ connect, firstByte, stall time.Duration }
 
 var defaultTiming = timing{connect: 30 * time.Second, firstByte: time.Minute, stall: 30 * time.Second}
@@ -34,27 +34,27 @@ var defaultTiming = timing{connect: 30 * time.Second, firstByte: time.Minute, st
 // Request is one image to download.
 type Request struct {
 	URL           string
-	Mirrors       []string // other addresses of the same bytes, in the order of the attempts
-	SkipAddresses int      // how many of URL and Mirrors to skip, at most all but one
+	Mirrors       []string // alternative addresses of the same file, tried in order
+	SkipAddresses int      // how many of URL and Mirrors to skip; one must remain
 
-	Credentials string // the name of a folder below SecretsDir; empty: none
-	ChecksumURL string // a SHA256SUMS or SHA512SUMS file, or a file with one checksum
+	Credentials string // name of a folder below SecretsDir; empty: none
+	ChecksumURL string // address of a SHA256SUMS or SHA512SUMS file, or of a file with one checksum
 
 	Digest       disk.Digest // of the stored (unpacked) image; zero: not declared
 	PackedDigest disk.Digest // of the packed file; zero: not declared
 	Unpack       string      // "", "auto", "none", "gz", "xz", "zst" or "bz2"
 
-	MaxSize        int64 // of the stored image, in bytes; 0: no limit
+	MaxSize        int64 // maximum size of the stored image in bytes; 0: no limit
 	BandwidthLimit int64 // bytes per second from the network; 0: no limit
 
-	// Restart discards the bytes in the partial file, and does not join bytes of several
-	// addresses. Set it for the attempt after a wrong checksum if the image was joined from
-	// several responses (Progress.Joined), or if SkipAddresses changes.
+	// Restart discards the bytes in the partial file, and prevents that bytes from several addresses
+	// are combined. Set it for the attempt after a wrong checksum if the bytes were from several
+	// responses (Progress.Joined), or if SkipAddresses changes.
 	Restart bool
 }
 
-// CanResume reports whether a download may continue a partial file from this source: one
-// from the same address, or one for which a digest or a strong ETag detects another file.
+// CanResume reports whether a download may continue a partial file from this source. It returns true
+// if the source has the same address, or if a digest or a strong ETag will detect a different file.
 func (r Request) CanResume(o disk.PartSource) bool {
 	for _, raw := range append([]string{r.URL}, r.Mirrors...) {
 		if (address{raw: strings.TrimSpace(raw)}).id() == o.ID {
@@ -67,7 +67,7 @@ func (r Request) CanResume(o disk.PartSource) bool {
 	return o.Size >= 0
 }
 
-// transfer is the state of one Download across all addresses, connections and attempts.
+// transfer is the state of one Download. It covers all addresses, connections and attempts.
 type transfer struct {
 	client    *Client
 	net       *network
@@ -78,17 +78,17 @@ type transfer struct {
 	progress  *Progress
 
 	hasDigest      bool // a digest of the received bytes is compared at the end
-	selfDelimiting bool // the bytes themselves show whether they are complete
-	restart        bool // discard what the sink has
+	selfDelimiting bool // the format of the bytes marks their end
+	restart        bool // discard the bytes in the sink
 }
 
-// Download fills part with the image of r, and continues where part ends if part's bytes
-// are of the same source. It returns when part has all bytes; the caller commits it.
-// Download reconnects at once after a dropped connection, a few times in a row. The
-// caller retries after other errors, see Error and Backoff; part keeps its bytes. A
-// cancelled ctx ends Download within one read. progress may be nil.
+// Download fills part with the image of r. It resumes at the end of part if part's bytes are from the
+// same source. It returns when part has all bytes; the caller commits it. After a dropped connection
+// it reconnects immediately, a few times in a row. After other errors the caller retries (see Error
+// and Backoff); part keeps its bytes. If ctx is canceled, Download returns within one read. progress
+// may be nil.
 //
-// Download unpacks a packed image while it receives it, and compares PackedDigest. part
+// Download unpacks a packed image while it receives it, and compares PackedDigest. Part.Commit
 // compares the digest of the stored image.
 func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progress *Progress) error {
 	t, err := c.newTransfer(r, progress)

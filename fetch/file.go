@@ -12,13 +12,13 @@ import (
 	"syscall"
 )
 
-// fileSource is a local file.
+// fileSource reads a local file.
 type fileSource struct {
 	path string
 	open func() (*os.File, error)
 }
 
-// newFileSource checks that the path of a may be read.
+// newFileSource returns the source for an address, or an error if the path is not allowed.
 func (t *transfer) newFileSource(a address) (source, error) {
 	path := filepath.Clean(a.url.Path)
 	// The path may be a pipe or a device: opening it must not block.
@@ -33,7 +33,7 @@ func (t *transfer) newFileSource(a address) (source, error) {
 	return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
 }
 
-// findRoot returns the allowed folder that contains path, and the path relative to it. root
+// findRoot returns the allowed folder that contains path, and the path relative to this folder. root
 // is empty if every path is allowed.
 func (c *Client) findRoot(path string) (root, rel string, err error) {
 	if c.AllowAnyFile {
@@ -46,13 +46,13 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 		}
 	}
 	if len(c.FileRoots) == 0 {
-		return "", "", failf(BadConfig, "%s is not allowed here: give its folder with --allow-file-root", path)
+		return "", "", failf(BadConfig, "%s is not allowed: allow its folder with --allow-file-root", path)
 	}
 	return "", "", failf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
 }
 
-// OpenFolder opens a local folder for reading and writing, if FileRoots or AllowAnyFile
-// permits it. Symbolic links out of the folder do not work.
+// OpenFolder opens a local folder for reading and writing, if FileRoots or AllowAnyFile permits it.
+// Symbolic links that leave the folder are rejected.
 func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -72,8 +72,8 @@ func (c *Client) OpenFolder(path string) (*os.Root, error) {
 	return folder, ClassifyFileError(withPath(err, path))
 }
 
-// OpenFile opens a local file or device for reading, if FileRoots or AllowAnyFile permits
-// it. It does not block on a pipe or a device.
+// OpenFile opens a local file or device, if FileRoots or AllowAnyFile permits it. It does not block
+// on a pipe or a device.
 func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -90,7 +90,7 @@ func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
 	return f, ClassifyFileError(withPath(err, path))
 }
 
-// withPath replaces the path in a PathError, which is relative to a root, by path.
+// withPath replaces the path in a PathError, which is relative to a root, by the full path.
 func withPath(err error, path string) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {
@@ -99,7 +99,7 @@ func withPath(err error, path string) error {
 	return err
 }
 
-// Stat returns information about the file that OpenFile would open.
+// Stat returns the FileInfo of the file that OpenFile would open.
 func (c *Client) Stat(path string) (os.FileInfo, error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -119,7 +119,7 @@ func (c *Client) Stat(path string) (os.FileInfo, error) {
 	return info, ClassifyFileError(withPath(err, path))
 }
 
-// openBelow opens a file below root and follows no link out of it.
+// openBelow opens a file below root. It does not follow links that leave root.
 func openBelow(root, rel string, flags int) (*os.File, error) {
 	r, err := os.OpenRoot(root)
 	if err != nil {
@@ -129,8 +129,8 @@ func openBelow(root, rel string, flags int) (*os.File, error) {
 	return r.OpenFile(rel, flags, 0)
 }
 
-// get opens the file again for each request. Its size, modification time and inode together
-// identify a version of the file.
+// get opens the file again for each request. The size, modification time and inode together identify
+// a version of the file.
 func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	f, err := s.open()
 	if err != nil {
@@ -158,18 +158,17 @@ func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	if q.end > 0 {
 		end = min(end, q.end)
 	}
-	body := &sparseBody{f: f, at: q.offset, size: end, tag: tag}
+	body := &sparseBody{f: f, offset: q.offset, size: end, tag: tag}
 	return &response{body: body, start: q.offset, total: info.Size(), delimited: true, etag: tag}, nil
 }
 
 // PrepareChangeDetection makes sure that every later write to the regular file f changes its
-// modification time. A write through a memory mapping changes it only if the page was clean
-// before, so PrepareChangeDetection writes all dirty pages. Call it before reading the time
-// to compare.
+// modification time. A write through a memory mapping changes it only if the page was clean before,
+// so PrepareChangeDetection writes all dirty pages. Call it before you read the modification time.
 func PrepareChangeDetection(f *os.File) error {
 	err := f.Sync()
 	if errors.Is(err, syscall.EINVAL) || errors.Is(err, syscall.EROFS) {
-		return nil // a file system without writes
+		return nil // a read-only file system
 	}
 	return err
 }
@@ -178,7 +177,7 @@ func fileVersion(info fs.FileInfo) string {
 	return fmt.Sprintf(`"%x-%x-%x"`, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
 }
 
-// classifySourceError is ClassifyFileError, and leaves errChanged unchanged.
+// classifySourceError is like ClassifyFileError, but returns errChanged unchanged.
 func classifySourceError(err error) error {
 	if errors.Is(err, errChanged) {
 		return err
@@ -186,9 +185,8 @@ func classifySourceError(err error) error {
 	return ClassifyFileError(err)
 }
 
-// ClassifyFileError returns an *Error for an error of a local file. A missing file may
-// appear later (a mount, a copy in progress), and permission may be granted later: both are
-// Refused.
+// ClassifyFileError returns an *Error for a local file error. The class is Refused if the file is
+// missing or permission is denied, because a later attempt may succeed.
 func ClassifyFileError(err error) error {
 	var known *Error
 	switch {
@@ -217,43 +215,43 @@ func leavesRoot(err error) bool {
 // sparseBody reads a file, and returns zeros for its holes without reading them.
 type sparseBody struct {
 	f              *os.File
-	at, size       int64
+	offset, size   int64
 	tag            string
-	data, dataEnds int64 // the extent of data at or after the offset at
+	data, dataEnds int64 // the next data extent, at or after offset
 }
 
 func (b *sparseBody) Read(p []byte) (int, error) {
-	if b.at >= b.size {
+	if b.offset >= b.size {
 		return 0, io.EOF
 	}
-	if b.at >= b.dataEnds {
-		b.data, b.dataEnds = nextExtent(b.f, b.at, b.size)
+	if b.offset >= b.dataEnds {
+		b.data, b.dataEnds = nextExtent(b.f, b.offset, b.size)
 	}
-	n, err := b.readNext(p[:min(int64(len(p)), b.size-b.at)])
-	if err == nil && b.at+int64(n) >= b.size {
-		// Check before the last bytes: a reader that has all bytes would take a mixture of two
-		// versions for a file.
+	n, err := b.readNext(p[:min(int64(len(p)), b.size-b.offset)])
+	if err == nil && b.offset+int64(n) >= b.size {
+		// Check before the last bytes are returned: otherwise a consumer would accept a mix of two
+		// versions as complete.
 		err = b.unchanged()
 	}
 	if err != nil {
 		return 0, err
 	}
-	b.at += int64(n)
+	b.offset += int64(n)
 	return n, nil
 }
 
 func (b *sparseBody) readNext(p []byte) (int, error) {
-	if b.at < b.data {
-		p = p[:min(int64(len(p)), b.data-b.at)]
+	if b.offset < b.data {
+		p = p[:min(int64(len(p)), b.data-b.offset)]
 		clear(p)
 		return len(p), nil
 	}
-	n, err := b.f.ReadAt(p[:min(int64(len(p)), b.dataEnds-b.at)], b.at)
+	n, err := b.f.ReadAt(p[:min(int64(len(p)), b.dataEnds-b.offset)], b.offset)
 	if n > 0 {
 		return n, nil // the next read returns the error again
 	}
 	if err == io.EOF {
-		err = failf(Dropped, "the file became shorter while it was read")
+		err = failf(Dropped, "the file was truncated while it was read")
 	}
 	return 0, err
 }
@@ -266,16 +264,16 @@ func (b *sparseBody) unchanged() error {
 	return err
 }
 
-// nextExtent returns the begin and end of the next data at or after at. On a file system
-// without holes, all bytes are data.
-func nextExtent(f *os.File, at, size int64) (data, ends int64) {
+// nextExtent returns the next data extent at or after offset. On a file system without holes, all
+// bytes are data.
+func nextExtent(f *os.File, offset, size int64) (data, ends int64) {
 	const seekData, seekHole = 3, 4
-	data, err := f.Seek(at, seekData)
+	data, err := f.Seek(offset, seekData)
 	if errors.Is(err, syscall.ENXIO) {
 		return size, size
 	}
 	if err != nil {
-		return at, size
+		return offset, size
 	}
 	if ends, err = f.Seek(data, seekHole); err != nil {
 		ends = size

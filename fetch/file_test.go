@@ -113,11 +113,11 @@ func TestHolesOfFileAreNotRead(t *testing.T) {
 	}
 	body.tag = fileVersion(info)
 	buf, reads, n := make([]byte, 1<<20), 0, 0
-	for body.at < size {
+	for body.offset < size {
 		if n, err = body.Read(buf); err != nil {
 			t.Fatal(err)
 		}
-		if body.at-int64(n) >= body.data {
+		if body.offset-int64(n) >= body.data {
 			reads++
 		}
 	}

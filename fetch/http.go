@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// httpSource is a file at an http or https address.
+// httpSource reads a file at an http or https address.
 type httpSource struct {
 	net     *network
 	url     *url.URL
@@ -21,8 +21,8 @@ func (t *transfer) newHTTPSource(a address) (source, error) {
 	return &httpSource{net: t.net, url: a.url, packing: t.packing}, nil
 }
 
-// get sends one GET. A partial request has a Range header and, with a validator, an If-Range
-// header: a server with another version then sends the whole file.
+// get sends one GET request. A partial request has a Range header and, with a validator, an If-Range
+// header: if the server has another version, it then sends the whole file.
 func (s *httpSource) get(ctx context.Context, q rangeRequest) (*response, error) {
 	header := http.Header{"Accept-Encoding": {"identity"}, "User-Agent": {s.net.client.userAgent()}}
 	if q.isPartial() {
@@ -67,10 +67,10 @@ func (s *httpSource) checkResponse(resp *http.Response, from *url.URL, q rangeRe
 	return got, s.checkEncoding(resp.Header)
 }
 
-// checkContinuation checks that a 206 response continues at the offset of q.
+// checkContinuation checks that a 206 response begins at the offset of q.
 func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
 	if !q.isPartial() {
-		return failf(Refused, "the server sends a part of the file (206) in response to a request for the whole")
+		return failf(Refused, "the server sent a part of the file (206) in response to a request for the whole file")
 	}
 	start, total, ok := contentRange(h.Get("Content-Range"))
 	if !ok || start != q.offset || q.total >= 0 && total != q.total {
@@ -83,9 +83,9 @@ func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
 	return nil
 }
 
-// isSameVersion reports whether a partial response with this etag and date is of the version
-// of q. Servers without If-Range send a part of any version. Servers with If-Range repeat
-// the ETag, and may omit the date.
+// isSameVersion reports whether a partial response with this etag and date has the version that q
+// requests. A server that does not support If-Range may send a part of another version. A server that
+// supports If-Range repeats the ETag, but may omit the date.
 func (q rangeRequest) isSameVersion(etag, date string) bool {
 	if strings.HasPrefix(q.validator, `"`) {
 		return etag == q.validator || etag == "" && !q.noDigest
@@ -93,7 +93,7 @@ func (q rangeRequest) isSameVersion(etag, date string) bool {
 	return q.validator == "" || date == "" || date == q.validator
 }
 
-// contentRange parses "bytes START-END/TOTAL". It rejects an unknown total: a truncated body
+// contentRange parses "bytes START-END/TOTAL". It rejects an unknown total, because a truncated body
 // would not be detected.
 func contentRange(s string) (start, total int64, ok bool) {
 	span, ok := strings.CutPrefix(s, "bytes ")
@@ -111,8 +111,8 @@ func contentRange(s string) (start, total int64, ok bool) {
 	return start, total, true
 }
 
-// validators returns the identification of this version of the file: a strong ETag, and a
-// Last-Modified date at least one second before the server's own Date.
+// validators returns the values that identify this version of the file: a strong ETag, and a
+// Last-Modified date that is at least one second before the server's own Date.
 func validators(h http.Header) (etag, lastModified string) {
 	if e := h.Get("ETag"); len(e) > 2 && strings.HasPrefix(e, `"`) {
 		etag = e
@@ -125,8 +125,8 @@ func validators(h http.Header) (etag, lastModified string) {
 	return etag, lastModified
 }
 
-// checkEncoding refuses an encoded body. Some servers send a .gz file unchanged with
-// Content-Encoding: gzip.
+// checkEncoding returns an error for an encoded body. Content-Encoding: gzip is accepted for a .gz
+// file, because some servers send it for the unchanged file.
 func (s *httpSource) checkEncoding(h http.Header) error {
 	switch e := strings.ToLower(h.Get("Content-Encoding")); {
 	case e == "", e == "identity":
@@ -134,15 +134,15 @@ func (s *httpSource) checkEncoding(h http.Header) error {
 	case s.packing == packedGz && (e == "gzip" || e == "x-gzip"):
 		return nil
 	default:
-		return failf(BadSource, "the server encodes the body (Content-Encoding: %q) although identity was requested", e)
+		return failf(BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
 	}
 }
 
-// statusError returns the error for a status without a file.
+// statusError returns the error for a response with an unexpected status.
 func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
-	e := failf(Refused, "the server answers %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	e := failf(Refused, "the server responds with %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	if from.Host != s.url.Host {
-		e = failf(Refused, "after a redirect, %s answers %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
+		e = failf(Refused, "after a redirect, %s responds with %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	switch code := resp.StatusCode; {
 	case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
@@ -154,7 +154,8 @@ func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
 	return e
 }
 
-// retryAfter parses seconds, or a date relative to the server's own Date.
+// retryAfter returns the delay that the server requests: a number of seconds, or a date relative to
+// the server's own Date.
 func retryAfter(h http.Header) time.Duration {
 	value := h.Get("Retry-After")
 	if seconds, err := strconv.Atoi(value); err == nil {

@@ -6,13 +6,12 @@ import (
 	"io"
 )
 
-// RangeReader reads parts of an image from its declared addresses. Any number of goroutines
-// may use it at once.
+// RangeReader reads ranges of an image from its declared addresses. It is safe for concurrent use.
 type RangeReader struct{ t *transfer }
 
-// NewRangeReader returns a RangeReader for the image of r. The image must not be packed and
-// must have a declared Digest: nothing else distinguishes the bytes of two versions. Errors
-// are those of Download. The caller closes the RangeReader.
+// NewRangeReader returns a RangeReader for the image of r. The image must not be packed and must have
+// a declared Digest, because otherwise a change of the file would not be detected. Errors are those
+// of Download. The caller closes the RangeReader.
 func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -28,7 +27,7 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 		t.net.close()
 		return nil, err
 	}
-	t.limiter = nil // the caller has other sources too, and limits their sum
+	t.limiter = nil // the caller limits the total rate of all its sources
 	t.hasDigest = true
 	return &RangeReader{t}, nil
 }
@@ -36,13 +35,12 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 // Close closes idle connections.
 func (r *RangeReader) Close() { r.t.net.close() }
 
-// Open returns the bytes from from (inclusive) to to (exclusive), from the first address
-// that works. They are not verified. A read of fewer bytes fails with an *Error. The caller
-// detects stalls.
-func (r *RangeReader) Open(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+// Open returns the bytes [start, end) from the first address that works. They are not verified. If
+// the body is too short, a read fails with an *Error. The caller detects stalls.
+func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser, error) {
 	var failed []*Error
 	for _, a := range r.t.addresses[r.t.request.SkipAddresses:] {
-		body, err := r.open(ctx, a, from, to)
+		body, err := r.open(ctx, a, start, end)
 		if err == nil {
 			return body, nil
 		}
@@ -58,26 +56,26 @@ func (r *RangeReader) Open(ctx context.Context, from, to int64) (io.ReadCloser, 
 	return nil, allFailed(failed)
 }
 
-func (r *RangeReader) open(ctx context.Context, a address, from, to int64) (io.ReadCloser, error) {
+func (r *RangeReader) open(ctx context.Context, a address, start, end int64) (io.ReadCloser, error) {
 	var got *response
 	err := r.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
-		got, err = src.get(ctx, rangeRequest{offset: from, end: to, total: -1})
+		got, err = src.get(ctx, rangeRequest{offset: start, end: end, total: -1})
 		return err
 	})
 	if errors.Is(err, errChanged) {
-		err = failf(Refused, "it does not have the bytes %d-%d", from, to-1)
+		err = failf(Refused, "it does not have the bytes %d-%d", start, end-1)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if got.start != from || got.total >= 0 && got.total < to {
+	if got.start != start || got.total >= 0 && got.total < end {
 		got.body.Close()
 		return nil, failf(Refused, "the server does not send parts of the file")
 	}
-	return limitedBody{io.LimitReader(got.body, to-from), got.body}, nil
+	return limitedBody{io.LimitReader(got.body, end-start), got.body}, nil
 }
 
-// limitedBody is a body that ends at the requested end.
+// limitedBody is a body that ends at the end of the requested range.
 type limitedBody struct {
 	io.Reader
 	io.Closer

@@ -97,7 +97,7 @@ func TestRangeReaderTriesMirrors(t *testing.T) {
 	}
 	req.Mirrors = req.Mirrors[1:]
 	_, err = r.readRange(req, 100, 200)
-	wantError(t, err, Refused, "image.raw: the server does not send parts", "away.raw: the server answers 404")
+	wantError(t, err, Refused, "image.raw: the server does not send parts", "away.raw: the server responds with 404")
 }
 
 func TestRangeReaderRefusesWhatDownloadRefuses(t *testing.T) {

@@ -8,26 +8,24 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Progress counts the bytes of a transfer. They are packed bytes if the image is packed, and
-// bytes of the image, without its zeros, if peers send it. Any number of goroutines may read
-// a Progress while one transfer writes it.
+// Progress counts the bytes of a transfer. It may be read concurrently while one transfer writes it.
 type Progress struct {
 	Done atomic.Int64
-	// UpstreamBytes counts bytes transferred from or to the upstream, including repeated ones.
-	// PeerBytes counts those from peers.
+	// UpstreamBytes counts all bytes that were transferred from or to the upstream, including repeated
+	// ones. PeerBytes counts bytes from peers.
 	UpstreamBytes, PeerBytes atomic.Int64
 	Total                    atomic.Int64 // -1: unknown
 
-	// Joined is true while the bytes come from more than one response. If the checksum of joined
-	// bytes is wrong, another attempt with Request.Restart may succeed.
+	// Joined is true if the bytes are from more than one response. If the checksum of these bytes is
+	// wrong, another attempt with Request.Restart may succeed.
 	Joined atomic.Bool
 
-	// AddressIndex is the address in use: 0 is Request.URL, 1 the first mirror.
+	// AddressIndex is the index of the address in use: 0 is Request.URL, 1 the first mirror.
 	AddressIndex atomic.Int64
 }
 
-// CountReader returns r with two additions: after ctx ends, a Read fails with ctx.Err(),
-// and the bytes of each Read are added to every counter.
+// CountReader returns a reader of r that adds the length of each Read to every counter. After ctx
+// ends, Read returns ctx.Err().
 func CountReader(ctx context.Context, r io.Reader, counters ...*atomic.Int64) io.Reader {
 	return &countReader{ctx, r, counters}
 }
@@ -49,9 +47,8 @@ func (c *countReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ErrorRecorder is a reader that keeps an error of R other than io.EOF. Where a consumer
-// of the bytes (a parser, a disk) fails, Err distinguishes a failed read from a failure
-// of the consumer.
+// ErrorRecorder records the errors of R except io.EOF. When a consumer of the bytes (a parser, a
+// disk) fails, Err shows whether the read or the consumer failed.
 type ErrorRecorder struct {
 	R   io.Reader
 	Err error
@@ -65,16 +62,16 @@ func (e *ErrorRecorder) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// rateLimitReader waits after each read of the network, and not during it: waiting for the
-// limit is no stall.
+// rateLimitReader waits after each network read, not during it, so that stall detection ignores the
+// wait.
 type rateLimitReader struct {
 	io.Reader
 	burst int
 	wait  func(n int) error
 }
 
-// RateLimitReader returns r limited to the rate of l, or r itself if l is nil. A Read that
-// waits fails when ctx ends.
+// RateLimitReader returns a reader of r that is limited to the rate of l, or r itself if l is nil. A
+// Read that waits fails when ctx ends.
 func RateLimitReader(ctx context.Context, r io.Reader, l *rate.Limiter) io.Reader {
 	if l == nil {
 		return r
@@ -92,8 +89,9 @@ func (r rateLimitReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// NewLimiter returns a limiter of perSecond bytes, in bursts of at most a tenth of a second.
-// All readers with this limiter share the rate. The limiter for 0 is nil: no limit.
+// NewLimiter returns a limiter for perSecond bytes per second, with bursts of at most a tenth of a
+// second. All readers with this limiter share the rate. If perSecond is 0, it returns nil, which
+// means no limit.
 func NewLimiter(perSecond int64) *rate.Limiter {
 	if perSecond <= 0 {
 		return nil

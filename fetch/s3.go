@@ -17,7 +17,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 )
 
-// s3Source is an object in a bucket.
+// s3Source reads an object in a bucket.
 type s3Source struct {
 	net         *network
 	core        minio.Core
@@ -35,7 +35,8 @@ func (t *transfer) newS3Source(a address) (source, error) {
 	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.Path}, nil
 }
 
-// get sends one GetObject. If-Match restricts it to the version that q continues.
+// get sends one GetObject request. With If-Match, the server returns only the version that q
+// requests.
 func (s *s3Source) get(ctx context.Context, q rangeRequest) (*response, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
@@ -65,8 +66,8 @@ func (s *s3Source) get(ctx context.Context, q rangeRequest) (*response, error) {
 	return got, nil
 }
 
-// classify classifies an error of minio. errChanged means that the partial file is of
-// another version.
+// classify converts an error of minio to an *Error. errChanged means that the partial file has bytes
+// of another version.
 func (s *s3Source) classify(ctx context.Context, err error, q rangeRequest) error {
 	switch code := minio.ToErrorResponse(err).StatusCode; {
 	case q.isPartial() && (code == http.StatusPreconditionFailed || code == http.StatusRequestedRangeNotSatisfiable):
@@ -75,21 +76,20 @@ func (s *s3Source) classify(ctx context.Context, err error, q rangeRequest) erro
 	return s3Error(ctx, err)
 }
 
-// Bucket is a bucket of an S3 server, or the objects of it below a path. Requests of Client
-// follow the rules of this package: hosts, proxies, authorities and credentials are as for a
-// download, redirects and repeated requests are disabled, and a request that stalls fails.
+// Bucket is a bucket of an S3 server, or the objects of a bucket below a path. Requests of Client
+// follow the rules of this package for hosts, proxies, authorities and credentials. Redirects and
+// retries are disabled, and a request that stalls fails.
 type Bucket struct {
 	*minio.Client
 	Name string // the name of the bucket
-	Path string // without a slash at either end; empty: the whole bucket
+	Path string // without a slash at the beginning or end; empty: the whole bucket
 
 	address string
 	net     *network
 }
 
-// OpenBucket returns the bucket at an address: s3://bucket/path,
-// s3::https://host/bucket/path or, as in Longhorn, s3://bucket@region/path. It sends no
-// request. The caller closes the Bucket.
+// OpenBucket returns the bucket at an address: s3://bucket/path, s3::https://host/bucket/path or, as
+// in Longhorn, s3://bucket@region/path. It sends no request. The caller closes the Bucket.
 func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 	a, err := parseBucket(target)
 	if err != nil {
@@ -106,9 +106,9 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayAuthenticate(a.url) {
 		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", a)
 	}
-	// A backup sends many requests, and each new connection costs a handshake. A server that
-	// closes an idle connection breaks the next request on it, so close idle connections before
-	// the server does.
+	// A backup sends many requests, and each new connection costs a handshake. If the server closes an
+	// idle connection, the next request on it fails. Therefore close idle connections before the
+	// server does.
 	net.anonymous.DisableKeepAlives = false
 	net.anonymous.MaxIdleConnsPerHost = 16
 	net.anonymous.IdleConnTimeout = 2 * time.Second
@@ -121,11 +121,11 @@ func (b *Bucket) Close() { b.net.close() }
 // String returns the address without secrets.
 func (b *Bucket) String() string { return b.address }
 
-// Classify classifies an error of Client. It omits the text of the server, which may quote
-// the signed request.
+// Classify converts an error of Client to an *Error. It omits the text of the server, which may
+// contain the signed request.
 func (b *Bucket) Classify(ctx context.Context, err error) error { return s3Error(ctx, err) }
 
-// parseBucket parses an address as parseAddress does, and also Longhorn's form.
+// parseBucket parses an address like parseAddress, and also Longhorn's form.
 func parseBucket(raw string) (address, error) {
 	region := ""
 	if u, err := url.Parse(strings.TrimSpace(raw)); err == nil && u.Scheme == "s3" && u.User != nil {
@@ -142,8 +142,8 @@ func parseBucket(raw string) (address, error) {
 	return a, err
 }
 
-// bucket returns the client for s3::https://host/bucket/path, or for s3://bucket/path with
-// the endpoint of the credentials, by default Amazon's.
+// bucket returns the client for s3::https://host/bucket/path, or for s3://bucket/path with the
+// endpoint of the credentials. The default endpoint is Amazon's.
 func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error) {
 	endpoint, path := &url.URL{Scheme: a.url.Scheme, Host: a.url.Host}, a.url.Path
 	if a.force == "" {
@@ -166,7 +166,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	client, err := minio.New(endpoint.Host, &minio.Options{
 		Creds:        n.s3Credentials(a, endpoint),
 		Secure:       endpoint.Scheme == "https",
-		Region:       cmp.Or(a.region, n.creds.files["region"], "us-east-1"), // without a region, minio would request it from the server first
+		Region:       cmp.Or(a.region, n.creds.files["region"], "us-east-1"), // without a region, minio would first request it from the server
 		BucketLookup: n.creds.bucketLookup(),
 		Transport:    transport,
 		MaxRetries:   1,
@@ -181,8 +181,8 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	return &Bucket{Client: client, Name: name, Path: strings.Trim(path, "/"), address: strings.TrimRight(shown, "/"), net: n}, nil
 }
 
-// s3Credentials returns the keys that sign requests to endpoint, or anonymous ones if
-// endpoint may not receive credentials.
+// s3Credentials returns the keys that sign requests to endpoint. It returns anonymous credentials if
+// endpoint must not receive the keys.
 func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Credentials {
 	if a.force != "" && !n.mayAuthenticate(endpoint) {
 		return s3credentials.NewStaticV4("", "", "") // anonymous
@@ -193,7 +193,7 @@ func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Cre
 
 var errNotS3 = failf(Refused, "the server does not respond as an S3 server does")
 
-// s3Error classifies an error of minio.
+// s3Error converts an error of minio to an *Error.
 func s3Error(ctx context.Context, err error) error {
 	var known *Error
 	var answer minio.ErrorResponse
@@ -211,17 +211,18 @@ func s3Error(ctx context.Context, err error) error {
 	class := Refused
 	switch code := answer.StatusCode; {
 	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":
-		return failf(Refused, "the bucket is in another region: name it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
+		return failf(Refused, "the bucket is in another region: set it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
 	case code == http.StatusInsufficientStorage, strings.HasSuffix(answer.Code, "QuotaExceeded"):
 		class = NoSpace
 	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:
 		class = Network
 	}
-	return failf(class, "S3 answers %d %s", answer.StatusCode, answer.Code)
+	return failf(class, "S3 responds with %d %s", answer.StatusCode, answer.Code)
 }
 
-// listBody is one page of a list. A page that is not a list (a web page, an error with
-// status 200) must not pass for an empty list: backup deletes objects that are not listed.
+// listBody is one page of a list. A response that is not a list (a web page, an error with status
+// 200) must not be interpreted as an empty list, because a backup deletes objects that are not
+// listed.
 type listBody struct {
 	io.Reader
 	checked bool
@@ -231,7 +232,7 @@ type listBody struct {
 const (
 	// maxListBody is the largest page: 1000 keys of at most 1 KiB each.
 	maxListBody = 4 << 20
-	// listBodyHead is where the name of the root element must occur.
+	// listBodyHead is the number of first bytes that must contain the name of the root element.
 	listBodyHead = 1 << 10
 )
 

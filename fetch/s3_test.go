@@ -245,7 +245,7 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 		change map[string]string
 		word   string
 	}{
-		"twice":    {map[string]string{"access-key-id": "other"}, "keep one"},
+		"twice":    {map[string]string{"access-key-id": "other"}, "keep only one"},
 		"path":     {map[string]string{"AWS_ENDPOINTS": server.URL + "/minio"}, "not the address of a server"},
 		"user":     {map[string]string{"AWS_ENDPOINTS": "https://user:" + secretMarker + "@host"}, "not the address of a server"},
 		"style":    {map[string]string{"VIRTUAL_HOSTED_STYLE": "yes"}, `neither "true" nor "false"`},

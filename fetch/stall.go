@@ -10,30 +10,30 @@ import (
 	"time"
 )
 
-// stallError means that a body transferred (nearly) nothing for a whole window.
+// stallError means that a body transferred almost no bytes during a whole window.
 type stallError struct{ window time.Duration }
 
 func (e *stallError) Error() string {
 	return fmt.Sprintf("stalled: less than 1 KiB/s over %v", e.window)
 }
 
-// minRate is the rate, in bytes per second, below which a transfer stalls.
+// minRate is the rate in bytes per second below which a transfer counts as stalled.
 const minRate = 1 << 10
 
-// stallReader cancels a body that stalls: when one read blocks for the whole window, or when
-// the rate over a window's worth of blocked time is below minRate. It counts only the time
-// that reads block. The time that the disk needs between two reads does not count.
+// stallReader cancels a body that stalls: when one read blocks for the whole window, or when the rate
+// is below minRate while reads were blocked for the length of the window. It counts only the time
+// during which reads block, not the time that the disk needs between two reads.
 type stallReader struct {
 	io.Reader
 	window time.Duration
-	cancel context.CancelCauseFunc // makes a blocked Read return
+	cancel context.CancelCauseFunc // must unblock a blocked Read
 
 	blocked  time.Duration
 	received int64
 }
 
-// StallReader returns r with stall detection: it calls cancel when r returned less than 1
-// KiB/s while its reads blocked for window. cancel must make a blocked Read return.
+// StallReader returns a reader of r with stall detection. It calls cancel if r returned less than 1
+// KiB/s while its reads were blocked for the length of window. cancel must unblock a blocked Read.
 func StallReader(r io.Reader, window time.Duration, cancel context.CancelCauseFunc) io.Reader {
 	return &stallReader{Reader: r, window: window, cancel: cancel}
 }
@@ -56,12 +56,12 @@ func (w *stallReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stallTransport is a RoundTripper with stall detection for both bodies. It classifies
-// errors.
+// stallTransport is a RoundTripper with stall detection for the request body and the response body.
+// It classifies errors.
 type stallTransport struct {
 	http.RoundTripper
-	window    time.Duration // for a piece of either body
-	firstByte time.Duration // for the begin of the response; the RoundTripper enforces it too
+	window    time.Duration // timeout for one piece of either body
+	firstByte time.Duration // timeout for the first byte of the response; the RoundTripper enforces it too
 }
 
 // RoundTrip sends one request.
@@ -83,7 +83,7 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && r.Method == http.MethodGet && resp.StatusCode < http.StatusMultipleChoices {
 		cancel(nil)
 		resp.Body.Close()
-		return nil, failf(Refused, "the server does not send the length of its response, so a truncated one would not be detected")
+		return nil, failf(Refused, "the server does not send the length of its response, so a truncated response would not be detected")
 	}
 	watch := &stallReader{Reader: resp.Body, window: w.window, cancel: cancel}
 	var body io.Reader = &boundedBody{Reader: watch, left: resp.ContentLength, bounded: resp.ContentLength >= 0,
@@ -95,8 +95,8 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// roundTripError is requestError for a request that may stall. Its error does not wrap
-// io.EOF, which minio would replace by an error with the address.
+// roundTripError is like requestError, but for a request that may stall. Its error does not wrap
+// io.EOF, because minio would replace such an error by one that contains the address.
 func roundTripError(caller context.Context, cause, err error) error {
 	var stall *stallError
 	switch {
@@ -104,14 +104,14 @@ func roundTripError(caller context.Context, cause, err error) error {
 		return context.Cause(caller)
 	case errors.As(cause, &stall):
 		return &Error{Class: Network, Err: stall}
-	case isConnectionLost(err), errors.Is(err, net.ErrClosed): // a connection that closes while the request is written
+	case isConnectionLost(err), errors.Is(err, net.ErrClosed): // the connection was closed while the request was written
 		return failf(Dropped, "connection broke before the response")
 	}
 	return requestError(caller, err)
 }
 
-// requestBody is the body of a request. The connection reads it in small pieces; each of
-// them resets the alarm.
+// requestBody is the body of a request. The connection reads it in small pieces; each piece resets
+// the timer.
 type requestBody struct {
 	io.ReadCloser
 	*stallTransport

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/net/http/httpproxy"
 )
 
-// network connects one transfer to servers: with its credentials, through the proxy of the
-// environment, and never to a refused host.
+// network connects one transfer to servers. It uses the credentials of the transfer and the proxy of
+// the environment, and rejects hosts that are not allowed.
 type network struct {
 	client            *Client
 	creds             *credentials
@@ -25,8 +25,8 @@ type network struct {
 	authenticated     *http.Transport // presents the client certificate
 }
 
-// network returns the network of a transfer whose credentials are for the origin of
-// declared, and for the hosts that the credentials list.
+// network returns the network of a transfer. Its credentials are sent to the origin of declared, and
+// to the hosts that the credentials list.
 func (c *Client) network(creds *credentials, declared address) (*network, error) {
 	n := &network{client: c, creds: creds, credentialsOrigin: webOrigin(declared.url)}
 	if creds.hasHeaders() && declared.url.Scheme == "http" && !n.mayAuthenticate(declared.url) {
@@ -45,10 +45,10 @@ func (n *network) close() {
 	n.authenticated.CloseIdleConnections()
 }
 
-// transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames
-// and the flow control of HTTP/2 cost up to a third of the rate. Connections are not kept:
-// each serves one request, and net/http would log bytes that a server sends after the end of
-// a body to stderr.
+// transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames and the
+// flow control of HTTP/2 cost up to a third of the rate. Each connection serves one request. If
+// connections were kept, net/http would log bytes that a server sends after the end of a body to
+// stderr.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	t := n.client.timings()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: n.creds.roots}
@@ -69,8 +69,8 @@ func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	}
 }
 
-// dialer refuses the hosts that checkDial refuses, and permits proxies, which the operator
-// chose.
+// dialer rejects the hosts that checkDial rejects, but allows proxies, because the operator
+// configured them.
 func (n *network) dialer(p *proxy) func(context.Context, string, string) (net.Conn, error) {
 	open := &net.Dialer{Timeout: n.client.timings().connect}
 	guarded := *open
@@ -85,7 +85,7 @@ func (n *network) dialer(p *proxy) func(context.Context, string, string) (net.Co
 	}
 }
 
-// roundTrip sends one request, with the credentials if u may receive them.
+// roundTrip sends one request. It adds the credentials if u may receive them.
 func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header) (*http.Response, error) {
 	r := (&http.Request{
 		Method: http.MethodGet, URL: u, Host: u.Host, Header: header.Clone(),
@@ -98,8 +98,8 @@ func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header)
 	return n.anonymous.RoundTrip(r)
 }
 
-// mayAuthenticate reports whether u may receive the credentials: its origin is the declared
-// one or listed by the credentials, and the connection is encrypted or local.
+// mayAuthenticate reports whether u may receive the credentials: its origin is the declared one, or
+// the credentials list it, and the connection is encrypted or local.
 func (n *network) mayAuthenticate(u *url.URL) bool {
 	if u.Scheme != "https" && !isLoopback(u.Hostname()) {
 		return false
@@ -107,18 +107,18 @@ func (n *network) mayAuthenticate(u *url.URL) bool {
 	return webOrigin(u) == n.credentialsOrigin || n.creds.hosts[u.Host]
 }
 
-// credentialsHint returns what to do about a server that requires credentials.
+// credentialsHint returns a hint for a server that requires credentials.
 func (n *network) credentialsHint(u *url.URL) string {
 	switch {
 	case !n.creds.hasHeaders() && n.creds.certificate == nil:
 		return "no credentials are declared for it"
 	case !n.mayAuthenticate(u):
-		return "the credentials are for another host and were not sent (to send them, add the host to their file \"hosts\")"
+		return "the credentials are for another host and were not sent (to send them, add the host to the file \"hosts\" of the credentials)"
 	}
 	return "it does not accept the credentials"
 }
 
-// isLoopback reports whether a host name or address, without resolving it, is loopback.
+// isLoopback reports whether a host name or address is loopback. It does not resolve names.
 func isLoopback(host string) bool {
 	var refused *hostError
 	return errors.As(checkHost(host), &refused) && refused.kind == "loopback"
@@ -138,16 +138,16 @@ func hostPort(u *url.URL) string {
 // proxy is the proxy configuration of the environment.
 type proxy struct {
 	find      func(*url.URL) (*url.URL, error)
-	addresses map[string]bool // of the proxies themselves, as they are dialled
+	addresses map[string]bool // host and port of the proxies themselves, as they are dialed
 }
 
-// proxyFromEnvironment reads the environment again for each transfer; net/http caches it.
+// proxyFromEnvironment reads the environment for each transfer, because net/http would cache it.
 func proxyFromEnvironment() (*proxy, error) {
 	p := &proxy{find: httpproxy.FromEnvironment().ProxyFunc(), addresses: map[string]bool{}}
 	for _, scheme := range []string{"http", "https"} {
-		// ".invalid" is a reserved domain: NO_PROXY applies to it only if it is "*".
+		// ".invalid" is a reserved domain: NO_PROXY matches it only if NO_PROXY is "*".
 		u, err := p.find(&url.URL{Scheme: scheme, Host: "proxied.invalid"})
-		if err != nil { // err quotes the address, which may contain a password
+		if err != nil { // err contains the address, which may contain a password
 			return nil, failf(BadConfig, "the proxy in the environment (%s_PROXY) is not a valid address", scheme)
 		}
 		if u != nil {
@@ -159,7 +159,7 @@ func proxyFromEnvironment() (*proxy, error) {
 
 func (p *proxy) forRequest(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
 
-// hostError refuses a host with a different meaning on each node: its image would differ
+// hostError is the error for a host that has a different meaning on each node: the image would differ
 // between nodes, and the request would reach services that listen only locally.
 type hostError struct{ host, kind string }
 
@@ -167,8 +167,8 @@ func (e *hostError) Error() string {
 	return fmt.Sprintf("host %s is a %s address: refused unless allowLoopbackSources is set", e.host, e.kind)
 }
 
-// checkHost checks a host name or address without resolving it. checkDial checks the
-// resolved addresses.
+// checkHost checks a host name or address. It does not resolve names; checkDial checks the resolved
+// addresses.
 func checkHost(host string) error {
 	name := strings.TrimSuffix(strings.ToLower(host), ".")
 	if name == "localhost" || strings.HasSuffix(name, ".localhost") {
@@ -194,8 +194,8 @@ func checkIP(host string, ip netip.Addr) error {
 	return nil
 }
 
-// checkDial is the Control of a net.Dialer. It receives the resolved address, so that no
-// name service can direct a transfer to a refused host.
+// checkDial is the Control function of a net.Dialer. It receives the resolved address, so that a name
+// cannot be resolved to a host that is not allowed.
 func checkDial(_, address string, _ syscall.RawConn) error {
 	ap, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -204,12 +204,12 @@ func checkDial(_, address string, _ syscall.RawConn) error {
 	return checkIP(ap.Addr().String(), ap.Addr())
 }
 
-// maxRedirects is the number of redirects of one download. CDNs need two or three.
+// maxRedirects is the maximum number of redirects of one request. CDNs need two or three.
 const maxRedirects = 10
 
-// follow sends a request for u, follows redirects, and returns the last response and its
-// URL. It checks each redirect as if its target had been declared. No request carries a
-// Referer or cookies, and none carries secrets to another origin.
+// follow sends a request for u, follows redirects, and returns the last response and its URL. It
+// checks the target of each redirect like a declared address. No request has a Referer or cookies,
+// and secrets are not sent to another origin.
 func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*http.Response, *url.URL, error) {
 	seen := map[string]bool{}
 	for range maxRedirects + 1 {
@@ -230,7 +230,7 @@ func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*
 		}
 		resp.Body.Close()
 		if seen[next.String()] {
-			return nil, u, failf(Refused, "redirect loop: %s leads back to %s", redact(u), redact(next))
+			return nil, u, failf(Refused, "redirect loop: %s redirects back to %s", redact(u), redact(next))
 		}
 		u = next
 	}
@@ -248,7 +248,8 @@ func (n *network) checkHost(u *url.URL) error {
 	return nil
 }
 
-// redirectTarget returns the redirect target of resp, the response from from, or nil.
+// redirectTarget returns the redirect target of resp, or nil if resp is not a redirect. from is the
+// address of the request.
 func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 	switch resp.StatusCode {
 	case http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
@@ -257,14 +258,14 @@ func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 		return nil, nil
 	}
 	to, err := from.Parse(resp.Header.Get("Location"))
-	if err != nil || resp.Header.Get("Location") == "" { // err quotes the whole address
+	if err != nil || resp.Header.Get("Location") == "" { // err contains the whole address
 		return nil, failf(Refused, "%s redirects without a usable Location", redact(from))
 	}
 	switch {
 	case to.Scheme != "http" && to.Scheme != "https":
 		return nil, failf(BadConfig, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
 	case from.Scheme == "https" && to.Scheme == "http":
-		return nil, failf(BadConfig, "%s redirects from https to http: refused", redact(from))
+		return nil, failf(BadConfig, "%s redirects from https to http, which is not allowed", redact(from))
 	case to.Hostname() == "":
 		return nil, failf(Refused, "%s redirects to an address without a host", redact(from))
 	}

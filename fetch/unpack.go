@@ -19,9 +19,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// unpack downloads the packed file through a decompressor into part. After a broken
-// connection, the decompressor continues with the next response. Its state is only in
-// memory, so the partial file of an earlier process is discarded.
+// unpack downloads the packed file through a decompressor into part. After a broken connection, the
+// decompressor continues with the next response. Its state is only in memory, so a partial file of an
+// earlier process is discarded.
 func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
 	u := &unpacker{part: part, packing: t.packing, request: t.request}
 	defer u.stop()
@@ -31,31 +31,31 @@ func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
 	return u.finish()
 }
 
-// errStopped stops a decompressor whose result is not needed.
+// errStopped is the error that stops a decompressor if its result is not needed.
 var errStopped = errors.New("unpacking was stopped")
 
-// unpacker is the sink of the packed bytes. It writes them to a decompressor, whose
-// goroutine fills the part.
+// unpacker is the sink of the packed bytes. It passes them to a decompressor, which runs in its own
+// goroutine and fills the part.
 type unpacker struct {
 	part    *disk.Part
 	packing packing
 	request Request
 
 	origin disk.PartSource
-	offset int64 // packed bytes received
+	offset int64 // number of received packed bytes
 	sum    hash.Hash
-	in     *io.PipeWriter // to the decompressor; nil: none is running
-	result chan error     // of the decompressor
+	in     *io.PipeWriter // input of the decompressor; nil: none is running
+	result chan error     // result of the decompressor
 }
 
 // Source returns the source of the packed bytes.
 func (u *unpacker) Source() disk.PartSource { return u.origin }
 
-// Offset returns the number of packed bytes received.
+// Offset returns the number of received packed bytes.
 func (u *unpacker) Offset() int64 { return u.offset }
 
-// Begin discards the unpacked bytes and starts a new decompressor. The size of the unpacked
-// image is unknown.
+// Begin discards the unpacked bytes and starts a new decompressor. The size of the unpacked image is
+// not known.
 func (u *unpacker) Begin(o disk.PartSource) error {
 	u.stop()
 	if err := u.part.Begin(disk.PartSource{ID: o.ID, Size: -1}); err != nil {
@@ -75,10 +75,10 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 	return nil
 }
 
-// run unpacks the pipe into the part until the pipe ends.
+// run unpacks the bytes of the pipe into the part until the pipe ends.
 func (u *unpacker) run(out io.Reader) error {
 	var packed atomic.Int64 // in bytes; decompressors read ahead in other goroutines
-	// The pipe ends with the download that writes it, so that no context is needed here.
+	// The pipe is closed when the download ends, so no context is needed here.
 	r, err := u.packing.reader(CountReader(context.Background(), out, &packed))
 	if err != nil {
 		return u.corruptError(err)
@@ -121,7 +121,7 @@ func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// stop stops the decompressor, if one is running, and waits for its end.
+// stop stops the decompressor, if one is running, and waits until it has ended.
 func (u *unpacker) stop() {
 	if u.in != nil {
 		u.in.CloseWithError(errStopped)
@@ -130,7 +130,7 @@ func (u *unpacker) stop() {
 	}
 }
 
-// finish waits until all bytes are unpacked, and compares the packed digest.
+// finish waits until all bytes are unpacked, and compares the digest of the packed file.
 func (u *unpacker) finish() error {
 	u.in.Close()
 	err := <-u.result
@@ -146,13 +146,13 @@ func (u *unpacker) finish() error {
 }
 
 const (
-	// maxRatio is how many bytes on disk may result from one packed byte, after the first
-	// freeRatio bytes. Zeros do not count: they become holes.
+	// maxRatio is the maximum number of bytes on disk for each packed byte, after the first freeRatio
+	// bytes. Zeros do not count, because they become holes.
 	maxRatio  = 1000
 	freeRatio = 64 << 20
 )
 
-// boundedReader reads from a decompressor and enforces the bounds of its output.
+// boundedReader reads from a decompressor and limits the size of its output.
 type boundedReader struct {
 	*unpacker
 	from   io.Reader
@@ -167,7 +167,7 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 		return n, failf(BadSource, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
 	}
 	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {
-		return n, failf(BadSource, "unpack %s: %d packed bytes unpack to more than %d times as many: refused as a decompression bomb", r.packing, in, maxRatio)
+		return n, failf(BadSource, "unpack %s: the first %d packed bytes unpack to more than %d times their size, like a decompression bomb", r.packing, in, maxRatio)
 	}
 	if err != nil && err != io.EOF {
 		return n, r.corruptError(err)
@@ -191,9 +191,8 @@ var endings = map[string]packing{
 	".gz": packedGz, ".gzip": packedGz, ".xz": packedXz, ".zst": packedZst, ".zstd": packedZst, ".bz2": packedBz2,
 }
 
-// packingOf returns the packing to undo. "auto" chooses it by the extension of the first
-// address. Mirrors serve the same file, so a mirror with the extension of another packing is
-// an error.
+// packingOf returns the packing of the file. "auto" determines it from the extension of the first
+// address. Mirrors have the same file, so a mirror with the extension of another packing is an error.
 func packingOf(unpack string, addresses []address) (packing, error) {
 	switch p := packing(unpack); p {
 	case "", "auto":
@@ -214,8 +213,8 @@ func ending(a address) packing {
 	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
 }
 
-// UnpackByName returns the unpacked bytes of r if name has the extension of a packed file,
-// as for a download. Otherwise it returns r, and packed is false.
+// UnpackByName returns the unpacked bytes of r if the extension of name is that of a packed file.
+// Otherwise it returns r, and packed is false.
 func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool, err error) {
 	p := endings[strings.ToLower(path.Ext(name))]
 	if p == "" {
@@ -225,12 +224,12 @@ func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed 
 	return unpacked, true, err
 }
 
-// maxWindow bounds the memory for unpacking. By default, zstd and xz neither write nor
-// accept a larger window.
+// maxWindow limits the memory for unpacking. The programs zstd and xz do not use a larger window
+// unless an option allows it.
 const maxWindow = 128 << 20
 
-// reader unpacks r. Truncated data is an error, and so are bytes after it that are not
-// packed data.
+// reader returns the unpacked bytes of r. Truncated data is an error, and also trailing bytes that
+// are not packed data.
 func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 	switch p {
 	case packedGz:
@@ -242,8 +241,8 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 		}
 		return d.IOReadCloser(), nil
 	case packedXz:
-		// NewReader refuses a dictionary larger than maxWindow before it allocates it. It reads 8
-		// KiB at a time, so buffer the pipe.
+		// NewReader rejects a dictionary larger than maxWindow before it allocates memory for it. It
+		// reads only 8 KiB at a time, so use a buffer.
 		x, err := xz.NewReader(bufio.NewReaderSize(r, 256<<10), maxWindow)
 		return io.NopCloser(x), err
 	case packedBz2:

@@ -1,17 +1,16 @@
-// Package auth decides who may call a daemon, and what a process presents to a daemon
-// that it calls.
+// Package auth decides which callers may use a daemon, and provides the credentials that a process
+// sends to a daemon.
 //
-// A daemon knows three roles. RoleNone may read whether the daemon is alive and ready.
-// RolePeer may read the status, the state for peers, and images. RoleAdmin may also
-// change state. A caller has the higher of the roles that its token and its client
-// certificate give.
+// There are three roles. RoleNone may read whether the daemon is alive and ready. RolePeer may also
+// read the status, the state for peers, and images. RoleAdmin may also change state. If a caller has
+// a token and a client certificate, it has the higher of the two roles.
 //
-// Credentials are the token file and the TLS files of a process. A running daemon reads
-// them again when they change, so that secrets can be replaced without a restart.
-// An Authorizer checks each request against them. A daemon without credentials accepts
-// requests from its own machine only, and no request of a web page.
+// Credentials are the token file and the TLS files of a process. A running daemon reads them again
+// when they change, so that secrets can be replaced without a restart. An Authorizer checks each
+// request against the credentials. A daemon without credentials accepts only requests from its own
+// machine, and no requests of web pages.
 //
-// A ConnLimiter bounds the connections to a server, in total and for each address.
+// A ConnLimiter limits the number of connections to a server, in total and for each address.
 //
 // Reading order: authorize.go, credentials.go, tokens.go, tls.go, reload.go, limit.go.
 package auth
@@ -28,28 +27,27 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// Role is what a caller may do. A higher role includes the lower ones.
+// Role determines the allowed requests of a caller. A higher role includes the lower ones.
 type Role int
 
 // The roles of callers.
 const (
 	RoleNone  Role = iota // may read whether the daemon is alive and ready
-	RolePeer              // may read
-	RoleAdmin             // may change state
+	RolePeer              // may also read the status, the state and images
+	RoleAdmin             // may also change state
 )
 
 func (r Role) String() string { return [...]string{"none", "peer", "admin"}[r] }
 
-// Authorizer decides what the callers of one daemon may do. It is safe for concurrent
-// use.
+// Authorizer determines the roles of the callers of one daemon. It is safe for concurrent use.
 type Authorizer struct {
 	Credentials
 	insecure bool   // without credentials, accept every caller and every Host header
 	host     string // of the listen address
 }
 
-// NewAuthorizer returns the Authorizer of a daemon that listens on address (HOST:PORT).
-// Without credentials the address has to be on loopback, unless insecure is set.
+// NewAuthorizer returns the Authorizer of a daemon that listens on address (HOST:PORT). Without
+// credentials the address must be on loopback, unless insecure is set.
 func NewAuthorizer(c Credentials, address string, insecure bool) (*Authorizer, error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -61,8 +59,8 @@ func NewAuthorizer(c Credentials, address string, insecure bool) (*Authorizer, e
 	return &Authorizer{c, insecure, host}, nil
 }
 
-// ServerTLS returns the TLS configuration for the server, which follows the files as
-// they change, or nil without TLS.
+// ServerTLS returns the TLS configuration for the server, or nil without TLS. The configuration
+// always uses the current content of the files.
 func (a *Authorizer) ServerTLS() *tls.Config {
 	if a.identity == nil {
 		return nil
@@ -90,8 +88,8 @@ func (a *Authorizer) Authorize(r *http.Request) (Role, error) {
 	if a.identity != nil {
 		byCertificate = a.identity.current().role(r.TLS, time.Now())
 	}
-	// A browser presents its certificate for any page that sends a request, but a page
-	// must know the token to send it. Only the token counts therefore.
+	// A browser sends its client certificate for requests of any page, but only a page that knows the
+	// token can send the token. Therefore only the token counts.
 	if r.Header.Get("Origin") != "" {
 		if byToken == RoleNone && byCertificate != RoleNone {
 			return RoleNone, errCrossOrigin
@@ -106,7 +104,7 @@ func (a *Authorizer) Authorize(r *http.Request) (Role, error) {
 
 var errCrossOrigin = httperror.New(http.StatusForbidden, "cross-origin requests are not allowed")
 
-// explainDenial says what a caller without a role has to send.
+// explainDenial returns an error that names the credential that the caller must send.
 func (a *Authorizer) explainDenial(r *http.Request) error {
 	switch {
 	case a.tokens != nil && r.Header.Get("Authorization") != "":
@@ -119,9 +117,9 @@ func (a *Authorizer) explainDenial(r *http.Request) error {
 	return httperror.New(http.StatusUnauthorized, "a client certificate is required, or a token: send Authorization: Bearer …")
 }
 
-// checkLocal checks a request to a daemon without credentials. A web page in a browser on
-// the same machine can send requests to loopback too: its requests have an Origin header,
-// or, after DNS rebinding, a foreign Host.
+// checkLocal checks a request to a daemon without credentials. A web page in a browser on the same
+// machine can also send requests to loopback. Such requests have an Origin header or, after DNS
+// rebinding, the Host header of another host.
 func (a *Authorizer) checkLocal(r *http.Request) error {
 	switch {
 	case r.Header.Get("Origin") != "":

@@ -5,16 +5,15 @@ import (
 	"log/slog"
 )
 
-// Credentials are the tokens and the TLS files of a process. The zero value has none.
-// They are safe for concurrent use.
+// Credentials are the tokens and the TLS files of a process. The zero value is empty. They are safe
+// for concurrent use.
 type Credentials struct {
 	tokens   *reloader[tokens]    // nil: no token file
 	identity *reloader[*identity] // nil: no TLS files
 }
 
-// Load reads the token file, "" for none, and the TLS files. If the files change later,
-// they are read again. log gets a line for each change, and for each change that is not
-// valid.
+// Load reads the token file ("": none) and the TLS files. If the files change later, they are read
+// again. Each change is logged, and also each change that is invalid.
 func Load(log *slog.Logger, tokenFile string, files TLSFiles) (c Credentials, err error) {
 	if tokenFile != "" {
 		if c.tokens, err = loadTokens(log, tokenFile); err != nil {
@@ -34,9 +33,9 @@ func (c Credentials) empty() bool { return c.tokens == nil && c.identity == nil 
 // HasTokens reports whether a token file was given.
 func (c Credentials) HasTokens() bool { return c.tokens != nil }
 
-// ForPeers returns what a daemon presents to other daemons: the token with the lowest
-// role, and the TLS configuration. Both functions return the current value at each call.
-// A function is nil if there is no such credential.
+// ForPeers returns the credentials that a daemon sends to other daemons: the token with the lowest
+// role, and the TLS configuration. Both functions return the current value at each call. A function
+// is nil if there is no such credential.
 func (c Credentials) ForPeers() (token func() string, config func() *tls.Config) {
 	if c.tokens != nil {
 		token = func() string { return c.tokens.current().lowest() }
@@ -47,8 +46,8 @@ func (c Credentials) ForPeers() (token func() string, config func() *tls.Config)
 	return token, config
 }
 
-// ForCommand returns what a command presents to a daemon: the token with the highest role,
-// "" for none, and the TLS configuration, which is never nil.
+// ForCommand returns the credentials that a command sends to a daemon: the token with the highest
+// role ("": none), and the TLS configuration, which is never nil.
 func (c Credentials) ForCommand() (token string, config *tls.Config) {
 	if c.tokens != nil {
 		token = c.tokens.current().highest()

@@ -9,16 +9,17 @@ import (
 	"time"
 )
 
-// The default limits of a ConnLimiter. Several managers may share one address behind NAT,
-// and one address must not use up all connections.
+// The default limits of a ConnLimiter. Several managers behind NAT may share one address, but a
+// single address must not use all connections.
 const (
 	maxConns           = 1024
 	maxConnsPerAddress = 256
 )
 
-// ConnLimiter limits the connections to a server, in total and for each remote address. A
-// connection over a limit replaces the longest idle one, of the same address if that has
-// too many. If no connection is idle, the new one is closed. It is safe for concurrent use.
+// ConnLimiter limits the number of connections to a server, in total and for each remote address. A
+// new connection over a limit replaces the connection that was idle longest; if the limit of the
+// address is exceeded, it replaces one of the same address. If no such connection is idle, the new
+// one is closed. A ConnLimiter is safe for concurrent use.
 type ConnLimiter struct {
 	max, maxPerAddress int
 
@@ -28,7 +29,7 @@ type ConnLimiter struct {
 
 type limitedConn struct {
 	from      netip.Addr
-	idleSince time.Time // zero: it serves a request
+	idleSince time.Time // zero: the connection serves a request
 }
 
 // NewConnLimiter returns a ConnLimiter for one server with the default limits.
@@ -46,7 +47,7 @@ func (l *ConnLimiter) ConnState(conn net.Conn, state http.ConnState) {
 		l.add(conn)
 	case state == http.StateClosed, state == http.StateHijacked:
 		delete(l.conns, conn)
-	case !known: // it was replaced, and its goroutine has not noticed yet
+	case !known: // it was replaced, and its goroutine has not detected this yet
 	case state == http.StateActive:
 		l.conns[conn] = limitedConn{from: c.from}
 	case state == http.StateIdle:
@@ -57,7 +58,7 @@ func (l *ConnLimiter) ConnState(conn net.Conn, state http.ConnState) {
 func (l *ConnLimiter) add(conn net.Conn) {
 	from := addressOf(conn)
 	fromSame := 0
-	var idle, idleSame net.Conn // the longest idle connections: of all, and of the address
+	var idle, idleSame net.Conn // the connections that were idle longest: of all addresses, and of the same address
 	older := func(c limitedConn, than net.Conn) bool {
 		return !c.idleSince.IsZero() && (than == nil || c.idleSince.Before(l.conns[than].idleSince))
 	}
@@ -89,8 +90,8 @@ func (l *ConnLimiter) add(conn net.Conn) {
 	l.conns[conn] = limitedConn{from, time.Now()}
 }
 
-// closeConn closes the TCP connection without the TLS close message, which would block on
-// a peer that does not read. The server notices and releases the rest.
+// closeConn closes the TCP connection without the TLS close message, which would block on a peer that
+// does not read. The server detects this and releases the other resources.
 func closeConn(conn net.Conn) {
 	if t, ok := conn.(*tls.Conn); ok {
 		conn = t.NetConn()
@@ -98,7 +99,7 @@ func closeConn(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// addressOf returns the zero Addr for an address without IP, which counts like any other.
+// addressOf returns the remote address. All addresses without an IP share the zero Addr.
 func addressOf(conn net.Conn) netip.Addr {
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
 	return from.Addr().Unmap()

@@ -14,26 +14,26 @@ import (
 )
 
 const (
-	reloadInterval = 2 * time.Second // the files are read at most this often
-	maxFileSize    = 1 << 20         // room for the certificates of 500 authorities
+	reloadInterval = 2 * time.Second // minimum interval between two reads of the files
+	maxFileSize    = 1 << 20         // enough for the certificates of 500 authorities
 )
 
-// reloader keeps the value that was parsed from small files, and parses them again when
-// they change. Files that become invalid do not change the value.
+// reloader stores a value that it parses from small files. It parses them again when they change. If
+// the files become invalid, it keeps the value.
 type reloader[T any] struct {
-	what  string   // the kind of value, for messages
-	paths []string // "" is a file that is not given
+	what  string   // name of the value, for messages
+	paths []string // "": the file is not given
 	parse func(contents [][]byte) (T, error)
 	log   *slog.Logger
 
 	mu      sync.Mutex
 	readAt  time.Time
-	content []byte // fingerprint of what was read then, valid or not
+	content []byte // fingerprint of the last content, valid or not
 	value   T
 }
 
-// newReloader reads the files for the first time. Then an invalid file is an error. Later
-// it is a warning in the log, once for each change.
+// newReloader reads the files for the first time. An invalid file is then an error. Later an invalid
+// file is only logged as a warning, once for each change.
 func newReloader[T any](log *slog.Logger, what string, parse func([][]byte) (T, error), paths ...string) (*reloader[T], error) {
 	r := &reloader[T]{what: what, paths: paths, parse: parse, log: log, readAt: time.Now()}
 	contents, err := readFiles(paths)
@@ -96,17 +96,17 @@ func readFile(path string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
 	switch {
 	case errors.Is(err, syscall.EISDIR):
-		return nil, fmt.Errorf("%s is a folder: name the file in it", path)
+		return nil, fmt.Errorf("%s is a folder, but must be a file", path)
 	case err != nil:
-		return nil, err // it names the file
+		return nil, err // the error contains the file name
 	case len(data) > maxFileSize:
-		return nil, fmt.Errorf("%s is too large: it has more than %d bytes", path, maxFileSize)
+		return nil, fmt.Errorf("%s has more than %d bytes", path, maxFileSize)
 	}
 	return data, nil
 }
 
-// fingerprint returns bytes that differ if the contents or the error differ. They contain
-// secrets and must not be printed.
+// fingerprint returns bytes that change when the contents or the error change. They contain secrets
+// and must not be printed.
 func fingerprint(contents [][]byte, err error) []byte {
 	if err != nil {
 		return []byte(err.Error())

@@ -14,15 +14,15 @@ import (
 // AdminOrganization is the organization in the subject of a certificate with RoleAdmin.
 const AdminOrganization = "backing-image-manager:admin"
 
-// TLSFiles are the paths of a certificate, its key, and the certificates of the
-// authorities that issue all other certificates, as PEM. "" is a file that is not given.
+// TLSFiles are the paths of PEM files: a certificate, its key, and the certificates of the
+// authorities that signed all other certificates. "": the file is not given.
 type TLSFiles struct{ Cert, Key, CA string }
 
 // Given reports whether any file is given.
 func (f TLSFiles) Given() bool { return f != TLSFiles{} }
 
-// CheckServer checks that a daemon has all files or none. It presents the certificate to
-// callers and to peers, and verifies theirs.
+// CheckServer checks that a daemon has all three files or none. A daemon uses its certificate for
+// callers and for peers, and verifies their certificates.
 func (f TLSFiles) CheckServer() error {
 	if f.Given() && (f.Cert == "" || f.Key == "" || f.CA == "") {
 		return errors.New("--tls-cert, --tls-key and --tls-ca must be given together")
@@ -30,15 +30,15 @@ func (f TLSFiles) CheckServer() error {
 	return nil
 }
 
-// identity is the content of the TLS files at one time. It does not change.
+// identity is the parsed content of the TLS files. It is immutable.
 type identity struct {
 	authorities []*x509.Certificate
 	server      *tls.Config // nil without a certificate
 	client      *tls.Config
 }
 
-// loadIdentity reads the files. Without a certificate the identity is that of a client
-// that verifies servers and presents nothing.
+// loadIdentity reads the files. Without a certificate, the identity can only be used by a client: it
+// verifies servers and sends no certificate.
 func loadIdentity(log *slog.Logger, f TLSFiles) (*reloader[*identity], error) {
 	return newReloader(log, "certificate", func(contents [][]byte) (*identity, error) {
 		return parseIdentity(f, contents[0], contents[1], contents[2])
@@ -64,8 +64,8 @@ func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 	if err := checkClientUse(pair.Leaf); err != nil {
 		return nil, fmt.Errorf("--tls-cert %s: %w", f.Cert, err)
 	}
-	// The client sends its certificate even if the server does not list its authority:
-	// the server then reports the unknown authority instead of a missing certificate.
+	// The client sends its certificate even if the server does not list the authority: the server then
+	// reports an unknown authority, and not a missing certificate.
 	i.client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	i.server = baseTLS()
 	i.server.Certificates = []tls.Certificate{pair}
@@ -74,14 +74,14 @@ func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 	return i, nil
 }
 
-// baseTLS returns the settings of both sides. HTTP/2 would put all transfers of a peer on
-// one connection. A resumed session would not show that the files have changed.
+// baseTLS returns the settings of client and server. HTTP/2 would transfer everything of a peer over
+// one connection. A resumed session would continue to use old files.
 func baseTLS() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
 }
 
-// checkClientUse returns an error for a certificate that every daemon would reject from a
-// client. Clients check its use as a server certificate.
+// checkClientUse returns an error for a certificate that every daemon would reject as a client
+// certificate. It does not check the use as a server certificate, because clients do.
 func checkClientUse(leaf *x509.Certificate) error {
 	if end := leaf.NotAfter; time.Now().After(end) {
 		return fmt.Errorf("it expired at %s", end.UTC().Format(time.RFC3339))
@@ -119,8 +119,8 @@ func newPool(certificates []*x509.Certificate) *x509.CertPool {
 	return p
 }
 
-// role returns the role that the certificate of a caller gives now. The handshake checked
-// the certificate once, but a connection may outlive the certificate or its authority.
+// role returns the current role of a caller's certificate. The handshake verified the certificate
+// once, but a connection may last longer than the certificate or its authority.
 func (i *identity) role(s *tls.ConnectionState, now time.Time) Role {
 	if s == nil || !slices.ContainsFunc(s.VerifiedChains, func(chain []*x509.Certificate) bool { return i.trusts(chain, now) }) {
 		return RoleNone

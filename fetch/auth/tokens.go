@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// tokens are the secrets that callers may send, each with the role that it gives. There is
-// at least one.
+// tokens are the valid tokens with their roles. There is at least one.
 type tokens []roleToken
 
 type roleToken struct {
@@ -18,9 +17,9 @@ type roleToken struct {
 	token string
 }
 
-// loadTokens reads a token file: one token for every role, or lines of "peer TOKEN" and
-// "admin TOKEN". A role may have several tokens, so that an operator can distribute a new
-// token to all machines before the old one is removed.
+// loadTokens reads a token file: one token for every role, or lines of "peer TOKEN" and "admin
+// TOKEN". A role may have several tokens, so that an operator can distribute a new token to all
+// machines before the old token is removed.
 func loadTokens(log *slog.Logger, file string) (*reloader[tokens], error) {
 	return newReloader(log, "token", func(contents [][]byte) (tokens, error) {
 		t, err := parseTokens(string(contents[0]))
@@ -31,7 +30,8 @@ func loadTokens(log *slog.Logger, file string) (*reloader[tokens], error) {
 	}, file)
 }
 
-// parseTokens quotes no word of the text in its errors: each word could be a secret.
+// parseTokens parses a token file. Its errors contain no word of the text, because each word could be
+// a secret.
 func parseTokens(text string) (tokens, error) {
 	var found tokens
 	withoutRole := 0
@@ -43,8 +43,8 @@ func parseTokens(text string) (tokens, error) {
 		case len(words) == 0:
 			continue
 		case len(words) == 1 && isRole(words[0]):
-			// The author of the file forgot the token. The name of a role as a token
-			// would be easy to guess.
+			// The token was forgotten. The name of a role must not become a token, because it would be
+			// easy to guess.
 			return nil, fmt.Errorf("line %d: the token after the role is missing", n+1)
 		case len(words) == 1:
 			t.token = words[0]
@@ -73,16 +73,15 @@ func parseTokens(text string) (tokens, error) {
 
 func isRole(word string) bool { return word == RolePeer.String() || word == RoleAdmin.String() }
 
-// role returns the role that the value of an Authorization header gives. It compares the
-// value with every token in constant time, so that the duration of a request reveals
-// nothing about the tokens.
+// role returns the role for the value of an Authorization header. It compares the value with every
+// token in constant time, so that the duration of a request reveals no token.
 func (t tokens) role(authorization string) Role {
 	sent, ok := strings.CutPrefix(authorization, "Bearer ")
 	if !ok {
 		return RoleNone
 	}
 	role := RoleNone
-	got := sha256.Sum256([]byte(sent)) // hashes have equal lengths, whatever the tokens have
+	got := sha256.Sum256([]byte(sent)) // hashes have equal lengths, even if the tokens do not
 	for _, known := range t {
 		want := sha256.Sum256([]byte(known.token))
 		if subtle.ConstantTimeCompare(got[:], want[:]) == 1 {
@@ -92,10 +91,10 @@ func (t tokens) role(authorization string) Role {
 	return role
 }
 
-// highest returns an admin token if there is one, for the commands of a person.
+// highest returns an admin token if there is one. Commands use it.
 func (t tokens) highest() string { return t.prefer(RoleAdmin) }
 
-// lowest returns a peer token if there is one, for requests that only read.
+// lowest returns a peer token if there is one. Requests that only read use it.
 func (t tokens) lowest() string { return t.prefer(RolePeer) }
 
 func (t tokens) prefer(role Role) string {

@@ -44,7 +44,7 @@ func TestParseTokens(t *testing.T) {
 func TestTokenFileThatIsAFolderIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	_, err := loadTokens(slog.New(slog.DiscardHandler), dir)
-	if want := "read token: " + dir + " is a folder: name the file in it"; err == nil || err.Error() != want {
+	if want := "read token: " + dir + " is a folder, but must be a file"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }

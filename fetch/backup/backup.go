@@ -25,17 +25,17 @@ type Creator struct {
 	Labels      map[string]string // stored with the backup
 }
 
-// Create backs up the ready copy id of d under the name of the image. It does not store
-// blocks again that are in the Store, except bad ones. If the Store has a backup of the
+// Create backs up the ready copy id of d under the name of the image. It does not store blocks again
+// that are already in the Store, except damaged ones. If the Store already has a backup with this
 // name:
 //
-//	the same bytes, complete     nothing is done
-//	the same bytes, incomplete   it is completed
-//	other bytes                  fetch.BadSource
+//	the same bytes, complete     Create does nothing
+//	the same bytes, incomplete   Create completes it
+//	different bytes              error of class fetch.BadSource
 //
-// Create verifies each chunk by the manifest of the copy. disk.ErrNoManifest and
-// disk.ErrDamaged mean that the copy must be verified first. After a cancellation or
-// a kill, the blocks and an incomplete cfg remain, and the next Create continues.
+// Create compares each chunk with the manifest of the copy. disk.ErrNoManifest and disk.ErrDamaged
+// mean that the copy must be verified first. After an interruption, the stored blocks and an
+// incomplete cfg remain, and the next Create resumes.
 func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
 	im, err := openSourceImage(d, id)
 	if err != nil {
@@ -61,7 +61,7 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress 
 		if err := im.Unchanged(); err != nil {
 			return err
 		}
-		// Another process may hold the same shared lock, and have started at the same moment.
+		// Another process may have the same shared lock, and have started at the same time.
 		if now, err := w.existing(ctx, im.Copy); err != nil || now.Complete() {
 			return err
 		}
@@ -74,7 +74,7 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress 
 	})
 }
 
-// existing returns the backup in the Store, complete or not, or a new one.
+// existing returns the backup in the Store, complete or not. If there is none, it returns a new one.
 func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
 	want := &Backup{
 		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
@@ -83,7 +83,7 @@ func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
 	have, err := Load(ctx, w.Store, want.Name)
 	switch {
 	case isClass(err, fetch.BadSource):
-		return nil, errorf(fetch.BadSource, "%w: it is not replaced, so delete it first", err)
+		return nil, errorf(fetch.BadSource, "%w: delete this backup first, because it is not replaced", err)
 	case err != nil:
 		return nil, err
 	case have == nil:
@@ -109,7 +109,7 @@ func (w Creator) writeCfg(ctx context.Context, b *Backup) error {
 	return nil
 }
 
-// storeBlocks stores all blocks of the image: one goroutine reads ahead of the workers.
+// storeBlocks stores all blocks of the image. One goroutine reads ahead of the workers.
 func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fetch.Progress) ([]Block, error) {
 	blocks, err := im.blocks()
 	if err != nil {
@@ -167,7 +167,7 @@ func openSourceImage(d *disk.Disk, id disk.ID) (*sourceImage, error) {
 	return im, nil
 }
 
-// close closes files that were only read.
+// close closes the files. Errors are ignored, because the files were only read.
 func (im *sourceImage) close() {
 	_ = im.manifest.Close()
 	_ = im.Reader.Close()
@@ -177,14 +177,14 @@ func (im *sourceImage) length(offset int64) int {
 	return int(min(blockSize, im.manifest.Size()-offset))
 }
 
-// chunks returns the numbers of the first chunk of a block, and of the first one after it.
+// chunks returns the numbers of the first chunk of a block, and of the first chunk after the block.
 func (im *sourceImage) chunks(offset int64) (first, end int64) {
 	first = offset / disk.ChunkSize
 	return first, min(first+blockSize/disk.ChunkSize, im.manifest.Chunks())
 }
 
-// blocks lists the blocks of the image, without ids: all blocks of a qcow2 image, and the
-// blocks of a raw image that are not all zeros.
+// blocks returns the blocks of the image without ids: all blocks of a qcow2 image, and the blocks of
+// a raw image that are not all zeros.
 func (im *sourceImage) blocks() ([]Block, error) {
 	var blocks []Block
 	for offset := int64(0); offset < im.manifest.Size(); offset += blockSize {
@@ -202,11 +202,11 @@ func (im *sourceImage) blocks() ([]Block, error) {
 	return blocks, nil
 }
 
-// readBlock is a block that was read and is not stored yet.
+// readBlock is a block that was read and is not yet stored.
 type readBlock struct {
 	*Block
-	buffer []byte // of a pool
-	data   []byte // the beginning of buffer, as long as the block
+	buffer []byte // from a pool
+	data   []byte // the part of buffer that contains the block
 }
 
 // readBlocks reads the blocks in order.
@@ -230,8 +230,7 @@ func (im *sourceImage) readBlocks(ctx context.Context, blocks []Block, buffers *
 	return nil
 }
 
-// verify compares a block with the manifest, so that bytes damaged by the disk do not enter
-// the Store.
+// verify compares a block with the manifest, so that damaged bytes of the disk are not stored.
 func (im *sourceImage) verify(l readBlock) error {
 	data := l.data
 	for n, end := im.chunks(l.Offset); n < end; n++ {
@@ -248,7 +247,7 @@ func (im *sourceImage) verify(l readBlock) error {
 	return nil
 }
 
-// blockWriter stores blocks one after the other.
+// blockWriter stores one block at a time.
 type blockWriter struct {
 	store    Store
 	image    *sourceImage
@@ -258,7 +257,7 @@ type blockWriter struct {
 	progress *fetch.Progress
 }
 
-// write sets the id of a block and stores it, unless the Store has it.
+// write sets the id of a block and stores the block, unless the Store already has it.
 func (k *blockWriter) write(ctx context.Context, l readBlock) error {
 	if err := k.image.verify(l); err != nil {
 		return err
@@ -271,7 +270,7 @@ func (k *blockWriter) write(ctx context.Context, l readBlock) error {
 	return nil
 }
 
-// put stores a block, unless the Store has it in good condition.
+// put stores a block, unless the Store already has it undamaged.
 func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 	packer, err := k.packers.acquire(ctx)
 	if err != nil {
@@ -292,18 +291,17 @@ func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 	return nil
 }
 
-// A block that another backup, or an interrupted one, has stored becomes part of a
-// complete backup. A restore, Longhorn's too, verifies each block and would find damage
-// only when the image may exist nowhere else. So Create checks such a block while the
-// right bytes are available, and replaces a bad one, which repairs all backups that
-// share it.
+// A complete backup may contain blocks that another backup, or an interrupted one, has stored. A
+// restore (also one of Longhorn) verifies each block, but it would find damage only when the image
+// may not exist anywhere else. Create therefore checks such a block while the right bytes are
+// available, and replaces a damaged one. This repairs all backups that share the block.
 //
-//	a folder    is read back: the disk or the share may have truncated or damaged the
-//	            file, and reading costs no more than writing
-//	a bucket    stored the object atomically and with a checksum of its own: it is read
-//	            back only if its size differs from the size of a new one
+//  folder    the block is read back: the disk or the share may have truncated or damaged the
+//           file, and a read is not more expensive than a write
+//  bucket    the server stored the object atomically and with its own checksum: the block is
+//           read back only if its size differs from the size of a new one
 
-// blockReader reads blocks back. It reuses its memory.
+// blockReader reads blocks back. It reuses its buffers.
 type blockReader struct {
 	decoder *decoder
 	file    []byte
@@ -314,8 +312,8 @@ func newBlockReader() *blockReader {
 	return &blockReader{newDecoder(), make([]byte, maxBlockFile+1), make([]byte, blockSize)}
 }
 
-// isStored reports whether the Store has the block in good condition. size is the size of
-// its file from this process.
+// isStored reports whether the Store has the block undamaged. size is the size of the block file that
+// this process would write.
 func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool, error) {
 	has, err := storedSize(ctx, k.store, l.ID)
 	if err != nil || has <= 0 || has > maxBlockFile {
@@ -348,7 +346,7 @@ func isFolder(s Store) bool {
 	return ok
 }
 
-// storedSize returns the size of the block file in the Store, in bytes; 0: there is none.
+// storedSize returns the size of the block file in the Store, in bytes; 0: the file does not exist.
 func storedSize(ctx context.Context, s Store, sum blockID) (int64, error) {
 	entries, err := s.List(ctx, sum.folder())
 	if err != nil {

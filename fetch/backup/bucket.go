@@ -19,8 +19,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// bucket is a Store in a bucket of an S3 server. It puts an object with a single request, so
-// an interruption leaves no multipart upload to abort.
+// bucket is a Store in a bucket of an S3 server. It puts an object with a single request, so an
+// interruption leaves no multipart upload.
 type bucket struct{ *fetch.Bucket }
 
 // maxEntries is the largest number of entries in one folder.
@@ -32,12 +32,13 @@ func (b *bucket) Close() error {
 	return nil
 }
 
-// objectName returns the name of an object in the bucket. No key leads out of the path.
+// objectName returns the name of an object in the bucket. No key can refer to an object outside the
+// path of the Store.
 func (b *bucket) objectName(key string) string {
 	return strings.TrimPrefix(path.Join("/", b.Path, path.Join("/", key)), "/")
 }
 
-// Open requests an object.
+// Open requests the bytes of an object.
 func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	var o minio.GetObjectOptions
 	o.Set("Accept-Encoding", "identity")
@@ -53,10 +54,10 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	return body, nil
 }
 
-// checkHeader refuses a body that is not the object itself.
+// checkHeader returns an error if the body is not the object itself.
 func checkHeader(h http.Header) error {
 	if e := h.Get("Content-Encoding"); e != "" && e != "identity" {
-		return errorf(fetch.BadSource, "the server encodes the body (Content-Encoding: %q) although identity was requested", e)
+		return errorf(fetch.BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
 	}
 	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {
 		return errorf(fetch.Refused, "the server sent a web page instead of the object")
@@ -64,8 +65,8 @@ func checkHeader(h http.Header) error {
 	return nil
 }
 
-// Put puts an object. The signature of the request covers the checksum: an S3 server rejects
-// other bytes.
+// Put stores an object. The signature of the request covers the checksum, so an S3 server rejects
+// different bytes.
 func (b *bucket) Put(ctx context.Context, key string, data []byte) error {
 	sum := sha256.Sum256(data)
 	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: true}
@@ -88,8 +89,7 @@ func (b *bucket) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List requests the object names that begin with the path of the folder, page by page, up to
-// the next slash.
+// List requests the names of the objects directly below the folder, page by page.
 func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 	prefix := b.objectName(dir) + "/"
 	var entries []Entry
@@ -105,7 +105,7 @@ func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 		switch {
 		case !below || strings.Contains(name, "/"):
 			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "the server lists objects outside of the requested folder"))
-		case name == "": // some clients create an object for a folder
+		case name == "": // some clients create an empty object for a folder
 		case isDir:
 			entries = append(entries, Entry{Name: name, Dir: true})
 		default:
@@ -113,7 +113,7 @@ func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 		}
 	}
 	if ctx.Err() != nil {
-		return nil, context.Cause(ctx) // the iterator ends without an error
+		return nil, context.Cause(ctx) // the iterator ended without an error
 	}
 	slices.SortFunc(entries, func(a, b Entry) int { return cmp.Compare(a.Name, b.Name) })
 	return entries, nil

@@ -124,7 +124,7 @@ func TestBucketErrors(t *testing.T) {
 		words  string
 		by     string
 	}{
-		{respondS3Error(403, "AccessDenied"), fetch.Refused, "S3 answers 403 AccessDenied", "put list remove get"},
+		{respondS3Error(403, "AccessDenied"), fetch.Refused, "S3 responds with 403 AccessDenied", "put list remove get"},
 		{respondS3Error(403, "QuotaExceeded"), fetch.NoSpace, "403 QuotaExceeded", "put"},
 		{respondS3Error(404, "NoSuchBucket"), fetch.Refused, "404 NoSuchBucket", "put list remove get"},
 		{respondS3Error(400, "AuthorizationHeaderMalformed"), fetch.Refused, "another region", "put list remove get"},
@@ -183,7 +183,7 @@ func TestBucketPermissionErrors(t *testing.T) {
 	}
 	for _, tt := range []struct{ target, credentials, words string }{
 		{"s3://images@us-east-1/", "wrong", "403 SignatureDoesNotMatch"},
-		{"s3://images@us-east-1/", "unknown", "S3 answers 404 XAdminUserNotFound"},
+		{"s3://images@us-east-1/", "unknown", "S3 responds with 404 XAdminUserNotFound"},
 		{"s3://images@us-east-1/", "nobody", "403 AccessDenied"},
 		{"s3://images@eu-central-1/", "right", "another region"},
 		{"s3://other@us-east-1/", "right", "404 NoSuchBucket"},

@@ -41,8 +41,8 @@ func List(ctx context.Context, s Store) ([]string, error) {
 	return names, nil
 }
 
-// LoadComplete returns the backup name. A missing or incomplete backup is fetch.Refused: it
-// may be complete later. An invalid one is fetch.BadSource.
+// LoadComplete returns the backup name. If it is missing or incomplete, the error has the class
+// fetch.Refused, because it may be completed later. If it is invalid, the class is fetch.BadSource.
 func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	b, err := Load(ctx, s, name)
 	switch {
@@ -51,12 +51,12 @@ func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	case b == nil:
 		return nil, errorf(fetch.Refused, "there is no backup %s in %s", name, s)
 	case !b.Complete():
-		return nil, errorf(fetch.Refused, "backup %s in %s is not completed: its writer still runs, or has died (another backup of the same image completes it)", name, s)
+		return nil, errorf(fetch.Refused, "backup %s in %s is incomplete: its writer still runs, or was interrupted (another backup of the same image completes it)", name, s)
 	}
 	return b, nil
 }
 
-// Load returns the backup name, complete or not, and nil if there is none.
+// Load returns the backup name, complete or not. It returns nil if the backup does not exist.
 func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 	if err := checkName(name); err != nil {
 		return nil, &fetch.Error{Class: fetch.BadSource, Err: err}
@@ -75,7 +75,7 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 	case in.Err != nil:
 		return nil, fmt.Errorf("read backup %s: %w", name, in.Err)
 	case err == nil && b.Name != name:
-		err = fmt.Errorf("it is of another backup, %.80q", b.Name)
+		err = fmt.Errorf("it contains the name of another backup, %.80q", b.Name)
 	}
 	if err != nil {
 		return nil, errorf(fetch.BadSource, "%s of backup %s in %s is invalid: %w", cfgName, name, s, err)
@@ -89,8 +89,8 @@ type objectReader struct {
 	counter *atomic.Int64
 }
 
-// read reads an object into buf and returns its bytes. buf must be one byte longer than the
-// largest valid object.
+// read reads an object into buf and returns its bytes. The length of buf must be the maximum length
+// of a valid object plus one byte.
 func (t objectReader) read(ctx context.Context, s Store, key string, buf []byte) ([]byte, error) {
 	r, err := s.Open(ctx, key)
 	if err != nil {

@@ -16,15 +16,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Backup is the backup of one image in a Store: the content of its backing-image.cfg. The
-// cfg is written without Blocks before the first block is stored, and with Blocks after the
-// last one.
+// Backup is the backup of one image in a Store: the content of its backing-image.cfg. The cfg is
+// written twice: without Blocks before the first block is stored, and with Blocks after the last one.
 type Backup struct {
 	Name        string
 	Size        int64  // of the image, in bytes
-	Checksum    string // SHA-512 of the image in hex, or empty if its writer did not compute it
+	Checksum    string // SHA-512 of the image in hex; empty if the writer did not compute it
 	Labels      map[string]string
-	Compression Compression // the default of the blocks: each block file shows its own
+	Compression Compression // default of the blocks; the format of each block file is detected
 	Created     time.Time
 	Completed   time.Time // zero: blocks may be missing
 
@@ -34,10 +33,10 @@ type Backup struct {
 	// Blocks are sorted by offset. The bytes between them are zeros.
 	Blocks []Block
 
-	fingerprint string // of the cfg file; see Restore.CanResume
+	fingerprint string // of the cfg file, for Restore.CanResume
 }
 
-// Block is the place of one block in the image.
+// Block is the position of one block in the image.
 type Block struct {
 	Offset int64 // a multiple of blockSize
 	ID     blockID
@@ -46,7 +45,7 @@ type Block struct {
 // Complete reports whether the backup has all blocks.
 func (b *Backup) Complete() bool { return !b.Completed.IsZero() }
 
-// Digest returns the checksum of the image, or the zero Digest if the cfg has no valid one.
+// Digest returns the checksum of the image. It is the zero Digest if the cfg has no valid checksum.
 func (b *Backup) Digest() disk.Digest {
 	d, err := disk.ParseDigest(b.Checksum)
 	if err != nil || d.Algorithm() != disk.SHA512 {
@@ -58,8 +57,8 @@ func (b *Backup) Digest() disk.Digest {
 // length returns the length of the block at offset, in bytes.
 func (b *Backup) length(offset int64) int { return int(min(blockSize, b.Size-offset)) }
 
-// cfgFile is the cfg with the keys and the order of Longhorn: compact JSON without a newline
-// at the end.
+// cfgFile is the content of a cfg. Its keys have the order in which Longhorn writes them, as compact
+// JSON without a newline at the end.
 type cfgFile struct {
 	Name              string
 	Size              int64 `json:",string"`
@@ -117,8 +116,8 @@ func parseTime(s string) (time.Time, error) {
 	return t.UTC(), nil
 }
 
-// validate returns an error if the backup cannot be of an image, and sorts its blocks. Of an
-// incomplete backup it checks only the name and the size.
+// validate returns an error if the backup is not a valid backup of an image. It sorts the blocks. For
+// an incomplete backup it checks only the name and the size.
 func (b *Backup) validate() error {
 	if err := checkName(b.Name); err != nil {
 		return err
@@ -130,7 +129,7 @@ func (b *Backup) validate() error {
 	for i, block := range b.Blocks {
 		switch {
 		case block.Offset < 0 || block.Offset >= b.Size:
-			return fmt.Errorf("block %s is at %d, outside of the image of %d bytes", block.ID, block.Offset, b.Size)
+			return fmt.Errorf("block %s is at %d, which is outside of the image of %d bytes", block.ID, block.Offset, b.Size)
 		case block.Offset%blockSize != 0:
 			return fmt.Errorf("block %s is at %d, which is not a multiple of %d", block.ID, block.Offset, blockSize)
 		case i > 0 && block.Offset == b.Blocks[i-1].Offset:
@@ -148,16 +147,16 @@ func parseSize(s string) (int64, error) {
 	return n, nil
 }
 
-// maxCfg is the largest cfg. A cfg has about 100 bytes per block, so this suffices for more
-// than 1 TiB of data.
+// maxCfg is the maximum size of a cfg. A cfg has about 100 bytes per block, so the limit is enough
+// for more than 1 TiB of data.
 const maxCfg = 64 << 20
 
-// maxNonBlocks is the most bytes of a cfg before, between and after its blocks.
+// maxNonBlocks is the maximum number of bytes of a cfg that do not belong to its blocks.
 const maxNonBlocks = 1 << 20
 
-// parseCfg parses a backing-image.cfg. It returns an error if the file is truncated, not
-// JSON, or cannot be of an image. Unknown keys are ignored. It decodes the blocks one by
-// one, so its memory is that of their ids.
+// parseCfg parses a backing-image.cfg. It returns an error if the file is truncated, is not JSON, or
+// does not describe a valid backup. Unknown keys are ignored. It decodes the blocks one by one, so
+// its memory is little more than that of the block ids.
 func parseCfg(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
@@ -180,9 +179,10 @@ func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	return b, nil
 }
 
-// parse parses the cfg. Each block extends the limit of the other bytes.
+// parse parses the cfg. beside limits the number of bytes that do not belong to blocks: each block
+// extends this limit.
 func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
-	b := &Backup{Compression: Gzip} // the value of old files without the key
+	b := &Backup{Compression: Gzip} // the default for old files without the key
 	if err := expectDelim(d, '{'); err != nil {
 		return nil, err
 	}
@@ -192,7 +192,7 @@ func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 		if err != nil {
 			return nil, err
 		}
-		key := token.(string) // a key: Token fails for anything else
+		key := token.(string) // always a key: Token returns an error for anything else
 		if seen[key] {
 			return nil, fmt.Errorf("key %.40q occurs twice", key)
 		}
@@ -218,7 +218,7 @@ func expectDelim(d *json.Decoder, want json.Delim) error {
 		return err
 	}
 	if token != want {
-		return fmt.Errorf("it is not a cfg: %q is missing", string(want))
+		return fmt.Errorf("it is not a cfg, because %q is missing", string(want))
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 // Compression is the format of block files.
 type Compression string
 
-// The compressions of Longhorn. LZ4 is its default.
+// The compressions of Longhorn. Longhorn's default is LZ4.
 const (
 	None Compression = "none"
 	LZ4  Compression = "lz4"
@@ -31,8 +31,8 @@ func parseCompression(s string) (Compression, error) {
 	return "", fmt.Errorf("compression %.40q is not one of lz4, gzip and none", s)
 }
 
-// parseCfgCompression parses the compression in a cfg. The empty string is Gzip: the only
-// one before Longhorn had a choice.
+// parseCfgCompression parses the compression in a cfg. The empty string is Gzip, which old versions
+// of Longhorn always used.
 func parseCfgCompression(s string) (Compression, error) {
 	if s == "" {
 		return Gzip, nil
@@ -40,10 +40,11 @@ func parseCfgCompression(s string) (Compression, error) {
 	return parseCompression(s)
 }
 
-// maxBlockFile is the largest block file. Data that does not compress grows by a few bytes.
+// maxBlockFile is the maximum size of a block file. Data that cannot be compressed grows by a few
+// bytes.
 const maxBlockFile = blockSize + 64<<10
 
-// decoder unpacks block files. It reuses its memory.
+// decoder decompresses block files. It reuses its buffers.
 type decoder struct {
 	lz4  *lz4.Reader
 	gzip gzip.Reader
@@ -57,9 +58,9 @@ func newDecoder() *decoder {
 
 var errWrongBytes = errors.New("it does not contain the bytes of the block")
 
-// decode unpacks the block with this id into dst. The magic number of the file shows its
-// format. Since the bytes of an unpacked block may begin with a magic number too, the id
-// decides. The format may differ from the cfg if another backup stored the block.
+// decode decompresses the block with this id into dst. It detects the format by the magic number of
+// the file. An uncompressed block may also begin with a magic number; in that case the id determines
+// the format. The format may differ from the cfg, because another backup may have stored the block.
 func (d *decoder) decode(dst, stored []byte, sum blockID) error {
 	err := errWrongBytes
 	if unpack := d.decompressor(stored); unpack != nil {
@@ -77,7 +78,7 @@ func (d *decoder) decode(dst, stored []byte, sum blockID) error {
 	return err
 }
 
-// decompressor returns nil if the file has no magic number.
+// decompressor returns nil if the file has no known magic number.
 func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error) {
 	switch {
 	case bytes.HasPrefix(stored, []byte{0x04, 0x22, 0x4d, 0x18}):
@@ -93,7 +94,7 @@ func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error)
 	return nil
 }
 
-// readExactly reads exactly len(dst) bytes, and fails if there are more.
+// readExactly reads exactly len(dst) bytes. It returns an error if there are more.
 func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
 	d.in.Reset(stored)
 	r, err := unpack(&d.in)
@@ -113,7 +114,7 @@ func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, err
 	return nil
 }
 
-// encoder packs blocks. It reuses its memory.
+// encoder compresses blocks. It reuses its buffers.
 type encoder struct {
 	packer interface {
 		io.WriteCloser
@@ -135,7 +136,7 @@ func newEncoder(c Compression) *encoder {
 	return &encoder{}
 }
 
-// encode returns the block file. The result may use the memory of room.
+// encode returns the content of the block file. The result may use the memory of room.
 func (e *encoder) encode(block []byte, room *bytes.Buffer) ([]byte, error) {
 	if e.packer == nil {
 		return block, nil

@@ -15,16 +15,16 @@ import (
 
 // DeleteResult is the result of Delete.
 type DeleteResult struct {
-	Found         bool // whether a backup of the name existed
+	Found         bool // a backup with this name existed
 	RemovedBlocks int
-	BlocksKept    error // why unused blocks were kept; nil: none were
+	BlocksKept    error // why unused blocks were kept; nil: all were removed
 }
 
-// Delete removes a backup, and then the blocks that no other backup of the Store uses. It
-// removes no block if another backup is incomplete or unreadable, or is created meanwhile:
-// such a backup may use any block. For an incomplete backup, or one that an interrupted
-// Delete has removed, it searches the whole Store for unused blocks. To finish an
-// interrupted Delete, delete the name again.
+// Delete removes a backup, and then the blocks that no other backup of the Store uses. If another
+// backup is incomplete or unreadable, or is created at the same time, Delete removes no block,
+// because that backup may use any block. If the backup was incomplete, or if an interrupted Delete
+// has already removed it, Delete searches the whole Store for unused blocks. After an interruption,
+// call Delete again with the same name.
 func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err error) {
 	if err := checkName(name); err != nil {
 		return DeleteResult{}, &fetch.Error{Class: fetch.BadConfig, Err: err}
@@ -49,8 +49,8 @@ func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err e
 	return done, err
 }
 
-// unusedBlocks returns the blocks of b that no backup uses. If b is not complete, it returns
-// those of the whole Store. kept is the reason if the unused blocks cannot be determined.
+// unusedBlocks returns the blocks of b that no other backup uses. If b is not complete, it returns
+// all unused blocks of the Store. If they cannot be determined, kept is the reason.
 func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err error) {
 	names, err := List(ctx, s)
 	if err != nil {
@@ -88,7 +88,7 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept
 	case err != nil:
 		return nil, nil, err
 	case !slices.Equal(now, names):
-		return nil, errors.New("another backup was created or deleted meanwhile"), nil
+		return nil, errors.New("another backup was created or deleted at the same time"), nil
 	}
 	for sum := range left {
 		sums = append(sums, sum)
@@ -143,7 +143,8 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 	return slices.Concat(found...), nil
 }
 
-// removeBlocks stops when the lock is lost: another backup may then use the blocks.
+// removeBlocks removes blocks. It stops when the lock is lost, because another backup may then use
+// the blocks.
 func removeBlocks(ctx context.Context, s Store, l *lock, sums []blockID) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelRequests)

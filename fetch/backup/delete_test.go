@@ -28,7 +28,7 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 			return string(data)
 		},
 		"it is truncated":  func(cfg string) string { return cfg[:len(cfg)/2] },
-		"it is of another": func(cfg string) string { return strings.Replace(cfg, "b1", "b2", 1) },
+		"it contains the name of another backup": func(cfg string) string { return strings.Replace(cfg, "b1", "b2", 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

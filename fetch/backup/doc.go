@@ -1,5 +1,5 @@
-// Package backup reads and writes Longhorn's backup store for backing images. Longhorn can
-// restore the backups of this program, and this program those of Longhorn.
+// Package backup reads and writes Longhorn's backup store for backing images. Longhorn can restore
+// the backups of this program, and this program can restore the backups of Longhorn.
 //
 // # Layout
 //
@@ -7,11 +7,10 @@
 //	                                    blocks/<ab>/<cd>/<abcd…>.blk
 //	                     volumes/22/fc/BACKINGIMAGE/locks/lock-<hex>.lck
 //
-// An image is split into blocks of 2 MiB. The name of a block is the first half of the
-// SHA-512 of its bytes, so images of a target share equal blocks. A block file contains
-// the bytes themselves, an lz4 frame, or gzip. The cfg lists the blocks and their offsets;
-// the rest of the image is zeros. A target is a Store: a folder, a mounted share or a
-// bucket.
+// An image is split into blocks of 2 MiB. The name of a block is the first half of the SHA-512 of its
+// bytes, so equal blocks of several images are stored only once. A block file contains the bytes
+// uncompressed, as an lz4 frame, or as gzip. The cfg lists the blocks and their offsets; the rest of
+// the image is zeros. A target is a Store: a folder, a mounted share or a bucket.
 //
 // # Restore
 //
@@ -37,12 +36,12 @@
 //
 // # Promises
 //
-//  1. A complete cfg has all its blocks, whichever process was killed at any moment.
-//  2. A killed backup or deletion leaves a lock, which expires after 150 s, and unused
-//     blocks. The next backup of the image uses them, or the next deletion of its name
+//  1. If a cfg is complete, all its blocks exist, even after processes were killed.
+//  2. A killed backup or deletion leaves a lock, which expires after 150 s, and unused blocks.
+//     The next backup of the image uses these blocks, or the next deletion of its name
 //     removes them.
-//  3. Everything read from a target is untrusted: it is verified, or subject to limits.
-//  4. Memory is bounded, except for the list of blocks: 100 bytes per 2 MiB of data.
+//  3. Everything that is read from a target is untrusted: it is verified or limited.
+//  4. Memory is limited, except for the list of blocks: 100 bytes for each 2 MiB of data.
 //
 // # Reading order
 //

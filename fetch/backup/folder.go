@@ -19,17 +19,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// folder is a Store in a local folder, often a mounted share. The open root refers to the
-// same folder even if another one is mounted or moved to its path later.
+// folder is a Store in a local folder, often a mounted share. The open root refers to the same folder
+// even if another one is mounted or moved to its path later.
 type folder struct {
 	root *os.Root
 	name string
 }
 
 const (
-	// maxEmptyParents is how many empty parent folders Delete removes, as in Longhorn.
+	// maxEmptyParents is the number of empty parent folders that Delete removes, as in Longhorn.
 	maxEmptyParents = 10
-	// maxPutAttempts is how often Put creates a folder that a concurrent Delete removes.
+	// maxPutAttempts is the number of attempts of Put to create a folder that a concurrent Delete
+	// removes.
 	maxPutAttempts = 10
 )
 
@@ -43,7 +44,7 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	file, err := f.root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK: the key may name a pipe
+	file, err := f.root.OpenFile(key, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK, because the key may name a pipe
 	if err != nil {
 		return nil, f.wrapError("read", key, err)
 	}
@@ -58,7 +59,7 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	return &objectFile{file, f, key}, nil
 }
 
-// objectFile is the file of an object. It drops the pages it has read from the page cache.
+// objectFile is the file of an object. It drops the pages that it has read from the page cache.
 type objectFile struct {
 	*os.File
 	folder *folder
@@ -74,7 +75,7 @@ func (o *objectFile) Read(p []byte) (int, error) {
 }
 
 func (o *objectFile) Close() error {
-	_ = unix.Fadvise(int(o.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
+	_ = unix.Fadvise(int(o.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
 	return o.File.Close()
 }
 
@@ -108,17 +109,17 @@ func (f *folder) put(key string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	_ = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) // without support for locks, removeStale removes nothing
+	_ = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) // if locks are not supported, removeStale removes nothing
 	_, err = file.Write(data)
 	if err == nil {
 		err = file.Sync()
 	}
 	if err == nil {
-		_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
+		_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
 		err = f.root.Rename(temp, key)
 	}
 	if err = errors.Join(err, file.Close()); err != nil {
-		_ = f.root.Remove(temp) // otherwise the next Put in the folder removes it
+		_ = f.root.Remove(temp) // if this fails, the next Put in the folder removes it
 		return err
 	}
 	return f.sync(dir)
@@ -152,8 +153,8 @@ func (f *folder) sync(dir string) error {
 
 var (
 	temporaryPattern = regexp.MustCompile(`\.tmp\.[0-9]+$`)
-	// ownTemporaryPattern differs from Longhorn's temporary files by a zero. Put locks these
-	// files while it writes them.
+	// ownTemporaryPattern matches the temporary files of this program. The zero distinguishes them
+	// from those of Longhorn. Put locks these files while it writes them.
 	ownTemporaryPattern = regexp.MustCompile(`\.tmp\.0[0-9]+$`)
 )
 
@@ -168,19 +169,19 @@ func (f *folder) removeStale(dir string) error {
 			continue
 		}
 		name := path.Join(dir, e.Name())
-		file, err := f.root.OpenFile(name, os.O_RDWR|syscall.O_NONBLOCK, 0) // NFS grants the lock only on a file that is open for writing
+		file, err := f.root.OpenFile(name, os.O_RDWR|syscall.O_NONBLOCK, 0) // NFS grants the lock only if the file is open for writing
 		if err != nil {
-			continue // removed meanwhile, or of another owner
+			continue // it was removed, or another process is writing it
 		}
 		if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			_ = f.root.Remove(name) // the next Put in the folder tries again
+			_ = f.root.Remove(name) // if this fails, the next Put in the folder removes it
 		}
 		file.Close()
 	}
 	return nil
 }
 
-// Delete removes a file, and the parent folders that are empty afterwards.
+// Delete removes a file, and then the parent folders that are empty.
 func (f *folder) Delete(ctx context.Context, key string) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -206,7 +207,7 @@ func (f *folder) Delete(ctx context.Context, key string) error {
 	return nil
 }
 
-// List reads a folder.
+// List returns the entries of a folder.
 func (f *folder) List(ctx context.Context, dir string) ([]Entry, error) {
 	found, err := f.readDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -254,7 +255,7 @@ func (f *folder) readDir(dir string) ([]fs.DirEntry, error) {
 // wrapError classifies an error and adds the operation and the address of the object.
 func (f *folder) wrapError(verb, key string, err error) error {
 	class := classOf(fetch.ClassifyFileError(err))
-	// The message contains the whole path, so drop the relative one.
+	// The message contains the whole path, so remove the relative path.
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
 	} else if at, ok := errors.AsType[*os.LinkError](err); ok {

@@ -24,8 +24,8 @@ const (
 
 func cfgKey(name string) string { return path.Join(imagesFolder, name, cfgName) }
 
-// blockID identifies a block by its bytes: the first half of their SHA-512. The zero blockID
-// stands for none.
+// blockID identifies a block: the first half of the SHA-512 of its bytes. The zero blockID means
+// "none".
 type blockID [sha512.Size / 2]byte
 
 // blockIDOf returns the id of a block with these bytes.
@@ -70,8 +70,8 @@ const maxName = 64
 
 var namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
 
-// checkName returns an error if name is not a valid name of a backup. A valid name is
-// exactly one element of a key.
+// checkName returns an error if name is not a valid name of a backup. A valid name is a single
+// element of a key.
 func checkName(name string) error {
 	switch {
 	case len(name) > maxName:
@@ -84,8 +84,8 @@ func checkName(name string) error {
 
 const nameParameter = "backingImage"
 
-// ParseURL splits the address of a backup, "<target>?backingImage=<name>", into its target,
-// which keeps other parameters of the query, and its name.
+// ParseURL splits the address of a backup, "<target>?backingImage=<name>", into its target and its
+// name. Other parameters of the query remain part of the target.
 func ParseURL(address string) (target, name string, err error) {
 	base, query, _ := strings.Cut(address, "?")
 	var names, others []string
@@ -98,7 +98,7 @@ func ParseURL(address string) (target, name string, err error) {
 	}
 	switch {
 	case base == "":
-		return "", "", errors.New("the address of a backup has no target: write <target>?backingImage=<name>")
+		return "", "", errors.New("the address of a backup has no target: use <target>?backingImage=<name>")
 	case len(names) != 1:
 		return "", "", errors.New("the address of a backup does not end with ?backingImage=<name>")
 	}
@@ -114,7 +114,7 @@ func ParseURL(address string) (target, name string, err error) {
 	return base, name, nil
 }
 
-// URL returns the address of a backup, which ParseURL parses.
+// URL returns the address of a backup, in the form that ParseURL parses.
 func URL(target, name string) string {
 	separator := "?"
 	if strings.Contains(target, "?") {

@@ -18,9 +18,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Lock files in a target separate deletions from the users of blocks, by Longhorn's
-// protocol: write a lock file, wait until concurrent writes are visible, and read all lock
-// files. The earliest lock wins, and its holder writes it again periodically.
+// Lock files in a target prevent deletions while other processes use blocks. The protocol is
+// Longhorn's: write a lock file, wait until concurrent writes are visible, and read all lock files.
+// The earliest lock wins, and its process rewrites the lock file periodically.
 const (
 	locksFolder = "backupstore/volumes/22/fc/BACKINGIMAGE/locks" // derived from the checksum of the name BACKINGIMAGE
 	lockSuffix  = ".lck"
@@ -28,15 +28,15 @@ const (
 	lockSettleTime    = 2 * time.Second
 	lockRenewInterval = 60 * time.Second
 	lockTTL           = 150 * time.Second
-	// lockMaxAge is the age at which the holder gives up a lock that it could not renew, well
-	// before other processes regard it as expired.
+	// lockMaxAge is the age at which a process gives up its lock because it could not renew it. Other
+	// processes regard the lock as expired only later.
 	lockMaxAge = lockTTL - lockRenewInterval
 	// lockRemoveAge is the age at which any process removes an expired lock. It exceeds every
-	// plausible difference between clocks.
+	// plausible difference between the clocks of machines.
 	lockRemoveAge = time.Hour
 )
 
-// lockType decides which locks conflict: those of different types.
+// lockType is the type of a lock. Locks of different types conflict.
 type lockType int
 
 const (
@@ -65,8 +65,9 @@ type lock struct {
 	renewer sync.WaitGroup
 }
 
-// acquire creates a lock in the Store without waiting for others: fetch.Network means that a
-// conflicting lock exists. The returned context ends when the lock is lost.
+// acquire creates a lock in the Store. It does not wait for other locks: an error of the class
+// fetch.Network means that a conflicting lock exists. The returned context ends when the lock is
+// lost.
 func acquire(ctx context.Context, s Store, t lockType, settle time.Duration) (context.Context, *lock, error) {
 	var id [8]byte
 	rand.Read(id[:])
@@ -109,8 +110,8 @@ func withLock(ctx context.Context, s Store, t lockType, work func(context.Contex
 	return withLostCause(ctx, lockCtx, work(lockCtx, l))
 }
 
-// confirm renews the lock before a step that relies on it. The process or the machine may
-// have been suspended for longer than lockTTL before renew noticed it.
+// confirm renews the lock before a step that depends on it. The process or the machine may have been
+// suspended for longer than lockTTL, and renew may not have detected this yet.
 func (l *lock) confirm(ctx context.Context) error {
 	if err := l.checkAge(); err != nil {
 		return err
@@ -118,7 +119,7 @@ func (l *lock) confirm(ctx context.Context) error {
 	return l.write(ctx)
 }
 
-// checkAge returns an error if the lock must be regarded as lost.
+// checkAge returns an error if the lock must be considered lost.
 func (l *lock) checkAge() error {
 	if age := l.age(); age >= lockMaxAge {
 		return errorf(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
@@ -126,7 +127,7 @@ func (l *lock) checkAge() error {
 	return nil
 }
 
-// age returns the time since the lock file was written, by the wall clock: the monotonic
+// age returns the time since the lock file was written. It uses the wall clock, because the monotonic
 // clock stops while the machine is suspended.
 func (l *lock) age() time.Duration {
 	l.mu.Lock()
@@ -134,7 +135,7 @@ func (l *lock) age() time.Duration {
 	return time.Now().Round(0).Sub(l.writtenAt.Round(0))
 }
 
-// withLostCause returns the cause of held in place of err if held ended before ctx.
+// withLostCause returns the cause of lockCtx instead of err if lockCtx ended before ctx.
 func withLostCause(ctx, lockCtx context.Context, err error) error {
 	if err != nil && ctx.Err() == nil && lockCtx.Err() != nil {
 		return context.Cause(lockCtx)
@@ -168,7 +169,7 @@ func (l *lock) write(ctx context.Context) error {
 	return nil
 }
 
-// renew writes the lock file periodically, and cancels lost when that fails for too long.
+// renew rewrites the lock file periodically. It calls lost if the writes fail for too long.
 func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
 	for every := lockRenewInterval; ; {
 		if sleep(ctx, every) != nil {
@@ -202,13 +203,13 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// storedLock is a lock file in the Store, of this process or of another one.
+// storedLock is a lock file in the Store. It may belong to this or another process.
 type storedLock struct {
 	lockFile
 	modified time.Time
 }
 
-// checkConflicts returns an error if a lock of the other type came before this one. It also
+// checkConflicts returns an error if a lock of the other type is earlier than this one. It also
 // removes locks that expired long ago.
 func (l *lock) checkConflicts(ctx context.Context) error {
 	locks, err := readLocks(ctx, l.store)
@@ -247,7 +248,7 @@ func (t lockType) String() string {
 	return "creates or restores a backup"
 }
 
-// before is the order in which conflicting locks win.
+// before reports whether f wins against other, if they conflict.
 func (f storedLock) before(other storedLock) bool {
 	switch {
 	case f.Acquired != other.Acquired:
@@ -260,11 +261,11 @@ func (f storedLock) before(other storedLock) bool {
 
 var lockPattern = regexp.MustCompile(`^lock-[0-9a-f]{1,32}$`)
 
-// maxLock is the largest lock file.
+// maxLock is the maximum size of a lock file.
 const maxLock = 4 << 10
 
-// readLocks reads all lock files. It ignores files that are not valid locks, as Longhorn
-// does, and locks that are removed meanwhile.
+// readLocks reads all lock files. Like Longhorn, it ignores files that are not valid locks. It also
+// ignores locks that are removed while it runs.
 func readLocks(ctx context.Context, s Store) ([]storedLock, error) {
 	entries, err := s.List(ctx, locksFolder)
 	if err != nil {

@@ -8,22 +8,21 @@ import (
 )
 
 const (
-	// budgetBlocks is how many unpacked blocks all restores together have in memory, and
-	// budgetFiles how many block files: 38 MiB. That suffices for two restores with
+	// budgetBlocks is the number of unpacked blocks that all restores together have in memory, and
+	// budgetFiles the number of block files: 38 MiB in total. This is enough for two restores with
 	// DefaultWorkers.
 	budgetBlocks = 12
 	budgetFiles  = 6
 )
 
-// MemoryBudget bounds the memory of all restores of a process that share it. Restores
-// that find it used up wait: many at once are slower and need no more memory. Any
-// number of goroutines may use it at once.
+// MemoryBudget limits the memory of all restores of a process that share it. A restore waits while
+// the budget is used up. It is safe for concurrent use.
 type MemoryBudget struct {
 	blocks, files *pool[[]byte]
 	decoders      *pool[*decoder]
 }
 
-// NewMemoryBudget returns a budget of 38 MiB. It allocates nothing yet.
+// NewMemoryBudget returns a budget of 38 MiB. It allocates no memory yet.
 func NewMemoryBudget() *MemoryBudget {
 	return &MemoryBudget{
 		blocks:   newPool(budgetBlocks, func() []byte { return make([]byte, blockSize) }),
@@ -32,8 +31,8 @@ func NewMemoryBudget() *MemoryBudget {
 	}
 }
 
-// pool lends at most limit values at a time, and reuses them. The garbage collector
-// frees those that nobody uses.
+// pool provides at most limit values at the same time, and reuses them. The garbage collector frees
+// values that are not acquired.
 type pool[T any] struct {
 	limit *semaphore.Weighted
 	free  sync.Pool

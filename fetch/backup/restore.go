@@ -15,18 +15,19 @@ import (
 )
 
 const (
-	// DefaultWorkers is Longhorn's default for concurrent blocks.
+	// DefaultWorkers is Longhorn's default number of concurrent blocks.
 	DefaultWorkers = 2
-	// maxWorkers bounds the memory: each worker has a block file in memory.
+	// maxWorkers limits the memory: each worker has a block file in memory.
 	maxWorkers = 8
-	// decoders is the number of concurrent decompressions. One goroutine hashes their output, and
-	// is slower than two decoders.
+	// decoders is the number of concurrent decompressions. A single goroutine hashes their output, and
+	// two decoders are already faster than this goroutine.
 	decoders = 2
 	// encoders is the number of concurrent compressions.
 	encoders = 2
-	// prefetchBlocks is how many blocks may wait to be written, besides one per worker.
+	// prefetchBlocks is the number of blocks that may wait to be written, in addition to one for each
+	// worker.
 	prefetchBlocks = 2
-	// maxBlockAttempts is how often a truncated or wrong block file is requested.
+	// maxBlockAttempts is the number of requests for a block file that is truncated or wrong.
 	maxBlockAttempts = 3
 )
 
@@ -46,12 +47,12 @@ type Restore struct {
 	Memory         *MemoryBudget // shared with other restores; nil: a budget for this restore
 }
 
-// Fill fills part with the image, and continues where part ends if its bytes are of the same
-// backup. It returns when part has all bytes; the caller commits it. Fill verifies each
-// block; part compares the digest of the image. Workers fetch blocks ahead, and Fill writes
-// them in order. In a writable Store, a lock prevents the deletion of the backup meanwhile.
+// Fill fills part with the image. It resumes at the end of part if its bytes are from the same
+// backup. It returns when part has all bytes; the caller commits it. Fill verifies each block, and
+// Part.Commit compares the digest of the image. Workers fetch blocks ahead, and Fill writes them in
+// order. If the Store is writable, a lock prevents the deletion of the backup during the restore.
 func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	lockCtx, lock, err := acquire(ctx, r.Store, shared, 0) // no settle time: every block is verified anyway
+	lockCtx, lock, err := acquire(ctx, r.Store, shared, 0) // no settle time, because every block is verified anyway
 	switch {
 	case err == nil:
 		defer lock.release(ctx)
@@ -79,11 +80,11 @@ func (r Restore) partSource() disk.PartSource {
 	for _, b := range r.Backup.Blocks {
 		origin.Data += int64(r.Backup.length(b.Offset))
 	}
-	origin.Data = max(origin.Data, 512) // 0 would mean unknown
+	origin.Data = max(origin.Data, 512) // 0 would mean "unknown"
 	return origin
 }
 
-// begin discards the bytes in part unless they are of this backup.
+// begin discards the bytes in part unless they are from this backup.
 func (r Restore) begin(part *disk.Part) error {
 	origin := r.partSource()
 	if part.Source() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
@@ -92,13 +93,13 @@ func (r Restore) begin(part *disk.Part) error {
 	return part.Begin(origin)
 }
 
-// pendingBlock is a block that is fetched or waits to be written.
+// pendingBlock is a block that is being fetched or waits to be written.
 type pendingBlock struct {
 	block  Block
-	buffer []byte        // of the MemoryBudget
-	data   []byte        // the beginning of buffer, as long as the block
+	buffer []byte        // from the MemoryBudget
+	data   []byte        // the part of buffer that contains the block
 	err    error         // set before ready is closed
-	ready  chan struct{} // closed when data or err is there
+	ready  chan struct{} // closed when data or err is set
 }
 
 // writeBlocks writes the blocks in order while workers fetch them.
@@ -110,10 +111,10 @@ func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fet
 	ctx, cancel := context.WithCancel(ctx)
 	ahead := make(chan struct{}, clampWorkers(r.Workers)+prefetchBlocks)
 	pieces := r.prefetch(ctx, &running, part.Offset(), ahead, progress)
-	var last *pendingBlock // received, and not written yet
+	var last *pendingBlock // received, and not yet written
 	defer func() {
 		cancel()
-		running.Wait() // after that, nothing writes to the buffers
+		running.Wait() // after this, no worker writes to the buffers
 		if last != nil {
 			r.Memory.blocks.release(last.buffer)
 		}
@@ -143,7 +144,7 @@ func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fet
 	return appendZeros(part, r.Backup.Size, progress)
 }
 
-// appendBlock appends a block. part may already have its beginning.
+// appendBlock appends a block. part may already contain the beginning of the block.
 func appendBlock(part *disk.Part, p *pendingBlock, progress *fetch.Progress) error {
 	if err := appendZeros(part, p.block.Offset, progress); err != nil {
 		return err
@@ -165,8 +166,8 @@ func appendZeros(part *disk.Part, end int64, progress *fetch.Progress) error {
 	return nil
 }
 
-// prefetch starts the workers. The returned channel has the blocks in order; they may not be
-// ready yet. ahead has one element per block that is not written.
+// prefetch starts the workers. The returned channel contains the blocks in order, even if they are
+// not ready yet. ahead has one element for each block that is not yet written.
 func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *pendingBlock {
 	inOrder, todo := make(chan *pendingBlock, cap(ahead)), make(chan *pendingBlock)
 	way := objectReader{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
@@ -200,7 +201,7 @@ func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int
 				return
 			}
 			p := &pendingBlock{block: block, buffer: buffer, data: buffer[:length], ready: make(chan struct{})}
-			inOrder <- p // has capacity for all blocks that are not written
+			inOrder <- p // never blocks: its capacity is the maximum number of unwritten blocks
 			select {
 			case todo <- p:
 			case <-ctx.Done():
@@ -211,8 +212,8 @@ func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int
 	return inOrder
 }
 
-// fetchBlock fetches one block, and repeats the request if the file is truncated or wrong:
-// the network may have damaged it.
+// fetchBlock fetches one block. It repeats the request if the file is truncated or wrong, because the
+// network may have damaged it.
 func (r Restore) fetchBlock(ctx context.Context, p *pendingBlock, way objectReader, stored []byte) error {
 	var err error
 	for range maxBlockAttempts {

@@ -8,23 +8,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Store is a backup target: objects with slash-separated keys below the root of the
-// target. Keys are clean and relative and consist of A-Z, a-z, 0-9, "_", "." and "-".
-// Any number of goroutines may use a Store at once.
+// Store is a backup target: objects with slash-separated keys below the root of the target. Keys are
+// clean and relative, and consist of A-Z, a-z, 0-9, "_", "." and "-". A Store is safe for concurrent
+// use.
 //
 // The error for a missing object is fs.ErrNotExist. Every other error is a *fetch.Error,
 // or the error of ctx.
 type Store interface {
-	// Open returns the bytes of an object. A truncated body ends with an error, not with io.EOF.
-	// The Store detects stalls.
+	// Open returns a reader of an object. If the body is truncated, the reader returns an error other
+	// than io.EOF. The Store detects stalls.
 	Open(ctx context.Context, key string) (io.ReadCloser, error)
-	// Put creates or replaces an object: complete and durable, or not at all. It does not retain
-	// data.
+	// Put creates or replaces an object, completely and durably or not at all. It does not keep data
+	// after it returns.
 	Put(ctx context.Context, key string, data []byte) error
-	// Delete removes an object, and the folders that are empty afterwards. A missing object is no
-	// error.
+	// Delete removes an object, and then the folders that are empty. A missing object is not an error.
 	Delete(ctx context.Context, key string) error
-	// List returns the direct content of a folder, sorted by name. A missing folder is empty.
+	// List returns the direct entries of a folder, sorted by name. A missing folder has no entries.
 	List(ctx context.Context, folder string) ([]Entry, error)
 	// Close releases the target.
 	Close() error
@@ -32,21 +31,21 @@ type Store interface {
 	String() string
 }
 
-// Entry is one name in a folder of a Store.
+// Entry is one entry of a folder of a Store.
 type Entry struct {
 	Name     string    // the last element of the key
 	Dir      bool      // a folder; Size and Modified are then zero
 	Size     int64     // in bytes
-	Modified time.Time // by the clock of the store
+	Modified time.Time // according to the clock of the store
 }
 
-// retryDelays are the delays before further attempts after a temporary error: none, for a
-// connection that was closed, and more for a server that is busy. A backup consists of
-// thousands of requests, and one failure must not fail all of it.
+// retryDelays are the delays before further attempts after a temporary error: no delay if a
+// connection was closed, and longer delays if a server is busy. A backup consists of thousands of
+// requests, so a single failure must not fail the backup.
 var retryDelays = [...]time.Duration{0, time.Second, 5 * time.Second}
 
-// retryStore is a Store that repeats requests after fetch.Dropped and fetch.Network. It does
-// not repeat a request whose body breaks off.
+// retryStore is a Store that repeats requests after fetch.Dropped and fetch.Network. It does not
+// repeat a request after its body has begun.
 type retryStore struct{ Store }
 
 func (p retryStore) retry(ctx context.Context, request func() error) error {

@@ -24,9 +24,9 @@ import (
 //	nfs://host:/path               a share that is mounted on this machine
 //	vfs:///path, file:///path, /path
 //
-// A folder must exist, and c must be allowed to read it. Open sends no request to the
-// server of a bucket. The Store repeats requests after temporary errors. Errors are
-// *fetch.Error. The caller closes the Store.
+// A folder must exist, and the Client c must be allowed to read it. For a bucket, Open sends no
+// request to the server. The Store repeats requests after temporary errors. Errors are *fetch.Error.
+// The caller closes the Store.
 func Open(c *fetch.Client, target, credentials string) (Store, error) {
 	s, err := openStore(c, target, credentials)
 	if err != nil {
@@ -43,15 +43,15 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	scheme, _, ok := strings.Cut(target, ":")
 	switch {
 	case !ok:
-		return nil, errorf(fetch.BadConfig, "the backup target is not an address: write s3://…, nfs://…, file:///… or an absolute path")
+		return nil, errorf(fetch.BadConfig, "the backup target is not an address: use s3://…, nfs://…, file:///… or an absolute path")
 	case scheme == "s3":
 		return openBucket(c, target, credentials)
 	case scheme == "cifs" || scheme == "azblob":
-		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and give the path", scheme)
+		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and use its path", scheme)
 	}
 	u, err := url.Parse(target)
 	switch {
-	case err != nil: // err quotes the whole address
+	case err != nil: // err contains the whole address
 		return nil, errorf(fetch.BadConfig, "the backup target is not an address")
 	case scheme != "nfs" && scheme != "vfs" && scheme != "file":
 		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
@@ -62,14 +62,14 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	case scheme == "nfs":
 		return openShare(c, u)
 	case u.Host != "" || u.RawQuery != "":
-		return nil, errorf(fetch.BadConfig, "the backup target is not a path: write %s:///path", scheme)
+		return nil, errorf(fetch.BadConfig, "the backup target is not a path: use %s:///path", scheme)
 	}
 	path := filepath.Clean(u.Path)
 	return openFolder(c, path, path)
 }
 
-// openShare opens the folder where a share is mounted. It does not mount the share: that
-// needs root, and is the operator's task.
+// openShare opens the folder where a share is mounted. It does not mount the share: this requires
+// root, and the operator does it.
 func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 	share := &share{strings.ToLower(u.Hostname()), filepath.Clean(u.Path)}
 	if share.host == "" {
@@ -121,7 +121,7 @@ func classOf(err error) fetch.Class {
 	return fetch.Network
 }
 
-// share is an exported folder of a file server, or a folder below one.
+// share is an exported folder of a file server, or a folder below it.
 type share struct{ host, path string }
 
 func (s *share) String() string {
@@ -132,7 +132,7 @@ func (s *share) String() string {
 	return "nfs://" + host + ":" + s.path
 }
 
-// mountPoint finds the path of the share on this machine in a table in the format of
+// mountPoint returns the local path of the share. It searches a table in the format of
 // /proc/self/mountinfo.
 func (s *share) mountPoint(table io.Reader) (path string, mounted bool, err error) {
 	lines := bufio.NewScanner(table)
@@ -143,7 +143,7 @@ func (s *share) mountPoint(table io.Reader) (path string, mounted bool, err erro
 			continue
 		}
 		if at, ok := m.path(*s); ok && m.visible() {
-			path, mounted = at, true // several mounts of a share show the same folder
+			path, mounted = at, true // all mounts of a share contain the same files
 		}
 	}
 	return path, mounted, lines.Err()
@@ -156,8 +156,7 @@ type mount struct {
 	share  share
 }
 
-// parseMount parses a line of the table, and returns false if it is not the mount of a
-// share:
+// parseMount parses a line of the table. It returns false if the line is not the mount of a share:
 //
 //	36 35 0:45 / /mnt/backups rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2
 func parseMount(line string) (mount, bool) {
@@ -174,7 +173,7 @@ func parseMount(line string) (mount, bool) {
 	return mount{device: m[2], at: unescape(m[4]), share: share{host, path.Join("/", exported, unescape(m[3]))}}, true
 }
 
-// path returns the local path of s, and false if the mount does not contain s.
+// path returns the local path of s. It returns false if the mount does not contain s.
 func (m mount) path(s share) (string, bool) {
 	rest, ok := strings.CutPrefix(s.path+"/", strings.TrimSuffix(m.share.path, "/")+"/")
 	if !ok || m.share.host != s.host {
@@ -183,14 +182,14 @@ func (m mount) path(s share) (string, bool) {
 	return path.Join(m.at, rest), true
 }
 
-// visible reports whether no other mount covers this one.
+// visible reports whether the mount is not hidden by another mount.
 func (m mount) visible() bool {
 	var stat unix.Stat_t
 	err := unix.Stat(m.at, &stat)
 	return err == nil && m.device == fmt.Sprintf("%d:%d", unix.Major(stat.Dev), unix.Minor(stat.Dev))
 }
 
-// unescape decodes the octal numbers that replace blanks and other characters in the table.
+// unescape decodes the octal escapes for blanks and other characters in the table.
 func unescape(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {

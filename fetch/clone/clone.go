@@ -27,19 +27,19 @@ const (
 // Request is a clone to create.
 type Request struct {
 	Source     *disk.Reader   // of Copy
-	Manifest   *disk.Manifest // of Copy; unused by Ignore, which relies on the checksum of Copy
+	Manifest   *disk.Manifest // unused by Ignore, which compares the checksum of Copy instead
 	Copy       disk.Copy      // must be ready
 	Encryption Encryption
 	SecretsDir string
-	Secret     string // the name of a folder below SecretsDir; unused by Ignore
+	Secret     string // name of a folder below SecretsDir; unused by Ignore
 }
 
-// Fill fills part with the clone, and continues where part ends if its bytes are the
-// beginning of the same clone. It returns when part has all bytes; the caller commits it.
-// Fill leaves part unchanged if the secret, the passphrase or the source is invalid.
+// Fill fills part with the clone. It resumes at the end of part if its bytes are the beginning of the
+// same clone. It returns when part has all bytes; the caller commits it. If the secret, the
+// passphrase or the source is invalid, Fill does not change part.
 //
-// Errors are *fetch.Error, with two exceptions: the error of ctx, and failures of a disk
-// other than lack of space.
+// Errors are *fetch.Error, with two exceptions: the error of ctx, and disk failures other than lack
+// of space.
 func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progress) error {
 	var err error
 	switch r.Encryption {
@@ -61,8 +61,8 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 	return fetch.ClassifyDiskError(err)
 }
 
-// partSource returns the source of a partial file with a clone of size bytes. For Encrypt,
-// other bytes may have the same source.
+// partSource returns the source of a partial file with a clone of size bytes. For Encrypt, the same
+// source may produce different bytes.
 func (r Request) partSource(size int64) disk.PartSource {
 	if r.Encryption == Ignore {
 		return disk.CopySource(r.Copy)
@@ -93,8 +93,8 @@ func (r Request) copy(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	return part.Clone(ctx, r.Source, func(n int64) { progress.Done.Add(n) })
 }
 
-// encrypt continues after the header in part if the passphrase opens it, and otherwise
-// starts with a new header.
+// encrypt resumes after the header in part if the passphrase opens this header. Otherwise it starts
+// again with a new header.
 func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	s, err := readSecret(r.SecretsDir, r.Secret)
 	if err != nil {
@@ -132,9 +132,8 @@ func beginEncrypted(ctx context.Context, part *disk.Part, o disk.PartSource, s *
 	return payload, err
 }
 
-// openPartHeader opens the header at the beginning of part. It returns nil without an error
-// if part is from another source, ends within the header, or does not open with the
-// passphrase.
+// openPartHeader opens the header at the beginning of part. It returns nil without an error if part
+// is from another source, is shorter than the header, or does not open with the passphrase.
 func openPartHeader(ctx context.Context, part *disk.Part, o disk.PartSource, s *secret) (*luks.Payload, error) {
 	if part.Source() != o || part.Offset() < HeaderSize {
 		return nil, nil
@@ -155,12 +154,12 @@ func openPartHeader(ctx context.Context, part *disk.Part, o disk.PartSource, s *
 	return payload, err
 }
 
-// cachedChunks is how many chunks of the source stay in memory: a qcow2 image has its tables in other
-// chunks than its data.
+// cachedChunks is the number of chunks of the source that are kept in memory. A qcow2 image has its
+// tables and its data in different chunks.
 const cachedChunks = 4
 
-// verifiedSource reads the source and verifies each chunk: the clone has a checksum of its
-// own, which would hide bytes that the disk has damaged.
+// verifiedSource returns a reader of the source that verifies each chunk. Without verification,
+// damaged bytes of the source would be included in the clone and its new checksum.
 func (r Request) verifiedSource() *disk.VerifyingReader {
 	return disk.NewVerifyingReader(r.Copy.ID, r.Source, r.Manifest, cachedChunks)
 }
@@ -195,7 +194,7 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	case err != nil:
 		return err
 	case version == 0 && r.Source.Size() < HeaderSize:
-		return errorf(fetch.BadSource, "cannot decrypt %s: it has %d bytes, and the header of an encrypted disk alone has %d", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
+		return errorf(fetch.BadSource, "cannot decrypt %s: it has %d bytes, but the header of an encrypted disk already has %d bytes", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
 	case version == 0:
 		return errorf(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
 	}
@@ -208,7 +207,7 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	}
 	size := r.Source.Size() - header.Offset
 	if size <= 0 || size%int64(header.SectorSize) != 0 {
-		return errorf(fetch.BadSource, "cannot decrypt %s: the %d bytes after its header are not a disk with sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
+		return errorf(fetch.BadSource, "cannot decrypt %s: the %d bytes after its header are not a whole number of sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
 	}
 	if err := begin(part, r.partSource(size), progress); err != nil {
 		return err
@@ -226,10 +225,10 @@ func luksVersion(r io.ReaderAt, size int64) (int, error) {
 	return luks.Version(head), nil
 }
 
-// maxWorkers bounds the memory of a clone. More workers would be faster than any disk.
+// maxWorkers limits the memory of a clone. More workers would be faster than any disk.
 const maxWorkers = 8
 
-// chunk is a chunk between the source and part.
+// chunk is a chunk on its way from the source to part.
 type chunk struct {
 	buf  []byte // from disk.NewChunkBuffer
 	size int64
@@ -246,11 +245,11 @@ type pipeline struct {
 	work, order chan *chunk
 }
 
-// transformInto reads r, a disk, from offset to size, transforms each chunk, and appends it
-// to part. One goroutine reads r, and several transform chunks.
+// transformInto reads the disk r from offset to size, transforms each chunk, and appends it to part.
+// One goroutine reads r, and several goroutines transform chunks.
 func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
 	workers := min(runtime.GOMAXPROCS(0), maxWorkers)
-	depth := workers + 2 // one chunk is being read, one written
+	depth := workers + 2 // one chunk is being read and one is being written
 	s := pipeline{free: make(chan []byte, depth), work: make(chan *chunk, depth), order: make(chan *chunk, depth)}
 	for range depth {
 		s.free <- disk.NewChunkBuffer()
@@ -269,8 +268,8 @@ func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, 
 	return ctx.Err()
 }
 
-// read reads chunks until the end of the disk, the end of ctx or an error. The error is in
-// its chunk.
+// read reads chunks until the end of the disk, the end of ctx or an error. The last chunk contains
+// the error.
 func (s pipeline) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
 	defer close(s.order)
 	defer close(s.work)
@@ -317,13 +316,13 @@ func (s pipeline) write(part *disk.Part, progress *fetch.Progress) error {
 	return nil
 }
 
-func readFull(r io.ReaderAt, b []byte, at int64) error {
-	n, err := r.ReadAt(b, at)
+func readFull(r io.ReaderAt, b []byte, offset int64) error {
+	n, err := r.ReadAt(b, offset)
 	if n == len(b) {
 		return nil
 	}
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
 	}
-	return fmt.Errorf("read the source at %d: %w", at, err)
+	return fmt.Errorf("read the source at %d: %w", offset, err)
 }

@@ -18,18 +18,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// cryptsetupTimeout is far more than any header needs that package luks accepts.
+// cryptsetupTimeout is much longer than cryptsetup needs for any header that package luks accepts.
 const cryptsetupTimeout = 5 * time.Minute
 
-// programFolders are the folders of cryptsetup besides $PATH, which contains none of them in
-// a daemon without root.
+// programFolders are searched for cryptsetup in addition to $PATH. The $PATH of a daemon without root
+// contains none of its usual folders.
 const programFolders = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
-// fdPath returns the path of the n-th extra file in the process of cryptsetup.
+// fdPath returns the path of the n-th extra file, as the process of cryptsetup sees it.
 func fdPath(n int) string { return fmt.Sprintf("/proc/self/fd/%d", 3+n) }
 
-// cryptsetup runs the program with the passphrase on standard input, and returns its output,
-// which the caller wipes. The program ends with ctx, and with this process in any case.
+// cryptsetup runs the program with the passphrase on standard input, and returns its output, which
+// the caller must wipe. The program is killed when ctx ends, and when this process ends.
 func cryptsetup(ctx context.Context, passphrase []byte, files []*os.File, args ...string) ([]byte, error) {
 	path, err := findProgram(os.Getenv("PATH") + ":" + programFolders)
 	if err != nil {
@@ -44,7 +44,7 @@ func cryptsetup(ctx context.Context, passphrase []byte, files []*os.File, args .
 	cmd.ExtraFiles = files
 	cmd.WaitDelay = 5 * time.Second
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	// Pdeathsig applies to the thread that starts the program, so keep the thread.
+	// Pdeathsig takes effect when the thread that started the program ends, so keep this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	out, err := cmd.Output()
@@ -68,7 +68,7 @@ func findProgram(folders string) (string, error) {
 	return "", errorf(fetch.BadConfig, "the program cryptsetup is missing: install it (Debian package cryptsetup-bin)")
 }
 
-// errPassphrase means that the passphrase opens no key slot.
+// errPassphrase means that no key slot can be opened with the passphrase.
 var errPassphrase = errors.New("the passphrase is wrong")
 
 // The exit codes of cryptsetup with a specific meaning.
@@ -88,12 +88,12 @@ func exitError(err error, late bool) error {
 	case exit.ExitCode() == exitPassphrase:
 		return errorf(fetch.BadConfig, "%w", errPassphrase)
 	case exit.ExitCode() == exitMemory, !exit.Exited():
-		return errorf(fetch.BadConfig, "cryptsetup was killed (%s), perhaps for lack of memory: a passphrase may need 1 GiB, unless %s in the secret sets a limit in KiB", exit.ProcessState, fileMemory)
+		return errorf(fetch.BadConfig, "cryptsetup was killed (%s), perhaps because memory was insufficient: a passphrase may need 1 GiB, unless %s in the secret sets a lower limit in KiB", exit.ProcessState, fileMemory)
 	}
 	return errorf(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
 }
 
-// firstLine returns the error message of cryptsetup, which never contains a key.
+// firstLine returns the first line of cryptsetup's error output, which never contains a key.
 func firstLine(stderr []byte) string {
 	for line := range strings.Lines(string(stderr)) {
 		if line = strings.TrimSpace(line); line != "" {
@@ -103,7 +103,7 @@ func firstLine(stderr []byte) string {
 	return "it failed without a message"
 }
 
-// memoryFile creates an anonymous file in memory. It uses memory only where it is written.
+// memoryFile creates an anonymous file in memory. Only the written parts use memory.
 func memoryFile(size int64) (*os.File, error) {
 	fd, err := unix.MemfdCreate("luks-header", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -116,7 +116,7 @@ func memoryFile(size int64) (*os.File, error) {
 	return f, nil
 }
 
-// pipeWith returns the read end of a pipe that contains b, which must fit into its buffer.
+// pipeWith returns the read end of a pipe that contains b. b must fit into the buffer of the pipe.
 func pipeWith(b []byte) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {

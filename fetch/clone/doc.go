@@ -1,9 +1,9 @@
-// Package clone creates an image from another image that is ready on this node: with the
-// same bytes, encrypted, or decrypted.
+// Package clone creates an image from another image that is ready on this node: with the same bytes,
+// encrypted, or decrypted.
 //
-//	ignore    the same bytes; extents are shared if the file system supports it
-//	encrypt   a LUKS2 header of 16 MiB, and the encrypted disk after it
-//	decrypt   the disk after a LUKS2 header
+//	ignore    copy the bytes; extents are shared if the file system supports it
+//	encrypt   write a LUKS2 header of 16 MiB, and then the encrypted disk
+//	decrypt   decrypt the disk after the LUKS2 header
 //
 // # Encrypting
 //
@@ -21,16 +21,17 @@
 //
 // # Promises
 //
-//  1. Cloning needs no loop device, no device mapper and no root. kill -9 leaves only a
-//     partial file: the files of cryptsetup are anonymous, and the program ends with its
+//  1. Cloning needs no loop device, no device mapper and no root. After kill -9 only a partial
+//     file remains: the files of cryptsetup are anonymous, and the program ends with its
 //     parent.
-//  2. The passphrase and the key are in no argument, environment, file or message.
-//  3. Decryption restores the bytes that were encrypted. Each encryption has a new key, so
-//     its checksum cannot be known in advance. An interrupted encryption continues with
-//     the key in the header of the partial file, if the passphrase opens it.
-//  4. A key is used only if the digest in the header confirms it. A passphrase is tried
-//     only after package luks has accepted the header.
-//  5. The bytes of a disk, and no declaration, decide whether it is encrypted.
+//  2. The passphrase and the key never occur in an argument, an environment variable, a file on
+//     disk or a message.
+//  3. Decryption restores the bytes that were encrypted. Each encryption uses a new key, so
+//     its checksum cannot be known in advance. An interrupted encryption resumes with the
+//     key in the header of the partial file, if the passphrase opens this header.
+//  4. A key is used only if the digest in the header confirms it. A passphrase is tried only
+//     after package luks has accepted the header.
+//  5. Only the bytes of a disk determine whether it is encrypted, not a declaration.
 //
 // # Reading order
 //

@@ -15,11 +15,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// HeaderSize is the growth of a disk by encryption in bytes, as in Longhorn.
+// HeaderSize is the number of bytes by which encryption enlarges a disk, as in Longhorn.
 const HeaderSize = luks.MaxOffset
 
-// createHeader creates a new key and the header of an encrypted disk of size bytes. The
-// header is in an anonymous file.
+// createHeader creates a new key and the header of an encrypted disk of size bytes. It returns the
+// header in an anonymous file.
 func createHeader(ctx context.Context, s *secret, size int64) (_ *os.File, _ *luks.Payload, err error) {
 	f, err := memoryFile(size)
 	if err != nil {
@@ -45,8 +45,8 @@ func createHeader(ctx context.Context, s *secret, size int64) (_ *os.File, _ *lu
 	clear(out)
 	h, err := luks.Read(f, size)
 	if refused, ok := errors.AsType[*luks.HeaderError](err); ok {
-		// The parameters of the secret, or the defaults of a large machine, exceed the limits of
-		// package luks.
+		// The parameters in the secret, or the defaults of cryptsetup on a large machine, exceed the
+		// limits of package luks.
 		return nil, nil, errorf(fetch.BadConfig, "cryptsetup created a header that this program would not open: %w", refused)
 	}
 	if err != nil {
@@ -62,8 +62,8 @@ func createHeader(ctx context.Context, s *secret, size int64) (_ *os.File, _ *lu
 	return f, p, nil
 }
 
-// formatArgs returns the arguments for a header as Longhorn creates it. Sectors have 512
-// bytes, as in Longhorn: the size of a disk need not be a multiple of a larger sector.
+// formatArgs returns the arguments for a header like the headers of Longhorn. Sectors have 512 bytes,
+// because the size of a disk need not be a multiple of a larger sector.
 func (s *secret) formatArgs() []string {
 	args := []string{
 		"luksFormat", "--batch-mode", "--type=luks2", "--cipher=" + cipher, "--hash=" + s.hash,
@@ -79,8 +79,8 @@ func (s *secret) formatArgs() []string {
 	return append(args, fdPath(0))
 }
 
-// readHeader opens the header of an encrypted disk of size bytes. It works on a copy, so
-// that cryptsetup reads the bytes that package luks has accepted even if the disk changes.
+// readHeader opens the header of an encrypted disk of size bytes. It uses a copy of the header, so
+// that cryptsetup reads the same bytes that package luks accepted, even if the disk changes.
 func readHeader(ctx context.Context, disk io.ReaderAt, size int64, passphrase []byte) (*luks.Header, *luks.Payload, error) {
 	f, err := memoryFile(size)
 	if err != nil {
@@ -93,7 +93,7 @@ func readHeader(ctx context.Context, disk io.ReaderAt, size int64, passphrase []
 	return openHeader(ctx, f, size, passphrase)
 }
 
-// openHeader opens the header in f of a disk of size bytes.
+// openHeader opens the header in f. The header belongs to a disk of size bytes.
 func openHeader(ctx context.Context, f *os.File, size int64, passphrase []byte) (*luks.Header, *luks.Payload, error) {
 	h, err := luks.Read(f, size)
 	if err != nil {
@@ -114,8 +114,8 @@ func openHeader(ctx context.Context, f *os.File, size int64, passphrase []byte) 
 	return h, p, nil
 }
 
-// parseDumpedKey finds the key in the output of cryptsetup, which ends with "MK dump:" and
-// the bytes in hex, 16 per line. The caller verifies the key.
+// parseDumpedKey finds the key in the output of cryptsetup. The output ends with "MK dump:" and the
+// bytes in hex, 16 per line. The caller must verify the key.
 func parseDumpedKey(out []byte, size int) []byte {
 	_, dump, _ := bytes.Cut(out, []byte("dump:"))
 	key := make([]byte, 0, size)

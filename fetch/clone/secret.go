@@ -10,17 +10,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// secret is a secret of Longhorn in a folder below the secrets directory, as Kubernetes
-// mounts it: one file per key.
+// secret is a secret of Longhorn. It is a folder below the secrets directory with one file per key,
+// as Kubernetes mounts it.
 type secret struct {
 	passphrase []byte // CRYPTO_KEY_VALUE, unchanged
 
-	// The rest is for new headers only.
+	// The other fields are used only for new headers.
 	hash       string // CRYPTO_KEY_HASH
 	keyBits    int    // CRYPTO_KEY_SIZE
 	pbkdf      string // CRYPTO_PBKDF
-	iterations int64  // CRYPTO_PBKDF_FORCE_ITERATIONS; 0: cryptsetup measures
-	memory     int64  // CRYPTO_PBKDF_MEMORY in KiB; 0: cryptsetup chooses it by the memory of the machine
+	iterations int64  // 0: cryptsetup measures the machine
+	memory     int64  // KiB; 0: cryptsetup chooses it from the memory of the machine
 }
 
 const (
@@ -42,8 +42,8 @@ func errorf(class fetch.Class, format string, args ...any) error {
 	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
-// readSecret reads the secret again for each job, so that a corrected one applies to the
-// next attempt. Its errors never quote the content of a file.
+// readSecret reads the secret again for each job, so that the next attempt uses a corrected secret.
+// Its errors never contain the content of a file.
 func readSecret(dir, name string) (*secret, error) {
 	if dir == "" {
 		return nil, errorf(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
@@ -51,7 +51,7 @@ func readSecret(dir, name string) (*secret, error) {
 	var unknown []string
 	files, err := fetch.ReadSecret(dir, name, func(file string) bool {
 		if known := slices.Contains(secretFiles, file); known || !strings.HasPrefix(file, "CRYPTO_") {
-			return known // other files may be for other programs
+			return known // other files may belong to other programs
 		}
 		unknown = append(unknown, file)
 		return false
@@ -82,7 +82,7 @@ func parseSecret(files map[string][]byte) (*secret, error) {
 	case len(s.passphrase) == 0:
 		return nil, fmt.Errorf("file %q is missing or empty: it must contain the passphrase", fileValue)
 	case text(fileProvider, "secret") != "secret":
-		return nil, fmt.Errorf("file %q contains a provider of keys that is not supported: use \"secret\"", fileProvider)
+		return nil, fmt.Errorf("file %q contains a key provider that is not supported: use \"secret\"", fileProvider)
 	case text(fileCipher, cipher) != cipher:
 		return nil, fmt.Errorf("file %q contains a cipher that is not supported: use %s", fileCipher, cipher)
 	case !luks.SupportsHash(s.hash):

@@ -14,20 +14,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// flatDisk is an open volume as one disk.
+// flatDisk is an open volume as one flat disk.
 type flatDisk interface {
 	qcow2.Source
 	io.Closer
 	// Fingerprint changes when the bytes change. It is empty if changes cannot be detected.
 	Fingerprint() string
-	// Unchanged returns an error that wraps disk.ErrModified if the bytes changed since the disk
-	// was opened.
+	// Unchanged returns an error that wraps disk.ErrModified if the bytes changed since the disk was
+	// opened.
 	Unchanged() error
 }
 
-// Fill fills part with the image, and continues where part ends if its bytes are the
-// beginning of the same image. The caller commits part. Errors are *fetch.Error, the error
-// of ctx, or a failure of the disk of part.
+// Fill fills part with the image. It resumes at the end of part if its bytes are the beginning of the
+// same image. The caller commits part. Errors are *fetch.Error, the error of ctx, or a failure of the
+// disk of part.
 func (s *Source) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	volume, err := s.open()
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *Source) fill(ctx context.Context, volume flatDisk, part *disk.Part, pro
 // image.
 func (s *Source) CanResume(o disk.PartSource) bool { return o.ID == s.request.id() }
 
-// encode returns the bytes of the image, and sets their size in o.
+// encode returns a reader of the image, and sets the size of the image in o.
 func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker, error) {
 	if s.request.Format != disk.QCOW2 {
 		o.Size = volume.Size()
@@ -85,10 +85,11 @@ func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker,
 	return e, nil
 }
 
-// dataSize returns the bytes in chunks with data. It is at least 1, because 0 means unknown.
+// dataSize returns the number of bytes in chunks with data. It returns at least 1, because 0 means
+// unknown.
 func dataSize(volume qcow2.Source) (int64, error) {
 	const chunk = disk.ChunkSize
-	sum, counted := int64(1), int64(0) // the number of chunks before the current one
+	sum, counted := int64(1), int64(0) // counted: number of chunks before the current one
 	for {
 		start, end, err := volume.NextData(counted * chunk)
 		if errors.Is(err, io.EOF) {
@@ -122,15 +123,15 @@ func (s *Source) classify(err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, disk.ErrModified):
-		class = fetch.Network // it may be quiet later
+		class = fetch.Network // the volume may not change during a later attempt
 	case errors.As(err, &format):
 		class = fetch.BadSource
 	}
 	return &fetch.Error{Class: class, Err: fmt.Errorf("%s: %w", s.name, withHint(err))}
 }
 
-// classifyingVolume classifies the errors of a volume, to distinguish them from those of the
-// disk of part. Reads fail when ctx ends.
+// classifyingVolume classifies the errors of a volume, so that they can be distinguished from errors
+// of the disk of part. Reads fail after ctx ends.
 type classifyingVolume struct {
 	flatDisk
 	ctx context.Context

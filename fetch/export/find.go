@@ -17,7 +17,7 @@ import (
 type Request struct {
 	Volume   string
 	Snapshot string // of Volume; empty: the head of the volume
-	Path     string // of a file or block device
+	Path     string // path of a file or block device
 	Format   disk.Format
 	Compress bool // compress the clusters of a qcow2 image
 }
@@ -29,8 +29,8 @@ type Source struct {
 	open    func() (flatDisk, error)
 }
 
-// Find finds the source of r on the disks of this node. It reads only a few small files.
-// Errors are *fetch.Error.
+// Find finds the source of r on the disks of this node. It reads only small files. Errors are
+// *fetch.Error.
 func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, error) {
 	if r.Path != "" {
 		return findPath(c, r)
@@ -57,13 +57,13 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 	return nil, &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("volume %s: %s", r.Volume, strings.Join(reasons, "; "))}
 }
 
-// withHint adds to err what to do about it.
+// withHint adds to err a hint for the user.
 func withHint(err error) error {
 	switch {
 	case errors.Is(err, replica.ErrAttached):
 		return fmt.Errorf("%w: take a snapshot and name it as snapshotName, or detach the volume", err)
 	case errors.Is(err, replica.ErrRemoved):
-		return fmt.Errorf("%w: name another one", err)
+		return fmt.Errorf("%w: declare another snapshot", err)
 	}
 	return err
 }
@@ -76,7 +76,8 @@ type candidate struct {
 
 func (c candidate) String() string { return fmt.Sprintf("replica %s on %s", c.folder, c.disk) }
 
-// candidates returns the usable replicas of the volume, and why others are not.
+// candidates returns the usable replicas of the volume, and the reasons why the other replicas are
+// not usable.
 func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, reasons []string) {
 	for _, name := range slices.Sorted(maps.Keys(disks)) {
 		folders, err := disks[name].Replicas()
@@ -103,8 +104,8 @@ func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, re
 	return all, reasons
 }
 
-// rank sorts the best replica first. For the head, older reports whether a replica has older
-// data than another one and must not be used.
+// rank sorts the replicas, best first. For the head, older reports whether replica c has older data
+// than replica than, and must not be used.
 func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
 	if !head {
 		slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(b.info.Size, a.info.Size) })

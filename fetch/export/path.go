@@ -37,14 +37,14 @@ func openPath(c *fetch.Client, path string) (flatDisk, error) {
 	}
 	opened, err := c.OpenFile(path, flags)
 	if errors.Is(err, unix.EBUSY) {
-		err = &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("%s is mounted or in use: unmount it, or create a snapshot of it and export that", path)}
+		err = &fetch.Error{Class: fetch.Refused, Err: fmt.Errorf("%s is mounted or in use: unmount it, or export a snapshot of it", path)}
 	}
 	if err != nil {
 		return nil, err
 	}
 	now, err := opened.Stat()
 	if err == nil && !os.SameFile(info, now) {
-		err = fmt.Errorf("%w: the path leads to another file now", disk.ErrModified)
+		err = fmt.Errorf("%w: the path now refers to another file", disk.ErrModified)
 	}
 	if err != nil {
 		return nil, errors.Join(err, opened.Close())
@@ -67,8 +67,8 @@ func openPath(c *fetch.Client, path string) (flatDisk, error) {
 	return d, nil
 }
 
-// checkPath checks that the path can be a disk. It does not open other files: opening some
-// devices has side effects.
+// checkPath checks that the path can be a disk. It opens only regular files and block devices,
+// because opening other devices may have side effects.
 func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 	info, err := c.Stat(path)
 	if err != nil {
@@ -89,12 +89,12 @@ func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 	return info, err
 }
 
-// flatFile is a file with the bytes of a disk.
+// flatFile reads a raw file as a disk.
 type flatFile struct {
 	*disk.File
 	ahead      io.ReaderAt
 	searched   int64 // the offset of the last search for data
-	start, end int64 // the data that was found
+	start, end int64 // the data extent that was found
 }
 
 // Fingerprint identifies the file by its times and inode.
@@ -103,8 +103,7 @@ func (p *flatFile) Fingerprint() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// NextData returns the next range with data. On a file system without holes, all bytes are
-// data.
+// NextData returns the next range with data. On a file system without holes, all bytes are data.
 func (p *flatFile) NextData(offset int64) (start, end int64, err error) {
 	if offset >= p.Size() {
 		return 0, 0, io.EOF
@@ -117,7 +116,7 @@ func (p *flatFile) NextData(offset int64) (start, end int64, err error) {
 		return offset, p.Size(), nil
 	}
 	if start >= p.Size() {
-		return 0, 0, io.EOF // the file has grown: Unchanged reports it
+		return 0, 0, io.EOF // the file has grown, and Unchanged will return an error
 	}
 	if end, err = unix.Seek(p.Fd(), start, unix.SEEK_HOLE); err != nil {
 		end = p.Size()
@@ -150,7 +149,7 @@ func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 		n, err := p.ahead.ReadAt(piece[:min(int64(len(piece)), p.end-at)], at)
 		if read += n; err != nil {
 			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("%w: it became shorter", disk.ErrModified)
+				err = fmt.Errorf("%w: it was truncated", disk.ErrModified)
 			}
 			return read, err
 		}
@@ -163,22 +162,22 @@ func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 func (p *flatFile) Unchanged() error {
 	err := p.File.Unchanged()
 	if errors.Is(err, disk.ErrModified) {
-		return &fetch.Error{Class: fetch.Network, Err: err} // it may be quiet later
+		return &fetch.Error{Class: fetch.Network, Err: err} // the file may not change during a later attempt
 	}
 	return err
 }
 
-// blockDevice is a block device, or a logical volume, opened exclusively.
+// blockDevice is a block device or a logical volume that was opened exclusively.
 type blockDevice struct {
 	flatFile
 	file       *os.File
-	writeCount string // by the kernel
+	writeCount string // counters of the kernel
 }
 
-// Fingerprint is empty: writes before the device was opened cannot be detected.
+// Fingerprint returns "", because writes before the device was opened cannot be detected.
 func (d *blockDevice) Fingerprint() string { return "" }
 
-// NextData regards all bytes as data.
+// NextData treats all bytes as data.
 func (d *blockDevice) NextData(offset int64) (start, end int64, err error) {
 	if offset >= d.Size() {
 		return 0, 0, io.EOF
@@ -203,9 +202,9 @@ func (d *blockDevice) Unchanged() error {
 	return nil
 }
 
-// readWriteCount returns the kernel's counts of writes to the device and of discards.
+// readWriteCount returns the kernel's counters of writes to the device and of discards.
 func (d *blockDevice) readWriteCount() (string, error) {
-	// The kernel counts writes through the page cache when it writes them to the device.
+	// The kernel counts a write through the page cache only when it writes the page to the device.
 	if err := d.file.Sync(); err != nil {
 		return "", err
 	}

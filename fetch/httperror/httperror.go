@@ -1,6 +1,6 @@
-// Package httperror is the error response of the program's HTTP servers, at both ends:
-// a status code and the JSON document {"error": "MESSAGE"}. The servers of packages
-// upload, peer and api write it; their clients read it.
+// Package httperror is the error response of the program's HTTP servers: a status code and the JSON
+// document {"error": "MESSAGE"}. The servers of the packages upload, peer and api write it; their
+// clients read it.
 package httperror
 
 import (
@@ -9,10 +9,10 @@ import (
 	"net/http"
 )
 
-// Error is the reason for which a server refuses a request.
+// Error is the reason why a server rejects a request.
 type Error struct {
 	Status  int    // an HTTP status code, 400 to 599
-	Message string // one line for people
+	Message string // one human-readable line
 }
 
 // New returns an Error with a formatted message.
@@ -20,7 +20,7 @@ func New(status int, format string, args ...any) *Error {
 	return &Error{status, fmt.Sprintf(format, args...)}
 }
 
-// Error returns the message alone. A client adds which server sent it.
+// Error returns only the message. The client adds the name of the server.
 func (e *Error) Error() string { return e.Message }
 
 // document is the body of an error response.
@@ -28,16 +28,15 @@ type document struct {
 	Error string `json:"error"`
 }
 
-// Write sends the response. The caller sets headers of its own, such as Retry-After,
-// before.
+// Write sends the response. The caller must set other headers, such as Retry-After, before it.
 func (e *Error) Write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)
-	_ = json.NewEncoder(w).Encode(document{e.Message}) // fails only when the client is gone
+	_ = json.NewEncoder(w).Encode(document{e.Message}) // fails only if the client has disconnected
 }
 
-// Read returns the error in a response of this status and body. A server that is not
-// ours sends no such document: the message is then the name of the status.
+// Read returns the error in a response with this status and body. If the body is not the document of
+// this package, the message is the name of the status.
 func Read(status int, body []byte) *Error {
 	var d document
 	if json.Unmarshal(body, &d) != nil || d.Error == "" {

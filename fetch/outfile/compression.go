@@ -32,13 +32,13 @@ func ParseCompression(s string) (Compression, error) {
 	return "", fmt.Errorf("compression %q is not supported: use gzip or zstd", s)
 }
 
-// Extension returns the extension of compressed files.
+// Extension returns the file name extension of the compression.
 func (p Compression) Extension() string {
 	return map[Compression]string{Gzip: ".gz", Zstd: ".zst"}[p]
 }
 
-// chunkCompressor compresses each chunk of an image separately, see the package comment. The
-// file is valid after each chunk.
+// chunkCompressor compresses each chunk of an image separately (see the package comment). The file is
+// a valid compressed file after each chunk.
 type chunkCompressor struct {
 	w        io.Writer
 	compress func(chunk []byte) ([]byte, error)
@@ -76,7 +76,7 @@ func (p *chunkCompressor) PutZeros(length int64) error {
 	return err
 }
 
-// The header of a gzip member with the length of the member in its extra field.
+// The header of a gzip member contains the length of the member in its extra field.
 const (
 	gzipHead   = 20
 	gzipLength = 16 // the offset of the length: 4 bytes, little-endian
@@ -104,7 +104,7 @@ func gzipCompressor() func([]byte) ([]byte, error) {
 	}
 }
 
-// The skippable frame with the length of the next frame.
+// zstdHead is the size of the skippable frame that contains the length of the following frame.
 const zstdHead = 12
 
 // zstdMark is the magic number and the length of the skippable frame.
@@ -121,18 +121,18 @@ func zstdCompressor() func([]byte) ([]byte, error) {
 	}
 }
 
-// maxCompressed exceeds the length of any compressed chunk.
+// maxCompressed is greater than the length of any compressed chunk.
 const maxCompressed = disk.ChunkSize + disk.ChunkSize/16
 
-// errForeign means that the bytes are not a chunk of a chunkCompressor.
+// errForeign means that a chunkCompressor did not write these bytes.
 var errForeign = errors.New("not a compressed chunk")
 
-// chunkDecompressor reads chunks from a file of a chunkCompressor. It returns any bytes:
-// only a manifest shows whether they are right.
+// chunkDecompressor reads chunks from a file of a chunkCompressor. It does not verify them: the
+// caller must compare them with a manifest.
 type chunkDecompressor struct {
 	r          io.Reader
 	head       int
-	length     func(head []byte) (whole int64, ok bool) // the length of the chunk with this header
+	length     func(head []byte) (whole int64, ok bool) // returns the length of the chunk with this header
 	decompress func(packed, into []byte) ([]byte, error)
 	buffer     []byte
 }
@@ -147,8 +147,7 @@ func newChunkDecompressor(r io.Reader, p Compression) *chunkDecompressor {
 	return u
 }
 
-// next decompresses the next chunk into the buffer into, and returns its compressed length
-// too.
+// next decompresses the next chunk into the buffer. It also returns the compressed length.
 func (u *chunkDecompressor) next(into []byte) (chunk []byte, packed int64, err error) {
 	if _, err := io.ReadFull(u.r, u.buffer[:u.head]); err != nil {
 		return nil, 0, err
@@ -165,7 +164,7 @@ func (u *chunkDecompressor) next(into []byte) (chunk []byte, packed int64, err e
 }
 
 func gzipMember(head []byte) (int64, bool) {
-	const extra = 4 // the only flag: no name, no comment
+	const extra = 4 // the only supported flag: no name, no comment
 	ok := head[3] == extra && head[10] == 8 && head[11] == 0 && bytes.HasPrefix(head[12:], gzipMark)
 	return int64(binary.LittleEndian.Uint32(head[gzipLength:])), ok
 }
@@ -189,7 +188,7 @@ func gzipDecompressor() func(packed, into []byte) ([]byte, error) {
 	}
 }
 
-// readAllInto reads r to its end, which must be within the length of into.
+// readAllInto reads r completely. The bytes must fit into the buffer.
 func readAllInto(r io.Reader, into []byte) (n int, err error) {
 	for {
 		m, err := r.Read(into[n:min(n+32<<10, len(into))])

@@ -1,25 +1,24 @@
-// Package outfile writes an image to a file or to a stream, for people: sparse, or
-// compressed with gzip or zstd.
+// Package outfile writes an image to a file or a stream for users: sparse, or compressed with gzip or
+// zstd.
 //
 // # How a file is written
 //
 //	Create        opens and locks FILE.image-part, which an earlier run may have left
-//	Resume        reads it, and keeps it as far as its chunks match the manifest
-//	AppendChunk   appends chunk after chunk; zeros become holes
+//	Resume        reads it, and keeps all chunks before the first one that does not match the manifest
+//	AppendChunk   appends one chunk; zeros become holes
 //	Commit        compares the checksum, syncs, renames to FILE, syncs the folder
 //
-// A run that ends early, for any reason, leaves only the partial file. There is no other
-// state: the manifest shows which chunks are right. So the age of a partial file, and the
-// generation of its image, do not matter.
+// A run that ends early, for any reason, leaves only the partial file. There is no other state: the
+// manifest shows which chunks are right. The age of a partial file, and the generation of its image,
+// therefore do not matter.
 //
 // # Compressed files
 //
-// Each chunk of the image is compressed separately: as a member of a gzip file (RFC 1952)
-// or a frame of a zstd file (RFC 8878). Decompressors concatenate the members or frames.
-// The length of a member is in an extra field BI of its header; the length of a frame is
-// in a skippable frame of four bytes before it. Resume finds the chunks by these lengths.
-// A compressed stream is a single member or frame, so that decompressors detect a
-// truncated stream.
+// Each chunk of the image is compressed separately: as a member of a gzip file (RFC 1952) or a frame
+// of a zstd file (RFC 8878). Decompressors concatenate the members or frames. The length of a gzip
+// member is in the extra field BI of its header; the length of a zstd frame is in a skippable frame
+// of four bytes before it. Resume finds the chunks by these lengths. A compressed stream, in
+// contrast, is one single member or frame, so that decompressors detect a truncated stream.
 //
 // # Reading order
 //

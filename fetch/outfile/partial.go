@@ -12,24 +12,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// partialSuffix is the suffix of a partial file. Files with this suffix belong to this
-// program: it may truncate them.
+// partialSuffix is the suffix of a partial file. This program may truncate any file with this suffix.
 const partialSuffix = ".image-part"
 
 // Target is a file to write.
 type Target struct {
 	Path        string
 	Compression Compression
-	Replace     bool // an existing file
+	Replace     bool // replace an existing file
 }
 
 // PartialPath returns the path of the partial file.
 func (t Target) PartialPath() string { return t.Path + partialSuffix }
 
-// ExistsError means that the target exists already.
+// ExistsError means that the target file already exists.
 type ExistsError struct{ Path string }
 
-func (e *ExistsError) Error() string { return e.Path + " exists already" }
+func (e *ExistsError) Error() string { return e.Path + "  already exists" }
 
 // Check returns an error if the file cannot be created: an *ExistsError, or an error for a
 // device or a folder at the path.
@@ -81,7 +80,7 @@ func openLocked(path string) (*os.File, error) {
 			f.Close()
 			return nil, err
 		}
-		// The previous owner of the lock may have renamed the file to its target.
+		// The process that had the lock before may have renamed the file to its target.
 		mine, err := f.Stat()
 		if err == nil && !mine.Mode().IsRegular() {
 			err = fmt.Errorf("%s is not a regular file", path)
@@ -103,20 +102,20 @@ func lock(f *os.File) error {
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return fmt.Errorf("%s: another process is writing it", f.Name())
 	case errors.Is(err, unix.ENOTSUP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOLCK):
-		return nil // a file system without locks
+		return nil // the file system does not support locks
 	case err != nil:
 		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	return nil
 }
 
-// sinkFrom returns the sink for the chunks after at bytes of the partial file.
-func (p *partialFile) sinkFrom(at int64) sink {
-	to := &sparseFile{p.f, at}
+// sinkFrom returns the sink for the chunks after the first offset bytes of the partial file.
+func (p *partialFile) sinkFrom(offset int64) sink {
+	file := &sparseFile{p.f, offset}
 	if p.Compression == None {
-		return &flushingSink{to, p.f, flushEvery}
+		return &flushingSink{file, p.f, flushEvery}
 	}
-	return &flushingSink{newChunkCompressor(sparseWriter{to}, p.Compression), p.f, flushEvery}
+	return &flushingSink{newChunkCompressor(sparseWriter{file}, p.Compression), p.f, flushEvery}
 }
 
 // sparseWriter writes compressed bytes to a sparseFile.
@@ -139,13 +138,13 @@ func (p *partialFile) publish() error {
 		return err
 	}
 	defer folder.Close()
-	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // not supported by every file system
+	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // not every file system supports it
 		return fmt.Errorf("sync the folder of %s: %w", p.Path, err)
 	}
 	return nil
 }
 
-// rename does not replace a file that was created meanwhile.
+// rename does not replace a file that was created after Check.
 func (p *partialFile) rename() error {
 	if !p.Replace {
 		err := unix.Renameat2(unix.AT_FDCWD, p.PartialPath(), unix.AT_FDCWD, p.Path, unix.RENAME_NOREPLACE)
@@ -162,7 +161,7 @@ func (p *partialFile) rename() error {
 	return os.Rename(p.PartialPath(), p.Path)
 }
 
-// discard removes the partial file because of err.
+// discard removes the partial file and returns err.
 func (p *partialFile) discard(err error) error {
 	return errors.Join(err, os.Remove(p.PartialPath()))
 }

@@ -40,8 +40,8 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// newZstdEncoder returns an encoder with bounded memory: it is independent of the number of
-// processors, and the window is a chunk.
+// newZstdEncoder returns an encoder with bounded memory: its concurrency does not depend on the
+// number of CPUs, and its window has the size of a chunk.
 func newZstdEncoder(w io.Writer) *zstd.Encoder {
 	z, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(disk.ChunkSize))
 	if err != nil {
@@ -50,8 +50,8 @@ func newZstdEncoder(w io.Writer) *zstd.Encoder {
 	return z
 }
 
-// sparseFile writes chunks to a file, and leaves holes for zeros. The size of the file shows
-// how many bytes it has.
+// sparseFile writes chunks to a file, and creates holes for zeros. The file size shows how many bytes
+// were written.
 type sparseFile struct {
 	f  *os.File
 	at int64
@@ -70,14 +70,14 @@ func (s *sparseFile) PutZeros(length int64) error {
 
 func isZero(b []byte) bool { return bytes.Equal(b, zeroChunk[:len(b)]) }
 
-// flushingSink flushes a file regularly and drops its pages from the page cache.
+// flushingSink syncs a file regularly and drops its pages from the page cache.
 type flushingSink struct {
 	sink
 	f          *os.File
-	untilFlush int64 // in bytes
+	untilFlush int64 // bytes until the next sync
 }
 
-// flushEvery is how many bytes may be dirty in the page cache.
+// flushEvery is the maximum number of dirty bytes in the page cache.
 const flushEvery = 32 << 20
 
 func (s *flushingSink) Put(chunk []byte) error {

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Writer writes the chunks of one image. One goroutine may use it at a time.
+// Writer writes the chunks of one image. It is not safe for concurrent use.
 type Writer struct {
 	size int64
 	next int64 // the number of the next chunk
@@ -28,9 +28,9 @@ type sink interface {
 	PutZeros(length int64) error
 }
 
-// NewStreamWriter returns a Writer of an image of size bytes to w. Since a stream cannot be
-// taken back, Commit only reports whether the bytes were right. It also writes the end of a
-// compressed stream.
+// NewStreamWriter returns a Writer of an image of size bytes to w. Bytes in a stream cannot be
+// removed, so Commit only reports whether they were right. Commit also writes the end of a compressed
+// stream.
 func NewStreamWriter(w io.Writer, compression Compression, size int64) *Writer {
 	return &Writer{size: size, hash: disk.SHA512.New(), sink: streamSink{newStream(w, compression)}}
 }
@@ -43,13 +43,13 @@ func (w *Writer) Offset() int64 { return min(w.size, w.next*disk.ChunkSize) }
 
 func (w *Writer) length() int64 { return min(disk.ChunkSize, w.size-w.Offset()) }
 
-// AppendChunk writes the next chunk; nil is a chunk of zeros.
+// AppendChunk writes the next chunk; nil means a chunk of zeros.
 func (w *Writer) AppendChunk(chunk []byte) error {
 	length := w.length()
 	var err error
 	switch {
 	case length == 0 || chunk != nil && int64(len(chunk)) != length:
-		return fmt.Errorf("write image: %d bytes at %d of %d", len(chunk), w.Offset(), w.size)
+		return fmt.Errorf("write image: a chunk of %d bytes does not fit at offset %d of %d", len(chunk), w.Offset(), w.size)
 	case chunk == nil || isZero(chunk):
 		chunk = zeroChunk[:length]
 		err = w.sink.PutZeros(length)
@@ -94,15 +94,15 @@ func (w *Writer) Close() error {
 	return w.part.close()
 }
 
-// Resume keeps the chunks in the partial file that match m, up to the first one that does
-// not, and discards the rest. m must be of an image of the same size; without m, all chunks
-// are discarded. The caller must call Resume before the first AppendChunk. Resume calls
-// progress with the length of each chunk that is kept.
+// Resume keeps all chunks of the partial file before the first one that does not match m, and
+// discards the other chunks. m must belong to an image of the same size; if m is nil, all chunks are
+// discarded. The caller must call Resume before the first AppendChunk. Resume calls progress with the
+// length of each chunk that it keeps.
 func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int64)) error {
 	if w.part == nil {
 		return nil
 	}
-	var end int64 // of the kept chunks in the partial file
+	var end int64 // end of the kept chunks in the partial file
 	if m != nil {
 		from, err := w.part.reader()
 		if err != nil {
@@ -119,7 +119,7 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			}
 			chunk, length, err := from.next(buf[:w.length()])
 			if err != nil || int64(len(chunk)) != w.length() || disk.HashChunk(chunk) != want {
-				break // an unreadable chunk is written again
+				break // a chunk that cannot be read is written again
 			}
 			end += length
 			w.advance(chunk)
@@ -133,8 +133,8 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 
 // chunkReader reads the chunks of a partial file.
 type chunkReader interface {
-	// next returns the next chunk, which should have the length of into, and its length in the
-	// partial file.
+	// next returns the next chunk, which has the length of the buffer, and its length in the partial
+	// file.
 	next(into []byte) (chunk []byte, length int64, err error)
 }
 

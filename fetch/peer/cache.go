@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// StateCache holds the State that a node publishes. Its methods may be called
-// concurrently.
+// StateCache contains the State that a node publishes. It is safe for concurrent use.
 type StateCache struct {
 	mu      sync.Mutex
 	current *snapshot     // nil before the first Publish
@@ -24,13 +23,13 @@ type StateCache struct {
 // NewStateCache returns an empty cache.
 func NewStateCache() *StateCache { return &StateCache{changed: make(chan struct{})} }
 
-// Publish replaces the State. Long polls end if anything changed except volatile values
-// (see withoutVolatile). The caller must not modify s, or anything it refers to,
-// afterwards.
+// Publish replaces the State. If anything except volatile values changed (see withoutVolatile),
+// pending long polls receive the new State. The caller must not modify s, or anything that s refers
+// to, after the call.
 func (c *StateCache) Publish(s State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// A round usually changes nothing, and comparing is much cheaper than encoding.
+	// Usually a round changes nothing, and comparing is much cheaper than encoding.
 	if c.current != nil && EqualStates(&c.current.state, &s) {
 		c.current = &snapshot{state: s, etag: c.current.etag}
 		return
@@ -43,16 +42,15 @@ func (c *StateCache) Publish(s State) {
 	c.current = next
 }
 
-// latest returns the published snapshot, nil before the first one, and a channel that is
-// closed when the ETag changes.
+// latest returns the published snapshot (nil before the first one) and a channel that is closed when
+// the ETag changes.
 func (c *StateCache) latest() (*snapshot, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.current, c.changed
 }
 
-// waitForChange returns the published snapshot as soon as its ETag is not etag, or when
-// ctx ends.
+// waitForChange returns the published snapshot when its ETag differs from etag, or when ctx ends.
 func (c *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 	for {
 		current, changed := c.latest()
@@ -86,7 +84,7 @@ func equalCopies(a, b Copy) bool {
 	return a == b
 }
 
-// snapshot is one published State with its encodings. It never changes.
+// snapshot is one published State with its encodings. It is immutable.
 type snapshot struct {
 	state   State
 	etag    string
@@ -95,11 +93,11 @@ type snapshot struct {
 	gzipped []byte // nil if the JSON is shorter than minCompressSize
 }
 
-// minCompressSize is the length of JSON below which compression gains less than it costs.
+// minCompressSize is the minimum length of JSON for which compression is worthwhile.
 const minCompressSize = 1 << 10
 
-// encoded returns the JSON of the state, and the compressed JSON or nil. It encodes on
-// the first call: most snapshots are replaced before any peer requests them.
+// encoded returns the JSON of the state, and the compressed JSON or nil. It encodes the state at the
+// first call, because most snapshots are replaced before a peer requests them.
 func (s *snapshot) encoded() (plain, gzipped []byte) {
 	s.once.Do(func() {
 		s.json = encode(s.state)
@@ -125,13 +123,13 @@ func compress(text []byte) []byte {
 	if err != nil {
 		panic("peer: " + err.Error())
 	}
-	_, _ = w.Write(text) // to memory: neither can fail
+	_, _ = w.Write(text) // writes to memory, so neither can fail
 	_ = w.Close()
 	return out.Bytes()
 }
 
-// etagOf returns the ETag of a state. States that differ only in volatile values have the
-// same ETag, also in different processes: a peer whose manager restarts sees no change.
+// etagOf returns the ETag of a state. States that differ only in volatile values have the same ETag,
+// even in different processes: after a restart of the manager, peers observe no change.
 func etagOf(s State) string {
 	s.Clock = time.Time{}
 	s.Disks = slices.Clone(s.Disks)
@@ -151,9 +149,8 @@ func etagOf(s State) string {
 	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
-// withoutVolatile returns c without the values that change all the time, and with times
-// in a form in which equal times are ==. Only whether there is a partial file counts, not
-// its size. Failure stays as it is.
+// withoutVolatile returns c without the values that change all the time, and with comparable times.
+// It keeps whether there is a partial file, but not the size of the file. It does not change Failure.
 func (c Copy) withoutVolatile() Copy {
 	c.PartBytes = min(c.PartBytes, 1)
 	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince} {

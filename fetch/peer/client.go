@@ -21,20 +21,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// Timeouts of requests to a peer. A peer is a machine nearby that runs the same program:
-// if it needs longer, it is as good as unreachable.
+// Timeouts of requests to a peer. Peers are nearby and run the same program: a peer that needs longer
+// counts as unreachable.
 const (
 	connectTimeout = 3 * time.Second // includes the TLS handshake
 	// responseTimeout is for the response headers, in addition to the wait of a long poll.
 	responseTimeout = 10 * time.Second
 	// stateTimeout is for a whole State, in addition to the wait of a long poll.
 	stateTimeout = 30 * time.Second
-	// maxWait is the longest wait of a long poll, for client and server.
+	// maxWait is the maximum wait of a long poll, for client and server.
 	maxWait = time.Minute
 )
 
-// Address is where a node's server listens. A State received from there is rejected if it
-// names another node.
+// Address is the address of a node's server. A State from this address is rejected if it names
+// another node.
 type Address struct {
 	Node string
 	URL  string // http://HOST:PORT or https://HOST:PORT; "": not declared
@@ -45,26 +45,25 @@ type Source struct {
 	Address
 	Disk           string
 	ID             disk.ID
-	ManifestDigest disk.Digest // of its chunk manifest; zero: it has none
+	ManifestDigest disk.Digest // of its chunk manifest; zero: it has no manifest
 }
 
-// Client sends requests to peers. Its methods may be called concurrently.
+// Client sends requests to peers. It is safe for concurrent use.
 type Client struct {
 	token       func() string
-	tlsConfig   func() *tls.Config // nil: it never changes
-	activePulls atomic.Int32       // they share memory, see window.size
+	tlsConfig   func() *tls.Config // nil: the configuration never changes
+	activePulls atomic.Int32       // the pulls share memory, see window.size
 
 	mu       sync.Mutex
 	http     *http.Client
-	builtFor *tls.Config // the configuration of the connections of http
+	builtFor *tls.Config // the configuration with which the connections of http were made
 }
 
-// NewClient returns the client of a node. It authenticates with the token, unless that is
-// "", and with the certificates of the TLS configuration, which also says which peers to
-// trust. Both functions may be nil, and are called for each request, because tokens and
-// certificates may be replaced while a node runs: a connection that was made with an
-// earlier configuration is not used again. The client never uses a proxy and follows no
-// redirect.
+// NewClient returns the client of a node. It sends the token, unless that is "", and the certificate
+// of the TLS configuration. The TLS configuration also contains the authorities that it trusts. Both
+// functions may be nil. They are called for each request, because tokens and certificates may be
+// replaced while a node runs: a connection that was made with an earlier configuration is not used
+// again. The client never uses a proxy and does not follow redirects.
 func NewClient(token func() string, config func() *tls.Config) *Client {
 	c := clientWith(token, &http.Transport{
 		DialContext:    newDialer().DialContext,
@@ -74,8 +73,8 @@ func NewClient(token func() string, config func() *tls.Config) *Client {
 	return c
 }
 
-// NewCLIClient returns a client for one command of a user, outside a node. It uses the
-// proxy from the environment, but never for loopback. The token may be "" and config nil.
+// NewCLIClient returns a client for one command of a user, outside a node. It uses the proxy of the
+// environment, but never for loopback. The token may be "" and config may be nil.
 func NewCLIClient(token string, config *tls.Config) *Client {
 	return clientWith(func() string { return token }, &http.Transport{
 		DialContext:     newDialer().DialContext,
@@ -87,9 +86,9 @@ func NewCLIClient(token string, config *tls.Config) *Client {
 func clientWith(token func() string, t *http.Transport) *Client {
 	t.Protocols = new(http.Protocols)
 	t.Protocols.SetHTTP1(true)
-	t.DisableCompression = true // decompressed bytes must be limited, see decodeResponse
+	t.DisableCompression = true // the client must limit the decompressed bytes, see decodeResponse
 	t.MaxIdleConns, t.MaxIdleConnsPerHost = 1024, 4
-	t.IdleConnTimeout = time.Minute // less than the server's
+	t.IdleConnTimeout = time.Minute // less than that of the server
 	t.MaxResponseHeaderBytes = 64 << 10
 	return &Client{
 		token: token,
@@ -110,13 +109,13 @@ func (c *Client) Close() {
 // request is one GET request to a peer.
 type request struct {
 	address Address
-	path    []string // elements, which are escaped
+	path    []string // path elements; they are escaped
 	query   url.Values
 	header  http.Header
 	timeout time.Duration // for the response headers
 }
 
-// do sends the request. The caller must close the body of the response. Errors name the
+// do sends the request. The caller must close the body of the response. Errors contain the URL of the
 // peer.
 func (c *Client) do(ctx context.Context, r request) (*http.Response, error) {
 	resp, err := c.send(ctx, r)
@@ -143,7 +142,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 		return nil, err
 	}
 	req.Header = r.header.Clone()
-	req.Header.Set("User-Agent", "") // sends none
+	req.Header.Set("User-Agent", "") // no User-Agent
 	if token := c.bearerToken(); token != "" {
 		req.Header.Set("Authorization", "Bearer "+token)
 	}
@@ -171,8 +170,8 @@ func (c *Client) bearerToken() string {
 	return c.token()
 }
 
-// responseBody ends the context of its request when it is closed. If that context ends
-// first, Read returns the cause.
+// responseBody cancels the context of its request when it is closed. If the context ends before that,
+// Read returns its cause.
 type responseBody struct {
 	io.ReadCloser
 	cancel context.CancelCauseFunc
@@ -194,9 +193,9 @@ func (b *responseBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// deadPeerTimeout is how long sent data may stay unacknowledged, and how long an idle
-// connection may stay unanswered by keep-alive probes. A peer behind an interface that
-// drops all packets sends no RST; without these two the kernel would wait for minutes.
+// deadPeerTimeout limits how long sent data may stay unacknowledged, and how long an idle connection
+// may stay without a response to keep-alive probes. A peer behind an interface that drops all packets
+// sends no RST; without these limits the kernel would wait for minutes.
 const deadPeerTimeout = 12 * time.Second
 
 func newDialer() *net.Dialer {
@@ -230,10 +229,9 @@ func dialTLS(config func() *tls.Config) func(ctx context.Context, network, addre
 	}
 }
 
-// httpClient returns a client whose connections were made with the current TLS
-// configuration. A kept connection would present the old certificate, and trust the old
-// CA, for as long as the node runs: it is never idle, because the next long poll follows
-// at once.
+// httpClient returns a client whose connections were made with the current TLS configuration. A kept
+// connection would use the old certificate, and trust the old CA, as long as the node runs: it never
+// becomes idle, because one long poll follows another.
 func (c *Client) httpClient() *http.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -254,8 +252,8 @@ var (
 	errNoAddress = errors.New("no address is declared for this node")
 )
 
-// stripAddress removes the addresses and ports of one attempt from an error. The same
-// fault then has the same text each time, and a status does not change with every attempt.
+// stripAddress removes the address and port of a single attempt from an error. A repeated failure
+// then always has the same text, and the status does not change with every attempt.
 func stripAddress(err error) error {
 	var ofURL *url.Error
 	if errors.As(err, &ofURL) {
@@ -277,7 +275,7 @@ func stripAddress(err error) error {
 	return err
 }
 
-// busyError is the error for a 429: the peer already sends this image as often as it may.
+// busyError is the error for a 429 response: the peer has reached its sending limit for this image.
 type busyError struct {
 	retryAfter time.Duration // minRetryAfter to maxRetryAfter
 }
@@ -286,15 +284,15 @@ func (e *busyError) Error() string {
 	return fmt.Sprintf("busy: the sending limit is reached, retry in %v", e.retryAfter)
 }
 
-// Limits of what Retry-After may demand.
+// Limits of the delay that Retry-After may request.
 const (
 	minRetryAfter = 100 * time.Millisecond
 	maxRetryAfter = 30 * time.Second
 )
 
-// responseError returns the error for a response whose status is not the expected one, and
-// closes the response: a *busyError, an *httperror.Error, or another error if the status
-// is no error status. It reads at most 4 KiB of the message.
+// responseError returns the error for a response with an unexpected status, and closes the response:
+// a *busyError, an *httperror.Error, or another error if the status is not an error status. It reads
+// at most 4 KiB of the message.
 func responseError(resp *http.Response) error {
 	defer resp.Body.Close()
 	switch {
@@ -305,7 +303,7 @@ func responseError(resp *http.Response) error {
 	}
 	text, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	if err != nil {
-		text = nil // the status is worth more than the reason for a missing message
+		text = nil // the status is more important than the reason why the message is missing
 	}
 	e := httperror.Read(resp.StatusCode, text)
 	e.Message = printable(e.Message, maxMessage)

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Limits of a State from a peer. They are far above what a node has, and small enough for
-// the memory of the receiver.
+// Limits of a State from a peer. A real State is far smaller, and the limits protect the memory of
+// the receiver.
 const (
 	maxDisks  = 1024
 	maxCopies = 1 << 17 // on all disks together
@@ -25,15 +25,15 @@ const (
 // Limits of single values.
 const (
 	maxName    = 253  // bytes of a name of a node or disk, or of a disk's uuid
-	maxMessage = 1024 // bytes of a text for people; longer texts are cut
+	maxMessage = 1024 // bytes of a message; longer messages are truncated
 	maxSize    = 1 << 50
 	maxSpace   = 1 << 60 // bytes of a disk
 	maxSeconds = 1e9
 )
 
-// decodeState reads a State from a peer. It ignores unknown fields and rejects invalid
-// values. Each disk and copy is checked as soon as it is read, so an invalid document of
-// any size costs no more than its first invalid element.
+// decodeState reads a State from a peer. It ignores unknown fields and rejects invalid values. Each
+// disk and copy is checked immediately after it is read, so decoding stops at the first invalid
+// element.
 func decodeState(r io.Reader) (State, error) {
 	d := &decoder{Decoder: json.NewDecoder(r)}
 	if err := d.decodeState(); err != nil {
@@ -45,8 +45,8 @@ func decodeState(r io.Reader) (State, error) {
 type decoder struct {
 	*json.Decoder
 	state  State
-	disk   Disk // the one being decoded
-	copies int  // of all disks so far
+	disk   Disk // the disk that is being decoded
+	copies int  // number of copies of all disks so far
 }
 
 func (d *decoder) decodeState() error {
@@ -121,8 +121,8 @@ func (d *decoder) decodeCopy() error {
 	return nil
 }
 
-// decodeObject reads an object and calls field after each key to read its value. A
-// duplicate key is an error.
+// decodeObject reads an object. It calls field after each key, and field reads the value. A duplicate
+// key is an error.
 func (d *decoder) decodeObject(field func(key string) error) error {
 	if err := d.expect('{'); err != nil {
 		return err
@@ -156,7 +156,7 @@ func (d *decoder) decodeArray(element func() error) error {
 		return err
 	}
 	if t != json.Delim('[') {
-		return fmt.Errorf("%v instead of an array", t)
+		return fmt.Errorf("want an array, got %v", t)
 	}
 	for d.More() {
 		if err := element(); err != nil {
@@ -224,15 +224,14 @@ func compareByID(a, b Copy) int {
 	return strings.Compare(a.UUID, b.UUID)
 }
 
-// check rejects a copy without a valid identity or with contradictory digests. It
-// corrects other values: it replaces words that this version does not know, and cuts long
-// texts. A peer of a newer version must remain readable.
+// check rejects a copy without a valid identity or with contradictory digests. It accepts other
+// values from a newer peer: unknown words are replaced, and long messages are truncated.
 func (c *Copy) check() error {
 	if err := errors.Join(disk.CheckName(c.Name), disk.CheckUUID(c.UUID)); err != nil {
 		return err
 	}
 	for _, size := range []*int64{&c.Size, &c.VirtualSize, &c.RealSize, &c.PartBytes, &c.PartTotal} {
-		if *size < 0 || *size > maxSize { // only this file: the rest of the state may be right
+		if *size < 0 || *size > maxSize { // only this copy is affected
 			c.State, c.Message = disk.Unknown, fmt.Sprintf("its node reports a size of %d bytes", *size)
 			*size = 0
 		}
@@ -248,7 +247,7 @@ func (c *Copy) check() error {
 	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != disk.SHA512 ||
 		!c.SHA256.IsZero() && c.SHA256.Algorithm() != disk.SHA256 ||
 		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != disk.SHA256 {
-		return fmt.Errorf("%s: the algorithm of a digest is not that of its field", c.ID)
+		return fmt.Errorf("%s: the algorithm of a digest does not match its field", c.ID)
 	}
 	if c.State == disk.Ready && c.SHA512.IsZero() {
 		c.State, c.Message = disk.Unknown, "its node reports it as ready without a digest"
@@ -268,8 +267,8 @@ func (f *Failure) check() {
 	f.RetryIn = min(max(f.RetryIn, -maxSeconds), maxSeconds)
 }
 
-// checkNodeOrDiskName returns an error if s cannot be the name of a node or disk. The
-// noun begins the error.
+// checkNodeOrDiskName returns an error if s is not a valid name of a node or disk. The error begins
+// with noun.
 func checkNodeOrDiskName(noun, s string) error {
 	if s == "" || len(s) > maxName || s != printable(s, maxName) {
 		return fmt.Errorf("%s %q: invalid name", noun, printable(s, maxName))
@@ -277,8 +276,8 @@ func checkNodeOrDiskName(noun, s string) error {
 	return nil
 }
 
-// printable returns s for a terminal or a log: cut to n bytes, with spaces in place of
-// control characters and invalid UTF-8.
+// printable returns s for a terminal or a log: truncated to n bytes, with spaces in place of control
+// characters and invalid UTF-8.
 func printable(s string, n int) string {
 	if len(s) > n {
 		s = strings.ToValidUTF8(s[:n], "")

@@ -1,18 +1,18 @@
-// Package peer is the protocol between the managers of a cluster: the HTTP server that
-// publishes the state and the copies of a node, the client that queries it, and the pull
-// of an image from several peers at once.
+// Package peer is the protocol between the managers of a cluster. It contains the HTTP server that
+// publishes the state and the copies of a node, the client that queries it, and the pull of an image
+// from several peers at once.
 //
-// A manager sends requests and its peers respond. Nothing is pushed, and no node passes
-// on what it received from another one.
+// A manager sends requests and its peers respond. No node sends data without a request, and no node
+// forwards data that it received from another node.
 //
 // # The API
 //
-// All requests are GET, for callers with the role peer. Bodies are JSON unless stated
-// otherwise, sizes are in bytes, and an error is {"error": "…"}.
+// All requests are GET requests from callers with the role peer. Bodies are JSON unless stated
+// otherwise, sizes are in bytes, and the body of an error is {"error": "…"}.
 //
 //	/v1/state                                   State: the node, its disks and copies
-//	/v1/state?wait=30s  If-None-Match: ETAG     long poll: the State as soon as its ETag
-//	                                            changes, 304 if it does not in this time
+//	/v1/state?wait=30s  If-None-Match: ETAG     long poll: the State when its ETag
+//	                                            changes, or 304 after the wait
 //	/v1/images/NAME/copies                      State with the copies of this image name
 //	                                            in all generations, observed after the
 //	                                            request arrived
@@ -22,9 +22,9 @@
 //	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with
 //	                                            Range: bytes=FROM-TO, one range of them
 //
-// Values that change all the time, such as free space and progress, are in a State but do
-// not count for its ETag. A wait is limited to one minute. A State is compressed for
-// clients that accept gzip.
+// Values that change all the time, such as free space and progress, are part of a State but do not
+// change its ETag. A wait is limited to one minute. A State is compressed for clients that accept
+// gzip.
 //
 //	400  invalid request
 //	404  the node does not have the copy
@@ -34,52 +34,50 @@
 //	     when to try again
 //	503  the node has not observed its disks yet, is overloaded, or shuts down
 //
-// The server closes the connection when a receiver does not read, when it reads slowly
-// for over a minute while other requests get a 429, and when the file changes while it is
-// sent.
+// The server closes the connection when a receiver does not read, when the file changes while it is
+// sent, and when a receiver reads slowly for more than a minute while other requests get a 429.
 //
 // # Downloads
 //
-// People, browsers and other programs get an image with
+// Users, browsers and other programs download an image with
 //
-//	/v1/images/NAME/download                    the declared generation; ?uuid=UUID: another
+//	/v1/images/NAME/download                    the declared generation, or that of ?uuid=UUID
 //	/v1/images/NAME/download?compress=gzip      compressed while it is sent; or zstd
 //
-// GET and HEAD, with single and multiple ranges, If-Range and If-None-Match. The ETag is
-// strong: the SHA-512 of the image, which Repr-Digest has as well. The file name is
-// NAME.raw or NAME.qcow2, with .gz or .zst appended if it is compressed. The compressed
-// form is another file with other bytes, and has no ranges, ETag or length. Therefore it
-// has an address of its own, and Accept-Encoding has no effect: browsers always send that
-// header, and could not resume any download if it selected the compressed form. Downloads
-// and peers share the sending limit. Each chunk is verified before it is sent: if one
-// does not match the chunk manifest, the connection breaks and the copy is verified.
+// These routes support GET and HEAD, single and multiple ranges, If-Range and If-None-Match. The ETag
+// is strong: it is the SHA-512 of the image, which is also in Repr-Digest. The file name is NAME.raw
+// or NAME.qcow2, with .gz or .zst appended if it is compressed. The compressed form is a different
+// file and has no ranges, ETag or length. It therefore has its own address, and Accept-Encoding has
+// no effect: browsers always send this header, and could not resume a download if it selected the
+// compressed form. Downloads and peers share the sending limit. Each chunk is verified before it is
+// sent: if a chunk does not match the chunk manifest, the server closes the connection and requests
+// the verification of the copy.
 //
 // # Pulling an image
 //
 //	Pull.Into(part):
-//	  receive the chunk manifest that most sources name, from any of them
+//	  receive the chunk manifest whose digest most sources have
 //	  keep the chunks of the partial file that match the manifest
-//	  run one lane for each source, one per node, until all chunks are here:
-//	    take a run of chunks: returned ones, else the next ones, else those of a slow lane
-//	    request it, verify each chunk on arrival, put it into the window
-//	  meanwhile: write the next chunk from the window, or zeros, to the partial file
+//	  run one lane for each source, one per node, until all chunks are received:
+//	    assign a run of chunks: those of a failed lane, else the next ones, else those of a slow lane
+//	    request it, verify each received chunk, store it in the window
+//	  concurrently: write the next chunk of the window, or zeros, to the partial file
 //
-// The partial file hashes the whole image while it is written, so chunks are written in
-// order. Chunks that arrive out of order wait in a window of about 22 MiB. Zeros are never
-// requested. When a source fails, only the chunk it was sending is lost, and the source is
-// not used for 5 s, doubled after each further failure. The same holds for a source whose
-// chunk another source delivers first. A busy source is queried again, as long as any peer
-// sends bytes at least once an hour. The upstream gets a lane too, in two cases: no peer
-// sends anything for 10 s; or the partial file waited for data during most of 10 s, and a
-// probe of 8 MiB shows that the upstream alone is faster than all peers together.
+// The partial file hashes the whole image while it is written, so chunks are written in order. Chunks
+// that arrive out of order wait in a window of about 22 MiB. Zeros are never requested. When a source
+// fails, only the chunk that it was sending is lost, and the source is not used for 5 s; this time
+// doubles after each further failure. A source is treated like a failed one if another source
+// delivers its chunk first. A busy source is queried again while any peer sends bytes at least once
+// an hour. The upstream also gets a lane in two cases: no peer sends anything for 10 s; or the
+// partial file waited for data during most of 10 s, and a probe of 8 MiB shows that the upstream
+// alone is faster than all peers together.
 //
 // # Trust
 //
-// Any caller with the role peer may send requests, and a node trusts what a peer says
-// about its own state. The response is still limited in size and checked for validity on
-// arrival. Bytes are never trusted: a chunk manifest must have the digest that the state
-// names, a chunk must have the hash in the manifest, and the whole file must have the
-// digest of the image.
+// Any caller with the role peer may send requests, and a node trusts the state that a peer publishes
+// about itself. The size of the response is limited, and its values are validated. Bytes are never
+// trusted: a chunk manifest must have the digest in the state, a chunk must have the hash in the
+// manifest, and the whole file must have the digest of the image.
 //
 // # Reading order
 //
@@ -87,10 +85,10 @@
 //	server.go     Server and Node: routes, long polls, fresh observations
 //	cache.go      StateCache: the published State and its ETag
 //	send.go       data and manifest routes: send limit, ranges, slow receivers
-//	download.go   the download route, which verifies what it sends
+//	download.go   the download route, which verifies each chunk before it sends it
 //	client.go     Client: connections, authentication, timeouts; query.go: its requests
 //	decode.go     decoding and checking of a State from a peer
-//	poll.go       Poller: follows the State of all peers by long polls
+//	poll.go       Poller: keeps the State of all peers up to date by long polls
 //	pull.go       Pull: manifest, partial file, single chunks for a repair
 //	scheduler.go  which sources a pull uses: lanes, backoff, upstream
 //	window.go     which lane requests which chunks

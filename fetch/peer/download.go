@@ -17,10 +17,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 )
 
-// maxCompressions is how many downloads a node compresses at once: each needs a core.
+// maxCompressions is the maximum number of concurrent compressed downloads of a node: each needs a
+// CPU.
 const maxCompressions = 2
 
-// download sends an image to a client that is not a peer, see the package comment.
+// download sends an image to a client that is not a peer (see the package comment).
 func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
 	packing, err := outfile.ParseCompression(r.URL.Query().Get("compress"))
@@ -59,7 +60,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		s.node.ReportDamage(ctx, c.ID.Name)
 	}
 	if err != nil {
-		panic(http.ErrAbortHandler) // breaks the connection: the client must not take this for the whole
+		panic(http.ErrAbortHandler) // closes the connection, so that the client detects that the body is incomplete
 	}
 }
 
@@ -70,7 +71,7 @@ func fileExtension(f disk.Format) string {
 	return ".raw"
 }
 
-// sendFile sends the uncompressed image. net/http handles ranges and conditions.
+// sendFile sends the uncompressed image. net/http implements ranges and conditions.
 func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, c Copy) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
@@ -82,7 +83,7 @@ func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *ver
 	return image.readErr
 }
 
-// pacedResponse is a response whose body is written by a pacedWriter.
+// pacedResponse is a response that writes its body through a pacedWriter.
 type pacedResponse struct {
 	http.ResponseWriter
 	body *pacedWriter
@@ -92,9 +93,9 @@ func (r pacedResponse) Write(b []byte) (int, error) { return r.body.Write(b) }
 
 func (r pacedResponse) ReadFrom(src io.Reader) (int64, error) { return r.body.ReadFrom(src) }
 
-// sendCompressed sends the whole image compressed. It sends no length, because that is not
-// known before the end, and supports no ranges, because another version of the compressor
-// may produce other bytes.
+// sendCompressed sends the whole image compressed. It sends no length, because the length is not
+// known before the end. It does not support ranges, because another version of the compressor may
+// produce different bytes.
 func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, packing outfile.Compression, digest disk.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
@@ -125,9 +126,9 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 	return out.Flush()
 }
 
-// findReadyCopy returns a ready copy of the image with this name and the disk that has it.
-// The generation is uuid, or if that is "", the declared one. Without a declaration, the
-// only generation on the node counts, if there is only one.
+// findReadyCopy returns a ready copy of the image with this name, and the disk of the copy. The
+// generation is uuid or, if uuid is "", the declared one. If no generation is declared, the node must
+// have exactly one generation.
 func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *httperror.Error) {
 	state, err := s.node.Copies(ctx, name)
 	if err != nil {
@@ -166,8 +167,8 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Di
 	return nil, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
 }
 
-// verifiedImage is an image for a client that cannot verify it itself: it returns no byte of a chunk
-// that does not match the chunk manifest. It implements io.ReadSeeker.
+// verifiedImage reads an image for a client that cannot verify it: it returns no byte of a chunk that
+// does not match the chunk manifest. It implements io.ReadSeeker.
 type verifiedImage struct {
 	*io.SectionReader
 	file     *disk.Reader
@@ -183,7 +184,7 @@ func openVerifiedImage(d *disk.Disk, id disk.ID) (*verifiedImage, error) {
 	}
 	r, err := d.Open(id)
 	if err == nil && r.Size() != m.Size() {
-		err = errors.Join(fmt.Errorf("open %s: the file has %d bytes, and its chunk manifest is for %d", id, r.Size(), m.Size()), r.Close())
+		err = errors.Join(fmt.Errorf("open %s: the file has %d bytes, but its chunk manifest is for %d bytes", id, r.Size(), m.Size()), r.Close())
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())

@@ -15,48 +15,49 @@ import (
 )
 
 const (
-	// stallTimeout is how long a source may send nothing, or less than 1 KiB/s.
+	// stallTimeout is the time after which a source that sends nothing, or less than 1 KiB/s, has
+	// stalled.
 	stallTimeout = 10 * time.Second
-	// firstRunLength is the run length before the rate is known, and maxRunLength the
-	// limit, in chunks. Runs are long enough that the request costs nothing, and short
-	// enough that little is lost when a source dies.
+	// firstRunLength is the length of a run before the rate is known, and maxRunLength the maximum, in
+	// chunks. The cost of a request is small compared to a run, and little is lost when a source
+	// fails.
 	firstRunLength, maxRunLength = 4, 8
-	// targetRunTime is how long a run should take.
+	// targetRunTime is the intended duration of a run.
 	targetRunTime = 500 * time.Millisecond
 )
 
 var (
 	// errSlow ends a lane because a hedge delivered its chunk first.
 	errSlow = errors.New("much slower than the other sources")
-	// errHedgeLost ends a hedge because the slow lane delivered first after all.
+	// errHedgeLost ends a hedge because the slow lane delivered the chunk first.
 	errHedgeLost = errors.New("another source was faster")
 )
 
 // rangeOpener opens the bytes [from, to) of an image.
 type rangeOpener func(ctx context.Context, from, to int64) (io.ReadCloser, error)
 
-// lane requests runs of chunks from one source, one after the other.
+// lane requests runs of chunks from one source, one run at a time.
 type lane struct {
 	node, disk    string // "" for the upstream
 	open          rangeOpener
 	window        *window // nil if the lane fetches single chunks
 	limiter       *rate.Limiter
 	networkBytes  *atomic.Int64  // counts received bytes
-	peerActivity  *activityClock // touched by each read; nil for the upstream
-	chunkProgress *activityClock // touched by each valid chunk
-	shouldStop    func() bool    // called between runs; nil: the lane stops only when all is received
-	quota         int64          // chunks of a probe, which runs do not exceed; 0: no probe
+	peerActivity  *activityClock // updated by each read; nil for the upstream
+	chunkProgress *activityClock // updated by each valid chunk
+	shouldStop    func() bool    // called between runs; nil: the lane stops only when all chunks are received
+	quota         int64          // maximum number of chunks of a probe; 0: the lane is not a probe
 
-	delivered int64         // chunks that were valid and still missing
-	busyTime  time.Duration // spent on runs
+	delivered int64         // number of chunks that were valid and still missing
+	busyTime  time.Duration // total duration of the runs
 
 	// The mutex of the window guards the following fields, except receivedBytes.
 	rate            float64   // bytes per second; 0: not known yet
-	receiving       int64     // number of the chunk being received; -1: none
+	receiving       int64     // index of the chunk that is being received; -1: none
 	receivingLength int64     // its length in bytes
-	receivingSince  time.Time // when it began, or for the first one, when the request did
+	receivingSince  time.Time // start of the chunk; for the first chunk of a run, start of the request
 	receivedBytes   atomic.Int64
-	cancel          context.CancelCauseFunc // ends the request; nil: none is pending
+	cancel          context.CancelCauseFunc // ends the request; nil: no request is pending
 }
 
 // newLane returns a lane for a peer.
@@ -73,7 +74,7 @@ func (t *transfer) newUpstreamLane() *lane {
 	return &lane{open: t.upstream.open, window: t.window, limiter: t.limiter, networkBytes: &t.progress.UpstreamBytes, chunkProgress: &t.chunkProgress}
 }
 
-// name identifies the source of the lane in a healthTable.
+// name returns the name of the source in a healthTable.
 func (l *lane) name() string {
 	if l.node == "" {
 		return upstreamName
@@ -81,8 +82,8 @@ func (l *lane) name() string {
 	return Source{Address: Address{Node: l.node}, Disk: l.disk}.name()
 }
 
-// run fetches runs until all chunks are received. An error says why the source should not
-// be used for now.
+// run fetches runs until all chunks are received. An error is the reason why the source should not be
+// used for a while.
 func (l *lane) run(ctx context.Context) error {
 	l.window.addLane()
 	defer l.window.removeLane()
@@ -104,7 +105,7 @@ func (l *lane) run(ctx context.Context) error {
 	}
 }
 
-// fetchRun requests the chunks of r and delivers each one as it arrives.
+// fetchRun requests the chunks of r and delivers each chunk when it is received.
 func (l *lane) fetchRun(ctx context.Context, r chunkRun) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -124,8 +125,8 @@ func (l *lane) fetchRun(ctx context.Context, r chunkRun) error {
 	return nil
 }
 
-// openRange opens a range of the image. It cancels the request if there is no response
-// within stallTimeout.
+// openRange opens a range of the image. It cancels the request if there is no response within
+// stallTimeout.
 func (l *lane) openRange(ctx context.Context, cancel context.CancelCauseFunc, from, to int64) (io.ReadCloser, error) {
 	timer := time.AfterFunc(stallTimeout, func() { cancel(fmt.Errorf("no response in %v", stallTimeout)) })
 	defer timer.Stop()
@@ -136,13 +137,13 @@ func (l *lane) openRange(ctx context.Context, cancel context.CancelCauseFunc, fr
 	return body, nil
 }
 
-// pacedReader returns a reader of body that counts bytes, obeys the limit, and cancels the
+// pacedReader returns a reader of body that counts bytes, applies the rate limit, and cancels the
 // request when it stalls.
 func (l *lane) pacedReader(ctx context.Context, cancel context.CancelCauseFunc, body io.Reader) io.Reader {
 	return fetch.RateLimitReader(ctx, fetch.StallReader(countingReader{body, l}, stallTimeout, cancel), l.limiter)
 }
 
-// causeOf returns the cause if ctx has ended, because err is then only its consequence.
+// causeOf returns the cause of ctx if ctx has ended, because err is then only a consequence of it.
 func causeOf(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -178,7 +179,7 @@ func (l *lane) readChunk(from io.Reader, n int64, data []byte) error {
 	return l.checkChunk(n, data, want)
 }
 
-// checkChunk compares the hash of chunk n with the one in the chunk manifest.
+// checkChunk compares the hash of chunk n with the hash in the chunk manifest.
 func (l *lane) checkChunk(n int64, data []byte, want disk.ChunkHash) error {
 	if disk.HashChunk(data) != want {
 		return &InvalidDataError{l.node, l.disk, fmt.Errorf("chunk %d does not match the chunk manifest", n)}
@@ -186,7 +187,7 @@ func (l *lane) checkChunk(n int64, data []byte, want disk.ChunkHash) error {
 	return nil
 }
 
-// unexpectedEOF replaces io.EOF: an end before the end of a chunk is an error.
+// unexpectedEOF replaces io.EOF by io.ErrUnexpectedEOF: the body must not end within a chunk.
 func unexpectedEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -212,8 +213,7 @@ func (c countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// activityClock is the time of the latest of some events. Any number of lanes may touch it
-// concurrently.
+// activityClock is the time of the latest event of a kind. It is safe for concurrent use.
 type activityClock struct {
 	start  time.Time
 	latest atomic.Int64 // nanoseconds after start
@@ -225,7 +225,8 @@ func (c *activityClock) since() time.Duration {
 	return time.Since(c.start) - time.Duration(c.latest.Load())
 }
 
-// setRequest records that a request begins, which cancel ends, or with nil, that it ended.
+// setRequest records that a request begins, which cancel ends. With nil, it records that the request
+// ended.
 func (l *lane) setRequest(cancel context.CancelCauseFunc) {
 	l.window.mu.Lock()
 	defer l.window.mu.Unlock()
@@ -233,9 +234,9 @@ func (l *lane) setRequest(cancel context.CancelCauseFunc) {
 	l.receivedBytes.Store(0)
 }
 
-// startReceiving records that chunk n of the request is next. The time until the response
-// counts for the first chunk, so that a source with a long latency has a low rate. The
-// caller holds the mutex of the window.
+// startReceiving records that the next chunk of the request is n. The time until the response counts
+// as time of the first chunk, so that a source with a high latency has a low rate. The caller must
+// hold the mutex of the window.
 func (l *lane) startReceiving(n, length int64) {
 	if l.receiving >= 0 {
 		l.receivingSince = time.Now()
@@ -244,8 +245,8 @@ func (l *lane) startReceiving(n, length int64) {
 	l.receivedBytes.Store(0)
 }
 
-// updateRate updates the rate with the chunk that was just received. Each chunk has half
-// the weight of its successor.
+// updateRate updates the rate after a chunk was received. Each chunk has half the weight of the
+// following chunk.
 func (l *lane) updateRate() {
 	l.window.mu.Lock()
 	defer l.window.mu.Unlock()
@@ -256,16 +257,16 @@ func (l *lane) updateRate() {
 	l.rate = (l.rate + now) / 2
 }
 
-// cancelChunk ends the request if it is receiving chunk n. The caller holds the mutex of
-// the window.
+// cancelChunk ends the request if it is receiving chunk n. The caller must hold the mutex of the
+// window.
 func (l *lane) cancelChunk(n int64, cause error) {
 	if l.receiving == n && l.cancel != nil {
 		l.cancel(cause)
 	}
 }
 
-// runLength returns how many chunks to request at once if so many lanes run: at most half
-// of the lane's share of the window. The caller holds the mutex of the window.
+// runLength returns the number of chunks to request at once while this number of lanes runs: at most
+// half of the lane's share of the window. The caller must hold the mutex of the window.
 func (l *lane) runLength(lanes int) int {
 	length := firstRunLength
 	if l.rate > 0 {
@@ -277,7 +278,7 @@ func (l *lane) runLength(lanes int) int {
 	return max(1, min(length, l.window.size()/(2*max(lanes, 1))))
 }
 
-// chunkTime estimates how long the source needs for a chunk. The caller holds the mutex of
+// chunkTime estimates the time that the source needs for a chunk. The caller must hold the mutex of
 // the window.
 func (l *lane) chunkTime() time.Duration {
 	if l.rate == 0 {
@@ -286,8 +287,8 @@ func (l *lane) chunkTime() time.Duration {
 	return time.Duration(disk.ChunkSize / l.rate * float64(time.Second))
 }
 
-// timeLeft estimates how much longer the chunk being received will take. The caller holds
-// the mutex of the window.
+// timeLeft estimates the remaining time of the chunk that is being received. The caller must hold the
+// mutex of the window.
 func (l *lane) timeLeft() time.Duration {
 	if l.cancel == nil {
 		return 0
@@ -295,11 +296,11 @@ func (l *lane) timeLeft() time.Duration {
 	elapsed, received := time.Since(l.receivingSince), float64(l.receivedBytes.Load())
 	missing := max(0, float64(l.receivingLength)-received)
 	switch {
-	case l.rate > 0 && elapsed < 2*l.chunkTime(): // not overdue: the rate so far holds
+	case l.rate > 0 && elapsed < 2*l.chunkTime(): // not overdue: assume the known rate
 		return time.Duration(missing / l.rate * float64(time.Second))
-	case received < 1: // overdue without a byte: as long again
+	case received < 1: // overdue without a byte: assume the same time again
 		return elapsed
 	}
-	// Overdue: by the rate of this chunk, but never less than the time that it took.
+	// Overdue: assume the rate of this chunk, but at least the elapsed time.
 	return time.Duration(min(float64(elapsed)*max(1, missing/received), float64(time.Hour)))
 }

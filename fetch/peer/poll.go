@@ -9,32 +9,30 @@ import (
 	"time"
 )
 
-// Observation is what a Poller knows about a peer. Its times have monotonic readings of
-// this node's clock.
+// Observation is the known state of a peer. Its times contain monotonic readings of this node's
+// clock.
 type Observation struct {
-	// State is the last one received. It is current if Problem is "". It must not be
-	// modified.
+	// State is the last received State. It is current if Problem is "". It must not be modified.
 	State State
 	URL   string // the declared address
-	// Polled: at least one request has ended, successfully or not.
+	// Polled is true after the first request has ended, successfully or not.
 	Polled bool
-	// Problem says why the peer does not respond; "" if it does.
+	// Problem is the reason why the peer does not respond; "" if it responds.
 	Problem string
-	// LastSuccess is when the last successful request was sent, so State is not older than
-	// that; zero if there was none.
+	// LastSuccess is the time when the last successful request was sent; State is not older. It is
+	// zero if no request was successful.
 	LastSuccess time.Time
-	// Received is when State arrived. Relative times in State are relative to this.
+	// Received is the time when State was received. Relative times in State refer to it.
 	Received time.Time
-	// LastSeen is when the peer was last known to be reachable: its last response, or the
-	// end of the pending request that failed. Before any response it is the start of
-	// polling.
+	// LastSeen is the last time when the peer was known to be reachable: its last response, or the end
+	// of the pending request that failed. Before the first response it is the start of polling.
 	LastSeen time.Time
 
 	etag string
 }
 
-// Poller follows the State of peers. One request to each peer, usually a long poll, is
-// pending all the time. Its methods may be called concurrently.
+// Poller keeps the States of peers up to date. One request to each peer, usually a long poll, is
+// always pending. It is safe for concurrent use.
 type Poller struct {
 	client  *Client
 	config  pollConfig
@@ -49,14 +47,14 @@ type Poller struct {
 type polledPeer struct {
 	url         string
 	observation Observation
-	cancel      context.CancelFunc // nil if the peer has no address to poll
+	cancel      context.CancelFunc // nil if the peer has no address
 }
 
-// pollConfig is how often a peer is polled.
+// pollConfig contains the intervals of polling.
 type pollConfig struct {
-	wait        time.Duration // of one long poll
+	wait        time.Duration // wait of one long poll
 	minInterval time.Duration // between the starts of two requests
-	firstRetry  time.Duration // after the first failure; doubles with each further one
+	firstRetry  time.Duration // delay after the first failure; it doubles with each further failure
 	maxRetry    time.Duration
 }
 
@@ -67,10 +65,9 @@ func NewPoller(c *Client) *Poller {
 	return &Poller{client: c, config: defaultPolling, changed: make(chan struct{}, 1), peers: map[string]*polledPeer{}}
 }
 
-// SetPeers polls exactly these nodes from now on: nodes maps their names to URLs, "" for a
-// node without a declared address. The observation of a node whose URL did not change is
-// kept. SetPeers does not wait for a response. Polling ends when the ctx of the call that
-// added the node ends, or with Close.
+// SetPeers replaces the polled nodes: nodes maps their names to URLs; "" is a node without a declared
+// address. If the URL of a node did not change, its observation is kept. SetPeers does not wait for a
+// response. Polling of a node ends when the ctx of the call that added the node ends, or with Close.
 func (p *Poller) SetPeers(ctx context.Context, nodes map[string]string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +106,7 @@ func (peer *polledPeer) stop() {
 	}
 }
 
-// Observations returns what is known about each peer, by name.
+// Observations returns the observation of each peer, by name.
 func (p *Poller) Observations() map[string]Observation {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,8 +117,8 @@ func (p *Poller) Observations() map[string]Observation {
 	return all
 }
 
-// Changed returns a channel that receives a value after an observation changed, except
-// for volatile values and times. Several changes may be one value.
+// Changed returns a channel that receives a value after an observation changed, except for volatile
+// values and times. Several changes may send only one value.
 func (p *Poller) Changed() <-chan struct{} { return p.changed }
 
 // Close ends all requests and waits for their goroutines.
@@ -149,13 +146,13 @@ func (p *Poller) record(peer *polledPeer, now Observation) {
 func (p *Poller) notify() {
 	select {
 	case p.changed <- struct{}{}:
-	default: // the pending value covers this change too
+	default: // the value in the channel stands for this change too
 	}
 }
 
-// poll polls one peer until ctx ends. The first request, and each one after a failure, is
-// not a long poll, so that a peer that is reachable again is noticed at once even if its
-// State did not change.
+// poll polls one peer until ctx ends. The first request, and each request after a failure, is not a
+// long poll, so that a peer that is reachable again is detected immediately even if its State did not
+// change.
 func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 	last := Observation{URL: at.URL, LastSeen: peer.observation.LastSeen}
 	retry := p.config.firstRetry
@@ -183,7 +180,7 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 	}
 }
 
-// query sends one request and returns the observation after it.
+// query sends one request and returns the new observation.
 func (p *Poller) query(ctx context.Context, last Observation, at Address, wait time.Duration) Observation {
 	start := time.Now()
 	s, etag, err := p.client.State(ctx, at, last.etag, wait)
@@ -204,7 +201,7 @@ func (p *Poller) query(ctx context.Context, last Observation, at Address, wait t
 	return last
 }
 
-// jitter returns 75 to 125 % of d, so that nodes do not poll at the same moment.
+// jitter returns 75 to 125 % of d, so that nodes do not poll at the same time.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration((0.75 + rand.Float64()/2) * float64(d))
 }

@@ -16,33 +16,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Pull receives an image from the peers that have it. Its fields must not change after
-// its first use. One Pull is for one image and for one call at a time; it remembers from
-// call to call which sources failed.
+// Pull receives an image from the peers that have it. Its fields must not be changed after the first
+// use. A Pull is for one image and is not safe for concurrent use. It remembers between calls which
+// sources failed.
 type Pull struct {
 	Client *Client
-	// Sources returns the ready copies on peers at this moment. It is called about once a
-	// second, by one goroutine at a time, and must not block.
+	// Sources returns the ready copies that peers have now. It is called about once a second, by one
+	// goroutine at a time, and must not block.
 	Sources func() []Source
-	// Upstream is read if the peers do not suffice (see the package comment); nil: never.
+	// Upstream is read if the peers are too slow (see the package comment); nil: never.
 	Upstream *fetch.RangeReader
-	Limit    int64 // bytes per second, for all sources together; 0: no limit
+	Limit    int64 // bytes per second of all sources together; 0: no limit
 	// Progress is updated during the transfer. It may be nil.
 	Progress *fetch.Progress
-	// Warn is called with an *InvalidDataError when a source sent bytes that do not match.
-	// It may be nil, and must not block.
+	// Warn is called with an *InvalidDataError when a source sent bytes that do not match. It may be
+	// nil, and must not block.
 	Warn func(error)
-	// Final reports whether the failure of one source ends the whole transfer; nil: no
-	// failure does, because another source may succeed.
+	// Final reports whether the failure of one source ends the whole transfer. nil: no failure does,
+	// because another source may succeed.
 	Final func(error) bool
-	// MaxBackoff is the longest time for which a source is not used after a failure;
-	// 0: 5 minutes.
+	// MaxBackoff is the maximum time for which a source is not used after a failure; 0: 5 minutes.
 	MaxBackoff time.Duration
 
 	health healthTable
 }
 
-// InvalidDataError means that a source sent bytes that are not those of the image.
+// InvalidDataError means that a source sent wrong bytes.
 type InvalidDataError struct {
 	Node, Disk string // the source; Node is "" for the upstream
 	Err        error
@@ -66,15 +65,15 @@ type transfer struct {
 	window         *window
 	manifestDigest disk.Digest
 
-	peerActivity activityClock // last byte from any peer
-	peerBusy     activityClock // last 429 from any peer
-	// chunkProgress is the last valid chunk, from any source or from the partial file, or
-	// the last event that counts as one because it explains why no chunk arrives.
+	peerActivity activityClock // time of the last byte from any peer
+	peerBusy     activityClock // time of the last 429 from any peer
+	// chunkProgress is the time of the last valid chunk, from any source or from the partial file.
+	// Some events that explain the lack of chunks also set it.
 	chunkProgress activityClock
 
 	lanes        map[string]*lane // running, by source name
 	laneEnds     chan laneEnd
-	allRequested bool // every chunk is here: no lane has any work left
+	allRequested bool // every chunk is received: no lane has work left
 	upstream     upstreamFallback
 }
 
@@ -91,19 +90,19 @@ func (p *Pull) newTransfer() *transfer {
 	}
 	t.peerActivity.start = time.Now()
 	t.chunkProgress.start = t.peerActivity.start
-	t.peerBusy.start = t.peerActivity.start.Add(-maxBusyTime) // no 429 yet
+	t.peerBusy.start = t.peerActivity.start.Add(-maxBusyTime) // as if the last 429 were long ago
 	if p.Upstream != nil {
 		t.upstream.open = p.Upstream.Open
 	}
 	return t
 }
 
-// Into fills part with an image of size bytes. It returns when the file is complete; the
-// caller commits it. It keeps the bytes in part that belong to the same image. Every chunk
-// is verified against the chunk manifest that the sources name, but only the digest of the
-// whole file, which Commit compares, proves that this is the right image. When ctx ends,
-// Into returns within one read. The errors are those of fetch.Client.Download. If no
-// source can be used for 30 s, the error has the reason for each.
+// Into fills part with an image of size bytes. It returns when the file is complete; the caller
+// commits it. It keeps the bytes in part that belong to the same image. It verifies every chunk
+// against the chunk manifest of the sources. But only the digest of the whole file, which Commit
+// compares, proves that the image is the right one. When ctx ends, Into returns within one read. The
+// errors are those of fetch.Client.Download. If no source can be used for 30 s, the error contains
+// the reason for each source.
 func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
 	return fetch.ClassifyDiskError(p.newTransfer().intoPart(ctx, part, size))
 }
@@ -117,16 +116,15 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) er
 	if err := t.preparePart(part, m); err != nil {
 		return err
 	}
-	t.chunkProgress.touch() // preparePart may have read the whole file, for minutes
+	t.chunkProgress.touch() // preparePart may have read the whole file for minutes
 	t.progress.Total.Store(size)
 	t.progress.Done.Store(part.Offset())
 	return t.fillPart(ctx, part, m)
 }
 
-// Chunks receives the chunks from number first to the end of the image with manifest m,
-// and passes them to put in order, verified. For a chunk of zeros, which is not requested,
-// chunk is nil. put must not keep chunk after it returns. The errors are those of Into and
-// of put.
+// Chunks receives the chunks from index first to the end of the image with manifest m, verifies them,
+// and passes them to put in order. A chunk of zeros is not requested, and the argument chunk is nil.
+// put must not keep chunk after it returns. The errors are those of Into and of put.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
 	t := p.newTransfer()
 	return fetch.ClassifyDiskError(t.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
@@ -134,7 +132,7 @@ func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put fu
 	}))
 }
 
-// preparePart keeps the chunks of part that match m, or empties it.
+// preparePart keeps the chunks of part that match m. If none match, it empties part.
 func (t *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
 	data, err := m.DataSize()
 	if err != nil {
@@ -172,13 +170,12 @@ func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 	})
 }
 
-// chunkCount returns the number of chunks of so many bytes. The last chunk of an image may
-// be short.
+// chunkCount returns the number of chunks of an image of the given size. The last chunk may be short.
 func chunkCount(bytes int64) int64 { return (bytes + disk.ChunkSize - 1) / disk.ChunkSize }
 
-// run receives the chunks from number first to the end, and passes them to put in order,
-// nil for zeros. put returns a buffer in exchange for the one that it keeps: disk.Part
-// keeps each chunk until it is hashed and written.
+// run receives the chunks from index first to the end, and passes them to put in order; nil means
+// zeros. put keeps the buffer and returns another one, because disk.Part uses each chunk until it is
+// hashed and written.
 func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
 	t.Client.activePulls.Add(1)
 	defer t.Client.activePulls.Add(-1)
@@ -188,7 +185,7 @@ func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put f
 	var scheduler sync.WaitGroup
 	scheduler.Go(func() {
 		if err := t.supervise(ctx); err != nil {
-			cancel(err) // ends putNext
+			cancel(err) // unblocks putNext
 		}
 	})
 	defer scheduler.Wait()
@@ -231,13 +228,13 @@ func (e *manifestError) Error() string { return e.err.Error() }
 
 var errNoManifest = errors.New("no chunk manifest yet")
 
-// ManifestReceiver stores the chunk manifest of an image of size bytes, which it reads
-// from r, and fails with a *disk.ChecksumError if its digest is not want. An example is
+// ManifestReceiver reads the chunk manifest of an image of size bytes from r and stores it. It
+// returns a *disk.ChecksumError if the digest of the manifest is not want. An example is
 // disk.Part.ReceiveManifest.
 type ManifestReceiver func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
 
-// Manifest receives the chunk manifest of an image of size bytes: the one that most
-// sources name. The errors are those of Into.
+// Manifest receives the chunk manifest of an image of size bytes. If sources have different
+// manifests, it prefers the one that most sources have. The errors are those of Into.
 func (p *Pull) Manifest(ctx context.Context, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
 	m, err := p.newTransfer().receiveManifest(ctx, size, receive)
 	return m, fetch.ClassifyDiskError(err)
@@ -272,8 +269,8 @@ func (t *transfer) receiveManifest(ctx context.Context, size int64, receive Mani
 	}
 }
 
-// waitForRetry waits until a source may be available again. It fails when ctx ends, or
-// when it is time to give up.
+// waitForRetry waits until a source may be available again. It returns an error when ctx ends, or
+// when giveUpAfter has passed without progress.
 func (t *transfer) waitForRetry(ctx context.Context) error {
 	if t.shouldGiveUp() {
 		return t.health.noSourceError()
@@ -286,8 +283,7 @@ func (t *transfer) waitForRetry(ctx context.Context) error {
 	}
 }
 
-// byManifestVotes sorts the sources: first those with the manifest digest that most
-// sources have.
+// byManifestVotes sorts the sources: first those with the manifest digest that most sources have.
 func byManifestVotes(sources []Source) []Source {
 	votes := map[disk.Digest]int{}
 	for _, s := range sources {
@@ -306,7 +302,7 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64
 	}
 	defer body.Close()
 	if want := chunkCount(size) * int64(len(disk.ChunkHash{})); length != want {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes instead of %d", length, want)}
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d", length, want)}
 	}
 	t.progress.PeerBytes.Add(length)
 	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), size, s.ManifestDigest)
@@ -319,14 +315,14 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64
 	return nil, causeOf(ctx, err)
 }
 
-// isLocal reports whether err is an error of this node, which no other source can avoid.
+// isLocal reports whether err is an error of this node, which would occur with every source.
 func isLocal(err error) bool {
 	_, file := errors.AsType[*fs.PathError](err)
 	return file || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge)
 }
 
-// ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image
-// of size bytes from any peer, or else from the upstream. The errors are those of Into.
+// ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image of size
+// bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into.
 func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk { return p.newTransfer().chunkFetcher(size) }
 
 func (t *transfer) chunkFetcher(size int64) disk.FetchChunk {
@@ -339,14 +335,14 @@ func (t *transfer) chunkFetcher(size int64) disk.FetchChunk {
 	}
 }
 
-// fetchChunk requests a chunk from each available source in turn, until one sends it or it
-// is time to give up.
+// fetchChunk requests a chunk from one available source after the other, until a source sends it or
+// giveUpAfter has passed without progress.
 func (t *transfer) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash, data []byte) error {
 	for {
 		for _, l := range t.singleChunkLanes() {
 			err := l.fetchChunk(ctx, n, hash, data)
 			if err == nil {
-				t.health.of(l.name()).failures = 0 // a repair may take hours: old failures do not count
+				t.health.of(l.name()).failures = 0 // old failures do not count, because a repair may take hours
 				return nil
 			}
 			if ctx.Err() != nil {

@@ -17,13 +17,12 @@ import (
 // maxStateSize limits the JSON of a State, both compressed and decompressed.
 const maxStateSize = 64 << 20
 
-// ErrUnchanged means that the State still has the ETag of the request.
+// ErrUnchanged means that the ETag of the State is still the ETag of the request.
 var ErrUnchanged = errors.New("unchanged")
 
-// State returns the published State of the node at an address, and its ETag. If etag is
-// the ETag of an earlier response, this is a long poll: the node responds as soon as its
-// State changes, and after wait (one minute at most) at the latest. The error is
-// ErrUnchanged if there was no change.
+// State returns the published State of the node at an address, and its ETag. If etag is the ETag of
+// an earlier response, the request is a long poll: the node responds when its State changes, or after
+// wait (one minute at most). If the State did not change, the error is ErrUnchanged.
 func (c *Client) State(ctx context.Context, at Address, etag string, wait time.Duration) (State, string, error) {
 	wait = min(max(wait, 0), maxWait)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait+stateTimeout, errTimeout)
@@ -47,9 +46,9 @@ func (c *Client) State(ctx context.Context, at Address, etag string, wait time.D
 	return s, resp.Header.Get("ETag"), err
 }
 
-// Copies returns the State of the node at an address with only the copies of one image
-// name. The node observes them after it received the request, so the response is evidence
-// of what is on its disks now. The time limit is 30 s, or that of ctx.
+// Copies returns the State of the node at an address with only the copies of one image name. The node
+// observes its disks after it received the request, so the response is current. The timeout is 30 s
+// or the deadline of ctx.
 func (c *Client) Copies(ctx context.Context, at Address, name string) (State, error) {
 	if err := disk.CheckName(name); err != nil {
 		return State{}, err
@@ -78,14 +77,14 @@ func (c *Client) Copies(ctx context.Context, at Address, name string) (State, er
 
 func acceptGzip() http.Header { return http.Header{"Accept-Encoding": {"gzip"}} }
 
-// readState decodes the response of the node at an address and closes it.
+// readState decodes the response of the node at an address and closes the response.
 func readState(resp *http.Response, at Address) (State, error) {
 	s, err := decodeResponse(resp)
 	if err != nil {
 		return State{}, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
 	}
 	if s.Node != at.Node {
-		return State{}, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
+		return State{}, fmt.Errorf("%s is the address of node %s, not of node %s", at.URL, s.Node, at.Node)
 	}
 	return s, nil
 }
@@ -115,7 +114,7 @@ func decodeResponse(resp *http.Response) (State, error) {
 
 var errTooLarge = errors.New("the response is too large")
 
-// limitSize returns a reader of r that fails with errTooLarge after maxStateSize bytes.
+// limitSize returns a reader of r that returns errTooLarge after maxStateSize bytes.
 func limitSize(r io.Reader) io.Reader { return &sizeLimiter{r: r, left: maxStateSize} }
 
 type sizeLimiter struct {
@@ -123,8 +122,8 @@ type sizeLimiter struct {
 	left int64
 }
 
-// Read fills p if possible. After each read, the JSON decoder scans all white space since
-// the last token again: with many small reads, 64 MiB of spaces would take it hours.
+// Read fills p if possible. After each read, the JSON decoder scans all white space since the last
+// token again: with many small reads, it would need hours for 64 MiB of spaces.
 func (l *sizeLimiter) Read(p []byte) (n int, err error) {
 	for n < len(p) && err == nil {
 		if l.left <= 0 {
@@ -138,10 +137,10 @@ func (l *sizeLimiter) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// openRange returns a reader of the bytes [from, to) of an image. It returns exactly these
-// bytes or an error: a *busyError, an *httperror.Error, or io.ErrUnexpectedEOF if the
-// connection breaks. The caller limits the time for the body. The connection is used again
-// if the body is read to its end before it is closed.
+// openRange returns a reader of the bytes [from, to) of an image. It returns exactly these bytes or
+// an error: a *busyError, an *httperror.Error, or io.ErrUnexpectedEOF if the connection breaks. The
+// caller limits the time for the body. If the body is read to its end before it is closed, the
+// connection is used again.
 func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
 	r := s.request("data")
 	r.header = http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", from, to-1)}}
@@ -157,8 +156,8 @@ func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.Re
 	return resp.Body, nil
 }
 
-// openManifest returns a reader of the chunk manifest of an image, 32 bytes for each
-// chunk, and its length in bytes. The errors are those of openRange.
+// openManifest returns a reader of the chunk manifest of an image (32 bytes for each chunk) and its
+// length in bytes. The errors are those of openRange.
 func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
 	resp, err := c.openBytes(ctx, s.request("manifest"), http.StatusOK)
 	if err != nil {
@@ -178,8 +177,8 @@ func (s Source) request(route string) request {
 	}
 }
 
-// openBytes sends a request for bytes that must arrive unencoded, in a response with the
-// status want.
+// openBytes sends a request for bytes that must not be encoded. The response must have the status
+// want.
 func (c *Client) openBytes(ctx context.Context, r request, want int) (*http.Response, error) {
 	r.header.Set("Accept-Encoding", "identity")
 	resp, err := c.do(ctx, r)

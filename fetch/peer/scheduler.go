@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// maxLanes is how many peers a transfer requests from at once.
+	// maxLanes is the number of peers from which a transfer requests chunks at the same time.
 	maxLanes = 8
-	// giveUpAfter is how long a transfer continues without a usable source.
+	// giveUpAfter is the time without a usable source after which a transfer fails.
 	giveUpAfter = 30 * time.Second
-	// maxDrops is how many consecutive connections to a source may drop before they count
-	// as no progress.
+	// maxDrops is the number of consecutive dropped connections of a source that still count as
+	// progress.
 	maxDrops = 3
-	// maxBusyTime is how long a transfer waits for peers that only send 429.
+	// maxBusyTime is the time for which a transfer waits for peers that only send 429.
 	maxBusyTime = time.Hour
 )
 
-// laneEnd is how a lane ended.
+// laneEnd is the result of a lane.
 type laneEnd struct {
 	lane *lane
 	err  error
 }
 
-// supervise runs a lane for each usable source until ctx ends. It fails when the transfer
+// supervise runs a lane for each usable source until ctx ends. It returns an error when the transfer
 // cannot continue.
 func (t *transfer) supervise(ctx context.Context) error {
 	var lanes sync.WaitGroup
@@ -61,13 +61,13 @@ func (t *transfer) supervise(ctx context.Context) error {
 	}
 }
 
-// shouldGiveUp reports whether for giveUpAfter no chunk arrived and no peer was busy.
+// shouldGiveUp reports whether no chunk arrived and no peer was busy for giveUpAfter.
 func (t *transfer) shouldGiveUp() bool {
 	return min(t.chunkProgress.since(), t.peerBusy.since()) >= giveUpAfter
 }
 
-// startLanes starts a lane for each available source without one, at most one per node. If
-// no lane runs and no source is available, it uses degraded sources.
+// startLanes starts a lane for each available source without a lane, at most one per node. If no lane
+// runs and no other source is available, it uses degraded sources.
 func (t *transfer) startLanes(ctx context.Context, lanes *sync.WaitGroup) {
 	if t.allRequested {
 		return
@@ -89,16 +89,15 @@ func (t *transfer) startLanes(ctx context.Context, lanes *sync.WaitGroup) {
 	}
 }
 
-// shuffledSources returns the sources in random order, to spread the load of many
-// receivers.
+// shuffledSources returns the sources in random order, so that many receivers distribute their load.
 func (t *transfer) shuffledSources() []Source {
 	sources := slices.Clone(t.Sources())
 	rand.Shuffle(len(sources), func(i, j int) { sources[i], sources[j] = sources[j], sources[i] })
 	return sources
 }
 
-// startLane starts a lane for s, unless there is one for the same node, or s has another
-// chunk manifest. It reports whether it did.
+// startLane starts a lane for s, unless a lane for the same node runs or s has another chunk
+// manifest. It reports whether it started a lane.
 func (t *transfer) startLane(ctx context.Context, lanes *sync.WaitGroup, s Source) bool {
 	if len(t.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.ManifestDigest != t.manifestDigest {
 		return false
@@ -117,7 +116,7 @@ func (t *transfer) launchLane(ctx context.Context, lanes *sync.WaitGroup, l *lan
 	lanes.Go(func() { t.laneEnds <- laneEnd{l, l.run(ctx)} })
 }
 
-// laneEnded records how a lane ended. It returns an error if the transfer must end.
+// laneEnded records the result of a lane. It returns an error if the transfer must end.
 func (t *transfer) laneEnded(e laneEnd) error {
 	delete(t.lanes, e.lane.name())
 	switch {
@@ -136,9 +135,9 @@ func (t *transfer) laneEnded(e laneEnd) error {
 	h := t.health.of(e.lane.name())
 	h.recordFailure(e.err, e.lane.delivered, cmp.Or(t.MaxBackoff, defaultMaxBackoff))
 	if isConnectionDrop(e.err) && h.failures <= maxDrops {
-		t.chunkProgress.touch() // on a slow connection one chunk may take longer than giveUpAfter
+		t.chunkProgress.touch() // on a slow connection, one chunk may take longer than giveUpAfter
 	}
-	if h.busy && t.peerActivity.since() < maxBusyTime { // after that, the peer's sends probably hang
+	if h.busy && t.peerActivity.since() < maxBusyTime { // after that, the sends of the peer probably hang
 		t.peerBusy.touch()
 	}
 	if isInvalidData(e.err) && t.Warn != nil {
@@ -148,45 +147,45 @@ func (t *transfer) laneEnded(e laneEnd) error {
 }
 
 const (
-	// peerTimeout is how long peers may send nothing before the upstream is read. It is
-	// also the time over which the rate of the peers is measured.
+	// peerTimeout is the time without a byte from a peer after which the upstream is read. It is also
+	// the period over which the rate of the peers is measured.
 	peerTimeout = 10 * time.Second
-	// probeChunks is how many chunks a probe of the upstream reads.
+	// probeChunks is the number of chunks that a probe of the upstream reads.
 	probeChunks = 8
-	// firstProbeInterval is the time between the first and the second probe; it doubles.
+	// firstProbeInterval is the interval between the first and the second probe; it doubles each time.
 	firstProbeInterval = time.Minute
 )
 
-// upstreamName is the name of the upstream in errors and in the healthTable. The name of a
-// peer has a slash.
+// upstreamName is the name of the upstream in errors and in the healthTable. It has no slash, unlike
+// the name of a peer.
 const upstreamName = "upstream"
 
-// errNotNeeded ends the upstream lane because the peers suffice.
+// errNotNeeded ends the upstream lane because the peers are fast enough.
 var errNotNeeded = errors.New("not needed")
 
-// upstreamFallback decides whether a transfer reads the upstream too. The nodes of a
-// cluster should read each byte from the upstream only once altogether, but no transfer
-// should be slower than the upstream alone would be.
+// upstreamFallback decides whether a transfer also reads the upstream. All nodes of a cluster
+// together should read each byte from the upstream only once, but no transfer should be slower than
+// from the upstream alone.
 type upstreamFallback struct {
 	open          rangeOpener   // nil: there is no upstream
-	samples       []sample      // of the last peerTimeout, at least half a second apart
-	firstByte     time.Time     // when the first byte arrived from a peer
-	nextProbe     time.Time     // no probe before
-	probeInterval time.Duration // after the last probe
+	samples       []sample      // samples of the last peerTimeout, at least half a second apart
+	firstByte     time.Time     // time of the first byte from a peer
+	nextProbe     time.Time     // no probe starts before this time
+	probeInterval time.Duration // interval after the last probe
 }
 
-// sample is the progress of a transfer at a moment.
+// sample is the progress of a transfer at one point in time.
 type sample struct {
 	at     time.Time
 	bytes  int64         // from peers
 	waited time.Duration // see window.totalWait
 }
 
-// considerUpstream starts a lane for the upstream if the peers do not suffice. That is in
-// two cases: no peer sends anything, and the lane ends when one does; or the partial file
-// waits for the peers most of the time, and the lane ends after a probe unless the
-// upstream is faster than all peers together. While a peer is busy, the image is still
-// spreading in the cluster, and more sources will appear soon.
+// considerUpstream starts a lane for the upstream if the peers are too slow. There are two cases. If
+// no peer sends anything, the lane ends when a peer sends. If the partial file waits for the peers
+// most of the time, the lane ends after a probe, unless the upstream is faster than all peers
+// together. While a peer is busy, the image is still being distributed in the cluster, and more
+// sources will be available soon, so the upstream is not read.
 func (t *transfer) considerUpstream(ctx context.Context, lanes *sync.WaitGroup) {
 	if t.upstream.open == nil || t.allRequested || t.lanes[upstreamName] != nil || !t.health.of(upstreamName).available() {
 		return
@@ -210,14 +209,14 @@ func (t *transfer) considerUpstream(ctx context.Context, lanes *sync.WaitGroup) 
 	t.launchLane(ctx, lanes, l)
 }
 
-// peersIdle returns the time since a peer sent a byte or a 429.
+// peersIdle returns the time since a peer last sent a byte or a 429.
 func (t *transfer) peersIdle() time.Duration { return min(t.peerActivity.since(), t.peerBusy.since()) }
 
 func (t *transfer) takeSample() sample {
 	return sample{at: time.Now(), bytes: t.progress.PeerBytes.Load(), waited: t.window.totalWait()}
 }
 
-// record adds a sample and drops those that are older than peerTimeout, except one.
+// record adds a sample and removes those that are older than peerTimeout, except one.
 func (u *upstreamFallback) record(s sample) {
 	if u.firstByte.IsZero() && s.bytes > 0 {
 		u.firstByte = s.at
@@ -231,8 +230,8 @@ func (u *upstreamFallback) record(s sample) {
 	}
 }
 
-// shouldProbe reports whether the upstream may be faster than the peers: the partial file
-// waited most of the time, and neither the disk nor the limit was the bottleneck.
+// shouldProbe reports whether the upstream may be faster than the peers: the partial file waited most
+// of the time, so neither the disk nor the limit was the bottleneck.
 func (u *upstreamFallback) shouldProbe(now sample, limit int64) bool {
 	if u.firstByte.IsZero() || now.at.Sub(u.firstByte) < peerTimeout || now.at.Before(u.nextProbe) {
 		return false
@@ -260,16 +259,16 @@ const (
 	defaultMaxBackoff = 5 * time.Minute
 )
 
-// healthTable is what a Pull knows about its sources, by name.
+// healthTable contains the health of the sources of a Pull, by name.
 type healthTable map[string]*sourceHealth
 
-// sourceHealth is what a Pull knows about one source.
+// sourceHealth is the health of one source.
 type sourceHealth struct {
 	err      error     // the last failure; nil: none
-	retryAt  time.Time // it is not used before
-	degraded bool      // it does send, but slowly, or until the connection drops
+	retryAt  time.Time // the source is not used before this time
+	degraded bool      // the source sends, but slowly, or only until the connection drops
 	busy     bool      // the last response was a 429
-	failures int       // consecutive
+	failures int       // number of consecutive failures
 }
 
 // name identifies a source in a healthTable and in errors.
@@ -288,10 +287,10 @@ func (h *healthTable) of(name string) *sourceHealth {
 // available reports whether the source may be used now.
 func (h *sourceHealth) available() bool { return !time.Now().Before(h.retryAt) }
 
-// recordFailure sets the backoff of a source that delivered so many chunks before it
-// failed. The backoff doubles with each consecutive failure up to maxBackoff. There is
-// none if the connection dropped after the source had delivered a whole run: it is
-// probably fine.
+// recordFailure sets the backoff of a source that delivered the given number of chunks before it
+// failed. The backoff doubles with each consecutive failure up to maxBackoff. If the connection
+// dropped after the source had delivered a whole run, there is no backoff, because the source
+// probably works.
 func (h *sourceHealth) recordFailure(err error, delivered int64, maxBackoff time.Duration) {
 	if busy, ok := errors.AsType[*busyError](err); ok {
 		*h = sourceHealth{err: err, busy: true, retryAt: time.Now().Add(busy.retryAfter), failures: h.failures}
@@ -319,8 +318,8 @@ func isConnectionDrop(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
-// untilNextRetry returns the time until the next source becomes available, at most one
-// second, because new sources may appear at any time.
+// untilNextRetry returns the time until the next source becomes available, but at most one second,
+// because new sources may appear at any time.
 func (h healthTable) untilNextRetry() time.Duration {
 	wait := time.Second
 	for _, s := range h {
@@ -331,8 +330,8 @@ func (h healthTable) untilNextRetry() time.Duration {
 	return wait
 }
 
-// noSourceError returns the error of a transfer that gives up, with the last failure of
-// each source.
+// noSourceError returns the error of a transfer that gives up. It contains the last failure of each
+// source.
 func (h healthTable) noSourceError() error {
 	var failures []string
 	for _, name := range slices.Sorted(maps.Keys(h)) {

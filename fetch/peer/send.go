@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-const maxManifests = 16 // chunk manifests sent at once; further requests wait
+const maxManifests = 16 // concurrent sends of chunk manifests; further requests wait
 
 func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 	d, id, refused := s.readyCopy(r)
@@ -86,9 +86,9 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// readyCopy returns the disk and the id of the copy that the request names, or why it
-// cannot be sent. No text from the request becomes a path: the disk is looked up by its
-// declared name, and disk.CheckName and disk.CheckUUID limit the characters of the id.
+// readyCopy returns the disk and the id of the copy that the request names, or the reason why the
+// copy cannot be sent. No text of the request is used as a path: the disk is found by its declared
+// name, and disk.CheckName and disk.CheckUUID limit the characters of the id.
 func (s *Server) readyCopy(r *http.Request) (*disk.Disk, disk.ID, *httperror.Error) {
 	id := disk.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
 	if err := errors.Join(disk.CheckName(id.Name), disk.CheckUUID(id.UUID)); err != nil {
@@ -111,8 +111,8 @@ func (s *Server) readyCopy(r *http.Request) (*disk.Disk, disk.ID, *httperror.Err
 	return d, id, nil
 }
 
-// acquireSlot acquires a slot for sending an image, or writes a 429. The send must end
-// when ctx ends; the caller must call release after it.
+// acquireSlot acquires a slot for sending an image, or responds with a 429. The send must end when
+// ctx ends; after it, the caller must call release.
 func (s *Server) acquireSlot(w http.ResponseWriter, r *http.Request, id disk.ID) (ctx context.Context, release func(), ok bool) {
 	ctx, cancel := context.WithCancel(r.Context())
 	free, ok := s.sendLimits.acquire(id, cancel)
@@ -129,9 +129,8 @@ func writeBusy(w http.ResponseWriter, format string, args ...any) {
 	httperror.New(http.StatusTooManyRequests, format, args...).Write(w)
 }
 
-// sendBody writes a response whose body send writes. It calls check before each piece; an
-// error of check or send breaks the connection, so that the client does not mistake the
-// bytes that were sent for the whole.
+// sendBody writes a response with a body that send writes. It calls check before each piece. An error
+// of check or send closes the connection, so that the client detects that the body is incomplete.
 func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int, length int64, check func() error, send func(io.Writer) error) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
@@ -143,14 +142,15 @@ func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int
 	}
 }
 
-// maxSends is how many times a node sends one image at once.
+// maxSends is the maximum number of concurrent sends of one image.
 const maxSends = 3
 
-// minHold is how long a send keeps its slot although another request is turned away. A
-// receiver that reads slowly, but never stalls, would otherwise keep the slot for days.
+// minHold is the time for which a send keeps its slot even if other requests are rejected. After
+// that, a receiver that reads slowly, but never stalls, loses the slot; otherwise it could keep it
+// for days.
 const minHold = time.Minute
 
-// sendLimiter limits the sends of each image to maxSends at once.
+// sendLimiter limits the concurrent sends of each image to maxSends.
 type sendLimiter struct {
 	minHold time.Duration
 
@@ -167,8 +167,8 @@ func newSendLimiter() *sendLimiter {
 	return &sendLimiter{minHold: minHold, active: map[disk.ID][]*slot{}}
 }
 
-// acquire returns a function that releases the acquired slot, or false if no slot is free.
-// In that case it cancels the oldest send if that has had its slot for minHold, so that a
+// acquire returns a function that releases the acquired slot, or false if no slot is free. If no slot
+// is free and the oldest send has had its slot for minHold, acquire cancels this send, so that a
 // later attempt succeeds. cancel must end the send.
 func (l *sendLimiter) acquire(id disk.ID, cancel context.CancelFunc) (release func(), ok bool) {
 	l.mu.Lock()
@@ -194,26 +194,26 @@ func (l *sendLimiter) release(id disk.ID, released *slot) {
 	}
 }
 
-// A receiver that does not accept pieceSize bytes within pieceTimeout loses its connection
-// and its slot. That is a rate of 1 KiB/s, below which a connection counts as stalled.
-// A faster receiver must get the whole chunk that it requested: otherwise it would request
-// the same chunk again and never get any.
+// A receiver that does not accept pieceSize bytes within pieceTimeout loses its connection and its
+// slot. This is a rate of 1 KiB/s, below which a connection counts as stalled. A faster receiver must
+// be able to receive the whole chunk that it requested: otherwise it would request the same chunk
+// again and never receive it.
 const (
 	pieceSize    = 256 << 10
 	pieceTimeout = pieceSize >> 10 * time.Second
 )
 
-// pacedWriter writes the body of a response in pieces and sets a deadline for each. It is
-// an io.ReaderFrom, so that the kernel can copy a file to the connection (sendfile).
+// pacedWriter writes the body of a response in pieces and sets a deadline for each piece. It
+// implements io.ReaderFrom, so that the kernel can copy a file to the connection (sendfile).
 type pacedWriter struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
-	timeout time.Duration // for a piece
+	timeout time.Duration // for one piece
 	check   func() error  // called before each piece
 }
 
-// newPacedWriter returns a pacedWriter that stops when ctx ends, even while a write
-// blocks. The caller must call done after the last write.
+// newPacedWriter returns a pacedWriter that stops when ctx ends, even while a write blocks. After the
+// last write, the caller must call done.
 func newPacedWriter(ctx context.Context, w http.ResponseWriter, timeout time.Duration, check func() error) (p *pacedWriter, done func() bool) {
 	p = &pacedWriter{w: w, control: http.NewResponseController(w), timeout: timeout}
 	done = context.AfterFunc(ctx, func() { _ = p.control.SetWriteDeadline(time.Unix(1, 0)) })
@@ -226,8 +226,8 @@ func newPacedWriter(ctx context.Context, w http.ResponseWriter, timeout time.Dur
 	return p, done
 }
 
-// beforePiece sets the deadline of a piece. It checks ctx only after that: if ctx ended
-// in between, the new deadline has replaced the one that should stop the write.
+// beforePiece sets the deadline of a piece, and checks ctx after that: if ctx ended before the
+// deadline was set, the new deadline has replaced the deadline that should stop the write.
 func (p *pacedWriter) beforePiece() error {
 	if err := p.control.SetWriteDeadline(time.Now().Add(p.timeout)); err != nil {
 		return err
@@ -235,7 +235,7 @@ func (p *pacedWriter) beforePiece() error {
 	return p.check()
 }
 
-// Write writes one piece: callers pass at most pieceSize bytes.
+// Write writes one piece. Callers pass at most pieceSize bytes.
 func (p *pacedWriter) Write(b []byte) (int, error) {
 	if err := p.beforePiece(); err != nil {
 		return 0, err
@@ -243,9 +243,9 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// ReadFrom implements io.ReaderFrom for io.CopyN. It splits the io.LimitedReader that
-// io.CopyN passes. Another reader around that one would hide the file from net/http, which
-// then could not use sendfile.
+// ReadFrom implements io.ReaderFrom for io.CopyN. It splits the io.LimitedReader of io.CopyN into
+// pieces. Wrapped in another reader, it would hide the file from net/http, which then could not use
+// sendfile.
 func (p *pacedWriter) ReadFrom(r io.Reader) (int64, error) {
 	whole, ok := r.(*io.LimitedReader)
 	if !ok {
@@ -260,7 +260,7 @@ func (p *pacedWriter) ReadFrom(r io.Reader) (int64, error) {
 		n, err := io.Copy(p.w, piece)
 		written += n
 		whole.N -= n
-		if err != nil || piece.N > 0 { // the file ends too early
+		if err != nil || piece.N > 0 { // the file is too short
 			return written, err
 		}
 	}
@@ -275,10 +275,9 @@ var (
 	errRangeOutsideFile = errors.New("the range is outside the file")
 )
 
-// parseRange parses a Range header for a file of size bytes: exactly one range,
-// bytes=FROM-TO, or bytes=FROM- for the rest of the file. A range that ends after the file
-// is errRangeOutsideFile. It is not shortened as RFC 9110 has it, because a peer knows the
-// size, and a wrong range is an error of the peer.
+// parseRange parses a Range header for a file of size bytes: exactly one range, bytes=FROM-TO, or
+// bytes=FROM- for the rest of the file. A range that ends after the file is errRangeOutsideFile. It
+// is not shortened as in RFC 9110: a peer knows the size, so a wrong range is an error of the peer.
 func parseRange(header string, size int64) (byteRange, error) {
 	text, ok := strings.CutPrefix(header, "bytes=")
 	first, last, ok2 := strings.Cut(text, "-")
@@ -301,8 +300,8 @@ func parseRange(header string, size int64) (byteRange, error) {
 	return byteRange{from, to}, nil
 }
 
-// parseOffset parses decimal digits without a sign. The result is below 1<<62, so that
-// adding 1 cannot overflow.
+// parseOffset parses decimal digits without a sign. The result is less than 1<<62, so that adding 1
+// cannot overflow.
 func parseOffset(s string) (int64, error) {
 	n, err := strconv.ParseUint(s, 10, 62)
 	return int64(n), err

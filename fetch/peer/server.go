@@ -14,50 +14,49 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// Node is the contract between a Server and the node that it serves: everything that the
-// published State cannot answer, because it must be as new as the request. All methods
-// may be called concurrently and at any time, also before the first observation and while
-// disks are opened and closed.
+// Node is the interface between a Server and the node that it serves. Its methods return everything
+// that must be current when a request arrives, unlike the published State. They must be safe for
+// concurrent use. They may be called at any time, even before the first observation and while disks
+// are opened and closed.
 type Node interface {
-	// Copies observes the disks now and returns the node's State with the copies of one
-	// image name only. Copies that are withdrawn have Leaving set. If anything about a
-	// disk is uncertain, the disk has a Problem: an empty list of copies is evidence that
-	// there are none. The client receives an error as a 503.
+	// Copies observes the disks now and returns the node's State with only the copies of one image
+	// name. Withdrawn copies have Leaving set. If the content of a disk is uncertain, the disk has a
+	// Problem: an empty list of copies proves that there are none. The client receives an error as a
+	// 503.
 	Copies(ctx context.Context, name string) (State, error)
-	// Disk returns the disk with this name; false if there is none, or if its files must
-	// not be read because the disk has a problem.
+	// Disk returns the disk with this name. It returns false if there is no such disk, or if its files
+	// must not be read because the disk has a problem.
 	Disk(name string) (*disk.Disk, bool)
-	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent, because
-	// it may be deleted at any moment.
+	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent, because it may be
+	// deleted at any time.
 	Leaving(diskName string, id disk.ID) bool
 	// DeclaredUUID returns the uuid of the declared generation of an image; false if no
 	// image with this name is declared.
 	DeclaredUUID(name string) (string, bool)
-	// ReportDamage is called when a ready copy of an image did not match its chunk
-	// manifest while it was sent. It may block until ctx ends.
+	// ReportDamage is called when a ready copy of an image did not match its chunk manifest while it
+	// was sent. It may block until ctx ends.
 	ReportDamage(ctx context.Context, name string)
 }
 
 const (
-	maxLongPolls    = 4096 // pending at once; any further one is answered immediately
-	maxObservations = 16   // calls of Node.Copies at once for the copies route; others wait
+	maxLongPolls    = 4096 // number of pending long polls; further requests get a response immediately
+	maxObservations = 16   // concurrent calls of Node.Copies; further requests wait
 )
 
-// Server responds to the requests in the package comment. It does not authorize: all
-// callers of its Handler have the role peer.
+// Server responds to the requests in the package comment. It does not authorize them: all callers of
+// its Handler must have the role peer.
 type Server struct {
 	cache        *StateCache
 	node         Node
 	sendLimits   *sendLimiter
-	observations chan struct{} // semaphores: a sender in the channel has the right
+	observations chan struct{} // semaphores: each element in a channel is an acquired permit
 	manifests    chan struct{}
 	compressions chan struct{}
 	longPolls    atomic.Int64
 	pieceTimeout time.Duration // see pieceTimeout
 }
 
-// NewServer returns a server that publishes the State in cache and sends the copies of
-// node.
+// NewServer returns a server that publishes the State in cache and sends the copies of node.
 func NewServer(cache *StateCache, node Node) *Server {
 	return &Server{
 		cache: cache, node: node, sendLimits: newSendLimiter(), pieceTimeout: pieceTimeout,
@@ -68,10 +67,10 @@ func NewServer(cache *StateCache, node Node) *Server {
 
 const downloadPath = "/v1/images/{name}/download"
 
-// Handler serves the routes in the package comment, below /v1/state and /v1/images/. When
-// the context of a request ends, long polls and sends end at once; at a shutdown the
-// BaseContext of the http.Server ends them all. The handler extends the write timeout of
-// the http.Server for responses that take longer.
+// Handler serves the routes in the package comment, below /v1/state and /v1/images/. When the context
+// of a request ends, its long poll or send ends immediately; at a shutdown, the BaseContext of the
+// http.Server ends all of them. The handler extends the write timeout of the http.Server for
+// responses that take longer.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/v1/state", s.state)
@@ -99,7 +98,7 @@ func (s *Server) Handler() http.Handler {
 
 var (
 	errNotFound    = httperror.New(http.StatusNotFound, "not found")
-	errNotObserved = httperror.New(http.StatusServiceUnavailable, "the disks were not read yet: retry later")
+	errNotObserved = httperror.New(http.StatusServiceUnavailable, "the disks have not been read yet: retry later")
 	errShutdown    = httperror.New(http.StatusServiceUnavailable, "the node is shutting down")
 	errOverloaded  = httperror.New(http.StatusServiceUnavailable, "too many requests at once: retry later")
 )
@@ -114,7 +113,7 @@ func (s *Server) state(w http.ResponseWriter, r *http.Request) {
 	current, _ := s.cache.latest()
 	if current != nil && current.etag == etag && wait > 0 {
 		if current = s.waitForChange(w, r, etag, wait); r.Context().Err() != nil {
-			errShutdown.Write(w) // or the client is gone, and receives nothing
+			errShutdown.Write(w) // or the client has disconnected, and receives nothing
 			return
 		}
 	}
@@ -130,8 +129,7 @@ func (s *Server) state(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// waitForChange returns the published snapshot as soon as its ETag is not etag, and after
-// wait at the latest.
+// waitForChange returns the published snapshot when its ETag differs from etag, or after wait.
 func (s *Server) waitForChange(w http.ResponseWriter, r *http.Request, etag string, wait time.Duration) *snapshot {
 	defer s.longPolls.Add(-1)
 	if s.longPolls.Add(1) > maxLongPolls {
@@ -186,5 +184,5 @@ func writeState(w http.ResponseWriter, r *http.Request, s *snapshot) {
 		body = gzipped
 	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	_, _ = w.Write(body) // fails only if the peer is gone; it polls again
+	_, _ = w.Write(body) // fails only if the peer has disconnected; it polls again
 }

@@ -10,33 +10,34 @@ import (
 )
 
 const (
-	// windowChunks is the largest window: how many data chunks may be requested, or
-	// received and not yet consumed, at once. A pull needs memory for these, one for each
-	// lane, and one for the consumer.
+	// windowChunks is the maximum size of a window: the number of data chunks that are requested, or
+	// received and not yet consumed. A pull needs a buffer for each of these chunks, for each lane,
+	// and for the consumer.
 	windowChunks = 22
-	// sharedChunks is what all pulls of a Client share; each has minWindowChunks at least.
+	// sharedChunks is the size that all pulls of a Client share; each pull has at least
+	// minWindowChunks.
 	sharedChunks, minWindowChunks = 2 * windowChunks, 6
-	// maxAhead is how many chunks, most of them zeros, a pull looks ahead for data.
+	// maxAhead is the number of chunks, most of them zeros, in which a pull searches ahead for data.
 	maxAhead = 4096
 )
 
-// window is the work queue of a pull: the data chunks that are requested or received and
-// not yet consumed, in order. Lanes take runs of chunks from it and deliver them in any
-// order; one consumer takes them out in order. Zero chunks are never in it.
+// window is the work queue of a pull: the data chunks that are requested, or received and not yet
+// consumed, in order. Lanes request runs of its chunks and deliver them in any order; one consumer
+// removes them in order. It never contains chunks of zeros.
 type window struct {
 	manifest    *disk.Manifest
-	activePulls *atomic.Int32 // of the Client, which share the memory
+	activePulls *atomic.Int32 // of the Client; the pulls share the memory
 
-	mu         sync.Mutex      // also guards the fields of lanes that say so
+	mu         sync.Mutex      // also guards the fields of lanes that are marked so
 	changed    chan struct{}   // closed, and replaced, when anything changed
 	pending    []*pendingChunk // in order
-	next       int64           // the chunk that the consumer needs next
-	unassigned int64           // the first chunk that was never assigned, or skipped as zeros
-	lanes      int             // running
+	next       int64           // index of the chunk that the consumer needs next
+	unassigned int64           // the first chunk that was neither assigned nor skipped as zeros
+	lanes      int             // number of running lanes
 	free       [][]byte
-	buffers    int // allocated
+	buffers    int // number of allocated buffers
 
-	waited       time.Duration // by the consumer, for chunks, until waitingSince
+	waited       time.Duration // total time that the consumer waited for chunks before waitingSince
 	waitingSince time.Time     // zero: the consumer does not wait
 }
 
@@ -44,11 +45,11 @@ type window struct {
 type pendingChunk struct {
 	n     int64
 	buf   []byte // nil: not received yet
-	lane  *lane  // that must receive it; nil: none, because the lane failed
-	hedge *lane  // that requested it too, because lane is slow; nil: none
+	lane  *lane  // the lane that must receive the chunk; nil: none, because the lane failed
+	hedge *lane  // a second lane that requested the chunk because lane is slow; nil: none
 }
 
-// chunkRun is consecutive data chunks for one request: [from, to).
+// chunkRun is a range of consecutive data chunks for one request: [from, to).
 type chunkRun struct{ from, to int64 }
 
 func (r chunkRun) empty() bool { return r.from == r.to }
@@ -57,19 +58,19 @@ func newWindow(m *disk.Manifest, next int64, pulls *atomic.Int32) *window {
 	return &window{manifest: m, activePulls: pulls, next: next, unassigned: next, changed: make(chan struct{})}
 }
 
-// size returns the present size of the window in chunks. It shrinks when other pulls run.
+// size returns the current size of the window in chunks. It shrinks while other pulls run.
 func (w *window) size() int {
 	return min(windowChunks, max(minWindowChunks, sharedChunks/max(1, int(w.activePulls.Load()))))
 }
 
-// notify wakes all goroutines that wait for a change. The caller holds mu.
+// notify wakes all goroutines that wait for a change. The caller must hold mu.
 func (w *window) notify() {
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// waitFor waits for data chunk n, which must be the next one, and removes it. The caller
-// returns the buffer by release.
+// waitFor waits for data chunk n, which must be the next one, and removes it. The caller must return
+// the buffer with release.
 func (w *window) waitFor(ctx context.Context, n int64) ([]byte, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -96,17 +97,17 @@ func (w *window) waitFor(ctx context.Context, n int64) ([]byte, error) {
 	return buf, nil
 }
 
-// skipTo records that the consumer passed zeros and needs chunk n next.
+// skipTo records that the consumer skipped zeros and needs chunk n next.
 func (w *window) skipTo(n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.next = n
-	if n%(maxAhead/4) == 0 { // lanes may wait for assignNext to look further ahead
+	if n%(maxAhead/4) == 0 { // lanes may be waiting until assignNext may search further ahead
 		w.notify()
 	}
 }
 
-// totalWait returns how long the consumer has waited for chunks altogether.
+// totalWait returns the total time that the consumer has waited for chunks.
 func (w *window) totalWait() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -116,7 +117,7 @@ func (w *window) totalWait() time.Duration {
 	return w.waited + time.Since(w.waitingSince)
 }
 
-// currentWait returns how long the consumer has been waiting for the next chunk.
+// currentWait returns the time that the consumer has been waiting for the next chunk.
 func (w *window) currentWait() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,8 +127,8 @@ func (w *window) currentWait() time.Duration {
 	return time.Since(w.waitingSince)
 }
 
-// buffer returns a buffer for one chunk. Lanes only need buffers for chunks that are
-// assigned to them, so there are never more than chunks in the window and lanes.
+// buffer returns a buffer for one chunk. Lanes need buffers only for chunks that are assigned to
+// them, so the number of buffers is limited by the window and the lanes.
 func (w *window) buffer() []byte {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -148,9 +149,8 @@ func (w *window) release(buf []byte) {
 	w.recycle(buf)
 }
 
-// recycle keeps a buffer for reuse, or drops it if the window has shrunk: the limit is one
-// for each chunk in the window, one for each lane, and one for the consumer. The caller
-// holds mu.
+// recycle keeps a buffer for reuse, or frees it if the window has shrunk: the limit is one buffer for
+// each chunk in the window, for each lane, and for the consumer. The caller must hold mu.
 func (w *window) recycle(buf []byte) {
 	if w.buffers > w.size()+w.lanes+1 {
 		w.buffers--
@@ -159,8 +159,8 @@ func (w *window) recycle(buf []byte) {
 	w.free = append(w.free, buf)
 }
 
-// startChunk records that l begins to receive chunk n. It returns false if the chunk is no
-// longer assigned to l, which must then end its request.
+// startChunk records that l begins to receive chunk n. It returns false if the chunk is no longer
+// assigned to l. Then l must end its request.
 func (w *window) startChunk(l *lane, n int64) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,8 +172,8 @@ func (w *window) startChunk(l *lane, n int64) bool {
 	return true
 }
 
-// deliver stores a verified chunk and cancels the other lane that receives it. It reports
-// whether the chunk was still missing. The window owns buf in any case.
+// deliver stores a verified chunk and cancels the other lane that receives it. It reports whether the
+// chunk was still missing. buf belongs to the window in any case.
 func (w *window) deliver(l *lane, n int64, buf []byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +192,7 @@ func (w *window) deliver(l *lane, n int64, buf []byte) bool {
 	return true
 }
 
-// unassign takes back the chunks that l did not deliver.
+// unassign removes the assignment of the chunks that l did not deliver.
 func (w *window) unassign(l *lane) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -216,7 +216,7 @@ func (w *window) find(n int64) *pendingChunk {
 	return nil
 }
 
-// addLane and removeLane count the running lanes.
+// addLane and removeLane update the number of running lanes.
 func (w *window) addLane() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -229,8 +229,8 @@ func (w *window) removeLane() {
 	w.lanes--
 }
 
-// nextRun waits until there are chunks for l to request. It returns an empty run when all
-// chunks are received.
+// nextRun waits until there are chunks for l to request. It returns an empty run when all chunks are
+// received.
 func (w *window) nextRun(ctx context.Context, l *lane) (chunkRun, error) {
 	for {
 		r, recheck, changed, err := w.assign(l)
@@ -253,10 +253,9 @@ func (w *window) nextRun(ctx context.Context, l *lane) (chunkRun, error) {
 	}
 }
 
-// assign assigns a run of chunks to l: those that another lane failed to get, else the
-// next ones, else those of a slow lane. If there are none, it returns when to call it
-// again: when changed is closed, and after recheck unless that is 0. Both are zero if all
-// chunks are received.
+// assign assigns a run of chunks to l: chunks of a failed lane, else the next chunks, else chunks of
+// a slow lane. If there are none, the caller must call it again when changed is closed, or after
+// recheck if recheck is not 0. If all chunks are received, r is empty and both are zero.
 func (w *window) assign(l *lane) (r chunkRun, recheck time.Duration, changed chan struct{}, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -283,7 +282,7 @@ func (w *window) allReceived() bool {
 	return true
 }
 
-// assignReturned assigns the first run of chunks that have no lane.
+// assignReturned assigns the first run of chunks without a lane.
 func (w *window) assignReturned(l *lane, length int) chunkRun {
 	var r chunkRun
 	for _, c := range w.pending {
@@ -305,9 +304,8 @@ func (w *window) assignReturned(l *lane, length int) chunkRun {
 	return r
 }
 
-// assignNext assigns the next chunks that were never assigned, but only when the window
-// has room for a whole run: otherwise each freed place would become a request for a single
-// chunk.
+// assignNext assigns the next chunks that were never assigned, but only if the window has space for a
+// whole run. Otherwise each freed chunk would cause a request for a single chunk.
 func (w *window) assignNext(l *lane, length int) (chunkRun, error) {
 	if w.size()-len(w.pending) < length {
 		return chunkRun{}, nil
@@ -332,14 +330,14 @@ func (w *window) assignNext(l *lane, length int) (chunkRun, error) {
 	return r, nil
 }
 
-// hedgeDelay is the least gain of time for which a lane steals or hedges a chunk.
+// hedgeDelay is the minimum time that a lane must save to steal or hedge a chunk.
 const hedgeDelay = 200 * time.Millisecond
 
-// stealOrHedge assigns to l, which has no other work, chunks that l would receive long
-// before the lane that has them. Chunks that the slow lane has not begun are stolen from
-// it. The one it is receiving is hedged: both lanes receive it, and the first to deliver
-// wins. Otherwise it returns when to try again, 0 if there is nothing to steal. The caller
-// holds mu.
+// stealOrHedge is called for a lane l without other work. It assigns chunks to l that l would receive
+// much earlier than the lane to which they are assigned. If the slow lane has not begun to receive
+// the chunks, l steals them. The chunk that the slow lane is receiving is hedged: both lanes receive
+// it, and the first delivery wins. If there is nothing to steal now, it returns the time until the
+// next check, 0 for no check. The caller must hold mu.
 func (w *window) stealOrHedge(l *lane, length int) (chunkRun, time.Duration) {
 	recheck := time.Duration(0)
 	for i, c := range w.pending {
@@ -347,7 +345,7 @@ func (w *window) stealOrHedge(l *lane, length int) (chunkRun, time.Duration) {
 			continue
 		}
 		recheck = hedgeDelay / 2
-		// The factor 2 keeps lanes of similar rates from stealing from each other.
+		// The factor 2 prevents lanes of similar rates from stealing each other's chunks.
 		if w.timeUntil(c) < 2*l.chunkTime()+hedgeDelay {
 			continue
 		}
@@ -360,8 +358,8 @@ func (w *window) stealOrHedge(l *lane, length int) (chunkRun, time.Duration) {
 	return chunkRun{}, recheck
 }
 
-// steal reassigns to l up to length consecutive chunks of the lane that has the pending
-// chunk with index i.
+// steal reassigns to l up to length consecutive chunks. They begin at index i of pending, and were
+// assigned to the lane of this chunk.
 func (w *window) steal(l *lane, i, length int) chunkRun {
 	slow := w.pending[i].lane
 	r := chunkRun{w.pending[i].n, w.pending[i].n}
@@ -375,7 +373,7 @@ func (w *window) steal(l *lane, i, length int) chunkRun {
 	return r
 }
 
-// timeUntil estimates how long it will take until the lane of c has received c.
+// timeUntil estimates the time until the lane of c has received c.
 func (w *window) timeUntil(c *pendingChunk) time.Duration {
 	left := c.lane.timeLeft()
 	for _, earlier := range w.pending {

@@ -11,8 +11,8 @@ import (
 	"unicode"
 )
 
-// URL returns the scheme, host and path of an address, or "the address" for what is not a
-// URL, because the position of a secret in it is unknown.
+// URL returns the scheme, host and path of an address. If the address is not a URL, it returns "the
+// address", because the position of a secret is unknown.
 func URL(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -26,8 +26,8 @@ var urlPattern = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>\\]+`)
 
 var stringLiteral = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// JSON redacts the addresses in the strings of encoded JSON. A string without spaces is one
-// address, whatever characters are in it; the addresses in others are found as in Text.
+// JSON redacts the addresses in the strings of encoded JSON. A string without spaces counts as one
+// address. In other strings, addresses are redacted like in Text.
 func JSON(encoded []byte) []byte {
 	return stringLiteral.ReplaceAllFunc(encoded, func(literal []byte) []byte {
 		var s string
@@ -47,11 +47,11 @@ func JSON(encoded []byte) []byte {
 	})
 }
 
-// Text redacts everything in a text that looks like a URL.
+// Text redacts every substring that looks like a URL.
 func Text(text string) string { return urlPattern.ReplaceAllStringFunc(text, cutSecrets) }
 
-// cutSecrets works on the text of an address. It must not parse it: a parser rejects some
-// malformed addresses that contain a secret.
+// cutSecrets edits the address as text and does not parse it, because a parser rejects some malformed
+// addresses that contain a secret.
 func cutSecrets(address string) string {
 	scheme, rest, _ := strings.Cut(address, "://")
 	if i := strings.IndexAny(rest, "?#"); i >= 0 {

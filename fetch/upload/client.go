@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	requestTime = 10 * time.Minute // for one piece, over a slow connection too
+	requestTime = 10 * time.Minute // for one piece, even over a slow connection
 	maxAnswer   = 1 << 20
 )
 
 // Client uploads images to one daemon.
 type Client struct {
 	Base          string // the address of the daemon
-	Authorization string // the Authorization header; empty: none
+	Authorization string // value of the Authorization header; empty: none
 	Transport     http.RoundTripper
 }
 
@@ -39,7 +39,7 @@ type response struct {
 	body   []byte
 }
 
-// do sends one request. An error means that there is no complete response.
+// do sends one request. An error means that no complete response was received.
 func (c *Client) do(ctx context.Context, method, path string, header map[string]string, body []byte) (response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
@@ -57,7 +57,7 @@ func (c *Client) do(ctx context.Context, method, path string, header map[string]
 	a, err := c.Transport.RoundTrip(r)
 	if err != nil {
 		if u, ok := errors.AsType[*url.Error](err); ok {
-			err = u.Err // a *url.Error quotes the whole address
+			err = u.Err // a *url.Error contains the whole address
 		}
 		return response{}, err
 	}
@@ -66,7 +66,7 @@ func (c *Client) do(ctx context.Context, method, path string, header map[string]
 	return response{a.StatusCode, a.Header, text}, err
 }
 
-// err returns the error of an error response, and nil for any other.
+// err returns the error of an error response, and nil for any other response.
 func (a response) err() *httperror.Error {
 	if a.status < http.StatusMultipleChoices {
 		return nil
@@ -74,7 +74,7 @@ func (a response) err() *httperror.Error {
 	return httperror.Read(a.status, a.body)
 }
 
-// isTemporary reports whether the same request may succeed in a moment.
+// isTemporary reports whether the same request may succeed later.
 func isTemporary(e *httperror.Error) bool {
 	switch e.Status {
 	case http.StatusRequestTimeout, http.StatusLocked, http.StatusTooManyRequests, statusMismatch:
@@ -83,7 +83,7 @@ func isTemporary(e *httperror.Error) bool {
 	return e.Status >= http.StatusInternalServerError
 }
 
-// offset returns the number of bytes that the daemon has.
+// offset returns the number of bytes that the daemon has received.
 func (a response) offset() (int64, error) {
 	n, err := strconv.ParseInt(a.header.Get("Upload-Offset"), 10, 64)
 	if err != nil || n < 0 {
@@ -92,7 +92,7 @@ func (a response) offset() (int64, error) {
 	return n, nil
 }
 
-// list returns the uploads in progress.
+// list returns the uploads that are in progress.
 func (c *Client) list(ctx context.Context) ([]info, error) {
 	a, err := c.do(ctx, http.MethodGet, Path, nil, nil)
 	if err != nil {
@@ -125,8 +125,8 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 	return at.Path, nil
 }
 
-// status returns the number of bytes that the daemon has and whether it knows the length of
-// the image, or why the upload has ended.
+// status returns the number of bytes that the daemon has received, and whether it knows the length of
+// the image. If the upload has ended, it returns an error with the reason.
 func (c *Client) status(ctx context.Context, path string) (at int64, measured bool, err error) {
 	a, err := c.do(ctx, http.MethodHead, path, nil, nil)
 	if err != nil {
@@ -136,7 +136,7 @@ func (c *Client) status(ctx context.Context, path string) (at int64, measured bo
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
 	}
-	if refusal := a.err(); isTemporary(refusal) && refusal.Status != http.StatusLocked { // an upload may stay locked for long, and GET returns the reason
+	if refusal := a.err(); isTemporary(refusal) && refusal.Status != http.StatusLocked { // an upload may stay locked for a long time; GET returns the reason
 		return 0, false, refusal
 	}
 	details, err := c.do(ctx, http.MethodGet, path, nil, nil) // the response of HEAD has no body with the reason
@@ -153,8 +153,8 @@ func (c *Client) status(ctx context.Context, path string) (at int64, measured bo
 	return 0, false, &httperror.Error{Status: a.status, Message: i.Error}
 }
 
-// patch sends one piece, and the length of the image if total is not negative. It returns
-// the number of bytes that the daemon has then.
+// patch sends one piece. If total is not negative, it also sends the length of the image. It returns
+// the number of bytes that the daemon has received after it.
 func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (int64, error) {
 	header := map[string]string{"Content-Type": bodyType, "Upload-Offset": strconv.FormatInt(p.at, 10)}
 	if p.zeros > 0 {
@@ -192,30 +192,29 @@ func (c *Client) terminate(ctx context.Context, path string) error {
 const (
 	minDelay = 100 * time.Millisecond
 	maxDelay = 5 * time.Second
-	// maxStall is the time without progress after which Send gives up.
+	// maxStall is the time without progress after which Send returns an error.
 	maxStall = 10 * time.Minute
-	// maxMismatches is how many pieces in a row may arrive damaged.
+	// maxMismatches is the number of consecutive pieces that may arrive damaged.
 	maxMismatches = 5
 )
 
-// ErrLost means that the daemon does not know the upload although it received all bytes: it
-// may have committed the image and restarted before it could respond.
+// ErrLost means that the daemon does not know the upload, although it received all bytes: it may have
+// committed the image and restarted before it could respond.
 var ErrLost = errors.New("the daemon does not know the upload any more")
 
 // Request is an image to upload.
 type Request struct {
 	Image   string
-	Digest  disk.Digest // which the daemon must verify; zero: the declared one
+	Digest  disk.Digest // the digest that the daemon must verify; zero: the declared one
 	Content Content
 	Restart bool // discard an existing upload of the image first
-	// Warn receives temporary errors.
+	// Warn is called for temporary errors.
 	Warn func(error)
 }
 
-// Send uploads the content until the daemon reports that the image is ready, or why it
-// cannot be. It continues an existing upload of the same file, and continues after every
-// interruption. When ctx ends, the upload stays for the next Send, if the content can be
-// read again.
+// Send uploads the content and returns when the image is ready or the upload fails permanently. It
+// resumes an existing upload of the same file, and resumes after interruptions. If ctx ends and the
+// content can be read again, the daemon keeps the upload and the next Send resumes it.
 func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) error {
 	s := sender{Client: c, Request: o, progress: progress, at: unknownOffset, total: o.Content.length(), lastProgress: time.Now()}
 	progress.Total.Store(s.total)
@@ -255,25 +254,25 @@ type sender struct {
 	progress *fetch.Progress
 
 	path         string // of the upload; empty: not started
-	at           int64  // the number of bytes that the daemon has
-	total        int64  // bytes of the image; -1: unknown
+	at           int64  // number of bytes that the daemon has received
+	total        int64  // size of the image in bytes; -1: unknown
 	responded    bool   // the daemon has responded
-	maxOffset    int64  // the largest offset of the daemon so far
+	maxOffset    int64  // the largest offset that the daemon has returned
 	lastSent     bool   // the last byte was sent
 	lastProgress time.Time
-	mismatches   int // damaged pieces in a row
+	mismatches   int // consecutive damaged pieces
 	ahead        chan readResult
 }
 
-// readResult is a piece that was read while the previous one was sent.
+// readResult is a piece that was read while the previous piece was sent.
 type readResult struct {
 	wanted int64 // the offset of the piece
 	piece
 	err error
 }
 
-// step sends one request. done means that the upload has ended: err is nil if the image is
-// ready. Otherwise, err is temporary.
+// step sends one request. If done is true, the upload has ended: err is nil if the image is ready. If
+// done is false, err is temporary.
 func (s *sender) step(ctx context.Context) (done bool, err error) {
 	switch {
 	case s.path == "":
@@ -295,7 +294,7 @@ func (s *sender) step(ctx context.Context) (done bool, err error) {
 	return s.classify(err)
 }
 
-// start finds the upload to continue, or creates one.
+// start finds the upload to resume, or creates one.
 func (s *sender) start(ctx context.Context) error {
 	m := s.metadata()
 	if err := s.findExisting(ctx, m); err != nil || s.path != "" {
@@ -304,7 +303,7 @@ func (s *sender) start(ctx context.Context) error {
 	s.Restart = false
 	path, err := s.create(ctx, m, s.Content.length())
 	if no, refused := errors.AsType[*httperror.Error](err); refused && no.Status == http.StatusConflict {
-		// A daemon that has just started may have found the interrupted upload meanwhile.
+		// A daemon that has just started may have found the interrupted upload in the meantime.
 		if found := s.findExisting(ctx, m); found != nil || s.path != "" {
 			return found
 		}
@@ -316,8 +315,8 @@ func (s *sender) start(ctx context.Context) error {
 	return nil
 }
 
-// findExisting finds the upload of this content in the daemon. It fails if the image has
-// another upload.
+// findExisting finds the upload of this content in the daemon. It returns an error if another upload
+// of the image is in progress.
 func (s *sender) findExisting(ctx context.Context, m metadata) error {
 	all, err := s.list(ctx)
 	if err != nil {
@@ -335,7 +334,7 @@ func (s *sender) findExisting(ctx context.Context, m metadata) error {
 			s.path = path
 			return nil
 		default:
-			return httperror.New(http.StatusConflict, "an upload of %s is in progress, of another file or by another client: %d bytes are there%s; --restart ends it and starts again", s.Image, i.Offset, ofLength(i.Length))
+			return httperror.New(http.StatusConflict, "another upload of %s is in progress (%d bytes%s); use --restart to discard it and start again", s.Image, i.Offset, ofLength(i.Length))
 		}
 	}
 	return nil
@@ -351,7 +350,7 @@ func ofLength(n int64) string {
 // sendNext sends the next piece.
 func (s *sender) sendNext(ctx context.Context) (done bool, err error) {
 	p, err := s.nextPiece(ctx, s.at)
-	if err == io.EOF { // the end of a pipe of unknown length
+	if err == io.EOF { // the end of a pipe whose length was unknown
 		p, s.total = piece{at: s.at}, s.at
 		err = checkLength(s.total)
 	}
@@ -376,8 +375,8 @@ func (s *sender) sendNext(ctx context.Context) (done bool, err error) {
 	return last && at == p.end(), nil
 }
 
-// nextPiece returns the piece at an offset, which may have been read already. A pipe may
-// block for ever.
+// nextPiece returns the piece at an offset, which may already have been read. A read from a pipe may
+// block indefinitely.
 func (s *sender) nextPiece(ctx context.Context, at int64) (piece, error) {
 	for {
 		if s.ahead == nil {
@@ -403,7 +402,7 @@ func (s *sender) readAhead(at int64) {
 	}(s.ahead)
 }
 
-// classify reports whether an error is final.
+// classify reports in done whether an error is final.
 func (s *sender) classify(err error) (done bool, _ error) {
 	refusal, refused := errors.AsType[*httperror.Error](err)
 	s.responded = s.responded || refused || err == nil
@@ -421,7 +420,7 @@ func (s *sender) classify(err error) (done bool, _ error) {
 	return !isTemporary(refusal), err
 }
 
-// giveUp discards an upload that cannot be continued.
+// giveUp discards an upload that cannot be resumed.
 func (s *sender) giveUp(ctx context.Context, err error) error {
 	_, refused := errors.AsType[*httperror.Error](err)
 	_, again := s.Content.(*File)
@@ -431,7 +430,7 @@ func (s *sender) giveUp(ctx context.Context, err error) error {
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDelay)
 	defer cancel()
 	if terminateErr := s.terminate(end, s.path); terminateErr != nil {
-		return fmt.Errorf("%w; the daemon discards the bytes it has in %v", err, sessionTTL)
+		return fmt.Errorf("%w; the daemon discards the received bytes after %v", err, sessionTTL)
 	}
 	return err
 }

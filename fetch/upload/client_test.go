@@ -73,7 +73,7 @@ func TestSendContinuesInterruptedUpload(t *testing.T) {
 		t.Fatalf("the uploads are %+v", all)
 	}
 	other := newFile(t, testFile(t, testImage(9, 30<<20)))
-	if err := r.client().Send(t.Context(), newRequest(other), &fetch.Progress{}); err == nil || !strings.Contains(err.Error(), "--restart ends it") {
+	if err := r.client().Send(t.Context(), newRequest(other), &fetch.Progress{}); err == nil || !strings.Contains(err.Error(), "use --restart") {
 		t.Errorf("another file: %v", err)
 	}
 	p := &fetch.Progress{}

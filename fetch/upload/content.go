@@ -20,13 +20,13 @@ import (
 const (
 	pieceSize = maxChecked // so that the checksum of each piece can be verified
 	minHole   = 1 << 20    // shorter holes are sent as zeros
-	maxZeros  = 1 << 30    // per request: the daemon hashes them
-	// keptBytes is how much of a pipe is kept. The daemon loses more than that only in a power
-	// cut.
+	maxZeros  = 1 << 30    // per request, because the daemon hashes them
+	// keptBytes is the number of bytes of a pipe that are kept in memory. The daemon loses more bytes
+	// only after a power failure.
 	keptBytes = 4 * pieceSize
 )
 
-// piece is the part of a file that one request transfers: bytes, or zeros.
+// piece is the part of a file that one request sends: bytes, or zeros.
 type piece struct {
 	at    int64
 	data  []byte
@@ -37,7 +37,7 @@ func (p piece) end() int64 { return p.at + int64(len(p.data)) + p.zeros }
 
 // Content is the content of an upload: a File or a Pipe.
 type Content interface {
-	// length returns the number of bytes; -1: unknown before the end.
+	// length returns the number of bytes; -1: unknown until the end.
 	length() int64
 	// fingerprint identifies the file.
 	fingerprint() string
@@ -55,7 +55,7 @@ type File struct {
 	holes bool // the file system reports holes
 }
 
-// NewFile returns the content of f, which must not change until it is sent.
+// NewFile returns the content of f. The file must not change until the upload has ended.
 func NewFile(f *os.File) (*File, error) {
 	stat, err := f.Stat()
 	if err != nil {
@@ -102,7 +102,7 @@ func (c *File) piece(at int64) (piece, error) {
 	return newPiece(at, buf), nil
 }
 
-// newPiece returns a piece of zeros if buf contains nothing else.
+// newPiece returns a piece with the bytes of buf, or a piece of zeros if all of them are zero.
 func newPiece(at int64, buf []byte) piece {
 	if len(buf) > 0 && buf[0] == 0 && bytes.Equal(buf[1:], buf[:len(buf)-1]) {
 		return piece{at: at, zeros: int64(len(buf))}
@@ -119,14 +119,14 @@ func (c *File) nextData(at int64) (int64, error) {
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return c.size, nil
-	case err != nil: // the file system does not report holes
+	case err != nil: // the file system does not support SEEK_DATA
 		c.holes = false
 		return at, nil
 	}
 	return min(data, c.size), nil
 }
 
-// dataBytes returns an upper bound for the bytes in chunks that are not all zeros.
+// dataBytes returns an upper bound of the bytes in chunks that are not all zeros.
 func (c *File) dataBytes() int64 {
 	var n, end int64 // bytes counted so far, and the end of the last chunk counted
 	for at := int64(0); at < c.size && c.holes; {
@@ -159,13 +159,13 @@ func (c *File) check() error {
 	return nil
 }
 
-// Pipe is content that can be read only once. It keeps the latest bytes, in case the daemon
-// loses some.
+// Pipe is content that can be read only once. It keeps the last bytes, because the daemon may lose
+// some.
 type Pipe struct {
 	r      io.Reader
 	size   int64
 	name   string
-	pieces []piece // the latest ones, in order
+	pieces []piece // the last pieces, in order
 	next   int64   // bytes read so far
 	ended  bool
 }
@@ -187,7 +187,7 @@ func (c *Pipe) piece(at int64) (piece, error) {
 	}
 	switch {
 	case at != c.next:
-		return piece{}, fmt.Errorf("the daemon has lost bytes of a pipe, which cannot be read again: it has %d of %d; start again from the beginning", at, c.next)
+		return piece{}, fmt.Errorf("the daemon has only %d of the %d bytes that were sent, and a pipe cannot be read again: start the upload again", at, c.next)
 	case c.ended:
 		return piece{}, io.EOF
 	}
@@ -218,7 +218,7 @@ func (c *Pipe) keep(p piece) {
 	}
 }
 
-// after returns the rest of the piece from an offset on.
+// after returns the rest of the piece, beginning at an offset.
 func (p piece) after(at int64) piece {
 	skip := at - p.at
 	if p.zeros > 0 {

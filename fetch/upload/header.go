@@ -15,20 +15,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// maxMetadata is the longest Upload-Metadata header.
+// maxMetadata is the maximum length of an Upload-Metadata header.
 const maxMetadata = 4 << 10
 
 // metadata describes an upload when it is created.
 type metadata struct {
 	Name        string      // of the image
-	Digest      disk.Digest // which the image must have; zero: not given
-	Fingerprint string      // by which the client recognizes its file
-	Data        int64       // upper bound for the bytes in chunks that are not all zeros; 0: not given
+	Digest      disk.Digest // the digest that the image must have; zero: not given
+	Fingerprint string      // the client recognizes its file by it
+	Data        int64       // upper bound of the bytes in chunks that are not all zeros; 0: not given
 	text        string      // the header as received
 }
 
-// parseMetadata parses an Upload-Metadata header: keys, each with a value in base64 or none,
-// separated by commas. text keeps unknown keys.
+// parseMetadata parses an Upload-Metadata header: a comma-separated list of keys, each with an
+// optional value in base64. text contains unknown keys too.
 func parseMetadata(text string) (metadata, error) {
 	if len(text) > maxMetadata {
 		return metadata{}, fmt.Errorf("Upload-Metadata has %d bytes: at most %d are allowed", len(text), maxMetadata)
@@ -79,7 +79,7 @@ func (m *metadata) set(key, value string) error {
 			return fmt.Errorf("Upload-Metadata: %s: %w", key, err)
 		}
 		if !m.Digest.IsZero() && m.Digest != digest {
-			return errors.New("Upload-Metadata contains two checksums: send one")
+			return errors.New("Upload-Metadata contains two checksums, but only one is allowed")
 		}
 		m.Digest = digest
 	}
@@ -103,7 +103,7 @@ func (m metadata) header() string {
 	return strings.Join(pairs, ",")
 }
 
-// checksumAlgorithms are the algorithms for bodies. tus requires sha1.
+// checksumAlgorithms are the algorithms for Upload-Checksum. tus requires sha1.
 const checksumAlgorithms = "sha1,sha256,sha512"
 
 var algorithms = map[string]func() hash.Hash{"sha1": sha1.New, "sha256": sha256.New, "sha512": sha512.New}

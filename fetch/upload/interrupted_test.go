@@ -86,9 +86,9 @@ func TestUploadContinuesAfterRestart(t *testing.T) {
 	r.patch(at, "0", want[:3<<20+100]).want(t, 204, "")
 	r.stopJob()
 	r.request("HEAD", at, nil).want(t, 423, "")
-	r.patch(at, "3145828", want[3<<20+100:]).want(t, 423, "continues in a moment")
+	r.patch(at, "3145828", want[3<<20+100:]).want(t, 423, "resumes soon")
 	client := Client{Base: r.url, Transport: http.DefaultTransport}
-	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "when the problem that status reports") {
+	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "after the problem is solved") {
 		t.Errorf("the client of an interrupted upload got %v", err)
 	}
 	r.restart()

@@ -11,8 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// FillLocal writes the content into part, on a local disk. It continues a partial file that
-// began with the same content.
+// FillLocal writes the content to part, on a local disk. It resumes a partial file of the same
+// content.
 func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progress) error {
 	if !r.CanResume(part.Source()) {
 		m := r.metadata()
@@ -45,15 +45,16 @@ func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.
 	return context.Cause(ctx)
 }
 
-// CanResume reports whether a partial file from this source has the same content, uploaded
-// to a daemon or locally.
-func (r Request) CanResume(had disk.PartSource) bool {
-	m, err := parseMetadata(had.Metadata)
+// CanResume reports whether a partial file from this source is from the same content. The content may
+// have been uploaded to a daemon or written locally.
+func (r Request) CanResume(found disk.PartSource) bool {
+	m, err := parseMetadata(found.Metadata)
 	same := err == nil && m.Fingerprint == r.fingerprint()
-	return same && had.ID == disk.PartFromUpload && had.Size == r.Content.length() && !r.Restart
+	return same && found.ID == disk.PartFromUpload && found.Size == r.Content.length() && !r.Restart
 }
 
-// fingerprint identifies the upload: the same content with another digest is another upload.
+// fingerprint identifies the upload: an upload of the same content with another digest is a different
+// upload.
 func (r Request) fingerprint() string { return r.Content.fingerprint() + r.Digest.String() }
 
 // metadata returns the description of the upload.

@@ -20,30 +20,29 @@ import (
 const (
 	// Path is the path to create uploads. The path of an upload is below it.
 	Path = "/v1/uploads"
-	// maxChecked is the longest body with an Upload-Checksum.
+	// maxChecked is the maximum length of a body with an Upload-Checksum.
 	maxChecked = 4 << 20
 
 	version    = "1.0.0"
 	extensions = "creation,creation-with-upload,creation-defer-length,termination,checksum,expiration"
 	bodyType   = "application/offset+octet-stream"
 
-	stallWindow = 30 * time.Second // less than 1 KiB/s for this time is a stall
-	openTime    = time.Minute      // for a job to open the partial file
+	stallWindow = 30 * time.Second // less than 1 KiB/s for this time counts as a stall
+	openTime    = time.Minute      // time for a job to open the partial file
 	answerTime  = time.Minute
 )
 
 // statusMismatch is the status of tus for a body with a wrong checksum.
 const statusMismatch = 460
 
-// Host is the manager of the node that receives uploads. Any goroutine may call its
-// methods.
+// Host is the manager of the node that receives uploads. Its methods must be safe for concurrent use.
 type Host interface {
-	// Begin starts the job that receives a new upload of the image: it calls
-	// Sessions.Begin. The image must have the digest, unless that is zero. An
-	// *httperror.Error is why there is no such job.
+	// Begin starts the job that receives a new upload of the image; the job calls Sessions.Begin.
+	// If digest is not zero, the image must have this digest. If no such job can be started, Begin
+	// returns an *httperror.Error with the reason.
 	Begin(ctx context.Context, image string, digest disk.Digest) error
-	// Interrupted reports whether a disk has a partial file of the upload for which a
-	// job will start.
+	// Interrupted reports whether a disk has a partial file of the upload and a job for it will
+	// start.
 	Interrupted(id string) bool
 }
 
@@ -51,7 +50,7 @@ type Host interface {
 type Server struct {
 	sessions *Sessions
 	host     Host
-	checking chan struct{} // one element per body in memory
+	checking chan struct{} // one element for each body in memory
 	window   time.Duration
 }
 
@@ -65,15 +64,15 @@ func NewServer(sessions *Sessions, host Host) *Server {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	method := r.Method
 	if over := r.Header.Get("X-HTTP-Method-Override"); over != "" && method == http.MethodPost {
-		method = over // for clients that cannot send other methods
+		method = over // for clients that can only send POST
 	}
 	h := w.Header()
 	h.Set("Tus-Resumable", version)
 	deadlines := http.NewResponseController(w)
-	// A body may take hours. StallReader detects a stall.
+	// A body may take hours to arrive. StallReader detects a stall.
 	_ = deadlines.SetReadDeadline(time.Time{})
 	_ = deadlines.SetWriteDeadline(time.Time{})
-	// Limit the time for the rest of a body that nobody reads.
+	// Limit the time for the rest of a body that is not read.
 	defer func() { _ = deadlines.SetReadDeadline(time.Now().Add(s.window)) }()
 	err := s.answer(w, r, method)
 	if err == nil {
@@ -126,7 +125,7 @@ func (*Server) options(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// show returns the state of one upload, for a while after its end too.
+// show returns the state of one upload. It also returns the state of an upload that ended recently.
 func (s *Server) show(w http.ResponseWriter, id string) error {
 	now, past := s.sessions.find(id)
 	switch {
@@ -141,9 +140,9 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 // notFound returns the error for an upload without a session.
 func (s *Server) notFound(id string) error {
 	if s.host.Interrupted(id) {
-		return locked("the upload is interrupted: it continues in a moment, or when the problem that status reports of the image is solved")
+		return locked("the upload is interrupted: it resumes soon, or after the problem is solved that the status of the image shows")
 	}
-	return httperror.New(http.StatusNotFound, "there is no such upload: it never existed, or has ended")
+	return httperror.New(http.StatusNotFound, "there is no such upload: it never existed, or it has ended")
 }
 
 func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
@@ -215,12 +214,12 @@ func (*Server) deliverEmpty(r *http.Request, one *Session, d *delivery) error {
 func answerJSON(w http.ResponseWriter, status int, v any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // fails only when the client is gone
+	_ = json.NewEncoder(w).Encode(v) // fails only if the client has disconnected
 	return nil
 }
 
-// writeError sends the response for err. An error other than *httperror.Error means that the
-// daemon stops, or that the client is gone.
+// writeError sends the response for err. An error other than *httperror.Error means that the daemon
+// shuts down, or that the client has disconnected.
 func writeError(w http.ResponseWriter, err error) {
 	e, ok := errors.AsType[*httperror.Error](err)
 	if !ok {
@@ -264,7 +263,8 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// parseUploadLength returns the length in the headers of a new upload; -1: it is deferred.
+// parseUploadLength returns the length in the headers of a new upload; -1: the client will send it
+// later.
 func parseUploadLength(h http.Header) (int64, error) {
 	length, deferred := h.Get("Upload-Length"), h.Get("Upload-Defer-Length")
 	switch {
@@ -307,7 +307,7 @@ func (s *Server) openSession(ctx context.Context, m metadata, size int64) (*Sess
 	case <-now.ended:
 		return nil, now.outcome()
 	case <-ctx.Done():
-		return nil, unavailable("the job for the upload has not started yet: try again in a moment")
+		return nil, unavailable("the job for the upload has not started yet: retry later")
 	}
 }
 
@@ -316,8 +316,8 @@ func hasBodyType(r *http.Request) bool {
 	return err == nil && kind == bodyType
 }
 
-// hasEncoding reports whether the body has a Content-Encoding: its bytes are then not those
-// of the image.
+// hasEncoding reports whether the body has a Content-Encoding: its bytes then differ from those of
+// the image.
 func hasEncoding(r *http.Request) bool {
 	how := r.Header.Get("Content-Encoding")
 	return how != "" && how != "identity"
@@ -348,14 +348,14 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 			return httperror.New(http.StatusBadRequest, "%v", err)
 		}
 		if r.ContentLength != 0 {
-			return httperror.New(http.StatusBadRequest, "Upload-Zeros replaces a body: send none")
+			return httperror.New(http.StatusBadRequest, "a request with Upload-Zeros must not have a body")
 		}
 	}
 	now, past := s.sessions.find(id)
 	switch {
 	case past != nil && past.err != nil:
 		return responseError(past.err)
-	case past != nil && d.from == past.Offset && r.ContentLength == 0 && d.zeros == 0: // the client repeats a request whose response it did not receive
+	case past != nil && d.from == past.Offset && r.ContentLength == 0 && d.zeros == 0: // the client repeats a request because it did not receive the response
 		setOffsetHeaders(w.Header(), *past)
 		w.WriteHeader(http.StatusNoContent)
 		return nil
@@ -373,7 +373,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	return nil
 }
 
-// receive delivers a request with a body. It aborts the body when it stalls, when another
+// receive delivers a request with a body. It aborts the request when the body stalls, when another
 // request continues the upload, or when the job ends.
 func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d *delivery) error {
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -381,7 +381,7 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 	deadlines := http.NewResponseController(w)
 	spare := context.AfterFunc(ctx, func() { _ = deadlines.SetReadDeadline(time.Unix(1, 0)) })
 	defer func() {
-		if !spare() { // the deadline in the past may be set late, and must not affect the next request
+		if !spare() { // a deadline that has passed may be set late, and must not affect the next request
 			w.Header().Set("Connection", "close")
 		}
 	}()
@@ -394,30 +394,30 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 		case s.checking <- struct{}{}:
 			defer func() { <-s.checking }()
 		default:
-			return unavailable("too many bodies with a checksum at the same time")
+			return unavailable("too many concurrent requests with a checksum: retry later")
 		}
 		room := bodyBuffers.Get().(*[bodyBufferSize]byte)
-		defer bodyBuffers.Put(room) // after deliver, the job does not use the buffer any more
+		defer bodyBuffers.Put(room) // after deliver, the job does not use the buffer
 		if err := verifyBody(d, text, room[:0]); err != nil {
 			return err
 		}
 	}
 	err := now.deliver(d)
 	if _, known := errors.AsType[*httperror.Error](err); err != nil && !known && !errors.Is(err, context.Canceled) {
-		err = httperror.New(http.StatusRequestTimeout, "%v", err) // a stall
+		err = httperror.New(http.StatusRequestTimeout, "%v", err) // the body stalled
 	}
 	if err != nil || r.ContentLength < 0 {
-		w.Header().Set("Connection", "close") // there may be more of the body
+		w.Header().Set("Connection", "close") // the rest of the body may still arrive
 	}
 	_ = deadlines.SetWriteDeadline(time.Now().Add(answerTime))
 	return err
 }
 
-// bodyBufferSize is the memory for a body until its checksum is verified, plus what
-// bytes.Buffer needs to detect its end.
+// bodyBufferSize is the memory for a body until its checksum is verified, plus the space that
+// bytes.Buffer needs to detect the end.
 const bodyBufferSize = maxChecked + 1 + bytes.MinRead
 
-// bodyBuffers reuses buffers: garbage of this size would double the memory.
+// bodyBuffers reuses buffers, because garbage of this size would double the memory.
 var bodyBuffers = sync.Pool{New: func() any { return new([bodyBufferSize]byte) }}
 
 // verifyBody reads the whole body into room, verifies its checksum, and replaces d.body by
@@ -441,7 +441,7 @@ func verifyBody(d *delivery, text string, room []byte) error {
 	case body.Len() > maxChecked:
 		return tooLong
 	case !sum.matches(body.Bytes()):
-		return httperror.New(statusMismatch, "the body does not have the checksum of its header: none of it was appended")
+		return httperror.New(statusMismatch, "the body does not match its Upload-Checksum, so no byte of it was appended")
 	}
 	d.body, d.length = body, int64(body.Len())
 	return nil

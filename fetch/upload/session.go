@@ -16,13 +16,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// Session is one upload. On one side, requests deliver its bytes; on the other side, a job
-// writes them to the partial file. A session ends with its job.
+// Session is one upload. Requests deliver its bytes to a job, which writes them to the partial file.
+// A session ends with its job.
 type Session struct {
 	ID string
 	metadata
 
-	started  bool          // a job has the session; guarded by Sessions
+	started  bool          // a job has the session; guarded by the mutex of Sessions
 	pace     *rate.Limiter // limits the received bytes; set by the job
 	incoming chan *delivery
 	opened   chan struct{} // closed when the partial file is open
@@ -32,8 +32,8 @@ type Session struct {
 	size    int64 // -1: unknown
 	offset  int64
 	expires time.Time
-	waiting int       // requests that the job has not received yet
-	current *delivery // the request that the job handles
+	waiting int       // number of requests that the job has not received yet
+	current *delivery // the request that the job is handling
 	err     error
 }
 
@@ -55,7 +55,7 @@ type info struct {
 // state is the phase of an upload.
 type state string
 
-// The states of an upload. The offset is unknown while the upload is opening.
+// The states of an upload. While an upload is opening, its offset is unknown.
 const (
 	stateOpening state = "opening"
 	stateOpen    state = "open"
@@ -63,19 +63,19 @@ const (
 	stateFailed  state = "failed"
 )
 
-// operation is what a request does with an upload.
+// operation is the action of a request on an upload.
 type operation uint8
 
 const (
 	opAppend    operation = iota // append bytes or zeros
-	opStatus                     // read how many bytes the upload has
+	opStatus                     // read the number of received bytes
 	opTerminate                  // discard the upload
 )
 
-// delivery is what one request delivers to the job.
+// delivery contains what one request passes to the job.
 type delivery struct {
 	op     operation
-	ctx    context.Context // of the request; its end aborts the body
+	ctx    context.Context // of the request; when it ends, the body is aborted
 	cancel context.CancelCauseFunc
 
 	from   int64     // the offset of the bytes
@@ -132,9 +132,9 @@ func (s *Session) end(err error) {
 	close(s.ended)
 }
 
-// Fill fills part with the bytes of requests until the image is complete. It fails when ctx
-// ends, and when the upload is discarded: see IsDiscarded. In both cases part can be
-// continued. It receives at most perSecond bytes per second; 0: no limit.
+// Fill fills part with the bytes of requests until the image is complete. It returns an error when
+// ctx ends, and when the upload is discarded (see IsDiscarded). In both cases a later job can resume
+// part. It receives at most perSecond bytes per second; 0: no limit.
 func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, progress *fetch.Progress) error {
 	s.pace = fetch.NewLimiter(perSecond)
 	last, err := s.open(part)
@@ -169,18 +169,18 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 	}
 }
 
-// CanResume reports whether a partial file from this source is of this upload.
+// CanResume reports whether a partial file from this source belongs to this upload.
 func (s *Session) CanResume(o disk.PartSource) bool {
 	return o.ID == disk.PartFromUpload && o.ETag == s.ID
 }
 
-// open prepares part for this upload, and returns when its last byte was received.
+// open prepares part for this upload, and returns the time when its last byte was received.
 func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	now := time.Now()
 	if s.CanResume(part.Source()) {
 		touched, err := part.ModTime()
 		if touched.After(now) {
-			touched = now // the clock was set back since
+			touched = now // the clock was set back after that
 		}
 		return touched, err
 	}
@@ -195,11 +195,11 @@ func (s *Session) updateOffset(part *disk.Part, last time.Time) (size, offset in
 	return s.size, s.offset
 }
 
-// deliver passes a request to the job, and waits until the job has handled it. For the last
-// bytes of an image, it waits until the image is ready or has failed.
+// deliver passes a request to the job, and waits until the job has handled it. If the request
+// completes the image, deliver waits until the image is ready or has failed.
 func (s *Session) deliver(d *delivery) error {
 	if !s.isOpen() {
-		return locked("the upload is being read back from the disk: try again in a moment")
+		return locked("the upload is being read back from the disk: retry later")
 	}
 	s.mu.Lock()
 	s.waiting++
@@ -223,7 +223,7 @@ func (s *Session) deliver(d *delivery) error {
 	}
 }
 
-// outcome returns how the upload ended: nil if the image is ready.
+// outcome returns the result of an ended upload: nil if the image is ready.
 func (s *Session) outcome() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,8 +255,8 @@ func (s *Session) endError() error {
 	return s.err
 }
 
-// handle handles a request in the goroutine of the job. An error ends the upload, and is
-// then the response to the request.
+// handle handles a request in the goroutine of the job. If it returns an error, the upload ends, and
+// the error is the response to the request.
 func (s *Session) handle(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
 	switch {
 	case d.op == opTerminate:
@@ -280,22 +280,22 @@ func (s *Session) handle(ctx context.Context, part *disk.Part, progress *fetch.P
 		return err
 	}
 	if s.isComplete(part) && broken == nil {
-		return nil // the result of the commit is the response
+		return nil // the response is the result of the commit
 	}
 	s.updateOffset(part, time.Now())
 	d.done <- broken
 	return nil
 }
 
-// checkRange returns an error if the delivery does not continue the upload. Only if it does,
-// its total is trusted: it may complete the image.
+// checkRange returns an error if the delivery does not continue the upload at its offset. Only
+// otherwise is its total used, because it may complete the image.
 func (s *Session) checkRange(d *delivery, offset int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	size := s.size
 	if d.total >= 0 {
 		if size >= 0 && size != d.total {
-			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, and was %d before", d.total, size)
+			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, but was %d before", d.total, size)
 		}
 		if d.total < offset {
 			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, but %d bytes were already received", d.total, offset)
@@ -304,16 +304,16 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 	}
 	switch more := max(d.length, d.zeros); {
 	case d.from != offset:
-		return httperror.New(http.StatusConflict, "the upload has %d bytes, and the request begins at %d", offset, d.from)
+		return httperror.New(http.StatusConflict, "the upload has %d bytes, but the request begins at %d", offset, d.from)
 	case size >= 0 && more > size-offset:
-		return httperror.New(http.StatusRequestEntityTooLarge, "%d bytes exceed the %d that are missing", more, size-offset)
+		return httperror.New(http.StatusRequestEntityTooLarge, "the request has %d bytes, but only %d are missing", more, size-offset)
 	}
 	s.size = size
 	return nil
 }
 
-// recordSize stores the length of the image in the partial file when it becomes known:
-// clients send it once, and the daemon may restart before the last byte.
+// recordSize stores the length of the image in the partial file when it becomes known. A client sends
+// the length only once, and the daemon may restart before the last byte.
 func (s *Session) recordSize(part *disk.Part) error {
 	s.mu.Lock()
 	size := s.size
@@ -331,8 +331,8 @@ func (s *Session) dequeued() {
 	s.waiting--
 }
 
-// setCurrent sets the request that the job handles. The next request aborts it, at once if
-// it is already waiting.
+// setCurrent sets the request that the job is handling. The next request aborts it, immediately if
+// the next request is already waiting.
 func (s *Session) setCurrent(d *delivery) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,8 +347,8 @@ func (s *Session) isComplete(part *disk.Part) bool {
 	return part.Offset() == s.size
 }
 
-// append appends the bytes of a request to part. broken is an error of the request; its
-// bytes so far stay. err ends the upload.
+// append appends the bytes of a request to part. broken is an error of the request; the bytes that
+// were received before it are kept. err ends the upload.
 func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery) (broken, err error) {
 	if d.zeros > 0 {
 		return appendZeros(d.ctx, part, progress, d.zeros)
@@ -383,7 +383,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	return nil, nil
 }
 
-// appendZeros appends zeros: a hole for whole chunks, and bytes for the rest.
+// appendZeros appends zeros: holes for whole chunks, and bytes for the rest.
 func appendZeros(ctx context.Context, part *disk.Part, progress *fetch.Progress, n int64) (broken, err error) {
 	for n > 0 {
 		if ctx.Err() != nil {
@@ -411,5 +411,5 @@ func (zeros) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// errSuperseded aborts a request when another one continues the upload.
+// errSuperseded aborts a request because another request continues the upload.
 var errSuperseded = httperror.New(http.StatusConflict, "another request continues the upload")

@@ -19,42 +19,41 @@ import (
 )
 
 const (
-	// sessionTTL is how long an upload is kept after its last byte.
+	// sessionTTL is the time after the last byte for which an upload is kept.
 	sessionTTL = 24 * time.Hour
-	// maxUploads is the number of concurrent uploads of a node: each has a partial file open.
+	// maxUploads is the maximum number of concurrent uploads of a node: each has a partial file open.
 	maxUploads = 4
-	// maxEnded is how many ended uploads are remembered.
+	// maxEnded is the maximum number of ended uploads that are kept in memory.
 	maxEnded = 64
 )
 
-// An upload that is discarded has neither an image nor a failure.
+// Errors of a discarded upload, which is neither successful nor failed.
 var (
 	errTerminated = errors.New("the client terminated the upload")
-	// ErrExpired: an upload received no bytes for too long.
+	// ErrExpired: an upload received no bytes for sessionTTL.
 	ErrExpired = fmt.Errorf("the upload expired: no bytes for %v", sessionTTL)
 )
 
-// IsDiscarded reports whether err means that a client terminated the upload, or that it
+// IsDiscarded reports whether err means that the client terminated the upload, or that the upload
 // expired.
 func IsDiscarded(err error) bool { return errors.Is(err, errTerminated) || errors.Is(err, ErrExpired) }
 
-// unavailable returns the error for a new upload that may succeed in a moment.
+// unavailable returns the error for a new upload that may succeed later.
 func unavailable(format string, args ...any) *httperror.Error {
 	return httperror.New(http.StatusServiceUnavailable, format, args...)
 }
 
-// locked returns the error for an existing upload that is available again in a moment. After
-// any other status, clients regard the upload as lost and start again.
+// locked returns the error for an existing upload that will be available again. After any other
+// status, clients would regard the upload as lost and start again.
 func locked(format string, args ...any) *httperror.Error {
 	return httperror.New(http.StatusLocked, format, args...)
 }
 
-// Sessions are the uploads of one node, at most one per image. Any goroutine may call the
-// methods.
+// Sessions are the uploads of one node, at most one per image. It is safe for concurrent use.
 type Sessions struct {
 	mu      sync.Mutex
-	running map[string]*Session // by the name of the image
-	ended   []info              // the latest ended uploads
+	running map[string]*Session // by image name
+	ended   []info              // the uploads that ended last
 }
 
 // NewSessions returns an empty Sessions.
@@ -65,21 +64,21 @@ func (s *Sessions) create(m metadata, size int64) (*Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if now := s.running[m.Name]; now != nil {
-		return nil, httperror.New(http.StatusConflict, "an upload of %s is already in progress: continue it, or end it by DELETE %s%s", m.Name, Path+"/", now.ID)
+		return nil, httperror.New(http.StatusConflict, "an upload of %s is already in progress: resume it, or end it with DELETE %s%s", m.Name, Path+"/", now.ID)
 	}
 	if len(s.running) >= maxUploads {
 		names := slices.Sorted(maps.Keys(s.running))
-		return nil, unavailable("%d uploads are in progress (%s), the maximum at a time: GET %s lists them, and DELETE ends one", maxUploads, strings.Join(names, ", "), Path)
+		return nil, unavailable("%d uploads are in progress (%s), which is the maximum: GET %s lists them, and DELETE ends one", maxUploads, strings.Join(names, ", "), Path)
 	}
 	now := newSession(rand.Text(), m, size)
 	s.running[m.Name] = now
 	return now, nil
 }
 
-// Begin returns the session for a job: that of the upload whose partial file, with source
-// found, is on the disk, or otherwise the created one. If another job still has the session,
-// for example of another generation, Begin waits for its end. The caller must call
-// Session.Fill and then End.
+// Begin returns the session for a job. If the disk has a partial file with source found, it returns
+// the session of this upload, and otherwise the created session. If another job still has the
+// session, for example a job of another generation, Begin waits until that job ends. The caller must
+// call Session.Fill and then End.
 func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource) (*Session, error) {
 	for {
 		now, mine, err := s.begin(id, found)
@@ -95,7 +94,7 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource)
 }
 
 // begin returns the session of an image, and whether the caller is its first job.
-func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine bool, err error) {
+func (s *Sessions) begin(id disk.ID, found disk.PartSource) (session *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, left := s.running[id.Name], found.ID == disk.PartFromUpload
@@ -103,10 +102,10 @@ func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine 
 	case now != nil && now.started:
 		return now, false, nil
 	case now == nil && !left:
-		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: errTerminated} // its client is gone
+		return nil, false, &fetch.Error{Class: fetch.BadSource, Err: errTerminated} // the client has disconnected
 	case now == nil || left && now.ID != found.ETag:
-		if now != nil { // it was created before the interrupted upload was found
-			now.end(unavailable("an upload of %s was interrupted, and continues in a moment", id.Name))
+		if now != nil { // the client created it before the interrupted upload was found
+			now.end(unavailable("an upload of %s was interrupted, and resumes soon", id.Name))
 		}
 		m, err := parseMetadata(found.Metadata)
 		if err != nil || m.Name != id.Name {
@@ -119,8 +118,8 @@ func (s *Sessions) begin(id disk.ID, found disk.PartSource) (now *Session, mine 
 	return now, true, nil
 }
 
-// End ends a session after its job: err is nil if the image is ready. kept means that the
-// partial file remains, and that the upload continues with the next job.
+// End ends a session after its job: err is nil if the image is ready. kept means that the partial
+// file was kept, and that the next job resumes the upload.
 func (s *Sessions) End(one *Session, err error, kept bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +127,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 		delete(s.running, one.Name)
 	}
 	if kept && err != nil {
-		one.end(locked("the upload is interrupted, and continues in a moment: %v", err))
+		one.end(locked("the upload is interrupted, and resumes soon: %v", err))
 		return
 	}
 	one.end(err)
@@ -136,7 +135,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 	s.ended = s.ended[max(0, len(s.ended)-maxEnded):]
 }
 
-// drop removes a session without a job after its client has left.
+// drop removes a session without a job after its client has disconnected.
 func (s *Sessions) drop(one *Session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,7 +144,7 @@ func (s *Sessions) drop(one *Session) {
 	}
 }
 
-// find returns the session of an upload in progress, or how it ended.
+// find returns the session of an upload in progress, or the state of an ended upload.
 func (s *Sessions) find(id string) (now *Session, past *info) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
