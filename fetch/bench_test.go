@@ -6,8 +6,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// BenchmarkDownload downloads, hashes and commits from a server in this process, which uses
-// the same processors. One MiB of every MiB (dense) or of every eight (sparse) is data.
+// BenchmarkDownload downloads, hashes and commits an image from a server in the same process, which
+// shares the CPUs. In the dense image every MiB is data, in the sparse image one of eight.
 func BenchmarkDownload(b *testing.B) {
 	const size = 512 << 20
 	for _, body := range []struct {
@@ -33,7 +33,7 @@ func BenchmarkDownload(b *testing.B) {
 	}
 }
 
-// BenchmarkHash measures the upper bound of the rate of a download.
+// BenchmarkHash measures SHA-512, the upper bound of the rate of a download.
 func BenchmarkHash(b *testing.B) {
 	data := fetchtest.Random(1, 64<<20)
 	b.SetBytes(int64(len(data)))

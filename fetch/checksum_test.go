@@ -32,7 +32,7 @@ func TestLookUpChecksum(t *testing.T) {
 	tests := []struct {
 		name, image, list string
 		stored, packed    disk.Digest
-		word              string // in the error; empty: no error
+		word              string // expected in the error; empty: no error
 	}{
 		{"gnu", "a.img", other + "  b.img\n" + hash256 + "  a.img\n", want256, none, ""},
 		{"gnu, binary", "a.img", hash512 + " *a.img\r\n", want512, none, ""},

@@ -44,7 +44,7 @@ func TestCredentialsAreSent(t *testing.T) {
 		name   string
 		faults []fetchtest.Fault
 		files  map[string]string
-		header string // which the server must receive
+		header string // header that the server must receive
 		value  string
 	}{
 		{"basic", fault(fetchtest.Basic), map[string]string{"username": "user", "password": "password\n"}, "", ""},
@@ -102,7 +102,7 @@ func TestInvalidCredentialsFolder(t *testing.T) {
 	}
 }
 
-// TestMountedSecretIsReadAgain uses a folder as kubelet mounts it, and changes it.
+// TestMountedSecretIsReadAgain changes a folder with the links that kubelet creates.
 func TestMountedSecretIsReadAgain(t *testing.T) {
 	r := newFixture(t)
 	r.writeCredentials("vendor/..2026_1", map[string]string{"token": "old " + secretMarker})
@@ -139,7 +139,8 @@ func TestSecretsDirLinkOutsideIsRefused(t *testing.T) {
 	wantError(t, r.download(Request{URL: url, Credentials: "vendor"}), BadConfig, "vendor")
 }
 
-// Reading a pipe would block for ever, even if the process is told to stop.
+// TestPipeInCredentialsFolderDoesNotBlock: a read from a pipe would block forever, even during a
+// shutdown.
 func TestPipeInCredentialsFolderDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "vendor"), 0o755), syscall.Mkfifo(filepath.Join(dir, "vendor", "token"), 0o600)); err != nil {
@@ -152,8 +153,8 @@ func TestPipeInCredentialsFolderDoesNotBlock(t *testing.T) {
 	}
 }
 
-// TestRedirectToOtherHostGetsNoSecrets redirects to another host, which must receive neither
-// the credentials nor a Referer, and back within the host, which receives them.
+// TestRedirectToOtherHostGetsNoSecrets checks that another host receives neither the credentials nor
+// a Referer after a redirect, and that a redirect within the host sends the credentials.
 func TestRedirectToOtherHostGetsNoSecrets(t *testing.T) {
 	for _, hosts := range []string{"", "named"} {
 		r := newFixture(t)
@@ -228,9 +229,8 @@ func TestRedirectFromHTTPSToHTTPIsRefused(t *testing.T) {
 	}
 }
 
-// TestClientCertificateOnlyForDeclaredServer starts two servers that request a client
-// certificate: the declared one, which receives it, and one after a redirect, which must
-// not.
+// TestClientCertificateOnlyForDeclaredServer checks that the declared server receives the client
+// certificate, and that a second server, after a redirect, does not.
 func TestClientCertificateOnlyForDeclaredServer(t *testing.T) {
 	r := newFixture(t)
 	presented := map[string]int{}

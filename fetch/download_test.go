@@ -11,11 +11,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// image has 3 MiB and a bit: whole chunks, and a shorter one.
+// image has a little more than 3 MiB: three whole chunks and a short one.
 var image = fetchtest.Random(1, 3<<20+512*7)
 
-// TestDownloadWithFaultyServer injects one fault at a time, with and without a declared
-// digest. Without an expected class, the download must succeed.
+// TestDownloadWithFaultyServer injects one fault at a time, with and without a declared digest. If a
+// case has no expected class, the download must succeed.
 func TestDownloadWithFaultyServer(t *testing.T) {
 	type fault = fetchtest.Fault
 	tests := []struct {
@@ -24,7 +24,7 @@ func TestDownloadWithFaultyServer(t *testing.T) {
 		declared bool
 		class    Class
 		words    []string
-		ranges   []string // of all requests; nil: not checked
+		ranges   []string // Range headers of all requests; nil: not checked
 	}{
 		{name: "none", ranges: []string{""}},
 		{name: "none, declared", declared: true, ranges: []string{""}},
@@ -128,7 +128,7 @@ func TestDownloadTriesMirrors(t *testing.T) {
 		declared bool
 		class    Class
 		words    []string
-		ranges   []string // of all requests except the first
+		ranges   []string // Range headers of all requests except the first
 	}{
 		{name: "first one works"},
 		{name: "first one is missing", url: []fault{away}, ranges: []string{""}},

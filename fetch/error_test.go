@@ -66,7 +66,7 @@ func TestParseRetryAfter(t *testing.T) {
 func TestClassifyDiskError(t *testing.T) {
 	tests := []struct {
 		err  error
-		want Class // 0: none
+		want Class // 0: no class
 	}{
 		{fmt.Errorf("begin: %w", disk.ErrNoSpace), NoSpace},
 		{fmt.Errorf("read: %w", &disk.FormatError{Reason: "x"}), BadSource},

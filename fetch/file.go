@@ -202,9 +202,9 @@ func ClassifyFileError(err error) error {
 	return &Error{Class: Network, Err: err}
 }
 
-// leavesRoot reports whether err is that of an os.Root for a link out of the root. Package os
-// does not export this error. It is the only one with a path that neither comes from the system nor is
-// about a closed file or a deadline.
+// leavesRoot reports whether err is the error of an os.Root for a link that leaves the root. Package
+// os does not export this error. All other errors with a path are errors of the system, of a closed
+// file or of a deadline.
 func leavesRoot(err error) bool {
 	_, isPath := errors.AsType[*fs.PathError](err)
 	_, isLink := errors.AsType[*os.LinkError](err)

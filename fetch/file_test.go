@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// addFileRoots creates an image below a folder that file:// may read.
+// addFileRoots creates an image below a folder that is allowed for file:// addresses.
 func (r *fixture) addFileRoots() (root, path string) {
 	r.t.Helper()
 	root = r.t.TempDir()
@@ -83,7 +83,7 @@ func TestFileOutsideOfRootsIsRefused(t *testing.T) {
 	}
 }
 
-// TestHolesOfFileAreNotRead reads 64 MiB with 1 MiB of data.
+// TestHolesOfFileAreNotRead downloads a file of 64 MiB with 1 MiB of data.
 func TestHolesOfFileAreNotRead(t *testing.T) {
 	r := newFixture(t)
 	_, path := r.addFileRoots()
@@ -159,8 +159,8 @@ func TestFileChangedWhileReadIsRefused(t *testing.T) {
 	}
 }
 
-// TestFileChangedThroughMappingIsRefused writes, while a file is read, to a page that is
-// already dirty. Such a write alone does not change the modification time of the file.
+// TestFileChangedThroughMappingIsRefused checks that a write through a mapping is detected if the
+// page was already dirty. Such a write alone does not change the modification time.
 func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	r := newFixture(t)
 	path, memory := fetchtest.Mapped(t, image)
@@ -198,7 +198,7 @@ func TestResumeFromFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The part has other bytes than the file, which shows which bytes were read.
+	// The partial file differs from the file, so the result shows from where each byte was read.
 	if err := p.Begin(disk.PartSource{ID: a.id(), ETag: fileVersion(info), Size: info.Size()}); err != nil {
 		t.Fatal(err)
 	}

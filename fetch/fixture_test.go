@@ -15,13 +15,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// secretMarker is part of every query, user, password, token and header of the tests, and
-// must not occur in any error.
+// secretMarker is part of every query, user, password, token and header of the tests. No error may
+// contain it.
 const secretMarker = "s3cr3t"
 
 var testID = disk.ID{Name: "parrot", UUID: "6846a0b2"}
 
-// fixture is a client, a disk and a faulty server.
+// fixture contains a client, a disk and a faulty server.
 type fixture struct {
 	t      testing.TB
 	client *Client
@@ -65,7 +65,7 @@ func (r *fixture) openPart(o disk.PartOptions) *disk.Part {
 	return p
 }
 
-// download downloads and commits as a caller does.
+// download downloads and commits an image like a job.
 func (r *fixture) download(req Request) error {
 	r.t.Helper()
 	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256})

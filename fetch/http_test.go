@@ -35,7 +35,7 @@ func TestValidators(t *testing.T) {
 		{`"a"`, modified, later, `"a"`, modified},
 		{`W/"a"`, modified, later, "", modified},
 		{`a`, "", later, "", ""},
-		{"", modified, modified, "", ""}, // another change may follow within the same second
+		{"", modified, modified, "", ""}, // the file may change again within the same second
 		{"", modified, "", "", ""},
 	}
 	for _, tt := range tests {

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// readRange reads the bytes from from to to.
+// readRange reads the bytes [from, to).
 func (r *fixture) readRange(req Request, from, to int64) ([]byte, error) {
 	r.t.Helper()
 	ranges, err := r.client.NewRangeReader(req)
@@ -37,7 +37,7 @@ func TestRangeReader(t *testing.T) {
 		name  string
 		url   string
 		at    []fault
-		class Class // of a range in the middle
+		class Class // class of the error for a range in the middle
 		word  string
 	}{
 		{name: "http", url: "SERVER/image.raw"},
@@ -50,7 +50,7 @@ func TestRangeReader(t *testing.T) {
 		{name: "away", url: "SERVER/nothing.raw", class: Refused, word: "404"},
 		{name: "unavailable", url: "SERVER/image.raw", at: []fault{{Kind: fetchtest.Unavailable}}, class: Network, word: "503"},
 		{name: "no such file", url: "file://FOLDER/nothing.raw", class: Refused, word: "no such file"},
-		{name: "file elsewhere", url: "file:///etc/hostname", class: BadConfig, word: "not below an allowed folder"},
+		{name: "file outside the allowed folders", url: "file:///etc/hostname", class: BadConfig, word: "not below an allowed folder"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newFixture(t)

@@ -19,8 +19,8 @@ import (
 
 const mid = 2<<20 + 100
 
-// downloadHalf downloads the first 2 MiB and a bit and closes the part, as a process does
-// that is stopped.
+// downloadHalf downloads a little more than 2 MiB and closes the partial file, like a process that is
+// stopped.
 func (r *fixture) downloadHalf(req Request) {
 	r.t.Helper()
 	p := r.openPart(disk.PartOptions{})
@@ -45,7 +45,7 @@ func (r *fixture) downloadHalf(req Request) {
 }
 
 var (
-	// stallOnce stops downloadHalf at mid.
+	// stallOnce makes downloadHalf stop at mid.
 	stallOnce = fetchtest.Fault{Kind: fetchtest.Stall, At: mid, Times: 1}
 	// cutOnce and gone are faults of a server that fails in the middle of a file.
 	cutOnce = fetchtest.Fault{Kind: fetchtest.Cut, At: mid, Times: 1}
@@ -134,7 +134,7 @@ func TestRestartDiscardsPart(t *testing.T) {
 	}
 }
 
-// TestRetriesAfter503: the server answers one request of four.
+// TestRetriesAfter503 downloads from a server that responds to one request of four.
 func TestRetriesAfter503(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Flaky})}
@@ -147,7 +147,7 @@ func TestRetriesAfter503(t *testing.T) {
 	r.wantImage(image)
 }
 
-// TestFaultsFromQuery: scenarios put faults into the query of an address.
+// TestFaultsFromQuery checks that a query can inject faults, which scenarios use.
 func TestFaultsFromQuery(t *testing.T) {
 	r := newFixture(t)
 	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)) + "?fault=cut&at=1048576&times=2&fault=novalidator", Digest: digest(image)}
@@ -160,8 +160,8 @@ func TestFaultsFromQuery(t *testing.T) {
 	}
 }
 
-// TestBodyOfWrongLength checks the length of a body. net/http does that for a response with
-// a length; partial responses and local files need the check of this package.
+// TestBodyOfWrongLength checks that a body of a wrong length is detected. net/http detects it for a
+// response with a length; for partial responses and local files, this package must detect it.
 func TestBodyOfWrongLength(t *testing.T) {
 	short := &boundedBody{Reader: bytes.NewReader(image), left: int64(len(image)) + 100, bounded: true,
 		broken: func(left int64, err error) error { return bodyError(t.Context(), left, err) }}
@@ -172,8 +172,9 @@ func TestBodyOfWrongLength(t *testing.T) {
 	wantError(t, err, BadSource, "longer than the length that the server sent")
 }
 
-// TestRestartAfterWrongJoin: a mirror has other bytes of the same length. Joined to the
-// first half they are wrong, and the next attempt with Restart succeeds.
+// TestRestartAfterWrongJoin checks that an attempt with Restart succeeds after a wrong checksum. The
+// first half is from a server, and the second half from a mirror with different bytes of the same
+// length.
 func TestRestartAfterWrongJoin(t *testing.T) {
 	r := newFixture(t)
 	other := fetchtest.Random(2, len(image))
@@ -265,9 +266,8 @@ func TestBandwidthLimit(t *testing.T) {
 	}
 }
 
-// TestVersionsAreNeverJoined: the servers support Range but not If-Range, and the file
-// changes to another one of the same length after half of it. No checksum is declared, so
-// nothing else detects the change.
+// TestVersionsAreNeverJoined checks that a changed file is detected without a checksum. The servers
+// support Range but not If-Range, and after half of the file it changes to a file of the same length.
 func TestVersionsAreNeverJoined(t *testing.T) {
 	other := slices.Clone(image)
 	for i := range other {
@@ -304,7 +304,7 @@ func TestVersionsAreNeverJoined(t *testing.T) {
 					_, _ = w.Write(body[:len(body)/2])
 					panic(http.ErrAbortHandler)
 				}
-				_, _ = w.Write(body[at:]) // fails when the client has closed the connection
+				_, _ = w.Write(body[at:]) // fails if the client has closed the connection
 			}))
 			defer server.Close()
 			if err := r.download(Request{URL: server.URL + "/image.raw"}); err != nil {

@@ -19,8 +19,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// useS3Credentials writes credentials for the faulty server, which supports the part of S3
-// that a download needs: GET with Range and If-Match.
+// useS3Credentials writes credentials for the faulty server. It supports the requests of S3 that a
+// download needs: GET with Range and If-Match.
 func (r *fixture) useS3Credentials() {
 	r.writeCredentials("bucket", map[string]string{
 		"access-key-id": "key" + secretMarker, "secret-access-key": secretMarker, "session-token": "token" + secretMarker,
@@ -77,13 +77,13 @@ func TestDownloadFromS3(t *testing.T) {
 	}
 }
 
-// TestS3MirrorOnOtherHostIsRequestedUnsigned: the keys are for another host.
+// TestS3MirrorOnOtherHostIsRequestedUnsigned: the keys belong to another host.
 func TestS3MirrorOnOtherHostIsRequestedUnsigned(t *testing.T) {
 	r := newFixture(t)
 	r.useS3Credentials()
 	other := fetchtest.Start(t)
 	other.Serve("/images/image.raw", fetchtest.Bytes(image))
-	mirrors := []string{"s3::" + other.URL + "/images/image.raw"} // without the secret query of the fixture: S3 addresses have none
+	mirrors := []string{"s3::" + other.URL + "/images/image.raw"} // an S3 address cannot have the secret query of the fixture
 	req := Request{URL: "s3://images/nothing.raw", Mirrors: mirrors, Credentials: "bucket"}
 	if err := r.client.Download(t.Context(), req, r.openPart(disk.PartOptions{}), nil); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,8 @@ func put(t *testing.T, b *Bucket, data []byte) error {
 	return err
 }
 
-// TestBucketRequestStalls: the servers do not read, do not respond, or stop in the middle.
+// TestBucketRequestStalls uses servers that do not read, do not respond, or stop in the middle of a
+// response.
 func TestBucketRequestStalls(t *testing.T) {
 	t.Parallel()
 	ended := make(chan struct{})
@@ -149,7 +150,7 @@ func TestBucketRequestStalls(t *testing.T) {
 		silent.Close()
 		halfway.Close()
 	})
-	deaf, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and reads nothing
+	deaf, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections but reads nothing
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,8 +170,8 @@ func TestBucketRequestStalls(t *testing.T) {
 	}
 }
 
-// TestBucketReusesConnections sends several requests over one connection, and closes it when
-// it is idle before the server does.
+// TestBucketReusesConnections checks that several requests use one connection, and that Close closes
+// it.
 func TestBucketReusesConnections(t *testing.T) {
 	t.Parallel()
 	var made atomic.Int64
@@ -203,7 +204,7 @@ func TestBucketReusesConnections(t *testing.T) {
 	<-closed
 }
 
-// TestInvalidBucketAddressesAreRefused: no request is sent for them.
+// TestInvalidBucketAddressesAreRefused checks that an invalid address is an error before any request.
 func TestInvalidBucketAddressesAreRefused(t *testing.T) {
 	r := newFixture(t)
 	r.useS3Credentials()
@@ -215,7 +216,7 @@ func TestInvalidBucketAddressesAreRefused(t *testing.T) {
 	wantError(t, err, BadConfig, "no such folder")
 }
 
-// TestLonghornSecretWorksUnchanged reads the secret of a Longhorn backup target.
+// TestLonghornSecretWorksUnchanged uses the secret of a Longhorn backup target.
 func TestLonghornSecretWorksUnchanged(t *testing.T) {
 	server, ca := fetchtest.StartTLS(t)
 	r := newFixture(t)
@@ -259,7 +260,7 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 	}
 }
 
-// TestVirtualHostedStyle sends requests with the bucket in the host name.
+// TestVirtualHostedStyle checks requests with the bucket in the host name.
 func TestVirtualHostedStyle(t *testing.T) {
 	t.Setenv("HTTP_PROXY", "") // the proxy would not resolve names in .localhost
 	hosts := make(chan string, 1)
@@ -278,7 +279,7 @@ func TestVirtualHostedStyle(t *testing.T) {
 			if !strings.HasPrefix(dns.Name, "images.") && dns.Name != "localhost" {
 				t.Errorf("resolved the address of %s", dns.Name)
 			}
-			continue // this machine does not resolve localhost, or no names below it
+			continue // this machine does not resolve localhost, or not the names below it
 		}
 		if got := <-hosts; got != strings.Replace(want, "HOST", strings.TrimPrefix(endpoint, "http://"), 1) {
 			t.Errorf("style %s: asked %s, want %s", style, got, want)

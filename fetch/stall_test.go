@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// slowReader returns n bytes per read after a delay, and ends when done is closed.
+// slowReader returns n bytes per read after a delay. It ends when done is closed.
 type slowReader struct {
 	done  <-chan struct{}
 	n     int
@@ -31,7 +31,7 @@ func (r *slowReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestStallReader runs in synthetic time.
+// TestStallReader runs with synthetic time.
 func TestStallReader(t *testing.T) {
 	tests := []struct {
 		name      string
@@ -74,7 +74,7 @@ func TestStallReader(t *testing.T) {
 	}
 }
 
-// TestRateLimitIsNoStall: an operator may set a limit below minRate.
+// TestRateLimitIsNoStall checks that a limit below minRate does not cause a stall.
 func TestRateLimitIsNoStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())

@@ -11,8 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// TestDownloadThroughProxy downloads from a host that does not exist through a proxy on
-// loopback, which is permitted, although loopback sources are refused.
+// TestDownloadThroughProxy downloads from a host that does not exist, through a proxy on loopback.
+// The proxy is allowed, although loopback sources are not.
 func TestDownloadThroughProxy(t *testing.T) {
 	r := newFixture(t)
 	r.client.AllowLoopback = false
@@ -62,7 +62,7 @@ func TestRedirectToLoopbackIsRefused(t *testing.T) {
 	wantError(t, r.download(Request{URL: "http://images.invalid/image.raw"}), BadConfig, "127.0.0.1", "loopback")
 }
 
-// TestNameResolvedToLoopbackIsRefused: the name itself looks harmless.
+// TestNameResolvedToLoopbackIsRefused checks that the resolved address is checked, not only the name.
 func TestNameResolvedToLoopbackIsRefused(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[fe80::1%lo]:80"} {
 		if err := checkDial("tcp", addr, nil); err == nil {

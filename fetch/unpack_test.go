@@ -19,12 +19,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// bz2 is the output of bzip2 for two streams: 32 KiB of zeros, and 4 KiB of ones.
+// bz2 is the output of bzip2: a stream of 32 KiB of zeros, and a stream of 4 KiB of ones.
 const bz2 = "QlpoOTFBWSZTWWU/+IAAAEBAgMAAAAQACCAAMMwFU2pAKOA8XckU4UJBlP/iAEJaaDkxQVkmU1k5ZUkpAAAIQACgBAAIIAAwzAVTakFHDxdyRThQkDllSSk="
 
 var bz2Image = append(make([]byte, 32<<10), bytes.Repeat([]byte{1}, 4<<10)...)
 
-// packWith packs b with a Go library.
+// packWith compresses b with a Go library.
 func packWith(t testing.TB, p packing, b []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -73,7 +73,7 @@ func TestDownloadUnpacks(t *testing.T) {
 			body   []byte
 			faults []fetchtest.Fault
 			req    Request
-			word   string // in an error of class BadSource; empty: no error
+			word   string // expected in an error of class BadSource; empty: no error
 		}{
 			{name: "several members", body: f.packed},
 			{name: "cut and resumed", body: f.packed, faults: []fetchtest.Fault{{Kind: fetchtest.Cut, At: half, Times: 1}}},
@@ -147,8 +147,8 @@ func TestPackingOf(t *testing.T) {
 	wantError(t, r.download(req), BadConfig, "a.raw.xz is packed as xz")
 }
 
-// TestDecompressionBombIsRefused: zeros use no space and are unlimited; other bytes are
-// limited.
+// TestDecompressionBombIsRefused checks that zeros are not limited, because they use no space, and
+// that other bytes are limited.
 func TestDecompressionBombIsRefused(t *testing.T) {
 	race.Skip(t)
 	const size = 80 << 20
@@ -164,8 +164,8 @@ func TestDecompressionBombIsRefused(t *testing.T) {
 	wantError(t, err, BadSource, "more than 1000 times")
 }
 
-// TestLargeXzDictionaryIsRefused changes the dictionary size in the header of a later block
-// to 4 GiB less one byte.
+// TestLargeXzDictionaryIsRefused sets the dictionary size in the header of a later block to 4 GiB
+// minus one byte.
 func TestLargeXzDictionaryIsRefused(t *testing.T) {
 	race.Skip(t)
 	packed := packWith(t, packedXz, fetchtest.Random(4, 400<<10))
@@ -182,7 +182,7 @@ func TestLargeXzDictionaryIsRefused(t *testing.T) {
 	wantError(t, err, BadSource, "dictionary")
 }
 
-// TestGzipFileSentWithContentEncoding: some servers send a .gz file unchanged with
+// TestGzipFileSentWithContentEncoding accepts a server that sends an unchanged .gz file with
 // Content-Encoding: gzip.
 func TestGzipFileSentWithContentEncoding(t *testing.T) {
 	race.Skip(t)

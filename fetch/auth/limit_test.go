@@ -78,7 +78,7 @@ func TestActiveConnectionsStay(t *testing.T) {
 	}
 }
 
-// addressedConn is a connection from another address.
+// addressedConn is a connection from a given remote address.
 type addressedConn struct {
 	net.Conn
 	from string

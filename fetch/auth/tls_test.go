@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/certtest"
 )
 
-// certFolder is a folder with certificates of one authority.
+// certFolder is a folder with certificates that one authority has signed.
 type certFolder struct {
 	dir       string
 	authority *certtest.Authority
@@ -70,10 +70,10 @@ func (f certFolder) identity(t *testing.T, name string) *identity {
 	return f.load(t, name).identity.current()
 }
 
-// expireCache lets the next use read the files again.
+// expireCache makes the next use read the files again.
 func expireCache(c Credentials) { c.identity.readAt = time.Time{} }
 
-// handshake returns the state of the server's side of a connection.
+// handshake returns the connection state of the server.
 func handshake(t *testing.T, server *tls.Config, client *tls.Config) (tls.ConnectionState, error) {
 	t.Helper()
 	here, there := net.Pipe()
@@ -130,7 +130,7 @@ func TestCertificatesGiveRolesWhileTheyAreValid(t *testing.T) {
 	}
 }
 
-// startServer serves requests of callers with a role and returns its address.
+// startServer starts a server that accepts callers with a role, and returns its address.
 func startServer(t *testing.T, c Credentials) (url string) {
 	t.Helper()
 	a := newAuthorizer(t, c, "127.0.0.1:0", false)

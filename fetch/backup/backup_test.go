@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// testBytes returns different bytes for each seed; every other MiB is zeros.
+// testBytes returns different bytes for each seed. Every second MiB is zeros.
 func testBytes(seed uint64, size int) []byte {
 	data := make([]byte, size)
 	r := rand.NewChaCha8([32]byte{byte(seed)})
@@ -36,13 +36,14 @@ func mustBackUp(t testing.TB, dir string, d *disk.Disk, name string) {
 	}
 }
 
-// Odd sizes, images with holes everywhere, and images of zeros only.
+// TestCreateAndRestoreSizes backs up and restores odd sizes, images with holes, and images of zeros
+// only.
 func TestCreateAndRestoreSizes(t *testing.T) {
 	holes := make([]byte, 16<<20)
 	copy(holes[9<<20:], "something")
 	for name, data := range map[string][]byte{
 		"sector":         testBytes(1, 512),
-		"seven-and-512":  testBytes(2, 7<<20+512), // crashes Longhorn's own manager
+		"seven-and-512":  testBytes(2, 7<<20+512), // this size crashes Longhorn's own manager
 		"one-block":      testBytes(3, 2<<20),
 		"block-and-512":  testBytes(4, 2<<20+512),
 		"nothing":        make([]byte, 5<<20),
@@ -80,13 +81,13 @@ func TestCreateAndRestoreSizes(t *testing.T) {
 	}
 }
 
-// A second image costs only the blocks that it does not share with the first one, and its
-// deletion leaves the first one complete.
+// TestBackupsShareBlocks checks that the backup of a second image stores only blocks that the first
+// backup does not have, and that its deletion does not damage the first backup.
 func TestBackupsShareBlocks(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
 	a := testBytes(1, 8<<20)
-	b := append(testBytes(2, 2<<20), a...) // all blocks of a, at other offsets
+	b := append(testBytes(2, 2<<20), a...) // all blocks of a, at different offsets
 	makeImage(t, d, "a1", a)
 	makeImage(t, d, "b1", b)
 	synctest.Test(t, func(t *testing.T) {
@@ -130,7 +131,8 @@ func blockFiles(t testing.TB, dir string) (n int) {
 	return n
 }
 
-// An existing backup of the same bytes stays as it is. One of other bytes is never replaced.
+// TestCreateWithExistingBackup checks that an existing backup of the same bytes is not changed, and
+// that a backup of different bytes is never replaced.
 func TestCreateWithExistingBackup(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -154,8 +156,8 @@ func TestCreateWithExistingBackup(t *testing.T) {
 	})
 }
 
-// barrierStore is a Store in which another process starts a backup of the same name while
-// the first block is stored. Neither process has seen the cfg of the other.
+// barrierStore is a Store in which another process starts a backup of the same name while the first
+// block is stored. Neither process has read the cfg of the other.
 type barrierStore struct {
 	Store
 	begin func(Store)
@@ -169,7 +171,8 @@ func (b *barrierStore) Put(ctx context.Context, key string, data []byte) error {
 	return b.Store.Put(ctx, key, data)
 }
 
-// Two managers back up images with one name and different bytes: one of them fails.
+// TestConcurrentBackupsOfDifferentBytes checks that one of two backups fails if two managers back up
+// different bytes under the same name.
 func TestConcurrentBackupsOfDifferentBytes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -194,7 +197,7 @@ func TestConcurrentBackupsOfDifferentBytes(t *testing.T) {
 	})
 }
 
-// Bytes that the disk has damaged do not enter the Store.
+// TestDamagedImageIsNotBackedUp checks that damaged bytes of an image are not stored.
 func TestDamagedImageIsNotBackedUp(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -234,8 +237,8 @@ func TestDamagedImageIsNotBackedUp(t *testing.T) {
 	})
 }
 
-// TestCreateRewritesBadBlocks damages blocks of the image in the store. A backup that reused
-// them could never be restored.
+// TestCreateRewritesBadBlocks damages blocks of the image in the store. If a backup reused them, it
+// could never be restored.
 func TestCreateRewritesBadBlocks(t *testing.T) {
 	t.Parallel()
 	data := append(testBytes(1, 2<<20), testBytes(2, 2<<20+512)...)
@@ -258,7 +261,7 @@ func TestCreateRewritesBadBlocks(t *testing.T) {
 			})
 		}
 	}
-	// An object of the right size in a bucket is intact: the bucket verified it.
+	// An object of the right size in a bucket is intact, because the server verified it.
 	t.Run("bucket, cut", func(t *testing.T) {
 		t.Parallel()
 		wantRepaired(t, bucketStore(t, s3test.Start(t, "images"), "s3://images/"), LZ4, data, cut)
@@ -299,7 +302,7 @@ func backUpTo(t *testing.T, s Store, c Compression, d *disk.Disk, name string) {
 	}
 }
 
-// countingStore records the writes to a Store.
+// countingStore counts the writes to a Store.
 type countingStore struct {
 	Store
 	mu   sync.Mutex
@@ -313,9 +316,9 @@ func (p *countingStore) Put(ctx context.Context, key string, data []byte) error 
 	return p.Store.Put(ctx, key, data)
 }
 
-// TestExpiredLockLeavesBackupIncomplete: the lock of a suspended process may expire, and a
-// deletion may then remove the blocks that it has stored. So Create renews the lock before
-// it completes the backup.
+// TestExpiredLockLeavesBackupIncomplete checks that Create does not complete a backup after its lock
+// has expired: the process may have been suspended, and a deletion may have removed the blocks that
+// it stored.
 func TestExpiredLockLeavesBackupIncomplete(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -348,18 +351,19 @@ func TestExpiredLockLeavesBackupIncomplete(t *testing.T) {
 	})
 }
 
-// After a kill at any request, the backup is incomplete, and the next Create completes it.
+// TestCreateContinuesAfterKill kills the process at each request. The backup must be incomplete, and
+// the next Create must complete it.
 func TestCreateContinuesAfterKill(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
 	makeImage(t, d, "a1", testBytes(1, 3<<20))
-	for n := range 7 { // the number of writes of a backup
+	for n := range 7 { // number of writes of a backup
 		dir := t.TempDir()
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cut := &stoppingStore{Store: openTarget(t, dir), left: n, cut: cancel}
 			err := Creator{Store: cut, Compression: LZ4}.Create(ctx, d, id("a1"), new(fetch.Progress))
-			if cut.left >= 0 { // it was complete before the kill
+			if cut.left >= 0 { // the backup was complete before the kill
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -378,7 +382,7 @@ func TestCreateContinuesAfterKill(t *testing.T) {
 			if _, err := restore(t.Context(), openTarget(t, dir), newDisk(t), "a1"); err != nil {
 				t.Error(err)
 			}
-			for _, lock := range lockFiles(t, dir) { // let it expire
+			for _, lock := range lockFiles(t, dir) { // make the lock expire
 				if err := os.Chtimes(lock, time.Now(), time.Now().AddDate(-1, 0, 0)); err != nil {
 					t.Fatal(err)
 				}
@@ -402,7 +406,7 @@ func lockFiles(t testing.TB, dir string) []string {
 	return locks
 }
 
-// stoppingStore ends all work after left writes, as a kill does: no clean-up follows.
+// stoppingStore stops all operations after left writes, like a kill: no clean-up follows.
 type stoppingStore struct {
 	Store
 	cut context.CancelFunc

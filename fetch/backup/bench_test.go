@@ -16,7 +16,7 @@ import (
 
 var benchSize = flag.Int64("backup.size", 1<<30, "size of the image of the benchmarks in bytes")
 
-// halfRandom is half random bytes and half text in each 4 KiB, so that lz4 halves it.
+// halfRandom returns half random bytes and half text in each 4 KiB, so that lz4 halves the size.
 type halfRandom struct{ noise *rand.ChaCha8 }
 
 func (h halfRandom) Read(p []byte) (int, error) {
@@ -30,8 +30,8 @@ func (h halfRandom) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// BenchmarkRestore restores an image from a folder, and compares the time with reading,
-// unpacking and hashing the same blocks one after the other.
+// BenchmarkRestore restores an image from a folder. It compares the time with that of reading,
+// unpacking and hashing the same blocks sequentially.
 func BenchmarkRestore(b *testing.B) {
 	for _, c := range []Compression{LZ4, Gzip, None} {
 		b.Run(string(c), func(b *testing.B) {

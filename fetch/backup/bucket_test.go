@@ -17,7 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// secret is the secret key, which no error may contain.
+// secret is the secret key. No error may contain it.
 const secret = "s3cr3t"
 
 // bucketAt returns a Store in a bucket of a faulty server.
@@ -52,7 +52,7 @@ func read(ctx context.Context, s Store, key string) error {
 	return errors.Join(err, r.Close())
 }
 
-// TestBucketReadErrors injects faults into responses to GET.
+// TestBucketReadErrors injects faults into responses to GET requests.
 func TestBucketReadErrors(t *testing.T) {
 	t.Parallel()
 	type fault = fetchtest.Fault
@@ -62,7 +62,7 @@ func TestBucketReadErrors(t *testing.T) {
 	content := randomBytes(1, 100<<10)
 	for i, tt := range []struct {
 		fault fault
-		class fetch.Class // 0: no error
+		class fetch.Class // 0: no error expected
 		words string
 	}{
 		{fault{Kind: fetchtest.Chunked}, 0, ""},

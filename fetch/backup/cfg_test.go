@@ -94,8 +94,8 @@ func TestParseCfgSizeLimit(t *testing.T) {
 	}
 }
 
-// Anybody who can write to the Store can write a cfg: only the number of blocks may be
-// large.
+// TestParseCfgNonBlockLimit checks that only the number of blocks may be large: anyone with write
+// access to the Store can write a cfg.
 func TestParseCfgNonBlockLimit(t *testing.T) {
 	race.Skip(t)
 	size := fmt.Sprintf(`"Size":"%d",`, 100_000*int64(blockSize))
@@ -151,8 +151,8 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// A cfg without an error can be written and read again, and has no block outside of the
-// image or of its folder.
+// FuzzParseCfg checks that a cfg that is parsed without an error can be written and parsed again, and
+// that all its blocks are inside the image and in the block folder.
 func FuzzParseCfg(f *testing.F) {
 	f.Add([]byte(good))
 	cfgs, err := filepath.Glob("testdata/cfg/*")

@@ -8,7 +8,8 @@ import (
 	"testing/synctest"
 )
 
-// No block is removed while another backup may use it.
+// TestDeleteKeepsBlocksOfUnreadableBackups checks that Delete removes no block while another backup
+// may use it.
 func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 	t.Parallel()
 	d := newDisk(t)
@@ -27,7 +28,7 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 			}
 			return string(data)
 		},
-		"it is truncated":  func(cfg string) string { return cfg[:len(cfg)/2] },
+		"it is truncated":                        func(cfg string) string { return cfg[:len(cfg)/2] },
 		"it contains the name of another backup": func(cfg string) string { return strings.Replace(cfg, "b1", "b2", 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -47,8 +48,8 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 				if n := blockFiles(t, dir); n != 4 {
 					t.Errorf("%d blocks remain of 4", n)
 				}
-				// After the deletion of the other backup, another Delete of the name removes the
-				// blocks that were kept.
+				// After the other backup is deleted, another Delete of the same name removes the kept
+				// blocks.
 				if _, err := Delete(t.Context(), s, "b1"); err != nil {
 					t.Fatal(err)
 				}
@@ -63,8 +64,8 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 	}
 }
 
-// Nor is a block removed while an entry among the backups is invalid. Delete ignores files
-// that are not blocks.
+// TestDeleteIgnoresForeignFiles checks that Delete removes no block while there is an invalid entry
+// among the backups, and that it ignores files that are not blocks.
 func TestDeleteIgnoresForeignFiles(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()

@@ -18,8 +18,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// TestMain runs more tests in parallel than there are processors: they wait more than they
-// compute. The flag -parallel takes precedence.
+// TestMain runs more tests in parallel than there are CPUs, because the tests mostly wait. The flag
+// -parallel has precedence.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
@@ -34,7 +34,7 @@ type fixture struct {
 	Size   int64
 	SHA512 string
 	Expect string // ok or error
-	Right  bool   `json:"right_bytes_accepted"` // a restore of the right bytes is acceptable too
+	Right  bool   `json:"right_bytes_accepted"` // a restore of the right bytes is also accepted
 	Reason string
 }
 
@@ -88,7 +88,7 @@ func newDisk(t testing.TB) *disk.Disk {
 
 func id(name string) disk.ID { return disk.ID{Name: name, UUID: "6846a0b2"} }
 
-// restore creates the image of a backup on d.
+// restore creates the image of a backup on the disk d.
 func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy, error) {
 	b, err := LoadComplete(ctx, s, name)
 	if err != nil {
@@ -141,7 +141,7 @@ func verifiedDigest(t testing.TB, d *disk.Disk, id disk.ID) (size int64, digits 
 	return n, hex.EncodeToString(h.Sum(nil))
 }
 
-// files returns the content of the files below dir by their paths.
+// files returns the content of the files below dir by path.
 func files(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	found := map[string]string{}

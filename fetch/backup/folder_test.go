@@ -50,8 +50,8 @@ func filesBelow(t testing.TB, dir string) []string {
 	return files
 }
 
-// TestFolderRemovesStaleTemporaryFiles creates temporary files of a killed process of this
-// program, of a running one, and of Longhorn.
+// TestFolderRemovesStaleTemporaryFiles creates temporary files of a killed process of this program,
+// of a running process, and of Longhorn. Only the first ones may be removed.
 func TestFolderRemovesStaleTemporaryFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -80,8 +80,8 @@ func TestFolderRemovesStaleTemporaryFiles(t *testing.T) {
 	}
 }
 
-// TestFolderRefusesPathsOutside uses links and keys that lead out of the target, and keys of
-// other things than files.
+// TestFolderRefusesPathsOutside uses links and keys that refer to files outside the target, and keys
+// that name no regular file.
 func TestFolderRefusesPathsOutside(t *testing.T) {
 	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
@@ -101,7 +101,7 @@ func TestFolderRefusesPathsOutside(t *testing.T) {
 	for _, key := range []string{"absolute/secret", "up/secret", up + "/secret", "file", secret} {
 		_, err := s.Open(t.Context(), key)
 		wantError(t, err, fetch.BadConfig, "escapes", dir)
-		if key != "file" { // deleting the link itself is fine
+		if key != "file" { // deleting the link itself is allowed
 			wantError(t, s.Put(t.Context(), key, nil), fetch.BadConfig, "escapes")
 			wantError(t, s.Delete(t.Context(), key), fetch.BadConfig, "escapes")
 		}
@@ -127,8 +127,8 @@ func TestFolderRefusesPathsOutside(t *testing.T) {
 	}
 }
 
-// TestFolderDeletesEmptyParents: Delete removes ten empty parent folders, as Longhorn does,
-// and no more.
+// TestFolderDeletesEmptyParents checks that Delete removes at most ten empty parent folders, like
+// Longhorn.
 func TestFolderDeletesEmptyParents(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -194,9 +194,9 @@ func TestFolderIOErrors(t *testing.T) {
 	wantError(t, err, fetch.Network, "input/output", "a/b")
 }
 
-// TestFolderPowerCut cuts the power at every write of a sequence. A finished operation stays
-// finished, an unfinished one leaves the state before or after it, and the next Put removes
-// all temporary files.
+// TestFolderPowerCut simulates a power failure at every write of a sequence. A finished operation
+// must be durable, an unfinished operation must have its effect completely or not at all, and the
+// next Put must remove all temporary files.
 func TestFolderPowerCut(t *testing.T) {
 	race.Skip(t)
 	t.Parallel()

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// writeLock writes the lock file of another process, renewed at this age.
+// writeLock writes the lock file of another process. The file was last written age before now.
 func writeLock(t testing.TB, dir string, f lockFile, age time.Duration) string {
 	t.Helper()
 	data, err := json.Marshal(f)
@@ -81,7 +81,7 @@ func TestLockConflicts(t *testing.T) {
 	}
 }
 
-// Other files in the folder of locks are ignored.
+// TestInvalidLockFilesAreIgnored checks that other files in the folder of locks are ignored.
 func TestInvalidLockFilesAreIgnored(t *testing.T) {
 	dir := t.TempDir()
 	writeLock(t, dir, lockFile{"lock-zz", exclusive, true}, 0)
@@ -98,7 +98,8 @@ func TestInvalidLockFilesAreIgnored(t *testing.T) {
 	})
 }
 
-// A lock is renewed until the work ends. If it cannot be renewed, the work is cancelled.
+// TestLockIsRenewed checks that a lock is renewed until the work ends, and that the work is canceled
+// if the lock cannot be renewed.
 func TestLockIsRenewed(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -117,7 +118,7 @@ func TestLockIsRenewed(t *testing.T) {
 			if err := os.RemoveAll(locks); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(locks, nil, 0o644); err != nil { // no file can be created below a file
+			if err := os.WriteFile(locks, nil, 0o644); err != nil { // no file can be created below a regular file
 				t.Fatal(err)
 			}
 			begun := time.Now()

@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// Backups written by Longhorn restore to the same bytes. Damaged ones are refused, and no
-// ready copy remains.
+// TestRestoreLonghornBackup checks that backups of Longhorn are restored to the same bytes, and that
+// damaged backups leave no ready copy.
 func TestRestoreLonghornBackup(t *testing.T) {
 	for name, f := range fixtures(t) {
 		if race.Enabled && f.Expect == "error" {
@@ -46,8 +46,8 @@ func TestRestoreLonghornBackup(t *testing.T) {
 	}
 }
 
-// A new backup has the files that Longhorn wrote for the image: the same keys and blocks,
-// except times. The blocks contain the same bytes, packed or not.
+// TestCreateWritesLonghornFiles checks that a new backup has the same files that Longhorn wrote for
+// the image: the same keys and blocks, except times. The unpacked blocks must be equal.
 func TestCreateWritesLonghornFiles(t *testing.T) {
 	for _, name := range []string{"backup-lz4", "backup-gzip", "backup-none", "backup-short-last", "backup-shared/willow-a"} {
 		f := fixtures(t)[name]
@@ -91,7 +91,7 @@ func TestCreateWritesLonghornFiles(t *testing.T) {
 	}
 }
 
-// sameFiles compares the files of a backup.
+// sameFiles compares the files of two backups.
 func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 	t.Helper()
 	d, n, equal := newDecoder(), 0, 0
@@ -122,7 +122,8 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 	t.Logf("%d of %d files are identical", equal, n)
 }
 
-// An interrupted backup of Longhorn is completed, in spite of its lock.
+// TestCompleteLonghornBackup checks that an interrupted backup of Longhorn is completed, although its
+// lock still exists.
 func TestCompleteLonghornBackup(t *testing.T) {
 	t.Parallel()
 	all := fixtures(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// TestRestoresShareMemoryBudget runs ten restores at once with the maximum of workers. Some
-// are cancelled, and some miss a block. Together they use no more than the budget, and
+// TestRestoresShareMemoryBudget runs ten concurrent restores with the maximum number of workers. Some
+// are canceled, and some lack a block. Together they must not exceed the budget, and they must
 // release all of it.
 func TestRestoresShareMemoryBudget(t *testing.T) {
 	t.Parallel()
@@ -64,7 +64,7 @@ func restoreIn(ctx context.Context, budget *MemoryBudget, s Store, d *disk.Disk,
 	return part.Commit(b.Digest())
 }
 
-// losingStore is a Store that has lost some blocks.
+// losingStore is a Store without some of its blocks.
 type losingStore struct {
 	*limitedStore
 	kept int

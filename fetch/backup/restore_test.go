@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// limitedStore counts the requested blocks, and cancels the work at the limit.
+// limitedStore counts the requested blocks, and cancels the restore at the limit.
 type limitedStore struct {
 	Store
 	end context.CancelFunc
@@ -38,8 +38,8 @@ func (a *limitedStore) Open(ctx context.Context, key string) (io.ReadCloser, err
 	return a.Store.Open(ctx, key)
 }
 
-// An interrupted restore continues with the block after the last one written, and requests
-// only the blocks again that were in progress.
+// TestRestoreResumes checks that an interrupted restore resumes after the last written block. It
+// requests again only the blocks that were in progress.
 func TestRestoreResumes(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -69,7 +69,8 @@ func TestRestoreResumes(t *testing.T) {
 	}
 }
 
-// The bytes of another backup in a part are discarded.
+// TestRestoreOfChangedBackupStartsAgain checks that the bytes of a partial file are discarded if they
+// are from another backup.
 func TestRestoreOfChangedBackupStartsAgain(t *testing.T) {
 	t.Parallel()
 	d, dir := newDisk(t), t.TempDir()
@@ -88,7 +89,7 @@ func TestRestoreOfChangedBackupStartsAgain(t *testing.T) {
 	}
 }
 
-// droppingStore breaks the connection once for each object, in the middle.
+// droppingStore breaks the connection once for each object, in the middle of the object.
 type droppingStore struct {
 	Store
 	mu   sync.Mutex
@@ -126,7 +127,8 @@ func TestRestoreRetriesDroppedBlocks(t *testing.T) {
 	}
 }
 
-// The block file shows its format. If that is ambiguous, the id of the block decides.
+// TestDecode checks that decode detects the format by the block file. If the format is ambiguous, the
+// block id determines it.
 func TestDecode(t *testing.T) {
 	race.Skip(t)
 	plain := testBytes(1, 1<<20)
@@ -138,14 +140,14 @@ func TestDecode(t *testing.T) {
 		}
 		return bytes.Clone(file)
 	}
-	packed := pack(Gzip, plain) // as the bytes of a block
+	packed := pack(Gzip, plain) // used as the bytes of a block
 	bomb := pack(LZ4, make([]byte, 64<<20))
 	d := newDecoder()
 	for _, c := range []struct {
 		name   string
 		plain  []byte
 		stored []byte
-		want   string // of the error; "": no error
+		want   string // expected in the error; "": no error
 	}{
 		{"lz4", plain, pack(LZ4, plain), ""},
 		{"gzip", plain, pack(Gzip, plain), ""},
@@ -171,7 +173,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode: from any file, decode returns only bytes with the id of the block.
+// FuzzDecode checks that decode returns either an error or the bytes that match the block id, for any
+// input file.
 func FuzzDecode(f *testing.F) {
 	plain := testBytes(1, 4096)
 	var room bytes.Buffer

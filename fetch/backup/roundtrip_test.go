@@ -29,8 +29,8 @@ var (
 	first = flag.Uint64("backup.first", 0, "first seed")
 )
 
-// randomImage returns an image of an odd size: random bytes, holes with data in them,
-// repeated blocks, or a qcow2 file.
+// randomImage returns an image of an odd size: random bytes, holes with some data, repeated blocks,
+// or a qcow2 file.
 func randomImage(t testing.TB, random *rand.Rand) []byte {
 	t.Helper()
 	data := make([]byte, 512*(1+random.IntN(6<<11)))
@@ -81,8 +81,8 @@ func qcow2File(t testing.TB, data []byte, random *rand.Rand) []byte {
 	return append(file, make([]byte, -len(file)&511)...)
 }
 
-// faultyStore fails one request, before or after it takes effect. If cancel is set, the
-// caller is then cancelled.
+// faultyStore makes one request fail, before or after it takes effect. If cancel is set, it also
+// cancels the caller.
 type faultyStore struct {
 	Store
 	left   atomic.Int64
@@ -131,10 +131,10 @@ type roundTrip struct {
 	t      testing.TB
 	store  Store
 	random *rand.Rand
-	cuts   int // the largest number of requests before a fault
+	cuts   int // maximum number of requests before a fault
 }
 
-// insist repeats do with a fault at a random request, and the last time without a fault.
+// insist repeats do with a fault at a random request. The last attempt has no fault.
 func (p *roundTrip) insist(what string, do func(context.Context, Store) error) {
 	p.t.Helper()
 	for cuts := p.random.IntN(p.cuts + 1); ; cuts-- {
@@ -195,8 +195,8 @@ func newRoundTrip(t testing.TB, s Store, seed uint64) *roundTrip {
 	return &roundTrip{t: t, store: s, random: rand.New(rand.NewPCG(seed, 4)), cuts: 3}
 }
 
-// TestRandomRoundTrips backs images up to a folder and restores them, with failing requests.
-// After the deletion of all backups, the folder is empty.
+// TestRandomRoundTrips backs up images to a folder and restores them, with failing requests. After
+// all backups are deleted, the folder must be empty.
 func TestRandomRoundTrips(t *testing.T) {
 	for seed := *first; seed < *first+uint64(*trips); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestRandomRoundTrips(t *testing.T) {
 	}
 }
 
-// ageLocks makes all locks a day old.
+// ageLocks changes the age of all locks to one day.
 func ageLocks(t testing.TB, dir string) {
 	t.Helper()
 	for _, name := range filesBelow(t, dir) {
@@ -231,7 +231,7 @@ func ageLocks(t testing.TB, dir string) {
 	}
 }
 
-// TestRandomRoundTripsS3 runs the same over a bucket, where locks use real time.
+// TestRandomRoundTripsS3 does the same with a bucket, where locks use real time.
 func TestRandomRoundTripsS3(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")

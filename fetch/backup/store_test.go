@@ -20,7 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-// eachStore runs a test on a new, empty Store of each kind.
+// eachStore runs a test with a new, empty Store of each kind.
 func eachStore(t *testing.T, test func(t *testing.T, s Store)) {
 	t.Run("folder", func(t *testing.T) { test(t, folderStore(t, t.TempDir())) })
 	t.Run("bucket", func(t *testing.T) {
@@ -135,7 +135,7 @@ func TestStore(t *testing.T) {
 		}
 		want(folder, "00/", "Z_.-.cfg 2", "one.blk 2097152", "two.blk 0")
 		want("backupstore", "blocks/")
-		want("backupstore/blocks/a") // not a folder, but the beginning of the name of one
+		want("backupstore/blocks/a") // a prefix of a key, but not a folder
 		mustPut(t, s, folder+"/one.blk", small)
 		mustHave(t, s, folder+"/one.blk", small)
 		for _, name := range []string{"/one.blk", "/two.blk", "/Z_.-.cfg", "/Z_.-.cfg"} {
@@ -152,7 +152,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// TestStoreConcurrency puts, reads and deletes objects in shared folders concurrently.
+// TestStoreConcurrency creates, reads and deletes objects in shared folders concurrently.
 func TestStoreConcurrency(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s Store) {
@@ -189,7 +189,7 @@ func TestStoreConcurrency(t *testing.T) {
 	})
 }
 
-// TestStoreCancellation calls a Store with a context that has ended.
+// TestStoreCancellation calls the methods of a Store with a context that has ended.
 func TestStoreCancellation(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s Store) {
@@ -208,13 +208,13 @@ func TestStoreCancellation(t *testing.T) {
 	})
 }
 
-// TestStoreListsManyPages lists more entries than a server sends in a page.
+// TestStoreListsManyPages lists more entries than fit in one page.
 func TestStoreListsManyPages(t *testing.T) {
 	t.Parallel()
 	server := s3test.Start(t, "images")
 	s := bucketStore(t, server, "s3://images/")
 	const n = 1100
-	for i := range n { // faster than through the server
+	for i := range n { // directly, which is faster than through the server
 		path := filepath.Join(server.Dir, "images/blocks", fmt.Sprintf("%04d.blk", i))
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o644)); err != nil {
 			t.Fatal(err)

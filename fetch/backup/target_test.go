@@ -65,8 +65,8 @@ func TestOpenTargets(t *testing.T) {
 	}
 }
 
-// TestShareMountPoint finds shares in a table of mounts as Linux writes it. DEV is the
-// device of the test's folder, which stands for the share.
+// TestShareMountPoint finds shares in a table of mounts in the format of Linux. DEV is replaced by
+// the device of the test's folder, which represents the share.
 func TestShareMountPoint(t *testing.T) {
 	dir := t.TempDir()
 	blank := filepath.Join(dir, "back ups")
@@ -111,8 +111,8 @@ func TestShareMountPoint(t *testing.T) {
 	}
 }
 
-// FuzzParseMount parses lines with any path and share. The result must be an absolute path
-// of the share in question.
+// FuzzParseMount parses lines with any path and share. The result must be an absolute path of the
+// given share.
 func FuzzParseMount(f *testing.F) {
 	f.Add("30 22 0:45 / /mnt/back\\040ups rw,relatime shared:12 - nfs4 server:/exported rw,vers=4.2", "server", "/exported/a")
 	f.Add("31 22 0:46 /sub /mnt rw - nfs [fd00::1]:/ ro", "fd00::1", "/sub")

@@ -17,9 +17,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// BenchmarkClone creates clones of 512 MiB, and compares them with the write rate of the
-// disk and the encryption rate of OpenSSL on one processor, measured in the same run. A
-// clone also reads the source, computes SHA-512 and SHA-256, and writes the part.
+// BenchmarkClone creates clones of 512 MiB. It compares the rate with the write rate of the disk and
+// the encryption rate of OpenSSL on one CPU in the same run. A clone also reads the source, computes
+// SHA-512 and SHA-256, and writes the partial file.
 func BenchmarkClone(b *testing.B) {
 	const size = 512 << 20
 	r := newFixture(b)
@@ -59,7 +59,7 @@ func BenchmarkClone(b *testing.B) {
 	}
 }
 
-// processorTime returns the processor time of this process, without cryptsetup.
+// processorTime returns the CPU time of this process, without cryptsetup.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var used unix.Rusage
@@ -69,7 +69,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// opensslRate returns the encryption rate of OpenSSL in bytes per second on one processor.
+// opensslRate returns the encryption rate of OpenSSL in bytes per second on one CPU.
 func opensslRate(b *testing.B) float64 {
 	b.Helper()
 	out, err := need.Command(b, "openssl", "speed", "-seconds", "1", "-bytes", "1048576", "-evp", "aes-256-xts").Output()

@@ -130,7 +130,7 @@ func TestCryptsetupOpensEncryptedClone(t *testing.T) {
 	}
 }
 
-// TestDecryptDiskOfCryptsetup decrypts a disk that cryptsetup alone has encrypted.
+// TestDecryptDiskOfCryptsetup decrypts a disk that cryptsetup encrypted without this program.
 func TestDecryptDiskOfCryptsetup(t *testing.T) {
 	r := newFixture(t)
 	plain := randomBytes(4 << 20)
@@ -252,8 +252,8 @@ func TestMissingCryptsetup(t *testing.T) {
 	}
 }
 
-// TestDamagedSourceIsNotEncrypted: an encrypted or decrypted clone has a checksum of its
-// own, which would hide that the disk has damaged the source.
+// TestDamagedSourceIsNotEncrypted checks that damage of the source is detected. An encrypted or
+// decrypted clone has a new checksum, which would hide it.
 func TestDamagedSourceIsNotEncrypted(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	r := newFixture(t)
@@ -290,8 +290,7 @@ func TestDamagedSourceIsNotEncrypted(t *testing.T) {
 	}
 }
 
-// TestPipeInSecretDoesNotBlock: reading a pipe would block for ever, even if the process is
-// told to stop.
+// TestPipeInSecretDoesNotBlock: a read from a pipe would block forever, even during a shutdown.
 func TestPipeInSecretDoesNotBlock(t *testing.T) {
 	dir := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "key"), 0o755), syscall.Mkfifo(filepath.Join(dir, "key", fileValue), 0o600)); err != nil {

@@ -18,7 +18,7 @@ var (
 	cloneID  = disk.ID{Name: "polly", UUID: "00c0ffee"}
 )
 
-// fixture is a disk, and a secret with cheap parameters.
+// fixture contains a disk, and a secret with cheap parameters.
 type fixture struct {
 	dir     string
 	disk    *disk.Disk
@@ -56,7 +56,7 @@ func (r *fixture) writeSecret(t testing.TB, name string, files map[string]string
 	}
 }
 
-// randomBytes returns size bytes; every second MiB is zeros.
+// randomBytes returns size bytes. Every second MiB is zeros.
 func randomBytes(size int) []byte {
 	b := make([]byte, size)
 	random := rand.NewChaCha8([32]byte{1})
@@ -86,7 +86,7 @@ func (r *fixture) addImage(t testing.TB, id disk.ID, b []byte) disk.Copy {
 	return c
 }
 
-// clone creates a clone of an image, and closes the part of a failed one, as a job does.
+// clone creates a clone of an image. If it fails, clone closes the partial file, like a job.
 func (r *fixture) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encryption, secret string) (disk.Copy, error) {
 	t.Helper()
 	source, err := r.disk.Open(from)
@@ -135,7 +135,7 @@ func (r *fixture) path(id disk.ID) string {
 	return filepath.Join(r.dir, "backing-images", id.String(), "backing")
 }
 
-// run runs a program that the tests require.
+// run runs a program that must be installed.
 func run(t testing.TB, stdin string, command ...string) string {
 	t.Helper()
 	cmd := need.Command(t, command[0], command[1:]...)

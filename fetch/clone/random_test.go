@@ -15,8 +15,8 @@ import (
 
 var rounds = flag.Int("clone.rounds", race.Fewer(3, 3), "number of random disks to encrypt and decrypt")
 
-// TestRandomDisksRoundTrip encrypts and decrypts random disks, with interruptions at random
-// offsets, and compares the bytes.
+// TestRandomDisksRoundTrip encrypts and decrypts random disks, with interruptions at random offsets,
+// and compares the result with the original.
 func TestRandomDisksRoundTrip(t *testing.T) {
 	for seed := range *rounds {
 		random := rand.New(rand.NewPCG(uint64(seed), 4))

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// interrupt leaves the part of a clone as after a crash with after bytes written.
+// interrupt leaves the partial file of a clone as after a crash, with the given number of bytes.
 func (r *fixture) interrupt(t *testing.T, q Request, after int64) {
 	t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), cloneID, disk.PartOptions{})
@@ -30,7 +30,7 @@ func (r *fixture) interrupt(t *testing.T, q Request, after int64) {
 	}
 }
 
-// resume completes the clone from the part, and expects that kept bytes were kept (-1: any
+// resume completes the clone from the partial file, and checks the number of kept bytes (-1: any
 // number).
 func (r *fixture) resume(t *testing.T, q Request, kept int64) {
 	t.Helper()
@@ -122,7 +122,8 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// TestCancelEndsCryptsetup cancels a clone while cryptsetup runs, and another one.
+// TestCancelEndsCryptsetup cancels an encryption while cryptsetup runs, and checks that a copy
+// with the canceled context fails too.
 func TestCancelEndsCryptsetup(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	r := newFixture(t)
@@ -146,7 +147,8 @@ func TestCancelEndsCryptsetup(t *testing.T) {
 	}
 }
 
-// A source that changes while it is read must not become a clone.
+// TestSourceChangedWhileReadIsRefused checks that a source that changes while it is read creates no
+// clone.
 func TestSourceChangedWhileReadIsRefused(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	for _, how := range []Encryption{Ignore, Encrypt} {

@@ -27,7 +27,7 @@ var (
 
 const benchLayers = 10
 
-// TestMain is also the process whose export is measured.
+// TestMain also runs the process whose export is measured.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("EXPORT_TEST_DISK"); path != "" {
 		if err := exportAlone(path, disk.Format(os.Getenv("EXPORT_TEST_FORMAT"))); err != nil {
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// exportAlone exports the volume on a disk, and prints the peak of its memory.
+// exportAlone exports the volume on a disk, and prints the peak memory of its process.
 func exportAlone(path string, format disk.Format) error {
 	d, err := disk.Open(path)
 	if err != nil {
@@ -73,8 +73,8 @@ func exportAlone(path string, format disk.Format) error {
 	return nil
 }
 
-// benchVolume creates a volume with layers, and a chain of qcow2 files with the same data at
-// the same offsets. It returns the disk, and the newest of the files.
+// benchVolume creates a volume with layers, and a chain of qcow2 files with the same data at the same
+// offsets. It returns the disk and the newest qcow2 file.
 func benchVolume(b *testing.B) (d *disk.Disk, newest string) {
 	b.Helper()
 	check := func(err error) {
@@ -119,7 +119,7 @@ func benchVolume(b *testing.B) (d *disk.Disk, newest string) {
 	return d, newest
 }
 
-// encode creates a qcow2 file with clusters exactly where a layer has data.
+// encode creates a qcow2 file that has clusters exactly where a layer has data.
 func encode(b *testing.B, layer, to string) {
 	b.Helper()
 	v, err := openPath(&fetch.Client{AllowAnyFile: true}, layer)
@@ -144,7 +144,7 @@ func encode(b *testing.B, layer, to string) {
 	}
 }
 
-// cost is the time of a process.
+// cost contains the times of a process.
 type cost struct{ time, processor time.Duration }
 
 func (c *cost) add(start time.Time, s *os.ProcessState) {
@@ -152,10 +152,9 @@ func (c *cost) add(start time.Time, s *os.ProcessState) {
 	c.processor += s.UserTime() + s.SystemTime()
 }
 
-// BenchmarkExport exports a volume with 10 layers, and runs qemu-img convert on an equal
-// chain, and sha512sum. x-qemu is the ratio of the times, and x-qemu-cpu that of the
-// processor times, which depends less on other work on the machine. The other programs do
-// not sync their output.
+// BenchmarkExport exports a volume with 10 layers, and runs qemu-img convert on an equal chain, and
+// sha512sum. x-qemu is the ratio of the times, and x-qemu-cpu the ratio of the CPU times, which
+// depends less on other processes of the machine. The other programs do not sync their output.
 func BenchmarkExport(b *testing.B) {
 	d, newest := benchVolume(b)
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
@@ -196,7 +195,7 @@ func BenchmarkExport(b *testing.B) {
 	}
 }
 
-// convert does the same work as an export with other programs.
+// convert does the same as an export, with other programs.
 func convert(b *testing.B, newest string, format disk.Format, spent *cost) {
 	b.Helper()
 	out := filepath.Join(b.TempDir(), "out")

@@ -55,7 +55,7 @@ func run(t testing.TB, name string, args ...string) {
 	}
 }
 
-// export exports to a disk as a job does.
+// export exports to a disk, like a job.
 func export(ctx context.Context, to *disk.Disk, id disk.ID, s *Source) (disk.Copy, error) {
 	part, err := to.OpenPart(ctx, id, disk.PartOptions{Format: s.request.Format})
 	if err != nil {
@@ -67,9 +67,8 @@ func export(ctx context.Context, to *disk.Disk, id disk.ID, s *Source) (disk.Cop
 	return part.Commit(disk.Digest{})
 }
 
-// TestExportLonghornReplicas exports every snapshot of the fixtures, which Longhorn's own
-// engine has read, some of them to qcow2 too. A snapshot that must not be exported leaves
-// nothing.
+// TestExportLonghornReplicas exports every snapshot of the fixtures that Longhorn's own engine has
+// read, some of them also to qcow2. A snapshot that must not be exported must leave no file.
 func TestExportLonghornReplicas(t *testing.T) {
 	var cases map[string]struct {
 		Tar, Path, Snapshot, Expect, SHA512, Reason string
@@ -89,9 +88,9 @@ func TestExportLonghornReplicas(t *testing.T) {
 		if disks[want.Tar] == nil {
 			disks[want.Tar] = unpack(t, want.Tar)
 		}
-		refused := want.Expect != "ok" || name == "replica-removed/s02" // which is marked as removed
+		refused := want.Expect != "ok" || name == "replica-removed/s02" // this snapshot is marked as removed
 		if strings.HasPrefix(name, "replica-pair/7b60faae/") {
-			continue // only in the other replica
+			continue // only the other replica has this snapshot
 		}
 		if race.Enabled && n%4 != 0 {
 			continue
@@ -119,7 +118,7 @@ func TestExportLonghornReplicas(t *testing.T) {
 			if err != nil || c.SHA512.String() != want.SHA512 || c.Size != want.Size || c.Format != disk.Raw {
 				t.Fatalf("raw image is %+v, error %v; want %.16s", c, err, want.SHA512)
 			}
-			for _, compress := range []bool{false, true}[:n%6/5*2] { // for some of them
+			for _, compress := range []bool{false, true}[:n%6/5*2] { // compression only for some of them
 				if s, err = find(disk.QCOW2, compress); err != nil {
 					t.Fatal(err)
 				}
@@ -136,13 +135,13 @@ func TestExportLonghornReplicas(t *testing.T) {
 	}
 }
 
-// volume creates the folder of a replica with a snapshot s1, with data, and a head.
+// volume creates the folder of a replica with a head and a snapshot s1 with data.
 type volume struct {
 	disk           *disk.Disk
 	folder         string
 	data           byte
 	size, revision int64
-	head           int64 // bytes written to the head; the time of each one is later
+	head           int64 // number of bytes written to the head; each later volume has a later modification time
 	more           map[string]any
 }
 
@@ -182,7 +181,7 @@ func (v volume) write(t testing.TB) string {
 	return dir
 }
 
-// TestFindChoosesReplica tests volumes with several replicas, and the errors if none is
+// TestFindChoosesReplica checks which of several replicas is selected, and the error if no replica is
 // usable.
 func TestFindChoosesReplica(t *testing.T) {
 	dirty, rebuilding := map[string]any{"Dirty": true}, map[string]any{"Rebuilding": true, "Dirty": true}
@@ -190,7 +189,7 @@ func TestFindChoosesReplica(t *testing.T) {
 		name     string
 		snapshot string
 		volumes  func(a, b *disk.Disk) []volume // the modification times increase
-		want     string                         // the replica, or the error
+		want     string                         // the selected replica, or the error
 	}{
 		{"none", "", func(a, b *disk.Disk) []volume { return nil }, "volume v has no replica on this node"},
 		{"a replica of another volume", "", func(a, b *disk.Disk) []volume {

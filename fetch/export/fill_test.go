@@ -17,7 +17,7 @@ import (
 
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// hookedVolume calls a function once, when the reads reach an offset.
+// hookedVolume calls a function once, when a read reaches an offset.
 type hookedVolume struct {
 	flatDisk
 	at int64
@@ -37,7 +37,7 @@ func (m *hookedVolume) ReadAt(b []byte, offset int64) (int, error) {
 	return n, err
 }
 
-// doHalfway calls do in the middle of reading s.
+// doHalfway calls do when half of s is read.
 func doHalfway(s *Source, do func()) *hookedVolume {
 	m := &hookedVolume{at: 4 << 20, do: do}
 	open := s.open
@@ -58,8 +58,8 @@ func find(t testing.TB, d *disk.Disk, r Request) *Source {
 	return s
 }
 
-// TestLayerChangedWhileReadIsRefused rewrites a layer that was read already, and one that
-// was not.
+// TestLayerChangedWhileReadIsRefused rewrites a layer that was already read, and a layer that was
+// not.
 func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
 		for _, at := range []int64{0, 6 << 20} {
@@ -84,7 +84,7 @@ func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 			if c := d.Stat(imageID); c.State == disk.Ready {
 				t.Errorf("copy is %+v", c)
 			}
-			// The next attempt reuses none of the bytes.
+			// The next attempt must reuse none of the bytes.
 			s = find(t, d, r)
 			again := doHalfway(s, nil)
 			if c, err := export(t.Context(), d, imageID, s); err != nil || c.State != disk.Ready {
@@ -97,8 +97,8 @@ func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 	}
 }
 
-// TestResumeExport interrupts an export in the middle. The next one resumes if the volume is
-// the same, and creates the same image.
+// TestResumeExport interrupts an export in the middle. The next export resumes if the volume is
+// unchanged, and creates the same image.
 func TestResumeExport(t *testing.T) {
 	for _, r := range []Request{
 		{Volume: "v", Snapshot: "s1", Format: disk.Raw},
@@ -132,8 +132,8 @@ func TestResumeExport(t *testing.T) {
 	}
 }
 
-// TestRawDiskWithQCOW2HeaderIsRefusedAsRaw exports a raw disk to which a guest has written
-// the header of a qcow2 image with another file as its backing file.
+// TestRawDiskWithQCOW2HeaderIsRefusedAsRaw exports a raw disk with a qcow2 header that a guest has
+// written. The header names another file as the backing file.
 func TestRawDiskWithQCOW2HeaderIsRefusedAsRaw(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	dir := volume{disk: d, folder: "v-00000001"}.write(t)
@@ -160,7 +160,7 @@ func TestRawDiskWithQCOW2HeaderIsRefusedAsRaw(t *testing.T) {
 	}
 }
 
-// TestExportFromPaths exports files in place of a volume.
+// TestExportFromPaths exports files and devices instead of volumes.
 func TestExportFromPaths(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string, size int64) string {
@@ -181,7 +181,7 @@ func TestExportFromPaths(t *testing.T) {
 	for _, test := range []struct {
 		path  string
 		roots []string
-		class fetch.Class // 0: no error
+		class fetch.Class // 0: no error expected
 		want  string
 	}{
 		{good, []string{dir}, 0, ""},
@@ -247,8 +247,8 @@ func TestHolesAreNotRead(t *testing.T) {
 	}
 }
 
-// TestExportOfSecondGeneration exports a volume on top of an exported image, which may be
-// compressed.
+// TestExportOfSecondGeneration exports a volume whose backing image is an exported, possibly
+// compressed image.
 func TestExportOfSecondGeneration(t *testing.T) {
 	for _, r := range []Request{{Format: disk.Raw}, {Format: disk.QCOW2}, {Format: disk.QCOW2, Compress: true}} {
 		d := openDisk(t, t.TempDir())
@@ -260,7 +260,7 @@ func TestExportOfSecondGeneration(t *testing.T) {
 		dir := volume{disk: d, folder: "second-00000002", size: 3 << 20, data: 7, more: map[string]any{
 			"BackingFilePath": "/host/var/lib/longhorn/backing-images/" + imageID.String() + "/backing",
 		}}.write(t)
-		// Only the first 64 KiB of the layer of the volume remain.
+		// Keep only the first 64 KiB of the layer of the volume.
 		layer := filepath.Join(dir, "volume-snap-s1.img")
 		if err := errors.Join(os.Truncate(layer, 64<<10), os.Truncate(layer, 3<<20)); err != nil {
 			t.Fatal(err)

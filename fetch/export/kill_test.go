@@ -12,9 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// TestResumeExportAfterKill kills the exporting process with SIGKILL several times. Each
-// kill leaves a part or nothing, and the final image equals that of an export without
-// interruption.
+// TestResumeExportAfterKill kills the exporting process with SIGKILL several times. Each kill leaves
+// a partial file or no file, and the final image must equal that of an uninterrupted export.
 func TestResumeExportAfterKill(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	dir := volume{disk: d, folder: "bench-00000001", size: 24 << 20, data: 3}.write(t)
@@ -42,7 +41,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 				if kills > 0 {
 					break
 				}
-				if err := d.Remove(imageID); err != nil { // it ended before the kill: try again
+				if err := d.Remove(imageID); err != nil { // the process ended before the kill: repeat
 					t.Fatal(err)
 				}
 				continue
@@ -74,16 +73,17 @@ func TestResumeExportAfterKill(t *testing.T) {
 	}
 }
 
-// killAt kills p when the part has at bytes, unless p has ended.
-func killAt(d *disk.Disk, p *os.Process, at int64, ended <-chan error) bool {
+// killAt kills p when the partial file has at least size bytes. It reports whether it killed p before
+// p exited.
+func killAt(d *disk.Disk, p *os.Process, size int64, ended <-chan error) bool {
 	for {
 		select {
 		case <-ended:
 			return false
 		default:
 		}
-		if d.Stat(imageID).PartBytes >= max(at, 1) {
-			_ = p.Kill() // it may have ended
+		if d.Stat(imageID).PartBytes >= max(size, 1) {
+			_ = p.Kill() // p may have exited
 			<-ended
 			return true
 		}

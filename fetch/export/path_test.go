@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// TestFileChangedThroughMappingIsRefused writes to a dirty page of a file while it is
-// exported. Such a write alone does not change the modification time of the file.
+// TestFileChangedThroughMappingIsRefused checks that a write through a mapping is detected if the
+// page was already dirty. Such a write alone does not change the modification time.
 func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	f, memory := fetchtest.Mapped(t, make([]byte, 8<<20))
 	write := func(b byte) { memory[0], memory[len(memory)-1] = b, b }
@@ -29,8 +29,8 @@ func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	}
 }
 
-// TestFindDoesNotOpenPipes starts a writer that waits for a reader of a pipe. Find must not
-// be the reader: opening some devices has side effects, for example it starts a watchdog.
+// TestFindDoesNotOpenPipes checks that Find does not open a pipe, for which a writer waits. Opening
+// some devices has side effects, for example it starts a watchdog.
 func TestFindDoesNotOpenPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := unix.Mkfifo(pipe, 0o600); err != nil {
@@ -41,7 +41,7 @@ func TestFindDoesNotOpenPipes(t *testing.T) {
 		f, err := os.OpenFile(pipe, os.O_WRONLY, 0)
 		opened <- errors.Join(err, f.Close())
 	}()
-	for range 3000 { // until the writer waits, and longer
+	for range 3000 { // long enough for the writer to block
 		if _, err := Find(&fetch.Client{AllowAnyFile: true}, nil, Request{Path: pipe, Format: disk.Raw}); err == nil {
 			t.Fatal("Find accepts a pipe as a volume")
 		}

@@ -64,7 +64,7 @@ func mixed() []byte {
 	return b
 }
 
-// append appends the chunks from the next one up to end.
+// append appends the chunks from the next chunk up to end.
 func (i image) append(t testing.TB, w *Writer, end int64) {
 	t.Helper()
 	for w.Next() < end {
@@ -81,7 +81,7 @@ func (i image) append(t testing.TB, w *Writer, end int64) {
 	}
 }
 
-// resume creates the writer of a target and resumes it.
+// resume creates the writer of a target and calls Resume.
 func (i image) resume(t testing.TB, to Target) (w *Writer, kept int64) {
 	t.Helper()
 	w, err := Create(to, int64(len(i.content)))
@@ -98,7 +98,7 @@ func (i image) resume(t testing.TB, to Target) (w *Writer, kept int64) {
 	return w, kept
 }
 
-// decompressWithTool decompresses a file with the usual program.
+// decompressWithTool decompresses a file with gzip or zstd.
 func decompressWithTool(t testing.TB, path string, p Compression) []byte {
 	t.Helper()
 	tool := map[Compression]string{None: "cat", Gzip: "gzip", Zstd: "zstd"}[p]

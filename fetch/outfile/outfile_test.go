@@ -14,14 +14,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// TestResumeKeepsOnlyRightChunks stops a run after each chunk, and damages its partial file.
-// The next run keeps the chunks before the damage, and always completes the image.
+// TestResumeKeepsOnlyRightChunks stops a run after each chunk, and damages its partial file. The next
+// run must keep the chunks before the damage, and complete the image.
 func TestResumeKeepsOnlyRightChunks(t *testing.T) {
 	i := makeImage(t, mixed())
 	spoils := []struct {
 		name  string
 		spoil func(f *os.File, size int64) error
-		lost  int64 // in chunks, at most
+		lost  int64 // maximum number of lost chunks
 	}{
 		{"nothing", func(*os.File, int64) error { return nil }, 0},
 		{"a byte is missing", func(f *os.File, size int64) error { return f.Truncate(max(0, size-1)) }, 1},
@@ -77,8 +77,8 @@ func TestResumeKeepsOnlyRightChunks(t *testing.T) {
 	}
 }
 
-// TestTruncatedStreamIsDetected decompresses a stream, and streams truncated after each
-// chunk.
+// TestTruncatedStreamIsDetected decompresses a complete stream, and streams that are truncated after
+// each chunk.
 func TestTruncatedStreamIsDetected(t *testing.T) {
 	i := makeImage(t, mixed())
 	for _, compression := range compressions {
@@ -108,7 +108,7 @@ func TestTruncatedStreamIsDetected(t *testing.T) {
 	}
 }
 
-// TestCommitErrors: after an error of Commit there is no file.
+// TestCommitErrors checks that no file exists after an error of Commit.
 func TestCommitErrors(t *testing.T) {
 	i := makeImage(t, mixed())
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
@@ -132,7 +132,7 @@ func TestCommitErrors(t *testing.T) {
 
 	w, _ = i.resume(t, to)
 	i.append(t, w, i.m.Chunks())
-	if err := os.WriteFile(to.Path, nil, 0o600); err != nil { // another process creates it meanwhile
+	if err := os.WriteFile(to.Path, nil, 0o600); err != nil { // another process creates the file in the meantime
 		t.Fatal(err)
 	}
 	var exists *ExistsError
@@ -153,7 +153,7 @@ func TestCommitErrors(t *testing.T) {
 	}
 }
 
-// TestZerosBecomeHoles checks the holes, and that they replace older bytes.
+// TestZerosBecomeHoles checks that zeros become holes, even where older bytes were.
 func TestZerosBecomeHoles(t *testing.T) {
 	content := make([]byte, 16*chunkSize)
 	copy(content[10*chunkSize:], "parrot")
@@ -176,8 +176,8 @@ func TestZerosBecomeHoles(t *testing.T) {
 	}
 }
 
-// TestSecondWriterIsRefused opens two writers for one file, and another one after the first
-// has finished.
+// TestSecondWriterIsRefused opens two writers for one file, and a third one after the first has
+// finished.
 func TestSecondWriterIsRefused(t *testing.T) {
 	i := makeImage(t, mixed())
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
@@ -202,7 +202,7 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	}
 }
 
-// TestInvalidTargets: the target is not a regular file.
+// TestInvalidTargets uses targets that are not regular files.
 func TestInvalidTargets(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }

@@ -18,10 +18,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// BenchmarkSync syncs an image from one peer, in two processes, until it is verified and
-// durable. It compares that with SHA-512 alone over as many bytes in memory, and with
-// rsync -S from an rsync daemon followed by sha512sum and sync. The three run in turn, and
-// their medians are compared. TMPDIR must be on a disk.
+// BenchmarkSync syncs an image from one peer, in two processes, until it is verified and durable. It
+// compares the time with SHA-512 alone over the same number of bytes in memory, and with rsync -S
+// from an rsync daemon followed by sha512sum and sync. The three run alternately, and the benchmark
+// compares their medians. TMPDIR must be on a disk.
 func BenchmarkSync(b *testing.B) {
 	for _, image := range []struct {
 		name   string
@@ -54,7 +54,7 @@ func BenchmarkSync(b *testing.B) {
 			}
 			o := median(syncs, func(o pullResult) float64 { return o.Seconds })
 			h := median(hash, func(c hashCost) float64 { return c.wall.Seconds() })
-			b.ReportMetric(0, "ns/op") // the sum of the three is meaningless
+			b.ReportMetric(0, "ns/op") // the sum of the three times is meaningless
 			b.ReportMetric(o.Seconds, "s")
 			b.ReportMetric(o.Seconds/h.wall.Seconds(), "wall/sha512")
 			b.ReportMetric(o.CPU.Seconds()/h.cpu.Seconds(), "cpu/sha512")
@@ -72,7 +72,7 @@ func median[T any](all []T, by func(T) float64) T {
 	return all[len(all)/2]
 }
 
-// sparseReader returns 64 MiB of random bytes and then zeros in each stride.
+// sparseReader returns, in each stride, 64 MiB of random bytes and then zeros.
 type sparseReader struct {
 	at, size, stride int64
 	random           io.Reader
@@ -95,14 +95,14 @@ func (s *sparseReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// fillPageCache reads a file into the page cache, so that all three start equal.
+// fillPageCache reads a file into the page cache, so that all three runs start with the same cache.
 func fillPageCache(b *testing.B, name string) {
 	if err := exec.Command("cat", name).Run(); err != nil {
 		b.Fatal(err)
 	}
 }
 
-// hashCost is the time that SHA-512 alone needs.
+// hashCost returns the time that SHA-512 alone needs.
 type hashCost struct{ wall, cpu time.Duration }
 
 func hashOnly(b *testing.B, size int64) hashCost {
@@ -126,7 +126,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// startRsync serves the image of d by rsync, and returns its URL; "" if there is no rsync.
+// startRsync serves the image of d by rsync, and returns its URL, or "" if rsync is not installed.
 func startRsync(b *testing.B, d *disk.Disk) string {
 	if _, err := exec.LookPath("rsync"); err != nil {
 		b.Log("no comparison with rsync: rsync is not installed")
@@ -155,7 +155,7 @@ func startRsync(b *testing.B, d *disk.Disk) string {
 		_ = c.Wait()
 	})
 	address := fmt.Sprintf("127.0.0.1:%d", port)
-	for range 100 { // it does not report when it listens
+	for range 100 { // the rsync daemon does not report when it starts to listen
 		if probe, err := net.Dial("tcp", address); err == nil {
 			probe.Close()
 			return "rsync://" + address + "/image/backing"

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// clone returns a state that shares no memory with s that Publish compares.
+// clone returns a deep copy of all fields of s that Publish compares.
 func clone(s State) State {
 	s.Disks = slices.Clone(s.Disks)
 	for i := range s.Disks {
@@ -30,7 +30,7 @@ func publishedETag(c *StateCache) string {
 	return s.etag
 }
 
-// Each field with JSON counts for the ETag, except the volatile ones. The test fails for a
+// TestETagChangesWithEachFieldExceptVolatileOnes checks every field with a JSON name. It fails for a
 // new field that EqualStates does not compare.
 func TestETagChangesWithEachFieldExceptVolatileOnes(t *testing.T) {
 	base := stateWith("node1", 2)
@@ -140,7 +140,7 @@ func TestPublishingAnEqualStateDoesNotAllocate(t *testing.T) {
 	s, equal := stateWith("node1", 1000), stateWith("node1", 1000)
 	c := NewStateCache()
 	c.Publish(s)
-	if n := testing.AllocsPerRun(10, func() { c.Publish(equal) }); n > 1 { // the snapshot
+	if n := testing.AllocsPerRun(10, func() { c.Publish(equal) }); n > 1 { // only the snapshot is allocated
 		t.Errorf("%.0f allocations", n)
 	}
 }

@@ -20,14 +20,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// startFakePeer starts a peer whose responses handler writes.
+// startFakePeer starts a peer that responds with handler.
 func startFakePeer(t *testing.T, handler http.HandlerFunc) Address {
 	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
 	return Address{Node: "node1", URL: s.URL}
 }
 
-// writeForever writes text again and again until the connection breaks.
+// writeForever writes text repeatedly until the connection breaks.
 func writeForever(w io.Writer, text string) {
 	block := []byte(strings.Repeat(text, 1+64<<10/len(text)))
 	for {
@@ -204,15 +204,16 @@ func TestClientSendsToken(t *testing.T) {
 	}
 }
 
-// The test looks at the field because net/http reads the environment only once, and never
-// uses a proxy for loopback.
+// TestNodeClientUsesNoProxy checks the field, because net/http reads the environment only once and
+// never uses a proxy for loopback.
 func TestNodeClientUsesNoProxy(t *testing.T) {
 	if newClient(t).http.Transport.(*http.Transport).Proxy != nil {
 		t.Error("the client may use a proxy")
 	}
 }
 
-// silentPeerClient returns a client of a peer that reads the request and sends only begin.
+// silentPeerClient returns a client of a fake peer. The peer reads the request, sends the string
+// begin, and then sends nothing.
 func silentPeerClient(t *testing.T, begin string) *Client {
 	c := NewClient(nil, nil)
 	t.Cleanup(c.Close)

@@ -88,7 +88,8 @@ func TestDecodeLimitsDisksAndCopies(t *testing.T) {
 	}
 }
 
-// A newer version may send unknown words, unknown fields and longer texts.
+// TestDecodeAcceptsStatesOfOtherVersions: a newer version may send unknown words, unknown fields and
+// longer messages.
 func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 	long := strings.Repeat("ä", maxMessage)
 	text := stateWithCopy(`,"state":"dreaming","format":"vmdk","message":"` + long + `","using":"a\u001b[2Jb",
@@ -134,7 +135,8 @@ func TestDecodeReadsEachField(t *testing.T) {
 	}
 }
 
-// An invalid size of one file or disk does not invalidate the whole state.
+// TestDecodeCorrectsInvalidSizes checks that an invalid size of one file or disk does not invalidate
+// the whole state.
 func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 	for _, size := range []string{`"size":-1`, `"virtualSize":1125899906842625`} {
 		s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready","sha512":"` + strings.Repeat("ab", 64) + `",` + size)))
@@ -203,7 +205,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// checkInvariants checks what the planner assumes about the state of a peer.
+// checkInvariants checks the properties of a peer's state on which the planner relies.
 func checkInvariants(t *testing.T, s State) {
 	if s.Node == "" {
 		t.Fatal("no node")

@@ -41,7 +41,8 @@ func TestDownloadSelectsTheGeneration(t *testing.T) {
 	fails("", http.StatusNotFound, "parrot-00000003 is not on the disks")
 }
 
-// Chunks beside a damaged one are sent; no byte of the damaged one is.
+// TestDownloadSendsNoDamagedChunk checks that the chunks before a damaged chunk are sent, but no byte
+// of the damaged chunk.
 func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 	n := startNode(t, "node1")
 	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// These sources are functions, for pulls with fake time. Their image is generated while it
+// The sources in this file are functions, for pulls with fake time. Their image is generated while it
 // is read: chunk n consists of the number n+1, repeated.
 
 const mbit = 1_000_000 / 8
@@ -39,7 +39,7 @@ func (r *numberedReader) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// numberedManifest returns the chunk manifest of the image with so many chunks.
+// numberedManifest returns the chunk manifest of an image with the given number of chunks.
 func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	t.Helper()
 	p, err := newDisk(t).OpenPart(t.Context(), parrot, disk.PartOptions{})
@@ -67,18 +67,18 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 
 // fakeLink is a source that sends at a constant rate.
 type fakeLink struct {
-	rate         float64       // bytes per second; 0: it never responds
-	appearsAfter time.Duration // after the start; before, there is no such source
-	stallsAfter  time.Duration // after the start; 0: it never stalls
+	rate         float64       // bytes per second; 0: the source never responds
+	appearsAfter time.Duration // time after the start before which the source does not exist
+	stallsAfter  time.Duration // time after the start; 0: the source never stalls
 
-	busy bool // every other response is a 429
+	busy bool // every second response is a 429
 
 	start         time.Time
 	requests      int
 	open, maxOpen int // pending requests, and their maximum
 }
 
-// timeFor returns how long the link needs for n bytes.
+// timeFor returns the time that the link needs for n bytes.
 func (l *fakeLink) timeFor(n int) time.Duration {
 	if l.stallsAfter > 0 && time.Since(l.start) >= l.stallsAfter {
 		return time.Hour
@@ -122,9 +122,9 @@ type simulatedTransfer struct {
 	*transfer
 	manifest    *disk.Manifest
 	links       map[string]*fakeLink // by node
-	consumeTime time.Duration        // that the consumer needs for a chunk
-	received    int64                // chunks
-	buffers     map[*byte]bool       // all that the consumer has received
+	consumeTime time.Duration        // time that the consumer needs for a chunk
+	received    int64                // number of received chunks
+	buffers     map[*byte]bool       // all buffers that the consumer has received
 }
 
 func simulate(m *disk.Manifest, links map[string]*fakeLink) *simulatedTransfer {
@@ -149,7 +149,7 @@ func simulate(m *disk.Manifest, links map[string]*fakeLink) *simulatedTransfer {
 	return s
 }
 
-// run receives the image and returns how long it took.
+// run receives the image and returns the duration.
 func (s *simulatedTransfer) run(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	err := s.transfer.run(ctx, s.manifest, 0, func(n int64, buf []byte) ([]byte, error) {
@@ -167,7 +167,8 @@ func (s *simulatedTransfer) run(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// wastePercent returns the received bytes beyond the size of the image, in percent of it.
+// wastePercent returns the number of bytes that were received in excess of the image size, in percent
+// of the size.
 func (s *simulatedTransfer) wastePercent() float64 {
 	received := s.progress.PeerBytes.Load() + s.progress.UpstreamBytes.Load()
 	return 100 * float64(received-s.manifest.Size()) / float64(s.manifest.Size())

@@ -12,8 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/netns"
 )
 
-// namespaces are network namespaces for a receiver and some senders, with a link of
-// 100 Mbit/s from each sender to the receiver and to nothing else.
+// namespaces are network namespaces for one receiver and some senders. A separate link of 100 Mbit/s
+// connects each sender to the receiver.
 type namespaces struct {
 	tb       testing.TB
 	receiver netns.Namespace
@@ -22,7 +22,7 @@ type namespaces struct {
 	sources  []Source
 }
 
-// newNamespaces starts so many senders of an image of size bytes.
+// newNamespaces starts the given number of senders of an image of size bytes.
 func newNamespaces(tb testing.TB, senders int, size int64) *namespaces {
 	tb.Helper()
 	need.Programs(tb, "tc")
@@ -54,7 +54,8 @@ func (p *namespaces) pullJob(senders int) pullJob {
 	return pullJob{Sources: p.sources[:senders], Size: p.image.Size, Digest: p.image.SHA512}
 }
 
-// When an interface goes down nothing closes the connection: no more packets arrive.
+// TestPullContinuesWhenAnInterfaceGoesDown: when an interface goes down, no connection is closed, but
+// no more packets arrive.
 func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 	t.Parallel()
 	p := newNamespaces(t, 2, 64*mib)
@@ -75,7 +76,7 @@ func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 	t.Logf("%.1f s, longest pause %.1f s, received %.1f MiB", done.Seconds, done.LongestPause, float64(done.Received)/mib)
 }
 
-// BenchmarkSenders compares senders at 100 Mbit/s each with one of them.
+// BenchmarkSenders compares several senders at 100 Mbit/s each with a single sender.
 func BenchmarkSenders(b *testing.B) {
 	for _, senders := range []int{2, 3} {
 		b.Run(fmt.Sprint(senders), func(b *testing.B) {

@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// testNode implements Node with one disk, disk1.
+// testNode implements Node. It has one disk, disk1.
 type testNode struct {
 	name     string
 	disk     *disk.Disk
@@ -58,7 +58,7 @@ type node struct {
 	server *Server
 }
 
-// startNode starts a node whose http.Server has shorter timeouts than that of a daemon.
+// startNode starts a node. Its http.Server has shorter timeouts than the one of a daemon.
 func startNode(t *testing.T, name string) *node {
 	t.Helper()
 	path := t.TempDir()
@@ -81,7 +81,7 @@ func startNode(t *testing.T, name string) *node {
 
 func (n *node) address() Address { return Address{Node: n.name, URL: n.URL} }
 
-// put creates a ready copy with this content.
+// put creates a ready copy with the given content.
 func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	t.Helper()
 	p, err := n.disk.OpenPart(t.Context(), id, disk.PartOptions{})
@@ -133,7 +133,7 @@ func digestOf(a disk.Algorithm, text string) disk.Digest {
 	return a.Digest(h)
 }
 
-// stateWith returns the state of a node with so many ready copies on disk1.
+// stateWith returns the state of a node with the given number of ready copies on disk1.
 func stateWith(node string, copies int) State {
 	d := Disk{Name: "disk1", UUID: "3f1e", Total: 1 << 40, Free: 1 << 39}
 	for i := range copies {
@@ -147,7 +147,7 @@ func stateWith(node string, copies int) State {
 	return State{Node: node, Config: "c0ffee", Disks: []Disk{d}}
 }
 
-// get sends a GET for a path without normalizing it.
+// get sends a GET request for a path without normalizing the path.
 func (n *node) get(t *testing.T, path string, header ...string) (*http.Response, string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.URL, nil)

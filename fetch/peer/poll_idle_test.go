@@ -13,14 +13,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// The test of an idle cluster is scaled in time: a long poll waits 1 s instead of 30 s, so
-// the traffic of one second is that of 30 s in reality.
+// The test of an idle cluster is faster than reality: a long poll waits 1 s instead of 30 s, so the
+// traffic of one second corresponds to 30 s.
 const (
 	idleWait   = time.Second
 	idlePeriod = 2 * time.Second
 )
 
-// countingListener counts the bytes of all connections of a listener.
+// countingListener counts the bytes of all connections that it accepts.
 type countingListener struct {
 	net.Listener
 	bytes *atomic.Int64
@@ -73,8 +73,8 @@ func processCPUTime(t *testing.T) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// One node polls 99 peers, and these poll it. All run in this process and cost the same, so
-// the measured CPU time is twice that of one node.
+// TestIdleClusterTraffic: one node polls 99 peers, and these peers poll the node. All of them run in
+// this process and use the same CPU time, so the measured CPU time is twice that of one node.
 func TestIdleClusterTraffic(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -83,7 +83,7 @@ func TestIdleClusterTraffic(t *testing.T) {
 	if race.Enabled {
 		idlePeers = 9
 	}
-	var idle, transfers atomic.Int64 // bytes; transfers: those of the node with a transfer
+	var idle, transfers atomic.Int64 // number of bytes; transfers: those of the node with a transfer
 	cache, busy := NewStateCache(), NewStateCache()
 	cache.Publish(stateWith("node0", 1000))
 	urls, own := map[string]string{}, serveAt(t, "127.0.1.1", cache, &idle)
@@ -112,7 +112,7 @@ func TestIdleClusterTraffic(t *testing.T) {
 			<-p.Changed()
 		}
 	}
-	sleep(t.Context(), 2*idleWait) // until the first responses have arrived
+	sleep(t.Context(), 2*idleWait) // wait until the first responses have arrived
 	bytes, used := idle.Load()+transfers.Load(), processCPUTime(t)
 	sleep(t.Context(), idlePeriod)
 	bytes, used = idle.Load()+transfers.Load()-bytes, processCPUTime(t)-used
@@ -135,8 +135,8 @@ func TestIdleClusterTraffic(t *testing.T) {
 	}
 }
 
-// publishTransfer publishes the states of a node during a sync: running, with a partial
-// file, complete, and idle again. It waits until p has received each one.
+// publishTransfer publishes the states of a node during a sync: running, with a partial file,
+// complete, and idle again. It waits until p has received each of them.
 func publishTransfer(t *testing.T, cache *StateCache, name string, p *Poller) {
 	for i, change := range []func(*Copy){
 		func(c *Copy) { c.State, c.Action = disk.Pending, "sync" },

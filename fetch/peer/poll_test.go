@@ -110,8 +110,9 @@ func TestPollerBacksOffFromAnUnreachablePeer(t *testing.T) {
 	})
 }
 
-// After a failure the poller sends no long poll: otherwise a peer that returns with the same
-// state would count as unreachable until the end of the long poll.
+// TestPollerNoticesAnUnchangedPeerThatReturns checks that the poller sends no long poll after a
+// failure. Otherwise a peer that returns with the same state would count as unreachable until the end
+// of the long poll.
 func TestPollerNoticesAnUnchangedPeerThatReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
@@ -128,7 +129,7 @@ func TestPollerNoticesAnUnchangedPeerThatReturns(t *testing.T) {
 		if a.Problem == "" || a.State.Config != "one" || !a.LastSeen.Equal(failed) {
 			t.Fatalf("failed at %v, got %+v", failed, a)
 		}
-		for range 3 { // until the problem is the same each time
+		for range 3 { // wait until the problem does not change any more
 			time.Sleep(10 * time.Second)
 			notifications(p)
 		}
@@ -194,15 +195,15 @@ func TestPollerEndsWithItsContext(t *testing.T) {
 		p.SetPeers(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
 		synctest.Wait()
 		cancel()
-		p.running.Wait() // deadlocks unless all requests end
+		p.running.Wait() // deadlocks unless all requests have ended
 		p.Close()
 		p.SetPeers(t.Context(), map[string]string{"node1": "http://node1:8000"})
 		p.running.Wait()
 	})
 }
 
-// The times in a failure are relative to the response. While the ETag stays the same no new
-// response arrives, but the failure must age.
+// TestFailureAgesWhileTheETagIsUnchanged: the times in a failure are relative to the response. While
+// the ETag is unchanged, no new response arrives, but the failure must grow older.
 func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
@@ -218,13 +219,13 @@ func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
 		p := NewPoller(network.client)
 		defer p.Close()
 		p.SetPeers(t.Context(), map[string]string{"b": "http://b:1"})
-		for range 360 { // rounds of a minute, for six hours
+		for range 360 { // one round per minute, for six hours
 			time.Sleep(time.Minute)
 			h.cache.Publish(state())
 		}
 		a := p.Observations()["b"]
 		failure := a.State.Disks[0].Copies[0].Failure
-		since := a.Received.Add(time.Duration(failure.Since * float64(time.Second))) // as reconcile computes it
+		since := a.Received.Add(time.Duration(failure.Since * float64(time.Second))) // computed as in package reconcile
 		if time.Since(since) < 6*time.Hour {
 			t.Errorf("the failure is %v old, want %v", time.Since(since), time.Since(start)+180*time.Second)
 		}
@@ -236,11 +237,11 @@ type fakeNetwork struct {
 	client *Client
 
 	mu    sync.Mutex
-	nodes map[string]*fakeNode // by host
+	nodes map[string]*fakeNode // by host name
 	dials int
 }
 
-// fakeNode is a node, and the net.Listener of its server.
+// fakeNode is a node and the net.Listener of its server.
 type fakeNode struct {
 	cache    *StateCache
 	conns    chan net.Conn
@@ -269,7 +270,7 @@ func (n *fakeNetwork) dial(ctx context.Context, network, address string) (net.Co
 	port := n.dials
 	n.mu.Unlock()
 	if node == nil || node.down.Load() {
-		from := &net.TCPAddr{Port: port} // a different one for each attempt, as in reality
+		from := &net.TCPAddr{Port: port} // a different port for each attempt, as in reality
 		return nil, &net.OpError{Op: "dial", Net: network, Source: from, Err: errors.New("connection refused")}
 	}
 	ours, theirs := net.Pipe()
@@ -277,7 +278,7 @@ func (n *fakeNetwork) dial(ctx context.Context, network, address string) (net.Co
 	return ours, nil
 }
 
-// add starts a node. Its server shuts down when ctx ends.
+// add starts a node. The server of the node shuts down when ctx ends.
 func (n *fakeNetwork) add(ctx context.Context, name string) *fakeNode {
 	node := &fakeNode{cache: NewStateCache(), conns: make(chan net.Conn, 16)}
 	handler := NewServer(node.cache, nil).Handler()
@@ -306,7 +307,7 @@ func (f *fakeNode) Close() error { close(f.conns); return nil }
 
 func (f *fakeNode) Addr() net.Addr { return &net.TCPAddr{} }
 
-// newPoller returns a Poller of these nodes.
+// newPoller returns a Poller of the given nodes.
 func (n *fakeNetwork) newPoller(t *testing.T, nodes ...string) *Poller {
 	p := NewPoller(n.client)
 	t.Cleanup(p.Close)
@@ -318,7 +319,7 @@ func (n *fakeNetwork) newPoller(t *testing.T, nodes ...string) *Poller {
 	return p
 }
 
-// notifications returns the number of values in Changed, after all goroutines are idle.
+// notifications waits until all goroutines are idle, and returns the number of values in Changed.
 func notifications(p *Poller) int {
 	synctest.Wait()
 	select {

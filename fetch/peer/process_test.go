@@ -22,8 +22,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// TestMain also runs the test binary as a sender or a receiver: a process whose CPU time,
-// memory and network namespace can be measured and controlled on their own.
+// TestMain also runs the test binary as a sender or a receiver, so that the CPU time, the memory and
+// the network namespace of the process can be measured and controlled separately.
 func TestMain(m *testing.M) {
 	var err error
 	switch os.Getenv("PEER_TEST_ROLE") {
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// command returns a process of this binary with a role. prefix begins its command line. The
+// command returns a process of this binary with a role. The command line begins with prefix. The
 // process ends with the test binary.
 func command(tb testing.TB, role string, prefix []string, args ...string) *exec.Cmd {
 	program, err := os.Executable()
@@ -76,7 +76,7 @@ type sender struct {
 	source Source
 }
 
-// startSender starts a sender. prefix begins its command line.
+// startSender starts a sender. Its command line begins with prefix.
 func startSender(tb testing.TB, node string, d *disk.Disk, listen string, prefix ...string) *sender {
 	tb.Helper()
 	c := command(tb, "send", prefix, node, d.Path(), listen)
@@ -88,7 +88,7 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, prefix
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		_ = c.Process.Kill() // fails if it has ended
+		_ = c.Process.Kill() // fails if the process has already ended
 		_ = c.Wait()
 	})
 	url, err := bufio.NewReader(out).ReadString('\n')
@@ -105,17 +105,17 @@ type pullJob struct {
 	Sources  []Source
 	Size     int64
 	Digest   disk.Digest
-	NotifyAt int64 // prints a line when the partial file has so many bytes; 0: never
+	NotifyAt int64 // prints a line when the partial file has this number of bytes; 0: never
 }
 
 // pullResult is the output of a receiver process.
 type pullResult struct {
 	Seconds      float64 // until the copy is durable and ready
 	Received     int64   // bytes from peers
-	RSS          int64   // peak, in bytes, set by the parent process
+	RSS          int64   // peak memory in bytes; the parent process sets it
 	Warned       []string
-	CPU          time.Duration // set by the parent process
-	LongestPause float64       // seconds in which the partial file did not grow
+	CPU          time.Duration // the parent process sets it
+	LongestPause float64       // longest time in seconds in which the partial file did not grow
 }
 
 // childPull creates a disk at path and pulls the image of the pullJob in args[0] to it.
@@ -158,12 +158,12 @@ func childPull(path string, args []string) error {
 	if err := json.NewEncoder(os.Stdout).Encode(done); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, os.Stdin) // until the parent has measured this process
+	_, err = io.Copy(io.Discard, os.Stdin) // wait until the parent has measured this process
 	return err
 }
 
-// measurePauses sends the longest pause when ended is closed. It prints a line when the
-// partial file has notifyAt bytes, unless that is 0.
+// measurePauses sends the longest pause when ended is closed. If notifyAt is not 0, it prints a line
+// when the partial file has notifyAt bytes.
 func measurePauses(p *fetch.Progress, ended <-chan struct{}, notifyAt int64) <-chan float64 {
 	longest := make(chan float64, 1)
 	go func() {
@@ -190,8 +190,8 @@ func measurePauses(p *fetch.Progress, ended <-chan struct{}, notifyAt int64) <-c
 	return longest
 }
 
-// peakRSS returns the peak of the resident memory of a process. getrusage is not usable: it
-// starts with the memory of the parent process.
+// peakRSS returns the peak resident memory of a process. It does not use getrusage, which begins with
+// the memory of the parent process.
 func peakRSS(tb testing.TB, pid int) int64 {
 	tb.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -206,8 +206,8 @@ func peakRSS(tb testing.TB, pid int) int64 {
 	return kib << 10
 }
 
-// pullInProcess runs a receiver process. It calls notify when the partial file has
-// o.NotifyAt bytes. prefix begins the command line.
+// pullInProcess runs a receiver process. It calls notify when the partial file has o.NotifyAt bytes.
+// The command line begins with prefix.
 func pullInProcess(tb testing.TB, path string, o pullJob, notify func(), prefix ...string) pullResult {
 	tb.Helper()
 	text, err := json.Marshal(o)

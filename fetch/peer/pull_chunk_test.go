@@ -16,8 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// newChunkTransfer returns a function that fetches chunk n of the numbered image from a
-// single source, whose responses open returns.
+// newChunkTransfer returns a function that fetches chunk n of the numbered image from a single
+// source. open returns the responses of the source.
 func newChunkTransfer(open func(request int, from, to int64) (io.ReadCloser, error)) func(ctx context.Context, n int64) error {
 	s := Source{Address: Address{Node: "node1"}, Disk: "disk1"}
 	p := &Pull{Client: new(Client), Sources: func() []Source { return []Source{s} }}
@@ -35,8 +35,8 @@ func newChunkTransfer(open func(request int, from, to int64) (io.ReadCloser, err
 	}
 }
 
-// A repair may take hours and need many chunks. The backoff of a source that fails now and
-// then must not grow.
+// TestChunkFetcherForgetsOldFailures: a repair may take hours and need many chunks. The backoff of a
+// source that fails occasionally must not grow.
 func TestChunkFetcherForgetsOldFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		get := newChunkTransfer(func(request int, from, to int64) (io.ReadCloser, error) {

@@ -22,7 +22,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// proxied returns s behind a proxy whose responses fault may change.
+// proxied returns s behind a proxy. fault may change the responses of the proxy.
 func proxied(t *testing.T, s Source, fault func(next http.Handler) http.Handler) Source {
 	t.Helper()
 	to, err := url.Parse(s.URL)
@@ -39,7 +39,7 @@ func proxied(t *testing.T, s Source, fault func(next http.Handler) http.Handler)
 	return s
 }
 
-// onData changes the responses to requests for data, which it numbers from 1.
+// onData changes the responses to requests for data. The requests are numbered from 1.
 func onData(change func(n int64, w http.ResponseWriter, r *http.Request, next http.Handler)) func(http.Handler) http.Handler {
 	var n atomic.Int64
 	return func(next http.Handler) http.Handler {
@@ -53,7 +53,7 @@ func onData(change func(n int64, w http.ResponseWriter, r *http.Request, next ht
 	}
 }
 
-// alteredResponse is a response whose body write changes.
+// alteredResponse is a response whose body the function write changes.
 type alteredResponse struct {
 	http.ResponseWriter
 	write func(p []byte) (int, error)
@@ -67,7 +67,7 @@ func (a alteredResponse) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{a}, r)
 }
 
-// corruptByte sends a wrong byte in each response.
+// corruptByte changes one byte in each response.
 func corruptByte(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 	next.ServeHTTP(alteredResponse{w, func(p []byte) (int, error) {
 		p = bytes.Clone(p)
@@ -76,7 +76,7 @@ func corruptByte(_ int64, w http.ResponseWriter, r *http.Request, next http.Hand
 	}}, r)
 }
 
-// stopAfter sends so many bytes and then calls then.
+// stopAfter sends the given number of bytes and then calls then.
 func stopAfter(after int, then func(r *http.Request)) func(int64, http.ResponseWriter, *http.Request, http.Handler) {
 	return func(_ int64, w http.ResponseWriter, r *http.Request, next http.Handler) {
 		left := after
@@ -100,7 +100,7 @@ func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 	tests := []struct {
 		name  string
 		fault func(int64, http.ResponseWriter, *http.Request, http.Handler)
-		warns string // "": no warning
+		warns string // expected warning; "": none
 	}{
 		{"sends wrong bytes", corruptByte, "does not match the chunk manifest"},
 		{"drops the connection", stopAfter(mib+mib/2, abort), ""},
@@ -164,14 +164,14 @@ func TestPullSucceedsDespiteAFailingSource(t *testing.T) {
 	}
 }
 
-// checkWaste fails the test if the receiver got more than the data of the image and so many
-// percent.
+// checkWaste fails the test if the receiver got more than the data of the image plus the given
+// percentage.
 func (r *receiver) checkWaste(image []byte, percent int64) {
 	r.t.Helper()
 	data := dataBytes(image)
 	received := r.pull.Progress.PeerBytes.Load()
 	r.t.Logf("%d bytes more than the %d of the data", received-data, data)
-	if received > data+data*percent/100+2*mib { // a chunk that was cut off, and one that was hedged
+	if received > data+data*percent/100+2*mib { // allow one truncated chunk and one hedged chunk
 		r.t.Errorf("received %d bytes for %d, want at most %d%% more", received, data, percent)
 	}
 }
@@ -246,12 +246,12 @@ func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
 func TestPullRejectsForgedManifests(t *testing.T) {
 	want := image(6 * mib)
 	other := bytes.Clone(want)
-	for at := 0; at < len(other); at += mib { // every chunk differs
+	for at := 0; at < len(other); at += mib { // so that every chunk differs
 		other[at]++
 	}
 	a, b, c, d := startNode(t, "node1"), startNode(t, "node2"), startNode(t, "node3"), startNode(t, "node4")
-	// node1 and node3 name the same manifest, but node3 sends another one; node2 names that
-	// one; node4 sends a manifest that is too long.
+	// node1 and node3 publish the same manifest digest, but node3 sends another manifest, whose digest
+	// node2 publishes. node4 sends a manifest that is too long.
 	good := a.put(t, parrot, want)
 	minority := b.put(t, parrot, other)
 	forged := c.put(t, parrot, other)

@@ -20,7 +20,7 @@ import (
 
 const mib = 1 << 20
 
-// image returns size random bytes, with zeros in every third 2 MiB.
+// image returns size random bytes; every third 2 MiB are zeros.
 func image(size int) []byte {
 	b := make([]byte, size)
 	rand.NewChaCha8([32]byte{7}).Read(b)
@@ -30,7 +30,7 @@ func image(size int) []byte {
 	return b
 }
 
-// dataBytes returns the bytes in chunks of an image that are not zeros.
+// dataBytes returns the number of bytes in chunks of an image that are not zeros.
 func dataBytes(image []byte) int64 {
 	n := int64(0)
 	for at := 0; at < len(image); at += mib {
@@ -81,7 +81,7 @@ func (r *receiver) openPart() *disk.Part {
 	return p
 }
 
-// pullsAndCommits fails the test unless the pull creates a ready copy of want.
+// pullsAndCommits fails the test unless the pull creates a ready copy with the content want.
 func (r *receiver) pullsAndCommits(want []byte) {
 	r.t.Helper()
 	part := r.openPart()
@@ -111,9 +111,9 @@ func TestPullFromPeers(t *testing.T) {
 				r := newReceiver(t, sources...)
 				r.pullsAndCommits(want)
 				received, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
-				most := least + 32*(1+int64(size)/mib) // the manifest
+				most := least + 32*(1+int64(size)/mib) // for the manifest
 				if peers > 1 {
-					most += least/20 + 2*mib // a lane that the CPU scheduler delays is hedged
+					most += least/20 + 2*mib // a lane is hedged if the CPU scheduler delays it
 				}
 				if received < least || received > most {
 					t.Errorf("received %d bytes, want %d to %d", received, least, most)
@@ -126,7 +126,7 @@ func TestPullFromPeers(t *testing.T) {
 	}
 }
 
-// The limit holds for images of any size, at both ends.
+// TestPullMemoryIsLimited checks the memory of sender and receiver for images of different sizes.
 func TestPullMemoryIsLimited(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector needs more memory than the limit")
@@ -153,7 +153,7 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 		name   string
 		source func(Source) disk.PartSource
 		part   []byte
-		keeps  bool // the part
+		keeps  bool // the partial file is kept
 	}{
 		{"from a pull", func(s Source) disk.PartSource {
 			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}

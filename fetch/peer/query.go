@@ -84,7 +84,7 @@ func readState(resp *http.Response, at Address) (State, error) {
 		return State{}, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
 	}
 	if s.Node != at.Node {
-		return State{}, fmt.Errorf("%s is the address of node %s, not of node %s", at.URL, s.Node, at.Node)
+		return State{}, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
 	}
 	return s, nil
 }

@@ -45,7 +45,8 @@ func TestClientRejectsStateOfAnotherNode(t *testing.T) {
 	}
 }
 
-// The timeouts of the http.Server are shorter than the wait: the handler must extend them.
+// TestLongPollEndsAfterTheWait: the timeouts of the http.Server are shorter than the wait, so the
+// handler must extend them.
 func TestLongPollEndsAfterTheWait(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
@@ -82,7 +83,7 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 		sleep(t.Context(), time.Millisecond)
 	}
 	s.Disks = []Disk{s.Disks[0]}
-	s.Disks[0].Free = 17 // volatile: must not end the long poll
+	s.Disks[0].Free = 17 // volatile, so it must not end the long poll
 	n.cache.Publish(s)
 	s.Config = "decade"
 	start := time.Now()

@@ -20,7 +20,7 @@ func TestPullRateIsTheSumOfItsSources(t *testing.T) {
 	for i, test := range []struct {
 		name  string
 		links []float64
-		least float64 // times the rate of one source of 100 Mbit/s
+		least float64 // multiple of the rate of one source (100 Mbit/s)
 	}{
 		{"one", []float64{100}, 0.99},
 		{"two", []float64{100, 100}, 1.95},
@@ -69,7 +69,7 @@ func TestPullWaitsForASlowDisk(t *testing.T) {
 	m := numberedManifest(t, 60)
 	synctest.Test(t, func(t *testing.T) {
 		s := simulate(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
-		s.consumeTime = 5 * time.Second // 5 minutes for all: longer than all timeouts
+		s.consumeTime = 5 * time.Second // 5 minutes in total, which is longer than all timeouts
 		if _, err := s.run(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -84,7 +84,7 @@ func TestPullGivesUpWithoutAUsableSource(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		links map[string]*fakeLink
-		words []string // in the error
+		words []string // expected in the error
 		most  time.Duration
 	}{
 		{"no source", nil, []string{"no other node"}, 31 * time.Second},
@@ -119,7 +119,7 @@ func TestPullReplacesASourceThatStalls(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// 17 s without the stall. node2 takes over when it appears.
+		// The duration without the stall is 17 s. node2 replaces the stalled source when it appears.
 		if took > 23*time.Second {
 			t.Errorf("took %v", took)
 		}
@@ -174,7 +174,8 @@ func TestPullAtALimitRequestsNothingTwice(t *testing.T) {
 	}
 }
 
-// With more pulls each has a smaller window, and all still make progress.
+// TestConcurrentPullsShareMemory checks that each pull has a smaller window if more pulls run, and
+// that all pulls make progress.
 func TestConcurrentPullsShareMemory(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for _, others := range []int32{0, 1, 4, 40} {
@@ -194,7 +195,8 @@ func TestConcurrentPullsShareMemory(t *testing.T) {
 	}
 }
 
-// On this connection a chunk takes longer than giveUpAfter.
+// TestPullContinuesWhenASlowConnectionDrops: a chunk takes longer than giveUpAfter on this
+// connection.
 func TestPullContinuesWhenASlowConnectionDrops(t *testing.T) {
 	m := numberedManifest(t, 6)
 	synctest.Test(t, func(t *testing.T) {
@@ -225,9 +227,9 @@ func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 		upstream    float64 // Mbit/s
 		limit       int64
 		consume     time.Duration
-		least, most int64 // chunks from the upstream
+		least, most int64 // number of chunks from the upstream
 		slowest     time.Duration
-		appears     time.Duration // the peer
+		appears     time.Duration // time when the peer appears
 		busy        bool
 	}{
 		{name: "peers are faster", peers: 50, upstream: 25, least: 8, most: 8, slowest: 44 * time.Second},
@@ -266,7 +268,7 @@ func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 	}
 }
 
-// A source whose sends hang responds with 429 forever.
+// TestPullGivesUpOnABusySource: a source whose sends hang responds with 429 forever.
 func TestPullGivesUpOnABusySource(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for name, upstream := range map[string]*fakeLink{"without upstream": nil, "with upstream": {rate: 100 * mbit}} {

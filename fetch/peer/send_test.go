@@ -188,11 +188,11 @@ func TestConnectionBreaksWhenTheFileIsTruncated(t *testing.T) {
 	}
 }
 
-// large is more than fits into the buffers of a connection.
+// large is a size that exceeds the buffers of a connection.
 const large = 24 << 20
 
-// occupySlot requests the whole image on a connection of its own and reads only the
-// beginning of the response.
+// occupySlot requests the whole image on a separate connection, and reads only the beginning of the
+// response.
 func occupySlot(t *testing.T, n *node, id disk.ID) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", n.Listener.Addr().String())
@@ -231,7 +231,7 @@ func TestSendLimitPerImage(t *testing.T) {
 	retryUntilSent(t, c, s)
 }
 
-// retryUntilSent sends requests until one is not answered by 429.
+// retryUntilSent sends requests until the response is not a 429.
 func retryUntilSent(t *testing.T, c *Client, s Source) {
 	t.Helper()
 	for {
@@ -267,7 +267,8 @@ func TestStalledReceiverLosesItsSlot(t *testing.T) {
 	}
 }
 
-// The timeouts of the http.Server are for short responses: a send must extend them.
+// TestSendOutlastsTheServerTimeouts: the timeouts of the http.Server are for short responses, so a
+// send must extend them.
 func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, randomBytes(large))
@@ -282,8 +283,8 @@ func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 	}
 }
 
-// A receiver that reads each piece in time, but slowly, loses its slot only when another
-// request needs it.
+// TestSlowReceiverLosesItsSlotAfterMinHold: a receiver that reads each piece slowly, but within the
+// timeout, loses its slot only when another request needs the slot.
 func TestSlowReceiverLosesItsSlotAfterMinHold(t *testing.T) {
 	n := startNode(t, "node1")
 	n.server.pieceTimeout, n.server.sendLimits.minHold = time.Hour, 0
@@ -298,7 +299,8 @@ func TestSlowReceiverLosesItsSlotAfterMinHold(t *testing.T) {
 	}
 }
 
-// A receiver slightly above the stall rate must get a whole chunk, or it would never get any.
+// TestSlowReceiverGetsAWholeChunk: a receiver slightly above the stall rate must receive a whole
+// chunk. Otherwise it would never receive a complete chunk.
 func TestSlowReceiverGetsAWholeChunk(t *testing.T) {
 	n := startNode(t, "node1")
 	n.put(t, parrot, randomBytes(mib))

@@ -98,7 +98,7 @@ func (s *Server) Handler() http.Handler {
 
 var (
 	errNotFound    = httperror.New(http.StatusNotFound, "not found")
-	errNotObserved = httperror.New(http.StatusServiceUnavailable, "the disks have not been read yet: retry later")
+	errNotObserved = httperror.New(http.StatusServiceUnavailable, "the disks were not read yet: retry later")
 	errShutdown    = httperror.New(http.StatusServiceUnavailable, "the node is shutting down")
 	errOverloaded  = httperror.New(http.StatusServiceUnavailable, "too many requests at once: retry later")
 )

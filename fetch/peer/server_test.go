@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// The http.Server handles slow and endless requests; this is about the routes.
+// TestServerRejectsInvalidRequests tests the routes. The http.Server handles slow and endless
+// requests.
 func TestServerRejectsInvalidRequests(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))

@@ -28,8 +28,8 @@ func selfSigned(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
-// Certificate files change while a node runs. A connection that was made before must not be
-// used again.
+// TestNewCertificatesReplaceKeptConnections: certificate files may change while a node runs. An
+// existing connection must not be used after that.
 func TestNewCertificatesReplaceKeptConnections(t *testing.T) {
 	var presented []byte
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

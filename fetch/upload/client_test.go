@@ -58,7 +58,8 @@ func TestSend(t *testing.T) {
 	}
 }
 
-// An interrupted client continues later, with the same file only.
+// TestSendContinuesInterruptedUpload checks that a client can resume an interrupted upload, but only
+// with the same file.
 func TestSendContinuesInterruptedUpload(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(8, 30<<20)
@@ -86,7 +87,8 @@ func TestSendContinuesInterruptedUpload(t *testing.T) {
 	}
 }
 
-// A client may list the uploads a moment before the daemon has found its upload again.
+// TestSendFindsUploadAfterConflict: the daemon may find an interrupted upload only after the client
+// has listed the uploads.
 func TestSendFindsUploadAfterConflict(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(13, 20<<20)
@@ -103,7 +105,7 @@ func TestSendFindsUploadAfterConflict(t *testing.T) {
 	r.wantImage(want)
 }
 
-// hidingTransport hides the uploads from the first list.
+// hidingTransport returns an empty first list of uploads.
 type hidingTransport struct{ listed bool }
 
 func (b *hidingTransport) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -171,7 +173,7 @@ func digestOfOnes(t *testing.T) disk.Digest {
 	return d
 }
 
-// A file that changes while it is sent is not a valid image.
+// TestSendOfChangedFileFails: a file that changes while it is sent does not give a valid image.
 func TestSendOfChangedFileFails(t *testing.T) {
 	r := newFixture(t)
 	f := testFile(t, testImage(11, 12<<20))
@@ -186,8 +188,8 @@ func TestSendOfChangedFileFails(t *testing.T) {
 	r.wantEmptyDisk()
 }
 
-// A write through a memory mapping to a dirty page alone does not change the modification
-// time.
+// TestSendOfFileChangedThroughMappingFails: a write through a memory mapping to a dirty page does not
+// change the modification time.
 func TestSendOfFileChangedThroughMappingFails(t *testing.T) {
 	r := newFixture(t)
 	path, memory := fetchtest.Mapped(t, testImage(11, 12<<20))
@@ -235,7 +237,7 @@ func TestFillLocal(t *testing.T) {
 	r.wantImage(want)
 }
 
-// failingContent cancels the work when its first piece is read.
+// failingContent cancels the context when its first piece is read.
 type failingContent struct {
 	Content
 	stop context.CancelFunc
@@ -246,8 +248,8 @@ func (s failingContent) piece(at int64) (piece, error) {
 	return s.Content.piece(at)
 }
 
-// Several clients of one file abort each other's requests. Aborting a request must not
-// affect the next one on its connection.
+// TestConcurrentSendsOfOneUpload: several clients that send the same file abort each other's
+// requests. An aborted request must not affect the next request on its connection.
 func TestConcurrentSendsOfOneUpload(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(16, 40<<20)
@@ -271,7 +273,7 @@ func TestConcurrentSendsOfOneUpload(t *testing.T) {
 	r.wantImage(want)
 }
 
-// faultyTransport loses requests or their responses at random, and restarts the daemon.
+// faultyTransport randomly loses requests or responses, and restarts the daemon.
 type faultyTransport struct {
 	r    *fixture
 	dice *rand.Rand
@@ -284,7 +286,7 @@ func (f *faultyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	switch {
 	case dice == 0:
 		return nil, errFault
-	case dice == 1 && q.Method == http.MethodPatch && q.ContentLength > 0: // the daemon receives half of it
+	case dice == 1 && q.Method == http.MethodPatch && q.ContentLength > 0: // the daemon receives half of the body
 		half := q.Clone(q.Context())
 		half.Header.Del("Upload-Checksum")
 		half.Body = io.NopCloser(io.MultiReader(io.LimitReader(q.Body, q.ContentLength/2), brokenBody{}))
@@ -328,7 +330,7 @@ func TestSendThroughNetworkFaults(t *testing.T) {
 			o := newRequest(content)
 			o.Warn = func(err error) { t.Logf("%v", err) }
 			err := c.Send(t.Context(), o, &fetch.Progress{})
-			for errors.Is(err, errFault) { // before the first response, Send does not try again
+			for errors.Is(err, errFault) { // before the first response, Send does not retry
 				err = c.Send(t.Context(), o, &fetch.Progress{})
 			}
 			if err != nil && !errors.Is(err, ErrLost) {
@@ -339,8 +341,8 @@ func TestSendThroughNetworkFaults(t *testing.T) {
 	}
 }
 
-// A separate request tells the daemon the end of a pipe. If it is lost, the daemon has all
-// bytes and does not know it: there is no image yet.
+// TestSendWithLostLastResponse: the end of a pipe is sent in a separate request. If this request is
+// lost, the daemon has all bytes but does not know it, and there is no image yet.
 func TestSendWithLostLastResponse(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(14, 2<<20)
@@ -354,7 +356,7 @@ func TestSendWithLostLastResponse(t *testing.T) {
 	r.wantImage(want)
 }
 
-// lossyTransport loses the first request with the length of the image.
+// lossyTransport loses the first request that contains the length of the image.
 type lossyTransport struct{ lost bool }
 
 func (e *lossyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -365,7 +367,7 @@ func (e *lossyTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(q)
 }
 
-// failingTransport responds to all requests except those with bytes.
+// failingTransport loses requests with bytes, and passes all other requests.
 type failingTransport struct{}
 
 func (failingTransport) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -382,7 +384,7 @@ func (failingTransport) RoundTrip(q *http.Request) (*http.Response, error) {
 	return a, nil
 }
 
-// A response with the offset is not progress.
+// TestSendGivesUpWithoutProgress: a response with an unchanged offset is not progress.
 func TestSendGivesUpWithoutProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), 2*maxStall)
@@ -398,7 +400,7 @@ func TestSendGivesUpWithoutProgress(t *testing.T) {
 	})
 }
 
-// Send must end although the pipe blocks.
+// TestCancelSendOfBlockedPipe: Send must return although a read from the pipe blocks.
 func TestCancelSendOfBlockedPipe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), time.Minute)

@@ -106,7 +106,7 @@ func (r *fixture) runJob(ctx context.Context, want disk.Digest) error {
 	return err
 }
 
-// stopJob stops the job as a daemon does when it ends, and returns how the job ended.
+// stopJob stops the job like a daemon that shuts down, and returns the error of the job.
 func (r *fixture) stopJob() error {
 	if r.stop != nil {
 		r.stop()
@@ -117,7 +117,7 @@ func (r *fixture) stopJob() error {
 	return r.outcome
 }
 
-// restart stops the job and starts another one, as after a restart of the daemon.
+// restart stops the job and starts another job, as after a restart of the daemon.
 func (r *fixture) restart() {
 	r.t.Helper()
 	r.stopJob()
@@ -138,7 +138,7 @@ func (r *fixture) waitOpen(id string) {
 	}
 }
 
-// wantImage fails the test unless the image has these bytes.
+// wantImage fails the test unless the image has the bytes want.
 func (r *fixture) wantImage(want []byte) {
 	r.t.Helper()
 	r.jobs.Wait()
@@ -166,7 +166,7 @@ func (r *fixture) wantEmptyDisk() {
 	}
 }
 
-// request sends a request as any tus client does. Headers are "Name: value".
+// request sends a request like any tus client. Headers have the form "Name: value".
 func (r *fixture) request(method, path string, body io.Reader, headers ...string) response {
 	r.t.Helper()
 	q, err := http.NewRequest(method, r.url+path, body)
@@ -251,7 +251,7 @@ func testFile(t *testing.T, data []byte) *os.File {
 	if err := f.Truncate(int64(len(data))); err != nil {
 		t.Fatal(err)
 	}
-	old := time.Now().Add(-time.Hour) // so that a later write changes the modification time
+	old := time.Now().Add(-time.Hour) // old enough for a later write to change the modification time
 	if err := os.Chtimes(f.Name(), old, old); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// A request that continues an upload aborts a blocked one.
+// TestNewerRequestSupersedesOlder checks that a request that continues an upload aborts a blocked
+// request.
 func TestNewerRequestSupersedesOlder(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(3, 2<<20)
@@ -63,7 +64,7 @@ func TestStalledBodyIsAborted(t *testing.T) {
 	if a := r.request("HEAD", at, nil); a.header.Get("Upload-Offset") != "5" {
 		t.Errorf("the received bytes were not kept: %v", a.header)
 	}
-	// The server does not wait for ever for a body that it does not read.
+	// The server must not wait forever for a body that it does not read.
 	conn, err := net.Dial("tcp", strings.TrimPrefix(r.url, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +122,7 @@ func TestExpiredUploadIsDiscarded(t *testing.T) {
 	r.request("HEAD", at, nil).want(t, 410, "")
 }
 
-// A forgotten upload expires. The test runs in synthetic time.
+// TestForgottenUploadExpires runs with synthetic time.
 func TestForgottenUploadExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := t.TempDir()
@@ -151,7 +152,7 @@ func TestForgottenUploadExpires(t *testing.T) {
 			d.ctx, d.done = t.Context(), make(chan error, 1)
 			return one.deliver(&d)
 		}
-		if err := ask(delivery{op: opStatus}); err != nil { // a query does not extend the life of an upload
+		if err := ask(delivery{op: opStatus}); err != nil { // a query does not delay the expiry of an upload
 			t.Fatal(err)
 		}
 		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
@@ -163,7 +164,8 @@ func TestForgottenUploadExpires(t *testing.T) {
 	})
 }
 
-// A client sends the length of the image once: the daemon must remember it across restarts.
+// TestDeferredLengthSurvivesRestart: a client sends the length of the image only once, so the daemon
+// must keep it across restarts.
 func TestDeferredLengthSurvivesRestart(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(15, 3<<20)

@@ -89,13 +89,13 @@ func TestUploadInSeveralRequests(t *testing.T) {
 	if a.header.Get("Upload-Offset") != "1000" || a.header.Get("Upload-Length") != fmt.Sprint(len(want)) || "Upload-Metadata: "+a.header.Get("Upload-Metadata") != named {
 		t.Errorf("the response to HEAD has %v", a.header)
 	}
-	// Some clients can send only POST; some do not know the length of a body.
+	// Some clients can send only POST requests, and some do not know the length of a body.
 	a = r.request("POST", at, bytes.NewReader(want[1000:2000]), "X-HTTP-Method-Override: PATCH", "Content-Type: "+bodyType, "Upload-Offset: 1000")
 	a.want(t, 204, "")
 	r.request("PATCH", at, io.MultiReader(bytes.NewReader(want[2000:])), "Content-Type: "+bodyType, "Upload-Offset: 2000").want(t, 204, "")
 	r.wantImage(want)
 
-	// A client repeats a request whose response it did not receive.
+	// A client repeats a request because it did not receive the response.
 	a = r.request("HEAD", at, nil)
 	a.want(t, 200, "")
 	if a.header.Get("Upload-Offset") != fmt.Sprint(len(want)) {
@@ -125,7 +125,7 @@ func TestCreationWithUploadAndDeferredLength(t *testing.T) {
 	}
 	r.patch(at, "777", want[777:]).want(t, 204, "")
 	r.patch(at, fmt.Sprint(len(want)), nil, "Upload-Length: 512").want(t, 400, "were already received")
-	// A refused request does not affect the length of the image.
+	// A rejected request must not change the length of the image.
 	r.patch(at, "777", nil, fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 409, "the upload has")
 	r.request("HEAD", at, nil).want(t, 200, "")
 	want = append(want, testImage(3, 1<<20)...)
@@ -159,7 +159,7 @@ func TestTerminate(t *testing.T) {
 	if err := r.stopJob(); !IsDiscarded(err) {
 		t.Errorf("the job ended with %v", err)
 	}
-	r.create("1048576") // the space for another upload is free
+	r.create("1048576") // another upload can be created again
 }
 
 func TestInvalidImageEndsUpload(t *testing.T) {
@@ -208,8 +208,8 @@ func (r *fixture) isServed(at string) bool {
 	return s.current != nil
 }
 
-// An interrupted upload takes precedence over a created one. An upload without a job
-// disappears when its client leaves.
+// TestInterruptedUploadTakesPrecedence checks that an interrupted upload has precedence over a
+// created one, and that an upload without a job is dropped when its client disconnects.
 func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	s := NewSessions()
 	m := metadata{Name: parrot.Name}
@@ -246,7 +246,7 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	}
 }
 
-// A node has at most maxUploads uploads at a time.
+// TestConcurrentUploadLimit checks that a node has at most maxUploads concurrent uploads.
 func TestConcurrentUploadLimit(t *testing.T) {
 	s := NewSessions()
 	for n := range maxUploads {

@@ -9,8 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// A job may read other bytes for minutes before it opens the partial file. Its client may be
-// gone by then, and the next client must find the upload.
+// TestJobOutlivesItsClient: a job may read the partial file for minutes before it opens the upload.
+// The client may disconnect before that, and the next client must find the upload.
 func TestJobOutlivesItsClient(t *testing.T) {
 	s := NewSessions()
 	one, err := s.create(metadata{Name: parrot.Name}, 512)
@@ -30,8 +30,8 @@ func TestJobOutlivesItsClient(t *testing.T) {
 	}
 }
 
-// A client may create an upload before the daemon has found an interrupted one. The error
-// must be temporary.
+// TestCreateBeforeInterruptedUploadIsFound: a client may create an upload before the daemon has found
+// an interrupted one. The error must be temporary.
 func TestCreateBeforeInterruptedUploadIsFound(t *testing.T) {
 	s := NewSessions()
 	one, err := s.create(metadata{Name: parrot.Name}, 512)
@@ -47,8 +47,8 @@ func TestCreateBeforeInterruptedUploadIsFound(t *testing.T) {
 	}
 }
 
-// A stopped job may still write its last bytes when a job for another generation of the
-// image starts.
+// TestJobsDoNotShareUpload: a job that is being stopped may still write its last bytes when a job for
+// another generation of the image starts.
 func TestJobsDoNotShareUpload(t *testing.T) {
 	s := NewSessions()
 	one, err := s.create(metadata{Name: parrot.Name}, 512)
