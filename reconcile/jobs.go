@@ -110,17 +110,34 @@ func (j *jobs) addTo(o plan.Observed) {
 	}
 }
 
-// freeSlots returns how many jobs may be started: deletions (true) and others (false). Deletions
-// do not wait for long transfers, because they make space.
-func (j *jobs) freeSlots(d plan.Desired) map[bool]int {
+// slots are the numbers of jobs that may be started. Deletions have their own, so that they do not
+// wait for long transfers: they make space.
+type slots struct{ deletions, others int }
+
+// freeSlots returns the slots that the running jobs leave.
+func (j *jobs) freeSlots(d plan.Desired) slots {
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
-	free := map[bool]int{true: limit, false: limit}
+	free := slots{limit, limit}
 	for _, run := range j.running {
-		if a := run.task.Action; !a.Scrub && a.Op != plan.Upload { // scrubs and uploads take no slot
-			free[a.Op.Deletes()]--
+		if a := run.task.Action; !a.Scrub { // a scrub is slow, and must not delay a transfer
+			free.acquire(a)
 		}
 	}
 	return free
+}
+
+// acquire acquires a slot for an action, and reports whether one was free. An upload needs none,
+// because its client waits.
+func (s *slots) acquire(a plan.Action) bool {
+	n := &s.others
+	switch {
+	case a.Op == plan.Upload:
+		return true
+	case a.Op.Deletes():
+		n = &s.deletions
+	}
+	*n--
+	return *n >= 0
 }
 
 // stopObsolete stops jobs that are not in the plan any more, and those of an image whose

@@ -44,10 +44,12 @@ func systemTime() Instant {
 
 // localDisk implements Disk for a folder.
 type localDisk struct {
-	*disk.Disk
-	unlock func() error
+	*disk.Disk // implements Check and Update
+	unlock     func() error
 }
 
+// openLocalDisk opens the disk at a path, and locks it unless readOnly. With an error it returns the
+// uuid if it could be read.
 func openLocalDisk(path string, readOnly bool) (Disk, string, error) {
 	d, err := disk.Open(path)
 	if err != nil {
@@ -85,8 +87,8 @@ func (d localDisk) Close() error { return errors.Join(d.unlock(), d.Disk.Close()
 
 // localUsers implements Users.
 type localUsers struct {
-	disk.Users
-	disk *disk.Disk
+	disk.Users // implements Err and InUse
+	disk       *disk.Disk
 }
 
 // FileOpen implements Users.
@@ -107,6 +109,8 @@ type localPeers struct {
 	published *peer.StateCache
 }
 
+// connect makes p query nodes through client. It must be called at most once, before all other
+// methods.
 func (p *localPeers) connect(client *peer.Client) {
 	p.client, p.poller = client, peer.NewPoller(client)
 }
@@ -175,8 +179,9 @@ func (l *localJobs) Start(ctx context.Context, t Task, done func(error)) {
 	go func() { done(j.Run(ctx)) }()
 }
 
+// job returns the job of a task.
 func (l *localJobs) job(t Task) job.Job {
-	client := l.client
+	client := l.client // a copy, because the setting may change while the job runs
 	client.AllowLoopback = t.AllowLoopback
 	j := job.Job{
 		Action: t.Action, Image: t.Image, Reserve: t.Reserve, Client: &client, Progress: t.Progress,
@@ -196,7 +201,7 @@ func (l *localJobs) job(t Task) job.Job {
 func (l *localJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
 	go func() {
 		if l.peers.client == nil {
-			nodes = nil
+			nodes = nil // without responses, no deletion that needs them is confirmed
 		}
 		done(queryPeers(ctx, l.peers.client, nodes, a.Image))
 	}()
@@ -208,6 +213,7 @@ func (l *localJobs) CanExport(e schema.ExportFromVolume, disks map[string]Disk) 
 	return err
 }
 
+// foldersOf is folderOf for several disks by name.
 func foldersOf(disks map[string]Disk) map[string]*disk.Disk {
 	folders := make(map[string]*disk.Disk, len(disks))
 	for name, d := range disks {

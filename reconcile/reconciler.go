@@ -101,11 +101,8 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	r.jobs.stopObsolete(d, p)
 	free := r.jobs.freeSlots(d)
 	for _, a := range p.Actions {
-		deletes, limited := a.Op.Deletes(), a.Op != plan.Upload // a client waits for an upload
-		if !a.Idle() && (d.Only == nil || d.Only.Allows(a)) && r.jobs.running[a.CopyRef()] == nil && (free[deletes] > 0 || !limited) {
-			if limited {
-				free[deletes]--
-			}
+		allowed := !a.Idle() && (d.Only == nil || d.Only.Allows(a))
+		if allowed && r.jobs.running[a.CopyRef()] == nil && free.acquire(a) {
 			begin = append(begin, r.startJob(ctx, d, o, a))
 		}
 	}
