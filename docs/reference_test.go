@@ -19,7 +19,7 @@ func TestAlertsNameMetrics(t *testing.T) {
 	metrics := readFile(t, "docs/metrics.md") // a test of reconcile/api compares it with the code
 	_, alerts, _ := strings.Cut(readFile(t, "docs/operations.md"), "\n| metric | alert if |\n")
 	alerts, _, _ = strings.Cut(alerts, "\n\n")
-	rows := regexp.MustCompile("`(\\w+)").FindAllStringSubmatch(alerts, -1)
+	rows := regexp.MustCompile("(?m)^\\| `(\\w+)").FindAllStringSubmatch(alerts, -1)
 	if len(rows) < 5 {
 		t.Fatalf("docs/operations.md has alerts for only %q", rows)
 	}
@@ -95,37 +95,87 @@ var (
 	identifier = regexp.MustCompile(`^[A-Za-z]\w*(\.[A-Za-z]\w*)?$`)
 )
 
-// TestNamedCodeExists: in the documents for developers, a path in backquotes exists, and the
-// identifiers in backquotes that follow a Go file on its line are declared in it.
+// items returns the lines of a text. A line that continues a paragraph or an item of a list is joined
+// to it.
+func items(text string) []string {
+	var all []string
+	for line := range strings.Lines(text) {
+		bare := strings.TrimSpace(line)
+		begins := bare == "" || itemStart.MatchString(bare) || len(all) == 0 || all[len(all)-1] == ""
+		if begins {
+			all = append(all, bare)
+		} else {
+			all[len(all)-1] += " " + bare
+		}
+	}
+	return all
+}
+
+var itemStart = regexp.MustCompile(`^([*|#]|[0-9]+\. )`)
+
+// TestNamedCodeExists: in the documents for developers, a path in backquotes exists. An identifier
+// in backquotes is declared in its package (plan.Action), or in a Go file that its paragraph names.
 func TestNamedCodeExists(t *testing.T) {
 	files, symbols := 0, 0
+	packages := packageFiles(t)
 	for _, name := range []string{"docs/architecture.md", "docs/development.md", "docs/rules.md"} {
-		for line := range strings.Lines(readDocument(t, name).prose) {
-			var declared map[string]bool
-			file := ""
-			for _, m := range codeSpan.FindAllStringSubmatch(line, -1) {
+		for _, item := range items(readDocument(t, name).prose) {
+			var named []string // the Go files
+			var spans []string // the identifiers
+			for _, m := range codeSpan.FindAllStringSubmatch(item, -1) {
 				span := strings.TrimSuffix(m[1], "()")
 				switch {
-				case strings.Contains(span, "NAME"): // stands for any name
+				case strings.Contains(span, "NAME"), strings.HasPrefix(span, "backing"): // any name; files on a disk
 				case goFile.MatchString(span):
-					file, declared = span, declarations(t, span)
-					files++
-				case declared != nil && identifier.MatchString(span):
-					symbols++
-					if !declared[span] {
-						t.Errorf("%s: %s does not declare %s", name, file, span)
-					}
+					named = append(named, span)
+				case identifier.MatchString(span):
+					spans = append(spans, span)
 				case strings.Contains(span, "/") && !strings.ContainsAny(span, " :$*<>|…") && isTopFolder(span):
 					if _, err := os.Stat(filepath.Join(root, span)); err != nil {
 						t.Errorf("%s: %v", name, err)
 					}
 				}
 			}
+			files += len(named)
+			for _, span := range spans {
+				in, inner := named, span
+				if pkg, exported, qualified := strings.Cut(span, "."); qualified && packages[pkg] != nil {
+					in, inner = packages[pkg], exported
+				}
+				if len(in) == 0 {
+					continue // not about a file
+				}
+				symbols++
+				if !slices.ContainsFunc(in, func(file string) bool { return declarations(t, file)[inner] }) {
+					t.Errorf("%s: none of %q declares %s", name, in, inner)
+				}
+			}
 		}
 	}
-	if files < 20 || symbols < 20 {
+	if files < 80 || symbols < 80 {
 		t.Errorf("checked only %d files and %d symbols", files, symbols)
 	}
+}
+
+// packageFiles returns the Go files of the product by the name of their package.
+func packageFiles(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for _, top := range []string{"schema", "disk", "fetch", "reconcile"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(file string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			name, err := filepath.Rel(root, file)
+			pkg := filepath.Base(filepath.Dir(file))
+			all[pkg] = append(all[pkg], filepath.ToSlash(name))
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
 }
 
 func isTopFolder(span string) bool {
