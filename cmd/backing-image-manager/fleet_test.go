@@ -96,7 +96,7 @@ func saveStatus(t testing.TB, f fleetFiles) {
 			}
 		}
 	}
-	for _, image := range (status.View{Desired: d, Observed: o}).Status(nil).Images {
+	for _, image := range (&status.View{Desired: d, Observed: o}).Status(nil).Images {
 		id := disk.ID{Name: image.Name, UUID: image.UUID}
 		sum, err := disk.ParseDigest(strings.Repeat(image.UUID, 16))
 		if err != nil {
@@ -110,7 +110,7 @@ func saveStatus(t testing.TB, f fleetFiles) {
 		}
 	}
 	var text bytes.Buffer
-	if err := report.WriteJSON(&text, status.View{Desired: d, Observed: o, Plan: d.Plan(o)}.Status(nil)); err != nil {
+	if err := report.WriteJSON(&text, (&status.View{Desired: d, Observed: o, Plan: d.Plan(o)}).Status(nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(f.status, text.Bytes(), 0o644); err != nil {

@@ -55,7 +55,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
-	got, err := encodeAndDecode(View{Desired: plan.Desired{Node: "node1"}, Observed: o}.Status(nil)).observed()
+	got, err := encodeAndDecode((&View{Desired: plan.Desired{Node: "node1"}, Observed: o}).Status(nil)).observed()
 	if err != nil || !reflect.DeepEqual(got, o) {
 		t.Errorf("error %v; observed was\n%+v\nfrom the status\n%+v", err, o, got)
 	}

@@ -16,7 +16,7 @@ func TestStatusIsComplete(t *testing.T) {
 	for seed := range uint64(plantest.Seeds() / 3) {
 		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 2)))
 		want := d.Plan(o)
-		decoded, err := status.Decode(status.View{Desired: d, Observed: o, Plan: want}.Status(nil))
+		decoded, err := status.Decode((&status.View{Desired: d, Observed: o, Plan: want}).Status(nil))
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}

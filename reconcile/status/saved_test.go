@@ -64,7 +64,7 @@ func (c testCluster) saved(t *testing.T, nodes ...string) *SavedCluster {
 	t.Helper()
 	s := &SavedCluster{}
 	for _, node := range nodes {
-		if err := s.add(encodeAndDecode(View{Desired: c.desired(node), Observed: c.observed[node]}.Status(nil))); err != nil {
+		if err := s.add(encodeAndDecode((&View{Desired: c.desired(node), Observed: c.observed[node]}).Status(nil))); err != nil {
 			t.Fatal(err)
 		}
 	}

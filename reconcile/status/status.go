@@ -106,7 +106,7 @@ type View struct {
 }
 
 // Status returns the document of the view together with the jobs that run now.
-func (v View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
+func (v *View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 	s := Status{
 		Node: v.Desired.Node, Time: v.Observed.Now, Plan: v.Plan,
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
@@ -131,7 +131,7 @@ func (v View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 
 // builder makes the ImageStatus of one generation after the other.
 type builder struct {
-	view       View
+	view       *View
 	placements map[disk.ID]imagePlacement
 	planned    map[plan.CopyRef]plan.Action
 	transfers  map[plan.CopyRef]job.Transfer
@@ -140,7 +140,7 @@ type builder struct {
 	disksByImage map[disk.ID]map[schema.DiskRef]bool
 }
 
-func (v View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
+func (v *View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
 	b := &builder{
 		view: v, placements: v.placements(), transfers: transfers,
 		planned: map[plan.CopyRef]plan.Action{}, disksByImage: map[disk.ID]map[schema.DiskRef]bool{},
@@ -177,7 +177,7 @@ func (b *builder) add(key plan.CopyRef) {
 }
 
 // disks returns the disks that are declared or observed.
-func (v View) disks() map[schema.DiskRef]bool {
+func (v *View) disks() map[schema.DiskRef]bool {
 	refs := map[schema.DiskRef]bool{}
 	for node, declared := range v.Desired.Config.Nodes {
 		for name := range declared.Disks {
@@ -191,7 +191,7 @@ func (v View) disks() map[schema.DiskRef]bool {
 }
 
 // diskStatus returns the status of a disk, which is declared, observed or both.
-func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
+func (v *View) diskStatus(ref schema.DiskRef) DiskStatus {
 	seen, known := v.Observed.Disks[ref]
 	declared, _ := v.Desired.Disk(ref)
 	var since time.Time
@@ -208,7 +208,7 @@ func (v View) diskStatus(ref schema.DiskRef) DiskStatus {
 }
 
 // placements returns the placements of the declared images. Concurrent calls compute them once.
-func (v View) placements() map[disk.ID]imagePlacement {
+func (v *View) placements() map[disk.ID]imagePlacement {
 	cache := v.Placements
 	if cache == nil {
 		cache = &PlacementCache{}
@@ -217,7 +217,7 @@ func (v View) placements() map[disk.ID]imagePlacement {
 	return cache.byImage
 }
 
-func (v View) computePlacements() map[disk.ID]imagePlacement {
+func (v *View) computePlacements() map[disk.ID]imagePlacement {
 	names := maxPassedOver
 	placements := v.Desired.Placements(v.Observed)
 	all := make(map[disk.ID]imagePlacement, len(placements))
@@ -233,7 +233,7 @@ func (v View) computePlacements() map[disk.ID]imagePlacement {
 }
 
 // peers returns the status of the other nodes.
-func (v View) peers() []PeerStatus {
+func (v *View) peers() []PeerStatus {
 	peers := []PeerStatus{}
 	for _, name := range slices.Sorted(maps.Keys(v.Observed.Peers)) {
 		p := v.Observed.Peers[name]
@@ -251,7 +251,7 @@ func (v View) peers() []PeerStatus {
 
 // unreachable returns how long and why a node has not responded, zero if the observed state of
 // its disks is current.
-func (v View) unreachable(node string) plan.Reason {
+func (v *View) unreachable(node string) plan.Reason {
 	if node == v.Desired.Node {
 		return plan.Reason{}
 	}

@@ -114,7 +114,7 @@ func TestCopyStatusOfPeers(t *testing.T) {
 			o.Failures[key] = *tt.failure
 		}
 		o.Running[key] = tt.running
-		c := View{Desired: plan.Desired{Node: "node1"}, Observed: o}.newBuilder(nil).copyStatus(key)
+		c := (&View{Desired: plan.Desired{Node: "node1"}, Observed: o}).newBuilder(nil).copyStatus(key)
 		got := fmt.Sprintf("%s %d %s", c.State, c.Progress, c.Message)
 		if !c.Until.IsZero() {
 			got += " until"
