@@ -19,16 +19,16 @@ import (
 // goldenState is the state of a case: the node that plans, what it observes, and the requests
 // to it.
 type goldenState struct {
-	t       *testing.T
-	config  schema.Config
-	node    string
-	fault   bool // the directory cannot be read
-	removed func(string) bool
-	verify  map[plan.CopyRef]bool
-	cleanup map[plan.CopyRef]bool
-	uploads map[plan.CopyRef]bool
-	digest  string
-	o       plan.Observed
+	t                   *testing.T
+	config              schema.Config
+	node                string
+	directoryUnreadable bool // the config directory cannot be read any more
+	removed             func(string) bool
+	verify              map[plan.CopyRef]bool
+	cleanup             map[plan.CopyRef]bool
+	uploads             map[plan.CopyRef]bool
+	digest              string
+	o                   plan.Observed
 }
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
@@ -56,16 +56,16 @@ func (s *goldenState) line(keyword string, words []string) {
 			seen.ClockStepped = true
 			s.o.Disks[ref] = seen
 		}
-	case "fault":
-		s.fault = true
-	case "unconfirmed":
+	case "directory-unreadable":
+		s.directoryUnreadable = true
+	case "removal-unconfirmed":
 		s.removed = (&configdir.RemovalConfirmer{}).Confirmed
 	case "disk":
 		s.disk(words)
 	case "copy":
 		s.copy(words)
-	case "try":
-		s.try(words)
+	case "failure":
+		s.failure(words)
 	case "verify":
 		s.verify[s.key(words)] = true
 	case "cleanup":
@@ -74,13 +74,13 @@ func (s *goldenState) line(keyword string, words []string) {
 		s.peer(words)
 	case "running":
 		s.o.Running[s.key(words)] = true
-	case "read":
+	case "being-read":
 		s.o.BeingRead[s.key(words)] = true
-	case "once":
+	case "no-uploads":
 		s.uploads = nil
 	case "upload":
 		s.uploads[s.key(words)] = true
-	case "unable":
+	case "cannot-prepare":
 		s.o.CannotPrepare[s.config.Images[words[0]].ID] = strings.Trim(words[1], `"`)
 	case "backed-up":
 		s.o.BackedUp[s.config.Images[words[0]].ID] = true
@@ -118,7 +118,7 @@ func (s *goldenState) disk(words []string) {
 			d.Space.Free = s.bytes(value)
 		case "problem":
 			d.Problem = value
-		case "unclear":
+		case "usage-unknown":
 			d.UsageUnknown = value
 		default:
 			s.t.Fatalf("disk: unknown option %q", w)
@@ -146,44 +146,44 @@ func (s *goldenState) copy(words []string) {
 
 func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	switch name, value := option(word); name {
-	case "of":
+	case "sha512":
 		c.SHA512 = plantest.Digest(disk.SHA512, value)
 	case "sha256":
 		c.SHA256 = plantest.Digest(disk.SHA256, value)
-	case "real":
+	case "real-size":
 		c.RealSize = s.bytes(value)
 	case "message":
 		c.Message = value
-	case "using":
+	case "used-by":
 		c.UsedBy = value
-	case "in-use":
+	case "recorded-in-use":
 		c.InUseRecorded = true
 	case "leaving":
 		c.Leaving = true
-	case "refuses":
+	case "rejects":
 		c.Rejects = value
-	case "later":
+	case "for-now":
 		c.RejectsForNow = true
 	case "no-manifest":
 		c.ManifestDigest = disk.Digest{}
 	case "manifest":
 		c.ManifestDigest = plantest.Digest(disk.SHA256, "chunks")
-	case "foreign":
+	case "unmanaged":
 		c.Owned = false
 	case "no-cfg":
 		c.HasCfg = false
-	case "part":
+	case "partial":
 		has, total, _ := strings.Cut(value, "/")
 		c.PartBytes, c.PartTotal = s.bytes(has), s.bytes(total)
-	case "from":
+	case "partial-from":
 		c.PartSourceID = value
-	case "used":
+	case "last-used":
 		c.LastUsed = s.time(value)
-	case "damaged":
+	case "damaged-at":
 		c.DamagedAt = s.time(value)
-	case "unwanted":
+	case "surplus-since":
 		c.SurplusSince = s.time(value)
-	case "declared": // by the manifest KIND/NAME in config.yaml; without a value: natively
+	case "declared-by": // the manifest KIND/NAME in config.yaml; without a value: an image of config.yaml
 		kind, manifest, _ := strings.Cut(value, "/")
 		c.Declaration = disk.Declaration{File: "config.yaml", Kind: kind, Name: manifest}
 	default:
@@ -191,38 +191,43 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	}
 }
 
-func (s *goldenState) try(words []string) {
-	t := plan.Failure{Attempts: 1, Since: s.o.Now, Message: "it failed"}
+func (s *goldenState) failure(words []string) {
+	f := plan.Failure{Attempts: 1, Since: s.o.Now, Message: "it failed"}
 	for _, w := range words[2:] {
 		switch name, value := option(w); name {
-		case "kind":
-			t.Op = plan.Op(value)
+		case "op":
+			f.Op = plan.Op(value)
 		case "attempts":
-			t.Attempts, _ = strconv.Atoi(value)
+			f.Attempts, _ = strconv.Atoi(value)
 		case "since":
-			t.Since = s.time(value)
-		case "until":
-			t.RetryAt = s.time(value)
+			f.Since = s.time(value)
+		case "retry-at":
+			f.RetryAt = s.time(value)
 		case "message":
-			t.Message = value
-		case "space":
-			t.NeedsSpace = s.bytes(value)
+			f.Message = value
+		case "needs-space":
+			f.NeedsSpace = s.bytes(value)
 		case "suspect":
 			on, image, _ := strings.Cut(value, ":")
-			t.Suspects = append(t.Suspects, s.key([]string{on, cmp.Or(image, words[1])}))
+			f.Suspects = append(f.Suspects, s.key([]string{on, cmp.Or(image, words[1])}))
 		case "final":
-			t.Final = true
-		case "disk":
-			t.Fault = plan.FaultDisk
-		case "link":
-			t.Fault = plan.FaultNetwork
+			f.Final = true
+		case "fault":
+			switch value {
+			case "disk":
+				f.Fault = plan.FaultDisk
+			case "network":
+				f.Fault = plan.FaultNetwork
+			default:
+				s.t.Fatalf("failure: unknown fault %q", value)
+			}
 		case "unrepairable":
-			t.Unrepairable = true
+			f.Unrepairable = true
 		default:
-			s.t.Fatalf("try: unknown option %q", w)
+			s.t.Fatalf("failure: unknown option %q", w)
 		}
 	}
-	s.o.Failures[s.key(words)] = t
+	s.o.Failures[s.key(words)] = f
 }
 
 // peer reads a peer, which responds and has the same configuration unless an option says
@@ -231,7 +236,7 @@ func (s *goldenState) peer(words []string) {
 	p := plan.Peer{Queried: true, ConfigDigest: s.digest}
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
-		case "silent":
+		case "unreachable":
 			d, err := time.ParseDuration(value)
 			if err != nil {
 				s.t.Fatal(err)
@@ -241,7 +246,7 @@ func (s *goldenState) peer(words []string) {
 			p.Problem = value
 		case "config":
 			p.ConfigDigest = value
-		case "unasked":
+		case "unqueried":
 			p = plan.Peer{Problem: "not queried yet"}
 		default:
 			s.t.Fatalf("peer: unknown option %q", w)

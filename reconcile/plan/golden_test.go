@@ -54,7 +54,7 @@ func runGolden(t *testing.T, file string) {
 	plan := d.Plan(o)
 	plantest.CheckPlan(t, d, o, plan)
 	setSection(a, "plan", goldenPlan(plan, o.Now))
-	setSection(a, "marks", goldenUsage(d.UsageUpdates(o), o.Now))
+	setSection(a, "usage", goldenUsage(d.UsageUpdates(o), o.Now))
 	got := txtar.Format(a)
 	if *update {
 		if err := os.WriteFile(file, got, 0o644); err != nil {
@@ -72,12 +72,12 @@ func runGolden(t *testing.T, file string) {
 }
 
 // goldenCase returns the desired and observed state of a case. It loads config.yaml, then
-// then.yaml with the same loader, as a daemon does after a change, and the state.
+// changed.yaml with the same loader, as a daemon does after a change, and the state.
 func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	t.Helper()
 	loader := schema.NewLoader()
 	var r schema.Result
-	for _, name := range []string{"config.yaml", "then.yaml"} {
+	for _, name := range []string{"config.yaml", "changed.yaml"} {
 		if data, ok := section(a, name); ok {
 			r = loader.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: unfoldDigests(data)}}})
 		}
@@ -91,7 +91,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 		}
 		d.Allowed = schema.ObserveOnly
 	}
-	if s.fault && d.Allowed == schema.Everything {
+	if s.directoryUnreadable && d.Allowed == schema.Everything {
 		d.Allowed = schema.NoDeletions
 	}
 	d.Removed, d.Verify, d.Cleanup, d.Uploads = s.removed, s.verify, s.cleanup, s.uploads
@@ -125,7 +125,7 @@ func goldenPlan(p plan.Plan, now time.Time) string {
 			fmt.Fprintf(&b, " from=%s", a.From)
 		}
 		if !a.Pinned.Digest.IsZero() {
-			fmt.Fprintf(&b, " recall=%s until=%s", a.Pinned.Digest, relative(a.Pinned.Until, now))
+			fmt.Fprintf(&b, " pinned=%s until=%s", a.Pinned.Digest, relative(a.Pinned.Until, now))
 		}
 		if !a.Until.IsZero() {
 			fmt.Fprintf(&b, " until=%s", relative(a.Until, now))
@@ -150,7 +150,7 @@ func goldenBytes(n int64) string {
 func goldenUsage(updates []plan.Usage, now time.Time) string {
 	var b strings.Builder
 	for _, u := range updates {
-		fmt.Fprintf(&b, "%s in-use=%t used=%s unwanted=%s\n", u.Copy, u.InUse, relative(u.LastUsed, now), relative(u.SurplusSince, now))
+		fmt.Fprintf(&b, "%s in-use=%t last-used=%s surplus-since=%s\n", u.Copy, u.InUse, relative(u.LastUsed, now), relative(u.SurplusSince, now))
 	}
 	return b.String()
 }
