@@ -200,8 +200,15 @@ func (r watchedRemoval) present() bool {
 	return r.m.c.copyOn(r.job.diskUUID, r.job.key) == r.s
 }
 
-// SetAside implements disk.Removal.
+// SetAside implements disk.Removal. A volume may find the copy between the check for users and the
+// rename: only the second check detects this user.
 func (r watchedRemoval) SetAside() error {
+	wait := r.m.c.moment()
+	r.m.c.attachBeforeRename(r.job.key, wait)
+	r.m.c.pause(wait)
+	if !r.present() {
+		return errNoFile
+	}
 	err := r.Removal.SetAside()
 	r.m.c.logf(r.m.name, "renames the folder of %s", r.job.key)
 	r.m.c.pause(r.m.c.moment())

@@ -308,6 +308,14 @@ func (c *cluster) failDisk() {
 	c.after(c.between(0, 8*time.Minute), func() { d.ReadOnly, d.FailsWrites = false, false })
 }
 
+// attachBeforeRename sometimes lets a volume begin to use a copy in the last moment in which it can
+// find the folder: between the first check for users and the rename, which follows after wait.
+func (c *cluster) attachBeforeRename(key plan.CopyRef, wait time.Duration) {
+	if !c.healed && c.oneIn(20) {
+		c.after(c.between(0, wait), func() { c.attach(key) })
+	}
+}
+
 // attachRandomVolume lets a volume begin to use a copy, and end some time.
 func (c *cluster) attachRandomVolume() {
 	if key, ok := c.randomCopy(hasFile); ok {

@@ -111,8 +111,9 @@ func (c *cluster) suspendEverywhere(name string) {
 	}
 }
 
-// damageAllButTwo spoils all copies of an image but one that is withdrawn and another one, which
-// may be about to go too.
+// damageAllButTwo damages all copies of an image except a withdrawn one and one other. The node of
+// the other copy plans at once, in most cases before it receives the new state of the damaged
+// copies: so it may withdraw its copy too.
 func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	var others []plan.CopyRef
 	for _, ref := range c.diskRefs() {
@@ -125,13 +126,15 @@ func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	if len(others) < 2 {
 		return
 	}
-	spared := c.IntN(len(others))
+	kept := c.IntN(len(others))
 	for i, key := range others {
-		if i != spared {
+		wait := c.between(0, 50*time.Millisecond)
+		if i != kept {
 			c.recordLoss(key, c.copyAt(key))
 			c.copyAt(key).Changed = true
+			wait = c.between(0, time.Second)
 		}
-		c.after(c.between(0, time.Second), c.nodes[key.Disk.Node].requestRound)
+		c.after(wait, c.nodes[key.Disk.Node].requestRound)
 	}
-	c.logf("", "all copies of %s but %s and %s are spoilt", withdrawn.ID.Name, withdrawn, others[spared])
+	c.logf("", "all copies of %s except %s and %s are damaged", withdrawn.ID.Name, withdrawn, others[kept])
 }
