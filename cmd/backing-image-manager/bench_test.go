@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cost is what one way of getting an image took.
+// cost is the cost of one run.
 type cost struct {
 	wall, cpu time.Duration
 	rss       int64 // bytes, of the largest process
 }
 
-// BenchmarkDownload compares one reconciliation that downloads, verifies and
-// durably commits an image with what it stands for: curl, tee, sha512sum and sync,
-// and with SHA-512 alone over the same number of bytes in memory. Each way is run
-// in turn; the medians are compared. TMPDIR has to be on a disk.
+// BenchmarkDownload compares one reconcile that downloads, verifies and durably commits an image
+// with the public tools for the same work (curl, tee, sha512sum and sync), and with SHA-512 alone
+// over the same number of bytes in memory. The three run in turn, and their medians are compared.
+// TMPDIR must be on a disk.
 func BenchmarkDownload(b *testing.B) {
 	for _, image := range []struct {
 		name   string
@@ -55,7 +55,7 @@ func BenchmarkDownload(b *testing.B) {
 				ours = append(ours, c)
 			}
 			o, p, h := median(ours), median(pipe), median(hash)
-			b.ReportMetric(0, "ns/op") // the sum of all three says nothing
+			b.ReportMetric(0, "ns/op") // it would be the sum of all three
 			b.ReportMetric(o.wall.Seconds(), "s")
 			b.ReportMetric(o.wall.Seconds()/p.wall.Seconds(), "wall/pipe")
 			b.ReportMetric(o.wall.Seconds()/h.wall.Seconds(), "wall/sha512")
@@ -89,7 +89,7 @@ func writeImage(b *testing.B, name string, size, stride int64) {
 	if err := f.Sync(); err != nil {
 		b.Fatal(err)
 	}
-	// The origin's pages are in the cache for every way alike.
+	// Read the file once, so that each run finds it in the page cache.
 	if err := exec.Command("cat", name).Run(); err != nil {
 		b.Fatal(err)
 	}
@@ -159,8 +159,8 @@ func measure(b *testing.B, cmd *exec.Cmd) cost {
 	return cost{wall: time.Since(start), cpu: cpu, rss: used.Maxrss << 10}
 }
 
-// pagesAndBlocks returns how many bytes of a file are in the page cache (by
-// cachestat, Linux 6.5), and how many are allocated on the disk.
+// pagesAndBlocks returns the bytes of a file that are in the page cache (by cachestat, Linux 6.5),
+// and those that are allocated on the disk.
 func pagesAndBlocks(b *testing.B, name string) (cached, allocated int64) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -176,7 +176,7 @@ func pagesAndBlocks(b *testing.B, name string) (cached, allocated int64) {
 	var stat struct{ cache, dirty, writeback, evicted, recentlyEvicted uint64 }
 	_, _, errno := unix.Syscall6(sysCachestat, f.Fd(), uintptr(unsafe.Pointer(&all)), uintptr(unsafe.Pointer(&stat)), 0, 0, 0)
 	if errno != 0 {
-		b.Logf("cachestat: %v: pages in the cache are not counted", errno)
+		b.Logf("cachestat: %v: the cached bytes are unknown", errno)
 	}
 	return int64(stat.cache) * int64(os.Getpagesize()), info.Sys().(*syscall.Stat_t).Blocks * 512
 }

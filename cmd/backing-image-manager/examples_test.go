@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-func TestExamplesAreValid(t *testing.T) {
+func TestExamplesPassValidateStrict(t *testing.T) {
 	dirs, err := filepath.Glob("../../examples/*")
-	configs, err2 := filepath.Glob("../../examples/kubernetes/*/*/config") // the base is whole, the overlays change files of it
+	configs, err2 := filepath.Glob("../../examples/kubernetes/*/*/config") // an overlay changes files of its base
 	if err := errors.Join(err, err2); err != nil || len(dirs) == 0 || len(configs) == 0 {
 		t.Fatalf("examples %q and %q, error %v", dirs, configs, err)
 	}
@@ -20,7 +20,7 @@ func TestExamplesAreValid(t *testing.T) {
 		case "kubernetes":
 			dir = filepath.Join(dir, "base")
 		case "fleet":
-			dir = filepath.Join(dir, "config") // there is more than configuration
+			dir = filepath.Join(dir, "config") // the other files are no configuration
 		case "systemd":
 			continue
 		}
@@ -33,8 +33,8 @@ func TestExamplesAreValid(t *testing.T) {
 	}
 }
 
-// TestWorkflowRuns runs what the example of a workflow runs, where a checkout has it.
-func TestWorkflowRuns(t *testing.T) {
+// It runs the commands of the example workflow in a copy of the example, as a checkout has it.
+func TestCommandsOfTheExampleWorkflowRun(t *testing.T) {
 	example, err := filepath.Abs("../../examples/fleet")
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestWorkflowRuns(t *testing.T) {
 	t.Chdir(checkout)
 	commands := regexp.MustCompile(`(?m)- run: backing-image-manager (.*?)( >\S+)?$`).FindAllSubmatch(text, -1)
 	if len(commands) != 2 {
-		t.Fatalf("%d commands in the workflow", len(commands))
+		t.Fatalf("the workflow has %d commands, want 2", len(commands))
 	}
 	for _, c := range commands {
 		if out, errOut, err := try(t, strings.Fields(string(c[1]))...); err != nil || errOut != "" {

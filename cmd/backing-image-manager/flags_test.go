@@ -16,14 +16,14 @@ func try(t *testing.T, args ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, errOut bytes.Buffer
 	root := newRoot()
-	root.SetArgs(append([]string{}, args...)) // nil would mean those of the test
+	root.SetArgs(append([]string{}, args...)) // nil stands for the arguments of the test program
 	root.SetOut(&out)
 	root.SetErr(&errOut)
 	err = root.ExecuteContext(t.Context())
 	return out.String(), errOut.String(), err
 }
 
-func TestEveryCommandExplainsItself(t *testing.T) {
+func TestEveryCommandHasHelpWithAnExample(t *testing.T) {
 	visitCommands(newRoot(), func(cmd *cobra.Command) {
 		if cmd.Name() == "help" || cmd.Name() == "completion" {
 			return // cobra's own
@@ -33,12 +33,12 @@ func TestEveryCommandExplainsItself(t *testing.T) {
 		}
 		out, _, err := try(t, append(strings.Fields(cmd.CommandPath())[1:], "--help")...)
 		if err != nil || !strings.Contains(out, "Examples:") {
-			t.Errorf("%s --help: error %v, says %q", cmd.CommandPath(), err, out)
+			t.Errorf("%s --help: error %v, output %q", cmd.CommandPath(), err, out)
 		}
 	})
 }
 
-func TestMistakesAreOneLineThatHelps(t *testing.T) {
+func TestUsageErrorsAreOneLineWithAHint(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{"recncile", `unknown command "recncile" for "backing-image-manager": did you mean reconcile?`},
 		{"list", `unknown command "list" for "backing-image-manager": did you mean backing-image or disk or test?`},
@@ -62,7 +62,7 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 	} {
 		stdout, stderr, err := try(t, strings.Fields(c.line)...)
 		if err == nil || err.Error() != c.want || stdout+stderr != "" {
-			t.Errorf("%s:\n got %v\nwant %s\nprinted %q", c.line, err, c.want, stdout+stderr)
+			t.Errorf("%s:\n got %v\nwant %s\noutput %q", c.line, err, c.want, stdout+stderr)
 		}
 		if exitCode(err) != 1 {
 			t.Errorf("%s: exit code %d", c.line, exitCode(err))
@@ -70,7 +70,7 @@ func TestMistakesAreOneLineThatHelps(t *testing.T) {
 	}
 }
 
-func TestVersionIsAFlagToo(t *testing.T) {
+func TestVersionCommandAndFlagPrintTheSame(t *testing.T) {
 	word, _, err := try(t, "version")
 	flag, _, flagErr := try(t, "--version")
 	if err != nil || flagErr != nil || flag != word {
@@ -78,14 +78,14 @@ func TestVersionIsAFlagToo(t *testing.T) {
 	}
 }
 
-func TestAloneItHelps(t *testing.T) {
+func TestProgramWithoutArgumentsPrintsItsHelp(t *testing.T) {
 	out, _, err := try(t)
 	if err != nil || !strings.Contains(out, "Available Commands:") {
-		t.Errorf("error %v, says %q", err, out)
+		t.Errorf("error %v, output %q", err, out)
 	}
 }
 
-// A terminal must not obey what a daemon sends.
+// A daemon must not control the terminal of a command.
 func TestErrorsContainNoControlCharacters(t *testing.T) {
 	var b strings.Builder
 	refused := &api.RefusedError{Address: "http://x", Response: httperror.Error{Status: 403, Message: "no \x1b[2J\x1b]0;title\a"}}

@@ -18,13 +18,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// fleetFiles are a fleet as CI has it: the configuration of the branch and that of its
-// base, and the status that one node of the fleet told.
+// fleetFiles are the inputs of a plan in CI: the configuration of a branch (head) and of its base,
+// and the saved status of one node of the cluster.
 type fleetFiles struct{ base, head, status string }
 
-// newFleet writes the files of a fleet of nodes with two disks each and images that are
-// ready wherever the base wants them: on three disks each, those of spread on every SSD.
-// The head retires a node, and of each fifty images removes one, adds one and replaces one.
+// newFleet writes the files of a cluster of nodes with two disks each. Every copy that the base
+// desires is ready: three of each image, or one on every SSD where spread is true. The head evicts
+// a node, and of each fifty images removes one, adds one and replaces one.
 func newFleet(t testing.TB, nodes, images int, spread func(int) bool) fleetFiles {
 	t.Helper()
 	dir := t.TempDir()
@@ -74,7 +74,7 @@ func newFleet(t testing.TB, nodes, images int, spread func(int) bool) fleetFiles
 	return f
 }
 
-// saveStatus saves what the first node of the fleet tells when all is ready.
+// saveStatus saves the status of the first node, with all desired copies ready.
 func saveStatus(t testing.TB, f fleetFiles) {
 	t.Helper()
 	result, err := load(t.Context(), os.Stderr, f.base)
@@ -118,9 +118,9 @@ func saveStatus(t testing.TB, f fleetFiles) {
 	}
 }
 
-// BenchmarkFleet plans for 200 nodes and 500 images from a saved status, with the real
-// program: reading and checking the configuration and the status is in it. With change, what
-// the base has planned as well is told apart.
+// BenchmarkFleet plans for 200 nodes and 500 images from a saved status. It runs the program, so
+// that it includes loading the configuration and the status. The part "change" also separates the
+// actions that the base has, too.
 func BenchmarkFleet(b *testing.B) {
 	f := newFleet(b, 200, 500, func(i int) bool { return i%25 == 0 })
 	program := buildProgram(b)
@@ -132,7 +132,7 @@ func BenchmarkFleet(b *testing.B) {
 				all = append(all, measure(b, exec.Command(program, args...)))
 			}
 			c := median(all)
-			b.ReportMetric(0, "ns/op") // the sum says nothing
+			b.ReportMetric(0, "ns/op") // it would be the sum of all runs
 			b.ReportMetric(c.wall.Seconds(), "s")
 			b.ReportMetric(c.cpu.Seconds(), "cpu-s")
 			b.ReportMetric(float64(c.rss)/(1<<20), "MiB-rss")
@@ -140,11 +140,10 @@ func BenchmarkFleet(b *testing.B) {
 	}
 }
 
-// TestFleetMarkdownFits plans for a fleet with very many changes: the comment stays small
-// enough for where it is to stand, and says first what matters.
-func TestFleetMarkdownFits(t *testing.T) {
+// The plan has very many changes. GitHub accepts comments of 65,536 characters.
+func TestMarkdownOfALargePlanFitsAComment(t *testing.T) {
 	if race.Enabled {
-		t.Skip("one goroutine does this, in 7 s with the race detector: CI runs it without it too")
+		t.Skip("a single goroutine, which takes 7 s with the race detector")
 	}
 	f := newFleet(t, 40, 200, func(int) bool { return true })
 	out, _, err := try(t, "reconcile", "--config-dir", f.head, "--diff", f.base, "--state", f.status, "-o", "markdown")
@@ -152,7 +151,7 @@ func TestFleetMarkdownFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(out) > 65_536 || len(out) < 20_000 {
-		t.Errorf("%d bytes", len(out))
+		t.Errorf("the comment has %d bytes", len(out))
 	}
 	lines := strings.SplitN(out, "\n", 4)
 	for i, want := range []string{"### Loses all copies: image007, image057, image107", "**Plan: ", "Transfers, "} {
@@ -161,6 +160,6 @@ func TestFleetMarkdownFits(t *testing.T) {
 		}
 	}
 	if open, closed := strings.Count(out, "<details>"), strings.Count(out, "</details>"); open != closed || !strings.Contains(out, " more: `-o json` has all.") {
-		t.Errorf("%d details begin and %d end", open, closed)
+		t.Errorf("%d folded parts begin and %d end, or no table is shortened", open, closed)
 	}
 }

@@ -25,77 +25,82 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 )
 
-var killTimes = flag.Int("kill.times", 2, "how often TestKillS3 kills a backup, and how often a restore")
+var killTimes = flag.Int("kill.times", 2, "how often TestKilledBackupAndRestoreRecover kills a backup, and how often a restore")
 
-// sniper stands before an S3 server, and kills the program that asks it at a given
-// request: before it is passed on, in the middle of either body, or when it has been
-// done and nobody was told.
-type sniper struct {
+// killingProxy is a reverse proxy that kills a process at a given request: before the request is
+// forwarded, in the middle of the body of the request or of the response, or after the server has
+// executed the request and before the response arrives.
+type killingProxy struct {
 	*httputil.ReverseProxy
 
 	mu     sync.Mutex
 	victim *os.Process // nil: killed
-	left   int         // requests until then, or until one after it gets as far as the moment
-	moment int
+	left   int         // requests until the kill; a later request kills if an earlier one ended before
+	moment moment
 }
 
 const never = 1 << 30
 
+// moment is the part of a request at which the proxy kills.
+type moment int
+
 const (
-	atOnce = iota
-	midway
-	afterwards
-	moments
+	notNow moment = iota
+	beforeRequest
+	duringBody
+	beforeResponse
 )
 
-func newSniper(target string) *sniper {
+var moments = []moment{beforeRequest, duringBody, beforeResponse}
+
+func newKillingProxy(target string) *killingProxy {
 	at, err := url.Parse(target)
 	if err != nil {
 		panic(err)
 	}
-	s := &sniper{}
+	s := &killingProxy{}
 	s.ReverseProxy = &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.Out.URL.Scheme, r.Out.URL.Host = at.Scheme, at.Host // the host that was signed stays
+			r.Out.URL.Scheme, r.Out.URL.Host = at.Scheme, at.Host // the signature covers the host, so it stays
 			r.Out.Host = r.In.Host
 		},
-		ModifyResponse: s.answered,
-		ErrorLog:       log.New(io.Discard, "", 0), // of those who died
+		ModifyResponse: s.respond,
+		ErrorLog:       log.New(io.Discard, "", 0), // the errors of killed clients
 	}
 	return s
 }
 
 type momentKey struct{}
 
-func (s *sniper) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (s *killingProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
-	due := -1
+	due := notNow
 	if s.left--; s.left <= 0 {
 		due = s.moment
 	}
 	s.mu.Unlock()
 	switch due {
-	case atOnce:
+	case beforeRequest:
 		s.kill()
-	case midway:
+	case duringBody:
 		if r.ContentLength > 0 {
-			r.Body = &halfway{r.Body, r.ContentLength / 2, s.kill}
+			r.Body = &killingBody{r.Body, r.ContentLength / 2, s.kill}
 		}
 	}
 	s.ReverseProxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), momentKey{}, due)))
 }
 
-func (s *sniper) answered(resp *http.Response) error {
+func (s *killingProxy) respond(resp *http.Response) error {
 	switch due := resp.Request.Context().Value(momentKey{}); {
-	case due == afterwards, due == midway && resp.ContentLength <= 0:
+	case due == beforeResponse, due == duringBody && resp.ContentLength <= 0:
 		s.kill()
-	case due == midway:
-		resp.Body = &halfway{resp.Body, resp.ContentLength / 2, s.kill}
+	case due == duringBody:
+		resp.Body = &killingBody{resp.Body, resp.ContentLength / 2, s.kill}
 	}
 	return nil
 }
 
-func (s *sniper) kill() {
+func (s *killingProxy) kill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.victim != nil {
@@ -104,14 +109,14 @@ func (s *sniper) kill() {
 	}
 }
 
-// halfway calls kill when so many bytes have been read.
-type halfway struct {
+// killingBody calls kill after a number of bytes was read.
+type killingBody struct {
 	io.ReadCloser
 	left int64
 	kill func()
 }
 
-func (h *halfway) Read(p []byte) (int, error) {
+func (h *killingBody) Read(p []byte) (int, error) {
 	n, err := h.ReadCloser.Read(p[:min(int64(len(p)), max(1, h.left))])
 	if h.left -= int64(n); h.left <= 0 {
 		h.kill()
@@ -119,15 +124,16 @@ func (h *halfway) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// survive runs the program until it ends by itself, and kills it so many times before.
-func (s *sniper) survive(t *testing.T, random *rand.Rand, kills int, args ...string) string {
+// runKilled runs the program, kills it the given number of times, and runs it again until it ends
+// without a kill. It returns the output of the last run.
+func (s *killingProxy) runKilled(t *testing.T, random *rand.Rand, kills int, args ...string) string {
 	t.Helper()
 	for ; ; kills-- {
 		cmd := exec.Command("backing-image-manager", args...)
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out
 		s.mu.Lock()
-		s.left, s.moment = never, random.IntN(moments)
+		s.left, s.moment = never, moments[random.IntN(len(moments))]
 		if kills > 0 {
 			s.left = 1 + random.IntN(14)
 		}
@@ -150,14 +156,14 @@ func (s *sniper) survive(t *testing.T, random *rand.Rand, kills int, args ...str
 	}
 }
 
-// TestKillS3 kills the program with SIGKILL over and over while it backs an image up to
-// a bucket, and then while it restores it. The image comes back as it was, and nothing
-// is left of the attempts.
-func TestKillS3(t *testing.T) {
+// The program is killed by SIGKILL again and again while it backs up an image to a bucket, and then
+// while it restores it. The restored image must have the same bytes, and the attempts must leave
+// nothing behind.
+func TestKilledBackupAndRestoreRecover(t *testing.T) {
 	skipKilled(t)
 	t.Parallel()
 	server := s3test.Start(t, "images")
-	s := newSniper(server.URL)
+	s := newKillingProxy(server.URL)
 	proxy := httptest.NewServer(s)
 	defer proxy.Close()
 	random := rand.New(rand.NewPCG(*killSeed, 1))
@@ -188,16 +194,16 @@ func TestKillS3(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.survive(t, random, 0, "reconcile", "--config-dir", before, "--disk", from)
+	s.runKilled(t, random, 0, "reconcile", "--config-dir", before, "--disk", from)
 
 	backUp := []string{"backing-image", "backup", "parrot", target, "--disk", from, "--secrets-dir", secrets, "--credentials", "store"}
-	s.survive(t, random, *killTimes, backUp...)
-	if out := s.survive(t, random, 0, backUp...); !strings.Contains(out, " 0 B stored") {
-		t.Errorf("once more it says %q", out)
+	s.runKilled(t, random, *killTimes, backUp...)
+	if out := s.runKilled(t, random, 0, backUp...); !strings.Contains(out, " 0 B stored") {
+		t.Errorf("a repeated backup prints %q", out)
 	}
-	s.survive(t, random, *killTimes, "reconcile", "--config-dir", after, "--disk", to, "--secrets-dir", secrets)
+	s.runKilled(t, random, *killTimes, "reconcile", "--config-dir", after, "--disk", to, "--secrets-dir", secrets)
 	if n := server.Uploads(t, "images"); n > 0 {
-		t.Errorf("%d uploads were begun and not ended", n)
+		t.Errorf("%d multipart uploads were started and not ended", n)
 	}
 	folders, err := filepath.Glob(filepath.Join(to, "backing-images", "*"))
 	if err != nil || len(folders) != 1 {
@@ -205,11 +211,11 @@ func TestKillS3(t *testing.T) {
 	}
 	got, err := os.ReadFile(filepath.Join(folders[0], "backing"))
 	if err != nil || !bytes.Equal(got, image) {
-		t.Errorf("the image came back as %d bytes, which are not the %d that were backed up (error %v)", len(got), len(image), err)
+		t.Errorf("the restored image has %d bytes, which are not the %d bytes of the original (error %v)", len(got), len(image), err)
 	}
 	for _, left := range []string{filepath.Join(folders[0], "*part*"), filepath.Join(server.Dir, "images", ".sgwtmp", "multipart", "*")} {
 		if found, err := filepath.Glob(left); err != nil || len(found) > 0 {
-			t.Errorf("left are %q, error %v", found, err)
+			t.Errorf("the attempts left %q, error %v", found, err)
 		}
 	}
 }

@@ -23,34 +23,35 @@ import (
 )
 
 var (
-	killSize = flag.Int64("kill.size", 48<<20, "bytes of the image that TestKill downloads")
-	killSeed = flag.Uint64("kill.seed", 1, "where TestKill kills")
+	killSize = flag.Int64("kill.size", 48<<20, "bytes of the image that TestKilledDownloadResumes downloads")
+	killSeed = flag.Uint64("kill.seed", 1, "seed of the moments at which the tests kill processes")
 )
 
-// skipKilled skips with the race detector, which tells at the end of a process what it saw.
+// skipKilled skips a test that kills processes under the race detector, which reports races at
+// the end of a process.
 func skipKilled(t *testing.T) {
 	if race.Enabled {
-		t.Skip("killed processes: played without the race detector")
+		t.Skip("killed processes report no races")
 	}
 }
 
-// maxAskedTwice is how many bytes one kill may cost of a download.
-const maxAskedTwice = 8 << 20
+// maxRefetched is how many bytes of a download may be fetched again after one kill.
+const maxRefetched = 8 << 20
 
-// killer serves an image, and kills the one who downloads it when a given byte has
-// been sent. It notes how much of what it sent before is asked for again.
-type killer struct {
+// killingServer serves an image, and kills the process that downloads it when a given byte was
+// sent. It measures how much of what it sent before is requested again.
+type killingServer struct {
 	image fetchtest.Content
 
-	mu      sync.Mutex
-	victim  *os.Process
-	killAt  int64 // bytes of the image
-	high    int64 // bytes of the image sent to the one before
-	twice   int64 // most bytes that were asked for again after a kill
-	resumed int
+	mu        sync.Mutex
+	victim    *os.Process
+	killAt    int64 // bytes of the image
+	high      int64 // bytes of the image that the last response contained
+	refetched int64 // maximum of the bytes that were requested again after a kill
+	resumed   int   // requests that continue a download
 }
 
-func (k *killer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (k *killingServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var start int64
 	if header := r.Header.Get("Range"); header != "" {
 		if _, err := fmt.Sscanf(header, "bytes=%d-", &start); err != nil {
@@ -58,23 +59,23 @@ func (k *killer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	k.mu.Lock()
-	k.twice = max(k.twice, k.high-start)
+	k.refetched = max(k.refetched, k.high-start)
 	if start > 0 {
 		k.resumed++
 	}
 	k.high = start
 	k.mu.Unlock()
 	w.Header().Set("ETag", `"one"`)
-	http.ServeContent(w, r, "", time.Time{}, &killing{io.NewSectionReader(k.image, 0, k.image.Size()), k})
+	http.ServeContent(w, r, "", time.Time{}, &killingReader{io.NewSectionReader(k.image, 0, k.image.Size()), k})
 }
 
-// killing counts what is sent of the image.
-type killing struct {
+// killingReader counts the bytes of the image that are sent.
+type killingReader struct {
 	*io.SectionReader
-	k *killer
+	k *killingServer
 }
 
-func (r *killing) Read(b []byte) (int, error) {
+func (r *killingReader) Read(b []byte) (int, error) {
 	at, err := r.Seek(0, io.SeekCurrent)
 	if err != nil {
 		return 0, err
@@ -92,17 +93,17 @@ func (r *killing) Read(b []byte) (int, error) {
 	return r.SectionReader.Read(b)
 }
 
-// TestKill kills the program with SIGKILL over and over while it downloads. It
-// always ends with the right bytes, and each kill costs a few MiB.
-func TestKill(t *testing.T) {
+// The program is killed by SIGKILL again and again while it downloads. The image must be right in
+// the end, and each kill may cost a few MiB.
+func TestKilledDownloadResumes(t *testing.T) {
 	skipKilled(t)
 	t.Parallel()
 	period := fetchtest.Random(9, 5<<20)
 	clear(period[2<<20 : 4<<20])
-	k := &killer{image: fetchtest.Repeated(period, *killSize)}
+	k := &killingServer{image: fetchtest.Repeated(period, *killSize)}
 	origin := httptest.NewUnstartedServer(k)
 	origin.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		// What the server's own kernel holds back has not been asked for by anybody.
+		// A small buffer: bytes that only the kernel of the server has count as sent.
 		if err := c.(*net.TCPConn).SetWriteBuffer(64 << 10); err != nil {
 			t.Error(err)
 		}
@@ -136,7 +137,7 @@ func TestKill(t *testing.T) {
 		k.mu.Unlock()
 		err := cmd.Wait()
 		k.mu.Lock()
-		done = k.victim != nil // nobody killed it
+		done = k.victim != nil // it was not killed
 		k.victim = nil
 		k.mu.Unlock()
 		if done && err != nil {
@@ -146,9 +147,9 @@ func TestKill(t *testing.T) {
 			kills++
 		}
 	}
-	t.Logf("%d kills, %d resumptions, at most %.1f MiB asked for again", kills, k.resumed, float64(k.twice)/(1<<20))
-	if k.twice > maxAskedTwice || k.resumed == 0 {
-		t.Errorf("%d bytes were asked for again after one kill (at most %d may be), %d resumptions", k.twice, maxAskedTwice, k.resumed)
+	t.Logf("%d kills, %d resumptions, at most %.1f MiB fetched again", kills, k.resumed, float64(k.refetched)/(1<<20))
+	if k.refetched > maxRefetched || k.resumed == 0 {
+		t.Errorf("%d bytes were fetched again after one kill, at most %d are allowed; %d resumptions", k.refetched, maxRefetched, k.resumed)
 	}
 	found, err := filepath.Glob(filepath.Join(data, "backing-images", "big-*", "backing"))
 	if err != nil || len(found) != 1 {

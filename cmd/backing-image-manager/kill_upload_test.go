@@ -20,20 +20,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-var killUploads = flag.Int("kill.uploads", 10, "how often TestKillUpload kills a daemon or a client")
+var killUploads = flag.Int("kill.uploads", 10, "how often TestKilledUploadResumes kills a daemon or a client")
 
-// process is the program at work.
+// process is a running command of the program.
 type process struct {
 	*exec.Cmd
-	said  bytes.Buffer // to be read when it has ended
-	ended chan struct{}
-	err   error // set before ended is closed
+	output bytes.Buffer // stdout and stderr; read it only after the end
+	ended  chan struct{}
+	err    error // set before ended is closed
 }
 
-func begin(t *testing.T, args ...string) *process {
+func startProcess(t *testing.T, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command("backing-image-manager", args...), ended: make(chan struct{})}
-	p.Stdout, p.Stderr = &p.said, &p.said
+	p.Stdout, p.Stderr = &p.output, &p.output
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -50,8 +50,7 @@ func (p *process) kill() {
 	<-p.ended
 }
 
-// over reports whether the process has ended.
-func (p *process) over() bool {
+func (p *process) hasEnded() bool {
 	select {
 	case <-p.ended:
 		return true
@@ -60,8 +59,8 @@ func (p *process) over() bool {
 	}
 }
 
-// answering waits until somebody listens at the address.
-func answering(t *testing.T, address string, daemon *process) {
+// waitUntilListening waits until the daemon listens at the address.
+func waitUntilListening(t *testing.T, address string, daemon *process) {
 	t.Helper()
 	for late := time.After(time.Minute); ; {
 		if conn, err := net.Dial("tcp", address); err == nil {
@@ -70,7 +69,7 @@ func answering(t *testing.T, address string, daemon *process) {
 		}
 		select {
 		case <-daemon.ended:
-			t.Fatalf("the daemon ended: %v\n%s", daemon.err, daemon.said.Bytes())
+			t.Fatalf("the daemon ended: %v\n%s", daemon.err, daemon.output.Bytes())
 		case <-late:
 			t.Fatal("the daemon does not listen")
 		case <-time.After(5 * time.Millisecond):
@@ -78,20 +77,19 @@ func answering(t *testing.T, address string, daemon *process) {
 	}
 }
 
-// aim kills the victim at a request to come, or nobody.
-func (s *sniper) aim(victim *process, random *rand.Rand) {
+// setVictim makes the proxy kill a process at one of the next requests, or none for nil.
+func (s *killingProxy) setVictim(victim *process, random *rand.Rand) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.victim, s.left = nil, never
 	if victim != nil {
-		s.victim, s.left, s.moment = victim.Process, 1+random.IntN(4), random.IntN(moments)
+		s.victim, s.left, s.moment = victim.Process, 1+random.IntN(4), moments[random.IntN(len(moments))]
 	}
 }
 
-// TestKillUpload kills the daemon and the client of one upload with SIGKILL, over and
-// over, in the middle of what one says to the other. In the end the image is there, and
-// nothing else.
-func TestKillUpload(t *testing.T) {
+// The daemon and the client of one upload are killed by SIGKILL again and again, in the middle of
+// their requests and responses. In the end the disk must have the image, and nothing else.
+func TestKilledUploadResumes(t *testing.T) {
 	skipKilled(t)
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -100,7 +98,7 @@ func TestKillUpload(t *testing.T) {
 	}
 	address := listener.Addr().String()
 	listener.Close()
-	s := newSniper("http://" + address)
+	s := newKillingProxy("http://" + address)
 	proxy := httptest.NewServer(s)
 	defer proxy.Close()
 	random := rand.New(rand.NewPCG(*killSeed, 2))
@@ -117,54 +115,53 @@ func TestKillUpload(t *testing.T) {
 	}
 
 	var daemon, client *process
-	killed := map[bool]int{}
+	daemonKills, clientKills := 0, 0
 	for kills := 0; ; kills++ {
-		if daemon == nil || daemon.over() {
-			daemon = begin(t, "daemon", "--config-dir", conf, "--disk", data, "--listen", address, "--interval", "200ms")
-			answering(t, address, daemon)
+		if daemon == nil || daemon.hasEnded() {
+			daemon = startProcess(t, "daemon", "--config-dir", conf, "--disk", data, "--listen", address, "--interval", "200ms")
+			waitUntilListening(t, address, daemon)
 		}
 		if client == nil {
-			client = begin(t, "backing-image", "upload", "parrot", file, "--url", proxy.URL)
+			client = startProcess(t, "backing-image", "upload", "parrot", file, "--url", proxy.URL)
 		}
-		victim, ofDaemon := client, random.IntN(2) == 0
-		if ofDaemon {
+		victim := client
+		if random.IntN(2) == 0 {
 			victim = daemon
 		}
 		if kills >= *killUploads {
 			victim = nil
 		}
-		s.aim(victim, random)
+		s.setVictim(victim, random)
 		select {
 		case <-daemon.ended:
-			killed[true]++
+			daemonKills++
 			continue
 		case <-client.ended:
 		}
 		if client.err != nil && (victim != client || client.ProcessState.ExitCode() >= 0) {
-			t.Fatalf("the client ends with %v after %d kills:\n%s", client.err, kills, client.said.Bytes())
+			t.Fatalf("the client ends with %v after %d kills:\n%s", client.err, kills, client.output.Bytes())
 		}
 		if client.err == nil {
 			break
 		}
-		killed[false]++
+		clientKills++
 		client = nil
 	}
-	t.Logf("the daemon was killed %d times, the client %d times", killed[true], killed[false])
-	s.aim(nil, nil)
+	t.Logf("the daemon was killed %d times, the client %d times", daemonKills, clientKills)
+	s.setVictim(nil, nil)
 	left, err := http.Get(proxy.URL + "/v1/uploads")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer left.Body.Close()
 	if list, err := io.ReadAll(left.Body); err != nil || strings.TrimSpace(string(list)) != "[]" {
-		t.Errorf("uploads are under way: %s, error %v", list, err)
+		t.Errorf("unfinished uploads: %s, error %v", list, err)
 	}
-	onlyImage(t, data, image)
+	checkOnlyImage(t, data, image)
 }
 
-// onlyImage fails the test if anything but one ready image with these bytes is on the
-// disk.
-func onlyImage(t *testing.T, data string, want []byte) {
+// checkOnlyImage checks that the disk has one ready image with these bytes, and nothing else.
+func checkOnlyImage(t *testing.T, data string, want []byte) {
 	t.Helper()
 	var names []string
 	found, err := filepath.Glob(filepath.Join(data, "backing-images", "*", "*"))
@@ -172,7 +169,7 @@ func onlyImage(t *testing.T, data string, want []byte) {
 		names = append(names, filepath.Base(path))
 	}
 	if !slices.Equal(names, []string{"backing", "backing.cfg", "backing.chunks", "backing.record"}) {
-		t.Fatalf("there is %q, error %v", found, err)
+		t.Fatalf("the disk has the files %q, error %v", found, err)
 	}
 	if got, err := os.ReadFile(found[0]); err != nil || !bytes.Equal(got, want) {
 		t.Errorf("the image has %d bytes, which are not the %d that were sent (error %v)", len(got), len(want), err)
@@ -183,6 +180,6 @@ func onlyImage(t *testing.T, data string, want []byte) {
 	}
 	defer d.Close()
 	if list, err := d.List(); err != nil || len(list.Copies) != 1 || list.Copies[0].State != disk.Ready || len(list.Unmanaged) > 0 {
-		t.Errorf("on the disk is %+v, error %v", list, err)
+		t.Errorf("the disk has %+v, error %v", list, err)
 	}
 }

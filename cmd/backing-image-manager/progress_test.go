@@ -14,22 +14,22 @@ import (
 )
 
 func TestBarsShowRateAndRemainingTime(t *testing.T) {
-	under := map[plan.CopyRef]job.Transfer{}
+	running := map[plan.CopyRef]job.Transfer{}
 	transfer := func(kind plan.Op, image string, done, total int64) *fetch.Progress {
 		p := &fetch.Progress{}
 		p.Done.Store(done)
 		p.Total.Store(total)
 		a := plan.Action{Op: kind, Image: image, UUID: "6846a0b2", Node: "node1", Disk: "disk1", Bytes: total}
-		under[a.CopyRef()] = job.Transfer{Action: a, Progress: p}
+		running[a.CopyRef()] = job.Transfer{Action: a, Progress: p}
 		return p
 	}
-	parrot := transfer(plan.Download, "parrot", 512<<20, 1<<30) // resumed: half was there
+	parrot := transfer(plan.Download, "parrot", 512<<20, 1<<30) // resumed after half
 	desert := transfer(plan.Sync, "desert", 0, -1)
 	transfer(plan.Cleanup, "old", 0, 1<<30)
 
 	var m rateMeter
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	m.lines(start, under, 100)
+	m.lines(start, running, 100)
 	parrot.Done.Add(128 << 20)
 	desert.Done.Add(1 << 20)
 	for _, c := range []struct {
@@ -49,13 +49,13 @@ sync      desert  d
 download  parrot  d
 `},
 	} {
-		got := m.lines(start.Add(2*time.Second), under, c.width)
+		got := m.lines(start.Add(2*time.Second), running, c.width)
 		if text := "\n" + strings.Join(got, "\n") + "\n"; text != c.want {
-			t.Errorf("in %d columns it shows %s\nwant %s", c.width, text, c.want)
+			t.Errorf("in %d columns the lines are %s\nwant %s", c.width, text, c.want)
 		}
 	}
 	if got := m.lines(start.Add(3*time.Second), nil, 80); len(got) != 0 {
-		t.Errorf("after the end it shows %q", got)
+		t.Errorf("after the end the lines are %q", got)
 	}
 }
 
@@ -71,12 +71,12 @@ func TestMessagesEraseTheBars(t *testing.T) {
 	screen.Reset()
 	p.draw([]string{"bar 1"})
 	if got, want := screen.String(), "bar 1\x1b[K\n\x1b[J"; got != want {
-		t.Errorf("the bars come back as %q, want %q", got, want)
+		t.Errorf("the bars are drawn again as %q, want %q", got, want)
 	}
 	screen.Reset()
 	p.draw(nil)
 	if got, want := screen.String(), "\x1b[1A\x1b[J"; got != want {
-		t.Errorf("the bars go as %q, want %q", got, want)
+		t.Errorf("the bars are removed by %q, want %q", got, want)
 	}
 }
 

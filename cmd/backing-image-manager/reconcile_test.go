@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// rig is a config directory, a disk and an image to fetch from a file.
+// rig is a config directory, a disk, and an image file as the source.
 type rig struct {
 	t                   *testing.T
 	config, disk, image string
@@ -37,8 +37,8 @@ func (r rig) put(path, text string) {
 	}
 }
 
-// declare replaces the configuration; SOURCE stands for a source that works, IMAGE for
-// the file there.
+// declare replaces the configuration. SOURCE stands for a source that works, and IMAGE for its
+// file.
 func (r rig) declare(text string) {
 	r.t.Helper()
 	text = strings.ReplaceAll(text, "SOURCE", fmt.Sprintf(`source: {download: {url: "file://%s"}}`, r.image))
@@ -46,7 +46,7 @@ func (r rig) declare(text string) {
 	r.put(filepath.Join(r.config, "config.yaml"), text)
 }
 
-// reconcile runs the command and returns what it prints and its exit code.
+// reconcile runs the command and returns its output and exit code.
 func (r rig) reconcile(more ...string) (stdout, stderr string, code int) {
 	r.t.Helper()
 	stdout, stderr, err := try(r.t, append([]string{"reconcile", "--config-dir", r.config, "--disk", r.disk}, more...)...)
@@ -56,8 +56,8 @@ func (r rig) reconcile(more ...string) (stdout, stderr string, code int) {
 	return stdout, stderr, exitCode(err)
 }
 
-// everythingBelow is all of folders that a change would change.
-func everythingBelow(t *testing.T, folders ...string) map[string]string {
+// statsBelow returns the mode, size, inode and times of every file and folder below folders.
+func statsBelow(t *testing.T, folders ...string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
 	for _, folder := range folders {
@@ -80,10 +80,10 @@ func everythingBelow(t *testing.T, folders ...string) map[string]string {
 	return all
 }
 
-// A dry run changes nothing at all: not a time, not an inode. The disk has a ready
-// copy, one that a mark is due for, a part, and a half removed one that a lock would
-// put back.
-func TestDryRunTouchesNothing(t *testing.T) {
+// A dry run must not change a time or an inode. The disk has a ready copy, a copy whose record is
+// due for an update, a partial file, and an interrupted deletion that the start of a manager would
+// undo.
+func TestDryRunChangesNoFile(t *testing.T) {
 	r := newRig(t)
 	r.declare(`images: {parrot: {SOURCE}, desert: {SOURCE}}`)
 	if out, errs, code := r.reconcile(); code != 0 {
@@ -97,14 +97,14 @@ func TestDryRunTouchesNothing(t *testing.T) {
 		r.put(filepath.Join(images, folder, "backing.part"), "part")
 	}
 	r.declare(`images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}, forest: {SOURCE, uuid: "00000001"}}`)
-	before := everythingBelow(t, r.disk, r.config)
+	before := statsBelow(t, r.disk, r.config)
 	for _, format := range []string{"text", "json", "yaml", "markdown"} {
 		out, errs, code := r.reconcile("--dry-run", "-o", format)
 		if code != 0 || !strings.Contains(out, "parrot") || !strings.Contains(out, "desert") {
-			t.Errorf("-o %s: exit code %d, prints %s%s", format, code, out, errs)
+			t.Errorf("-o %s: exit code %d, output %s%s", format, code, out, errs)
 		}
 	}
-	if after := everythingBelow(t, r.disk, r.config); !maps.Equal(before, after) {
+	if after := statsBelow(t, r.disk, r.config); !maps.Equal(before, after) {
 		t.Errorf("before:\n%v\nafter:\n%v", before, after)
 	}
 }
@@ -115,40 +115,40 @@ func TestExitCodes(t *testing.T) {
 		name, config string
 		args         string
 		code         int
-		prints       string // a part of stdout or stderr
+		output       string // a part of stdout or stderr
 	}{
-		{"all goes well", `images: {` + good + `}`, "", 0, "Done. The disks match the configuration."},
-		{"dry run with something to do", `images: {` + good + `}`, "--dry-run", 0, "Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer."},
-		{"the same in detail", `images: {` + good + `}`, "--dry-run --detailed-exitcode", 2, "Plan: 1 to fetch"},
-		{"nothing to do, in detail", `images: {}`, "--dry-run --detailed-exitcode", 0, "No changes. The disks match the configuration."},
+		{"success", `images: {` + good + `}`, "", 0, "Done. The disks match the configuration."},
+		{"dry run with an action", `images: {` + good + `}`, "--dry-run", 0, "Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer."},
+		{"dry run with an action, detailed", `images: {` + good + `}`, "--dry-run --detailed-exitcode", 2, "Plan: 1 to fetch"},
+		{"dry run without an action, detailed", `images: {}`, "--dry-run --detailed-exitcode", 0, "No changes. The disks match the configuration."},
 		{"fewer disks than copies", `images: {parrot: {SOURCE, minNumberOfCopies: 2}}`, "", 0, "waiting"},
 		{"a source that fails", `images: {` + good + `, ` + missing + `}`, "", 1, "the disks do not match the configuration yet: 1 failed"},
-		{"an upload that nobody sends", `images: {parrot: {source: {upload: {}}}}`, "", 1, "1 not ready"},
-		{"a file as a volume, in a dry run", `images: {parrot: {source: {exportFromVolume: {path: "IMAGE"}}}}`, "--dry-run", 0, "  export  parrot"},
+		{"an upload that is still awaited", `images: {parrot: {source: {upload: {}}}}`, "", 1, "1 not ready"},
+		{"dry run of the export of a file", `images: {parrot: {source: {exportFromVolume: {path: "IMAGE"}}}}`, "--dry-run", 0, "  export  parrot"},
 		{"no replica", `images: {parrot: {source: {exportFromVolume: {volumeName: v}}}}`, "", 1, "1 blocked"},
-		{"blocked, in a dry run in detail", `images: {parrot: {source: {exportFromVolume: {volumeName: v}}}}`, "--dry-run --detailed-exitcode", 2, "1 blocked"},
-		{"a broken image", `images: {` + good + `, nest: {}}`, "", 1, "config.yaml:1:"},
-		{"a broken image in a dry run", `images: {` + good + `, nest: {}}`, "--dry-run --detailed-exitcode", 1, "1 to fetch"},
+		{"dry run with a blocked action, detailed", `images: {parrot: {source: {exportFromVolume: {volumeName: v}}}}`, "--dry-run --detailed-exitcode", 2, "1 blocked"},
+		{"an invalid image", `images: {` + good + `, nest: {}}`, "", 1, "config.yaml:1:"},
+		{"dry run with an invalid image", `images: {` + good + `, nest: {}}`, "--dry-run --detailed-exitcode", 1, "1 to fetch"},
 		{"a file that cannot be parsed", `images: {`, "", 1, "No plan"},
-		{"the same for a pull request", `images: {`, "--dry-run -o markdown", 1, "**No plan"},
-		{"the same for a machine", `images: {`, "--dry-run -o json", 1, `"actions": []`},
+		{"a file that cannot be parsed, as Markdown", `images: {`, "--dry-run -o markdown", 1, "**No plan"},
+		{"a file that cannot be parsed, as JSON", `images: {`, "--dry-run -o json", 1, `"actions": []`},
 		{"nothing declared", `# nothing`, "", 1, "no settings, nodes or images are declared"},
-		{"another node", `nodes: {a1: {disks: {}}}`, "", 1, `node "node1" is not declared: the configuration has a1`},
+		{"an undeclared node", `nodes: {a1: {disks: {}}}`, "", 1, `node "node1" is not declared: the configuration has a1`},
 		{"wrong checksum", `images: {parrot: {SOURCE, checksum: "sha256:` + strings.Repeat("a", 64) + `"}}`, "", 1, "configuration yet: 1 failed\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t)
 			r.declare(c.config)
 			stdout, stderr, code := r.reconcile(strings.Fields(c.args)...)
-			if code != c.code || !strings.Contains(stdout+stderr, c.prints) {
-				t.Errorf("exit code %d, want %d; printed\n%s%s\nwant %q", code, c.code, stdout, stderr, c.prints)
+			if code != c.code || !strings.Contains(stdout+stderr, c.output) {
+				t.Errorf("exit code %d, want %d; output\n%s%s\nwant %q", code, c.code, stdout, stderr, c.output)
 			}
 		})
 	}
 }
 
-// What is broken holds back itself and all deletions, and nothing else.
-func TestBrokenConfigurationDoesTheRest(t *testing.T) {
+// An invalid image stops its own actions and all deletions, and nothing else.
+func TestInvalidImageStopsOnlyItselfAndDeletions(t *testing.T) {
 	r := newRig(t)
 	r.declare(`images: {old: {SOURCE}}`)
 	if _, errs, code := r.reconcile(); code != 0 {
@@ -164,7 +164,7 @@ func TestBrokenConfigurationDoesTheRest(t *testing.T) {
 	}
 }
 
-func TestOfflineDeletesNothingWhereThereAreNodes(t *testing.T) {
+func TestOfflineDeletesNothingIfNodesAreDeclared(t *testing.T) {
 	r := newRig(t)
 	nodes := fmt.Sprintf(`settings: {cleanupWaitInterval: 0}, nodes: {node1: {disks: {disk1: {path: %s}}}}`, r.disk)
 	r.declare(`{` + nodes + `, images: {old: {SOURCE}}}`)
@@ -174,21 +174,21 @@ func TestOfflineDeletesNothingWhereThereAreNodes(t *testing.T) {
 	r.declare(`{` + nodes + `, images: {}}`)
 	out, errs, code := r.reconcile("--offline", "--dry-run", "--detailed-exitcode")
 	if code != 0 || !strings.Contains(out, "No changes now: 1 waiting.") {
-		t.Errorf("dry run: exit code %d, prints %s%s", code, out, errs)
+		t.Errorf("dry run: exit code %d, output %s%s", code, out, errs)
 	}
 	for _, c := range []struct {
 		args string
-		left int
+		kept int
 	}{{"--offline", 1}, {"", 0}} {
 		out, errs, code := r.reconcile(strings.Fields(c.args)...)
 		folders, err := filepath.Glob(filepath.Join(r.disk, "backing-images", "old-*"))
-		if code != 0 || err != nil || len(folders) != c.left {
-			t.Errorf("%q: exit code %d, left %v, printed %s%s", c.args, code, folders, out, errs)
+		if code != 0 || err != nil || len(folders) != c.kept {
+			t.Errorf("%q: exit code %d, the disk has %v, output %s%s", c.args, code, folders, out, errs)
 		}
 	}
 }
 
-func TestHeldDiskIsAnError(t *testing.T) {
+func TestLockedDiskStopsARunButNotADryRun(t *testing.T) {
 	r := newRig(t)
 	r.declare(`images: {parrot: {SOURCE}}`)
 	d, err := disk.Open(r.disk)
@@ -201,15 +201,15 @@ func TestHeldDiskIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, errs, code := r.reconcile(); code != 1 || !strings.Contains(errs, "locked by another process") {
-		t.Errorf("exit code %d, says %s", code, errs)
+		t.Errorf("exit code %d, output %s", code, errs)
 	}
 	if out, errs, code := r.reconcile("--dry-run"); code != 0 || !strings.Contains(out, "Plan: 1 to fetch") {
-		t.Errorf("dry run: exit code %d, says %s%s", code, out, errs)
+		t.Errorf("dry run: exit code %d, output %s%s", code, out, errs)
 	}
 	if err := unlock(); err != nil {
 		t.Fatal(err)
 	}
 	if _, errs, code := r.reconcile(); code != 0 {
-		t.Errorf("after it was let go: exit code %d, says %s", code, errs)
+		t.Errorf("after the lock was released: exit code %d, output %s", code, errs)
 	}
 }

@@ -40,7 +40,7 @@ func TestReferenceIsCurrent(t *testing.T) {
 	}
 	for _, page := range pages {
 		if _, known := want[page]; !known {
-			t.Errorf("%s is the page of no command", page)
+			t.Errorf("%s: no command has this page", page)
 		}
 	}
 }

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestExampleSuites(t *testing.T) {
+func TestExampleScenariosPass(t *testing.T) {
 	out, errOut, err := try(t, "test", "../../examples/suites", "--config-dir", "../../examples/suites/config")
 	if err != nil || !strings.HasSuffix(out, "\n3 scenarios passed.\n") {
 		t.Errorf("%v\n%s%s", err, out, errOut)

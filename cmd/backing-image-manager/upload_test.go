@@ -16,13 +16,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// An upload ends where the image becomes ready otherwise meanwhile, by another node's copy
-// for example. What was wanted is there then, if those are the bytes of the file.
-func TestUploadOfAReadyImageComparesTheBytes(t *testing.T) {
+// The daemon ends an upload if the image becomes ready in another way, for example by a sync from
+// another node. The upload has then succeeded if the ready bytes are those of the file.
+func TestUploadSucceedsIfTheImageBecomesReadyWithTheSameBytes(t *testing.T) {
 	for _, tt := range []struct {
 		has  string
-		size int // more than a piece: it is refused before the end
-		says string
+		size int // a file larger than one piece is rejected before its end
+		err  string
 	}{
 		{"the same", 1024, ""}, {"others", 1024, "does not know the upload any more; parrot is ready"}, {"none", 1024, "does not know the upload"},
 		{"the same", 5 << 20, ""}, {"others", 5 << 20, "refuses: there is no such upload (it has"}, {"none", 5 << 20, "refuses: there is no such upload"},
@@ -52,7 +52,7 @@ func TestUploadOfAReadyImageComparesTheBytes(t *testing.T) {
 		u := &uploadCmd{imageFlags: imageFlags{daemonFlags: daemonFlags{url: daemon.URL}}, name: "parrot", file: file, size: -1, in: strings.NewReader(""), out: io.Discard, err: io.Discard}
 		err := u.run(t.Context())
 		daemon.Close()
-		if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 			t.Errorf("%d bytes, with %s ready: %v", tt.size, tt.has, err)
 		}
 	}

@@ -23,20 +23,20 @@ func TestVerifyByDaemonReportsTheStatusOfTheCopies(t *testing.T) {
 		pending   bool
 		out, err  string
 	}{
-		{name: "not seen yet", now: `{"time":"2026-11-20T12:00:00Z"}`, pending: true},
-		{name: "under way", pending: true,
+		{name: "no round since the request", now: `{"time":"2026-11-20T12:00:00Z"}`, pending: true},
+		{name: "still running", pending: true,
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","node":"node1","image":"parrot"}]}}`},
-		{name: "another one under way", now: `{"node":"node1","time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","node":"node1","image":"desert"}]}}`},
-		{name: "right", out: "parrot-6846a0b2 on node1/disk1: the bytes match: sha512 \n",
+		{name: "only another image is verified", now: `{"node":"node1","time":"2026-11-20T12:00:01Z","plan":{"actions":[{"action":"verify","node":"node1","image":"desert"}]}}`},
+		{name: "the bytes match", out: "parrot-6846a0b2 on node1/disk1: the bytes match: sha512 \n",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"ready","verified":"2026-11-20T12:00:00.5Z"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
-		{name: "could not be read", err: "parrot-6846a0b2 on node1/disk1 could not be verified: input/output error",
+		{name: "the disk cannot be read", err: "parrot-6846a0b2 on node1/disk1 could not be verified: input/output error",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"ready","message":"input/output error"}]}]}`},
-		{name: "wrong and at work", err: "parrot-6846a0b2 on node1/disk1 is damaged and is being repaired: the command status shows the progress",
+		{name: "damaged, a repair runs", err: "parrot-6846a0b2 on node1/disk1 is damaged and is being repaired: the command status shows the progress",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"failed","message":"repair: damaged","running":true,"damaged":"2026-11-20T12:00:00.5Z"}]}]}`},
-		{name: "wrong", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
+		{name: "damaged", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 				{"node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
 	} {
@@ -50,7 +50,7 @@ func TestVerifyByDaemonReportsTheStatusOfTheCopies(t *testing.T) {
 		var out bytes.Buffer
 		err := reportVerified(&out, before, now, "parrot")
 		if out.String() != c.out || err == nil != (c.err == "") || err != nil && err.Error() != c.err {
-			t.Errorf("%s: prints %q, error %v, want %q and %q", c.name, out.String(), err, c.out, c.err)
+			t.Errorf("%s: output %q, error %v, want %q and %q", c.name, out.String(), err, c.out, c.err)
 		}
 	}
 }

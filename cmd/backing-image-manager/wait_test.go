@@ -22,27 +22,27 @@ import (
 func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 	const known = `"config":{"allowed":"everything","digest":"d1"}`
 	const parrot = `{"name":"parrot","declared":true,"wanted":5,"ready":1,"copies":[
-		{"node":"n1","disk":"d1","state":"ready","message":"never told"},{"node":"n1","disk":"d2","state":"failed","message":"404"},
+		{"node":"n1","disk":"d1","state":"ready","message":"not printed"},{"node":"n1","disk":"d2","state":"failed","message":"404"},
 		{"node":"n2","disk":"d1","state":"unknown"},{"node":"n3","disk":"d1","state":"pending","message":"two\nlines"},{"node":"n4","disk":"d1","state":"pending"}]}`
 	for _, tt := range []struct {
 		name, status string
 		names        []string
 		want         string
-		lasts        bool
+		permanent    bool
 	}{
 		{"nothing is declared", `{` + known + `}`, nil, "", false},
 		{"all ready", `{` + known + `,"images":[{"name":"parrot","declared":true,"wanted":2,"ready":3}]}`, nil, "", false},
-		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"wanted":1,"message":"held"}]}`,
-			[]string{"parrot"}, "parrot: 0 of 1 copies ready: held", false},
-		{"a few reasons of many", `{` + known + `,"images":[` + parrot + `]}`, nil,
+		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"wanted":1,"message":"blocked"}]}`,
+			[]string{"parrot"}, "parrot: 0 of 1 copies ready: blocked", false},
+		{"reasons of several copies", `{` + known + `,"images":[` + parrot + `]}`, nil,
 			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: unknown reason; n3/d1 is pending: two; lines; n4/d1 is pending: unknown reason", false},
-		{"nowhere to be", `{` + known + `,"images":[{"name":"parrot","declared":true}]}`, nil, "parrot: 0 of 0 copies ready", false},
-		{"given up", `{` + known + `,"images":[{"name":"parrot","ready":1,"message":"goes later"}]}`, []string{"parrot"}, "parrot is not declared", true},
-		{"never heard of", `{` + known + `}`, []string{"nest"}, "nest is not declared", true},
+		{"no disk matches", `{` + known + `,"images":[{"name":"parrot","declared":true}]}`, nil, "parrot: 0 of 0 copies ready", false},
+		{"not declared any more", `{` + known + `,"images":[{"name":"parrot","ready":1,"message":"deleted later"}]}`, []string{"parrot"}, "parrot is not declared", true},
+		{"never declared", `{` + known + `}`, []string{"nest"}, "nest is not declared", true},
 		{"not read yet", `{"config":{"allowed":"observe only"}}`, []string{"nest"}, "the configuration is unknown: it was not read yet", false},
 		{"no directory", `{"config":{"allowed":"observe only","fault":"gone"}}`, nil, "the configuration is unknown: gone", false},
-		{"a mistake elsewhere", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]}}`, nil, "the configuration has errors: x.yaml:1:1: no", false},
-		{"a mistake in it", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]},"images":[{"name":"nest","message":"no"}]}`,
+		{"an error elsewhere in the configuration", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]}}`, nil, "the configuration has errors: x.yaml:1:1: no", false},
+		{"an error in the declaration of the image", `{"config":{"allowed":"no deletions","errors":["x.yaml:1:1: no"]},"images":[{"name":"nest","message":"no"}]}`,
 			[]string{"nest"}, "nest: 0 of 0 copies ready: no", false},
 	} {
 		var s status.Status
@@ -53,8 +53,8 @@ func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 		if err == nil != (tt.want == "") || err != nil && err.Error() != tt.want {
 			t.Errorf("%s:\n got %v\nwant %s", tt.name, err, tt.want)
 		}
-		if err != nil && isPermanent(err) != tt.lasts {
-			t.Errorf("%s: waiting helps: %t", tt.name, !isPermanent(err))
+		if err != nil && isPermanent(err) != tt.permanent {
+			t.Errorf("%s: permanent is %t, want %t", tt.name, isPermanent(err), tt.permanent)
 		}
 	}
 }
@@ -73,16 +73,16 @@ func TestPermanentErrorsEndTheWait(t *testing.T) {
 		{errors.New("read token: open none"), true},
 	} {
 		if got := isPermanent(tt.err); got != tt.want {
-			t.Errorf("%v: got %t", tt.err, got)
+			t.Errorf("%v: permanent is %t, want %t", tt.err, got, tt.want)
 		}
 	}
 }
 
-// A daemon that ends in the middle of an answer may be there again in a moment.
+// A daemon that stops in the middle of a response may be starting again.
 func TestWaitContinuesAfterAnIncompleteResponse(t *testing.T) {
-	var asked atomic.Int32
+	var requests atomic.Int32
 	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if asked.Add(1) == 1 {
+		if requests.Add(1) == 1 {
 			w.Header().Set("Content-Length", "1000")
 			fmt.Fprint(w, `{"config":{"allowed":"ev`)
 			return
@@ -97,9 +97,9 @@ func TestWaitContinuesAfterAnIncompleteResponse(t *testing.T) {
 
 func TestStoppedWaitListsWhatIsMissing(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
-	var asked atomic.Int32
+	var requests atomic.Int32
 	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if asked.Add(1) == 2 {
+		if requests.Add(1) == 2 {
 			stop()
 		}
 		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"wanted":1}]}`)
