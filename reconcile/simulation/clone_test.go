@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// declareClone declares a clone of something that is declared.
+// declareClone declares a clone of a declared image.
 func (c *cluster) declareClone() {
 	c.declare(c.editedConfig(func(config *schema.Config) {
 		name := pick(c.rng, plantest.ImageNames[1:]...)
@@ -21,15 +21,15 @@ func (c *cluster) declareClone() {
 	}))
 }
 
-// clones are the names of declared clones.
+// clones returns the names of the declared clones.
 func (c *cluster) clones() []string {
 	return slices.DeleteFunc(slices.Clone(plantest.ImageNames), func(name string) bool {
 		return c.latest().config.Images[name].Source.Clone == nil
 	})
 }
 
-// damageClones spoils all copies of a clone, so that it has to be made again, and lets
-// its source be in trouble too.
+// damageClones damages all copies of a clone, so that it has to be cloned again. At the same time
+// the copies of its source may be damaged or conflict.
 func (c *cluster) damageClones() {
 	clones := c.clones()
 	if len(clones) == 0 {
@@ -43,23 +43,23 @@ func (c *cluster) damageClones() {
 	case 1:
 		for _, key := range c.readyCopies(c.latest().config, source) {
 			c.copyAt(key).File = "rotten"
-			c.logf("", "%s rots", key)
+			c.logf("", "%s is damaged, which nobody has detected", key)
 		}
 	}
 	c.after(c.between(0, 2*time.Minute), func() { c.unlessHealed(func() { c.damageCopies(name) }) })
 }
 
-// addDifferentFile leaves a file of an image without a checksum that is not what it was before.
+// addDifferentFile adds a file of an image without a checksum that differs from the ready copies.
 func (c *cluster) addDifferentFile(image schema.Image) {
 	ref := pick(c.rng, c.diskRefs()...)
 	if d := c.disks[ref]; image.Checksum.IsZero() && d.Attached && d.Copies[image.ID] == nil && d.Free() > gib {
 		s := d.Folder(image.ID)
 		s.File, c.history(s).ownedAt = pick(c.rng, plantest.Letters...), c.now
-		c.logf("", "somebody leaves another file as %s on %s", image.ID, ref)
+		c.logf("", "a file with other bytes is added as %s on %s", image.ID, ref)
 	}
 }
 
-// damageCopies lets all copies of an image be found damaged.
+// damageCopies damages all copies of an image, and marks them as failed.
 func (c *cluster) damageCopies(name string) {
 	image := c.latest().config.Images[name]
 	for _, key := range c.readyCopies(c.latest().config, image) {
@@ -75,7 +75,7 @@ func (c *cluster) damageCopies(name string) {
 	}
 }
 
-// damageClonesOf spoils the clones of an image.
+// damageClonesOf damages the copies of all clones of an image.
 func (c *cluster) damageClonesOf(name string) {
 	for _, clone := range c.clones() {
 		if c.latest().config.Images[clone].Source.Clone.BackingImage == name {

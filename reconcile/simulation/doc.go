@@ -26,9 +26,10 @@
 //	disk.go, content.go, effects.go   disks, contents, and the effects of jobs
 //	queue_test.go       events, and fibers: the code of a node runs as a coroutine that pauses
 //	                    wherever it waits for the simulated system
-//	world_test.go       the cluster
+//	cluster_test.go     the cluster
 //	system_test.go      the reconcile.System of a node
-//	node_test.go        a machine: config directory, process, rounds
+//	node_test.go, directory_test.go, history_test.go   a machine: its process and rounds, its
+//	                    config directory, what is noted about copies for the rules
 //	net_test.go, job_test.go, deletion_test.go, upload_test.go   what takes time outside a round
 //	fault_test.go, config_test.go, pairs_test.go   faults and changes
 //	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, converge_test.go

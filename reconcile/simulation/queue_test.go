@@ -8,14 +8,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// event is something that happens at a moment of true time.
+// event is a function that is called at a moment of true time.
 type event struct {
 	at  time.Duration
-	tie uint64 // by the dice, so that events of one moment happen in any order
+	tie uint64 // random, so that events of one moment happen in any order
 	do  func()
 }
 
-// queue holds the events to come.
+// queue is a heap of the future events, for container/heap.
 type queue []event
 
 func (q queue) Len() int { return len(q) }
@@ -30,23 +30,23 @@ func (q *queue) Push(x any) { *q = append(*q, x.(event)) }
 
 func (q *queue) Pop() any {
 	last := len(*q) - 1
-	h := (*q)[last]
+	next := (*q)[last]
 	(*q)[last] = event{}
 	*q = (*q)[:last]
-	return h
+	return next
 }
 
-// after lets do happen when wait has passed.
+// after calls do when wait has passed.
 func (c *cluster) after(wait time.Duration, do func()) {
 	heap.Push(&c.queue, event{c.now + wait, c.Uint64(), do})
 }
 
-// runUntil lets all events before the time end happen, or until a rule was broken.
+// runUntil runs all events until the time end, or until a rule is broken.
 func (c *cluster) runUntil(end time.Duration) {
 	for len(c.queue) > 0 && c.queue[0].at <= end && len(c.violations) == 0 {
-		h := heap.Pop(&c.queue).(event)
-		c.now = h.at
-		h.do()
+		next := heap.Pop(&c.queue).(event)
+		c.now = next.at
+		next.do()
 		for _, r := range c.deletions {
 			r.sample()
 		}
@@ -56,8 +56,8 @@ func (c *cluster) runUntil(end time.Duration) {
 	}
 }
 
-// moment is how long a step takes: usually a few milliseconds, and sometimes so long that much
-// happens meanwhile.
+// moment returns the duration of a step: usually a few milliseconds, and sometimes so long that many
+// other events happen before it ends.
 func (c *cluster) moment() time.Duration {
 	switch n := c.IntN(40); {
 	case n == 0 && !c.healed:
@@ -68,6 +68,7 @@ func (c *cluster) moment() time.Duration {
 	return time.Duration(1+c.IntN(50)) * time.Millisecond
 }
 
+// between returns a random duration from least to most.
 func (c *cluster) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(c.Int64N(int64(most-least)+1))
 }
@@ -77,7 +78,7 @@ func (c *cluster) between(least, most time.Duration) time.Duration {
 // runs at a time, so that a seed replays exactly.
 type fiber struct {
 	node   *node
-	starts int // of the node; the fiber ends with it
+	starts int // of the node when the fiber began; it ends with that process
 	next   func() (time.Duration, bool)
 	stop   func()
 	yield  func(time.Duration) bool
@@ -85,7 +86,7 @@ type fiber struct {
 	listed func(schema.DiskRef)
 }
 
-// killed ends the code of a fiber whose node crashed.
+// killed is the panic that ends the code of a fiber whose node crashed.
 type killed struct{}
 
 // spawn runs do as a fiber of a node.
@@ -104,6 +105,7 @@ func (c *cluster) spawn(f *fiber, do func()) {
 	c.resume(f)
 }
 
+// resume continues a fiber until it pauses or ends.
 func (c *cluster) resume(f *fiber) {
 	if !f.node.up || f.node.starts != f.starts {
 		c.kill(f)
@@ -120,12 +122,13 @@ func (c *cluster) resume(f *fiber) {
 	c.after(wait, func() { c.resume(f) })
 }
 
+// kill ends a fiber where it has paused.
 func (c *cluster) kill(f *fiber) {
 	f.stop()
 	delete(c.fibers, f)
 }
 
-// pause lets time pass in the fiber that runs, if one does.
+// pause suspends the running fiber for a time. It does nothing outside of fibers.
 func (c *cluster) pause(wait time.Duration) {
 	if f := c.running; f != nil && !f.yield(wait) {
 		panic(killed{})

@@ -20,12 +20,15 @@ func (m *node) system() reconcile.System {
 	return reconcile.System{Now: m.instant, Random: m.c.Float64, OpenDisk: m.openDisk, Peers: nodePeers{m}, Jobs: nodeJobs{m}}
 }
 
+// instant reads both clocks of the node.
 func (m *node) instant() reconcile.Instant {
 	return reconcile.Instant{Wall: m.wallNow(), Steady: m.steady()}
 }
 
+// wallNow returns the time of the wall clock, which can be set.
 func (m *node) wallNow() time.Time { return startTime.Add(m.c.now + m.clockOffset) }
 
+// steady returns the true time.
 func (m *node) steady() time.Time { return startTime.Add(m.c.now) }
 
 // openDisk opens the disk that is at a path of the node.
@@ -97,8 +100,8 @@ func (p nodePeers) Follow(_ context.Context, addresses map[string]string) {
 	maps.DeleteFunc(m.peers, func(name string, _ *peerView) bool { _, ok := addresses[name]; return !ok })
 }
 
-// Observations implements reconcile.Peers. A round calls it after it listed the disks. This takes
-// a moment, or two, so that a plan is made when the observation is already old.
+// Observations implements reconcile.Peers. A round calls it after it has listed the disks. It takes
+// a moment, so that the observation is old when the round plans.
 func (p nodePeers) Observations() map[string]peer.Observation {
 	m := p.node
 	m.noteListing()
@@ -107,10 +110,10 @@ func (p nodePeers) Observations() map[string]peer.Observation {
 	}
 	m.observedDigest = m.appliedDigest()
 	observations := map[string]peer.Observation{}
-	for name, h := range m.peers {
-		a := peer.Observation{Polled: h.polled, Problem: h.problem, LastSeen: startTime.Add(h.lastSeen), URL: urlOf(name)}
-		if h.publication != nil {
-			a.State, a.LastSuccess, a.Received = h.publication.state, startTime.Add(h.lastSuccess), startTime.Add(h.received)
+	for name, view := range m.peers {
+		a := peer.Observation{Polled: view.polled, Problem: view.problem, LastSeen: startTime.Add(view.lastSeen), URL: urlOf(name)}
+		if p := view.publication; p != nil {
+			a.State, a.LastSuccess, a.Received = p.state, startTime.Add(view.lastSuccess), startTime.Add(view.received)
 		}
 		observations[name] = a
 	}
@@ -123,9 +126,10 @@ func (p nodePeers) Publish(s peer.State) { p.publish(s) }
 // Close implements reconcile.Peers.
 func (nodePeers) Close() {}
 
+// urlOf returns the address of a node.
 func urlOf(node string) string { return "http://" + node + ":8000" }
 
-// nodeJobs implements reconcile.Jobs. What a round starts begins when the round has ended, at
+// nodeJobs implements reconcile.Jobs. A job that a round starts begins at the end of the round, at
 // the same moment.
 type nodeJobs struct{ *node }
 

@@ -1,0 +1,169 @@
+package simulation
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const (
+	gib      = 1 << 30
+	diskSize = 8 * gib
+)
+
+// startTime is when a simulation begins.
+var startTime = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+
+// cluster is a simulated cluster: nodes with disks, a network between them, and the upstreams of
+// images. It has what is true, whatever the managers know. All its random decisions follow from
+// the seed.
+type cluster struct {
+	rng
+	suspensions rng // decides about suspensions
+	seed        uint64
+
+	// Time.
+	now     time.Duration // true time, since startTime
+	queue   queue
+	fibers  map[*fiber]bool
+	running *fiber // nil: none
+
+	// Nodes, disks and the network.
+	names           []string // of all nodes, sorted
+	nodes           map[string]*node
+	disks           map[schema.DiskRef]*Disk // by the place where each is attached, or was
+	diskCount       int                      // of all disks since the start
+	library         *Library
+	histories       map[*Copy]*copyHistory
+	links           map[route]*link
+	sendsWrongBytes map[string]bool // nodes that send damaged chunks
+	publications    int             // states that were published
+
+	// Upstreams.
+	served      map[string]string          // the content of each upstream
+	replicas    map[string]map[string]bool // the nodes with a usable replica of a volume
+	offline     bool                       // no upstream outside of the cluster can be reached
+	reads       []read                     // of upstreams
+	encryptions int                        // each has another result
+	uploaded    map[string]bool            // images that clients upload after all faults
+
+	// Configurations.
+	declarations []*declaration // all, the newest last
+	digests      map[string]string
+	rankings     map[rankKey]*[]schema.DiskRef
+	hashes       map[string]uint64
+
+	// The rules.
+	deletions  []*deletion // that run now
+	losses     []loss
+	decisions  []decision
+	violations []string
+
+	healed   bool // there are no more faults
+	healedAt time.Duration
+	quick    bool // a configuration arrives everywhere within seconds
+
+	// Statistics.
+	pairs     map[string]int
+	done      map[plan.Op]int
+	begunJobs int
+	trace     *trace // nil: nobody reads it
+}
+
+// read is the start of a transfer from an upstream. done: it has ended with a ready copy.
+type read struct {
+	at   time.Duration
+	id   disk.ID
+	node string
+	done bool
+}
+
+// loss is the end of a ready copy by a fault.
+type loss struct {
+	at     time.Duration
+	key    plan.CopyRef
+	digest string
+}
+
+// newCluster returns a cluster of least to most nodes. With traced it records what happens.
+func newCluster(seed uint64, least, most int, traced bool) *cluster {
+	c := &cluster{
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, fibers: map[*fiber]bool{},
+		nodes: map[string]*node{}, disks: map[schema.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
+		links: map[route]*link{}, sendsWrongBytes: map[string]bool{},
+		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},
+		digests: map[string]string{}, rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{},
+		pairs: map[string]int{}, done: map[plan.Op]int{},
+	}
+	if traced {
+		c.trace = &trace{}
+	}
+	for i := range least + c.IntN(most-least+1) {
+		c.names = append(c.names, fmt.Sprintf("node%02d", i+1))
+	}
+	for _, name := range c.names {
+		c.nodes[name] = &node{c: c, name: name}
+	}
+	c.declare(c.firstConfig())
+	for _, name := range c.names {
+		for d := range c.latest().config.Nodes[name].Disks {
+			c.disks[schema.DiskRef{Node: name, Disk: d}] = nil
+		}
+	}
+	for i, ref := range c.diskRefs() {
+		c.disks[ref] = NewDisk(newUUID(i), c.library, diskSize)
+	}
+	c.diskCount = len(c.disks)
+	for _, name := range c.names {
+		c.after(c.between(0, 2*time.Minute), func() { c.nodes[name].start() })
+	}
+	return c
+}
+
+func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
+
+// diskRefs returns the places of all disks, sorted.
+func (c *cluster) diskRefs() []schema.DiskRef {
+	return slices.SortedFunc(maps.Keys(c.disks), plan.CompareDisks)
+}
+
+// copyAt returns the folder of a copy on an attached disk, nil if there is none.
+func (c *cluster) copyAt(key plan.CopyRef) *Copy {
+	if d := c.disks[key.Disk]; d != nil && d.Attached {
+		return d.Copies[key.ID]
+	}
+	return nil
+}
+
+// copyOn returns the folder of a copy if the disk with the uuid is at its place, otherwise nil.
+func (c *cluster) copyOn(uuid string, key plan.CopyRef) *Copy {
+	if d := c.disks[key.Disk]; d != nil && d.UUID == uuid {
+		return c.copyAt(key)
+	}
+	return nil
+}
+
+// digest returns the digest of a content.
+func (c *cluster) digest(content string) disk.Digest { return c.library.Properties(content).SHA512 }
+
+// contentOf returns the content with a digest.
+func (c *cluster) contentOf(digest disk.Digest) string {
+	content, known := c.library.WithSHA512(digest)
+	if !known {
+		return "unknown content"
+	}
+	return content
+}
+
+// folder returns the folder of a copy. It creates the folder if there is none.
+func (c *cluster) folder(d *Disk, id disk.ID) *Copy {
+	s := d.Folder(id)
+	s.PartialTotal = gib
+	return s
+}
