@@ -41,15 +41,15 @@ type unpacker struct {
 	packing packing
 	request Request
 
-	origin disk.PartSource
+	source disk.PartSource
 	offset int64 // number of received packed bytes
-	sum    hash.Hash
+	hash   hash.Hash
 	in     *io.PipeWriter // input of the decompressor; nil: none is running
 	result chan error     // result of the decompressor
 }
 
 // Source returns the source of the packed bytes.
-func (u *unpacker) Source() disk.PartSource { return u.origin }
+func (u *unpacker) Source() disk.PartSource { return u.source }
 
 // Offset returns the number of received packed bytes.
 func (u *unpacker) Offset() int64 { return u.offset }
@@ -61,9 +61,9 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 	if err := u.part.Begin(disk.PartSource{ID: o.ID, Size: -1}); err != nil {
 		return err
 	}
-	u.origin, u.offset, u.sum = o, 0, nil
+	u.source, u.offset, u.hash = o, 0, nil
 	if d := u.request.PackedDigest; !d.IsZero() {
-		u.sum = d.Algorithm().New()
+		u.hash = d.Algorithm().New()
 	}
 	out, in := io.Pipe()
 	u.in, u.result = in, make(chan error, 1)
@@ -107,8 +107,8 @@ func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
 			if _, failed := u.in.Write(buf[:n]); failed != nil {
 				return u.offset - start, failed
 			}
-			if u.sum != nil {
-				u.sum.Write(buf[:n])
+			if u.hash != nil {
+				u.hash.Write(buf[:n])
 			}
 			u.offset += int64(n)
 		}
@@ -135,11 +135,11 @@ func (u *unpacker) finish() error {
 	u.in.Close()
 	err := <-u.result
 	u.in = nil
-	if err != nil || u.sum == nil {
+	if err != nil || u.hash == nil {
 		return err
 	}
 	want := u.request.PackedDigest
-	if got := want.Algorithm().Digest(u.sum); got != want {
+	if got := want.Algorithm().Digest(u.hash); got != want {
 		return failf(BadSource, "packed file: %w", &disk.ChecksumError{Want: want, Got: got})
 	}
 	return nil

@@ -13,8 +13,8 @@ import (
 
 // A ConfigMap in the config directory is read like the folder that it is once it is
 // mounted: each *.yaml, *.yml and *.json in its data is a file. Other programs keep their
-// files in ConfigMaps, too, so a ConfigMap is read only if one of these files has a field of
-// ours or is a manifest.
+// files in ConfigMaps, too, so a ConfigMap is read only if one of these files has a top-level
+// field of the configuration or is a manifest.
 
 // embeddedFile is a file in the data of a ConfigMap.
 type embeddedFile struct {
@@ -40,7 +40,7 @@ func (p *parsedFile) addConfigMap(doc *document.Value) {
 		}
 	}
 	switch {
-	case slices.ContainsFunc(files, embeddedFile.isOurs):
+	case slices.ContainsFunc(files, embeddedFile.declares):
 		p.accepted = true
 		p.AddRead(doc)
 		for _, f := range files {
@@ -82,17 +82,17 @@ func (p *parsedFile) parseEmbedded(f document.Field) embeddedFile {
 	return e
 }
 
-// ourLine matches a line of ours in a text that cannot be parsed.
-var ourLine = regexp.MustCompile(`(?m)^["'{\s]*(settings|nodes|images|apiVersion)["']?\s*:`)
+// configLine matches a line that this program reads, in a text that cannot be parsed.
+var configLine = regexp.MustCompile(`(?m)^["'{\s]*(settings|nodes|images|apiVersion)["']?\s*:`)
 
-// isOurs reports whether the file has a section of the native form or is a manifest.
-func (e embeddedFile) isOurs() bool {
-	ours := func(v *document.Value) bool {
+// declares reports whether the file has a section of the native form or is a manifest.
+func (e embeddedFile) declares() bool {
+	isRead := func(v *document.Value) bool {
 		return slices.ContainsFunc(v.Fields, func(f document.Field) bool {
 			return f.Name == "apiVersion" || slices.Contains(sectionNames[:], f.Name)
 		})
 	}
-	return ours(e.field.Value) || slices.ContainsFunc(e.docs, ours) || (e.problem != nil || e.tooLarge) && ourLine.MatchString(e.field.Value.Text)
+	return isRead(e.field.Value) || slices.ContainsFunc(e.docs, isRead) || (e.problem != nil || e.tooLarge) && configLine.MatchString(e.field.Value.Text)
 }
 
 // addEmbedded adds what a file in the data of a ConfigMap declares.

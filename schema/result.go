@@ -181,14 +181,14 @@ func (m *merger) config() Config {
 }
 
 func (m *merger) invalid() []InvalidImage {
-	var held []InvalidImage
+	var invalid []InvalidImage
 	for k, reason := range m.broken {
 		if k.section == imagesSection {
-			held = append(held, InvalidImage{Name: k.name, Stale: m.current[k] != nil, Reason: reason})
+			invalid = append(invalid, InvalidImage{Name: k.name, Stale: m.current[k] != nil, Reason: reason})
 		}
 	}
-	slices.SortFunc(held, func(a, b InvalidImage) int { return strings.Compare(a.Name, b.Name) })
-	return held
+	slices.SortFunc(invalid, func(a, b InvalidImage) int { return strings.Compare(a.Name, b.Name) })
+	return invalid
 }
 
 // expiry is the end of a suspension, and the warning that applies from then on.

@@ -105,10 +105,10 @@ func Stat(d *disk.Disk, folder string) (Info, error) {
 		return Info{}, err
 	}
 	defer r.Close()
-	return look(r)
+	return readInfo(r)
 }
 
-func look(r *disk.ReplicaFolder) (Info, error) {
+func readInfo(r *disk.ReplicaFolder) (Info, error) {
 	data, err := r.Read(volumeFile)
 	if err != nil {
 		return Info{}, err

@@ -91,7 +91,7 @@ type sourceFiles struct {
 }
 
 func (at Location) resolve(r *disk.ReplicaFolder) (p sourceFiles, err error) {
-	if p.info, err = look(r); err != nil {
+	if p.info, err = readInfo(r); err != nil {
 		return p, err
 	}
 	if err := p.info.CheckHealth(); err != nil {

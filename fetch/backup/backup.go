@@ -347,12 +347,12 @@ func isFolder(s Store) bool {
 }
 
 // storedSize returns the size of the block file in the Store, in bytes; 0: the file does not exist.
-func storedSize(ctx context.Context, s Store, sum blockID) (int64, error) {
-	entries, err := s.List(ctx, sum.folder())
+func storedSize(ctx context.Context, s Store, block blockID) (int64, error) {
+	entries, err := s.List(ctx, block.folder())
 	if err != nil {
 		return 0, err
 	}
-	name := path.Base(sum.key())
+	name := path.Base(block.key())
 	for _, e := range entries {
 		if e.Name == name && !e.Dir {
 			return e.Size, nil

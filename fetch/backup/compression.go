@@ -61,14 +61,14 @@ var errWrongBytes = errors.New("it does not contain the bytes of the block")
 // decode decompresses the block with this id into dst. It detects the format by the magic number of
 // the file. An uncompressed block may also begin with a magic number; in that case the id determines
 // the format. The format may differ from the cfg, because another backup may have stored the block.
-func (d *decoder) decode(dst, stored []byte, sum blockID) error {
+func (d *decoder) decode(dst, stored []byte, id blockID) error {
 	err := errWrongBytes
 	if unpack := d.decompressor(stored); unpack != nil {
-		if err = d.readExactly(dst, unpack, stored); err == nil && blockIDOf(dst) == sum {
+		if err = d.readExactly(dst, unpack, stored); err == nil && blockIDOf(dst) == id {
 			return nil
 		}
 	}
-	if len(stored) == len(dst) && blockIDOf(stored) == sum {
+	if len(stored) == len(dst) && blockIDOf(stored) == id {
 		copy(dst, stored)
 		return nil
 	}

@@ -51,7 +51,7 @@ func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err e
 
 // unusedBlocks returns the blocks of b that no other backup uses. If b is not complete, it returns
 // all unused blocks of the Store. If they cannot be determined, kept is the reason.
-func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept, err error) {
+func unusedBlocks(ctx context.Context, s Store, b *Backup) (blocks []blockID, kept, err error) {
 	names, err := List(ctx, s)
 	if err != nil {
 		return nil, nil, err
@@ -65,8 +65,8 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept
 		return nil, nil, err
 	}
 	left := make(map[blockID]bool, len(candidates))
-	for _, sum := range candidates {
-		left[sum] = true
+	for _, block := range candidates {
+		left[block] = true
 	}
 	for _, name := range names {
 		other, err := Load(ctx, s, name)
@@ -90,10 +90,10 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (sums []blockID, kept
 	case !slices.Equal(now, names):
 		return nil, errors.New("another backup was created or deleted at the same time"), nil
 	}
-	for sum := range left {
-		sums = append(sums, sum)
+	for block := range left {
+		blocks = append(blocks, block)
 	}
-	return sums, nil, nil
+	return blocks, nil, nil
 }
 
 // parallelRequests is the number of concurrent requests.
@@ -129,8 +129,8 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 					return err
 				}
 				for _, file := range files {
-					if sum, ok := parseBlockFile(file.Name); ok {
-						found[i] = append(found[i], sum)
+					if block, ok := parseBlockFile(file.Name); ok {
+						found[i] = append(found[i], block)
 					}
 				}
 			}
@@ -145,15 +145,15 @@ func allBlocks(ctx context.Context, s Store) ([]blockID, error) {
 
 // removeBlocks removes blocks. It stops when the lock is lost, because another backup may then use
 // the blocks.
-func removeBlocks(ctx context.Context, s Store, l *lock, sums []blockID) error {
+func removeBlocks(ctx context.Context, s Store, l *lock, blocks []blockID) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(parallelRequests)
-	for _, sum := range sums {
+	for _, block := range blocks {
 		group.Go(func() error {
 			if err := l.checkAge(); err != nil {
 				return err
 			}
-			return s.Delete(ctx, sum.key())
+			return s.Delete(ctx, block.key())
 		})
 	}
 	return group.Wait()

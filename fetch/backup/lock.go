@@ -68,13 +68,13 @@ type lock struct {
 // acquire creates a lock in the Store. It does not wait for other locks: an error of the class
 // fetch.Network means that a conflicting lock exists. The returned context ends when the lock is
 // lost.
-func acquire(ctx context.Context, s Store, t lockType, settle time.Duration) (context.Context, *lock, error) {
+func acquire(ctx context.Context, s Store, t lockType, delay time.Duration) (context.Context, *lock, error) {
 	var id [8]byte
 	rand.Read(id[:])
 	l := &lock{store: s, file: lockFile{Name: "lock-" + hex.EncodeToString(id[:]), Type: t}}
 	err := l.write(ctx)
 	if err == nil {
-		err = sleep(ctx, settle)
+		err = sleep(ctx, delay)
 	}
 	if err == nil {
 		err = l.checkConflicts(ctx)

@@ -52,7 +52,7 @@ type Restore struct {
 // Part.Commit compares the digest of the image. Workers fetch blocks ahead, and Fill writes them in
 // order. If the Store is writable, a lock prevents the deletion of the backup during the restore.
 func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
-	lockCtx, lock, err := acquire(ctx, r.Store, shared, 0) // no settle time, because every block is verified anyway
+	lockCtx, lock, err := acquire(ctx, r.Store, shared, 0) // no delay, because every block is verified anyway
 	switch {
 	case err == nil:
 		defer lock.release(ctx)
@@ -73,24 +73,24 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 func (r Restore) CanResume(o disk.PartSource) bool { return o == r.partSource() }
 
 func (r Restore) partSource() disk.PartSource {
-	source := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
-	origin := disk.PartSource{
-		ID: "backup " + hex.EncodeToString(source[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
+	hash := sha256.Sum256([]byte(URL(r.Store.String(), r.Backup.Name)))
+	source := disk.PartSource{
+		ID: "backup " + hex.EncodeToString(hash[:]), ETag: r.Backup.fingerprint, Size: r.Backup.Size,
 	}
 	for _, b := range r.Backup.Blocks {
-		origin.Data += int64(r.Backup.length(b.Offset))
+		source.Data += int64(r.Backup.length(b.Offset))
 	}
-	origin.Data = max(origin.Data, 512) // 0 would mean "unknown"
-	return origin
+	source.Data = max(source.Data, 512) // 0 would mean "unknown"
+	return source
 }
 
 // begin discards the bytes in part unless they are from this backup.
 func (r Restore) begin(part *disk.Part) error {
-	origin := r.partSource()
-	if part.Source() == origin && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
+	source := r.partSource()
+	if part.Source() == source && (part.Offset()%disk.ChunkSize == 0 || part.Offset() == r.Backup.Size) {
 		return nil
 	}
-	return part.Begin(origin)
+	return part.Begin(source)
 }
 
 // pendingBlock is a block that is being fetched or waits to be written.

@@ -233,7 +233,7 @@ type chunk struct {
 	buf  []byte // from disk.NewChunkBuffer
 	size int64
 	at   int64 // offset in the source
-	sum  disk.ChunkHash
+	hash disk.ChunkHash
 	err  error
 	done chan struct{}
 }
@@ -294,7 +294,7 @@ func (s pipeline) transform(change func(b []byte, offset int64)) {
 	for p := range s.work {
 		if b := p.buf[:p.size]; p.err == nil {
 			change(b, p.at)
-			p.sum = disk.HashChunk(b)
+			p.hash = disk.HashChunk(b)
 		}
 		close(p.done)
 	}
@@ -306,7 +306,7 @@ func (s pipeline) write(part *disk.Part, progress *fetch.Progress) error {
 		if p.err != nil {
 			return p.err
 		}
-		buf, err := part.AppendChunk(p.buf, p.size, p.sum)
+		buf, err := part.AppendChunk(p.buf, p.size, p.hash)
 		if err != nil {
 			return err
 		}

@@ -38,20 +38,20 @@ func (s *Source) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 
 func (s *Source) fill(ctx context.Context, volume flatDisk, part *disk.Part, progress *fetch.Progress) error {
 	progress.Total.Store(volume.Size())
-	origin := disk.PartSource{ID: s.request.id(), ETag: volume.Fingerprint()}
-	image, err := s.encode(&classifyingVolume{flatDisk: volume, ctx: ctx, s: s}, &origin)
+	source := disk.PartSource{ID: s.request.id(), ETag: volume.Fingerprint()}
+	image, err := s.encode(&classifyingVolume{flatDisk: volume, ctx: ctx, s: s}, &source)
 	if err != nil {
 		return err
 	}
-	if origin.ETag == "" || part.Source() != origin {
-		if err := part.Begin(origin); err != nil {
+	if source.ETag == "" || part.Source() != source {
+		if err := part.Begin(source); err != nil {
 			return fetch.ClassifyDiskError(err)
 		}
 	}
 	if _, err := image.Seek(part.Offset(), io.SeekStart); err != nil {
 		return err
 	}
-	progress.Total.Store(origin.Size)
+	progress.Total.Store(source.Size)
 	progress.Done.Store(part.Offset())
 	if _, err := part.ReadFrom(fetch.CountReader(ctx, image, &progress.Done)); err != nil {
 		return fetch.ClassifyDiskError(err)
@@ -59,8 +59,8 @@ func (s *Source) fill(ctx context.Context, volume flatDisk, part *disk.Part, pro
 	if err := volume.Unchanged(); err != nil {
 		return s.classify(err)
 	}
-	if part.Offset() != origin.Size {
-		return s.classify(fmt.Errorf("%w: got %d bytes of %d", disk.ErrModified, part.Offset(), origin.Size))
+	if part.Offset() != source.Size {
+		return s.classify(fmt.Errorf("%w: got %d bytes of %d", disk.ErrModified, part.Offset(), source.Size))
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ const (
 	gitLockTimeout = 30 * time.Second      // an index.lock without changes for so long is a left-over
 )
 
-var errEmpty = errors.New("the config directory holds no configuration files")
+var errEmpty = errors.New("the config directory has no configuration files")
 
 // Debouncer decides when the content of a config directory may be applied: never
 // while it may be incomplete. It reads neither the clock nor files: the caller passes it

@@ -16,7 +16,7 @@
 //
 //   - A Snapshot never mixes two generations of a ConfigMap, of git-sync or of another
 //     symlink that is swapped.
-//   - No file outside the directory is read, whatever the symlinks in it say.
+//   - No file outside the directory is read, whatever its symlinks name.
 //   - The number and the size of files and names are bounded.
 //   - A missing, unreadable or empty directory is an error and never content.
 package configdir
