@@ -28,7 +28,7 @@ func (t Target) PartialPath() string { return t.Path + partialSuffix }
 // ExistsError means that the target file already exists.
 type ExistsError struct{ Path string }
 
-func (e *ExistsError) Error() string { return e.Path + "  already exists" }
+func (e *ExistsError) Error() string { return e.Path + " already exists" }
 
 // Check returns an error if the file cannot be created: an *ExistsError, or an error for a
 // device or a folder at the path.
