@@ -42,8 +42,8 @@ func (a *Authority) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw})
 }
 
-// Issue issues a certificate for servers and clients on localhost and 127.0.0.1 to 127.0.0.3.
-// change, if not nil, edits it before it is signed. It expires after an hour.
+// Issue issues a certificate for servers and clients on localhost and 127.0.0.1 to 127.0.0.3, which
+// expires after an hour. If change is not nil, it edits the certificate before it is signed.
 func (a *Authority) Issue(name string, change func(*x509.Certificate)) (Certificate, error) {
 	template := newTemplate(name, time.Now())
 	template.DNSNames = []string{"localhost"}
@@ -70,8 +70,8 @@ func newTemplate(name string, now time.Time) *x509.Certificate {
 	}
 }
 
-// sign creates a key and a certificate for it. Without the key of the parent the
-// certificate signs itself.
+// sign creates a key and a certificate for it. If the key of the parent is nil, the certificate is
+// self-signed.
 func sign(template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -84,22 +84,22 @@ func sign(template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ec
 	return der, key, err
 }
 
-// The changes for Issue.
+// Functions for the parameter change of Issue.
 
-// AsAdmin gives the role admin.
+// AsAdmin gives the certificate the role admin.
 func AsAdmin(c *x509.Certificate) {
 	c.Subject.Organization = []string{"somebody", "backing-image-manager:admin"}
 }
 
-// Expired makes a certificate that expired a minute ago.
+// Expired sets the end of the validity to one minute ago.
 func Expired(c *x509.Certificate) { c.NotAfter = time.Now().Add(-time.Minute) }
 
-// ServerOnly makes a certificate that clients cannot use.
+// ServerOnly creates a certificate that clients cannot use.
 func ServerOnly(c *x509.Certificate) {
 	c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 }
 
-// OtherHost makes a certificate for another host.
+// OtherHost creates a certificate for another host.
 func OtherHost(c *x509.Certificate) {
 	c.DNSNames, c.IPAddresses = []string{"elsewhere.example"}, []net.IP{{10, 1, 2, 3}}
 }

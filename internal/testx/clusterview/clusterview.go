@@ -1,4 +1,4 @@
-// Package clusterview builds the views of a manager in small and large clusters, for tests of
+// Package clusterview creates the views of a manager in small and large clusters, for tests of
 // status, metrics and reports.
 package clusterview
 
@@ -16,8 +16,7 @@ import (
 // Now is the time of the views.
 var Now = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
-// newView returns the view of node01 in a cluster whose nodes have two disks each and
-// respond.
+// newView returns the view of node01 in a cluster where each node has two disks and responds.
 func newView(nodes int) status.View {
 	v := status.View{Desired: plan.Desired{Node: "node01", Digest: "d1d1d1d1d1d1d1d1", Allowed: schema.Everything}}
 	v.Config.Digest = v.Desired.Digest
@@ -72,8 +71,8 @@ func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) 
 	v.Observed.Disks[ref].Copies[image.ID] = c
 }
 
-// ThreeNodes has an unreachable node and a node with another configuration, and images in
-// every state.
+// ThreeNodes returns a view with an unreachable node, a node with another configuration, and images
+// in every state.
 func ThreeNodes() status.View {
 	v := newView(3)
 	v.Observed.Peers["node02"] = plan.Peer{Queried: true, ConfigDigest: "e2e2e2e2e2e2e2e2", LastResponse: Now.Add(-3 * time.Second)}
@@ -106,13 +105,13 @@ func ThreeNodes() status.View {
 	return v
 }
 
-// HundredNodes has 100 nodes with images. Some of them do not respond.
+// HundredNodes returns a view of 100 nodes with images. Some nodes do not respond.
 func HundredNodes() status.View {
 	v := newView(100)
 	parrot := declare(v, schema.Image{ID: disk.ID{Name: "parrot"}, AllDisks: true})
 	lory := declare(v, schema.Image{ID: disk.ID{Name: "lory"}, Copies: 3, DiskSelector: []string{"ssd"}})
 	put(v, lory, "node40/disk1", nil)
-	put(v, lory, "node60/disk1", func(c *plan.Copy) { // it has a line among the rejected disks
+	put(v, lory, "node60/disk1", func(c *plan.Copy) { // it is listed among the rejected disks
 		c.Copy, c.Rejects = disk.Copy{ID: lory.ID, State: disk.Pending}, "not enough space"
 	})
 	for n := range 100 {

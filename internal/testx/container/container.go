@@ -1,5 +1,4 @@
-// Package container runs processes in tests with runc, which runs the containers of Kubernetes
-// too.
+// Package container runs processes in tests with runc, which Kubernetes uses too.
 package container
 
 import (
@@ -18,20 +17,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/netns"
 )
 
-// Container is a process without any capability, in namespaces of its own.
+// Container is a process without capabilities in its own namespaces.
 type Container struct {
 	Args            []string
 	Env             []string
 	UID, GID        int64
 	Groups          []int64
-	Memory          int64 // limit of the control group, in bytes
+	Memory          int64 // limit of the control group in bytes
 	Network         netns.Namespace
 	Mounts          []Mount
 	RootFS          string
-	ReadOnly        bool // the root file system; Mounts have options of their own
+	ReadOnly        bool // for the root file system; Mounts have their own options
 	Hostname        string
 	NoNewPrivileges bool
-	StopTimeout     time.Duration // from SIGTERM to a failure of Stop
+	StopTimeout     time.Duration // maximum time between SIGTERM and the end of the process
 
 	cmd    *exec.Cmd
 	output bytes.Buffer
@@ -44,10 +43,10 @@ type Mount struct {
 	Options        []string
 }
 
-var started atomic.Int64 // containers of this process
+var started atomic.Int64 // number of containers of this process
 
-// Start starts the container, which runs until Stop or the end of the test. It skips the test
-// where runc cannot run containers.
+// Start starts the container, which runs until Stop or the end of the test. If runc cannot run
+// containers on this machine, it skips the test.
 func (c *Container) Start(t testing.TB) {
 	t.Helper()
 	need.Containers(t)
@@ -68,11 +67,11 @@ func (c *Container) Start(t testing.TB) {
 	}
 	c.exited = make(chan struct{})
 	go func() {
-		_ = c.cmd.Wait() // Stop reads the exit code
+		_ = c.cmd.Wait() // Stop checks the exit code
 		close(c.exited)
 	}()
 	t.Cleanup(func() {
-		_ = exec.Command("runc", "--root", state, "delete", "--force", id).Run() // fails after Stop
+		_ = exec.Command("runc", "--root", state, "delete", "--force", id).Run() // fails if Stop was called
 		<-c.exited
 		if t.Failed() {
 			t.Logf("output of %q:\n%s", c.Args, &c.output)
@@ -80,8 +79,8 @@ func (c *Container) Start(t testing.TB) {
 	})
 }
 
-// Stop stops the container as a kubelet and systemd do, and fails the test unless its process
-// exits with 0 in time.
+// Stop stops the container like kubelet and systemd. It fails the test unless the process exits with
+// code 0 within StopTimeout.
 func (c *Container) Stop(t testing.TB) {
 	t.Helper()
 	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {

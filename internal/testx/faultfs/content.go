@@ -9,8 +9,8 @@ import (
 
 const pageSize = 4096
 
-// content is the bytes of a file. A page that is nil is a hole. Pages in a content never change,
-// so that contents can share them.
+// content is the content of a file. A nil page is a hole. Pages are never modified, so several
+// contents can share them.
 type content struct {
 	size  int64
 	pages [][]byte
@@ -27,7 +27,7 @@ func (c *content) grow(size int64) {
 	}
 }
 
-// write keeps data, which must not change afterwards.
+// write stores data. The caller must not modify data after the call.
 func (c *content) write(offset int64, data []byte) {
 	c.grow(offset + int64(len(data)))
 	for len(data) > 0 {

@@ -1,15 +1,15 @@
-// Package faultfs is a file system for tests that loses data that was not synced, and fails or
-// stops on request. It is mounted with FUSE, so that the code under test makes its real system
-// calls.
+// Package faultfs is a file system for tests that loses unsynced data, and makes operations fail or
+// stop on request. It is mounted with FUSE, so that the code under test makes real system calls.
 //
-// A Volume is one disk on it. It distinguishes durable data from data in memory, as POSIX does:
+// A Volume represents one disk. It distinguishes durable data from data in memory, as POSIX does:
 //
-//   - data, size and times of a file become durable when the file is synced, without its name;
-//   - names (create, rename, unlink, mkdir) become durable when their folder is synced, without
-//     the file;
-//   - a rename happens as a whole or not at all.
+//   - data, size and times of a file become durable when the file is synced, but its name does not;
+//   - names (create, rename, unlink, mkdir) become durable when their folder is synced, but the
+//     files do not;
+//   - a rename takes effect completely or not at all.
 //
-// A power cut (Survive) keeps a part of the changes that are not durable, which depends on the
-// seed: none, all, the first n, or any of them, down to single pages. A size may survive without
-// its data, which then reads as zeros. A sync that fails loses changes in the same way, for good.
+// A simulated power failure (Survive) keeps some of the changes that are not durable. The seed
+// determines which: none, all, the first n, or any subset, with single pages as the smallest unit. A
+// file may keep its size without its data, which is then read as zeros. A sync that fails loses
+// changes in the same way, permanently.
 package faultfs

@@ -51,7 +51,7 @@ func TestOnlyWhatIsSyncedIsDurable(t *testing.T) {
 	}
 	syncPath(t, file)
 	if left := contents(t, v.SurviveSynced()); len(left) != 0 {
-		t.Errorf("the file was synced, its name was not: %q", left)
+		t.Errorf("the file was synced, but not its name: %q", left)
 	}
 	syncPath(t, v.Path())
 	if left := contents(t, v.SurviveSynced()); left["file"] != "one" {
@@ -62,11 +62,11 @@ func TestOnlyWhatIsSyncedIsDurable(t *testing.T) {
 		t.Errorf("after a change that was not synced: %q", left)
 	}
 	if now := contents(t, v); now["file2"] != "second" || len(now) != 1 {
-		t.Errorf("before the cut: %q", now)
+		t.Errorf("before the power failure: %q", now)
 	}
 }
 
-// TestCutsDiffer checks that the seeds cover the losses of writers that do not sync.
+// TestCutsDiffer checks that the seeds cover all losses of a program that does not sync.
 func TestCutsDiffer(t *testing.T) {
 	v := Mount(t).NewVolume()
 	file := filepath.Join(v.Path(), "file")
@@ -79,7 +79,7 @@ func TestCutsDiffer(t *testing.T) {
 		after := v.Survive(seed)
 		left := contents(t, after)
 		if again := contents(t, v.Survive(seed)); again["file"] != left["file"] {
-			t.Fatalf("seed %d gives now this and now that", seed)
+			t.Fatalf("seed %d has different results in two runs", seed)
 		}
 		switch data := left["file"]; {
 		case data == "old":
@@ -96,7 +96,7 @@ func TestCutsDiffer(t *testing.T) {
 		after.Close()
 	}
 	if len(seen) < 4 {
-		t.Errorf("200 cuts give only %v", seen)
+		t.Errorf("200 power failures have only the results %v", seen)
 	}
 }
 
@@ -113,13 +113,13 @@ func TestPlanFailsAndStops(t *testing.T) {
 		return nil
 	})
 	if err := os.WriteFile(file, []byte("x"), 0o644); !errors.Is(err, syscall.ENOSPC) {
-		t.Errorf("the first write: %v", err)
+		t.Errorf("first write: %v", err)
 	}
 	if err := os.WriteFile(file, []byte("x"), 0o644); err != nil {
-		t.Errorf("the second write: %v", err)
+		t.Errorf("second write: %v", err)
 	}
 	if err := os.Rename(file, file+"2"); !errors.Is(err, syscall.EIO) {
-		t.Errorf("the rename that stops: %v", err)
+		t.Errorf("the rename at which the volume stops: %v", err)
 	}
 	if _, err := os.ReadDir(v.Path()); !errors.Is(err, syscall.EIO) {
 		t.Errorf("after the stop: %v", err)
@@ -146,7 +146,7 @@ func TestFailedSyncLosesWhatItWasToSave(t *testing.T) {
 		file, err := os.Open(name)
 		check(t, err)
 		if err := file.Sync(); !errors.Is(err, syscall.EIO) {
-			t.Fatalf("the first sync: %v", err)
+			t.Fatalf("first sync: %v", err)
 		}
 		check(t, file.Sync(), file.Close())
 		if data := contents(t, v)["file"]; data != string(bytes.Repeat([]byte("x"), 4*pageSize)) {
@@ -154,6 +154,6 @@ func TestFailedSyncLosesWhatItWasToSave(t *testing.T) {
 		}
 	}
 	if lost == 0 {
-		t.Error("nothing was ever lost")
+		t.Error("no change was ever lost")
 	}
 }

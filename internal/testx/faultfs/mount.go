@@ -25,12 +25,11 @@ type FS struct {
 	mu      sync.Mutex
 	volumes map[string]*Volume
 	nodes   map[uint64]*node
-	last    uint64 // number of a node or a volume
+	last    uint64 // number of the last node or volume
 	clock   time.Time
 }
 
-// Mount mounts a file system for one test. It skips the test where this process may not
-// mount FUSE.
+// Mount mounts a file system for one test. It skips the test if this process cannot mount FUSE.
 func Mount(t testing.TB) *FS {
 	t.Helper()
 	need.FUSE(t)
@@ -42,7 +41,7 @@ func Mount(t testing.TB) *FS {
 		DisableXAttrs:      true,
 		DisableSplice:      true,
 
-		ExplicitDataCacheControl: true, // for a Volume with Cached
+		ExplicitDataCacheControl: true, // needed for Volume.UsePageCache
 		MaxWrite:                 1 << 20,
 		FsName:                   "faultfs",
 		Name:                     "faultfs",
@@ -57,21 +56,22 @@ func Mount(t testing.TB) *FS {
 	stop := startUnmounter(t, dir)
 	t.Cleanup(func() {
 		err := server.Unmount()
-		// While another test starts a process, that process has copies of all descriptors for a moment.
+		// While another test starts a process, the new process temporarily has copies of all
+		// descriptors.
 		for began := time.Now(); err != nil && time.Since(began) < 10*time.Second; {
 			err = server.Unmount()
 		}
 		if err != nil {
 			t.Errorf("unmount %s: %v", dir, err)
-			_ = syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // the error is reported above
+			_ = syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // the first error is reported above
 		}
 		stop()
 	})
 	return f
 }
 
-// startUnmounter starts a process that unmounts dir when this process dies early. Otherwise a thread that
-// waits for a response of its own process could not be ended, not even by kill -9.
+// startUnmounter starts a process that unmounts dir if this process dies early. Otherwise a thread
+// that waits for a response of its own process could not be killed, not even by kill -9.
 func startUnmounter(t testing.TB, dir string) (stop func()) {
 	t.Helper()
 	script := `while grep -qs "^State:.[^ZX]" /proc/$0/status && ! grep -qs "^SigPnd:.*1..$" /proc/$0/status; do sleep 1; done; exec umount -f -l "$1"`
@@ -81,7 +81,7 @@ func startUnmounter(t testing.TB, dir string) (stop func()) {
 	}
 	return func() {
 		_ = watcher.Process.Kill() // it exists until Wait
-		_ = watcher.Wait()         // Kill ended it
+		_ = watcher.Wait()         // returns an error because Kill ended the process
 	}
 }
 
@@ -115,7 +115,7 @@ func (f *FS) newNode(v *Volume, mode uint32) *node {
 	return n
 }
 
-// tick returns a time that is later than all before.
+// tick returns a time that is later than all previous ones.
 func (f *FS) tick() time.Time {
 	now := time.Now()
 	if !now.After(f.clock) {

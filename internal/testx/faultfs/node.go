@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// node is a file or a folder. Its plain fields have its current state, durable its state at its
-// last sync, and log the changes since.
+// node is a file or a folder. Its embedded state is the current one, durable is the state at the last
+// sync, and log contains the changes since then.
 type node struct {
 	v      *Volume
 	id     uint64 // for the kernel
@@ -36,7 +36,7 @@ func (s state) clone() state {
 	return s
 }
 
-// change is one change of a node. Exactly one kind of change is set.
+// change is one change of a node. Only the fields of one kind of change are set.
 type change struct {
 	data   []byte // written at offset
 	offset int64
@@ -44,10 +44,10 @@ type change struct {
 	truncate bool
 	size     int64
 
-	link      string // a new name for child
-	unlink    string // a removed name; together with link a rename
+	link      string // new name for child
+	unlink    string // removed name; together with link it is a rename
 	child     *node
-	exchanged *node // in an exchange, the new node of the name in unlink
+	exchanged *node // for an exchange: the node that gets the name in unlink
 }
 
 func (n *node) isFolder() bool { return n.mode&syscall.S_IFMT == syscall.S_IFDIR }
@@ -60,7 +60,7 @@ func (n *node) path() string {
 	return path.Join(n.parent.path(), n.name)
 }
 
-// do makes a change that is not durable.
+// do makes a change, which is not durable before the next sync.
 func (n *node) do(c change) {
 	n.log = append(n.log, c)
 	n.now.apply(c)
@@ -96,8 +96,9 @@ func (n *node) sync() {
 	n.durable, n.log = n.now.clone(), nil
 }
 
-// failSync is a sync that fails: some changes are durable, the others are lost, and no later sync
-// writes them. A folder loses nothing, because a file system that cannot write its journal stops.
+// failSync performs a sync that fails: some changes become durable, and the others are lost, so that
+// no later sync writes them. A folder loses no changes, because a real file system stops if it cannot
+// write its journal.
 func (n *node) failSync(random *rand.Rand) {
 	if n.isFolder() {
 		return
@@ -105,23 +106,23 @@ func (n *node) failSync(random *rand.Rand) {
 	was := n.now
 	n.now = n.survivor(random, random.IntN(modes))
 	n.now.mtime, n.now.ctime = was.mtime, was.ctime
-	if n.v.pageCache { // the inode is written nevertheless
+	if n.v.pageCache { // the inode is written in any case
 		n.now.content.truncate(was.content.size)
 	}
 	n.sync()
 }
 
-// How many of the changes that are not durable survive.
+// Modes that determine which of the changes that are not durable survive.
 const (
 	none = iota
 	all
-	first // so many, in order
+	first // a number of changes, in order
 	some
 	most
 	modes
 )
 
-// survivor returns the node after a power cut.
+// survivor returns the state of the node after a power failure.
 func (n *node) survivor(random *rand.Rand, mode int) state {
 	switch mode {
 	case none:
@@ -139,7 +140,7 @@ func (n *node) survivor(random *rand.Rand, mode int) state {
 		}
 		return s
 	}
-	lost := 2 // one of so many
+	lost := 2 // one of this number of changes is lost
 	if mode == most {
 		lost = 10
 	}
@@ -156,7 +157,7 @@ func (n *node) survivor(random *rand.Rand, mode int) state {
 	return s
 }
 
-// pieces are the parts of a change that can survive separately.
+// pieces divides a change into the parts that can survive separately.
 func (c change) pieces() []change {
 	if c.data == nil {
 		return []change{c}

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// requests implements the requests of the kernel. The methods are those of fuse.RawFileSystem.
+// requests implements the requests of the kernel. Its methods are those of fuse.RawFileSystem.
 type requests struct {
 	fuse.RawFileSystem
 	fs *FS
 }
 
-// find returns a node and its path, and nil for a node of a closed volume.
+// find returns a node and its path. For a node of a closed volume it returns nil.
 func (r *requests) find(id uint64) (*node, string) {
 	r.fs.mu.Lock()
 	defer r.fs.mu.Unlock()
@@ -26,7 +26,7 @@ func (r *requests) find(id uint64) (*node, string) {
 	return n, n.path()
 }
 
-// begin finds a node for an operation on it.
+// begin returns the node for an operation on it.
 func (r *requests) begin(id uint64, kind string, changes bool) (*node, fuse.Status) {
 	n, path := r.find(id)
 	if n == nil {
@@ -35,7 +35,7 @@ func (r *requests) begin(id uint64, kind string, changes bool) (*node, fuse.Stat
 	return n, fuse.Status(n.v.begin(kind, path, changes))
 }
 
-// beginChild is begin for an operation on the name in the folder id.
+// beginChild is like begin, for an operation on a name in the folder id.
 func (r *requests) beginChild(id uint64, name, kind string, changes bool) (*node, fuse.Status) {
 	n, path := r.find(id)
 	if n == nil {
@@ -216,8 +216,8 @@ func (r *requests) StatFs(_ <-chan struct{}, h *fuse.InHeader, out *fuse.StatfsO
 			return status
 		}
 	}
-	// The unit of the counts is Frsize. Bsize is a hint with another value, as on network file
-	// systems.
+	// The counts are in units of Frsize. Bsize is only a hint. It has another value, as on network
+	// file systems.
 	out.Bsize, out.Frsize, out.NameLen = 1<<20, pageSize, 255
 	out.Blocks, out.Bfree, out.Bavail = Total/pageSize, Free/pageSize, Free/pageSize
 	return fuse.OK
@@ -229,8 +229,8 @@ const (
 	Free  = 16 << 30
 )
 
-// There is no Flush: the kernel would wait for it when a process that is itself the server ends
-// with open files.
+// Flush is not implemented: if the process that serves the file system ended with open files, the
+// kernel would wait for a response to Flush.
 func (r *requests) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.ENOSYS }
 
 func (r *requests) Release(<-chan struct{}, *fuse.ReleaseIn) {}
@@ -239,7 +239,7 @@ func (r *requests) ReleaseDir(*fuse.ReleaseIn) {}
 
 func (r *requests) Access(<-chan struct{}, *fuse.AccessIn) fuse.Status { return fuse.ENOSYS }
 
-// Operations that change and list the names in a folder.
+// The following operations change and list the names in a folder.
 
 func (r *requests) Create(_ <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	n, status := r.beginChild(in.NodeId, name, "create", true)
@@ -360,7 +360,7 @@ func (r *requests) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, _ *fuse.OpenOut) 
 
 func (r *requests) ReadDir(_ <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	if in.NodeId == fuse.FUSE_ROOT_ID {
-		return fuse.OK // volumes are looked up by name
+		return fuse.OK // lookups of volumes work by name
 	}
 	n, status := r.begin(in.NodeId, "list", false)
 	if status != fuse.OK {

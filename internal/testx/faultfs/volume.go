@@ -15,18 +15,18 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Op is one request that a volume is about to execute.
+// Op is an operation that a volume is about to execute.
 type Op struct {
 	Kind         string // "write", "sync", "truncate", "create", "mkdir", "rename", "exchange", "noreplace", "unlink", "rmdir", "chmod"; "open", "read", "list", "stat", "statfs"
-	Path         string // in the volume; the old name of a rename
-	Count        int    // number among the operations of its kind and path, from 1
-	ChangeNumber int    // number among the operations that change or sync something, from 1; 0 if it only reads
+	Path         string // path in the volume; for a rename, the old name
+	Count        int    // number among the operations of the same kind and path, starting at 1
+	ChangeNumber int    // number among the operations that change or sync data, starting at 1; 0 if the operation only reads
 }
 
 func (o Op) String() string { return fmt.Sprintf("%s %s %d", o.Kind, o.Path, o.Count) }
 
-// ErrStop stops the volume: this and every later operation fails with EIO and has no effect, as if
-// the process had been killed before it.
+// ErrStop stops the volume: this and every later operation fails with EIO and has no effect, as after
+// a kill of the process.
 var ErrStop = errors.New("stop")
 
 // Volume is one disk. It is safe for concurrent use.
@@ -39,7 +39,7 @@ type Volume struct {
 	changes      int
 	trace        []Op
 	stopped      bool
-	random       *rand.Rand // for failing syncs
+	random       *rand.Rand // for syncs that fail
 	pageCache    bool
 	wholeSeconds bool
 }
@@ -47,24 +47,24 @@ type Volume struct {
 // Path returns the mount point of the volume.
 func (v *Volume) Path() string { return filepath.Join(v.fs.dir, v.name) }
 
-// Plan calls f before every operation. On nil the operation happens, on a syscall.Errno it fails,
-// and on ErrStop the volume stops. f may call methods of the volume, but make no system calls on
-// it.
+// Plan sets a function that is called before every operation. If f returns nil, the operation is
+// executed; if it returns a syscall.Errno, the operation fails; if it returns ErrStop, the volume
+// stops. f may call methods of the volume, but must not make system calls on it.
 func (v *Volume) Plan(f func(Op) error) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	v.plan = f
 }
 
-// Trace returns the operations so far.
+// Trace returns all operations so far.
 func (v *Volume) Trace() []Op {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	return append([]Op(nil), v.trace...)
 }
 
-// Restart ends a stop, as the next process finds the volume after kill -9: with all data in
-// memory. Plan, counts and trace begin again.
+// Restart ends a stop. The volume is in the state that the next process finds after kill -9, with all
+// data in memory. Plan, counts and trace are reset.
 func (v *Volume) Restart() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -72,14 +72,14 @@ func (v *Volume) Restart() {
 	v.counts = map[string]int{}
 }
 
-// Survive returns the state after a power cut, as a volume of its own at another path. The volume
+// Survive returns the state after a power failure as a separate volume at another path. The volume
 // itself does not change, and Survive can be called repeatedly.
 func (v *Volume) Survive(seed uint64) *Volume {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	after := v.fs.newVolume(seed)
 	random := rand.New(rand.NewPCG(seed, 1))
-	mode := -1 // each node has its own
+	mode := -1 // each node has a different mode
 	if n := random.IntN(2 * modes); n < modes {
 		mode = n
 	}
@@ -87,7 +87,7 @@ func (v *Volume) Survive(seed uint64) *Volume {
 	return after
 }
 
-// SurviveSynced is Survive without any change that is not durable.
+// SurviveSynced is like Survive, but loses all changes that are not durable.
 func (v *Volume) SurviveSynced() *Volume {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -96,7 +96,7 @@ func (v *Volume) SurviveSynced() *Volume {
 	return after
 }
 
-// Close removes the volume. Nothing may use it afterwards.
+// Close removes the volume. It must not be used after that.
 func (v *Volume) Close() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -108,7 +108,7 @@ func (v *Volume) Close() {
 	}
 }
 
-// survivorIn copies the remains of n and of everything below it to another volume.
+// survivorIn copies the surviving state of n and of all nodes below it to another volume.
 func (n *node) survivorIn(to *Volume, parent *node, random *rand.Rand, mode int) *node {
 	how := mode
 	if how < 0 {
@@ -126,7 +126,7 @@ func (n *node) survivorIn(to *Volume, parent *node, random *rand.Rand, mode int)
 	return left
 }
 
-// begin calls the plan for an operation on the node at path. The caller does not hold the lock.
+// begin calls the plan for an operation on the node at path. The caller must not hold the lock.
 func (v *Volume) begin(kind, path string, changes bool) syscall.Errno {
 	v.fs.mu.Lock()
 	op := Op{Kind: kind, Path: path}
@@ -158,7 +158,7 @@ func (v *Volume) begin(kind, path string, changes bool) syscall.Errno {
 	return 0
 }
 
-// SyncAll makes everything durable, as sync(2) does. It does not count as an operation.
+// SyncAll makes everything durable, like sync(2). It does not count as an operation.
 func (v *Volume) SyncAll() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -172,8 +172,8 @@ func (n *node) walk(visit func(*node)) {
 	}
 }
 
-// Put makes a file with all folders above it, as another process would. It is durable at once, and
-// does not count as an operation.
+// Put creates a file and all its parent folders, like another process. The file is immediately
+// durable. Put does not count as an operation.
 func (v *Volume) Put(path string, data []byte) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -186,7 +186,7 @@ func (v *Volume) Put(path string, data []byte) {
 			if i == len(elements)-1 {
 				mode = syscall.S_IFREG | 0o644
 			}
-			child, _ = n.make(name, mode) // it is not there
+			child, _ = n.make(name, mode) // the file does not exist yet
 			n.sync()
 		}
 		n = child
@@ -198,8 +198,8 @@ func (v *Volume) Put(path string, data []byte) {
 	n.sync()
 }
 
-// FlipBit changes a bit of the byte at offset of a file, as a write of another process would. It is
-// durable at once, and does not count as an operation.
+// FlipBit changes one bit of the byte at offset of a file, like a write of another process. The
+// change is immediately durable. FlipBit does not count as an operation.
 func (v *Volume) FlipBit(path string, offset int64) error {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
@@ -219,36 +219,35 @@ func (v *Volume) FlipBit(path string, offset int64) error {
 	return nil
 }
 
-// UsePageCache makes the files that are opened from now on use the page cache, as on file systems
-// without O_DIRECT. Changes that a failed sync lost then stay readable until somebody drops the
-// cache.
+// UsePageCache makes files that are opened later use the page cache, as on file systems without
+// O_DIRECT. Changes that a failed sync lost can then be read until the cache is dropped.
 func (v *Volume) UsePageCache() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	v.pageCache = true
 }
 
-// openFlags returns how the kernel has to treat an opened file.
+// openFlags returns the flags with which the kernel must open a file.
 func (v *Volume) openFlags(flags uint32) (uint32, fuse.Status) {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	switch {
 	case !v.pageCache:
-		return fuse.FOPEN_DIRECT_IO, fuse.OK // this package has its own page cache
+		return fuse.FOPEN_DIRECT_IO, fuse.OK // this package implements the page cache itself
 	case flags&syscall.O_DIRECT != 0:
 		return 0, fuse.EINVAL
 	}
 	return fuse.FOPEN_KEEP_CACHE, fuse.OK
 }
 
-// UseWholeSeconds makes times whole seconds, as on old file systems.
+// UseWholeSeconds truncates times to whole seconds, as on old file systems.
 func (v *Volume) UseWholeSeconds() {
 	v.fs.mu.Lock()
 	defer v.fs.mu.Unlock()
 	v.wholeSeconds = true
 }
 
-// times are the times that programs see.
+// times returns the times that programs see.
 func (n *node) times() (mtime, ctime time.Time) {
 	if n.v.wholeSeconds {
 		return n.now.mtime.Truncate(time.Second), n.now.ctime.Truncate(time.Second)

@@ -18,7 +18,7 @@ type answer struct {
 	record *Request
 	file   *file
 	faults map[Kind]Fault
-	nth    int // how often the last fault was due before
+	nth    int // how many earlier requests had the fault of the last call of due
 	cut    int64
 
 	w http.ResponseWriter
@@ -64,7 +64,7 @@ func (a *answer) redirect(to string) {
 	a.status(http.StatusFound)
 }
 
-// loopOf returns the URL that redirects back to the one of r: both differ only in the query.
+// loopOf returns a URL that redirects back to the URL of r. The two URLs differ only in the query.
 func loopOf(r *http.Request) string {
 	if r.URL.Query().Has("again") {
 		return r.URL.Path + "?fault=loop"
@@ -83,7 +83,7 @@ func (a *answer) authorized() bool {
 	return true
 }
 
-// content sends the file, or the requested range of it.
+// content sends the file, or the requested range.
 func (a *answer) content() {
 	size, etag := a.file.content.Size(), a.file.etag
 	if a.has(Empty) {
@@ -122,7 +122,7 @@ func (a *answer) validators(etag string) {
 	}
 }
 
-// span returns the first byte to send, and the end of the bytes to send.
+// span returns the first byte to send, and the end of the range.
 func (a *answer) span(etag string, size int64) (start, end int64) {
 	span, ok := strings.CutPrefix(a.r.Header.Get("Range"), "bytes=")
 	first, last, ok2 := strings.Cut(span, "-")
@@ -139,7 +139,7 @@ func (a *answer) span(etag string, size int64) (start, end int64) {
 	return start, size
 }
 
-// send sends the bytes from start to end of a file of size bytes, with the faults that are due.
+// send sends the bytes from start to end of a file of size bytes, with the faults of this request.
 func (a *answer) send(body io.Reader, start, end, size int64) {
 	h := a.w.Header()
 	status := http.StatusOK
@@ -200,7 +200,7 @@ func (a *answer) body(body io.Reader) {
 }
 
 func (a *answer) copy(w io.Writer, r io.Reader) {
-	n, _ := io.Copy(w, r) // a client that leaves is its own business
+	n, _ := io.Copy(w, r) // a client that disconnects is not an error
 	a.server.note(func() { a.record.Sent += n })
 }
 
@@ -218,7 +218,7 @@ func (a *answer) drip(body io.Reader) {
 	}
 }
 
-// reset closes the connection so that the client receives RST.
+// reset closes the connection in such a way that the client receives RST.
 func (a *answer) reset() {
 	conn, _, err := a.w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -230,8 +230,8 @@ func (a *answer) reset() {
 	conn.Close()
 }
 
-// raw writes responses that net/http does not let a handler write: a body without a length, or one
-// that is longer than its Content-Length.
+// raw writes responses that net/http does not allow: a body without a length, or a body that is
+// longer than its Content-Length.
 func (a *answer) raw(status int, length int64, body io.Reader) {
 	conn, rw, err := a.w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -257,7 +257,7 @@ func (a *answer) raw(status int, length int64, body io.Reader) {
 	rw.Flush()
 }
 
-// flipped reads a content with one changed byte.
+// flipped is a reader of a content with one changed byte.
 type flipped struct {
 	io.Reader
 	at, wrong int64

@@ -8,10 +8,10 @@ import (
 	"math/rand/v2"
 )
 
-// Bytes returns a content with the bytes b.
+// Bytes returns a Content with the bytes b.
 func Bytes(b []byte) Content { return bytes.NewReader(b) }
 
-// Random returns n random bytes. Equal seeds give equal bytes.
+// Random returns n random bytes. Equal seeds return equal bytes.
 func Random(seed uint64, n int) []byte {
 	b := make([]byte, n)
 	var key [32]byte
@@ -20,8 +20,8 @@ func Random(seed uint64, n int) []byte {
 	return b
 }
 
-// Repeated is a content of size bytes that repeats period, so that a large content needs no
-// memory. Its blocks of zeros are holes on a disk.
+// Repeated returns a Content of size bytes that repeats period, so that a large content needs no
+// memory. On a disk, its blocks of zeros are holes.
 func Repeated(period []byte, size int64) Content { return repeated{period, size} }
 
 type repeated struct {
@@ -31,12 +31,12 @@ type repeated struct {
 
 func (r repeated) Size() int64 { return r.size }
 
-func (r repeated) ReadAt(p []byte, at int64) (int, error) {
+func (r repeated) ReadAt(p []byte, offset int64) (int, error) {
 	n := 0
-	for n < len(p) && at < r.size {
-		from := r.period[at%int64(len(r.period)):]
-		c := copy(p[n:min(int64(len(p)), int64(n)+r.size-at)], from)
-		n, at = n+c, at+int64(c)
+	for n < len(p) && offset < r.size {
+		from := r.period[offset%int64(len(r.period)):]
+		c := copy(p[n:min(int64(len(p)), int64(n)+r.size-offset)], from)
+		n, offset = n+c, offset+int64(c)
 	}
 	if n < len(p) {
 		return n, io.EOF

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Kind is a kind of fault. The package comment describes each.
+// Kind is a kind of fault. The package comment describes all kinds.
 type Kind string
 
 // The kinds of faults.
@@ -44,18 +44,18 @@ const (
 // Fault is a fault with its parameters.
 type Fault struct {
 	Kind  Kind
-	At    int64  // a byte of the body, or how many
-	Times int    // on how many requests it happens; 0: on all
-	Skip  int    // on how many requests it does not happen before
-	To    string // where a redirect leads
-	After string // Retry-After
+	At    int64  // an offset in the body, or a number of bytes
+	Times int    // number of requests with the fault; 0: all
+	Skip  int    // number of requests before the first fault
+	To    string // target of a redirect
+	After string // value of Retry-After
 }
 
 // parseFaults parses the faults that a URL requests.
 func parseFaults(q url.Values) []Fault {
 	var faults []Fault
 	for i, kind := range q["fault"] {
-		at, _ := strconv.ParseInt(particular(q, "at", i), 10, 64) // 0 is as good as nothing
+		at, _ := strconv.ParseInt(particular(q, "at", i), 10, 64) // an invalid number counts as 0
 		times, _ := strconv.Atoi(particular(q, "times", i))
 		skip, _ := strconv.Atoi(particular(q, "skip", i))
 		faults = append(faults, Fault{
@@ -72,8 +72,8 @@ func particular(q url.Values, key string, i int) string {
 	return q.Get(key)
 }
 
-// due counts each fault for the path or URL that requested it, and returns those that happen on
-// this request.
+// due counts this request for each fault of a path or URL, and adds the faults that affect this
+// request.
 func (a *answer) due(where string, faults []Fault) {
 	for i, f := range faults {
 		key := fmt.Sprintf("%s %d %s", where, i, f.Kind)

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mapped returns the path of a file with these bytes, and its memory. Until the test ends, the
-// file is mapped as by a program that writes to it. Its first and its last page are dirty already,
-// so that a write to them does not change the modification time of the file.
+// Mapped creates a file with the given content, and returns its path and its mapped memory. The file
+// is mapped until the test ends, as by a program that writes to it. Its first and its last page are
+// already dirty, so that a write to them does not change the modification time of the file.
 func Mapped(t testing.TB, content []byte) (path string, memory []byte) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "mapped")
@@ -33,7 +33,7 @@ func Mapped(t testing.TB, content []byte) (path string, memory []byte) {
 		}
 	})
 	memory[0], memory[len(memory)-1] = ^content[0], ^content[len(content)-1]
-	long := time.Now().Add(-time.Hour) // the time of a file goes by the clock's ticks
+	long := time.Now().Add(-time.Hour) // old enough for a change of the time to be visible
 	if err := os.Chtimes(path, long, long); err != nil {
 		t.Fatal(err)
 	}

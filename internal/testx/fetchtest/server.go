@@ -25,8 +25,8 @@ type Request struct {
 	Host                string
 	Range, IfRange      string
 	Header              http.Header
-	Status              int   // of the answer; 0 when the connection was taken over
-	Sent                int64 // bytes of content that were written
+	Status              int   // status of the response; 0 if the server took over the connection
+	Sent                int64 // number of content bytes that were written
 }
 
 // Server is an HTTP handler. It is safe for concurrent use.
@@ -35,7 +35,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	files    map[string]*file
-	counts   map[string]int // how often a fault of an address was due
+	counts   map[string]int // number of requests, by fault and path or URL
 	requests []*Request
 }
 
@@ -60,18 +60,18 @@ func Start(t testing.TB) *Server {
 	return s
 }
 
-// StartTLS is Start with https. ca is the certificate authority of the server, in PEM.
+// StartTLS is like Start, but with https. ca is the certificate authority of the server in PEM.
 func StartTLS(t testing.TB) (s *Server, ca []byte) {
 	s = New()
 	listening := httptest.NewUnstartedServer(s)
-	listening.Config.ErrorLog = log.New(io.Discard, "", 0) // clients that do not trust it are expected
+	listening.Config.ErrorLog = log.New(io.Discard, "", 0) // errors of clients that do not trust the server are expected
 	listening.StartTLS()
 	t.Cleanup(listening.Close)
 	s.URL = listening.URL
 	return s, certificatePEM(listening.Certificate())
 }
 
-// Serve serves content at path from now on, with the faults, and returns its URL.
+// Serve makes the server send content at path, with the faults, and returns the URL.
 func (s *Server) Serve(path string, content Content, faults ...Fault) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,8 +81,8 @@ func (s *Server) Serve(path string, content Content, faults ...Fault) string {
 	return s.URL + path
 }
 
-// etagOf returns the digest of the content, or of the ends of a large one, so that the server need
-// not read all of it.
+// etagOf returns the digest of the content. For a large content, it uses only the begin and the end,
+// so that the server need not read all of it.
 func etagOf(path string, c Content) string {
 	const small = 64 << 20
 	h := sha256.New()
@@ -96,7 +96,7 @@ func etagOf(path string, c Content) string {
 	return `"` + hex.EncodeToString(h.Sum(nil)[:12]) + `"`
 }
 
-// Requests returns the requests so far, in their order.
+// Requests returns all requests so far, in order.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,7 +138,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// note changes a record. Requests may read it at the same time.
+// note calls change with the lock that guards the records.
 func (s *Server) note(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package files changes files and folders in tests, and ends the test when that fails.
+// Package files changes files and folders in tests. If a change fails, the test ends.
 package files
 
 import (
@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// Put writes a file in place, and creates the folders above it. elem are the elements of
-// its path.
+// Put writes a file, and creates its parent folders. elem are the elements of its path.
 func Put(t testing.TB, data string, elem ...string) {
 	t.Helper()
 	name := filepath.Join(elem...)
@@ -16,7 +15,7 @@ func Put(t testing.TB, data string, elem ...string) {
 	check(t, os.WriteFile(name, []byte(data), 0o644))
 }
 
-// Remove removes a file or a folder with everything in it.
+// Remove removes a file, or a folder with all its content.
 func Remove(t testing.TB, elem ...string) {
 	t.Helper()
 	check(t, os.RemoveAll(filepath.Join(elem...)))
@@ -28,7 +27,7 @@ func Rename(t testing.TB, from, to string) {
 	check(t, os.Rename(from, to))
 }
 
-// SwapLink creates the symlink, or changes its target in one step.
+// SwapLink creates a symlink, or atomically replaces its target.
 func SwapLink(t testing.TB, target, link string) {
 	t.Helper()
 	check(t, os.Symlink(target, link+"_tmp"))

@@ -1,4 +1,4 @@
-// Package imagetest has the image files for tests of the packages that read image formats.
+// Package imagetest provides image files for tests of packages that read image formats.
 package imagetest
 
 import (
@@ -27,12 +27,12 @@ func Gunzip(t testing.TB, name string) []byte {
 	return b
 }
 
-// Sparse is a file of Size bytes: Head and then zeros. It counts the bytes that are read. It is
-// for one goroutine.
+// Sparse is a file of Size bytes that consists of Head and zeros. It counts the bytes that are read.
+// It is not safe for concurrent use.
 type Sparse struct {
 	Head  []byte
 	Size  int64
-	Bytes int64 // that were read
+	Bytes int64 // number of bytes that were read
 }
 
 // ReadAt implements io.ReaderAt.

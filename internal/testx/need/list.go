@@ -2,27 +2,27 @@ package need
 
 import "slices"
 
-// Program is something that tests execute and that a minimal Debian lacks, or that other
-// systems lack.
+// Program is a program that tests execute and that a minimal Debian system, or another system, does
+// not contain.
 type Program struct {
 	Name     string
 	Packages string // Debian packages, separated by spaces
-	Module   string // in place of Packages: a Go program with its version, for "go run"
-	NPM      string // in place of Packages: the folder of a package.json
-	Reason   string // what tests do with it, for people; completes "tests use it to …"
+	Module   string // instead of Packages: a Go program with its version, for "go run"
+	NPM      string // instead of Packages: the folder of a package.json
+	Reason   string // why tests need it, for users; completes "tests use it to …"
 }
 
 // Go programs of List.
 const (
-	// Versitygw is an S3 server. It is not a requirement of our module, which would then
-	// require some hundred others.
+	// Versitygw is an S3 server. It is not a requirement of this module, because it would add some
+	// hundred other modules.
 	Versitygw = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
-	// Kustomize builds the manifests of examples/kubernetes where kubectl, which includes
-	// it, is not installed. It is not a requirement of our module either.
+	// Kustomize builds the manifests of examples/kubernetes where kubectl, which includes it, is not
+	// installed. It is not a requirement of this module either.
 	Kustomize = "sigs.k8s.io/kustomize/kustomize/v5@v5.7.1"
 )
 
-// List has the programs in alphabetical order.
+// List contains the programs in alphabetical order.
 var List = []Program{
 	{Name: "bzip2", Packages: "bzip2", Reason: "pack images for downloads"},
 	{Name: "cryptsetup", Packages: "cryptsetup-bin", Reason: "write and check LUKS2 images"},
@@ -40,7 +40,7 @@ var List = []Program{
 	{Name: "qemu-img", Packages: "qemu-utils", Reason: "write and check qcow2 images"},
 	{Name: "qemu-io", Packages: "qemu-utils", Reason: "write into qcow2 images"},
 	{Name: "runc", Packages: "runc", Reason: "run the daemon in containers as Kubernetes does"},
-	{Name: "setpriv", Packages: "util-linux", Reason: "run the program without rights"},
+	{Name: "setpriv", Packages: "util-linux", Reason: "run the program without privileges"},
 	{Name: "systemd-analyze", Packages: "systemd", Reason: "check the units of examples/systemd"},
 	{Name: "tc", Packages: "iproute2", Reason: "limit the rate of links between nodes"},
 	{Name: "tus-js-client", NPM: "testdata/tus", Reason: "upload as web pages do"},

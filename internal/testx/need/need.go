@@ -1,16 +1,16 @@
-// Package need states what a test needs from the machine: programs and rights. A test that
-// lacks one is skipped, and the skip names the program, its Debian package, or the right.
+// Package need checks the requirements of a test: programs and privileges. If one is missing, the
+// test is skipped, and the message names the program and its Debian package, or the privilege.
 //
-// List is the only list of programs. Command testall ("make test") installs from it, and
+// List is the only list of programs. The command testall ("make test") installs these programs, and
 // Programs and Command accept no other name.
 //
-// Two environment variables, which testall sets, change what the functions do:
+// Two environment variables change the behaviour; testall sets them:
 //
-//   - TESTX_MISSING names the programs that testall has not found, separated by spaces. It is
-//     authoritative if it is set. It also makes cached results correct: go test reuses a result
-//     only while the variables that the test has read are unchanged, and it does not see that
-//     a program was installed.
-//   - TESTX_STRICT=1 turns a skip for a missing program into a failure. .ci/run sets it.
+//   - TESTX_MISSING contains the names of the programs that testall has not found, separated by
+//     spaces. If it is set, it is authoritative. It also makes cached test results correct: go
+//     test reuses a result while the variables that the test has read are unchanged, and it
+//     would not detect that a program was installed.
+//   - TESTX_STRICT=1 makes a missing program a failure instead of a skip. .ci/run sets it.
 package need
 
 import (
@@ -33,8 +33,8 @@ const (
 	StrictVar  = "TESTX_STRICT"
 )
 
-// SystemFolders are searched after $PATH: Debian leaves them out of the $PATH of a user, and
-// cryptsetup, ip, tc and mkfs.xfs are in them.
+// SystemFolders are searched after $PATH, because Debian omits them from the $PATH of a user. They
+// contain cryptsetup, ip, tc and mkfs.xfs.
 const SystemFolders = "/usr/local/sbin:/usr/sbin:/sbin"
 
 // T is the part of testing.TB and testscript.T that this package uses.
@@ -43,8 +43,8 @@ type T interface {
 	Fatal(...any)
 }
 
-// Programs skips the test unless all the programs are there. It fails the test instead if
-// TESTX_STRICT is set, and if a name is not in List.
+// Programs skips the test if one of the programs is missing. If TESTX_STRICT is set, it fails the
+// test instead. It also fails the test if a name is not in List.
 func Programs(t T, names ...string) {
 	mark(t)
 	for _, name := range names {
@@ -62,8 +62,8 @@ func Programs(t T, names ...string) {
 	}
 }
 
-// Command returns a command that runs one of the programs, with its full path. Like Programs,
-// it skips the test if the program is missing.
+// Command returns a command that runs one of the programs with its full path. Like Programs, it skips
+// the test if the program is missing.
 func Command(t T, name string, args ...string) *exec.Cmd {
 	mark(t)
 	Programs(t, name)
@@ -75,8 +75,8 @@ func Command(t T, name string, args ...string) *exec.Cmd {
 	return exec.Command(path, args...)
 }
 
-// Root skips the test of a process that may not administer the machine: an ordinary user, or
-// root in a container without CAP_SYS_ADMIN. The reason completes "needs root to …".
+// Root skips the test if this process may not administer the machine: as an ordinary user, or as root
+// in a container without CAP_SYS_ADMIN. The reason completes "needs root to …".
 func Root(t T, reason string) {
 	mark(t)
 	switch {
@@ -87,15 +87,15 @@ func Root(t T, reason string) {
 	}
 }
 
-// hasSysAdmin reports whether this process may mount file systems and make namespaces.
+// hasSysAdmin reports whether this process may mount file systems and create namespaces.
 func hasSysAdmin() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	return unix.Capget(&header, &data[0]) == nil && data[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
 }
 
-// Device skips the test of a process that cannot open a device, such as /dev/loop-control in
-// a container. The reason completes "needs DEVICE to …".
+// Device skips the test if this process cannot open a device, such as /dev/loop-control in a
+// container. The reason completes "needs DEVICE to …".
 func Device(t T, device, reason string) {
 	mark(t)
 	f, err := os.OpenFile(device, os.O_RDWR, 0)
@@ -105,8 +105,8 @@ func Device(t T, device, reason string) {
 	f.Close()
 }
 
-// FUSE skips the test where this process cannot mount a FUSE file system: /dev/fuse has to be
-// writable, and a user who is not root needs fusermount3.
+// FUSE skips the test if this process cannot mount a FUSE file system: /dev/fuse must be writable,
+// and a user other than root needs fusermount3.
 func FUSE(t T) {
 	mark(t)
 	Device(t, "/dev/fuse", "mount a file system that injects faults")
@@ -117,19 +117,19 @@ func FUSE(t T) {
 	}
 }
 
-// NetworkNamespaces skips the test where "ip netns exec" does not work: for an ordinary user,
-// and in a chroot whose / is no mount point.
+// NetworkNamespaces skips the test if "ip netns exec" does not work: for an ordinary user, and in a
+// chroot whose / is not a mount point.
 func NetworkNamespaces(t T) {
 	mark(t)
 	Root(t, "make network namespaces")
 	Programs(t, "ip", "unshare")
-	// This is the first step of "ip netns exec".
+	// "ip netns exec" begins with this step.
 	if out, err := exec.Command("unshare", "--mount", "--propagation", "slave", "true").CombinedOutput(); err != nil {
 		t.Skip("needs network namespaces: " + strings.TrimSpace(string(out)))
 	}
 }
 
-// Containers skips the test where runc cannot run containers.
+// Containers skips the test if runc cannot run containers.
 func Containers(t T) {
 	mark(t)
 	NetworkNamespaces(t)
@@ -139,15 +139,15 @@ func Containers(t T) {
 	}
 }
 
-// mark makes the line of the caller the line of the skip, where t can do that.
+// mark makes the skip message show the line of the caller, if t supports this.
 func mark(t T) {
 	if h, ok := t.(interface{ Helper() }); ok {
 		h.Helper()
 	}
 }
 
-// Path returns the full path of the program, from $PATH and SystemFolders. A program that Fetch
-// fetches has none: Path returns "" for it, and an error only if testall could not fetch it.
+// Path returns the full path of the program, from $PATH or SystemFolders. For a program that Fetch
+// installs, Path returns "", and an error only if testall could not fetch it.
 func (p Program) Path() (string, error) {
 	if missing, set := os.LookupEnv(MissingVar); set && slices.Contains(strings.Fields(missing), p.Name) {
 		return "", fmt.Errorf("%s: %w", p.Name, exec.ErrNotFound)
@@ -167,9 +167,8 @@ func (p Program) Path() (string, error) {
 	return "", err
 }
 
-// Fetch builds a Go program, or installs an npm package, so that no test has to wait for it.
-// It does nothing if the go command or the folder has it already. root is the folder of our
-// module.
+// Fetch builds a Go program, or installs an npm package, so that no test has to wait for it. It does
+// nothing if this was done before. root is the folder of this module.
 func (p Program) Fetch(ctx context.Context, root string) error {
 	cmd := exec.CommandContext(ctx, "go", "run", "-exec", "true", p.Module)
 	if p.NPM != "" {
@@ -189,7 +188,7 @@ func (p Program) Fetch(ctx context.Context, root string) error {
 
 var installing sync.Mutex // npm
 
-// skipText is parsed by nobody: testall groups skips by their whole text.
+// skipText returns the reason for a skip. testall groups skips by this text, but does not parse it.
 func (p Program) skipText() string {
 	if p.Packages == "" {
 		return fmt.Sprintf("needs %s (%s): it could not be fetched", p.Name, p.Module+p.NPM)

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// recorder is a test that panics with its end.
+// recorder is a test that panics with its result.
 type recorder struct{}
 
 func (recorder) Skip(a ...any)  { panic("skip: " + fmt.Sprint(a...)) }

@@ -1,5 +1,5 @@
-// Package netns makes network namespaces for tests, which then have addresses, links and
-// rates of their own and reach nothing else.
+// Package netns creates network namespaces for tests. A namespace has its own addresses, links and
+// rates, and no connection to other networks.
 package netns
 
 import (
@@ -17,8 +17,8 @@ import (
 // Namespace is the name of a network namespace, as ip-netns(8) uses it.
 type Namespace string
 
-// New makes a namespace whose loopback interface is up, until the test ends. It skips the
-// test where that is not possible.
+// New creates a namespace with an active loopback interface, which exists until the test ends. If
+// this is not possible, it skips the test.
 func New(tb testing.TB, name string) Namespace {
 	tb.Helper()
 	need.NetworkNamespaces(tb)
@@ -35,17 +35,17 @@ func (n Namespace) IP(tb testing.TB, args ...string) {
 	Run(tb, append([]string{"ip", "-n", string(n)}, args...)...)
 }
 
-// Exec returns the beginning of a command line that runs in the namespace.
+// Exec returns the prefix of a command line that runs in the namespace.
 func (n Namespace) Exec() []string { return []string{"ip", "netns", "exec", string(n)} }
 
-// Link connects the interface name of the namespace to the interface peer of another one. Both
-// are down.
+// Link connects the interface name of the namespace to the interface peer of another namespace. Both
+// interfaces are down.
 func (n Namespace) Link(tb testing.TB, name string, other Namespace, peer string) {
 	tb.Helper()
 	Run(tb, "ip", "link", "add", "name", name, "netns", string(n), "type", "veth", "peer", "name", peer, "netns", string(other))
 }
 
-// Enter calls f on a thread in the namespace. A socket stays in the namespace in which it was
+// Enter calls f on a thread in the namespace. A socket remains in the namespace in which it was
 // created.
 func (n Namespace) Enter(f func() error) error {
 	runtime.LockOSThread()
@@ -65,13 +65,13 @@ func (n Namespace) Enter(f func() error) error {
 	}
 	defer func() {
 		if err := unix.Setns(int(before.Fd()), unix.CLONE_NEWNET); err != nil {
-			panic(err) // otherwise another goroutine continues in the namespace
+			panic(err) // otherwise another goroutine would continue in the namespace
 		}
 	}()
 	return f()
 }
 
-// Run runs a command line, and lets the test continue to its cleanups if that fails.
+// Run runs a command line. If it fails, the test continues, so that its cleanups run.
 func Run(tb testing.TB, line ...string) {
 	tb.Helper()
 	if out, err := exec.Command(line[0], line[1:]...).CombinedOutput(); err != nil {

@@ -12,11 +12,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// Now is the time at which golden states and the states of this package are observed.
+// Now is the time at which golden states, and the states of this package, are observed.
 var Now = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
-// Letters are the names of image contents. Golden files write SHA512(a) and SHA256(a) for
-// the digests of "a".
+// Letters are the names of image contents. In golden files, SHA512(a) and SHA256(a) are the digests
+// of the content "a".
 var Letters = strings.Split("abcdef", "")
 
 // Digest returns the digest of the image content with that name.
@@ -26,8 +26,8 @@ func Digest(a disk.Algorithm, content string) disk.Digest {
 	return a.Digest(h)
 }
 
-// Load returns the desired state of node1 for the text of a configuration file. paths are
-// the disks that the node owns, as in [plan.NewDesired]; none means all declared disks.
+// Load returns the desired state of node1 for the text of a configuration file. paths are the disks
+// that the node owns, as in [plan.NewDesired]; without paths, all declared disks.
 func Load(t *testing.T, config string, paths ...string) plan.Desired {
 	t.Helper()
 	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
@@ -41,8 +41,8 @@ func Load(t *testing.T, config string, paths ...string) plan.Desired {
 	return d
 }
 
-// NewConfig returns a configuration of node1, node2, … with disk1, disk2, … each, without
-// images and with zero settings.
+// NewConfig returns a configuration of the nodes node1, node2, …, each with the disks disk1, disk2,
+// …. It has no images, and all settings are zero.
 func NewConfig(nodes, disks int) schema.Config {
 	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}}
 	for n := range nodes {
@@ -56,8 +56,7 @@ func NewConfig(nodes, disks int) schema.Config {
 	return c
 }
 
-// NewImage returns an image with one copy and the checksum of content "a", which is
-// downloaded.
+// NewImage returns an image with one copy, a download source and the checksum of the content "a".
 func NewImage(name string) schema.Image {
 	return schema.Image{
 		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1, Checksum: Digest(disk.SHA512, "a"),
@@ -71,8 +70,8 @@ func RankedDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 	return plan.NewRankCache(c.Nodes, 0).DesiredDisks(image)
 }
 
-// TwoNodes returns a configuration of two nodes with one disk each, its only image, parrot,
-// and the disks in order of rank for it.
+// TwoNodes returns a configuration of two nodes with one disk each, its only image parrot, and the
+// disks in the order of their rank for this image.
 func TwoNodes(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
 	c := NewConfig(2, 1)
 	image := NewImage("parrot")
@@ -84,8 +83,8 @@ func TwoNodes(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
 	return c, image, RankedDisks(c, image)
 }
 
-// EmptyDisks returns the state of c with large and empty disks. All nodes of c are peers that
-// respond and have the configuration of AsNode.
+// EmptyDisks returns an observed state in which all disks of c are large and empty. All nodes of c
+// are peers that respond and have the same configuration as AsNode returns.
 func EmptyDisks(c schema.Config) plan.Observed {
 	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
 	for name, node := range c.Nodes {
@@ -98,8 +97,8 @@ func EmptyDisks(c schema.Config) plan.Observed {
 	return o
 }
 
-// AsNode returns the desired state of a node with configuration c, and o without the peer
-// that the node is itself. All maps of o except Peers are shared.
+// AsNode returns the desired state of a node with the configuration c, and a copy of o without the
+// node itself among the peers. The copy shares all maps of o except Peers.
 func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.Observed) {
 	peers := map[string]plan.Peer{}
 	for name, p := range o.Peers {
@@ -111,20 +110,20 @@ func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.O
 	return plan.Desired{Node: node, Config: c, Digest: "d", Allowed: schema.Everything}, o
 }
 
-// ReadyCopy returns an owned copy of the image that is ready, has the SHA-512 digest sum, and
-// can be synced to peers.
+// ReadyCopy returns an owned, ready copy of the image with the SHA-512 digest sum, which peers can
+// sync.
 func ReadyCopy(image schema.Image, sum disk.Digest) plan.Copy {
 	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: Digest(disk.SHA256, "m"), Size: 1 << 20}}
 }
 
-// FailedCopy returns a copy like ReadyCopy that was found damaged a minute before Now.
+// FailedCopy returns a copy like ReadyCopy, but it was found damaged one minute before Now.
 func FailedCopy(image schema.Image, sum disk.Digest) plan.Copy {
 	c := ReadyCopy(image, sum)
 	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", Now.Add(-time.Minute)
 	return c
 }
 
-// ExpectAction fails the test if all actions of the plans are only waiting or blocked.
+// ExpectAction fails the test if every action of the plans is waiting or blocked.
 func ExpectAction(t *testing.T, plans ...plan.Plan) {
 	t.Helper()
 	found := false

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// CheckPlan fails the test if the plan breaks a rule for d and o. The rules are stated here a
+// CheckPlan fails the test if the plan violates a rule for d and o. The rules are stated here a
 // second time, without the planner's code.
 func CheckPlan(t testing.TB, d plan.Desired, o plan.Observed, p plan.Plan) {
 	t.Helper()
@@ -40,20 +40,20 @@ type checker struct {
 	violations []string
 }
 
-// forbid notes a violation if broken is true.
+// forbid records a violation if broken is true.
 func (k *checker) forbid(broken bool, format string, args ...any) {
 	if broken {
 		k.violations = append(k.violations, fmt.Sprintf(format, args...))
 	}
 }
 
-// checkActions checks each action alone.
+// checkActions checks each action separately.
 func (k *checker) checkActions() {
 	busy := map[plan.CopyRef]plan.Op{}
 	k.forbid(k.d.Allowed == schema.ObserveOnly && len(k.p.Actions) > 0, "an action in observe-only mode")
 	for _, a := range k.p.Actions {
 		k.forbid(a.Text == "" || a.Code == "", "no reason for %+v", a)
-		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait for a time that has passed: %+v", a)
+		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait until a time that has passed: %+v", a)
 		if a.Op == plan.Wait || a.Op == plan.Blocked {
 			continue
 		}
@@ -66,7 +66,7 @@ func (k *checker) checkActions() {
 		file := there && c.State != disk.Pending
 		f := k.o.Failures[key]
 		applies := f.Op == "" || f.Op == a.Op
-		applies = applies && a.Op != plan.Upload // a client may upload another file next
+		applies = applies && a.Op != plan.Upload // a client may upload another file
 		k.forbid(applies && f.Final && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s after a final failure", a.Op, key)
 		k.forbid(applies && f.NeedsSpace == 0 && f.RetryAt.After(k.o.Now), "%s of %s before its retry time", a.Op, key)
 		switch a.Op {
@@ -91,8 +91,8 @@ func (k *checker) checkActions() {
 	}
 }
 
-// checkSuspensions checks the actions for suspended images, and that a suspension removes
-// actions and adds none.
+// checkSuspensions checks the actions for suspended images. It also checks that a suspension only
+// removes actions from the plan, and adds none.
 func (k *checker) checkSuspensions() {
 	if k.d.Config.Settings.Suspend == nil && !slices.ContainsFunc(slices.Collect(maps.Values(k.d.Config.Images)), func(m schema.Image) bool { return m.Suspend != nil }) {
 		return
@@ -118,14 +118,14 @@ func (k *checker) checkSuspensions() {
 		k.forbid(IsSuspended(k.d.Config, a.Image, k.o.Now) && (deletes || !k.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
 		user := k.suspendedUser(key)
 		k.forbid(deletes && user != "", "%s of %s, which is the source of %s", a.Op, key, user)
-		// A copy that is kept for a suspended image is maintained.
+		// A copy that is kept for a suspended image is still maintained.
 		stays := user != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair)
 		k.forbid(!a.Scrub && !stays && without[key] != a.Op, "%s of %s, without a suspension %q", a.Op, key, without[key])
 	}
 }
 
-// suspendedUser returns a suspended image without a ready copy that can be synced from this
-// copy, or "".
+// suspendedUser returns a suspended image that has no ready copy but could be synced from this copy;
+// "" if there is none.
 func (k *checker) suspendedUser(key plan.CopyRef) string {
 	c := k.o.Disks[key.Disk].Copies[key.ID]
 	for name, image := range k.d.Config.Images {
@@ -137,7 +137,7 @@ func (k *checker) suspendedUser(key plan.CopyRef) string {
 	return ""
 }
 
-// IsSuspended reports whether an image, declared or not, is suspended at a time.
+// IsSuspended reports whether an image is suspended at a given time. The image need not be declared.
 func IsSuspended(config schema.Config, name string, now time.Time) bool {
 	for _, s := range []*schema.Suspension{config.Settings.Suspend, config.Images[name].Suspend} {
 		if s != nil && (s.Until.IsZero() || s.Until.After(now)) {
@@ -147,7 +147,7 @@ func IsSuspended(config schema.Config, name string, now time.Time) bool {
 	return false
 }
 
-// checkTarget checks that a new copy is on an allowed disk, and is read from a copy with the
+// checkTarget checks that a new copy is on an allowed disk, and that its source is a copy with the
 // right bytes.
 func (k *checker) checkTarget(a plan.Action) {
 	key := a.CopyRef()
@@ -167,7 +167,7 @@ func (k *checker) checkTarget(a plan.Action) {
 	c := k.o.Disks[from.Disk].Copies[from.ID]
 	ok := c.State == disk.Ready && !c.Leaving && k.o.Disks[from.Disk].Problem == "" && k.responds(from.Disk.Node)
 	ok = ok && (from.Disk.Node == k.d.Node && a.LocalSource == from || a.LocalSource == plan.CopyRef{} && !c.ManifestDigest.IsZero())
-	// A running sync continues while its source does not respond for a moment.
+	// A running sync continues if its source temporarily does not respond.
 	ok = ok || k.o.Running[key] && c.State == disk.Ready && from.ID == image.ID
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 	if clone := image.Source.Clone; clone != nil {
@@ -186,7 +186,7 @@ func (k *checker) checkTarget(a plan.Action) {
 	}
 }
 
-// sourceOf returns the copy that a sync reads, or the zero value if it does not exist.
+// sourceOf returns the copy that a sync reads, or the zero value if the copy does not exist.
 func (k *checker) sourceOf(a plan.Action) plan.CopyRef {
 	if _, there := k.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
 		return a.From
@@ -200,12 +200,12 @@ func (k *checker) responds(node string) bool {
 	return node == k.d.Node || known && p.Queried && p.Problem == ""
 }
 
-// counts reports whether a deletion may count copies of a node.
+// counts reports whether a deletion may rely on copies of a node.
 func (k *checker) counts(node string) bool {
 	return node == k.d.Node || k.responds(node) && k.d.Digest != "" && k.o.Peers[node].ConfigDigest == k.d.Digest
 }
 
-// checkDeletions checks that each deleted copy may be deleted.
+// checkDeletions checks that every copy that the plan deletes may be deleted.
 func (k *checker) checkDeletions() {
 	for _, a := range k.p.Actions {
 		if a.Op != plan.Cleanup && a.Op != plan.Evict {
@@ -225,13 +225,13 @@ func (k *checker) checkDeletions() {
 	}
 }
 
-// isOldPart reports whether a copy is only a partial file of a generation that is not declared.
+// isOldPart reports whether a copy is only a partial file of an undeclared generation.
 func (k *checker) isOldPart(key plan.CopyRef) bool {
 	image, declared := k.d.Config.Images[key.ID.Name]
 	return declared && image.ID != key.ID && k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
 }
 
-// earliestTime is before the program existed: no record can have an earlier time.
+// earliestTime is before this program existed: no record has an earlier time.
 var earliestTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
 // checkInterval checks that a copy has been unused for the clean-up interval.
@@ -243,19 +243,19 @@ func (k *checker) checkInterval(key plan.CopyRef) {
 	c := k.o.Disks[key.Disk].Copies[key.ID]
 	k.forbid(k.o.Disks[key.Disk].ClockStepped, "cleanup of %s although the clock stepped", key)
 	k.forbid(c.InUseRecorded, "cleanup of %s although the end of its last use is not recorded", key)
-	k.forbid(c.ClockNode != "" && c.ClockNode != k.d.Node, "cleanup of %s by a time of the clock of %s", key, c.ClockNode)
-	k.forbid(c.SurplusSince.IsZero(), "cleanup of %s without a record since when it is surplus", key)
+	k.forbid(c.ClockNode != "" && c.ClockNode != k.d.Node, "cleanup of %s, based on the clock of %s", key, c.ClockNode)
+	k.forbid(c.SurplusSince.IsZero(), "cleanup of %s without a recorded start of its surplus time", key)
 	for _, since := range []time.Time{c.SurplusSince, c.LastUsed} {
 		if since.IsZero() {
 			continue
 		}
-		k.forbid(since.Before(earliestTime) || since.After(k.o.Now), "cleanup of %s by an impossible time: %s", key, since)
+		k.forbid(since.Before(earliestTime) || since.After(k.o.Now), "cleanup of %s, based on an impossible time: %s", key, since)
 		k.forbid(k.o.Now.Sub(since) < wait, "cleanup of %s, %s after %s", key, k.o.Now.Sub(since), since)
 	}
 }
 
-// checkOrphan checks the deletion of a copy of an image that is not declared: its removal is
-// confirmed, it is within the prune limit, and all nodes are known not to use it.
+// checkOrphan checks the deletion of a copy of an undeclared image: its removal is confirmed, the
+// prune limit is respected, and it is known that no node uses it.
 func (k *checker) checkOrphan(key plan.CopyRef) {
 	orphans, confirmed := map[string]bool{}, true
 	for ref, seen := range k.o.Disks {
@@ -304,7 +304,7 @@ func (k *checker) checkImage(image schema.Image) {
 		case plan.Sync:
 			created++
 		case plan.Cleanup, plan.Evict:
-			if !k.isOldPart(a.CopyRef()) { // an old partial file counts for no image
+			if !k.isOldPart(a.CopyRef()) { // an old partial file does not count as a copy
 				deleted = append(deleted, a.CopyRef())
 			}
 		}
@@ -318,7 +318,7 @@ func (k *checker) checkImage(image schema.Image) {
 	k.forbid(k.d.Allowed != schema.ObserveOnly && all == 0 && !elsewhere && len(ready) == 0, "no action for %s, which has no ready copy", image.ID)
 }
 
-// checkEnoughCopies checks what is left after all deletions of the plan.
+// checkEnoughCopies checks the remaining copies after all deletions of the plan.
 func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []plan.CopyRef) {
 	if len(deleted) == 0 {
 		return
@@ -332,7 +332,7 @@ func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []plan.Co
 	onDesired, left := 0, 0
 	for _, key := range ready {
 		if slices.Contains(deleted, key) || key.Disk.Node == k.d.Node && k.o.Running[key] || !k.counts(key.Disk.Node) || k.o.Disks[key.Disk].Copies[key.ID].Leaving {
-			continue // a job on an own ready copy may be its deletion
+			continue // a job on a ready copy of this node may be its deletion
 		}
 		left++
 		node := k.d.Config.Nodes[key.Disk.Node]
@@ -342,11 +342,11 @@ func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []plan.Co
 			onDesired++
 		}
 	}
-	k.forbid(onDesired < max(1, min(required, len(matching))), "%d copies of %s are left on desired disks", onDesired, image.ID)
-	k.forbid(slices.ContainsFunc(deleted, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < required, "%d copies of %s are left of %d, %d are desired", left, image.ID, len(ready), required)
+	k.forbid(onDesired < max(1, min(required, len(matching))), "%d copies of %s remain on desired disks", onDesired, image.ID)
+	k.forbid(slices.ContainsFunc(deleted, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < required, "%d copies of %s remain of %d, but %d are desired", left, image.ID, len(ready), required)
 }
 
-// readyCopies returns the copies of an image that may be counted.
+// readyCopies returns the copies of an image that count as ready.
 func (k *checker) readyCopies(image schema.Image) []plan.CopyRef {
 	var keys []plan.CopyRef
 	for ref, seen := range k.o.Disks {
@@ -359,8 +359,8 @@ func (k *checker) readyCopies(image schema.Image) []plan.CopyRef {
 	return keys
 }
 
-// MatchingDisks returns the disks that match the selectors of an image and are not evicted, in
-// no order.
+// MatchingDisks returns the disks that match the selectors of an image and are not evicted, in no
+// particular order.
 func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 	var refs []schema.DiskRef
 	for nodeName, node := range c.Nodes {
@@ -380,8 +380,8 @@ func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 	return refs
 }
 
-// checkFirstCopy checks an action that creates the first copy of an image, from its source or
-// from another image.
+// checkFirstCopy checks an action that creates the first copy of an image, from its source or from
+// another image.
 func (k *checker) checkFirstCopy(a plan.Action) {
 	key := a.CopyRef()
 	image := k.d.Config.Images[a.Image]
@@ -393,17 +393,17 @@ func (k *checker) checkFirstCopy(a plan.Action) {
 	}
 	k.forbid(a.Op == plan.Export && k.o.CannotPrepare[key.ID] != "" && !k.o.Running[key], "export of %s: %s", key, k.o.CannotPrepare[key.ID])
 	started := k.o.Disks[key.Disk].Copies[key.ID].PartSourceID == disk.PartFromUpload
-	k.forbid(a.Op == plan.Upload && (k.d.Uploads == nil || !k.d.Uploads[key] && !started && !k.o.Running[key]), "upload of %s that no client starts", key)
+	k.forbid(a.Op == plan.Upload && (k.d.Uploads == nil || !k.d.Uploads[key] && !started && !k.o.Running[key]), "upload of %s that no client has started", key)
 	if image.Source.Clone != nil {
 		k.checkClone(a)
 	}
 	if a.Op == plan.Sync || a.Op == plan.Clone && image.Source.Clone.Encryption == schema.Encrypt {
 		recent := k.recentDigests(image.ID)
-		k.forbid(len(recent) > 0 && !recent[a.SourceDigest], "%s of %s, which had another digest until recently", a.Op, key)
+		k.forbid(len(recent) > 0 && !recent[a.SourceDigest], "%s of %s, which had another digest within the recovery interval", a.Op, key)
 	}
 }
 
-// checkPeersQueried checks that no peer could still report the established digest of an image
+// checkPeersQueried checks that no peer can have a copy with the established digest of an image
 // without a checksum: each peer responds, or has not responded for the recovery interval.
 func (k *checker) checkPeersQueried(a plan.Action) {
 	for node := range k.d.Config.Nodes {

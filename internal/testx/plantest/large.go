@@ -9,11 +9,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// LargeNodeStates are states of one node with two disks and a number of images. Each of them
-// takes another expensive path through the planner.
+// LargeNodeStates are states of one node with two disks and a given number of images. Each state
+// exercises a different expensive path of the planner.
 var LargeNodeStates = map[string]func(images int) (plan.Desired, plan.Observed){
 	"ready": func(n int) (plan.Desired, plan.Observed) { return largeNode(n, disk.Ready, true) },
-	// No image has a copy: the planner searches for each digest among the other images.
+	// No image has a copy, so the planner searches for each digest among the other images.
 	"missing": func(n int) (plan.Desired, plan.Observed) { return largeNode(n, disk.Pending, true) },
 	// No image is declared any more.
 	"orphans": func(n int) (plan.Desired, plan.Observed) { return largeNode(n, disk.Ready, false) },
@@ -45,9 +45,9 @@ func largeNode(images int, state disk.State, declared bool) (plan.Desired, plan.
 	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything}, o
 }
 
-// LargeCluster returns the state of a cluster of 250 nodes with 4 disks each, as node1
-// observes it. Each image has two of three copies, on its best disks: node1 has to add the
-// third copy where it ranks third.
+// LargeCluster returns the state of a cluster of 250 nodes with 4 disks each, as node1 observes it.
+// Each image has two of its three copies, on the best two disks. node1 must add the third copy if it
+// has the third-best disk.
 func LargeCluster(images int) (plan.Desired, plan.Observed) {
 	c := NewConfig(250, 4)
 	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}}

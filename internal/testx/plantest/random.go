@@ -18,20 +18,20 @@ import (
 
 var seeds = flag.Int("seeds", race.Fewer(6000, 30), "number of random situations in a planner test")
 
-// Seeds returns the number of random situations that a test plans for (flag -seeds). A test
-// that does more than one plan for each situation divides it.
+// Seeds returns the number of random situations for a test (flag -seeds). A test that computes
+// several plans for each situation divides this number.
 func Seeds() int { return *seeds }
 
-// ImageNames are the images of random configurations.
+// ImageNames are the names of the images in random configurations.
 var ImageNames = []string{"parrot", "macaw", "cockatoo", "lory", "kea"}
 
-// Situation returns a random desired and observed state of node1, sensible or not: up to 16
-// disks with copies of declared images and of gone0, gone1 and gone2, which are not declared.
-// The same r gives the same situation.
+// Situation returns a random desired and observed state of node1, realistic or not. It has up to 16
+// disks with copies of declared images and of the undeclared images gone0, gone1 and gone2. Equal
+// sources r return equal situations.
 func Situation(r *rand.Rand) (plan.Desired, plan.Observed) { return generator{r}.situation() }
 
-// RandomConfig returns a random configuration of up to 4 nodes with up to 4 disks each, and up
-// to 5 of ImageNames.
+// RandomConfig returns a random configuration of up to 4 nodes with up to 4 disks each, and up to 5
+// images of ImageNames.
 func RandomConfig(r *rand.Rand) schema.Config { return generator{r}.config() }
 
 // RandomTags returns no tags, "a", or "a" and "b".
@@ -39,7 +39,7 @@ func RandomTags(r *rand.Rand) []string {
 	return pick(generator{r}, nil, []string{"a"}, []string{"a", "b"})
 }
 
-// generator makes random values of the planner's types.
+// generator generates random values of the planner's types.
 type generator struct{ *rand.Rand }
 
 // oneIn returns true with a probability of 1/n.
@@ -96,8 +96,8 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 	return d, o
 }
 
-// suspend suspends some images, or all of them: without an end, until a later time, or with an
-// end that has passed.
+// suspend suspends some or all images: without an end, until a later time, or until a time that has
+// passed.
 func (r generator) suspend(config *schema.Config, now time.Time) {
 	suspension := func() *schema.Suspension {
 		return &schema.Suspension{Reason: "a reason", By: pick(r, "", "ann"), Until: pick(r, time.Time{}, now.Add(time.Hour), now, now.Add(time.Nanosecond))}
@@ -179,8 +179,8 @@ func (r generator) image(name string) schema.Image {
 	return m
 }
 
-// clone returns a clone of an image that precedes name in ImageNames, so that there are no
-// cycles, or of gone0, which is not declared.
+// clone returns a clone of an image that precedes name in ImageNames, so that there are no cycles, or
+// of the undeclared image gone0.
 func (r generator) clone(name string) schema.Source {
 	of := ImageNames[r.IntN(slices.Index(ImageNames, name)+1)]
 	if of == name {
@@ -189,10 +189,11 @@ func (r generator) clone(name string) schema.Source {
 	return schema.Source{Clone: &schema.Clone{BackingImage: of, Encryption: pick(r, schema.EncryptionIgnore, schema.EncryptionIgnore, schema.Encrypt, schema.Decrypt)}}
 }
 
-// disk adds a disk to o, and requests of verifications and uploads on it to verify and uploads.
+// disk adds a disk to o. It may add requests for verifications and uploads on this disk to verify and
+// uploads.
 func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map[plan.CopyRef]bool) {
 	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
-	allUsed := r.oneIn(15) // as where the metadata of a replica cannot be read
+	allUsed := r.oneIn(15) // as on a disk where the metadata of a replica cannot be read
 	if r.oneIn(12) {
 		seen.Problem = "not there"
 	}
@@ -257,8 +258,8 @@ func (r generator) copy(id disk.ID, now time.Time, used bool) plan.Copy {
 	return c
 }
 
-// when returns no time, a time in the future, one before this program existed, or a time at or
-// near the end of an interval.
+// when returns no time, a future time, a time before this program existed, or a time at or near the
+// end of an interval.
 func (r generator) when(now time.Time) time.Time {
 	switch r.IntN(12) {
 	case 0, 1, 2, 3:

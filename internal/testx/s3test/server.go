@@ -1,5 +1,5 @@
-// Package s3test runs versitygw, an S3 server by another project, for tests of S3 clients. The go
-// command builds it from its module.
+// Package s3test runs versitygw, an S3 server of another project, for tests of S3 clients. The go
+// command builds the server.
 package s3test
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// The key of the only user of the server.
+// The credentials of the only user of the server.
 const (
 	AccessKey = "s3testaccess"
 	SecretKey = "s3test-secret-key"
@@ -30,7 +30,7 @@ const (
 type Server struct {
 	Address string // HOST:PORT
 	URL     string // without a slash at the end
-	Dir     string // each bucket is a folder in it, with a file for each object
+	Dir     string // each bucket is a folder below it, and each object is a file
 
 	ca     []byte // in PEM; nil without TLS
 	cmd    *exec.Cmd
@@ -38,13 +38,13 @@ type Server struct {
 	ended  chan struct{}
 }
 
-// Start runs a server with the buckets until the test ends.
+// Start starts a server with the given buckets, which runs until the test ends.
 func Start(t testing.TB, buckets ...string) *Server {
 	t.Helper()
 	return start(t, Run, buckets)
 }
 
-// StartTLS is Start with https and a self-signed certificate.
+// StartTLS is like Start, but with https and a self-signed certificate.
 func StartTLS(t testing.TB, buckets ...string) *Server {
 	t.Helper()
 	return start(t, RunTLS, buckets)
@@ -60,18 +60,18 @@ func start(t testing.TB, run func(string, ...string) (*Server, error), buckets [
 	t.Cleanup(func() {
 		s.Close()
 		if t.Failed() {
-			t.Logf("versitygw at %s says:\n%s", s.Address, s.output.Bytes())
+			t.Logf("output of versitygw at %s:\n%s", s.Address, s.output.Bytes())
 		}
 	})
 	return s
 }
 
-// Run runs a server with the buckets, whose data is in dir, until Close.
+// Run starts a server with the given buckets, which runs until Close. Its data is in dir.
 func Run(dir string, buckets ...string) (*Server, error) {
 	return (&Server{}).run(dir, "http", nil, buckets)
 }
 
-// RunTLS is Run with https and a self-signed certificate.
+// RunTLS is like Run, but with https and a self-signed certificate.
 func RunTLS(dir string, buckets ...string) (*Server, error) {
 	crt, key, err := certificate()
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *Server) run(dir, scheme string, flags, buckets []string) (*Server, erro
 		return nil, err
 	}
 	s.Dir = filepath.Join(dir, "buckets")
-	sidecar := filepath.Join(dir, "sidecar") // not every file system keeps what belongs to an object in attributes
+	sidecar := filepath.Join(dir, "sidecar") // for the metadata of objects: not every file system supports the attributes
 	folders := []string{sidecar, s.Dir}
 	for _, bucket := range buckets {
 		folders = append(folders, filepath.Join(s.Dir, bucket))
@@ -111,14 +111,14 @@ func (s *Server) run(dir, scheme string, flags, buckets []string) (*Server, erro
 	flags = append(flags, "--port", s.Address, "--quiet", "--keep-alive", "posix", "--sidecar", sidecar, s.Dir)
 	s.cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), flags...)
 	s.cmd.Env = []string{"ROOT_ACCESS_KEY_ID=" + AccessKey, "ROOT_SECRET_ACCESS_KEY=" + SecretKey, "HOME=" + dir}
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // a test that panics closes nothing
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // kill the server if a test panics and does not call Close
 	s.cmd.Stdout, s.cmd.Stderr = &s.output, &s.output
 	if err := s.cmd.Start(); err != nil {
 		return nil, err
 	}
 	s.ended = make(chan struct{})
 	go func() {
-		_ = s.cmd.Wait() // it is killed
+		_ = s.cmd.Wait() // returns an error because the server was killed
 		close(s.ended)
 	}()
 	if err := listening(s.Address, s.ended); err != nil {
@@ -130,12 +130,12 @@ func (s *Server) run(dir, scheme string, flags, buckets []string) (*Server, erro
 
 // Close kills the server.
 func (s *Server) Close() {
-	_ = s.cmd.Process.Kill() // it has ended
+	_ = s.cmd.Process.Kill() // fails if the server has ended
 	<-s.ended
 }
 
-// executable is the program as an open file without a name, so that nobody has to delete it. A
-// first build takes a minute; a lock lets one process at a time build.
+// executable is the program as an open file without a name, so that it need not be deleted. The first
+// build takes a minute; a lock allows only one process at a time to build.
 var executable = sync.OnceValues(func() (*os.File, error) {
 	lock, err := os.OpenFile(filepath.Join(os.TempDir(), fmt.Sprintf("backing-image-manager-s3test-%d.lock", os.Getuid())), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -151,8 +151,8 @@ var executable = sync.OnceValues(func() (*os.File, error) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "versitygw")
-	cmd := exec.Command("go", "run", "-exec", "cp", need.Versitygw, path) // "run" means: cp EXECUTABLE path
-	cmd.Dir = dir                                                         // not in our module
+	cmd := exec.Command("go", "run", "-exec", "cp", need.Versitygw, path) // "go run" executes: cp EXECUTABLE path
+	cmd.Dir = dir                                                         // outside this module
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%v: %w\n%s", cmd, err, out)
 	}

@@ -15,7 +15,7 @@ import (
 
 var clusterCommands = []command{
 	{name: "cluster", args: "N", min: 1, max: 1, run: makeCluster,
-		doc: "Makes node1 to nodeN, each with the disks NODE/disk1 and NODE/disk2, and declares them in conf/nodes.yaml. $AT1 (HOST:PORT) and $URL1 are the address of node1; node2 is at 127.0.0.2, and so on."},
+		doc: "Creates the nodes node1 to nodeN, each with the disks NODE/disk1 and NODE/disk2, and declares them in conf/nodes.yaml. $AT1 (HOST:PORT) and $URL1 are the address of node1; node2 has the address 127.0.0.2, and so on."},
 	{name: "start", args: "NODE... [FLAG]...", min: 1, max: -1, run: start,
 		doc: "Starts the daemon of each node, with the configuration of conf, `--interval 1s`, and a log in NODE.log."},
 	{name: "halt", args: "NODE...", min: 1, max: -1, run: halt,
@@ -65,8 +65,8 @@ func start(s script, args []string) error {
 	return nil
 }
 
-// programOf returns the program of a node. With the race detector one node of a cluster runs
-// it, which is enough.
+// programOf returns the program of a node. In tests with the race detector, only one node of a
+// cluster runs the program with the detector, which is enough.
 func (s script) programOf(node string) string {
 	if race.Enabled && node != "node1" {
 		return filepath.Join(s.plain, Program)
@@ -76,7 +76,7 @@ func (s script) programOf(node string) string {
 
 func (s script) startDaemon(node string, flags []string) error {
 	if s.daemons[node] != nil {
-		return fmt.Errorf("%s runs already", node)
+		return fmt.Errorf("%s is already running", node)
 	}
 	cmd := exec.Command(s.programOf(node), append([]string{
 		"daemon", "--config-dir", "conf", "--node", node, "--listen", s.Getenv("AT" + strings.TrimPrefix(node, "node")),
@@ -86,7 +86,7 @@ func (s script) startDaemon(node string, flags []string) error {
 	for _, name := range []string{"GORACE", "PATH", "HOME", "TMPDIR"} {
 		cmd.Env = append(cmd.Env, name+"="+s.Getenv(name))
 	}
-	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard // it writes a log file
+	cmd.Stdout, cmd.Stderr = io.Discard, io.Discard // the daemon writes a log file
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -130,7 +130,7 @@ func crash(s script, args []string) error {
 func (s script) daemon(name string) *exec.Cmd {
 	cmd := s.daemons[name]
 	if cmd == nil {
-		s.Fatalf("%s does not run", name)
+		s.Fatalf("%s is not running", name)
 	}
 	return cmd
 }

@@ -13,16 +13,16 @@ import (
 // command is a command of scripts.
 type command struct {
 	name string
-	args string // as the README shows them
-	doc  string // for the README: sentences whose subject is the command, without line breaks
-	// asserts is whether the command checks something and changes nothing. Only such a
-	// command can be negated, and repeated with eventually.
+	args string // arguments, as the README shows them
+	doc  string // for the README: sentences whose implicit subject is the command, without line breaks
+	// asserts is true if the command checks something and changes nothing. Only such a command can be
+	// negated, and repeated with eventually.
 	asserts  bool
 	min, max int // number of arguments; max -1: any
 	run      func(s script, args []string) error
 }
 
-// groups is the table of all commands, in the order of the README.
+// groups returns the table of all commands, in the order of the README.
 func groups() []group {
 	return []group{
 		{"Machine", machineCommands},
@@ -41,7 +41,7 @@ type group struct {
 	commands []command
 }
 
-// testscriptCommands returns the table in the form of testscript.
+// testscriptCommands converts the table to the form of testscript.
 func testscriptCommands() map[string]func(*testscript.TestScript, bool, []string) {
 	all := map[string]func(*testscript.TestScript, bool, []string){}
 	for _, g := range groups() {
@@ -56,7 +56,7 @@ func testscriptCommands() map[string]func(*testscript.TestScript, bool, []string
 func (c command) call(ts *testscript.TestScript, neg bool, args []string) {
 	s := script{ts, ts.Value(stateKey{}).(*state), &bytes.Buffer{}, &bytes.Buffer{}}
 	err := c.try(s, args)
-	if s.stdout.Len()+s.stderr.Len() > 0 { // otherwise the output of exec stays
+	if s.stdout.Len()+s.stderr.Len() > 0 { // otherwise the output of exec is kept
 		_, _ = s.stdout.WriteTo(ts.Stdout()) // it is a strings.Builder
 		_, _ = s.stderr.WriteTo(ts.Stderr())
 	}
@@ -70,8 +70,8 @@ func (c command) call(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// try checks the number of arguments, which is an error of the script in any case, and runs
-// the command.
+// try checks the number of arguments, and then runs the command. A wrong number is always an error of
+// the script.
 func (c command) try(s script, args []string) error {
 	if len(args) < c.min || c.max >= 0 && len(args) > c.max {
 		s.Fatalf("usage: %s %s", c.name, c.args)
@@ -96,15 +96,15 @@ func (s script) size(text string) int64 {
 	return int64(n)
 }
 
-// compare checks "got <|=|> want".
+// compare checks the condition "got <|=|> want".
 func compare(what string, got float64, operator, want string, parse func(string) int64) error {
 	w := float64(parse(want))
 	holds := map[string]bool{"<": got < w, "=": got == w, ">": got > w}
 	switch ok, known := holds[operator]; {
 	case !known:
-		return fmt.Errorf("no operator %q: use <, = or >", operator)
+		return fmt.Errorf("unknown operator %q: use <, = or >", operator)
 	case !ok:
-		return fmt.Errorf("%s is %.0f and not %s %s", what, got, operator, want)
+		return fmt.Errorf("%s is %.0f, which is not %s %s", what, got, operator, want)
 	}
 	return nil
 }

@@ -18,23 +18,23 @@ import (
 
 var fileCommands = []command{
 	{name: "put", args: "FILE TEXT...", min: 2, max: -1, run: put,
-		doc: "Writes the words as one line to a file, by a rename. Makes the folders above it."},
+		doc: "Writes the words as one line to a file, by a rename. Creates the parent folders."},
 	{name: "expand", args: "FILE TEMPLATE", min: 2, max: 2, run: expand,
-		doc: "Writes the template to a file, by a rename, with the values of the variables in it."},
+		doc: "Writes the template to a file, by a rename, and replaces the variables in it by their values."},
 	{name: "digest", args: "sha512|sha256 FILE VAR", min: 3, max: 3, run: digest,
 		doc: "Sets $VAR to the digest of the file, in hex."},
 	{name: "same", args: "FILE FILE", asserts: true, min: 2, max: 2, run: same,
-		doc: "Asserts that two files have the same bytes, and prints none of them."},
+		doc: "Asserts that two files have the same bytes. Does not print them."},
 	{name: "size", args: "FILE <|=|> SIZE", asserts: true, min: 3, max: 3, run: size,
 		doc: "Compares the number of bytes of a file."},
 	{name: "sparse", args: "FILE", asserts: true, min: 1, max: 1, run: sparse,
-		doc: "Asserts that the file takes less space than it has bytes."},
+		doc: "Asserts that the file uses less disk space than its size."},
 	{name: "flip-bit", args: "FILE OFFSET", min: 2, max: 2, run: func(s script, args []string) error { return flipBit(s, args[0], args[1]) },
 		doc: "Changes one bit of the byte at the offset."},
 	{name: "mtime", args: "FILE RFC3339", min: 2, max: 2, run: mtime,
 		doc: "Sets the modification time."},
 	{name: "tree", args: "DIR", min: 1, max: 1, run: tree,
-		doc: "Prints what is below DIR, sorted, one path a line: a folder with a slash at its end, an image or partial file with its size, a symlink with its target."},
+		doc: "Prints the sorted paths of all files below DIR, one per line: a folder with a slash at its end, an image or partial file with its size, a symlink with its target."},
 }
 
 func put(s script, args []string) error {
@@ -45,8 +45,8 @@ func expand(s script, args []string) error {
 	return writeFile(s.MkAbs(args[0]), os.Expand(s.ReadFile(args[1]), s.Getenv))
 }
 
-// writeFile writes a file under a hidden name and renames it: a daemon must not read half of
-// it.
+// writeFile writes a file under a hidden name and renames it, so that a daemon cannot read an
+// incomplete file.
 func writeFile(name, text string) error {
 	hidden := filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
 	return errors.Join(
@@ -59,7 +59,7 @@ func writeFile(name, text string) error {
 func digest(s script, args []string) error {
 	hashes := map[string]func() hash.Hash{"sha512": sha512.New, "sha256": sha256.New}
 	if hashes[args[0]] == nil {
-		return fmt.Errorf("no digest %q", args[0])
+		return fmt.Errorf("unknown digest %q", args[0])
 	}
 	text, err := digestFile(s.MkAbs(args[1]), hashes[args[0]]())
 	s.Setenv(args[2], text)
@@ -145,13 +145,13 @@ func tree(s script, args []string) error {
 	})
 }
 
-// describe returns what tree prints after the path.
+// describe returns the text that tree prints after the path.
 func describe(path string, info fs.FileInfo) string {
 	switch {
 	case info.IsDir():
 		return "/"
 	case info.Mode()&fs.ModeSymlink != 0:
-		target, _ := os.Readlink(path) // it was there a moment ago
+		target, _ := os.Readlink(path) // the link existed when it was listed
 		return " -> " + target
 	case filepath.Ext(path) == "" || filepath.Ext(path) == ".part":
 		return fmt.Sprint(" ", info.Size())

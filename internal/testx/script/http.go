@@ -18,9 +18,9 @@ import (
 
 var httpCommands = []command{
 	{name: "http", args: "[--tls DIR/[NAME]] METHOD URL [HEADER: VALUE]...", asserts: true, min: 2, max: -1, run: sendHTTP,
-		doc: "Sends a request; with --tls, to a server that the ca.crt of DIR has certified, and with the certificate of NAME (none without it). Prints the body to stdout, and `HTTP/1.1 200 OK` and the headers to stderr. Fails from status 400 on."},
+		doc: "Sends a request. With --tls, verifies the server by the ca.crt of DIR, and sends the certificate of NAME (without NAME: no certificate). Prints the body to stdout, and `HTTP/1.1 200 OK` and the headers to stderr. Fails if the status is 400 or higher."},
 	{name: "certs", args: "DIR", min: 1, max: 1, run: makeCerts,
-		doc: "Writes ca.crt, and the certificates and keys (server.crt, server.key, …) that it issues to server, peer, admin, expired, elsewhere (for another host) and server-only (not for clients), and those of stranger, an admin of other-ca.crt. All but elsewhere are for 127.0.0.1 to 127.0.0.3."},
+		doc: "Writes ca.crt, and the certificates and keys (server.crt, server.key, …) that it issues to server, peer, admin, expired, elsewhere (for another host) and server-only (not for clients), and those of stranger, an admin of other-ca.crt. All except elsewhere are for 127.0.0.1 to 127.0.0.3."},
 }
 
 func sendHTTP(s script, args []string) error {
@@ -60,7 +60,7 @@ func sendHTTP(s script, args []string) error {
 	return nil
 }
 
-// useCertificate sets what --tls says: DIR/NAME, or DIR/ for no certificate.
+// useCertificate sets the certificate of --tls: DIR/NAME, or DIR/ for none.
 func (s script) useCertificate(transport *http.Transport, path string) {
 	dir, name := filepath.Split(s.MkAbs(path))
 	if strings.HasSuffix(path, "/") {

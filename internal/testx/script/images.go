@@ -18,13 +18,13 @@ import (
 
 var imageCommands = []command{
 	{name: "mkimage", args: "FILE raw|sparse|qcow2 SIZE [SEED]", min: 3, max: 4, run: makeImage,
-		doc: "Makes an image: SIZE bytes of noise (raw), 1 MiB of noise at the start and at the middle of a hole of SIZE bytes (sparse), or a qcow2 image of that virtual size with 1 MiB of noise. Equal arguments give equal bytes. Makes the folders above it."},
+		doc: "Creates an image: SIZE bytes of noise (raw), 1 MiB of noise at the start and in the middle of a hole of SIZE bytes (sparse), or a qcow2 image of that virtual size with 1 MiB of noise. Equal arguments give equal bytes. Creates the parent folders."},
 	{name: "disk", args: "DIR...", min: 1, max: -1, run: initDisks,
-		doc: "Makes folders and initialises them as disks."},
+		doc: "Creates folders and initialises them as disks."},
 	{name: "backdate", args: "DURATION RECORD...", min: 2, max: -1, run: backdate,
-		doc: "Makes the times in records that decide about clean-up so much earlier, as if that time had passed."},
+		doc: "Moves the times in records that determine clean-up into the past, as if the given time had passed."},
 	{name: "bit-rot", args: "IMAGEFOLDER OFFSET", min: 2, max: 2, run: bitRot,
-		doc: "Flips a bit of an image so that only its bytes show it: the modification time and the record match the changed file."},
+		doc: "Flips a bit of an image such that only a verification of the bytes can detect it: the modification time and the record match the changed file."},
 }
 
 const mib = 1 << 20
@@ -60,7 +60,7 @@ func makeImage(s script, args []string) error {
 	case "qcow2":
 		err = writeQCOW2(f, size, noise(mib))
 	default:
-		err = fmt.Errorf("no kind of image %q", args[1])
+		err = fmt.Errorf("unknown kind of image %q", args[1])
 	}
 	if err != nil {
 		return err
@@ -68,9 +68,9 @@ func makeImage(s script, args []string) error {
 	return f.Close()
 }
 
-// writeQCOW2 writes an image of version 3: a header, a table and a block of reference
-// counts, an L1 and an L2 table, and data, each in clusters of 64 KiB. The data is what a
-// guest reads at the start of its disk.
+// writeQCOW2 writes a qcow2 image of version 3: a header, a refcount table, a refcount block, an L1
+// table, an L2 table, and data, each in clusters of 64 KiB. A guest reads the data at the start of
+// its disk.
 func writeQCOW2(w io.Writer, size int64, data io.Reader) error {
 	const cluster = 64 << 10
 	content, err := io.ReadAll(data)
@@ -87,13 +87,13 @@ func writeQCOW2(w io.Writer, size int64, data io.Reader) error {
 	at(4, uint32(3))
 	at(20, uint32(16)) // cluster bits
 	at(24, uint64(size))
-	at(36, uint32((size+cluster*cluster/8-1)/(cluster*cluster/8))) // L1 entries
+	at(36, uint32((size+cluster*cluster/8-1)/(cluster*cluster/8))) // number of L1 entries
 	at(40, uint64(3*cluster))
-	at(48, uint64(cluster)) // reference counts
+	at(48, uint64(cluster)) // offset of the refcount table
 	at(56, uint32(1))
-	at(96, uint32(4)) // 16 bits each
+	at(96, uint32(4)) // 16 bits for each reference count
 	at(100, uint32(104))
-	const used = 1 << 63 // by one owner: may be written in place
+	const used = 1 << 63 // the cluster has one reference and may be written in place
 	at(cluster, uint64(2*cluster))
 	at(3*cluster, uint64(used|4*cluster))
 	clusters := len(content) / cluster

@@ -13,9 +13,9 @@ import (
 
 var longhornCommands = []command{
 	{name: "replica", args: "DISK VOLUME IMAGEFOLDER|- [dirty|rebuilding|error|torn|empty]...", min: 3, max: -1, run: makeReplica,
-		doc: "Makes the folder of a Longhorn replica on a disk, in that state. Its volume.meta names the image (-: none); torn writes half of volume.meta, empty nothing."},
+		doc: "Creates the folder of a Longhorn replica on a disk, in the given states. Its volume.meta names the image (-: none); torn writes half of volume.meta, empty nothing."},
 	{name: "longhorn-reuses", args: "DISK NAME-UUID [CHECKSUM]", asserts: true, min: 2, max: 3, run: longhornReuses,
-		doc: "Asserts that Longhorn's own manager would take over the image without a transfer and without hashing it."},
+		doc: "Asserts that Longhorn's own manager would adopt the image without a transfer and without hashing it."},
 }
 
 func makeReplica(s script, args []string) error {
@@ -44,7 +44,7 @@ func makeReplica(s script, args []string) error {
 	return errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "volume.meta"), data, 0o644))
 }
 
-// longhornCfg is what Longhorn reads of a backing.cfg. Every key has to be present.
+// longhornCfg contains the keys of a backing.cfg that Longhorn reads. All of them must be present.
 type longhornCfg struct {
 	Name             *string `json:"name"`
 	UUID             *string `json:"uuid"`
@@ -56,8 +56,8 @@ type longhornCfg struct {
 	ModificationTime *string `json:"modificationTime"`
 }
 
-// longhornReuses checks the rules of Longhorn's manager. It repeats them on purpose, and uses
-// nothing of the program.
+// longhornReuses checks the rules of Longhorn's manager. It intentionally implements them without
+// code of the program.
 func longhornReuses(s script, args []string) error {
 	expected := ""
 	if len(args) == 3 {
@@ -80,7 +80,7 @@ func longhornReuses(s script, args []string) error {
 	}
 	if c.Name == nil || c.UUID == nil || c.Size == nil || c.VirtualSize == nil || c.RealSize == nil ||
 		c.ExpectedChecksum == nil || c.CurrentChecksum == nil || c.ModificationTime == nil {
-		return fmt.Errorf("a key is missing in %s", data)
+		return fmt.Errorf("backing.cfg lacks a key: %s", data)
 	}
 	checksum, err := digestFile(file, sha512.New())
 	switch {

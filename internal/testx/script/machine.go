@@ -17,18 +17,18 @@ var machineCommands = []command{
 		if args[0] != "none" {
 			s.Fatalf("usage: setup none")
 		}
-		return nil // the setup, which ran before, has read the line in the script
-	}, doc: "Turns the default setup off."},
+		return nil // the setup has already read this line of the script
+	}, doc: "Disables the default setup."},
 	{name: "need", args: "root REASON | device DEVICE REASON | PROGRAM...", min: 1, max: -1, run: needMachine,
-		doc: "Skips the script unless it runs as root (REASON completes \"needs root to …\"), unless it can open the device, or unless the programs are there. `internal/testx/need` lists the programs and their Debian packages."},
+		doc: "Skips the script unless it runs as root (REASON completes \"needs root to …\"), can open the device, or finds the programs. `internal/testx/need` lists the programs and their Debian packages."},
 	{name: "small-disk", args: "DIR SIZE", min: 2, max: 2, run: smallDisk,
-		doc: "Mounts a file system of that size in memory until the script ends. Needs root."},
+		doc: "Mounts a file system of the given size in memory until the script ends. Needs root."},
 	{name: "bind", args: "DIR AT", min: 2, max: 2, run: bind,
-		doc: "Mounts the folder at another one too, until `unbind` or the end of the script. Needs root."},
+		doc: "Also mounts the folder at a second path, until `unbind` or the end of the script. Needs root."},
 	{name: "unbind", args: "AT", min: 1, max: 1, run: unbind,
 		doc: "Unmounts what `bind` mounted."},
 	{name: "address", args: "VAR", min: 1, max: 1, run: address,
-		doc: "Sets $VAR to HOST:PORT, a loopback address that is free to listen on."},
+		doc: "Sets $VAR to HOST:PORT, a loopback address with a free port."},
 	{name: "tus-client", args: "VAR", min: 1, max: 1, run: tusClient,
 		doc: "Sets $VAR to testdata/tus/upload.js, which uploads with tus-js-client: `exec node $VAR …`. Skips the script without node and npm."},
 }
@@ -81,8 +81,8 @@ func address(s script, args []string) error {
 	return nil
 }
 
-// freeAddress returns an address with a free port. The kernel gives ports from 32768 on to
-// outgoing connections, which could take the port before the program listens; so it is below.
+// freeAddress returns an address with a free port below 32768. The kernel uses ports from 32768 on
+// for outgoing connections, which could occupy the port before the program listens on it.
 func freeAddress(host string) (string, error) {
 	for attempt := 0; ; attempt++ {
 		address := net.JoinHostPort(host, fmt.Sprint(10000+rand.IntN(32768-10000)))

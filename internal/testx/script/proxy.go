@@ -11,25 +11,25 @@ import (
 
 var proxyCommands = []command{
 	{name: "proxy", args: "VAR HOST:PORT SIZE", min: 3, max: 3, run: startProxy,
-		doc: "Starts a TCP proxy for that address, which passes at most SIZE bytes of responses, of all connections together, until `proxy-open VAR`. Sets $VAR to the HOST:PORT of the proxy."},
+		doc: "Starts a TCP proxy for the address. Until `proxy-open VAR`, the proxy forwards at most SIZE bytes of responses, in total over all connections. Sets $VAR to the HOST:PORT of the proxy."},
 	{name: "proxy-open", args: "VAR", min: 1, max: 1, run: openProxy,
 		doc: "Removes the limit of the proxy."},
 	{name: "proxy-bytes", args: "VAR <|=|> SIZE", asserts: true, min: 3, max: 3, run: proxyBytes,
-		doc: "Compares how many bytes of responses the proxy has passed."},
+		doc: "Compares the number of response bytes that the proxy has forwarded."},
 	{name: "stall", args: "NAME URL", min: 2, max: 2, run: stall,
 		doc: "Requests URL, and reads only the first byte of the response until `unstall NAME` or the end of the script."},
 	{name: "unstall", args: "NAME", min: 1, max: 1, run: unstall,
 		doc: "Closes the connection of `stall`."},
 }
 
-// proxy forwards connections, and passes at most limit bytes of responses until it is opened.
+// proxy forwards connections. Until it is opened, it forwards at most limit bytes of responses.
 type proxy struct {
 	to string
 
 	mu      sync.Mutex
 	changed *sync.Cond
 	passed  int64
-	limit   int64 // -1: none
+	limit   int64 // -1: no limit
 }
 
 func startProxy(s script, args []string) error {
@@ -66,10 +66,10 @@ func (p *proxy) connect(from *net.TCPConn) {
 		return
 	}
 	defer to.Close()
-	_ = from.SetWriteBuffer(64 << 10) // bytes in the buffer of the kernel count as passed
+	_ = from.SetWriteBuffer(64 << 10) // bytes in the buffer of the kernel count as forwarded
 	var both sync.WaitGroup
 	both.Go(func() {
-		_, _ = io.Copy(to, from) // either end may close at any time
+		_, _ = io.Copy(to, from) // either end may close the connection at any time
 		to.Close()
 	})
 	both.Go(func() {
@@ -79,7 +79,7 @@ func (p *proxy) connect(from *net.TCPConn) {
 	both.Wait()
 }
 
-// limitedWriter writes what the proxy may pass, and waits for the rest.
+// limitedWriter writes the bytes that the proxy may forward, and waits with the rest.
 type limitedWriter struct {
 	io.Writer
 	p *proxy
@@ -139,7 +139,7 @@ func stall(s script, args []string) error {
 func unstall(s script, args []string) error {
 	body := s.responses[args[0]]
 	if body == nil {
-		s.Fatalf("stall has not started %s", args[0])
+		s.Fatalf("no stall with the name %s was started", args[0])
 	}
 	return body.Close()
 }

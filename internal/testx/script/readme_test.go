@@ -31,7 +31,8 @@ func TestREADMEListsTheCommands(t *testing.T) {
 	}
 }
 
-// TestTableIsConsistent: names are unique, and differ from those of testscript.
+// TestTableIsConsistent checks that the names of commands are unique and differ from those of
+// testscript.
 func TestTableIsConsistent(t *testing.T) {
 	seen := map[string]bool{}
 	for _, name := range strings.Fields("cat cd chmod cmp cmpenv cp env exec exists grep kill mkdir mv rm skip stderr stdin stdout stop symlink ttyin ttyout unix2dos unquote wait") {

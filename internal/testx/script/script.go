@@ -1,14 +1,12 @@
-// Package script runs the scenarios in testdata/script: testscript scripts that execute the
-// real program and have the commands and variables of testdata/script/README.md besides
-// those of testscript.
+// Package script runs the scenarios in testdata/script. They are testscript scripts that execute the
+// real program. Their additional commands and variables are documented in testdata/script/README.md.
 //
-// Reading order: script.go runs the scripts and makes the default setup; commands.go is the
-// table of commands, from which the README is made; the other files have the commands by
-// subject: files, images, upstream servers, HTTP, clusters, what a daemon reports, and what
-// Longhorn reads.
+// Reading order: script.go runs the scripts and creates the default setup; commands.go contains the
+// table of commands, from which the README is generated; the other files contain the commands by
+// subject: files, images, upstream servers, HTTP, clusters, the status of daemons, and Longhorn.
 //
-// A command of the table returns an error. A script can negate a command that asserts
-// something ("! same a b"), and repeat it until it succeeds ("eventually same a b").
+// A command of the table returns an error. A script can negate a command that asserts something ("!
+// same a b"), and repeat it until it succeeds ("eventually same a b").
 package script
 
 import (
@@ -31,23 +29,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// timeout is how long a scenario waits for an event.
+// timeout is the maximum time for which a scenario waits for an event.
 const timeout = time.Minute
 
-// Program is the name under which scripts execute the program: the main function that
-// testscript.Main has registered.
+// Program is the name by which scripts execute the program. testscript.Main registers its main
+// function.
 const Program = "backing-image-manager"
 
 // Params are the parameters of Run.
 type Params struct {
 	Root       string // of the module
 	Package    string // folder of the main package
-	Update     bool   // write what a cmp command finds into the script
-	RepairSize int64  // bytes of the image in which the scenario cluster_repair damages a chunk
+	Update     bool   // update the expected output of cmp commands in the scripts
+	RepairSize int64  // size of the image in which the scenario cluster_repair damages a chunk
 }
 
-// Run runs the scenarios as subtests. With the race detector it runs only those in which a
-// process with the detector runs: the others would repeat the run without it.
+// Run runs the scenarios as subtests. With the race detector, it runs only the scenarios in which a
+// process with the detector runs. The other scenarios run without the detector.
 func Run(t *testing.T, p Params) {
 	r := runner{params: p}
 	var err error
@@ -74,13 +72,13 @@ func Run(t *testing.T, p Params) {
 	})
 }
 
-// runner has what all scripts share.
+// runner contains the state that all scripts share.
 type runner struct {
 	params Params
-	plain  string // folder with the program without the race detector; empty without detector
+	plain  string // folder of the program without the race detector; empty if this test runs without it
 }
 
-// script is one running scenario as a command sees it: testscript's part, what commands
+// script is a running scenario for one command: testscript's state, the processes that commands
 // started, and the output of this command.
 type script struct {
 	*testscript.TestScript
@@ -88,20 +86,20 @@ type script struct {
 	stdout, stderr *bytes.Buffer
 }
 
-// state is what the commands of one script started.
+// state contains the processes and servers that the commands of one script started.
 type state struct {
 	t         testscript.T
 	plain     string               // as in runner
 	root      string               // of the module
-	upstreams map[string]*upstream // by the variable with the address
-	proxies   map[string]*proxy    // by the variable with the address
-	daemons   map[string]*exec.Cmd // by the node; without those that were stopped
-	responses map[string]io.Closer // by the name that the script gave them
+	upstreams map[string]*upstream // by the variable that contains the address
+	proxies   map[string]*proxy    // by the variable that contains the address
+	daemons   map[string]*exec.Cmd // by node name, without stopped daemons
+	responses map[string]io.Closer // by the name in the script
 }
 
 type stateKey struct{}
 
-// setup sets the variables of a script, and makes the default setup.
+// setup sets the variables of a script, and creates the default setup.
 func (r *runner) setup(env *testscript.Env) error {
 	data := map[string]string{
 		"LONGHORN": "disk/testdata/longhorn",
@@ -112,8 +110,8 @@ func (r *runner) setup(env *testscript.Env) error {
 	for name, folder := range data {
 		env.Setenv(name, filepath.Join(r.params.Root, folder))
 	}
-	env.Setenv("NODE_NAME", "node1")          // whatever the machine is called
-	env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each process waits for a second at its end
+	env.Setenv("NODE_NAME", "node1")          // independent of the host name
+	env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each process waits one second at its end
 	size := r.params.RepairSize
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(size))
 	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(size+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkHash{}))+1))
@@ -136,7 +134,7 @@ func (r *runner) setup(env *testscript.Env) error {
 
 var noSetup = regexp.MustCompile(`(?m)^setup none$`)
 
-// defaultSetup makes what the README lists under "Default setup".
+// defaultSetup creates the files that the README lists under "Default setup".
 func defaultSetup(env *testscript.Env, state *state) error {
 	u, server := newUpstream(filepath.Join(env.WorkDir, "upstream"))
 	env.Defer(func() { u.close(server) })
@@ -179,14 +177,14 @@ func scriptName(env *testscript.Env) string {
 	return strings.TrimPrefix(filepath.Base(env.WorkDir), "script-")
 }
 
-// setPath makes a script execute the program without the race detector, except for daemons
-// and uploads in scripts about these: the other commands have little that could race, and
-// take three times as long with the detector. (The start command starts node1 with it anyway.)
+// setPath makes a script execute the program without the race detector, except for daemons and
+// uploads in scripts about them. The other commands have little concurrency, and take three times as
+// long with the detector. (The start command always starts node1 with the detector.)
 func (r *runner) setPath(env *testscript.Env) {
 	path := env.Getenv("PATH")
 	folder := r.plain
 	if raceScript(scriptName(env)) {
-		withRace, _, _ := strings.Cut(path, string(filepath.ListSeparator)) // testscript.Main puts it first
+		withRace, _, _ := strings.Cut(path, string(filepath.ListSeparator)) // testscript.Main adds it as the first element
 		env.Setenv("RACED", filepath.Join(withRace, Program))
 		folder = filepath.Join(r.plain, "mixed")
 	}
@@ -207,9 +205,8 @@ func runsWithRace(t *testing.T, file string) bool {
 
 var startsNode1 = regexp.MustCompile(`(?m)^start node1`)
 
-// buildPlain builds the program without the race detector into dir, as "make build" does. The
-// program in its folder mixed executes $RACED, the program with the detector, for the commands
-// that run for long.
+// buildPlain builds the program without the race detector into dir, like "make build". The program in
+// the folder mixed executes $RACED, the program with the detector, only for long-running commands.
 func buildPlain(pkg, dir string) (string, error) {
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, Program), ".")
 	build.Dir = pkg
@@ -226,7 +223,7 @@ func buildPlain(pkg, dir string) (string, error) {
 
 // waitFor calls done until it returns true.
 func (s script) waitFor(otherwise string, done func() bool) {
-	again := time.NewTicker(100 * time.Millisecond) // each call costs the program under test time
+	again := time.NewTicker(100 * time.Millisecond) // each call costs time of the program under test
 	defer again.Stop()
 	over := time.After(timeout)
 	for !done() {

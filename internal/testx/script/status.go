@@ -20,13 +20,13 @@ import (
 
 var statusCommands = []command{
 	{name: "wait-config", args: "[-in DIR] URL...", min: 1, max: -1, run: waitConfig,
-		doc: "Waits until the daemons there use the configuration of conf, or of DIR, and have made one more round."},
+		doc: "Waits until the daemons at the URLs use the configuration of conf, or of DIR, and have completed one more round."},
 	{name: "wait-rounds", args: "URL N", min: 2, max: 2, run: waitRounds,
-		doc: "Waits until the daemon there has made N more rounds."},
+		doc: "Waits until the daemon at URL has completed N more rounds."},
 	{name: "status", args: "URL PATTERN...", asserts: true, min: 2, max: -1, run: matchStatus,
-		doc: "Asserts that the status of the daemon there matches the regular expressions, each of them somewhere in the lines `config ALLOWED FAULT SKEW`, `node2 answers=true PROBLEM`, `node2/disk1 PROBLEM`, `NAME-UUID READY/WANTED MESSAGE`, `NAME-UUID node2/disk1 STATE MESSAGE` and `NAME-UUID node2/disk1 passed over: REASON`."},
+		doc: "Asserts that the status of the daemon at URL matches all regular expressions. The status is converted to the lines `config ALLOWED FAULT SKEW`, `node2 answers=true PROBLEM`, `node2/disk1 PROBLEM`, `NAME-UUID READY/WANTED MESSAGE`, `NAME-UUID node2/disk1 STATE MESSAGE` and `NAME-UUID node2/disk1 passed over: REASON`."},
 	{name: "metric", args: "URL METRIC <|=|> N", asserts: true, min: 4, max: 4, run: metric,
-		doc: "Compares a metric of the daemon there, without its prefix and summed over its labels, with N."},
+		doc: "Compares a metric of the daemon at URL with N. METRIC is the name without its prefix, and the value is the sum over all labels."},
 }
 
 func waitConfig(s script, args []string) error {
@@ -95,7 +95,7 @@ func matchStatus(s script, args []string) error {
 	return nil
 }
 
-// statusLines writes a status as the README describes it.
+// statusLines converts a status to the lines that the README describes.
 func statusLines(s status.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "config %s %s %s\n", s.Config.Allowed, s.Config.Fault, s.Config.Skew)
@@ -141,8 +141,8 @@ func metric(s script, args []string) error {
 	return compare(args[1], sum, args[2], args[3], s.size)
 }
 
-// sumMetric returns the sum of a metric over its labels. The name may have a selection of
-// labels, as it is in the exposition.
+// sumMetric returns the sum of a metric over its labels. The name may contain a label selection in
+// the syntax of the exposition format.
 func sumMetric(url, metric string) (float64, error) {
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Get(url + "/metrics")

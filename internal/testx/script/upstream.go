@@ -18,18 +18,18 @@ import (
 
 var upstreamCommands = []command{
 	{name: "serve", args: "VAR DIR", min: 2, max: 2, run: serve,
-		doc: "Serves the files below DIR over HTTP, as they are at the time of each request, and sets $VAR to the URL. A URL can order a fault, as package `fetchtest` documents: `$VAR/image.raw?fault=cut&at=4096&times=1`."},
+		doc: "Serves the current files below DIR over HTTP, and sets $VAR to the URL. A URL can request a fault, as package `fetchtest` documents: `$VAR/image.raw?fault=cut&at=4096&times=1`."},
 	{name: "requests", args: "VAR PATTERN N|N+", asserts: true, min: 3, max: 3, run: requests,
-		doc: "Asserts how many requests the server of $VAR received (N+: or more) that match the regular expression, each in the form `GET /image.raw?fault=cut range=bytes=4096- status=206 sent=1024`."},
+		doc: "Asserts the number of received requests (N+: N or more) of the server of $VAR that match the regular expression. A request has the form `GET /image.raw?fault=cut range=bytes=4096- status=206 sent=1024`."},
 	{name: "sent-bytes", args: "VAR <|=|> SIZE", asserts: true, min: 3, max: 3, run: sentBytes,
-		doc: "Compares how many bytes of content the server of $VAR has sent."},
+		doc: "Compares the number of content bytes that the server of $VAR has sent."},
 	{name: "clear-requests", args: "VAR", min: 1, max: 1, run: clearRequests,
 		doc: "Removes the requests that the server of $VAR has recorded."},
 	{name: "s3", args: "VAR CREDENTIALS BUCKET...", min: 3, max: -1, run: serveS3,
-		doc: "Runs an S3 server (versitygw) until the script ends, writes the folder CREDENTIALS for it, and sets $VAR to the folder with a folder for each bucket and in it a file for each object, and $VAR_URL to the URL."},
+		doc: "Runs an S3 server (versitygw) until the script ends, writes the folder CREDENTIALS for it, and sets $VAR_URL to the URL. Sets $VAR to a folder that contains a folder for each bucket, with a file for each object."},
 }
 
-// upstream serves the files of a folder through a server that makes faults on request.
+// upstream serves the files of a folder through a server that injects faults on request.
 type upstream struct {
 	*fetchtest.Server
 	dir string
@@ -45,7 +45,7 @@ type openFile struct {
 
 func (f *openFile) Size() int64 { return f.info.Size() }
 
-// ServeHTTP serves a file as it is now.
+// ServeHTTP serves the current content of a file.
 func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	u.refresh(r.URL.Path)
 	u.Server.ServeHTTP(w, r)
@@ -68,7 +68,7 @@ func (u *upstream) refresh(path string) {
 	if err != nil {
 		return
 	}
-	u.open[path] = &openFile{f, info} // the one before stays open: requests may still read it
+	u.open[path] = &openFile{f, info} // the previous file stays open, because requests may still read it
 	u.Serve(path, u.open[path])
 }
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// waitCommands is a function because eventually reads the table that it is part of.
+// waitCommands is a function, because the command eventually reads the table that contains it.
 func waitCommands() []command {
 	return []command{
 		{name: "eventually", args: "[!] COMMAND [ARG]...", min: 1, max: -1, run: eventually,
@@ -23,7 +23,7 @@ func eventually(s script, args []string) error {
 	if len(args) == 0 {
 		s.Fatalf("usage: eventually [!] COMMAND [ARG]...")
 	}
-	again := time.NewTicker(100 * time.Millisecond) // each call costs the program under test time
+	again := time.NewTicker(100 * time.Millisecond) // each call costs time of the program under test
 	defer again.Stop()
 	over := time.After(timeout)
 	for {
@@ -54,7 +54,7 @@ func (s script) attempt(name string, args []string) error {
 	}
 	c, found := lookup(name)
 	if !found || !c.asserts {
-		s.Fatalf("eventually: %s is no asserting command", name)
+		s.Fatalf("eventually: %s is not an asserting command", name)
 	}
 	return c.try(s, args)
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// installMissing installs the Debian packages of the missing programs where it may. An
-// error is printed and not returned: the tests that need the programs are then skipped, or
-// fail.
+// installMissing installs the Debian packages of missing programs, if this process may install
+// packages. It prints errors and does not return them: tests that need the programs are then skipped
+// or fail.
 func installMissing(ctx context.Context) {
 	var packages []string
 	var reasons strings.Builder
@@ -52,8 +52,8 @@ func installMissing(ctx context.Context) {
 	}
 }
 
-// isThere reports whether a program can be run. A compiler without the headers of the C
-// library cannot compile anything.
+// isThere reports whether a program can be used. A compiler cannot be used without the headers of the
+// C library.
 func isThere(ctx context.Context, p need.Program) bool {
 	if p.Name == "gcc" {
 		return compiles(ctx)
@@ -62,7 +62,8 @@ func isThere(ctx context.Context, p need.Program) bool {
 	return err == nil
 }
 
-// rights returns what has to stand before apt-get, or why this process may not run it.
+// rights returns the command that must precede apt-get, or the reason why this process cannot install
+// packages.
 func rights(ctx context.Context) (before []string, why string) {
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return nil, "there is no apt-get"
@@ -79,19 +80,20 @@ func rights(ctx context.Context) (before []string, why string) {
 	return []string{"sudo", "-n"}, ""
 }
 
-// missing is what is not there after the installation.
+// missing contains the requirements that are still missing after the installation.
 type missing struct {
-	names    []string // of need.List
-	compiles bool     // C, which the race detector needs
+	names    []string // names in need.List
+	compiles bool     // a C compiler works, which the race detector needs
 }
 
-// findMissing also fetches the programs of need.List that are not Debian packages.
+// findMissing finds the missing programs. It also fetches the programs of need.List that are not
+// Debian packages.
 func findMissing(ctx context.Context) missing {
 	m := missing{compiles: compiles(ctx)}
 	_, noKubectl := exec.LookPath("kubectl")
 	for _, p := range need.List {
 		switch {
-		case p.Name == "kustomize" && noKubectl == nil: // kubectl includes it
+		case p.Name == "kustomize" && noKubectl == nil: // kubectl includes kustomize
 		case p.Packages == "":
 			fmt.Printf("Fetching %s, which tests use to %s\n", p.Module+p.NPM, p.Reason)
 			if err := p.Fetch(ctx, "."); err != nil {
@@ -105,8 +107,8 @@ func findMissing(ctx context.Context) missing {
 	return m
 }
 
-// compiles reports whether cgo can compile: there is a C compiler, and it has the headers of
-// the C library.
+// compiles reports whether cgo can compile: there is a C compiler, and the headers of the C library
+// are installed.
 func compiles(ctx context.Context) bool {
 	cc, err := exec.CommandContext(ctx, "go", "env", "CC").Output()
 	if err != nil {

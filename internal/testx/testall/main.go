@@ -1,12 +1,10 @@
-// Command testall runs all tests: "make test". In this order it
+// Command testall runs all tests ("make test"). It does these steps in order:
 //
-//  1. installs the missing programs of package need through apt, if it is root or sudo needs
-//     no password, and prints which and why;
-//  2. fetches the programs that tests execute and that are not Debian packages, so that no
-//     test waits for that;
-//  3. runs "go test ./..." twice, the second time with the race detector if there is a C
-//     compiler;
-//  4. prints every reason for a skip with the tests that it concerns, and the line
+//  1. install the missing programs of package need with apt, if the process is root or sudo needs
+//     no password, and print the names and reasons;
+//  2. fetch the programs that are not Debian packages, so that no test has to wait for them;
+//  3. run "go test ./..." twice, the second time with the race detector if there is a C compiler;
+//  4. print every reason for a skip with the affected tests, and the line
 //     "N passed, N failed, N skipped".
 //
 // The exit code is 1 if a test failed, and with -strict also if a program is missing.
@@ -45,7 +43,7 @@ func main() {
 	}
 }
 
-// run reports whether everything passed.
+// run reports whether all tests passed.
 func run(ctx context.Context, strict, install bool, packages []string) (bool, error) {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":"+need.SystemFolders); err != nil {
 		return false, err
@@ -82,14 +80,15 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 	return ok, nil
 }
 
-// goTest runs "go test" once and prints its results as they come.
+// goTest runs "go test" once and prints the results as they arrive.
 func goTest(ctx context.Context, results *results, env, args []string) (passed bool, err error) {
 	line := append([]string{"test", "-json"}, args...)
 	fmt.Println("go", strings.Join(append([]string{"test"}, args...), " "))
 	cmd := exec.CommandContext(ctx, "go", line...)
 	cmd.Env = env
 	cmd.Stderr = os.Stderr
-	// The go command does not pass a signal on to the tests, so the whole group gets it.
+	// The go command does not forward signals to the tests, so send the signal to the whole process
+	// group.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	out, err := cmd.StdoutPipe()
@@ -106,5 +105,5 @@ func goTest(ctx context.Context, results *results, env, args []string) (passed b
 	if ctx.Err() != nil {
 		return false, fmt.Errorf("interrupted")
 	}
-	return err == nil, nil // go test has printed why it failed
+	return err == nil, nil // go test has printed the error
 }

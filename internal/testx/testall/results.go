@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// event is a line of "go test -json" (go doc test2json).
+// event is one line of the output of "go test -json" (see go doc test2json).
 type event struct {
 	Action     string
 	Package    string
@@ -27,30 +27,30 @@ type results struct {
 	out                     io.Writer
 	passed, failed, skipped int
 	failures                []string            // tests and packages
-	skips                   map[string][]string // tests, by the reason
-	running                 map[string]*pkg     // by the import path
-	builds                  map[string][]string // output of builds that fail, by the import path
+	skips                   map[string][]string // tests, by reason
+	running                 map[string]*pkg     // by import path
+	builds                  map[string][]string // output of failed builds, by import path
 }
 
-// pkg is a package whose tests have not all ended.
+// pkg is a package with tests that have not ended yet.
 type pkg struct {
 	tests   []*test // in the order of their start
 	byName  map[string]*test
-	output  []string // not of a test
+	output  []string // output that does not belong to a test
 	skipped int
 }
 
 type test struct {
 	name   string
 	output []string
-	passed bool // or skipped
+	passed bool // passed or skipped
 }
 
 func newResults(out io.Writer) *results {
 	return &results{out: out, skips: map[string][]string{}, running: map[string]*pkg{}, builds: map[string][]string{}}
 }
 
-// read reads the output of one go test to its end.
+// read reads the output of one go test run until its end.
 func (r *results) read(stream io.Reader) error {
 	lines := bufio.NewReader(stream)
 	for {
@@ -104,11 +104,11 @@ func (r *results) add(e event) {
 		r.skip(t.reason(), short(e.Package)+"."+t.name)
 	}
 	if t.passed {
-		t.output = nil // or hours of logs stay in memory
+		t.output = nil // otherwise hours of output would stay in memory
 	}
 }
 
-// addToPackage adds an event of a package as a whole.
+// addToPackage handles an event of a package, not of a single test.
 func (r *results) addToPackage(p *pkg, e event) {
 	switch e.Action {
 	case "output":
@@ -123,7 +123,7 @@ func (r *results) addToPackage(p *pkg, e event) {
 			note += "  (cached)"
 		}
 		fmt.Fprintf(r.out, "ok    %s  %.1fs%s\n", short(e.Package), e.Elapsed, note)
-	case "skip": // it has no tests
+	case "skip": // the package has no tests
 	case "fail":
 		r.printFailure(p, e)
 	default:
@@ -132,8 +132,8 @@ func (r *results) addToPackage(p *pkg, e event) {
 	delete(r.running, e.Package)
 }
 
-// printFailure prints the output of a package and of those tests that did not pass: a test
-// that a panic ended has no event of its own.
+// printFailure prints the output of a package and of its tests that did not pass. A test that ended
+// with a panic has no event.
 func (r *results) printFailure(p *pkg, e event) {
 	before := r.failed
 	for _, t := range p.tests {
@@ -162,8 +162,8 @@ func (r *results) printFailure(p *pkg, e event) {
 
 var logged = regexp.MustCompile(`^\s+(\S+\.go):\d+: (.*)\n`)
 
-// reason returns the last line that the test logged, which is what it gave to Skip. A
-// scenario's log, which testscript prints after that, does not count.
+// reason returns the last line that the test logged, which is the argument of Skip. It ignores the
+// log of a scenario, which testscript prints after this line.
 func (t *test) reason() string {
 	for _, line := range slices.Backward(t.output) {
 		if m := logged.FindStringSubmatch(line); m != nil && m[1] != "testscript.go" {
@@ -175,15 +175,15 @@ func (t *test) reason() string {
 
 func (r *results) skip(reason, test string) {
 	r.skipped++
-	if !slices.Contains(r.skips[reason], test) { // the runs with and without the race detector skip the same
+	if !slices.Contains(r.skips[reason], test) { // the runs with and without the race detector skip the same tests
 		r.skips[reason] = append(r.skips[reason], test)
 	}
 }
 
-// notRun adds tests that testall did not even start.
+// notRun adds tests that testall did not start.
 func (r *results) notRun(reason, tests string) { r.skips[reason] = append(r.skips[reason], tests) }
 
-// summary prints the reasons of skips, what failed, and the numbers.
+// summary prints the reasons for skips, the failures, and the counts.
 func (r *results) summary() {
 	if len(r.skips) > 0 {
 		fmt.Fprintln(r.out, "\nSkipped:")
@@ -200,7 +200,7 @@ func (r *results) summary() {
 	fmt.Fprintf(r.out, "\n%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
 }
 
-// firstFew returns at most ten names, and how many more there are.
+// firstFew returns at most ten names, and the number of omitted names.
 func firstFew(names []string) []string {
 	const most = 10
 	if len(names) <= most {

@@ -8,9 +8,9 @@ import (
 
 const module = "github.com/seed-26586806/backing-image-manager"
 
-// TestSummary: a stream as go test -json writes it becomes lines for people. It has a test
-// that passes, skips of the same reason in both runs, a failure with its output, a test that
-// a panic ends, and a package that does not compile.
+// TestSummary converts the output of go test -json to human-readable lines. The output contains a
+// test that passes, skips with the same reason in both runs, a failure with its output, a test that
+// ends with a panic, and a package that does not compile.
 func TestSummary(t *testing.T) {
 	stream := `{"Action":"start","Package":"M/disk"}
 {"Action":"run","Package":"M/disk","Test":"TestLock"}
