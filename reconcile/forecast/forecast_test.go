@@ -59,9 +59,9 @@ func TestForecastMatchesPlan(t *testing.T) {
 	}
 }
 
-// TestCompare compares pairs of random configurations in both directions: what one direction
+// TestCompareIsConsistentInBothDirections compares pairs of random configurations in both directions: what one direction
 // adds, the other removes, and images and nodes agree on it.
-func TestCompare(t *testing.T) {
+func TestCompareIsConsistentInBothDirections(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(plantest.Seeds() / 30) {
 		r := rand.New(rand.NewPCG(seed, 6))

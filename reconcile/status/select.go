@@ -27,7 +27,8 @@ func (c CopyStatus) Summary() string {
 	if c.Message != "" {
 		parts = append(parts, c.Message)
 	}
-	if c.InUse != "" && (c.Message == "" || c.Code != plan.CodeInUse) { // the message may be that it is in use
+	inMessage := c.Message != "" && (c.Code == plan.CodeInUse || c.Code == plan.CodeDamagedInUse) // the reason has the use
+	if c.InUse != "" && !inMessage {
 		parts = append(parts, c.InUse)
 	}
 	if !c.Until.IsZero() {

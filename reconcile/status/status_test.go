@@ -23,7 +23,7 @@ func testDigest(a disk.Algorithm, content string) disk.Digest {
 	return a.Digest(h)
 }
 
-func TestPeerStatus(t *testing.T) {
+func TestPeersShowSkewAndUnreachability(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		own         string // digest of the own configuration
@@ -69,7 +69,7 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 
 var threeSkews = []Skew{SkewSame, SkewOther, SkewInvalid}
 
-func TestCopyStatusOfPeers(t *testing.T) {
+func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: id}
 	part := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
@@ -137,7 +137,7 @@ func TestStatusShowsTransferProgress(t *testing.T) {
 	}
 }
 
-func TestPassedOver(t *testing.T) {
+func TestPassedOverDisksAreGroupedByReason(t *testing.T) {
 	c := newTestCluster(6, 5)
 	for _, node := range []string{"node2", "node3"} {
 		disabled := c.config.Nodes[node]
