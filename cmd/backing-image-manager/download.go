@@ -102,7 +102,7 @@ type destination struct {
 }
 
 // stdoutNames are the other names of the standard output. If it is redirected to a file,
-// these names would look like a file that exists already.
+// these names would be those of a file that exists already.
 var stdoutNames = []string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 func (d *destination) prepare() error {
@@ -205,7 +205,7 @@ type resumableError struct {
 
 func (e *resumableError) Unwrap() error { return e.error }
 
-// Hint says how to resume.
+// Hint returns how to resume.
 func (e *resumableError) Hint() (hint string, ok bool) {
 	return fmt.Sprintf("%s of %s are in %s: the same command resumes the download", report.Size(e.done), report.Size(e.size), e.partial), true
 }
@@ -332,7 +332,7 @@ func bestCopy(copies []localCopy) localCopy {
 	return slices.MinFunc(copies, func(a, b localCopy) int { return status.CompareGenerations(image(a), image(b)) })
 }
 
-// checkReady returns an error that says what to do if the copy is not ready.
+// checkReady returns an error with what to do if the copy is not ready.
 func (c localCopy) checkReady() error {
 	s := copyStatus(c.Path(), c.Copy, disk.Users{})
 	state := string(s.State)
@@ -379,7 +379,7 @@ func (l *localImage) chunks(ctx context.Context, m *disk.Manifest, first int64, 
 	return l.r.Unchanged()
 }
 
-// chunk reads chunk n, unless the manifest says that it consists of zeros.
+// chunk reads chunk n, unless it consists of zeros according to the manifest.
 func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error) {
 	if m != nil {
 		if zero, err := m.IsZero(n); zero || err != nil {
@@ -402,7 +402,7 @@ func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error
 
 func (l *localImage) close() error { return errors.Join(l.r.Close(), closeDisks(l.disks)) }
 
-// damagedError says that a ready copy has wrong bytes.
+// damagedError is the error for a ready copy with wrong bytes.
 type damagedError struct {
 	copy string
 	err  error
@@ -412,7 +412,7 @@ func (e *damagedError) Error() string { return fmt.Sprintf("%s is damaged: %v", 
 
 func (e *damagedError) Unwrap() error { return e.err }
 
-// Hint says how to replace the copy.
+// Hint returns how to replace the copy.
 func (e *damagedError) Hint() (hint string, ok bool) {
 	return "backing-image verify marks the copy as failed, and then it is replaced", true
 }

@@ -77,7 +77,7 @@ type hinter interface {
 	Hint() (hint string, ok bool)
 }
 
-// hintFor says what the user can do about an error, if that is known.
+// hintFor returns what the user can do about an error, if that is known.
 func hintFor(err error) (hint string, ok bool) {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok {
 		return e.Hint, e.Hint != ""

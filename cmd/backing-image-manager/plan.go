@@ -221,7 +221,7 @@ func (c *reconcileCmd) loadOld(ctx context.Context) (schema.Result, error) {
 // compare prints the differences of two configurations.
 func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error {
 	if err := configError(result); err != nil {
-		return err // an invalid image would look removed
+		return err // an invalid image would count as removed
 	}
 	old, err := c.loadOld(ctx)
 	if err != nil {

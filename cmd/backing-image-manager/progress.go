@@ -114,8 +114,8 @@ func singleTransfer(kind plan.Op, id disk.ID, place string, p *fetch.Progress) f
 	}
 }
 
-// showPending draws the lines of an error that says what a command waits for, in place of
-// the previous ones. nil removes them.
+// showPending draws the lines of an error with what a command waits for, in place of the
+// previous ones. nil removes them.
 func (p *progress) showPending(pending error) {
 	switch {
 	case p.tty == nil:

@@ -178,8 +178,8 @@ func (c *reconcileCmd) exit(p plan.Plan, result schema.Result) error {
 	return nil
 }
 
-// write prints a plan. An empty plan has several causes, and the text says which one: worked
-// is set after a run that executed something.
+// write prints a plan. The text of an empty plan depends on its cause. worked is true after a run
+// that executed an action.
 func (c *reconcileCmd) write(d plan.Desired, p plan.Plan, worked bool) error {
 	summary := ""
 	switch {

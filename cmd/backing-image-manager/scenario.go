@@ -110,7 +110,7 @@ func (t *testCmd) run(ctx context.Context, paths []string) error {
 		_, err = fmt.Fprintln(t.out, results.Summary())
 	}
 	if err == nil && results.Failed > 0 {
-		return &exitError{code: 1} // the results say why
+		return &exitError{code: 1} // the results have the reasons
 	}
 	return err
 }

@@ -188,7 +188,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	return err
 }
 
-// stoppedError says whether an upload that the user stopped can be resumed.
+// stoppedError returns the error for an upload that the user stopped: it can be resumed, or not.
 func stoppedError(c upload.Content) error {
 	if _, isFile := c.(*upload.File); !isFile {
 		return errors.New("stopped; data from a pipe or a packed file must be sent again from the start")

@@ -92,8 +92,8 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, 
 	if !c.Owned {
 		return verifyUnmanaged(ctx, c, p)
 	}
-	// The declaration at the time when the copy became ready is in backing.cfg and in its
-	// record. The bytes alone could look like another format.
+	// backing.cfg and the record have the checksum and the format that were declared when the copy
+	// became ready. The bytes of a raw image could begin like those of another format.
 	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
 	now, err := c.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
 	if err != nil {

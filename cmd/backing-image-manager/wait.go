@@ -74,7 +74,7 @@ func waitReady(ctx context.Context, client *api.Client, names []string, timeout 
 		switch {
 		case err == nil || limited.Err() == nil && isPermanent(err):
 			return err
-		case limited.Err() == nil || missing == nil: // a request that the timeout cut short says nothing new
+		case limited.Err() == nil || missing == nil: // the error of a request that the timeout ended is not the reason
 			missing = err
 			bars.showPending(err)
 		}

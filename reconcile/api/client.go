@@ -157,7 +157,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the daemon at %s refuses: %s", e.Address, e.Response.Message)
 }
 
-// UnreachableError says that a daemon did not respond.
+// UnreachableError is the error for a daemon that did not respond.
 type UnreachableError struct {
 	Address string // without secrets
 	Err     error
@@ -179,7 +179,7 @@ func (e *UnreachableError) Error() string {
 
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// Hint says what to do, if the cause is known.
+// Hint returns what to do, if the cause is known.
 func (e *UnreachableError) Hint() (hint string, ok bool) {
 	_, unknownAuthority := errors.AsType[x509.UnknownAuthorityError](e.Err)
 	_, otherHost := errors.AsType[x509.HostnameError](e.Err)

@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-// hostilePaths returns paths that try to read other files.
+// hostilePaths returns paths with which an attacker tries to read other files.
 func hostilePaths() []string {
 	var paths []string
 	for _, name := range []string{
@@ -106,7 +106,7 @@ func TestHeadersAreBounded(t *testing.T) {
 		}
 		answered := make(chan string)
 		go func() {
-			first, _ := bufio.NewReader(conn).ReadString('\n') // a reset may come before it
+			first, _ := bufio.NewReader(conn).ReadString('\n') // the server may reset the connection before it
 			answered <- first
 		}()
 		if _, err := io.WriteString(conn, begin); err != nil {
@@ -120,7 +120,7 @@ func TestHeadersAreBounded(t *testing.T) {
 			}
 		}
 		if first := <-answered; first != "" && !strings.Contains(first, "431") || sent > 16<<20 {
-			t.Errorf("%s: answers %q after %d bytes", name, first, sent)
+			t.Errorf("%s: the response is %q after %d bytes", name, first, sent)
 		}
 	}
 	// Headers within the limit are accepted.

@@ -119,8 +119,8 @@ type route struct {
 	handler http.HandlerFunc
 }
 
-// The methods of routes. Peers use GET only. Programs that download a file may ask for its size
-// by HEAD first.
+// The methods of routes. Peers use GET only. A program that downloads a file may request its
+// size by HEAD first.
 var (
 	get       = []string{http.MethodGet}
 	getOrHead = []string{http.MethodGet, http.MethodHead}

@@ -100,7 +100,7 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 		{"POST", "/v1/images/parrot/verify", `{"copies":1}`, 202},
 	} {
 		if status, body := s.do(tt.method, tt.path); status != tt.status || strings.TrimSpace(body) != tt.want {
-			t.Errorf("%s %s answers %d %s, want %d %s", tt.method, tt.path, status, body, tt.status, tt.want)
+			t.Errorf("%s %s: the response is %d %s, want %d %s", tt.method, tt.path, status, body, tt.status, tt.want)
 		}
 	}
 	s.until("/metrics", func(_ int, body string) bool {
@@ -172,7 +172,7 @@ func TestResponseOutlivesTheReadTimeout(t *testing.T) {
 	}
 }
 
-func TestKeptCopyHasAReasonThatSaysWhatToDo(t *testing.T) {
+func TestReasonOfAKeptCopyNamesTheActionThatRunsFirst(t *testing.T) {
 	reason := func(text string) plan.Reason { return plan.Reason{Text: text} }
 	for _, tt := range []struct {
 		action plan.Action

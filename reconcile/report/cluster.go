@@ -62,8 +62,8 @@ func (c ClusterPlan) Write(w io.Writer, style Style) error {
 	return err
 }
 
-// text returns the actions, the forecast, and at the end, where a reader of a terminal looks
-// first, the risk and the summary.
+// text returns the actions, the forecast, the risk and the summary. The most important lines are at
+// the end, because a terminal shows the end.
 func (c ClusterPlan) text(style Style) string {
 	var b strings.Builder
 	writeActions(&b, c.Plan, style)
@@ -136,8 +136,8 @@ func trafficText(t forecast.Traffic) string {
 	return "Transfers, including later ones: " + strings.Join(parts, "; ") + "."
 }
 
-// summary returns the summary of the caused actions. PlanSummary would say of no action that
-// the disks match the configuration.
+// summary returns the summary of the caused actions. Without actions, PlanSummary
+// would be that the disks match the configuration.
 func (c ClusterPlan) summary() string {
 	if c.Diff != nil && len(c.caused.Actions) == 0 {
 		return "Plan: the change causes no actions."

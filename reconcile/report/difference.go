@@ -207,7 +207,7 @@ func (d Difference) tables(b *comment, reserve int) {
 	b.table(fmt.Sprintf("Changed nodes (%d)", len(d.Nodes)), nodeHeader, d.nodeRows(), reserve)
 }
 
-// withoutState says what a difference without a saved state leaves out.
+// withoutState explains what a difference without a saved state does not include.
 const withoutState = "This comparison uses only the configurations, and assumes that every disk accepts every copy. With `--state` it shows the existing copies and the bytes to transfer."
 
 func (d Difference) markdown() string {

@@ -2,7 +2,7 @@
 // results for people and for programs: as text, tables, Markdown, JSON and YAML.
 //
 // Text goes to a terminal or a log. It contains no control characters of other programs,
-// and only a caller with a terminal asks for colours. Markdown goes into the comment of a
+// and only a caller with a terminal requests colours. Markdown goes into the comment of a
 // pull request, and stays below the size limit of such comments. The JSON documents are
 // stable interfaces.
 //

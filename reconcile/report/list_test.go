@@ -9,10 +9,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// statusOf is what a daemon answered: two copies of a declared image and an older
-// generation, one that is only declared, one in the making, one whose declaration is
-// broken, and one that is not declared any more.
-const statusOf = `{"images": [
+// exampleJSON is the status of a daemon. It has an image with two copies and an older generation, an
+// image without a copy, one whose first copy is in progress, one whose declaration is invalid, and
+// one that is not declared any more.
+const exampleJSON = `{"images": [
  {"name":"parrot","uuid":"00000001","declared":false,"expectedChecksum":"","copies":[
   {"node":"node1","disk":"disk1","state":"ready","progress":100,"size":1024,"sha512":"SUM1","unwantedSince":"2026-11-20T12:00:00Z"}]},
  {"name":"parrot","uuid":"6846a0b2","declared":true,"expectedChecksum":"sha256:SUM2","copies":[
@@ -31,7 +31,7 @@ func exampleStatus(t *testing.T) status.Status {
 	t.Helper()
 	sums := strings.NewReplacer("SUM1", strings.Repeat("1", 128), "SUM2", strings.Repeat("2", 64), "SUM3", strings.Repeat("3", 128))
 	var s status.Status
-	if err := json.Unmarshal([]byte(sums.Replace(statusOf)), &s); err != nil {
+	if err := json.Unmarshal([]byte(sums.Replace(exampleJSON)), &s); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -72,19 +72,19 @@ forest  00000003  in-progress  40%       100 B    node1/disk1
 parrot  6846a0b2  failed       0%        -        node1/disk1  no; space
 parrot  00000001  ready        100%      1.0 KiB  node1/disk1
 ` {
-		t.Errorf("on one disk there is:\n%s", got)
+		t.Errorf("the list of one disk is:\n%s", got)
 	}
 }
 
-// Without a declaration the generation answers that nobody gave up, whatever its
-// state; of those the one in the best state.
+// Without a declaration, a generation that is not surplus precedes a surplus one in any state.
+// Otherwise the state of the best copy decides.
 func TestListShowsTheBestGeneration(t *testing.T) {
-	generation := func(uuid, state string, unwanted time.Time) status.ImageStatus {
+	generation := func(uuid, state string, surplusSince time.Time) status.ImageStatus {
 		var c status.CopyStatus
 		if err := json.Unmarshal([]byte(`{"disk":"/d","state":"`+state+`"}`), &c); err != nil {
 			t.Fatal(err)
 		}
-		c.SurplusSince = unwanted
+		c.SurplusSince = surplusSince
 		return status.ImageStatus{Name: "parrot", UUID: uuid, Copies: []status.CopyStatus{c}}
 	}
 	then := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
@@ -97,7 +97,7 @@ func TestListShowsTheBestGeneration(t *testing.T) {
 		{[]status.ImageStatus{generation("00000002", "ready", time.Time{}), generation("00000001", "ready", time.Time{})}, "00000001"},
 	} {
 		if got := List(c.images, nil)["parrot"]; got.UUID != c.want || len(got.Generations) != 1 {
-			t.Errorf("%+v: %s answers, want %s", c.images, got.UUID, c.want)
+			t.Errorf("%+v: the entry is that of %s, want %s", c.images, got.UUID, c.want)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// planOf sums up as a plan of reconcile does.
+// planOf returns a plan with these actions and the same summary as package plan.
 func planOf(actions ...plan.Action) plan.Plan {
 	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[plan.Op]int{}}}
 	for _, a := range actions {
@@ -153,7 +153,7 @@ func TestPlanAsTextAndMarkdown(t *testing.T) {
 	}
 }
 
-func TestColourChangesNothingElse(t *testing.T) {
+func TestColoursDoNotChangeTheText(t *testing.T) {
 	for _, c := range plans {
 		got := planText(c.plan, Style{Colour: true, Cluster: false})
 		for _, code := range []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"} {

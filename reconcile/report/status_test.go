@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-func TestStatusTable(t *testing.T) {
+func TestStatusOfSmallAndLargeClustersAsTable(t *testing.T) {
 	for name, v := range map[string]status.View{"three": clusterview.ThreeNodes(), "hundred": clusterview.HundredNodes()} {
 		v.Plan = v.Desired.Plan(v.Observed)
 		var got strings.Builder

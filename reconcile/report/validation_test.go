@@ -51,9 +51,9 @@ func loadText(t *testing.T, name, text string) schema.Result {
 	return r
 }
 
-// What the view shows means the same when it is loaded, but for the query of an
-// address and that every uuid is declared then.
-func TestConfigViewCanBeLoadedAgain(t *testing.T) {
+// The configuration in the JSON of validate is a valid configuration with the same meaning. Two
+// things differ: addresses have no query, and every uuid is declared.
+func TestPrintedConfigurationCanBeLoadedAgain(t *testing.T) {
 	want := loadText(t, "all.yaml", strings.ReplaceAll(everything, "SUM", strings.Repeat("a", 64))).Config
 	text, err := json.Marshal(redacted{want})
 	if err != nil {
@@ -70,16 +70,16 @@ func TestConfigViewCanBeLoadedAgain(t *testing.T) {
 	}
 	for _, both := range [][2]any{{got.Settings, want.Settings}, {got.Nodes, want.Nodes}, {got.Images, want.Images}} {
 		if !reflect.DeepEqual(both[0], both[1]) {
-			t.Errorf("loaded again it is\n%+v\nwant\n%+v\nthe view was %s", both[0], both[1], text)
+			t.Errorf("loaded again it is\n%+v\nwant\n%+v\nthe JSON was %s", both[0], both[1], text)
 		}
 	}
 }
 
-func TestConfigViewHasNoSecrets(t *testing.T) {
+func TestPrintedConfigurationHasNoSecrets(t *testing.T) {
 	c := loadText(t, "c.yaml", `images: {parrot: {source: {download: {
 		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/b/p?key=hunter2", "https://y.example/p?key=<hunter2>&b=hunter2"], checksumURL: "https://x.example/S?hunter2"}}}}`).Config
 	text, err := json.Marshal(redacted{c})
 	if err != nil || strings.Contains(string(text), "hunter2") {
-		t.Errorf("error %v; the view shows %s", err, text)
+		t.Errorf("error %v; the JSON is %s", err, text)
 	}
 }
