@@ -57,12 +57,12 @@ func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repa
 // SameDeclaration reports whether an operation that runs for one declaration is right for
 // the other one, too.
 func (op Op) SameDeclaration(a, b schema.Image) bool {
-	return SameImage(a, b) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
+	return sameImage(a, b) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
 }
 
-// SameImage reports whether two declarations ask for the same bytes from the same places.
+// sameImage reports whether two declarations ask for the same bytes from the same places.
 // Placement does not matter to a running transfer.
-func SameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(a), WithoutPolicy(b)) }
+func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(a), WithoutPolicy(b)) }
 
 // WithoutPolicy returns the declaration without the fields that affect neither the bytes nor
 // how they are transferred.
