@@ -134,7 +134,7 @@ var (
 	helpSub  = regexp.MustCompile(`(?m)^  ([\w-]+) +\S`)
 )
 
-// commands asks the program for all its commands.
+// commands returns all commands of the program, from their help.
 func commands(t *testing.T) map[string]command {
 	t.Helper()
 	all := map[string]command{}
@@ -321,12 +321,12 @@ func checkGoTest(words []string) error {
 		if pattern == "^$" || pattern == "." || sources.Len() == 0 {
 			continue
 		}
-		wanted, err := regexp.Compile(pattern)
+		selected, err := regexp.Compile(pattern)
 		if err != nil {
 			return err
 		}
 		kind := map[string]string{"-run": "Test", "-bench": "Benchmark"}[flag]
-		matches := func(m []string) bool { return m[1] == kind && wanted.MatchString(m[1]+m[2]) }
+		matches := func(m []string) bool { return m[1] == kind && selected.MatchString(m[1]+m[2]) }
 		if !slices.ContainsFunc(goNames.FindAllStringSubmatch(sources.String(), -1), matches) {
 			return fmt.Errorf("%s %s selects nothing", flag, pattern)
 		}

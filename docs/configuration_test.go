@@ -35,7 +35,7 @@ type field struct {
 var (
 	definition = regexp.MustCompile(`^#(\w+): .*\{$`)
 	fieldLine  = regexp.MustCompile(`^\t(\w+)([?!]?): (.*)$`)
-	wanted     = regexp.MustCompile(`@want\(("(?:[^"\\]|\\.)*")`)
+	want       = regexp.MustCompile(`@want\(("(?:[^"\\]|\\.)*")`)
 	example    = regexp.MustCompile(`@example\(("(?:[^"\\]|\\.)*")`)
 	initial    = regexp.MustCompile(`^\*("[^"]*"|\w+)`)
 	reference  = regexp.MustCompile(`#(\w+)$`)
@@ -73,7 +73,7 @@ func parseField(t *testing.T, m []string, doc string) field {
 	t.Helper()
 	f := field{name: m[1], doc: doc, required: m[2] == "!"}
 	expr, _, _ := strings.Cut(m[3], " @")
-	f.value, f.example = attribute(t, wanted, m[3]), attribute(t, example, m[3])
+	f.value, f.example = attribute(t, want, m[3]), attribute(t, example, m[3])
 	if found := initial.FindStringSubmatch(expr); found != nil {
 		f.initial = found[1]
 	}

@@ -37,16 +37,16 @@ func TestBackoff(t *testing.T) {
 			t.Errorf("Backoff(%v, %d, %v) = %v, %v, want %v, %v", tt.class, tt.attempt, tt.rnd, got, final, tt.want, tt.final)
 		}
 	}
-	asked := &Error{Class: Network, RetryAfter: 10 * time.Minute}
-	if got, _ := asked.Backoff(0, 0); got != 10*time.Minute {
+	requested := &Error{Class: Network, RetryAfter: 10 * time.Minute}
+	if got, _ := requested.Backoff(0, 0); got != 10*time.Minute {
 		t.Errorf("got %v, want the delay that the server requested", got)
 	}
-	asked.RetryAfter = 1000 * time.Hour
-	if got, _ := asked.Backoff(0, 0); got != time.Hour {
+	requested.RetryAfter = 1000 * time.Hour
+	if got, _ := requested.Backoff(0, 0); got != time.Hour {
 		t.Errorf("got %v, want an hour at most", got)
 	}
-	asked.RetryAfter = time.Second
-	if got, _ := asked.Backoff(0, 0); got != time.Minute {
+	requested.RetryAfter = time.Second
+	if got, _ := requested.Backoff(0, 0); got != time.Minute {
 		t.Errorf("got %v, want the own delay of one minute", got)
 	}
 }

@@ -203,7 +203,7 @@ func TestCancelDownload(t *testing.T) {
 	r := newFixture(t)
 	url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Stall, At: 2 << 20})
 	ctx, cancel := context.WithCancelCause(context.Background())
-	reason := errors.New("told to stop")
+	reason := errors.New("stopped")
 	p := r.openPart(disk.PartOptions{})
 	var progress Progress
 	go func() {
@@ -287,20 +287,20 @@ func TestVersionsAreNeverJoined(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newFixture(t)
-			asked := 0
+			requests := 0
 			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 				body, status, at := other, http.StatusOK, 0
-				if asked++; asked == 1 {
+				if requests++; requests == 1 {
 					body = image
 				}
 				if _, err := fmt.Sscanf(q.Header.Get("Range"), "bytes=%d-", &at); err == nil {
 					status = http.StatusPartialContent
 					w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", at, len(body)-1, len(body)))
 				}
-				validators(w.Header(), asked, status)
+				validators(w.Header(), requests, status)
 				w.Header().Set("Content-Length", fmt.Sprint(len(body)-at))
 				w.WriteHeader(status)
-				if asked == 1 {
+				if requests == 1 {
 					_, _ = w.Write(body[:len(body)/2])
 					panic(http.ErrAbortHandler)
 				}

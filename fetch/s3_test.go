@@ -282,7 +282,7 @@ func TestVirtualHostedStyle(t *testing.T) {
 			continue // this machine does not resolve localhost, or not the names below it
 		}
 		if got := <-hosts; got != strings.Replace(want, "HOST", strings.TrimPrefix(endpoint, "http://"), 1) {
-			t.Errorf("style %s: asked %s, want %s", style, got, want)
+			t.Errorf("style %s: requested %s, want %s", style, got, want)
 		}
 	}
 }

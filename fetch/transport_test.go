@@ -18,9 +18,9 @@ func TestDownloadThroughProxy(t *testing.T) {
 	r.client.AllowLoopback = false
 	origin := fetchtest.New()
 	origin.Serve("/image.raw", fetchtest.Bytes(image))
-	var asked []string
+	var requested []string
 	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		asked = append(asked, q.URL.Host)
+		requested = append(requested, q.URL.Host)
 		origin.ServeHTTP(w, q)
 	}))
 	t.Cleanup(proxy.Close)
@@ -29,8 +29,8 @@ func TestDownloadThroughProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.wantImage(image)
-	if len(asked) != 1 || asked[0] != "images.invalid" {
-		t.Errorf("the proxy received requests for %q", asked)
+	if len(requested) != 1 || requested[0] != "images.invalid" {
+		t.Errorf("the proxy received requests for %q", requested)
 	}
 }
 

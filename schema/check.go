@@ -43,7 +43,7 @@ const (
 	workers   = 2
 )
 
-// checkAll validates the tasks, a few contexts at a time.
+// checkAll validates the tasks in batches. A few contexts exist at a time.
 func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
 	batches := make(chan []task)
 	var wait sync.WaitGroup

@@ -10,8 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// structure finds mistakes that CUE would report badly, or hide behind another one:
-// unknown and duplicate fields, missing values, strings without
+// structure finds mistakes that CUE would report with an unclear message, or not at all
+// because of another mistake: unknown and duplicate fields, missing values, strings without
 // quotes. It leaves them out of its result, and CUE checks the rest.
 type structure struct {
 	root     *spec

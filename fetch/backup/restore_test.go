@@ -58,13 +58,13 @@ func TestRestoreResumes(t *testing.T) {
 		if c := other.Stat(id("a1")); c.State != disk.Pending {
 			t.Fatalf("after %d blocks the copy is %s", n, c.State)
 		}
-		held := other.Stat(id("a1")).PartBytes
+		resumable := other.Stat(id("a1")).PartBytes
 		s = &limitedStore{Store: s.Store, left: 100}
 		if got, err := restore(t.Context(), s, other, "a1"); err != nil || got.SHA512 != want.SHA512 {
 			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)
 		}
-		if most := 7 - int(held/blockSize); s.blocks > most {
-			t.Errorf("after %d blocks the part had %d bytes, and %d blocks were requested (at most %d)", n, held, s.blocks, most)
+		if most := 7 - int(resumable/blockSize); s.blocks > most {
+			t.Errorf("after %d blocks the part had %d bytes, and %d blocks were requested (at most %d)", n, resumable, s.blocks, most)
 		}
 	}
 }

@@ -390,12 +390,12 @@ func TestSendGivesUpWithoutProgress(t *testing.T) {
 		ctx, stop := context.WithTimeout(t.Context(), 2*maxStall)
 		defer stop()
 		c := &Client{Base: "http://daemon", Transport: failingTransport{}}
-		asked := 0
+		warnings := 0
 		o := newRequest(NewPipe(bytes.NewReader(make([]byte, 1024)), 1024))
-		o.Warn = func(error) { asked++ }
+		o.Warn = func(error) { warnings++ }
 		began := time.Now()
-		if err := c.Send(ctx, o, &fetch.Progress{}); !errors.Is(err, errFault) || time.Since(began) >= 2*maxStall || asked > 200 {
-			t.Errorf("after %v and %d failures: %v", time.Since(began), asked, err)
+		if err := c.Send(ctx, o, &fetch.Progress{}); !errors.Is(err, errFault) || time.Since(began) >= 2*maxStall || warnings > 200 {
+			t.Errorf("after %v and %d failures: %v", time.Since(began), warnings, err)
 		}
 	})
 }

@@ -13,13 +13,13 @@ import (
 // The time from the last write until Apply is at most the sum of coalesceFor of Watch,
 // readGap, StableFor, and the duration of the reads.
 const (
-	// StableFor is the least time between two reads with equal content, before content
+	// StableFor is the minimum time between two reads with equal content before content
 	// that was written in place is applied.
 	StableFor      = 250 * time.Millisecond
-	readGap        = 50 * time.Millisecond // least time between reads
-	slowReadGap    = time.Second           // the same for content that never is stable, and while git writes
-	maxUnstable    = 5 * time.Second       // content that changes for so long is a fault
-	gitLockTimeout = 30 * time.Second      // an index.lock without changes for so long is a left-over
+	readGap        = 50 * time.Millisecond // minimum time between reads
+	slowReadGap    = time.Second           // the same for content that is never stable, and while git writes
+	maxUnstable    = 5 * time.Second       // content that changes for longer is a fault
+	gitLockTimeout = 30 * time.Second      // after this time without changes, index.lock is a left-over
 )
 
 var errEmpty = errors.New("the config directory has no configuration files")
@@ -31,11 +31,11 @@ var errEmpty = errors.New("the config directory has no configuration files")
 //   - Content that arrived with a swap is complete and is applied at once.
 //   - Content that git writes is applied when git has finished, or has changed nothing
 //     for half a minute.
-//   - Other content is applied when it has been stable for a moment. Content
-//     that never is stable is never applied: the old content may be out of date, but it
-//     is complete. Such content becomes a fault that names a file.
-//   - A directory that is missing, empty or unreadable is a fault when
-//     it has been so for a moment. It is never content.
+//   - Other content is applied after it was stable for StableFor. Content that is never
+//     stable is never applied: the old content may be out of date, but it is complete. A
+//     fault then names a file that keeps changing.
+//   - A directory that is missing, empty or unreadable for a moment is a fault. It is never
+//     content.
 //
 // The zero Debouncer has applied nothing. Assigning the zero value makes the next content
 // new again. It is not safe for concurrent use.

@@ -12,6 +12,9 @@
 // The package knows file names, symlinks, ConfigMap mounts and git checkouts. It does
 // not parse the files: package schema does.
 //
+// Reading order: snapshot.go, tree.go and symlink.go read the directory, debounce.go and
+// removals.go decide, watch.go notifies, and git.go knows the files of git.
+//
 // Promises:
 //
 //   - A Snapshot never mixes two generations of a ConfigMap, of git-sync or of another

@@ -123,8 +123,9 @@ func (c *checkout) refFile(ref string) string {
 	return filepath.Join(c.common, ref)
 }
 
-// packedRef returns the commit of a ref that git has packed into one file with others. Git removes the file of a ref only after it has packed the ref, so a caller that
-// reads the file first finds the ref in one of the two.
+// packedRef returns the commit of a ref that git has packed into one file with other refs.
+// Git removes the file of a ref only after it has packed the ref, so a caller that reads the
+// file first finds the ref in one of the two.
 func (c *checkout) packedRef(ref string) (commit string, err error) {
 	err = readRegular(filepath.Join(c.common, "packed-refs"), maxPacked, func(r io.Reader) error {
 		lines := bufio.NewScanner(r)

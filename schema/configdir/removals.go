@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// RemovalDelay is how long an image must have been missing from the
-// configuration, in two reads at least, before its removal is confirmed.
+// RemovalDelay is the minimum time for which an image must be missing from the
+// configuration, in at least two reads, before its removal is confirmed.
 const RemovalDelay = 5 * time.Second
 
 // RemovalConfirmer confirms that images were removed from the configuration: two reads at

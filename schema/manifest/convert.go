@@ -148,7 +148,7 @@ func (c *Conversion) ToManifest(p document.Problem) document.Problem {
 	return p
 }
 
-// maxName is the most characters that the name of an image may have.
+// maxName limits the characters in the name of an image.
 const maxName = 40
 
 // LonghornName returns the name that Longhorn gives an image whose requested name is

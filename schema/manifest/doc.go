@@ -13,9 +13,17 @@
 // combines them after all files were read.
 //
 // The caller validates each document with the CUE definition of its kind (CUE), and then
-// calls Kind.Convert. The Conversion remembers where each native value comes from, so
-// that a problem that is found later is reported in the words of the manifest.
+// calls Kind.Convert.
 //
-// kind.go has the list of kinds. Each kind has a file of its own, with the functions that
-// read and convert it.
+// Promises:
+//
+//   - A problem is reported with the field names of the manifest, because a Conversion
+//     remembers the source of each native value.
+//   - A document that is skipped can be found again (Skipped.MayDeclare), so that it never
+//     deletes what it declared before.
+//   - No message contains the value of a handle or an address, which may contain a token.
+//
+// Reading order: kind.go has the list of kinds, file.go and convert.go have File and
+// Conversion, and each kind has a file of its own. snapshot.go combines VolumeSnapshots,
+// reference.go compares references, and handle.go reads bi:// handles.
 package manifest

@@ -39,7 +39,7 @@ const handlePrefix = "bi://"
 
 const handleHint = "write bi://backing?backingImage=NAME&backingImageDataSourceType=TYPE&…"
 
-// maxHandle is the most bytes that a handle may have, escaped.
+// maxHandle limits the bytes of an escaped handle.
 const maxHandle = 10_000
 
 // ParseHandle reads a handle. It accepts every handle that Longhorn reads without losing a

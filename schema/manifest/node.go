@@ -33,7 +33,7 @@ func convertNode(c *Conversion) {
 	for _, f := range disks.Fields {
 		from, native := path("spec.disks").With(f.Name), path("disks").With(f.Name)
 		if c.text(from.With("diskType")) == "block" {
-			c.warn(from.With("diskType"), fmt.Sprintf("is block: disk %q is ignored", document.Printable(f.Name)), "only disks of type filesystem can hold backing images")
+			c.warn(from.With("diskType"), fmt.Sprintf("is block: disk %q is ignored", document.Printable(f.Name)), "only disks of type filesystem can have backing images")
 			continue
 		}
 		c.sources[pathKey(native)] = from

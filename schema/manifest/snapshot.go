@@ -101,7 +101,7 @@ type Resolved struct {
 	Definitions []*Definition
 	Read        []Document
 	Skipped     []Skipped
-	Problems    []document.Problem // of classes: they keep nothing else from being used
+	Problems    []document.Problem // of classes; they do not affect other documents
 }
 
 // resolver finds the manifests to which VolumeSnapshots refer.

@@ -76,16 +76,16 @@ func limitSelf() error {
 		_, err = fmt.Sscan(string(b), &pages)
 	}
 	if err != nil {
-		return fmt.Errorf("read own memory: %w", err)
+		return fmt.Errorf("read the memory size of the process: %w", err)
 	}
 	// Add what the process has now: the runtime of Go reserves address space that it
 	// never uses.
 	memory := pages*uint64(os.Getpagesize()) + childMemory
 	if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: memory, Max: memory}); err != nil {
-		return fmt.Errorf("limit own memory: %w", err)
+		return fmt.Errorf("limit the memory of the process: %w", err)
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: childSeconds, Max: childSeconds}); err != nil {
-		return fmt.Errorf("limit own time: %w", err)
+		return fmt.Errorf("limit the CPU time of the process: %w", err)
 	}
 	return nil
 }

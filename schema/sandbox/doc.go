@@ -14,6 +14,6 @@
 //     They have no network and no registry.
 //   - A message contains no address, because an address may contain a password.
 //
-// evaluate.go is the side of the parent, child.go the side of the child, and walk.go
+// Reading order: evaluate.go runs in the parent and child.go in the child process. walk.go
 // converts the result to a document.Value.
 package sandbox

@@ -21,8 +21,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// childTimeout is how long a child may run by the wall clock. On a busy machine that is
-// much longer than its limit of CPU time.
+// childTimeout limits the wall-clock time of a child. On a busy machine a child needs much
+// more of it than of CPU time.
 const childTimeout = time.Minute
 
 // Unit is what CUE evaluates together: the files of a folder with the same package clause,
@@ -124,7 +124,7 @@ func Evaluate(ctx context.Context, units []*Unit) []Result {
 func failure(u *Unit, err error) Result {
 	p := document.Problem{Position: document.Position{File: u.Files[0].Path}, Message: err.Error()}
 	if errors.Is(err, errTooExpensive) {
-		p.Hint = "look for nested comprehensions, or write it in YAML"
+		p.Hint = "check for nested comprehensions, or write it in YAML"
 		return Result{Problems: []document.Problem{p}}
 	}
 	return Result{Problems: []document.Problem{p}, Transient: true}
