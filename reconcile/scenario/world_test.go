@@ -132,15 +132,8 @@ func checkSpace(t *testing.T, w *world) {
 // surplus copy is deleted after the clean-up interval.
 func TestConvergeMovesTheClockFromDeadlineToDeadline(t *testing.T) {
 	t.Parallel()
-	c := dice{rand.New(rand.NewPCG(1, 1))}.config()
-	c.Config.Settings = schema.Settings{CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50)}
-	c.Config.Nodes = map[string]schema.Node{}
-	for _, name := range []string{"node1", "node2", "node3"} {
-		c.Config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
-	}
 	parrot := schema.Image{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
-	c.Config.Images = map[string]schema.Image{"parrot": parrot}
-	w, err := newWorld(c)
+	w, err := newWorld(threeNodes(parrot))
 	if err != nil {
 		t.Fatal(err)
 	}
