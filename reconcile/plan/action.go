@@ -14,7 +14,7 @@ import (
 // Op is the operation of an action. Its values are part of the interface of plans.
 type Op string
 
-// The operations. Wait and Blocked do nothing: a wait ends without help, a blocked action
+// The operations. Wait and Blocked do nothing. A wait ends without help; a blocked action
 // needs a change by a person.
 const (
 	Download Op = "download"
@@ -44,7 +44,7 @@ func (op Op) IsFirstCopy() bool {
 // CreatesCopy reports whether the operation creates a copy.
 func (op Op) CreatesCopy() bool { return op.IsFirstCopy() || op == Sync }
 
-// ReadsCopies reports whether the operation takes its bytes from ready copies, which have
+// ReadsCopies reports whether the operation reads its bytes from ready copies, which have
 // the digest Action.SourceDigest.
 func (op Op) ReadsCopies() bool { return op == Sync || op == Repair }
 
@@ -60,7 +60,7 @@ func (op Op) SameDeclaration(a, b schema.Image) bool {
 	return sameImage(a, b) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
 }
 
-// sameImage reports whether two declarations ask for the same bytes from the same places.
+// sameImage reports whether two declarations declare the same bytes from the same places.
 // Placement does not matter to a running transfer.
 func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(a), WithoutPolicy(b)) }
 
@@ -155,7 +155,8 @@ func (a Action) CopyRef() CopyRef {
 // Idle reports whether the action does nothing: it is a wait or blocked.
 func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
 
-// asWaitFor notes in an idle action which operation it precedes. blocked is as Action.Blocked.
+// asWaitFor sets the operation that an idle action precedes. blocked is as Action.Blocked. It
+// does not change other actions.
 func (a Action) asWaitFor(op Op, blocked bool) Action {
 	if a.Idle() {
 		a.Next, a.Blocked = op, blocked || a.Op == Blocked
@@ -185,7 +186,7 @@ func (a Action) SupersededBy(image schema.Image, now Action) bool {
 		// it, and a client need not send what exists.
 		return image.Checksum.IsZero() || a.Op == Upload
 	case a.Scrub && now.Op == Verify && !now.Scrub:
-		return true // the part that was read may have changed since, and somebody waits
+		return true // a request covers all bytes, and those that the scrub has read may have changed since
 	case !image.Checksum.IsZero() || !a.Op.IsFirstCopy() && !a.Op.ReadsCopies():
 		return false
 	}

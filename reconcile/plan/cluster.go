@@ -74,7 +74,7 @@ func (c *Cluster) publish(d Desired, fleet *fleetIndex) {
 	}
 }
 
-// addRejection notes in the observed disk that it takes no copy of the image.
+// addRejection records in the observed disk that it takes no copy of the image.
 func (d Disk) addRejection(id disk.ID, r Rejection) {
 	c, exists := d.Copies[id]
 	if !exists {
@@ -145,7 +145,7 @@ func (c *Cluster) Plan(nodes []Desired) Plan {
 	actions := []Action{} // never null in JSON
 	for _, d := range nodes {
 		d.rankCache = first.rankCache
-		images := fleet.images(d, d.Node == first.Node || !c.isComplete(d))
+		images := fleet.images(d, d.Node == first.Node || !c.publishesAll(d))
 		actions = append(actions, planImages(fleet.newIndex(d, c.ObserveFrom(d, c.published), images), slices.Values(images))...)
 	}
 	p := newPlan(dedupe(actions), first.Digest, first.Revision)
@@ -153,9 +153,9 @@ func (c *Cluster) Plan(nodes []Desired) Plan {
 	return p
 }
 
-// isComplete reports whether the node responds and all its disks are known: then it observes
-// nothing that it does not publish.
-func (c *Cluster) isComplete(d Desired) bool {
+// publishesAll reports whether the node responds and all its disks are known. Such a node
+// observes nothing that it does not publish.
+func (c *Cluster) publishesAll(d Desired) bool {
 	if _, unreachable := c.Unreachable[d.Node]; unreachable {
 		return false
 	}
@@ -258,7 +258,7 @@ func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
 	return f
 }
 
-// addImage notes that an image may concern a node.
+// addImage adds an image that may concern a node.
 func (f *fleetIndex) addImage(node, name string) {
 	if f.imagesByNode[node] == nil {
 		f.imagesByNode[node] = map[string]struct{}{}

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// planEach returns what Cluster.Plan has to return. Each node looks at every image.
+// planEach returns what Cluster.Plan must return. Here each node plans every image.
 func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 	actions, reported := []plan.Action{}, map[string]bool{}
 	published := maps.Clone(c.Disks)

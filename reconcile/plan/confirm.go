@@ -13,14 +13,14 @@ import (
 // A copy is deleted in four steps (D1 to D4). The pure parts are in this file, the rest is in
 // package reconcile:
 //
-//	withdraw   the holder publishes the copy as leaving; nobody counts it any more
-//	query      it queries the nodes that NodesToQuery returns, directly
-//	confirm    WithResponses replaces what was observed by the responses, and
-//	           ConfirmDeletion plans once more on that
+//	withdraw   the holder publishes the copy as leaving; no node counts it any more
+//	query      the holder queries the nodes that NodesToQuery returns, directly
+//	confirm    WithResponses replaces earlier observations by the responses, and
+//	           ConfirmDeletion plans once more with the result
 //	delete     the holder deletes the copy, or cancels the withdrawal
 //
-// Each holder withdraws before it queries. Of two holders that withdraw at the same time, at
-// least one therefore sees the other copy leaving, and cancels.
+// Each holder withdraws before it queries. If two holders withdraw at the same time, at least
+// one of them therefore observes that the other copy is leaving, and cancels.
 
 // NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
 // copies it counts on, and for an orphan all other nodes.
@@ -47,10 +47,10 @@ type Response struct {
 	Disks map[schema.DiskRef]Disk
 }
 
-// WithResponses returns o with the responses about the images of that name, which were given
-// after the withdrawal. Earlier observations count no more: a node that was queried and did
-// not respond is unreachable, and a node that was not queried confirms nothing. What speaks
-// against the deletion on a node that was not queried still does.
+// WithResponses returns o with the responses about the images of that name. The queries must
+// have started after the withdrawal. Earlier observations do not count any more: a node that
+// was queried and did not respond is unreachable, and a node that was not queried confirms
+// nothing. Evidence against the deletion still counts, whatever its node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	for node, peer := range o.Peers {

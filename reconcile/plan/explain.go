@@ -9,7 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Placement is where an image should have copies and where it has ready ones.
+// Placement is the result of placing one image: the disks that should have a copy, and the
+// ready copies.
 type Placement struct {
 	Targets []schema.DiskRef // the desired disks, best first
 	Missing int              // desired copies for which there is no disk
@@ -49,7 +50,7 @@ func rejectionReasons(pl placement) map[schema.DiskRef]Reason {
 	return out
 }
 
-// passedOver returns for each declared disk that is no target the reason.
+// passedOver returns, for each declared disk that is no target, the reason why it is none.
 func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[schema.DiskRef]Reason {
 	out := map[schema.DiskRef]Reason{}
 	for name, node := range nodes {
@@ -117,7 +118,7 @@ func (d Desired) RankDisks(o Observed, image string) []DiskRank {
 	return append(ranks, others...)
 }
 
-// shortage returns the action which reports that fewer disks can take a copy than are desired.
+// shortage returns an action that reports a lack of disks: fewer can take a copy than are desired.
 // It is blocked only when something is wrong with a disk. Otherwise nobody has to act, and a
 // wait keeps the plan empty.
 func (p imagePlanner) shortage() Action {
@@ -166,9 +167,8 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) Reason {
 	return because(CodeAllEvicted, "eviction is requested for every disk that matches (%s)", JoinMax(evicted, ", ", 5))
 }
 
-// rejectedNamedDisk returns the action which reports that a disk of this node takes no copy
-// although the image names it. shortage and the eviction of a copy report some of these disks
-// already.
+// rejectedNamedDisk returns an action that reports a named disk of this node which takes no
+// copy. shortage and the eviction of a copy report some of these disks already.
 func (p imagePlanner) rejectedNamedDisk(ref schema.DiskRef) (a Action, rejected bool) {
 	r, rejected := p.placement.rejected[ref]
 	reported := p.placement.missing > 0 && p.state.matches(ref) || p.ix.copyAt(p.state.on(ref)).Owned && r.Severity == Intended

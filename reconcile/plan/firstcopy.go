@@ -85,7 +85,7 @@ func uploadCommand(image string) string {
 	return "backing-image-manager backing-image upload " + image + " FILE"
 }
 
-// waitForUpload waits until a client starts an upload, to whatever node.
+// waitForUpload waits until a client starts an upload to any node.
 func (t targetPlanner) waitForUpload() Action {
 	c := t.ix.copyAt(t.copy)
 	command := uploadCommand(t.copy.ID.Name)
@@ -161,7 +161,7 @@ func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
 const maxClockSkew = 24 * time.Hour
 
 // pinnedDigest returns the digest that a new first copy must have although none is declared:
-// that of a copy that failed less than the recovery interval ago (F7).
+// the digest of a copy that failed less than the recovery interval ago (F7).
 func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 	if d := t.state.image.Source.Download; t.state.digestDeclared() || d != nil && d.ChecksumURL != "" {
 		return PinnedDigest{} // the declaration says which digest is right
@@ -174,7 +174,7 @@ func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 			continue
 		}
 		if since.After(now) {
-			since = now // by a clock that was set back since, or by a fast one
+			since = now // the clock was fast, or was set back since
 		}
 		end := since.Add(t.ix.desired.Config.Settings.RecoveryWaitInterval)
 		if end.After(now) && end.After(latest.Until) {

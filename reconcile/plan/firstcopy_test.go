@@ -81,9 +81,9 @@ func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	expectNoDownload(t, d.Plan(o))
 }
 
-// The image names a disk without a rank, which has part of an upload. Uploads go to ranked
-// disks, so its client cannot continue there, and a new upload must be possible. A part on
-// the ranked disk is not replaced.
+// The image names a disk without a rank, which has the partial file of an upload. Clients upload
+// to ranked disks, so that no client continues it, and a new upload must be possible. A partial
+// file on the ranked disk is not replaced.
 func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	c, image := plantest.NewConfig(1, 2), plantest.NewImage("parrot")
 	ranked, named := schema.DiskRef{Node: "node1", Disk: "disk1"}, schema.DiskRef{Node: "node1", Disk: "disk2"}

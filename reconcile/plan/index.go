@@ -17,11 +17,11 @@ type index struct {
 	desired  Desired
 	observed Observed
 	ownDisks []schema.DiskRef // usable disks of this process, sorted
-	// ownByName are copies on ownDisks by image name; peerByName those on all other disks, of
-	// unreachable nodes as they last responded. Sorted.
+	// ownByName are the copies on ownDisks, by image name. peerByName are the copies on all
+	// other disks, including those of unreachable nodes from their last response. Sorted.
 	ownByName, peerByName map[string][]CopyRef
-	// ownByDigest are ready copies on ownDisks by their digests; peerByDigest those on nodes
-	// that respond and from which chunks can be read. Sorted.
+	// ownByDigest are the ready copies on ownDisks, by digest. peerByDigest are the ready
+	// copies on nodes that respond, if chunks can be read from them. Sorted.
 	ownByDigest, peerByDigest map[disk.Digest][]CopyRef
 	// suspects are copies that gave wrong bytes. They are verified before they are read or
 	// counted on again.
@@ -106,7 +106,7 @@ func (ix *index) attempt(op Op, ref CopyRef, reason Reason, bytes int64) Action 
 	return NewAction(op, ref, reason, bytes)
 }
 
-// withSource notes in an action which copy it reads. An idle action reads none.
+// withSource records in an action which copy it reads. An idle action reads none.
 func (ix *index) withSource(a Action, from CopyRef) Action {
 	if a.Idle() {
 		return a
@@ -142,11 +142,12 @@ func (ix *index) giveUpAt(p Peer) time.Time {
 	return ix.observed.Now.Add(ix.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
 }
 
-// ignoredPeers returns " (why; why)" with the nodes whose copies a deletion cannot count on.
+// ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes, as
+// " (reason; reason)" behind another text, or "".
 func (ix *index) ignoredPeers() string {
 	var reasons []string
 	for _, name := range ix.otherNodes() {
-		// A node with this configuration that was not queried had no copy to count on.
+		// A node was not queried because it had no copy to count on: it is no reason.
 		if reason := ix.whyIgnored(name); !reason.IsZero() && !ix.sameConfig(name) {
 			reasons = append(reasons, reason.Text)
 		}

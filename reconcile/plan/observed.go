@@ -82,7 +82,7 @@ type Disk struct {
 // Copy is the observed state of a copy.
 type Copy struct {
 	disk.Copy
-	// UsedBy says what uses the copy; "": it is not in use.
+	// UsedBy describes the user of the copy; "": it is not in use.
 	UsedBy string
 	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
 	Leaving bool
@@ -151,8 +151,8 @@ func (o Observed) hasDuplicateDisks() bool {
 }
 
 // RejectDuplicateDisks gives a problem to disks with the same uuid on two nodes that respond,
-// this one included: one machine is a clone of the other, and nobody knows which disk is
-// meant (I10).
+// this one included. One machine is a clone of the other, and it is not known which of the two
+// disks the configuration declares (I10).
 func (o Observed) RejectDuplicateDisks() {
 	if !o.hasDuplicateDisks() {
 		return
@@ -182,11 +182,11 @@ func (o Observed) RejectDuplicateDisks() {
 // Suspected is the reason to verify a copy before it is read or counted on again.
 var Suspected = Reason{CodeSuspect, "a copy that was made of it has other bytes"}
 
-// Fault says where the cause of a failure lies, and so who may succeed instead.
+// Fault is the cause of a failure. It decides which node or disk may succeed instead.
 type Fault uint8
 
 const (
-	// FaultSource: the upstream or its bytes. No other node needs to try.
+	// FaultSource: the upstream or its bytes. No other node retries.
 	FaultSource Fault = iota
 	// FaultNetwork: the source, or this node's connection to it. Another node may succeed.
 	FaultNetwork
@@ -230,8 +230,8 @@ type Failure struct {
 func (f Failure) AppliesTo(op Op) bool { return f.Op == "" || f.Op == op }
 
 // delays reports whether the failure delays the operation at the time now. After a lack of
-// space, one attempt starts without delay as soon as there is space. Only one: another
-// job may take the same space.
+// space, only the second attempt starts without delay as soon as there is enough space. Later
+// ones wait, because another job may use the same space each time.
 func (f Failure) delays(op Op, now time.Time) bool {
 	switch {
 	case !f.AppliesTo(op):

@@ -45,7 +45,8 @@ func (p *orphanPlanner) isOrphan(name string) bool {
 }
 
 // pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
-// All nodes count the same orphans: those of which any node has an owned copy.
+// It counts the removed images with an owned copy on any node, so that all nodes get the same
+// number.
 func (p *orphanPlanner) pruneBlocked() Reason {
 	orphans := map[string][]CopyRef{}
 	for _, byName := range []map[string][]CopyRef{p.ix.ownByName, p.ix.peerByName} {
@@ -92,8 +93,8 @@ func (p *orphanPlanner) usage(name string) Reason {
 	return Reason{}
 }
 
-// unknownUsage returns a reason when the use of an image on some declared disk is not known, or
-// when a node may not know that the image was removed.
+// unknownUsage returns a reason when the use of images on some declared disk is not known, or
+// when a node may not know that an image was removed.
 func (p *orphanPlanner) unknownUsage() Reason {
 	nodes := p.ix.desired.Config.Nodes
 	for _, node := range slices.Sorted(maps.Keys(nodes)) {

@@ -63,8 +63,8 @@ func place(s *imageState, ranked *ranking) placement {
 	return pl
 }
 
-// addNamedDisks adds the disks that the image names. They come on top of the desired number of
-// copies.
+// addNamedDisks adds the disks that the image names, in addition to the desired number of
+// copies on ranked disks.
 func (pl *placement) addNamedDisks(s *imageState) {
 	for _, ref := range s.image.Disks {
 		if _, declared := s.ix.desired.Disk(ref); !declared || pl.isTarget(ref) {
@@ -78,7 +78,7 @@ func (pl *placement) addNamedDisks(s *imageState) {
 	}
 }
 
-// stage is how far a first copy has come on a disk.
+// stage is the progress of a first copy on a disk.
 type stage int
 
 const (
@@ -131,8 +131,8 @@ func stageOf(s *imageState, ref CopyRef) stage {
 	return notStarted
 }
 
-// retryTime returns the time of the next attempt on a failing disk. A running attempt comes
-// before all others.
+// retryTime returns the time of the next attempt on a failing disk. It is zero for a running
+// attempt, which thus sorts first.
 func retryTime(s *imageState, ref schema.DiskRef) time.Time {
 	if s.ix.observed.Running[s.on(ref)] {
 		return time.Time{}

@@ -12,13 +12,13 @@ import (
 
 // ranking is the list of disks that match an image, best first (P1). It is a function of the
 // configuration alone, so that every node has the same ranking. When a disk is added or
-// removed, the order of the others stays, so that few copies move. Each node's best disk
+// removed, the order of the others does not change, so that few copies move. Each node's best disk
 // ranks before any node's second disk.
 //
-// The score of a disk for an image (rendezvous hashing) is [mix64] of the exclusive or of two
-// hashes, that of the image name and that of node name and disk name. The smallest score is
-// best. The hash of some names is the first 8 bytes, big-endian, of the SHA-256 of all of
-// them, each preceded by its length as 8 bytes, big-endian.
+// The disks are ordered by rendezvous hashing. The score of a disk for an image is
+// mix64(H(image name) XOR H(node name, disk name)), and the smallest score is best. H writes
+// each name behind its length as 8 bytes, big-endian; the hash is the first 8 bytes,
+// big-endian, of the SHA-256 of that.
 //
 // A ranking sorts only as far as it is read, since most images use few of many disks.
 type ranking struct {
@@ -52,7 +52,7 @@ type taggedDisk struct {
 
 // newDiskList returns the disks without those with evictionRequested, which have no rank (P2).
 func newDiskList(nodes map[string]schema.Node) diskList {
-	var g diskList
+	var list diskList
 	for name, node := range nodes {
 		if node.EvictionRequested {
 			continue
@@ -63,15 +63,15 @@ func newDiskList(nodes map[string]schema.Node) diskList {
 				one.disks = append(one.disks, taggedDisk{diskName, d.Tags, nameHash(name, diskName)})
 			}
 		}
-		g = append(g, one)
+		list = append(list, one)
 	}
-	return g
+	return list
 }
 
-// rank ranks the disks for an image. It reuses the memory of places.
-func (l diskList) rank(image schema.Image, places []rankedDisk) *ranking {
-	r := &ranking{list: l, disks: places[:0]}
-	own := nameHash(image.ID.Name)
+// rank ranks the disks for an image. It reuses the memory of scratch.
+func (l diskList) rank(image schema.Image, scratch []rankedDisk) *ranking {
+	r := &ranking{list: l, disks: scratch[:0]}
+	imageHash := nameHash(image.ID.Name)
 	for n, node := range l {
 		if !hasAll(node.tags, image.NodeSelector) {
 			continue
@@ -79,13 +79,13 @@ func (l diskList) rank(image schema.Image, places []rankedDisk) *ranking {
 		first := len(r.disks)
 		for i, d := range node.disks {
 			if hasAll(d.tags, image.DiskSelector) {
-				r.disks = append(r.disks, rankedDisk{node: int32(n), disk: int32(i), score: mix64(own ^ d.hash)})
+				r.disks = append(r.disks, rankedDisk{node: int32(n), disk: int32(i), score: mix64(imageHash ^ d.hash)})
 			}
 		}
-		of := r.disks[first:]
-		slices.SortFunc(of, r.compare)
-		for i := range of {
-			of[i].round = int32(i)
+		sameNode := r.disks[first:] // all in round 0 until now, so that the score decides
+		slices.SortFunc(sameNode, r.compare)
+		for i := range sameNode {
+			sameNode[i].round = int32(i)
 		}
 	}
 	return r
@@ -114,7 +114,7 @@ const sortedEagerly = 8
 // at returns the disk with rank i, counted from 0.
 func (r *ranking) at(i int) schema.DiskRef {
 	for r.sorted <= i {
-		if r.shared {
+		if r.shared { // sorting further would change the cached ranking
 			r.disks, r.shared = slices.Clone(r.disks), false
 		}
 		rest := r.disks[r.sorted:]
@@ -142,22 +142,22 @@ func (r *ranking) find(ref schema.DiskRef) int {
 }
 
 // order sorts copies by the rank of their disks, best first. Copies on disks without a rank
-// come last.
-func (r *ranking) order(keys []CopyRef) {
-	if len(keys) < 2 {
+// are the last ones.
+func (r *ranking) order(refs []CopyRef) {
+	if len(refs) < 2 {
 		return
 	}
-	at := make(map[schema.DiskRef]int, len(keys))
-	for _, key := range keys {
-		at[key.Disk] = -1
+	at := make(map[schema.DiskRef]int, len(refs)) // index in r.disks; -1: no rank
+	for _, ref := range refs {
+		at[ref.Disk] = -1
 	}
 	for i, p := range r.disks {
-		ref := r.ref(p)
-		if _, asked := at[ref]; asked {
-			at[ref] = i
+		on := r.ref(p)
+		if _, needed := at[on]; needed {
+			at[on] = i
 		}
 	}
-	slices.SortStableFunc(keys, func(a, b CopyRef) int {
+	slices.SortStableFunc(refs, func(a, b CopyRef) int {
 		i, j := at[a.Disk], at[b.Disk]
 		switch {
 		case i >= 0 && j >= 0 && r.sorted == len(r.disks):
@@ -167,7 +167,7 @@ func (r *ranking) order(keys []CopyRef) {
 		case i < 0 && j < 0:
 			return CompareDisks(a.Disk, b.Disk)
 		}
-		return cmp.Compare(j, i) // of the two, the one that has no rank is negative
+		return cmp.Compare(j, i) // one of them is -1 and sorts last
 	})
 }
 
@@ -183,8 +183,9 @@ func nameHash(names ...string) uint64 {
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// mix64 is a bijection in which each bit of the result depends on every bit of x: the last step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators", 2014), with David Stafford's constants "Mix13".
+// mix64 is a bijection in which each bit of the result depends on every bit of x. It is the last
+// step of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+// 2014), with David Stafford's constants "Mix13".
 func mix64(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb

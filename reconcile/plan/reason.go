@@ -13,9 +13,9 @@ type Code string
 const (
 	CodeNoCopy           Code = "no-copy"           // a desired disk has no copy
 	CodeCopyFailed       Code = "copy-failed"       // the copy on the disk is damaged or wrong
-	CodeResume           Code = "resume"            // a partial file is there
+	CodeResume           Code = "resume"            // a partial file exists
 	CodeUploadActive     Code = "upload-active"     // a client sends the image
-	CodeUnverifiedFile   Code = "unverified-file"   // a file is there that no record vouches for
+	CodeUnverifiedFile   Code = "unverified-file"   // a file exists that no valid record describes
 	CodeVerifyRequested  Code = "verify-requested"  // an operator requested the verification
 	CodeSuspect          Code = "suspect"           // a copy that was made of it has other bytes
 	CodeDigestUnknown    Code = "digest-unknown"    // the declared checksum needs a digest that is not known yet
@@ -25,7 +25,7 @@ const (
 	CodeBackupMissing    Code = "backup-missing"    // no complete backup was found at the target
 	CodeVerifyFirst      Code = "verify-first"      // an existing file is verified before anything is transferred
 	CodeFirstCopy        Code = "first-copy"        // another disk creates the first copy
-	CodeAwaitingUpload   Code = "awaiting-upload"   // nobody has uploaded the image yet
+	CodeAwaitingUpload   Code = "awaiting-upload"   // no client has uploaded the image yet
 	CodeUploadFailed     Code = "upload-failed"     // the last upload failed
 	CodeUploadLost       Code = "upload-lost"       // an uploaded image has no ready copy any more
 	CodeRetry            Code = "retry"             // the last attempt failed; the next one has a time
@@ -56,8 +56,8 @@ const (
 	CodeCannotPrepare    Code = "cannot-prepare"    // the node has no replica or clone source for the first copy
 	CodeObserveOnly      Code = "observe-only"      // the manager is in observe-only mode
 	CodePeerRejects      Code = "peer-rejects"      // the node of the disk rejects the copy
-	CodeTagMissing       Code = "tag-missing"       // the node or disk does not have a tag that the selector asks for
-	CodeRankedLower      Code = "ranked-lower"      // other disks come first
+	CodeTagMissing       Code = "tag-missing"       // the node or disk does not have a tag that a selector requires
+	CodeRankedLower      Code = "ranked-lower"      // other disks rank higher
 )
 
 // Reasons to delete or to keep a copy.
@@ -81,7 +81,7 @@ const (
 	CodeUsageUnknown      Code = "usage-unknown"       // it is not known whether the image is in use somewhere
 )
 
-// Reason says why an action is planned, or why nothing is done. The zero value is no reason.
+// Reason is why an action is planned, or why nothing is done. The zero value is no reason.
 type Reason struct {
 	Code Code `json:"code"`
 	// Text is a sentence for people. It may change between versions.

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Severity says what a rejection means for the plan.
+// Severity is the meaning of a rejection for the plan.
 type Severity uint8
 
 const (

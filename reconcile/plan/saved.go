@@ -75,7 +75,7 @@ func (o Observed) precondition(a Action) Precondition {
 	return pre
 }
 
-// check returns an error that says how now differs from the precondition.
+// check returns an error if now differs from the precondition in a way that matters.
 func (pre Precondition) check(now Precondition) error {
 	on := pre.Node + "/" + pre.Disk
 	ref := on + "/" + disk.ID{Name: pre.Image, UUID: pre.UUID}.String()

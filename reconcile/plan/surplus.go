@@ -50,8 +50,8 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 }
 
 // copies returns the surplus copies of this node: the owned copies on disks that are not
-// targets, and those of other generations. The worst ranked ones come first, so that of
-// several copies the better ones stay.
+// targets, and those of other generations. The worst ranked ones are first, so that the
+// better ranked ones are kept.
 func (p *surplusPlanner) copies() []CopyRef {
 	var refs []CopyRef
 	for _, ref := range p.ix.ownByName[p.state.image.ID.Name] {
@@ -97,7 +97,7 @@ func (p *surplusPlanner) countWithout(ref CopyRef) readyCount {
 func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	d, c := p.ix.desired, p.ix.copyAt(ref)
 	op, reason := Cleanup, Reason{CodeSurplus, "surplus copy"}
-	oldPart := ref.ID != p.state.image.ID && c.State == disk.Pending // nobody resumes it
+	oldPart := ref.ID != p.state.image.ID && c.State == disk.Pending // no job resumes it
 	switch {
 	case oldPart:
 		reason = Reason{CodeOldGeneration, "partial file of an older generation"}
@@ -120,7 +120,7 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	case p.placement.ranked.len() == 0:
 		none := noRankedDisk(d.Config.Nodes, p.state.image)
 		return blocked(ref, none.with(none.Code, ": every copy is kept")).asWaitFor(op, true)
-	case oldPart: // no image counts on it
+	case oldPart: // it is no ready copy, so that no number of copies decreases
 	case rest.placed < p.placement.requiredCopies(), ready && rest.total < p.placement.copies:
 		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
 	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):

@@ -39,7 +39,7 @@ func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (C
 	return CopyRef{}, rejectUpload("%s", text)
 }
 
-// UploadError says why a node does not accept an upload of an image.
+// UploadError is the reason why a node does not accept an upload of an image.
 type UploadError struct {
 	Text string
 	// Temporary: the node may accept the upload later without a change of the configuration.
