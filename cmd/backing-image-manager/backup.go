@@ -59,8 +59,8 @@ declaration.`,
 	flags := cmd.Flags()
 	flags.BoolVar(&list, "list", false, "list the backups of TARGET")
 	flags.BoolVar(&remove, "delete", false, "delete the backup NAME")
-	compression := choiceFlag(cmd, "compression", "", "compression of new blocks", "lz4", "gzip", "none")
-	format := outputFlag(cmd, "table", "json")
+	compression := choiceFlag(cmd, "compression", "", "compression of new blocks", backup.LZ4, backup.Gzip, backup.None)
+	format := outputFlag(cmd, report.Table, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		if list && remove || (list || remove) && len(disks.disks) > 0 {
 			return errors.New("--list, --delete and --disk are mutually exclusive")
@@ -70,7 +70,7 @@ declaration.`,
 			return err
 		}
 		defer func() { err = errors.Join(err, store.Close()) }()
-		out := printer{cmd.OutOrStdout(), format.word}
+		out := printer{cmd.OutOrStdout(), format.value}
 		switch {
 		case list:
 			return listBackups(cmd.Context(), store, out)
@@ -79,7 +79,7 @@ declaration.`,
 		case len(disks.disks) == 0:
 			return errors.New("--disk is missing: name the disk of the image, or use --list or --delete")
 		}
-		w := backup.Creator{Store: store, Compression: backup.Compression(compression.word), Workers: f.limit}
+		w := backup.Creator{Store: store, Compression: compression.value, Workers: f.limit}
 		return backUp(cmd.Context(), disks.disks, args[0], w, out, newProgress(cmd.ErrOrStderr()))
 	}
 	return cmd
@@ -127,11 +127,11 @@ func (f *backupFlags) open(target string) (backup.Store, error) {
 // printer prints a result as text or as JSON.
 type printer struct {
 	io.Writer
-	format string
+	format report.Format
 }
 
 func (p printer) print(value any, text string) error {
-	if p.format == "json" {
+	if p.format == report.JSON {
 		return report.WriteJSON(p, value)
 	}
 	_, err := io.WriteString(p, text)

@@ -77,9 +77,9 @@ roles, or lines of "peer TOKEN" and "admin TOKEN". /healthz and the status code 
 	addTLSFlags(cmd, &d.tls, "PEM `FILE` with the certificate of this daemon, as server and as client of peers", "PEM `FILE` with the authority of the certificates of callers and peers")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS and tokens, give every caller that can connect the role admin")
 	flags.StringVar(&d.log.file, "log-file", "", "also log to `FILE`, as JSON")
-	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", string(autoLog), string(textLog), string(jsonLog))
+	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", autoLog, textLog, jsonLog)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		d.log.format = logFormat(format.word)
+		d.log.format = format.value
 		return d.run(cmd.Context())
 	}
 	return cmd

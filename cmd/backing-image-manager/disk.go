@@ -81,13 +81,13 @@ unreadable metadata of a replica, which prevents all clean-ups on the disk.`,
 		Example: "  backing-image-manager disk check /var/lib/longhorn\n  backing-image-manager disk check /var/lib/longhorn -o json",
 		Args:    exactArgs("PATH"),
 	}
-	format := outputFlag(cmd, "text", "json")
+	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		r, err := checkDisk(args[0])
 		if err != nil {
 			return err
 		}
-		if format.word == "json" {
+		if format.value == report.JSON {
 			err = report.WriteJSON(cmd.OutOrStdout(), r)
 		} else {
 			_, err = io.WriteString(cmd.OutOrStdout(), r.text())

@@ -49,10 +49,11 @@ The daemon also serves the image to other HTTP clients at
 	f.add(cmd)
 	f.addOn(cmd)
 	cmd.Flags().BoolVar(&to.Replace, "force", false, "replace FILE if it exists")
-	compress := choiceFlag(cmd, "compress", "", "compression of FILE", "none", "gzip", "zstd")
+	const none outfile.Compression = "none" // outfile.None is no word for a command line
+	compress := choiceFlag(cmd, "compress", "", "compression of FILE", none, outfile.Gzip, outfile.Zstd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if compress.word != "none" {
-			to.Compression = outfile.Compression(compress.word)
+		if compress.value != none {
+			to.Compression = compress.value
 		}
 		to.Path, to.out = args[1], cmd.OutOrStdout()
 		if err := to.prepare(); err != nil {

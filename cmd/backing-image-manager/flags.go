@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -97,34 +98,43 @@ func exactArgs(names ...string) cobra.PositionalArgs {
 }
 
 // choice is the value of a flag that must be one of a few words.
-type choice struct {
-	word    string
-	allowed []string
+type choice[T ~string] struct {
+	value   T
+	allowed []T
 }
 
-func (c *choice) String() string { return c.word }
+func (c *choice[T]) String() string { return string(c.value) }
 
 // Type is the name of the value in the help.
-func (c *choice) Type() string { return strings.Join(c.allowed, "|") }
+func (c *choice[T]) Type() string { return strings.Join(c.words(), "|") }
+
+func (c *choice[T]) words() []string {
+	words := make([]string, len(c.allowed))
+	for i, value := range c.allowed {
+		words[i] = string(value)
+	}
+	return words
+}
 
 // Set accepts one of the allowed words.
-func (c *choice) Set(word string) error {
-	if !slices.Contains(c.allowed, word) {
-		return fmt.Errorf("must be one of %s", strings.Join(c.allowed, ", "))
+func (c *choice[T]) Set(word string) error {
+	if !slices.Contains(c.allowed, T(word)) {
+		return fmt.Errorf("must be one of %s", strings.Join(c.words(), ", "))
 	}
-	c.word = word
+	c.value = T(word)
 	return nil
 }
 
 // outputFlag adds -o with the formats of a command. The first one is the default.
-func outputFlag(cmd *cobra.Command, formats ...string) *choice {
+func outputFlag(cmd *cobra.Command, formats ...report.Format) *choice[report.Format] {
 	return choiceFlag(cmd, "output", "o", "output format", formats...)
 }
 
-func choiceFlag(cmd *cobra.Command, name, short, usage string, allowed ...string) *choice {
-	c := &choice{word: allowed[0], allowed: allowed}
+// choiceFlag adds a flag with these values. The first one is the default.
+func choiceFlag[T ~string](cmd *cobra.Command, name, short, usage string, allowed ...T) *choice[T] {
+	c := &choice[T]{value: allowed[0], allowed: allowed}
 	cmd.Flags().VarP(c, name, short, usage)
-	complete := cobra.FixedCompletions(allowed, cobra.ShellCompDirectiveNoFileComp)
+	complete := cobra.FixedCompletions(c.words(), cobra.ShellCompDirectiveNoFileComp)
 	if err := cmd.RegisterFlagCompletionFunc(name, complete); err != nil {
 		panic("register completion of --" + name + ": " + err.Error())
 	}

@@ -73,7 +73,7 @@ Exit status: 1 if a config directory with this handle would be invalid.`,
 	}
 	var secrets bool
 	cmd.Flags().BoolVar(&secrets, "show-secrets", false, "print addresses with user info and query")
-	format := outputFlag(cmd, "text", "json")
+	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		h, err := manifest.ParseHandle(args[0])
 		if err != nil {
@@ -85,7 +85,7 @@ Exit status: 1 if a config directory with this handle would be invalid.`,
 		if view.hidden {
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning: the user info or the query of an address is left out: --show-secrets prints it")
 		}
-		if format.word == "json" {
+		if format.value == report.JSON {
 			err = report.WriteJSON(cmd.OutOrStdout(), view)
 		} else {
 			err = view.write(cmd.OutOrStdout())
@@ -114,7 +114,7 @@ printed nevertheless.`,
 	var url, volume string
 	cmd.Flags().StringVar(&h.BackingImage, "backing-image", "", "the `NAME` of the image")
 	kind := choiceFlag(cmd, "type", "", "source type", "download", "export-from-volume", "upload", "restore", "clone")
-	kind.word, cmd.Flags().Lookup("type").DefValue = "", "" // required
+	kind.value, cmd.Flags().Lookup("type").DefValue = "", "" // required
 	cmd.Flags().StringVar(&h.Checksum, "checksum", "", "the `SHA-512` of the image, in hex")
 	cmd.Flags().StringVar(&url, "url", "", "the `ADDRESS` to download from")
 	cmd.Flags().StringVar(&volume, "volume-name", "", "the `NAME` of the volume to export")
@@ -125,16 +125,16 @@ printed nevertheless.`,
 			return errors.New("name the image with --backing-image, and its source type with --type")
 		}
 		for flag, of := range map[string]string{"url": "download", "volume-name": "export-from-volume", "export-type": "export-from-volume"} {
-			if given(flag) && kind.word != of {
+			if given(flag) && kind.value != of {
 				return fmt.Errorf("--%s is for --type %s", flag, of)
 			}
 		}
-		h.SourceType, h.Parameters = kind.word, map[string]string{}
+		h.SourceType, h.Parameters = kind.value, map[string]string{}
 		if given("url") {
 			h.Parameters["url"] = url
 		}
 		if given("volume-name") || given("export-type") {
-			h.Parameters["volume-name"], h.Parameters["export-type"] = volume, exportType.word
+			h.Parameters["volume-name"], h.Parameters["export-type"] = volume, exportType.value
 		}
 		text, err := h.Encode()
 		if err != nil {

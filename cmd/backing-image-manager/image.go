@@ -85,14 +85,14 @@ ones. If there are several copies, the entry shows the best one; --on selects co
 	}
 	f.add(cmd)
 	f.addOn(cmd)
-	format := outputFlag(cmd, "json", "table")
+	format := outputFlag(cmd, report.JSON, report.Table)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		images, err := f.images(cmd.Context())
 		if err != nil {
 			return err
 		}
 		list := report.List(images, f.on)
-		if format.word == "json" {
+		if format.value == report.JSON {
 			return report.WriteJSON(cmd.OutOrStdout(), list)
 		}
 		_, err = io.WriteString(cmd.OutOrStdout(), report.ListTable(list))
@@ -113,7 +113,7 @@ func newImageGet() *cobra.Command {
 	}
 	f.add(cmd)
 	f.addOn(cmd)
-	format := outputFlag(cmd, "json", "table")
+	format := outputFlag(cmd, report.JSON, report.Table)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		images, err := f.images(cmd.Context())
 		if err != nil {
@@ -123,7 +123,7 @@ func newImageGet() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if format.word == "json" {
+		if format.value == report.JSON {
 			return report.WriteJSON(cmd.OutOrStdout(), one)
 		}
 		_, err = io.WriteString(cmd.OutOrStdout(), report.ListTable(map[string]report.ListEntry{one.Name: one}))

@@ -25,7 +25,7 @@ import (
 )
 
 // reconcileCmd is one run of the command reconcile. The flags for saved states, saved plans
-// and comparisons are in plan.go.
+// and comparisons are in reconcile_saved.go.
 type reconcileCmd struct {
 	nodeFlags
 	tokenFile    string
@@ -73,9 +73,9 @@ a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not 
 	addTLSFlags(cmd, &c.tls, "PEM `FILE` with the client certificate for peers", "PEM `FILE` with the authority of the peers' certificates")
 	c.addPlanFlags(cmd)
 	cmd.Flags().BoolVar(&c.detailedExit, "detailed-exitcode", false, "with --dry-run, exit with 2 if the plan is not empty")
-	format := outputFlag(cmd, "text", "json", "yaml", "markdown")
+	format := outputFlag(cmd, report.Text, report.JSON, report.YAML, report.Markdown)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		c.format, c.out, c.err = report.Format(format.word), cmd.OutOrStdout(), cmd.ErrOrStderr()
+		c.format, c.out, c.err = format.value, cmd.OutOrStdout(), cmd.ErrOrStderr()
 		c.everyNode = c.node == ""
 		if err := errors.Join(c.resolve(), c.checkDiff(), c.checkState(), c.checkFiles()); err != nil {
 			return err

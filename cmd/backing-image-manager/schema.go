@@ -17,10 +17,11 @@ describes the Kubernetes manifests that this program reads.`,
   backing-image-manager schema --format jsonschema >backing-images.schema.json`,
 		Args: exactArgs(),
 	}
-	format := choiceFlag(cmd, "format", "", "format of the schema", "cue", "jsonschema")
+	const cue, jsonSchema = "cue", "jsonschema"
+	format := choiceFlag(cmd, "format", "", "format of the schema", cue, jsonSchema)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		text := schema.CUE()
-		if format.word == "jsonschema" {
+		if format.value == jsonSchema {
 			var err error
 			if text, err = schema.JSONSchema(); err != nil {
 				return err

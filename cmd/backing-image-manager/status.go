@@ -21,14 +21,14 @@ The output of -o json can be saved as a --state for reconcile --dry-run.`,
   backing-image-manager status --url http://node1:8000 --token-file token -o json`,
 		Args: exactArgs(),
 	}
-	output := outputFlag(cmd, "table", "json")
+	output := outputFlag(cmd, report.Table, report.JSON)
 	f.addURL(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s, err := f.status(cmd.Context())
 		if err != nil {
 			return err
 		}
-		if output.word == "json" {
+		if output.value == report.JSON {
 			return report.WriteJSON(cmd.OutOrStdout(), s)
 		}
 		return report.WriteStatus(cmd.OutOrStdout(), s)

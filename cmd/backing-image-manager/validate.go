@@ -32,7 +32,7 @@ Exit status: 1 if there is an error, or with --strict a warning.`,
   backing-image-manager validate config -o json`,
 	}
 	cmd.Flags().BoolVar(&strict, "strict", false, "treat warnings as errors")
-	format := outputFlag(cmd, "text", "json")
+	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return errors.New("name a directory or a file to check")
@@ -41,7 +41,7 @@ Exit status: 1 if there is an error, or with --strict a warning.`,
 		if err != nil {
 			return err
 		}
-		if format.word == "json" {
+		if format.value == report.JSON {
 			err = report.WriteValidationsJSON(cmd.OutOrStdout(), all)
 		} else {
 			err = report.WriteValidations(cmd.OutOrStdout(), all)

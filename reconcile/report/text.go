@@ -23,6 +23,7 @@ type Format string
 // The formats of plans. Other documents have some of them.
 const (
 	Text     Format = "text"
+	Table    Format = "table" // of status documents, lists and backups
 	JSON     Format = "json"
 	YAML     Format = "yaml"
 	Markdown Format = "markdown"

@@ -18,7 +18,7 @@ type testCmd struct {
 	only      string
 	update    bool
 	verbose   bool
-	format    string
+	format    report.Format
 	out, err  io.Writer
 }
 
@@ -71,9 +71,9 @@ Exit status: 1 if a scenario failed, or if there is none.`,
 	if err := errors.Join(cmd.MarkFlagDirname("config-dir"), cmd.MarkFlagFilename("state", "json")); err != nil {
 		panic("mark flags of test: " + err.Error())
 	}
-	format := outputFlag(cmd, "text", "json")
+	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		t.format, t.out, t.err = format.word, cmd.OutOrStdout(), cmd.ErrOrStderr()
+		t.format, t.out, t.err = format.value, cmd.OutOrStdout(), cmd.ErrOrStderr()
 		if len(args) == 0 {
 			return errors.New("name a directory or a file with scenarios (*.txtar)")
 		}
@@ -98,13 +98,13 @@ func (t *testCmd) run(ctx context.Context, paths []string) error {
 		}
 		result := r.Run(ctx, file)
 		results.Add(result)
-		if t.format == "text" {
+		if t.format == report.Text {
 			if err := result.Write(t.out, t.verbose); err != nil {
 				return err
 			}
 		}
 	}
-	if t.format == "json" {
+	if t.format == report.JSON {
 		err = report.WriteJSON(t.out, results)
 	} else {
 		_, err = fmt.Fprintln(t.out, results.Summary())
