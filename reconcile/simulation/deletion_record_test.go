@@ -53,11 +53,8 @@ type decision struct {
 func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {
 	r := &deletion{c: c, node: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
 		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}}
-	for _, other := range c.deletions {
-		if other.key.ID.Name == w.key.ID.Name && other.node != m {
-			c.pairs[pairWithdrawals]++
-			break
-		}
+	if c.withdrawnByTwo(r) {
+		c.pairs[pairWithdrawals]++
 	}
 	c.deletions = append(c.deletions, r)
 	return r

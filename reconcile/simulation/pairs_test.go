@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -62,6 +63,10 @@ func (c *cluster) injectDuringDeletion(r *deletion) {
 	if c.suspensions.oneIn(10) {
 		c.after(time.Duration(c.suspensions.IntN(2000))*time.Millisecond, func() { c.unlessHealed(func() { c.suspendEverywhere(r.key.ID.Name) }) })
 	}
+	if c.withdrawnByTwo(r) && c.oneIn(3) {
+		c.damageAllButTwo(r.key)
+		return
+	}
 	soon := func() time.Duration { return c.between(0, 2*time.Second) }
 	switch c.IntN(13) {
 	case 0, 1, 2:
@@ -93,6 +98,13 @@ func (c *cluster) injectDuringDeletion(r *deletion) {
 	}
 }
 
+// withdrawnByTwo reports whether another node deletes a copy of the same image at the same time.
+func (c *cluster) withdrawnByTwo(r *deletion) bool {
+	return slices.ContainsFunc(c.deletions, func(other *deletion) bool {
+		return other.key.ID.Name == r.key.ID.Name && other.node != r.node
+	})
+}
+
 // suspendEverywhere puts the suspension of an image into the directory of every node.
 func (c *cluster) suspendEverywhere(name string) {
 	config := c.latest().config
@@ -111,14 +123,19 @@ func (c *cluster) suspendEverywhere(name string) {
 	}
 }
 
-// damageAllButTwo damages all copies of an image except a withdrawn one and one other. The node of
-// the other copy plans at once, in most cases before it receives the new state of the damaged
-// copies: so it may withdraw its copy too.
+// damageAllButTwo damages or deletes all copies of an image except a withdrawn one and one other: one
+// that another node has withdrawn at the same time, if there is one. Otherwise the node of the other
+// copy plans at once, in most cases before it receives the new state of the damaged copies: so it
+// may withdraw its copy too.
 func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	var others []plan.CopyRef
+	kept := -1
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
 			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.copyAt(key).Ready() {
+				if ref.Node != withdrawn.Disk.Node && c.deletionOf(key) != nil {
+					kept = len(others)
+				}
 				others = append(others, key)
 			}
 		}
@@ -126,15 +143,21 @@ func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 	if len(others) < 2 {
 		return
 	}
-	kept := c.IntN(len(others))
+	if kept < 0 {
+		kept = c.IntN(len(others))
+	}
 	for i, key := range others {
 		wait := c.between(0, 50*time.Millisecond)
 		if i != kept {
 			c.recordLoss(key, c.copyAt(key))
-			c.copyAt(key).Changed = true
+			if c.oneIn(2) {
+				c.copyAt(key).Changed = true
+			} else {
+				c.copyAt(key).File = ""
+			}
 			wait = c.between(0, time.Second)
 		}
 		c.after(wait, c.nodes[key.Disk.Node].requestRound)
 	}
-	c.logf("", "all copies of %s except %s and %s are damaged", withdrawn.ID.Name, withdrawn, others[kept])
+	c.logf("", "all copies of %s except %s and %s are damaged or deleted", withdrawn.ID.Name, withdrawn, others[kept])
 }
