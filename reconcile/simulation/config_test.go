@@ -18,14 +18,14 @@ import (
 type declaration struct {
 	config schema.Config
 	digest string
-	number int  // in the order of declaration
-	revert bool // to what had been declared before
+	number int  // counts the declarations
+	revert bool // an earlier declaration was the same
 }
 
 func (c *cluster) latest() *declaration { return c.declarations[len(c.declarations)-1] }
 
-// declare makes config the newest. It is on its way to every node, and is there when
-// it is there; what was on its way before may be overtaken.
+// declare makes config the latest configuration. It arrives at each node after a random time, and may
+// overtake earlier ones.
 func (c *cluster) declare(config schema.Config) {
 	c.suspendRandomly(&config)
 	d := &declaration{config: config, digest: c.configDigest(config), number: len(c.declarations)}
@@ -33,7 +33,7 @@ func (c *cluster) declare(config schema.Config) {
 		d.revert = d.revert || before.digest == d.digest
 	}
 	c.declarations = append(c.declarations, d)
-	c.logf("", "configuration %d is declared, digest %s%s", d.number, d.digest, textIf(d.revert, ", as it was before"))
+	c.logf("", "configuration %d is declared, digest %s%s", d.number, d.digest, textIf(d.revert, ", as before"))
 	slow, most := !c.quick && c.oneIn(3), 5*time.Second
 	if c.oneIn(3) {
 		most = 300 * time.Millisecond
@@ -47,8 +47,8 @@ func (c *cluster) declare(config schema.Config) {
 	}
 }
 
-// suspendRandomly suspends something in what is about to be declared, or lifts what was. Its dice
-// are its own, so that all else is as it would be without.
+// suspendRandomly adds and removes suspensions in a configuration before its declaration. It has its
+// own random numbers, so that a suspension does not change the other events of a seed.
 func (c *cluster) suspendRandomly(config *schema.Config) {
 	config.Images = maps.Clone(config.Images)
 	held := map[string]bool{}
@@ -103,7 +103,7 @@ func (c *cluster) configDigest(config schema.Config) string {
 	return c.digests[text]
 }
 
-// firstConfig is the configuration of the beginning.
+// firstConfig returns the first configuration.
 func (c *cluster) firstConfig() schema.Config {
 	config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: pick(c.rng, 0, 3*time.Minute, 10*time.Minute), RecoveryWaitInterval: 3 * time.Minute,
@@ -123,7 +123,7 @@ func (c *cluster) firstConfig() schema.Config {
 	return config
 }
 
-// randomImage is a declaration, of the generation that was declared before or a new one.
+// randomImage returns a declaration of an image, of the declared generation or of a new one.
 func (c *cluster) randomImage(config schema.Config, name string) schema.Image {
 	last, known := config.Images[name]
 	if !known || c.oneIn(4) {
@@ -153,7 +153,7 @@ func (c *cluster) imageWithSource(config schema.Config, name string, source sche
 	return m
 }
 
-// editedConfig is what is declared now with something changed. The maps are its own.
+// editedConfig returns a deep copy of the latest configuration, edited.
 func (c *cluster) editedConfig(edit func(*schema.Config)) schema.Config {
 	config := c.latest().config
 	config.Images, config.Nodes = maps.Clone(config.Images), maps.Clone(config.Nodes)
@@ -166,7 +166,7 @@ func (c *cluster) editedConfig(edit func(*schema.Config)) schema.Config {
 	return config
 }
 
-// editConfig declares something new, or something old again.
+// editConfig declares a changed configuration, or an earlier one again.
 func (c *cluster) editConfig() {
 	edits := []func(*schema.Config){
 		c.editImages, c.editImages, c.editImages, c.removeImages, c.addImage,
@@ -177,7 +177,7 @@ func (c *cluster) editConfig() {
 		return
 	}
 	c.declare(c.editedConfig(pick(c.rng, edits...)))
-	if c.oneIn(4) { // somebody thinks better of it
+	if c.oneIn(4) { // it is reverted soon
 		before := c.declarations[len(c.declarations)-2].config
 		c.after(c.between(0, 5*time.Minute), func() { c.unlessHealed(func() { c.declare(before) }) })
 	}
@@ -188,7 +188,7 @@ func (c *cluster) editImages(config *schema.Config) {
 		if name, ok := c.randomImageName(config); ok {
 			m := c.randomImage(*config, name)
 			if old := config.Images[name]; c.oneIn(2) {
-				m.ID, m.Source, m.Checksum = old.ID, old.Source, old.Checksum // only where copies should be
+				m.ID, m.Source, m.Checksum = old.ID, old.Source, old.Checksum // only the placement changes
 			}
 			config.Images[name] = m
 		}
@@ -243,8 +243,8 @@ func (c *cluster) editDisks(config *schema.Config) {
 	config.Nodes[ref.Node].Disks[ref.Disk] = one
 }
 
-// editNodes changes a node, takes it out of the configuration, or a disk of it, or
-// puts back what is missing.
+// editNodes changes a node, removes it or one of its disks from the configuration, or adds what is
+// missing.
 func (c *cluster) editNodes(config *schema.Config) {
 	name := pick(c.rng, c.names...)
 	node, ok := config.Nodes[name]

@@ -12,11 +12,11 @@ import (
 
 const (
 	convergeLimit  = 3 * time.Hour
-	convergeRounds = 600 // of one node, at most, until it has nothing to do
+	convergeRounds = 600 // maximum for one node
 )
 
-// converge lets the cluster go on until no node has anything left to do, and holds
-// what is there then against what is declared.
+// converge runs the cluster until no node has pending work, and then compares the disks with the
+// declaration. It fails if this takes too long or too many rounds.
 func (c *cluster) converge() {
 	began, head := c.now, c.latest().number
 	rounds := map[string]int{}
@@ -29,26 +29,27 @@ func (c *cluster) converge() {
 			return
 		}
 		decided := c.editedConfig(func(*schema.Config) {})
-		if c.now-began < convergeLimit/2 && c.resolveConflicts(&decided) { // what was under way when the faults ended
+		if c.now-began < convergeLimit/2 && c.resolveConflicts(&decided) { // a conflict of jobs that ran when the faults ended
 			c.declare(decided)
 		}
 		if why := c.pendingWork(); why != "" || c.latest().number != head {
 			quiet, head = -1, c.latest().number
 			if c.now-began > convergeLimit {
-				c.violation("rest", "it does not come to rest: %s", why)
+				c.violation("converge", "the cluster does not converge: %s", why)
 				return
 			}
 		}
 	}
 	for name, m := range c.nodes {
 		if n := m.rounds - rounds[name]; n > convergeRounds {
-			c.violation("rest", "%s needed %d rounds", name, n)
+			c.violation("converge", "%s needed %d rounds to converge", name, n)
 		}
 	}
 	c.checkConverged(began)
 }
 
-// pendingWork says who has something left to do, or waits for time to pass.
+// pendingWork returns the first job, action or wait with a deadline that it finds. It returns "" if
+// no node has any.
 func (c *cluster) pendingWork() string {
 	for _, name := range c.names {
 		m := c.nodes[name]
@@ -64,7 +65,7 @@ func (c *cluster) pendingWork() string {
 	return ""
 }
 
-// checkConverged compares the world with what is declared.
+// checkConverged compares the disks with the declaration.
 func (c *cluster) checkConverged(began time.Duration) {
 	head := c.latest()
 	always := c.overPruneLimit() || head.config.Settings.ConcurrentReplenishPerNodeLimit == 0
@@ -77,7 +78,7 @@ func (c *cluster) checkConverged(began time.Duration) {
 		for _, a := range c.nodes[name].plan.Actions {
 			_, declared := head.config.Images[a.Image]
 			if lacking := always || lacks[a.Image] || !declared && any; a.Op == plan.Blocked && !lacking {
-				c.violation("rest", "%s is blocked on what the world has: %s: %s", name, a.CopyRef(), a.Text)
+				c.violation("converge", "%s is blocked although nothing is missing: %s: %s", name, a.CopyRef(), a.Text)
 			}
 		}
 	}
@@ -85,8 +86,8 @@ func (c *cluster) checkConverged(began time.Duration) {
 	c.checkUpstreamReads(began)
 }
 
-// checkImage looks at one image, and reports whether the world lacks something that
-// it needs.
+// checkImage checks the copies of one image. It reports whether the cluster lacks something that the
+// image needs, so that a plan may be blocked.
 func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 	head := c.latest()
 	ranked := c.rankedDisks(head, image)
@@ -104,7 +105,7 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 		}
 	}
 	if head.config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
-		first := 1 // is still to be made, unless there is one anywhere
+		first := 1 // the replenish limit does not apply to the first copy
 		if c.isReadyAnywhere(image.ID) {
 			first = 0
 		}
@@ -115,13 +116,13 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 		return true
 	}
 	if want := min(copies, can); have < want {
-		c.violation("rest", "%s has %d copies where they should be, of %d that can be", image.ID, have, want)
+		c.violation("converge", "%s has %d copies on ranked disks; %d are possible", image.ID, have, want)
 	}
 	named := slices.ContainsFunc(image.Disks, func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) })
 	return can < copies || len(ranked) == 0 || named
 }
 
-// disksForNewCopy are the disks that take a new copy of an image.
+// disksForNewCopy returns the disks that accept a new copy of an image.
 func (c *cluster) disksForNewCopy(image schema.Image, ranked []schema.DiskRef) []schema.DiskRef {
 	config := c.latest().config
 	refs := slices.Clone(ranked)
@@ -136,11 +137,11 @@ func (c *cluster) disksForNewCopy(image schema.Image, ranked []schema.DiskRef) [
 	})
 }
 
-// checkReported holds what is told of an image that cannot be made: somebody has to say so, and
-// nobody may wait for what somebody brought.
+// checkReported checks an image that cannot be created: some plan must name it, and an upload that
+// was promised must have succeeded.
 func (c *cluster) checkReported(image schema.Image, can int) {
 	if c.uploaded[image.ID.Name] && image.Source.Upload != nil && can > 0 {
-		c.violation("rest", "%s could not be uploaded", image.ID)
+		c.violation("converge", "the upload of %s did not succeed", image.ID)
 	}
 	for _, name := range c.names {
 		for _, a := range c.nodes[name].plan.Actions {
@@ -149,15 +150,15 @@ func (c *cluster) checkReported(image schema.Image, can int) {
 			}
 		}
 	}
-	c.violation("rest", "%s cannot be made, and nobody says so", image.ID)
+	c.violation("converge", "%s cannot be created, and no plan names it", image.ID)
 }
 
-// isReadyAnywhere reports whether there is a good copy on any disk that is in its place.
+// isReadyAnywhere reports whether any attached disk has a ready copy.
 func (c *cluster) isReadyAnywhere(id disk.ID) bool {
 	return slices.ContainsFunc(c.diskRefs(), func(ref schema.DiskRef) bool { return c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready() })
 }
 
-// overPruneLimit reports whether so many images left that they are held.
+// overPruneLimit reports whether the prune limit blocks the deletion of orphans.
 func (c *cluster) overPruneLimit() bool {
 	config := c.latest().config
 	gone, confirmed := map[string]bool{}, true
@@ -172,7 +173,7 @@ func (c *cluster) overPruneLimit() bool {
 	return config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed
 }
 
-// checkLeftovers looks for copies that should be gone.
+// checkLeftovers finds copies and partial files that must have been deleted.
 func (c *cluster) checkLeftovers() {
 	config := c.latest().config
 	held := c.overPruneLimit()
@@ -188,12 +189,12 @@ func (c *cluster) checkLeftovers() {
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
 			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
-				c.violation("rest", "a part of an upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
+				c.violation("converge", "a partial upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
 			case !s.Owned || s.Users > 0:
 			case !declared && !held && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
-				c.violation("rest", "%s is left on %s", id, ref)
+				c.violation("converge", "%s is left on %s", id, ref)
 			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks:
-				c.violation("rest", "%s, an older generation, is left on %s", id, ref)
+				c.violation("converge", "%s, an older generation, is left on %s", id, ref)
 			}
 		}
 	}
@@ -210,7 +211,7 @@ func (c *cluster) isUsedAnywhere(name string) bool {
 	return false
 }
 
-// allDisksPresent reports whether every declared node has every declared disk.
+// allDisksPresent reports whether every declared disk is attached.
 func (c *cluster) allDisksPresent() bool {
 	for name, node := range c.latest().config.Nodes {
 		for d := range node.Disks {
@@ -232,9 +233,8 @@ func (c *cluster) countReady(image schema.Image, refs []schema.DiskRef) int {
 	return n
 }
 
-// checkUpstreamReads holds the reads of the origin against what was needed, when all faults
-// were over, every node had heard of it, and all had the same configuration, each with
-// a minute for the work that it had begun before.
+// checkUpstreamReads checks that each image was read from its upstream at most once since the cluster
+// was without faults and all nodes had the same configuration. Jobs from before have a minute to end.
 func (c *cluster) checkUpstreamReads(began time.Duration) {
 	began += 3 * time.Minute
 	for _, m := range c.nodes {
@@ -248,14 +248,14 @@ func (c *cluster) checkUpstreamReads(began time.Duration) {
 	}
 	for id, n := range begun {
 		if n > 1 {
-			c.violation("rest", "the origin was read %d times for %s", n, id)
+			c.violation("converge", "the upstream was read %d times for %s", n, id)
 		}
 	}
 }
 
-// removeImageAtEnd takes an image out of the configuration of a cluster at rest, where no interval
-// and no limit keeps its copies: they go, but not at the first look without it. In the
-// storm before, somebody is hardly ever so quick.
+// removeImageAtEnd removes an image from the configuration of a converged cluster, without a clean-up
+// interval and prune limit. Its copies must be deleted, but not before the removal is confirmed.
+// During the faults, a deletion is hardly ever so fast that it would break this rule.
 func (c *cluster) removeImageAtEnd() {
 	names := slices.Sorted(maps.Keys(c.latest().config.Images))
 	if len(names) == 0 {
@@ -273,8 +273,8 @@ func (c *cluster) removeImageAtEnd() {
 	}
 }
 
-// checkRemovedImage holds what is still there of an image that left: what is used somewhere, what is
-// not ours, and what is on a disk that is not declared.
+// checkRemovedImage checks that no copy of a removed image is left, except if one of its copies is in
+// use, and except unmanaged copies and copies on disks that are not declared.
 func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
@@ -288,7 +288,7 @@ func (c *cluster) checkRemovedImage(name string) {
 		for _, id := range c.disks[ref].IDs() {
 			_, declared := c.latest().config.Nodes[ref.Node].Disks[ref.Disk]
 			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned {
-				c.violation("rest", "%s is there 10 minutes after it left the configuration", plan.CopyRef{Disk: ref, ID: id})
+				c.violation("converge", "%s exists 10 minutes after its image was removed from the configuration", plan.CopyRef{Disk: ref, ID: id})
 			}
 		}
 	}

@@ -10,40 +10,41 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// violation notes that a rule was broken.
+// violation records that a rule was broken, which ends the run.
 func (c *cluster) violation(rule, format string, args ...any) {
 	text := rule + ": " + fmt.Sprintf(format, args...)
 	c.violations = append(c.violations, text)
 	c.logf("", "%s", text)
 }
 
-// deletion is what is true of a removal, whatever the node that does it believes.
+// deletion records the facts about one deletion of a copy, from its withdrawal on. The rules use
+// these facts, and not what the deleting node observed.
 type deletion struct {
 	c     *cluster
 	node  *node
 	work  *runningJob
 	key   plan.CopyRef
 	began time.Duration
-	// reachable are the nodes that could be asked at any moment since then, and stood the
-	// copies that were ready at such a moment.
+	// reachable are the nodes that could have responded at some moment since began, and readyDuring
+	// the copies on them that were ready at such a moment.
 	reachable   map[string]bool
 	readyDuring map[readyCopy]bool
-	// responded and answered are the same at the moments of the answers that it got.
+	// responded and readyAtResponse are the same, but only at the moments of the responses.
 	responded       map[string]bool
 	readyAtResponse map[readyCopy]bool
-	conf            *declaration // by which it was decided
+	conf            *declaration // the configuration of the decision; nil before it
 	phase           string
 }
 
-// readyCopy is a copy that does not leave, the bytes that it vouches for, and the
-// configuration of its node.
+// readyCopy is a ready copy that is not leaving, with its recorded content and the config digest of
+// its node.
 type readyCopy struct {
 	key            plan.CopyRef
 	config, letter string
 }
 
-// decision is one to delete a copy, and what it went by. Where two differ on how many
-// copies there have to be, and were taken at the same time, the smaller number counts.
+// decision is a decision to delete a copy. If two nodes decide at the same time under configurations
+// with different numbers of copies, checkUnlink uses the smaller number.
 type decision struct {
 	at   time.Duration
 	name string
@@ -64,7 +65,7 @@ func (c *cluster) endDeletion(r *deletion) {
 	c.deletions = slices.DeleteFunc(c.deletions, func(other *deletion) bool { return other == r })
 }
 
-// deletionOf returns the removal that is under way of a copy.
+// deletionOf returns the running deletion of a copy, nil if there is none.
 func (c *cluster) deletionOf(key plan.CopyRef) *deletion {
 	for _, r := range c.deletions {
 		if r.key == key {
@@ -74,7 +75,7 @@ func (c *cluster) deletionOf(key plan.CopyRef) *deletion {
 	return nil
 }
 
-// sample takes note of what is true everywhere, as long as nothing is decided.
+// sample records the ready copies of all reachable nodes. It runs after each event until the decision.
 func (r *deletion) sample() {
 	if r.conf != nil {
 		return
@@ -89,14 +90,15 @@ func (r *deletion) sample() {
 	}
 }
 
-// recordListing takes note of what is true on a node at the moment when it lists its disks.
+// recordListing records the ready copies of a node at the moment when it lists its disks.
 func (r *deletion) recordListing(other *node, config string) {
 	stood := map[readyCopy]bool{}
 	r.addReadyOn(other, "", stood)
 	r.recordResponse(other, config, stood)
 }
 
-// recordResponse takes note of what was true on a node when it listed its disks for an answer.
+// recordResponse records which copies were ready when a node listed its disks for a response. A
+// newer response replaces an older one.
 func (r *deletion) recordResponse(other *node, config string, stood map[readyCopy]bool) {
 	r.responded[other.name] = true
 	maps.DeleteFunc(r.readyAtResponse, func(one readyCopy, _ bool) bool { return one.key.Disk.Node == other.name })
@@ -109,7 +111,7 @@ func (r *deletion) recordResponse(other *node, config string, stood map[readyCop
 	}
 }
 
-// addReadyOn takes note of the copies that stand on a node with a configuration.
+// addReadyOn adds the ready copies on all disks of a node to a set.
 func (r *deletion) addReadyOn(on *node, config string, into map[readyCopy]bool) {
 	for name := range on.ownDisks {
 		r.addReady(on, schema.DiskRef{Node: on.name, Disk: name}, config, into)
@@ -129,7 +131,7 @@ func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into ma
 	}
 }
 
-// recordLoss takes note of what is lost by something else than our deletions.
+// recordLoss records that a fault, and no deletion, destroys a ready copy.
 func (c *cluster) recordLoss(key plan.CopyRef, s *Copy) {
 	if s.Ready() {
 		c.losses = append(c.losses, loss{c.now, key, s.Recorded})

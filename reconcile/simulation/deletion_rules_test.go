@@ -10,7 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// checkDecision holds the decision against the world.
+// checkDecision checks the decision to delete a copy against what is true in the cluster. The
+// facts are those that were recorded since the withdrawal.
 func (r *deletion) checkDecision(o plan.Observed) {
 	m, c := r.node, r.c
 	r.conf, r.phase = m.applied, "decided"
@@ -19,10 +20,10 @@ func (r *deletion) checkDecision(o plan.Observed) {
 		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.applied})
 	}
 	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.appliedBroken {
-		c.violation("S6", "%s goes while the configuration is broken", r.key)
+		c.violation("S6", "%s is deleted under an invalid configuration", r.key)
 	}
 	if plantest.IsSuspended(r.conf.config, r.key.ID.Name, o.Now) {
-		c.violation("suspend", "%s goes, and it is suspended", r.key)
+		c.violation("suspend", "%s is deleted although it is suspended", r.key)
 	}
 	r.checkConflict(o)
 	s := c.copyAt(r.key)
@@ -32,10 +33,10 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	image, declared := r.conf.config.Images[r.key.ID.Name]
 	evicted := r.work.action.Op == plan.Evict
 	if evicted && !(declared && isEvicted(r.conf.config, r.key.Disk)) {
-		c.violation("S5", "%s is evicted, which nobody asked for", r.key)
+		c.violation("S5", "%s is evicted without a request", r.key)
 	}
 	if declared && r.key.ID != image.ID && s.File == "" {
-		return // a part of an older generation: no image has less by it
+		return // a partial file of an older generation is no copy
 	}
 	if !evicted && !m.requestedCleanups[r.key] {
 		r.checkInterval(s)
@@ -47,7 +48,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	}
 }
 
-// checkInterval holds a clean-up against the clock that nobody sets.
+// checkInterval checks the clean-up interval by true time, which no fault changes.
 func (r *deletion) checkInterval(s *Copy) {
 	wait := r.conf.config.Settings.CleanupWaitInterval
 	if wait == 0 || r.c.history(s).excused {
@@ -55,34 +56,34 @@ func (r *deletion) checkInterval(s *Copy) {
 	}
 	now := r.c.now
 	if r.c.history(s).surplusAt == 0 || now-r.c.history(s).surplusAt < wait {
-		r.c.violation("S4", "%s goes %s after it was first unwanted; the interval is %s", r.key, now-r.c.history(s).surplusAt, wait)
+		r.c.violation("S4", "%s is deleted %s after it became surplus; the clean-up interval is %s", r.key, now-r.c.history(s).surplusAt, wait)
 	}
 	if r.c.history(s).usedAt != 0 && now-r.c.history(s).usedAt < wait {
-		r.c.violation("S4", "%s goes %s after it was used; the interval is %s", r.key, now-r.c.history(s).usedAt, wait)
+		r.c.violation("S4", "%s is deleted %s after its last use; the clean-up interval is %s", r.key, now-r.c.history(s).usedAt, wait)
 	}
 }
 
-// checkEnough holds the removal of a copy of a declared image against the copies that stood
-// at any moment since the withdrawal, and against those that stood when their nodes
-// answered.
+// checkEnough checks that enough other copies of a declared image were ready: at some moment since
+// the withdrawal, and also at the moments of the responses of their nodes.
 func (r *deletion) checkEnough(image schema.Image, s *Copy) {
 	ranked := r.c.rankedDisks(r.conf, image)
 	_, enough := copyCounts(image, len(ranked))
 	if len(ranked) == 0 {
-		r.c.violation("S4", "%s goes, and no disk is ranked", r.key)
+		r.c.violation("S4", "%s is deleted although no disk is ranked", r.key)
 		return
 	}
 	rule := ruleOf(r.work.action.Op)
 	r.addReadyOn(r.node, r.conf.digest, r.readyDuring)
 	if n := r.mostWithSameBytes(image, s, ranked, r.readyDuring); n < enough {
-		r.c.violation(rule, "%s goes, and %d copies stand where they should be; enough are %d", r.key, n, enough)
+		r.c.violation(rule, "%s is deleted while %d other copies are ready on ranked or named disks; enough are %d", r.key, n, enough)
 	}
 	if n := r.mostWithSameBytes(image, s, ranked, r.readyAtResponse); n < enough && !*clusterWorld {
-		r.c.violation(rule, "%s goes, and %d copies stood where they should be when it was answered; enough are %d", r.key, n, enough)
+		r.c.violation(rule, "%s is deleted although %d other copies were ready on ranked or named disks at the responses; enough are %d", r.key, n, enough)
 	}
 }
 
-// mostWithSameBytes is how many of the copies that stand count, if they have the same bytes.
+// mostWithSameBytes returns how many of the ready copies count. Only copies with equal bytes count
+// together.
 func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []schema.DiskRef, stand map[readyCopy]bool) int {
 	of := map[string]int{}
 	for one := range stand {
@@ -117,14 +118,14 @@ func (r *deletion) hasRightBytes(image schema.Image, s *Copy, letter string) boo
 	return true
 }
 
-// checkOrphan holds the removal of a copy of an image that is not declared any more.
+// checkOrphan checks the deletion of a copy of an image that is not declared any more.
 func (r *deletion) checkOrphan() {
 	c, config := r.c, r.conf.config
 	gone := map[string]bool{}
 	confirmed := true
 	for _, name := range slices.Sorted(maps.Keys(config.Nodes)) {
 		if name != r.node.name && !(r.reachable[name] && (r.responded[name] || *clusterWorld)) {
-			c.violation("S3", "%s goes, and %s did not say whether it is used there", r.key, name)
+			c.violation("S3", "%s is deleted, and node %s did not respond about its use", r.key, name)
 		}
 		for d := range config.Nodes[name].Disks {
 			one := c.disks[schema.DiskRef{Node: name, Disk: d}]
@@ -133,7 +134,7 @@ func (r *deletion) checkOrphan() {
 			}
 			for id, s := range one.Copies {
 				if id.Name == r.key.ID.Name && s.Users > 0 && c.history(s).usedFrom < r.began {
-					c.violation("S6", "%s goes, which is used on %s/%s", r.key, name, d)
+					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
 				if _, declared := config.Images[id.Name]; !declared && s.Owned && c.history(s).ownedAt < r.began {
 					gone[id.Name] = true
@@ -143,19 +144,19 @@ func (r *deletion) checkOrphan() {
 		}
 	}
 	if config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed {
-		c.violation("S6", "%s goes; %d images of %d left, the limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
+		c.violation("S6", "%s is deleted with %d orphans of %d images; the prune limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
 	}
 	if since := c.now - r.node.removedAt[r.key.ID.Name]; since < configdir.RemovalDelay {
-		c.violation("S6", "%s goes %s after it left the configuration", r.key, since)
+		c.violation("S6", "%s is deleted %s after its image was removed from the configuration", r.key, since)
 	}
 }
 
-// checkUnlink holds the deletion itself against the world. What others than we took away
-// since the withdrawal counts as if it were there.
+// checkUnlink checks the last step, which deletes the files, against the disks. A copy that a fault
+// destroyed after the withdrawal counts as ready: no manager can prevent this.
 func (r *deletion) checkUnlink(s *Copy) {
 	c := r.c
 	if s.Users > 0 {
-		c.violation("S1", "%s is deleted, and it is in use", r.key)
+		c.violation("S1", "%s is deleted while it is in use", r.key)
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
 	if !declared {
@@ -192,7 +193,7 @@ func (r *deletion) checkUnlink(s *Copy) {
 	}
 	ready := r.key.ID == image.ID && s.File != "" && s.Owned && !s.Changed && s.Failure == ""
 	switch {
-	case r.key.ID != image.ID && s.File == "": // a part, of which nobody has anything
+	case r.key.ID != image.ID && s.File == "": // a partial file, which nobody can use
 	case most == 0 && copies > 0:
 		c.violation("S2", "%s is deleted, and %s is ready nowhere else", r.key, image.ID)
 	case ready && !image.AllDisks && most < copies:

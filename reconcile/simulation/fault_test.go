@@ -7,7 +7,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// injectFaults lets things go wrong, and change, again and again.
+// injectFaults causes one random fault or change, and itself again after a random time. A fault that
+// occurs several times in the list is more frequent.
 func (c *cluster) injectFaults() {
 	c.unlessHealed(func() {
 		faults := []func(){
@@ -37,7 +38,7 @@ func (c *cluster) unlessHealed(do func()) {
 	}
 }
 
-// randomCopy gives a copy for which which is true, if it finds one soon.
+// randomCopy returns a random copy that matches. It fails after a few attempts.
 func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef, bool) {
 	places := c.diskRefs()
 	for range 8 {
@@ -56,7 +57,7 @@ func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef
 
 func hasFile(_ plan.CopyRef, s *Copy) bool { return s.File != "" && !s.Aside }
 
-// crashAndRestart lets a node crash and come back.
+// crashAndRestart ends the process of a node, and starts it again after a random time.
 func (c *cluster) crashAndRestart(m *node) {
 	if c.healed {
 		return
@@ -69,7 +70,7 @@ func (c *cluster) crashAndRestart(m *node) {
 	c.after(wait, m.start)
 }
 
-// cutLink takes down the way between two nodes, in one direction or both.
+// cutLink cuts the connection between two nodes for a while, in one direction or both.
 func (c *cluster) cutLink(a, b string) {
 	if c.healed || a == b {
 		return
@@ -77,7 +78,7 @@ func (c *cluster) cutLink(a, b string) {
 	one, two := c.link(a, b), c.link(b, a)
 	one.down = true
 	two.down = two.down || c.oneIn(2)
-	c.logf("", "the way from %s to %s is cut (back: %v)", a, b, two.down)
+	c.logf("", "the link from %s to %s is cut (the reverse link: %v)", a, b, two.down)
 	c.after(c.between(0, 6*time.Minute), func() {
 		one.down, two.down = false, false
 		c.countReturn(c.nodes[a])
@@ -85,7 +86,7 @@ func (c *cluster) cutLink(a, b string) {
 	})
 }
 
-// partition cuts a node off from all others, or the cluster in two.
+// partition divides the cluster into two parts, one of which may be a single node.
 func (c *cluster) partition() {
 	side := map[string]bool{pick(c.rng, c.names...): true}
 	for _, name := range c.names {
@@ -100,7 +101,7 @@ func (c *cluster) partition() {
 			}
 		}
 	}
-	c.logf("", "%v are cut off from the others", side)
+	c.logf("", "%v are partitioned from the other nodes", side)
 	for _, w := range cut {
 		w.down = true
 	}
@@ -122,14 +123,14 @@ func (c *cluster) slowLink() {
 	c.after(c.between(0, 10*time.Minute), func() { w.slow = 0 })
 }
 
-// sendWrongBytes lets a node send wrong bytes.
+// sendWrongBytes makes a node send wrong bytes to its peers for a while.
 func (c *cluster) sendWrongBytes() {
 	name := pick(c.rng, c.names...)
 	c.sendsWrongBytes[name] = true
 	c.after(c.between(0, 10*time.Minute), func() { c.sendsWrongBytes[name] = false })
 }
 
-// loseDisk takes a disk away. It comes back as it was, or another one comes, empty.
+// loseDisk detaches a disk. After a while it is attached again, or replaced by an empty one.
 func (c *cluster) loseDisk() {
 	ref := pick(c.rng, c.diskRefs()...)
 	d := c.disks[ref]
@@ -138,11 +139,11 @@ func (c *cluster) loseDisk() {
 	}
 	c.recordLosses(ref, d)
 	d.Attached = false
-	c.logf("", "%s is lost", ref)
+	c.logf("", "%s is detached", ref)
 	empty := c.oneIn(3)
 	c.after(c.between(10*time.Second, 8*time.Minute), func() {
 		if d.Attached {
-			return // the faults are over
+			return // heal attached it
 		}
 		if empty {
 			c.diskCount++
@@ -150,11 +151,12 @@ func (c *cluster) loseDisk() {
 			d = c.disks[ref]
 		}
 		d.reattach(c.disks[ref] == d)
-		c.logf("", "%s is back%s", ref, textIf(empty, ", empty"))
+		c.logf("", "%s is attached%s", ref, textIf(empty, ", empty"))
 	})
 }
 
-// reattach is a disk that is there again: whoever opens it puts back what was renamed.
+// reattach attaches a disk. Folders that a deletion had renamed have their names again, as after
+// disk.Open.
 func (d *Disk) reattach(there bool) {
 	d.Attached = there
 	for _, s := range d.Copies {
@@ -162,7 +164,7 @@ func (d *Disk) reattach(there bool) {
 	}
 }
 
-// swapDisks swaps two disks of two nodes, which takes a person at least a minute.
+// swapDisks swaps two disks. An operator needs at least a minute for that.
 func (c *cluster) swapDisks() {
 	a, b := pick(c.rng, c.diskRefs()...), pick(c.rng, c.diskRefs()...)
 	one, two := c.disks[a], c.disks[b]
@@ -172,7 +174,7 @@ func (c *cluster) swapDisks() {
 	c.recordLosses(a, one)
 	c.recordLosses(b, two)
 	one.Attached, two.Attached = false, false
-	c.logf("", "%s and %s are on their way to each other's place", a, b)
+	c.logf("", "%s and %s are detached to be swapped", a, b)
 	c.after(c.between(time.Minute, 5*time.Minute), func() {
 		if c.disks[a] == one && c.disks[b] == two && !one.Attached && !two.Attached {
 			c.disks[a], c.disks[b] = two, one
@@ -195,13 +197,13 @@ func (c *cluster) hideUsage() {
 	c.after(c.between(0, 5*time.Minute), func() { d.UsersUnknown = false })
 }
 
-// corruptSilently is what nobody sees before it reads the file, damage what a look sees, and touch
-// what only looks like it.
+// corruptSilently changes bytes without evidence: only a reader of the file detects it.
+// corruptVisibly also changes the evidence, and touchFile changes nothing else.
 func (c *cluster) corruptSilently() {
 	if key, ok := c.randomCopy(hasFile); ok {
 		c.copyAt(key).File = "rotten"
-		c.logf("", "%s rots", key)
-		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub finds it
+		c.logf("", "%s is damaged without evidence", key)
+		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub detects it
 			m.after(c.between(0, 5*time.Minute), func() {
 				if s := c.copyAt(key); s.Ready() && s.File != s.Recorded {
 					c.recordLoss(key, s)
@@ -228,7 +230,7 @@ func (c *cluster) touchFile() {
 	}
 }
 
-// addUnmanagedFile is what Longhorn left: a file of a declared generation that is not ours.
+// addUnmanagedFile adds a file of a declared generation that this program did not create.
 func (c *cluster) addUnmanagedFile() {
 	config := c.latest().config
 	name, ok := c.randomImageName(&config)
@@ -244,11 +246,11 @@ func (c *cluster) addUnmanagedFile() {
 		}
 		s := d.Folder(image.ID)
 		s.File, c.history(s).ownedAt = letter, c.now
-		c.logf("", "somebody leaves a file as %s on %s", image.ID, ref)
+		c.logf("", "an unmanaged file is added as %s on %s", image.ID, ref)
 	}
 }
 
-// breakConfigs breaks the configuration of a node, or of many.
+// breakConfigs makes the config directories of one or more nodes invalid for a while.
 func (c *cluster) breakConfigs() {
 	all := c.oneIn(3)
 	for _, name := range c.names {
@@ -263,7 +265,7 @@ func (c *cluster) breakConfigs() {
 func (c *cluster) setClock() {
 	if m := c.nodes[pick(c.rng, c.names...)]; m.up {
 		m.clockOffset += pick(c.rng, -48*time.Hour, -10*time.Minute, 10*time.Minute, time.Hour, 24*time.Hour, 1000*time.Hour)
-		c.logf(m.name, "the clock is set, and is off by %s", m.clockOffset)
+		c.logf(m.name, "the wall clock is set, to an offset of %s", m.clockOffset)
 	}
 }
 
@@ -279,7 +281,7 @@ func (c *cluster) upstreamChanges() {
 	}
 }
 
-// requestRandomCleanup asks a node to remove a surplus copy now.
+// requestRandomCleanup requests the immediate deletion of a random copy.
 func (c *cluster) requestRandomCleanup() {
 	key, ok := c.randomCopy(hasFile)
 	if m := c.nodes[key.Disk.Node]; ok && m.up {
@@ -287,7 +289,7 @@ func (c *cluster) requestRandomCleanup() {
 	}
 }
 
-// requestCleanup asks the node to delete a copy before its interval is over.
+// requestCleanup requests the deletion of a copy before the end of its clean-up interval.
 func (m *node) requestCleanup(key plan.CopyRef) {
 	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, func(_ plan.Action, err error) {
 		if err == nil {
@@ -297,7 +299,7 @@ func (m *node) requestCleanup(key plan.CopyRef) {
 	m.requestRound()
 }
 
-// failDisk lets a disk write nothing for a while, or no data.
+// failDisk makes all writes to a disk fail for a while, or only the writes of image data.
 func (c *cluster) failDisk() {
 	d := c.disks[pick(c.rng, c.diskRefs()...)]
 	if c.oneIn(2) {
@@ -308,7 +310,7 @@ func (c *cluster) failDisk() {
 	c.after(c.between(0, 8*time.Minute), func() { d.ReadOnly, d.FailsWrites = false, false })
 }
 
-// attachBeforeRename sometimes lets a volume begin to use a copy in the last moment in which it can
+// attachBeforeRename sometimes attaches a volume to a copy in the last moment in which the volume can
 // find the folder: between the first check for users and the rename, which follows after wait.
 func (c *cluster) attachBeforeRename(key plan.CopyRef, wait time.Duration) {
 	if !c.healed && c.oneIn(20) {
@@ -316,13 +318,14 @@ func (c *cluster) attachBeforeRename(key plan.CopyRef, wait time.Duration) {
 	}
 }
 
-// attachRandomVolume lets a volume begin to use a copy, and end some time.
+// attachRandomVolume attaches a volume to a random copy.
 func (c *cluster) attachRandomVolume() {
 	if key, ok := c.randomCopy(hasFile); ok {
 		c.attach(key)
 	}
 }
 
+// attach attaches a volume to a copy for a random time.
 func (c *cluster) attach(key plan.CopyRef) {
 	s := c.copyAt(key)
 	if c.healed || s == nil {
@@ -330,10 +333,10 @@ func (c *cluster) attach(key plan.CopyRef) {
 	}
 	if r := c.deletionOf(key); r != nil {
 		c.pairs[pairAttach]++
-		c.logf("", "a volume wants to use %s, which is %s", key, r.phase)
+		c.logf("", "a volume tries to use %s, whose deletion is %s", key, r.phase)
 	}
 	if s.Aside || s.File == "" {
-		return // it finds no file
+		return // the volume finds no file
 	}
 	if s.Users++; s.Users == 1 {
 		c.history(s).usedFrom = c.now

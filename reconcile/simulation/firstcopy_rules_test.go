@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// establishes reports whether an action gives an image bytes that nobody has declared.
+// establishes reports whether an action can establish the digest of an image without a checksum.
 func establishes(image schema.Image, a plan.Action, o plan.Observed) bool {
 	return image.Checksum.IsZero() && (a.Op.IsFirstCopy() || a.Op == plan.Sync && !readsSameImage(o, a))
 }
@@ -22,7 +22,7 @@ func readsSameImage(o plan.Observed, a plan.Action) bool {
 	return there && a.From.ID == a.CopyRef().ID
 }
 
-// checkFirstCopyStart holds the beginning of a first copy against what is known by then.
+// checkFirstCopyStart checks the start of a first copy against what its node observed.
 func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observed) {
 	c, a := m.c, w.action
 	if w.image.Source.Clone != nil && (a.Op == plan.Clone || w.establishes) {
@@ -38,7 +38,7 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 	recovery := d.Config.Settings.RecoveryWaitInterval
 	for name, p := range o.Peers {
 		if !p.Queried || p.Problem != "" && p.UnreachableFor < recovery {
-			c.violation("first", "%s of %s begins, and %s may have a copy: it is silent for %s", a.Op, w.key, name, p.UnreachableFor)
+			c.violation("first", "%s of %s starts, and node %s may have a copy: it is unreachable for %s", a.Op, w.key, name, p.UnreachableFor)
 		}
 	}
 	w.recentDigests = map[string]bool{}
@@ -49,15 +49,15 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
 			continue
 		}
-		sober := m.clockOffset == 0 && c.nodes[ref.Node].clockOffset == 0 && c.history(s).failedAtTrueTime // else nobody can tell when it failed
+		sober := m.clockOffset == 0 && c.nodes[ref.Node].clockOffset == 0 && c.history(s).failedAtTrueTime // otherwise the recorded time of the failure may be wrong
 		if !sober || c.now-c.history(s).failedAt < recovery-10*time.Second {
 			w.recentDigests[s.Recorded] = w.recentDigests[s.Recorded] || sober
 		}
 	}
 }
 
-// reviveHolders lets the nodes that have a copy be heard again just when another first copy
-// is begun.
+// reviveHolders makes the nodes with a ready copy reachable again soon after another node has started
+// a first copy.
 func (c *cluster) reviveHolders(w *runningJob, m *node) {
 	if c.healed || !c.oneIn(2) {
 		return
@@ -75,7 +75,7 @@ func (c *cluster) reviveHolders(w *runningJob, m *node) {
 	}
 }
 
-// requestSourceCleanup lets somebody ask to clean up the source of a clone just when it is read.
+// requestSourceCleanup requests the deletion of the source of a clone while the job reads it.
 func (c *cluster) requestSourceCleanup(w *runningJob, m *node) {
 	if c.healed || w.action.LocalSource == (plan.CopyRef{}) || !c.oneIn(2) {
 		return
@@ -87,12 +87,12 @@ func (c *cluster) requestSourceCleanup(w *runningJob, m *node) {
 	})
 }
 
-// checkCloneStart holds the source of a clone against what its node knows.
+// checkCloneStart checks the source of a clone against what its node observed.
 func (m *node) checkCloneStart(w *runningJob, o plan.Observed) {
 	m.c.requestSourceCleanup(w, m)
 	source, declared := m.applied.config.Images[w.image.Source.Clone.BackingImage]
 	if from := w.action.LocalSource; w.action.Op == plan.Clone && (m.leaving(from) || m.suspects(from)) {
-		m.c.violation("clone", "%s is cloned from %s, which is leaving or suspected", w.key, from)
+		m.c.violation("clone", "%s is cloned from %s, which is leaving or suspect", w.key, from)
 	}
 	if !declared || !source.Checksum.IsZero() {
 		return
@@ -105,11 +105,12 @@ func (m *node) checkCloneStart(w *runningJob, o plan.Observed) {
 		}
 	}
 	if len(sums) > 1 {
-		m.c.violation("clone", "%s is cloned, and the copies of its source differ", w.key)
+		m.c.violation("clone", "%s is cloned although the copies of its source have different digests", w.key)
 	}
 }
 
-// ends holds the bytes that a first copy got against those that the image had.
+// checkFirstCopyEnd checks the content of a new first copy against the digests that the image had
+// within the recovery interval, and against the ready copies.
 func (m *node) checkFirstCopyEnd(w *runningJob, letter string) {
 	c := m.c
 	if !w.establishes {
@@ -117,12 +118,12 @@ func (m *node) checkFirstCopyEnd(w *runningJob, letter string) {
 	}
 	surely := slices.Contains(slices.Collect(maps.Values(w.recentDigests)), true)
 	if _, did := w.recentDigests[letter]; surely && !did {
-		c.violation("digest", "%s becomes %q, and was %v within the recovery interval", w.key, letter, w.recentDigests)
+		c.violation("digest", "%s gets the content %q, and had %v within the recovery interval", w.key, letter, w.recentDigests)
 	}
 	for ref, seen := range m.observed.Disks {
 		v, ready := seen.Ready(w.key.ID)
 		if ready && !v.Leaving && v.SHA512 != c.digest(letter) && (ref.Node == m.name || m.observed.Peers[ref.Node].Responds()) {
-			c.violation("digest", "%s becomes %q beside what is ready on %s", w.key, letter, ref)
+			c.violation("digest", "%s gets the content %q although another one is ready on %s", w.key, letter, ref)
 		}
 	}
 	if c.now-c.healedAt < 6*time.Minute || !c.healed {
@@ -130,14 +131,14 @@ func (m *node) checkFirstCopyEnd(w *runningJob, letter string) {
 	}
 	for _, key := range c.readyCopies(m.applied.config, w.image) {
 		if other := c.copyAt(key).Recorded; other != letter {
-			c.violation("digest", "%s becomes %q, and there was no fault, and %s is %q", w.key, letter, key, other)
+			c.violation("digest", "%s gets the content %q without any fault, and %s has %q", w.key, letter, key, other)
 		}
 	}
 }
 
-// checkSingleFirstCopy holds the first copies that a node makes against those of others of which it has
-// heard: whose disk is better goes on. Once a copy is ready, they are not the first ones, and
-// with a checksum may all go on.
+// checkSingleFirstCopy checks that of two nodes that create the first copy of an image and know of each
+// other, the one with the lower rank stops. An image with a checksum and a ready copy is exempt: then
+// both jobs may continue.
 func (m *node) checkSingleFirstCopy() {
 	for _, w := range m.sortedJobs() {
 		image := m.applied.config.Images[w.key.ID.Name]
@@ -153,14 +154,14 @@ func (m *node) checkSingleFirstCopy() {
 			for _, one := range h.publication.state.Disks {
 				other := schema.DiskRef{Node: name, Disk: one.Name}
 				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.createsFirstCopy(one, other, w.key) {
-					m.c.violation("first", "%s is made by %s, although %s makes it", w.key, w.action.Op, other)
+					m.c.violation("first", "%s is created by %s although %s creates the first copy", w.key, w.action.Op, other)
 				}
 			}
 		}
 	}
 }
 
-// knowsReady reports whether a node planned with a ready copy of the image.
+// knowsReady reports whether the last plan of a node was based on a ready copy of the image.
 func (m *node) knowsReady(id disk.ID) bool {
 	for ref, seen := range m.observed.Disks {
 		if v, ready := seen.Ready(id); ready && !v.Leaving && (ref.Node == m.name || m.observed.Peers[ref.Node].Responds()) {
@@ -170,8 +171,8 @@ func (m *node) knowsReady(id disk.ID) bool {
 	return false
 }
 
-// createsFirstCopy reports whether a node makes the first copy, for all that was heard and used of
-// that, and can go on.
+// createsFirstCopy reports whether another disk creates the first copy, according to the published
+// state that this node has planned with, and nothing prevents it from that.
 func (m *node) createsFirstCopy(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
 	node := m.applied.config.Nodes[ref.Node]
 	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
@@ -181,20 +182,20 @@ func (m *node) createsFirstCopy(one peer.Disk, ref schema.DiskRef, key plan.Copy
 	}
 	for k, t := range m.observed.Failures {
 		if k.Disk.Node == ref.Node && k.ID == key.ID && t.Attempts > 0 || k == key && t.Attempts > 0 {
-			return false // it may have moved on
+			return false // the task may have moved to another disk
 		}
 	}
 	v := one.Copies[i]
 	return plan.Op(v.Action).IsFirstCopy() && v.State == disk.Pending && v.Failure == nil && !isEvicted(m.applied.config, ref)
 }
 
-// checkConflict holds the removal of a copy against what the others have: as long as they differ,
-// nothing goes. And nothing goes that is read.
+// checkConflict checks that no copy is deleted while the copies of its image have different digests,
+// or while a job reads it.
 func (r *deletion) checkConflict(o plan.Observed) {
 	m := r.node
 	for _, w := range m.sortedJobs() {
 		if w.action.LocalSource == r.key && !w.ended && !w.stopped {
-			r.c.violation("clone", "%s goes, and %s reads it", r.key, w.key)
+			r.c.violation("clone", "%s is deleted while %s reads it", r.key, w.key)
 		}
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
@@ -214,6 +215,6 @@ func (r *deletion) checkConflict(o plan.Observed) {
 		}
 	}
 	if len(sums) > 1 {
-		r.c.violation("conflict", "%s goes, and the copies of %s differ", r.key, image.ID)
+		r.c.violation("conflict", "%s is deleted although the copies of %s have different digests", r.key, image.ID)
 	}
 }

@@ -10,10 +10,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// heal ends all faults, and whatever keeps the cluster from being as it is declared.
-// mend says that the declaration is made to fit too; otherwise evictions and the like
-// stay.
-func (c *cluster) heal(mend bool) {
+// heal ends all faults, so that the cluster can converge. fit: it also removes what blocks a
+// convergence from the declaration, such as missing nodes and a replenish limit of 0.
+func (c *cluster) heal(fit bool) {
 	c.healed, c.healedAt = true, c.now
 	c.logf("", "all faults end")
 	for _, w := range c.links {
@@ -29,7 +28,7 @@ func (c *cluster) heal(mend bool) {
 		d.UsersUnknown, d.ReadOnly, d.FailsWrites, d.OtherFiles = false, false, false, -100*gib
 		for _, id := range d.IDs() {
 			s := d.Copies[id]
-			if mend || c.oneIn(2) {
+			if fit || c.oneIn(2) {
 				s.Users = 0
 			}
 			if s.Ready() && s.File != s.Recorded { // a scrub finds it
@@ -38,7 +37,7 @@ func (c *cluster) heal(mend bool) {
 			}
 		}
 	}
-	config := c.editedConfig(func(config *schema.Config) { c.fitConfig(config, mend) })
+	config := c.editedConfig(func(config *schema.Config) { c.fitConfig(config, fit) })
 	_ = c.resolveConflicts(&config)
 	for _, name := range c.names {
 		m := c.nodes[name]
@@ -53,13 +52,13 @@ func (c *cluster) heal(mend bool) {
 	}
 }
 
-// encrypts reports whether an image has other bytes each time it is made.
+// encrypts reports whether each first copy of an image has other bytes.
 func encrypts(image schema.Image) bool {
 	return image.Source.Clone != nil && image.Source.Clone.Encryption == schema.Encrypt
 }
 
-func (c *cluster) fitConfig(config *schema.Config, mend bool) {
-	if mend {
+func (c *cluster) fitConfig(config *schema.Config, fit bool) {
+	if fit {
 		config.Settings.ConcurrentReplenishPerNodeLimit = 5
 		for name, node := range c.declarations[0].config.Nodes {
 			node.Tags = config.Nodes[name].Tags
@@ -78,8 +77,8 @@ func (c *cluster) fitConfig(config *schema.Config, mend bool) {
 	}
 }
 
-// resolveConflicts is what a person has to do where copies differ, or the origin has other bytes
-// than are declared.
+// resolveConflicts does what an operator must do if copies of an image differ, or if the upstream has
+// other bytes than the declared ones. It reports whether it changed anything.
 func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 	for _, name := range plantest.ImageNames {
 		image, declared := config.Images[name]
@@ -100,13 +99,13 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			if of := image.Source.Clone; of == nil {
 				c.served[upstream(image)] = c.contentOf(image.Checksum)
 			} else if c.expectedBytes(*config, image) != c.contentOf(image.Checksum) && !c.isReadyWith(*config, image.Checksum) {
-				image.Checksum = disk.Digest{} // which is not to be had
+				image.Checksum = disk.Digest{} // these bytes exist nowhere
 				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 				config.Images[name] = image
 				did = true
 			}
 			if c.hasFinalFailure(image.ID) {
-				image.BandwidthLimit++ // another declaration of the same bytes
+				image.BandwidthLimit++ // a changed declaration ends final failures
 				config.Images[name] = image
 				did = true
 			}
@@ -119,7 +118,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			if have := c.readyCopies(*config, image); len(have) > 0 && image.Source.Download == nil {
 				letter = c.copyAt(have[0]).Recorded
 			}
-			if letter == "" { // of a clone, all copies of which are lost
+			if letter == "" { // a clone without a ready copy
 				for _, ref := range c.diskRefs() {
 					delete(c.disks[ref].Copies, image.ID)
 				}
@@ -141,7 +140,8 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 	return did
 }
 
-// hasFinalFailure reports whether a node will not try again until the declaration changes.
+// hasFinalFailure reports whether a node has a failure of the image without another attempt until the
+// declaration changes.
 func (c *cluster) hasFinalFailure(id disk.ID) bool {
 	for _, m := range c.nodes {
 		for key, t := range m.observed.Failures {

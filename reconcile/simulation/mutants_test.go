@@ -16,11 +16,11 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
-var mutants = flag.String("cluster.mutants", "", "break the rules that match this, one after the other, and see the simulation catch each")
+var mutants = flag.String("cluster.mutants", "", "regular expression: the mutants to run. The simulation must detect each")
 
-// mutant is a rule broken on purpose: in the planning, or, where the rule is the
-// executor's, in what the simulation has in its place. The comment of its file begins with
-// the rule and says what is wrong; pairs of find and replace follow.
+// mutant is a change of product code that breaks one rule. The comment of its file has the rule and
+// what the change does. Pairs of sections follow: "find FILE", with a text that occurs once in FILE,
+// and "replace". FILE is relative to the folder reconcile.
 type mutant struct {
 	name  string
 	rule  string
@@ -53,8 +53,8 @@ func readMutants(t *testing.T) []mutant {
 	return all
 }
 
-// apply returns the files as the mutant has them. It is wrong if a text to find is not
-// there exactly once: then the code has moved on.
+// apply returns the changed files by name. It fails if a text to find does not occur exactly once:
+// then the product has changed, and the mutant must follow.
 func (m mutant) apply() (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for _, e := range m.edits {
@@ -74,7 +74,7 @@ func (m mutant) apply() (map[string][]byte, error) {
 	return files, nil
 }
 
-// TestMutantsFit sees that each mutant is one of the code as it is.
+// TestMutantsFit fails if a mutant does not match the product code.
 func TestMutantsFit(t *testing.T) {
 	t.Parallel()
 	for _, m := range readMutants(t) {
@@ -84,8 +84,8 @@ func TestMutantsFit(t *testing.T) {
 	}
 }
 
-// TestMutants runs the simulation with each rule broken, and looks only at what comes of it
-// in the world. The tree is left alone.
+// TestMutants runs the simulation with each mutant, which an overlay of the go command compiles: the
+// tree does not change. The rules are checked only against the simulated disks.
 func TestMutants(t *testing.T) {
 	if *mutants == "" {
 		t.Skip("it takes minutes: -cluster.mutants=. (make mutants)")

@@ -9,7 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// The pairs of events that a mild order of things would never let meet.
+// Pairs of events that would hardly ever meet by chance. The simulation makes them meet, and counts
+// how often they do.
 const (
 	pairWithdrawals = "withdrawal against withdrawal"
 	pairAttach      = "volume attach against delete"
@@ -20,8 +21,8 @@ const (
 
 var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend}
 
-// countReturn counts a node that comes back while another one makes the first copy of
-// what it had begun or has.
+// countReturn counts the return of a node with a copy or a partial file of an image, while another
+// node creates the first copy of this image.
 func (c *cluster) countReturn(m *node) {
 	for _, name := range c.names {
 		other := c.nodes[name]
@@ -41,8 +42,8 @@ func (c *cluster) countReturn(m *node) {
 	}
 }
 
-// countSkew counts a removal that is decided while what was declared before comes back
-// to some nodes and not yet to all.
+// countSkew counts a decision to delete a copy while some nodes have a reverted configuration, and
+// others do not have it yet.
 func (c *cluster) countSkew(*deletion) {
 	if !c.latest().revert {
 		return
@@ -55,7 +56,8 @@ func (c *cluster) countSkew(*deletion) {
 	}
 }
 
-// injectDuringDeletion lets happen, at the worst moment, what would not happen then by itself.
+// injectDuringDeletion causes a fault or a change in the seconds after a withdrawal, in which the
+// deletion is most sensitive.
 func (c *cluster) injectDuringDeletion(r *deletion) {
 	if c.healed {
 		return
@@ -105,7 +107,7 @@ func (c *cluster) withdrawnByTwo(r *deletion) bool {
 	})
 }
 
-// suspendEverywhere puts the suspension of an image into the directory of every node.
+// suspendEverywhere declares the suspension of an image. It arrives at all nodes at once.
 func (c *cluster) suspendEverywhere(name string) {
 	config := c.latest().config
 	if image, declared := config.Images[name]; declared {

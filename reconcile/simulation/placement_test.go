@@ -10,14 +10,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// rankKey names an image of a configuration by the number of that.
+// rankKey names an image in the declaration with a number.
 type rankKey struct {
 	number int
 	image  string
 }
 
-// rankedDisks is the ranking of DESIGN, written down a second time: every node's best disk
-// before any node's second, by the mixed numbers of image and disk.
+// rankedDisks returns the ranked disks of an image. It is a second implementation of the product's
+// ranking: disks in the order of a hash of image and disk, and each node's best disk before any
+// node's second one.
 func (c *cluster) rankedDisks(d *declaration, image schema.Image) []schema.DiskRef {
 	key := rankKey{d.number, image.ID.String()}
 	if known := c.rankings[key]; known != nil {
@@ -63,7 +64,8 @@ func splitMix(x uint64) uint64 {
 	return x
 }
 
-// copies is how many are wanted, and enough how many have to stand.
+// copyCounts returns how many copies are desired, and how many ready ones are enough to delete a
+// surplus copy.
 func copyCounts(image schema.Image, ranked int) (copies, enough int) {
 	if copies = image.Copies; image.AllDisks {
 		copies = ranked
@@ -71,8 +73,8 @@ func copyCounts(image schema.Image, ranked int) (copies, enough int) {
 	return copies, max(1, min(copies, ranked))
 }
 
-// isAlwaysDesired reports whether a ready copy on the disk is wanted whatever other nodes
-// have: it is one of the first in rank, or named.
+// isAlwaysDesired reports whether a ready copy on the disk is desired in any state of the other disks:
+// the disk is one of the first ranked ones, or named by the image.
 func (c *cluster) isAlwaysDesired(d *declaration, image schema.Image, ref schema.DiskRef) bool {
 	ranked := c.rankedDisks(d, image)
 	copies, _ := copyCounts(image, len(ranked))
@@ -80,6 +82,7 @@ func (c *cluster) isAlwaysDesired(d *declaration, image schema.Image, ref schema
 	return i >= 0 && i < copies || slices.Contains(image.Disks, ref) && !isEvicted(d.config, ref)
 }
 
+// isEvicted reports whether no copy may stay on a disk.
 func isEvicted(config schema.Config, ref schema.DiskRef) bool {
 	node, declared := config.Nodes[ref.Node]
 	one, known := node.Disks[ref.Disk]

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// upstream is where the bytes of a first copy are, in cluster.serves: an address, a backup,
-// a volume, or the file that somebody may upload. "" for a clone.
+// upstream returns the key of an image's upstream in cluster.serves: an address, a backup, a volume,
+// or the file of a client that uploads. It is "" for a clone.
 func upstream(image schema.Image) string {
 	switch s := image.Source; {
 	case s.Download != nil:
@@ -30,7 +30,7 @@ func upstream(image schema.Image) string {
 	return ""
 }
 
-// randomSource is where an image comes from.
+// randomSource returns a source for an image.
 func (c *cluster) randomSource(config schema.Config, name string) schema.Source {
 	variant := name
 	if c.oneIn(8) {
@@ -64,7 +64,8 @@ func (c *cluster) placeReplicas(volume string) {
 	c.replicas[volume] = on
 }
 
-// randomClone is of an image that stands before name in diceNames: there are no circles.
+// randomClone returns a clone of an image whose name precedes this one in plantest.ImageNames: so
+// there are no cycles.
 func (c *cluster) randomClone(config schema.Config, name string) (schema.Source, bool) {
 	var of []string
 	for _, before := range plantest.ImageNames[:slices.Index(plantest.ImageNames, name)] {
@@ -83,7 +84,7 @@ func (c *cluster) randomClone(config schema.Config, name string) (schema.Source,
 	return s, true
 }
 
-// lastEncryption is what was last done to the bytes of an image.
+// lastEncryption returns the last encryption or decryption in the chain of clones of an image.
 func lastEncryption(config schema.Config, name string) schema.Encryption {
 	of := config.Images[name].Source.Clone
 	switch {
@@ -95,8 +96,8 @@ func lastEncryption(config schema.Config, name string) schema.Encryption {
 	return of.Encryption
 }
 
-// dropBadClones takes out what a configuration may not declare: clones of what is not
-// declared, or is encrypted already.
+// dropBadClones removes invalid clones: those of undeclared images, and those that encrypt or decrypt
+// twice.
 func dropBadClones(config *schema.Config) {
 	for _, name := range plantest.ImageNames {
 		of := config.Images[name].Source.Clone
@@ -111,8 +112,8 @@ func dropBadClones(config *schema.Config) {
 	}
 }
 
-// cloneBytes are the bytes of a clone. To encrypt is left to chance: every time it gives
-// other bytes.
+// cloneBytes returns the content of a clone. It is "" for an encryption, which has other bytes each
+// time.
 func cloneBytes(letter string, how schema.Encryption) string {
 	switch {
 	case how == schema.EncryptionIgnore || letter == "":
@@ -126,7 +127,8 @@ func cloneBytes(letter string, how schema.Encryption) string {
 	return "decrypted of " + letter
 }
 
-// expectedBytes is what the first copy of an image would have now, "" if nobody can say.
+// expectedBytes returns the content that a first copy of the image would have now, "" if it is
+// unknown.
 func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string {
 	of := image.Source.Clone
 	if of == nil {
@@ -152,8 +154,7 @@ func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string
 	return cloneBytes(letter, of.Encryption)
 }
 
-// readyCopies are the ready copies of an image on declared disks, which have what is
-// declared.
+// readyCopies returns the ready copies of an image on declared disks that have the declared checksum.
 func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.CopyRef {
 	var keys []plan.CopyRef
 	for _, ref := range c.diskRefs() {
@@ -165,7 +166,7 @@ func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.C
 	return keys
 }
 
-// isReadyWith reports whether any image is ready with these bytes.
+// isReadyWith reports whether any image has a ready copy with the digest.
 func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 	for _, ref := range c.diskRefs() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
@@ -180,8 +181,8 @@ func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 	return false
 }
 
-// obtainable reports whether the world has what a copy of the image can be made of, where
-// it can be made.
+// obtainable reports whether the cluster or the upstream has what a copy of the image needs, where one
+// of the disks can use it.
 func (c *cluster) obtainable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
 	if len(c.readyCopies(config, image)) > 0 || !image.Checksum.IsZero() && c.isReadyWith(config, image.Checksum) {
 		return true
@@ -203,7 +204,7 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 	for _, key := range sources {
 		digest := c.copyAt(key).Recorded
 		if letter != "" && letter != digest {
-			return false // nobody knows which
+			return false // a conflict
 		}
 		letter = digest
 		here := slices.ContainsFunc(on, func(ref schema.DiskRef) bool { return ref.Node == key.Disk.Node })
@@ -212,7 +213,7 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 	return can && (image.Checksum.IsZero() || cloneBytes(letter, of.Encryption) == c.contentOf(image.Checksum))
 }
 
-// moveReplicas lets the replicas of a volume be on other nodes.
+// moveReplicas moves the replicas of a volume to other nodes.
 func (c *cluster) moveReplicas() {
 	volumes := slices.Sorted(maps.Keys(c.replicas))
 	if len(volumes) == 0 {
@@ -225,10 +226,10 @@ func (c *cluster) moveReplicas() {
 			c.replicas[volume][name] = !none && c.oneIn(2)
 		}
 	}
-	c.logf("", "the replicas of %s are on %v now", volume, c.replicas[volume])
+	c.logf("", "the replicas of %s move to %v", volume, c.replicas[volume])
 }
 
-// checkSource finds out whether what a first copy is made of is still there.
+// checkSource returns an error if the source of a first copy cannot be read now.
 func (m *node) checkSource(w *runningJob) error {
 	switch w.action.Op {
 	case plan.Download, plan.Restore:
@@ -247,7 +248,7 @@ func (m *node) checkSource(w *runningJob) error {
 	return nil
 }
 
-// finishFirstCopy is the end of a first copy.
+// finishFirstCopy is the last step of a job that creates a first copy.
 func (m *node) finishFirstCopy(d *Disk, w *runningJob) error {
 	if err := m.checkSource(w); err != nil {
 		return err

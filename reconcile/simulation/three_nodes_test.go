@@ -10,10 +10,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// threeNodes is a cluster of three nodes with a disk each, where nothing happens by chance but
-// delays. One image has three copies, of which two are surplus from now on: those of
-// the nodes that are second and third in rank, which are returned. The wall clock of
-// the third is off.
+// threeNodes returns a cluster of three nodes with one disk each, without random faults. One image
+// has three copies. From now on those on the second and the third ranked node, which it returns,
+// are surplus. off is the offset of the wall clock of the third one.
 func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *node) {
 	c = newCluster(1, 3, 3, true)
 	t.Cleanup(func() {
@@ -67,18 +66,17 @@ func (m *node) parrotCopy() plan.CopyRef {
 	return plan.CopyRef{Disk: m.onlyDisk(), ID: m.c.latest().config.Images["parrot"].ID}
 }
 
-// waitDeleted runs the cluster until the copy is gone, which has to happen in some time.
+// waitDeleted runs the cluster until the copy is deleted. It fails if this takes too long.
 func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Duration) {
 	t.Helper()
 	for end := c.now + within; c.copyAt(key) != nil && len(c.violations) == 0; c.runUntil(c.now + time.Minute) {
 		if c.now > end {
-			t.Fatalf("%s does not go:\n%s", key, c.trace)
+			t.Fatalf("%s is not deleted:\n%s", key, c.trace)
 		}
 	}
 }
 
-// TestClusterMovedDisk: the times beside a copy are by the clock of the node that had the
-// disk before.
+// The recorded times of a copy are from the clock of the node that had the disk before.
 func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	t.Parallel()
 	c, second, third := threeNodes(t, time.Hour)
@@ -90,7 +88,7 @@ func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	c.waitDeleted(t, third.parrotCopy(), 20*time.Minute)
 }
 
-// TestClusterClockOfAnAbsentDisk: the clock is set while a disk is away.
+// The wall clock is set while the disk is detached.
 func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	t.Parallel()
 	c, second, _ := threeNodes(t, 0)
@@ -102,8 +100,7 @@ func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
-// TestClusterUseSeenByABystander: a copy is used, and that ends, while its node is not
-// declared.
+// A use of the copy begins and ends while its node is not declared, and therefore only observes.
 func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	t.Parallel()
 	c, second, _ := threeNodes(t, 0)
@@ -118,19 +115,18 @@ func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
-// TestClusterUseOfAWithdrawnCopy: a use is first seen when the copy is withdrawn, and the
-// manager dies before the use ends.
+// The node first observes a use of the copy after the withdrawal, and crashes before the use ends.
 func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 	t.Parallel()
 	c, second, third := threeNodes(t, 0)
-	for name := range c.nodes { // nobody answers, so that it stays withdrawn for a while
+	for name := range c.nodes { // slow responses: the copy stays withdrawn for a while
 		if name != second.name && name != third.name {
 			c.link(second.name, name).slow = 4 * time.Second
 		}
 	}
 	for end := c.now + 20*time.Minute; c.deletionOf(second.parrotCopy()) == nil; c.runUntil(c.now + 50*time.Millisecond) {
 		if c.now > end {
-			t.Fatalf("it is not withdrawn:\n%s", c.trace)
+			t.Fatalf("the copy is not withdrawn:\n%s", c.trace)
 		}
 	}
 	s := c.copyAt(second.parrotCopy())
@@ -146,7 +142,7 @@ func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
-// TestClusterHopelessCopy: what cannot be repaired nor replaced is not tried all the time.
+// A copy that can be neither repaired nor replaced must not cause attempts without a pause.
 func TestClusterRetriesHopelessCopyRarely(t *testing.T) {
 	t.Parallel()
 	c, second, third := threeNodes(t, 0)
@@ -163,6 +159,6 @@ func TestClusterRetriesHopelessCopyRarely(t *testing.T) {
 	before := c.begunJobs
 	c.runUntil(c.now + time.Hour)
 	if n := c.begunJobs - before; n > 60 {
-		t.Errorf("%d actions were begun in an hour:\n%s", n, c.trace)
+		t.Errorf("%d jobs started in an hour:\n%s", n, c.trace)
 	}
 }

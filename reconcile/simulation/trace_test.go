@@ -10,14 +10,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
-// trace is what happened last, for people.
+// trace has the last events of a run.
 type trace struct {
 	lines []string
 	next  int
 }
 
-// logf adds a line to the story, if anybody reads it: a run that broke no rule is not
-// told.
+// logf adds an event to the trace, if there is one. node is "" for an event of no node.
 func (c *cluster) logf(node, format string, args ...any) {
 	if c.trace == nil {
 		return
@@ -32,6 +31,7 @@ func (c *cluster) logf(node, format string, args ...any) {
 	c.trace.next++
 }
 
+// String returns the events, the oldest first.
 func (s *trace) String() string {
 	at := s.next % max(1, len(s.lines))
 	return strings.Join(append(append([]string{}, s.lines[at:]...), s.lines[:at]...), "\n")
@@ -45,6 +45,7 @@ func (s *publication) String() string {
 	return formatState(s.state)
 }
 
+// formatState returns a published state on one line.
 func formatState(s peer.State) string {
 	text := "configuration " + s.Config
 	for _, one := range s.Disks {
@@ -56,15 +57,15 @@ func formatState(s peer.State) string {
 	return text
 }
 
-// describe is what is where, for people.
+// describe returns the disks, plans and images of the cluster as text.
 func (c *cluster) describe() string {
 	var b strings.Builder
 	for _, ref := range c.diskRefs() {
 		d := c.disks[ref]
-		fmt.Fprintf(&b, "%s %s there=%v", ref, d.UUID, d.Attached)
+		fmt.Fprintf(&b, "%s %s attached=%v", ref, d.UUID, d.Attached)
 		for _, id := range d.IDs() {
 			s := d.Copies[id]
-			fmt.Fprintf(&b, "; %s bytes %q of %q part %d users %d failed %q touched %v ours %v", id, s.File, s.Recorded, s.Partial, s.Users, s.Failure, s.Changed, s.Owned)
+			fmt.Fprintf(&b, "; %s file %q recorded %q partial %d users %d failure %q changed %v owned %v", id, s.File, s.Recorded, s.Partial, s.Users, s.Failure, s.Changed, s.Owned)
 		}
 		b.WriteString("\n")
 	}
