@@ -41,7 +41,8 @@ var errNotRead = errors.New("the disks were not read yet: retry later")
 
 // update replaces the disks that peers can read.
 func (s *served) update(d plan.Desired, o plan.Observed, open map[schema.DiskRef]*openDisk) {
-	now := &servedDisks{node: d.Node, config: d.PublishedDigest(), suspects: plan.Suspects(o.Failures), byName: map[string]servedDisk{}, images: d.Config.Images}
+	now := &servedDisks{node: d.Node, suspects: plan.Suspects(o.Failures), byName: map[string]servedDisk{}, images: d.Config.Images}
+	now.config, _ = d.PublishedDigest()
 	for ref, one := range open {
 		now.byName[ref.Disk] = servedDisk{one.handle, o.Disks[ref].UUID, o.Disks[ref].Problem}
 	}

@@ -22,7 +22,8 @@ func (r *Reconciler) publish(d plan.Desired, o plan.Observed) {
 
 // publishedState returns the state of this node for its peers.
 func publishedState(d plan.Desired, o plan.Observed, running *jobs) peer.State {
-	s := peer.State{Node: d.Node, Config: d.PublishedDigest(), Clock: o.Now, Disks: []peer.Disk{}}
+	s := peer.State{Node: d.Node, Clock: o.Now, Disks: []peer.Disk{}}
+	s.Config, _ = d.PublishedDigest()
 	encoded := encodeCopies(d, o, running)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		if !d.Owns(ref) {

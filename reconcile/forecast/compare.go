@@ -11,14 +11,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Change is how a declaration differs between two configurations; "": not at all.
+// Change is how a declaration differs between two configurations.
 type Change string
 
 // The changes from one configuration to another.
 const (
-	Added   Change = "added"
-	Removed Change = "removed"
-	Changed Change = "changed"
+	Unchanged Change = "" // JSON omits it
+	Added     Change = "added"
+	Removed   Change = "removed"
+	Changed   Change = "changed"
 )
 
 // Difference is how two configurations differ, independently of the observed state. Its JSON is a
@@ -32,7 +33,7 @@ type Difference struct {
 // ImageDifference is an image whose declaration or desired disks differ.
 type ImageDifference struct {
 	Image  string `json:"image"`
-	Change Change `json:"change,omitempty"` // "": only its disks differ, because nodes do
+	Change Change `json:"change,omitempty"` // Unchanged: only its disks differ, because nodes do
 	// Generation: it has a new uuid, so that all copies are created again (I5).
 	Generation bool   `json:"generation,omitempty"`
 	UUID       string `json:"uuid,omitempty"`    // as declared after
@@ -83,7 +84,7 @@ func Compare(before, after schema.Config) Difference {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
-		if n := nodes[name]; n.Change != "" || len(n.Added)+len(n.Removed) > 0 {
+		if n := nodes[name]; n.Change != Unchanged || len(n.Added)+len(n.Removed) > 0 {
 			d.Nodes = append(d.Nodes, *n)
 		}
 	}
@@ -107,7 +108,7 @@ func changed(was, is, equal bool) Change {
 	case !equal:
 		return Changed
 	}
-	return ""
+	return Unchanged
 }
 
 // compareImage returns how the image differs, and whether it does. was and is rank the disks before
@@ -130,7 +131,7 @@ func compareImage(name string, before, after map[string]schema.Image, was, is *p
 	d.added = plan.Subtract(has, had)
 	d.removed = plan.Subtract(had, has)
 	d.Added, d.Removed = refTexts(d.added), refTexts(d.removed)
-	return d, d.Change != "" || len(d.added)+len(d.removed) > 0
+	return d, d.Change != Unchanged || len(d.added)+len(d.removed) > 0
 }
 
 func refTexts(refs []schema.DiskRef) []string {

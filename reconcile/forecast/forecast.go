@@ -33,7 +33,7 @@ func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f.addCurrent()
 	var last []plan.Action
 	for _, a := range p.Actions {
-		if a.Eventually().Deletes() && a.Idle() && a.Until.IsZero() {
+		if op, follows := a.Eventually(); follows && op.Deletes() && a.Idle() && a.Until.IsZero() {
 			last = append(last, a) // it waits for other copies, which must be counted first
 			continue
 		}
@@ -106,7 +106,8 @@ func (f *builder) copy(key plan.CopyRef) *CopyForecast {
 
 // addAction adds the effect of one action.
 func (f *builder) addAction(a plan.Action) {
-	key, op := a.CopyRef(), a.Eventually()
+	key := a.CopyRef()
+	op, follows := a.Eventually()
 	what := key.String()
 	if a.Disk == "" {
 		what = a.Image
@@ -119,7 +120,7 @@ func (f *builder) addAction(a plan.Action) {
 		f.deferred[a.Text] = append(f.deferred[a.Text], what)
 		f.fleet.Risk.Deferred++
 	}
-	if op == "" {
+	if !follows {
 		return
 	}
 	one := f.copy(key)

@@ -25,7 +25,8 @@ func TestForecastMatchesPlan(t *testing.T) {
 		}
 		created, deleted, freed := 0, 0, int64(0)
 		for _, a := range p.Actions {
-			switch op := a.Eventually(); {
+			switch op, follows := a.Eventually(); {
+			case !follows:
 			case op.CreatesCopy():
 				created++
 			case op.Deletes():

@@ -164,15 +164,13 @@ func (a Action) asWaitFor(op Op, blocked bool) Action {
 	return a
 }
 
-// Eventually returns the operation that follows without help, now or later, "" for none.
-func (a Action) Eventually() Op {
-	switch {
-	case !a.Idle():
-		return a.Op
-	case a.Blocked:
-		return ""
+// Eventually returns the operation that follows without help, now or later. follows is false if
+// there is none.
+func (a Action) Eventually() (op Op, follows bool) {
+	if !a.Idle() {
+		return a.Op, true
 	}
-	return a.Next
+	return a.Next, a.Next != "" && !a.Blocked
 }
 
 // SupersededBy reports whether a running action must stop because the plan has the action now

@@ -157,13 +157,13 @@ func (d Desired) deletionsOff(reason Reason) Reason {
 	return reason.with(CodeDeletionsOff, ", but nothing is deleted while the configuration is invalid")
 }
 
-// PublishedDigest returns the config digest that other nodes see. In observe-only mode it is
-// empty, so that they do not count on this node.
-func (d Desired) PublishedDigest() string {
-	if d.Allowed == schema.ObserveOnly {
-		return ""
+// PublishedDigest returns the config digest that other nodes see. There is none while any part of
+// the configuration is invalid, and in observe-only mode, so that they do not count on this node.
+func (d Desired) PublishedDigest() (digest string, valid bool) {
+	if d.Digest == "" || d.Allowed == schema.ObserveOnly {
+		return "", false
 	}
-	return d.Digest
+	return d.Digest, true
 }
 
 // ObserveOnly returns the desired state of a node that the configuration does not declare, or

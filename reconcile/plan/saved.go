@@ -117,8 +117,8 @@ func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	case d.Digest == "":
 		return errors.New("the configuration is invalid now")
 	case d.Digest != s.Plan.Digest:
-		return fmt.Errorf("the configuration has changed: its digest is %.12s%s; it was %.12s%s",
-			d.Digest, revisionText(d.Revision), s.Plan.Digest, revisionText(s.Plan.Revision))
+		return fmt.Errorf("the configuration has changed: its digest is %s; it was %s",
+			digestText(d.Digest, d.Revision), digestText(s.Plan.Digest, s.Plan.Revision))
 	case !slices.Contains(s.Nodes, d.Node):
 		return fmt.Errorf("it is for %s, not for node %s", strings.Join(s.Nodes, ", "), d.Node)
 	}
@@ -155,31 +155,37 @@ func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	return errors.Join(errs...)
 }
 
-func revisionText(revision string) string {
+// digestText returns a config digest with its revision, which is empty if it is not known.
+func digestText(digest, revision string) string {
 	if revision == "" {
-		return ""
+		return fmt.Sprintf("%.12s", digest)
 	}
-	return fmt.Sprintf(" (revision %.12s)", revision)
+	return fmt.Sprintf("%.12s (revision %.12s)", digest, revision)
 }
 
 // Allows reports whether an action is in the plan, or follows from it. A clean-up that follows
 // is not allowed: whether a copy may be deleted must be decided when it is planned.
 func (s SavedPlan) Allows(a Action) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(planned Action) bool {
-		return planned.CopyRef() == a.CopyRef() && (planned.Op == a.Op || planned.Eventually() == a.Op && a.Op != Cleanup)
+		next, follows := planned.Eventually()
+		return planned.CopyRef() == a.CopyRef() && (planned.Op == a.Op || follows && next == a.Op && a.Op != Cleanup)
 	})
 }
 
 // contains reports whether the plan changes a copy, now or later.
 func (s SavedPlan) contains(ref CopyRef) bool {
-	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool { return a.CopyRef() == ref && a.Eventually() != "" })
+	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool {
+		_, follows := a.Eventually()
+		return a.CopyRef() == ref && follows
+	})
 }
 
 // Restrict returns the actions of now that s allows, and the waits before such actions.
 func (s SavedPlan) Restrict(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
 		if a.Idle() {
-			return a.Eventually() == "" || a.Eventually() == Cleanup || !s.contains(a.CopyRef())
+			next, follows := a.Eventually()
+			return !follows || next == Cleanup || !s.contains(a.CopyRef())
 		}
 		return !s.Allows(a)
 	})

@@ -182,7 +182,7 @@ func (d Difference) imageRows() (rows [][]string) {
 		switch {
 		case image.Generation:
 			change = fmt.Sprintf("new generation %s, was %s", image.UUID, image.OldUUID)
-		case image.Change == "":
+		case image.Change == forecast.Unchanged:
 			change = "moved"
 		case image.Change == forecast.Changed && len(image.Added)+len(image.Removed) == 0:
 			change = "changed, same disks"
