@@ -30,6 +30,37 @@ func TestAlertsNameMetrics(t *testing.T) {
 	}
 }
 
+// TestMetricsInTextExist: a metric in backquotes, with its whole name, is a metric.
+func TestMetricsInTextExist(t *testing.T) {
+	metrics := readFile(t, "docs/metrics.md")
+	pattern := regexp.MustCompile(`backing_image_manager_\w+`)
+	for _, d := range documents(t) {
+		for _, span := range d.spans() {
+			if name := pattern.FindString(span); name != "" && !strings.Contains(metrics, "`"+name+"`") {
+				t.Errorf("%s: there is no metric %s", d.name, name)
+			}
+		}
+	}
+}
+
+var camelCase = regexp.MustCompile(`^[a-z]+([A-Z]+[a-z0-9]*)+`)
+
+// kubernetesFields are fields in documents that this program does not read.
+var kubernetesFields = []string{"hostPort", "binaryData"}
+
+// TestFieldsInTextExist: a name in mixed case in backquotes, in a document for operators, is a
+// field of the configuration or of a manifest.
+func TestFieldsInTextExist(t *testing.T) {
+	fields := readFile(t, schemaFile) + readFile(t, "schema/manifest/manifest.cue") + readFile(t, "schema/manifest/kind.go")
+	for _, name := range []string{"README.md", "docs/operations.md", "docs/sources.md", "docs/manifests.md", "docs/security.md", "docs/reasons.md", "docs/changelog.md"} {
+		for _, span := range readDocument(t, name).spans() {
+			if field := camelCase.FindString(span); field != "" && !slices.Contains(kubernetesFields, field) && !regexp.MustCompile(`\b`+field+`\b`).MatchString(fields) {
+				t.Errorf("%s: there is no field %s", name, field)
+			}
+		}
+	}
+}
+
 // TestEveryReasonIsDocumented compares docs/reasons.md with the constants of type Code in
 // package plan, in both directions.
 func TestEveryReasonIsDocumented(t *testing.T) {
