@@ -37,8 +37,9 @@ type Reading struct {
 	Fault string
 	// Result is a new configuration.
 	Result *schema.Result
-	// Revision is the new revision of a directory whose configuration did not change.
-	Revision string
+	// Revision is the new revision of a directory whose configuration did not change: "" if it is
+	// not known any more. nil: the revision did not change.
+	Revision *string
 }
 
 // read reads the directory. ok is false if there is nothing to apply: the content may be
@@ -60,7 +61,7 @@ func (c *configuration) read(ctx context.Context) (r Reading, again time.Duratio
 		}
 		r.Result = &result
 	case c.loaded && snapshot.Revision != c.result.Revision:
-		r.Revision = snapshot.Revision
+		r.Revision = &snapshot.Revision
 	}
 	return r, v.RetryAfter, true
 }
@@ -167,9 +168,9 @@ func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 		if err := l.configure(ctx, *r.Result); err != nil {
 			return false, err
 		}
-	case r.Revision != "":
+	case r.Revision != nil:
 		changed = true
-		l.config.setRevision(r.Revision)
+		l.config.setRevision(*r.Revision)
 	}
 	l.config.confirmRemovals(r)
 	return changed, nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -167,4 +168,25 @@ func TestConfigMapSwapIsApplied(t *testing.T) {
 	if v.Fault != "" || len(v.Config.Errors) > 0 {
 		t.Errorf("after the swap: fault %q, errors %v", v.Fault, v.Config.Errors)
 	}
+}
+
+// The revision must be that of the directory, also when it changes without the content: to another
+// commit, or to none when the directory is no checkout any more.
+func TestRevisionFollowsTheDirectory(t *testing.T) {
+	t.Parallel()
+	conf := t.TempDir()
+	files.Put(t, testSettings+"\nimages: {}", conf, "config.yaml")
+	files.Put(t, strings.Repeat("a", 40), conf, ".git/HEAD")
+	l := startLoop(t, conf, newDisk(t))
+	revisionIs := func(want string) {
+		t.Helper()
+		l.until("revision "+want, func(v *status.View) bool {
+			return v.Desired.Revision == want && v.Config.Revision == want && v.Plan.Revision == want
+		})
+	}
+	revisionIs(strings.Repeat("a", 40))
+	files.Put(t, strings.Repeat("b", 40), conf, ".git/HEAD")
+	revisionIs(strings.Repeat("b", 40))
+	files.Remove(t, conf, ".git")
+	revisionIs("")
 }
