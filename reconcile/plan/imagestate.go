@@ -17,17 +17,21 @@ type imageState struct {
 	// without a declared checksum all of them. newImagePlanner sorts them by rank.
 	ready []CopyRef
 	// mismatch has a reason for each ready copy of the declared generation that is not in ready.
+	// It is nil if there is none.
 	mismatch map[CopyRef]Reason
 }
 
 func newImageState(ix *index, image schema.Image) *imageState {
-	s := &imageState{ix: ix, image: image, mismatch: map[CopyRef]Reason{}}
+	s := &imageState{ix: ix, image: image}
 	for _, ref := range ix.copiesNamed(image.ID.Name) {
 		c := ix.copyAt(ref)
 		if ref.ID != image.ID || c.State != disk.Ready || !ix.isCurrent(ref.Disk) {
 			continue
 		}
 		if reason := mismatchReason(image, c); !reason.IsZero() {
+			if s.mismatch == nil {
+				s.mismatch = map[CopyRef]Reason{}
+			}
 			s.mismatch[ref] = reason
 			continue
 		}

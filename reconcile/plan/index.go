@@ -147,7 +147,8 @@ func (ix *index) giveUpAt(p Peer) time.Time {
 func (ix *index) ignoredPeers() string {
 	var reasons []string
 	for _, name := range ix.otherNodes() {
-		// A node was not queried because it had no copy to count on: it is no reason.
+		// A node with the same configuration is ignored only because it was not queried. It has
+		// no copy to count on.
 		if reason := ix.whyIgnored(name); !reason.IsZero() && !ix.sameConfig(name) {
 			reasons = append(reasons, reason.Text)
 		}

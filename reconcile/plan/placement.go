@@ -17,7 +17,8 @@ type placement struct {
 	targets []schema.DiskRef
 	copies  int // desired on ranked disks
 	missing int // desired on ranked disks, but no disk can take them
-	// rejected are the disks that take no copy, as far as the walk went, and named disks.
+	// rejected are the disks that take no copy, as far as the walk went, and named disks. It is
+	// nil if there is none.
 	rejected map[schema.DiskRef]Rejection
 }
 
@@ -32,7 +33,7 @@ func (pl placement) requiredCopies() int {
 // place walks over the ranked disks, best first. Targets are the first disks that have a copy
 // or can take one, and then the disks that the image names.
 func place(s *imageState, ranked *ranking) placement {
-	pl := placement{ranked: ranked, copies: s.image.Copies, rejected: map[schema.DiskRef]Rejection{}}
+	pl := placement{ranked: ranked, copies: s.image.Copies}
 	if s.image.AllDisks {
 		pl.copies = ranked.len()
 	}
@@ -47,7 +48,7 @@ func place(s *imageState, ranked *ranking) placement {
 		}
 		switch r := rejects(s, ref); {
 		case !r.IsZero():
-			pl.rejected[ref] = r
+			pl.reject(ref, r)
 		case isFailing(s, ref):
 			failing = append(failing, ref)
 		default:
@@ -63,6 +64,13 @@ func place(s *imageState, ranked *ranking) placement {
 	return pl
 }
 
+func (pl *placement) reject(ref schema.DiskRef, r Rejection) {
+	if pl.rejected == nil {
+		pl.rejected = map[schema.DiskRef]Rejection{}
+	}
+	pl.rejected[ref] = r
+}
+
 // addNamedDisks adds the disks that the image names, in addition to the desired number of
 // copies on ranked disks.
 func (pl *placement) addNamedDisks(s *imageState) {
@@ -71,7 +79,7 @@ func (pl *placement) addNamedDisks(s *imageState) {
 			continue
 		}
 		if r := rejects(s, ref); !r.IsZero() {
-			pl.rejected[ref] = r
+			pl.reject(ref, r)
 			continue
 		}
 		pl.targets = append(pl.targets, ref)
