@@ -159,7 +159,7 @@ func FuzzParseChecksumList(f *testing.F) {
 		s := parseChecksumList(b)
 		d, conflict := s.find(base)
 		if conflict && !d.IsZero() {
-			t.Error("a digest of a conflict")
+			t.Error("find returned a digest although two digests conflict")
 		}
 		digits := strings.TrimPrefix(d.String(), "sha256:")
 		if !d.IsZero() && !strings.Contains(strings.ToLower(string(b)), digits) {

@@ -35,7 +35,7 @@ func TestDownloadWithFaultyServer(t *testing.T) {
 		{name: "reset", faults: []fault{{Kind: fetchtest.Reset, At: mid, Times: 2}}},
 		{name: "no range", faults: []fault{{Kind: fetchtest.NoRange}, {Kind: fetchtest.Cut, At: mid, Times: 1}}},
 		{name: "no range, always cut", faults: []fault{{Kind: fetchtest.NoRange}, {Kind: fetchtest.Cut, At: mid}}, class: Dropped, words: []string{"in a row"}},
-		{name: "range begins elsewhere", faults: []fault{{Kind: fetchtest.BadRange}, {Kind: fetchtest.Cut, At: mid, Times: 1}},
+		{name: "the response has another range", faults: []fault{{Kind: fetchtest.BadRange}, {Kind: fetchtest.Cut, At: mid, Times: 1}},
 			ranges: []string{"", "bytes=2097252-", ""}},
 		{name: "no validator", faults: []fault{{Kind: fetchtest.NoValidator}, {Kind: fetchtest.Cut, At: mid, Times: 1}}, ranges: []string{"", ""}},
 		{name: "no validator, declared", declared: true, faults: []fault{{Kind: fetchtest.NoValidator}, {Kind: fetchtest.Cut, At: mid, Times: 1}},
@@ -103,7 +103,7 @@ func TestRetryAfterOfServer(t *testing.T) {
 	err := r.download(Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Busy, After: "600"})})
 	var e *Error
 	if !errors.As(err, &e) || e.RetryAfter != 10*time.Minute {
-		t.Errorf("got %#v, want one with the delay that the server requested", err)
+		t.Errorf("got %#v, want an error with the delay that the server requested", err)
 	}
 }
 
@@ -130,14 +130,14 @@ func TestDownloadTriesMirrors(t *testing.T) {
 		words    []string
 		ranges   []string // Range headers of all requests except the first
 	}{
-		{name: "first one works"},
-		{name: "first one is missing", url: []fault{away}, ranges: []string{""}},
-		{name: "resumed across by digest", url: []fault{cutOnce, gone}, declared: true, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
-		{name: "not joined without a digest", url: []fault{cutOnce, gone, {Kind: fetchtest.NoValidator}}, ranges: []string{"", ""}},
-		{name: "requested by a strong ETag without a digest", url: []fault{cutOnce, gone}, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
+		{name: "the first address works"},
+		{name: "the first address is missing", url: []fault{away}, ranges: []string{""}},
+		{name: "resumed from a mirror because of the digest", url: []fault{cutOnce, gone}, declared: true, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
+		{name: "not combined without a digest", url: []fault{cutOnce, gone, {Kind: fetchtest.NoValidator}}, ranges: []string{"", ""}},
+		{name: "resumed from a mirror because of a strong ETag", url: []fault{cutOnce, gone}, ranges: []string{"bytes=2097252-", "bytes=2097252-"}},
 		{name: "wrong kind of file", url: []fault{{Kind: fetchtest.Gzip}}, declared: true, ranges: []string{""}},
-		{name: "no image at the first one", url: []fault{{Kind: fetchtest.Page}}, ranges: []string{""}},
-		{name: "not joined to bytes of a wrong response", url: []fault{cutOnce, {Kind: fetchtest.Gzip, Skip: 1}}, declared: true,
+		{name: "a web page at the first address", url: []fault{{Kind: fetchtest.Page}}, ranges: []string{""}},
+		{name: "not combined with the bytes of a wrong response", url: []fault{cutOnce, {Kind: fetchtest.Gzip, Skip: 1}}, declared: true,
 			ranges: []string{"bytes=2097252-", ""}},
 		{name: "both missing", url: []fault{away}, mirror: []fault{{Kind: fetchtest.Unavailable}},
 			class: Network, words: []string{"image.raw: the server responds with 404", "mirror.raw: the server responds with 503"}},

@@ -47,7 +47,7 @@ func TestBackoff(t *testing.T) {
 	}
 	requested.RetryAfter = time.Second
 	if got, _ := requested.Backoff(0, 0); got != time.Minute {
-		t.Errorf("got %v, want the own delay of one minute", got)
+		t.Errorf("got %v, want the delay of the class (one minute)", got)
 	}
 }
 

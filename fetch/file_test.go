@@ -122,7 +122,7 @@ func TestHolesOfFileAreNotRead(t *testing.T) {
 		}
 	}
 	if reads > 2 {
-		t.Errorf("%d of the reads went to the file, which has 1 MiB of data", reads)
+		t.Errorf("%d reads were sent to the file, which has only 1 MiB of data", reads)
 	}
 }
 

@@ -108,7 +108,7 @@ func (r *fixture) wantImage(want []byte) {
 		r.t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		r.t.Fatalf("the image on the disk has %d bytes and differs from the %d of the source", len(got), len(want))
+		r.t.Fatalf("the image on the disk (%d bytes) differs from the source (%d bytes)", len(got), len(want))
 	}
 }
 
@@ -116,7 +116,7 @@ func (r *fixture) wantNoImage() {
 	r.t.Helper()
 	_, err := os.Stat(filepath.Join(r.disk.Path(), "backing-images", testID.String(), "backing"))
 	if !errors.Is(err, os.ErrNotExist) {
-		r.t.Errorf("there is an image on the disk, or %v", err)
+		r.t.Errorf("want no image on the disk, got one or error %v", err)
 	}
 }
 
@@ -125,7 +125,7 @@ func wantError(t testing.TB, err error, class Class, words ...string) {
 	t.Helper()
 	var e *Error
 	if !errors.As(err, &e) {
-		t.Fatalf("got error %v, want one of class %v", err, class)
+		t.Fatalf("got error %v, want an error of class %v", err, class)
 	}
 	if e.Class != class {
 		t.Errorf("got class %v, want %v: %v", e.Class, class, err)

@@ -36,7 +36,7 @@ func (r *fixture) downloadHalf(req Request) {
 	err := r.client.Download(ctx, req, p, &progress)
 	cancel()
 	if err != context.Canceled {
-		r.t.Fatalf("got %v, want %v alone", err, context.Canceled)
+		r.t.Fatalf("got %v, want exactly %v", err, context.Canceled)
 	}
 	if err := p.Close(); err != nil {
 		r.t.Fatal(err)
@@ -62,7 +62,7 @@ func TestResumeAfterRestart(t *testing.T) {
 	r.wantImage(image)
 	got := r.server.Requests()
 	if len(got) != 1 || got[0].Range != "bytes=2097152-" || got[0].IfRange == "" {
-		t.Errorf("got requests %+v, want one for the rest with If-Range", got)
+		t.Errorf("got requests %+v, want one request for the missing bytes with If-Range", got)
 	}
 }
 
@@ -83,7 +83,7 @@ func TestCompletePartSendsNoRequest(t *testing.T) {
 	}
 	r.wantImage(whole)
 	if got := r.server.Requests(); len(got) != 0 {
-		t.Errorf("got requests %+v for a complete part", got)
+		t.Errorf("got requests %+v for a complete partial file, want none", got)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestChangedFileIsDownloadedFromStart(t *testing.T) {
 		}
 		r.wantImage(other)
 		if got := r.rangeHeaders(); !slices.Equal(got, []string{"bytes=2097152-"}) {
-			t.Errorf("got requests with ranges %q, want one with a response of the whole file", got)
+			t.Errorf("got requests with ranges %q, want one whose response is the whole file", got)
 		}
 	}
 }
@@ -130,7 +130,7 @@ func TestRestartDiscardsPart(t *testing.T) {
 	}
 	r.wantImage(image)
 	if got := r.rangeHeaders(); !slices.Equal(got, []string{""}) {
-		t.Errorf("got ranges %q, want one request for the whole", got)
+		t.Errorf("got ranges %q, want one request for the whole file", got)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestRestartAfterWrongJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := p.Commit(req.Digest); !errors.As(err, new(*disk.ChecksumError)) || !progress.Joined.Load() {
-		t.Fatalf("got %v, joined %v, want a wrong checksum of joined bytes", err, progress.Joined.Load())
+		t.Fatalf("got %v, joined %v, want a checksum error for bytes of two responses", err, progress.Joined.Load())
 	}
 	r.server.Serve("/image.raw", fetchtest.Bytes(image), cutOnce)
 	req.Restart = true
@@ -214,10 +214,10 @@ func TestCancelDownload(t *testing.T) {
 	}()
 	err := r.client.Download(ctx, Request{URL: url}, p, &progress)
 	if !errors.Is(err, reason) || errors.As(err, new(*Error)) {
-		t.Errorf("got error %v, want the cause of the cancellation alone", err)
+		t.Errorf("got error %v, want exactly the cause of the cancellation", err)
 	}
 	if p.Offset() != 2<<20 {
-		t.Errorf("the part has %d bytes, want the received ones", p.Offset())
+		t.Errorf("the partial file has %d bytes, want the received bytes", p.Offset())
 	}
 }
 
@@ -279,7 +279,7 @@ func TestVersionsAreNeverJoined(t *testing.T) {
 			h.Set("Last-Modified", long.Add(time.Duration(version)*time.Hour).Format(http.TimeFormat))
 		},
 		"etag": func(h http.Header, version, _ int) { h.Set("ETag", fmt.Sprintf(`"v%d"`, version)) },
-		"etag of the whole only": func(h http.Header, version, status int) {
+		"etag only in the response for the whole file": func(h http.Header, version, status int) {
 			if status == http.StatusOK {
 				h.Set("ETag", fmt.Sprintf(`"v%d"`, version))
 			}

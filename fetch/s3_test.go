@@ -70,7 +70,7 @@ func TestDownloadFromS3(t *testing.T) {
 					t.Errorf("got authorization %q, want a signature for the region", got)
 				}
 				if q.Range != "" && q.Header.Get("If-Match") == "" {
-					t.Errorf("the request for the rest has no If-Match")
+					t.Errorf("the request for the missing bytes has no If-Match")
 				}
 			}
 		})
@@ -90,7 +90,7 @@ func TestS3MirrorOnOtherHostIsRequestedUnsigned(t *testing.T) {
 	}
 	for _, q := range other.Requests() {
 		if h := q.Header; h.Get("Authorization") != "" || h.Get("X-Amz-Security-Token") != "" {
-			t.Errorf("a mirror on another host got %v", h)
+			t.Errorf("a mirror on another host got the headers %v", h)
 		}
 	}
 }

@@ -63,7 +63,7 @@ func TestStallReader(t *testing.T) {
 					_, err = w.Read(buf)
 				}
 				if took := time.Since(began); tt.stalls && took > tt.noticedBy {
-					t.Errorf("it took %v to notice the stall, want %v", took, tt.noticedBy)
+					t.Errorf("the stall was detected after %v, want %v", took, tt.noticedBy)
 				}
 				stalled := errors.As(err, new(*stallError)) || errors.As(context.Cause(ctx), new(*stallError))
 				if stalled != tt.stalls || !stalled && err != io.EOF {

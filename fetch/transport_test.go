@@ -66,12 +66,12 @@ func TestRedirectToLoopbackIsRefused(t *testing.T) {
 func TestNameResolvedToLoopbackIsRefused(t *testing.T) {
 	for _, addr := range []string{"127.0.0.1:80", "[::1]:80", "169.254.169.254:80", "0.0.0.0:80", "[::ffff:127.0.0.1]:80", "[fe80::1%lo]:80"} {
 		if err := checkDial("tcp", addr, nil); err == nil {
-			t.Errorf("dialling %s is not refused", addr)
+			t.Errorf("dialing %s is not rejected", addr)
 		}
 	}
 	for _, addr := range []string{"10.0.0.1:80", "192.0.2.1:443", "[2001:db8::1]:443"} {
 		if err := checkDial("tcp", addr, nil); err != nil {
-			t.Errorf("dialling %s is refused: %v", addr, err)
+			t.Errorf("dialing %s is rejected: %v", addr, err)
 		}
 	}
 	c := &Client{timing: defaultTiming}
@@ -82,6 +82,6 @@ func TestNameResolvedToLoopbackIsRefused(t *testing.T) {
 	s := fetchtest.Start(t)
 	if conn, err := n.anonymous.DialContext(context.Background(), "tcp", strings.TrimPrefix(s.URL, "http://")); err == nil {
 		conn.Close()
-		t.Error("the transport dialled loopback")
+		t.Error("the transport dialed loopback")
 	}
 }

@@ -82,7 +82,7 @@ func TestDownloadUnpacks(t *testing.T) {
 			{name: "wrong packed digest", body: f.packed, req: Request{PackedDigest: digest(f.image)}, word: "packed file: checksum mismatch"},
 			{name: "wrong digest", body: f.packed, req: Request{Digest: digest(f.packed)}, word: "checksum mismatch"},
 			{name: "truncated", body: f.packed[:len(f.packed)-3], word: "unpack " + string(p)},
-			{name: "garbage after the end", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "unpack " + string(p)},
+			{name: "other bytes after the end", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "unpack " + string(p)},
 			{name: "damaged", body: wrong, word: "unpack " + string(p)},
 			{name: "not packed", body: image, word: "unpack " + string(p)},
 			{name: "too large", body: f.packed, req: Request{MaxSize: 16 << 10}, word: "larger than allowed"},

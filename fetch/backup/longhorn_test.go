@@ -30,7 +30,7 @@ func TestRestoreLonghornBackup(t *testing.T) {
 			case f.Expect == "error" && err != nil:
 				t.Log(err)
 				if c := d.Stat(id(f.Image)); c.State == disk.Ready || c.State == disk.Unknown {
-					t.Errorf("refused, but the copy is %s", c.State)
+					t.Errorf("the backup is rejected, but the copy is %s", c.State)
 				}
 				return
 			case f.Expect == "error" && !f.Right:
@@ -68,7 +68,7 @@ func TestCreateWritesLonghornFiles(t *testing.T) {
 			}
 			cfg := filepath.Join(theirs, cfgKey(f.Image))
 			if data, err := os.ReadFile(cfg); err != nil || string(same) != string(data) {
-				t.Errorf("read and written again: %s (%v)\nwant %s", same, err, data)
+				t.Errorf("after a round trip the cfg is %s (%v)\nwant %s", same, err, data)
 			}
 
 			ours := t.TempDir()
@@ -113,7 +113,7 @@ func sameFiles(t *testing.T, b *Backup, ours, theirs map[string]string) {
 		i := slices.IndexFunc(b.Blocks, func(b Block) bool { return b.ID == sum })
 		plain := make([]byte, b.length(b.Blocks[i].Offset))
 		if err := d.decode(plain, []byte(got), sum); err != nil || b.Compression == None {
-			t.Errorf("%s: %d bytes differ from the %d of Longhorn (%v)", name, len(got), len(want), err)
+			t.Errorf("%s: its %d bytes differ from the %d bytes of Longhorn (%v)", name, len(got), len(want), err)
 		}
 	}
 	if n != len(b.Blocks) {

@@ -44,7 +44,7 @@ func TestRestoresShareMemoryBudget(t *testing.T) {
 	}
 	all.Wait()
 	if !budget.blocks.limit.TryAcquire(budgetBlocks) || !budget.files.limit.TryAcquire(budgetFiles) || !budget.decoders.limit.TryAcquire(decoders) {
-		t.Error("the restores have ended, and did not release all of the budget")
+		t.Error("the restores have ended without releasing all of the budget")
 	}
 }
 

@@ -64,7 +64,7 @@ func TestRestoreResumes(t *testing.T) {
 			t.Errorf("after %d blocks: %v (%v)", n, got.SHA512, err)
 		}
 		if most := 7 - int(resumable/blockSize); s.blocks > most {
-			t.Errorf("after %d blocks the part had %d bytes, and %d blocks were requested (at most %d)", n, resumable, s.blocks, most)
+			t.Errorf("after %d blocks the partial file had %d bytes, and %d blocks were requested, want at most %d", n, resumable, s.blocks, most)
 		}
 	}
 }
@@ -154,12 +154,12 @@ func TestDecode(t *testing.T) {
 		{"unpacked", plain, plain, ""},
 		{"bytes with a magic number, unpacked", packed, packed, ""},
 		{"bytes with a magic number, packed", packed, pack(LZ4, packed), ""},
-		{"nothing", plain, nil, "does not contain the bytes"},
+		{"empty file", plain, nil, "does not contain the bytes"},
 		{"short", plain, pack(LZ4, plain[:1000]), "unexpected EOF"},
-		{"long", plain[:1000], pack(LZ4, plain), "more than 1000 bytes"},
-		{"unpacked, too short", plain[:1000], plain, "does not contain the bytes"},
-		{"much", plain, bomb, "more than 1048576 bytes"},
-		{"others", plain, pack(Gzip, testBytes(2, 1<<20)), "does not contain the bytes"},
+		{"too many bytes", plain[:1000], pack(LZ4, plain), "more than 1000 bytes"},
+		{"uncompressed, too long", plain[:1000], plain, "does not contain the bytes"},
+		{"a decompression bomb", plain, bomb, "more than 1048576 bytes"},
+		{"wrong bytes", plain, pack(Gzip, testBytes(2, 1<<20)), "does not contain the bytes"},
 		{"cut", plain, pack(Gzip, plain)[:1000], "unexpected EOF"},
 	} {
 		got := make([]byte, len(c.plain))
@@ -189,7 +189,7 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stored []byte) {
 		got := make([]byte, len(plain))
 		if err := d.decode(got, stored, sum); err == nil && !bytes.Equal(got, plain) {
-			t.Error("decode returned other bytes")
+			t.Error("decode returned wrong bytes")
 		}
 	})
 }

@@ -25,7 +25,7 @@ import (
 )
 
 var (
-	trips = flag.Int("backup.trips", race.Fewer(8, 2), "number of random round trips over a folder; a sixth as many run over a bucket")
+	trips = flag.Int("backup.trips", race.Fewer(8, 2), "number of random round trips over a folder; a sixth of this number runs over a bucket")
 	first = flag.Uint64("backup.first", 0, "first seed")
 )
 
@@ -186,7 +186,7 @@ func (p *roundTrip) run() {
 		}
 		got, err := io.ReadAll(r)
 		if err = errors.Join(err, r.Close()); err != nil || !bytes.Equal(got, want) {
-			p.t.Fatalf("%s was restored as %d bytes, which differ from the %d that were backed up (error %v)", name, len(got), len(want), err)
+			p.t.Fatalf("the restored %s (%d bytes) differs from the original (%d bytes), error %v", name, len(got), len(want), err)
 		}
 	}
 }

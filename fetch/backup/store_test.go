@@ -85,7 +85,7 @@ func mustHave(t testing.TB, s Store, key string, want []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Fatalf("%s has %d bytes, which differ from the %d that were put", key, len(got), len(want))
+		t.Fatalf("%s has %d bytes that differ from the %d stored bytes", key, len(got), len(want))
 	}
 }
 
@@ -104,7 +104,7 @@ func mustList(t testing.TB, s Store, folder string) []string {
 		}
 		l = append(l, fmt.Sprint(e.Name, " ", e.Size))
 		if age := time.Since(e.Modified); age < -time.Minute || age > time.Minute {
-			t.Errorf("%s was modified %v ago, and was put just now", e.Name, age)
+			t.Errorf("%s was stored just now, but its modification time is %v ago", e.Name, age)
 		}
 	}
 	return l

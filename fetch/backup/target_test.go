@@ -123,7 +123,7 @@ func FuzzParseMount(f *testing.F) {
 			return
 		}
 		if !filepath.IsAbs(m.share.path) || strings.Contains(m.share.path+"/", "/../") {
-			t.Errorf("%q is of the share %q", line, m.share.path)
+			t.Errorf("%q is parsed as the share %q", line, m.share.path)
 		}
 		s := share{host, filepath.Clean("/" + path)}
 		if at, ok := m.path(s); ok && (host != m.share.host || at != m.at && !strings.HasPrefix(at, strings.TrimSuffix(m.at, "/")+"/")) {

@@ -65,7 +65,7 @@ func TestEncryptAndDecrypt(t *testing.T) {
 					t.Fatal(err)
 				}
 				if decrypted.SHA512 != source.SHA512 || decrypted.Size != source.Size {
-					t.Errorf("decrypted, it is %+v, want %+v", decrypted, source)
+					t.Errorf("the decrypted image is %+v, want %+v", decrypted, source)
 				}
 				if size > 8<<20 && decrypted.RealSize > int64(size)*3/4 {
 					t.Errorf("%d of %d bytes are allocated: zeros were written", decrypted.RealSize, size)
@@ -126,7 +126,7 @@ func TestCryptsetupOpensEncryptedClone(t *testing.T) {
 		cipher.Decrypt(b[n*512:(n+1)*512], b[n*512:(n+1)*512], uint64(n))
 	}
 	if !bytes.Equal(b, plain) {
-		t.Error("an independent decryption of the payload returns other bytes")
+		t.Error("an independent decryption of the payload returns wrong bytes")
 	}
 }
 
@@ -239,7 +239,7 @@ func TestInvalidRequests(t *testing.T) {
 				t.Errorf("error is %v of class %v (the copy is %v), want class %s and %q", err, e, c, test.class, test.want)
 			}
 			if info, err := os.Stat(filepath.Join(filepath.Dir(r.path(cloneID)), "backing.part")); err == nil && info.Size() > 0 {
-				t.Errorf("%d bytes of a part remain", info.Size())
+				t.Errorf("a partial file of %d bytes remains", info.Size())
 			}
 		})
 	}

@@ -74,7 +74,7 @@ func TestResume(t *testing.T) {
 		{"decrypted", Decrypt, 3*MiB + 5, 3 * MiB, false},
 		{"encrypted", Encrypt, 18*MiB + 5, 18 * MiB, false},
 		{"encrypted, the header truncated", Encrypt, 7 * MiB, 7 * MiB, false},
-		{"encrypted, the header alone", Encrypt, 16 * MiB, 16 * MiB, false},
+		{"encrypted, only the header", Encrypt, 16 * MiB, 16 * MiB, false},
 		{"encrypted, and the passphrase changed", Encrypt, 18 * MiB, 18 * MiB, true},
 	}
 	for i, test := range tests {
@@ -116,7 +116,7 @@ func TestResume(t *testing.T) {
 				got = r.bytes(t, again)
 			}
 			if !bytes.Equal(got, plain) {
-				t.Error("the clone has other bytes")
+				t.Error("the clone has wrong bytes")
 			}
 		})
 	}

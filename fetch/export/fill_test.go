@@ -88,7 +88,7 @@ func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 			s = find(t, d, r)
 			again := doHalfway(s, nil)
 			if c, err := export(t.Context(), d, imageID, s); err != nil || c.State != disk.Ready {
-				t.Errorf("the next attempt: %+v, error %v", c, err)
+				t.Errorf("the next attempt returned %+v, error %v", c, err)
 			}
 			if again.read < 8<<20 {
 				t.Errorf("the next attempt read %d bytes", again.read)
@@ -127,7 +127,7 @@ func TestResumeExport(t *testing.T) {
 			t.Errorf("image is %+v, error %v; want %v", c, err, whole.SHA512)
 		}
 		if rest.read == 0 || rest.read > 13<<20 {
-			t.Errorf("%s: %d bytes were read for the rest", r.Format, rest.read)
+			t.Errorf("%s: the resumed export read %d bytes", r.Format, rest.read)
 		}
 	}
 }

@@ -116,11 +116,11 @@ func TestCommitErrors(t *testing.T) {
 	w, _ := i.resume(t, to)
 	i.append(t, w, 2)
 	if err := w.Commit(i.sha512); err == nil {
-		t.Error("half of the image is committed")
+		t.Error("Commit accepted half of the image")
 	}
 	i.append(t, w, i.m.Chunks())
 	if err := w.AppendChunk(nil); err == nil {
-		t.Error("a chunk after the last one is accepted")
+		t.Error("AppendChunk accepted a chunk after the last one")
 	}
 	var checksum *disk.ChecksumError
 	if err := w.Commit(wrong); !errors.As(err, &checksum) {
@@ -143,7 +143,7 @@ func TestCommitErrors(t *testing.T) {
 	to.Replace = true
 	w, kept := i.resume(t, to)
 	if kept != int64(len(i.content)) {
-		t.Errorf("%d bytes of a partial file to replace it are left", kept)
+		t.Errorf("a partial file of %d bytes is left", kept)
 	}
 	if err := w.Commit(i.sha512); err != nil {
 		t.Error(err)
@@ -164,7 +164,7 @@ func TestZerosBecomeHoles(t *testing.T) {
 	}
 	w, kept := i.resume(t, to)
 	if kept != 0 {
-		t.Errorf("%d other bytes remain", kept)
+		t.Errorf("%d older bytes remain", kept)
 	}
 	i.append(t, w, i.m.Chunks())
 	if err := w.Commit(i.sha512); err != nil {
@@ -183,7 +183,7 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
 	w, _ := i.resume(t, to)
 	if _, err := Create(to, 512); err == nil {
-		t.Error("two writers of the same file")
+		t.Error("a second writer of the same file was opened")
 	}
 	i.append(t, w, i.m.Chunks())
 	if err := w.Commit(i.sha512); err != nil {
@@ -192,7 +192,7 @@ func TestSecondWriterIsRefused(t *testing.T) {
 	other := Target{Path: to.Path, Replace: true}
 	again, kept := i.resume(t, other) // while the first writer is still open
 	if kept != 0 {
-		t.Errorf("%d bytes exist already", kept)
+		t.Errorf("%d bytes already exist", kept)
 	}
 	if err := errors.Join(again.Close(), w.Close()); err != nil {
 		t.Error(err)
@@ -215,11 +215,11 @@ func TestInvalidTargets(t *testing.T) {
 	for _, name := range []string{"folder", "pipe", "a", "b", "folder/none/c"} {
 		if w, err := Create(Target{Path: path(name), Replace: true}, 512); err == nil {
 			w.Close()
-			t.Errorf("an image is written to %s", name)
+			t.Errorf("an image was written to %s", name)
 		}
 	}
 	if _, err := Create(Target{Path: path("link")}, 512); err == nil {
-		t.Error("a link is replaced without Replace")
+		t.Error("a link was replaced without Replace")
 	}
 	if _, err := os.Lstat(path("elsewhere")); err == nil {
 		t.Error("a link was followed")

@@ -129,10 +129,10 @@ func TestETagIgnoresTheTimeZone(t *testing.T) {
 	s.Disks[0].Copies[0].VerifiedAt = s.Disks[0].Copies[0].VerifiedAt.In(time.FixedZone("", 3600))
 	c.Publish(s)
 	if before.etag == after.etag || changed == again {
-		t.Error("a different time is no change")
+		t.Error("a different time does not change the ETag")
 	}
 	if got := publishedETag(c); got != after.etag {
-		t.Error("the same time in another zone is a change")
+		t.Error("the same time in another time zone changes the ETag")
 	}
 }
 

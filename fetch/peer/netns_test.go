@@ -65,7 +65,7 @@ func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 		p.senders[0].IP(t, "link", "set", "up0", "down")
 	}, p.receiver.Exec()...)
 	if done.LongestPause > 15 {
-		t.Errorf("nothing arrived for %.1f s", done.LongestPause)
+		t.Errorf("no bytes arrived for %.1f s", done.LongestPause)
 	}
 	if most := p.image.Size / 100 * 105; done.Received > most {
 		t.Errorf("received %d bytes for %d, want at most 5%% more", done.Received, p.image.Size)

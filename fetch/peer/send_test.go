@@ -263,7 +263,7 @@ func TestStalledReceiverLosesItsSlot(t *testing.T) {
 		}
 	}
 	if closed == 0 {
-		t.Error("all receivers got all bytes")
+		t.Error("all receivers received all bytes")
 	}
 }
 

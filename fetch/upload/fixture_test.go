@@ -147,7 +147,7 @@ func (r *fixture) wantImage(want []byte) {
 	}
 	got, err := os.ReadFile(filepath.Join(r.path, "backing-images", parrot.String(), "backing"))
 	if err != nil || !bytes.Equal(got, want) {
-		r.t.Fatalf("the image has %d bytes, which differ from the %d that were sent: %v", len(got), len(want), err)
+		r.t.Fatalf("the image has %d bytes that differ from the %d sent bytes: %v", len(got), len(want), err)
 	}
 }
 

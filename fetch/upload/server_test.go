@@ -223,7 +223,7 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	}
 	s.drop(one)
 	if _, err := s.create(m, 512); err == nil {
-		t.Error("an upload is created besides the interrupted one")
+		t.Error("an upload was created in addition to the interrupted one")
 	}
 	s.End(left, nil, false)
 	one, err = s.create(m, 512)
@@ -255,6 +255,6 @@ func TestConcurrentUploadLimit(t *testing.T) {
 		}
 	}
 	if _, err := s.create(metadata{Name: "one-more"}, 512); err == nil || !strings.Contains(err.Error(), "4 uploads are in progress (image0, image1, image2, image3)") {
-		t.Errorf("one more: %v", err)
+		t.Errorf("an upload over the limit: %v", err)
 	}
 }

@@ -22,7 +22,7 @@ func TestJobOutlivesItsClient(t *testing.T) {
 	}
 	s.drop(one)
 	if now, _ := s.find(one.ID); now != one {
-		t.Error("nobody can continue or end the upload of the job")
+		t.Error("the upload of the job cannot be found")
 	}
 	s.End(one, errTerminated, false)
 	if len(s.running) > 0 {
