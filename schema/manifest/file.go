@@ -174,7 +174,8 @@ func (f *File) SkipEmptyList(doc *document.Value) {
 // SkipForeign adds a document of a kind that this program never reads.
 func (f *File) SkipForeign(doc *document.Value) {
 	s := f.skipped(doc, notRead)
-	s.foreign, s.Malformed = true, hasSection(doc) || hasRepeatedFields(doc)
+	truncated := len(doc.Fields) == 2 // apiVersion and kind: the file may end within them
+	s.foreign, s.Malformed = true, truncated || hasSection(doc) || hasRepeatedFields(doc)
 	f.Skipped = append(f.Skipped, s)
 }
 
