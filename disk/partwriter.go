@@ -16,8 +16,8 @@ type partWriter struct {
 	folder  imageFolder
 	reserve int64 // bytes that must stay free on the disk
 	maxSize int64 // of the image; 0: no limit
-	// source is nil if there is none: then the content counts for nothing. The Part may set
-	// the size while writeChunk reads it.
+	// source is nil if there is no source: the content is then not used. The Part may set the size
+	// while writeChunk reads it.
 	source  atomic.Pointer[PartSource]
 	file    *os.File
 	direct  bool

@@ -41,7 +41,7 @@ func TestNewConnectionsReplaceIdleOnes(t *testing.T) {
 		idle = append(idle, conn)
 	}
 	if answer, err := http.Get(s.URL); err != nil || answer.StatusCode != 200 {
-		t.Errorf("a request is answered with %v, error %v", answer, err)
+		t.Errorf("the response to a request is %v, error %v", answer, err)
 	}
 	if _, err := idle[0].Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
 		t.Errorf("the longest idle connection is still open: %v", err)
@@ -109,6 +109,6 @@ func TestOneAddressReplacesOnlyItsOwnConnections(t *testing.T) {
 	}
 	closed := func(conn net.Conn) bool { return conn.SetDeadline(time.Now()) != nil }
 	if closed(other) || !closed(conns[0]) || !closed(conns[2]) || closed(conns[3]) || closed(conns[4]) {
-		t.Error("one address exceeds its limit, or replaced a connection of another one")
+		t.Error("one address exceeds its limit, or replaced a connection of another address")
 	}
 }

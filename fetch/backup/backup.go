@@ -89,7 +89,7 @@ func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
 	case have == nil:
 		return want, want.validate()
 	case have.Digest() != c.SHA512 || have.Size != c.Size:
-		return nil, errorf(fetch.BadSource, "%s has a backup %s of other bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
+		return nil, errorf(fetch.BadSource, "%s has a backup %s of different bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
 			w.Store, want.Name, have.Size, have.Checksum)
 	case have.Complete():
 		return have, nil

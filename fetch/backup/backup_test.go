@@ -144,7 +144,7 @@ func TestCreateWithExistingBackup(t *testing.T) {
 		before := files(t, dir)
 		mustBackUp(t, dir, d, "a1")
 		err := backUp(t, dir, other, "a1")
-		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of other bytes") {
+		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of different bytes") {
 			t.Errorf("got %v", err)
 		}
 		after := files(t, dir)
@@ -187,7 +187,7 @@ func TestConcurrentBackupsOfDifferentBytes(t *testing.T) {
 			}
 		}}
 		err := Creator{Store: s}.Create(t.Context(), d, id("a1"), new(fetch.Progress))
-		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of other bytes") {
+		if !isClass(err, fetch.BadSource) || !strings.Contains(err.Error(), "of different bytes") {
 			t.Errorf("got %v", err)
 		}
 		mustBackUp(t, dir, other, "a1")
@@ -262,7 +262,7 @@ func TestCreateRewritesBadBlocks(t *testing.T) {
 		}
 	}
 	// An object of the right size in a bucket is intact, because the server verified it.
-	t.Run("bucket, cut", func(t *testing.T) {
+	t.Run("bucket, truncated", func(t *testing.T) {
 		t.Parallel()
 		wantRepaired(t, bucketStore(t, s3test.Start(t, "images"), "s3://images/"), LZ4, data, cut)
 	})
@@ -290,7 +290,7 @@ func wantRepaired(t *testing.T, s Store, c Compression, data []byte, spoil func(
 	backUpTo(t, s, c, d, "a2")
 	for _, name := range []string{"a1", "a2"} {
 		if got, err := restore(t.Context(), s, newDisk(t), name); err != nil || got.SHA512 != want.SHA512 {
-			t.Errorf("%s restores as %v, %v", name, got.SHA512, err)
+			t.Errorf("the restored %s has the digest %v, error %v", name, got.SHA512, err)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func TestParseLonghornCfg(t *testing.T) {
 		t.Errorf("got %+v", b)
 	}
 	if again, err := b.marshal(); err != nil || string(again) != good {
-		t.Errorf("written again: %s (%v)", again, err)
+		t.Errorf("after a round trip: %s (%v)", again, err)
 	}
 	if want := time.Date(2026, 11, 20, 8, 31, 37, 0, time.UTC); !b.Completed.Equal(want) {
 		t.Errorf("completed %v, want %v", b.Completed, want)
@@ -66,10 +66,10 @@ func TestParseInvalidCfg(t *testing.T) {
 		{"checksum long", sumA, sumA + "00", "64 lower-case hex digits"},
 		{"method", `"lz4"`, `"zstd"`, `"zstd" is not one of`},
 		{"time", `"2026-11-20T08:31:37Z"`, `"yesterday"`, "is not a time"},
-		{"a list", good, `[]`, "it is not a cfg"},
-		{"nothing", good, ``, "it is truncated"},
-		{"more", good, good + "{}", "there is text after its end"},
-		{"no list", `"Blocks":[`, `"Blocks":{"a":[`, "it is not a list"},
+		{"JSON array", good, `[]`, "it is not a cfg"},
+		{"empty file", good, ``, "it is truncated"},
+		{"text after the end", good, good + "{}", "there is text after its end"},
+		{"blocks not a list", `"Blocks":[`, `"Blocks":{"a":[`, "it is not a list"},
 		{"HTML", good, "<html>", "invalid character"},
 	} {
 		text := strings.Replace(good, c.old, c.new, 1)
@@ -146,7 +146,7 @@ func TestURL(t *testing.T) {
 			t.Errorf("%s: got %q, %q (%v); want %q, %q", c.address, target, name, err, c.target, c.name)
 		}
 		if c.target != "" && !strings.Contains(c.address, "%61") && URL(target, name) != c.address {
-			t.Errorf("%s: written again it is %s", c.address, URL(target, name))
+			t.Errorf("%s: after a round trip it is %s", c.address, URL(target, name))
 		}
 	}
 }
@@ -157,7 +157,7 @@ func FuzzParseCfg(f *testing.F) {
 	f.Add([]byte(good))
 	cfgs, err := filepath.Glob("testdata/cfg/*")
 	if err != nil || len(cfgs) == 0 {
-		f.Fatal("no cfgs to start with", err)
+		f.Fatal("no initial cfgs", err)
 	}
 	for _, name := range cfgs {
 		data, err := os.ReadFile(name)
@@ -190,7 +190,7 @@ func FuzzParseCfg(f *testing.F) {
 		}
 		c, err := parseCfg(bytes.NewReader(again))
 		if err != nil || c.Size != b.Size || len(c.Blocks) != len(b.Blocks) || c.Complete() != b.Complete() {
-			t.Errorf("written again %s (%v)", again, err)
+			t.Errorf("after a round trip: %s (%v)", again, err)
 		}
 	})
 }

@@ -43,7 +43,7 @@ func TestLockConflicts(t *testing.T) {
 		blocks bool
 		swept  bool
 	}{
-		{"backup beside backup", lockFile{"lock-1", shared, true}, 0, shared, false, false},
+		{"backup during a backup", lockFile{"lock-1", shared, true}, 0, shared, false, false},
 		{"backup during a deletion", lockFile{"lock-1", exclusive, true}, 10 * time.Second, shared, true, false},
 		{"deletion during a backup", lockFile{"lock-1", shared, true}, 10 * time.Second, exclusive, true, false},
 		{"deletion nearly at the end of a lock", lockFile{"lock-1", shared, true}, 140 * time.Second, exclusive, true, false},

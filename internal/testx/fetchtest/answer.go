@@ -18,7 +18,7 @@ type answer struct {
 	record *Request
 	file   *file
 	faults map[Kind]Fault
-	nth    int // how many earlier requests had the fault of the last call of due
+	nth    int // number of earlier requests that due counted for the last added fault
 	cut    int64
 
 	w http.ResponseWriter
