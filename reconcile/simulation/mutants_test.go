@@ -5,8 +5,16 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"go/ast"
+	"go/build"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -74,14 +82,73 @@ func (m mutant) apply() (map[string][]byte, error) {
 	return files, nil
 }
 
-// TestMutantsFit fails if a mutant does not match the product code.
+// TestMutantsFit fails if a mutant does not match the product code, or does not compile.
 func TestMutantsFit(t *testing.T) {
 	t.Parallel()
+	checker := newTypeChecker(t)
 	for _, m := range readMutants(t) {
-		if _, err := m.apply(); err != nil {
+		files, err := m.apply()
+		if err == nil {
+			err = checker.check(files)
+		}
+		if err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
 	}
+}
+
+// typeChecker checks changed packages against the compiled product. It runs in this process: to
+// compile all mutants takes minutes, to check their types takes a second.
+type typeChecker struct {
+	fset     *token.FileSet
+	importer types.Importer
+}
+
+func newTypeChecker(t *testing.T) typeChecker {
+	out, err := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "..").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	exports := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		exports[path] = file
+	}
+	fset := token.NewFileSet()
+	open := func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) }
+	return typeChecker{fset, importer.ForCompiler(fset, "gc", open)}
+}
+
+// check type-checks the packages of the changed files.
+func (c typeChecker) check(files map[string][]byte) error {
+	folders := map[string]bool{}
+	for name := range files {
+		folders[path.Dir(name)] = true
+	}
+	for folder := range folders {
+		dir := filepath.Join("..", folder)
+		p, err := build.ImportDir(dir, 0)
+		if err != nil {
+			return err
+		}
+		var syntax []*ast.File
+		for _, name := range p.GoFiles {
+			var source any // nil: the file is read
+			if changed, ok := files[path.Join(folder, name)]; ok {
+				source = changed
+			}
+			file, err := parser.ParseFile(c.fset, filepath.Join(dir, name), source, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			syntax = append(syntax, file)
+		}
+		config := types.Config{Importer: c.importer}
+		if _, err := config.Check(p.Name, c.fset, syntax, nil); err != nil {
+			return fmt.Errorf("it does not compile: %w", err)
+		}
+	}
+	return nil
 }
 
 // TestMutants runs the simulation with each mutant, which an overlay of the go command compiles: the
