@@ -67,7 +67,8 @@ type cluster struct {
 
 	healed   bool // there are no more faults
 	healedAt time.Duration
-	quick    bool // a configuration arrives everywhere within seconds
+	quick    bool   // a configuration arrives everywhere within seconds
+	racing   string // the image whose copies two nodes delete at the same time; "": none
 
 	// Statistics.
 	pairs     map[string]int

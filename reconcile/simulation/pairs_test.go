@@ -59,6 +59,10 @@ func (c *cluster) countSkew(*deletion) {
 // injectDuringDeletion causes a fault or a change in the seconds after a withdrawal, in which the
 // deletion is most sensitive.
 func (c *cluster) injectDuringDeletion(r *deletion) {
+	if c.racing == r.key.ID.Name && c.withdrawnByTwo(r) {
+		c.racing = ""
+		c.damageAllButTwo(r.key)
+	}
 	if c.healed {
 		return
 	}
@@ -162,4 +166,35 @@ func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
 		c.after(wait, c.nodes[key.Disk.Node].requestRound)
 	}
 	c.logf("", "all copies of %s except %s and %s are damaged or deleted", withdrawn.ID.Name, withdrawn, others[kept])
+}
+
+// raceDeletions makes two nodes withdraw copies of the same image at the same time, in a cluster
+// without other faults: one of three copies remains desired, and is damaged at the second
+// withdrawal. So each of the two could count on the copy of the other one.
+func (c *cluster) raceDeletions() {
+	name, found := "", false
+	for _, one := range slices.Sorted(maps.Keys(c.latest().config.Images)) {
+		image := c.latest().config.Images[one]
+		image.Disks = nil
+		if len(c.disksForNewCopy(image, c.rankedDisks(c.latest(), image))) >= 3 {
+			name, found = one, true
+		}
+	}
+	if !found {
+		return
+	}
+	declare := func(copies int) {
+		c.declare(c.editedConfig(func(config *schema.Config) {
+			image := config.Images[name]
+			image.Copies, image.AllDisks, image.Disks = copies, false, nil
+			config.Images[name] = image
+			config.Settings.CleanupWaitInterval = 0
+		}))
+	}
+	c.quick = true
+	declare(3)
+	c.runUntil(c.now + 10*time.Minute)
+	c.racing = name
+	declare(1)
+	c.runUntil(c.now + 2*time.Minute)
 }

@@ -136,6 +136,9 @@ func runCluster(seed uint64, traced bool) *cluster {
 	if len(c.violations) == 0 {
 		c.removeImageAtEnd()
 	}
+	if len(c.violations) == 0 {
+		c.raceDeletions()
+	}
 	return c
 }
 
