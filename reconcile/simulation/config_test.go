@@ -134,8 +134,8 @@ func (c *cluster) randomImage(config schema.Config, name string) schema.Image {
 
 func (c *cluster) imageWithSource(config schema.Config, name string, source schema.Source) schema.Image {
 	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick(c.rng, 1, 1, 2, 2, 3), Source: source}
-	if letter := c.expectedBytes(config, m); letter != "" && c.oneIn(2) {
-		m.Checksum = c.digest(letter)
+	if content := c.expectedBytes(config, m); content != "" && c.oneIn(2) {
+		m.Checksum = c.digest(content)
 	}
 	m.ID.UUID = schema.UUID(name, m.Checksum, m.Source)
 	if m.AllDisks = c.oneIn(12); m.AllDisks {

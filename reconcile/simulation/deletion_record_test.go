@@ -39,8 +39,8 @@ type deletion struct {
 // readyCopy is a ready copy that is not leaving, with its recorded content and the config digest of
 // its node.
 type readyCopy struct {
-	key            plan.CopyRef
-	config, letter string
+	key             plan.CopyRef
+	config, content string
 }
 
 // decision is a decision to delete a copy. If two nodes decide at the same time under configurations
@@ -92,20 +92,20 @@ func (r *deletion) sample() {
 
 // recordListing records the ready copies of a node at the moment when it lists its disks.
 func (r *deletion) recordListing(other *node, config string) {
-	stood := map[readyCopy]bool{}
-	r.addReadyOn(other, "", stood)
-	r.recordResponse(other, config, stood)
+	ready := map[readyCopy]bool{}
+	r.addReadyOn(other, "", ready)
+	r.recordResponse(other, config, ready)
 }
 
 // recordResponse records which copies were ready when a node listed its disks for a response. A
 // newer response replaces an older one.
-func (r *deletion) recordResponse(other *node, config string, stood map[readyCopy]bool) {
+func (r *deletion) recordResponse(other *node, config string, ready map[readyCopy]bool) {
 	r.responded[other.name] = true
 	maps.DeleteFunc(r.readyAtResponse, func(one readyCopy, _ bool) bool { return one.key.Disk.Node == other.name })
 	if config == "" {
 		return
 	}
-	for one := range stood {
+	for one := range ready {
 		one.config = config
 		r.readyAtResponse[one] = true
 	}

@@ -84,19 +84,19 @@ func (r *deletion) checkEnough(image schema.Image, s *Copy) {
 
 // mostWithSameBytes returns how many of the ready copies count. Only copies with equal bytes count
 // together.
-func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []schema.DiskRef, stand map[readyCopy]bool) int {
+func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []schema.DiskRef, copies map[readyCopy]bool) int {
 	of := map[string]int{}
-	for one := range stand {
+	for one := range copies {
 		ref := one.key.Disk
 		named := slices.Contains(image.Disks, ref) && !isEvicted(r.conf.config, ref)
-		right := one.key.ID == image.ID && one.key != r.key && one.config == r.conf.digest && r.hasRightBytes(image, s, one.letter)
+		right := one.key.ID == image.ID && one.key != r.key && one.config == r.conf.digest && r.hasRightBytes(image, s, one.content)
 		if right && (named || slices.Contains(ranked, ref)) {
-			of[one.letter]++
+			of[one.content]++
 		}
 	}
 	n := 0
-	for _, copies := range of {
-		n = max(n, copies)
+	for _, count := range of {
+		n = max(n, count)
 	}
 	return n
 }
@@ -108,12 +108,12 @@ func ruleOf(kind plan.Op) string {
 	return "S4"
 }
 
-func (r *deletion) hasRightBytes(image schema.Image, s *Copy, letter string) bool {
+func (r *deletion) hasRightBytes(image schema.Image, s *Copy, content string) bool {
 	switch {
 	case !image.Checksum.IsZero():
-		return r.c.digest(letter) == image.Checksum
+		return r.c.digest(content) == image.Checksum
 	case r.key.ID == image.ID && s.File != "" && s.Failure == "" && !s.Changed:
-		return letter == s.Recorded
+		return content == s.Recorded
 	}
 	return true
 }
@@ -163,14 +163,14 @@ func (r *deletion) checkUnlink(s *Copy) {
 		return
 	}
 	left := map[string]map[plan.CopyRef]bool{}
-	count := func(key plan.CopyRef, letter string) {
-		if key.ID != image.ID || key == r.key || !r.hasRightBytes(image, s, letter) {
+	count := func(key plan.CopyRef, content string) {
+		if key.ID != image.ID || key == r.key || !r.hasRightBytes(image, s, content) {
 			return
 		}
-		if left[letter] == nil {
-			left[letter] = map[plan.CopyRef]bool{}
+		if left[content] == nil {
+			left[content] = map[plan.CopyRef]bool{}
 		}
-		left[letter][key] = true
+		left[content][key] = true
 	}
 	for ref, d := range c.disks {
 		if one := d.Copies[image.ID]; d.Attached && one.Ready() {

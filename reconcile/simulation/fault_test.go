@@ -237,15 +237,15 @@ func (c *cluster) addUnmanagedFile() {
 	ref := pick(c.rng, c.diskRefs()...)
 	if d := c.disks[ref]; ok && d.Attached && d.Copies[config.Images[name].ID] == nil && d.Free() > gib {
 		image := config.Images[name]
-		letter := c.expectedBytes(config, image)
+		content := c.expectedBytes(config, image)
 		if !image.Checksum.IsZero() {
-			letter = c.contentOf(image.Checksum)
+			content = c.contentOf(image.Checksum)
 		}
-		if letter == "" {
+		if content == "" {
 			return
 		}
 		s := d.Folder(image.ID)
-		s.File, c.history(s).ownedAt = letter, c.now
+		s.File, c.history(s).ownedAt = content, c.now
 		c.logf("", "an unmanaged file is added as %s on %s", image.ID, ref)
 	}
 }

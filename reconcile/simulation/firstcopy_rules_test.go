@@ -45,13 +45,13 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 	for ref, seen := range o.Disks {
 		failed, there := seen.Copies[w.key.ID]
 		s := c.copyAt(plan.CopyRef{Disk: ref, ID: w.key.ID})
-		heard := ref.Node == m.name || o.Peers[ref.Node].Responds()
-		if !there || !heard || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
+		responds := ref.Node == m.name || o.Peers[ref.Node].Responds()
+		if !there || !responds || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
 			continue
 		}
-		sober := m.clockOffset == 0 && c.nodes[ref.Node].clockOffset == 0 && c.history(s).failedAtTrueTime // otherwise the recorded time of the failure may be wrong
-		if !sober || c.now-c.history(s).failedAt < recovery-10*time.Second {
-			w.recentDigests[s.Recorded] = w.recentDigests[s.Recorded] || sober
+		clocksRight := m.clockOffset == 0 && c.nodes[ref.Node].clockOffset == 0 && c.history(s).failedAtTrueTime // otherwise the recorded time of the failure may be wrong
+		if !clocksRight || c.now-c.history(s).failedAt < recovery-10*time.Second {
+			w.recentDigests[s.Recorded] = w.recentDigests[s.Recorded] || clocksRight
 		}
 	}
 }
@@ -97,41 +97,41 @@ func (m *node) checkCloneStart(w *runningJob, o plan.Observed) {
 	if !declared || !source.Checksum.IsZero() {
 		return
 	}
-	sums := map[disk.Digest]bool{}
+	digests := map[disk.Digest]bool{}
 	for ref, seen := range o.Disks {
 		v, ready := seen.Ready(source.ID)
 		if ready && !v.Leaving && !m.suspects(plan.CopyRef{Disk: ref, ID: source.ID}) && (ref.Node == m.name || o.Peers[ref.Node].Responds()) {
-			sums[v.SHA512] = true
+			digests[v.SHA512] = true
 		}
 	}
-	if len(sums) > 1 {
+	if len(digests) > 1 {
 		m.c.violation("clone", "%s is cloned although the copies of its source have different digests", w.key)
 	}
 }
 
 // checkFirstCopyEnd checks the content of a new first copy against the digests that the image had
 // within the recovery interval, and against the ready copies.
-func (m *node) checkFirstCopyEnd(w *runningJob, letter string) {
+func (m *node) checkFirstCopyEnd(w *runningJob, content string) {
 	c := m.c
 	if !w.establishes {
 		return
 	}
-	surely := slices.Contains(slices.Collect(maps.Values(w.recentDigests)), true)
-	if _, did := w.recentDigests[letter]; surely && !did {
-		c.violation("digest", "%s gets the content %q, and had %v within the recovery interval", w.key, letter, w.recentDigests)
+	certain := slices.Contains(slices.Collect(maps.Values(w.recentDigests)), true)
+	if _, had := w.recentDigests[content]; certain && !had {
+		c.violation("digest", "%s gets the content %q, and had %v within the recovery interval", w.key, content, w.recentDigests)
 	}
 	for ref, seen := range m.observed.Disks {
 		v, ready := seen.Ready(w.key.ID)
-		if ready && !v.Leaving && v.SHA512 != c.digest(letter) && (ref.Node == m.name || m.observed.Peers[ref.Node].Responds()) {
-			c.violation("digest", "%s gets the content %q although another one is ready on %s", w.key, letter, ref)
+		if ready && !v.Leaving && v.SHA512 != c.digest(content) && (ref.Node == m.name || m.observed.Peers[ref.Node].Responds()) {
+			c.violation("digest", "%s gets the content %q although another one is ready on %s", w.key, content, ref)
 		}
 	}
 	if c.now-c.healedAt < 6*time.Minute || !c.healed {
 		return
 	}
 	for _, key := range c.readyCopies(m.applied.config, w.image) {
-		if other := c.copyAt(key).Recorded; other != letter {
-			c.violation("digest", "%s gets the content %q without any fault, and %s has %q", w.key, letter, key, other)
+		if other := c.copyAt(key).Recorded; other != content {
+			c.violation("digest", "%s gets the content %q without any fault, and %s has %q", w.key, content, key, other)
 		}
 	}
 }
@@ -202,19 +202,19 @@ func (r *deletion) checkConflict(o plan.Observed) {
 	if !declared || !image.Checksum.IsZero() {
 		return
 	}
-	sums := map[disk.Digest]bool{}
+	digests := map[disk.Digest]bool{}
 	for ref, seen := range o.Disks {
 		if v, ready := seen.Ready(image.ID); ready && ref.Node == m.name {
-			sums[v.SHA512] = true
+			digests[v.SHA512] = true
 		}
 	}
 	for one := range r.readyAtResponse {
 		_, known := r.conf.config.Nodes[one.key.Disk.Node].Disks[one.key.Disk.Disk]
 		if known && one.key.ID == image.ID {
-			sums[r.c.digest(one.letter)] = true
+			digests[r.c.digest(one.content)] = true
 		}
 	}
-	if len(sums) > 1 {
+	if len(digests) > 1 {
 		r.c.violation("conflict", "%s is deleted although the copies of %s have different digests", r.key, image.ID)
 	}
 }

@@ -114,17 +114,17 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			config.Images[name] = image
 			did = true
 		case len(differ) > 1:
-			letter := c.served[upstream(image)]
+			content := c.served[upstream(image)]
 			if have := c.readyCopies(*config, image); len(have) > 0 && image.Source.Download == nil {
-				letter = c.copyAt(have[0]).Recorded
+				content = c.copyAt(have[0]).Recorded
 			}
-			if letter == "" { // a clone without a ready copy
+			if content == "" { // a clone without a ready copy
 				for _, ref := range c.diskRefs() {
 					delete(c.disks[ref].Copies, image.ID)
 				}
 				return true
 			}
-			image.Checksum = c.digest(letter)
+			image.Checksum = c.digest(content)
 			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 			config.Images[name] = image
 			did = true

@@ -114,17 +114,17 @@ func dropBadClones(config *schema.Config) {
 
 // cloneBytes returns the content of a clone. It is "" for an encryption, which has other bytes each
 // time.
-func cloneBytes(letter string, how schema.Encryption) string {
+func cloneBytes(content string, how schema.Encryption) string {
 	switch {
-	case how == schema.EncryptionIgnore || letter == "":
-		return letter
+	case how == schema.EncryptionIgnore || content == "":
+		return content
 	case how == schema.Encrypt:
 		return ""
-	case strings.HasPrefix(letter, "encrypted "):
-		_, of, _ := strings.Cut(letter, " of ")
+	case strings.HasPrefix(content, "encrypted "):
+		_, of, _ := strings.Cut(content, " of ")
 		return of
 	}
-	return "decrypted of " + letter
+	return "decrypted of " + content
 }
 
 // expectedBytes returns the content that a first copy of the image would have now, "" if it is
@@ -139,19 +139,19 @@ func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string
 		return c.served[at]
 	}
 	source := config.Images[of.BackingImage]
-	letter := ""
+	content := ""
 	for _, key := range c.readyCopies(config, source) {
-		letter = c.copyAt(key).Recorded
+		content = c.copyAt(key).Recorded
 		break
 	}
 	switch {
-	case letter != "":
+	case content != "":
 	case !source.Checksum.IsZero():
-		letter = c.contentOf(source.Checksum)
+		content = c.contentOf(source.Checksum)
 	default:
-		letter = c.expectedBytes(config, source)
+		content = c.expectedBytes(config, source)
 	}
-	return cloneBytes(letter, of.Encryption)
+	return cloneBytes(content, of.Encryption)
 }
 
 // readyCopies returns the ready copies of an image on declared disks that have the declared checksum.
@@ -200,17 +200,17 @@ func (c *cluster) obtainable(config schema.Config, image schema.Image, on []sche
 
 func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
 	of := image.Source.Clone
-	sources, letter, can := c.readyCopies(config, config.Images[of.BackingImage]), "", false
+	sources, content, can := c.readyCopies(config, config.Images[of.BackingImage]), "", false
 	for _, key := range sources {
 		digest := c.copyAt(key).Recorded
-		if letter != "" && letter != digest {
+		if content != "" && content != digest {
 			return false // a conflict
 		}
-		letter = digest
+		content = digest
 		here := slices.ContainsFunc(on, func(ref schema.DiskRef) bool { return ref.Node == key.Disk.Node })
 		can = can || here || of.Encryption == schema.EncryptionIgnore
 	}
-	return can && (image.Checksum.IsZero() || cloneBytes(letter, of.Encryption) == c.contentOf(image.Checksum))
+	return can && (image.Checksum.IsZero() || cloneBytes(content, of.Encryption) == c.contentOf(image.Checksum))
 }
 
 // moveReplicas moves the replicas of a volume to other nodes.
@@ -257,16 +257,16 @@ func (m *node) finishFirstCopy(d *Disk, w *runningJob) error {
 	if want.IsZero() {
 		want = w.action.Pinned.Digest
 	}
-	letter := m.c.served[upstream(w.image)]
+	content := m.c.served[upstream(w.image)]
 	if w.action.Op == plan.Clone {
 		s, how := m.c.copyAt(w.action.LocalSource), w.image.Source.Clone.Encryption
 		if s.File != s.Recorded {
 			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.digest(s.File)}
 		}
-		if letter = cloneBytes(s.File, how); how == schema.Encrypt {
+		if content = cloneBytes(s.File, how); how == schema.Encrypt {
 			m.c.encryptions++
-			letter = fmt.Sprintf("encrypted %d of %s", m.c.encryptions, s.File)
+			content = fmt.Sprintf("encrypted %d of %s", m.c.encryptions, s.File)
 		}
 	}
-	return m.fill(d, w, letter, want)
+	return m.fill(d, w, content, want)
 }
