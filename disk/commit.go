@@ -137,7 +137,7 @@ func matches(want, sum512, sum256 Digest) error {
 	case want.IsZero() || want == got:
 		return nil
 	case got.IsZero():
-		return errors.New("the SHA-256 was not computed") // no ChecksumError: the bytes may be right
+		return errors.New("the SHA-256 was not computed, so the file could not be compared with the declared checksum") // no ChecksumError: the bytes may be right
 	}
 	return &ChecksumError{Want: want, Got: got}
 }

@@ -178,7 +178,7 @@ func (s *sequence) digest(c content) string {
 	return r.Digest
 }
 
-// awaitLast waits until the last state is applied, and returns the delay after its change.
+// awaitLast waits until the last state is applied, and returns how long after the change that was.
 func (s *sequence) awaitLast() time.Duration {
 	want := s.digest(s.now)
 	s.l.until("the last state applied", func(v *status.View) bool { return v.Fault == "" && v.Config.Digest == want })

@@ -174,8 +174,8 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	expectKept("a download needs no file", true)
 }
 
-// A failure on a disk that is not declared any more is dropped: nobody can act on it, and the
-// status would show it as that of a copy.
+// A failure is dropped when its disk is not declared any more. Nobody can act on it, and the status
+// would show a failed copy on a disk that is not declared.
 func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
 	c.Images["parrot"] = image

@@ -90,8 +90,8 @@ func TestPinnedDigestWithASkewedPeerClock(t *testing.T) {
 	}
 }
 
-// A node suspects its own copy, as a sync from it gave other bytes. Another node must not delete
-// its copy because of the suspected one.
+// A node suspects its own copy, because a sync from it produced other bytes. Another node must not
+// count that copy when it decides about a deletion.
 func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)

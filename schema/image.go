@@ -11,8 +11,8 @@ import (
 
 // Image is a declared backing image.
 type Image struct {
-	// ID is the folder on disk. Its uuid is the declared one, or the one that UUID derives
-	// from what identifies the bytes.
+	// ID names the folder of a copy on a disk. Its uuid is the declared one. If none is
+	// declared, the function UUID computes it.
 	ID           disk.ID     `json:"-"` // MarshalJSON encodes the uuid
 	UUIDDeclared bool        `json:"-"`
 	Source       Source      `json:"source"`

@@ -101,11 +101,11 @@ func newHandleEncode() *cobra.Command {
 		Short: "Print the handle of an image",
 		Long: `Prints the handle of an image, for the snapshotHandle of a VolumeSnapshotContent.
 If Longhorn has no image of that name, it creates one by download or by
-export-from-volume. The parameters of the source are optional for the other types,
-and for an image that exists.
+export-from-volume. Longhorn needs the parameters of the source only for these two
+types, and only if the image does not exist yet.
 
 Exit status: 1 if a config directory with this handle would be invalid. The handle is
-printed nevertheless.`,
+printed even then.`,
 		Example: `  backing-image-manager handle encode --backing-image a1 --type download --url https://example.com/a.raw --checksum "$(sha512sum a.raw | cut -d' ' -f1)"
   backing-image-manager handle encode --backing-image a1 --type export-from-volume --volume-name vm1 --export-type qcow2`,
 		Args: exactArgs(),

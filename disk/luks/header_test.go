@@ -34,7 +34,7 @@ func makeCopy(magic, json string, size, offset, sequence uint64) []byte {
 	return seal(b)
 }
 
-// seal sets the checksum of a copy.
+// seal sets the checksum of a header.
 func seal(b []byte) []byte {
 	clear(b[checksumOffset : checksumOffset+64])
 	sum := sha256.Sum256(b)

@@ -38,7 +38,7 @@ func clampWorkers(n int) int {
 	return min(n, maxWorkers)
 }
 
-// Restore restores a partial file from a backup.
+// Restore fills a partial file from a backup.
 type Restore struct {
 	Store          Store
 	Backup         *Backup       // must be complete

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Encryption is the transformation of the bytes.
+// Encryption says how a clone transforms the bytes of its source.
 type Encryption string
 
 // The transformations, with the names of Longhorn.

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// TestServerRejectsInvalidRequests tests the routes. The http.Server handles slow and endless
-// requests.
+// TestServerRejectsInvalidRequests tests the routes. It has no slow and no endless requests: the
+// http.Server handles them.
 func TestServerRejectsInvalidRequests(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))

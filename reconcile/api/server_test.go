@@ -191,7 +191,7 @@ func TestReasonOfAKeptCopyNamesTheActionThatRunsFirst(t *testing.T) {
 func TestEveryPanicOfAHandlerIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	h := newHTTPServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a fault") }), &auth.Authorizer{}, slog.New(slog.NewTextHandler(&log, nil)))
-	const requests = 50 // more than errorLog logs at once
+	const requests = 50 // more than errorLog logs without a pause
 	for range requests {
 		func() {
 			defer func() {

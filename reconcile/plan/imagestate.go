@@ -13,8 +13,8 @@ import (
 type imageState struct {
 	ix    *index
 	image schema.Image
-	// ready are the ready copies of the declared generation with the declared digest, or
-	// without a declared checksum all of them. newImagePlanner sorts them by rank.
+	// ready are the ready copies of the declared generation. If a checksum is declared, only
+	// those that match it. newImagePlanner sorts them by rank.
 	ready []CopyRef
 	// mismatch has a reason for each ready copy of the declared generation that is not in ready.
 	// It is nil if there is none.

@@ -137,7 +137,7 @@ func (p *orphanPlanner) planOrphanCopy(ref CopyRef, use Reason) Action {
 	case !limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, ref.ID):
 		return blocked(ref, limit.with(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID)).asWaitFor(Cleanup, true)
 	case !limit.IsZero():
-		return wait(ref, limit.with(CodePruneLimit, ": it is deleted when pruneConfirmed names all of them")).asWaitFor(Cleanup, true)
+		return wait(ref, limit.with(CodePruneLimit, ": pruneConfirmed names this image, but none is deleted until it names all of them")).asWaitFor(Cleanup, true)
 	case !d.Cleanup[ref] && end.After(p.ix.observed.Now):
 		return waitUntil(ref, orphan.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(Cleanup, false)
 	case !p.unknown.IsZero():

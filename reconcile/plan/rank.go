@@ -16,9 +16,9 @@ import (
 // ranks before any node's second disk.
 //
 // The disks are ordered by rendezvous hashing. The score of a disk for an image is
-// mix64(H(image name) XOR H(node name, disk name)), and the smallest score is best. H writes
-// each name behind its length as 8 bytes, big-endian; the hash is the first 8 bytes,
-// big-endian, of the SHA-256 of that.
+// mix64(H(image name) XOR H(node name, disk name)), and the smallest score is best. The
+// input of H is, for each name, its length as 8 bytes, big-endian, and then the name. H is the
+// first 8 bytes, big-endian, of the SHA-256 of this input.
 //
 // A ranking sorts only as far as it is read, since most images use few of many disks.
 type ranking struct {

@@ -52,7 +52,9 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		return Rejection{Reason: Reason{CodeDamagedInUse, "the copy on it failed and is in use"}}
 	case s.ix.observed.Running[s.on(ref)]: // the job reserved its space
 		return Rejection{}
-	case c.Rejects != "" && !(c.RejectsForNow && len(s.ready) > 0): // its node does not know of the first copy yet
+	// A temporary rejection ends with the first copy. If one is ready, the node of the disk may have
+	// published the rejection before it knew of that copy.
+	case c.Rejects != "" && !(c.RejectsForNow && len(s.ready) > 0):
 		if c.RejectsForNow {
 			return Rejection{Reason{CodePeerRejects, c.Rejects}, Temporary}
 		}

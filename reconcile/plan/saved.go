@@ -86,7 +86,7 @@ func (pre Precondition) check(now Precondition) error {
 	case pre.State != now.State:
 		return fmt.Errorf("copy %s is %s; it was %s", ref, state(now.State), state(pre.State))
 	case pre.SHA512 != now.SHA512 || pre.Size != now.Size:
-		return fmt.Errorf("copy %s has other bytes", ref)
+		return fmt.Errorf("copy %s has other bytes than when the plan was made", ref)
 	case pre.InUse == "" && now.InUse != "":
 		return fmt.Errorf("copy %s is in use now: %s", ref, now.InUse)
 	case pre.InUse != now.InUse:

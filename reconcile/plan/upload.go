@@ -113,7 +113,8 @@ func otherUploadNodes(s *imageState, disks []schema.DiskRef) []string {
 	return nodes
 }
 
-// nodeAddress returns a node with the option that addresses it.
+// nodeAddress returns the name of a node, followed by the --url option that reaches it if it has an
+// address.
 func nodeAddress(nodes map[string]schema.Node, node string) string {
 	if address := nodes[node].Address; address != "" {
 		return node + " (--url " + address + ")"

@@ -39,7 +39,8 @@ type originSection struct {
 	document.Position
 	// Kind is the kind of the manifest, "" for the native form.
 	Kind string `json:"kind,omitempty"`
-	// Values are the positions of fields by their native paths. Other fields have defaults.
+	// Values has the position of each declared field by its native path. Fields that are
+	// missing here have their default.
 	Values map[string]schema.ValueOrigin `json:"values"`
 }
 

@@ -133,7 +133,7 @@ func (w *world) locations() map[schema.DiskRef]diskLocation {
 	return all
 }
 
-// at returns a declared disk.
+// at returns the simulated disk at the declared path of ref.
 func (w *world) at(ref schema.DiskRef) *simulation.Disk {
 	return w.disks[diskLocation{ref.Node, w.base.Config.Nodes[ref.Node].Disks[ref.Disk].Path}]
 }

@@ -42,8 +42,8 @@ func (c *cluster) countReturn(m *node) {
 	}
 }
 
-// countSkew counts a decision to delete a copy while some nodes have a reverted configuration, and
-// others do not have it yet.
+// countSkew counts a decision to delete a copy while the latest configuration is a return to an
+// earlier one, and some node still applies another one.
 func (c *cluster) countSkew(*deletion) {
 	if !c.latest().revert {
 		return

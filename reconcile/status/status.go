@@ -135,8 +135,8 @@ type builder struct {
 	placements map[disk.ID]imagePlacement
 	planned    map[plan.CopyRef]plan.Action
 	transfers  map[plan.CopyRef]job.Transfer
-	// disksByImage has the generations in the document: those that are declared, have a copy, or
-	// are in the plan. Each has the disks with a copy, a failure or a job.
+	// disksByImage has an entry for each generation that the document shows: it is declared,
+	// has a copy, or is in the plan. The value is its disks with a copy, a failure or a job.
 	disksByImage map[disk.ID]map[schema.DiskRef]bool
 }
 

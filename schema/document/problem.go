@@ -42,8 +42,8 @@ func (p Position) Compare(q Position) int {
 
 // Problem is an error or a warning about a value. Package schema returns problems with
 // the position in the user's file and the path from the root of the document. While
-// one definition is checked, its problems have no position and a path relative to the
-// definition, so that they stay valid when lines are added above it: see Placed.
+// one definition is checked, its problems have no position, and a path relative to the
+// definition. So they stay valid when lines above it change. Placed adds the position.
 //
 // A problem never contains the user info or the query of an address.
 type Problem struct {

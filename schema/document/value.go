@@ -75,20 +75,20 @@ func (v *Value) RepeatedField(names ...string) *Field {
 }
 
 // Find returns the value at path, and the position of its name. If there is no such value,
-// it returns nil and the position of the last name on the path that exists; name is the
-// position to return if none does.
-func (v *Value) Find(path Path, name Position) (*Value, Position) {
+// it returns nil and the position of the last element of path that exists, and if none exists,
+// parent.
+func (v *Value) Find(path Path, parent Position) (*Value, Position) {
 	for _, element := range path {
 		next, pos := v.Element(element)
 		if next == nil {
-			return nil, name
+			return nil, parent
 		}
 		if pos.Line > 0 {
-			name = pos
+			parent = pos
 		}
 		v = next
 	}
-	return v, name
+	return v, parent
 }
 
 // Element returns the field with that name or the list item "[n]", and the position of its

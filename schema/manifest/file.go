@@ -92,8 +92,8 @@ func (f *File) AddProblem(pos document.Position, at document.Path, message, hint
 	}
 }
 
-// named returns m with the position of its name, and false after it added a problem because
-// m has no name.
+// named returns m with the position of its name. If m has no name, or one that is not a string,
+// it adds a problem and returns false.
 func (f *File) named(m manifest) (manifest, bool) {
 	name, pos := m.doc.Find(namePath, m.doc.Pos)
 	switch {
