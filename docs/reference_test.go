@@ -263,7 +263,7 @@ func TestEveryRuleIsDefined(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|").FindAllStringSubmatch(readFile(t, "docs/rules.md"), -1) {
 		defined[m[1]] = true
 	}
-	id := regexp.MustCompile(`\b[SPFDR][1-9]\b|\bC1?[0-9]\b`)
+	id := regexp.MustCompile(`\b[SPFDRUX][1-9]\b|\b[CI]1?[0-9]\b`)
 	cited := 0
 	check := func(name, text string) {
 		for _, rule := range id.FindAllString(text, -1) {

@@ -29,8 +29,8 @@ const (
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace
-	// BadConfig: the request itself is invalid: its address, host or credentials. It is final until
-	// the declaration or the credentials folder changes.
+	// BadConfig: the request itself is invalid: its address, host or credentials. Another attempt
+	// can succeed only after the declaration or the credentials folder has changed.
 	BadConfig
 )
 
@@ -133,7 +133,7 @@ const (
 )
 
 // Backoff returns the delay before the next attempt after attempt+1 consecutive failures. final is
-// true if no attempt can succeed until the declaration changes. rnd, in [0, 1), shortens the delay by
+// true if no attempt can succeed until the declaration changes (for BadConfig, or the credentials). rnd, in [0, 1), shortens the delay by
 // up to a fifth, so that nodes do not retry at the same time. After NoSpace, check the free space
 // again when the delay ends.
 func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {

@@ -47,7 +47,7 @@ type InvalidImage struct {
 // Result is the result of loading a config directory.
 type Result struct {
 	// Config contains the valid declarations, and the last valid ones of those that are
-	// broken. When May is ObserveOnly, it is incomplete.
+	// broken. When Allowed is ObserveOnly, it is incomplete.
 	Config Config
 	// Errors and Warnings are sorted by position. Further warnings depend on the time: see
 	// WarningsAt.

@@ -35,6 +35,9 @@ func values(t *testing.T, f sent) []string {
 	}
 	var lines []string
 	for _, family := range families {
+		if !slices.ContainsFunc(metrics, func(m metric) bool { return m.name == family.GetName() }) {
+			t.Errorf("%s is sent, but is not in the list metrics and so not in docs/metrics.md", family.GetName())
+		}
 		for _, m := range family.GetMetric() {
 			line := strings.TrimPrefix(family.GetName(), "backing_image_manager_")
 			for _, l := range m.GetLabel() {

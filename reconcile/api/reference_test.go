@@ -32,7 +32,7 @@ func TestMetricsReferenceIsCurrent(t *testing.T) {
 func metricsReference() string {
 	var b strings.Builder
 	b.WriteString("# Metrics\n\nThis file is generated from the metrics: `go test ./reconcile/api -run TestMetricsReferenceIsCurrent -update` writes it.\n\n")
-	b.WriteString("A daemon serves its metrics at `/metrics` in the Prometheus text format. The caller needs the role peer ([security](security.md)). The metrics of Go (`go_*`) and of the process (`process_*`) are there, too. All values are those of the last reconcile round.\n\n")
+	b.WriteString("A daemon serves its metrics at `/metrics` in the Prometheus text format. The caller needs the role peer ([security](security.md)). The metrics of Go (`go_*`) and of the process (`process_*`) are there, too. Gauges about copies, the configuration and peers have the values of the last reconcile round; counters and running actions are current.\n\n")
 	b.WriteString("| metric | type | labels | meaning |\n|---|---|---|---|\n")
 	sorted := slices.SortedFunc(slices.Values(metrics), func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	for _, m := range sorted {

@@ -1,5 +1,6 @@
 // Package job executes one action of a plan: it downloads, exports, restores, clones, receives an
-// upload, syncs, verifies, repairs or backs up a copy. Deletions are not jobs: see reconcile.
+// upload, syncs, verifies, repairs or backs up a copy. It does not delete copies: package reconcile
+// does (delete.go).
 //
 // A job writes a new copy to a partial file and commits it when its digest is right (Job.fill), so
 // that no job leaves a wrong copy. It does not retry: it returns an error, and NextFailure decides

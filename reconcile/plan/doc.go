@@ -39,8 +39,9 @@
 // # Safety
 //
 // Unknown input deletes nothing: a node that does not respond, a disk that cannot be read, an
-// invalid configuration, a clock that was set. The rules S1 to S6 are decided in surplus.go and
-// orphans.go, and nowhere else.
+// invalid configuration, a clock that was set. Every deletion comes from surplus.go or
+// orphans.go, which decide the rules S1 to S6. Other parts of the planner only turn a deletion into a
+// wait: keepSources in plan.go, conflict in imageplan.go, suspend.go.
 //
 // Reading order: desired.go, observed.go, action.go, plan.go, imageplan.go, imagestate.go,
 // placement.go, target.go, surplus.go.

@@ -91,9 +91,10 @@ func (p *surplusPlanner) countWithout(ref CopyRef) readyCount {
 	return n
 }
 
-// planSurplusCopy returns the deletion of a surplus copy, or why it is kept. It alone decides
-// whether a copy of a declared image may be deleted: add a rule to the second switch, which
-// has the safety rules S1 to S5 in order.
+// planSurplusCopy returns the deletion of a surplus copy, or why it is kept. Every deletion of a copy
+// of a declared image comes from here: add a rule to the second switch. A deletion from here can still
+// become a wait: in planDeletion below, while another copy is created from it (keepSources), while
+// copies of the image differ (conflict), and while the image is suspended.
 func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	d, c := p.ix.desired, p.ix.copyAt(ref)
 	op, reason := Cleanup, Reason{CodeSurplus, "surplus copy"}

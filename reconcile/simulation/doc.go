@@ -37,5 +37,9 @@
 //	simulation_test.go  one run, many runs
 //	mutants_test.go     product code with one rule removed, which the simulation must detect
 //
-// To replay a seed: go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seed=N
+// To replay seed N of "make simulate", with all events:
+//
+//	go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=1 -cluster.seed=N
+//
+// Without -cluster.seeds=1 it is the smaller cluster that "go test" runs with this seed.
 package simulation
