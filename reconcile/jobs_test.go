@@ -29,7 +29,7 @@ func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.I
 // the same bytes, a node responds that has a ready copy with other bytes. The job must stop, as
 // ready copies of one image must not differ.
 func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
-	theirs, ours := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	otherDigest, digest := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	for _, test := range []struct {
 		kind          plan.Op
 		sum, declared disk.Digest
@@ -37,19 +37,19 @@ func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 		stopped       bool
 	}{
 		{kind: plan.Download, stopped: true},
-		{kind: plan.Sync, sum: ours, stopped: true},
-		{kind: plan.Sync, sum: theirs},
-		{kind: plan.Sync, sum: theirs, declared: theirs},
-		{kind: plan.Sync, sum: ours, failed: true, stopped: true},
-		{kind: plan.Sync, sum: theirs, failed: true},
+		{kind: plan.Sync, sum: digest, stopped: true},
+		{kind: plan.Sync, sum: otherDigest},
+		{kind: plan.Sync, sum: otherDigest, declared: otherDigest},
+		{kind: plan.Sync, sum: digest, failed: true, stopped: true},
+		{kind: plan.Sync, sum: otherDigest, failed: true},
 	} {
 		c, image, refs := plantest.TwoNodes(2)
 		image.Checksum = test.declared
 		c.Images["parrot"] = image
 		o := plantest.EmptyDisks(c)
-		o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, theirs)
+		o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, otherDigest)
 		if test.failed {
-			o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, theirs)
+			o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, otherDigest)
 		}
 		d, o := plantest.AsNode(refs[1].Node, c, o)
 		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
@@ -167,24 +167,24 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 // A failed copy can be repaired from another image on its node, but by now another node has a
 // ready copy with other bytes: the failed copy must be replaced by a sync of those.
 func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
-	theirs, ours := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	otherDigest, digest := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	c, image, refs := plantest.TwoNodes(2)
 	image.Checksum = disk.Digest{}
 	other := plantest.NewImage("other")
-	other.Checksum, other.Disks = ours, []schema.DiskRef{refs[1]}
+	other.Checksum, other.Disks = digest, []schema.DiskRef{refs[1]}
 	c.Images["parrot"], c.Images["other"] = image, other
 	o := plantest.EmptyDisks(c)
-	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, theirs)
-	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, ours)
-	o.Disks[refs[1]].Copies[other.ID] = plantest.ReadyCopy(other, ours)
+	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, otherDigest)
+	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, digest)
+	o.Disks[refs[1]].Copies[other.ID] = plantest.ReadyCopy(other, digest)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
-		if a.Image == "parrot" && (a.Op != plan.Sync || d.DigestOf(o, a) != theirs) {
+		if a.Image == "parrot" && (a.Op != plan.Sync || d.DigestOf(o, a) != otherDigest) {
 			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
 		}
 	}
 	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
-	repair.SourceDigest = ours
+	repair.SourceDigest = digest
 	if on, now := keepsRunning(d, o, repair, image); on {
 		t.Errorf("the repair continues, the plan is %+v", now.Actions)
 	}

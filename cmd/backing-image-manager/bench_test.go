@@ -42,16 +42,16 @@ func BenchmarkDownload(b *testing.B) {
 			dir := b.TempDir()
 			source := filepath.Join(dir, "image.raw")
 			writeImage(b, source, image.size, image.stride)
-			origin := httptest.NewServer(http.FileServer(http.Dir(dir)))
-			defer origin.Close()
+			upstream := httptest.NewServer(http.FileServer(http.Dir(dir)))
+			defer upstream.Close()
 			program := buildProgram(b)
 			var ours, pipe, hash []cost
 			var cached, allocated int64
 			for b.Loop() {
 				hash = append(hash, hashAlone(image.size))
-				pipe = append(pipe, runPipe(b, origin.URL))
+				pipe = append(pipe, runPipe(b, upstream.URL))
 				var c cost
-				c, cached, allocated = runProgram(b, program, origin.URL)
+				c, cached, allocated = runProgram(b, program, upstream.URL)
 				ours = append(ours, c)
 			}
 			o, p, h := median(ours), median(pipe), median(hash)

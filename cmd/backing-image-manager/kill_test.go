@@ -101,22 +101,22 @@ func TestKilledDownloadResumes(t *testing.T) {
 	period := fetchtest.Random(9, 5<<20)
 	clear(period[2<<20 : 4<<20])
 	k := &killingServer{image: fetchtest.Repeated(period, *killSize)}
-	origin := httptest.NewUnstartedServer(k)
-	origin.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
+	upstream := httptest.NewUnstartedServer(k)
+	upstream.Config.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
 		// A small buffer: bytes that only the kernel of the server has count as sent.
 		if err := c.(*net.TCPConn).SetWriteBuffer(64 << 10); err != nil {
 			t.Error(err)
 		}
 		return ctx
 	}
-	origin.Start()
-	defer origin.Close()
+	upstream.Start()
+	defer upstream.Close()
 	data, config := t.TempDir(), t.TempDir()
 	if _, err := disk.Init(data); err != nil {
 		t.Fatal(err)
 	}
 	text := fmt.Sprintf("settings: {allowLoopbackSources: true}\nimages: {big: {source: {download: {url: %q}}, checksum: %q}}\n",
-		origin.URL+"/big.raw", sum512(t, k.image))
+		upstream.URL+"/big.raw", sum512(t, k.image))
 	if err := os.WriteFile(filepath.Join(config, "images.yaml"), []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}

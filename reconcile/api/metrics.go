@@ -50,17 +50,17 @@ var (
 	suspended     = gauge("suspended_images", "Number of declared images that are suspended, by their own declaration or by the settings.")
 	suspendsOver  = gauge("suspensions_over", "Number of declared suspensions that have expired.")
 	copies        = gauge("copies", "Number of copies on the disks of this node, including those to be created, by state.", "state")
-	desiredCopies = gauge("wanted_copies", "Number of desired copies of the declared images on all nodes.")
+	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
 	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one, in the order of their names.", "image")
-	peerAnswers   = gauge("peer_answers", "1 if the peer responds, 0 otherwise.", "peer")
-	peerAge       = gauge("peer_last_look_age_seconds", "Seconds since the last response of the peer. If the peer does not respond now, since the last query that it responded to. An idle peer is queried every 30 s.", "peer")
+	peerReachable = gauge("peer_reachable", "1 if the peer responds, 0 otherwise.", "peer")
+	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer. If the peer does not respond now, since the last query that it responded to. An idle peer is queried every 30 s.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by action.", "action")
 	idle          = gauge("waiting_actions", "Number of actions in the current plan that do nothing, by action (\"wait\" or \"blocked\") and by the code of the reason. Pairs without such an action have no value.", "action", "code")
 	running       = gauge("running_actions", "Number of running actions, by action.", "action")
 	succeeded     = counter("actions_total", "Number of actions that succeeded, by action.", "action")
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
-	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"origins\") or from peers (\"peers\").", "from")
+	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
 	diskUsable    = gauge("disk_usable", "1 if the disk is usable, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
@@ -72,7 +72,7 @@ var (
 // metrics are all metrics of the daemon, except those of Go and of the process.
 var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
-	copies, desiredCopies, readyCopies, missingCopies, peerAnswers, peerAge,
+	copies, desiredCopies, readyCopies, missingCopies, peerReachable, peerAge,
 	planned, idle, running, succeeded, failed, fetched,
 	diskUsable, diskSize, diskFree, diskReserved, rounds, lastRound,
 }
@@ -91,7 +91,7 @@ func (collector) Describe(out chan<- *prometheus.Desc) {
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	send := sender(out)
 	counts := c.loop.Counts()
-	send.value(fetched, float64(counts.Fetched), "origins")
+	send.value(fetched, float64(counts.Fetched), "upstreams")
 	send.value(fetched, float64(counts.FromPeers), "peers")
 	for kind, n := range counts.Done {
 		send.value(succeeded, float64(n), string(kind))
@@ -236,7 +236,7 @@ func (s sender) plan(p plan.Plan) {
 func (s sender) peers(now time.Time, peers []status.PeerStatus) {
 	skewed := 0
 	for _, p := range peers {
-		s.value(peerAnswers, oneIf(p.Responds), p.Node)
+		s.value(peerReachable, oneIf(p.Responds), p.Node)
 		if !p.LastResponse.IsZero() {
 			s.value(peerAge, max(0, now.Sub(p.LastResponse).Seconds()), p.Node)
 		}

@@ -71,15 +71,16 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 		want []string
 	}{
 		{"copies", func(s1 sender) { s1.desired(s.Images) }, []string{
-			"missing_copies{macaw} 2", "missing_copies{parrot} 3", "ready_copies 4", "wanted_copies 9",
+			"desired_copies 9", "missing_copies{macaw} 2", "missing_copies{parrot} 3", "ready_copies 4",
 		}},
 		{"copies of this node", func(s1 sender) { s1.images(s.Node, s.Images) }, []string{
 			"copies{failed} 0", "copies{in-progress} 0", "copies{pending} 0", "copies{ready} 2", "copies{starting} 0", "copies{unknown} 0",
 			"images_declared 2", "images_ready 0",
 		}},
 		{"peers", func(s1 sender) { s1.peers(clusterview.Now.Add(time.Second), s.Peers) }, []string{
-			"config_skew_peers 1", "peer_answers{node02} 1", "peer_answers{node03} 0",
-			"peer_last_look_age_seconds{node02} 4", "peer_last_look_age_seconds{node03} 13",
+			"config_skew_peers 1",
+			"peer_last_response_age_seconds{node02} 4", "peer_last_response_age_seconds{node03} 13",
+			"peer_reachable{node02} 1", "peer_reachable{node03} 0",
 		}},
 		{"actions of this node", func(s1 sender) {
 			s1.plan(planOf(plan.Action{Op: plan.Sync, Reason: reason(plan.CodeNoCopy)}, plan.Action{Op: plan.Wait, Reason: reason(plan.CodeInUse)},
@@ -108,7 +109,7 @@ func TestMissingCopiesAreReportedForAtMost100Images(t *testing.T) {
 		images = append(images, status.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Desired: 2, Ready: n % 3})
 	}
 	got := values(t, func(s sender) { s.desired(images) })
-	if len(got) != maxMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "wanted_copies 600") {
+	if len(got) != maxMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "desired_copies 600") {
 		t.Errorf("%d values: %v", len(got), got)
 	}
 }

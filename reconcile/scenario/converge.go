@@ -16,18 +16,18 @@ const (
 	maxHistory      = 1_000_000 // actions
 )
 
-// settle lets the managers observe, record usage and publish until none of them observes anything
+// observeAll lets the managers observe, record usage and publish until none of them observes anything
 // new. They execute nothing.
-func (w *world) settle() {
+func (w *world) observeAll() {
 	for range maxPassesAtOnce {
-		settled := true
+		unchanged := true
 		for _, n := range w.running() {
 			if n.due || !n.observed.Now.Equal(w.now) {
-				settled = false
+				unchanged = false
 				_ = n.converge(context.Background(), false)
 			}
 		}
-		if settled {
+		if unchanged {
 			return
 		}
 	}
@@ -35,7 +35,7 @@ func (w *world) settle() {
 
 // plan returns the plan of all nodes that are up.
 func (w *world) plan() plan.Plan {
-	w.settle()
+	w.observeAll()
 	var plans []plan.Plan
 	for _, n := range w.running() {
 		plans = append(plans, n.plan)
@@ -48,7 +48,7 @@ func (w *world) planOf(node string) (plan.Plan, error) {
 	if since, down := w.down[node]; down {
 		return plan.Plan{}, fmt.Errorf("node %s has been down for %v and has no plan", node, w.now.Sub(since))
 	}
-	w.settle()
+	w.observeAll()
 	return w.nodes[node].plan, nil
 }
 
@@ -57,7 +57,7 @@ func (w *world) planOf(node string) (plan.Plan, error) {
 // limit are left. The error says that the cluster does not converge, or that ctx is done.
 func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, error) {
 	end, from, atOnce := w.now.Add(limit), len(w.history), 0
-	w.settle()
+	w.observeAll()
 	for range maxPasses {
 		if atOnce > maxPassesAtOnce || len(w.history) > maxHistory {
 			break

@@ -57,7 +57,7 @@ func explain(w *world, id disk.ID) []string {
 // rankDisks returns the disks in the order of their ranks for an image, as the first node that
 // is up computes them. For an image that is not declared, no disk has a rank.
 func rankDisks(w *world, id disk.ID) []plan.DiskRank {
-	w.settle()
+	w.observeAll()
 	if nodes := w.running(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
 		return nodes[0].desired().RankDisks(nodes[0].observed, id.Name)
 	}

@@ -37,7 +37,7 @@ func (w *world) restore(s *status.SavedCluster) {
 		n.observeOnly = unreachable && s.Knows(name)
 	}
 	// Each node publishes the saved state, also one that does not respond now.
-	w.settle()
+	w.observeAll()
 	for name, p := range c.Unreachable {
 		if n := w.nodes[name]; n != nil && n.observeOnly {
 			n.stop()

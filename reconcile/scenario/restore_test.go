@@ -107,7 +107,7 @@ func threeNodes(images ...schema.Image) schema.Result {
 // savedStatuses returns the statuses of all nodes that are up.
 func savedStatuses(t *testing.T, w *world, c schema.Result) *status.SavedCluster {
 	t.Helper()
-	w.settle()
+	w.observeAll()
 	saved := &status.SavedCluster{}
 	for _, n := range w.running() {
 		v := &status.View{Desired: n.desired(), Observed: n.observed, Plan: n.plan, Config: c, Loaded: true, Rounds: 1, Placements: &status.PlacementCache{}}

@@ -77,7 +77,7 @@ func joinNames(names []string) string { return cmp.Or(plan.JoinMax(names, ", ", 
 // setUp starts or stops a node. A node that is down does not work or respond. Its disks stay
 // as they are. A node that starts knows only what is on its disks.
 func (w *world) setUp(node string, up bool) {
-	w.settle()
+	w.observeAll()
 	_, down := w.down[node]
 	switch {
 	case up:
@@ -92,10 +92,10 @@ func (w *world) setUp(node string, up bool) {
 
 // setAttached attaches or detaches a disk. The disk keeps its copies.
 func (w *world) setAttached(ref schema.DiskRef, attached bool) {
-	w.settle()
+	w.observeAll()
 	w.at(ref).Attached = attached
 	w.changed()
-	w.settle() // the time for which the disk has a problem begins now
+	w.observeAll() // the time for which the disk has a problem begins now
 }
 
 // setFree sets the free bytes of a disk.
@@ -139,7 +139,7 @@ func (w *world) newCopy(id disk.ID, state disk.State, size int64) *simulation.Co
 
 // setUsed says whether a replica on the disk uses a copy.
 func (w *world) setUsed(ref plan.CopyRef, used bool) error {
-	w.settle()
+	w.observeAll()
 	c := w.at(ref.Disk).Copies[ref.ID]
 	if c == nil {
 		return fmt.Errorf("there is no copy of %s on %s", ref.ID.Name, ref.Disk)
@@ -154,7 +154,7 @@ func (w *world) setUsed(ref plan.CopyRef, used bool) error {
 
 // advance moves the clock. The managers observe the usage of copies, but execute nothing.
 func (w *world) advance(d time.Duration) {
-	w.settle()
+	w.observeAll()
 	w.now = w.now.Add(d)
 	w.changed()
 }

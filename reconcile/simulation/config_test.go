@@ -51,12 +51,12 @@ func (c *cluster) declare(config schema.Config) {
 // own random numbers, so that a suspension does not change the other events of a seed.
 func (c *cluster) suspendRandomly(config *schema.Config) {
 	config.Images = maps.Clone(config.Images)
-	held := map[string]bool{}
+	suspended := map[string]bool{}
 	if !c.healed && c.suspensions.oneIn(3) {
 		for _, name := range slices.Sorted(maps.Keys(config.Images)) {
-			held[name] = c.suspensions.oneIn(2)
+			suspended[name] = c.suspensions.oneIn(2)
 		}
-		held[""] = c.suspensions.oneIn(4)
+		suspended[""] = c.suspensions.oneIn(4)
 	}
 	one := func() *schema.Suspension {
 		s := &schema.Suspension{Reason: "a reason"}
@@ -68,7 +68,7 @@ func (c *cluster) suspendRandomly(config *schema.Config) {
 	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
 		image := config.Images[name]
 		switch {
-		case held[name]:
+		case suspended[name]:
 			image.Suspend = one()
 		case c.healed || c.suspensions.oneIn(2):
 			image.Suspend = nil
@@ -76,7 +76,7 @@ func (c *cluster) suspendRandomly(config *schema.Config) {
 		config.Images[name] = image
 	}
 	switch {
-	case held[""]:
+	case suspended[""]:
 		config.Settings.Suspend = one()
 	case c.healed || c.suspensions.oneIn(2):
 		config.Settings.Suspend = nil

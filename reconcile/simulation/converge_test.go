@@ -54,7 +54,7 @@ func (c *cluster) pendingWork() string {
 	for _, name := range c.names {
 		m := c.nodes[name]
 		if len(m.jobs) > 0 {
-			return name + " has work under way"
+			return name + " has a running job"
 		}
 		for _, a := range m.plan.Actions {
 			if !a.Idle() || !a.Until.IsZero() {
@@ -176,7 +176,7 @@ func (c *cluster) overPruneLimit() bool {
 // checkLeftovers finds copies and partial files that must have been deleted.
 func (c *cluster) checkLeftovers() {
 	config := c.latest().config
-	held := c.overPruneLimit()
+	pruneBlocked := c.overPruneLimit()
 	for _, ref := range c.diskRefs() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
@@ -191,7 +191,7 @@ func (c *cluster) checkLeftovers() {
 			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
 				c.violation("converge", "a partial upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
 			case !s.Owned || s.Users > 0:
-			case !declared && !held && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
+			case !declared && !pruneBlocked && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
 				c.violation("converge", "%s is left on %s", id, ref)
 			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks:
 				c.violation("converge", "%s, an older generation, is left on %s", id, ref)

@@ -110,15 +110,15 @@ func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.O
 	return plan.Desired{Node: node, Config: c, Digest: "d", Allowed: schema.Everything}, o
 }
 
-// ReadyCopy returns an owned, ready copy of the image with the SHA-512 digest sum, which peers can
+// ReadyCopy returns an owned, ready copy of the image with the SHA-512 digest, which peers can
 // sync.
-func ReadyCopy(image schema.Image, sum disk.Digest) plan.Copy {
-	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: Digest(disk.SHA256, "m"), Size: 1 << 20}}
+func ReadyCopy(image schema.Image, digest disk.Digest) plan.Copy {
+	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: digest, ManifestDigest: Digest(disk.SHA256, "m"), Size: 1 << 20}}
 }
 
 // FailedCopy returns a copy like ReadyCopy, but it was found damaged one minute before Now.
-func FailedCopy(image schema.Image, sum disk.Digest) plan.Copy {
-	c := ReadyCopy(image, sum)
+func FailedCopy(image schema.Image, digest disk.Digest) plan.Copy {
+	c := ReadyCopy(image, digest)
 	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", Now.Add(-time.Minute)
 	return c
 }

@@ -261,16 +261,16 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 	for ref, seen := range k.o.Disks {
 		for id, c := range seen.Copies {
 			_, declared := k.d.Config.Images[id.Name]
-			held, invalid := k.d.Invalid[id.Name]
-			if seen.Problem == "" && c.Owned && !declared && !(invalid && !held.Stale) {
+			declaration, invalid := k.d.Invalid[id.Name]
+			if seen.Problem == "" && c.Owned && !declared && !(invalid && !declaration.Stale) {
 				orphans[id.Name] = true
 				confirmed = confirmed && slices.Contains(k.d.Config.Settings.PruneConfirmed, id)
 			}
 			k.forbid(id.Name == key.ID.Name && seen.Problem == "" && c.UsedBy != "", "cleanup of %s, which is in use on %s", key, ref)
 		}
 	}
-	held, invalid := k.d.Invalid[key.ID.Name]
-	k.forbid(invalid && !held.Stale, "cleanup of %s, which has an invalid declaration", key)
+	declaration, invalid := k.d.Invalid[key.ID.Name]
+	k.forbid(invalid && !declaration.Stale, "cleanup of %s, which has an invalid declaration", key)
 	k.forbid(k.d.Removed != nil && !k.d.Removed(key.ID.Name), "cleanup of %s before its removal is confirmed", key)
 	over := len(orphans) > 1 && k.d.Config.Settings.PruneLimit.Exceeded(len(k.d.Config.Images), len(orphans))
 	k.forbid(over && !confirmed, "cleanup of %s over the prune limit", key)
@@ -436,13 +436,13 @@ func (k *checker) checkClone(a plan.Action) {
 
 // recentDigests returns the digests of copies that failed within the recovery interval.
 func (k *checker) recentDigests(id disk.ID) map[disk.Digest]bool {
-	sums := map[disk.Digest]bool{}
+	digests := map[disk.Digest]bool{}
 	for _, seen := range k.o.Disks {
 		c, there := seen.Copies[id]
 		age := k.o.Now.Sub(c.DamagedAt)
 		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < k.d.Config.Settings.RecoveryWaitInterval {
-			sums[c.SHA512] = true
+			digests[c.SHA512] = true
 		}
 	}
-	return sums
+	return digests
 }
