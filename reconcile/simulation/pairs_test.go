@@ -198,3 +198,17 @@ func (c *cluster) raceDeletions() {
 	declare(1)
 	c.runUntil(c.now + 2*time.Minute)
 }
+
+// unmatchAllDisks declares selectors that match no disk, and no clean-up interval. No copy may be
+// deleted then.
+func (c *cluster) unmatchAllDisks() {
+	c.quick = true
+	c.declare(c.editedConfig(func(config *schema.Config) {
+		for name, image := range config.Images {
+			image.NodeSelector, image.Disks = []string{"unused tag"}, nil
+			config.Images[name] = image
+		}
+		config.Settings.CleanupWaitInterval = 0
+	}))
+	c.runUntil(c.now + 2*time.Minute)
+}

@@ -139,6 +139,9 @@ func runCluster(seed uint64, traced bool) *cluster {
 	if len(c.violations) == 0 {
 		c.raceDeletions()
 	}
+	if len(c.violations) == 0 {
+		c.unmatchAllDisks()
+	}
 	return c
 }
 
