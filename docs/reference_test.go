@@ -260,7 +260,7 @@ func declarations(t *testing.T, name string) map[string]bool {
 // mutant of the simulation, cites by its id.
 func TestEveryRuleIsDefined(t *testing.T) {
 	defined := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| ([A-Z][0-9]+) \\|").FindAllStringSubmatch(readFile(t, "docs/rules.md"), -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\| ([A-Z][0-9]+) \|`).FindAllStringSubmatch(readFile(t, "docs/rules.md"), -1) {
 		defined[m[1]] = true
 	}
 	id := regexp.MustCompile(`\b[SPFDRUX][1-9]\b|\b[CI]1?[0-9]\b`)
