@@ -64,9 +64,13 @@ func (s *served) disk(name string) (Disk, bool) {
 
 // leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
 type leavingCopies struct {
-	mu   sync.Mutex
-	keys map[plan.CopyRef]bool
+	mu      sync.Mutex
+	keys    map[plan.CopyRef]bool
+	watches map[*leavingWatch]bool
 }
+
+// leavingWatch collects the copies that are withdrawn at any moment of an observation.
+type leavingWatch struct{ keys map[plan.CopyRef]bool }
 
 func (l *leavingCopies) add(key plan.CopyRef) {
 	l.mu.Lock()
@@ -75,6 +79,28 @@ func (l *leavingCopies) add(key plan.CopyRef) {
 		l.keys = map[plan.CopyRef]bool{}
 	}
 	l.keys[key] = true
+	for w := range l.watches {
+		w.keys[key] = true
+	}
+}
+
+// watch begins an observation. The returned function ends it, and returns the copies that were
+// withdrawn at any moment since watch was called.
+func (l *leavingCopies) watch() (end func() map[plan.CopyRef]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w := &leavingWatch{keys: map[plan.CopyRef]bool{}}
+	maps.Copy(w.keys, l.keys)
+	if l.watches == nil {
+		l.watches = map[*leavingWatch]bool{}
+	}
+	l.watches[w] = true
+	return func() map[plan.CopyRef]bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.watches, w)
+		return w.keys
+	}
 }
 
 // keep ends all withdrawals except those for which deleting is true.
@@ -136,24 +162,26 @@ func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
 // direct query. It may be called concurrently.
 func (r *Reconciler) Copies(name string) (peer.State, error) { return r.served.copies(name) }
 
-// copies observes the copies of one image name. A copy that is withdrawn before or after the
-// observation is leaving, and the config digest is the one from before it: a change during the
-// observation makes the response count for less, never for more.
+// copies observes the copies of one image name. A copy that is withdrawn at any moment of the
+// observation is leaving: a slow listing can outlast a whole deletion, whose copy it still has. The
+// config digest is the one from before the observation. So a change during the observation makes
+// the response count for less, never for more.
 func (s *served) copies(name string) (peer.State, error) {
-	before := s.leaving.all()
+	endWatch := s.leaving.watch()
 	now := s.disks.Load()
 	if now == nil {
+		endWatch()
 		return peer.State{}, errNotRead
 	}
 	state := peer.State{Node: now.node, Config: now.config}
 	for _, on := range slices.Sorted(maps.Keys(now.byName)) {
 		state.Disks = append(state.Disks, now.byName[on].list(on, name))
 	}
-	after := s.leaving.all()
+	leaving := endWatch()
 	for _, one := range state.Disks {
 		for i := range one.Copies {
 			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
-			one.Copies[i].Leaving = before[key] || after[key]
+			one.Copies[i].Leaving = leaving[key]
 			if now.suspects[key] {
 				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.Suspected.Text
 			}

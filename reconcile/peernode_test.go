@@ -141,3 +141,40 @@ func TestClonedDiskIsRejectedOnBothNodes(t *testing.T) {
 }
 
 func refOf(d plan.Desired) schema.DiskRef { return schema.DiskRef{Node: d.Node, Disk: "disk1"} }
+
+// listingDisk is a Disk that calls listed after each listing.
+type listingDisk struct {
+	Disk
+	listed func()
+}
+
+func (d listingDisk) List(name string) (Contents, error) {
+	defer d.listed()
+	return d.Disk.List(name)
+}
+
+// A copy is withdrawn and deleted while a slow response lists it. The response must not show
+// the copy as one that stays.
+func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
+	t.Parallel()
+	r, with, _ := newHolder(t, fetchtest.Random(3, 512))
+	key := plan.CopyRef{Disk: refOf(with), ID: with.Config.Images["parrot"].ID}
+	now := *r.served.disks.Load()
+	one := now.byName["disk1"]
+	one.handle = listingDisk{one.handle, func() {
+		r.served.leaving.add(key)
+		r.served.leaving.keep(func(plan.CopyRef) bool { return false })
+	}}
+	now.byName = map[string]servedDisk{"disk1": one}
+	r.served.disks.Store(&now)
+	s, err := r.Copies("parrot")
+	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 1 || !s.Disks[0].Copies[0].Leaving {
+		t.Errorf("the response is %+v, %v", s, err)
+	}
+	one.handle = one.handle.(listingDisk).Disk
+	now.byName = map[string]servedDisk{"disk1": one}
+	r.served.disks.Store(&now)
+	if s, err := r.Copies("parrot"); err != nil || s.Disks[0].Copies[0].Leaving || len(r.served.leaving.watches) > 0 {
+		t.Errorf("later the response is %+v, %v", s, err)
+	}
+}

@@ -114,27 +114,19 @@ func (r *deletion) recordResponse(other *node, config string, ready map[readyCop
 // addReadyOn adds the ready copies on all disks of a node to a set.
 func (r *deletion) addReadyOn(on *node, config string, into map[readyCopy]bool) {
 	for name := range on.ownDisks {
-		r.addReady(on, schema.DiskRef{Node: on.name, Disk: name}, config, into, nil)
+		r.addReady(on, schema.DiskRef{Node: on.name, Disk: name}, config, into)
 	}
 }
 
-// addReady adds the ready copies on a disk that are not withdrawn to a set, and the withdrawn ones to
-// withdrawn, if that is not nil.
-func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into, withdrawn map[readyCopy]bool) {
+func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into map[readyCopy]bool) {
 	d := r.c.disks[ref]
 	if _, own := on.ownDisks[ref.Disk]; !own || d == nil || !d.Attached {
 		return
 	}
 	for id, s := range d.Copies {
-		if id.Name != r.key.ID.Name || !s.Ready() {
-			continue
-		}
 		key := plan.CopyRef{Disk: ref, ID: id}
-		switch one := (readyCopy{key, config, s.Recorded}); {
-		case r.c.deletionOf(key) == nil:
-			into[one] = true
-		case withdrawn != nil:
-			withdrawn[one] = true
+		if id.Name == r.key.ID.Name && s.Ready() && r.c.deletionOf(key) == nil {
+			into[readyCopy{key, config, s.Recorded}] = true
 		}
 	}
 }

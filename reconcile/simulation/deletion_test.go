@@ -92,20 +92,13 @@ func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 	m.after(reconcile.QueryTimeout, end)
 }
 
-// respond responds to a direct query. It notes which copies the node listed for the response. A copy
-// that was withdrawn at the listing counts if its withdrawal has been cancelled before the response:
-// the response correctly shows it as not leaving.
+// respond responds to a direct query. It notes which copies the node listed for the response.
 func (m *node) respond(job *runningJob, send func(peer.State)) {
-	listed, withdrawn := map[readyCopy]bool{}, map[readyCopy]bool{}
-	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed, withdrawn) }}
+	listed := map[readyCopy]bool{}
+	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
 	m.c.spawn(f, func() {
 		s, err := m.loop.PeerNode().Copies(m.ctx, job.key.ID.Name)
 		if err == nil {
-			for one := range withdrawn {
-				if m.c.deletionOf(one.key) == nil && m.c.copyAt(one.key).Ready() {
-					listed[one] = true
-				}
-			}
 			job.deletion.recordResponse(m, s.Config, listed)
 			send(s)
 		}
