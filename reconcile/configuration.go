@@ -115,7 +115,8 @@ func (c *configuration) confirmRemovals(r Reading) {
 	c.removals.Observe(r.Began, r.Ended, declared)
 }
 
-// logProblems logs the errors of a configuration, and its warnings at the wall time now.
+// logProblems logs the errors of a configuration, and the warnings that it has at the wall time in
+// the argument now.
 func (c *configuration) logProblems(result schema.Result, now time.Time) {
 	for _, p := range result.Errors {
 		c.log.Error("configuration error", "problem", p.String())

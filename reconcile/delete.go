@@ -59,8 +59,8 @@ type queryResponses struct {
 }
 
 // withdraw begins the deletion of a copy (D1). It returns the function that queries the peers (D2).
-// The caller calls it after it has published the withdrawal: a response from before could count on
-// this copy.
+// The caller calls it after it has published the withdrawal: a response from before the withdrawal
+// could count on this copy.
 func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
 	key := run.task.Action.CopyRef()
 	run.deletion = &deletion{queried: d.NodesToQuery(o, run.task.Action)}
@@ -89,8 +89,8 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 
 // decideDeletions decides on the deletions whose queries have ended (D2, D3), and returns the
 // functions that begin the confirmed ones (D4). o must have been observed after the responses. It
-// removes cancelled deletions from o, so that the plan of this round treats their copies as they
-// are.
+// removes the jobs of cancelled deletions from o, so that this round plans for their copies like
+// for other existing copies.
 func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []func()) {
 	for _, key := range r.jobs.deletionsToConfirm() {
 		run := r.jobs.running[key]
@@ -133,7 +133,7 @@ func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
 	until := now.Add(minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread)))
 	last := r.failures[key].Failure
 	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
-	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // a deletion proves neither wrong
+	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // the outcome of a deletion changes neither
 	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk)}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }

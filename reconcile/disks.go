@@ -41,7 +41,7 @@ type openDisk struct {
 func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
 	for ref, o := range s.open {
 		if o.handle != nil {
-			o.problem = "" // determined again below; one that could not be opened keeps its problem
+			o.problem = "" // determined again below; a disk that could not be opened keeps its problem
 		}
 		want, ok := declared[ref]
 		unusable := !ok || o.handle == nil || want.Path != o.path || o.handle.Check() != nil
@@ -182,7 +182,7 @@ func (s *disks) close() error {
 	return err
 }
 
-// diskProblem is since when a disk has had a problem, by the steady clock.
+// diskProblem records since when a disk has had a problem, by the steady clock.
 type diskProblem struct {
 	path  string // as declared
 	since time.Time

@@ -46,7 +46,7 @@ func newJobs() jobs { return jobs{running: map[plan.CopyRef]*activeJob{}, report
 // idle reports whether no job runs.
 func (j *jobs) idle() bool { return len(j.running) == 0 }
 
-// useFiles reports whether a job reads or writes the files of its copy, which is key.
+// useFiles reports whether the job of the copy key reads or writes the files of that copy.
 func (j *jobs) useFiles(key plan.CopyRef) bool {
 	run := j.running[key]
 	return run != nil && run.usesFiles()

@@ -88,7 +88,7 @@ func (l *Loop) Counts() Counts { return l.reconciler.jobs.transfers.counts() }
 // transferred, and releases the disks.
 //
 // It returns an error if it cannot start: this node is not declared, or another process writes
-// to one of its disks. After the start neither ends it.
+// to one of its disks. After the start, these errors do not end it.
 func (l *Loop) Run(ctx context.Context) error {
 	events := make(chan struct{}, 1)
 	var watch sync.WaitGroup

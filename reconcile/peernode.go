@@ -134,7 +134,7 @@ func (n peerNode) Disk(name string) (*disk.Disk, bool) {
 }
 
 // ReportDamage queues the verification of the copies of an image. It does nothing for a
-// generation that is not declared: no peer syncs from that.
+// generation that is not declared: no peer syncs from such a copy.
 func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
 
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.

@@ -77,7 +77,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		case a.LastSuccess.IsZero(): // it never responded
 		case p.Problem == "":
 			p.LastResponse = o.Now.Add(a.LastSeen.Sub(now))
-		default: // LastSeen is the end of a request that failed, perhaps after a part of its response
+		default: // LastSeen may be the end of a failed request, of which only a part of the response arrived
 			p.LastResponse = o.Now.Add(a.LastSuccess.Sub(now))
 		}
 		o.Peers[name] = p
@@ -106,7 +106,7 @@ func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time
 	return last.disks
 }
 
-// isSameState reports whether two observations have one state, which was received once.
+// isSameState reports whether two observations have the same state from the same response.
 func isSameState(a, b peer.State) bool {
 	return len(a.Disks) == len(b.Disks) && (len(a.Disks) == 0 || &a.Disks[0] == &b.Disks[0])
 }
@@ -221,7 +221,8 @@ func sources(observations map[string]peer.Observation, nodes map[string]schema.N
 		if !a.Polled || a.Problem != "" {
 			continue
 		}
-		// The address may change while a job runs: nodes has the one at its start.
+		// The address may change while a job runs: a.URL is the current one, nodes has the address
+		// at the start of the job.
 		at := peer.Address{Node: name, URL: a.URL}
 		for _, one := range a.State.Disks {
 			if _, declared := nodes[name].Disks[one.Name]; !declared || one.Problem != "" {

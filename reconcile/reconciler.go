@@ -144,7 +144,7 @@ func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (plan.Observe
 		}
 		select {
 		case <-r.jobs.reports.ready:
-		case <-r.peersChanged(): // which may stop a job
+		case <-r.peersChanged(): // the new state of a peer may stop a job
 		case <-ctx.Done():
 			return o, plan, context.Cause(ctx)
 		}

@@ -26,8 +26,8 @@ func (p pendingUsage) applyTo(o plan.Observed) {
 }
 
 // recordUsage writes the changes of usage that are due, and reports whether it wrote any. Usage
-// that cannot be written, for example because the disk is full, or must not be written yet, stays
-// pending. The record of a copy with a job is written when the job has ended, because the job
+// stays pending if it must not be written yet, or if it cannot be written, for example because the
+// disk is full. The record of a copy with a job is written when the job has ended, because the job
 // writes the same record.
 func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool) {
 	for _, usage := range d.UsageUpdates(o) {

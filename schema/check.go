@@ -20,7 +20,7 @@ type checked struct {
 	// conversion is the native form of a manifest. It is nil if the manifest is invalid.
 	conversion *manifest.Conversion
 	problems   []document.Problem
-	// loopback are problems only while allowLoopbackSources is off.
+	// loopback has the problems that count only while allowLoopbackSources is off.
 	loopback []document.Problem
 
 	// One of them is set if there are no problems.

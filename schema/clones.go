@@ -38,8 +38,9 @@ func (c *cloneCheck) check(d *definition) {
 	}
 }
 
-// encryption returns what the last of the clones that led to an image did to its bytes. It
-// is EncryptionIgnore for an image that is no clone, whether it is encrypted or not.
+// encryption follows the chain of clones from an image back to its first source. It returns what
+// the last clone in this chain that was not plain did to the bytes, and EncryptionIgnore if there
+// is none, whether the first source is encrypted or not.
 func (c *cloneCheck) encryption(name string) Encryption {
 	if e, known := c.encryptions[name]; known {
 		return e

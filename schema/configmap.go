@@ -11,10 +11,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// A ConfigMap in the config directory is read like the folder that it is once it is
-// mounted: each *.yaml, *.yml and *.json in its data is a file. Other programs keep their
-// files in ConfigMaps, too, so a ConfigMap is read only if one of these files has a top-level
-// field of the configuration or is a manifest.
+// A ConfigMap in the config directory is read like the folder in which its files appear when it is
+// mounted: each *.yaml, *.yml and *.json in its data is a file. Other programs keep their files in
+// ConfigMaps, too, so a ConfigMap is read only if one of these files has a top-level field of the
+// configuration or is a manifest.
 
 // embeddedFile is a file in the data of a ConfigMap.
 type embeddedFile struct {

@@ -48,8 +48,8 @@ type definition struct {
 	value   *document.Value
 	sum     [sha256.Size]byte // of value
 	checked *checked          // nil until it is validated
-	// problems were found before the validation. They have positions, and replace those of
-	// the validation: the document was incomplete.
+	// problems were found before the validation, because the document was incomplete. They have
+	// positions, and replace the problems of the validation.
 	problems []document.Problem
 	// unread is set if a file that cannot be read may change the definition.
 	unread *document.Problem
@@ -99,7 +99,8 @@ func (d *definition) allProblems() []document.Problem {
 	return problems
 }
 
-// duplicate returns the problem that first is another definition of the same name.
+// duplicate returns the problem that d is a second definition of a name. The argument first is the
+// other definition.
 func (d *definition) duplicate(first *definition) document.Problem {
 	at := document.Path{d.section.String(), d.name}
 	p := document.Problem{Position: d.pos, Path: at, Message: "is defined twice", Hint: "keep one of them", Also: first.pos}

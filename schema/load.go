@@ -227,7 +227,7 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 	}
 	err := l.checkAll(ctx, tasks)
 	if err != nil {
-		l.files = nil // their definitions refer to results that do not exist
+		l.files = nil // forget the parsed files: their definitions refer to validation results that were never computed
 	}
 	return err
 }

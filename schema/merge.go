@@ -194,10 +194,10 @@ func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 	}
 }
 
-// definingReference returns the reference that defines the image, or nil. Of those that are
-// more than a name, it is the first by file and line with a checksum, so that the checksum
-// of any of them is in force. Without a checksum it is the first one. A broken reference
-// defines the image if it is the first, or in the file of the last valid definition.
+// definingReference returns the reference that defines the image, or nil. Only references that
+// have more than a name count. It returns the first one with a checksum, by file and line, so that
+// a declared checksum always applies. If none has a checksum, it returns the first one. A broken
+// reference defines the image if it is the first one, or in the file of the last valid definition.
 func definingReference(refs []*definition, last *definition) (first *definition) {
 	for _, d := range refs {
 		broken := len(d.allProblems()) > 0

@@ -114,8 +114,8 @@ func singleTransfer(kind plan.Op, id disk.ID, place string, p *fetch.Progress) f
 	}
 }
 
-// showPending draws the lines of an error with what a command waits for, in place of the
-// previous ones. nil removes them.
+// showPending draws the lines of an error that describes what a command waits for. They replace
+// the lines of the last call. nil removes them.
 func (p *progress) showPending(pending error) {
 	switch {
 	case p.tty == nil:

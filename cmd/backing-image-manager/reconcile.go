@@ -264,7 +264,7 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 	}
 }
 
-// checkRequirements checks that the credentials and the backup store exist that an action uses.
+// checkRequirements checks that the credentials and the backup store of an action exist.
 func (c *reconcileCmd) checkRequirements(op plan.Op, image schema.Image) (missing []error) {
 	add := func(err error) {
 		if err != nil {

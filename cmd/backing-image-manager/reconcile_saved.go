@@ -22,7 +22,7 @@ import (
 // addPlanFlags adds the flags for saved states, saved plans and comparisons.
 func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringArrayVar(&c.states, "state", nil, "plan against the saved status -o json in `FILE`; may be repeated, one for each node")
+	flags.StringArrayVar(&c.states, "state", nil, "plan against the saved output of status -o json in `FILE`; may be repeated, one for each node")
 	flags.StringVar(&c.diffDir, "diff", "", "print the differences from the configuration in `OLD_DIR`")
 	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
 	flags.StringVar(&c.planFile, "plan", "", "execute the plan that --out saved in `FILE`")

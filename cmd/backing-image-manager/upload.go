@@ -216,8 +216,8 @@ func (u *uploadCmd) readyDigest(ctx context.Context) (disk.Digest, error) {
 	return disk.Digest{}, nil
 }
 
-// mayBeReady reports whether a daemon refuses with this status if the image is ready
-// already, for example because another node sent it a copy.
+// mayBeReady reports whether a daemon refuses an upload with this status when it has the ready
+// image already, for example because another node sent it a copy.
 func mayBeReady(status int) bool {
 	return status == http.StatusConflict || status == http.StatusNotFound || status == http.StatusGone
 }

@@ -162,8 +162,8 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 	}
 }
 
-// isVerifying reports whether the request that followed the status before is not finished
-// in the status now, or does not show there yet.
+// isVerifying reports whether a requested verification has not started yet or still runs. The
+// argument before is the last status before the request, and now a later one.
 func isVerifying(before, now status.Status, name string) bool {
 	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a plan.Action) bool {
 		return a.Op == plan.Verify && a.Image == name && a.Node == now.Node

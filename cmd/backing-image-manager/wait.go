@@ -54,7 +54,7 @@ not ready, and immediately for a NAME that is not declared.`,
 }
 
 // waitReady polls the status until all images are ready. The error lists the images that
-// are not. On a terminal, bars shows them while it waits.
+// are not. On a terminal, the argument bars shows these images during the wait.
 func waitReady(ctx context.Context, client *api.Client, names []string, timeout time.Duration, bars *progress) error {
 	defer bars.showPending(nil)
 	limited := ctx

@@ -54,7 +54,7 @@ var (
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
 	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one, in the order of their names.", "image")
 	peerReachable = gauge("peer_reachable", "1 if the peer responds, 0 otherwise.", "peer")
-	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer. If the peer does not respond now, since the last query that it responded to. An idle peer is queried every 30 s.", "peer")
+	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer. For a peer that does not respond now: seconds since the start of the last query to which it responded. An idle peer is queried every 30 s.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by action.", "action")
 	idle          = gauge("waiting_actions", "Number of actions in the current plan that do nothing, by action (\"wait\" or \"blocked\") and by the code of the reason. Pairs without such an action have no value.", "action", "code")
 	running       = gauge("running_actions", "Number of running actions, by action.", "action")
@@ -141,7 +141,7 @@ func (s sender) config(c status.ConfigStatus) {
 func (s sender) disks(node string, disks []status.DiskStatus) {
 	for _, d := range disks {
 		if d.Node != node {
-			continue // the daemon of its node has its metrics
+			continue // the daemon of the disk's node exports its metrics
 		}
 		s.value(diskUsable, oneIf(d.Problem == ""), d.Disk)
 		s.value(diskReserved, float64(d.Reserved), d.Disk)

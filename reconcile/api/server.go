@@ -45,7 +45,7 @@ const (
 type server struct {
 	loop *reconcile.Loop
 	auth *auth.Authorizer
-	// maxRoundAge is the age of the last round from which on the daemon is not ready.
+	// maxRoundAge is the greatest age of the last round at which the daemon is ready.
 	maxRoundAge time.Duration
 }
 

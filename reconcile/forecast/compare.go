@@ -98,7 +98,8 @@ func sortedKeys[V any](a, b map[string]V) []string {
 	return slices.Compact(keys)
 }
 
-// changed returns the change of a declaration that exists before (was) and after (is).
+// changed returns the change of a declaration. was and is report whether it exists before and
+// after the change, and equal whether both are the same.
 func changed(was, is, equal bool) Change {
 	switch {
 	case !was:
@@ -111,8 +112,8 @@ func changed(was, is, equal bool) Change {
 	return Unchanged
 }
 
-// compareImage returns how the image differs, and whether it does. was and is rank the disks before
-// and after.
+// compareImage returns how the image differs, and whether it does. The arguments was and is have
+// the rankings of the disks before and after the change.
 func compareImage(name string, before, after map[string]schema.Image, was, is *plan.RankCache) (d ImageDifference, differs bool) {
 	a, old := before[name]
 	b, now := after[name]

@@ -15,12 +15,13 @@ import (
 // inUseRetry is the delay after a deletion that failed because the copy is in use.
 const inUseRetry = time.Minute
 
-// maxRepairs is how many repairs in a row may fail because no source responds before the copy
-// is replaced instead, if it can be.
+// maxRepairs is how many repairs in a row may fail because no source responds. After that, the
+// copy is replaced if that is possible.
 const maxRepairs = 2
 
-// NextFailure returns the failure after the action a failed with err. last is the failure before
-// it, the zero value if there was none. rnd, from [0, 1), spreads the retries of a fleet.
+// NextFailure returns the new failure of a copy whose action, the argument a, ended with the error
+// err. last is the previous failure of the copy, zero if there was none. rnd, from [0, 1), spreads
+// the retries of a fleet.
 func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd float64) plan.Failure {
 	previous := last // of the same operation
 	if !last.AppliesTo(a.Op) {
@@ -64,9 +65,9 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	return next
 }
 
-// sourceIsDamaged reports whether err shows that the copy from which a sync or a clone read has
-// other bytes than its digest says, or cannot be read. A clone with other bytes than declared has a
-// source with the right bytes.
+// sourceIsDamaged reports whether err shows that the source copy of a sync or a clone has other
+// bytes than its digest says, or cannot be read. If only the clone has other bytes than declared,
+// its source is not damaged.
 func sourceIsDamaged(a plan.Action, err error) bool {
 	wrong, isChecksum := errors.AsType[*disk.ChecksumError](err)
 	switch a.Op {
@@ -111,7 +112,7 @@ func (c *cause) adjust(a plan.Action, err error) {
 	}
 }
 
-// classify returns the cause of err after that many earlier attempts.
+// classify returns the cause of err. attempts is the number of earlier failed attempts.
 func classify(err error, attempts int, rnd float64) cause {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.BadConfig {

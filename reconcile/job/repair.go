@@ -104,8 +104,8 @@ func (j Job) upstreamChunk(ctx context.Context, upstream *fetch.RangeReader, siz
 // errOtherChunk: the upstream or a local copy has other bytes by now.
 var errOtherChunk = errors.New("the source has other bytes in this chunk")
 
-// chunk reads chunk n of the copy into buf, and returns its length. It fails unless the chunk has
-// the hash sum.
+// chunk reads chunk n of the copy into buf, and returns its length. It fails unless sum is the
+// hash of the chunk.
 func (c LocalCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	r, err := c.Disk.Open(c.ID)
 	if err != nil {

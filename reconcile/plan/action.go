@@ -54,8 +54,8 @@ func (op Op) Deletes() bool { return op == Cleanup || op == Evict }
 // NeedsFile reports whether the operation works on an existing file.
 func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repair }
 
-// SameDeclaration reports whether an operation that runs for one declaration is right for
-// the other one, too.
+// SameDeclaration reports whether an operation that was started for one of two declarations may
+// continue under the other one.
 func (op Op) SameDeclaration(a, b schema.Image) bool {
 	return sameImage(a, b) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
 }
@@ -155,8 +155,8 @@ func (a Action) CopyRef() CopyRef {
 // Idle reports whether the action does nothing: it is a wait or blocked.
 func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
 
-// asWaitFor sets the operation that an idle action precedes. blocked is as Action.Blocked. It
-// does not change other actions.
+// asWaitFor sets the operation that an idle action precedes. blocked is as Action.Blocked. Actions
+// that are not idle stay unchanged.
 func (a Action) asWaitFor(op Op, blocked bool) Action {
 	if a.Idle() {
 		a.Next, a.Blocked = op, blocked || a.Op == Blocked
@@ -173,8 +173,9 @@ func (a Action) Eventually() (op Op, follows bool) {
 	return a.Next, a.Next != "" && !a.Blocked
 }
 
-// SupersededBy reports whether a running action must stop because the plan has the action now
-// for the same copy. image is the declaration that the running action started with.
+// SupersededBy reports whether the running action a must stop when the current plan has the action
+// in the argument now for the same copy. The argument image is the declaration with which a
+// started.
 func (a Action) SupersededBy(image schema.Image, now Action) bool {
 	switch {
 	case a.Op.Deletes() || now.Op.Deletes():

@@ -11,8 +11,8 @@ import (
 
 // backup returns the action that creates the declared backup of an image, unless a complete
 // backup is known. The node with the best ranked ready copy creates it. If two nodes disagree
-// about which copy that is, the second one only reads the store, since a backup is written
-// once.
+// about the best copy, both start the backup. The second node then only reads the store, since a
+// backup is written once.
 func (p imagePlanner) backup(inspections map[schema.DiskRef]Action) (a Action, needed bool) {
 	if p.state.image.Backup == nil || len(p.state.ready) == 0 || p.ix.observed.BackedUp[p.state.image.ID] {
 		return Action{}, false

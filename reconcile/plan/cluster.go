@@ -112,7 +112,8 @@ func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Obse
 	return o
 }
 
-// peer returns a node as the others observe it. A node that responds has their configuration.
+// peer returns a node as the others observe it. If it responds, it has the same configuration as
+// the others.
 func (c *Cluster) peer(node, config string) Peer {
 	if p, unreachable := c.Unreachable[node]; unreachable {
 		p.Queried = true

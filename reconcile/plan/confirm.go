@@ -50,7 +50,7 @@ type Response struct {
 // WithResponses returns o with the responses about the images of that name. The queries must
 // have started after the withdrawal. Earlier observations do not count any more: a node that
 // was queried and did not respond is unreachable, and a node that was not queried confirms
-// nothing. Evidence against the deletion still counts, whatever its node.
+// nothing. Evidence against the deletion still counts, from every node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	for node, peer := range o.Peers {
@@ -81,8 +81,8 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 	return o
 }
 
-// withResponse returns the disk with the copies of one name from the response now. Without a
-// response these copies count as leaving.
+// withResponse returns the disk with its copies of one name replaced by those in the response,
+// which is the argument now. Without a response, the earlier copies of that name count as leaving.
 func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 	if responded {
 		d.UUID, d.Problem, d.UsageUnknown = now.UUID, now.Problem, now.UsageUnknown

@@ -55,7 +55,7 @@ type Desired struct {
 //
 // Without declared nodes the node is alone, and paths are its disks, named disk1, disk2 and so
 // on. With declared nodes, paths select among the declared disks of the node, by path or
-// name; no paths select all. After an error the result may be observed with, but not acted on.
+// name; no paths select all. After an error the result may be used to observe, but not to act.
 func NewDesired(r schema.Result, node string, paths []string) (Desired, error) {
 	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.Allowed,
 		Undecided: r.Undecided(), Invalid: map[string]schema.InvalidImage{}}
@@ -149,7 +149,7 @@ func (d Desired) IsRemoved(name string) bool {
 	return !declared && d.invalidReason(name).IsZero() && (d.Removed == nil || d.Removed(name))
 }
 
-// deletionsOff returns reason with the cause why nothing is deleted.
+// deletionsOff appends to reason why this process deletes nothing.
 func (d Desired) deletionsOff(reason Reason) Reason {
 	if d.Offline {
 		return reason.with(CodeDeletionsOff, ", but nothing is deleted without querying the other nodes (--offline)")

@@ -135,7 +135,8 @@ func (t targetPlanner) planClone() Action {
 	return a
 }
 
-// nearest returns the copy on the disk ref, whose extents can be shared, or the first one.
+// nearest returns the copy on the disk ref, because the new copy can share its extents. If that
+// disk has none, it returns the first copy.
 func nearest(copies []CopyRef, ref schema.DiskRef) CopyRef {
 	for _, c := range copies {
 		if c.Disk == ref {
@@ -146,8 +147,8 @@ func nearest(copies []CopyRef, ref schema.DiskRef) CopyRef {
 }
 
 // waitForPinned waits while the clone would have other bytes than the image had. An encrypted
-// clone always has other bytes. The digest of a decrypted one is not known before, so that the
-// job compares it.
+// clone always has other bytes. The digest of a decrypted clone is known only after cloning, so
+// that the job compares it.
 func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
 	last := t.pinnedDigest()
 	if last.Digest.IsZero() || t.state.image.Source.Clone.Encryption == schema.Decrypt || isPlainClone(t.state.image) && t.state.knownDigest() == last.Digest {

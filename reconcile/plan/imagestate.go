@@ -128,8 +128,9 @@ func (s *imageState) knownDigest() disk.Digest {
 	return disk.Digest{}
 }
 
-// ownSources returns the ready copies on this node from which the image can be copied: copies
-// of the image, or with a known digest copies of any image.
+// ownSources returns the ready copies on this node from which the image can be copied: copies of
+// the image itself, or if it has none and its digest is known, copies of any image with that
+// digest.
 func (s *imageState) ownSources() []CopyRef {
 	return s.sources(s.ix.ownByDigest, func(ref CopyRef) bool { return s.ix.desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
 }
@@ -155,8 +156,8 @@ func (s *imageState) sources(byDigest map[disk.Digest][]CopyRef, usable func(Cop
 	return refs
 }
 
-// intact returns ready copies with the bytes that a failed copy should have, on this node or
-// otherwise on other nodes.
+// intact returns ready copies with the bytes that a failed copy should have: those on this node,
+// or if there are none, those on other nodes.
 func (s *imageState) intact(ref CopyRef) []CopyRef {
 	digest := s.ix.copyAt(ref).SHA512
 	if own := s.ix.ownByDigest[digest]; len(own) > 0 {

@@ -52,8 +52,8 @@ type Peer struct {
 	// LastResponse is the time of its last response by this node's clock; for an unreachable
 	// node, the start of the last query that it answered. Zero: it never responded.
 	LastResponse time.Time
-	// unconfirmed: it was not queried since the copy was withdrawn whose deletion is being
-	// confirmed, so that nothing on it counts for that deletion.
+	// unconfirmed: a deletion is being confirmed, and this node was not queried after the
+	// withdrawal of the copy. Nothing on this node counts in favour of the deletion.
 	unconfirmed bool
 }
 
@@ -116,7 +116,8 @@ func (o Observed) LostFile(ref CopyRef) bool {
 	return known && seen.Problem == "" && (!exists || c.State == disk.Pending)
 }
 
-// IsOtherDisk reports whether a readable disk has another uuid than was.
+// IsOtherDisk reports whether a readable disk has another uuid than before, which is the argument
+// was.
 func (o Observed) IsOtherDisk(ref schema.DiskRef, was string) bool {
 	seen, known := o.Disks[ref]
 	return known && seen.Problem == "" && was != "" && seen.UUID != was
@@ -194,7 +195,7 @@ const (
 	FaultDisk
 )
 
-// FaultOf returns the fault for the two flags that JSON documents have in its place.
+// FaultOf returns the fault for the two flags by which JSON documents encode it.
 func FaultOf(disk, network bool) Fault {
 	switch {
 	case disk:

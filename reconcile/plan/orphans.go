@@ -14,7 +14,7 @@ type orphanPlanner struct {
 	ix *index
 	// limit is a reason if the prune limit blocks the orphans.
 	limit Reason
-	// unknown is a reason if any of them may be in use without this node's knowledge.
+	// unknown is a reason if any image may be in use without this node's knowledge.
 	unknown Reason
 }
 

@@ -17,8 +17,8 @@ type placement struct {
 	targets []schema.DiskRef
 	copies  int // desired on ranked disks
 	missing int // desired on ranked disks, but no disk can take them
-	// rejected are the disks that take no copy, as far as the walk went, and named disks. It is
-	// nil if there is none.
+	// rejected has the disks that take no copy: ranked disks that the walk reached, and disks that
+	// the image names. It is nil if there is none.
 	rejected map[schema.DiskRef]Rejection
 }
 

@@ -214,7 +214,7 @@ type RankCache struct {
 // maxCachedRanks limits a cache to 48 MiB: 24 bytes for each rank.
 const maxCachedRanks = 2 << 20
 
-// NewRankCache returns a cache for the disks of nodes with room for that many ranks; 0: it
+// NewRankCache returns a cache for the disks of these nodes. It stores at most room ranks; 0: it
 // caches nothing.
 func NewRankCache(nodes map[string]schema.Node, room int) *RankCache {
 	return &RankCache{list: newDiskList(nodes), byImage: map[string]ranking{}, room: room}

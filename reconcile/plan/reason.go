@@ -44,7 +44,7 @@ const (
 	CodeCloneNotReady    Code = "clone-not-ready"   // the image that is cloned has no ready copy
 	CodeCloneConflict    Code = "clone-conflict"    // the copies of the image that is cloned differ
 	CodeDigestPinned     Code = "digest-pinned"     // new bytes may replace lost ones only after the recovery interval
-	CodePeerUnsettled    Code = "peer-unsettled"    // a copy on another node is about to be deleted, or to stay
+	CodePeerUnsettled    Code = "peer-unsettled"    // a copy on another node has a pending deletion, which may be cancelled
 	CodePeerUnqueried    Code = "peer-unqueried"    // another node has not responded yet
 	CodePeerUnreachable  Code = "peer-unreachable"  // another node does not respond
 	CodePeerConfig       Code = "peer-config"       // another node has another configuration, or an invalid one
@@ -96,7 +96,7 @@ func because(code Code, format string, args ...any) Reason {
 	return Reason{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// with returns the reason with text behind its own. Its code becomes code.
+// with returns the reason with another code, and with text appended to its own.
 func (r Reason) with(code Code, format string, args ...any) Reason {
 	return Reason{Code: code, Text: r.Text + fmt.Sprintf(format, args...)}
 }

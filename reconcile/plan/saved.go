@@ -111,7 +111,7 @@ func (s SavedPlan) Check() error {
 }
 
 // CheckAgainst returns an error for each precondition that does not hold for d and o any more.
-// now is their plan; it may have other actions besides.
+// The argument now is the current plan of d and o. It may have actions that s does not have.
 func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	switch {
 	case d.Digest == "":
@@ -180,7 +180,8 @@ func (s SavedPlan) contains(ref CopyRef) bool {
 	})
 }
 
-// Restrict returns the actions of now that s allows, and the waits before such actions.
+// Restrict returns the actions of the current plan that s allows, and the waits before such
+// actions. The argument now is the current plan.
 func (s SavedPlan) Restrict(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
 		if a.Idle() {
@@ -194,7 +195,7 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 	return p
 }
 
-// remaining returns the actions of s that are still planned in now.
+// remaining returns the actions of s that the current plan, the argument now, still has.
 func (s SavedPlan) remaining(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool { return a.Idle() || !s.Allows(a) })
 	return newPlan(actions, now.Digest, now.Revision)

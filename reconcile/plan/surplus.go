@@ -121,7 +121,7 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	case p.placement.ranked.len() == 0:
 		none := noRankedDisk(d.Config.Nodes, p.state.image)
 		return blocked(ref, none.with(none.Code, ": every copy is kept")).asWaitFor(op, true)
-	case oldPart: // it is no ready copy, so that no number of copies decreases
+	case oldPart: // it is no ready copy, so that its deletion reduces no number of ready copies
 	case rest.placed < p.placement.requiredCopies(), ready && rest.total < p.placement.copies:
 		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
 	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):

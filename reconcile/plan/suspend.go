@@ -55,7 +55,7 @@ func (a Action) suspendedBy(by *schema.Suspension) Action {
 	if !a.Idle() {
 		s.Next = a.Op
 		s.Text = fmt.Sprintf("%s; then: %s (%s)", suspendedText(by), a.Op, a.Text)
-		s.LocalSource = a.LocalSource // keepSources keeps it until the action is done
+		s.LocalSource = a.LocalSource // keepSources keeps this copy until the suspended action is done
 	}
 	switch {
 	case by.Until.IsZero() && !a.Idle():

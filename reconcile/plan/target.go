@@ -70,8 +70,8 @@ func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
 	return t.planFirstCopy()
 }
 
-// sync copies the image from the copies from, best first: from one copy on this node, or from
-// all copies on other nodes.
+// sync copies the image from ready copies, which the argument from lists, best first. They are all
+// on this node, and the first one is read; or all on other nodes, and all are read.
 func (t targetPlanner) sync(from []CopyRef) Action {
 	if len(t.state.ready) > 0 && t.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		return blocked(t.copy, Reason{CodeReplenishOff, "concurrentReplenishPerNodeLimit is 0: only first copies are created"})

@@ -136,8 +136,8 @@ func trafficText(t forecast.Traffic) string {
 	return "Transfers, including later ones: " + strings.Join(parts, "; ") + "."
 }
 
-// summary returns the summary of the caused actions. Without actions, PlanSummary
-// would be that the disks match the configuration.
+// summary returns the summary of the caused actions. Without caused actions, PlanSummary would
+// state that the disks match the configuration.
 func (c ClusterPlan) summary() string {
 	if c.Diff != nil && len(c.caused.Actions) == 0 {
 		return "Plan: the change causes no actions."

@@ -33,8 +33,8 @@ type ListStatus struct {
 }
 
 // List returns an entry for each name. It shows the declared generation, or else one that is
-// not surplus, and the best copy of that. on are the names of the disks whose copies count.
-// Without on, all copies count, and images without a copy have an entry, too.
+// not surplus, and the best copy of that. The argument on has the names of the disks whose copies
+// count. If on is empty, all copies count, and images without a copy have an entry, too.
 func List(images []status.ImageStatus, on []string) map[string]ListEntry {
 	byName := map[string][]status.ImageStatus{}
 	for _, image := range images {

@@ -210,8 +210,9 @@ type copyLine struct {
 	message  string
 }
 
-// groupCopies returns the different lines, the best state first, and the disks of each. The
-// copies of an image with many of them show no progress, so that they share a line.
+// groupCopies returns the different lines, the best state first, and the disks of each. If an
+// image has many copies, the lines of running copies show no progress, so that they can share a
+// line.
 func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
 	disks = map[copyLine][]string{}
 	for _, c := range copies {

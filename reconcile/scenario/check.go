@@ -14,8 +14,8 @@ import (
 
 // builtins are the commands of testscript that a scenario may use, with the function that
 // returns the arguments that are files. testscript always knows all of its commands, also
-// those that run programs or leave the folder of the scenario. checkScenario therefore rejects
-// them before the scenario runs.
+// those that run programs or leave the folder of the scenario. checkScenario therefore rejects all
+// commands of testscript that are not in this list, before the scenario runs.
 var builtins = map[string]func(args []word) []word{
 	"cmp":     allArgs,
 	"cmpenv":  allArgs,

@@ -26,7 +26,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "state FILE...",
-		help:     "Sets the cluster and the clock to saved status -o json.",
+		help:     "Sets the cluster and the clock to saved status documents (the output of status -o json).",
 		minArgs:  1, maxArgs: -1,
 		do: loadStates,
 	},
@@ -68,7 +68,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "serve IMAGE [size=SIZE] [from=NODE,...] [fails|fails=" + strings.Join(failureNames(), "|") + "]",
-		help:     "Sets the source of an image: its size, the nodes that can reach it (for a volume: those\nwith a replica), or its failure. fails alone is fails=network.",
+		help:     "Sets the source of an image: its size, the nodes that can reach it (for a volume: those\nwith a replica), or its failure. fails without a value means fails=network.",
 		minArgs:  1, maxArgs: 1, words: []string{"fails"}, options: []string{"size", "from", "fails"},
 		do: setSource,
 	},
@@ -98,7 +98,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "forget",
-		help:     "Clears the history for never.",
+		help:     "Clears the history of actions. The command \"never\" then ignores earlier actions.",
 		do: func(st *session, _ input) error {
 			st.forgotten = len(st.world.history)
 			return nil

@@ -236,7 +236,8 @@ func (in input) option(name string) (value string, given bool) {
 
 func (in input) has(word string) bool { return slices.Contains(in.words, word) }
 
-// one returns the given one of some words, or the first of them if none is given.
+// one returns the word that the input has among these words, or the first of these words if it has
+// none of them.
 func (in input) one(of ...string) (string, error) {
 	given := slices.DeleteFunc(slices.Clone(in.words), func(w string) bool { return !slices.Contains(of, w) })
 	switch len(given) {

@@ -1,5 +1,5 @@
 // Package scenario runs the scenarios of users (command test): scripts that change a
-// simulated cluster and check what the managers make of it.
+// simulated cluster and check the actions of the managers and their result.
 //
 // A scenario is a testscript file with the commands of this package. It cannot run
 // programs, and it cannot use files outside its own folder: each script is checked before

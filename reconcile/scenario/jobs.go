@@ -139,8 +139,9 @@ var failures = map[string]error{
 
 func failureNames() []string { return slices.Sorted(maps.Keys(failures)) }
 
-// newFailure returns the failure with a name for the source of an image. err says that there
-// is no such failure, or that the image has no declared checksum to fail.
+// newFailure returns the failure of that name for the source of an image. err says that there is
+// no such failure, or that a checksum failure is not possible because the image declares no
+// checksum.
 func newFailure(c schema.Config, image, name string) (failure, err error) {
 	failure, ok := failures[name]
 	if !ok {

@@ -31,7 +31,7 @@ func (w *world) restore(s *status.SavedCluster) {
 	}
 	w.startNodes()
 	for name, n := range w.nodes {
-		n.startedAt = time.Time{} // it knows since when the other nodes are down
+		n.startedAt = time.Time{} // the manager knows since when the other nodes are down
 		n.reconciler.Restore(n.desired(), c.Failures, problems)
 		_, unreachable := c.Unreachable[name]
 		n.observeOnly = unreachable && s.Knows(name)

@@ -51,8 +51,9 @@ func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) sch
 // UseStates starts each scenario from saved states.
 func (r *Runner) UseStates(saved *status.SavedCluster) { r.saved = saved }
 
-// Find returns the scenario files in paths, which are files or folders, whose paths match the
-// regular expression only. Each file occurs once, and they are sorted.
+// Find returns the scenario files that paths lists, and those in the folders that it lists. It
+// keeps only files whose own path matches the regular expression in the argument only. Each file
+// occurs once, and the files are sorted.
 func Find(paths []string, only string) ([]string, error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {

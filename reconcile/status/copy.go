@@ -39,7 +39,7 @@ type CopyStatus struct {
 	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
 	Leaving            bool           `json:"leaving,omitempty"` // withdrawn: it may be deleted at any moment
 	Rejection          string         `json:"refuses,omitempty"` // why the disk of another node takes no copy
-	RejectionTemporary bool           `json:"later,omitempty"`   // it takes one once a first copy exists
+	RejectionTemporary bool           `json:"later,omitempty"`   // the disk takes a copy once a first copy exists
 	Running            bool           `json:"running,omitempty"` // a job runs, here or on its node
 	Syncing            bool           `json:"syncing,omitempty"` // the job is a sync to a disk of this node
 	BeingRead          bool           `json:"read,omitempty"`    // a running job reads it

@@ -12,8 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// observed returns the observation from which the status was made: with the same configuration it
-// gives the same plan. It fails if s is not a complete status.
+// observed returns the observation from which the status was made. With the same configuration,
+// that observation gives the same plan. observed fails if s is not a complete status.
 func (s Status) observed() (plan.Observed, error) {
 	if s.Node == "" || s.Time.IsZero() || s.Disks == nil || s.Images == nil {
 		return plan.Observed{}, errors.New("it lacks one of the fields node, time, disks and images")

@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Unready returns the reasons why a manager cannot work. An error that only affects some images
-// is none, nor is one unusable disk of several. The view is nil before the first round. A last
-// round older than maxAge is a reason.
+// Unready returns the reasons why a manager cannot work. An error that only affects some images is
+// no reason, and neither is one unusable disk of several. The view is nil before the first round.
+// A last round older than maxAge is a reason.
 func (v *View) Unready(now time.Time, maxAge time.Duration) []string {
 	if v == nil {
 		return []string{"the config directory was not read yet"}

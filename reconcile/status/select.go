@@ -85,8 +85,9 @@ func CompareGenerations(a, b ImageStatus) int {
 }
 
 // FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
-// the status, the best one first. on are the names of the disks whose copies count, or empty for
-// all. There is at least one copy, or an error says why there is none and which nodes have one.
+// the status, the best one first. The argument on has the names of the disks whose copies count;
+// empty: all disks. There is at least one copy, or an error says why there is none and which nodes
+// have one.
 func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
 	var found []ImageStatus
 	for _, image := range s.Images {

@@ -63,8 +63,8 @@ type DiskStatus struct {
 	Observed bool `json:"seen"`
 	// Problem is why the disk cannot be used; "" if it can.
 	Problem string `json:"problem,omitempty"`
-	// ProblemSince is when the node first observed the problem. For disks of other nodes it is
-	// when this node first saw it.
+	// ProblemSince is when the node of the status first observed the problem, also for a disk of
+	// another node.
 	ProblemSince time.Time `json:"problemSince,omitzero"`
 	// UsageUnknown is why the users of the copies cannot be determined, "" if they can. All copies
 	// then count as in use.

@@ -21,10 +21,9 @@ type RemovalConfirmer struct {
 	missingSince map[string]time.Time // by name, of images that had been declared: the end of the first read without them
 }
 
-// Observe records the names that were declared in a read from began to ended. Two
-// reads are only as far apart as the end of one and the beginning of the other. A read
-// of a directory that did not change counts like any other. Observe keeps the map; the
-// caller must not change it.
+// Observe records the names that were declared in a read from began to ended. The time between two
+// reads counts from the end of the first to the beginning of the second. A read of a directory
+// that did not change counts like any other. Observe keeps the map; the caller must not change it.
 func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]bool) {
 	if r.lastBegan.IsZero() {
 		r.firstEnded, r.missingSince = ended, map[string]time.Time{}

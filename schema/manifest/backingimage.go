@@ -192,7 +192,7 @@ func (c *Conversion) checkParameters(s sourceType, parameters document.Path) {
 }
 
 // copySecret uses the name of a secret as the name of a folder. A clone without
-// encryption needs no secret: Longhorn repeats that of its source there.
+// encryption needs no secret: Longhorn repeats the secret of the source image there.
 func (c *Conversion) copySecret(native, parameters document.Path) {
 	encryption := c.text(parameters.With("encryption"))
 	if encryption == "" || encryption == ignore {

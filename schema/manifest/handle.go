@@ -185,9 +185,9 @@ func shownKey(key string) string {
 }
 
 // Encode writes the handle so that ParseHandle and Longhorn read the same. Its
-// keys have the order of Longhorn's own handles, so that both are equal if nothing must be
-// escaped; unlike Longhorn, it escapes what must be. It fails if the
-// handle is invalid: without a name or a type, not UTF-8, or too long.
+// keys have the order of Longhorn's own handles, so that both handles are equal if no character
+// must be escaped. Unlike Longhorn, Encode escapes these characters. Encode fails if the handle is
+// invalid: without a name or a type, not UTF-8, or too long.
 func (h Handle) Encode() (string, error) {
 	values := url.Values{}
 	for key, value := range h.Parameters {

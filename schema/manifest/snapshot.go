@@ -282,7 +282,7 @@ const (
 	claimField = "PersistentVolumeClaim"
 )
 
-// with returns the manifest with another one as its first field.
+// with returns the manifest with another document as an additional first field.
 func (m manifest) with(name string, doc *document.Value) manifest {
 	v := *m.doc
 	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc}}, v.Fields)
