@@ -44,7 +44,7 @@ const (
 	CodeCloneNotReady    Code = "clone-not-ready"   // the image that is cloned has no ready copy
 	CodeCloneConflict    Code = "clone-conflict"    // the copies of the image that is cloned differ
 	CodeDigestPinned     Code = "digest-pinned"     // new bytes may replace lost ones only after the recovery interval
-	CodePeerUnsettled    Code = "peer-unsettled"    // a copy on another node has a pending deletion, which may be cancelled
+	CodePeerUnsettled    Code = "peer-unsettled"    // a copy on another node has a pending deletion or is verified first
 	CodePeerUnqueried    Code = "peer-unqueried"    // another node has not responded yet
 	CodePeerUnreachable  Code = "peer-unreachable"  // another node does not respond
 	CodePeerConfig       Code = "peer-config"       // another node has another configuration, or an invalid one
