@@ -121,7 +121,7 @@ func (n *network) credentialsHint(u *url.URL) string {
 // isLoopback reports whether a host name or address is loopback. It does not resolve names.
 func isLoopback(host string) bool {
 	var refused *hostError
-	return errors.As(checkHost(host), &refused) && refused.kind == "loopback"
+	return errors.As(checkHost(host), &refused) && refused.kind == loopback
 }
 
 // webOrigin returns the origin of u as browsers define it: scheme, host and port.
@@ -161,7 +161,19 @@ func (p *proxy) forRequest(r *http.Request) (*url.URL, error) { return p.find(r.
 
 // hostError is the error for a host that has a different meaning on each node: the image would differ
 // between nodes, and the request would reach services that listen only locally.
-type hostError struct{ host, kind string }
+type hostError struct {
+	host string
+	kind hostKind
+}
+
+// hostKind is the kind of a host that has a different meaning on each node, as its error names it.
+type hostKind string
+
+const (
+	loopback    hostKind = "loopback"
+	unspecified hostKind = "unspecified"
+	linkLocal   hostKind = "link-local"
+)
 
 func (e *hostError) Error() string {
 	return fmt.Sprintf("host %s is a %s address: refused unless allowLoopbackSources is set", e.host, e.kind)
@@ -172,7 +184,7 @@ func (e *hostError) Error() string {
 func checkHost(host string) error {
 	name := strings.TrimSuffix(strings.ToLower(host), ".")
 	if name == "localhost" || strings.HasSuffix(name, ".localhost") {
-		return &hostError{host, "loopback"}
+		return &hostError{host, loopback}
 	}
 	ip, err := netip.ParseAddr(host)
 	if err != nil {
@@ -185,11 +197,11 @@ func checkIP(host string, ip netip.Addr) error {
 	ip = ip.Unmap()
 	switch {
 	case ip.IsLoopback():
-		return &hostError{host, "loopback"}
+		return &hostError{host, loopback}
 	case ip.IsUnspecified():
-		return &hostError{host, "unspecified"}
+		return &hostError{host, unspecified}
 	case ip.IsLinkLocalUnicast(), ip.IsLinkLocalMulticast(), ip.IsInterfaceLocalMulticast():
-		return &hostError{host, "link-local"}
+		return &hostError{host, linkLocal}
 	}
 	return nil
 }

@@ -142,10 +142,8 @@ func (ix *index) giveUpAt(p Peer) time.Time {
 	return ix.observed.Now.Add(ix.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
 }
 
-// ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes, as
-// " (reason; reason)" behind another text, or "".
-func (ix *index) ignoredPeers() string {
-	var reasons []string
+// ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes.
+func (ix *index) ignoredPeers() (reasons []string) {
 	for _, name := range ix.otherNodes() {
 		// A node with the same configuration is ignored only because it was not queried. It has
 		// no copy to count on.
@@ -153,10 +151,7 @@ func (ix *index) ignoredPeers() string {
 			reasons = append(reasons, reason.Text)
 		}
 	}
-	if len(reasons) == 0 {
-		return ""
-	}
-	return " (" + JoinMax(reasons, "; ", 3) + ")"
+	return reasons
 }
 
 // whyIgnored returns why a deletion does not count on the copies of another node.

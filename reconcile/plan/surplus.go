@@ -137,7 +137,10 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 	if p.placement.requiredCopies() == 1 {
 		required = "one copy is ready"
 	}
-	ignored := p.ix.ignoredPeers()
+	ignored := "" // behind the text of the reason
+	if reasons := p.ix.ignoredPeers(); len(reasons) > 0 {
+		ignored = " (" + JoinMax(reasons, "; ", 3) + ")"
+	}
 	switch {
 	case ref.ID != p.state.image.ID:
 		return wait(ref, reason.with(CodeTooFewReady, "; kept until %s of the declared generation%s", required, ignored))

@@ -31,10 +31,11 @@
 //	node_test.go, directory_test.go, history_test.go   a machine: its process and rounds, its
 //	                    config directory, what is noted about copies for the rules
 //	net_test.go, job_test.go, deletion_test.go, upload_test.go   what takes time outside a round
-//	fault_test.go, config_test.go, pairs_test.go   faults and changes
-//	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, converge_test.go
-//	                    the rules
-//	simulation_test.go  one run, many runs
+//	fault_test.go, config_test.go, source_test.go, pairs_test.go   faults and changes
+//	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, clone_test.go,
+//	placement_test.go, heal_test.go, converge_test.go   the rules
+//	simulation_test.go, trace_test.go   one run, many runs, what a run prints
+//	three_nodes_test.go  single cases with fixed events
 //	mutants_test.go     product code with one rule removed, which the simulation must detect
 //
 // To replay seed N of "make simulate", with all events:
