@@ -249,8 +249,8 @@ func (s *sequence) awaitRemovals() {
 	}
 }
 
-// cause returns when the change began that led to the last applied configuration. Later changes
-// may have been reverted before the next read.
+// cause returns the beginning of the change that led to the last applied configuration. Later
+// changes may have been reverted before the next read.
 func (s *sequence) cause(last applied) (at time.Time) {
 	for _, b := range s.begun {
 		if maps.Equal(b.to, s.now) && b.at.Before(last.at) {

@@ -77,8 +77,8 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 	}
 }
 
-// A server sends no Content-Length and drops every connection. Only the error of the transfer
-// shows that bytes are missing.
+// A server sends no Content-Length and drops every connection, so that only the error of the
+// transfer shows that bytes are missing. The copy must not become ready.
 func TestTruncatedDownloadIsNeverReady(t *testing.T) {
 	upstream := fetchtest.Start(t)
 	for _, at := range []int64{disk.ChunkSize / 2, 2 * disk.ChunkSize, 3*disk.ChunkSize - 512} {

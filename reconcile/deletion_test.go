@@ -133,8 +133,8 @@ func TestOfTwoWithdrawalsOneIsCancelled(t *testing.T) {
 	}
 }
 
-// A node must not delete its copy while the node whose copy counts has another configuration: that
-// one may desire other copies.
+// A node must not delete its copy while the node whose copy counts has another configuration,
+// because the other node may desire other copies.
 func TestSkewPreventsDeletion(t *testing.T) {
 	t.Parallel()
 	c, nodes, oneCopy := surplus(t, 2, clusterSettings)

@@ -111,8 +111,8 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	}
 }
 
-// A verification is requested while a scrub is running. The scrub is slow, and has read a part
-// before the request: a verification at full rate must replace it.
+// A verification at full rate must replace a running scrub when an operator requests it: the scrub
+// is slow, and has read a part of the copy before the request.
 func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	c.Settings.ScrubInterval = time.Hour
@@ -135,7 +135,8 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	}
 }
 
-// A request about a copy that is made while another job is running on it stays until it is done.
+// A request that arrives while another job runs on the same copy must stay until the request is
+// fulfilled.
 func TestRequestsOutliveOtherJobs(t *testing.T) {
 	image := plantest.NewImage("parrot")
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
@@ -165,7 +166,7 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 }
 
 // A failed copy can be repaired from another image on its node, but by now another node has a
-// ready copy with other bytes: the failed copy must be replaced by a sync of those.
+// ready copy with other bytes: the failed copy must be replaced by a sync of those bytes.
 func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 	otherDigest, digest := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
 	c, image, refs := plantest.TwoNodes(2)

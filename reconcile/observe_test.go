@@ -35,9 +35,10 @@ func TestObserveRejectsADiskAtTwoPaths(t *testing.T) {
 	}
 }
 
-// A process has a copy open whose disk is evicted. While a job reads the copy, and has it open
-// too, it cannot be seen whether the process still does: the copy stays in use. Otherwise the job
-// would be stopped for an eviction, which would be postponed as soon as the job ended.
+// A process has a copy open whose disk is evicted. A job that reads the copy has it open too.
+// Meanwhile it cannot be determined whether the process still has it open: the copy must stay in
+// use. Otherwise the job would be stopped for an eviction, which would be postponed as soon as the
+// job ended.
 func TestCopyStaysInUseWhileAJobReadsIt(t *testing.T) {
 	image := filepath.Join(t.TempDir(), "parrot.raw")
 	must(t, os.WriteFile(image, randomImage(1<<20), 0o600))

@@ -113,8 +113,8 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 	}
 }
 
-// The planner has to know of a partial file on any node whether it is from peers: such a file is
-// no started first copy.
+// The published state of a partial file must show whether its bytes came from peers, because such
+// a file is no started first copy.
 func TestPartSourceSurvivesPeerState(t *testing.T) {
 	for source, fromPeers := range map[string]bool{disk.PartFromPeers + " sha256:0a": true, disk.PartFromUpload: false, "": false} {
 		c := plan.Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: source}}
@@ -156,7 +156,8 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	}
 }
 
-// A transfer may take days. Meanwhile the node that it reads from gets another address.
+// A running sync must use the new address of the node from which it reads, because a transfer may
+// take days.
 func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 	want := plantest.Digest(disk.SHA512, "a")
 	cache := peer.NewStateCache()

@@ -44,8 +44,9 @@ type sourceCase struct {
 	source func(s *sourceFixture) string // as in the declaration of parrot
 	// needsBase: the source needs a ready copy of the image base on the disk.
 	needsBase bool
-	// derived is the source of a second image, decrypted, which is made from parrot. Parrot has
-	// other bytes than its source then, and decrypted shows that they are the right ones.
+	// derived is the source of a second image, which is named decrypted and made from parrot. The
+	// bytes of parrot then differ from those of its source. The bytes of the second image must
+	// equal them, which shows that parrot is right.
 	derived string
 	// run replaces one run of the program, where a source needs more than that.
 	run func(a *attempt) string
@@ -93,9 +94,10 @@ func (c sourceCase) interrupts(n, i int) bool {
 	return *allOperations || i%stride == n%stride
 }
 
-// TestInterruptEachSource kills the process before each operation of each source, and lets the
-// disk be full from it on. No copy with wrong bytes is ever ready, and the next run completes
-// the image and leaves nothing else on the disk. Package disk tests what a power failure leaves.
+// TestInterruptEachSource kills the process before each operation of each source, and in another
+// run makes the disk full from that operation on. No copy with wrong bytes is ever ready, and the
+// next run completes the image and leaves nothing else on the disk. Package disk tests what a
+// power failure leaves.
 func TestInterruptEachSource(t *testing.T) {
 	t.Parallel()
 	// Each operation of faultfs takes a buffer of a MiB, which is pooled until the next GC.

@@ -16,8 +16,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// A rejected upload is temporary (503) if the planned action ends without a change of the
-// configuration, and no other. After a kill, the file of a complete upload is verified first.
+// The rejection of an upload must be temporary (503) if the planned action ends without a change
+// of the configuration, and permanent otherwise. After a kill, the file of a complete upload is
+// verified first.
 func TestUploadRejectedStatus(t *testing.T) {
 	for _, test := range []struct {
 		planned plan.Action

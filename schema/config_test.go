@@ -114,7 +114,7 @@ func TestDigestDoesNotDependOnFiles(t *testing.T) {
 		if d := of(configdir.File{Path: "a.yaml", Data: []byte(text)}); d == one {
 			t.Errorf("%s does not change the digest", name)
 		} else {
-			one = d // each must differ from the one before
+			one = d // each digest must differ from the one before
 		}
 	}
 }

@@ -55,7 +55,7 @@ func testArchive(t *testing.T, name string) {
 		r := loader.Load(t.Context(), snapshot(files))
 		got := describe(r) + describeRemoved(r, declared)
 		if strings.Contains(got, "hunter2") {
-			t.Errorf("a secret is told:\n%s", got)
+			t.Errorf("the result contains a secret:\n%s", got)
 		}
 		if *update {
 			a.Files[i].Data = []byte(got)

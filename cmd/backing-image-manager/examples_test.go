@@ -33,7 +33,8 @@ func TestExamplesPassValidateStrict(t *testing.T) {
 	}
 }
 
-// It runs the commands of the example workflow in a copy of the example, as a checkout has it.
+// The commands of the example workflow must succeed in a copy of the example, which stands for a
+// checkout.
 func TestCommandsOfTheExampleWorkflowRun(t *testing.T) {
 	example, err := filepath.Abs("../../examples/fleet")
 	if err != nil {

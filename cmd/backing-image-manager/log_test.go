@@ -14,7 +14,8 @@ type secretValuer struct{}
 
 func (secretValuer) LogValue() slog.Value { return slog.StringValue("https://u:SECRET@valuer/x") }
 
-// It logs an address with secrets in every way that slog has, to stderr and to a file.
+// No secret in an address may reach stderr or the log file, in whichever way slog receives the
+// address.
 func TestLogHidesSecrets(t *testing.T) {
 	const address = "https://user:SECRET@example.com/a.raw?sig=SECRET"
 	u, err := url.Parse(address)

@@ -17,7 +17,8 @@ import (
 )
 
 // The daemon ends an upload if the image becomes ready in another way, for example by a sync from
-// another node. The upload has then succeeded if the ready bytes are those of the file.
+// another node. The upload must then succeed if the ready bytes are those of the file, and fail
+// otherwise.
 func TestUploadSucceedsIfTheImageBecomesReadyWithTheSameBytes(t *testing.T) {
 	for _, tt := range []struct {
 		has  string

@@ -78,7 +78,8 @@ func TestPermanentErrorsEndTheWait(t *testing.T) {
 	}
 }
 
-// A daemon that stops in the middle of a response may be starting again.
+// The command must continue to wait when a daemon stops in the middle of a response, because the
+// daemon may start again.
 func TestWaitContinuesAfterAnIncompleteResponse(t *testing.T) {
 	var requests atomic.Int32
 	daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

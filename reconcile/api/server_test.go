@@ -140,7 +140,8 @@ images:
 	}
 }
 
-// A response may take longer than the read timeout. It ends when the caller disconnects.
+// A response must not end because it takes longer than the read timeout. It must end when the
+// caller disconnects.
 func TestResponseOutlivesTheReadTimeout(t *testing.T) {
 	ended := make(chan error, 1)
 	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -191,7 +192,7 @@ func TestReasonOfAKeptCopyNamesTheActionThatRunsFirst(t *testing.T) {
 func TestEveryPanicOfAHandlerIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	h := newHTTPServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("a fault") }), &auth.Authorizer{}, slog.New(slog.NewTextHandler(&log, nil)))
-	const requests = 50 // more than errorLog logs without a pause
+	const requests = 50 // more panics than errorLog logs without a pause
 	for range requests {
 		func() {
 			defer func() {

@@ -15,8 +15,8 @@ import (
 )
 
 // The first attempts to open the record and the cfg of a local source fail, as the process has
-// too many open files. Without the digest from there, the job must fail: damaged bytes of the
-// source would become another ready copy.
+// too many open files. Without the digest from these files, the job must fail: damaged bytes of
+// the source would become another ready copy.
 func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 	v := faultfs.Mount(t).NewVolume()
 	target := t.TempDir()

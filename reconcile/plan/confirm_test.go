@@ -111,8 +111,8 @@ func TestConfirmNoticesALaterConflict(t *testing.T) {
 	}
 }
 
-// A node is declared between the withdrawal of an orphan and the confirmation. It was not
-// queried whether it uses the image.
+// A node is declared between the withdrawal of an orphan and the confirmation. Nothing must be
+// deleted: the new node was not queried, and may use the image.
 func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	delete(d.Config.Images, "parrot")

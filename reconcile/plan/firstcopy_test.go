@@ -53,7 +53,8 @@ func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
 	}
 }
 
-// Another manager of the same node owns its other disk, and may have the image there.
+// No first copy may start while another manager of the same node owns a disk that may have the
+// image.
 func TestNoFirstCopyBesideAnotherManagerOfTheNode(t *testing.T) {
 	for _, name := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"} { // ranked differently
 		c := plantest.NewConfig(2, 2)
@@ -106,7 +107,7 @@ func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	}
 }
 
-// Which next action of the plan stops a running first copy.
+// Only some actions of the next plan may stop a running first copy. The table lists them.
 func TestSupersededBy(t *testing.T) {
 	declared, established := plantest.NewImage("parrot"), plantest.NewImage("parrot")
 	established.Checksum = disk.Digest{}

@@ -68,7 +68,7 @@ func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	expectTarget(refs[0])
 }
 
-// A disk is too small for the announced size of a download, holes included. It takes a sync
+// A disk is too small for the announced size of a download, holes included. It must accept a sync
 // of the same image, which transfers only the data.
 func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(2)

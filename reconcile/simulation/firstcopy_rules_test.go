@@ -172,7 +172,7 @@ func (m *node) knowsReady(id disk.ID) bool {
 }
 
 // createsFirstCopy reports whether another disk creates the first copy, according to the published
-// state that this node has planned with, and nothing prevents it from that.
+// state that this node has planned with, and nothing prevents that disk from creating it.
 func (m *node) createsFirstCopy(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
 	node := m.applied.config.Nodes[ref.Node]
 	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })

@@ -10,8 +10,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// heal ends all faults, so that the cluster can converge. fit: it also removes what blocks a
-// convergence from the declaration, such as missing nodes and a replenish limit of 0.
+// heal ends all faults, so that the cluster can converge. If fit is true, it also removes from the
+// declaration everything that prevents convergence, such as missing nodes and a replenish limit of
+// 0.
 func (c *cluster) heal(fit bool) {
 	c.healed, c.healedAt = true, c.now
 	c.logf("", "all faults end")

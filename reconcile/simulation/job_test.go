@@ -89,7 +89,7 @@ func (m *node) endJob(job *runningJob, err error) {
 	m.requestRound()
 }
 
-// continueJob lets a job run in so many steps, each of which takes time, and ends it.
+// continueJob executes the remaining steps of a job, each of which takes time, and ends the job.
 func (m *node) continueJob(job *runningJob, steps int) {
 	m.after(m.c.between(time.Second, 50*time.Second), func() {
 		if job.ended || job.stopped {

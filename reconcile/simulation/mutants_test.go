@@ -75,7 +75,7 @@ func (m mutant) apply() (map[string][]byte, error) {
 		}
 		find := strings.TrimSuffix(e.find, "\n")
 		if n := bytes.Count(files[e.file], []byte(find)); n != 1 {
-			return nil, fmt.Errorf("%s has %d times, and not once:\n%s", e.file, n, find)
+			return nil, fmt.Errorf("%s has this text %d times, want once:\n%s", e.file, n, find)
 		}
 		files[e.file] = bytes.Replace(files[e.file], []byte(find), []byte(strings.TrimSuffix(e.replace, "\n")), 1)
 	}

@@ -221,8 +221,8 @@ func (m *node) sortedJobs() []*runningJob {
 	return jobs
 }
 
-// checkEvery says that every so many plans of a node are checked by the rules for plans. To check
-// all of them would take most of the time.
+// Of checkEvery consecutive plans of a node, one is checked by the rules for plans. A check of all
+// plans would take most of the time.
 const checkEvery = 16
 
 // planErrors reports the errors of plantest.CheckPlan as violations.

@@ -76,7 +76,8 @@ func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Durati
 	}
 }
 
-// The recorded times of a copy are from the clock of the node that had the disk before.
+// A surplus copy must be deleted even if its recorded times are from the clock of another node,
+// which had the disk before.
 func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	t.Parallel()
 	c, second, third := threeNodes(t, time.Hour)
@@ -88,7 +89,7 @@ func TestClusterDeletesSurplusAfterDiskSwap(t *testing.T) {
 	c.waitDeleted(t, third.parrotCopy(), 20*time.Minute)
 }
 
-// The wall clock is set while the disk is detached.
+// A surplus copy must be deleted even if the wall clock was set while its disk was detached.
 func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	t.Parallel()
 	c, second, _ := threeNodes(t, 0)
@@ -100,7 +101,8 @@ func TestClusterDeletesSurplusAfterClockStepWhileDiskAbsent(t *testing.T) {
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
-// A use of the copy begins and ends while its node is not declared, and therefore only observes.
+// A surplus copy must be deleted even if a use of it began and ended while its node was not
+// declared and therefore only observed.
 func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	t.Parallel()
 	c, second, _ := threeNodes(t, 0)
@@ -115,7 +117,8 @@ func TestClusterDeletesSurplusAfterUseWhileNodeUndeclared(t *testing.T) {
 	c.waitDeleted(t, second.parrotCopy(), 20*time.Minute)
 }
 
-// The node first observes a use of the copy after the withdrawal, and crashes before the use ends.
+// A surplus copy must be deleted even if its node first observes a use after the withdrawal, and
+// crashes before the use ends.
 func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 	t.Parallel()
 	c, second, third := threeNodes(t, 0)

@@ -37,7 +37,7 @@ func (s *trace) String() string {
 	return strings.Join(append(append([]string{}, s.lines[at:]...), s.lines[:at]...), "\n")
 }
 
-// String tells what a node told.
+// String returns the published state as text for the trace.
 func (s *publication) String() string {
 	if s == nil {
 		return "nothing new"
