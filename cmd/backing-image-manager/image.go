@@ -73,9 +73,9 @@ func newImageList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [--disk PATH | --url URL] [flags]",
 		Short: "List images and their states",
-		Long: `Prints a JSON object from the name of each image to its state. With --disk these are
-the images on the disks. Otherwise they are the images of a daemon, including the
-declared ones that it has no copy of.
+		Long: `Prints a JSON object that maps the name of each image to its state. With --disk these
+are the images on the disks. Otherwise they are the images of a daemon, including
+declared images without a copy.
 
 The entry of a name is the declared generation. Its field "generations" has the older
 ones. If there are several copies, the entry shows the best one; --on selects copies.`,

@@ -55,7 +55,7 @@ plan, and prints the plan that remains. It never waits: a later run does the res
 "status -o json" instead of disks and peers: for the whole cluster, or for --node.
 --diff prints how the configuration differs from another one; with --state, also which
 actions the change causes. --out saves a plan. --plan executes the part of a saved plan
-that is for this node, and nothing if its preconditions have changed.
+that is for this node, unless the preconditions of the plan have changed.
 
 Exit status: 0 if every copy desired on this node is ready and nothing failed, or after
 a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not empty.`,

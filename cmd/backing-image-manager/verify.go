@@ -25,8 +25,8 @@ func newImageVerify() *cobra.Command {
 		Use:   "verify NAME [--disk PATH | --url URL] [flags]",
 		Short: "Read an image and compare it with its digest",
 		Long: `With --disk, reads every copy of NAME on the disks once and compares its bytes with the
-digest from when it became ready. A copy that differs is marked as failed, and the
-next reconcile replaces it. An unmanaged image is compared with its backing.cfg and
+digest that the copy had when it became ready. A copy that differs is marked as failed,
+and the next reconcile replaces it. An unmanaged image is compared with its backing.cfg and
 never changed. NAME may also be <name>-<uuid>.
 
 Without --disk, a daemon verifies its copies of the declared image NAME, and the
