@@ -25,8 +25,8 @@ import (
 //
 // If the plan does not confirm the deletion, the holder cancels it: the copy stays, and the
 // deletion may be tried again after a random delay. Responses show the copy as leaving until the
-// round after the end of the deletion has published its state. So a peer that sees the copy as
-// not leaving also sees whether the copy still exists.
+// deletion has ended and the next round has published the state of this node. So a peer that sees
+// the copy as not leaving also sees whether the copy still exists.
 //
 // Of two holders that withdraw at the same time, at least one sees the other copy as leaving,
 // because each withdraws before it queries. It cancels. The random delay keeps the two from

@@ -107,7 +107,7 @@ func (c compiled) checkNative(sp *spec, t task) checked {
 	return checked{problems: append(s.problems, others...), loopback: result.loopback}
 }
 
-// checkManifest validates a manifest by itself, and then its native form.
+// checkManifest validates the manifest, and then its native form.
 func (c compiled) checkManifest(all specs, t task) checked {
 	if _, s, _ := c.validate(c.manifests[t.kind], all.manifests[t.kind], manifest.Own(t.value)); len(s.problems) > 0 {
 		return checked{problems: s.problems}

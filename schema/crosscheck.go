@@ -25,8 +25,8 @@ func (m *merger) checkAddresses() {
 // rejectNative records a problem of a definition that only the whole configuration shows.
 func (m *merger) rejectNative(d *definition, p document.Problem) { m.reject(d.key, d.placeNative(p)) }
 
-// checkImages checks the images that are valid by themselves against the
-// settings, the nodes and each other.
+// checkImages checks the images whose own validation found no problem against the settings, the
+// nodes and each other.
 func (m *merger) checkImages() {
 	if !m.settings.AllowLoopbackSources {
 		m.checkLoopback()

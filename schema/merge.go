@@ -68,7 +68,8 @@ func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	return m
 }
 
-// apply puts a definition in force that is valid by itself.
+// apply puts the first definition of k in force if its own validation found no problem, and
+// rejects the others.
 func (m *merger) apply(k key, defined []*definition) {
 	first := defined[0]
 	for _, d := range defined[1:] {

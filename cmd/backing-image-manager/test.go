@@ -66,7 +66,7 @@ Exit status: 1 if a scenario failed, or if there is none.`,
 	flags.StringVar(&t.configDir, "config-dir", "", "use the config directory `DIR` as the folder config of each scenario")
 	flags.StringArrayVar(&t.states, "state", nil, "start from the saved output of status -o json in `FILE`; may be repeated, one for each node")
 	flags.StringVar(&t.only, "run", "", "only run the scenarios whose paths match `REGEXP`")
-	flags.BoolVar(&t.update, "update", false, "write the output that \"cmp stdout FILE\" compares into the scenarios")
+	flags.BoolVar(&t.update, "update", false, "write the actual output into the files that \"cmp stdout FILE\" compares")
 	flags.BoolVarP(&t.verbose, "verbose", "v", false, "print the log of every scenario")
 	if err := errors.Join(cmd.MarkFlagDirname("config-dir"), cmd.MarkFlagFilename("state", "json")); err != nil {
 		panic("mark flags of test: " + err.Error())

@@ -51,8 +51,8 @@ func (j Job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
 // downloadVerified downloads until the bytes are right or no other bytes can be had. If a download
 // that was joined from several pieces has wrong bytes, the download is repeated in one piece,
 // because one of the pieces may be of another version of the file. If the bytes are still wrong,
-// the next mirror follows. It returns the errors of all addresses, the last one first: that one
-// decides when to retry.
+// the next mirror follows. It returns the errors of all addresses, the last one first: the first
+// error in this list decides when to retry.
 func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) error {
 	var earlier error
 	for {

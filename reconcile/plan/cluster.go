@@ -278,8 +278,8 @@ func (f *fleetIndex) addInProgress(c *Cluster) {
 }
 
 // addTargets adds each image to the nodes where something must be done about a copy of it, or
-// where a copy is surplus or a disk was rejected. d is an observer without disks, which sees
-// what the nodes publish.
+// where a copy is surplus or a disk was rejected. The argument d is the desired state of an
+// observer without disks, and o has what the nodes publish.
 func (f *fleetIndex) addTargets(d Desired, o Observed) {
 	ix := newIndex(d, o)
 	for name, image := range d.Config.Images {
@@ -311,8 +311,8 @@ func isComplete(s *imageState, ref CopyRef) bool {
 	return ref.ID == s.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !s.ix.suspects[ref] && s.mismatch[ref].IsZero()
 }
 
-// images returns the images that may concern a node. all: return every image, as for the first
-// node, which also reports what concerns no disk.
+// images returns the images that may concern a node. If all is true, it returns every image: the
+// first node also reports the actions that concern no disk.
 func (f *fleetIndex) images(d Desired, all bool) []schema.Image {
 	if all {
 		return slices.Collect(maps.Values(d.Config.Images))

@@ -12,8 +12,8 @@ import (
 
 // Suspension of an image or of everything: running jobs continue, none starts, no copy is
 // deleted. The plan is made first and suspended afterwards. Copies count, are served, and
-// their use is recorded as ever, so that no decision about other images or by other nodes
-// depends on a suspension.
+// their use is recorded as usual, so that no decision about other images or by other nodes depends
+// on a suspension.
 
 // SuspensionOf returns the suspension of an image in effect at the time now, nil for none. Of
 // two it returns the one that ends later.
@@ -32,8 +32,8 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 	return all
 }
 
-// suspend turns the actions that would start something into waits or blocked actions. by is
-// the suspension in effect, nil for none; running are the copies with a running job, which
+// suspend turns the actions that would start something into waits or blocked actions. The argument
+// by is the suspension in effect, nil for none; running are the copies with a running job, which
 // continues unless the action deletes.
 func suspend(actions []Action, by *schema.Suspension, running map[CopyRef]bool) []Action {
 	if by == nil {

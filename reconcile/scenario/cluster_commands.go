@@ -50,7 +50,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "copy IMAGE NODE/DISK [ready|failed|unknown|none] [size=SIZE] [used=DURATION] [unwanted=DURATION]",
-		help:     "Puts a copy on a disk, ready by default; none removes it. used and unwanted are the times\nsince its last use and since it is surplus. IMAGE is a name, or NAME-UUID for another\ngeneration or an undeclared image. An unknown copy is Longhorn's, and can be adopted.",
+		help:     "Puts a copy on a disk, ready by default; none removes it. used is the time since its\nlast use, unwanted the time since it became surplus. IMAGE is a name, or NAME-UUID for\nanother generation or an undeclared image. An unknown copy is Longhorn's, and can be adopted.",
 		minArgs:  2, maxArgs: 2, words: []string{"ready", "failed", "unknown", "none"}, options: []string{"size", "used", "unwanted"},
 		do: setCopy,
 	},

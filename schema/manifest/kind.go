@@ -54,7 +54,7 @@ var longhornVersions = []string{"v1beta2", "v1beta1"}
 
 const listSuffix = "List"
 
-// Declares reports whether a manifest of the kind declares something by itself. A
+// Declares reports whether a manifest of the kind declares something without other manifests. A
 // VolumeSnapshotClass does not.
 func (k *Kind) Declares() bool { return k.convert != nil }
 
