@@ -278,7 +278,8 @@ func (f *fleet) command(t *testing.T, n node, args ...string) string {
 	return run(t, "", append(append(line, "--url", n.Address), f.credentialFlags...)...)
 }
 
-// checkReady waits until all daemons are ready, and checks that the disks have so many copies.
+// checkReady waits until all daemons are ready, and checks that the disks have this number of
+// copies.
 func (f *fleet) checkReady(t *testing.T, disks []string, copies int, owner uint32) {
 	t.Helper()
 	for _, n := range f.nodes {

@@ -59,7 +59,7 @@ func (f failures) clearFailure(key plan.CopyRef) {
 	}
 }
 
-// clearSuspicions drops the suspicions against the copies for which cleared is true.
+// clearSuspicions drops the suspicions against the copies for which cleared returns true.
 func (f failures) clearSuspicions(cleared func(plan.CopyRef) bool) {
 	for key, record := range f {
 		if !slices.ContainsFunc(record.Suspects, cleared) {

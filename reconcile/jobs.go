@@ -140,7 +140,7 @@ func (s *slots) acquire(a plan.Action) bool {
 	return *n >= 0
 }
 
-// stopObsolete stops jobs that are not in the plan any more, and those of an image whose
+// stopObsolete stops jobs that are not in the plan any more, and jobs of an image whose
 // declaration changed. A transfer continues even if there is a nearer source by now.
 func (j *jobs) stopObsolete(d plan.Desired, p plan.Plan) {
 	planned := map[plan.CopyRef]plan.Action{}

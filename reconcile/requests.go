@@ -168,9 +168,9 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 
 // Cleanup requests that the copy of an image on a disk of this node is deleted before its
 // clean-up interval is over, if it is surplus and no other rule prevents its deletion. An empty
-// uuid is that of the declared image. It returns what is planned for the copy: a deletion, which
-// is tried for a minute, or an idle action with the reason why there is none. The error is
-// ErrNotDeclared, ErrNotReady or the cause of the end of ctx.
+// uuid stands for the uuid of the declared image. It returns what is planned for the copy: a
+// deletion, which is tried for a minute, or an idle action with the reason why there is none. The
+// error is ErrNotDeclared, ErrNotReady or the cause of the end of ctx.
 func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef) (plan.Action, error) {
 	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, done) })
 }

@@ -51,7 +51,7 @@ func (h uploadHost) Interrupted(id string) bool {
 }
 
 // RequestUpload requests a job that receives the upload of a declared image, on the best disk of
-// this node. digest is that of the file, zero if the client does not know it. done is called
+// this node. digest is the digest of the file, zero if the client does not know it. done is called
 // with the copy when the job is planned, or with an *httperror.Error, at once or by the next Step.
 func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.CopyRef, error)) {
 	v := l.View()

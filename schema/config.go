@@ -136,8 +136,8 @@ func parsePruneLimit(s string) (PruneLimit, error) {
 
 // Node is a declared machine.
 type Node struct {
-	// Address is that of its manager, without a trailing slash; "" when
-	// none is declared.
+	// Address is the address of the node's manager, without a trailing slash; "" when none is
+	// declared.
 	Address           string            `json:"address,omitempty"`
 	Tags              []string          `json:"tags"` // sorted, without duplicates
 	AllowScheduling   bool              `json:"allowScheduling"`

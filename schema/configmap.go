@@ -137,7 +137,7 @@ func (p *parsedFile) addEmbeddedDocuments(e embeddedFile, configMap string) {
 
 // positionsIn returns a function that translates a position in the text of a field to one
 // in the file. A block after "|" has the lines of the text, indented. In any other string
-// the lines cannot be found, so that all positions are that of the field.
+// the lines cannot be found, so that every position is the position of the field.
 func (p *parsedFile) positionsIn(f document.Field) func(document.Position) document.Position {
 	indent, ok := blockIndent(p.data, f.Value)
 	if !ok {

@@ -68,8 +68,8 @@ func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	return m
 }
 
-// apply puts the first definition of k in force if its own validation found no problem, and
-// rejects the others.
+// apply puts the definition of k in force if it is the only one, and if its own validation found
+// no problem.
 func (m *merger) apply(k key, defined []*definition) {
 	first := defined[0]
 	for _, d := range defined[1:] {

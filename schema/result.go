@@ -63,7 +63,7 @@ type Result struct {
 	// Digest identifies the configuration, independent of its files. It is "" while
 	// anything is invalid.
 	Digest string
-	// Revision is that of the Snapshot.
+	// Revision is the revision of the Snapshot.
 	Revision string
 	Allowed  Allowed
 

@@ -235,8 +235,9 @@ func (u *uploadCmd) checkLost(ctx context.Context, c upload.Content, lost error)
 	return u.compareReady(ctx, c, ready, fmt.Errorf("%w; %s is ready with sha512 %s", lost, u.name, ready))
 }
 
-// compareReady compares the file with the digest of the ready image. It returns refusal if
-// they differ. A pipe cannot be read for that.
+// compareReady compares the file with the digest of the ready image. If they differ, or if the
+// content comes from a pipe and cannot be read again, it returns the argument refusal with the
+// reason.
 func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready disk.Digest, refusal error) error {
 	if !u.canReread(c) {
 		return fmt.Errorf("%w (data from a pipe cannot be compared with it)", refusal)

@@ -23,8 +23,8 @@ type builder struct {
 	deferred map[string][]string   // by reason
 }
 
-// build returns the forecast for a plan, without the State. d and o are those of a node without
-// disks.
+// build returns the forecast for a plan, without the State. d and o are the desired and the
+// observed state of a node without disks.
 func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f := &builder{
 		desired: d, observed: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[plan.CopyRef]*CopyForecast{},

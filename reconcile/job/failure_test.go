@@ -14,7 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// A fault of a source that only this node has must not stop another node from trying its own.
+// A fault of a source that only this node has must not stop another node from trying its own
+// source.
 func TestNextFailureOfFirstCopies(t *testing.T) {
 	from := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}
 	a, b := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
@@ -79,8 +80,8 @@ func TestRetryAfterIsBounded(t *testing.T) {
 	}
 }
 
-// The repair of a copy in use failed, as its upstream has other bytes by now. Then a node
-// responds that has the right ones: the repair must be planned again.
+// The repair of a copy in use failed, as its upstream has other bytes by now. Then another node
+// responds, which has the right bytes: the repair must be planned again.
 func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(2)
 	o := plantest.EmptyDisks(c)

@@ -112,9 +112,9 @@ func (j Job) maxSize() int64 {
 	return 0
 }
 
-// format returns the format that the bytes of the image must have, "": any. That of an export is
-// always known: a guest may write the header of another format to its raw disk, which must not
-// become an image of that format.
+// format returns the format that the bytes of the image must have, "": any. The format of an
+// export is always known: a guest may write the header of another format to its raw disk, which
+// must not become an image of that format.
 func (j Job) format() disk.Format {
 	if e := j.Image.Source.ExportFromVolume; e != nil {
 		return e.ExportType

@@ -63,9 +63,9 @@ func (j Job) newPull() (p *peer.Pull, done func()) {
 	return p, upstream.Close
 }
 
-// syncLocal creates the copy from a ready copy on another disk, or of another image, of this node.
-// The bytes are hashed while they are copied and verified at the end, as those of any source: the
-// source may be damaged without any sign yet.
+// syncLocal creates the copy from a ready copy on this node: one on another disk, or of another
+// image. The bytes are hashed while they are copied and verified at the end, as those of any
+// source: the source may be damaged without any sign yet.
 func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {

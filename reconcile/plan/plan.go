@@ -19,7 +19,7 @@ import (
 type Plan struct {
 	Actions []Action `json:"actions"`
 	Summary Summary  `json:"summary"`
-	// Suspended lists the suspensions in effect: that of the settings first, then by image.
+	// Suspended lists the suspensions in effect: the one in the settings first, then by image.
 	Suspended []Suspension `json:"suspended,omitempty"`
 	// Digest is the config digest, "" while any part of the configuration is invalid.
 	Digest string `json:"digest,omitempty"`

@@ -130,7 +130,7 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Active(now)}
 }
 
-// activeSuspensions returns the suspensions in effect: that of the settings first, then by
+// activeSuspensions returns the suspensions in effect: the one in the settings first, then by
 // image.
 func activeSuspensions(c schema.Config, now time.Time) []Suspension {
 	var all []Suspension

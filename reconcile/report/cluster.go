@@ -40,8 +40,9 @@ func (c *ClusterPlan) Compare(d Difference, oldPlan plan.Plan, oldRisk forecast.
 	c.unrelated = len(c.Plan.Actions) - len(c.caused.Actions)
 	d.Unrelated = c.unrelated
 	c.Diff = &d
-	// The numbers of the risk are those of the caused actions. The lists are those of the
-	// whole plan without those of the old one: two plans together can fill a disk.
+	// The numbers of the risk count the caused actions only. The lists have the entries of the
+	// whole plan that the old plan lacks, because caused and other actions together can fill a
+	// disk.
 	risk := forecastOf(c.caused).Risk
 	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = c.Forecast.Risk.LosesAll, c.Forecast.Risk.BelowReserve, c.Forecast.Risk.BelowCopies
 	c.Forecast.Risk = risk.Without(oldRisk)

@@ -69,8 +69,9 @@ func (st *session) path(name string) (string, error) {
 	return filepath.Join(st.dir, name), nil
 }
 
-// configure changes the configuration to that of a folder. With invalid it must have errors,
-// and the managers apply it like running managers do, with the memory of earlier ones.
+// configure changes the configuration to the one in a folder of the scenario. If invalid is true,
+// it must have errors, and the managers apply it like running managers do, with the memory of
+// earlier ones.
 func (st *session) configure(dir string, invalid bool) error {
 	path, err := st.path(dir)
 	if err != nil {

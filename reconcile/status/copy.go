@@ -125,8 +125,8 @@ func (b *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
 	}
 }
 
-// setPlan sets the action a that is planned for a copy of this node. An existing message stays unless
-// that of the action contains it.
+// setPlan sets the action a that is planned for a copy of this node. An existing message stays
+// unless the message of the action contains it.
 func (s *CopyStatus) setPlan(a plan.Action) {
 	s.Until, s.Code = a.Until, a.Code
 	switch {

@@ -31,8 +31,8 @@ type ImageStatus struct {
 	Ready       int         `json:"ready"`             // ready copies on all nodes that respond
 	Message     string      `json:"message,omitempty"` // about the image as a whole
 	Code        plan.Code   `json:"code,omitempty"`    // of Message
-	// Suspended is the suspension that applies to the image, its own or that of the settings; nil
-	// without one. It may be over.
+	// Suspended is the suspension that applies to the image, its own one or the one in the
+	// settings; nil without one. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
 	// CannotPrepare is why this node cannot create the first copy; "": it can, or need not.
 	CannotPrepare string `json:"unable,omitempty"`

@@ -167,8 +167,8 @@ func (s Status) declaredImage(name string) (image ImageStatus, ok bool) {
 // hundreds.
 const maxReasons = 3
 
-// notReadyError returns the number of ready copies with the message of the image, or else with
-// those of the copies that are not ready.
+// notReadyError returns the number of ready copies with the message of the image, or else with the
+// messages of the copies that are not ready.
 func (image ImageStatus) notReadyError() error {
 	count := fmt.Sprintf("%s: %d of %d copies ready", image.Name, image.Ready, image.Desired)
 	if image.Message != "" {

@@ -98,7 +98,8 @@ func (s *SavedCluster) Paths(node string) []string {
 	return paths
 }
 
-// Knows reports whether the node has its own status, or is in that of a node that queried it.
+// Knows reports whether the node has its own status, or is in the status of another node that
+// queried it.
 func (s *SavedCluster) Knows(node string) bool {
 	_, _, known := s.latest(node)
 	return known

@@ -101,7 +101,7 @@ func (d *Debouncer) Observe(began, ended time.Time, s Snapshot, err error) Decis
 }
 
 // DelayAfterEvent returns how long to wait before the read that follows a notification at
-// the time now, so that many changes do not cause as many reads.
+// the time now, so that many changes cause few reads.
 func (d *Debouncer) DelayAfterEvent(now time.Time) time.Duration {
 	return max(0, d.lastRead.Add(d.minGap(now)).Sub(now))
 }

@@ -211,8 +211,8 @@ func (t *tree) walkFolder(location, dir string) error {
 
 // walkSwap walks the target of the swapLink in a folder as if its files were in the
 // folder, and reports whether there is a swapLink. It does not use the kubelet's
-// symlinks to the single files: the kubelet creates those of new files after the
-// swap, and removes those of removed files after it.
+// symlinks to the single files: only after the swap, the kubelet creates symlinks to new files and
+// removes symlinks to removed files.
 func (t *tree) walkSwap(location, dir string, entries []fs.DirEntry) (bool, error) {
 	if !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == swapLink }) {
 		return false, nil

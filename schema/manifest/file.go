@@ -23,7 +23,7 @@ type File struct {
 	References  []*Definition // that define an image only if nothing else does
 	Read        []Document    // manifests that were read
 	Skipped     []Skipped
-	// Problems are those of whole documents. While there is one, it is unknown what else
+	// Problems has the problems of whole documents. While there is one, it is unknown what else
 	// the file would declare.
 	Problems []document.Problem
 	// ConfigMap is the name of the ConfigMap that contains the documents which are being

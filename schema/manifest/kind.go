@@ -71,8 +71,8 @@ func Is(doc *document.Value) bool { return doc.Field("apiVersion") != nil && doc
 
 // Detect returns the kind of a manifest, and nil for a manifest of another program. isList
 // is true for a list of that kind, such as a BackingImageList. The problem is set if
-// apiVersion or kind is invalid, or nearly that of a known kind: what the document
-// declares is unknown then.
+// apiVersion or kind is invalid, or is nearly the one of a known kind. It is then unknown what the
+// document declares.
 func Detect(doc *document.Value) (kind *Kind, isList bool, problem *document.Problem) {
 	if second := doc.RepeatedField("apiVersion", "kind"); second != nil {
 		return nil, false, &document.Problem{Position: second.Pos, Path: document.Path{second.Name},

@@ -56,7 +56,7 @@ func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
 	if s, ok := findSourceType(r.sourceType); ok {
 		c.checkParameters(s, parametersAt)
 	}
-	// The rest of the manifest is checked as that of any image, which needs a source.
+	// The rest of the manifest is checked like the manifest of any image, which needs a source.
 	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
 }
 
