@@ -143,7 +143,8 @@ func (c *cluster) pod(t *testing.T, n node, disk string) *container.Container {
 	return p
 }
 
-// putLonghornImage puts the image on a disk as Longhorn leaves it. (Its node is second in rank.)
+// putLonghornImage puts the image, as Longhorn leaves it, on the disk of the node with the second
+// rank.
 func putLonghornImage(t *testing.T, c *cluster, disks []string) {
 	write(t, filepath.Join(disks[1], "backing-images/debian-12-6846a0b2/backing"), string(c.content))
 }

@@ -178,7 +178,8 @@ func (s *sequence) digest(c content) string {
 	return r.Digest
 }
 
-// awaitLast waits until the last state is applied, and returns how long after the change that was.
+// awaitLast waits until the last state is applied, and returns the time from the change until
+// then.
 func (s *sequence) awaitLast() time.Duration {
 	want := s.digest(s.now)
 	s.l.until("the last state applied", func(v *status.View) bool { return v.Fault == "" && v.Config.Digest == want })

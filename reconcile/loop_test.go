@@ -74,7 +74,8 @@ func (l *looping) end() error {
 	}
 }
 
-// until waits for a round for which the condition is true. what names the condition.
+// until waits for a round for which the condition is true. The argument what names the condition
+// in messages.
 func (l *looping) until(what string, is func(*status.View) bool) *status.View {
 	l.t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)

@@ -50,9 +50,8 @@ type sourceCase struct {
 	derived string
 	// run replaces one run of the program, where a source needs more than that.
 	run func(a *attempt) string
-	// stride is the number of operations for each one that is interrupted, 5 if it is 0. All
-	// sources have most operations in common, and start at different ones: together they
-	// interrupt nearly all.
+	// One of stride operations is interrupted; 0 stands for 5. All sources have most operations in
+	// common, and start at different ones: together they interrupt nearly all.
 	stride int
 }
 

@@ -78,8 +78,8 @@ func snapshot(files map[string]configdir.File) configdir.Snapshot {
 	return s
 }
 
-// describeRemoved says for each image that was declared earlier and is not any more whether
-// its copies are kept: a document that is skipped must not delete what it declared.
+// describeRemoved returns a line for each image that is not declared any more. The line says
+// whether its copies are kept: a document that is skipped must not delete what it declared.
 func describeRemoved(r Result, declared map[string]disk.Declaration) string {
 	var b strings.Builder
 	for _, name := range sortedKeys(declared) {

@@ -83,8 +83,8 @@ type Undecided struct {
 func (r Result) Undecided() Undecided { return Undecided{r.Skipped, r.Emptied} }
 
 // MayDeclare returns why an image that is not in the configuration may still be meant to
-// be declared. last identifies the document that declared it last; its File is "" if that
-// is unknown. It returns false if the image was removed.
+// be declared. The argument last identifies the document that declared the image last; its File is
+// "" if that document is unknown. It returns false if the image was removed.
 func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string, undecided bool) {
 	for _, s := range u.Skipped {
 		if s.Image == name {

@@ -12,7 +12,7 @@ import (
 
 var (
 	update     = flag.Bool("update", false, "write the actual output into the files that scenarios compare it with")
-	repairSize = flag.Int64("repair.size", 16<<20, "bytes of the image that the scenario cluster_repair damages a chunk of")
+	repairSize = flag.Int64("repair.size", 16<<20, "size in bytes of the image that the scenario cluster_repair damages and repairs")
 )
 
 func TestMain(m *testing.M) {

@@ -181,8 +181,8 @@ func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 	return false
 }
 
-// obtainable reports whether the cluster or the upstream has what a copy of the image needs, where one
-// of the disks can use it.
+// obtainable reports whether the cluster or the upstream has the bytes for a copy of the image, in
+// a place from which one of the disks can get them.
 func (c *cluster) obtainable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
 	if len(c.readyCopies(config, image)) > 0 || !image.Checksum.IsZero() && c.isReadyWith(config, image.Checksum) {
 		return true

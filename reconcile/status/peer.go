@@ -25,8 +25,8 @@ type PeerStatus struct {
 	// Queried: at least one query has ended, with a response or an error.
 	Queried  bool `json:"asked"`
 	Responds bool `json:"answers"` // the last query succeeded
-	// LastResponse is when the node last responded. For one that does not respond now it is when
-	// the last successful query began.
+	// LastResponse is when the node last responded. For a node that does not respond now, it is
+	// the start of the last successful query.
 	LastResponse time.Time `json:"lastAnswer,omitzero"`
 	// Problem is why the node does not respond, and UnreachableSince since when; zero if it does.
 	Problem          string    `json:"problem,omitempty"`
