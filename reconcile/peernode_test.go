@@ -63,8 +63,9 @@ func TestSendSurvivesTheCloseOfItsDisk(t *testing.T) {
 	}
 }
 
-// A disk is closed while a query lists it. The response must have a problem for the disk, and never an
-// empty list: a peer would delete its own copy, or create a new one.
+// A disk is closed while a query lists it. The response must have a problem for the disk, and
+// never an empty list. Because of an empty list, a peer could delete its own copy, or create a new
+// one.
 func TestClosedDiskIsNeverListedAsEmpty(t *testing.T) {
 	t.Parallel()
 	r, with, without := newHolder(t, fetchtest.Random(3, 512))

@@ -94,7 +94,8 @@ type cause struct {
 	wait  time.Duration // the delay before the next attempt; 0: the error does not say
 }
 
-// adjust changes the cause of err by what the action a can do about it.
+// adjust corrects the cause of err by what is known about the action a, for example that it has
+// other sources.
 func (c *cause) adjust(a plan.Action, err error) {
 	switch {
 	case sourceIsDamaged(a, err):

@@ -68,8 +68,8 @@ func (j Job) repair(ctx context.Context, id disk.ID) error {
 			}
 		}
 		if len(j.Peers.Sources()) == 0 {
-			// The fetcher of the pull waits for busy peers. There are none, so that an upstream that
-			// fails must end the repair at once.
+			// The fetcher of a pull waits for busy peers. No peer offers the bytes now, so that a
+			// failure of the upstream must end the repair at once.
 			return j.upstreamChunk(ctx, pull.Upstream, size, n, sum, buf)
 		}
 		return remote(ctx, n, sum, buf)

@@ -92,7 +92,8 @@ type Copy struct {
 	RejectsForNow bool
 }
 
-// FromPeers reports whether the partial file came from other nodes. It is no first copy then.
+// FromPeers reports whether the partial file came from other nodes. Such a file does not start a
+// first copy.
 func (c Copy) FromPeers() bool { return strings.HasPrefix(c.PartSourceID, disk.PartFromPeers) }
 
 // Ready returns a copy on the disk, and whether it is ready.
