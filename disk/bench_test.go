@@ -42,7 +42,8 @@ func randomBlock() []byte {
 	return b
 }
 
-// BenchmarkCommit creates a durable image from 1 GiB of memory. Its upper bound is BenchmarkSHA512.
+// BenchmarkCommit creates a durable image from 1 GiB of memory. It cannot be faster than
+// BenchmarkSHA512.
 func BenchmarkCommit(b *testing.B) {
 	for _, test := range []struct {
 		name  string

@@ -194,7 +194,7 @@ func (l *Loop) Step(ctx context.Context) time.Duration {
 	return next
 }
 
-// round does one round and returns how long until a wait of the plan ends.
+// round does one round. It returns how long until the first wait of the plan ends, at most the interval.
 func (l *Loop) round(ctx context.Context) time.Duration {
 	if !l.config.loaded && l.config.fault == "" {
 		return l.options.Interval // the config directory was not read yet

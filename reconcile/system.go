@@ -49,7 +49,7 @@ type Contents struct {
 	Users Users
 }
 
-// Users are the users of the copies on a disk.
+// Users reports which copies on a disk are in use, and by what.
 type Users interface {
 	// Err returns why the users cannot be determined, nil if they can. All copies then count as
 	// in use.

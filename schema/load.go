@@ -141,7 +141,7 @@ func (l *Loader) markEmptied(files []*parsedFile) []*parsedFile {
 	for i, f := range files {
 		if f.empty && declared[f.Path] {
 			emptied := *f
-			emptied.AddProblem(document.Position{File: f.Path}, nil, "is empty, and was not", "remove it, or write \"images: {}\"")
+			emptied.AddProblem(document.Position{File: f.Path}, nil, "is empty, but had declarations when it was last read", "remove it, or write \"images: {}\"")
 			files[i] = &emptied
 		}
 	}

@@ -66,7 +66,7 @@ func (m *merger) ignoredChecksums(c Config) []document.Problem {
 		d := m.current[key{imagesSection, name}]
 		if c.Images[name].ChecksumIgnored && !m.stale(d) {
 			found = append(found, d.placeNative(document.Problem{Path: document.Path{"checksum"},
-				Message: "is not used: each encryption of an image has other bytes", Hint: "remove it"}))
+				Message: "is not used: the bytes differ each time an image is encrypted", Hint: "remove it"}))
 		}
 	}
 	return found

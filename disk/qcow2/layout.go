@@ -108,7 +108,7 @@ func (l *layout) putHeader(b []byte) {
 	}
 }
 
-// putRefcounts fills the refcount block whose first cluster is first.
+// putRefcounts fills b with the refcount block whose first entry is for cluster number first.
 func (l *layout) putRefcounts(b []byte, first int64) {
 	last := min(first+refcountEntries, l.compressed>>encodeBits)
 	for c := first; c < last; c++ {

@@ -74,8 +74,9 @@ func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 	return i, nil
 }
 
-// baseTLS returns the settings of client and server. HTTP/2 would transfer everything of a peer over
-// one connection. A resumed session would continue to use old files.
+// baseTLS returns the settings that client and server share. HTTP/2 is off, because it would use one
+// connection for all transfers of a peer. Session tickets are off, because a resumed session would
+// ignore replaced files.
 func baseTLS() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"}, SessionTicketsDisabled: true}
 }

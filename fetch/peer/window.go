@@ -28,7 +28,7 @@ type window struct {
 	manifest    *disk.Manifest
 	activePulls *atomic.Int32 // of the Client; the pulls share the memory
 
-	mu         sync.Mutex      // also guards the fields of lanes that are marked so
+	mu         sync.Mutex      // also guards the fields of lane that are marked so
 	changed    chan struct{}   // closed, and replaced, when anything changed
 	pending    []*pendingChunk // in order
 	next       int64           // index of the chunk that the consumer needs next

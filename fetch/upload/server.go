@@ -140,7 +140,7 @@ func (s *Server) show(w http.ResponseWriter, id string) error {
 // notFound returns the error for an upload without a session.
 func (s *Server) notFound(id string) error {
 	if s.host.Interrupted(id) {
-		return locked("the upload is interrupted: it resumes soon, or after the problem is solved that the status of the image shows")
+		return locked("the upload is interrupted: it resumes soon, or when the problem in the status of the image is solved")
 	}
 	return httperror.New(http.StatusNotFound, "there is no such upload: it never existed, or it has ended")
 }

@@ -173,7 +173,7 @@ func (s sender) images(node string, images []status.ImageStatus) {
 	}
 }
 
-// maxMissing is the number of images with a value of their own.
+// maxMissing is the maximum number of images that have a time series of missing_copies.
 const maxMissing = 100
 
 // desired sums over all declared images, so that the number of time series does not grow

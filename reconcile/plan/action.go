@@ -155,8 +155,8 @@ func (a Action) CopyRef() CopyRef {
 // Idle reports whether the action does nothing: it is a wait or blocked.
 func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
 
-// asWaitFor sets the operation that an idle action precedes. The argument blocked has the meaning
-// of Action.Blocked. Actions that are not idle stay unchanged.
+// asWaitFor returns an idle action with op as its Next. It sets Action.Blocked if blocked is true or
+// the operation of the action is Blocked. It returns other actions unchanged.
 func (a Action) asWaitFor(op Op, blocked bool) Action {
 	if a.Idle() {
 		a.Next, a.Blocked = op, blocked || a.Op == Blocked

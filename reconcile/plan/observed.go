@@ -86,7 +86,8 @@ type Copy struct {
 	UsedBy string
 	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
 	Leaving bool
-	// Rejects is why a disk of another node takes no copy, as its node published it; "": none.
+	// Rejects is the reason, published by its node, why a disk of another node does not take the
+	// copy; "": no rejection is published.
 	Rejects string
 	// RejectsForNow: the disk takes a copy once a first copy exists.
 	RejectsForNow bool

@@ -82,7 +82,7 @@ func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
 		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
 	case queried && !peer.Responds() && peer.UnreachableFor >= s.ix.desired.Config.Settings.RecoveryWaitInterval:
 		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}
-	case !known: // it may have a copy
+	case !known: // nothing is known about the disk yet, and it may have a copy: do not reject
 		return Rejection{}
 	case c.State != disk.Ready && c.State != disk.Unknown && !(node.AllowScheduling && declared.AllowScheduling):
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on it is disabled"}, Intended}

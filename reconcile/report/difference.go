@@ -17,7 +17,7 @@ import (
 type Difference struct {
 	forecast.Difference
 	Fields []fieldDifference `json:"fields"` // of the settings, nodes and images in both, sorted
-	// Unrelated is the number of planned actions that the old configuration has, too. It is
+	// Unrelated is the number of planned actions that the old configuration would also cause. It is
 	// 0 without a saved state.
 	Unrelated int `json:"anyway"`
 }

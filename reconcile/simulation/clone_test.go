@@ -49,7 +49,8 @@ func (c *cluster) damageClones() {
 	c.after(c.between(0, 2*time.Minute), func() { c.unlessHealed(func() { c.damageCopies(name) }) })
 }
 
-// addDifferentFile adds a file of an image without a checksum that differs from the ready copies.
+// addDifferentFile adds a file whose bytes differ from those of the ready copies, for an image
+// without a declared checksum.
 func (c *cluster) addDifferentFile(image schema.Image) {
 	ref := pick(c.rng, c.diskRefs()...)
 	if d := c.disks[ref]; image.Checksum.IsZero() && d.Attached && d.Copies[image.ID] == nil && d.Free() > gib {

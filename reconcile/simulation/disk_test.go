@@ -9,7 +9,7 @@ import (
 
 var parrot = disk.ID{Name: "parrot", UUID: "0000000a"}
 
-// newTestDisk returns a disk of 8 GiB that Open opens while it is attached.
+// newTestDisk returns an attached disk of 8 GiB. Open fails while it is not attached.
 func newTestDisk() *Disk { return NewDisk("disk-0001", NewLibrary(), 8*gib) }
 
 func TestFillMakesACopyReadyAndTakesSpace(t *testing.T) {

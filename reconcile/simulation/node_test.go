@@ -43,7 +43,7 @@ type process struct {
 	brokenAtStart bool                     // with an error since the start of the process
 	invalidImage  string                   // the only invalid image at the start; "": everything is invalid
 	next          *declaration             // the content that the next round applies
-	reread        bool                     // the next round applies a read without a change
+	reread        bool                     // the config directory was read again: the next round applies the result, also without a change
 	removedAt     map[string]time.Duration // by image
 
 	// Rounds.

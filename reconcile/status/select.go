@@ -60,9 +60,9 @@ func CopiesOn(copies []CopyStatus, on []string) []CopyStatus {
 	return kept
 }
 
-// CompareGenerations orders the generations of an image, the one to show first: the declared
-// one, then those that are not surplus, then those with the best copy. The copies of each have
-// to be in the order of CopiesOn.
+// CompareGenerations orders the generations of an image for output: first the declared one, then
+// those that are not surplus, then the surplus ones. Within these groups, the generation with the
+// better best copy is first. The copies of each generation must be sorted as by CopiesOn.
 func CompareGenerations(a, b ImageStatus) int {
 	rank := func(image ImageStatus) int {
 		switch {

@@ -229,7 +229,7 @@ func TestFirstChange(t *testing.T) {
 }
 
 // applyChanges is the loop that Watch and Debouncer are made for. It sends each snapshot that
-// may be applied to applied.
+// may be applied to the channel.
 func applyChanges(ctx context.Context, dir string, applied chan<- Snapshot) {
 	var watch sync.WaitGroup
 	defer watch.Wait()

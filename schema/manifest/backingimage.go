@@ -80,7 +80,7 @@ func (c *Conversion) backingImageChecksum() {
 	if err1 != nil || err2 != nil || want.Algorithm() != had.Algorithm() || want == had || encrypts || c.get(path("status.uuid")) == nil {
 		return
 	}
-	c.warn(declared, "differs from status.checksum, which the file of status.uuid has", "for a new generation, remove uuid and checksum from status")
+	c.warn(declared, "differs from status.checksum, which belongs to the file with status.uuid", "for a new generation, remove uuid and checksum from status")
 }
 
 // warnOfEvictedFiles warns that the placement of a dump is not used.

@@ -24,7 +24,7 @@ type Kind struct {
 	// Definition is the name of the CUE definition. It is "" for a kind that only
 	// contains other documents, or that only completes others.
 	Definition string
-	// Reference is true for a kind that refers to an image at ImagePath. A manifest of
+	// Reference is true for a kind that names an image in the field at ImagePath. A manifest of
 	// such a kind defines the image only if no other document does.
 	Reference bool
 	ImagePath document.Path

@@ -102,7 +102,7 @@ func sparse(s script, args []string) error {
 		return err
 	}
 	if taken := info.Sys().(*syscall.Stat_t).Blocks * 512; taken >= info.Size() {
-		return fmt.Errorf("%s has %d bytes and takes %d", args[0], info.Size(), taken)
+		return fmt.Errorf("%s is not sparse: its size is %d bytes, and it uses %d bytes on disk", args[0], info.Size(), taken)
 	}
 	return nil
 }
