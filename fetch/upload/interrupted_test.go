@@ -89,7 +89,7 @@ func TestUploadContinuesAfterRestart(t *testing.T) {
 	r.request("HEAD", at, nil).want(t, 423, "")
 	r.patch(at, "3145828", want[3<<20+100:]).want(t, 423, "resumes soon")
 	client := Client{Base: r.url, Transport: http.DefaultTransport}
-	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "after the problem is solved") {
+	if _, _, err := client.status(t.Context(), at); err == nil || !strings.Contains(err.Error(), "when the problem in the status") {
 		t.Errorf("the client of an interrupted upload got %v", err)
 	}
 	r.restart()

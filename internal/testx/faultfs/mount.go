@@ -6,8 +6,10 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -58,16 +60,28 @@ func Mount(t testing.TB) *FS {
 		err := server.Unmount()
 		// While another test starts a process, the new process temporarily has copies of all
 		// descriptors.
-		for began := time.Now(); err != nil && time.Since(began) < 10*time.Second; {
+		for began := time.Now(); err != nil && time.Since(began) < time.Minute; {
 			err = server.Unmount()
 		}
 		if err != nil {
-			t.Errorf("unmount %s: %v", dir, err)
+			t.Errorf("unmount %s: %v; open: %q", dir, err, openBelow(dir))
 			_ = syscall.Unmount(dir, syscall.MNT_FORCE|syscall.MNT_DETACH) // the first error is reported above
 		}
 		stop()
 	})
 	return f
+}
+
+// openBelow returns the files and folders below dir that processes have open, as "process: path".
+func openBelow(dir string) (open []string) {
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	folders, _ := filepath.Glob("/proc/[0-9]*/cwd")
+	for _, link := range append(links, folders...) {
+		if target, err := os.Readlink(link); err == nil && strings.HasPrefix(target, dir) {
+			open = append(open, strings.Split(link, "/")[2]+": "+target)
+		}
+	}
+	return open
 }
 
 // startUnmounter starts a process that unmounts dir if this process dies early. Otherwise a thread
