@@ -16,7 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// A change of the config directory must be planned within half a second after its last write.
+// A change of the config directory must be planned within a second after its last write (C14). The
+// best of five counts, because other tests use the processors too.
 func TestChangeIsPlannedSoon(t *testing.T) {
 	t.Parallel()
 	conf := t.TempDir()
@@ -35,7 +36,7 @@ func TestChangeIsPlannedSoon(t *testing.T) {
 		best = min(best, time.Since(began))
 	}
 	t.Logf("planned after %v", best)
-	if best > 500*time.Millisecond {
+	if best > time.Second {
 		t.Errorf("a change was planned after %v at best", best)
 	}
 }
