@@ -16,10 +16,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// A change of the config directory must be planned within a second after its last write (C14). The
-// best of five counts, because other tests use the processors too.
+// A change of the config directory must be planned within half a second after its last write. The
+// test is not parallel, so that no other test of the package delays it.
 func TestChangeIsPlannedSoon(t *testing.T) {
-	t.Parallel()
 	conf := t.TempDir()
 	files.Put(t, testSettings, conf, "settings.yaml")
 	files.Put(t, "images: {}", conf, "images.yaml")
@@ -36,7 +35,7 @@ func TestChangeIsPlannedSoon(t *testing.T) {
 		best = min(best, time.Since(began))
 	}
 	t.Logf("planned after %v", best)
-	if best > time.Second {
+	if best > 500*time.Millisecond {
 		t.Errorf("a change was planned after %v at best", best)
 	}
 }
