@@ -66,15 +66,15 @@ func (n node) host(t *testing.T) string {
 	return u.Hostname()
 }
 
-// fleet is a network in which nodes run the program of our image, and reach an upstream
-// server.
+// fleet is a network in which nodes run the program of the container image, and reach an
+// upstream server.
 type fleet struct {
 	image
 	upstream        *upstream
 	bridge          netns.Namespace            // of the test, the upstream and the bridge between all nodes
 	networks        map[string]netns.Namespace // by node
 	nodes           []node
-	content         []byte   // of the declared image
+	content         []byte   // of the declared disk image
 	credentialFlags []string // with which commands call daemons
 }
 
@@ -138,7 +138,7 @@ type upstream struct {
 	ca     []byte
 }
 
-// serve responds to https://cloud.debian.org until the test ends.
+// serve runs a server for https://cloud.debian.org until the test ends.
 func (f *fleet) serve(t *testing.T, files map[string][]byte) {
 	t.Helper()
 	dir := certificates(t, upstreamHost)
@@ -197,8 +197,8 @@ func (f *fleet) nodeCertificates(t *testing.T) (dir string) {
 	return dir
 }
 
-// rootFS returns a root file system with the files of the image, and with the certificate
-// authority of the upstream.
+// rootFS returns a root file system with the files of the container image, and with the
+// certificate authority of the upstream.
 func (f *fleet) rootFS(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -294,7 +294,7 @@ func (f *fleet) checkReady(t *testing.T, disks []string, copies int, owner uint3
 		for _, file := range files {
 			found++
 			if data, err := os.ReadFile(file); err != nil || !bytes.Equal(data, f.content) {
-				t.Errorf("%s has other bytes, or error %v", file, err)
+				t.Errorf("%s does not have the bytes of the upstream (error %v)", file, err)
 			}
 			if uid := ownerOf(t, file); uid != owner {
 				t.Errorf("the owner of %s is %d; want %d", file, uid, owner)

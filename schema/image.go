@@ -28,8 +28,9 @@ type Image struct {
 	BandwidthLimit int64       `json:"bandwidthLimit"`    // bytes per second; 0: no limit
 	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
 	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
-	// ChecksumIgnored is true if a checksum is declared for an image that is encrypted
-	// here. Each encryption has other bytes, so Checksum is zero then, as with Longhorn.
+	// ChecksumIgnored is true if a checksum is declared for a clone that this program
+	// encrypts. Each encryption produces different bytes, so a checksum cannot match.
+	// Checksum is then zero, as in Longhorn.
 	ChecksumIgnored bool `json:"-"`
 	// Declaration identifies the document that declares the image.
 	Declaration disk.Declaration `json:"-"`
@@ -37,7 +38,7 @@ type Image struct {
 	Pos document.Position `json:"-"`
 }
 
-// MarshalJSON encodes the image like a configuration file.
+// MarshalJSON encodes the image with the fields of a configuration file.
 func (m Image) MarshalJSON() ([]byte, error) {
 	type plain Image
 	v := struct {

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
-// merger combines the definitions of all files to one configuration.
+// merger combines the definitions of all files into one configuration.
 type merger struct {
 	errors    []document.Problem
 	manifests []manifest.Document
@@ -19,7 +19,7 @@ type merger struct {
 	current    map[key]*definition      // the definitions in force: valid now, or the last valid ones
 	broken     map[key]document.Problem // what is not in force as it is defined now, with the first reason
 	declared   map[key][]*definition    // everything that is defined now
-	references map[key][]*definition    // by file and line
+	references map[key][]*definition    // sorted by file and line
 
 	unread map[string]document.Problem // the first problem of each file that has problems
 
@@ -97,8 +97,9 @@ func (m *merger) reject(k key, p document.Problem) {
 	delete(m.current, k)
 }
 
-// keepUnread keeps the last valid definitions that may still be in a file
-// that cannot be read now. They may also have been moved to a new file.
+// keepUnread keeps the last valid definitions that may still exist although no readable file
+// has them: those of a file that cannot be read now, and all of them if a file was never
+// readable, because any definition may have been moved to it.
 func (m *merger) keepUnread(lastGood map[key]*definition, files []*parsedFile) {
 	var anywhere *document.Problem
 	if m.fileUnknown {
@@ -173,10 +174,10 @@ func (m *merger) stale(d *definition) bool {
 	return broken
 }
 
-// defineByReference makes references define the images that nothing else defines. With
-// afterUnread false, it leaves out images that had a definition, and images with a
-// reference in a file that cannot be read now: keepUnread decides first whether their
-// last definition stays in force.
+// defineByReference makes references define the images that nothing else defines. If
+// afterUnread is false, it skips an image whose last valid definition was not a reference,
+// or was in a file that cannot be read now: keepUnread must first decide whether that
+// definition stays in force. If afterUnread is true, it handles only these images.
 func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 	for k, refs := range m.references {
 		last := l.lastGood[k]

@@ -12,7 +12,7 @@ import (
 
 // structure finds mistakes that CUE would report with an unclear message, or not at all
 // because of another mistake: unknown and duplicate fields, missing values, strings without
-// quotes. It leaves them out of its result, and CUE checks the rest.
+// quotes. CUE gets the value without the parts that have such a mistake (see plain).
 type structure struct {
 	root     *spec
 	problems []document.Problem
@@ -29,10 +29,11 @@ func (s *structure) report(p document.Problem) {
 }
 
 // maxElements limits the elements of a list or mapping. The evaluation of CUE cannot be
-// interrupted, so it must not get a value that takes long.
+// interrupted, so CUE must not get a value whose evaluation takes long.
 const maxElements = 1000
 
-// plain returns v as a Go value for CUE. It returns false if nothing of v is left.
+// plain returns v as a Go value for CUE, and reports the mistakes. It leaves out the parts of v
+// that have a mistake, and returns false if v itself has one.
 func (s *structure) plain(v *document.Value, sp *spec, at document.Path) (any, bool) {
 	switch {
 	case v.Kind == document.Null:
@@ -151,8 +152,8 @@ func listHint(sp *spec, v *document.Value) string {
 	return fmt.Sprintf("write [%s]", v.Text)
 }
 
-// quoteIt is the problem of a string without quotes that YAML reads as another
-// kind: 00000224 is 148 in YAML.
+// quoteIt returns the problem of a string without quotes that YAML reads as a value of
+// another kind: 00000224 is 148 in YAML.
 func quoteIt(v *document.Value, sp *spec, at document.Path) document.Problem {
 	p := document.Problem{Path: at, Message: fmt.Sprintf("must be a string; without quotes it is %s", v.Kind)}
 	if !sp.private {
@@ -234,8 +235,8 @@ func fieldNames(v *document.Value) string {
 	return "; it has " + strings.Join(names, " and ")
 }
 
-// checkFormat returns the error of the package that reads a field: it is more exact than
-// the message of the schema.
+// checkFormat returns the error of the package that parses the field. This error is more
+// exact than the message of the schema.
 func checkFormat(field, text string) error {
 	switch field {
 	case "checksum", "packedChecksum":
@@ -259,12 +260,13 @@ func checkNodeName(name string) error {
 	return fmt.Errorf("name %.60q: use letters, digits, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
 }
 
-// explains reports whether a problem that CUE finds at a path follows from one
-// that structure has found: a source whose only field is misspelled is also empty.
+// explains reports whether a mistake that structure has reported causes the problem that CUE
+// finds at a path. Example: if the only field of a source is misspelled, CUE also reports that
+// the source is empty.
 func (s *structure) explains(at document.Path, root *spec, v *document.Value) bool {
 	found, _ := v.Find(at, document.Position{})
 	if found != nil && knownFields(found, root.at(at)) > 1 {
-		return false // it has too many fields, whatever is wrong with them
+		return false // it has too many fields, and no mistake in one of them causes that
 	}
 	return slices.ContainsFunc(s.problems, func(p document.Problem) bool {
 		if found == nil {

@@ -59,7 +59,7 @@ func (m *merger) manifestWarnings() []document.Problem {
 	return found
 }
 
-// ignoredChecksums finds checksums of images that are encrypted here.
+// ignoredChecksums finds checksums of images that this program encrypts.
 func (m *merger) ignoredChecksums(c Config) []document.Problem {
 	var found []document.Problem
 	for _, name := range sortedKeys(c.Images) {

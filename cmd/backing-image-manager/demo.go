@@ -46,7 +46,7 @@ privileges, and removes its files unless --dir is given.`,
 			return d.run(cmd.Context())
 		},
 	}
-	cmd.Flags().StringVar(&dir, "dir", "", "use the empty or missing folder `DIR`, and keep it")
+	cmd.Flags().StringVar(&dir, "dir", "", "run in the folder `DIR`, which must be empty or missing, and do not remove it")
 	if err := cmd.MarkFlagDirname("dir"); err != nil {
 		panic("mark --dir: " + err.Error())
 	}
@@ -92,8 +92,8 @@ func (d *demo) run(ctx context.Context) error {
 	d.declare(ctx, images)
 	d.converge(ctx)
 	d.change(ctx, images)
-	d.print("", "This is the whole idea: files declare the images, and the disk follows. A daemon does the",
-		"same on every change of the directory.", "")
+	d.print("", "This is the whole idea: files declare the images, and the program changes the disk to match.",
+		"A daemon does the same after every change of the directory.", "")
 	if d.kept {
 		d.print("The files are in "+d.path("config"), "and in           "+d.path("disk/backing-images"))
 	} else {

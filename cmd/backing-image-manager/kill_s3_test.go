@@ -35,7 +35,7 @@ type killingProxy struct {
 
 	mu     sync.Mutex
 	victim *os.Process // nil: killed
-	left   int         // requests until the kill; a later request kills if an earlier one ended before
+	left   int         // requests until the kill; if that request ends without it, the next one kills
 	moment moment
 }
 
@@ -109,7 +109,7 @@ func (s *killingProxy) kill() {
 	}
 }
 
-// killingBody calls kill after a number of bytes was read.
+// killingBody calls kill when left bytes have been read.
 type killingBody struct {
 	io.ReadCloser
 	left int64
@@ -124,8 +124,8 @@ func (h *killingBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// runKilled runs the program, kills it the given number of times, and runs it again until it ends
-// without a kill. It returns the output of the last run.
+// runKilled runs the program again and again until a run ends before it is killed. It kills at most
+// the given number of runs, and returns the output of the last one.
 func (s *killingProxy) runKilled(t *testing.T, random *rand.Rand, kills int, args ...string) string {
 	t.Helper()
 	for ; ; kills-- {

@@ -66,7 +66,7 @@ type Header struct {
 
 	ivTweak  uint64
 	digest   digest
-	size     int64 // of a copy
+	size     int64 // of each of the two copies of the header
 	sequence uint64
 }
 
@@ -98,7 +98,8 @@ func Read(r io.ReaderAt, size int64) (*Header, error) {
 	return best, nil
 }
 
-// binaryHeader is the binary part of a copy, byte for byte, without its unused end.
+// binaryHeader has the fields of the binary area of a header copy, in the order of their bytes. The
+// rest of the area is not used.
 type binaryHeader struct {
 	Magic     [6]byte
 	Version   uint16
@@ -168,7 +169,7 @@ func readFull(r io.ReaderAt, b []byte, at int64) error {
 	return fmt.Errorf("read LUKS header at %d: %w", at, err)
 }
 
-// metadata are the needed fields of the JSON of a header. 64-bit numbers are strings.
+// metadata has the fields of the JSON of a header that this package needs. 64-bit numbers are strings.
 type metadata struct {
 	Keyslots map[string]keyslot
 	Segments map[string]segment
@@ -193,7 +194,7 @@ type segment struct {
 // Longhorn. The first MaxOffset bytes of a disk are enough to open it.
 const MaxOffset = 16 << 20
 
-// parse parses the JSON area of a copy.
+// parse parses the JSON area of a header copy.
 func parse(area []byte, copySize, diskSize int64) (*Header, error) {
 	text, rest, _ := bytes.Cut(area, []byte{0})
 	if len(bytes.Trim(rest, "\x00")) > 0 {

@@ -67,7 +67,7 @@ func openPath(c *fetch.Client, path string) (flatDisk, error) {
 	return d, nil
 }
 
-// checkPath checks that the path can be a disk. It opens only regular files and block devices,
+// checkPath checks that the path can be read as a disk. It opens only regular files and block devices,
 // because opening other devices may have side effects.
 func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 	info, err := c.Stat(path)
@@ -157,8 +157,8 @@ func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, nil
 }
 
-// Unchanged returns an error if the file was modified since it was opened. It is a *fetch.Error,
-// because it contains the path, which Source.classify would add.
+// Unchanged returns an error if the file was modified since it was opened. The error already contains
+// the path. It is a *fetch.Error, so that Source.classify does not add the path again.
 func (p *flatFile) Unchanged() error {
 	err := p.File.Unchanged()
 	if errors.Is(err, disk.ErrModified) {
@@ -171,7 +171,7 @@ func (p *flatFile) Unchanged() error {
 type blockDevice struct {
 	flatFile
 	file       *os.File
-	writeCount string // counters of the kernel
+	writeCount string // see readWriteCount; from the time when the device was opened
 }
 
 // Fingerprint returns "", because writes before the device was opened cannot be detected.

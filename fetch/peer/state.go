@@ -33,9 +33,9 @@ type Disk struct {
 	Copies       []Copy `json:"copies"` // sorted by name and uuid
 }
 
-// Copy is one copy on a disk, in any state: the fields of the disk, and fields that the manager of
-// the node adds. A declared image without a file on the disk has a Copy too if an action for it runs
-// or failed on this disk, or if the disk rejects it: its State is then pending.
+// Copy is one copy on a disk, in any state: the fields of disk.Copy, and fields that the manager of
+// the node adds. A declared image without a file on the disk also has a Copy if an action for it runs
+// or failed on this disk, or if the disk rejects it. The State of this Copy is pending.
 type Copy struct {
 	disk.Copy        // the fields with JSON tags
 	UsedBy    string `json:"using,omitempty"` // why the copy is in use; "": it is not in use

@@ -11,7 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Op is the operation of an action. Its values are part of the interface of plans.
+// Op is the operation of an action. Saved plans and the output as JSON contain its values, so
+// they must not change.
 type Op string
 
 // The operations. Wait and Blocked do nothing. A wait ends without help; a blocked action
@@ -74,7 +75,7 @@ func WithoutPolicy(image schema.Image) schema.Image {
 	return image
 }
 
-// UnknownBytes is the size of a transfer that is not known before it starts.
+// UnknownBytes is Action.Bytes of a transfer whose size is not known before it starts.
 const UnknownBytes = -1
 
 // Action is an operation on one copy, or a wait or a blocked operation, with its reason.
@@ -94,7 +95,8 @@ type Action struct {
 	From CopyRef `json:"from,omitzero"`
 	// Until is when a wait ends. It is zero when the wait does not end at a known time.
 	Until time.Time `json:"until,omitzero"`
-	// Next is the operation on the same copy that a wait or a blocked action precedes.
+	// Next is the operation on the same copy that is planned after this wait or blocked
+	// action; "": none.
 	Next Op `json:"then,omitempty"`
 	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
 	// such as the end of a use.

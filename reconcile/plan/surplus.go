@@ -13,18 +13,19 @@ type surplusPlanner struct {
 	ix        *index
 	state     *imageState
 	placement placement
-	// count is what remains after the deletions that are planned already.
+	// count has the ready copies that remain after the deletions that are already planned.
 	count readyCount
 }
 
-// readyCount counts the ready copies of the declared generation on which a deletion may count.
+// readyCount has the numbers of ready copies of the declared generation that count for a deletion.
 type readyCount struct {
 	total  int // on any disk
 	placed int // on ranked disks and disks that the image names
 }
 
-// planSurplus returns what happens to the surplus copies of the image on this node. It removes
-// the inspection of a file that is deleted or kept for a known time anyway.
+// planSurplus returns the actions for the surplus copies of the image on this node. A file that
+// is deleted, or kept until a known time, needs no inspection: planSurplus removes it from
+// inspections.
 func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Action {
 	p := surplusPlanner{ix: image.ix, state: image.state, placement: image.placement}
 	surplus := p.copies()
@@ -121,7 +122,7 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	case p.placement.ranked.len() == 0:
 		none := noRankedDisk(d.Config.Nodes, p.state.image)
 		return blocked(ref, none.with(none.Code, ": every copy is kept")).asWaitFor(op, true)
-	case oldPart: // it is no ready copy, so that its deletion reduces no number of ready copies
+	case oldPart: // it is not ready, so its deletion does not reduce the number of ready copies
 	case rest.placed < p.placement.requiredCopies(), ready && rest.total < p.placement.copies:
 		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
 	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
@@ -130,14 +131,14 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	return planDeletion(p.ix, op, ref, reason)
 }
 
-// keepNeeded keeps a copy until enough others are ready. It is blocked when no disk can take
-// the copy of an evicted disk.
+// keepNeeded keeps a copy until enough others are ready. The action is blocked if the disk is to
+// be evicted and no other disk can take the copy.
 func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 	required := fmt.Sprintf("%d copies are ready", p.placement.requiredCopies())
 	if p.placement.requiredCopies() == 1 {
 		required = "one copy is ready"
 	}
-	ignored := "" // behind the text of the reason
+	ignored := "" // appended to the text of the reason
 	if reasons := p.ix.ignoredPeers(); len(reasons) > 0 {
 		ignored = " (" + JoinMax(reasons, "; ", 3) + ")"
 	}
@@ -154,8 +155,8 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 	return wait(ref, reason.with(CodeTooFewReady, "; kept until %s on other disks%s", required, ignored))
 }
 
-// planDeletion returns the deletion of a copy, or what it must wait for: an earlier failure, or
-// a reader of the copy.
+// planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,
+// for a job that reads the copy, or for a suspended image that will be created from the copy.
 func planDeletion(ix *index, op Op, ref CopyRef, reason Reason) Action {
 	if f := ix.observed.Failures[ref]; f.AppliesTo(op) && f.RetryAt.After(ix.observed.Now) {
 		return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt).asWaitFor(op, false)

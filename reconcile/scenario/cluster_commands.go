@@ -32,7 +32,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "drain NODE|NODE/DISK [off]",
-		help:     "Sets evictionRequested, whatever the files declare. off removes it again.",
+		help:     "Requests the eviction of a node or a disk, whatever the files declare. off ends this\nrequest.",
 		minArgs:  1, maxArgs: 1, words: []string{"off"},
 		do: setDrained,
 	},
@@ -283,7 +283,7 @@ var assertCommands = []command{
 	},
 	{
 		synopsis: "copies IMAGE N|=N [on=TAG]...",
-		help:     "At least (with =: exactly) N ready copies are on disks with all of these tags. A disk has\nthe tags and the name of its node, too.",
+		help:     "At least (with =: exactly) N ready copies are on disks with all of these tags. A disk\nalso has the tags of its node, and the name of its node as a tag.",
 		minArgs:  2, maxArgs: 2, options: []string{"on"},
 		check: checkCopies,
 	},

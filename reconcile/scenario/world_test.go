@@ -93,8 +93,8 @@ func copiesOf(w *world) map[plan.CopyRef]simulation.Copy {
 	return copies
 }
 
-// checkDeletion checks a deletion against the cluster before and after the managers worked. The
-// simulation checks all rules of deletions.
+// checkDeletion checks a deletion against the state of the cluster before and after the managers
+// worked. It checks only some of the rules of deletions. Package simulation checks all of them.
 func checkDeletion(t *testing.T, w *world, before map[plan.CopyRef]simulation.Copy, e executed) {
 	t.Helper()
 	never := func(violated bool, text string) {

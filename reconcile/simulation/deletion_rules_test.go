@@ -82,8 +82,9 @@ func (r *deletion) checkEnough(image schema.Image, s *Copy) {
 	}
 }
 
-// mostWithSameBytes returns how many of the ready copies count. Only copies with equal bytes count
-// together.
+// mostWithSameBytes returns the size of the largest group of copies with equal bytes. Only copies with
+// the right bytes count, on ranked or named disks of nodes with the same configuration. The copy to
+// delete does not count.
 func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []schema.DiskRef, copies map[readyCopy]bool) int {
 	of := map[string]int{}
 	for one := range copies {
@@ -118,7 +119,7 @@ func (r *deletion) hasRightBytes(image schema.Image, s *Copy, content string) bo
 	return true
 }
 
-// checkOrphan checks the deletion of a copy of an image that is not declared any more.
+// checkOrphan checks the deletion of a copy of an image that is no longer declared.
 func (r *deletion) checkOrphan() {
 	c, config := r.c, r.conf.config
 	gone := map[string]bool{}

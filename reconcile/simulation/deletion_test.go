@@ -32,7 +32,7 @@ func (m *node) deletionStep(job *runningJob, do func()) {
 	})
 }
 
-// deletionQuery are the direct queries of a deletion, and the responses.
+// deletionQuery has the direct queries of a deletion, and the responses.
 type deletionQuery struct {
 	nodes     []peer.Address
 	responses map[string]peer.State
@@ -92,7 +92,7 @@ func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 	m.after(reconcile.QueryTimeout, end)
 }
 
-// respond responds to a direct query. It notes which copies the node listed for the response.
+// respond responds to a direct query. It records which copies the node listed for the response.
 func (m *node) respond(job *runningJob, send func(peer.State)) {
 	listed := map[readyCopy]bool{}
 	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
@@ -148,7 +148,7 @@ func (m *node) endCancelled(job *runningJob) {
 	m.dropJob(job)
 }
 
-// dropJob ends a job without a report to the loop, which has ended it already.
+// dropJob removes a job that the loop has already ended. The job reports nothing to the loop.
 func (m *node) dropJob(job *runningJob) {
 	job.ended = true
 	if m.jobs[job.key] == job {

@@ -52,7 +52,7 @@ func readMutants(t *testing.T) []mutant {
 		for i := 0; i+1 < len(a.Files); i += 2 {
 			of, ok := strings.CutPrefix(a.Files[i].Name, "find ")
 			if !ok || a.Files[i+1].Name != "replace" {
-				t.Fatalf("%s: sections are in pairs of find FILE and replace", file)
+				t.Fatalf("%s: the sections must be pairs of find FILE and replace", file)
 			}
 			m.edits = append(m.edits, edit{of, string(a.Files[i].Data), string(a.Files[i+1].Data)})
 		}
@@ -62,7 +62,7 @@ func readMutants(t *testing.T) []mutant {
 }
 
 // apply returns the changed files by name. It fails if a text to find does not occur exactly once:
-// then the product has changed, and the mutant must follow.
+// then the product has changed, and the mutant must be adapted.
 func (m mutant) apply() (map[string][]byte, error) {
 	files := map[string][]byte{}
 	for _, e := range m.edits {
@@ -97,8 +97,8 @@ func TestMutantsFit(t *testing.T) {
 	}
 }
 
-// typeChecker checks changed packages against the compiled product. It runs in this process: to
-// compile all mutants takes minutes, to check their types takes a second.
+// typeChecker checks the types of changed packages against the compiled product, in this process. This
+// takes a second for all mutants. To compile all mutants takes minutes.
 type typeChecker struct {
 	fset     *token.FileSet
 	importer types.Importer
@@ -151,8 +151,9 @@ func (c typeChecker) check(files map[string][]byte) error {
 	return nil
 }
 
-// TestMutants runs the simulation with each mutant, which an overlay of the go command compiles: the
-// tree does not change. The rules are checked only against the simulated disks.
+// TestMutants compiles each mutant with go test -overlay, which does not change the source files, and
+// runs the simulation with it. The simulation checks deletions only against the simulated disks, not
+// against the responses of peers (-cluster.world).
 func TestMutants(t *testing.T) {
 	if *mutants == "" {
 		t.Skip("it takes minutes: -cluster.mutants=. (make mutants)")

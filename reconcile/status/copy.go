@@ -163,7 +163,7 @@ func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure) {
 	case s.Leaving:
 		s.Message = "withdrawn: its deletion is pending"
 	case s.Running && s.State == disk.Pending:
-		s.State, s.Message = disk.Starting, "running on its node"
+		s.State, s.Message = disk.Starting, "a job runs on its node"
 		if s.Done > 0 {
 			s.State = disk.InProgress
 		}
@@ -216,7 +216,7 @@ type FailureStatus struct {
 	Suspects []string `json:"suspects,omitempty"`
 }
 
-// newFailureStatus returns a failure with times of the wall clock as JSON.
+// newFailureStatus converts f, whose times must be of the wall clock.
 func newFailureStatus(f plan.Failure) *FailureStatus {
 	s := &FailureStatus{
 		Op: f.Op, Attempts: f.Attempts, Since: f.Since, RetryAt: f.RetryAt, Message: f.Message, Final: f.Final,

@@ -13,7 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// DiskName returns the name of the disk of the copy: NODE/DISK, or its path without a daemon.
+// DiskName returns the name of the disk of the copy: NODE/DISK, or without a daemon the path of the
+// disk.
 func (c CopyStatus) DiskName() string {
 	if c.Node == "" {
 		return c.Disk
@@ -27,7 +28,7 @@ func (c CopyStatus) Summary() string {
 	if c.Message != "" {
 		parts = append(parts, c.Message)
 	}
-	inMessage := c.Message != "" && (c.Code == plan.CodeInUse || c.Code == plan.CodeDamagedInUse) // the reason has the use
+	inMessage := c.Message != "" && (c.Code == plan.CodeInUse || c.Code == plan.CodeDamagedInUse) // the message already says what uses the copy
 	if c.InUse != "" && !inMessage {
 		parts = append(parts, c.InUse)
 	}
@@ -86,8 +87,7 @@ func CompareGenerations(a, b ImageStatus) int {
 
 // FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
 // the status, the best one first. The argument on has the names of the disks whose copies count;
-// empty: all disks. There is at least one copy, or an error says why there is none and which nodes
-// have one.
+// empty: all disks. If there is no such copy, the error says why, and which nodes have one.
 func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
 	var found []ImageStatus
 	for _, image := range s.Images {

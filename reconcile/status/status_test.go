@@ -88,8 +88,8 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		want        string // state, progress, message, whether it has a retry time
 	}{
 		{"no copy", nil, nil, false, false, "pending 0 its node has not started it"},
-		{"started", nil, nil, true, false, "starting 0 running on its node"},
-		{"a partial file", &part, nil, true, false, "in-progress 25 running on its node"},
+		{"started", nil, nil, true, false, "starting 0 a job runs on its node"},
+		{"a partial file", &part, nil, true, false, "in-progress 25 a job runs on its node"},
 		{"a failure", &part, &failed, false, false, "failed 25 it failed until"},
 		{"a final failure", &part, &final, false, false, "failed 25 it failed"},
 		{"ready", &ready, nil, false, false, "ready 100 "},

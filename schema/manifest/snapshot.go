@@ -12,8 +12,8 @@ const snapshotGroup = "snapshot.storage.k8s.io"
 
 var snapshotVersions = []string{"v1", "v1beta1"}
 
-// A VolumeSnapshot, its class and its claim together declare an image of a volume. Each may
-// be in another file, so File collects them and Resolve combines them.
+// A VolumeSnapshot, its class and its claim together declare an image of a volume. They may
+// be in different files, so File collects them and Resolve combines them.
 var (
 	snapshotClassKind = &Kind{
 		Group: snapshotGroup, Versions: snapshotVersions, Name: "VolumeSnapshotClass", Definition: "#VolumeSnapshotClass",
@@ -110,14 +110,15 @@ type resolver struct {
 	defaultClasses []*Class
 	claims         map[string][]manifest    // by name, of all namespaces
 	used           map[*document.Value]bool // the claims that a VolumeSnapshot names
-	unread         *document.Problem        // of a file that may contain more of them
+	unread         *document.Problem        // of the first file that cannot be read: it may contain more of them
 	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
 	resolved       map[*File]*Resolved      // the result
 }
 
-// Resolve combines the VolumeSnapshots of all files with their classes and claims. Problems
-// of the classes are set. wasDeclared reports whether a VolumeSnapshot declared an image at
-// the last load: while a file that may contain its class is unreadable, it still does.
+// Resolve combines the VolumeSnapshots of all files with their classes and claims. The caller
+// has set the Problems of the classes. wasDeclared reports whether a VolumeSnapshot declared
+// an image at the last load. Such a VolumeSnapshot still declares it while a file that may
+// contain its class cannot be read.
 func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Resolved {
 	r := resolver{
 		classes: map[string][]*Class{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
@@ -191,7 +192,7 @@ func (r *resolver) resolve(f *File, m manifest) {
 	classes, err := r.classesOf(m)
 	switch {
 	case err != nil && !(r.unread != nil && r.wasDeclared(image)):
-		// Without its class, the VolumeSnapshot may be one of an image. Keep the copies.
+		// A VolumeSnapshot whose class is unknown may declare an image. Keep the copies.
 		r.skip(f, m.doc, err.Error(), image)
 		return
 	case len(classes) > 0 && classes[0].Definition == nil:
@@ -230,8 +231,8 @@ var (
 	claimPath     = path("spec.source.persistentVolumeClaimName")
 )
 
-// classesOf returns the classes with the name that a VolumeSnapshot gives. The error is why
-// there is none.
+// classesOf returns the classes with the name that a VolumeSnapshot gives. Without a name it
+// returns the default class. The error says why there is no such class.
 func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 	name := m.doc.TextAt(classNamePath...)
 	switch {
@@ -257,7 +258,7 @@ func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 }
 
 // claimsOf returns the claims of a VolumeSnapshot that are bound to a volume, and a problem
-// if their volumes differ. A manifest without a namespace may be in any.
+// if their volumes differ. A manifest without a namespace may be in any namespace.
 func (r *resolver) claimsOf(m manifest) (claims []*document.Value, problem *document.Problem) {
 	namespace := m.doc.TextAt("metadata", "namespace")
 	for _, claim := range r.claims[m.doc.TextAt(claimPath...)] {
