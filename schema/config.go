@@ -76,9 +76,11 @@ func (s *Suspension) Active(now time.Time) bool {
 // parseTime reads a time, or a date, which is the beginning of that day in UTC.
 func parseTime(text string) (time.Time, error) {
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		// The zero time would mean that the suspension has no end.
-		if t, err := time.Parse(layout, text); err == nil && !t.IsZero() {
-			return t.UTC(), nil
+		t, err := time.Parse(layout, text)
+		// The zero time would mean that the suspension has no end. JSON has no other years than
+		// these: an offset may lead out of them.
+		if t = t.UTC(); err == nil && !t.IsZero() && t.Year() >= 0 && t.Year() <= 9999 {
+			return t, nil
 		}
 	}
 	return time.Time{}, fmt.Errorf("is not a valid time: %q", text)

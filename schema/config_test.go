@@ -47,6 +47,17 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// A time may be in a year that JSON does not have once it is in UTC. The configuration could not be
+// encoded then, not even for its digest.
+func TestTimeOutsideOfTheYearsOfJSONIsInvalid(t *testing.T) {
+	for _, until := range []string{"9999-12-31T23:59:59-01:00", "0000-01-01T00:00:00+01:00"} {
+		r := load(t, "images: {parrot: {source: {upload: {}}, suspend: {reason: x, until: \""+until+"\"}}}\n")
+		if len(r.Errors) != 1 || !strings.Contains(r.Errors[0].Message, "not a valid time") {
+			t.Errorf("%s: the errors are %v", until, r.Errors)
+		}
+	}
+}
+
 func TestEveryFieldIsDecoded(t *testing.T) {
 	b, err := os.ReadFile("testdata/everything.yaml")
 	if err != nil {
