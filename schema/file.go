@@ -131,7 +131,7 @@ func parse(f configdir.File) *parsedFile {
 	if !p.readable(f) {
 		return p
 	}
-	p.empty = len(bytes.TrimSpace(f.Data)) == 0
+	p.empty = isEmpty(f)
 	p.data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
 	docs, problem := p.documents(path.Ext(f.Path), p.data)
 	for _, doc := range docs {
@@ -143,6 +143,9 @@ func parse(f configdir.File) *parsedFile {
 	p.data = nil
 	return p
 }
+
+// isEmpty reports whether a file contains nothing, not even a comment.
+func isEmpty(f configdir.File) bool { return len(bytes.TrimSpace(f.Data)) == 0 }
 
 // documents parses the documents of YAML or JSON text. If there is a problem, it also
 // returns the documents of YAML before it.
@@ -321,6 +324,8 @@ func fromManifest(file string, m *manifest.Definition) *definition {
 // fromCUE splits the result of evaluating .cue files into definitions.
 func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
 	p := &parsedFile{File: manifest.File{Path: u.Origin}}
+	// A file that contains nothing has no package clause, so it is a unit of its own.
+	p.empty = len(u.Files) == 1 && isEmpty(u.Files[0])
 	if r.Document != nil {
 		p.addDocument(r.Document)
 	}

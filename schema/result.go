@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -98,10 +99,20 @@ func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string
 				document.Printable(last.File), what, s.Position, s.Why), true
 		}
 	}
-	if last.File != "" && slices.Contains(u.Emptied, last.File) {
-		return fmt.Sprintf("%s declared it and is empty: remove it, or write \"images: {}\" to it", document.Printable(last.File)), true
+	for _, file := range u.Emptied {
+		if last.File != "" && mayHaveDeclared(file, last.File) {
+			return fmt.Sprintf("%s declared it and is empty: remove it, or write \"images: {}\" to it", document.Printable(file)), true
+		}
 	}
 	return "", false
+}
+
+// mayHaveDeclared reports whether a file that is empty now may have declared an image. The argument
+// declaration is what declared it: a file, or a CUE package as ./folder:package. An empty file has
+// lost its package clause, so it may have been part of any package of its folder.
+func mayHaveDeclared(file, declaration string) bool {
+	inPackage := path.Ext(file) == ".cue" && strings.HasPrefix(declaration, "./"+path.Dir(file)+":")
+	return file == declaration || inPackage
 }
 
 // digest covers the configuration, and the documents that may declare further images: a

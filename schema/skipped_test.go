@@ -1,6 +1,8 @@
 package schema
 
 import (
+	"cmp"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -129,6 +131,54 @@ func TestSlipsDeleteNothing(t *testing.T) {
 					t.Errorf("%s: parrot would be deleted:\n%s\n%s", name, after, describe(r))
 				}
 				t.Logf("%s: may %v, declared %v, held %v, %s", name, r.Allowed, declared, held, reason)
+			}
+		})
+	}
+}
+
+// TestEmptyCUEFileDeletesNothing: a .cue file that is empty keeps what it declared, also if it was
+// part of a package, of which it has lost the clause.
+func TestEmptyCUEFileDeletesNothing(t *testing.T) {
+	const robin = "images: robin: source: upload: {}\n"
+	const parrot = "images: parrot: source: upload: {}\n"
+	for _, tt := range []struct {
+		name, path, clause string
+		kept               bool
+	}{
+		{"a file of its own", "a.cue", "", true},
+		{"a file of a package", "a.cue", "package fleet\n", true},
+		{"a file of a package in a folder", "site/a.cue", "package fleet\n", true},
+		{"an empty file in another folder", "", "package fleet\n", false},
+	} {
+		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
+			declaring := cmp.Or(tt.path, "a.cue")
+			snapshot := func(text string) configdir.Snapshot {
+				s := configdir.Snapshot{Files: []configdir.File{
+					{Path: path.Join(path.Dir(declaring), "b.cue"), Data: []byte(tt.clause + robin)},
+					{Path: "other.yaml", Data: []byte("images: {}\n")},
+				}}
+				switch {
+				case text == "" && tt.path == "":
+					s.Files = append(s.Files, configdir.File{Path: "site/c.cue"})
+				default:
+					s.Files = append(s.Files, configdir.File{Path: declaring, Data: []byte(text)})
+				}
+				return s
+			}
+			running := NewLoader()
+			before := running.Load(t.Context(), snapshot(tt.clause+parrot))
+			mustBeValid(t, before)
+			declaration := before.Config.Images["parrot"].Declaration
+			if declaration.File == "" {
+				t.Fatal("parrot is not declared")
+			}
+			for name, l := range map[string]*Loader{"running": running, "restarted": NewLoader()} {
+				r := l.Load(t.Context(), snapshot(""))
+				reason, undecided := r.Undecided().MayDeclare("parrot", declaration)
+				_, declared := r.Config.Images["parrot"]
+				if kept := r.Allowed != Everything || declared || undecided; kept != tt.kept {
+					t.Errorf("%s: kept is %v, want %v: %s\n%s", name, kept, tt.kept, reason, describe(r))
+				}
 			}
 		})
 	}
