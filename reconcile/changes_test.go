@@ -58,7 +58,7 @@ func TestConfigurationChanges(t *testing.T) {
 	if len(all.delays) == 0 {
 		return // -run selected none, or all failed
 	}
-	t.Logf("%d sequences with %d changes, of which %d were applied; the last change after %v at most (%v), the median is %v; %d stalls of the process",
+	t.Logf("%d sequences with %d changes; %d of them were applied; the last one took %v at most (%v), the median is %v; %d stalls of the process",
 		n, all.changes, all.applied, slices.Max(all.delays), all.latest, all.median(), len(all.stalls))
 }
 

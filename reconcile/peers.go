@@ -77,7 +77,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		case a.LastSuccess.IsZero(): // it never responded
 		case p.Problem == "":
 			p.LastResponse = o.Now.Add(a.LastSeen.Sub(now))
-		default: // LastSeen may be the end of a failed request, of which only a part of the response arrived
+		default: // LastSeen may be the end of a request that failed after a part of the response
 			p.LastResponse = o.Now.Add(a.LastSuccess.Sub(now))
 		}
 		o.Peers[name] = p

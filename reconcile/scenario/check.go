@@ -57,7 +57,7 @@ func checkScenario(file string, a *txtar.Archive) error {
 		}
 	}
 	if commands == 0 {
-		errs = append(errs, fmt.Errorf(`%s: no commands: write them before the files, each of which begins with a line "-- NAME --"`, file))
+		errs = append(errs, fmt.Errorf(`%s: no commands: write them before the files; each file begins with a line "-- NAME --"`, file))
 	}
 	seen := map[string]bool{}
 	for _, f := range a.Files {

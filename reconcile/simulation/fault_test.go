@@ -86,7 +86,7 @@ func (c *cluster) cutLink(a, b string) {
 	})
 }
 
-// partition divides the cluster into two parts, one of which may be a single node.
+// partition divides the cluster into two parts. A part may be a single node.
 func (c *cluster) partition() {
 	side := map[string]bool{pick(c.rng, c.names...): true}
 	for _, name := range c.names {

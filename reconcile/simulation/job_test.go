@@ -89,7 +89,7 @@ func (m *node) endJob(job *runningJob, err error) {
 	m.requestRound()
 }
 
-// continueJob executes the remaining steps of a job, each of which takes time, and ends the job.
+// continueJob executes the remaining steps of a job, and ends the job. Each step takes time.
 func (m *node) continueJob(job *runningJob, steps int) {
 	m.after(m.c.between(time.Second, 50*time.Second), func() {
 		if job.ended || job.stopped {
