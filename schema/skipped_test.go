@@ -40,6 +40,8 @@ var slips = []struct{ name, before, old, new string }{
 	{"a file that is truncated in its kind", backingImage, backingImage[strings.Index(backingImage, "Image"):], ""},
 	{"a class that is truncated in its kind", imageClass, imageClass[strings.Index(imageClass, "Class"):], ""},
 	{"a list that is truncated in its kind", imageList, imageList[strings.Index(imageList, "st\n"):], ""},
+	{"a class that is truncated in its name", imageClass, imageClass[strings.Index(imageClass, "{name"):], "{name: cla}\n"},
+	{"a class that is truncated in its parameters", snapshotClass + "---\n" + snapshotOf, "{type: bi}\n---\n" + snapshotOf, "t\n"},
 	{"a ConfigMap that is truncated in its kind", configMap, configMap[strings.Index(configMap, "Map"):], ""},
 	{"an empty kind", backingImage, "BackingImage", `""`},
 	{"a kind that is null", backingImage, "BackingImage", ""},

@@ -181,7 +181,20 @@ func (f *File) SkipForeign(doc *document.Value) {
 
 func (f *File) skipped(doc *document.Value, why string) Skipped {
 	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
-	return Skipped{Document: describe(doc), Why: why, path: f.Path, Sum: doc.Sum(), Malformed: unnamed || hasSection(doc) || hasRepeatedFields(doc)}
+	return Skipped{Document: describe(doc), Why: why, path: f.Path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
+}
+
+// isTruncated reports whether the file may end within a document: it has nothing after its
+// metadata, or a word in place of a mapping. Such a file may have declared more.
+func isTruncated(doc *document.Value) bool {
+	content := false
+	for _, f := range doc.Fields {
+		content = content || !slices.Contains([]string{"apiVersion", "kind", "metadata"}, f.Name)
+		if slices.Contains([]string{"spec", "parameters", "data"}, f.Name) && f.Value.IsScalar() {
+			return true
+		}
+	}
+	return !content
 }
 
 // hasSection reports whether a document has a section of the native form.
