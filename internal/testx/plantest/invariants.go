@@ -290,7 +290,7 @@ func (k *checker) checkImage(image schema.Image) {
 		differs := k.o.Disks[key.Disk].Copies[key.ID].SHA512 != k.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
 		conflict = conflict || image.Checksum.IsZero() && differs
 	}
-	var created, first, all int
+	var created, continued, first, all int
 	var deleted []plan.CopyRef
 	for _, a := range k.p.Actions {
 		if a.Image != image.ID.Name {
@@ -302,14 +302,19 @@ func (k *checker) checkImage(image schema.Image) {
 			created++
 			first++
 		case plan.Sync:
-			created++
+			// A running sync continues while its source does not respond for a moment. No copy is known
+			// to be ready then, and several disks may sync.
+			if created++; k.o.Syncing[a.CopyRef()] {
+				continued++
+			}
 		case plan.Cleanup, plan.Evict:
 			if !k.isOldPart(a.CopyRef()) { // an old partial file does not count as a copy
 				deleted = append(deleted, a.CopyRef())
 			}
 		}
 	}
-	k.forbid(first > 1 || len(ready) == 0 && created > 1, "%d disks create the first copy of %s at the same time", created, image.ID)
+	k.forbid(first > 1 || len(ready) == 0 && created-continued > 1, "%d disks create the first copy of %s at the same time", created-continued, image.ID)
+	k.forbid(first > 0 && continued > 0, "a first copy of %s, which is synced at the same time", image.ID)
 	k.forbid(first > 0 && len(ready) > 0, "a first copy of %s, which has ready copies", image.ID)
 	k.forbid(conflict && created+len(deleted) > 0, "copies of %s are created or deleted although its ready copies differ", image.ID)
 	k.forbid(created > 0 && len(ready) > 0 && k.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
