@@ -116,9 +116,9 @@ func (p *localPeers) connect(client *peer.Client) {
 }
 
 // Follow implements Peers.
-func (p *localPeers) Follow(ctx context.Context, addresses map[string]string) {
+func (p *localPeers) Follow(ctx context.Context, nodes map[string]peer.Target) {
 	if p.poller != nil {
-		p.poller.SetPeers(ctx, addresses)
+		p.poller.SetPeers(ctx, nodes)
 	}
 }
 

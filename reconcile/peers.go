@@ -15,9 +15,8 @@ import (
 
 // peers are the other nodes, each as it publishes its own state.
 type peers struct {
-	system    Peers
-	addresses map[string]string    // of the followed nodes; nil before the first follow
-	states    map[string]peerState // by node
+	system Peers
+	states map[string]peerState // by node
 }
 
 func newPeers(system Peers) peers { return peers{system: system, states: map[string]peerState{}} }
@@ -33,22 +32,28 @@ type peerState struct {
 // follow polls the other nodes that d declares, and no others, until ctx ends. It does not wait
 // for responses.
 func (s *peers) follow(ctx context.Context, d plan.Desired) {
-	addresses := addressesOf(d)
-	if s.addresses != nil && maps.Equal(addresses, s.addresses) {
-		return
-	}
-	s.addresses = addresses
-	s.system.Follow(ctx, addresses)
-	maps.DeleteFunc(s.states, func(name string, _ peerState) bool { _, ok := addresses[name]; return !ok })
+	nodes := targetsOf(d)
+	s.system.Follow(ctx, nodes)
+	maps.DeleteFunc(s.states, func(name string, _ peerState) bool { _, ok := nodes[name]; return !ok })
 }
 
-// addressesOf returns the URLs of the declared nodes other than this one.
-func addressesOf(d plan.Desired) map[string]string {
-	at := map[string]string{}
+// targetsOf returns the declared nodes other than this one, with their addresses and with what this
+// node can use of their states.
+func targetsOf(d plan.Desired) map[string]peer.Target {
+	images := make(map[string]string, len(d.Config.Images))
+	for name, image := range d.Config.Images {
+		images[name] = image.ID.UUID
+	}
+	at := map[string]peer.Target{}
 	for name, node := range d.Config.Nodes {
-		if name != d.Node {
-			at[name] = node.Address
+		if name == d.Node {
+			continue
 		}
+		disks := make(map[string]bool, len(node.Disks))
+		for disk := range node.Disks {
+			disks[disk] = true
+		}
+		at[name] = peer.Target{URL: node.Address, Scope: peer.Scope{Disks: disks, Images: images, Listed: len(d.Config.Settings.PruneConfirmed)}}
 	}
 	return at
 }
@@ -64,9 +69,12 @@ func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, now time.Time) {
 // mergeObservations is mergeInto for the given observations, which are not nil.
 func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
 	o.Peers = map[string]plan.Peer{}
-	for name := range addressesOf(d) {
+	for name := range d.Config.Nodes {
+		if name == d.Node {
+			continue
+		}
 		a := observations[name]
-		p := plan.Peer{Queried: a.Polled, Problem: a.Problem, ConfigDigest: a.State.Config}
+		p := plan.Peer{Queried: a.Polled, Problem: a.Problem, ConfigDigest: a.State.Config, Outdated: a.Outdated, Omitted: a.State.Omitted}
 		if p.Problem == "" && !p.Queried {
 			p.Problem = "not queried yet"
 		}

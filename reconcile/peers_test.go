@@ -176,7 +176,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 		d := plan.Desired{Node: "node1", Config: schema.Config{Nodes: map[string]schema.Node{
 			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},
 		}}}
-		local.Follow(t.Context(), addressesOf(d))
+		local.Follow(t.Context(), targetsOf(d))
 		for local.waiting() {
 			<-local.changed()
 		}

@@ -63,8 +63,8 @@ type Users interface {
 
 // Peers are the managers of the other nodes.
 type Peers interface {
-	// Follow polls exactly these nodes from now on. addresses maps their names to URLs.
-	Follow(ctx context.Context, addresses map[string]string)
+	// Follow polls exactly these nodes from now on, by name.
+	Follow(ctx context.Context, nodes map[string]peer.Target)
 	// Observations returns the last observation of each followed node. The caller must not
 	// change the states in it. All times are steady times of this process.
 	Observations() map[string]peer.Observation

@@ -177,7 +177,7 @@ func BenchmarkPublish(b *testing.B) {
 		text := string(encode(s))
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, err := decodeState(strings.NewReader(text)); err != nil {
+			if _, err := decodeState(strings.NewReader(text), Scope{}); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -53,6 +53,7 @@ type Client struct {
 	token       func() string
 	tlsConfig   func() *tls.Config // nil: the configuration never changes
 	activePulls atomic.Int32       // the pulls share memory, see window.size
+	decoding    sync.Mutex         // held while a State is decoded, see decodeResponse
 
 	mu       sync.Mutex
 	http     *http.Client

@@ -1,7 +1,6 @@
 package peer
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,12 +13,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// Limits of a State from a peer. A real State is far smaller, and the limits protect the memory of
-// the receiver.
+// Limits of a State from a peer. Scope has those that depend on the configuration.
 const (
 	maxDisks  = 1024
-	maxCopies = 1 << 17 // on all disks together
-	maxFields = 256     // of one JSON object
+	maxFields = 256 // of one JSON object
 )
 
 // Limits of single values.
@@ -31,11 +28,11 @@ const (
 	maxSeconds = 1e9
 )
 
-// decodeState reads a State from a peer. It ignores unknown fields and rejects invalid values. Each
-// disk and copy is checked immediately after it is read, so decoding stops at the first invalid
-// element.
-func decodeState(r io.Reader) (State, error) {
-	d := &decoder{Decoder: json.NewDecoder(r)}
+// decodeState reads a State from a peer, as far as the scope needs it. It ignores unknown fields and
+// rejects invalid values. Each disk and copy is checked immediately after it is read, so decoding
+// stops at the first invalid element.
+func decodeState(r io.Reader, scope Scope) (State, error) {
+	d := &decoder{scanner: newScanner(r), scope: scope, texts: newTexts()}
 	if err := d.decodeState(); err != nil {
 		return State{}, fmt.Errorf("decode state: %w", err)
 	}
@@ -43,56 +40,65 @@ func decodeState(r io.Reader) (State, error) {
 }
 
 type decoder struct {
-	*json.Decoder
+	*scanner
+	scope  Scope
+	texts  texts
 	state  State
 	disk   Disk // the disk that is being decoded
-	copies int  // number of copies of all disks so far
+	disks  int  // number of disks so far, also of those that are left out
+	copies int  // number of copies of all disks so far, also of those that are left out
+
+	current      int // copies of declared generations on this disk
+	others, idle int // other copies that were kept: see keeps
 }
 
 func (d *decoder) decodeState() error {
-	err := d.decodeObject(func(key string) error {
+	err := d.object(func(key string) error {
 		switch key {
 		case "node":
-			return d.Decode(&d.state.Node)
+			return d.decode(&d.state.Node)
 		case "config":
-			return d.Decode(&d.state.Config)
+			return d.decode(&d.state.Config)
 		case "clock":
-			return d.Decode(&d.state.Clock)
+			return d.decode(&d.state.Clock)
 		case "disks":
-			return d.decodeArray(d.decodeDisk)
+			return d.array(d.decodeDisk)
 		}
 		return d.skip()
 	})
 	if err != nil {
 		return err
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("unexpected data after the document")
+	if err := d.finish(); err != nil {
+		return err
 	}
 	return d.state.check()
 }
 
 func (d *decoder) decodeDisk() error {
-	if len(d.state.Disks) == maxDisks {
+	if d.disks++; d.disks > maxDisks {
 		return fmt.Errorf("more than %d disks", maxDisks)
 	}
-	d.disk = Disk{}
-	err := d.decodeObject(func(key string) error {
+	d.disk, d.current = Disk{}, 0
+	err := d.object(func(key string) error {
 		switch key {
 		case "name":
-			return d.Decode(&d.disk.Name)
+			return d.decode(&d.disk.Name)
 		case "uuid":
-			return d.Decode(&d.disk.UUID)
+			return d.decode(&d.disk.UUID)
 		case "problem":
-			return d.Decode(&d.disk.Problem)
+			return d.decode(&d.disk.Problem)
 		case "unclear":
-			return d.Decode(&d.disk.UsageUnknown)
+			return d.decode(&d.disk.UsageUnknown)
 		case "total":
-			return d.Decode(&d.disk.Total)
+			return d.decode(&d.disk.Total)
 		case "free":
-			return d.Decode(&d.disk.Free)
+			return d.decode(&d.disk.Free)
 		case "copies":
-			return d.decodeArray(d.decodeCopy)
+			if d.disk.Name != "" && !d.scope.hasDisk(d.disk.Name) { // every version sends the name first
+				return d.skip()
+			}
+			return d.array(d.decodeCopy)
 		}
 		return d.skip()
 	})
@@ -102,84 +108,66 @@ func (d *decoder) decodeDisk() error {
 	if err := d.disk.check(); err != nil {
 		return err
 	}
+	if !d.scope.hasDisk(d.disk.Name) {
+		d.state.Partial = true
+		return nil
+	}
+	d.disk.Problem, d.disk.UsageUnknown = d.texts.keep(d.disk.Problem), d.texts.keep(d.disk.UsageUnknown)
 	d.state.Disks = append(d.state.Disks, d.disk)
 	return nil
 }
 
 func (d *decoder) decodeCopy() error {
-	if d.copies++; d.copies > maxCopies {
-		return fmt.Errorf("more than %d copies", maxCopies)
-	}
+	d.copies++
 	var c Copy
-	if err := d.Decode(&c); err != nil {
+	if err := d.decode(&c); err != nil {
 		return fmt.Errorf("copy %d: %w", d.copies, err)
 	}
 	if err := c.check(); err != nil {
 		return fmt.Errorf("copy %d: %w", d.copies, err)
 	}
+	kept, err := d.keeps(&c)
+	if err != nil || !kept {
+		return err
+	}
+	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Action, &c.Rejection} {
+		*text = d.texts.keep(*text)
+	}
+	if c.Failure != nil {
+		c.Failure.Action, c.Failure.Message = d.texts.keep(c.Failure.Action), d.texts.keep(c.Failure.Message)
+	}
 	d.disk.Copies = append(d.disk.Copies, c)
 	return nil
 }
 
-// decodeObject reads an object. It calls field after each key, and field reads the value. A duplicate
-// key is an error.
-func (d *decoder) decodeObject(field func(key string) error) error {
-	if err := d.expect('{'); err != nil {
-		return err
-	}
-	var seen []string
-	for d.More() {
-		t, err := d.Token()
-		if err != nil {
-			return err
+// keeps reports whether a copy is kept, and notes what is left out. Three classes have limits of their
+// own, so that none can displace another one:
+//
+//   - copies of the declared generations: as many as there are
+//   - copies of other generations, and those of images that are not declared which are orphans or in
+//     use: they decide about the deletion of orphans, and may be read by images with the same bytes
+//   - all other copies: nobody needs them, and the status shows some
+func (d *decoder) keeps(c *Copy) (bool, error) {
+	switch uuid, declared := d.scope.Images[c.Name]; {
+	case declared && uuid == c.UUID:
+		if d.current++; d.current > len(d.scope.Images) {
+			return false, fmt.Errorf("disk %q: duplicate copy %s", d.disk.Name, c.ID)
 		}
-		key := t.(string) // json.Decoder accepts only strings as keys
-		switch {
-		case slices.Contains(seen, key):
-			return fmt.Errorf("duplicate field %q", printable(key, maxName))
-		case len(seen) == maxFields:
-			return fmt.Errorf("more than %d fields", maxFields)
+		return true, nil
+	case declared || c.Owned || c.UsedBy != "" || d.scope.Images == nil:
+		if d.others == d.scope.maxOthers() {
+			d.state.Omitted++
+			return false, nil
 		}
-		seen = append(seen, key)
-		if err := field(key); err != nil {
-			return err
-		}
+		d.others++
+		return true, nil
 	}
-	return d.expect('}')
-}
-
-// decodeArray reads an array and calls element to read each element. It reads null as an
-// empty array.
-func (d *decoder) decodeArray(element func() error) error {
-	t, err := d.Token()
-	if err != nil || t == nil {
-		return err
+	if d.idle == maxIdle {
+		d.state.Partial = true
+		return false, nil
 	}
-	if t != json.Delim('[') {
-		return fmt.Errorf("want an array, got %v", t)
-	}
-	for d.More() {
-		if err := element(); err != nil {
-			return err
-		}
-	}
-	return d.expect(']')
-}
-
-func (d *decoder) expect(want json.Delim) error {
-	t, err := d.Token()
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	if err == nil && t != want {
-		err = fmt.Errorf("%q is missing", want)
-	}
-	return err
-}
-
-func (d *decoder) skip() error {
-	var unknown json.RawMessage
-	return d.Decode(&unknown)
+	d.idle++
+	return true, nil
 }
 
 func (s *State) check() error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -62,29 +63,71 @@ func TestDecodeRejectsInvalidStates(t *testing.T) {
 		{"too many fields", "{" + manyFields.String() + `"node":"n"}`, "more than 256 fields"},
 		{"deep nesting", strings.Repeat(`{"a":`, 20000), "depth"},
 	} {
-		_, err := decodeState(strings.NewReader(test.text))
+		_, err := decodeState(strings.NewReader(test.text), Scope{})
 		if err == nil || !strings.Contains(err.Error(), test.message) {
 			t.Errorf("%s: got %v, want an error with %q", test.name, err, test.message)
 		}
 	}
 }
 
-func TestDecodeLimitsDisksAndCopies(t *testing.T) {
-	race.Skip(t)
-	var disks, copies strings.Builder
+func TestDecodeLimitsDisks(t *testing.T) {
+	var disks strings.Builder
 	for i := range maxDisks + 1 {
 		fmt.Fprintf(&disks, `{"name":"disk%d"},`, i)
 	}
-	for i := range maxCopies + 1 {
-		fmt.Fprintf(&copies, `{"name":"parrot","uuid":"%08x"},`, i)
+	if _, err := decodeState(strings.NewReader(nodeHead+disks.String()), Scope{}); err == nil || !strings.HasSuffix(err.Error(), "more than 1024 disks") {
+		t.Errorf("got %v", err)
 	}
-	for _, test := range []struct{ text, message string }{
-		{nodeHead + disks.String(), "more than 1024 disks"},
-		{nodeHead + diskHead + copies.String(), "more than 131072 copies"},
+}
+
+// A node has more orphans, more unmanaged copies and more disks than the configuration has places
+// for. The copies of the declared generations are all kept, whatever comes before them, and the state
+// says what is missing.
+func TestDecodeKeepsWhatTheConfigurationCanMean(t *testing.T) {
+	race.Skip(t)
+	scope := Scope{Disks: map[string]bool{"disk1": true}, Images: map[string]string{"parrot": "0a1b2c3d", "zebra": "0000000f"}}
+	for _, test := range []struct {
+		name, copy    string
+		n             int
+		kept, omitted int
+		partial       bool
+	}{
+		{"few orphans", `{"name":"orphan%05d","uuid":"00000001","state":"unknown","owned":true}`, 100, 100, 0, false},
+		{"many orphans", `{"name":"orphan%05d","uuid":"00000001","state":"unknown","owned":true}`, 5000, minOthers + 6, 5000 - minOthers - 6, false},
+		{"old generations", `{"name":"parrot","uuid":"%08x","state":"unknown","owned":true}`, 5000, minOthers + 6, 5000 - minOthers - 6, false},
+		{"unmanaged copies in use", `{"name":"a%05d","uuid":"00000001","state":"unknown","using":"vol-1"}`, 100, 100, 0, false},
+		{"unmanaged copies", `{"name":"a%05d","uuid":"00000001","state":"unknown"}`, 30000, maxIdle, 0, true},
 	} {
-		if _, err := decodeState(strings.NewReader(test.text)); err == nil || !strings.HasSuffix(err.Error(), test.message) {
-			t.Errorf("got %v, want %s", err, test.message)
-		}
+		t.Run(test.name, func(t *testing.T) {
+			var text strings.Builder
+			text.WriteString(nodeHead + diskHead)
+			for i := range test.n {
+				fmt.Fprintf(&text, test.copy+",", i)
+			}
+			text.WriteString("{" + parrotFields + `,"state":"pending"},{"name":"zebra","uuid":"0000000f","state":"pending"}]}]}`)
+			s, err := decodeState(strings.NewReader(text.String()), scope)
+			if err != nil {
+				t.Fatal(err)
+			}
+			copies := s.Disks[0].Copies
+			if got := len(copies) - 2; got != test.kept || s.Omitted != test.omitted || s.Partial != test.partial {
+				t.Errorf("%d copies, %d omitted, partial %v; want %d, %d, %v", got, s.Omitted, s.Partial, test.kept, test.omitted, test.partial)
+			}
+			for _, id := range []disk.ID{parrot, {Name: "zebra", UUID: "0000000f"}} {
+				if !slices.ContainsFunc(copies, func(c Copy) bool { return c.ID == id }) {
+					t.Errorf("%s is missing", id)
+				}
+			}
+		})
+	}
+}
+
+// The copies of a disk that is not declared are not read, whatever they are.
+func TestDecodeSkipsDisksThatAreNotDeclared(t *testing.T) {
+	text := nodeHead + `{"name":"other","uuid":"3f1e","copies":[7,{"name":"../etc"}]},` + diskHead + "{" + parrotFields + `,"state":"pending"}]}]}`
+	s, err := decodeState(strings.NewReader(text), Scope{Disks: map[string]bool{"disk1": true}})
+	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 1 || !s.Partial {
+		t.Errorf("got %+v, %v", s, err)
 	}
 }
 
@@ -94,7 +137,7 @@ func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 	long := strings.Repeat("ä", maxMessage)
 	text := stateWithCopy(`,"state":"dreaming","format":"vmdk","message":"` + long + `","using":"a\u001b[2Jb",
 		"new":{"deep":[1,{"x":null}]},"try":{"attempts":-4,"since":1e300,"again":-1e300,"new":1}`)
-	s, err := decodeState(strings.NewReader(strings.Replace(text, `"config"`, `"new":[[]],"config"`, 1)))
+	s, err := decodeState(strings.NewReader(strings.Replace(text, `"config"`, `"new":[[]],"config"`, 1)), Scope{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +172,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 			}
 		}
 	}
-	got, err := decodeState(bytes.NewReader(encode(want)))
+	got, err := decodeState(bytes.NewReader(encode(want)), Scope{})
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("error %v, got\n%+v, want\n%+v", err, got, want)
 	}
@@ -139,7 +182,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 // the whole state.
 func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 	for _, size := range []string{`"size":-1`, `"virtualSize":1125899906842625`} {
-		s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready","sha512":"` + strings.Repeat("ab", 64) + `",` + size)))
+		s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready","sha512":"`+strings.Repeat("ab", 64)+`",`+size)), Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -147,22 +190,22 @@ func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 			t.Errorf("%s: got %+v", size, c)
 		}
 	}
-	s, err := decodeState(strings.NewReader(nodeHead + `{"name":"disk1","free":-1,"total":9000000000000000000}]}`))
+	s, err := decodeState(strings.NewReader(nodeHead+`{"name":"disk1","free":-1,"total":9000000000000000000}]}`), Scope{})
 	if err != nil || s.Disks[0].Free != 0 || s.Disks[0].Total != maxSpace {
 		t.Errorf("got %+v, %v", s, err)
 	}
 }
 
 func TestReadyCopyWithoutDigestDecodesAsUnknown(t *testing.T) {
-	s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready"`)))
+	s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready"`)), Scope{})
 	if err != nil || s.Disks[0].Copies[0].State != disk.Unknown {
 		t.Errorf("got %+v, %v", s, err)
 	}
 }
 
 func TestDecodeSortsDisksAndCopies(t *testing.T) {
-	s, err := decodeState(strings.NewReader(nodeHead + `{"name":"b"},{"name":"a","copies":[
-		{"name":"parrot","uuid":"00000002"},{"name":"parrot","uuid":"00000001"},{"name":"ant","uuid":"00000003"}]}]}`))
+	s, err := decodeState(strings.NewReader(nodeHead+`{"name":"b"},{"name":"a","copies":[
+		{"name":"parrot","uuid":"00000002"},{"name":"parrot","uuid":"00000001"},{"name":"ant","uuid":"00000003"}]}]}`), Scope{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,12 +231,12 @@ func FuzzState(f *testing.F) {
 	f.Add([]byte(stateWithCopy(`,"state":"dreaming","new":[1,{"x":null}],"try":null`)))
 	f.Add([]byte(`{"node":"node1","disks":null}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		s, err := decodeState(bytes.NewReader(text))
+		s, err := decodeState(bytes.NewReader(text), Scope{})
 		if err != nil {
 			return
 		}
 		checkInvariants(t, s)
-		again, err := decodeState(bytes.NewReader(encode(s)))
+		again, err := decodeState(bytes.NewReader(encode(s)), Scope{})
 		if err != nil {
 			t.Fatalf("the decoded state is rejected after encoding: %v", err)
 		}

@@ -27,8 +27,17 @@ type Observation struct {
 	// LastSeen is the last time when the peer was known to be reachable: its last response, or the end
 	// of the pending request that failed. Before the first response it is the start of polling.
 	LastSeen time.Time
+	// Outdated: State leaves out what the peer published about disks that are declared since. A new
+	// State is requested, and takes a moment.
+	Outdated bool
 
 	etag string
+}
+
+// Target is a node to poll.
+type Target struct {
+	URL   string // "": a node without a declared address
+	Scope Scope
 }
 
 // Poller keeps the States of peers up to date. One request to each peer, usually a long poll, is
@@ -45,9 +54,10 @@ type Poller struct {
 }
 
 type polledPeer struct {
-	url         string
+	target      Target
 	observation Observation
-	cancel      context.CancelFunc // nil if the peer has no address
+	cancel      context.CancelFunc      // nil if the peer has no address
+	interrupt   context.CancelCauseFunc // ends the pending request; nil before the first one
 }
 
 // pollConfig contains the intervals of polling.
@@ -56,47 +66,65 @@ type pollConfig struct {
 	minInterval time.Duration // between the starts of two requests
 	firstRetry  time.Duration // delay after the first failure; it doubles with each further failure
 	maxRetry    time.Duration
+	// idleFactor is how long a peer is not polled after a response, as a multiple of the time that it
+	// took to decode it. A peer whose large State always changes thus takes a tenth of a processor.
+	idleFactor time.Duration
 }
 
-var defaultPolling = pollConfig{wait: 30 * time.Second, minInterval: 100 * time.Millisecond, firstRetry: 300 * time.Millisecond, maxRetry: 5 * time.Second}
+var defaultPolling = pollConfig{wait: 30 * time.Second, minInterval: 100 * time.Millisecond, firstRetry: 300 * time.Millisecond, maxRetry: 5 * time.Second, idleFactor: 9}
 
 // NewPoller returns a Poller without peers.
 func NewPoller(c *Client) *Poller {
 	return &Poller{client: c, config: defaultPolling, changed: make(chan struct{}, 1), peers: map[string]*polledPeer{}}
 }
 
-// SetPeers replaces the polled nodes: nodes maps their names to URLs; "" is a node without a declared
-// address. If the URL of a node did not change, its observation is kept. SetPeers does not wait for a
-// response. Polling of a node ends when the ctx of the call that added the node ends, or with Close.
-func (p *Poller) SetPeers(ctx context.Context, nodes map[string]string) {
+// SetPeers replaces the polled nodes, by name. If the URL of a node did not change, its observation is
+// kept. SetPeers does not wait for a response. Polling of a node ends when the ctx of the call that
+// added the node ends, or with Close.
+func (p *Poller) SetPeers(ctx context.Context, nodes map[string]Target) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return
 	}
 	for name, peer := range p.peers {
-		if url, ok := nodes[name]; !ok || url != peer.url {
+		if target, ok := nodes[name]; !ok || target.URL != peer.target.URL {
 			peer.stop()
 			delete(p.peers, name)
 			p.notify()
 		}
 	}
-	for name, url := range nodes {
-		if p.peers[name] == nil {
-			p.peers[name] = p.startPolling(ctx, Address{Node: name, URL: url})
+	for name, target := range nodes {
+		if peer := p.peers[name]; peer != nil {
+			peer.setScope(target.Scope)
+		} else {
+			p.peers[name] = p.startPolling(ctx, name, target)
 		}
 	}
 }
 
-func (p *Poller) startPolling(ctx context.Context, at Address) *polledPeer {
-	peer := &polledPeer{url: at.URL, observation: Observation{URL: at.URL, LastSeen: time.Now()}}
-	if at.URL == "" {
+// errNewScope ends a request whose response would leave out what is needed now.
+var errNewScope = errors.New("the scope changed")
+
+// setScope replaces the scope. If the last State leaves out anything, it is requested again.
+func (peer *polledPeer) setScope(s Scope) {
+	changed := !peer.target.Scope.equal(s)
+	peer.target.Scope = s
+	if changed && peer.observation.State.Partial {
+		peer.observation.Outdated = true
+		peer.interrupt(errNewScope)
+	}
+}
+
+func (p *Poller) startPolling(ctx context.Context, name string, target Target) *polledPeer {
+	peer := &polledPeer{target: target, observation: Observation{URL: target.URL, LastSeen: time.Now()}}
+	if target.URL == "" {
 		peer.observation.Polled, peer.observation.Problem = true, errNoAddress.Error()
 		p.notify()
 		return peer
 	}
 	ctx, peer.cancel = context.WithCancel(ctx)
-	p.running.Go(func() { p.poll(ctx, peer, at) })
+	p.running.Go(func() { p.poll(ctx, peer, Address{Node: name, URL: target.URL}) })
 	return peer
 }
 
@@ -132,15 +160,30 @@ func (p *Poller) Close() {
 	p.running.Wait()
 }
 
-// record stores the result of a request.
-func (p *Poller) record(peer *polledPeer, now Observation) {
+// record stores the result of a request that was sent for a scope. It returns the ETag for the next
+// request: "" if the scope has changed since, and the State leaves out anything.
+func (p *Poller) record(peer *polledPeer, now Observation, scope Scope) (etag string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was := peer.observation
+	now.Outdated = now.Problem == "" && now.State.Partial && !peer.target.Scope.equal(scope)
 	peer.observation = now
-	if was.etag != now.etag || was.Problem != now.Problem || was.Polled != now.Polled {
+	if was.etag != now.etag || was.Problem != now.Problem || was.Polled != now.Polled || was.Outdated != now.Outdated {
 		p.notify()
 	}
+	if now.Outdated {
+		return ""
+	}
+	return now.etag
+}
+
+// begin returns the context and the scope of the next request. The context ends when the request is
+// of no use any more.
+func (p *Poller) begin(ctx context.Context, peer *polledPeer) (context.Context, Scope) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ctx, peer.interrupt = context.WithCancelCause(ctx)
+	return ctx, peer.target.Scope
 }
 
 func (p *Poller) notify() {
@@ -162,16 +205,24 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 			wait = 0
 		}
 		start := time.Now()
-		last = p.query(ctx, last, at, wait)
-		if ctx.Err() != nil {
+		request, scope := p.begin(ctx, peer)
+		next, cost := p.query(request, last, at, scope, wait)
+		interrupted := errors.Is(context.Cause(request), errNewScope)
+		peer.interrupt(nil)
+		switch {
+		case ctx.Err() != nil:
 			return
+		case interrupted:
+			last.etag = ""
+			continue
 		}
-		p.record(peer, last)
-		pause := p.config.minInterval - time.Since(start)
+		last = next
+		last.etag = p.record(peer, last, scope)
+		pause := max(p.config.minInterval, p.config.idleFactor*cost) - time.Since(start)
 		if last.Problem == "" {
 			retry = p.config.firstRetry
 		} else {
-			pause = jitter(retry)
+			pause = max(pause, jitter(retry))
 			retry = min(2*retry, p.config.maxRetry)
 		}
 		if !sleep(ctx, pause) {
@@ -180,10 +231,11 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 	}
 }
 
-// query sends one request and returns the new observation.
-func (p *Poller) query(ctx context.Context, last Observation, at Address, wait time.Duration) Observation {
+// query sends one request and returns the new observation, and the time that it took to decode the
+// response.
+func (p *Poller) query(ctx context.Context, last Observation, at Address, scope Scope, wait time.Duration) (Observation, time.Duration) {
 	start := time.Now()
-	s, etag, err := p.client.State(ctx, at, last.etag, wait)
+	r, err := p.client.pollState(ctx, at, scope, last.etag, wait)
 	responded := last.Polled && last.Problem == ""
 	last.Polled = true
 	switch {
@@ -193,12 +245,12 @@ func (p *Poller) query(ctx context.Context, last Observation, at Address, wait t
 			last.LastSeen = time.Now()
 		}
 		last.Problem = err.Error()
-		return last
+		return last, r.cost
 	default:
-		last.State, last.etag, last.Received = s, etag, time.Now()
+		last.State, last.etag, last.Received = r.state, r.etag, time.Now()
 	}
 	last.Problem, last.LastSuccess, last.LastSeen = "", start, time.Now()
-	return last
+	return last, r.cost
 }
 
 // jitter returns 75 to 125 % of d, so that nodes do not poll at the same time.

@@ -102,9 +102,9 @@ func TestIdleClusterTraffic(t *testing.T) {
 		p.config.wait = idleWait
 		t.Cleanup(p.Close)
 		if i == 0 {
-			p.SetPeers(t.Context(), urls)
+			p.SetPeers(t.Context(), targets(urls))
 		} else {
-			p.SetPeers(t.Context(), map[string]string{"node0": own})
+			p.SetPeers(t.Context(), targets(map[string]string{"node0": own}))
 		}
 	}
 	for _, p := range pollers {

@@ -151,7 +151,7 @@ func TestSetPeersReplacesThePeers(t *testing.T) {
 		p := network.newPoller(t, "node1")
 		synctest.Wait()
 		notifications(p)
-		p.SetPeers(t.Context(), map[string]string{"node2": "http://node2:8000", "node3": ""})
+		p.SetPeers(t.Context(), targets(map[string]string{"node2": "http://node2:8000", "node3": ""}))
 		if notifications(p) != 1 {
 			t.Error("no notification")
 		}
@@ -177,12 +177,50 @@ func TestSetPeersForgetsAPeerAtANewAddress(t *testing.T) {
 		network.add(t.Context(), "node2").cache.Publish(State{Node: "node2"})
 		p := network.newPoller(t, "node1")
 		synctest.Wait()
-		p.SetPeers(t.Context(), map[string]string{"node1": "http://node2:8000"})
+		p.SetPeers(t.Context(), targets(map[string]string{"node1": "http://node2:8000"}))
 		synctest.Wait()
 		a := p.Observations()["node1"]
 		if !strings.HasSuffix(a.Problem, "is node node2, not node1") || !a.LastSuccess.IsZero() {
 			t.Errorf("got %+v", a)
 		}
+	})
+}
+
+// A disk is declared after its node has published it: the state is requested again at once, and is
+// known to be outdated until then. A change of the scope that leaves out nothing causes no request.
+func TestPollerRequestsWhatANewScopeNeeds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		network := newFakeNetwork(t)
+		h := network.add(t.Context(), "node1")
+		h.cache.Publish(State{Node: "node1", Disks: []Disk{{Name: "disk1"}, {Name: "disk2"}}})
+		p := NewPoller(network.client)
+		t.Cleanup(p.Close)
+		declare := func(image string, disks ...string) {
+			scope := Scope{Disks: map[string]bool{}, Images: map[string]string{image: "00000001"}}
+			for _, name := range disks {
+				scope.Disks[name] = true
+			}
+			p.SetPeers(t.Context(), map[string]Target{"node1": {URL: "http://node1:8000", Scope: scope}})
+		}
+		expect := func(disks int, outdated bool, requests int64) {
+			t.Helper()
+			a := p.Observations()["node1"]
+			if len(a.State.Disks) != disks || a.Outdated != outdated || a.Problem != "" || h.requests.Load() != requests {
+				t.Fatalf("%d requests, got %+v", h.requests.Load(), a)
+			}
+		}
+		declare("parrot", "disk1")
+		<-p.Changed()
+		time.Sleep(10 * time.Second)
+		expect(1, false, 2) // one of them is a long poll
+		declare("parrot", "disk1", "disk2")
+		expect(1, true, 2)
+		<-p.Changed()
+		expect(2, false, 3)
+		time.Sleep(10 * time.Second)
+		declare("macaw", "disk1", "disk2")
+		synctest.Wait()
+		expect(2, false, 4)
 	})
 }
 
@@ -192,12 +230,12 @@ func TestPollerEndsWithItsContext(t *testing.T) {
 		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
 		ctx, cancel := context.WithCancel(t.Context())
 		p := NewPoller(network.client)
-		p.SetPeers(ctx, map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"})
+		p.SetPeers(ctx, targets(map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"}))
 		synctest.Wait()
 		cancel()
 		p.running.Wait() // deadlocks unless all requests have ended
 		p.Close()
-		p.SetPeers(t.Context(), map[string]string{"node1": "http://node1:8000"})
+		p.SetPeers(t.Context(), targets(map[string]string{"node1": "http://node1:8000"}))
 		p.running.Wait()
 	})
 }
@@ -218,7 +256,7 @@ func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
 		h.cache.Publish(state())
 		p := NewPoller(network.client)
 		defer p.Close()
-		p.SetPeers(t.Context(), map[string]string{"b": "http://b:1"})
+		p.SetPeers(t.Context(), targets(map[string]string{"b": "http://b:1"}))
 		for range 360 { // one round per minute, for six hours
 			time.Sleep(time.Minute)
 			h.cache.Publish(state())
@@ -315,7 +353,7 @@ func (n *fakeNetwork) newPoller(t *testing.T, nodes ...string) *Poller {
 	for _, name := range nodes {
 		urls[name] = "http://" + name + ":8000"
 	}
-	p.SetPeers(t.Context(), urls)
+	p.SetPeers(t.Context(), targets(urls))
 	return p
 }
 
@@ -328,4 +366,13 @@ func notifications(p *Poller) int {
 	default:
 		return 0
 	}
+}
+
+// targets returns the nodes with these URLs, of which every disk and image is declared.
+func targets(urls map[string]string) map[string]Target {
+	nodes := map[string]Target{}
+	for name, url := range urls {
+		nodes[name] = Target{URL: url}
+	}
+	return nodes
 }

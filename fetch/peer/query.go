@@ -9,13 +9,11 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
-
-// maxStateSize limits the JSON of a State, both compressed and decompressed.
-const maxStateSize = 64 << 20
 
 // ErrUnchanged means that the ETag of the State is still the ETag of the request.
 var ErrUnchanged = errors.New("unchanged")
@@ -24,6 +22,19 @@ var ErrUnchanged = errors.New("unchanged")
 // an earlier response, the request is a long poll: the node responds when its State changes, or after
 // wait (one minute at most). If the State did not change, the error is ErrUnchanged.
 func (c *Client) State(ctx context.Context, at Address, etag string, wait time.Duration) (State, string, error) {
+	r, err := c.pollState(ctx, at, Scope{}, etag, wait)
+	return r.state, r.etag, err
+}
+
+// stateResponse is a received State.
+type stateResponse struct {
+	state State
+	etag  string
+	cost  time.Duration // the time that it took to decode the response, also with an error
+}
+
+// pollState is State for a scope, with the cost of the response.
+func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag string, wait time.Duration) (stateResponse, error) {
 	wait = min(max(wait, 0), maxWait)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait+stateTimeout, errTimeout)
 	defer cancel()
@@ -36,14 +47,14 @@ func (c *Client) State(ctx context.Context, at Address, etag string, wait time.D
 	}
 	resp, err := c.do(ctx, r)
 	if err != nil {
-		return State{}, "", err
+		return stateResponse{}, err
 	}
 	if resp.StatusCode == http.StatusNotModified && etag != "" {
 		resp.Body.Close()
-		return State{}, etag, ErrUnchanged
+		return stateResponse{etag: etag}, ErrUnchanged
 	}
-	s, err := readState(resp, at)
-	return s, resp.Header.Get("ETag"), err
+	s, cost, err := c.readState(resp, at, scope)
+	return stateResponse{s, resp.Header.Get("ETag"), cost}, err
 }
 
 // Copies returns the State of the node at an address with only the copies of one image name. The node
@@ -61,7 +72,10 @@ func (c *Client) Copies(ctx context.Context, at Address, name string) (State, er
 	if err != nil {
 		return State{}, err
 	}
-	s, err := readState(resp, at)
+	s, _, err := c.readState(resp, at, Scope{})
+	if err == nil && s.Omitted > 0 {
+		err = fmt.Errorf("query %s: the response has more than %d copies", at.URL, Scope{}.maxOthers())
+	}
 	if err != nil {
 		return State{}, err
 	}
@@ -77,63 +91,93 @@ func (c *Client) Copies(ctx context.Context, at Address, name string) (State, er
 
 func acceptGzip() http.Header { return http.Header{"Accept-Encoding": {"gzip"}} }
 
-// readState decodes the response of the node at an address and closes the response.
-func readState(resp *http.Response, at Address) (State, error) {
-	s, err := decodeResponse(resp)
+// readState decodes the response of the node at an address and closes the response. It returns the
+// time that this took.
+func (c *Client) readState(resp *http.Response, at Address, scope Scope) (State, time.Duration, error) {
+	s, cost, err := c.decodeResponse(resp, scope)
 	if err != nil {
-		return State{}, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
+		return State{}, cost, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
 	}
 	if s.Node != at.Node {
-		return State{}, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
+		return State{}, cost, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
 	}
-	return s, nil
+	return s, cost, nil
 }
 
-func decodeResponse(resp *http.Response) (State, error) {
+// decodeResponse decodes one response at a time, so that peers that send large ones take one processor
+// together. It lets others decode while it waits for bytes.
+func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s State, cost time.Duration, err error) {
 	if resp.StatusCode != http.StatusOK {
-		return State{}, responseError(resp)
+		return State{}, 0, responseError(resp)
 	}
 	defer resp.Body.Close()
-	if resp.ContentLength > maxStateSize {
-		return State{}, errTooLarge
+	if resp.ContentLength > scope.maxStateSize() {
+		return State{}, 0, errTooLarge
 	}
-	body := limitSize(resp.Body)
+	turn := decodingTurn{body: resp.Body, busy: &c.decoding}
+	turn.begin()
+	defer func() { cost = turn.end() }()
+	body := scope.limitSize(&turn)
 	switch e := resp.Header.Get("Content-Encoding"); e {
 	case "", "identity":
 	case "gzip":
 		decompressed, err := gzip.NewReader(body)
 		if err != nil {
-			return State{}, fmt.Errorf("decompress the response: %w", err)
+			return State{}, 0, fmt.Errorf("decompress the response: %w", err)
 		}
-		body = limitSize(decompressed) // a small response may decompress to any size
+		body = scope.limitSize(decompressed) // a small response may decompress to any size
 	default:
-		return State{}, fmt.Errorf("the response has an encoding that was not requested: %q", printable(e, maxName))
+		return State{}, 0, fmt.Errorf("the response has an encoding that was not requested: %q", printable(e, maxName))
 	}
-	return decodeState(body)
+	s, err = decodeState(body, scope)
+	return s, 0, err
 }
 
-var errTooLarge = errors.New("the response is too large")
+// decodingTurn reads the body of a response while it has its turn to decode, and gives up the turn
+// during each read.
+type decodingTurn struct {
+	body  io.Reader
+	busy  *sync.Mutex
+	began time.Time     // the beginning of the turn
+	cost  time.Duration // of earlier turns
+}
 
-// limitSize returns a reader of r that returns errTooLarge after maxStateSize bytes.
-func limitSize(r io.Reader) io.Reader { return &sizeLimiter{r: r, left: maxStateSize} }
+func (t *decodingTurn) begin() {
+	t.busy.Lock()
+	t.began = time.Now()
+}
+
+// end ends the turn, and returns the duration of all turns.
+func (t *decodingTurn) end() time.Duration {
+	t.cost += time.Since(t.began)
+	t.busy.Unlock()
+	return t.cost
+}
+
+// Read implements io.Reader.
+func (t *decodingTurn) Read(p []byte) (int, error) {
+	t.end()
+	defer t.begin()
+	return t.body.Read(p)
+}
+
+var errTooLarge = errors.New("the response is too large: a node publishes far less for the declared disks and images")
+
+// limitSize returns a reader of r that returns errTooLarge after the largest State.
+func (s Scope) limitSize(r io.Reader) io.Reader { return &sizeLimiter{r: r, left: s.maxStateSize()} }
 
 type sizeLimiter struct {
 	r    io.Reader
 	left int64
 }
 
-// Read fills p if possible. After each read, the JSON decoder scans all white space since the last
-// token again: with many small reads, it would need hours for 64 MiB of spaces.
+// Read implements io.Reader.
 func (l *sizeLimiter) Read(p []byte) (n int, err error) {
-	for n < len(p) && err == nil {
-		if l.left <= 0 {
-			return n, errTooLarge
-		}
-		var m int
-		m, err = l.r.Read(p[n:min(int64(len(p)), int64(n)+l.left)])
-		n += m
-		l.left -= int64(m)
+	if l.left <= 0 {
+		return 0, errTooLarge
 	}
+	n, err = l.r.Read(p[:min(int64(len(p)), l.left)])
+	l.left -= int64(n)
 	return n, err
 }
 

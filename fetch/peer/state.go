@@ -16,6 +16,13 @@ type State struct {
 	// Clock is the wall time of the node. It does not change the ETag.
 	Clock time.Time `json:"clock,omitzero"`
 	Disks []Disk    `json:"disks"` // sorted by name
+
+	// Partial and Omitted say what the reader left out because its Scope does not need it: Partial is
+	// true if there are disks that are not declared, or more copies than maxIdle that nobody needs.
+	// Omitted is the number of copies beyond Scope.maxOthers: orphans and copies of other generations
+	// about which the reader knows nothing.
+	Partial bool `json:"-"`
+	Omitted int  `json:"-"`
 }
 
 // Disk is one disk of a node.

@@ -20,6 +20,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -47,13 +48,16 @@ type server struct {
 	auth *auth.Authorizer
 	// maxRoundAge is the greatest age of the last round at which the daemon is ready.
 	maxRoundAge time.Duration
+	// making is held while a status document is made: with many images and copies it takes many
+	// times its size, and any number of callers may request it at the same time.
+	making *sync.Mutex
 }
 
 // NewServer returns the HTTP server of a daemon. The caller starts and stops it. With TLS,
 // it has the certificate in its TLSConfig. A daemon whose last round is older than
 // maxRoundAge is not ready.
 func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration, log *slog.Logger) *http.Server {
-	return newHTTPServer(server{loop, a, maxRoundAge}.handler(), a, log)
+	return newHTTPServer(server{loop, a, maxRoundAge, &sync.Mutex{}}.handler(), a, log)
 }
 
 func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
@@ -246,12 +250,28 @@ func (s server) ready(w http.ResponseWriter, r *http.Request) {
 const notReadYet = "the disks were not read yet: retry later"
 
 func (s server) status(w http.ResponseWriter, _ *http.Request) {
-	status, ok := s.loop.Status()
+	document, ok := s.statusDocument()
 	if !ok {
 		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
 		return
 	}
-	respond(w, http.StatusOK, status)
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(document) // fails if the caller has closed the connection
+}
+
+// statusDocument returns the JSON of the status; false before the first round.
+func (s server) statusDocument() (document []byte, ok bool) {
+	s.making.Lock()
+	defer s.making.Unlock()
+	status, ok := s.loop.Status()
+	if !ok {
+		return nil, false
+	}
+	document, err := json.Marshal(status)
+	if err != nil {
+		panic("api: the status cannot be encoded: " + err.Error())
+	}
+	return append(document, '\n'), true
 }
 
 func (s server) verify(w http.ResponseWriter, r *http.Request) {

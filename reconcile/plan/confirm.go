@@ -57,7 +57,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 		response, responded := responses[node]
 		switch {
 		case responded:
-			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest}
+			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest, Omitted: peer.Omitted}
 		case slices.Contains(queried, node):
 			peer = Peer{Queried: true, Problem: "it did not respond to a query", UnreachableFor: peer.UnreachableFor}
 		default:

@@ -217,6 +217,9 @@ func unsettledCopy(s *imageState) Reason {
 func waitForNode(s *imageState) (reason Reason, until time.Time) {
 	for _, name := range s.ix.otherNodes() {
 		peer, queried := s.ix.observed.Peers[name]
+		if peer.Outdated && !isRunning(s) {
+			return because(CodePeerUnqueried, "node %s has not responded yet under this configuration", name), time.Time{}
+		}
 		if !queried || peer.Responds() {
 			continue // with --offline no node is queried
 		}
@@ -232,6 +235,11 @@ func waitForNode(s *imageState) (reason Reason, until time.Time) {
 		}
 	}
 	return reason, until
+}
+
+// isRunning reports whether a job for the image runs on this node. It need not stop for a moment.
+func isRunning(s *imageState) bool {
+	return slices.ContainsFunc(s.ix.ownDisks, func(ref schema.DiskRef) bool { return s.ix.observed.Running[s.on(ref)] })
 }
 
 // hadReady reports whether an unreachable node had a ready copy when it last responded.

@@ -246,6 +246,10 @@ func (s *goldenState) peer(words []string) {
 			p.Problem = value
 		case "config":
 			p.ConfigDigest = value
+		case "omitted":
+			p.Omitted, _ = strconv.Atoi(value)
+		case "outdated":
+			p.Outdated = true
 		case "unqueried":
 			p = plan.Peer{Problem: "not queried yet"}
 		default:

@@ -52,6 +52,12 @@ type Peer struct {
 	// LastResponse is the time of its last response by this node's clock; for an unreachable
 	// node, the start of the last query that it answered. Zero: it never responded.
 	LastResponse time.Time
+	// Outdated: its last response leaves out what it published about disks that are declared since.
+	// The next response takes a moment.
+	Outdated bool
+	// Omitted is how many of its copies of images that are not declared, or of other generations, are
+	// left out, because it publishes more of them than the configuration can mean.
+	Omitted int
 	// unconfirmed: a deletion is being confirmed, and this node was not queried after the
 	// withdrawal of the copy. Nothing on this node counts in favour of the deletion.
 	unconfirmed bool
@@ -59,6 +65,14 @@ type Peer struct {
 
 // Responds reports whether the last response of the peer is current.
 func (p Peer) Responds() bool { return p.Queried && p.Problem == "" }
+
+// incomplete returns why not all orphans of the peer with this name are known.
+func (p Peer) incomplete(name string) Reason {
+	if p.Omitted == 0 {
+		return Reason{}
+	}
+	return because(CodeUsageUnknown, "node %s publishes %d copies of undeclared images and old generations more than this node keeps: delete or declare them, or name them in pruneConfirmed", name, p.Omitted)
+}
 
 // Disk is the observed state of one disk.
 type Disk struct {

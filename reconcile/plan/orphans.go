@@ -102,6 +102,9 @@ func (p *orphanPlanner) unknownUsage() Reason {
 			if reason := p.ix.whyIgnored(node); !reason.IsZero() {
 				return reason
 			}
+			if reason := p.ix.observed.Peers[node].incomplete(node); !reason.IsZero() {
+				return reason
+			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(nodes[node].Disks)) {
 			ref := schema.DiskRef{Node: node, Disk: name}

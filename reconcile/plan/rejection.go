@@ -78,7 +78,7 @@ func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
 	switch {
 	case ref.Node == s.ix.desired.Node && len(s.ix.observed.Peers) > 0: // no other process of this node is queried
 		return Rejection{Reason: Reason{CodeDiskNotManaged, "this process does not manage it"}}
-	case !known && s.ix.sameConfig(ref.Node):
+	case !known && s.ix.sameConfig(ref.Node) && !peer.Outdated:
 		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
 	case queried && !peer.Responds() && peer.UnreachableFor >= s.ix.desired.Config.Settings.RecoveryWaitInterval:
 		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}

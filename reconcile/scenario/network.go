@@ -11,7 +11,7 @@ import (
 type nodePeers struct{ *node }
 
 // Follow implements reconcile.Peers. A node receives what every other node publishes.
-func (nodePeers) Follow(context.Context, map[string]string) {}
+func (nodePeers) Follow(context.Context, map[string]peer.Target) {}
 
 // Observations implements reconcile.Peers. The last state of a node that is down stays, unless this
 // node was started after it was published.

@@ -89,15 +89,15 @@ func (d watchedDisk) Update(id disk.ID, change func(*disk.Record)) error {
 type nodePeers struct{ *node }
 
 // Follow implements reconcile.Peers.
-func (p nodePeers) Follow(_ context.Context, addresses map[string]string) {
+func (p nodePeers) Follow(_ context.Context, nodes map[string]peer.Target) {
 	m := p.node
-	for _, name := range slices.Sorted(maps.Keys(addresses)) {
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		if m.peers[name] == nil {
 			m.peers[name] = &peerView{lastSeen: m.c.now}
 			m.follow(m.peers[name], m.c.nodes[name])
 		}
 	}
-	maps.DeleteFunc(m.peers, func(name string, _ *peerView) bool { _, ok := addresses[name]; return !ok })
+	maps.DeleteFunc(m.peers, func(name string, _ *peerView) bool { _, ok := nodes[name]; return !ok })
 }
 
 // Observations implements reconcile.Peers. A round calls it after it has listed the disks. It takes

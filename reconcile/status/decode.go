@@ -90,7 +90,7 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
 // toPeer is the inverse of View.peers for one node.
 func (p PeerStatus) toPeer(s Status) plan.Peer {
-	peer := plan.Peer{Queried: p.Queried, Problem: p.Problem, ConfigDigest: p.Config, LastResponse: p.LastResponse}
+	peer := plan.Peer{Queried: p.Queried, Problem: p.Problem, ConfigDigest: p.Config, LastResponse: p.LastResponse, Outdated: p.Outdated, Omitted: p.Omitted}
 	if p.Problem != "" && !p.UnreachableSince.IsZero() {
 		peer.UnreachableFor = max(0, s.Time.Sub(p.UnreachableSince))
 	}

@@ -33,7 +33,13 @@ type PeerStatus struct {
 	UnreachableSince time.Time `json:"silentSince,omitzero"`
 	// Config is the config digest of the node; "" while any part is invalid.
 	Config string `json:"config"`
-	Skew   Skew   `json:"skew"`
+	// Outdated: the last response leaves out disks that are declared since. It is true for a moment.
+	Outdated bool `json:"outdated,omitempty"`
+	// Omitted is how many of its copies this node left out: copies of undeclared images and old
+	// generations, of which it publishes more than the configuration can mean. No orphan is deleted
+	// then.
+	Omitted int  `json:"omitted,omitempty"`
+	Skew    Skew `json:"skew"`
 }
 
 // skewOf returns the skew of the node p for a node with the configuration of d.

@@ -239,7 +239,7 @@ func (v *View) peers() []PeerStatus {
 		p := v.Observed.Peers[name]
 		s := PeerStatus{
 			Node: name, Address: v.Desired.Config.Nodes[name].Address, Queried: p.Queried, Responds: p.Responds(),
-			LastResponse: p.LastResponse, Problem: p.Problem, Config: p.ConfigDigest, Skew: skewOf(v.Desired, p),
+			LastResponse: p.LastResponse, Problem: p.Problem, Config: p.ConfigDigest, Skew: skewOf(v.Desired, p), Outdated: p.Outdated, Omitted: p.Omitted,
 		}
 		if p.Problem != "" {
 			s.UnreachableSince = v.Observed.Now.Add(-p.UnreachableFor)

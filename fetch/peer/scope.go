@@ -1,0 +1,81 @@
+package peer
+
+import "maps"
+
+// Scope is what the reader of a State can use of it, according to its configuration. It bounds what a
+// reader keeps of a peer, whatever the peer publishes: the memory for all peers together follows from
+// the configuration.
+type Scope struct {
+	// Disks has the names of the disks that are declared for the node. The copies on its other disks
+	// are not read. nil: any disk.
+	Disks map[string]bool
+	// Images has the declared images: uuid by name. nil: any image counts as declared, in one
+	// generation or another.
+	Images map[string]string
+	// Listed is the number of further images that the configuration names, because they may be
+	// deleted.
+	Listed int
+}
+
+const (
+	// maxIdle is how many copies of a node are kept that nobody needs: unmanaged copies of images that
+	// are not declared and not in use. A node may have more of them than of all others.
+	maxIdle = 1024
+	// otherGenerations is how many other generations each declared image may have on each disk, on
+	// average, and minOthers how many copies of other generations and of orphans a node may have at
+	// least: a configuration may have declared thousands of images that it declares no more.
+	otherGenerations, minOthers = 3, 4096
+	// minStateSize is the least limit for the JSON of a State, in bytes: some 25,000 unmanaged copies.
+	// sizePerCopy is what each copy adds for which the configuration has a place.
+	minStateSize, sizePerCopy = 8 << 20, 1 << 10
+)
+
+// hasDisk reports whether a disk of the node is declared.
+func (s Scope) hasDisk(name string) bool { return s.Disks == nil || s.Disks[name] }
+
+// places returns the number of copies for which the configuration has a place on the node.
+func (s Scope) places() int { return len(s.Disks) * (len(s.Images) + s.Listed) }
+
+// maxOthers returns how many copies are kept in addition to those of the declared generations.
+func (s Scope) maxOthers() int { return minOthers + otherGenerations*s.places() }
+
+// maxStateSize returns the limit of the JSON of a State, both compressed and decompressed.
+func (s Scope) maxStateSize() int64 {
+	return min(largestState, minStateSize+sizePerCopy*int64((1+otherGenerations)*s.places()))
+}
+
+// largestState is the limit for any configuration. Time, not memory, needs it.
+const largestState = 64 << 20
+
+// equal reports whether two scopes are equal.
+func (s Scope) equal(o Scope) bool {
+	return s.Listed == o.Listed && (s.Disks == nil) == (o.Disks == nil) && (s.Images == nil) == (o.Images == nil) &&
+		maps.Equal(s.Disks, o.Disks) && maps.Equal(s.Images, o.Images)
+}
+
+// texts keeps one instance of each text of a State: most copies share a few messages. All texts of a
+// State together are bounded.
+type texts struct {
+	known map[string]string
+	left  int // bytes of texts that may still be kept in full
+}
+
+const (
+	maxTexts  = 1 << 20 // bytes of different texts of one State
+	shortText = 64      // bytes of a text after that
+)
+
+func newTexts() texts { return texts{known: map[string]string{}, left: maxTexts} }
+
+// keep returns the instance of a text. It truncates the text if there are too many different ones.
+func (t *texts) keep(text string) string {
+	if known, ok := t.known[text]; ok || text == "" {
+		return known
+	}
+	if len(text) > max(t.left, shortText) {
+		text = printable(text, shortText)
+	}
+	t.left -= len(text)
+	t.known[text] = text
+	return text
+}
