@@ -7,10 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/netip"
 	"net/url"
-	"strings"
-	"syscall"
 
 	"golang.org/x/net/http/httpproxy"
 )
@@ -118,12 +115,6 @@ func (n *network) credentialsHint(u *url.URL) string {
 	return "it does not accept the credentials"
 }
 
-// isLoopback reports whether a host name or address is loopback. It does not resolve names.
-func isLoopback(host string) bool {
-	var refused *hostError
-	return errors.As(checkHost(host), &refused) && refused.kind == loopback
-}
-
 // webOrigin returns the origin of u as browsers define it: scheme, host and port.
 func webOrigin(u *url.URL) string { return u.Scheme + "://" + hostPort(u) }
 
@@ -158,63 +149,6 @@ func proxyFromEnvironment() (*proxy, error) {
 }
 
 func (p *proxy) forRequest(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
-
-// hostError is the error for a host that has a different meaning on each node: the image would differ
-// between nodes, and the request would reach services that listen only locally.
-type hostError struct {
-	host string
-	kind hostKind
-}
-
-// hostKind is the kind of a host that has a different meaning on each node, as its error names it.
-type hostKind string
-
-const (
-	loopback    hostKind = "loopback"
-	unspecified hostKind = "unspecified"
-	linkLocal   hostKind = "link-local"
-)
-
-func (e *hostError) Error() string {
-	return fmt.Sprintf("host %s is a %s address: refused unless allowLoopbackSources is set", e.host, e.kind)
-}
-
-// checkHost checks a host name or address. It does not resolve names; checkDial checks the resolved
-// addresses.
-func checkHost(host string) error {
-	name := strings.TrimSuffix(strings.ToLower(host), ".")
-	if name == "localhost" || strings.HasSuffix(name, ".localhost") {
-		return &hostError{host, loopback}
-	}
-	ip, err := netip.ParseAddr(host)
-	if err != nil {
-		return nil
-	}
-	return checkIP(host, ip)
-}
-
-func checkIP(host string, ip netip.Addr) error {
-	ip = ip.Unmap()
-	switch {
-	case ip.IsLoopback():
-		return &hostError{host, loopback}
-	case ip.IsUnspecified():
-		return &hostError{host, unspecified}
-	case ip.IsLinkLocalUnicast(), ip.IsLinkLocalMulticast(), ip.IsInterfaceLocalMulticast():
-		return &hostError{host, linkLocal}
-	}
-	return nil
-}
-
-// checkDial is the Control function of a net.Dialer. It receives the resolved address, so that a name
-// cannot be resolved to a host that is not allowed.
-func checkDial(_, address string, _ syscall.RawConn) error {
-	ap, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return fmt.Errorf("dial %s: %w", address, err)
-	}
-	return checkIP(ap.Addr().String(), ap.Addr())
-}
 
 // maxRedirects is the maximum number of redirects of one request. CDNs need two or three.
 const maxRedirects = 10

@@ -42,7 +42,7 @@ func TestProxyPasswordIsNotInErrors(t *testing.T) {
 
 func TestLoopbackAndLinkLocalHostsAreRefused(t *testing.T) {
 	hosts := []string{"127.0.0.1", "127.0.0.2", "0.0.0.0", "localhost", "LOCALHOST.", "a.localhost", "[::1]", "[::]",
-		"169.254.169.254", "[fe80::1]", "[::ffff:127.0.0.1]"}
+		"169.254.169.254", "[fe80::1]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]", "[fd00:ec2::254]", "168.63.129.16"}
 	for _, host := range hosts {
 		r := newFixture(t)
 		r.client.AllowLoopback = false
@@ -51,15 +51,17 @@ func TestLoopbackAndLinkLocalHostsAreRefused(t *testing.T) {
 	}
 }
 
-func TestRedirectToLoopbackIsRefused(t *testing.T) {
-	r := newFixture(t)
-	r.client.AllowLoopback = false
-	origin := fetchtest.New()
-	origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://127.0.0.1:1/x?" + secretMarker})
-	proxy := httptest.NewServer(origin)
-	t.Cleanup(proxy.Close)
-	t.Setenv("HTTP_PROXY", proxy.URL)
-	wantError(t, r.download(Request{URL: "http://images.invalid/image.raw"}), BadConfig, "127.0.0.1", "loopback")
+func TestRedirectToSpecialHostIsRefused(t *testing.T) {
+	for host, kind := range map[string]string{"127.0.0.1": "loopback", "[64:ff9b::a9fe:a9fe]": "link-local", "[fd00:ec2::254]": "metadata"} {
+		r := newFixture(t)
+		r.client.AllowLoopback = false
+		origin := fetchtest.New()
+		origin.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Redirect, To: "http://" + host + ":1/x?" + secretMarker})
+		proxy := httptest.NewServer(origin)
+		t.Cleanup(proxy.Close)
+		t.Setenv("HTTP_PROXY", proxy.URL)
+		wantError(t, r.download(Request{URL: "http://images.invalid/image.raw"}), BadConfig, strings.Trim(host, "[]"), kind)
+	}
 }
 
 // TestNameResolvedToLoopbackIsRefused checks that the resolved address is checked, not only the name.
