@@ -44,11 +44,11 @@
 //	/v1/images/NAME/download                    the declared generation, or that of ?uuid=UUID
 //	/v1/images/NAME/download?compress=gzip      compressed while it is sent; or zstd
 //
-// These routes support GET and HEAD, single and multiple ranges, If-Range and If-None-Match. The ETag
-// is strong: it is the SHA-512 of the image, which is also in Repr-Digest. The file name is NAME.raw
-// or NAME.qcow2, with .gz or .zst appended if it is compressed. The compressed form is a different
-// file and has no ranges, ETag or length. It therefore has its own address, and Accept-Encoding has
-// no effect: browsers always send this header, and could not resume a download if it selected the
+// These routes support GET and HEAD, one range, If-Range and If-None-Match. A request for several
+// ranges gets the whole file. The ETag is strong: it is the SHA-512 of the image, which is also in
+// Repr-Digest. The file name is NAME.raw or NAME.qcow2, with .gz or .zst appended if it is compressed.
+// The compressed form is a different file and has no ranges, ETag or length. It therefore has its own
+// address, and Accept-Encoding has no effect: browsers always send this header, and could not resume a download if it selected the
 // compressed form. Downloads and peers share the sending limit. Each chunk is verified before it is
 // sent: if a chunk does not match the chunk manifest, the server closes the connection and requests
 // the verification of the copy.

@@ -2,7 +2,9 @@ package peer
 
 import (
 	"bytes"
+	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -93,5 +95,48 @@ func TestDownloadLimits(t *testing.T) {
 	resp, _ = n.get(t, "/v1/images/parrot/download?compress=zstd")
 	if resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Content-Disposition") != "" {
 		t.Errorf("at the compression limit: %s", resp.Status)
+	}
+}
+
+// Each range costs the hash of a whole chunk, and a request has room for more than a thousand ranges.
+func TestDownloadSendsTheWholeImageForSeveralRanges(t *testing.T) {
+	n := startNode(t, "node1")
+	content := randomBytes(3*disk.ChunkSize + 512)
+	n.put(t, disk.ID{Name: "parrot", UUID: "00000001"}, content)
+	whole := strconv.Itoa(len(content))
+	for _, tt := range []struct {
+		ranges, length string
+		status         int
+	}{
+		{"", whole, 200},
+		{"bytes=5-9", "5", 206},
+		{"bytes=-5", "5", 206},
+		{"bytes=3145728-", "512", 206},
+		{"bytes=0-0,1048577-1048577", whole, 200},
+		{"bytes=0-0, -1", whole, 200},
+		{"bytes=0-0,", whole, 200},
+		{"bytes=" + strings.Repeat("0-0,1048577-1048577,", 600) + "2-2", whole, 200},
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodHead} {
+			r, err := http.NewRequest(method, n.URL+"/v1/images/parrot/download", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.ranges != "" {
+				r.Header.Set("Range", tt.ranges)
+			}
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if resp.StatusCode != tt.status || resp.Header.Get("Content-Length") != tt.length || resp.Header.Get("Content-Type") != "application/octet-stream" || err != nil {
+				t.Errorf("%s %.40q: %s, %s bytes of type %s, error %v", method, tt.ranges, resp.Status, resp.Header.Get("Content-Length"), resp.Header.Get("Content-Type"), err)
+			}
+			if tt.status == 200 && method == http.MethodGet && !bytes.Equal(body, content) {
+				t.Errorf("%.40q: the body is not the image", tt.ranges)
+			}
+		}
 	}
 }
