@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -24,6 +25,19 @@ type Config struct {
 	// manager runs is alone.
 	Nodes  map[string]Node  `json:"nodes"`
 	Images map[string]Image `json:"images"`
+}
+
+// HasHost reports whether a host name, in lower case, is the name of a node or in the address of one.
+func (c Config) HasHost(name string) bool {
+	for node, declared := range c.Nodes {
+		if strings.EqualFold(node, name) {
+			return true
+		}
+		if u, err := url.Parse(declared.Address); err == nil && strings.EqualFold(u.Hostname(), name) && name != "" {
+			return true
+		}
+	}
+	return false
 }
 
 // Settings apply to all managers.

@@ -10,9 +10,10 @@
 // request against the credentials. A daemon without credentials accepts only requests from its own
 // machine, and no requests of web pages.
 //
-// A ConnLimiter limits the number of connections to a server, in total and for each address.
+// A ConnLimiter limits the number of connections to a server, and decides which connection is closed
+// if there are too many. Callers without a role cannot displace callers with a role.
 //
-// Reading order: authorize.go, credentials.go, tokens.go, tls.go, reload.go, limit.go.
+// Reading order: authorize.go, page.go, credentials.go, tokens.go, tls.go, reload.go, limit.go.
 package auth
 
 import (
@@ -21,7 +22,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
@@ -42,7 +42,7 @@ func (r Role) String() string { return [...]string{"none", "peer", "admin"}[r] }
 // Authorizer determines the roles of the callers of one daemon. It is safe for concurrent use.
 type Authorizer struct {
 	Credentials
-	insecure bool   // without credentials, accept every caller and every Host header
+	insecure bool   // without credentials, accept every caller
 	host     string // of the listen address
 }
 
@@ -72,37 +72,45 @@ func (a *Authorizer) ServerTLS() *tls.Config {
 	return config
 }
 
-// Authorize returns the role of the sender of a request. The error is an
-// *httperror.Error with status 401 or 403.
-func (a *Authorizer) Authorize(r *http.Request) (Role, error) {
-	if a.empty() {
-		if err := a.checkLocal(r); err != nil {
-			return RoleNone, err
-		}
-		return RoleAdmin, nil
-	}
-	byToken, byCertificate := RoleNone, RoleNone
+// Authorize returns the role of the sender of a request. isDeclared reports whether a host name
+// belongs to a declared node, in lower case. The error is an *httperror.Error with status 401 or 403.
+//
+// A token proves that its sender knows it. The place of the caller, or its client certificate, does
+// not: a browser sends the requests of every page from this place and with this certificate. They
+// count only for a request that no foreign page can cause.
+func (a *Authorizer) Authorize(r *http.Request, isDeclared func(host string) bool) (Role, error) {
+	byToken := RoleNone
 	if a.tokens != nil {
 		byToken = a.tokens.current().role(r.Header.Get("Authorization"))
 	}
-	if a.identity != nil {
-		byCertificate = a.identity.current().role(r.TLS, time.Now())
-	}
-	// A browser sends its client certificate for requests of any page, but only a page that knows the
-	// token can send the token. Therefore only the token counts.
-	if r.Header.Get("Origin") != "" {
-		if byToken == RoleNone && byCertificate != RoleNone {
-			return RoleNone, errCrossOrigin
+	ambient, denied := a.ambientRole(r)
+	if ambient > byToken {
+		denied = a.checkPage(r, isDeclared)
+		if denied != nil {
+			ambient = RoleNone
 		}
-		byCertificate = RoleNone
 	}
-	if role := max(byToken, byCertificate); role != RoleNone {
+	if role := max(byToken, ambient); role != RoleNone {
 		return role, nil
+	}
+	return RoleNone, denied
+}
+
+// ambientRole returns the role of a caller by its place or its certificate. If that is RoleNone, the
+// error names the credential that the caller must send.
+func (a *Authorizer) ambientRole(r *http.Request) (Role, error) {
+	switch {
+	case a.empty() && (a.insecure || isLocalAddress(r.RemoteAddr)):
+		return RoleAdmin, nil
+	case a.empty():
+		return RoleNone, httperror.New(http.StatusForbidden, "requests from other machines are not allowed")
+	case a.identity != nil:
+		if role := a.identity.current().role(r.TLS, time.Now()); role != RoleNone {
+			return role, nil
+		}
 	}
 	return RoleNone, a.explainDenial(r)
 }
-
-var errCrossOrigin = httperror.New(http.StatusForbidden, "cross-origin requests are not allowed")
 
 // explainDenial returns an error that names the credential that the caller must send.
 func (a *Authorizer) explainDenial(r *http.Request) error {
@@ -117,35 +125,9 @@ func (a *Authorizer) explainDenial(r *http.Request) error {
 	return httperror.New(http.StatusUnauthorized, "a client certificate is required, or a token: send Authorization: Bearer …")
 }
 
-// checkLocal checks a request to a daemon without credentials. A web page in a browser on the same
-// machine can also send requests to loopback. Such requests have an Origin header or, after DNS
-// rebinding, the Host header of another host.
-func (a *Authorizer) checkLocal(r *http.Request) error {
-	switch {
-	case r.Header.Get("Origin") != "":
-		return errCrossOrigin
-	case a.insecure:
-		return nil
-	case !isLocalAddress(r.RemoteAddr):
-		return httperror.New(http.StatusForbidden, "requests from other machines are not allowed")
-	case !a.isOwnHost(r.Host):
-		return httperror.New(http.StatusForbidden, "requests for another host are not allowed: use localhost")
-	}
-	return nil
-}
-
 func isLocalAddress(remote string) bool {
 	host, _, err := net.SplitHostPort(remote)
 	return err == nil && isLoopback(host)
-}
-
-// isOwnHost reports whether a Host header names loopback or the listen address.
-func (a *Authorizer) isOwnHost(header string) bool {
-	name, _, err := net.SplitHostPort(header)
-	if err != nil {
-		name = strings.TrimSuffix(strings.TrimPrefix(header, "["), "]")
-	}
-	return isLoopback(strings.ToLower(name)) || name != "" && name == a.host
 }
 
 func isLoopback(host string) bool {

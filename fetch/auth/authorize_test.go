@@ -35,8 +35,8 @@ func newAuthorizer(t *testing.T, c Credentials, address string, insecure bool) *
 
 func TestAuthorizeGivesTheRoleOfTheCaller(t *testing.T) {
 	local := newAuthorizer(t, Credentials{}, "127.0.0.7:8000", false)
-	oneToken := newAuthorizer(t, loadTokenText(t, "open-sesame\n"), "0.0.0.0:8000", false)
-	roles := newAuthorizer(t, loadTokenText(t, "peer reads\n\nadmin does\npeer read-too\n"), "0.0.0.0:8000", false)
+	oneToken := newAuthorizer(t, loadTokenText(t, "open-sesame-0123\n"), "0.0.0.0:8000", false)
+	roles := newAuthorizer(t, loadTokenText(t, "peer reads-0123456789\n\nadmin does-01234567890\npeer read-too-0123456789\n"), "0.0.0.0:8000", false)
 	insecure := newAuthorizer(t, Credentials{}, ":8000", true)
 	const here, there = "127.0.0.1:5", "10.1.2.3:5"
 	for _, tt := range []struct {
@@ -59,21 +59,22 @@ func TestAuthorizeGivesTheRoleOfTheCaller(t *testing.T) {
 		{"other machine", there, "localhost:8000", local, nil, RoleNone, 403},
 		{"token that is not required", there, "localhost:8000", local, []string{"Authorization", "Bearer x"}, RoleNone, 403},
 
-		{"token", there, "node1:8000", oneToken, []string{"Authorization", "Bearer open-sesame"}, RoleAdmin, 0},
+		{"token", there, "node1:8000", oneToken, []string{"Authorization", "Bearer open-sesame-0123"}, RoleAdmin, 0},
 		{"no token", here, "localhost:8000", oneToken, nil, RoleNone, 401},
 		{"other token", here, "localhost:8000", oneToken, []string{"Authorization", "Bearer open"}, RoleNone, 401},
-		{"longer token", here, "localhost:8000", oneToken, []string{"Authorization", "Bearer open-sesame!"}, RoleNone, 401},
+		{"longer token", here, "localhost:8000", oneToken, []string{"Authorization", "Bearer open-sesame-0123!"}, RoleNone, 401},
 		{"empty token", here, "localhost:8000", oneToken, []string{"Authorization", "Bearer "}, RoleNone, 401},
-		{"other scheme", here, "localhost:8000", oneToken, []string{"Authorization", "open-sesame"}, RoleNone, 401},
-		{"token of a web page", there, "node1:8000", oneToken, []string{"Authorization", "Bearer open-sesame", "Origin", "http://ui.example"}, RoleAdmin, 0},
+		{"other scheme", here, "localhost:8000", oneToken, []string{"Authorization", "open-sesame-0123"}, RoleNone, 401},
+		{"token of a web page", there, "node1:8000", oneToken, []string{"Authorization", "Bearer open-sesame-0123", "Origin", "http://ui.example"}, RoleAdmin, 0},
 
-		{"peer", there, "node1:8000", roles, []string{"Authorization", "Bearer reads"}, RolePeer, 0},
-		{"second peer", there, "node1:8000", roles, []string{"Authorization", "Bearer read-too"}, RolePeer, 0},
-		{"admin", there, "node1:8000", roles, []string{"Authorization", "Bearer does"}, RoleAdmin, 0},
-		{"line of the file", there, "node1:8000", roles, []string{"Authorization", "Bearer admin does"}, RoleNone, 401},
+		{"peer", there, "node1:8000", roles, []string{"Authorization", "Bearer reads-0123456789"}, RolePeer, 0},
+		{"second peer", there, "node1:8000", roles, []string{"Authorization", "Bearer read-too-0123456789"}, RolePeer, 0},
+		{"admin", there, "node1:8000", roles, []string{"Authorization", "Bearer does-01234567890"}, RoleAdmin, 0},
+		{"line of the file", there, "node1:8000", roles, []string{"Authorization", "Bearer admin does-01234567890"}, RoleNone, 401},
 
-		{"insecure", there, "node1:8000", insecure, nil, RoleAdmin, 0},
-		{"insecure for a web page", there, "node1:8000", insecure, []string{"Origin", "http://evil.example"}, RoleNone, 403},
+		{"insecure", there, "10.0.0.1:8000", insecure, nil, RoleAdmin, 0},
+		{"insecure for a rebound name", there, "evil.example:8000", insecure, nil, RoleNone, 403},
+		{"insecure for a web page", there, "10.0.0.1:8000", insecure, []string{"Origin", "http://evil.example"}, RoleNone, 403},
 	} {
 		r := httptest.NewRequest("GET", "http://x/v1/status", nil)
 		r.RemoteAddr, r.Host = tt.from, tt.host
@@ -81,7 +82,7 @@ func TestAuthorizeGivesTheRoleOfTheCaller(t *testing.T) {
 			r.Header.Set(tt.header[i], tt.header[i+1])
 		}
 		status := 0
-		got, err := tt.authorizer.Authorize(r)
+		got, err := tt.authorizer.Authorize(r, noHost)
 		if denied, ok := errors.AsType[*httperror.Error](err); ok {
 			status = denied.Status
 		}
@@ -90,6 +91,9 @@ func TestAuthorizeGivesTheRoleOfTheCaller(t *testing.T) {
 		}
 	}
 }
+
+// noHost declares no node.
+func noHost(string) bool { return false }
 
 func TestListenOnOtherAddressesNeedsCredentials(t *testing.T) {
 	for address, want := range map[string]bool{

@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
 	"net/http"
@@ -9,32 +10,46 @@ import (
 	"time"
 )
 
-// The default limits of a ConnLimiter. Several managers behind NAT may share one address, but a
-// single address must not use all connections.
+// The default limits of a ConnLimiter.
 const (
-	maxConns           = 1024
-	maxConnsPerAddress = 256
+	// maxConns limits memory: a connection needs up to 50 KiB, and a long poll or a transfer more.
+	maxConns = 1024
+	// maxStrangers leaves room for callers with a role. A new connection is a stranger for some
+	// milliseconds, so the limit is reached only by connections that never send a request with a role.
+	maxStrangers = 512
+	// maxCallers leaves room for new connections, which begin without a role.
+	maxCallers = 896
 )
 
-// ConnLimiter limits the number of connections to a server, in total and for each remote address. A
-// new connection over a limit replaces the connection that was idle longest; if the limit of the
-// address is exceeded, it replaces one of the same address. If no such connection is idle, the new
-// one is closed. A ConnLimiter is safe for concurrent use.
+// ConnLimiter limits the number of connections to a server. It distinguishes strangers, whose
+// connections have not yet sent a request with a role, from callers with a role. Both have a limit, so
+// that strangers cannot keep callers from being served, and callers cannot keep out new ones.
+//
+// At a limit, a new connection replaces another one of its kind: one of the network with the most
+// connections, and there the one that has waited longest. A network is an IPv4 address, or 64 bits
+// of an IPv6 address, which every machine may get for itself. A flood from a few networks therefore
+// replaces only its own connections. Strangers are replaced whatever they do. A caller that is being
+// served is replaced only if its network has more connections than that of the new one.
+//
+// A ConnLimiter is safe for concurrent use.
 type ConnLimiter struct {
-	max, maxPerAddress int
+	max, maxStrangers, maxCallers int
 
 	mu    sync.Mutex
-	conns map[net.Conn]limitedConn
+	conns map[net.Conn]*limitedConn
 }
 
+// limitedConn is an open connection.
 type limitedConn struct {
-	from      netip.Addr
-	idleSince time.Time // zero: the connection serves a request
+	network netip.Prefix
+	caller  bool      // it has sent a request with a role
+	waits   bool      // it is idle, or a request waits for a change: the caller can simply repeat it
+	since   time.Time // the last change of its state
 }
 
 // NewConnLimiter returns a ConnLimiter for one server with the default limits.
 func NewConnLimiter() *ConnLimiter {
-	return &ConnLimiter{max: maxConns, maxPerAddress: maxConnsPerAddress, conns: map[net.Conn]limitedConn{}}
+	return &ConnLimiter{max: maxConns, maxStrangers: maxStrangers, maxCallers: maxCallers, conns: map[net.Conn]*limitedConn{}}
 }
 
 // ConnState is the hook for http.Server.ConnState.
@@ -48,46 +63,105 @@ func (l *ConnLimiter) ConnState(conn net.Conn, state http.ConnState) {
 	case state == http.StateClosed, state == http.StateHijacked:
 		delete(l.conns, conn)
 	case !known: // it was replaced, and its goroutine has not detected this yet
-	case state == http.StateActive:
-		l.conns[conn] = limitedConn{from: c.from}
-	case state == http.StateIdle:
-		l.conns[conn] = limitedConn{c.from, time.Now()}
+	default:
+		c.waits, c.since = state == http.StateIdle, time.Now()
 	}
 }
 
+// admission is the value in the context of a connection.
+type admission struct {
+	limiter *ConnLimiter
+	conn    net.Conn
+}
+
+type admissionKey struct{}
+
+// ConnContext is the hook for http.Server.ConnContext. Admit needs it.
+func (l *ConnLimiter) ConnContext(ctx context.Context, conn net.Conn) context.Context {
+	return context.WithValue(ctx, admissionKey{}, admission{l, conn})
+}
+
+// Admit records that the connection of a request belongs to a caller with a role. ctx is that of the
+// request. waits means that the request waits for a change, like a long poll. Admit returns false if
+// there are too many callers, and the connection must then be closed. Without a ConnLimiter in ctx,
+// it returns true.
+func Admit(ctx context.Context, waits bool) bool {
+	a, ok := ctx.Value(admissionKey{}).(admission)
+	return !ok || a.limiter.admit(a.conn, waits)
+}
+
+func (l *ConnLimiter) admit(conn net.Conn, waits bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c, known := l.conns[conn]
+	if !known {
+		return false // it was replaced
+	}
+	if !c.caller {
+		if _, callers := l.count(); callers >= l.maxCallers && !l.replace(true, c.network) {
+			return false
+		}
+	}
+	c.caller, c.waits = true, waits
+	return true
+}
+
+// add adds a new connection, which is a stranger.
 func (l *ConnLimiter) add(conn net.Conn) {
-	from := addressOf(conn)
-	fromSame := 0
-	var idle, idleSame net.Conn // the connections that were idle longest: of all addresses, and of the same address
-	older := func(c limitedConn, than net.Conn) bool {
-		return !c.idleSince.IsZero() && (than == nil || c.idleSince.Before(l.conns[than].idleSince))
-	}
-	for other, c := range l.conns {
-		if older(c, idle) {
-			idle = other
-		}
-		if c.from != from {
-			continue
-		}
-		fromSame++
-		if older(c, idleSame) {
-			idleSame = other
+	from := networkOf(conn)
+	if strangers, callers := l.count(); strangers >= l.maxStrangers || strangers+callers >= l.max {
+		if !l.replace(false, from) {
+			closeConn(conn)
+			return
 		}
 	}
-	switch {
-	case fromSame >= l.maxPerAddress:
-		idle = idleSame
-	case len(l.conns) < l.max:
-		l.conns[conn] = limitedConn{from, time.Now()}
-		return
+	l.conns[conn] = &limitedConn{network: from, since: time.Now()}
+}
+
+func (l *ConnLimiter) count() (strangers, callers int) {
+	for _, c := range l.conns {
+		if c.caller {
+			callers++
+		}
 	}
-	if idle == nil {
-		closeConn(conn)
-		return
+	return len(l.conns) - callers, callers
+}
+
+// replace closes a connection of a caller, or of a stranger, to make room for a new one from a
+// network. It returns false if no connection may be closed for that.
+func (l *ConnLimiter) replace(caller bool, newcomer netip.Prefix) bool {
+	perNetwork := map[netip.Prefix]int{newcomer: 1}
+	for _, c := range l.conns {
+		if c.caller == caller {
+			perNetwork[c.network]++
+		}
 	}
-	delete(l.conns, idle)
-	closeConn(idle)
-	l.conns[conn] = limitedConn{from, time.Now()}
+	mayReplace := func(c *limitedConn) bool {
+		n := perNetwork[c.network]
+		return c.caller == caller && (n > perNetwork[newcomer] || n == perNetwork[newcomer] && (c.waits || !caller))
+	}
+	// less reports whether a is replaced before b.
+	less := func(a, b *limitedConn) bool {
+		switch n, m := perNetwork[a.network], perNetwork[b.network]; {
+		case n != m:
+			return n > m
+		case caller && a.waits != b.waits:
+			return a.waits
+		}
+		return a.since.Before(b.since)
+	}
+	var replaced net.Conn
+	for conn, c := range l.conns {
+		if mayReplace(c) && (replaced == nil || less(c, l.conns[replaced])) {
+			replaced = conn
+		}
+	}
+	if replaced == nil {
+		return false
+	}
+	delete(l.conns, replaced)
+	closeConn(replaced)
+	return true
 }
 
 // closeConn closes the TCP connection without the TLS close message, which would block on a peer that
@@ -99,8 +173,15 @@ func closeConn(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// addressOf returns the remote address. All addresses without an IP share the zero Addr.
-func addressOf(conn net.Conn) netip.Addr {
+// networkOf returns the network of the remote address. All addresses without an IP share the zero
+// Prefix.
+func networkOf(conn net.Conn) netip.Prefix {
 	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
-	return from.Addr().Unmap()
+	ip := from.Addr().Unmap().WithZone("")
+	bits := 64
+	if ip.Is4() {
+		bits = 32
+	}
+	network, _ := ip.Prefix(bits)
+	return network
 }

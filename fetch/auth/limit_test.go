@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -11,9 +12,10 @@ import (
 	"time"
 )
 
+// newLimiter returns a ConnLimiter for limit strangers and as many callers.
 func newLimiter(limit int) *ConnLimiter {
 	l := NewConnLimiter()
-	l.max, l.maxPerAddress = limit, limit
+	l.max, l.maxStrangers, l.maxCallers = 2*limit, limit, limit
 	return l
 }
 
@@ -48,36 +50,6 @@ func TestNewConnectionsReplaceIdleOnes(t *testing.T) {
 	}
 }
 
-func TestActiveConnectionsStay(t *testing.T) {
-	l := newLimiter(2)
-	conns := make([]net.Conn, 4)
-	for i := range conns {
-		conns[i], _ = net.Pipe()
-		t.Cleanup(func() { conns[i].Close() })
-	}
-	closed := func(conn net.Conn) bool { return conn.SetDeadline(time.Now()) != nil }
-	for _, conn := range conns[:2] {
-		l.ConnState(conn, http.StateNew)
-		l.ConnState(conn, http.StateActive)
-	}
-	l.ConnState(conns[2], http.StateNew)
-	if closed(conns[0]) || closed(conns[1]) || !closed(conns[2]) {
-		t.Error("a new connection replaced an active one, or exceeds the limit")
-	}
-	l.ConnState(conns[2], http.StateClosed)
-	l.ConnState(conns[1], http.StateIdle)
-	l.ConnState(conns[3], http.StateNew)
-	if closed(conns[0]) || !closed(conns[1]) || closed(conns[3]) {
-		t.Error("the new connection did not replace the idle one")
-	}
-	l.ConnState(conns[1], http.StateClosed)
-	l.ConnState(conns[3], http.StateClosed)
-	l.ConnState(conns[0], http.StateClosed)
-	if len(l.conns) != 0 {
-		t.Errorf("%d closed connections are still counted", len(l.conns))
-	}
-}
-
 // addressedConn is a connection from a given remote address.
 type addressedConn struct {
 	net.Conn
@@ -92,23 +64,118 @@ func (c addressedConn) RemoteAddr() net.Addr {
 	return a
 }
 
-func TestOneAddressReplacesOnlyItsOwnConnections(t *testing.T) {
-	l := newLimiter(8)
-	l.maxPerAddress = 2
-	connect := func(from string) net.Conn {
-		conn, _ := net.Pipe()
-		t.Cleanup(func() { conn.Close() })
-		c := addressedConn{conn, from}
-		l.ConnState(c, http.StateNew)
-		return c
+func (c addressedConn) isClosed() bool { return c.SetDeadline(time.Now()) != nil }
+
+// limiterRig has connections to a server that a ConnLimiter limits.
+type limiterRig struct {
+	t *testing.T
+	*ConnLimiter
+	opened int
+}
+
+// connect opens a connection of a stranger.
+func (r *limiterRig) connect(host string) addressedConn {
+	conn, _ := net.Pipe()
+	r.t.Cleanup(func() { conn.Close() })
+	r.opened++
+	c := addressedConn{conn, net.JoinHostPort(host, fmt.Sprint(r.opened))}
+	r.ConnState(c, http.StateNew)
+	return c
+}
+
+// request lets a connection send a request with a role.
+func (r *limiterRig) request(c addressedConn, waits bool) (served bool) {
+	r.ConnState(c, http.StateActive)
+	return Admit(r.ConnContext(context.Background(), c), waits)
+}
+
+// call opens a connection and sends a request with a role.
+func (r *limiterRig) call(host string, waits bool) addressedConn {
+	c := r.connect(host)
+	if !r.request(c, waits) {
+		c.Close()
 	}
-	other := connect("10.0.0.9:1")
-	var conns []net.Conn
-	for i := range 5 {
-		conns = append(conns, connect(fmt.Sprintf("10.0.0.1:%d", i+1)))
+	return c
+}
+
+// wantOpen checks which connections are open, in their order.
+func (r *limiterRig) wantOpen(conns []addressedConn, want ...bool) {
+	r.t.Helper()
+	for i, c := range conns {
+		if c.isClosed() == want[i] {
+			r.t.Errorf("connection %d from %s is closed: %v", i, c.from, c.isClosed())
+		}
 	}
-	closed := func(conn net.Conn) bool { return conn.SetDeadline(time.Now()) != nil }
-	if closed(other) || !closed(conns[0]) || !closed(conns[2]) || closed(conns[3]) || closed(conns[4]) {
-		t.Error("one address exceeds its limit, or replaced a connection of another address")
+}
+
+func TestCallersThatAreServedStay(t *testing.T) {
+	r := &limiterRig{t: t, ConnLimiter: newLimiter(2)}
+	conns := []addressedConn{r.call("10.0.0.1", false), r.call("10.0.0.1", false), r.call("10.0.0.1", false)}
+	r.wantOpen(conns, true, true, false)
+	r.ConnState(conns[2], http.StateClosed)
+	r.ConnState(conns[1], http.StateIdle)
+	conns = append(conns, r.call("10.0.0.1", false))
+	r.wantOpen(conns, true, false, false, true)
+	for _, c := range conns {
+		r.ConnState(c, http.StateClosed)
+	}
+	if len(r.conns) != 0 {
+		t.Errorf("%d closed connections are still counted", len(r.conns))
+	}
+}
+
+func TestStrangersDoNotReplaceCallers(t *testing.T) {
+	r := &limiterRig{t: t, ConnLimiter: newLimiter(4)}
+	r.maxStrangers = 2
+	callers := []addressedConn{r.call("10.0.0.1", false), r.call("10.0.0.1", true)}
+	r.ConnState(callers[0], http.StateIdle)
+	for i := range 20 {
+		r.ConnState(r.connect(fmt.Sprintf("10.0.1.%d", i)), http.StateActive)
+	}
+	r.wantOpen(callers, true, true)
+	if caller := r.call("10.0.2.1", false); caller.isClosed() {
+		t.Error("a caller is not served beside strangers")
+	}
+}
+
+// An address has no limit of its own, but a flood from one address closes only its own connections.
+func TestNetworkWithTheMostConnectionsLosesThem(t *testing.T) {
+	for name, many := range map[string]func(i int) string{
+		"one IPv4 address":       func(int) string { return "10.0.0.1" },
+		"a mapped address":       func(i int) string { return []string{"10.0.0.1", "::ffff:10.0.0.1"}[i%2] },
+		"one IPv6 network of 64": func(i int) string { return fmt.Sprintf("2001:db8:0:1:%x::%x", i, i) },
+	} {
+		r := &limiterRig{t: t, ConnLimiter: newLimiter(8)}
+		others := []addressedConn{r.connect("10.0.0.9"), r.connect("2001:db8:0:2::1"), r.connect("2001:db8:0:2::2")}
+		var flood []addressedConn
+		for i := range 20 {
+			flood = append(flood, r.connect(many(i)))
+		}
+		for i, c := range flood {
+			if open := i >= 15; c.isClosed() == open {
+				t.Errorf("%s: connection %d is closed: %v", name, i, c.isClosed())
+			}
+		}
+		r.wantOpen(others, true, true, true)
+	}
+}
+
+func TestLongPollsOfFewAddressesLeaveRoomForOtherCallers(t *testing.T) {
+	r := &limiterRig{t: t, ConnLimiter: newLimiter(8)}
+	for i := range 40 {
+		r.call(fmt.Sprintf("10.0.0.%d", i%4), true)
+	}
+	others := []addressedConn{r.call("10.0.1.1", false), r.call("10.0.1.2", true), r.call("10.0.1.3", false)}
+	r.wantOpen(others, true, true, true)
+	// The same with requests that are being served, such as slow transfers.
+	r = &limiterRig{t: t, ConnLimiter: newLimiter(8)}
+	for i := range 40 {
+		r.call(fmt.Sprintf("10.0.0.%d", i%4), false)
+	}
+	others = []addressedConn{r.call("10.0.1.1", false), r.call("10.0.1.2", true), r.call("10.0.1.3", false)}
+	r.wantOpen(others, true, true, true)
+	// A network with as many connections as the others gets no more.
+	if c := r.call("10.0.1.1", false); !c.isClosed() {
+		t.Error("a caller replaced one that is being served and has as many connections")
 	}
 }

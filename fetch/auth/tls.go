@@ -120,6 +120,11 @@ func newPool(certificates []*x509.Certificate) *x509.CertPool {
 	return p
 }
 
+// isValidFor reports whether the certificate of this process is valid for a host name.
+func (i *identity) isValidFor(host string) bool {
+	return i.server != nil && i.server.Certificates[0].Leaf.VerifyHostname(host) == nil
+}
+
 // role returns the current role of a caller's certificate. The handshake verified the certificate
 // once, but a connection may last longer than the certificate or its authority.
 func (i *identity) role(s *tls.ConnectionState, now time.Time) Role {

@@ -135,7 +135,7 @@ func startServer(t *testing.T, c Credentials) (url string) {
 	t.Helper()
 	a := newAuthorizer(t, c, "127.0.0.1:0", false)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := a.Authorize(r); err != nil {
+		if _, err := a.Authorize(r, noHost); err != nil {
 			http.Error(w, err.Error(), http.StatusForbidden)
 		}
 	}))

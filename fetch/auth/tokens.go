@@ -17,6 +17,10 @@ type roleToken struct {
 	token string
 }
 
+// minTokenLength is the minimum length of a token. Nothing slows down a caller that guesses tokens, and
+// 16 random hexadecimal digits are 64 bits.
+const minTokenLength = 16
+
 // loadTokens reads a token file: one token for every role, or lines of "peer TOKEN" and "admin
 // TOKEN". A role may have several tokens, so that an operator can distribute a new token to all
 // machines before the old token is removed.
@@ -59,6 +63,9 @@ func parseTokens(text string) (tokens, error) {
 		}
 		if strings.ContainsFunc(t.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
 			return nil, fmt.Errorf("line %d: a token must consist of printable ASCII characters without spaces", n+1)
+		}
+		if len(t.token) < minTokenLength {
+			return nil, fmt.Errorf("line %d: the token has fewer than %d characters, so that it could be guessed: create one with: openssl rand -hex 32", n+1, minTokenLength)
 		}
 		found = append(found, t)
 	}

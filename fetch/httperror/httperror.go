@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
 // Error is the reason why a server rejects a request.
@@ -32,7 +34,11 @@ type document struct {
 func (e *Error) Write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)
-	_ = json.NewEncoder(w).Encode(document{e.Message}) // fails only if the client has disconnected
+	body, err := json.Marshal(document{e.Message})
+	if err != nil {
+		panic("encode an error message: " + err.Error())
+	}
+	_, _ = w.Write(append(printable.JSON(body), '\n')) // fails only if the client has disconnected
 }
 
 // Read returns the error in a response with this status and body. If the body is not the document of

@@ -38,7 +38,7 @@ func TestHostilePathsReadNothing(t *testing.T) {
 
 func TestRequestsWithoutARoleReadNothing(t *testing.T) {
 	for name, a := range map[string]*auth.Authorizer{
-		"token": newAuthorizer(t, writeTokens(t, "peer reads"), auth.TLSFiles{}),
+		"token": newAuthorizer(t, writeTokens(t, "peer reads-0123456789"), auth.TLSFiles{}),
 		"TLS":   newAuthorizer(t, "", writeCertificates(t)),
 	} {
 		f := startDaemon(t, a)

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -124,7 +125,12 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 
 type sender chan<- prometheus.Metric
 
+// value sends a value. Its labels may be names from the configuration, whose control characters the
+// text format does not escape.
 func (s sender) value(m metric, v float64, labels ...string) {
+	for i, label := range labels {
+		labels[i] = printable.Line(label)
+	}
 	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }
 

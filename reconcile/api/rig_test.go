@@ -75,6 +75,8 @@ func startDaemon(t *testing.T, a *auth.Authorizer) *daemon {
 	fillDisk(t, path)
 	loop := startLoop(t, conf, path)
 	s := NewServer(loop, a, time.Minute, slog.New(slog.DiscardHandler))
+	// A timeout must not end what the server has to end at once.
+	s.ReadTimeout, s.ReadHeaderTimeout = time.Hour, time.Hour
 	d := &daemon{t, serve(t, s), s.TLSConfig != nil}
 	waitFor(t, "the daemon does not become ready", func() bool {
 		status, _ := d.send("GET /readyz HTTP/1.1", "Host: localhost")

@@ -27,6 +27,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -61,6 +62,7 @@ func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Durati
 }
 
 func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
+	connections := auth.NewConnLimiter()
 	h := &http.Server{
 		Handler:           logPanics(handler, log),
 		ReadHeaderTimeout: readTimeout,
@@ -68,7 +70,8 @@ func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		ConnState:         auth.NewConnLimiter().ConnState,
+		ConnState:         connections.ConnState,
+		ConnContext:       connections.ConnContext,
 		Protocols:         &http.Protocols{},
 		ErrorLog:          stdlog.New(&errorLog{log: log, limit: rate.Sometimes{First: 20, Interval: 10 * time.Second}}, "", 0),
 		TLSConfig:         a.ServerTLS(),
@@ -115,6 +118,9 @@ const (
 	readyPath  = "/readyz"
 )
 
+// statePath has the only requests that wait, by the parameter "wait".
+const statePath = "/v1/state"
+
 // route is one path of the API.
 type route struct {
 	path    string
@@ -134,6 +140,11 @@ var (
 // acceptsBody reports whether a request may have a body.
 func (r route) acceptsBody() bool { return r.methods == nil }
 
+// isLongPoll reports whether a request waits for a change before the response.
+func isLongPoll(r *http.Request) bool {
+	return r.URL.Path == statePath && r.URL.Query().Get("wait") != ""
+}
+
 // routes returns all routes.
 func (s server) routes() []route {
 	metrics := promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{})
@@ -150,7 +161,7 @@ func (s server) routes() []route {
 		all = append(all, route{path, nil, auth.RoleAdmin, uploads.ServeHTTP})
 	}
 	peers := s.loop.PeerServer().Handler()
-	for _, path := range []string{"/v1/state", "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data"} {
+	for _, path := range []string{statePath, "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data"} {
 		all = append(all, route{path, get, auth.RolePeer, peers.ServeHTTP})
 	}
 	all = append(all, route{"/v1/images/{name}/download", getOrHead, auth.RolePeer, peers.ServeHTTP})
@@ -177,23 +188,46 @@ func (s server) handler() http.Handler {
 			to = route{role: auth.RolePeer, methods: get}
 		}
 		if err := s.check(r, to); err != nil {
-			w.Header().Set("Connection", "close")
-			if err.Status == http.StatusUnauthorized {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-			}
-			err.Write(w)
+			refuse(w, r, err)
 			return
 		}
 		mux.ServeHTTP(w, r)
 	})
 }
 
+// refuse sends the reason why a request is not executed, and closes the connection. It does not wait
+// for the body of the request: otherwise every machine that can connect could hold connections by
+// bodies that it announces and does not send.
+func refuse(w http.ResponseWriter, r *http.Request, err *httperror.Error) {
+	if r.ContentLength != 0 {
+		// Without a deadline, net/http reads the rest of the body until its own timeout.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now())
+	}
+	w.Header().Set("Connection", "close")
+	if err.Status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
+	err.Write(w)
+}
+
+var errTooManyConnections = httperror.New(http.StatusServiceUnavailable, "too many connections: close some of them, or retry later")
+
+// isDeclared reports whether a host name is the name of a declared node, or in its address. Before
+// the first round no node is known.
+func (s server) isDeclared(host string) bool {
+	v := s.loop.View()
+	return v != nil && (host == strings.ToLower(v.Desired.Node) || v.Desired.Config.HasHost(host))
+}
+
 // check returns why a request must not be executed, or nil.
 func (s server) check(r *http.Request, to route) *httperror.Error {
 	if to.role > auth.RoleNone {
-		role, err := s.auth.Authorize(r)
+		role, err := s.auth.Authorize(r, s.isDeclared)
 		if denied, ok := errors.AsType[*httperror.Error](err); ok {
 			return denied
+		}
+		if !auth.Admit(r.Context(), isLongPoll(r)) {
+			return errTooManyConnections
 		}
 		if role < to.role {
 			return httperror.New(http.StatusForbidden, "role %s is required: the caller has role %s", to.role, role)
@@ -223,7 +257,11 @@ func checkMethod(methods []string, h http.HandlerFunc) http.Handler {
 func respond(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // fails if the caller has closed the connection
+	body, err := json.Marshal(v)
+	if err != nil {
+		panic("encode a response: " + err.Error())
+	}
+	_, _ = w.Write(append(printable.JSON(body), '\n')) // fails if the caller has closed the connection
 }
 
 func (server) health(w http.ResponseWriter, _ *http.Request) {
@@ -238,7 +276,7 @@ type unreadyBody struct {
 
 func (s server) ready(w http.ResponseWriter, r *http.Request) {
 	if reasons := s.loop.View().Unready(time.Now(), s.maxRoundAge); len(reasons) > 0 {
-		if _, err := s.auth.Authorize(r); err != nil {
+		if _, err := s.auth.Authorize(r, s.isDeclared); err != nil {
 			reasons = nil
 		}
 		respond(w, http.StatusServiceUnavailable, unreadyBody{"not ready", reasons})
