@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/spf13/cobra"
@@ -130,12 +131,16 @@ type printer struct {
 	format report.Format
 }
 
-func (p printer) print(value any, text string) error {
+func (p printer) print(value any, lines ...string) error {
 	if p.format == report.JSON {
 		return report.WriteJSON(p, value)
 	}
-	_, err := io.WriteString(p, text)
-	return err
+	for _, line := range lines {
+		if err := report.WriteLine(p, "%s", line); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func backUp(ctx context.Context, paths []string, name string, w backup.Creator, out printer, bars *progress) (err error) {
@@ -209,8 +214,8 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		case err == nil && b == nil: // deleted since Names returned
 			continue
 		case err != nil:
-			views = append(views, storedView{Name: name, Error: report.OneLine(err.Error())})
-			rows = append(rows, []string{name, "-", "-", "-", "-", report.OneLine(err.Error())})
+			views = append(views, storedView{Name: name, Error: printable.Line(err.Error())})
+			rows = append(rows, []string{name, "-", "-", "-", "-", err.Error()})
 			continue
 		}
 		v, completed, message := viewStored(b), "-", "incomplete"
@@ -220,7 +225,7 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		views = append(views, v)
 		rows = append(rows, []string{name, report.Size(b.Size), strconv.Itoa(len(b.Blocks)), string(b.Compression), completed, message})
 	}
-	return out.print(views, strings.Join(report.Align(rows), "\n")+"\n")
+	return out.print(views, report.Align(rows)...)
 }
 
 // noBackup returns the error for a backup that does not exist. It lists some that do.
@@ -244,15 +249,15 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 		return err
 	}
 	kept := ""
-	text := fmt.Sprintf("%s: deleted, with %s\n", name, report.Count(done.RemovedBlocks, "block"))
+	text := fmt.Sprintf("%s: deleted, with %s", name, report.Count(done.RemovedBlocks, "block"))
 	switch {
 	case !done.Found && done.RemovedBlocks > 0:
-		text = fmt.Sprintf("%s: no such backup; deleted %s that no backup uses\n", name, report.Count(done.RemovedBlocks, "block"))
+		text = fmt.Sprintf("%s: no such backup; deleted %s that no backup uses", name, report.Count(done.RemovedBlocks, "block"))
 	case !done.Found:
 		return noBackup(ctx, store, name)
 	case done.BlocksKept != nil:
 		kept = done.BlocksKept.Error()
-		text = fmt.Sprintf("%s: deleted, but its blocks stay: %s\n", name, report.OneLine(kept))
+		text = fmt.Sprintf("%s: deleted, but its blocks stay: %s", name, kept)
 	}
 	return out.print(struct {
 		Name   string `json:"name"`

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
@@ -47,7 +48,7 @@ the reason.`,
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s on %s: %s\n", args[0], on, report.OneLine(message))
+		err = report.WriteLine(cmd.OutOrStdout(), "%s on %s: %s", args[0], on, printable.Line(message))
 		return err
 	}
 	return cmd

@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -31,7 +31,7 @@ func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapshot, error) {
 	snapshot, err := configdir.Read(dir)
 	if err == nil && snapshot.Busy {
-		fmt.Fprintf(w, "waiting for a git command that is changing %s (for at most %v)\n", dir, gitTimeout)
+		report.WriteLine(w, "waiting for a git command that is changing %s (for at most %v)", dir, gitTimeout)
 	}
 	tick := time.NewTicker(gitPollInterval)
 	defer tick.Stop()

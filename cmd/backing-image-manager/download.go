@@ -18,6 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -338,7 +339,7 @@ func (c localCopy) checkReady() error {
 	s := copyStatus(c.Path(), c.Copy, disk.Users{})
 	state := string(s.State)
 	if s.Message != "" {
-		state += ": " + report.OneLine(s.Message)
+		state += ": " + printable.Line(s.Message)
 	}
 	switch s.State {
 	case disk.Ready:

@@ -13,7 +13,6 @@ import (
 	"unicode"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -172,7 +171,7 @@ func imageOf(ctx context.Context, errOut io.Writer, text string, h manifest.Hand
 		problems = append(problems, errors.New(withoutPosition(p)))
 	}
 	for _, p := range result.Warnings {
-		fmt.Fprintf(errOut, "warning: %s\n", withoutPosition(p))
+		report.WriteLine(errOut, "warning: %s", withoutPosition(p))
 	}
 	return result.Config.Images, errors.Join(problems...)
 }
@@ -254,11 +253,9 @@ func (v handleView) write(w io.Writer) error {
 	case len(v.Images) == 0:
 		fmt.Fprintln(&b, "# It declares no image: an image of that name must exist.")
 	default:
-		images, err := yaml.Marshal(map[string]any{"images": v.Images})
-		if err != nil {
+		if err := report.WriteYAML(&b, map[string]any{"images": v.Images}); err != nil {
 			return err
 		}
-		b.Write(images)
 	}
 	_, err := w.Write(b.Bytes())
 	return err

@@ -12,6 +12,7 @@ import (
 	slogmulti "github.com/samber/slog-multi"
 	"golang.org/x/term"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -75,7 +76,7 @@ func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 		case "seconds":
 			words = append(words, fmt.Sprintf("in %.1f s", a.Value.Float64()))
 		default:
-			words = append(words, a.Key+": "+report.OneLine(a.Value.String()))
+			words = append(words, a.Key+": "+a.Value.String())
 		}
 		return true
 	}
@@ -83,8 +84,7 @@ func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 		word(a)
 	}
 	r.Attrs(word)
-	_, err := fmt.Fprintf(h.w, "%s: %s\n", r.Message, strings.Join(words, " "))
-	return err
+	return report.WriteLine(h.w, "%s: %s", r.Message, strings.Join(words, " "))
 }
 
 func (h terminalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
@@ -95,17 +95,21 @@ func (h terminalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 func (h terminalHandler) WithGroup(string) slog.Handler { return h }
 
 // redacted is a middleware that removes the secrets from the addresses in messages and
-// attributes.
+// attributes, and characters that are not printable: the formats escape only some of them.
 func redacted(next slog.Handler) slog.Handler { return redactor{next} }
 
 type redactor struct{ next slog.Handler }
+
+// cleanLog returns a text of a record without secrets and control characters. The formats escape its
+// line breaks.
+func cleanLog(text string) string { return printable.Lines(redact.Text(text)) }
 
 func (h redactor) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.next.Enabled(ctx, level)
 }
 
 func (h redactor) Handle(ctx context.Context, r slog.Record) error {
-	clean := slog.NewRecord(r.Time, r.Level, redact.Text(r.Message), r.PC)
+	clean := slog.NewRecord(r.Time, r.Level, cleanLog(r.Message), r.PC)
 	r.Attrs(func(a slog.Attr) bool {
 		clean.AddAttrs(redactAttr(a))
 		return true
@@ -133,11 +137,11 @@ func redactAttr(a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	switch v.Kind() {
 	case slog.KindString:
-		v = slog.StringValue(redact.Text(v.String()))
+		v = slog.StringValue(cleanLog(v.String()))
 	case slog.KindGroup:
 		v = slog.GroupValue(redactAttrs(v.Group())...)
 	case slog.KindAny:
-		v = slog.StringValue(redact.Text(fmt.Sprintf("%+v", v.Any())))
+		v = slog.StringValue(cleanLog(fmt.Sprintf("%+v", v.Any())))
 	}
 	return slog.Attr{Key: a.Key, Value: v}
 }

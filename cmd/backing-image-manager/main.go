@@ -17,12 +17,12 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
@@ -58,17 +58,30 @@ func exitCode(err error) int {
 	}
 	writeError(os.Stderr, err)
 	if hint, ok := hintFor(err); ok {
-		fmt.Fprintf(os.Stderr, "hint: %s\n", hint)
+		report.WriteLine(os.Stderr, "hint: %s", hint)
 	}
 	return 1
 }
 
-// writeError writes one line for each of the joined errors. An error may contain the
-// response of another program, whose control characters must not reach a terminal.
+// writeError writes one line for each of the joined errors.
 func writeError(w io.Writer, err error) {
-	for line := range strings.Lines(err.Error()) {
-		fmt.Fprintf(w, "error: %s\n", report.OneLine(line))
+	for _, line := range errorLines(err) {
+		report.WriteLine(w, "error: %s", line)
 	}
+}
+
+// errorLines returns a line for each of the joined errors. An error may contain the name of a file or
+// the response of another program, which must not control a terminal or add a line.
+func errorLines(err error) (lines []string) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		if all := joined.Unwrap(); errors.Join(all...).Error() == err.Error() { // not a message with several causes
+			for _, one := range all {
+				lines = append(lines, errorLines(one)...)
+			}
+			return lines
+		}
+	}
+	return []string{printable.Line(err.Error())}
 }
 
 // hinter is an error that knows what the user can do about it.

@@ -122,12 +122,9 @@ func (p *progress) showPending(pending error) {
 	case pending == nil:
 		p.draw(nil)
 	default:
-		lines := strings.Split(pending.Error(), "\n")
+		lines := errorLines(pending)
 		if more := len(lines) - maxBars; more > 0 {
 			lines = append(lines[:maxBars], fmt.Sprintf("and %d more", more))
-		}
-		for i, line := range lines {
-			lines[i] = report.OneLine(line)
 		}
 		p.draw(truncate(lines, p.width()))
 	}

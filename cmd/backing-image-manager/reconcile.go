@@ -208,7 +208,7 @@ func (c *reconcileCmd) style(cluster bool) report.Style {
 func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		if problem := o.Disks[ref].Problem; problem != "" {
-			fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problem)
+			report.WriteLine(c.err, "warning: disk %s: %s", ref, problem)
 		}
 	}
 }
@@ -256,9 +256,9 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 			continue
 		}
 		for _, err := range c.checkRequirements(a.Op, image) {
-			if text := fmt.Sprintf("warning: image %s: %v\n", a.Image, err); !slices.Contains(written, text) {
+			if text := fmt.Sprintf("warning: image %s: %v", a.Image, err); !slices.Contains(written, text) {
 				written = append(written, text)
-				fmt.Fprint(c.err, text)
+				report.WriteLine(c.err, "%s", text)
 			}
 		}
 	}

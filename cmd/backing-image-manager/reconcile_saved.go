@@ -58,12 +58,12 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 		return errors.Join(err, configError(result))
 	}
 	for _, name := range saved.Unused(nodes[0]) {
-		fmt.Fprintf(c.err, "warning: the state of node %s is not used: the configuration does not declare it\n", name)
+		report.WriteLine(c.err, "warning: the state of node %s is not used: the configuration does not declare it", name)
 	}
 	cluster := saved.Cluster(nodes[0])
 	problems := cluster.Problems(nodes)
 	for _, ref := range slices.SortedFunc(maps.Keys(problems), plan.CompareDisks) {
-		fmt.Fprintf(c.err, "warning: disk %s: %s\n", ref, problems[ref])
+		report.WriteLine(c.err, "warning: disk %s: %s", ref, problems[ref])
 	}
 	p := cluster.Plan(nodes)
 	if err := c.save(result, cluster.Save(nodes, p)); err != nil {
@@ -213,7 +213,7 @@ func (c *reconcileCmd) loadOld(ctx context.Context) (schema.Result, error) {
 		return old, fmt.Errorf("read --diff: %w", err)
 	}
 	if n := len(old.Errors); n > 0 {
-		fmt.Fprintf(c.err, "warning: %s has %s: images that are invalid there count as added\n", c.diffDir, report.Count(n, "error"))
+		report.WriteLine(c.err, "warning: %s has %s: images that are invalid there count as added", c.diffDir, report.Count(n, "error"))
 	}
 	return old, nil
 }

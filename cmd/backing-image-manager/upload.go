@@ -184,7 +184,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	case err != nil:
 		return fmt.Errorf("upload to %s: %w", daemon.Address(), err)
 	}
-	_, err = fmt.Fprintf(u.out, "%s is uploaded and ready\n", u.name)
+	err = report.WriteLine(u.out, "%s is uploaded and ready", u.name)
 	return err
 }
 
@@ -249,7 +249,7 @@ func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready di
 	case got != ready:
 		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, got.Short())
 	}
-	_, err = fmt.Fprintf(u.out, "%s is already ready, with the same bytes\n", u.name)
+	err = report.WriteLine(u.out, "%s is already ready, with the same bytes", u.name)
 	return err
 }
 
@@ -326,7 +326,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(u.out, "%s on %s is ready: sha512 %s\n", made.ID, on.Path(), made.SHA512)
+	err = report.WriteLine(u.out, "%s on %s is ready: sha512 %s", made.ID, on.Path(), made.SHA512)
 	return err
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -75,7 +76,7 @@ func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, n
 		case err != nil:
 			failures = append(failures, err)
 		default:
-			fmt.Fprintf(out, "%s: the bytes match: sha512 %s\n", c, digest)
+			report.WriteLine(out, "%s: the bytes match: sha512 %s", c, digest)
 		}
 	}
 	return errors.Join(failures...)
@@ -187,13 +188,13 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			case c.State == disk.Ready && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, c.DiskName()))
 			case c.State == disk.Ready && !c.VerifiedAt.After(was.VerifiedAt):
-				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), report.OneLine(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), printable.Line(c.Message)))
 			case c.State == disk.Ready:
-				fmt.Fprintf(out, "%s on %s: the bytes match: sha512 %s\n", id, c.DiskName(), c.SHA512)
+				report.WriteLine(out, "%s on %s: the bytes match: sha512 %s", id, c.DiskName(), c.SHA512)
 			case c.Running && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, c.DiskName()))
 			default:
-				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, report.OneLine(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, printable.Line(c.Message)))
 			}
 		}
 	}

@@ -113,3 +113,24 @@ func TestMissingCopiesAreReportedForAtMost100Images(t *testing.T) {
 		t.Errorf("%d values: %v", len(got), got)
 	}
 }
+
+func TestLabelsOfMetricsArePrintable(t *testing.T) {
+	r := prometheus.NewRegistry()
+	r.MustRegister(oneMetric{})
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := families[0].GetMetric()[0].GetLabel()[0].GetValue(), "x\ufffd]0;y\ufffd\ufffd; z"; got != want {
+		t.Errorf("the label is %q, want %q", got, want)
+	}
+}
+
+// oneMetric collects a metric with a label that a terminal could obey.
+type oneMetric struct{}
+
+func (oneMetric) Describe(out chan<- *prometheus.Desc) { out <- missingCopies.desc }
+
+func (oneMetric) Collect(out chan<- prometheus.Metric) {
+	sender(out).value(missingCopies, 1, "x\x1b]0;y\u202e\u009b\nz")
+}

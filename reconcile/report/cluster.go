@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -54,31 +55,32 @@ func (c ClusterPlan) Write(w io.Writer, style Style) error {
 	case JSON:
 		return WriteJSON(w, c)
 	case YAML:
-		return writeYAML(w, c)
+		return WriteYAML(w, c)
 	case Markdown:
-		_, err := io.WriteString(w, c.markdown(style.Cluster))
-		return err
+		return c.markdown(style.Cluster).writeTo(w)
 	}
-	_, err := io.WriteString(w, c.text(style))
-	return err
+	return c.text(style).writeTo(w)
 }
 
 // text returns the actions, the forecast, the risk and the summary. The most important lines are at
 // the end, because a terminal shows the end.
-func (c ClusterPlan) text(style Style) string {
-	var b strings.Builder
-	writeActions(&b, c.Plan, style)
+func (c ClusterPlan) text(style Style) *lines {
+	b := &lines{}
+	writeActions(b, c.Plan, style)
 	header, rows := c.imageRows()
-	writeTable(&b, "Images by node ("+signs+"):", header, rows)
-	writeTable(&b, "Disks:", diskHeader, c.diskRows())
-	writeTable(&b, "Deferred deletions:", reasonHeader, reasonRows(c.Forecast.Deferred))
-	writeTable(&b, "Blocked:", reasonHeader, reasonRows(c.Forecast.Blocked))
+	b.table("Images by node ("+signs+"):", header, rows)
+	b.table("Disks:", diskHeader, c.diskRows())
+	b.table("Deferred deletions:", reasonHeader, reasonRows(c.Forecast.Deferred))
+	b.table("Blocked:", reasonHeader, reasonRows(c.Forecast.Blocked))
 	if c.Diff != nil {
-		b.WriteString(c.Diff.text() + "\n")
+		c.Diff.text(b)
+		b.empty()
 	}
-	fmt.Fprintf(&b, "%s\n%s\n", trafficText(c.Forecast.Traffic), "For "+c.stateText())
-	fmt.Fprintf(&b, "Risk: %s\n%s", riskText(c.Forecast.Risk), c.summary()+"\n")
-	return b.String()
+	b.linef("%s", trafficText(c.Forecast.Traffic))
+	b.linef("For %s", c.stateText())
+	b.linef("Risk: %s", riskText(c.Forecast.Risk))
+	b.linef("%s", c.summary())
+	return b
 }
 
 // riskText returns one line with the effects that a reviewer should know, the worst first.
@@ -297,7 +299,7 @@ func (c ClusterPlan) diskRows() (rows [][]string) {
 		name, note := d.Node+"/"+d.Disk, ""
 		switch {
 		case d.Problem != "":
-			note = OneLine(d.Problem)
+			note = printable.Line(d.Problem)
 		case !d.Known && d.CreatedUnknown+int(d.Created) > 0:
 			note = "not in a saved state"
 		case d.BelowReserve && d.FreeLowest < 0:
@@ -329,7 +331,7 @@ var reasonHeader = []string{"", "copies", "reason"}
 // reasonRows returns a row for each reason.
 func reasonRows(groups []forecast.ReasonGroup) (rows [][]string) {
 	for _, g := range groups {
-		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), joinNames(g.Copies), OneLine(g.Reason)})
+		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), joinNames(g.Copies), printable.Line(g.Reason)})
 	}
 	return rows
 }

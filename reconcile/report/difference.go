@@ -111,13 +111,13 @@ func WriteDifference(w io.Writer, d Difference, format Format) error {
 	case JSON:
 		return WriteJSON(w, document)
 	case YAML:
-		return writeYAML(w, document)
+		return WriteYAML(w, document)
 	case Markdown:
-		_, err := io.WriteString(w, d.markdown())
-		return err
+		return d.markdown().writeTo(w)
 	}
-	_, err := io.WriteString(w, d.text())
-	return err
+	var b lines
+	d.text(&b)
+	return b.writeTo(w)
 }
 
 // summary returns one line that counts the changes.
@@ -210,18 +210,17 @@ func (d Difference) tables(b *comment, reserve int) {
 // withoutState explains what a difference without a saved state does not include.
 const withoutState = "This comparison uses only the configurations, and assumes that every disk accepts every copy. With `--state` it shows the existing copies and the bytes to transfer."
 
-func (d Difference) markdown() string {
+func (d Difference) markdown() *comment {
 	b := &comment{}
-	fmt.Fprintf(b, "### %s\n%s\n", markdownCell.Replace(d.summary()), withoutState)
+	b.linef("### %v", d.summary())
+	b.linef(withoutState)
 	d.tables(b, 2_000)
-	return b.String()
+	return b
 }
 
-func (d Difference) text() string {
-	var b strings.Builder
-	writeTable(&b, "Changed fields:", fieldHeader, d.fieldRows())
-	writeTable(&b, "Changed images:", imageHeader, d.imageRows())
-	writeTable(&b, "Changed nodes:", nodeHeader, d.nodeRows())
-	fmt.Fprintln(&b, d.summary())
-	return b.String()
+func (d Difference) text(b *lines) {
+	b.table("Changed fields:", fieldHeader, d.fieldRows())
+	b.table("Changed images:", imageHeader, d.imageRows())
+	b.table("Changed nodes:", nodeHeader, d.nodeRows())
+	b.linef("%s", d.summary())
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -72,7 +73,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 		Status: ListStatus{State: disk.Pending},
 	}
 	if len(image.Copies) == 0 {
-		l.Status.ErrorMsg = OneLine(image.Message)
+		l.Status.ErrorMsg = printable.Line(image.Message)
 		return l
 	}
 	c := image.Copies[0]
@@ -80,7 +81,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 	if c.Size == 0 {
 		l.Size = max(c.Total, 0)
 	}
-	l.Status = ListStatus{State: c.State, ErrorMsg: OneLine(c.Message), Progress: c.Progress}
+	l.Status = ListStatus{State: c.State, ErrorMsg: printable.Line(c.Message), Progress: c.Progress}
 	if c.State == disk.Ready {
 		l.Status.CurrentChecksum = c.SHA512.String()
 	}
@@ -107,7 +108,7 @@ func listRow(l ListEntry) []string {
 	if l.Disk != "" {
 		on = l.Disk
 	}
-	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, OneLine(l.Status.ErrorMsg)}
+	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, printable.Line(l.Status.ErrorMsg)}
 }
 
 // FindEntry finds an image by its name, or a generation by <name>-<uuid>.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -12,44 +13,68 @@ import (
 // characters.
 const maxComment = 60_000
 
-// comment is Markdown for a pull request. Its tables stop before it reaches maxComment.
-type comment struct{ strings.Builder }
+// comment is Markdown for a pull request. Its tables stop before it reaches maxComment. Names and
+// messages in it come from files and from other machines. Each of its methods escapes them.
+type comment struct{ b strings.Builder }
+
+// linef adds a line. format is Markdown with the verb %v only; all arguments are escaped.
+func (c *comment) linef(format string, args ...any) {
+	escaped := make([]any, len(args))
+	for i, arg := range args {
+		escaped[i] = markdownText(fmt.Sprint(arg))
+	}
+	fmt.Fprintf(&c.b, format+"\n", escaped...)
+}
+
+// row adds the row of a table.
+func (c *comment) row(cells []string) {
+	for _, cell := range cells {
+		fmt.Fprintf(&c.b, "| %s ", markdownText(clip(cell)))
+	}
+	c.b.WriteString("|\n")
+}
 
 // table adds a folded table, unless it has no rows. It keeps reserve bytes for what follows,
-// and counts the rows that have no room.
-func (b *comment) table(title string, header []string, rows [][]string, reserve int) {
+// and counts the rows that have no room. The title is not escaped.
+func (c *comment) table(title string, header []string, rows [][]string, reserve int) {
 	if len(rows) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n<details><summary>%s</summary>\n\n", markdownCell.Replace(title))
-	b.row(header)
-	b.WriteString(strings.Repeat("|---", len(header)) + "|\n")
+	fmt.Fprintf(&c.b, "\n<details><summary>%s</summary>\n\n", title)
+	c.row(header)
+	c.b.WriteString(strings.Repeat("|---", len(header)) + "|\n")
 	for i, row := range rows {
-		if b.Len() > maxComment-reserve {
-			fmt.Fprintf(b, "\n… and %d more: `-o json` has all.\n", len(rows)-i)
+		if c.b.Len() > maxComment-reserve {
+			c.linef("\n… and %v more: `-o json` has all.", len(rows)-i)
 			break
 		}
-		b.row(row)
+		c.row(row)
 	}
-	b.WriteString("\n</details>\n")
+	c.linef("\n</details>")
 }
 
-func (b *comment) row(cells []string) {
-	for _, cell := range cells {
-		if runes := []rune(cell); len(runes) > maxText {
-			cell = string(runes[:maxText]) + "…"
-		}
-		fmt.Fprintf(b, "| %s ", markdownCell.Replace(cell))
-	}
-	b.WriteString("|\n")
+func (c *comment) writeTo(w io.Writer) error {
+	_, err := io.WriteString(w, c.b.String())
+	return err
 }
+
+// markdownText returns text without a meaning in Markdown, and without the meaning that web pages for
+// code give to text: the name of a person, who would be notified, or the number of an issue. An
+// invisible space (&#8203;) breaks these up. An address may become a link, because its text is its
+// target.
+func markdownText(text string) string { return markdownEscapes.Replace(printable.Line(text)) }
+
+var markdownEscapes = strings.NewReplacer(
+	`\`, `\\`, "|", `\|`, "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`, "~", `\~`, "$", `\$`,
+	"&", "&amp;", "<", "&lt;", "@", "@&#8203;", "#", "#&#8203;",
+)
 
 // errors adds the errors of a configuration.
 func (b *comment) errors(all []document.Problem) {
 	if len(all) == 0 {
 		return
 	}
-	fmt.Fprintf(b, "\n**The configuration has %s.** As long as it has errors, nothing is deleted, invalid images are not changed, and `--diff` shows nothing.\n",
+	b.linef("\n**The configuration has %v.** As long as it has errors, nothing is deleted, invalid images are not changed, and `--diff` shows nothing.",
 		Count(len(all), "error"))
 	var rows [][]string
 	for _, p := range all {
@@ -62,16 +87,14 @@ func (b *comment) errors(all []document.Problem) {
 func WriteErrors(w io.Writer, errors []document.Problem) error {
 	b := &comment{}
 	b.errors(errors)
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.writeTo(w)
 }
 
 // markdown returns the plan as a comment: three lines with the effects, and folded tables,
 // the most important ones first.
-func (c ClusterPlan) markdown(cluster bool) string {
+func (c ClusterPlan) markdown(cluster bool) *comment {
 	b := &comment{}
-	fmt.Fprintf(b, "### %s\n**%s**\n%s For %s\n", markdownCell.Replace(riskText(c.Forecast.Risk)), c.summary(),
-		markdownCell.Replace(trafficText(c.Forecast.Traffic)), markdownCell.Replace(c.stateText()))
+	b.linef("### %v\n**%v**\n%v For %v", riskText(c.Forecast.Risk), c.summary(), trafficText(c.Forecast.Traffic), c.stateText())
 	b.errors(c.Errors)
 	b.table(fmt.Sprintf("Blocked (%d)", countReasons(c.Forecast.Blocked)), reasonHeader, reasonRows(c.Forecast.Blocked), 50_000)
 	b.table(fmt.Sprintf("Deferred deletions (%d)", countReasons(c.Forecast.Deferred)), reasonHeader, reasonRows(c.Forecast.Deferred), 45_000)
@@ -93,5 +116,5 @@ func (c ClusterPlan) markdown(cluster bool) string {
 		rows = planRows(c.Plan.Without(c.caused), cluster)
 		b.table(fmt.Sprintf("Other actions (%d)", len(rows)), actions, rows, 1_000)
 	}
-	return b.String()
+	return b
 }

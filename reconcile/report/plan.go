@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -23,25 +24,18 @@ func WritePlan(w io.Writer, p plan.Plan, style Style) error {
 	case JSON:
 		return WriteJSON(w, p)
 	case YAML:
-		return writeYAML(w, p)
+		return WriteYAML(w, p)
 	case Markdown:
-		_, err := io.WriteString(w, planMarkdown(p, style.Cluster))
-		return err
+		return planMarkdown(p, style.Cluster).writeTo(w)
 	}
-	_, err := io.WriteString(w, planText(p, style))
-	return err
-}
-
-// planText returns one line for each action, and a summary.
-func planText(p plan.Plan, style Style) string {
-	var b strings.Builder
+	var b lines
 	writeActions(&b, p, style)
-	fmt.Fprintln(&b, PlanSummary(p))
-	return b.String()
+	b.linef("%s", PlanSummary(p))
+	return b.writeTo(w)
 }
 
 // writeActions writes one line for each suspension and each action, and an empty line.
-func writeActions(b *strings.Builder, p plan.Plan, style Style) {
+func writeActions(b *lines, p plan.Plan, style Style) {
 	rows := planRows(p, style.Cluster)
 	suspensions := len(rows) - len(p.Actions)
 	for i, line := range Align(rows) {
@@ -50,13 +44,14 @@ func writeActions(b *strings.Builder, p plan.Plan, style Style) {
 			if i >= suspensions {
 				colour = colourOf(p.Actions[i-suspensions].Op)
 			}
-			word := rows[i][0]
-			line = string(colour) + word + string(noColour) + line[len(word):]
+			word := rows[i][0] // an action, or "suspended"
+			b.coloured(colour, "  ", word, line[len(word):])
+		} else {
+			b.linef("  %s", line)
 		}
-		fmt.Fprintf(b, "  %s\n", line)
 	}
 	if len(rows) > 0 {
-		b.WriteByte('\n')
+		b.empty()
 	}
 }
 
@@ -84,27 +79,22 @@ func colourOf(op plan.Op) colour {
 }
 
 // planMarkdown returns the plan as a table.
-func planMarkdown(p plan.Plan, cluster bool) string {
-	var b strings.Builder
+func planMarkdown(p plan.Plan, cluster bool) *comment {
+	b := &comment{}
 	rows := planRows(p, cluster)
 	if len(rows) > 0 {
-		b.WriteString("| action | image | disk | size | reason |\n|---|---|---|---:|---|\n")
+		b.linef("| action | image | disk | size | reason |")
+		b.linef("|---|---|---|---:|---|")
 	}
 	for _, row := range rows {
-		for _, cell := range row {
-			fmt.Fprintf(&b, "| %s ", markdownCell.Replace(cell))
-		}
-		b.WriteString("|\n")
+		b.row(row)
 	}
 	if len(rows) > 0 {
-		b.WriteByte('\n')
+		b.linef("")
 	}
-	fmt.Fprintf(&b, "**%s**\n", PlanSummary(p))
-	return b.String()
+	b.linef("**%v**", PlanSummary(p))
+	return b
 }
-
-// markdownCell escapes the text of a cell.
-var markdownCell = strings.NewReplacer("|", `\|`, "<", "&lt;", "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`)
 
 // maxSuspended is the number of suspensions in a plan. The others are counted.
 const maxSuspended = 20
@@ -172,9 +162,9 @@ func suspensionText(s plan.Suspension) string {
 		parts = append(parts, "until "+planTime(s.Until))
 	}
 	if len(parts) == 0 {
-		return OneLine(s.Reason)
+		return printable.Line(s.Reason)
 	}
-	return OneLine(strings.Join(parts, " ") + ": " + s.Reason)
+	return printable.Line(strings.Join(parts, " ") + ": " + s.Reason)
 }
 
 func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -190,7 +180,7 @@ func sizeText(a plan.Action) string {
 }
 
 func reasonText(a plan.Action) string {
-	reason := OneLine(a.Text)
+	reason := printable.Line(a.Text)
 	if a.From != (plan.CopyRef{}) {
 		reason += "; from " + a.From.String()
 	}

@@ -142,12 +142,22 @@ Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
 	},
 }
 
+// planText returns a plan in the formats Text and Markdown.
+func planText(t *testing.T, p plan.Plan, style Style) string {
+	t.Helper()
+	var b strings.Builder
+	if err := WritePlan(&b, p, style); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
 func TestPlanAsTextAndMarkdown(t *testing.T) {
 	for _, c := range plans {
-		if got := planText(c.plan, Style{Colour: false, Cluster: false}); got != c.text {
+		if got := planText(t, c.plan, Style{Colour: false, Cluster: false}); got != c.text {
 			t.Errorf("%s: text is\n%s\nwant\n%s", c.name, got, c.text)
 		}
-		if got := planMarkdown(c.plan, false); got != c.markdown {
+		if got := planText(t, c.plan, Style{Format: Markdown}); got != c.markdown {
 			t.Errorf("%s: markdown is\n%s\nwant\n%s", c.name, got, c.markdown)
 		}
 	}
@@ -155,7 +165,7 @@ func TestPlanAsTextAndMarkdown(t *testing.T) {
 
 func TestColoursDoNotChangeTheText(t *testing.T) {
 	for _, c := range plans {
-		got := planText(c.plan, Style{Colour: true, Cluster: false})
+		got := planText(t, c.plan, Style{Colour: true, Cluster: false})
 		for _, code := range []string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"} {
 			got = strings.ReplaceAll(got, code, "")
 		}
@@ -167,16 +177,10 @@ func TestColoursDoNotChangeTheText(t *testing.T) {
 
 func TestPlanOfAClusterShowsTheNode(t *testing.T) {
 	p := planOf(action(plan.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
-	if got := planText(p, Style{Colour: false, Cluster: true}); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
+	if got := planText(t, p, Style{Colour: false, Cluster: true}); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
 		t.Errorf("the plan is\n%s", got)
 	}
-	if got := planMarkdown(p, true); !strings.Contains(got, "| cleanup | parrot | node2/disk1 |") {
+	if got := planText(t, p, Style{Format: Markdown, Cluster: true}); !strings.Contains(got, "| cleanup | parrot | node2/disk1 |") {
 		t.Errorf("the plan is\n%s", got)
-	}
-}
-
-func TestOneLineReplacesControlCharacters(t *testing.T) {
-	if got, want := OneLine("replica \x1b]0;x\a\u202e:\n  in use\n"), "replica \ufffd]0;x\ufffd\ufffd:;   in use"; got != want {
-		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -22,53 +22,44 @@ const (
 
 // WriteStatus writes a summary of a status as tables.
 func WriteStatus(w io.Writer, s status.Status) error {
-	var b strings.Builder
-	fmt.Fprintf(&b, "Node %s, as of %s\n", s.Node, s.Time.Format(time.RFC3339))
+	var b lines
+	b.linef("Node %s, as of %s", s.Node, s.Time.Format(time.RFC3339))
 	writeConfig(&b, s.Config)
 	writePeers(&b, s)
 	writeDisks(&b, s)
 	writeImages(&b, s)
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.writeTo(w)
 }
 
-func writeConfig(b *strings.Builder, c status.ConfigStatus) {
+func writeConfig(b *lines, c status.ConfigStatus) {
 	revision := ""
 	if c.Revision != "" {
 		revision = fmt.Sprintf(", revision %.12s", c.Revision)
 	}
 	switch {
 	case c.Fault != "":
-		fmt.Fprintf(b, "Configuration: unusable (%s): %s\n", c.Allowed, c.Fault)
+		b.linef("Configuration: unusable (%s): %s", c.Allowed, c.Fault)
 	case c.Digest == "":
-		fmt.Fprintf(b, "Configuration: %s (%s)%s\n", Count(len(c.Errors), "error"), c.Allowed, revision)
+		b.linef("Configuration: %s (%s)%s", Count(len(c.Errors), "error"), c.Allowed, revision)
 	default:
-		fmt.Fprintf(b, "Configuration: valid, digest %.12s%s\n", c.Digest, revision)
+		b.linef("Configuration: valid, digest %.12s%s", c.Digest, revision)
 	}
 	if c.Suspended != nil && !c.Suspended.Over {
-		fmt.Fprintf(b, "  everything is suspended %s\n", suspensionText(*c.Suspended))
+		b.linef("  everything is suspended %s", suspensionText(*c.Suspended))
 	}
 	if c.Skew != "" {
-		fmt.Fprintf(b, "  warning: %s\n", c.Skew)
+		b.linef("  warning: %s", c.Skew)
 	}
 	for _, p := range c.Errors {
-		fmt.Fprintf(b, "  error: %s\n", p)
+		b.linef("  error: %s", p)
 	}
 	for _, p := range c.Warnings {
-		fmt.Fprintf(b, "  warning: %s\n", p)
-	}
-}
-
-// writeRows writes the lines of a table after an empty line.
-func writeRows(b *strings.Builder, rows [][]string) {
-	b.WriteByte('\n')
-	for _, line := range Align(rows) {
-		fmt.Fprintln(b, line)
+		b.linef("  warning: %s", p)
 	}
 }
 
 // writePeers lists the peers. Of many peers, it lists only those with a problem.
-func writePeers(b *strings.Builder, s status.Status) {
+func writePeers(b *lines, s status.Status) {
 	if len(s.Peers) == 0 {
 		return
 	}
@@ -85,12 +76,12 @@ func writePeers(b *strings.Builder, s status.Status) {
 			bad++
 		}
 	}
-	writeRows(b, rows)
+	b.rows(rows)
 	if good > 0 {
-		fmt.Fprintf(b, "and %d more that respond and have the same configuration\n", good)
+		b.linef("and %d more that respond and have the same configuration", good)
 	}
 	if bad > 0 {
-		fmt.Fprintf(b, "and %d more with problems\n", bad)
+		b.linef("and %d more with problems", bad)
 	}
 }
 
@@ -110,7 +101,7 @@ func peerProblem(now time.Time, p status.PeerStatus) string {
 
 // writeDisks lists the disks. Of many disks, it lists only those of the daemon's node and those
 // with a problem.
-func writeDisks(b *strings.Builder, s status.Status) {
+func writeDisks(b *lines, s status.Status) {
 	rows := [][]string{{"DISK", "PATH", "FREE", "RESERVED", "TOTAL", "PROBLEM"}}
 	others := 0
 	var free, total int64 // of the others
@@ -123,9 +114,9 @@ func writeDisks(b *strings.Builder, s status.Status) {
 		}
 		rows = append(rows, []string{d.Node + "/" + d.Disk, d.Path, spaceText(d, d.Free), Size(d.Reserved), spaceText(d, d.Total), diskProblem(d)})
 	}
-	writeRows(b, rows)
+	b.rows(rows)
 	if others > 0 {
-		fmt.Fprintf(b, "and %d more with %s free of %s\n", others, Size(free), Size(total))
+		b.linef("and %d more with %s free of %s", others, Size(free), Size(total))
 	}
 }
 
@@ -157,7 +148,7 @@ func diskProblem(d status.DiskStatus) string {
 // peers has the cause.
 const unreachableNode = "its node is unreachable"
 
-func writeImages(b *strings.Builder, s status.Status) {
+func writeImages(b *lines, s status.Status) {
 	unreachable := map[string]bool{}
 	for _, d := range s.Disks {
 		unreachable[d.Node] = d.Unreachable != ""
@@ -166,7 +157,7 @@ func writeImages(b *strings.Builder, s status.Status) {
 	for _, image := range s.Images {
 		rows = append(rows, imageStatusRows(image, unreachable)...)
 	}
-	writeRows(b, rows)
+	b.rows(rows)
 }
 
 // imageStatusRows returns the rows of one image: its message, its suspension, its copies, and

@@ -1,17 +1,18 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"path/filepath"
 	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize"
 	"sigs.k8s.io/yaml"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -29,25 +30,13 @@ const (
 	Markdown Format = "markdown"
 )
 
-// OneLine joins the lines of a message with semicolons, and replaces control characters. A
-// message may contain the name of a folder, or the text of a server or a saved status, which
-// must not control a terminal.
-func OneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
-}
-
 // maxText is the length of a message in a table, in characters. It has room for two digests
 // and some words.
 const maxText = 400
 
 // clip shortens a message for a table.
 func clip(text string) string {
-	letters := []rune(OneLine(text))
+	letters := []rune(printable.Line(text))
 	if len(letters) <= maxText {
 		return string(letters)
 	}
@@ -83,7 +72,7 @@ const maxNames = 3
 func joinNames(names []string) string { return plan.JoinMax(names, ", ", maxNames) }
 
 // Align pads the cells of rows to columns, and returns the lines. Rows may have different
-// lengths. The last cell of a row is not padded.
+// lengths. The last cell of a row is not padded. The lines are printable, whatever the cells contain.
 func Align(rows [][]string) []string {
 	var widths []int
 	for _, row := range rows {
@@ -91,13 +80,13 @@ func Align(rows [][]string) []string {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			widths[i] = max(widths[i], utf8.RuneCountInString(printable.Line(cell)))
 		}
 	}
 	lines := make([]string, len(rows))
 	for i, row := range rows {
 		for j, cell := range row {
-			if j < len(row)-1 {
+			if cell = printable.Line(cell); j < len(row)-1 {
 				cell += strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell)+2)
 			}
 			lines[i] += cell
@@ -107,48 +96,98 @@ func Align(rows [][]string) []string {
 	return lines
 }
 
-// writeTable writes a table with a title, unless it has no rows.
-func writeTable(b *strings.Builder, title string, header []string, rows [][]string) {
+// lines builds text for a terminal. Names and messages in it come from files and from other
+// machines. Each of its methods writes printable lines only, and no argument can add a line.
+type lines struct{ b strings.Builder }
+
+// linef adds one line.
+func (l *lines) linef(format string, args ...any) {
+	l.b.WriteString(printable.Line(fmt.Sprintf(format, args...)) + "\n")
+}
+
+// coloured adds one line that begins with word in a colour.
+func (l *lines) coloured(c colour, indent, word, rest string) {
+	l.b.WriteString(indent + string(c) + printable.Line(word) + string(noColour) + printable.Line(rest) + "\n")
+}
+
+// empty adds an empty line.
+func (l *lines) empty() { l.b.WriteByte('\n') }
+
+// rows adds the lines of a table after an empty line.
+func (l *lines) rows(rows [][]string) {
+	l.empty()
+	for _, line := range Align(rows) {
+		l.linef("%s", line)
+	}
+}
+
+// writeTo writes the text.
+func (l *lines) writeTo(w io.Writer) error {
+	_, err := io.WriteString(w, l.b.String())
+	return err
+}
+
+// WriteLine writes one formatted line. It is printable, whatever the arguments contain.
+func WriteLine(w io.Writer, format string, args ...any) error {
+	var l lines
+	l.linef(format, args...)
+	return l.writeTo(w)
+}
+
+// table adds a table with a title, unless it has no rows.
+func (l *lines) table(title string, header []string, rows [][]string) {
 	if len(rows) == 0 {
 		return
 	}
-	fmt.Fprintln(b, title)
+	l.linef("%s", title)
 	upper := make([]string, len(header))
 	for i, word := range header {
 		upper[i] = strings.ToUpper(word)
 	}
 	for _, line := range Align(append([][]string{upper}, rows...)) {
-		fmt.Fprintf(b, "  %s\n", line)
+		l.linef("  %s", line)
 	}
-	fmt.Fprintln(b)
+	l.empty()
 }
 
-// WriteJSON writes v as indented JSON.
+// WriteJSON writes v as indented JSON, in which characters that are not printable are escaped.
 func WriteJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(printable.JSON(b.Bytes()))
+	return err
 }
 
-func writeYAML(w io.Writer, v any) error {
-	b, err := yaml.Marshal(v)
+// WriteYAML writes v as YAML. It replaces characters that are not printable, because the encoder
+// rejects some of them and escapes only some of the others.
+func WriteYAML(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err == nil {
+		b, err = yaml.JSONToYAML([]byte(printable.Lines(string(b))))
+	}
 	if err != nil {
 		return fmt.Errorf("write YAML: %w", err)
 	}
-	_, err = w.Write(b)
+	_, err = io.WriteString(w, printable.Lines(string(b)))
 	return err
 }
 
 // WriteProblems writes one line for each error and warning of a configuration, with its
 // position in a file below dir.
 func WriteProblems(w io.Writer, dir string, r schema.Result) {
+	var l lines
 	for _, p := range r.Errors {
-		fmt.Fprintln(w, ProblemLine(dir, p, ""))
+		l.linef("%s", ProblemLine(dir, p, ""))
 	}
 	for _, p := range r.Warnings {
-		fmt.Fprintln(w, ProblemLine(dir, p, "warning: "))
+		l.linef("%s", ProblemLine(dir, p, "warning: "))
 	}
+	_ = l.writeTo(w) // w is stderr, or the caller sees the error at its next write
 }
 
 // ProblemLine formats a problem like a compiler does, with the position first, so that
@@ -160,5 +199,5 @@ func ProblemLine(dir string, p document.Problem, mark string) string {
 	if p.Also != (document.Position{}) {
 		p.Also.File = filepath.Join(dir, p.Also.File)
 	}
-	return fmt.Sprintf("%s: %s%s", position, mark, p)
+	return printable.Line(fmt.Sprintf("%s: %s%s", position, mark, p))
 }

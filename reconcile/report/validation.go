@@ -141,16 +141,15 @@ func WriteValidations(w io.Writer, all []Validation) error {
 	for _, v := range all {
 		WriteProblems(w, v.Path, v.Result)
 	}
+	var b lines
 	for _, v := range all {
 		for _, s := range v.Skipped {
 			s.File = v.file(s.File)
-			fmt.Fprintf(w, "%s: skipped: %s %s %q %s\n", s.Position, s.APIVersion, s.Kind, s.Name, s.Why)
+			b.linef("%s: skipped: %s %s %q %s", s.Position, s.APIVersion, s.Kind, s.Name, s.Why)
 		}
 	}
 	for _, v := range all {
-		if _, err := fmt.Fprintln(w, v.summary()); err != nil {
-			return err
-		}
+		b.linef("%s", v.summary())
 	}
-	return nil
+	return b.writeTo(w)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -530,12 +531,12 @@ func converge(st *session, in input) error {
 func historyRows(w *world, history []executed) [][]string {
 	var rows [][]string
 	for _, e := range history {
-		text := report.OneLine(e.Text)
+		text := printable.Line(e.Text)
 		if e.From != (plan.CopyRef{}) {
 			text += "; from " + e.From.String()
 		}
 		if e.err != nil {
-			text = "failed: " + report.OneLine(e.err.Error())
+			text = "failed: " + printable.Line(e.err.Error())
 		}
 		rows = append(rows, []string{fmt.Sprintf("+%v", e.at.Sub(w.startedAt)), string(e.Op), e.Image, e.CopyRef().Disk.String(), text})
 	}

@@ -109,6 +109,9 @@ type NotReadyError struct{ Lines []error }
 
 func (e *NotReadyError) Error() string { return errors.Join(e.Lines...).Error() }
 
+// Unwrap returns the lines, so that an error message has one line for each.
+func (e *NotReadyError) Unwrap() []error { return e.Lines }
+
 // CheckReady checks that the named images, or all declared ones, have all desired copies ready.
 // Without names the configuration must be valid, too. The error is a *NotReadyError, or another
 // one if waiting cannot help, because a named image is not declared.

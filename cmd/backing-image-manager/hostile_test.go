@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+)
+
+// hostile is a name or a message that a terminal could obey. Its second line looks like one of this
+// program.
+const hostile = "x\x1b]0;title\x07\r\nerror: y\u0085\u2028\x9b31m\u009b31m\u202egnp\u2066\x7f\xff"
+
+// wantLines checks that a text has a number of lines, and only printable characters.
+func wantLines(t *testing.T, what, text string, n int) {
+	t.Helper()
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' }) || strings.Count(text, "\n") != n {
+		t.Errorf("%s is %q, want %d printable lines", what, text, n)
+	}
+}
+
+func TestErrorsHaveOnePrintableLineEach(t *testing.T) {
+	one := errors.New(hostile)
+	joined := errors.Join(one, fmt.Errorf("read %s: %w", hostile, one), errors.Join(one, one))
+	for _, tt := range []struct {
+		err   error
+		lines int
+	}{
+		{one, 1},
+		{joined, 4},
+		{fmt.Errorf("a message with several causes: %w, %w", one, one), 1},
+		{fmt.Errorf("around: %w", joined), 1},
+		{&status.NotReadyError{Lines: []error{one, one}}, 2},
+		{errors.Join(errors.New("not ready within 1s"), &status.NotReadyError{Lines: []error{one, one}}), 3},
+	} {
+		var b bytes.Buffer
+		writeError(&b, tt.err)
+		wantLines(t, "the error", b.String(), tt.lines)
+	}
+}
+
+func TestDiskReportIsPrintable(t *testing.T) {
+	r := diskReport{Path: hostile, UUID: hostile, Unmanaged: []string{hostile}, Problems: []string{hostile}, Copies: []copyReport{{Copy: disk.Copy{ID: disk.ID{Name: hostile, UUID: hostile}}, InUse: hostile}}}
+	wantLines(t, "the report", r.text(), 6)
+}
+
+func TestProgressIsPrintable(t *testing.T) {
+	var m rateMeter
+	lines := m.lines(time.Unix(0, 0), singleTransfer(plan.Download, disk.ID{Name: hostile, UUID: "6846a0b2"}, hostile, &fetch.Progress{})(), 4000)
+	wantLines(t, "the bars", strings.Join(lines, "\n")+"\n", 1)
+}
+
+func TestLogLinesArePrintable(t *testing.T) {
+	dir := t.TempDir()
+	for _, format := range []logFormat{textLog, jsonLog} {
+		stderr, err := os.Create(filepath.Join(dir, "stderr"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stderr.Close()
+		log, done, err := logOptions{format: format, file: filepath.Join(dir, "log")}.open(stderr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.With("with", hostile).Warn(hostile, "text", hostile, "error", errors.New(hostile), slog.Group("in", "list", []string{hostile}))
+		if err := done(); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"stderr", "log"} {
+			data, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantLines(t, "the log", string(data), 1)
+			if name == "log" && !json.Valid(data) {
+				t.Errorf("the log is %s", data)
+			}
+		}
+		if err := os.Remove(filepath.Join(dir, "log")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var b bytes.Buffer
+	slog.New(redacted(terminalHandler{w: &b})).With("copy", hostile).Info(hostile, "action", hostile, "error", hostile)
+	wantLines(t, "the message on a terminal", b.String(), 1)
+}
