@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"sync"
 )
@@ -181,6 +182,42 @@ func (m *Manifest) DataSize() (int64, error) {
 		}
 	}
 	return data, nil
+}
+
+// SelectedChunk is the position of a chunk in an image, and its hash.
+type SelectedChunk struct {
+	From, To int64 // the bytes [From, To)
+	Hash     ChunkHash
+}
+
+// SelectChunk selects a chunk of an image of size bytes. It reads the hashes of all chunks from r, in the
+// format of Manifest.Hashes, and no more. Each chunk that is not all zero has the same probability; if
+// there is none, each chunk has. Who does not know the secret cannot predict the selection.
+func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) {
+	if size <= 0 {
+		return SelectedChunk{}, fmt.Errorf("an image of %d bytes has no chunk", size)
+	}
+	random := rand.New(rand.NewPCG(secret, 0))
+	hashes := bufio.NewReaderSize(io.LimitReader(r, chunksOf(size)*sha256.Size), 64<<10)
+	var selected SelectedChunk
+	var data, zero int64 // how many chunks of both kinds were read
+	for n := range chunksOf(size) {
+		one := SelectedChunk{From: n * ChunkSize, To: min((n+1)*ChunkSize, size)}
+		if _, err := io.ReadFull(hashes, one.Hash[:]); err != nil {
+			return SelectedChunk{}, fmt.Errorf("read manifest: %w", err)
+		}
+		if one.Hash == hashBytes(zeros[:one.To-one.From], true) {
+			zero++
+			if data == 0 && random.Int64N(zero) == 0 {
+				selected = one
+			}
+			continue
+		}
+		if data++; random.Int64N(data) == 0 {
+			selected = one
+		}
+	}
+	return selected, nil
 }
 
 // Hashes returns a new reader of all hashes in order, 32 bytes each, which is the input format of

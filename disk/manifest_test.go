@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"testing"
 	"testing/iotest"
 )
@@ -271,4 +272,52 @@ func FuzzReceiveManifest(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// SelectChunk must select every chunk with data sooner or later, and a chunk of zeros only if the image
+// has nothing else.
+func TestSelectChunk(t *testing.T) {
+	zeroChunk, zeroRest := HashChunk(zeros[:]), HashChunk(zeros[:512])
+	var data [3]ChunkHash
+	for i := range data {
+		data[i] = HashChunk([]byte{byte(i + 1)})
+	}
+	const size = 5*ChunkSize + 512
+	for _, test := range []struct {
+		name   string
+		hashes []ChunkHash
+		want   []int64 // the chunks that may be selected
+	}{
+		{"data and zeros", []ChunkHash{zeroChunk, data[0], zeroChunk, data[1], data[2], zeroRest}, []int64{1, 3, 4}},
+		{"a last chunk with data", []ChunkHash{zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroChunk, data[0]}, []int64{5}},
+		{"only zeros", []ChunkHash{zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroRest}, []int64{0, 1, 2, 3, 4, 5}},
+	} {
+		var manifest []byte
+		for _, h := range test.hashes {
+			manifest = append(manifest, h[:]...)
+		}
+		var got []int64
+		for secret := range uint64(200) {
+			c, err := SelectChunk(bytes.NewReader(append(manifest, "and more"...)), size, secret)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := c.From / ChunkSize
+			if c.From != n*ChunkSize || c.To != min(c.From+ChunkSize, size) || c.Hash != test.hashes[n] {
+				t.Fatalf("%s: got %+v", test.name, c)
+			}
+			if !slices.Contains(got, n) {
+				got = append(got, n)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, test.want) {
+			t.Errorf("%s: selected %v, want %v", test.name, got, test.want)
+		}
+		if _, err := SelectChunk(bytes.NewReader(manifest[1:]), size, 1); err == nil {
+			t.Errorf("%s: a short manifest is accepted", test.name)
+		}
+	}
+	if _, err := SelectChunk(bytes.NewReader(nil), 0, 1); err == nil {
+		t.Error("an empty image has a chunk")
+	}
 }

@@ -16,7 +16,8 @@ import (
 //	           leaving. The round then publishes its state and begins the queries.
 //	query      The holder queries the node of each copy that it counts on; for an image
 //	           that is not declared any more, all other nodes. It queries them directly,
-//	           and every query starts after the withdrawal.
+//	           and every query starts after the withdrawal. Then each copy that the responses
+//	           let it count on proves that it has its bytes (proofs.go).
 //	confirm    When the queries have ended, the next round observes the disks again, and
 //	           plans once more from this observation and the responses alone: a state that was
 //	           published before does not count (plan.Observed.WithResponses,
@@ -33,6 +34,7 @@ import (
 // withdrawing together again.
 type deletion struct {
 	phase     deletionPhase
+	unproven  bool                     // a requested proof did not pass
 	queried   []string                 // the nodes to query
 	responses map[string]plan.Response // by node; a node that did not respond is missing
 }
@@ -40,8 +42,8 @@ type deletion struct {
 type deletionPhase int
 
 const (
-	withdrawn  deletionPhase = iota // the queries of the peers run
-	confirming                      // the queries have ended; the next round decides
+	withdrawn  deletionPhase = iota // the queries of the peers run, and then the proofs
+	confirming                      // both have ended; the next round decides
 	deleting                        // confirmed: the job that deletes the copy runs
 )
 
@@ -49,6 +51,8 @@ const (
 	maxResponseAge    = time.Minute     // a decision on older responses is cancelled: the loop was delayed
 	minDeleteRetry    = time.Second     // the least delay after a cancelled deletion
 	deleteRetrySpread = 9 * time.Second // the random part of this delay
+	// maxProofBackoff limits how often the delay doubles when proofs did not pass: to about 5 minutes.
+	maxProofBackoff = 5
 )
 
 // queryResponses are the responses to the queries of a deletion.
@@ -62,16 +66,19 @@ type queryResponses struct {
 // The caller calls it after it has published the withdrawal: a response from before the withdrawal
 // could count on this copy.
 func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
-	key := run.task.Action.CopyRef()
-	run.deletion = &deletion{queried: d.NodesToQuery(o, run.task.Action)}
+	key, queried := run.task.Action.CopyRef(), d.NodesToQuery(o, run.task.Action)
+	run.deletion = &deletion{queried: queried}
 	r.served.leaving.add(key)
 	nodes := make([]peer.Address, 0, len(run.deletion.queried))
-	for _, name := range run.deletion.queried {
+	for _, name := range queried {
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
 	return func() {
 		r.system.Jobs.Query(ctx, run.task.Action, nodes, func(states map[string]peer.State) {
-			r.jobs.reports.addResponses(queryResponses{key, responsesFromPeers(d.Config.Nodes, states), ctx.Err() != nil})
+			responses := responsesFromPeers(d.Config.Nodes, states)
+			r.requestProofs(ctx, d, o, run.task.Action, queried, responses, func() {
+				r.jobs.reports.addResponses(queryResponses{key, responses, ctx.Err() != nil})
+			})
 		})
 	}
 }
@@ -84,6 +91,7 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 	}
 	deletion := r.jobs.running[q.key].deletion
 	deletion.phase, deletion.responses = confirming, q.responses
+	deletion.unproven = !r.recordProofs(q.responses)
 	return endedJob{}, false
 }
 
@@ -126,15 +134,21 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 
 // cancelDeletion ends a deletion that is not confirmed (D3). This is no failure: Attempts stays 0,
 // and the deletion is tried again soon. The random delay separates it from the next attempt of
-// another holder.
+// another holder. It doubles while copies do not prove that they have their bytes, which may last.
 func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
 	run := r.jobs.remove(jobEnd{key, reason, true})
 	now := r.clock.now().Steady
-	until := now.Add(minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread)))
+	delay := minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread))
+	unproven := 0 // deletions in succession that were cancelled for a proof
+	if run.deletion.unproven {
+		unproven = r.failures[key].unproven + 1
+		delay <<= min(unproven-1, maxProofBackoff)
+	}
+	until := now.Add(delay)
 	last := r.failures[key].Failure
 	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // the outcome of a deletion changes neither
-	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk)}
+	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk), unproven}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }
 

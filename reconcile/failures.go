@@ -19,6 +19,7 @@ type failureRecord struct {
 	plan.Failure
 	image    schema.Image
 	diskUUID string // "" if it was not known
+	unproven int    // see cancelDeletion
 }
 
 // recordFailure records the failure of a job until the next attempt, and returns it.
@@ -28,7 +29,7 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 		a.Pinned.Until = now.Steady.Add(until.Sub(now.Wall))
 	}
 	next := job.NextFailure(r.failures[e.key].Failure, a, e.err, now.Steady, r.system.Random())
-	r.failures[e.key] = failureRecord{next, run.task.Image, r.disks.uuid(e.key.Disk)}
+	r.failures[e.key] = failureRecord{next, run.task.Image, r.disks.uuid(e.key.Disk), 0}
 	return next
 }
 
@@ -52,7 +53,7 @@ func (f failures) clearCopy(key plan.CopyRef) {
 func (f failures) clearFailure(key plan.CopyRef) {
 	record, failed := f[key]
 	if failed {
-		f[key] = failureRecord{plan.Failure{Suspects: record.Suspects}, record.image, record.diskUUID}
+		f[key] = failureRecord{plan.Failure{Suspects: record.Suspects}, record.image, record.diskUUID, 0}
 	}
 	if len(record.Suspects) == 0 {
 		delete(f, key)

@@ -30,6 +30,8 @@ type lan struct {
 	upstream *fetchtest.Server
 	// interval is the longest time between two rounds.
 	interval time.Duration
+	log      *slog.Logger
+	evicted  *manager // eviction of its disk is requested; nil: of none
 }
 
 // manager is a node of a lan. The requests of other nodes pass its gate.
@@ -46,7 +48,7 @@ const clusterSettings = `settings: {allowLoopbackSources: true, cleanupWaitInter
 
 // newLAN returns n nodes, called n1 and so on, that do not run yet.
 func newLAN(t *testing.T, n int) *lan {
-	c := &lan{t: t, upstream: fetchtest.Start(t), interval: 100 * time.Millisecond}
+	c := &lan{t: t, upstream: fetchtest.Start(t), interval: 100 * time.Millisecond, log: slog.New(slog.DiscardHandler)}
 	for i := range n {
 		m := &manager{name: fmt.Sprint("n", i+1), conf: t.TempDir(), disk: newDisk(t)}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.%d:0", i+1))
@@ -61,9 +63,9 @@ func newLAN(t *testing.T, n int) *lan {
 func (c *lan) start(config string) {
 	c.declare(config, c.nodes...)
 	for _, m := range c.nodes {
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+		r := New(fetch.Client{}, c.log, false)
 		client := peer.NewClient(func() string { return m.name }, nil)
-		l := NewLoop(r, LoopOptions{Dir: m.conf, Interval: c.interval, Node: m.name, Peers: client, Log: slog.New(slog.DiscardHandler)})
+		l := NewLoop(r, LoopOptions{Dir: m.conf, Interval: c.interval, Node: m.name, Peers: client, Log: c.log})
 		ctx, stop := context.WithCancel(c.t.Context())
 		m.looping = &looping{Loop: l, t: c.t, stop: stop, ended: make(chan error, 1)}
 		m.server.Config.Handler = m.guarded(l.PeerServer().Handler())
@@ -101,7 +103,7 @@ func (m *manager) pass(gate func(from string, r *http.Request) bool) {
 func (c *lan) declare(config string, to ...*manager) {
 	text := "nodes:\n"
 	for _, m := range c.nodes {
-		text += fmt.Sprintf("  %s: {address: %q, disks: {a: {path: %q}}}\n", m.name, "http://"+m.server.Listener.Addr().String(), m.disk)
+		text += fmt.Sprintf("  %s: {address: %q, disks: {a: {path: %q, evictionRequested: %v}}}\n", m.name, "http://"+m.server.Listener.Addr().String(), m.disk, m == c.evicted)
 	}
 	for _, m := range to {
 		files.Put(c.t, text+config, m.conf, "config.yaml.new")

@@ -2,6 +2,8 @@ package reconcile
 
 import (
 	"context"
+	cryptorand "crypto/rand"
+	"encoding/binary"
 	"errors"
 	"log/slog"
 	"math/rand/v2"
@@ -30,9 +32,16 @@ func newLocalNode(client fetch.Client, log *slog.Logger, readOnly bool) (*localN
 	n := &localNode{peers: localPeers{published: peer.NewStateCache()}}
 	n.jobs = localJobs{client: client, log: log, peers: &n.peers, uploads: upload.NewSessions(), restores: backup.NewMemoryBudget()}
 	return n, System{
-		Now: systemTime, Random: rand.Float64, Peers: &n.peers, Jobs: &n.jobs,
+		Now: systemTime, Random: rand.Float64, Secret: secret, Peers: &n.peers, Jobs: &n.jobs,
 		OpenDisk: func(path string) (Disk, string, error) { return openLocalDisk(path, readOnly) },
 	}
+}
+
+// secret returns a number from the random source of the operating system, which never fails.
+func secret() uint64 {
+	var b [8]byte
+	_, _ = cryptorand.Read(b[:])
+	return binary.LittleEndian.Uint64(b[:])
 }
 
 // systemTime reads both clocks of the operating system at the same moment. Round removes the
@@ -207,6 +216,11 @@ func (l *localJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Addre
 	}()
 }
 
+// Prove implements Jobs.
+func (l *localJobs) Prove(ctx context.Context, _ plan.Action, tasks []ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+	go func() { done(requestChunks(ctx, l.peers.client, tasks)) }()
+}
+
 // CanExport implements Jobs.
 func (l *localJobs) CanExport(e schema.ExportFromVolume, disks map[string]Disk) error {
 	_, err := export.Find(&l.client, foldersOf(disks), job.ExportRequest(e))
@@ -244,4 +258,55 @@ func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, 
 	}
 	all.Wait()
 	return responses
+}
+
+// requestChunks requests the proofs of all tasks at the same time.
+func requestChunks(ctx context.Context, client *peer.Client, tasks []ProofTask) map[plan.CopyRef]plan.Proof {
+	ctx, cancel := context.WithTimeout(ctx, ProofTimeout)
+	defer cancel()
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	proofs := map[plan.CopyRef]plan.Proof{}
+	for _, t := range tasks {
+		all.Go(func() {
+			p := requestChunk(ctx, client, t)
+			mu.Lock()
+			defer mu.Unlock()
+			proofs[t.Copy] = p
+		})
+	}
+	all.Wait()
+	return proofs
+}
+
+// requestChunk requests one proof.
+func requestChunk(ctx context.Context, client *peer.Client, t ProofTask) plan.Proof {
+	err := func() error {
+		chunk, err := selectChunk(ctx, client, t)
+		if err != nil {
+			return err
+		}
+		return client.Prove(ctx, t.Source, chunk)
+	}()
+	switch {
+	case err == nil:
+		return plan.Proof{Result: plan.ProofPassed}
+	case errors.Is(err, peer.ErrWrongChunk):
+		return plan.Proof{Result: plan.ProofWrong, Problem: err.Error()}
+	}
+	return plan.Proof{Problem: err.Error()}
+}
+
+// selectChunk selects the chunk of a proof from a manifest of this node, if it has one, or from the
+// manifest that the other node serves.
+func selectChunk(ctx context.Context, client *peer.Client, t ProofTask) (disk.SelectedChunk, error) {
+	if t.Local.Disk == nil {
+		return client.SelectChunk(ctx, t.Source, t.Size, t.Secret)
+	}
+	m, err := folderOf(t.Local.Disk).Manifest(t.Local.ID)
+	if err != nil {
+		return disk.SelectedChunk{}, err
+	}
+	chunk, err := disk.SelectChunk(m.Hashes(), m.Size(), t.Secret)
+	return chunk, errors.Join(err, m.Close())
 }

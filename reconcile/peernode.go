@@ -62,6 +62,14 @@ func (s *served) disk(name string) (Disk, bool) {
 	return one.handle, ok && one.problem == ""
 }
 
+// handle returns the open disk with this name, also if it has a problem; nil if it is not open.
+func (s *served) handle(name string) Disk {
+	if now := s.disks.Load(); now != nil {
+		return now.byName[name].handle
+	}
+	return nil
+}
+
 // leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
 type leavingCopies struct {
 	mu      sync.Mutex
@@ -110,6 +118,13 @@ func (l *leavingCopies) keep(deleting func(plan.CopyRef) bool) {
 	maps.DeleteFunc(l.keys, func(key plan.CopyRef, _ bool) bool { return !deleting(key) })
 }
 
+// has reports whether the copy is withdrawn now.
+func (l *leavingCopies) has(key plan.CopyRef) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.keys[key]
+}
+
 // all returns the copies that are withdrawn now.
 func (l *leavingCopies) all() map[plan.CopyRef]bool {
 	l.mu.Lock()
@@ -140,7 +155,7 @@ func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
 func (n peerNode) Leaving(name string, id disk.ID) bool {
 	now := n.served.disks.Load()
-	return now == nil || n.served.leaving.all()[plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: name}, ID: id}]
+	return now == nil || n.served.leaving.has(plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: name}, ID: id})
 }
 
 // DeclaredUUID implements peer.Node.

@@ -17,9 +17,12 @@ import (
 type peers struct {
 	system Peers
 	states map[string]peerState // by node
+	claims *claims
 }
 
-func newPeers(system Peers) peers { return peers{system: system, states: map[string]peerState{}} }
+func newPeers(system Peers) peers {
+	return peers{system: system, states: map[string]peerState{}, claims: &claims{}}
+}
 
 // peerState is the last published state of a node, converted for the planner.
 type peerState struct {
@@ -93,6 +96,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		maps.Copy(o.Disks, s.disksOf(d, name, a, at))
 		mergeJobs(*o, d, a, at)
 	}
+	s.claims.apply(d, o, now)
 	o.RejectDuplicateDisks() // also a disk of this node, if another one has its uuid (I10)
 }
 
@@ -218,7 +222,7 @@ func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want 
 		}
 	}
 	nodes := d.Config.Nodes
-	return want, size, func() []peer.Source { return sources(s.system.Observations(), nodes, want) }
+	return want, size, func() []peer.Source { return s.claims.readable(sources(s.system.Observations(), nodes, want)) }
 }
 
 // sources returns the copies with the digest want that the responding nodes offer.

@@ -16,6 +16,7 @@ import (
 type System struct {
 	Now    func() Instant
 	Random func() float64 // from [0, 1); spreads the retries of several nodes
+	Secret func() uint64  // nobody can predict it; selects the chunk of a proof
 	// OpenDisk opens and locks the disk at a path. It returns the uuid, if it could be read, also
 	// together with an error such as disk.ErrLocked.
 	OpenDisk func(path string) (d Disk, uuid string, err error)
@@ -74,10 +75,15 @@ type Peers interface {
 	Close()
 }
 
-// QueryTimeout is how long Jobs.Query waits for the response of a node.
-const QueryTimeout = 5 * time.Second
+const (
+	// QueryTimeout is how long Jobs.Query waits for the response of a node.
+	QueryTimeout = 5 * time.Second
+	// ProofTimeout is how long Jobs.Prove waits for the proof of a copy: a chunk of 1 MiB over a link
+	// of 0.5 Mbit/s. The responses of the queries must still be young enough after it.
+	ProofTimeout = 20 * time.Second
+)
 
-// Jobs executes actions, each independently of the others. Start and Query return at once. They
+// Jobs executes actions, each independently of the others. Start, Query and Prove return at once. They
 // report the outcome by calling done exactly once, from any goroutine. When ctx ends, they call it
 // soon. The bytes that a job transferred until then are kept.
 type Jobs interface {
@@ -88,6 +94,9 @@ type Jobs interface {
 	// nodes. A node that does not respond within QueryTimeout is missing in the responses, which
 	// are by node name.
 	Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State))
+	// Prove requests one chunk of each copy for a deletion, and reports the outcomes. A copy that sends
+	// no chunk within ProofTimeout may be missing in them.
+	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[plan.CopyRef]plan.Proof))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
 }

@@ -26,6 +26,8 @@ type Counts struct {
 	// Failed has the number of actions that failed, by the class of their error: see
 	// job.FailureClass.
 	Failed map[string]int64
+	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
+	Proofs map[plan.ProofResult]int64
 }
 
 func (t *transfers) add(key plan.CopyRef, one job.Transfer) {
@@ -45,7 +47,7 @@ func (t *transfers) end(e jobEnd) {
 	one := t.running[e.key]
 	delete(t.running, e.key)
 	if t.ended.Done == nil {
-		t.ended = Counts{Done: map[plan.Op]int64{}, Failed: map[string]int64{}}
+		t.ended.Done, t.ended.Failed = map[plan.Op]int64{}, map[string]int64{}
 	}
 	t.ended.addBytes(one)
 	switch {
@@ -56,12 +58,22 @@ func (t *transfers) end(e jobEnd) {
 	}
 }
 
+// addProof counts the outcome of a requested proof.
+func (t *transfers) addProof(result plan.ProofResult) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended.Proofs == nil {
+		t.ended.Proofs = map[plan.ProofResult]int64{}
+	}
+	t.ended.Proofs[result]++
+}
+
 // counts returns the totals, which include the bytes of running actions.
 func (t *transfers) counts() Counts {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.ended
-	c.Done, c.Failed = maps.Clone(c.Done), maps.Clone(c.Failed)
+	c.Done, c.Failed, c.Proofs = maps.Clone(c.Done), maps.Clone(c.Failed), maps.Clone(c.Proofs)
 	for _, one := range t.running {
 		c.addBytes(one)
 	}

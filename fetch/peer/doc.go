@@ -21,6 +21,9 @@
 //	                                            (application/octet-stream)
 //	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with
 //	                                            Range: bytes=FROM-TO, one range of them
+//	/v1/images/NAME/UUID/data?disk=DISK&proof=chunk   with Range: exactly one chunk, which
+//	                                            the node verifies before it sends it, as the
+//	                                            proof that it has the bytes
 //
 // Values that change all the time, such as free space and progress, are part of a State but do not
 // change its ETag. A wait is limited to one minute. A State is compressed for clients that accept
@@ -34,8 +37,8 @@
 //	     when to try again
 //	503  the node has not observed its disks yet, is overloaded, or shuts down
 //
-// The server closes the connection when a receiver does not read, when the file changes while it is
-// sent, and when a receiver reads slowly for more than a minute while other requests get a 429.
+// The server closes the connection when a receiver does not read, when the file changes or the copy is
+// withdrawn while it is sent, and when a receiver reads slowly for more than a minute while other requests get a 429.
 //
 // # Downloads
 //
@@ -75,7 +78,8 @@
 // # Trust
 //
 // Any caller with the role peer may send requests, and a node trusts the state that a peer publishes
-// about itself. The size of the response is limited, and its values are validated. Bytes are never
+// about itself, except when it deletes a copy: then other nodes must prove that they have its bytes
+// (Client.Prove). The size of the response is limited, and its values are validated. Bytes are never
 // trusted: a chunk manifest must have the digest in the state, a chunk must have the hash in the
 // manifest, and the whole file must have the digest of the image.
 //
@@ -85,6 +89,7 @@
 //	server.go     Server and Node: routes, long polls, fresh observations
 //	cache.go      StateCache: the published State and its ETag
 //	send.go       data and manifest routes: send limit, ranges, slow receivers
+//	prove.go      one chunk as the proof that a node has a copy, both ends
 //	download.go   the download route, which verifies each chunk before it sends it
 //	client.go     Client: connections, authentication, timeouts; query.go: its requests
 //	decode.go     decoding and checking of a State from a peer

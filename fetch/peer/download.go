@@ -32,7 +32,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
 		return
 	}
-	d, c, refused := s.findReadyCopy(r.Context(), name, uuid)
+	on, c, refused := s.findReadyCopy(r.Context(), name, uuid)
 	if refused != nil {
 		refused.Write(w)
 		return
@@ -42,14 +42,14 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
-	image, err := openVerifiedImage(d, c.ID)
+	image, err := openVerifiedImage(on.disk, c.ID)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
 	}
 	defer image.Close()
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name+fileExtension(c.Format)+packing.Extension()))
-	p, done := newPacedWriter(ctx, w, s.pieceTimeout, image.file.Unchanged)
+	p, done := newPacedWriter(ctx, w, s.pieceTimeout, s.unlessLeaving(on, image.file.Unchanged))
 	defer done()
 	if packing == outfile.None {
 		err = sendFile(w, r, p, image, c)
@@ -132,20 +132,20 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 	return out.Flush()
 }
 
-// findReadyCopy returns a ready copy of the image with this name, and the disk of the copy. The
+// findReadyCopy returns a ready copy of the image with this name, and where it is. The
 // generation is uuid or, if uuid is "", the declared one. If no generation is declared, the node must
 // have exactly one generation.
-func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Disk, Copy, *httperror.Error) {
+func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCopy, Copy, *httperror.Error) {
 	state, err := s.node.Copies(ctx, name)
 	if err != nil {
-		return nil, Copy{}, httperror.New(http.StatusServiceUnavailable, "%v", err)
+		return localCopy{}, Copy{}, httperror.New(http.StatusServiceUnavailable, "%v", err)
 	}
 	if uuid == "" {
 		uuid, _ = s.node.DeclaredUUID(name)
 	}
 	var rejected []string // why copies of the generation are not ready
 	var found Copy
-	var on *disk.Disk
+	var on localCopy
 	for _, d := range state.Disks {
 		for _, c := range d.Copies {
 			open, readable := s.node.Disk(d.Name)
@@ -155,22 +155,22 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (*disk.Di
 				rejected = append(rejected, fmt.Sprintf("%s is leaving disk %s", c.ID, d.Name))
 			case c.State != disk.Ready:
 				rejected = append(rejected, fmt.Sprintf("%s on disk %s is %s", c.ID, d.Name, c.State))
-			case on == nil:
-				on, found = open, c
+			case on.disk == nil:
+				on, found = localCopy{open, d.Name, c.ID}, c
 			case c.UUID != found.UUID:
-				return nil, Copy{}, httperror.New(http.StatusConflict, "%s is not declared and has several generations on this node: select one with ?uuid=", name)
+				return localCopy{}, Copy{}, httperror.New(http.StatusConflict, "%s is not declared and has several generations on this node: select one with ?uuid=", name)
 			}
 		}
 	}
 	switch {
-	case on != nil:
+	case on.disk != nil:
 		return on, found, nil
 	case len(rejected) > 0:
-		return nil, Copy{}, httperror.New(http.StatusConflict, "%s", strings.Join(rejected, "; "))
+		return localCopy{}, Copy{}, httperror.New(http.StatusConflict, "%s", strings.Join(rejected, "; "))
 	case uuid != "":
-		return nil, Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})
+		return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})
 	}
-	return nil, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
+	return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
 }
 
 // verifiedImage reads an image for a client that cannot verify it: it returns no byte of a chunk that

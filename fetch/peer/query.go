@@ -186,8 +186,12 @@ func (l *sizeLimiter) Read(p []byte) (n int, err error) {
 // caller limits the time for the body. If the body is read to its end before it is closed, the
 // connection is used again.
 func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
-	r := s.request("data")
-	r.header = http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", from, to-1)}}
+	return c.openRangeOf(ctx, s.request("data"), from, to)
+}
+
+// openRangeOf is openRange for a request that has parameters.
+func (c *Client) openRangeOf(ctx context.Context, r request, from, to int64) (io.ReadCloser, error) {
+	r.header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, to-1))
 	resp, err := c.openBytes(ctx, r, http.StatusPartialContent)
 	if err != nil {
 		return nil, err
@@ -195,7 +199,7 @@ func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.Re
 	want := fmt.Sprintf("bytes %d-%d/", from, to-1)
 	if got := resp.Header.Get("Content-Range"); !strings.HasPrefix(got, want) || resp.ContentLength != to-from {
 		resp.Body.Close()
-		return nil, fmt.Errorf("query %s: the response to a request for bytes %d-%d has %d bytes and the range %q", s.URL, from, to-1, resp.ContentLength, printable(got, maxName))
+		return nil, fmt.Errorf("query %s: the response to a request for bytes %d-%d has %d bytes and the range %q", r.address.URL, from, to-1, resp.ContentLength, printable(got, maxName))
 	}
 	return resp.Body, nil
 }

@@ -19,17 +19,21 @@ import (
 const maxManifests = 16 // concurrent sends of chunk manifests; further requests wait
 
 func (s *Server) data(w http.ResponseWriter, r *http.Request) {
-	d, id, refused := s.readyCopy(r)
+	c, refused := s.readyCopy(r)
 	if refused != nil {
 		refused.Write(w)
 		return
 	}
-	ctx, release, ok := s.acquireSlot(w, r, id)
+	if r.URL.Query().Has(proofParameter) {
+		s.proof(w, r, c)
+		return
+	}
+	ctx, release, ok := s.acquireSlot(w, r, c.id)
 	if !ok {
 		return
 	}
 	defer release()
-	image, err := d.Open(id)
+	image, err := c.disk.Open(c.id)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
@@ -45,7 +49,7 @@ func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 		status = http.StatusPartialContent
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.from, part.to-1, size))
 	}
-	s.sendBody(ctx, w, status, part.to-part.from, image.Unchanged, func(w io.Writer) error {
+	s.sendBody(ctx, w, status, part.to-part.from, s.unlessLeaving(c, image.Unchanged), func(w io.Writer) error {
 		return image.Send(w, part.from, part.to, nil)
 	})
 }
@@ -60,7 +64,7 @@ func writeRangeError(w http.ResponseWriter, size int64, err error) {
 }
 
 func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
-	d, id, refused := s.readyCopy(r)
+	c, refused := s.readyCopy(r)
 	if refused != nil {
 		refused.Write(w)
 		return
@@ -72,7 +76,7 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 		errOverloaded.Write(w)
 		return
 	}
-	m, err := d.Manifest(id)
+	m, err := c.disk.Manifest(c.id)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
@@ -80,35 +84,56 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 	defer m.Close()
 	hashes := m.Hashes()
 	unchanged := func() error { return nil } // the receiver compares the digest of the manifest
-	s.sendBody(r.Context(), w, http.StatusOK, hashes.Size(), unchanged, func(w io.Writer) error {
+	s.sendBody(r.Context(), w, http.StatusOK, hashes.Size(), s.unlessLeaving(c, unchanged), func(w io.Writer) error {
 		_, err := io.CopyN(w, hashes, hashes.Size())
 		return err
 	})
 }
 
-// readyCopy returns the disk and the id of the copy that the request names, or the reason why the
-// copy cannot be sent. No text of the request is used as a path: the disk is found by its declared
-// name, and disk.CheckName and disk.CheckUUID limit the characters of the id.
-func (s *Server) readyCopy(r *http.Request) (*disk.Disk, disk.ID, *httperror.Error) {
+// localCopy is a ready copy of the node.
+type localCopy struct {
+	disk     *disk.Disk
+	diskName string
+	id       disk.ID
+}
+
+var errLeaving = errors.New("the copy is leaving")
+
+// unlessLeaving returns a check for the pieces of a send: check, and that the copy is not withdrawn. From
+// its withdrawal on, a copy must serve no bytes to anybody, not even the rest of a send: the node that
+// deletes the copy asks other nodes for a chunk of it, to see that they have one of their own.
+func (s *Server) unlessLeaving(c localCopy, check func() error) func() error {
+	return func() error {
+		if s.node.Leaving(c.diskName, c.id) {
+			return errLeaving
+		}
+		return check()
+	}
+}
+
+// readyCopy returns the copy that the request names, or the reason why it cannot be sent. No text of the
+// request is used as a path: the disk is found by its declared name, and disk.CheckName and
+// disk.CheckUUID limit the characters of the id.
+func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
 	id := disk.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
 	if err := errors.Join(disk.CheckName(id.Name), disk.CheckUUID(id.UUID)); err != nil {
-		return nil, id, httperror.New(http.StatusBadRequest, "%v", err)
+		return localCopy{}, httperror.New(http.StatusBadRequest, "%v", err)
 	}
 	diskName := r.URL.Query().Get("disk")
 	d, ok := s.node.Disk(diskName)
 	if !ok {
-		return nil, id, httperror.New(http.StatusNotFound, "this node has no disk %q", diskName)
+		return localCopy{}, httperror.New(http.StatusNotFound, "this node has no disk %q", diskName)
 	}
 	if s.node.Leaving(diskName, id) {
-		return nil, id, httperror.New(http.StatusConflict, "%s is leaving disk %s", id, diskName)
+		return localCopy{}, httperror.New(http.StatusConflict, "%s is leaving disk %s", id, diskName)
 	}
 	switch c := d.Stat(id); {
 	case c.State == disk.Pending:
-		return nil, id, httperror.New(http.StatusNotFound, "%s is not on disk %s", id, diskName)
+		return localCopy{}, httperror.New(http.StatusNotFound, "%s is not on disk %s", id, diskName)
 	case c.State != disk.Ready:
-		return nil, id, httperror.New(http.StatusConflict, "%s on disk %s is %s", id, diskName, c.State)
+		return localCopy{}, httperror.New(http.StatusConflict, "%s on disk %s is %s", id, diskName, c.State)
 	}
-	return d, id, nil
+	return localCopy{d, diskName, id}, nil
 }
 
 // acquireSlot acquires a slot for sending an image, or responds with a 429. The send must end when

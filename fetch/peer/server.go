@@ -27,8 +27,9 @@ type Node interface {
 	// Disk returns the disk with this name. It returns false if there is no such disk, or if its files
 	// must not be read because the disk has a problem.
 	Disk(name string) (*disk.Disk, bool)
-	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent, because it may be
-	// deleted at any time.
+	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent, and a send of it ends:
+	// it may be deleted at any time, and no other node may use it to prove that it has these bytes. It is
+	// called for each piece of a send.
 	Leaving(diskName string, id disk.ID) bool
 	// DeclaredUUID returns the uuid of the declared generation of an image; false if no
 	// image with this name is declared.
@@ -51,6 +52,7 @@ type Server struct {
 	sendLimits   *sendLimiter
 	observations chan struct{} // semaphores: each element in a channel is an acquired permit
 	manifests    chan struct{}
+	proofs       chan struct{}
 	compressions chan struct{}
 	longPolls    atomic.Int64
 	pieceTimeout time.Duration // see pieceTimeout
@@ -61,7 +63,7 @@ func NewServer(cache *StateCache, node Node) *Server {
 	return &Server{
 		cache: cache, node: node, sendLimits: newSendLimiter(), pieceTimeout: pieceTimeout,
 		observations: make(chan struct{}, maxObservations), manifests: make(chan struct{}, maxManifests),
-		compressions: make(chan struct{}, maxCompressions),
+		proofs: make(chan struct{}, maxProofs), compressions: make(chan struct{}, maxCompressions),
 	}
 }
 

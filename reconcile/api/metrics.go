@@ -62,6 +62,8 @@ var (
 	succeeded     = counter("actions_total", "Number of actions that succeeded, by action.", "action")
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
 	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
+	proofs        = counter("proofs_total", "Number of chunks that were requested from copies on other nodes before deletions, as the proof that they have their bytes, by result: \"passed\", \"wrong\" (other bytes were received) or \"missing\" (none was received).", "result")
+	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because they sent wrong bytes as the proof that they have their bytes.")
 	diskUsable    = gauge("disk_usable", "1 if the disk is usable, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
@@ -74,7 +76,7 @@ var (
 var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
 	copies, desiredCopies, readyCopies, missingCopies, peerReachable, peerAge,
-	planned, idle, running, succeeded, failed, fetched,
+	planned, idle, running, succeeded, failed, fetched, proofs, unproven,
 	diskUsable, diskSize, diskFree, diskReserved, rounds, lastRound,
 }
 
@@ -100,6 +102,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for class, n := range counts.Failed {
 		send.value(failed, float64(n), class)
 	}
+	for result, name := range proofNames {
+		send.value(proofs, float64(counts.Proofs[result]), name)
+	}
 	v := c.loop.View()
 	if v == nil {
 		return
@@ -122,6 +127,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 		send.value(running, float64(active[kind]), string(kind))
 	}
 }
+
+// proofNames are the values of the label of proofs_total.
+var proofNames = map[plan.ProofResult]string{plan.ProofPassed: "passed", plan.ProofWrong: "wrong", plan.ProofMissing: "missing"}
 
 type sender chan<- prometheus.Metric
 
@@ -159,7 +167,7 @@ func (s sender) disks(node string, disks []status.DiskStatus) {
 }
 
 func (s sender) images(node string, images []status.ImageStatus) {
-	nDeclared, nReady := 0, 0
+	nDeclared, nReady, nUnproven := 0, 0, 0
 	states := map[disk.State]int{}
 	for _, image := range images {
 		if image.Declared {
@@ -169,11 +177,14 @@ func (s sender) images(node string, images []status.ImageStatus) {
 		for _, c := range image.Copies {
 			if c.Node == node {
 				states[c.State]++
+			} else if c.Unproven {
+				nUnproven++
 			}
 		}
 	}
 	s.value(declared, float64(nDeclared))
 	s.value(ready, float64(nReady))
+	s.value(unproven, float64(nUnproven))
 	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
 		s.value(copies, float64(states[state]), string(state))
 	}

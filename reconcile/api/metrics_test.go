@@ -75,7 +75,7 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 		}},
 		{"copies of this node", func(s1 sender) { s1.images(s.Node, s.Images) }, []string{
 			"copies{failed} 0", "copies{in-progress} 0", "copies{pending} 0", "copies{ready} 2", "copies{starting} 0", "copies{unknown} 0",
-			"images_declared 2", "images_ready 0",
+			"images_declared 2", "images_ready 0", "unproven_copies 0",
 		}},
 		{"peers", func(s1 sender) { s1.peers(clusterview.Now.Add(time.Second), s.Peers) }, []string{
 			"config_skew_peers 1",

@@ -14,7 +14,8 @@ import (
 // package reconcile:
 //
 //	withdraw   the holder publishes the copy as leaving; no node counts it any more
-//	query      the holder queries the nodes that NodesToQuery returns, directly
+//	query      the holder queries the nodes that NodesToQuery returns, directly, and then
+//	           requests the proofs that ProofRequests returns (proof.go)
 //	confirm    WithResponses replaces earlier observations by the responses, and
 //	           ConfirmDeletion plans once more with the result
 //	delete     the holder deletes the copy, or cancels the withdrawal
@@ -45,16 +46,21 @@ type Response struct {
 	ConfigDigest string // as Peer.ConfigDigest
 	// Disks are the disks of that node with the copies of that name only.
 	Disks map[schema.DiskRef]Disk
+	// Proofs are the outcomes of the requested proofs. A copy that is missing has proven nothing.
+	Proofs map[CopyRef]Proof
 }
 
 // WithResponses returns o with the responses about the images of that name. The queries must
 // have started after the withdrawal. Earlier observations do not count any more: a node that
 // was queried and did not respond is unreachable, and a node that was not queried confirms
-// nothing. Evidence against the deletion still counts, from every node.
+// nothing. A copy on another node counts only if it has proven that it has its bytes. Evidence
+// against the deletion still counts, from every node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
+	o.proofs = map[CopyRef]Proof{}
 	for node, peer := range o.Peers {
 		response, responded := responses[node]
+		maps.Copy(o.proofs, response.Proofs)
 		switch {
 		case responded:
 			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest, Omitted: peer.Omitted}
@@ -115,6 +121,7 @@ func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 		return errors.New("not deleted: the manager is in observe-only mode")
 	}
 	ix := newIndex(d, o)
+	ix.proofsWaived = !needsProofs(o, a)
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
 		actions = newImagePlanner(ix, image).plan()

@@ -38,11 +38,16 @@ func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Ac
 	return d, o, cleanup, refs[:2]
 }
 
-// responsesOf returns the responses of the nodes of these disks, with what o has of them.
+// responsesOf returns the responses of the nodes of these disks, with what o has of them. All copies
+// have proven that they have their bytes.
 func responsesOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Response {
 	responses := map[string]plan.Response{}
 	for _, ref := range refs {
-		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[schema.DiskRef]plan.Disk{ref: o.Disks[ref]}}
+		proofs := map[plan.CopyRef]plan.Proof{}
+		for id := range o.Disks[ref].Copies {
+			proofs[plan.CopyRef{Disk: ref, ID: id}] = plan.Proof{Result: plan.ProofPassed}
+		}
+		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[schema.DiskRef]plan.Disk{ref: o.Disks[ref]}, Proofs: proofs}
 	}
 	return responses
 }

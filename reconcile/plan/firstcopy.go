@@ -203,7 +203,7 @@ func unsettledCopy(s *imageState) Reason {
 	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
 		c := s.ix.copyAt(ref)
 		switch {
-		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk):
+		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven:
 		case c.State == disk.Ready && c.Leaving:
 			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
 		case c.State == disk.Unknown && s.ix.observed.Failures[ref].Attempts == 0:

@@ -87,7 +87,8 @@ func (s *imageState) counts(ref CopyRef) bool {
 }
 
 // countable reports whether a deletion may count on a ready copy: it is not leaving, not a
-// suspect, no job works on it, and its node responds and has the same configuration.
+// suspect, no job works on it, and its node responds and has the same configuration. When a deletion
+// is confirmed, a copy on another node must have proven that it has its bytes.
 func (s *imageState) countable(ref CopyRef) bool {
 	if s.ix.copyAt(ref).Leaving {
 		return false
@@ -95,7 +96,7 @@ func (s *imageState) countable(ref CopyRef) bool {
 	if s.ix.desired.Owns(ref.Disk) {
 		return !s.ix.suspects[ref] && !s.ix.observed.Running[ref]
 	}
-	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed
+	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed && s.ix.hasProven(ref)
 }
 
 // hadCopy reports whether the image had a copy that has failed since.

@@ -25,10 +25,12 @@ type index struct {
 	ownByDigest, peerByDigest map[disk.Digest][]CopyRef
 	// suspects are copies that gave wrong bytes. They are verified before they are read or
 	// counted on again.
-	suspects  map[CopyRef]bool
-	suspended []schema.Image // cache of suspendedImages
-	rankings  *RankCache
-	scratch   []rankedDisk // memory for rankings that are not cached
+	suspects map[CopyRef]bool
+	// proofsWaived: copies on other nodes count without a proof.
+	proofsWaived bool
+	suspended    []schema.Image // cache of suspendedImages
+	rankings     *RankCache
+	scratch      []rankedDisk // memory for rankings that are not cached
 }
 
 // emptyIndex returns an index without copies.

@@ -35,6 +35,11 @@ type Observed struct {
 	// BackedUp are the images with a complete backup at the declared target, according to the
 	// record of a copy on this node.
 	BackedUp map[disk.ID]bool
+	// ReadManifests has the SHA-512 of the bytes that a chunk manifest describes, by the digest of
+	// the manifest, as far as this node has read them from another node.
+	ReadManifests map[disk.Digest]disk.Digest
+	// proofs are the proofs of the copies on other nodes. It is nil unless a deletion is confirmed.
+	proofs map[CopyRef]Proof
 }
 
 // Peer is the observed state of another node, from its own responses.
@@ -105,6 +110,9 @@ type Copy struct {
 	Rejects string
 	// RejectsForNow: the disk takes a copy once a first copy exists.
 	RejectsForNow bool
+	// Unproven: its node claims that it is ready, and has sent other bytes to this node. Its State is
+	// unknown then.
+	Unproven bool
 }
 
 // FromPeers reports whether the partial file came from other nodes. Such a file does not start a

@@ -71,6 +71,7 @@ const (
 	CodeDeletionsOff      Code = "deletions-off"       // nothing is deleted: invalid configuration or --offline
 	CodeInUse             Code = "in-use"              // a replica names the copy, or a process has it open
 	CodeTooFewReady       Code = "too-few-ready"       // fewer copies are ready elsewhere than are required
+	CodeUnproven          Code = "unproven"            // a copy elsewhere did not prove that it has its bytes
 	CodeCleanupInterval   Code = "cleanup-interval"    // the clean-up interval has not passed
 	CodeBeingRead         Code = "being-read"          // a running job reads the copy
 	CodeSourceOfCopy      Code = "source-of-copy"      // another copy is created from it first

@@ -36,8 +36,8 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 	p.count = countReady(p.state)
 	for _, ref := range surplus {
 		a := p.planSurplusCopy(ref)
-		if _, inspected := inspections[ref.Disk]; inspected && ref.ID == p.state.image.ID {
-			if !p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.desired.Verify[ref] || a.Idle() && a.Until.IsZero() {
+		if inspection, inspected := inspections[ref.Disk]; inspected && ref.ID == p.state.image.ID {
+			if !p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.desired.Verify[ref] || a.Idle() && a.Until.IsZero() || needsManifest(image, inspection, a) {
 				continue
 			}
 			delete(inspections, ref.Disk)
@@ -48,6 +48,16 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 		}
 	}
 	return actions
+}
+
+// needsManifest reports whether a copy must be verified before its deletion, which counts on copies on
+// other nodes: they prove that they have its bytes, and for that this node needs the chunk manifest that
+// the verification makes. If the verification has failed, the deletion goes on without it.
+func needsManifest(image imagePlanner, inspection, deletion Action) bool {
+	ref := deletion.CopyRef()
+	missing := image.missingOnOwnDisks(ref)
+	return !deletion.Idle() && !inspection.Idle() && image.ix.copyAt(ref).ManifestDigest.IsZero() && image.ix.observed.Failures[ref].Attempts == 0 &&
+		(missing.placed > 0 || missing.total > 0)
 }
 
 // copies returns the surplus copies of this node: the owned copies on disks that are not
@@ -138,13 +148,17 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 	if p.placement.requiredCopies() == 1 {
 		required = "one copy is ready"
 	}
-	ignored := "" // appended to the text of the reason
-	if reasons := p.ix.ignoredPeers(); len(reasons) > 0 {
+	ignored, tooFew := "", CodeTooFewReady // ignored is appended to the text of the reason
+	reasons := p.ix.ignoredPeers()
+	if unproven := p.state.unprovenCopies(); len(unproven) > 0 {
+		reasons, tooFew = slices.Concat(unproven, reasons), CodeUnproven
+	}
+	if len(reasons) > 0 {
 		ignored = " (" + JoinMax(reasons, "; ", 3) + ")"
 	}
 	switch {
 	case ref.ID != p.state.image.ID:
-		return wait(ref, reason.with(CodeTooFewReady, "; kept until %s of the declared generation%s", required, ignored))
+		return wait(ref, reason.with(tooFew, "; kept until %s of the declared generation%s", required, ignored))
 	case p.placement.missing > 0:
 		a := wait(ref, reason.with(CodeTooFewDisks, "; kept, because no disk can take %d of %d copies%s", p.placement.missing, p.placement.copies, ignored))
 		if op == Evict {
@@ -152,7 +166,7 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 		}
 		return a
 	}
-	return wait(ref, reason.with(CodeTooFewReady, "; kept until %s on other disks%s", required, ignored))
+	return wait(ref, reason.with(tooFew, "; kept until %s on other disks%s", required, ignored))
 }
 
 // planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,

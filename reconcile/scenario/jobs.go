@@ -43,6 +43,21 @@ func (j nodeJobs) Query(_ context.Context, a plan.Action, nodes []peer.Address, 
 	done(responses)
 }
 
+// Prove implements reconcile.Jobs.
+func (j nodeJobs) Prove(_ context.Context, _ plan.Action, tasks []reconcile.ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+	proofs := map[plan.CopyRef]plan.Proof{}
+	for _, t := range tasks {
+		var local *simulation.Disk
+		if t.Local.Disk != nil {
+			local = simulation.Opened(t.Local.Disk)
+		}
+		if j.world.reachable(t.Copy.Disk) {
+			proofs[t.Copy] = j.world.at(t.Copy.Disk).Prove(t.Copy.ID, simulation.ProofManifest(t, local))
+		}
+	}
+	done(proofs)
+}
+
 // CanExport implements reconcile.Jobs.
 func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ map[string]reconcile.Disk) error {
 	for name, image := range j.world.base.Config.Images {

@@ -47,6 +47,7 @@ func startNode(w *world, name string) *node {
 	n.reconciler = reconcile.NewWith(reconcile.System{
 		Now:    func() reconcile.Instant { return reconcile.Instant{Wall: w.now, Steady: w.now} },
 		Random: func() float64 { return 0 },
+		Secret: func() uint64 { return 0 },
 		OpenDisk: func(path string) (reconcile.Disk, string, error) {
 			return simulation.Open(func() *simulation.Disk { return w.disks[diskLocation{name, path}] })
 		},

@@ -32,8 +32,10 @@ type deletion struct {
 	// responded and readyAtResponse are the same, but only at the moments of the responses.
 	responded       map[string]bool
 	readyAtResponse map[readyCopy]bool
-	conf            *declaration // the configuration of the decision; nil before it
-	phase           string
+	// proven are the copies that have sent the right chunk.
+	proven map[plan.CopyRef]bool
+	conf   *declaration // the configuration of the decision; nil before it
+	phase  string
 }
 
 // readyCopy is a ready copy that is not leaving, with its recorded content and the config digest of
@@ -53,7 +55,7 @@ type decision struct {
 
 func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {
 	r := &deletion{c: c, node: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
-		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}}
+		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}, proven: map[plan.CopyRef]bool{}}
 	if c.withdrawnByTwo(r) {
 		c.pairs[pairWithdrawals]++
 	}
@@ -109,6 +111,14 @@ func (r *deletion) recordResponse(other *node, config string, ready map[readyCop
 		one.config = config
 		r.readyAtResponse[one] = true
 	}
+}
+
+// recordProof records that a copy has sent the right chunk. A copy that is about to be deleted must not.
+func (r *deletion) recordProof(key plan.CopyRef) {
+	if other := r.c.deletionOf(key); other != nil {
+		r.c.violation("H3", "%s sends a chunk as a proof, although it was withdrawn", key)
+	}
+	r.proven[key] = true
 }
 
 // addReadyOn adds the ready copies on all disks of a node to a set.

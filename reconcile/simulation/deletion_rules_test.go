@@ -77,9 +77,24 @@ func (r *deletion) checkEnough(image schema.Image, s *Copy) {
 	if n := r.mostWithSameBytes(image, s, ranked, r.readyDuring); n < enough {
 		r.c.violation(rule, "%s is deleted while %d other copies are ready on ranked or named disks; enough are %d", r.key, n, enough)
 	}
+	if n := r.mostWithSameBytes(image, s, ranked, r.counted()); n < enough && s.File != "" {
+		r.c.violation("H3", "%s is deleted although %d other copies on ranked or named disks have proven that they have their bytes; enough are %d", r.key, n, enough)
+	}
 	if n := r.mostWithSameBytes(image, s, ranked, r.readyAtResponse); n < enough && !*clusterWorld {
 		r.c.violation(rule, "%s is deleted although %d other copies were ready on ranked or named disks at the responses; enough are %d", r.key, n, enough)
 	}
+}
+
+// counted returns the copies on which the deletion may count: those of the node itself, and those on
+// other nodes that have proven that they have their bytes.
+func (r *deletion) counted() map[readyCopy]bool {
+	copies := map[readyCopy]bool{}
+	for one := range r.readyDuring {
+		if _, proven := r.proven[one.key]; proven || one.key.Disk.Node == r.node.name {
+			copies[one] = true
+		}
+	}
+	return copies
 }
 
 // mostWithSameBytes returns the size of the largest group of copies with equal bytes. Only copies with

@@ -8,6 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -37,8 +38,10 @@ type deletionQuery struct {
 	nodes     []peer.Address
 	responses map[string]peer.State
 	done      func(map[string]peer.State)
-	pending   int  // queries without a response
-	ended     bool // the responses were reported
+	pending   int    // queries without a response
+	proving   bool   // the responses were reported, and proofs are requested
+	stop      func() // ends the requests for proofs
+	ended     bool   // everything was reported
 }
 
 // queryNodes queries all nodes of a deletion directly.
@@ -53,13 +56,75 @@ func (m *node) queryNodes(job *runningJob) {
 	}
 }
 
-// endQuery reports the responses, so that the next round decides.
+// endQuery reports the responses. Then the node requests proofs, or the next round decides.
 func (m *node) endQuery(job *runningJob) {
 	m.deletionStep(job, func() {
-		job.query.ended = true
 		job.query.done(job.query.responses)
-		m.requestRound()
+		if !job.query.proving {
+			m.endProofs(job)
+		}
 	})
+}
+
+// endProofs ends the query phase, so that the next round decides.
+func (m *node) endProofs(job *runningJob) {
+	job.query.ended = true
+	m.requestRound()
+}
+
+// requestProofs requests a chunk of each copy that has to prove that it has its bytes.
+func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+	job.query.proving = true
+	proofs := map[plan.CopyRef]plan.Proof{}
+	pending := len(tasks)
+	job.query.stop = func() { done(proofs) }
+	for _, t := range tasks {
+		var local *Disk
+		if t.Local.Disk != nil {
+			local = Opened(t.Local.Disk.(watchedDisk).Disk)
+		}
+		manifest, answered := ProofManifest(t, local), false
+		end := func() {
+			if answered || job.ended || job.stopped {
+				return
+			}
+			answered = true
+			if pending--; pending == 0 {
+				done(proofs)
+				m.endProofs(job)
+			}
+		}
+		other := m.c.nodeAt(t.Source.URL)
+		m.c.send(m, other, func() {
+			other.afterMoment(func() {
+				p := other.prove(t, manifest, job)
+				m.c.logf(other.name, "sends the proof of %s to %s: %v", t.Copy, m.name, p)
+				m.c.send(other, m, func() {
+					if !answered {
+						proofs[t.Copy] = p
+						end()
+					}
+				})
+			})
+		})
+		m.after(reconcile.ProofTimeout, end)
+	}
+}
+
+// prove is the response of the node to the request for a chunk.
+func (m *node) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) plan.Proof {
+	if m.leaving(t.Copy) {
+		return plan.Proof{Problem: "it is leaving"}
+	}
+	d := m.c.disks[t.Copy.Disk]
+	if d == nil || m.c.sendsWrongBytes[m.name] && m.c.oneIn(2) {
+		return plan.Proof{Result: plan.ProofWrong, Problem: peer.ErrWrongChunk.Error()}
+	}
+	p := d.Prove(t.Copy.ID, manifest)
+	if p.Result == plan.ProofPassed {
+		of.deletion.recordProof(t.Copy)
+	}
+	return p
 }
 
 // queryNode queries one node directly. Without a response the query ends after a timeout.
@@ -132,7 +197,11 @@ func (m *node) stopJobs() {
 			job.query.ended = true
 			m.afterMoment(func() {
 				m.dropJob(job)
-				job.query.done(maps.Clone(job.query.responses))
+				if job.query.proving {
+					job.query.stop()
+				} else {
+					job.query.done(maps.Clone(job.query.responses))
+				}
 				m.requestRound()
 			})
 		}

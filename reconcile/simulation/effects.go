@@ -6,6 +6,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // Own makes the folder an owned one. A file that was in it before is not verified by that.
@@ -83,6 +86,34 @@ func (d *Disk) Repair(id disk.ID, content string, now time.Time) error {
 	}
 	c.File, c.Failure, c.VerifiedAt = content, "", now
 	return nil
+}
+
+// Prove is the response of the node of a copy to the request for one chunk, as a proof that it has the
+// bytes that the manifest describes. The node compares the chunk before it sends it, and sends no
+// damaged one.
+func (d *Disk) Prove(id disk.ID, manifest disk.Digest) plan.Proof {
+	c := d.Copies[id]
+	switch {
+	case !d.Attached || !c.Ready():
+		return plan.Proof{Problem: "it is not ready"}
+	case c.File != c.Recorded:
+		return plan.Proof{Problem: "it is damaged"}
+	case d.Library.Properties(c.File).ManifestDigest != manifest:
+		return plan.Proof{Result: plan.ProofWrong, Problem: peer.ErrWrongChunk.Error()}
+	}
+	return plan.Proof{Result: plan.ProofPassed}
+}
+
+// ProofManifest returns the digest of the chunk manifest with which the chunk of a proof is compared.
+// local is the Disk of t.Local, nil if it has none.
+func ProofManifest(t reconcile.ProofTask, local *Disk) disk.Digest {
+	if local == nil {
+		return t.Source.ManifestDigest
+	}
+	if c := local.Copies[t.Local.ID]; c != nil && c.Recorded != "" {
+		return local.Library.Properties(c.Recorded).ManifestDigest
+	}
+	return disk.Digest{}
 }
 
 // Removal returns the steps that delete a copy, for disk.RemoveUnused.

@@ -17,7 +17,7 @@ import (
 
 // system is the reconcile.System of a node.
 func (m *node) system() reconcile.System {
-	return reconcile.System{Now: m.instant, Random: m.c.Float64, OpenDisk: m.openDisk, Peers: nodePeers{m}, Jobs: nodeJobs{m}}
+	return reconcile.System{Now: m.instant, Random: m.c.Float64, Secret: m.c.Uint64, OpenDisk: m.openDisk, Peers: nodePeers{m}, Jobs: nodeJobs{m}}
 }
 
 // instant reads both clocks of the node.
@@ -165,6 +165,11 @@ func (j nodeJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address
 	}
 	m.addJob(job)
 	m.toBegin = append(m.toBegin, func() { m.withdraw(job) })
+}
+
+// Prove implements reconcile.Jobs. The requests begin at once, after the responses to the queries.
+func (j nodeJobs) Prove(_ context.Context, a plan.Action, tasks []reconcile.ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+	j.requestProofs(j.jobs[a.CopyRef()], tasks, done)
 }
 
 // CanExport implements reconcile.Jobs.

@@ -37,14 +37,15 @@ type CopyStatus struct {
 	InUse              string         `json:"inUse,omitempty"`   // what uses it
 	LastUsed           time.Time      `json:"lastUsed,omitzero"`
 	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
-	Leaving            bool           `json:"leaving,omitempty"` // withdrawn: it may be deleted at any moment
-	Rejection          string         `json:"refuses,omitempty"` // why the disk of another node takes no copy
-	RejectionTemporary bool           `json:"later,omitempty"`   // the disk takes a copy once a first copy exists
-	Running            bool           `json:"running,omitempty"` // a job runs, here or on its node
-	Syncing            bool           `json:"syncing,omitempty"` // the job is a sync to a disk of this node
-	BeingRead          bool           `json:"read,omitempty"`    // a running job reads it
-	Found              *Found         `json:"found,omitempty"`   // null: nothing was observed
-	Failure            *FailureStatus `json:"try,omitempty"`     // the last failure
+	Leaving            bool           `json:"leaving,omitempty"`  // withdrawn: it may be deleted at any moment
+	Rejection          string         `json:"refuses,omitempty"`  // why the disk of another node takes no copy
+	RejectionTemporary bool           `json:"later,omitempty"`    // the disk takes a copy once a first copy exists
+	Unproven           bool           `json:"unproven,omitempty"` // its node claims that it is ready, and sent other bytes
+	Running            bool           `json:"running,omitempty"`  // a job runs, here or on its node
+	Syncing            bool           `json:"syncing,omitempty"`  // the job is a sync to a disk of this node
+	BeingRead          bool           `json:"read,omitempty"`     // a running job reads it
+	Found              *Found         `json:"found,omitempty"`    // null: nothing was observed
+	Failure            *FailureStatus `json:"try,omitempty"`      // the last failure
 }
 
 // Found is the observed state of a copy on its disk, without failures and running jobs.
@@ -76,7 +77,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest,
 		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince,
-		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
+		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
 	}
 	if there {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode, c.Declaration}
@@ -116,6 +117,9 @@ func (b *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
 		s.setPlan(a)
 	} else {
 		s.setPeerState(b.view.Observed.Now, f)
+		if s.Unproven {
+			s.Code = plan.CodeUnproven
+		}
 	}
 	if f.Attempts > 0 && s.State != disk.Ready {
 		s.State = disk.Failed

@@ -155,5 +155,6 @@ func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
 			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.ClockNode, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, Declaration: c.Found.Declaration,
 		},
 		UsedBy: c.InUse, Leaving: c.Leaving, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary,
+		Unproven: c.Unproven,
 	}
 }

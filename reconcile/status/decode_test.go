@@ -44,7 +44,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
 					Declaration: disk.Declaration{File: "images.yaml", Kind: "StorageClass", Name: "fast", ConfigMap: "images"},
 				},
-				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true,
+				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true, Unproven: true,
 			}},
 		}},
 		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", LastResponse: at(-5), Outdated: true, Omitted: 7}},
@@ -63,7 +63,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 
 // checkAllSet fails the test if a field of v is zero, so that this test cannot miss a new field.
 // Exceptions are fields that are derived from others, and fields that are set only while a file
-// is inspected or a deletion is confirmed.
+// is inspected, or a deletion is prepared or confirmed.
 func checkAllSet(t *testing.T, v reflect.Value, name string) {
 	t.Helper()
 	switch v.Kind() {
@@ -77,7 +77,7 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 		}
 		for i := range v.NumField() {
 			field := name + "." + v.Type().Field(i).Name
-			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed"}, func(s string) bool { return strings.HasSuffix(field, s) }) {
+			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed", "Observed.ReadManifests", "Observed.proofs"}, func(s string) bool { return strings.HasSuffix(field, s) }) {
 				t.Errorf("%s is not set in this test", field)
 			}
 			checkAllSet(t, v.Field(i), field)

@@ -1,0 +1,125 @@
+package peer
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+)
+
+// proofParameter marks the request for a chunk as that of a proof. Such requests have a limit of their
+// own, because the sends of an image may use all of its slots for hours.
+const proofParameter = "proof"
+
+// ErrWrongChunk: a peer sent other bytes than the image has.
+var ErrWrongChunk = errors.New("other bytes were received")
+
+// Prove requests a chunk of the copy s and compares it with its hash. It returns nil if the peer has the
+// chunk, and ErrWrongChunk if it sent other bytes. Any other error says nothing about the copy. While the
+// peer is busy, Prove waits and tries again, until ctx ends.
+func (c *Client) Prove(ctx context.Context, s Source, chunk disk.SelectedChunk) error {
+	for {
+		err := c.prove(ctx, s, chunk)
+		var busy *busyError
+		if !errors.As(err, &busy) || !sleep(ctx, busy.retryAfter) {
+			return err
+		}
+	}
+}
+
+func (c *Client) prove(ctx context.Context, s Source, chunk disk.SelectedChunk) error {
+	r := s.request("data")
+	r.query.Set(proofParameter, "chunk")
+	body, err := c.openRangeOf(ctx, r, chunk.From, chunk.To)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, body); err != nil {
+		return fmt.Errorf("query %s: %w", s.URL, stripAddress(err))
+	}
+	if disk.ChunkHash(h.Sum(nil)) != chunk.Hash {
+		return fmt.Errorf("query %s: bytes %d-%d of %s: %w", s.URL, chunk.From, chunk.To-1, s.ID, ErrWrongChunk)
+	}
+	return nil
+}
+
+// SelectChunk selects a chunk of a copy of size bytes, as disk.SelectChunk does, from the chunk manifest
+// that the peer serves. The manifest must have the digest that the peer has published.
+func (c *Client) SelectChunk(ctx context.Context, s Source, size int64, secret uint64) (disk.SelectedChunk, error) {
+	body, _, err := c.openManifest(ctx, s)
+	if err != nil {
+		return disk.SelectedChunk{}, err
+	}
+	defer body.Close()
+	h := disk.SHA256.New()
+	hashes := io.TeeReader(body, h)
+	chunk, err := disk.SelectChunk(hashes, size, secret)
+	if err != nil {
+		return disk.SelectedChunk{}, fmt.Errorf("query %s: %w", s.URL, stripAddress(err))
+	}
+	if got := disk.SHA256.Digest(h); got != s.ManifestDigest {
+		return disk.SelectedChunk{}, fmt.Errorf("query %s: chunk manifest of %s: %w", s.URL, s.ID, &disk.ChecksumError{Want: s.ManifestDigest, Got: got})
+	}
+	return chunk, nil
+}
+
+// maxProofs is how many proofs a node sends at once: each needs a chunk of memory. Further requests wait.
+const maxProofs = 4
+
+// proof sends one chunk of a copy. It compares the chunk with the chunk manifest before that: a damaged
+// copy proves nothing, and is verified.
+func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) {
+	select {
+	case s.proofs <- struct{}{}:
+		defer func() { <-s.proofs }()
+	case <-r.Context().Done():
+		errOverloaded.Write(w)
+		return
+	}
+	image, err := openVerifiedImage(c.disk, c.id)
+	if err != nil {
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
+		return
+	}
+	defer image.Close()
+	s.sendChunk(w, r, c, image)
+}
+
+// sendChunk sends the chunk of a proof.
+func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, image *verifiedImage) {
+	part, err := parseRange(r.Header.Get("Range"), image.Size())
+	if err != nil {
+		writeRangeError(w, image.Size(), err)
+		return
+	}
+	if part.from%disk.ChunkSize != 0 || part.to != min(part.from+disk.ChunkSize, image.Size()) {
+		httperror.New(http.StatusBadRequest, "a proof is one chunk of %d bytes", disk.ChunkSize).Write(w)
+		return
+	}
+	chunk := make([]byte, part.to-part.from)
+	if _, err := image.ReadAt(chunk, part.from); err != nil {
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
+		if errors.Is(err, disk.ErrDamaged) {
+			_ = http.NewResponseController(w).Flush() // fails only if the receiver has disconnected
+			s.node.ReportDamage(r.Context(), c.id.Name)
+		}
+		return
+	}
+	w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.from, part.to-1, image.Size()))
+	s.sendBody(r.Context(), w, http.StatusPartialContent, int64(len(chunk)), s.unlessLeaving(c, image.file.Unchanged), func(w io.Writer) error {
+		for piece := range slices.Chunk(chunk, pieceSize) {
+			if _, err := w.Write(piece); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

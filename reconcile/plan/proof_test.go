@@ -1,0 +1,184 @@
+package plan_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// withoutProofs returns the responses without their proofs.
+func withoutProofs(responses map[string]plan.Response) map[string]plan.Response {
+	for node, r := range responses {
+		r.Proofs = nil
+		responses[node] = r
+	}
+	return responses
+}
+
+// proofRequests returns the copies that must prove that they have their bytes before the deletion.
+func proofRequests(d plan.Desired, o plan.Observed, a plan.Action, others []schema.DiskRef, last map[plan.CopyRef]bool) []plan.ProofRequest {
+	return d.ProofRequests(o.WithResponses("parrot", d.NodesToQuery(o, a), withoutProofs(responsesOf(o, others))), a, last)
+}
+
+// A copy on another node counts only if it has proven that it has its bytes. Its claim does not suffice.
+func TestConfirmNeedsProofs(t *testing.T) {
+	d, o, cleanup, others := surplusCopy(t)
+	best := plan.CopyRef{Disk: others[0], ID: cleanup.CopyRef().ID}
+	for _, test := range []struct {
+		name  string
+		proof plan.Proof
+		want  string // in the reason against the deletion; "": it is confirmed
+	}{
+		{"passed", plan.Proof{Result: plan.ProofPassed}, ""},
+		{"no chunk", plan.Proof{Problem: "404 Not Found"}, "did not prove that it has its bytes: 404 Not Found"},
+		{"another chunk", plan.Proof{Result: plan.ProofWrong, Problem: "other bytes were received"}, "other bytes were received"},
+	} {
+		responses := withoutProofs(responsesOf(o, others))
+		response := responses[best.Disk.Node]
+		response.Proofs = map[plan.CopyRef]plan.Proof{best: test.proof}
+		responses[best.Disk.Node] = response
+		err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responses), cleanup)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v", test.name, err)
+		}
+	}
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), withoutProofs(responsesOf(o, others))), cleanup); err == nil {
+		t.Error("the deletion is confirmed without any proof")
+	}
+}
+
+// A deletion asks as many copies as it counts on, the best ranked ones first. A copy that did not
+// answer before is asked last, so that it cannot prevent the deletion for ever.
+func TestProofRequestsAreTheFewestPossible(t *testing.T) {
+	d, o, cleanup, others := surplusCopy(t)
+	id := cleanup.CopyRef().ID
+	for _, test := range []struct {
+		copies int
+		last   map[plan.CopyRef]bool
+		want   []schema.DiskRef
+	}{
+		{1, nil, others[:1]},
+		{1, map[plan.CopyRef]bool{{Disk: others[0], ID: id}: true}, others[1:]},
+		{2, nil, others},
+		{3, nil, nil}, // the copy is not surplus any more
+	} {
+		image := d.Config.Images["parrot"]
+		image.Copies = test.copies
+		d.Config.Images["parrot"] = image
+		var got []schema.DiskRef
+		for _, r := range proofRequests(d, o, cleanup, others, test.last) {
+			got = append(got, r.Copy.Disk)
+			if r.Local != cleanup.CopyRef() || r.Untrusted {
+				t.Errorf("%d copies: the request %+v does not use the manifest of the copy that is deleted", test.copies, r)
+			}
+		}
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%d copies, last %v: got %v, want %v", test.copies, test.last, got, test.want)
+		}
+	}
+}
+
+// The deletion of an orphan counts on no copy, and that of a partial file loses no copy.
+func TestDeletionsWithoutProofs(t *testing.T) {
+	d, o, cleanup, others := surplusCopy(t)
+	ref := cleanup.CopyRef()
+	own := o.Disks[ref.Disk].Copies[ref.ID]
+	own.State, own.PartBytes, own.SHA512, own.ManifestDigest = disk.Pending, 1, disk.Digest{}, disk.Digest{}
+	o.Disks[ref.Disk].Copies[ref.ID] = own
+	if got := proofRequests(d, o, cleanup, others, nil); len(got) > 0 {
+		t.Errorf("for a partial file: %+v", got)
+	}
+	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), withoutProofs(responsesOf(o, others))), cleanup); err != nil {
+		t.Errorf("of a partial file: %v", err)
+	}
+	d, o, cleanup, others = surplusCopy(t)
+	delete(d.Config.Images, "parrot")
+	if got := proofRequests(d, o, cleanup, others, nil); len(got) > 0 {
+		t.Errorf("for an orphan: %+v", got)
+	}
+}
+
+// This node has no copy of the declared generation, so it has no chunk manifest to compare with. It
+// trusts the manifest of another node only if a third one has the same, or if it has read the bytes.
+func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
+	d, o, cleanup, others := surplusCopy(t)
+	image := d.Config.Images["parrot"]
+	image.ID.UUID, image.Checksum = "0000000b", plantest.Digest(disk.SHA512, "b")
+	d.Config.Images["parrot"] = image
+	same := plantest.ReadyCopy(image, image.Checksum)
+	different := same
+	different.ManifestDigest = plantest.Digest(disk.SHA256, "another")
+	for _, test := range []struct {
+		name      string
+		copies    []plan.Copy
+		read      bool
+		undeclare bool
+		untrusted bool
+	}{
+		{"one node", []plan.Copy{same}, false, false, true},
+		{"two nodes agree", []plan.Copy{same, same}, false, false, false},
+		{"two nodes disagree", []plan.Copy{same, different}, false, false, true},
+		{"the bytes were read", []plan.Copy{same}, true, false, false},
+		{"without a checksum the node is trusted with the content", []plan.Copy{same}, false, true, false},
+	} {
+		for i, ref := range others {
+			delete(o.Disks[ref].Copies, image.ID)
+			if i < len(test.copies) {
+				o.Disks[ref].Copies[image.ID] = test.copies[i]
+			}
+		}
+		o.ReadManifests = nil
+		if test.read {
+			o.ReadManifests = map[disk.Digest]disk.Digest{same.ManifestDigest: same.SHA512}
+		}
+		declared := image
+		if test.undeclare {
+			declared.Checksum = disk.Digest{}
+		}
+		d.Config.Images["parrot"] = declared
+		got := proofRequests(d, o, cleanup, others, nil)
+		if len(got) != 1 || got[0].Local != (plan.CopyRef{}) || got[0].Untrusted != test.untrusted {
+			t.Errorf("%s: got %+v, want untrusted %v", test.name, got, test.untrusted)
+		}
+	}
+}
+
+// A surplus copy has no chunk manifest. It must be verified first, which makes one, because without it
+// no other node can prove anything. If that fails, the deletion must not wait for it.
+func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {
+	d, o, cleanup, _ := surplusCopy(t)
+	ref := cleanup.CopyRef()
+	own := o.Disks[ref.Disk].Copies[ref.ID]
+	own.ManifestDigest = disk.Digest{}
+	o.Disks[ref.Disk].Copies[ref.ID] = own
+	planned := func() plan.Op { return d.Plan(o).Actions[0].Op }
+	if got := planned(); got != plan.Verify {
+		t.Errorf("the copy without a manifest: %s", got)
+	}
+	o.Failures[ref] = plan.Failure{Op: plan.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
+	if got := planned(); got != plan.Cleanup {
+		t.Errorf("after a failed verification: %s", got)
+	}
+}
+
+// A copy that was disproved counts for nothing, and nothing waits for it.
+func TestUnprovenCopyDoesNotCount(t *testing.T) {
+	c, image, refs := plantest.TwoNodes(1)
+	o := plantest.EmptyDisks(c)
+	claimed := plantest.ReadyCopy(image, image.Checksum)
+	claimed.State, claimed.Unproven = disk.Unknown, true
+	o.Disks[refs[0]].Copies[image.ID] = claimed
+	own := plantest.ReadyCopy(image, image.Checksum)
+	own.SurplusSince = plantest.Now.Add(-99 * c.Settings.CleanupWaitInterval)
+	o.Disks[refs[1]].Copies[image.ID] = own
+	d, o := plantest.AsNode(refs[1].Node, c, o)
+	a := d.Plan(o).Actions[0]
+	if a.Op != plan.Wait || a.Code != plan.CodeUnproven || !strings.Contains(a.Text, refs[0].String()) {
+		t.Errorf("got %+v", a)
+	}
+}

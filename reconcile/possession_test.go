@@ -1,0 +1,307 @@
+package reconcile
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// liar is a peer with valid credentials and without any bytes. It publishes the state of an honest node
+// as its own, and never that a copy is leaving.
+type liar struct {
+	name   string
+	honest *manager
+	client *peer.Client
+	proof  func(w http.ResponseWriter, r *http.Request) // responds to requests for bytes
+}
+
+func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	at := peer.Address{Node: l.honest.name, URL: l.honest.server.URL}
+	var s peer.State
+	var err error
+	switch {
+	case r.URL.Path == "/v1/state":
+		s, _, err = l.client.State(r.Context(), at, "", 0)
+	case isQuery(r):
+		s, err = l.client.Copies(r.Context(), at, "parrot")
+	case strings.HasSuffix(r.URL.Path, "/data"):
+		l.proof(w, r)
+		return
+	default:
+		l.relay(w, r)
+		return
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	s.Node = l.name
+	for i := range s.Disks {
+		d := &s.Disks[i]
+		d.UUID = "the disk of the liar"
+		for j := range d.Copies {
+			d.Copies[j].Leaving, d.Copies[j].Action, d.Copies[j].UsedBy = false, "", ""
+		}
+	}
+	must(l.honest.t, json.NewEncoder(w).Encode(s))
+}
+
+// relay sends a request to the honest node and returns its response.
+func (l *liar) relay(w http.ResponseWriter, r *http.Request) {
+	out, err := http.NewRequestWithContext(r.Context(), r.Method, l.honest.server.URL+r.URL.RequestURI(), nil)
+	must(l.honest.t, err)
+	out.Header = r.Header.Clone()
+	resp, err := http.DefaultClient.Do(out)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer resp.Body.Close()
+	for key, values := range resp.Header {
+		w.Header()[key] = values
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, resp.Body) // fails if the honest node breaks the connection
+}
+
+// respondWith responds to a request for a range with other bytes.
+func respondWith(content []byte) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var from, to int
+		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &from, &to); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, to, len(content)))
+		w.Header().Set("Content-Length", fmt.Sprint(to+1-from))
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = w.Write(content[from : to+1])
+	}
+}
+
+// lines collects the lines of a log.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), text)
+}
+
+// A peer without any bytes claims to have every copy of an honest node, whose disk is to be drained, and
+// answers the requests for proofs in several ways. The honest node must keep its copy, which is the last
+// one.
+func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
+	t.Parallel()
+	const size = 8 << 20
+	content := fetchtest.Random(1, size)
+	for _, tt := range []struct {
+		name  string
+		proof func(*liar) func(http.ResponseWriter, *http.Request)
+		want  plan.ProofResult
+	}{
+		{"relay", func(l *liar) func(http.ResponseWriter, *http.Request) { return l.relay }, plan.ProofMissing},
+		{"random bytes", func(*liar) func(http.ResponseWriter, *http.Request) { return respondWith(fetchtest.Random(2, size)) }, plan.ProofWrong},
+		{"zeros", func(*liar) func(http.ResponseWriter, *http.Request) { return respondWith(make([]byte, size)) }, plan.ProofWrong},
+		{"not found", func(*liar) func(http.ResponseWriter, *http.Request) { return http.NotFound }, plan.ProofMissing},
+		{"a chunk from before", func(*liar) func(http.ResponseWriter, *http.Request) {
+			return respondWith(append(bytes.Clone(content[:disk.ChunkSize/2]), make([]byte, size-disk.ChunkSize/2)...))
+		}, plan.ProofWrong},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c := newLAN(t, 2)
+			honest, evil := c.nodes[0], c.nodes[1]
+			url := c.upstream.Serve("/a", fetchtest.Bytes(content))
+			log := &lines{}
+			c.nodes, c.log = c.nodes[:1], slog.New(slog.NewTextHandler(log, nil))
+			c.start(clusterSettings + "\n" + c.image(1, url))
+			honest.until("a copy", honest.holds)
+
+			l := &liar{name: evil.name, honest: honest, client: peer.NewClient(nil, nil)}
+			t.Cleanup(l.client.Close)
+			l.proof = tt.proof(l)
+			evil.server.Config.Handler = l
+			evil.server.Start()
+			t.Cleanup(evil.server.Close)
+			c.nodes = []*manager{honest, evil}
+			c.evicted = honest
+			c.declare(clusterSettings+"\n"+c.image(1, url), honest)
+			v := honest.until("two cancelled deletions, or one that was not", func(v *status.View) bool {
+				return honest.Counts().Proofs[tt.want] >= 2 || honest.Counts().Proofs[plan.ProofWrong] > 0 || !honest.holds(v)
+			})
+			if !honest.holds(v) {
+				t.Fatalf("the last copy was deleted; the proofs were %v", honest.Counts().Proofs)
+			}
+			if tt.want != plan.ProofWrong {
+				return
+			}
+			v = honest.until("the claim disproved", func(v *status.View) bool {
+				return v.Observed.Disks[schema.DiskRef{Node: evil.name, Disk: "a"}].Copies[v.Desired.Config.Images["parrot"].ID].Unproven
+			})
+			for _, image := range v.Status(nil).Images {
+				for _, one := range image.Copies {
+					if one.Node == evil.name && (one.State != disk.Unknown || one.Code != plan.CodeUnproven) {
+						t.Errorf("the status has the copy of the liar as %+v", one)
+					}
+				}
+			}
+			if v := honest.rounds(5); !honest.holds(v) || log.count("level=WARN msg=\"a copy on another node") != 1 {
+				t.Errorf("the copy is there: %v; the log is %s", honest.holds(v), log.text.String())
+			}
+		})
+	}
+}
+
+// A deletion costs at most one chunk for each copy that it counts on, and asks no others. It must not
+// depend on the slots for sending the image.
+func TestDeletionCostsOneChunkForEachCountedCopy(t *testing.T) {
+	t.Parallel()
+	c := newLAN(t, 4)
+	const size = 5<<20 + 512
+	url := c.upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, size)))
+	c.start(clusterSettings + "\n" + c.image(4, url))
+	c.everywhere()
+	nodes := c.ranked()
+	var mu sync.Mutex
+	requests := map[string][]string{} // the ranges by the node that was asked
+	for _, m := range c.nodes {
+		m.pass(func(_ string, r *http.Request) bool {
+			if !isQuery(r) && r.URL.Path != "/v1/state" {
+				mu.Lock()
+				defer mu.Unlock()
+				requests[m.name] = append(requests[m.name], r.URL.Path[strings.LastIndex(r.URL.Path, "/"):]+" "+r.Header.Get("Range"))
+			}
+			return true
+		})
+	}
+	c.declare(clusterSettings+"\n"+c.image(3, url), c.nodes...)
+	last := nodes[3]
+	last.until("the copy deleted", func(v *status.View) bool { return !last.holds(v) })
+	mu.Lock()
+	defer mu.Unlock()
+	for _, m := range nodes[:3] {
+		if len(requests[m.name]) != 1 || !strings.HasPrefix(requests[m.name][0], "/data ") {
+			t.Errorf("%s had the requests %v, want one for a chunk", m.name, requests[m.name])
+			continue
+		}
+		var from, to int64
+		_, err := fmt.Sscanf(requests[m.name][0], "/data bytes=%d-%d", &from, &to)
+		if err != nil || from%disk.ChunkSize != 0 || to-from >= disk.ChunkSize {
+			t.Errorf("%s had the request %v (error %v), want one chunk", m.name, requests[m.name], err)
+		}
+	}
+	if got := last.Counts().Proofs[plan.ProofPassed]; got != 3 || len(requests[last.name]) > 0 {
+		t.Errorf("%d proofs passed, and the deleting node had the requests %v", got, requests[last.name])
+	}
+}
+
+// While a node asks another one for a proof, nobody can read its own copy. When the deletion was
+// cancelled, everybody can again.
+func TestWithdrawnCopyServesNobodyUntilTheDeletionIsCancelled(t *testing.T) {
+	t.Parallel()
+	c, nodes, oneCopy := surplus(t, 2, clusterSettings)
+	best, other := nodes[0], nodes[1]
+	asked, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	best.pass(func(_ string, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, "/data") {
+			once.Do(func() { close(asked) })
+			waitFor(r, release)
+			return false
+		}
+		return true
+	})
+	id := other.View().Desired.Config.Images["parrot"].ID
+	read := func(route string) int {
+		resp, err := http.Get(fmt.Sprintf("%s/v1/images/%s/%s", other.server.URL, id.Name, route))
+		must(t, err)
+		defer resp.Body.Close()
+		_, err = io.Copy(io.Discard, resp.Body)
+		must(t, err)
+		return resp.StatusCode
+	}
+	routes := []string{id.UUID + "/data?disk=a", id.UUID + "/manifest?disk=a", "download"}
+	c.declare(oneCopy, c.nodes...)
+	<-asked
+	for _, route := range routes {
+		if got := read(route); got != http.StatusConflict {
+			t.Errorf("during the proof, %s has the status %d", route, got)
+		}
+	}
+	close(release)
+	other.until("the deletion cancelled", func(*status.View) bool { return !other.response().Leaving })
+	for _, route := range routes {
+		if got := read(route); got != http.StatusOK {
+			t.Errorf("after the cancelled deletion, %s has the status %d", route, got)
+		}
+	}
+	best.pass(nil)
+	other.until("the copy deleted", func(v *status.View) bool { return !other.holds(v) })
+}
+
+// The claim of a node about its copy was disproved. It must stay so until the node claims something
+// else, and for longer each time.
+func TestDisprovedClaims(t *testing.T) {
+	c, ref := disprovableCopy()
+	d := plan.Desired{Config: schema.Config{Nodes: map[string]schema.Node{"n2": {Disks: map[string]schema.Disk{"a": {}}}}}}
+	s, now := &claims{}, systemTime().Steady
+	isUnproven := func() bool {
+		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{ref.Disk: {Copies: map[disk.ID]plan.Copy{ref.ID: c}}}}
+		s.apply(d, &o, now)
+		got := o.Disks[ref.Disk].Copies[ref.ID]
+		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref)
+	}
+	if s.record(ref, c, plan.ProofMissing, now) || isUnproven() || !s.unanswered()[ref] {
+		t.Error("a missing proof disproves the claim, or is forgotten")
+	}
+	for failures, wait := range []time.Duration{1, 2, 4} {
+		if !s.record(ref, c, plan.ProofWrong, now) || !isUnproven() || s.unanswered()[ref] {
+			t.Errorf("failure %d: the claim is not disproved", failures)
+		}
+		if s.record(ref, c, plan.ProofMissing, now); !isUnproven() {
+			t.Errorf("failure %d: a missing proof ends that the claim is disproved", failures)
+		}
+		c.VerifiedAt = c.VerifiedAt.Add(1)
+		now = now.Add(minDisproved*wait - 1)
+		if !isUnproven() {
+			t.Errorf("failure %d: another claim counts after %v", failures, minDisproved*wait-1)
+		}
+		now = now.Add(1)
+		if isUnproven() {
+			t.Errorf("failure %d: another claim does not count after %v", failures, minDisproved*wait)
+		}
+	}
+	s.record(ref, c, plan.ProofWrong, now)
+	if s.record(ref, c, plan.ProofPassed, now); isUnproven() {
+		t.Error("a copy that has proven that it has its bytes is still disproved")
+	}
+}
+
+func disprovableCopy() (plan.Copy, plan.CopyRef) {
+	ref := plan.CopyRef{Disk: schema.DiskRef{Node: "n2", Disk: "a"}, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
+	return plan.Copy{Copy: disk.Copy{ID: ref.ID, State: disk.Ready}}, ref
+}

@@ -1,0 +1,240 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// ProofTask is the request that a copy on another node proves that it has its bytes: see
+// plan.ProofRequest.
+type ProofTask struct {
+	Copy   plan.CopyRef
+	Source peer.Source
+	Size   int64 // of the copy
+	// Secret selects the chunk. It was chosen after the withdrawal of the copy that may be deleted, so
+	// that nobody could get the chunk from that copy in time.
+	Secret uint64
+	// Local is the copy on this node whose chunk manifest the chunk is compared with. Its Disk is nil
+	// if there is none; the manifest is then the one that the other node serves.
+	Local LocalCopy
+}
+
+// requestProofs requests the proofs that the deletion a needs, adds them to the responses of the queried
+// nodes, and calls done. d and o are those of the withdrawal. It may be called from any goroutine.
+func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action, queried []string, responses map[string]plan.Response, done func()) {
+	r.peers.claims.mark(responses)
+	asked := withdrawnCopies(o, r.served.leaving.all()).WithResponses(a.Image, queried, responses)
+	var tasks []ProofTask
+	for _, p := range d.ProofRequests(asked, a, r.peers.claims.unanswered()) {
+		t, err := r.proofTask(d, asked, p)
+		if err != nil {
+			setProof(responses, p.Copy, plan.Proof{Problem: err.Error()})
+			continue
+		}
+		tasks = append(tasks, t)
+	}
+	if len(tasks) == 0 || ctx.Err() != nil {
+		done()
+		return
+	}
+	r.system.Jobs.Prove(ctx, a, tasks, func(proofs map[plan.CopyRef]plan.Proof) {
+		for ref, p := range proofs {
+			setProof(responses, ref, p)
+		}
+		done()
+	})
+}
+
+// withdrawnCopies returns o with the copies that this node has withdrawn marked as leaving: deletions
+// may have begun together, after o was observed.
+func withdrawnCopies(o plan.Observed, leaving map[plan.CopyRef]bool) plan.Observed {
+	o.Disks = maps.Clone(o.Disks)
+	for key := range leaving {
+		seen := o.Disks[key.Disk]
+		seen.Copies = maps.Clone(seen.Copies)
+		seen.MarkLeaving(key, plan.Cleanup)
+		o.Disks[key.Disk] = seen
+	}
+	return o
+}
+
+var (
+	errUntrustedManifest = errors.New("no other node has the same chunk manifest")
+	errDiskClosed        = errors.New("the disk with the chunk manifest was closed")
+)
+
+// proofTask returns the task of a request, or why the proof cannot be made.
+func (r *Reconciler) proofTask(d plan.Desired, o plan.Observed, p plan.ProofRequest) (ProofTask, error) {
+	if p.Untrusted {
+		return ProofTask{}, errUntrustedManifest
+	}
+	c := o.Disks[p.Copy.Disk].Copies[p.Copy.ID]
+	at := peer.Address{Node: p.Copy.Disk.Node, URL: d.Config.Nodes[p.Copy.Disk.Node].Address}
+	t := ProofTask{
+		Copy: p.Copy, Size: c.Size, Secret: r.system.Secret(),
+		Source: peer.Source{Address: at, Disk: p.Copy.Disk.Disk, ID: p.Copy.ID, ManifestDigest: c.ManifestDigest},
+	}
+	if p.Local != (plan.CopyRef{}) {
+		t.Local = LocalCopy{Disk: r.served.handle(p.Local.Disk.Disk), ID: p.Local.ID}
+		if t.Local.Disk == nil {
+			return ProofTask{}, errDiskClosed
+		}
+	}
+	return t, nil
+}
+
+// setProof adds the outcome of a proof to the response of the node of the copy.
+func setProof(responses map[string]plan.Response, ref plan.CopyRef, p plan.Proof) {
+	response := responses[ref.Disk.Node]
+	if response.Proofs == nil {
+		response.Proofs = map[plan.CopyRef]plan.Proof{}
+	}
+	response.Proofs[ref] = p
+	responses[ref.Disk.Node] = response
+}
+
+// recordProofs records the outcome of the proofs of a deletion. It returns whether all passed.
+func (r *Reconciler) recordProofs(responses map[string]plan.Response) (passed bool) {
+	passed = true
+	for _, response := range responses {
+		for ref, p := range response.Proofs {
+			passed = passed && p.Result == plan.ProofPassed
+			r.jobs.transfers.addProof(p.Result)
+			if c := response.Disks[ref.Disk].Copies[ref.ID]; r.peers.claims.record(ref, c, p.Result, r.clock.now().Steady) {
+				r.log.Warn("a copy on another node did not prove that it has its bytes", slog.String("copy", ref.String()), slog.String("error", p.Problem))
+			}
+		}
+	}
+	return passed
+}
+
+// claims are what this node knows about copies on other nodes against the claims of these nodes. It
+// is in memory only. Its methods may be called concurrently.
+type claims struct {
+	mu        sync.Mutex
+	disproved map[plan.CopyRef]disprovedClaim
+	missing   map[plan.CopyRef]bool // did not answer the last request for a proof
+}
+
+// disprovedClaim is the claim that a copy is ready, whose node has sent other bytes as the proof.
+type disprovedClaim struct {
+	claim    claim
+	failures int       // proofs with other bytes
+	until    time.Time // steady; the claim stays disproved until then, whatever the node publishes
+	over     bool      // the node has published another claim since
+}
+
+// claim is what a node claims about a copy. A verification changes it, because it changes the time.
+type claim struct {
+	sha512, manifest disk.Digest
+	verifiedAt       time.Time
+}
+
+func claimOf(c plan.Copy) claim { return claim{c.SHA512, c.ManifestDigest, c.VerifiedAt.UTC()} }
+
+// A claim stays disproved for minDisproved. The time doubles with each further failure, up to
+// maxDisproved: otherwise a node could repeat its claim as often as it likes.
+const (
+	minDisproved = time.Minute
+	maxDisproved = 24 * time.Hour
+)
+
+// record records the outcome of a proof of the copy c. It reports whether the claim is disproved now
+// and was not before.
+func (s *claims) record(ref plan.CopyRef, c plan.Copy, result plan.ProofResult, now time.Time) (disproved bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.missing == nil {
+		s.disproved, s.missing = map[plan.CopyRef]disprovedClaim{}, map[plan.CopyRef]bool{}
+	}
+	switch delete(s.missing, ref); result {
+	case plan.ProofMissing:
+		s.missing[ref] = true
+	case plan.ProofPassed:
+		delete(s.disproved, ref)
+	case plan.ProofWrong:
+		last := s.disproved[ref]
+		wait := min(minDisproved<<min(last.failures, 16), maxDisproved)
+		s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(wait)}
+		return last.failures == 0 || last.over
+	}
+	return false
+}
+
+// apply marks the copies in o whose claim is disproved. It ends that for copies about which their node
+// claims something else now, and forgets copies on disks that are not declared any more.
+func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.missing, func(ref plan.CopyRef, _ bool) bool { return !o.HasCopy(ref) })
+	for ref, one := range s.disproved {
+		if _, declared := d.Disk(ref.Disk); !declared {
+			delete(s.disproved, ref)
+			continue
+		}
+		c, exists := o.Disks[ref.Disk].Copies[ref.ID]
+		if one.over = one.over || exists && !one.until.After(now) && claimOf(c) != one.claim; one.over {
+			s.disproved[ref] = one
+			continue
+		}
+		if c.State == disk.Ready {
+			o.Disks[ref.Disk] = withUnproven(o.Disks[ref.Disk], ref.ID)
+		}
+	}
+}
+
+// mark marks the copies in responses whose claim is disproved.
+func (s *claims) mark(responses map[string]plan.Response) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ref, one := range s.disproved {
+		disks := responses[ref.Disk.Node].Disks
+		if c := disks[ref.Disk].Copies[ref.ID]; c.State == disk.Ready && !one.over {
+			disks[ref.Disk] = withUnproven(disks[ref.Disk], ref.ID)
+		}
+	}
+}
+
+// withUnproven returns the disk with a copy whose claim is disproved.
+func withUnproven(d plan.Disk, id disk.ID) plan.Disk {
+	d.Copies = maps.Clone(d.Copies) // rounds and responses share it
+	c := d.Copies[id]
+	c.State, c.Message, c.Unproven = disk.Unknown, plan.Unproven.Text, true
+	d.Copies[id] = c
+	return d
+}
+
+// isDisproved reports whether nothing may be read from the copy.
+func (s *claims) isDisproved(ref plan.CopyRef) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	one, known := s.disproved[ref]
+	return known && !one.over
+}
+
+// unanswered returns the copies that did not answer the last request for a proof.
+func (s *claims) unanswered() map[plan.CopyRef]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.missing)
+}
+
+// readable returns the sources without the copies whose claim is disproved.
+func (s *claims) readable(from []peer.Source) []peer.Source {
+	var rest []peer.Source
+	for _, one := range from {
+		if !s.isDisproved(plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}) {
+			rest = append(rest, one)
+		}
+	}
+	return rest
+}
