@@ -91,8 +91,8 @@ func (f imageFolder) evidence(name string) (Evidence, error) {
 	return evidenceOf(info), nil
 }
 
-// inspect returns the format of a file of the folder. It uses the page cache, because Inspect reads a
-// few pages at arbitrary offsets.
+// inspect returns the format of a file of the folder. It uses the page cache, because Inspect reads
+// only tables, at arbitrary offsets. They are a small part of the file, and its users need them, too.
 func (f imageFolder) inspect(name string, declared Format) (Info, error) {
 	file, err := openRegular(f.disk.root, f.file(name), os.O_RDONLY)
 	if err != nil {

@@ -89,7 +89,7 @@ type Info struct {
 // image is not accepted. An image is accepted only if QEMU, too, detects its format as the returned one.
 //
 // Nothing in the file is trusted. Inspect uses bounded memory. It reads the first and last bytes, and
-// of a qcow2 image its header and L1 table: see qcow2.Inspect. It opens no file that the image names:
+// of a qcow2 image its tables but no data: see qcow2.Inspect. It opens no file that the image names:
 // images that need another file are not accepted. It reads at arbitrary offsets, so r must not be open
 // for direct I/O.
 func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
@@ -132,7 +132,7 @@ func inspectHead(head []byte, declared Format) error {
 	}
 	format, err := detect(head[:min(filetype.HeadSize, len(head))], declared)
 	if err == nil && format == QCOW2 {
-		_, err = qcow2.Inspect(bytes.NewReader(head), unknownSize)
+		err = qcow2.InspectHead(bytes.NewReader(head), unknownSize)
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil

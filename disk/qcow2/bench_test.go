@@ -152,3 +152,31 @@ func size(b *testing.B, path string) int64 {
 	}
 	return info.Size()
 }
+
+// BenchmarkInspect checks images of 100 GiB that use all of it. Their tables are in the page cache.
+func BenchmarkInspect(b *testing.B) {
+	for _, options := range []string{"cluster_size=64k", "cluster_size=2M", "cluster_size=64k,extended_l2=on"} {
+		b.Run(options, func(b *testing.B) {
+			path := filepath.Join(b.TempDir(), "image")
+			run(b, "qemu-img", "create", "-q", "-f", "qcow2", "-o", options+",preallocation=metadata", path, "100G")
+			f, err := os.Open(path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer f.Close()
+			info, err := f.Stat()
+			if err != nil {
+				b.Fatal(err)
+			}
+			r := &countingReader{f: f}
+			b.ReportAllocs()
+			for b.Loop() {
+				r.bytes = 0
+				if _, err := Inspect(r, info.Size()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(r.bytes)/(1<<20), "MiB-read/op")
+		})
+	}
+}

@@ -1,118 +1,83 @@
 package qcow2
 
-// maxTrackedClusters limits the memory of usedClusters, which needs one bit for each cluster of the
-// file. The limit is enough for 2 TiB with clusters of 64 KiB.
-const maxTrackedClusters = 32 << 20
+// use is what a cluster of a file is used for.
+type use uint8
 
-// usedClusters is the set of clusters of a file to which a table or entry refers.
-type usedClusters struct {
-	header *header
-	total  int64 // clusters of the file
-	marked int64
-	bits   []uint64 // nil: the file has too many clusters, and they are only counted
+const (
+	unused         use = iota
+	usedAsMetadata     // header, L1 and refcount tables, refcount blocks, snapshot table, bitmaps
+	usedAsTable        // an L2 table
+	usedAsData
+	usedAsCompressed // a part of one or more compressed clusters
+)
+
+func (u use) String() string {
+	return [...]string{"nothing", "metadata", "an L2 table", "data", "compressed data"}[u]
 }
 
-func newUsedClusters(h *header, size int64) *usedClusters {
-	k := &usedClusters{header: h, total: (size + int64(h.clusterSize()) - 1) >> h.ClusterBits}
-	if k.total <= maxTrackedClusters {
-		k.bits = make([]uint64, (k.total+63)/64)
-	}
-	return k
+const (
+	// A word of the map has 4 bits for each of 16 clusters.
+	useBits      = 4
+	wordClusters = 64 / useBits
+
+	// The map consists of pages of 8 KiB, which are allocated when one of their clusters is used.
+	mapPageWords    = 1 << 10
+	mapPageClusters = mapPageWords * wordClusters
+
+	// The map has at most 1024 pages, which are 8 MiB. This is enough for all clusters of a file of
+	// 1 TiB, if they have 64 KiB. Larger files are checked in several passes.
+	maxMapPages    = 1 << 10
+	windowClusters = maxMapPages * mapPageClusters
+)
+
+// clusterMap records the use of the clusters in a window of a file. It ignores the other clusters.
+type clusterMap struct {
+	clusterBits uint32
+	total       int64 // clusters of the file
+	first       int64 // first cluster of the window
+	pages       [maxMapPages]*[mapPageWords]uint64
 }
 
-// mark marks length bytes from offset on as used. It returns an error if a cluster is already marked.
-// It ignores bytes after the end of the file, because lookup checks them.
-func (k *usedClusters) mark(offset, length int64) error {
-	first := offset >> k.header.ClusterBits
-	last := min(k.total, (offset+length+int64(k.header.clusterSize())-1)>>k.header.ClusterBits)
-	for c := first; c < last; c++ {
-		if k.marked++; k.marked > k.total {
-			return k.refuse()
+// move moves the window. All clusters of the window are unused.
+func (m *clusterMap) move(first int64) {
+	m.first = first
+	for _, p := range m.pages {
+		if p != nil {
+			clear(p[:])
 		}
-		if k.bits == nil {
-			continue
-		}
-		if k.bits[c/64]>>(c%64)&1 != 0 {
-			return k.refuse()
-		}
-		k.bits[c/64] |= 1 << (c % 64)
 	}
-	return nil
 }
 
-func (k *usedClusters) refuse() error {
-	return refuse(hintDamaged, "a cluster of the qcow2 image is used twice")
+// at returns the use of the cluster at offset. It is unused if it is outside the window.
+func (m *clusterMap) at(offset int64) use {
+	i := offset>>m.clusterBits - m.first
+	if i < 0 || i >= windowClusters || m.pages[i/mapPageClusters] == nil {
+		return unused
+	}
+	word := m.pages[i/mapPageClusters][i%mapPageClusters/wordClusters]
+	return use(word >> (i % wordClusters * useBits) & (1<<useBits - 1))
 }
 
-// checkL2 reads every L2 table once. It returns an error if a table or cluster is used twice. It
-// reads at most the size of the file, because it marks each table. It does not mark compressed
-// clusters, because several of them share a cluster of the file.
-func (m *Image) checkL2() error {
-	h := m.header
-	k := newUsedClusters(h, m.file.size)
-	for _, t := range []struct{ offset, length int64 }{
-		{0, 1},
-		{int64(h.L1Offset), int64(h.L1Entries) * 8},
-		{int64(h.RefcountOffset), int64(h.RefcountClusters) << h.ClusterBits},
-	} {
-		if err := k.mark(t.offset, t.length); err != nil {
-			return err
+// mark records the use of the clusters of length bytes at offset. It returns an error if one of them
+// is already used, unless the use is the same and shared is true. It ignores bytes after the end of
+// the file.
+func (m *clusterMap) mark(offset, length int64, u use, shared bool) error {
+	first := max(m.first, offset>>m.clusterBits)
+	last := (offset + length - 1) >> m.clusterBits
+	for c := first; c <= min(last, m.total-1, m.first+windowClusters-1); c++ {
+		i := c - m.first
+		page := &m.pages[i/mapPageClusters]
+		if *page == nil {
+			*page = new([mapPageWords]uint64)
 		}
-	}
-	for i := range int64(h.needL1()) {
-		entry, err := m.tables.l1(int64(h.L1Offset) + i*8)
-		if err != nil {
-			return err
+		word, shift := &(*page)[i%mapPageClusters/wordClusters], i%wordClusters*useBits
+		switch old := use(*word >> shift & (1<<useBits - 1)); {
+		case old == unused:
+			*word |= uint64(u) << shift
+		case old == u && shared:
+		default:
+			return refuse(hintDamaged, "the cluster at %d of the qcow2 file is used twice: as %s and as %s", c<<m.clusterBits, old, u)
 		}
-		table := int64(entry & l1OffsetMask)
-		if table == 0 {
-			continue
-		}
-		if err := k.mark(table, int64(h.clusterSize())); err != nil {
-			return err
-		}
-		if err := m.checkTableL2(table, i, k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// checkTableL2 checks the entries of a table that refer to clusters of the disk.
-func (m *Image) checkTableL2(table, index int64, k *usedClusters) error {
-	h := m.header
-	entries := int64(h.clusterSize()) >> h.entryBits()
-	clusters := (m.Size()+int64(h.clusterSize())-1)>>h.ClusterBits - index*entries
-	for i := range min(entries, clusters) {
-		entry, err := m.tables.entry(table + i<<h.entryBits())
-		if err != nil {
-			return err
-		}
-		if entry == 0 {
-			continue
-		}
-		if err := m.checkL2Entry(entry, (index*entries+i)<<h.ClusterBits, k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *Image) checkL2Entry(entry uint64, off int64, k *usedClusters) error {
-	if entry&l2Compressed != 0 {
-		_, _, err := m.compressedRange(entry)
-		return err
-	}
-	end := min(off+int64(m.header.clusterSize()), m.Size())
-	for off < end {
-		e, err := m.lookup(off)
-		if err != nil {
-			return err
-		}
-		off += e.length
-	}
-	if host := entry & l2OffsetMask; host != 0 {
-		return k.mark(int64(host), 1)
 	}
 	return nil
 }

@@ -20,18 +20,18 @@ const (
 	maxBatchClusters  = 64      // decompressed in parallel
 )
 
-// compressedRange returns the range of a compressed cluster in the file. The entry contains the
-// number of sectors that the cluster touches, not its size in bytes. The file may end within the last
-// sector.
-func (m *Image) compressedRange(entry uint64) (offset, length int64, err error) {
-	bits := 62 - (m.header.ClusterBits - 8)
+// compressedRange returns the range of a compressed cluster in a file of size bytes. The entry
+// contains the number of sectors that the cluster touches, not its size in bytes. The file may end
+// within the last sector.
+func (h *header) compressedRange(entry uint64, size int64) (offset, length int64, err error) {
+	bits := 62 - (h.ClusterBits - 8)
 	offset = int64(entry & (1<<bits - 1))
 	sectors := int64(entry & (1<<62 - 1) >> bits)
 	length = (sectors+1)*sector - offset%sector
-	if offset == 0 || offset >= m.file.size {
+	if offset == 0 || offset >= size {
 		return 0, 0, refuse(hintDamaged, "a compressed cluster of the qcow2 image lies outside the file")
 	}
-	return offset, min(length, m.file.size-offset), nil
+	return offset, min(length, size-offset), nil
 }
 
 // decompression is the state for the decompression of the clusters of an image.
@@ -103,7 +103,7 @@ func (m *Image) readPartOfCompressed(p []byte, e extent) error {
 
 // addJob reads the compressed cluster of an entry, and adds a job to decompress it to out.
 func (m *Image) addJob(out []byte, entry uint64) error {
-	offset, length, err := m.compressedRange(entry)
+	offset, length, err := m.header.compressedRange(entry, m.file.size)
 	if err != nil {
 		return err
 	}

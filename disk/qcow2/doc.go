@@ -1,19 +1,27 @@
 // Package qcow2 reads and writes qcow2 images. It follows the published specification of the format
 // and the behaviour of QEMU.
 //
-//	Inspect   check header, extensions and L1 table of an untrusted file; returns the virtual size
-//	Open      Inspect, and check every L2 table once; returns an Image that is read at any offset
+//	Inspect   check all metadata of an untrusted file; returns the virtual size
+//	Open      Inspect; returns an Image that is read at any offset
 //	Encode    convert a Source to a qcow2 file, which is read sequentially
 //
-// # Reading (header.go, image.go, clusters.go, decompress.go)
+// # Checking (header.go, check.go, clusters.go, snapshots.go, bitmaps.go)
 //
 // Every file is untrusted. This package rejects images that need another file (a backing file, a data
-// file), encrypted images, images that were not closed, and images with unknown features. It checks
-// offsets against the size of the file. No table or cluster may be used twice. It does not trust the
-// size that an L2 entry contains for a compressed cluster.
+// file), encrypted images, images that were not closed, and images with unknown features. It reads all
+// tables that QEMU follows: of the disk, the reference counts, snapshots and bitmaps. Each offset must
+// be in the file, and each cluster may have one purpose: no table can refer to the header or to another
+// table as data. Snapshots may share L2 tables and data with the disk, and compressed clusters may
+// share a cluster of the file. The rules of QEMU for opening an image hold as well, so that QEMU opens
+// every accepted image.
 //
-// The memory does not depend on the image. It consists of 16 pages of tables, the clusters that are
-// being decompressed and, during Open, the map of used clusters.
+// The memory does not depend on the image: the use of the clusters is kept for at most 16 million
+// clusters at a time.
+//
+// # Reading (image.go, decompress.go)
+//
+// The memory consists of 16 pages of tables and the clusters that are being decompressed. The size that
+// an L2 entry contains for a compressed cluster is not trusted.
 //
 // These parts of the disk are zeros: clusters without an L2 table or entry, clusters with the zero
 // flag, and the part of the last cluster that is after the end of the file.

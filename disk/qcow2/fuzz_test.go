@@ -12,24 +12,27 @@ import (
 )
 
 // FuzzInspect checks for any header that Inspect does not panic, reads a bounded number of bytes, and
-// returns only a *FormatError if all bytes can be read.
+// returns only a *FormatError if all bytes can be read. InspectHead must not reject an accepted file.
 func FuzzInspect(f *testing.F) {
-	const maxHead = 4 << 10
+	const maxHead, maxZeros = 4 << 10, 256 << 20 / sector
 	for _, c := range hostile {
 		b := edited(image(f, "good/"+c.base+".qcow2"), c.edits...)
 		head := b[:min(len(b), maxHead)]
 		f.Add(head, uint32((len(b)-len(head))/sector))
 	}
 	f.Fuzz(func(t *testing.T, head []byte, zeros uint32) {
-		if len(head) > maxHead {
+		if len(head) > maxHead || zeros > maxZeros {
 			return
 		}
 		s := &imagetest.Sparse{Head: head, Size: int64(len(head)) + int64(zeros)*sector}
 		size, err := Inspect(s, s.Size)
-		if s.Bytes > 33<<20 {
-			t.Errorf("Inspect read %d bytes", s.Bytes)
+		if s.Bytes > 2*s.Size+130<<20 {
+			t.Errorf("Inspect read %d bytes of %d", s.Bytes, s.Size)
 		}
 		checkFinal(t, err)
+		if early := InspectHead(s, s.Size); err == nil && early != nil {
+			t.Errorf("InspectHead: %v", early)
+		}
 		if err == nil && (size <= 0 || size%sector != 0 || size > maxVirtualSize) {
 			t.Errorf("Inspect = %d", size)
 		}

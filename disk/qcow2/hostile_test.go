@@ -6,6 +6,7 @@ import (
 	"errors"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
@@ -68,7 +69,7 @@ func image(t testing.TB, name string) []byte {
 func wantRefused(t *testing.T, err error, reason string) {
 	t.Helper()
 	e, ok := errors.AsType[*FormatError](err)
-	if !ok || e.Reason != reason || e.Hint == "" {
+	if !ok || !strings.HasPrefix(e.Reason, reason) || e.Hint == "" {
 		t.Errorf("error %#v; want %q with a hint", err, reason)
 	}
 }
@@ -211,20 +212,19 @@ func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 	}
 }
 
-// TestInspectHasBoundedCost checks the most expensive header that is accepted: it requires one read
-// of its L1 table, and no more memory than a small one.
+// TestInspectHasBoundedCost checks the most expensive headers of a file without data: they require one
+// read of the tables, and no more memory than small ones.
 func TestInspectHasBoundedCost(t *testing.T) {
 	head := edited(image(t, "good/v3.qcow2")[:64<<10],
-		put32(atL1Entries, 4<<20), put64(atSize, 64<<40), put32(atRefcountClusters, 128),
-		put32(atSnapshots, maxSnapshots), put64(atSnapshotsOffset, 1<<30),
+		put32(atL1Entries, 4<<20), put64(atSize, 64<<40), put64(atRefcountOffset, 1<<32), put32(atRefcountClusters, 128),
 		putExtensions(atExtensions, slices.Repeat([]uint32{0x12345678, 0}, maxExtensions-1)...),
 		put64(atExtensions+8*(maxExtensions-1), 0))
 	s := &imagetest.Sparse{Head: head, Size: 1 << 40}
 	if size, err := Inspect(s, s.Size); size != 64<<40 || err != nil {
 		t.Fatalf("Inspect = %d, %v; want %d", size, err, 64<<40)
 	}
-	if s.Bytes > 33<<20 {
-		t.Errorf("Inspect read %d bytes; want at most 33 MiB", s.Bytes)
+	if want := int64(maxL1Bytes + maxRefcountBytes + 64<<10); s.Bytes > want {
+		t.Errorf("Inspect read %d bytes; want at most %d", s.Bytes, want)
 	}
 	for name, head := range map[string][]byte{
 		"greedy":         head,
@@ -232,13 +232,14 @@ func TestInspectHasBoundedCost(t *testing.T) {
 		"endless L1":     edited(head, put32(atL1Entries, 1<<32-1)),
 		"endless header": edited(head, put32(atLength, 1<<32-8)),
 		"endless rest":   edited(head, putExtensions(atExtensions, 0x12345678, 1<<32-1)),
+		"snapshots":      edited(head, put32(atSnapshots, maxSnapshots), put64(atSnapshotsOffset, 1<<30)),
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
 		Inspect(&imagetest.Sparse{Head: head, Size: 1 << 40}, 1<<40)
 		runtime.ReadMemStats(&after)
-		if got := after.TotalAlloc - before.TotalAlloc; got > 128<<10 {
-			t.Errorf("%s: %d bytes allocated; want at most 128 KiB", name, got)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 256<<10 {
+			t.Errorf("%s: %d bytes allocated; want at most 256 KiB", name, got)
 		}
 	}
 }

@@ -14,22 +14,18 @@ type Image struct {
 	decompression decompression
 }
 
-// Open checks all tables of the qcow2 file of size bytes. A *FormatError means that the file is not
+// Open checks the qcow2 file of size bytes as Inspect does. A *FormatError means that the file is not
 // accepted; any other error is a read error of r. The Image reads from r at arbitrary offsets. The
 // content of r must not change.
 //
 // Open does not detect damaged compressed clusters: ReadAt returns a *FormatError for them.
 func Open(r io.ReaderAt, size int64) (*Image, error) {
 	f := file{r, size}
-	h, err := f.inspect()
+	h, err := f.check()
 	if err != nil {
 		return nil, err
 	}
-	m := &Image{file: f, header: h, tables: tableCache{file: f}, decompression: newDecompression(h)}
-	if err := m.checkL2(); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return &Image{file: f, header: h, tables: tableCache{file: f}, decompression: newDecompression(h)}, nil
 }
 
 // Size returns the size of the disk in bytes, as a guest sees it.
@@ -206,10 +202,12 @@ func (m *Image) find(off int64) (extent, error) {
 		return extent{kind: unallocated, length: rest}, nil
 	}
 	if e.kind == standard && host >= m.file.size {
-		return extent{}, refuse(hintDamaged, "a cluster of the qcow2 image lies outside the file")
+		return extent{}, errClusterOutside
 	}
 	return e, nil
 }
+
+var errClusterOutside = refuse(hintDamaged, "a cluster of the qcow2 image lies outside the file")
 
 // standardOffset returns the offset of the standard cluster of an L2 entry, 0 if the entry has none.
 func (h *header) standardOffset(entry uint64) (int64, error) {
@@ -235,13 +233,10 @@ func (m *Image) subcluster(e extent, offset, host, skip int64) (extent, error) {
 	if err != nil {
 		return extent{}, err
 	}
-	data, zeros := uint32(bitmap), uint32(bitmap>>32)
-	switch {
-	case data&zeros != 0:
-		return extent{}, refuse(hintDamaged, "a subcluster of the qcow2 image is both zeros and data")
-	case data != 0 && host == 0:
-		return extent{}, refuse(hintDamaged, "an L2 entry of the qcow2 image has data without an offset")
+	if err := checkSubclusters(bitmap, host); err != nil {
+		return extent{}, err
 	}
+	data := uint32(bitmap)
 	bits := m.header.ClusterBits - 5
 	first := skip >> bits
 	last := first + 1
@@ -253,6 +248,18 @@ func (m *Image) subcluster(e extent, offset, host, skip int64) (extent, error) {
 		e.kind = unallocated
 	}
 	return e, nil
+}
+
+// checkSubclusters checks the bitmap of a cluster at the offset host of the file.
+func checkSubclusters(bitmap uint64, host int64) error {
+	data, zeros := uint32(bitmap), uint32(bitmap>>32)
+	switch {
+	case data&zeros != 0:
+		return refuse(hintDamaged, "a subcluster of the qcow2 image is both zeros and data")
+	case data != 0 && host == 0:
+		return refuse(hintDamaged, "an L2 entry of the qcow2 image has data without an offset")
+	}
+	return nil
 }
 
 const (
