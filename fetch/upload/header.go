@@ -143,10 +143,20 @@ func parseCount(name, text string) (int64, error) {
 	return n, nil
 }
 
+// Zeros need no space on the network and on the disk, but each of them is hashed. Therefore the length
+// of an image is limited.
+const (
+	// maxLength is the size of the largest virtual disk that this program accepts.
+	maxLength = 64 << 40
+	// maxDeferred is the limit while the client has not sent the length. It is the default of maxSize,
+	// the limit of downloads.
+	maxDeferred = 1 << 40
+)
+
 // checkLength returns an error if an image cannot have n bytes.
 func checkLength(n int64) error {
-	if n == 0 || n%512 != 0 {
-		return fmt.Errorf("an image cannot have %d bytes: its size must be a positive multiple of 512", n)
+	if n == 0 || n%512 != 0 || n > maxLength {
+		return fmt.Errorf("an image cannot have %d bytes: its size must be a positive multiple of 512, at most 64 TiB", n)
 	}
 	return nil
 }

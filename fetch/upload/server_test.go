@@ -37,6 +37,8 @@ func TestProtocol(t *testing.T) {
 	}{
 		{400, "multiple of 512", []string{"Upload-Length: 1000", named}},
 		{400, "positive multiple", []string{"Upload-Length: 0", named}},
+		{400, "at most 64 TiB", []string{"Upload-Length: 70368744178176", named}},
+		{400, "at most 64 TiB", []string{"Upload-Length: 9223372036854775296", named}},
 		{400, "number of bytes", []string{"Upload-Length: -512", named}},
 		{400, "number of bytes", []string{"Upload-Length: 99999999999999999999", named}},
 		{400, "Upload-Defer-Length: 1", []string{named}},
@@ -187,6 +189,22 @@ func TestInvalidImageEndsUpload(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Zeros cost the client and the disk nothing, but the daemon hashes each of them.
+func TestZerosOfAnUploadWithoutLengthAreLimited(t *testing.T) {
+	r := newFixture(t)
+	want := make([]byte, 3<<20)
+	copy(want, "something")
+	a := r.request("POST", Path, bytes.NewReader(want[:512]), "Upload-Defer-Length: 1", named, "Content-Type: "+bodyType)
+	a.want(t, 201, "")
+	at := a.header.Get("Location")
+	for _, zeros := range []string{"9223372036854775807", "1099511627776", "1099511627265"} {
+		r.patch(at, "512", nil, "Upload-Zeros: "+zeros).want(t, 413, "at most 1 TiB: send Upload-Length first")
+	}
+	r.patch(at, "512", nil, fmt.Sprintf("Upload-Zeros: %d", len(want)-512)).want(t, 204, "")
+	r.patch(at, fmt.Sprint(len(want)), nil, fmt.Sprintf("Upload-Length: %d", len(want))).want(t, 204, "")
+	r.wantImage(want)
 }
 
 func TestFullDisk(t *testing.T) {

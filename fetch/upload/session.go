@@ -305,6 +305,8 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 	switch more := max(d.length, d.zeros); {
 	case d.from != offset:
 		return httperror.New(http.StatusConflict, "the upload has %d bytes, but the request begins at %d", offset, d.from)
+	case size < 0 && more > maxDeferred-offset:
+		return httperror.New(http.StatusRequestEntityTooLarge, "an upload without Upload-Length can have at most 1 TiB: send Upload-Length first")
 	case size >= 0 && more > size-offset:
 		return httperror.New(http.StatusRequestEntityTooLarge, "the request has %d bytes, but only %d are missing", more, size-offset)
 	}
