@@ -5,6 +5,9 @@
 #   RUN apt-get update && apt-get install -y --no-install-recommends cryptsetup-bin && rm -rf /var/lib/apt/lists/*
 #
 # docker build --build-arg VERSION=v1.0.0 --build-arg COMMIT=$(git rev-parse --short=12 HEAD) -t registry.example.com/backing-image-manager:v1.0.0 .
+#
+# A registry can move a tag. To pin the base image, append @sha256:... with the digest that this
+# prints: docker buildx imagetools inspect golang:1.26.8-bookworm
 FROM golang:1.26.8-bookworm AS build
 WORKDIR /src
 COPY go.mod go.sum ./

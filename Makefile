@@ -3,6 +3,7 @@ BIN := bin/backing-image-manager
 FUZZTIME ?= 60s
 SEEDS ?= 10000
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 .PHONY: help build demo test check bench fuzz simulate mutants vulncheck
 
@@ -46,4 +47,4 @@ mutants: ## Break each rule of planner and loop on purpose: the simulation has t
 	$(GO) test -timeout 10h -count 1 -run '^TestMutants$$' -v ./reconcile/simulation -cluster.mutants '$(or $(ONLY),.)'
 
 vulncheck: ## Search the dependencies in the Go vulnerability database (needs internet access).
-	$(GO) run golang.org/x/vuln/cmd/govulncheck@latest ./...
+	$(GO) run $(GOVULNCHECK) ./...

@@ -66,8 +66,10 @@ func TestCommandsRun(t *testing.T) {
 // runScript runs a script of a document. A daemon in it listens on a free port instead of
 // the default one.
 func runScript(t *testing.T, script string) {
-	if strings.Contains(script, "curl ") {
-		need.Programs(t, "curl")
+	for _, program := range []string{"curl", "openssl"} {
+		if strings.Contains(script, program+" ") {
+			need.Programs(t, program)
+		}
 	}
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "examples"), os.DirFS(filepath.Join(root, "examples"))); err != nil {

@@ -141,7 +141,7 @@ type upstream struct {
 // serve runs a server for https://cloud.debian.org until the test ends.
 func (f *fleet) serve(t *testing.T, files map[string][]byte) {
 	t.Helper()
-	dir := certificates(t, upstreamHost)
+	dir := filepath.Join(certificates(t, map[string]string{"upstream": upstreamHost}), "upstream")
 	ca, err := os.ReadFile(filepath.Join(dir, "ca.crt"))
 	if err != nil {
 		t.Fatal(err)
@@ -171,29 +171,33 @@ func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(data) // the client may disconnect
 }
 
-// certificates runs the script of the examples for the addresses, and for an admin.
-func certificates(t *testing.T, addresses ...string) (dir string) {
+// certificates runs the script of the examples in a new folder, for each name with its address, and
+// for an admin.
+func certificates(t *testing.T, addresses map[string]string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	script, err := filepath.Abs("kubernetes/certificate")
 	if err != nil {
 		t.Fatal(err)
 	}
-	run(t, dir, append([]string{script}, addresses...)...)
-	run(t, dir, "env", "NAME=admin", "ORGANIZATION=backing-image-manager:admin", script)
+	for name, address := range addresses {
+		run(t, dir, script, name, address)
+	}
+	run(t, dir, "env", "ORGANIZATION=backing-image-manager:admin", script, "admin")
 	return dir
 }
 
-// nodeCertificates makes certificates for all nodes, and lets commands use the one of the
+// nodeCertificates makes a folder with a certificate for each node, and lets commands use that of the
 // admin.
 func (f *fleet) nodeCertificates(t *testing.T) (dir string) {
 	t.Helper()
-	var hosts []string
+	addresses := map[string]string{}
 	for _, n := range f.nodes {
-		hosts = append(hosts, n.host(t))
+		addresses[n.Name] = n.host(t)
 	}
-	dir = certificates(t, hosts...)
-	f.credentialFlags = []string{"--tls-ca", filepath.Join(dir, "ca.crt"), "--tls-cert", filepath.Join(dir, "admin.crt"), "--tls-key", filepath.Join(dir, "admin.key")}
+	dir = certificates(t, addresses)
+	admin := func(file string) string { return filepath.Join(dir, "admin", file) }
+	f.credentialFlags = []string{"--tls-ca", admin("ca.crt"), "--tls-cert", admin("tls.crt"), "--tls-key", admin("tls.key")}
 	return dir
 }
 

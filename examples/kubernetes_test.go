@@ -19,8 +19,9 @@ import (
 type cluster struct {
 	*fleet
 	*manifests
-	secrets map[string]map[string]string
-	empty   map[string]string // folders of emptyDir volumes, by name
+	secrets      map[string]map[string]string
+	certificates string            // the folder with a folder for each node
+	empty        map[string]string // folders of emptyDir volumes, by name
 }
 
 func TestKubernetes(t *testing.T) {
@@ -131,7 +132,7 @@ func (c *cluster) pod(t *testing.T, n node, disk string) *container.Container {
 		p.Args = append(p.Args, arg)
 	}
 	for _, at := range manager.VolumeMounts {
-		m := container.Mount{Source: c.volume(t, at.Name, disk), Target: at.MountPath}
+		m := container.Mount{Source: c.volume(t, at.Name, n, disk), Target: at.MountPath}
 		if at.ReadOnly {
 			m.Options = append(m.Options, "ro")
 		}
@@ -192,7 +193,7 @@ func syncGit(t *testing.T, c *cluster) {
 }
 
 // volume returns the folder that a kubelet mounts.
-func (c *cluster) volume(t *testing.T, name, disk string) string {
+func (c *cluster) volume(t *testing.T, name string, n node, disk string) string {
 	t.Helper()
 	for _, v := range c.set.Spec.Template.Spec.Volumes {
 		switch {
@@ -214,12 +215,23 @@ func (c *cluster) volume(t *testing.T, name, disk string) string {
 			return c.atomicFolder(t, files, *v.Projected.DefaultMode)
 		case v.EmptyDir != nil:
 			return c.empty[name]
+		case v.HostPath != nil && *v.HostPath.Type == corev1.HostPathDirectory && name == "tls":
+			return c.installCertificate(t, n)
 		case v.HostPath != nil && *v.HostPath.Type == corev1.HostPathDirectory:
 			return disk
 		}
 	}
 	t.Fatalf("the test cannot make a volume %s", name)
 	return ""
+}
+
+// installCertificate copies the certificate of a node to it, as a comment in the examples describes.
+func (c *cluster) installCertificate(t *testing.T, n node) string {
+	t.Helper()
+	dir, group := filepath.Join(t.TempDir(), "tls"), fmt.Sprint(*c.set.Spec.Template.Spec.SecurityContext.FSGroup)
+	run(t, "", "install", "-d", "-m", "0750", "-g", group, dir)
+	run(t, filepath.Join(c.certificates, n.Name), "install", "-m", "0640", "-g", group, "ca.crt", "tls.crt", "tls.key", dir)
+	return dir
 }
 
 func (c *cluster) secret(t *testing.T, name string, optional *bool) map[string]string {
@@ -268,21 +280,13 @@ func (c *cluster) atomicFolder(t *testing.T, files map[string]string, mode int32
 	return dir
 }
 
-// makeSecrets makes the secrets that comments in the examples describe.
+// makeSecrets makes the secrets and certificates that comments in the examples describe.
 func (c *cluster) makeSecrets(t *testing.T) {
 	t.Helper()
 	const admin = "0123456789abcdef"
-	crypto := c.nodeCertificates(t)
+	c.certificates = c.nodeCertificates(t)
 	c.secrets = map[string]map[string]string{
 		"backing-image-manager-token": {"token": "peer fedcba9876543210\nadmin " + admin + "\n"},
-		"backing-image-manager-tls":   {},
-	}
-	for _, name := range []string{"ca.crt", "tls.crt", "tls.key"} {
-		data, err := os.ReadFile(filepath.Join(crypto, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.secrets["backing-image-manager-tls"][name] = string(data)
 	}
 	if strings.HasPrefix(c.nodes[0].Address, "http://") {
 		file := filepath.Join(t.TempDir(), "token")

@@ -85,13 +85,15 @@ func TestSystemd(t *testing.T) {
 func boot(t *testing.T, u unit, config map[string]string) {
 	f := newFleet(t, declaredNodes(t, config))
 	crypto := f.nodeCertificates(t)
-	write(t, filepath.Join(crypto, "token"), "peer fedcba9876543210\nadmin 0123456789abcdef\n")
+	for _, n := range f.nodes {
+		write(t, filepath.Join(crypto, n.Name, "token"), "peer fedcba9876543210\nadmin 0123456789abcdef\n")
+	}
 	user := map[string]int64{"backing-image-manager": 991, "root": 0}[u.last("User")]
 	var disks []string
 	var started []*container.Container
 	for _, n := range f.nodes {
 		disk := f.newDisk(t, user, user)
-		s := f.service(t, u, n, user, config, crypto)
+		s := f.service(t, u, n, user, config, filepath.Join(crypto, n.Name))
 		s.Mounts = append(s.Mounts, container.Mount{Source: disk, Target: u.last("ReadWritePaths")})
 		s.Start(t)
 		disks, started = append(disks, disk), append(started, s)
@@ -104,7 +106,7 @@ func boot(t *testing.T, u unit, config map[string]string) {
 		copies = 2
 	}
 	f.checkReady(t, disks, copies, uint32(user))
-	f.credentialFlags = []string{"--tls-ca", filepath.Join(crypto, "ca.crt"), "--token-file", filepath.Join(crypto, "token")}
+	f.credentialFlags = []string{"--tls-ca", filepath.Join(crypto, "ca.crt"), "--token-file", filepath.Join(crypto, f.nodes[0].Name, "token")}
 	f.command(t, f.nodes[0], "status")
 	for _, s := range started {
 		s.Stop(t)
