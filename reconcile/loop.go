@@ -217,7 +217,8 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	return next
 }
 
-// healthLog logs when other nodes and the disks of this node begin and cease to have a problem.
+// healthLog logs when other nodes and the disks of this node begin and cease to have a problem, and when
+// disks are disputed.
 type healthLog struct {
 	log       *slog.Logger
 	unhealthy map[string]bool // by kind and name: whether it had a problem at the last round
@@ -234,6 +235,20 @@ func (h *healthLog) update(d plan.Desired, o plan.Observed) {
 		if d.Owns(ref) {
 			h.set("disk", ref.String(), o.Disks[ref].Problem)
 		}
+		h.setDisputed(ref.String(), o.Disks[ref].Disputed)
+	}
+}
+
+// setDisputed logs when it begins and ceases to be unknown which disk this is.
+func (h *healthLog) setDisputed(disk, why string) {
+	key := "identity of " + disk
+	switch was := h.unhealthy[key]; {
+	case why != "" && !was:
+		h.unhealthy[key] = true
+		h.log.Warn("disk disputed", "disk", disk, "error", why)
+	case why == "" && was:
+		delete(h.unhealthy, key)
+		h.log.Info("disk no longer disputed", "disk", disk)
 	}
 }
 

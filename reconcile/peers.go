@@ -97,7 +97,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		mergeJobs(*o, d, a, at)
 	}
 	s.claims.apply(d, o, now)
-	o.RejectDuplicateDisks() // also a disk of this node, if another one has its uuid (I10)
+	o.MarkDisputedDisks() // also a disk of this node, if another one has its uuid (I10)
 }
 
 // disksOf returns the disks of a node from its last state, which was received at the wall time

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -207,7 +208,7 @@ func (c *reconcileCmd) style(cluster bool) report.Style {
 
 func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
-		if problem := o.Disks[ref].Problem; problem != "" {
+		if problem := cmp.Or(o.Disks[ref].Problem, o.Disks[ref].Disputed); problem != "" {
 			report.WriteLine(c.err, "warning: disk %s: %s", ref, problem)
 		}
 	}

@@ -108,7 +108,7 @@ func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Obse
 			o.BackedUp[ref.ID] = true
 		}
 	}
-	o.RejectDuplicateDisks()
+	o.MarkDisputedDisks()
 	return o
 }
 

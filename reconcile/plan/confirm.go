@@ -83,7 +83,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 		}
 		o.Disks[ref] = seen.withResponse(name, now, responded)
 	}
-	o.RejectDuplicateDisks()
+	o.MarkDisputedDisks()
 	return o
 }
 

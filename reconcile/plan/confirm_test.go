@@ -54,19 +54,19 @@ func responsesOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Respons
 
 // Two disks turn out to have the same UUID between the withdrawal and the confirmation.
 // Copies on them do not count, even if the responses have no such problem.
-func TestConfirmRejectsDuplicateDisks(t *testing.T) {
+func TestConfirmDoesNotCountDisputedDisks(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	queried := d.NodesToQuery(o, cleanup)
 	duplicate := o.Disks[others[1]]
 	duplicate.UUID = o.Disks[others[0]].UUID
 	o.Disks[others[1]] = duplicate
 	responses := responsesOf(o, others)
-	o.RejectDuplicateDisks()
-	if o.Disks[others[0]].Problem == "" {
-		t.Fatal("the duplicate disks are not rejected")
+	o.MarkDisputedDisks()
+	if o.Disks[others[0]].Disputed == "" {
+		t.Fatal("the disks are not disputed")
 	}
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
-		t.Error("the deletion is confirmed by copies on duplicate disks")
+		t.Error("the deletion is confirmed by copies on disputed disks")
 	}
 }
 

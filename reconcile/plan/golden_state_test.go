@@ -120,11 +120,14 @@ func (s *goldenState) disk(words []string) {
 			d.Problem = value
 		case "usage-unknown":
 			d.UsageUnknown = value
+		case "uuid":
+			d.UUID = value
 		default:
 			s.t.Fatalf("disk: unknown option %q", w)
 		}
 	}
 	s.o.Disks[s.ref(words[0])] = d
+	s.o.MarkDisputedDisks()
 }
 
 func (s *goldenState) copy(words []string) {

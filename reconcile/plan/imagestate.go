@@ -87,10 +87,11 @@ func (s *imageState) counts(ref CopyRef) bool {
 }
 
 // countable reports whether a deletion may count on a ready copy: it is not leaving, not a
-// suspect, no job works on it, and its node responds and has the same configuration. When a deletion
-// is confirmed, a copy on another node must have proven that it has its bytes.
+// suspect, no job works on it, its disk is not disputed, and its node responds and has the same
+// configuration. When a deletion is confirmed, a copy on another node must have proven that it has its
+// bytes.
 func (s *imageState) countable(ref CopyRef) bool {
-	if s.ix.copyAt(ref).Leaving {
+	if s.ix.copyAt(ref).Leaving || s.ix.observed.Disks[ref.Disk].Disputed != "" {
 		return false
 	}
 	if s.ix.desired.Owns(ref.Disk) {

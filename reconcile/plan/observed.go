@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -87,9 +86,11 @@ type Disk struct {
 	// its copies, and nothing is done to them.
 	Problem    string
 	ProblemFor time.Duration // how long the disk has had a problem, at least
-	Space      disk.Space
-	Copies     map[disk.ID]Copy
-	Unmanaged  []string // names of files that this program does not own and leaves alone
+	// Disputed is why it is not known which disk this is: see MarkDisputedDisks. "": it is known.
+	Disputed  string
+	Space     disk.Space
+	Copies    map[disk.ID]Copy
+	Unmanaged []string // names of files that this program does not own and leaves alone
 	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
 	// so that their clean-up intervals restart.
 	ClockStepped bool
@@ -163,43 +164,44 @@ func (o Observed) AnyReady(id disk.ID) bool {
 	return false
 }
 
-// hasDuplicateDisks reports whether any two disks have the same uuid.
-func (o Observed) hasDuplicateDisks() bool {
-	seen := make(map[string]bool, len(o.Disks))
-	for _, d := range o.Disks {
-		if d.UUID != "" && seen[d.UUID] {
-			return true
-		}
-		seen[d.UUID] = true
-	}
-	return false
-}
-
-// RejectDuplicateDisks gives a problem to disks with the same uuid on two nodes that respond,
-// this one included. One machine is a clone of the other, and it is not known which of the two
-// disks the configuration declares (I10).
-func (o Observed) RejectDuplicateDisks() {
-	if !o.hasDuplicateDisks() {
-		return
-	}
-	first := map[string]schema.DiskRef{}
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
-		uuid := o.Disks[ref].UUID
-		if p, other := o.Peers[ref.Node]; uuid == "" || other && !p.Responds() {
+// MarkDisputedDisks marks the disks with a uuid that disks of two nodes have, which both respond and
+// can use their disk; this node is one of the nodes. One machine is a clone of the other, or a node
+// claims a disk that it does not have, and no node knows which disk the configuration declares (I10).
+// A claim takes no disk out of service: each node uses its own disk. But the two may be one disk, so
+// that nothing is deleted from a disputed disk, and no deletion counts on a copy there.
+func (o Observed) MarkDisputedDisks() {
+	byUUID := make(map[string]schema.DiskRef, len(o.Disks)) // one disk of each uuid
+	var disputed map[string][]schema.DiskRef                // the disks of the uuids with several
+	for ref, seen := range o.Disks {
+		if p, other := o.Peers[ref.Node]; seen.UUID == "" || seen.Problem != "" || other && !p.Responds() {
 			continue
 		}
-		twin, duplicate := first[uuid]
+		twin, duplicate := byUUID[seen.UUID]
 		if !duplicate {
-			first[uuid] = ref
+			byUUID[seen.UUID] = ref
 			continue
 		}
-		if twin.Node == ref.Node {
+		if disputed == nil {
+			disputed = map[string][]schema.DiskRef{}
+		}
+		if len(disputed[seen.UUID]) == 0 {
+			disputed[seen.UUID] = append(disputed[seen.UUID], twin)
+		}
+		disputed[seen.UUID] = append(disputed[seen.UUID], ref)
+	}
+	for uuid, refs := range disputed {
+		slices.SortFunc(refs, CompareDisks)
+		if refs[0].Node == refs[len(refs)-1].Node {
 			continue // that node rejects its own duplicates
 		}
-		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one machine is a clone of the other; give one disk a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, uuid)
-		for _, duplicate := range []schema.DiskRef{twin, ref} {
-			seen := o.Disks[duplicate]
-			o.Disks[duplicate] = Disk{Path: seen.Path, UUID: seen.UUID, Problem: problem}
+		names := make([]string, len(refs))
+		for i, ref := range refs {
+			names[i] = ref.String()
+		}
+		for _, ref := range refs {
+			seen := o.Disks[ref]
+			seen.Disputed = fmt.Sprintf("%s have the same diskUUID %s: one machine is a clone of another, so that nothing is deleted there, and no deletion counts on their copies; give one disk a new identity: remove its longhorn-disk.cfg and run disk init", strings.Join(names, " and "), uuid)
+			o.Disks[ref] = seen
 		}
 	}
 }

@@ -79,6 +79,7 @@ const (
 	CodeMaybeDeclared     Code = "maybe-declared"      // the file that declared the image is not understood as a whole
 	CodeRemovalPending    Code = "removal-pending"     // a second read of the configuration must confirm the removal
 	CodePruneLimit        Code = "prune-limit"         // more images were removed at once than pruneLimit allows
+	CodeDiskDisputed      Code = "disk-disputed"       // disks of two nodes have the same diskUUID
 	CodeUsageUnknown      Code = "usage-unknown"       // it is not known whether the image is in use somewhere
 )
 

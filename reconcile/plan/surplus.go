@@ -149,7 +149,7 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 		required = "one copy is ready"
 	}
 	ignored, tooFew := "", CodeTooFewReady // ignored is appended to the text of the reason
-	reasons := p.ix.ignoredPeers()
+	reasons := append(p.ix.ignoredPeers(), p.disputedDisks()...)
 	if unproven := p.state.unprovenCopies(); len(unproven) > 0 {
 		reasons, tooFew = slices.Concat(unproven, reasons), CodeUnproven
 	}
@@ -169,9 +169,23 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 	return wait(ref, reason.with(tooFew, "; kept until %s on other disks%s", required, ignored))
 }
 
+// disputedDisks returns why a deletion does not count on some ready copies.
+func (p *surplusPlanner) disputedDisks() (reasons []string) {
+	for _, ref := range p.state.ready {
+		if p.ix.observed.Disks[ref.Disk].Disputed != "" {
+			reasons = append(reasons, because(CodeDiskDisputed, "the copy on %s does not count: another disk has the same diskUUID", ref.Disk).Text)
+		}
+	}
+	return reasons
+}
+
 // planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,
 // for a job that reads the copy, or for a suspended image that will be created from the copy.
+// It is blocked while the disk is disputed.
 func planDeletion(ix *index, op Op, ref CopyRef, reason Reason) Action {
+	if disputed := ix.observed.Disks[ref.Disk].Disputed; disputed != "" {
+		return blocked(ref, reason.with(CodeDiskDisputed, ", but %s", disputed)).asWaitFor(op, true)
+	}
 	if f := ix.observed.Failures[ref]; f.AppliesTo(op) && f.RetryAt.After(ix.observed.Now) {
 		return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt).asWaitFor(op, false)
 	}

@@ -106,7 +106,7 @@ func writeDisks(b *lines, s status.Status) {
 	others := 0
 	var free, total int64 // of the others
 	for _, d := range s.Disks {
-		listed := d.Node == s.Node || (d.Problem != "" || d.UsageUnknown != "") && len(rows) <= maxDisks
+		listed := d.Node == s.Node || (d.Problem != "" || d.Disputed != "" || d.UsageUnknown != "") && len(rows) <= maxDisks
 		if len(s.Disks) > maxDisks && !listed {
 			others++
 			free, total = free+d.Free, total+d.Total
@@ -130,7 +130,7 @@ func spaceText(d status.DiskStatus, bytes int64) string {
 
 func diskProblem(d status.DiskStatus) string {
 	var parts []string
-	for _, part := range []string{d.Problem, d.UsageUnknown} {
+	for _, part := range []string{d.Problem, d.Disputed, d.UsageUnknown} {
 		if part != "" {
 			parts = append(parts, clip(part))
 		}

@@ -66,6 +66,9 @@ type DiskStatus struct {
 	// ProblemSince is when the node of the status first observed the problem, also for a disk of
 	// another node.
 	ProblemSince time.Time `json:"problemSince,omitzero"`
+	// Disputed is why it is not known which disk this is: disks of two nodes have the same diskUUID.
+	// Nothing is deleted from the disk, and no deletion counts on its copies.
+	Disputed string `json:"disputed,omitempty"`
 	// UsageUnknown is why the users of the copies cannot be determined, "" if they can. All copies
 	// then count as in use.
 	UsageUnknown string `json:"unclear,omitempty"`
@@ -201,7 +204,7 @@ func (v *View) diskStatus(ref schema.DiskRef) DiskStatus {
 	return DiskStatus{
 		ProblemSince: since,
 		Node:         ref.Node, Disk: ref.Disk, Path: cmp.Or(seen.Path, declared.Path), UUID: seen.UUID,
-		Observed: known, Problem: seen.Problem, UsageUnknown: seen.UsageUnknown, Unreachable: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
+		Observed: known, Problem: seen.Problem, Disputed: seen.Disputed, UsageUnknown: seen.UsageUnknown, Unreachable: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
 		Total: seen.Space.Total, Free: seen.Space.Free, Reserved: declared.StorageReserved,
 		Unmanaged: append([]string{}, seen.Unmanaged...),
 	}

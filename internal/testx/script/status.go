@@ -2,6 +2,7 @@ package script
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -103,7 +104,7 @@ func statusLines(s status.Status) string {
 		fmt.Fprintf(&b, "%s answers=%v %s\n", p.Node, p.Responds, p.Problem)
 	}
 	for _, d := range s.Disks {
-		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Disk, d.Problem)
+		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Disk, cmp.Or(d.Problem, d.Disputed))
 	}
 	for _, image := range s.Images {
 		fmt.Fprintf(&b, "%s-%s %d/%d %s\n", image.Name, image.UUID, image.Ready, image.Desired, image.Message)

@@ -1,0 +1,151 @@
+package reconcile
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// claimant is a node with valid credentials that answers whatever a test wants.
+type claimant struct {
+	*httptest.Server
+	mu      sync.Mutex
+	version int
+	state   func() peer.State
+}
+
+// newClaimant returns a node that publishes a state, anew at each request, and has no bytes.
+func newClaimant(t *testing.T, state func() peer.State) *claimant {
+	l := &claimant{state: state}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/state", l.serveState)
+	mux.HandleFunc("GET /v1/images/{name}/copies", func(w http.ResponseWriter, _ *http.Request) { l.write(w) })
+	l.Server = httptest.NewServer(mux)
+	t.Cleanup(l.Close)
+	return l
+}
+
+func (l *claimant) write(w http.ResponseWriter) {
+	_ = json.NewEncoder(w).Encode(l.state()) // fails if the manager has closed the connection
+}
+
+// serveState sends a new state at each request.
+func (l *claimant) serveState(w http.ResponseWriter, _ *http.Request) {
+	l.mu.Lock()
+	l.version++
+	w.Header().Set("ETag", fmt.Sprintf(`"%d"`, l.version))
+	l.mu.Unlock()
+	l.write(w)
+}
+
+// startBeside runs the node n1, whose configuration also declares the node evil at a URL.
+func startBeside(t *testing.T, evil, config string) *looping {
+	t.Helper()
+	conf := t.TempDir()
+	text := fmt.Sprintf("nodes:\n  n1: {address: \"http://127.0.0.1:1\", tags: [own], disks: {a: {path: %q}}}\n  evil: {address: %q, disks: {a: {path: /evil}}}\n", newDisk(t), evil)
+	files.Put(t, text+config, conf, "config.yaml")
+	log := slog.New(slog.DiscardHandler)
+	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{Dir: conf, Interval: 100 * time.Millisecond, Node: "n1", Peers: peer.NewClient(nil, nil), Log: log})
+	ctx, stop := context.WithCancel(t.Context())
+	running := &looping{Loop: l, t: t, stop: stop, ended: make(chan error, 1)}
+	go func() { running.ended <- l.Run(ctx) }()
+	t.Cleanup(func() { must(t, running.end()) })
+	return running
+}
+
+// A node publishes tens of thousands of orphans, with other texts in each response. The manager, its
+// rounds and three documents of its status take less than 64 MiB for it.
+func TestLoopBoundsTheMemoryForAPeer(t *testing.T) {
+	race.Skip(t)
+	var served atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		n := served.Add(1)
+		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n))
+		var text strings.Builder
+		text.WriteString(`{"node":"evil","config":"x","disks":[{"name":"a","uuid":"u","copies":[`)
+		for i := range 10_000 {
+			fmt.Fprintf(&text, `{"name":"n%d","uuid":"%08x","state":"ready","owned":true,"sha512":"%0128x","message":"%d %d","using":"%d x","try":{"message":"%d y","attempts":1}},`, i, n, i, n, i, i, i)
+		}
+		text.WriteString(`{"name":"zz","uuid":"00000001"}]}]}`)
+		_, _ = io.WriteString(w, text.String())
+	}))
+	defer server.Close()
+	runtime.GC()
+	base := heapBytes()
+	l := startBeside(t, server.URL, "images: {parrot: {source: {upload: {}}}}\n")
+	peak := int64(0)
+	l.until("two floods", func(v *status.View) bool {
+		peak = max(peak, heapBytes())
+		return served.Load() > 1 && len(v.Observed.Peers) > 0 && v.Observed.Peers["evil"].Omitted > 0
+	})
+	for range 3 {
+		s, _ := l.Status()
+		must(t, json.NewEncoder(io.Discard).Encode(s))
+		peak = max(peak, heapBytes())
+		if s.Peers[0].Omitted == 0 || s.Peers[0].Problem != "" {
+			t.Errorf("the status of the node is %+v", s.Peers[0])
+		}
+	}
+	if grown := (peak - base) >> 20; grown > 64 {
+		t.Errorf("the heap grew by %d MiB", grown)
+	} else {
+		t.Logf("the heap grew by %d MiB", grown)
+	}
+}
+
+// A node publishes the uuid of a disk of this node, and the uuids of many more. The disk stays in
+// service: its copy is served, new images are placed on it, and the manager is ready.
+func TestClaimedDiskStaysInService(t *testing.T) {
+	t.Parallel()
+	upstream := fetchtest.Start(t)
+	url := upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 1<<20)))
+	var claimed atomic.Pointer[string]
+	evil := newClaimant(t, func() peer.State {
+		uuid := "nothing yet"
+		if c := claimed.Load(); c != nil {
+			uuid = *c
+		}
+		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: uuid, Total: 1 << 40, Free: 1 << 40, Copies: []peer.Copy{}}, {Name: "b", UUID: uuid}}}
+	})
+	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {nodeSelector: [own], source: {download: {url: %q}}}}\n", clusterSettings, url))
+	own := schema.DiskRef{Node: "n1", Disk: "a"}
+	v := l.until("ready", isReady("parrot"))
+	claimed.Store(new(v.Observed.Disks[own].UUID))
+	v = l.until("disputed", func(v *status.View) bool { return v.Observed.Disks[own].Disputed != "" })
+	for range 2 {
+		if seen := v.Observed.Disks[own]; seen.Problem != "" || !isReady("parrot")(v) || len(v.Unready(v.Observed.Now, time.Hour)) > 0 {
+			t.Fatalf("the disk is %+v, unready: %v", seen, v.Unready(v.Observed.Now, time.Hour))
+		}
+		if _, ok := l.PeerNode().Disk("a"); !ok {
+			t.Fatal("the disk is not served")
+		}
+		v = l.rounds(2)
+	}
+	claimed.Store(new("another disk"))
+	l.until("no dispute", func(v *status.View) bool { return v.Observed.Disks[own].Disputed == "" })
+}
+
+func heapBytes() int64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	return int64(sample[0].Value.Uint64())
+}
