@@ -5,7 +5,7 @@
 // raw disk as VMDK if it begins like one, and a VMDK descriptor names any file of the host. Container
 // therefore recognises every file that QEMU detects as a format other than raw and qcow2. Its rules
 // are those of QEMU 7.2 (the functions *_probe in its folder block), or wider where QEMU also looks at
-// a version: programs may differ there. QEMU reads the first 512 bytes, versions before 2.2 read 2048.
+// a version: programs may differ there. QEMU reads the first 512 bytes, old versions read 2048.
 package filetype
 
 import (

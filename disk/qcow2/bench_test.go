@@ -168,7 +168,7 @@ func BenchmarkInspect(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			r := &countingReader{f: f}
+			r := &countingReader{r: f}
 			b.ReportAllocs()
 			for b.Loop() {
 				r.bytes = 0

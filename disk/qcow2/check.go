@@ -29,14 +29,9 @@ type checker struct {
 
 // check checks the whole file.
 func (f file) check() (*header, error) {
-	h, bitmaps, err := f.checkHead()
+	c, err := newChecker(f)
 	if err != nil {
 		return nil, err
-	}
-	c := &checker{
-		file: f, h: h, bitmaps: bitmaps, left: 2*f.size + extraTableBytes,
-		clusters: clusterMap{clusterBits: h.ClusterBits, total: (f.size-1)>>h.ClusterBits + 1},
-		outer:    make([]byte, bufferSize), inner: make([]byte, min(bufferSize, h.clusterSize())),
 	}
 	for first := int64(0); first < c.clusters.total; first += windowClusters {
 		c.clusters.move(first)
@@ -44,7 +39,20 @@ func (f file) check() (*header, error) {
 			return nil, err
 		}
 	}
-	return h, nil
+	return c.h, nil
+}
+
+// newChecker checks the header and its extensions, and returns a checker of the tables.
+func newChecker(f file) (*checker, error) {
+	h, bitmaps, err := f.checkHead()
+	if err != nil {
+		return nil, err
+	}
+	return &checker{
+		file: f, h: h, bitmaps: bitmaps, left: 2*f.size + extraTableBytes,
+		clusters: clusterMap{clusterBits: h.ClusterBits, total: (f.size-1)>>h.ClusterBits + 1},
+		outer:    make([]byte, bufferSize), inner: make([]byte, min(bufferSize, h.clusterSize())),
+	}, nil
 }
 
 // checkWindow reads all tables. It finds every cluster of the window that is used twice.

@@ -47,6 +47,23 @@ func checkFinal(t *testing.T, err error) {
 	}
 }
 
+// withSnapshots creates a small image with snapshots and bitmaps.
+func withSnapshots(f *testing.F, options string) []byte {
+	path := filepath.Join(f.TempDir(), "image")
+	if err := os.WriteFile(path, small(f, options), 0o600); err != nil {
+		f.Fatal(err)
+	}
+	run(f, "qemu-img", "snapshot", "-c", "one", path)
+	run(f, "qemu-img", "bitmap", "--add", "-g", "512", path, "first")
+	run(f, "qemu-io", "-f", "qcow2", "-c", "write -q -P 4 2k 9k", path)
+	run(f, "qemu-img", "snapshot", "-c", "two", path)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return b
+}
+
 // small creates a small image with clusters of all kinds.
 func small(f *testing.F, options string, compress ...string) []byte {
 	plain, path := filepath.Join(f.TempDir(), "plain"), filepath.Join(f.TempDir(), "image")
@@ -73,14 +90,24 @@ func FuzzImage(f *testing.F) {
 		small(f, "cluster_size=512,compression_type=zstd", "-c"),
 		small(f, "cluster_size=16k,extended_l2=on"),
 		small(f, "cluster_size=16k,extended_l2=on", "-c"),
+		withSnapshots(f, "cluster_size=512"),
+		withSnapshots(f, "cluster_size=16k,extended_l2=on"),
 	} {
 		f.Add(b, uint32(0))
 		f.Add(b, uint32(40<<10+100))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, at uint32) {
-		m, err := Open(bytes.NewReader(b), int64(len(b)))
-		if err != nil {
-			checkFinal(t, err)
+		r := &countingReader{r: bytes.NewReader(b)}
+		_, err := Inspect(r, int64(len(b)))
+		if limit := 2*int64(len(b)) + 130<<20; r.bytes > limit {
+			t.Errorf("Inspect read %d bytes; want at most %d", r.bytes, limit)
+		}
+		m, openErr := Open(bytes.NewReader(b), int64(len(b)))
+		if (err == nil) != (openErr == nil) {
+			t.Errorf("Inspect: %v, Open: %v", err, openErr)
+		}
+		if openErr != nil {
+			checkFinal(t, openErr)
 			return
 		}
 		const window = 96 << 10

@@ -1,7 +1,9 @@
 package qcow2
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -191,7 +193,7 @@ func TestSharedTablesOfSnapshotsAreReadOnce(t *testing.T) {
 			if _, err := f.WriteAt(n, atSnapshots); err != nil {
 				t.Fatal(err)
 			}
-			r := &countingReader{f: f}
+			r := &countingReader{r: f}
 			if _, err := Inspect(r, c.size); err != nil {
 				t.Error(err)
 			}
@@ -200,12 +202,25 @@ func TestSharedTablesOfSnapshotsAreReadOnce(t *testing.T) {
 	}
 }
 
+// TestTablesAreReadUpToLimit checks that the limit for the bytes of tables holds: an image that exceeds
+// it would have many terabytes.
+func TestTablesAreReadUpToLimit(t *testing.T) {
+	b := image(t, "good/snapshot.qcow2")
+	c, err := newChecker(file{bytes.NewReader(b), int64(len(b))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.left = 10 << 10
+	wantRefused(t, c.checkWindow(), "the tables of the qcow2 image refer to each other too often")
+}
+
+// countingReader counts the bytes that are read.
 type countingReader struct {
-	f     *os.File
+	r     io.ReaderAt
 	bytes int64
 }
 
 func (r *countingReader) ReadAt(b []byte, off int64) (int, error) {
 	r.bytes += int64(len(b))
-	return r.f.ReadAt(b, off)
+	return r.r.ReadAt(b, off)
 }
