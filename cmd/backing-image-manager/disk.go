@@ -40,8 +40,7 @@ become a disk. A disk that has an identity keeps it.`,
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), uuid)
-			return err
+			return report.WriteLine(cmd.OutOrStdout(), "%s", uuid)
 		},
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
-	"unicode"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -234,11 +234,10 @@ func viewHandle(h manifest.Handle, images map[string]schema.Image, secrets bool)
 func (v handleView) write(w io.Writer) error {
 	var b bytes.Buffer
 	comment := func(key, value string) {
-		if line := fmt.Sprintf("%s: %s", key, value); strings.ContainsFunc(line, func(r rune) bool { return !unicode.IsPrint(r) }) {
-			fmt.Fprintf(&b, "# %s: %q\n", key, value)
-		} else {
-			fmt.Fprintf(&b, "# %s\n", line)
+		if value != printable.Line(value) {
+			value = strconv.Quote(value)
 		}
+		report.WriteLine(&b, "# %s: %s", key, value)
 	}
 	comment("backingImage", v.BackingImage)
 	comment("backingImageDataSourceType", v.SourceType)

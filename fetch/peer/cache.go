@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	escape "github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
 // StateCache contains the State that a node publishes. It is safe for concurrent use.
@@ -106,12 +108,14 @@ func (s *snapshot) encoded() (plain, gzipped []byte) {
 	return s.json, s.gzipped
 }
 
+// encode returns the JSON of a state. Its messages may contain text of an upstream, and people may read
+// the state on a terminal.
 func encode(s State) []byte {
 	text, err := json.Marshal(s)
 	if err != nil { // a year after 9999, or a NaN
 		panic(fmt.Sprintf("peer: state cannot be encoded: %v", err))
 	}
-	return text
+	return escape.JSON(text)
 }
 
 func compress(text []byte) []byte {

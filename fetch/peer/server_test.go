@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode"
 )
 
 // TestServerRejectsInvalidRequests tests the routes. It has no slow and no endless requests: the
@@ -119,4 +121,17 @@ func TestShutdownEndsLongPolls(t *testing.T) {
 			t.Errorf("got %+v", a)
 		}
 	})
+}
+
+// People read the state on a terminal, too.
+func TestStateIsPrintable(t *testing.T) {
+	want := State{Node: "node1", Disks: []Disk{{Name: "disk1", Problem: "x\x1b]0;y\x07\u202e\u009b\nz"}}}
+	encoded := encode(want)
+	if strings.ContainsFunc(string(encoded), func(r rune) bool { return !unicode.IsPrint(r) }) {
+		t.Errorf("the state is %q", encoded)
+	}
+	var got State
+	if err := json.Unmarshal(encoded, &got); err != nil || got.Disks[0].Problem != want.Disks[0].Problem {
+		t.Errorf("the state is %+v, error %v", got, err)
+	}
 }

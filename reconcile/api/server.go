@@ -257,11 +257,17 @@ func checkMethod(methods []string, h http.HandlerFunc) http.Handler {
 func respond(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	body, err := json.Marshal(v)
+	_, _ = w.Write(encode(v)) // fails if the caller has closed the connection
+}
+
+// encode returns the JSON of a response. People read responses on a terminal, so characters that are
+// not printable are escaped.
+func encode(v any) []byte {
+	document, err := json.Marshal(v)
 	if err != nil {
-		panic("encode a response: " + err.Error())
+		panic("api: a response cannot be encoded: " + err.Error())
 	}
-	_, _ = w.Write(append(printable.JSON(body), '\n')) // fails if the caller has closed the connection
+	return append(printable.JSON(document), '\n')
 }
 
 func (server) health(w http.ResponseWriter, _ *http.Request) {
@@ -305,11 +311,7 @@ func (s server) statusDocument() (document []byte, ok bool) {
 	if !ok {
 		return nil, false
 	}
-	document, err := json.Marshal(status)
-	if err != nil {
-		panic("api: the status cannot be encoded: " + err.Error())
-	}
-	return append(document, '\n'), true
+	return encode(status), true
 }
 
 func (s server) verify(w http.ResponseWriter, r *http.Request) {
