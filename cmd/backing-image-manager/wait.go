@@ -1,11 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
@@ -16,46 +19,83 @@ import (
 const (
 	defaultWaitTimeout = 5 * time.Minute
 	waitPollInterval   = 500 * time.Millisecond
+	// declareGrace is how long a name may be undeclared before this is an error. A daemon applies
+	// a change of its directory within a second, and then does a round. A shorter time would
+	// reject what was declared just before the command started.
+	declareGrace = 3 * time.Second
 )
 
 func newWait() *cobra.Command {
 	var daemon daemonFlags
 	var timeout time.Duration
+	var revision, digest string
 	cmd := &cobra.Command{
-		Use:   "wait --for ready [NAME]... [--url URL] [flags]",
+		Use:   "wait --for ready [NAME]... [--revision REV | --digest DIGEST] [--url URL] [flags]",
 		Short: "Wait until images have all desired copies ready",
 		Long: `Waits until each image NAME has as many ready copies as desired, in the whole cluster
 as one daemon sees it. Without NAME it waits for all declared images, and for a
 configuration without errors.
 
+A daemon notices a changed config directory after a moment. A script that changes the
+directory therefore names the configuration to wait for: --revision names a git commit,
+and --digest the content, as validate -o json prints it. The command judges the images only
+after the daemon has applied that configuration. A prefix of 7 or more digits is enough.
+
 The daemon may start or restart in the meantime. On a terminal the command shows the
 images that are not ready.
 
 Exit status: 0 if all are ready; 1 after --timeout, with a line for each image that is
-not ready, and immediately for a NAME that is not declared.`,
+not ready, or earlier for a NAME that is not declared: immediately with --revision or
+--digest, and otherwise after 3 seconds, in which a daemon applies a new declaration.`,
 		Example: `  backing-image-manager wait --for ready
-  backing-image-manager wait --for ready parrot macaw --timeout 30m --url http://localhost:8000`,
+  backing-image-manager wait --for ready parrot macaw --timeout 30m --url http://localhost:8000
+  backing-image-manager wait --for ready --revision "$(git -C config rev-parse HEAD)"
+  backing-image-manager wait --for ready --digest "$(backing-image-manager validate config -o json | jq -r '.configurations[0].digest')"`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	choiceFlag(cmd, "for", "", "condition to wait for", "ready")
 	cmd.Flags().DurationVar(&timeout, "timeout", defaultWaitTimeout, "give up after this time; 0: never")
+	cmd.Flags().StringVar(&revision, "revision", "", "first wait until the daemon has applied the git commit `REV`")
+	cmd.Flags().StringVar(&digest, "digest", "", "first wait until the daemon has applied the configuration with this config `DIGEST`")
 	daemon.add(cmd)
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		if timeout < 0 {
 			return fmt.Errorf("--timeout is %v: write a duration such as 10m, or 0 for no limit", timeout)
 		}
+		of, err := configurationOf(cmd.Flags().Changed, revision, digest)
+		if err != nil {
+			return err
+		}
 		client, err := daemon.client()
 		if err != nil {
 			return err
 		}
-		return waitReady(cmd.Context(), client, names, timeout, newProgress(cmd.ErrOrStderr()))
+		return waitReady(cmd.Context(), client, names, of, timeout, newProgress(cmd.ErrOrStderr()))
 	}
 	return cmd
 }
 
-// waitReady polls the status until all images are ready. The error lists the images that
-// are not. On a terminal, the argument bars shows these images during the wait.
-func waitReady(ctx context.Context, client *api.Client, names []string, timeout time.Duration, bars *progress) error {
+var digitsOfHash = regexp.MustCompile(`^[0-9a-f]{7,}$`)
+
+// configurationOf returns the configuration that --revision or --digest names. The function changed
+// reports whether a flag was given: a script whose command failed gives an empty value.
+func configurationOf(changed func(flag string) bool, revision, digest string) (status.ConfigID, error) {
+	of := status.ConfigID{Revision: strings.ToLower(revision), Digest: strings.ToLower(digest)}
+	switch {
+	case changed("revision") && changed("digest"):
+		return of, errors.New("--revision and --digest exclude each other: give one of them")
+	case changed("revision") && !digitsOfHash.MatchString(of.Revision):
+		return of, fmt.Errorf("--revision is %q: write the hash of a commit, at least 7 hex digits, as git rev-parse prints it", revision)
+	case changed("digest") && !digitsOfHash.MatchString(of.Digest):
+		return of, fmt.Errorf("--digest is %q: write a config digest, at least 7 hex digits, as validate -o json prints it for a valid directory", digest)
+	}
+	return of, nil
+}
+
+// waitReady polls the status until the daemon has applied a configuration and all images are
+// ready. The error lists the images that are not. On a terminal, the argument bars shows these
+// images during the wait.
+func waitReady(ctx context.Context, client *api.Client, names []string, of status.ConfigID, timeout time.Duration, bars *progress) error {
 	defer bars.showPending(nil)
 	limited := ctx
 	if timeout > 0 {
@@ -66,10 +106,19 @@ func waitReady(ctx context.Context, client *api.Client, names []string, timeout 
 	tick := time.NewTicker(waitPollInterval)
 	defer tick.Stop()
 	var missing error
+	var undeclaredSince time.Time
 	for {
 		s, err := client.Status(limited)
 		if err == nil {
-			err = s.CheckReady(names)
+			err = cmp.Or(s.Config.CheckApplied(of), s.CheckReady(names))
+		}
+		if _, undeclared := errors.AsType[*status.NotDeclaredError](err); undeclared && of == (status.ConfigID{}) {
+			if undeclaredSince.IsZero() {
+				undeclaredSince = time.Now()
+			}
+			if time.Since(undeclaredSince) < declareGrace {
+				err = &status.NotReadyError{Lines: []error{err}}
+			}
 		}
 		switch {
 		case err == nil || limited.Err() == nil && isPermanent(err):

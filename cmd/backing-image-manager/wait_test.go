@@ -91,7 +91,7 @@ func TestWaitContinuesAfterAnIncompleteResponse(t *testing.T) {
 		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"}}`)
 	}))
 	defer daemon.Close()
-	if err := waitReady(t.Context(), newClient(t, daemon.URL), nil, 0, newProgress(io.Discard)); err != nil {
+	if err := waitReady(t.Context(), newClient(t, daemon.URL), nil, status.ConfigID{}, 0, newProgress(io.Discard)); err != nil {
 		t.Errorf("got %v", err)
 	}
 }
@@ -106,9 +106,44 @@ func TestStoppedWaitListsWhatIsMissing(t *testing.T) {
 		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"wanted":1}]}`)
 	}))
 	defer daemon.Close()
-	err := waitReady(ctx, newClient(t, daemon.URL), nil, 0, newProgress(io.Discard))
+	err := waitReady(ctx, newClient(t, daemon.URL), nil, status.ConfigID{}, 0, newProgress(io.Discard))
 	if want := "stopped waiting\nparrot: 0 of 1 copies ready"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// A daemon applies a changed directory after a moment. Without --revision or --digest, the command must
+// accept that a name is declared a moment later. With one of them it must not judge the images of an
+// older configuration.
+func TestWaitJudgesTheConfigurationThatItIsAskedFor(t *testing.T) {
+	const old = `{"config":{"allowed":"everything","digest":"aaaaaaaa","revision":"1111111111"}}`
+	const renewed = `{"config":{"allowed":"everything","digest":"bbbbbbbb","revision":"2222222222"},"images":[{"name":"nest","declared":true,"wanted":1,"ready":1}]}`
+	const emptied = `{"config":{"allowed":"everything","digest":"bbbbbbbb","revision":"2222222222"}}`
+	for _, tt := range []struct {
+		name  string
+		names []string
+		of    status.ConfigID
+		then  string // the second response
+		want  string // error
+	}{
+		{"a name", []string{"nest"}, status.ConfigID{}, renewed, ""},
+		{"a digest", nil, status.ConfigID{Digest: "bbbbbbb"}, renewed, ""},
+		{"a revision", nil, status.ConfigID{Revision: "22222222"}, renewed, ""},
+		{"undeclared in that revision", []string{"nest"}, status.ConfigID{Revision: "2222222222"}, emptied, "nest is not declared"},
+	} {
+		var requests atomic.Int32
+		daemon := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if requests.Add(1) == 1 {
+				fmt.Fprint(w, old)
+				return
+			}
+			fmt.Fprint(w, tt.then)
+		}))
+		err := waitReady(t.Context(), newClient(t, daemon.URL), tt.names, tt.of, 0, newProgress(io.Discard))
+		daemon.Close()
+		if err == nil != (tt.want == "") || err != nil && err.Error() != tt.want || requests.Load() != 2 {
+			t.Errorf("%s: got %v after %d requests, want %q after 2", tt.name, err, requests.Load(), tt.want)
+		}
 	}
 }
 

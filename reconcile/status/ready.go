@@ -112,9 +112,39 @@ func (e *NotReadyError) Error() string { return errors.Join(e.Lines...).Error() 
 // Unwrap returns the lines, so that an error message has one line for each.
 func (e *NotReadyError) Unwrap() []error { return e.Lines }
 
+// NotDeclaredError says that no image of a name is declared.
+type NotDeclaredError struct{ Name string }
+
+func (e *NotDeclaredError) Error() string { return e.Name + " is not declared" }
+
+// ConfigID names a configuration by the beginning of its commit or of its config digest, in
+// lower-case hex. The zero ConfigID stands for any configuration.
+type ConfigID struct{ Revision, Digest string }
+
+// CheckApplied checks that the manager has applied a configuration. The error is a *NotReadyError.
+func (c ConfigStatus) CheckApplied(of ConfigID) error {
+	wanted, applied := "the digest "+of.Digest, cmp.Or(c.Digest, "no digest")
+	if of.Digest == "" {
+		wanted, applied = "revision "+of.Revision, cmp.Or(c.Revision, "no revision")
+	}
+	if strings.HasPrefix(c.Revision, of.Revision) && strings.HasPrefix(c.Digest, of.Digest) {
+		return nil
+	}
+	err := fmt.Errorf("the daemon has not applied the configuration with %s: it has %s", wanted, applied)
+	switch {
+	case c.Fault != "":
+		err = fmt.Errorf("%w: %s", err, oneLine(c.Fault))
+	case len(c.Errors) > 0:
+		err = fmt.Errorf("%w: %s", err, c.firstError())
+	case of.Revision != "" && c.Revision == "":
+		err = fmt.Errorf("%w: its directory is not a git checkout; use --digest", err)
+	}
+	return &NotReadyError{[]error{err}}
+}
+
 // CheckReady checks that the named images, or all declared ones, have all desired copies ready.
-// Without names the configuration must be valid, too. The error is a *NotReadyError, or another
-// one if waiting cannot help, because a named image is not declared.
+// Without names the configuration must be valid, too. The error is a *NotReadyError, or a
+// *NotDeclaredError for a named image that is not declared.
 func (s Status) CheckReady(names []string) error {
 	if s.Config.Allowed == schema.ObserveOnly.String() {
 		return &NotReadyError{[]error{fmt.Errorf("the configuration is unknown: %s", cmp.Or(s.Config.Fault, s.Config.firstError()))}}
@@ -137,7 +167,7 @@ func (s Status) CheckReady(names []string) error {
 		image, declared := s.declaredImage(name)
 		switch {
 		case !declared:
-			return fmt.Errorf("%s is not declared", name)
+			return &NotDeclaredError{name}
 		case image.Desired == 0 || image.Ready < image.Desired:
 			lines = append(lines, image.notReadyError())
 		}
