@@ -197,6 +197,7 @@ func (l *localJobs) job(t Task) job.Job {
 		Disk: folderOf(t.Disk), Source: folderOf(t.Source), Disks: foldersOf(t.Disks), Uploads: l.uploads, Restores: l.restores,
 		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest, Size: t.Size},
 	}
+	j.Peers.Verified = t.Verified
 	j.Peers.Warn = func(err error) {
 		l.log.Warn("a source sent wrong bytes", "copy", t.Action.CopyRef().String(), "error", err)
 	}

@@ -21,7 +21,7 @@ type peers struct {
 }
 
 func newPeers(system Peers) peers {
-	return peers{system: system, states: map[string]peerState{}, claims: &claims{}}
+	return peers{system: system, states: map[string]peerState{}, claims: newClaims()}
 }
 
 // peerState is the last published state of a node, converted for the planner.

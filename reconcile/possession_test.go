@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -27,6 +28,7 @@ type liar struct {
 	honest *manager
 	client *peer.Client
 	proof  func(w http.ResponseWriter, r *http.Request) // responds to requests for bytes
+	change func(*peer.Copy)                             // changes what it claims; nil: nothing
 }
 
 func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -55,9 +57,22 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.UUID = "the disk of the liar"
 		for j := range d.Copies {
 			d.Copies[j].Leaving, d.Copies[j].Action, d.Copies[j].UsedBy = false, "", ""
+			if l.change != nil {
+				l.change(&d.Copies[j])
+			}
 		}
 	}
 	must(l.honest.t, json.NewEncoder(w).Encode(s))
+}
+
+// newLiar serves a liar as the node evil.
+func newLiar(t *testing.T, honest, evil *manager) *liar {
+	l := &liar{name: evil.name, honest: honest, client: peer.NewClient(nil, nil)}
+	t.Cleanup(l.client.Close)
+	evil.server.Config.Handler = l
+	evil.server.Start()
+	t.Cleanup(evil.server.Close)
+	return l
 }
 
 // relay sends a request to the honest node and returns its response.
@@ -141,14 +156,9 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 			c.start(clusterSettings + "\n" + c.image(1, url))
 			honest.until("a copy", honest.holds)
 
-			l := &liar{name: evil.name, honest: honest, client: peer.NewClient(nil, nil)}
-			t.Cleanup(l.client.Close)
+			l := newLiar(t, honest, evil)
 			l.proof = tt.proof(l)
-			evil.server.Config.Handler = l
-			evil.server.Start()
-			t.Cleanup(evil.server.Close)
-			c.nodes = []*manager{honest, evil}
-			c.evicted = honest
+			c.nodes, c.evicted = []*manager{honest, evil}, honest
 			c.declare(clusterSettings+"\n"+c.image(1, url), honest)
 			v := honest.until("two cancelled deletions, or one that was not", func(v *status.View) bool {
 				return honest.Counts().Proofs[tt.want] >= 2 || honest.Counts().Proofs[plan.ProofWrong] > 0 || !honest.holds(v)
@@ -174,6 +184,63 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A node has only a copy of an older generation, and a single other node claims to have the declared one.
+// The node has no chunk manifest of it, so it reads that copy in full first. It deletes its own copy only if
+// the other one has the declared bytes.
+func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
+	t.Parallel()
+	first, second := fetchtest.Random(1, 3<<20), fetchtest.Random(2, 3<<20+512)
+	image := func(c *lan, content []byte, path string) string {
+		url := c.upstream.Serve(path, fetchtest.Bytes(content))
+		return clusterSettings + fmt.Sprintf("\nimages: {parrot: {checksum: %q, source: {download: {url: %q}}}}\n", digestOfBytes(content), url)
+	}
+	t.Run("honest", func(t *testing.T) {
+		t.Parallel()
+		c := newLAN(t, 2)
+		holder, other := c.nodes[0], c.nodes[1]
+		c.evicted = other
+		c.start(image(c, first, "/a"))
+		holder.until("the first generation", holder.holds)
+		c.evicted = holder
+		c.declare(image(c, second, "/b"), c.nodes...)
+		other.until("the second generation", other.holds)
+		holder.until("the older copy deleted", func(v *status.View) bool { return !holder.holds(v) })
+		if done, got := holder.Counts().Done[plan.Verify], holder.Counts().FromPeers; done != 1 || got != int64(len(second)) {
+			t.Errorf("%d verifications read %d bytes of the other node, want %d", done, got, len(second))
+		}
+	})
+	t.Run("liar", func(t *testing.T) {
+		t.Parallel()
+		c := newLAN(t, 2)
+		holder, evil := c.nodes[0], c.nodes[1]
+		c.nodes = c.nodes[:1]
+		c.start(image(c, first, "/a"))
+		holder.until("the first generation", holder.holds)
+		l := newLiar(t, holder, evil)
+		l.proof = respondWith(fetchtest.Random(3, len(second)))
+		c.nodes, c.evicted = []*manager{holder, evil}, holder
+		next := image(c, second, "/b")
+		uuid := plantest.Load(t, "nodes: {node1: {disks: {a: {path: /a}}}}\n"+next).Config.Images["parrot"].ID.UUID
+		l.change = func(c *peer.Copy) {
+			c.UUID, c.SHA512, c.Size = uuid, digestOfBytes(second), int64(len(second))
+		}
+		c.declare(next, holder)
+		v := holder.until("the claim disproved", func(v *status.View) bool {
+			claimed := v.Observed.Disks[schema.DiskRef{Node: evil.name, Disk: "a"}].Copies[disk.ID{Name: "parrot", UUID: uuid}]
+			return claimed.Unproven || !holder.holds(v)
+		})
+		if !holder.holds(v) {
+			t.Error("the last copy was deleted")
+		}
+	})
+}
+
+func digestOfBytes(content []byte) disk.Digest {
+	h := disk.SHA512.New()
+	h.Write(content)
+	return disk.SHA512.Digest(h)
 }
 
 // A deletion costs at most one chunk for each copy that it counts on, and asks no others. It must not
@@ -268,21 +335,21 @@ func TestWithdrawnCopyServesNobodyUntilTheDeletionIsCancelled(t *testing.T) {
 func TestDisprovedClaims(t *testing.T) {
 	c, ref := disprovableCopy()
 	d := plan.Desired{Config: schema.Config{Nodes: map[string]schema.Node{"n2": {Disks: map[string]schema.Disk{"a": {}}}}}}
-	s, now := &claims{}, systemTime().Steady
+	s, now := newClaims(), systemTime().Steady
 	isUnproven := func() bool {
 		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{ref.Disk: {Copies: map[disk.ID]plan.Copy{ref.ID: c}}}}
 		s.apply(d, &o, now)
 		got := o.Disks[ref.Disk].Copies[ref.ID]
 		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref)
 	}
-	if s.record(ref, c, plan.ProofMissing, now) || isUnproven() || !s.unanswered()[ref] {
+	if s.record(ref, plan.ProofMissing); isUnproven() || !s.unanswered()[ref] {
 		t.Error("a missing proof disproves the claim, or is forgotten")
 	}
 	for failures, wait := range []time.Duration{1, 2, 4} {
-		if !s.record(ref, c, plan.ProofWrong, now) || !isUnproven() || s.unanswered()[ref] {
+		if !s.disprove(ref, c, now) || !isUnproven() || s.unanswered()[ref] {
 			t.Errorf("failure %d: the claim is not disproved", failures)
 		}
-		if s.record(ref, c, plan.ProofMissing, now); !isUnproven() {
+		if s.record(ref, plan.ProofMissing); !isUnproven() {
 			t.Errorf("failure %d: a missing proof ends that the claim is disproved", failures)
 		}
 		c.VerifiedAt = c.VerifiedAt.Add(1)
@@ -295,8 +362,8 @@ func TestDisprovedClaims(t *testing.T) {
 			t.Errorf("failure %d: another claim does not count after %v", failures, minDisproved*wait)
 		}
 	}
-	s.record(ref, c, plan.ProofWrong, now)
-	if s.record(ref, c, plan.ProofPassed, now); isUnproven() {
+	s.disprove(ref, c, now)
+	if s.record(ref, plan.ProofPassed); isUnproven() {
 		t.Error("a copy that has proven that it has its bytes is still disproved")
 	}
 }

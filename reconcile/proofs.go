@@ -3,7 +3,6 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"maps"
 	"sync"
 	"time"
@@ -109,12 +108,22 @@ func (r *Reconciler) recordProofs(responses map[string]plan.Response) (passed bo
 		for ref, p := range response.Proofs {
 			passed = passed && p.Result == plan.ProofPassed
 			r.jobs.transfers.addProof(p.Result)
-			if c := response.Disks[ref.Disk].Copies[ref.ID]; r.peers.claims.record(ref, c, p.Result, r.clock.now().Steady) {
-				r.log.Warn("a copy on another node did not prove that it has its bytes", slog.String("copy", ref.String()), slog.String("error", p.Problem))
+			c := response.Disks[ref.Disk].Copies[ref.ID]
+			if p.Result == plan.ProofWrong {
+				r.disprove(ref, c, p.Problem)
+				continue
 			}
+			r.peers.claims.record(ref, p.Result)
 		}
 	}
 	return passed
+}
+
+// disprove records that a copy on another node, which claims to be c, has sent other bytes.
+func (r *Reconciler) disprove(ref plan.CopyRef, c plan.Copy, problem string) {
+	if r.peers.claims.disprove(ref, c, r.clock.now().Steady) {
+		r.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
+	}
 }
 
 // claims are what this node knows about copies on other nodes against the claims of these nodes. It
@@ -122,7 +131,12 @@ func (r *Reconciler) recordProofs(responses map[string]plan.Response) (passed bo
 type claims struct {
 	mu        sync.Mutex
 	disproved map[plan.CopyRef]disprovedClaim
-	missing   map[plan.CopyRef]bool // did not answer the last request for a proof
+	missing   map[plan.CopyRef]bool       // did not answer the last request for a proof
+	manifests map[disk.Digest]disk.Digest // see plan.Observed.ReadManifests
+}
+
+func newClaims() *claims {
+	return &claims{disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}}
 }
 
 // disprovedClaim is the claim that a copy is ready, whose node has sent other bytes as the proof.
@@ -148,26 +162,35 @@ const (
 	maxDisproved = 24 * time.Hour
 )
 
-// record records the outcome of a proof of the copy c. It reports whether the claim is disproved now
-// and was not before.
-func (s *claims) record(ref plan.CopyRef, c plan.Copy, result plan.ProofResult, now time.Time) (disproved bool) {
+// record records the outcome of a proof that does not disprove the claim.
+func (s *claims) record(ref plan.CopyRef, result plan.ProofResult) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.missing == nil {
-		s.disproved, s.missing = map[plan.CopyRef]disprovedClaim{}, map[plan.CopyRef]bool{}
-	}
-	switch delete(s.missing, ref); result {
-	case plan.ProofMissing:
+	if result == plan.ProofMissing {
 		s.missing[ref] = true
-	case plan.ProofPassed:
-		delete(s.disproved, ref)
-	case plan.ProofWrong:
-		last := s.disproved[ref]
-		wait := min(minDisproved<<min(last.failures, 16), maxDisproved)
-		s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(wait)}
-		return last.failures == 0 || last.over
+		return
 	}
-	return false
+	delete(s.missing, ref)
+	delete(s.disproved, ref)
+}
+
+// disprove records that the copy c has sent other bytes than its node claims. It reports whether the
+// claim was not disproved before.
+func (s *claims) disprove(ref plan.CopyRef, c plan.Copy, now time.Time) (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.missing, ref)
+	last := s.disproved[ref]
+	wait := min(minDisproved<<min(last.failures, 16), maxDisproved)
+	s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(wait)}
+	return last.failures == 0 || last.over
+}
+
+// addManifest records the digest of the chunk manifest of bytes that this node has read.
+func (s *claims) addManifest(manifest, sha512 disk.Digest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.manifests[manifest] = sha512
 }
 
 // apply marks the copies in o whose claim is disproved. It ends that for copies about which their node
@@ -176,6 +199,7 @@ func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.missing, func(ref plan.CopyRef, _ bool) bool { return !o.HasCopy(ref) })
+	o.ReadManifests = maps.Clone(s.manifests)
 	for ref, one := range s.disproved {
 		if _, declared := d.Disk(ref.Disk); !declared {
 			delete(s.disproved, ref)

@@ -27,6 +27,9 @@ type Task struct {
 	Size int64
 	// PeerCopies returns the copies with Digest that peers offer now.
 	PeerCopies func() []peer.Source
+	// Verified receives the digest of the chunk manifest of the bytes with Digest, after an action
+	// for which VerifiesPeer is true has read them.
+	Verified func(manifest disk.Digest)
 }
 
 // LocalCopy is a copy on a disk of this node.
@@ -45,6 +48,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 	}
 	t.Progress.Total.Store(a.Bytes)
 	t.Digest, t.Size, t.PeerCopies = r.peers.copiesFor(d, o, a)
+	t.Verified = func(manifest disk.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
 	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
 		t.Source = r.disks.open[a.LocalSource.Disk].handle
 	}

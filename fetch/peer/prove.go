@@ -8,8 +8,12 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -70,6 +74,68 @@ func (c *Client) SelectChunk(ctx context.Context, s Source, size int64, secret u
 	}
 	return chunk, nil
 }
+
+const (
+	// readRun is how many bytes ReadChunks requests at once. Each request needs a slot for sending, which
+	// others may wait for.
+	readRun = 64 << 20
+	// readStall is how long ReadChunks waits for the next bytes.
+	readStall = time.Minute
+)
+
+// ReadChunks reads all chunks of a copy of size bytes in order, at most limit bytes per second (0: no
+// limit), and calls each with every chunk, which is valid until each returns. While the peer is busy, and
+// after a connection that has delivered a chunk breaks, it goes on. The bytes are not verified.
+func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, each func(chunk []byte)) error {
+	limiter, buf := fetch.NewLimiter(limit), disk.NewChunkBuffer()
+	for from := int64(0); from < size; {
+		read, err := c.readChunks(ctx, s, from, min(from+readRun, size), limiter, buf, each)
+		from += read
+		var busy *busyError
+		switch {
+		case err == nil:
+		case errors.As(err, &busy):
+			if !sleep(ctx, busy.retryAfter) {
+				return ctx.Err()
+			}
+		case read == 0 || ctx.Err() != nil:
+			return err
+		}
+	}
+	return nil
+}
+
+// readChunks reads the chunks in the bytes [from, to), and returns how many bytes each was called with.
+func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limiter *rate.Limiter, buf []byte, each func([]byte)) (read int64, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	body, err := c.openRange(ctx, s, from, to)
+	if err != nil {
+		return 0, err
+	}
+	defer body.Close()
+	stall := time.AfterFunc(readStall, func() { cancel(errTimeout) })
+	defer stall.Stop()
+	limited := fetch.RateLimitReader(ctx, readerFunc(func(p []byte) (int, error) {
+		n, err := body.Read(p)
+		stall.Reset(readStall)
+		return n, err
+	}), limiter)
+	for from+read < to {
+		chunk := buf[:min(disk.ChunkSize, to-from-read)]
+		if _, err := io.ReadFull(limited, chunk); err != nil {
+			return read, fmt.Errorf("query %s: %w", s.URL, stripAddress(err))
+		}
+		each(chunk)
+		read += int64(len(chunk))
+	}
+	return read, nil
+}
+
+// readerFunc is a function that implements io.Reader.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 // maxProofs is how many proofs a node sends at once: each needs a chunk of memory. Further requests wait.
 const maxProofs = 4

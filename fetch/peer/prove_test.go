@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -175,4 +176,52 @@ func TestProveEndsWithItsContext(t *testing.T) {
 	if err := newClient(t).Prove(ctx, s, disk.SelectedChunk{To: 512}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// ReadChunks reads the whole copy in order, also through a connection that breaks and a busy peer.
+func TestReadChunks(t *testing.T) {
+	content := randomBytes(3*mib + 512)
+	n := startNode(t, "node1")
+	s := n.put(t, parrot, content)
+	requests := 0
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch requests++; requests {
+		case 1:
+			writeBusy(w, "busy")
+		case 2:
+			n.Config.Handler.ServeHTTP(&breakingWriter{w, mib + 4096}, r)
+		default:
+			n.Config.Handler.ServeHTTP(w, r)
+		}
+	}))
+	defer front.Close()
+	s.URL = front.URL
+	var got []byte
+	if err := newClient(t).ReadChunks(t.Context(), s, int64(len(content)), 0, func(chunk []byte) { got = append(got, chunk...) }); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, content) || requests != 3 {
+		t.Errorf("%d bytes in %d requests; they are right: %v", len(got), requests, bytes.Equal(got, content))
+	}
+	n.withdraw(parrot)
+	if err := newClient(t).ReadChunks(t.Context(), s, int64(len(content)), 0, func([]byte) {}); err == nil {
+		t.Error("a withdrawn copy was read")
+	}
+}
+
+// breakingWriter breaks the connection after some bytes of the body.
+type breakingWriter struct {
+	http.ResponseWriter
+	left int
+}
+
+func (w *breakingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *breakingWriter) Write(b []byte) (int, error) {
+	n, err := w.ResponseWriter.Write(b[:min(len(b), w.left)])
+	if w.left -= n; w.left == 0 {
+		_ = http.NewResponseController(w.ResponseWriter).Flush()
+		panic(http.ErrAbortHandler)
+	}
+	return n, err
 }

@@ -7,7 +7,8 @@
 // when the planner may try again.
 //
 // Reading order: job.go has Job and the way of every new copy; download.go, sources.go and sync.go
-// have the sources; repair.go verifies and repairs; failure.go classifies errors.
+// have the sources; repair.go verifies and repairs; possession.go verifies a copy on another node;
+// failure.go classifies errors.
 package job
 
 import (
@@ -72,6 +73,9 @@ func (j Job) Run(ctx context.Context) error {
 	case plan.Upload:
 		return j.upload(ctx, id)
 	case plan.Adopt, plan.Verify:
+		if j.Action.VerifiesPeer() {
+			return j.verifyPeer(ctx)
+		}
 		return j.verify(ctx, id)
 	}
 	panic("job: no job executes the action " + string(j.Action.Op))

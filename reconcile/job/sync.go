@@ -22,6 +22,8 @@ type PeerCopies struct {
 	Digest  disk.Digest          // of the bytes to read; zero: none may be read
 	Size    int64                // of these bytes; 0: not known
 	Warn    func(error)          // receives an error for each source with wrong bytes
+	// Verified receives the digest of the chunk manifest of the bytes that verifyPeer has read.
+	Verified func(manifest disk.Digest)
 }
 
 var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("no responding node has a ready copy with these bytes")}

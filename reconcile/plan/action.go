@@ -91,7 +91,8 @@ type Action struct {
 	// deletion frees. It is UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
 	// From is the copy that a sync, a repair or a clone reads, as <node>/<disk>/<folder>. An
-	// action that reads copies of other nodes reads all of them; From names one.
+	// action that reads copies of other nodes reads all of them; From names one. A verification
+	// with From reads only that copy, and not the one that the action concerns.
 	From CopyRef `json:"from,omitzero"`
 	// Until is when a wait ends. It is zero when the wait does not end at a known time.
 	Until time.Time `json:"until,omitzero"`
@@ -157,6 +158,9 @@ func (a Action) CopyRef() CopyRef {
 // Idle reports whether the action does nothing: it is a wait or blocked.
 func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
 
+// VerifiesPeer reports whether the action reads a copy on another node to verify its bytes.
+func (a Action) VerifiesPeer() bool { return a.Op == Verify && a.From != (CopyRef{}) }
+
 // asWaitFor returns an idle action with op as its Next. It sets Action.Blocked if blocked is true or
 // the operation of the action is Blocked. It returns other actions unchanged.
 func (a Action) asWaitFor(op Op, blocked bool) Action {
@@ -208,6 +212,9 @@ func (a Action) targetDigest() disk.Digest {
 // checksum it is the digest of the copy that the action reads.
 func (d Desired) DigestOf(o Observed, a Action) disk.Digest {
 	ref, image := a.CopyRef(), d.Config.Images[a.Image]
+	if a.VerifiesPeer() {
+		return a.SourceDigest
+	}
 	if a.Op == Repair || a.Op == Verify {
 		return o.Disks[ref.Disk].Copies[ref.ID].SHA512
 	}

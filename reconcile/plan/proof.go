@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -38,8 +39,8 @@ type ProofRequest struct {
 	// chunk; the file of the copy is not read. Zero: this node has no such manifest, and the chunk
 	// is compared with the manifest that the other node serves.
 	Local CopyRef
-	// Untrusted: the manifest that the other node serves may be made up. The proof counts only
-	// after the copy was read in full.
+	// Untrusted: the manifest that the other node serves may be made up. The proof cannot be made
+	// before this node has read the copy in full.
 	Untrusted bool
 }
 
@@ -60,20 +61,31 @@ func (d Desired) ProofRequests(o Observed, a Action, last map[CopyRef]bool) []Pr
 	}
 	ix := newIndex(d, o)
 	ix.proofsWaived = true
-	p := newImagePlanner(ix, image)
-	others := slices.DeleteFunc(slices.Clone(p.state.ready), func(ref CopyRef) bool { return d.Owns(ref.Disk) || !p.state.countable(ref) })
-	slices.SortStableFunc(others, func(a, b CopyRef) int { return compareBool(last[a], last[b]) })
-	slices.SortStableFunc(others, func(a, b CopyRef) int {
-		return compareBool(!p.state.isEligible(a.Disk), !p.state.isEligible(b.Disk))
+	return newImagePlanner(ix, image).proofRequests(a.CopyRef(), last)
+}
+
+// proofRequests returns the requests for the deletion of a copy of this node: see Desired.ProofRequests.
+// It prefers copies whose chunk manifest is trusted.
+func (p imagePlanner) proofRequests(deleted CopyRef, last map[CopyRef]bool) []ProofRequest {
+	var others []ProofRequest // best ranked first
+	for _, ref := range p.state.ready {
+		if !p.ix.desired.Owns(ref.Disk) && p.state.countable(ref) {
+			others = append(others, p.proofRequest(ref, deleted))
+		}
+	}
+	slices.SortStableFunc(others, func(a, b ProofRequest) int {
+		return cmp.Or(
+			compareBool(!p.state.isEligible(a.Copy.Disk), !p.state.isEligible(b.Copy.Disk)),
+			compareBool(last[a.Copy], last[b.Copy]), compareBool(a.Untrusted, b.Untrusted))
 	})
-	missing := p.missingOnOwnDisks(a.CopyRef())
+	missing := p.missingOnOwnDisks(deleted)
 	var requests []ProofRequest
-	for _, ref := range others {
-		eligible := p.state.isEligible(ref.Disk)
+	for _, r := range others {
+		eligible := p.state.isEligible(r.Copy.Disk)
 		if missing.total <= 0 && missing.placed <= 0 || missing.placed > 0 && !eligible {
 			break
 		}
-		requests = append(requests, p.proofRequest(ref, a.CopyRef()))
+		requests = append(requests, r)
 		missing.total--
 		if eligible {
 			missing.placed--
@@ -83,6 +95,28 @@ func (d Desired) ProofRequests(o Observed, a Action, last map[CopyRef]bool) []Pr
 		return nil
 	}
 	return requests
+}
+
+// readFirst returns the deletion of a surplus copy, or what must happen before. A copy on which the
+// deletion counts cannot prove that it has its bytes if this node has no chunk manifest of them, and the
+// one that the other node serves may be made up. Then this node reads that copy in full once.
+func (p *surplusPlanner) readFirst(deletion Action) Action {
+	ref := deletion.CopyRef()
+	if !needsProofs(p.ix.observed, deletion) {
+		return deletion
+	}
+	for _, r := range (imagePlanner{p.ix, p.state, p.placement}).proofRequests(ref, nil) {
+		c := p.ix.copyAt(r.Copy)
+		switch {
+		case !r.Untrusted:
+		case c.ManifestDigest.IsZero(): // its node makes one
+			return wait(ref, deletion.with(CodeUnproven, ", but the copy on %s has no chunk manifest yet", r.Copy.Disk)).asWaitFor(deletion.Op, false)
+		default:
+			reason := deletion.with(CodeUnproven, "; before that the copy on %s is read in full, because nothing else shows that it has its bytes", r.Copy.Disk)
+			return p.ix.withSource(p.ix.attempt(Verify, ref, reason, c.Size), r.Copy).asWaitFor(deletion.Op, false)
+		}
+	}
+	return deletion
 }
 
 // compareBool orders false before true.

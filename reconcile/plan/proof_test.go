@@ -142,6 +142,15 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 		}
 		d.Config.Images["parrot"] = declared
 		got := proofRequests(d, o, cleanup, others, nil)
+		var want plan.Op = plan.Cleanup
+		if test.untrusted {
+			want = plan.Verify
+		}
+		for _, a := range d.Plan(o).Actions {
+			if a.CopyRef() == cleanup.CopyRef() && (a.Op != want || a.VerifiesPeer() != test.untrusted) {
+				t.Errorf("%s: the plan has %s from %s, want %s", test.name, a.Op, a.From, want)
+			}
+		}
 		if len(got) != 1 || got[0].Local != (plan.CopyRef{}) || got[0].Untrusted != test.untrusted {
 			t.Errorf("%s: got %+v, want untrusted %v", test.name, got, test.untrusted)
 		}

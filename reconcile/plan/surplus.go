@@ -43,7 +43,7 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 			delete(inspections, ref.Disk)
 		}
 		actions = append(actions, a)
-		if !a.Idle() {
+		if a.Op.Deletes() {
 			p.count = p.countWithout(ref)
 		}
 	}
@@ -138,7 +138,11 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
 		return waitUntil(ref, reason.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(op, false)
 	}
-	return planDeletion(p.ix, op, ref, reason)
+	a := planDeletion(p.ix, op, ref, reason)
+	if a.Idle() {
+		return a
+	}
+	return p.readFirst(a)
 }
 
 // keepNeeded keeps a copy until enough others are ready. The action is blocked if the disk is to

@@ -85,6 +85,13 @@ func (j nodeJobs) run(t reconcile.Task, d *simulation.Disk) error {
 			return err
 		}
 		return d.Repair(id, content, w.now)
+	case a.VerifiesPeer():
+		content, err := j.sourceContent(t)
+		if err != nil {
+			return err
+		}
+		t.Verified(w.contents.Properties(content).ManifestDigest)
+		return nil
 	case a.Op.NeedsFile():
 		w.contents.computeSHA256(d.Copies[id], t.Image.Checksum)
 		return d.Verify(id, w.now)

@@ -2,12 +2,14 @@ package simulation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	reconcilejob "github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -21,7 +23,8 @@ type runningJob struct {
 	image     schema.Image
 	diskUUID  string
 	reserve   int64
-	content   string // that a sync or a repair has to create
+	content   string // that a sync or a repair has to create, or another node has to have
+	verified  func(manifest disk.Digest)
 	done      func(error)
 	deletion  *deletion
 	query     *deletionQuery
@@ -157,6 +160,9 @@ func (m *node) finishJob(d *Disk, job *runningJob) error {
 		}
 		return m.fill(d, job, content, m.c.digest(job.content))
 	case plan.Adopt, plan.Verify:
+		if job.action.VerifiesPeer() {
+			return m.verifyPeer(job)
+		}
 		if s := d.Copies[job.key.ID]; s != nil && s.File != s.Recorded {
 			m.c.recordLoss(job.key, s)
 		}
@@ -230,6 +236,20 @@ func (m *node) verify(d *Disk, id disk.ID) error {
 	if s := d.Copies[id]; s.Failure != "" {
 		m.noteDamage(s)
 	}
+	return nil
+}
+
+// verifyPeer ends a job that reads the copy of another node in full.
+func (m *node) verifyPeer(job *runningJob) error {
+	from := job.action.From
+	s := m.c.copyAt(from)
+	switch {
+	case !m.c.reachable(m.name, from.Disk.Node) || !s.Ready() || m.c.nodes[from.Disk.Node].leaving(from):
+		return &fetch.Error{Class: fetch.Network, Err: errors.New("the copy is not sent")}
+	case s.File != job.content || m.c.sendsWrongBytes[from.Disk.Node]:
+		return &fetch.Error{Class: fetch.Network, Err: reconcilejob.ErrOtherBytes}
+	}
+	job.verified(m.c.library.Properties(s.File).ManifestDigest)
 	return nil
 }
 

@@ -19,7 +19,7 @@ var (
 	clusterSeeds = flag.Int("cluster.seeds", 0, "number of clusters of 5 to 12 nodes to simulate; 0: 50 clusters of 1 to 7 nodes")
 	clusterFirst = flag.Uint64("cluster.first", 0, "first seed; the others follow it")
 	clusterSeed  = flag.Int64("cluster.seed", -1, "simulate only this seed, and print its events")
-	clusterWorld = flag.Bool("cluster.world", false, "check deletions only against the simulated disks, not against the responses of peers")
+	clusterWorld = flag.Bool("cluster.world", false, "check deletions only against the simulated disks, not against the responses and the proofs of peers")
 	clusterLines = flag.Int("cluster.lines", 300, "number of events to print, the last ones")
 )
 

@@ -142,11 +142,11 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 		m.toBegin = append(m.toBegin, func() { m.deleteCopy(job) })
 		return
 	}
-	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, done: done}
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, verified: t.Verified, done: done}
 	if d, ok := t.Disk.(watchedDisk); ok {
 		job.diskUUID = Opened(d.Disk).UUID
 	}
-	if t.Action.Op.ReadsCopies() {
+	if t.Action.Op.ReadsCopies() || t.Action.VerifiesPeer() {
 		job.content = m.c.contentOf(t.Digest)
 		if s := m.c.copyAt(t.Action.LocalSource); s != nil {
 			job.content = s.Recorded

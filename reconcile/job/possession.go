@@ -1,0 +1,60 @@
+package job
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// ErrOtherBytes: the copy of a peer has other bytes than its node claims.
+var ErrOtherBytes = errors.New("it has other bytes than its node claims")
+
+// verifyPeer reads the copy on another node that the action names in full, and compares its bytes with
+// the digest that the node claims and with the declared checksum. It writes nothing. Then this node knows
+// the chunk manifest of these bytes, which the copy is later compared with (plan.ProofRequest).
+func (j Job) verifyPeer(ctx context.Context) error {
+	if j.Peers.Client == nil {
+		return errNoSource
+	}
+	for _, s := range j.Peers.Sources() {
+		at := schema.DiskRef{Node: s.Node, Disk: s.Disk}
+		if at == j.Action.From.Disk && s.ID == j.Action.From.ID {
+			return j.verifySource(ctx, s)
+		}
+	}
+	return errNoSource
+}
+
+func (j Job) verifySource(ctx context.Context, s peer.Source) error {
+	j.Progress.Total.Store(j.Action.Bytes)
+	whole, declared, manifest := disk.SHA512.New(), io.Writer(io.Discard), disk.SHA256.New()
+	var vendor hash.Hash
+	if j.Image.Checksum.Algorithm() == disk.SHA256 {
+		vendor = disk.SHA256.New()
+		declared = vendor
+	}
+	all := io.MultiWriter(whole, declared)
+	err := j.Peers.Client.ReadChunks(ctx, s, j.Action.Bytes, j.Image.BandwidthLimit, func(chunk []byte) {
+		_, _ = all.Write(chunk) // a hash never fails
+		sum := disk.HashChunk(chunk)
+		_, _ = manifest.Write(sum[:])
+		j.Progress.Done.Add(int64(len(chunk)))
+		j.Progress.PeerBytes.Add(int64(len(chunk)))
+	})
+	if err != nil {
+		return &fetch.Error{Class: fetch.Network, Err: err}
+	}
+	matches := disk.SHA512.Digest(whole) == j.Peers.Digest && (vendor == nil || disk.SHA256.Digest(vendor) == j.Image.Checksum)
+	if !matches {
+		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: %w", j.Action.From, ErrOtherBytes)}
+	}
+	j.Peers.Verified(disk.SHA256.Digest(manifest))
+	return nil
+}
