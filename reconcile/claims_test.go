@@ -1,7 +1,9 @@
 package reconcile
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha512"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,17 +12,20 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"runtime/metrics"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -28,6 +33,7 @@ import (
 // claimant is a node with valid credentials that answers whatever a test wants.
 type claimant struct {
 	*httptest.Server
+	mux     *http.ServeMux
 	mu      sync.Mutex
 	version int
 	state   func() peer.State
@@ -35,11 +41,10 @@ type claimant struct {
 
 // newClaimant returns a node that publishes a state, anew at each request, and has no bytes.
 func newClaimant(t *testing.T, state func() peer.State) *claimant {
-	l := &claimant{state: state}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/state", l.serveState)
-	mux.HandleFunc("GET /v1/images/{name}/copies", func(w http.ResponseWriter, _ *http.Request) { l.write(w) })
-	l.Server = httptest.NewServer(mux)
+	l := &claimant{state: state, mux: http.NewServeMux()}
+	l.mux.HandleFunc("GET /v1/state", l.serveState)
+	l.mux.HandleFunc("GET /v1/images/{name}/copies", func(w http.ResponseWriter, _ *http.Request) { l.write(w) })
+	l.Server = httptest.NewServer(l.mux)
 	t.Cleanup(l.Close)
 	return l
 }
@@ -142,6 +147,70 @@ func TestClaimedDiskStaysInService(t *testing.T) {
 	}
 	claimed.Store(new("another disk"))
 	l.until("no dispute", func(v *status.View) bool { return v.Observed.Disks[own].Disputed == "" })
+}
+
+// wrongBytes is a peer.Node that sends the copies of one disk.
+type wrongBytes struct {
+	peer.Node
+	disk *disk.Disk
+}
+
+func (w wrongBytes) Disk(string) (*disk.Disk, bool)       { return w.disk, true }
+func (w wrongBytes) Leaving(string, disk.ID) bool         { return false }
+func (w wrongBytes) DeclaredUUID(string) (string, bool)   { return "", false }
+func (w wrongBytes) ReportDamage(context.Context, string) {}
+
+// commitCopy creates a ready copy with these bytes on a new disk.
+func commitCopy(t *testing.T, id disk.ID, content []byte) (*disk.Disk, disk.Copy) {
+	t.Helper()
+	d, err := disk.Open(newDisk(t))
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	part, err := d.OpenPart(t.Context(), id, disk.PartOptions{})
+	must(t, err)
+	must(t, part.Begin(disk.PartSource{ID: "test", Size: int64(len(content))}))
+	_, err = part.ReadFrom(bytes.NewReader(content))
+	must(t, err)
+	c, err := part.Commit(disk.Digest{})
+	must(t, err)
+	return d, c
+}
+
+// A node claims to have an image with its declared checksum, and sends other bytes, with a chunk
+// manifest that matches them. The manager reads them once, leaves that copy aside, and downloads the
+// image at once, not after a backoff.
+func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
+	t.Parallel()
+	const size = 3<<20 + 512
+	right := fetchtest.Random(1, size)
+	upstream := fetchtest.Start(t)
+	url := upstream.Serve("/a", fetchtest.Bytes(right))
+	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	checksum := fmt.Sprintf("%x", sha512.Sum512(right))
+	wrong, c := commitCopy(t, id, fetchtest.Random(2, size))
+	digest, err := disk.ParseDigest(checksum)
+	must(t, err)
+	c.SHA512 = digest
+	evil := newClaimant(t, func() peer.State {
+		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: "u", Total: 1 << 40, Free: 1 << 40, Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: c})}}}}
+	})
+	var sent atomic.Int64
+	bytes := peer.NewServer(peer.NewStateCache(), wrongBytes{disk: wrong}).Handler()
+	evil.mux.HandleFunc("GET /v1/images/{name}/{uuid}/{part}", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("part") == "manifest" {
+			sent.Add(1)
+		}
+		bytes.ServeHTTP(w, r)
+	})
+	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", minNumberOfCopies: 2, checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
+	own := plan.CopyRef{Disk: schema.DiskRef{Node: "n1", Disk: "a"}, ID: id}
+	v := l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own.Disk].Copies[id].State == disk.Ready })
+	if got := v.Desired.ReadyCopies(v.Observed, v.Desired.Config.Images["parrot"]); !slices.Equal(got, []plan.CopyRef{own}) {
+		t.Errorf("the ready copies are %v", got)
+	}
+	if sent.Load() != 1 || len(upstream.Requests()) != 1 || v.Observed.Disks[own.Disk].Copies[id].SHA512 != digest {
+		t.Errorf("the manifest was sent %d times, and the upstream had %d requests", sent.Load(), len(upstream.Requests()))
+	}
 }
 
 func heapBytes() int64 {

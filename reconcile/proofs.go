@@ -119,11 +119,25 @@ func (r *Reconciler) recordProofs(responses map[string]plan.Response) (passed bo
 	return passed
 }
 
-// disprove records that a copy on another node, which claims to be c, has sent other bytes.
-func (r *Reconciler) disprove(ref plan.CopyRef, c plan.Copy, problem string) {
-	if r.peers.claims.disprove(ref, c, r.clock.now().Steady) {
+// disprove records that a copy on another node, which claims to be c, has sent other bytes. It reports
+// whether that was not known.
+func (r *Reconciler) disprove(ref plan.CopyRef, c plan.Copy, problem string) (news bool) {
+	news = r.peers.claims.disprove(ref, c, r.clock.now().Steady)
+	if news {
 		r.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
 	}
+	return news
+}
+
+// disproveSources records that copies on other nodes have other bytes than their nodes claim, because a
+// job that failed with err has read them. It reports whether that was not known of any of them.
+func (r *Reconciler) disproveSources(sources []peer.Source, err error) (news bool) {
+	for _, s := range sources {
+		ref := plan.CopyRef{Disk: schema.DiskRef{Node: s.Node, Disk: s.Disk}, ID: s.ID}
+		c := r.peers.states[s.Node].disks[ref.Disk].Copies[s.ID]
+		news = r.disprove(ref, c, err.Error()) || news
+	}
+	return news
 }
 
 // claims are what this node knows about copies on other nodes against the claims of these nodes. It

@@ -38,7 +38,24 @@ type Pull struct {
 	// MaxBackoff is the maximum time for which a source is not used after a failure; 0: 5 minutes.
 	MaxBackoff time.Duration
 
-	health healthTable
+	health   healthTable
+	manifest disk.Digest // of the last transfer
+}
+
+// WrongSources returns the sources that have shown, in a transfer that ended with err, that they do not
+// have the bytes that they offer: they sent chunks that do not match their own chunk manifest; or the
+// whole file did not have its digest, although each chunk matched the manifest, so that every source
+// with this manifest is wrong.
+func (p *Pull) WrongSources(err error) []Source {
+	_, wrongFile := errors.AsType[*disk.ChecksumError](err)
+	var wrong []Source
+	for _, s := range p.Sources() {
+		h := p.health[s.name()]
+		if wrongFile && s.ManifestDigest == p.manifest || h != nil && h.invalid {
+			wrong = append(wrong, s)
+		}
+	}
+	return wrong
 }
 
 // InvalidDataError means that a source sent wrong bytes.
@@ -180,6 +197,7 @@ func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put f
 	t.Client.activePulls.Add(1)
 	defer t.Client.activePulls.Add(-1)
 	t.manifestDigest = m.Digest()
+	t.manifest = t.manifestDigest
 	t.window = newWindow(m, first, &t.Client.activePulls)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var scheduler sync.WaitGroup

@@ -133,6 +133,7 @@ func (t *transfer) laneEnded(e laneEnd) error {
 		return e.err
 	}
 	h := t.health.of(e.lane.name())
+	h.invalid = h.invalid || isInvalidData(e.err)
 	h.recordFailure(e.err, e.lane.delivered, cmp.Or(t.MaxBackoff, defaultMaxBackoff))
 	if isConnectionDrop(e.err) && h.failures <= maxDrops {
 		t.chunkProgress.touch() // on a slow connection, one chunk may take longer than giveUpAfter
@@ -269,6 +270,7 @@ type sourceHealth struct {
 	degraded bool      // the source sends, but slowly, or only until the connection drops
 	busy     bool      // the last response was a 429
 	failures int       // number of consecutive failures
+	invalid  bool      // the source has sent wrong bytes
 }
 
 // name identifies a source in a healthTable and in errors.
@@ -293,7 +295,7 @@ func (h *sourceHealth) available() bool { return !time.Now().Before(h.retryAt) }
 // probably works.
 func (h *sourceHealth) recordFailure(err error, delivered int64, maxBackoff time.Duration) {
 	if busy, ok := errors.AsType[*busyError](err); ok {
-		*h = sourceHealth{err: err, busy: true, retryAt: time.Now().Add(busy.retryAfter), failures: h.failures}
+		*h = sourceHealth{err: err, busy: true, retryAt: time.Now().Add(busy.retryAfter), failures: h.failures, invalid: h.invalid}
 		return
 	}
 	slow, dropped := errors.Is(err, errSlow), isConnectionDrop(err)

@@ -74,7 +74,7 @@ func (j Job) repair(ctx context.Context, id disk.ID) error {
 		}
 		return remote(ctx, n, sum, buf)
 	}, func(n int64) { j.Progress.Done.Add(n) })
-	return err
+	return withWrongSources(err, pull)
 }
 
 // upstreamChunk reads chunk n of an image of size bytes from the upstream into buf, without a

@@ -40,9 +40,32 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
-	return j.fill(ctx, id, j.Peers.Digest, anySource, func(part *disk.Part) error {
+	err := j.fill(ctx, id, j.Peers.Digest, anySource, func(part *disk.Part) error {
 		return pull.Into(ctx, part, j.Peers.Size)
 	})
+	return withWrongSources(err, pull)
+}
+
+// WrongSourcesError is the error of a job that failed because copies on other nodes have other bytes
+// than their nodes claim.
+type WrongSourcesError struct {
+	Sources []peer.Source
+	Err     error
+}
+
+func (e *WrongSourcesError) Error() string { return e.Err.Error() }
+
+func (e *WrongSourcesError) Unwrap() error { return e.Err }
+
+// withWrongSources returns err together with the sources of the pull that were wrong, if there are any.
+func withWrongSources(err error, pull *peer.Pull) error {
+	if err == nil {
+		return nil
+	}
+	if wrong := pull.WrongSources(err); len(wrong) > 0 {
+		return &WrongSourcesError{wrong, err}
+	}
+	return err
 }
 
 // newPull returns a reader of chunks from other nodes. It also reads from the upstream, if the

@@ -163,6 +163,8 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 		c.InUseRecorded = true
 	case "leaving":
 		c.Leaving = true
+	case "unproven":
+		c.Unproven = true
 	case "rejects":
 		c.Rejects = value
 	case "for-now":

@@ -42,6 +42,8 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		return Rejection{Reason: Reason{CodeDiskUnavailable, "not observed"}}
 	case seen.Problem != "":
 		return Rejection{Reason: Reason{CodeDiskUnavailable, seen.Problem}}
+	case c.Unproven: // whoever needs a copy does not wait for this one
+		return Rejection{Reason: Unproven}
 	case c.State == disk.Ready, c.State == disk.Unknown:
 		return Rejection{}
 	case !node.AllowScheduling:
