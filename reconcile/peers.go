@@ -18,10 +18,13 @@ type peers struct {
 	system Peers
 	states map[string]peerState // by node
 	claims *claims
+	// otherConfig has since when nodes have had another config digest than this one, or none, by the
+	// steady clock.
+	otherConfig map[string]time.Time
 }
 
 func newPeers(system Peers) peers {
-	return peers{system: system, states: map[string]peerState{}, claims: newClaims()}
+	return peers{system: system, states: map[string]peerState{}, claims: newClaims(), otherConfig: map[string]time.Time{}}
 }
 
 // peerState is the last published state of a node, converted for the planner.
@@ -38,6 +41,7 @@ func (s *peers) follow(ctx context.Context, d plan.Desired) {
 	nodes := targetsOf(d)
 	s.system.Follow(ctx, nodes)
 	maps.DeleteFunc(s.states, func(name string, _ peerState) bool { _, ok := nodes[name]; return !ok })
+	maps.DeleteFunc(s.otherConfig, func(name string, _ time.Time) bool { _, ok := nodes[name]; return !ok })
 }
 
 // targetsOf returns the declared nodes other than this one, with their addresses and with what this
@@ -84,6 +88,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		if p.Problem != "" && !a.LastSeen.IsZero() {
 			p.UnreachableFor = max(0, now.Sub(a.LastSeen))
 		}
+		p.OtherConfigFor = s.trackConfig(d, name, p, now)
 		switch {
 		case a.LastSuccess.IsZero(): // it never responded
 		case p.Problem == "":
@@ -98,6 +103,26 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 	}
 	s.claims.apply(d, o, now)
 	o.MarkDisputedDisks() // also a disk of this node, if another one has its uuid (I10)
+}
+
+// trackConfig returns plan.Peer.OtherConfigFor of a node. The time begins when the node responds with
+// another digest, so that neither a pause of this process nor a restart of the node counts. It goes on
+// until the node has the same digest, also while the node does not respond and when its digest changes:
+// otherwise a node could delay others for ever. While this node has no digest it cannot compare, and
+// the time begins again.
+func (s *peers) trackConfig(d plan.Desired, name string, p plan.Peer, now time.Time) time.Duration {
+	since, differs := s.otherConfig[name]
+	switch {
+	case d.Digest == "", p.ConfigDigest == d.Digest:
+		delete(s.otherConfig, name)
+		return 0
+	case !differs && p.Responds():
+		s.otherConfig[name] = now
+		return 0
+	case !differs:
+		return 0
+	}
+	return now.Sub(since)
 }
 
 // disksOf returns the disks of a node from its last state, which was received at the wall time

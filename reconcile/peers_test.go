@@ -188,3 +188,38 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 		}
 	}
 }
+
+// The time for which a node has had another configuration begins with a response that has one. It goes
+// on while the node changes its digest or does not respond, and begins again when it had the same one,
+// or when this node had none.
+func TestOtherConfigFor(t *testing.T) {
+	d := plan.Desired{Config: plantest.NewConfig(2, 1), Node: "node1", Digest: "new"}
+	s, now := newPeers(nil), time.Now()
+	for i, step := range []struct {
+		own, peer, problem string
+		want               time.Duration
+	}{
+		{"new", "new", "", 0},
+		{"new", "old", "no answer", 0}, // this node has a new configuration, and the other one reboots
+		{"new", "old", "", 0},
+		{"new", "old", "", time.Minute},
+		{"new", "older", "", 2 * time.Minute},
+		{"new", "", "", 3 * time.Minute},
+		{"new", "", "no answer", 4 * time.Minute},
+		{"newer", "", "", 5 * time.Minute},
+		{"newer", "newer", "", 0},
+		{"newer", "old", "", 0},
+		{"newer", "old", "", time.Minute},
+		{"", "old", "", 0}, // this node has an error in its own configuration
+		{"newer", "old", "", 0},
+		{"newer", "old", "", time.Minute},
+	} {
+		now = now.Add(time.Minute)
+		d.Digest = step.own
+		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}}
+		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: step.problem, LastSeen: now, LastSuccess: now, State: peer.State{Config: step.peer}}}, now)
+		if got := o.Peers["node2"].OtherConfigFor; got != step.want {
+			t.Errorf("step %d: got %v, want %v", i+1, got, step.want)
+		}
+	}
+}

@@ -386,7 +386,7 @@ func (f *fleetIndex) closure(images []schema.Image) map[string]bool {
 func (f *fleetIndex) mayReject(d Desired, o Observed) []schema.Image {
 	var images []schema.Image
 	for name, image := range d.Config.Images {
-		may := d.Allowed == schema.ObserveOnly || image.Source.Clone != nil || o.CannotPrepare[image.ID] != ""
+		may := image.Source.Clone != nil || o.CannotPrepare[image.ID] != ""
 		for diskName, declared := range d.Config.Nodes[d.Node].Disks {
 			ref := schema.DiskRef{Node: d.Node, Disk: diskName}
 			seen := o.Disks[ref]

@@ -40,7 +40,9 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 		}
 	}
 	p := plan.NewPlan(actions, nodes[0].Digest, nodes[0].Revision)
-	p.Suspended = plan.Suspensions(nodes[0].Config, c.Now)
+	if nodes[0].Allowed != schema.ObserveOnly { // such a plan is empty
+		p.Suspended = plan.Suspensions(nodes[0].Config, c.Now)
+	}
 	return p
 }
 

@@ -166,6 +166,10 @@ func (d Desired) PublishedDigest() (digest string, valid bool) {
 	return d.Digest, true
 }
 
+// differsFrom reports whether a peer has another configuration, or an invalid one. Without a digest
+// of its own a node cannot compare.
+func (d Desired) differsFrom(p Peer) bool { return d.Digest != "" && p.ConfigDigest != d.Digest }
+
 // ObserveOnly returns the desired state of a node that the configuration does not declare, or
 // declares wrongly: it observes the disks of the last valid state, and does nothing else (X3).
 func (d Desired) ObserveOnly(last Desired) Desired {

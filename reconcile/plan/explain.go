@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -15,10 +16,32 @@ type Placement struct {
 	Targets []schema.DiskRef // the desired disks, best first
 	Missing int              // desired copies for which there is no disk
 	Ready   []CopyRef        // ready copies of the declared generation, those on ranked disks first
+	// Delayed has the targets without a ready copy that may not get one from their nodes, with the
+	// reason, and when the next ranked disk gets the copy. It is nil if there is none.
+	Delayed map[schema.DiskRef]Delay
 	// PassedOver has the reason why each other disk is no target. It is nil when as many
 	// copies are ready as are desired. When no copy is missing, it has only the disks that
 	// would come before a target.
 	PassedOver map[schema.DiskRef]Reason
+}
+
+// Delay is why a target has no copy yet, and until when the other nodes wait for it.
+type Delay struct {
+	Reason
+	Until time.Time
+}
+
+// delayed returns the delays of the targets.
+func delayed(s *imageState, pl placement) (all map[schema.DiskRef]Delay) {
+	for _, ref := range pl.targets {
+		if reason, end := delay(s, ref); !reason.IsZero() {
+			if all == nil {
+				all = map[schema.DiskRef]Delay{}
+			}
+			all[ref] = Delay{reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end}
+		}
+	}
+	return all
 }
 
 // Desired returns how many copies the image should have.
@@ -30,7 +53,7 @@ func (d Desired) Placements(o Observed) map[disk.ID]Placement {
 	all := make(map[disk.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
 		p := newImagePlanner(ix, image)
-		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing, Ready: p.state.ready}
+		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing, Ready: p.state.ready, Delayed: delayed(p.state, p.placement)}
 		if len(one.Ready) < one.Desired() || one.Desired() == 0 {
 			one.PassedOver = rejectionReasons(p.placement)
 			if p.placement.missing > 0 || len(p.placement.targets) == 0 {

@@ -206,7 +206,7 @@ func unsettledCopy(s *imageState) Reason {
 		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven:
 		case c.State == disk.Ready && c.Leaving:
 			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
-		case c.State == disk.Unknown && s.ix.observed.Failures[ref].Attempts == 0:
+		case c.State == disk.Unknown && s.ix.observed.Failures[ref].Attempts == 0 && idleReason(s, ref.Disk).IsZero():
 			return because(CodeVerifyFirst, "the file on %s is verified first", ref.Disk)
 		}
 	}
@@ -249,7 +249,8 @@ func hadReady(s *imageState, node string) bool {
 	})
 }
 
-// waitForDisk returns a disk that cannot be read, or that another process of this node manages.
+// waitForDisk returns a disk that cannot be read, that another process of this node manages, or that
+// a node with another configuration does not publish.
 func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
 	const format = "without a checksum nothing is fetched while disk %s, %s, may have a copy: declare a checksum, or remove the disk from the configuration"
 	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[d.Node].Disks)) {
@@ -264,5 +265,28 @@ func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
 			return because(CodeDiskUnavailable, format, ref, "which cannot be used ("+seen.Problem+")"), end
 		}
 	}
+	for _, ref := range d.unpublishedDisks(o) {
+		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - o.Peers[ref.Node].OtherConfigFor); end.After(o.Now) {
+			return because(CodeDiskUnpublished, format, ref, "which its node does not publish, since it has another configuration or none"), end
+		}
+	}
 	return Reason{}, time.Time{}
+}
+
+// unpublishedDisks returns the disks of nodes that respond, have another configuration, and do not
+// publish these disks, sorted. A node without a configuration publishes no disk.
+func (d Desired) unpublishedDisks(o Observed) (refs []schema.DiskRef) {
+	for name, peer := range o.Peers {
+		if !peer.Responds() || !d.differsFrom(peer) {
+			continue
+		}
+		for diskName := range d.Config.Nodes[name].Disks {
+			ref := schema.DiskRef{Node: name, Disk: diskName}
+			if _, known := o.Disks[ref]; !known {
+				refs = append(refs, ref)
+			}
+		}
+	}
+	slices.SortFunc(refs, CompareDisks)
+	return refs
 }

@@ -118,6 +118,8 @@ func (s *goldenState) disk(words []string) {
 			d.Space.Free = s.bytes(value)
 		case "problem":
 			d.Problem = value
+		case "problem-for":
+			d.ProblemFor = s.duration(value)
 		case "usage-unknown":
 			d.UsageUnknown = value
 		case "uuid":
@@ -242,11 +244,7 @@ func (s *goldenState) peer(words []string) {
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
 		case "unreachable":
-			d, err := time.ParseDuration(value)
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			p.UnreachableFor, p.Problem = d, cmp.Or(p.Problem, "connection refused")
+			p.UnreachableFor, p.Problem = s.duration(value), cmp.Or(p.Problem, "connection refused")
 		case "problem":
 			p.Problem = value
 		case "config":
@@ -255,6 +253,8 @@ func (s *goldenState) peer(words []string) {
 			p.Omitted, _ = strconv.Atoi(value)
 		case "outdated":
 			p.Outdated = true
+		case "other-config-for":
+			p.OtherConfigFor = s.duration(value)
 		case "unqueried":
 			p = plan.Peer{Problem: "not queried yet"}
 		default:
@@ -282,6 +282,14 @@ func (s *goldenState) bytes(text string) int64 {
 		s.t.Fatal(err)
 	}
 	return int64(n)
+}
+
+func (s *goldenState) duration(text string) time.Duration {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return d
 }
 
 // time reads "-2h" or "+5m", relative to the time of the observation, "now", or a date.

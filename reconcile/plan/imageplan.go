@@ -53,6 +53,8 @@ func (p imagePlanner) planUnsuspended() []Action {
 	}
 	if p.placement.missing > 0 || p.placement.ranked.len() == 0 {
 		actions = append(actions, p.shortage())
+	} else if a, delayed := p.delayedElsewhere(); delayed {
+		actions = append(actions, a)
 	}
 	if a, needed := p.backup(inspections); needed {
 		actions = append(actions, a)
@@ -64,6 +66,25 @@ func (p imagePlanner) planUnsuspended() []Action {
 		}
 	}
 	return append(actions, slices.Collect(maps.Values(inspections))...)
+}
+
+// delayedElsewhere returns a wait for the first target on a node with another configuration, and
+// delayed false if there is none: the plan of that node does not say why its copy is missing. A target
+// of this node whose first copy waits for that target has such a wait already.
+func (p imagePlanner) delayedElsewhere() (a Action, delayed bool) {
+	for _, ref := range p.placement.targets {
+		if p.ix.desired.Owns(ref) {
+			if len(p.state.ready) == 0 {
+				return Action{}, false
+			}
+			continue
+		}
+		if reason, end := delay(p.state, ref); reason.Code == CodePeerConfig {
+			text := because(reason.Code, "a copy is missing on %s, and %s; if this lasts for the recovery interval, the next ranked disk gets it", ref, reason.Text)
+			return waitUntil(p.onNoDisk(), text, end), true
+		}
+	}
+	return Action{}, false
 }
 
 // onNoDisk returns the reference of an action that concerns the image on this node and no

@@ -139,9 +139,22 @@ func (ix *index) otherNodes() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(ix.desired.Config.Nodes)), func(name string) bool { return name == ix.desired.Node })
 }
 
+// recoveryInterval returns the recovery interval.
+func (ix *index) recoveryInterval() time.Duration {
+	return ix.desired.Config.Settings.RecoveryWaitInterval
+}
+
+// otherConfig returns the reason that another node has another configuration, or none.
+func (ix *index) otherConfig(name string) Reason {
+	if ix.observed.Peers[name].ConfigDigest == "" {
+		return because(CodePeerConfig, "the configuration of node %s is not fully valid", name)
+	}
+	return because(CodePeerConfig, "node %s has another configuration", name)
+}
+
 // giveUpAt returns when an unreachable peer has been unreachable for the recovery interval.
 func (ix *index) giveUpAt(p Peer) time.Time {
-	return ix.observed.Now.Add(ix.desired.Config.Settings.RecoveryWaitInterval - p.UnreachableFor)
+	return ix.observed.Now.Add(ix.recoveryInterval() - p.UnreachableFor)
 }
 
 // ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes.
@@ -164,10 +177,8 @@ func (ix *index) whyIgnored(name string) Reason {
 		return because(CodePeerUnqueried, "node %s was not queried", name)
 	case !peer.Responds():
 		return because(CodePeerUnreachable, "node %s does not respond", name)
-	case peer.ConfigDigest == "":
-		return because(CodePeerConfig, "the configuration of node %s is not fully valid", name)
 	case !ix.sameConfig(name):
-		return because(CodePeerConfig, "node %s has another configuration", name)
+		return ix.otherConfig(name)
 	case peer.unconfirmed:
 		return because(CodePeerUnqueried, "node %s was not queried", name)
 	}

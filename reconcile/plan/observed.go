@@ -53,6 +53,10 @@ type Peer struct {
 	UnreachableFor time.Duration
 	// ConfigDigest is its config digest, "" while its configuration is invalid.
 	ConfigDigest string
+	// OtherConfigFor is how long, at least, it has had another config digest than this node, or
+	// none: since this process first observed it. It is 0 while the digests are the same, and while
+	// this node has none.
+	OtherConfigFor time.Duration
 	// LastResponse is the time of its last response by this node's clock; for an unreachable
 	// node, the start of the last query that it answered. Zero: it never responded.
 	LastResponse time.Time

@@ -178,7 +178,7 @@ func countBlocked(p Plan, failed []CopyRef) int {
 }
 
 // countMissing returns how many copies should be on this node's disks and are not ready. A
-// missing disk does not count. In observe-only mode it returns 0, since the desired state is
+// missing disk that is passed over does not count. In observe-only mode it returns 0, since the desired state is
 // not known.
 func countMissing(d Desired, o Observed) int {
 	if d.Allowed == schema.ObserveOnly {

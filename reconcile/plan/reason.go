@@ -48,6 +48,7 @@ const (
 	CodePeerUnqueried    Code = "peer-unqueried"    // another node has not responded yet
 	CodePeerUnreachable  Code = "peer-unreachable"  // another node does not respond
 	CodePeerConfig       Code = "peer-config"       // another node has another configuration, or an invalid one
+	CodePeerIdle         Code = "peer-idle"         // another node has had another configuration for the recovery interval, and does not create its copy
 	CodeDiskUnavailable  Code = "disk-unavailable"  // a disk cannot be used
 	CodeDiskNotManaged   Code = "disk-not-managed"  // this process does not manage the disk
 	CodeDiskUnpublished  Code = "disk-unpublished"  // its node does not publish the disk

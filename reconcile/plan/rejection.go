@@ -3,6 +3,7 @@ package plan
 import (
 	"iter"
 	"maps"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -40,12 +41,16 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		return rejectsUnreachable(s, ref, c)
 	case !known:
 		return Rejection{Reason: Reason{CodeDiskUnavailable, "not observed"}}
+	case seen.Problem != "" && seen.ProblemFor < s.ix.recoveryInterval(): // it may be mounted late
+		return Rejection{}
 	case seen.Problem != "":
 		return Rejection{Reason: Reason{CodeDiskUnavailable, seen.Problem}}
 	case c.Unproven: // whoever needs a copy does not wait for this one
 		return Rejection{Reason: Unproven}
-	case c.State == disk.Ready, c.State == disk.Unknown:
+	case c.State == disk.Ready:
 		return Rejection{}
+	case c.State == disk.Unknown: // it is verified first, unless nobody does
+		return Rejection{Reason: idleReason(s, ref)}
 	case !node.AllowScheduling:
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on the node is disabled"}, Intended}
 	case !declared.AllowScheduling:
@@ -62,7 +67,7 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		}
 		return Rejection{Reason: Reason{CodePeerRejects, c.Rejects}}
 	case !owned: // its node publishes what it rejects for other reasons
-		return Rejection{}
+		return Rejection{Reason: idleReason(s, ref)}
 	}
 	if reason := cannotPrepare(s); !reason.IsZero() {
 		return Rejection{reason, Temporary}
@@ -72,7 +77,7 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 
 // rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
 // disk of an unreachable node keeps its rank for the recovery interval, for example during a
-// reboot (F8).
+// reboot (F8). So does a disk that a node with another configuration does not publish.
 func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
 	peer, queried := s.ix.observed.Peers[ref.Node]
 	_, known := s.ix.observed.Disks[ref]
@@ -82,14 +87,43 @@ func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
 		return Rejection{Reason: Reason{CodeDiskNotManaged, "this process does not manage it"}}
 	case !known && s.ix.sameConfig(ref.Node) && !peer.Outdated:
 		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
-	case queried && !peer.Responds() && peer.UnreachableFor >= s.ix.desired.Config.Settings.RecoveryWaitInterval:
+	case queried && !peer.Responds() && peer.UnreachableFor >= s.ix.recoveryInterval():
 		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}
+	case c.State != disk.Ready && !idleReason(s, ref).IsZero():
+		return Rejection{Reason: idleReason(s, ref)}
 	case !known: // nothing is known about the disk yet, and it may have a copy: do not reject
 		return Rejection{}
 	case c.State != disk.Ready && c.State != disk.Unknown && !(node.AllowScheduling && declared.AllowScheduling):
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on it is disabled"}, Intended}
 	}
 	return Rejection{}
+}
+
+// idleReason returns a reason if the node of a disk is idle for the image: it has had another or
+// no valid configuration for the recovery interval, and no job for a copy on the disk runs there
+// (P3). A partial file there has no job, so that it delays nobody.
+func idleReason(s *imageState, ref schema.DiskRef) Reason {
+	peer, queried := s.ix.observed.Peers[ref.Node]
+	if !queried || !s.ix.desired.differsFrom(peer) || peer.OtherConfigFor < s.ix.recoveryInterval() || s.ix.observed.Running[s.on(ref)] {
+		return Reason{}
+	}
+	return s.ix.otherConfig(ref.Node).with(CodePeerIdle, ", and does not create its copy")
+}
+
+// delay returns why a target may not get its copy, and when the next ranked disk gets it (P3). It is
+// zero if nothing is known against the target.
+func delay(s *imageState, ref schema.DiskRef) (reason Reason, end time.Time) {
+	seen, now := s.ix.observed.Disks[ref], s.ix.observed.Now
+	peer := s.ix.observed.Peers[ref.Node]
+	switch {
+	case s.ix.isCurrent(ref) && seen.Problem != "":
+		return because(CodeDiskUnavailable, "disk %s cannot be used: %s", ref, seen.Problem), now.Add(s.ix.recoveryInterval() - seen.ProblemFor)
+	case seen.Copies[s.image.ID].State == disk.Ready, s.ix.observed.Running[s.on(ref)]:
+		return Reason{}, time.Time{}
+	case peer.Responds() && s.ix.desired.differsFrom(peer):
+		return s.ix.otherConfig(ref.Node), now.Add(s.ix.recoveryInterval() - peer.OtherConfigFor)
+	}
+	return Reason{}, time.Time{}
 }
 
 const noSpace = "not enough space"
@@ -165,7 +199,8 @@ func upstreamHasRanges(image schema.Image) bool {
 }
 
 // Rejections returns which declared images the disks of this node take no copy of although
-// they match. The text of a rejection changes only when its cause does, since it is published.
+// they match. Observe-only mode is no such reason: it may end in a moment, and the others see that this
+// node has no config digest. The text of a rejection changes only when its cause does, since it is published.
 func (d Desired) Rejections(o Observed) map[CopyRef]Rejection {
 	return rejections(newIndex(d, o), maps.Values(d.Config.Images))
 }
@@ -181,8 +216,6 @@ func rejections(ix *index, images iter.Seq[schema.Image]) map[CopyRef]Rejection 
 			}
 			r := rejects(s, ref)
 			switch {
-			case ix.desired.Allowed == schema.ObserveOnly:
-				r = Rejection{Reason: Reason{CodeObserveOnly, "its manager is in observe-only mode"}}
 			case r.IsZero(), r.Severity == Intended: // peers know the configuration, too
 				continue
 			case r.Code == CodeNoSpace:

@@ -44,6 +44,9 @@ func (t targetPlanner) plan(inspections map[schema.DiskRef]Action) Action {
 // ready copy on this node, then copies on other nodes. Only the first target uses the source,
 // and only after no peer can have a ready copy.
 func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
+	if reason, end := delay(t.state, t.copy.Disk); !reason.IsZero() { // nothing can be written to the disk
+		return waitUntil(t.copy, reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)
+	}
 	own, peers := t.state.ownSources(), t.state.peerSources()
 	switch {
 	case len(t.state.ready) == 0 && t.first != t.copy.Disk:
@@ -90,6 +93,9 @@ func (t targetPlanner) waitForFirstCopy() Action {
 		return t.waitForUpload()
 	}
 	peer, queried := t.ix.observed.Peers[t.first.Node]
+	if reason, end := delay(t.state, t.first); !reason.IsZero() {
+		return waitUntil(t.copy, because(reason.Code, "the first copy is created on %s, but %s; if this lasts for the recovery interval, the next ranked disk creates it", t.first, reason.Text), end)
+	}
 	switch {
 	case t.ix.desired.Owns(t.first), peer.Responds():
 		return wait(t.copy, because(CodeFirstCopy, "the first copy is created on %s", t.first))

@@ -25,6 +25,9 @@ func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (C
 		}
 		r := rejects(p.state, ref)
 		if r.IsZero() {
+			r.Reason, _ = delay(p.state, ref)
+		}
+		if r.IsZero() {
 			return p.state.on(ref), nil
 		}
 		rejected = append(rejected, fmt.Sprintf("%s: %s", ref, r.Text))
@@ -104,6 +107,9 @@ func otherUploadNodes(s *imageState, disks []schema.DiskRef) []string {
 	var nodes []string
 	for _, ref := range disks {
 		if s.ix.desired.Owns(ref) || !s.ix.isCurrent(ref) || !rejects(s, ref).IsZero() {
+			continue
+		}
+		if reason, _ := delay(s, ref); !reason.IsZero() {
 			continue
 		}
 		if node := nodeAddress(s.ix.desired.Config.Nodes, ref.Node); !slices.Contains(nodes, node) {

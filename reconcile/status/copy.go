@@ -116,10 +116,13 @@ func (b *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
 	if b.view.Desired.Owns(ref.Disk) {
 		s.setPlan(a)
 	} else {
-		s.setPeerState(b.view.Observed.Now, f)
+		s.setPeerState(b.view.Observed.Now, f, b.placements[ref.ID].delayed[ref.Disk])
 		if s.Unproven {
 			s.Code = plan.CodeUnproven
 		}
+	}
+	if b.view.Observed.Disks[ref.Disk].Problem != "" && s.State == disk.Pending {
+		s.State = disk.Unknown // nothing is known of the copies on the disk
 	}
 	if f.Attempts > 0 && s.State != disk.Ready {
 		s.State = disk.Failed
@@ -160,8 +163,9 @@ func describesFailure(a plan.Action) bool {
 	return false
 }
 
-// setPeerState sets what another node does with its copy, as far as the node published that.
-func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure) {
+// setPeerState sets what another node does with its copy, as far as the node published that. The
+// argument delay is why the copy is delayed, zero if it is not.
+func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure, delay plan.Delay) {
 	waits := f.Attempts > 0 && !f.Final && f.RetryAt.After(now)
 	switch {
 	case s.Leaving:
@@ -177,6 +181,8 @@ func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure) {
 		s.Until = f.RetryAt
 	case s.Rejection != "" && s.State == disk.Pending:
 		s.Message, s.Code = "takes no copy: "+s.Rejection, plan.CodePeerRejects
+	case !delay.IsZero():
+		s.Message, s.Code, s.Until = delay.Text, delay.Code, delay.Until
 	case s.Found == nil:
 		s.Message = "its node has not started it"
 	}

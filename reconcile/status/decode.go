@@ -94,6 +94,9 @@ func (p PeerStatus) toPeer(s Status) plan.Peer {
 	if p.Problem != "" && !p.UnreachableSince.IsZero() {
 		peer.UnreachableFor = max(0, s.Time.Sub(p.UnreachableSince))
 	}
+	if !p.SkewSince.IsZero() {
+		peer.OtherConfigFor = max(0, s.Time.Sub(p.SkewSince))
+	}
 	return peer
 }
 

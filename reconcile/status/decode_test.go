@@ -47,7 +47,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true, Unproven: true,
 			}},
 		}},
-		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", LastResponse: at(-5), Outdated: true, Omitted: 7}},
+		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", OtherConfigFor: time.Hour, LastResponse: at(-5), Outdated: true, Omitted: 7}},
 		Failures: map[plan.CopyRef]plan.Failure{key: {
 			Op: plan.Repair, Attempts: 2, Since: at(-6), RetryAt: at(6), Message: "it failed", Final: true, NeedsSpace: 6, Fault: plan.FaultDisk,
 			Unrepairable: true, Suspects: []plan.CopyRef{key},

@@ -83,6 +83,7 @@ type imagePlacement struct {
 	targets        []schema.DiskRef
 	desired, ready int
 	passedOver     []PassedOver
+	delayed        map[schema.DiskRef]plan.Delay
 }
 
 // PlacementCache has the placements of one view. They cost as much as planning, and many calls

@@ -40,6 +40,9 @@ type PeerStatus struct {
 	// then.
 	Omitted int  `json:"omitted,omitempty"`
 	Skew    Skew `json:"skew"`
+	// SkewSince is since when the node has had another configuration, or none, as far as this process
+	// knows; zero if it has the same one.
+	SkewSince time.Time `json:"skewSince,omitzero"`
 }
 
 // skewOf returns the skew of the node p for a node with the configuration of d.

@@ -229,7 +229,7 @@ func (v *View) computePlacements() map[disk.ID]imagePlacement {
 		p := placements[image.ID]
 		all[image.ID] = imagePlacement{
 			declaration: declaration(image), targets: p.Targets, ready: len(p.Ready), desired: p.Desired(),
-			passedOver: groupPassedOver(p.PassedOver, &names),
+			passedOver: groupPassedOver(p.PassedOver, &names), delayed: p.Delayed,
 		}
 	}
 	return all
@@ -246,6 +246,9 @@ func (v *View) peers() []PeerStatus {
 		}
 		if p.Problem != "" {
 			s.UnreachableSince = v.Observed.Now.Add(-p.UnreachableFor)
+		}
+		if p.OtherConfigFor > 0 {
+			s.SkewSince = v.Observed.Now.Add(-p.OtherConfigFor)
 		}
 		peers = append(peers, s)
 	}

@@ -131,6 +131,6 @@ func HundredNodes() status.View {
 		}
 	}
 	bad := schema.DiskRef{Node: "node50", Disk: "disk2"}
-	v.Observed.Disks[bad] = plan.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted"}
+	v.Observed.Disks[bad] = plan.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted", ProblemFor: time.Hour}
 	return v
 }

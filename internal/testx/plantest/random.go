@@ -118,6 +118,9 @@ func (r generator) peer() plan.Peer {
 	if !p.Queried || r.oneIn(4) {
 		p.Problem, p.UnreachableFor = "no answer", pick(r, 0, time.Second, 4*time.Minute, time.Hour)
 	}
+	if p.ConfigDigest != "d1" {
+		p.OtherConfigFor = pick(r, 0, 4*time.Minute, time.Hour)
+	}
 	return p
 }
 
@@ -195,7 +198,7 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
 	allUsed := r.oneIn(15) // as on a disk where the metadata of a replica cannot be read
 	if r.oneIn(12) {
-		seen.Problem = "not there"
+		seen.Problem, seen.ProblemFor = "not there", pick(r, 0, 4*time.Minute, time.Hour)
 	}
 	names := slices.Concat(ImageNames[:r.IntN(6)], []string{"gone0", "gone1", "gone2"}[:r.IntN(4)])
 	for _, name := range names {
@@ -218,6 +221,9 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 				uploads[key] = true
 			}
 		}
+	}
+	if seen.Problem != "" { // nothing is known of its copies
+		seen.Copies = nil
 	}
 	o.Disks[ref] = seen
 }
