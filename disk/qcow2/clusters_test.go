@@ -93,6 +93,7 @@ var hostileClusters = []struct {
 	{"huge L1 table of a snapshot", "snapshot", "the L1 table of a snapshot of the qcow2 image has 34359738360 bytes", []edit{putSnapshot(8, 0xffffffff<<32)}},
 	{"snapshot with much extra data", "snapshot", "a snapshot of the qcow2 image has 1025 bytes of extra data", []edit{putSnapshot(32, 1025)}},
 	{"L2 table of a snapshot in the refcount table", "snapshot", twice, []edit{func(b []byte) { snapshotL1(number(b, atRefcountOffset))(b) }}},
+	{"no L2 table of a snapshot, but its flag", "snapshot", "an L1 entry of the qcow2 image has a flag without an offset", []edit{snapshotL1(copied)}},
 	{"L2 table of a snapshot after the end of the file", "snapshot", "the L2 table of the qcow2 image lies outside the file", []edit{snapshotL1(1 << 40)}},
 	{"data of a snapshot in the refcount table", "snapshot", twice, []edit{func(b []byte) { snapshotL2(16, number(b, atRefcountOffset))(b) }}},
 	{"data of a snapshot after the end of the file", "snapshot", outside + " (entry of offset 65536 of a snapshot)", []edit{snapshotL2(16, 1<<40)}},

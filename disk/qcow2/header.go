@@ -362,8 +362,12 @@ func (h *header) checkL1Entry(entry uint64, size int64) error {
 		return refuse(hintDamaged, "an L1 entry of the qcow2 image has reserved bits set")
 	}
 	l2 := entry & l1OffsetMask
-	if l2 == 0 {
+	switch {
+	case entry == 0:
 		return nil
+	case l2 == 0:
+		// A reader of QEMU finds no L2 table, but qemu-img check and snapshots use the header as one.
+		return refuse(hintDamaged, "an L1 entry of the qcow2 image has a flag without an offset")
 	}
 	return h.checkTable("L2 table", l2, h.clusterSize(), h.clusterSize(), size)
 }

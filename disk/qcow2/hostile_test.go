@@ -164,6 +164,7 @@ var hostile = []struct {
 
 	{"reserved bits", "v3", "an L1 entry of the qcow2 image has reserved bits set", []edit{putL1(0, 1<<63|1<<56|4<<16)}},
 	{"low reserved bits", "v3", "an L1 entry of the qcow2 image has reserved bits set", []edit{putL1(0, 4<<16|1)}},
+	{"no L2 table, but its flag", "v3", "an L1 entry of the qcow2 image has a flag without an offset", []edit{putL1(0, 1<<63)}},
 	{"L2 table within a cluster", "v3", "the L2 table of the qcow2 image does not begin at a cluster border", []edit{putL1(0, 1<<63|4<<16|512)}},
 	{"L2 table after the end of the file", "v3", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(0, 1<<63|6<<16)}},
 	{"L2 table at a huge offset", "large", "the L2 table of the qcow2 image lies outside the file", []edit{putL1(4095, 1<<56-1<<16)}},
