@@ -72,7 +72,7 @@ func (t targetPlanner) planUpload() Action {
 	if c.PartBytes == 0 && c.State != disk.Failed {
 		reason = Reason{CodeUploadActive, "a client uploads it"}
 	}
-	reason = reason.with(reason.Code, "; if the client has stopped, resume with: %s", uploadCommand(t.copy.ID.Name))
+	reason = reason.with(reason.Code, "; if the client has stopped, resume with: %s, and --restart for a pipe or a packed file", uploadCommand(t.copy.ID.Name))
 	a := NewAction(Upload, t.copy, reason, bytes)
 	if !requested {
 		a = t.ix.attempt(Upload, t.copy, reason, bytes) // the rest of an upload that no client sends

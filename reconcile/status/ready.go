@@ -169,7 +169,7 @@ func (s Status) CheckReady(names []string) error {
 		case !declared:
 			return &NotDeclaredError{name}
 		case image.Desired == 0 || image.Ready < image.Desired:
-			lines = append(lines, image.notReadyError())
+			lines = append(lines, s.notReadyError(image))
 		}
 	}
 	if len(lines) > 0 {
@@ -202,7 +202,7 @@ const maxReasons = 3
 
 // notReadyError returns the number of ready copies with the message of the image, or else with the
 // messages of the copies that are not ready.
-func (image ImageStatus) notReadyError() error {
+func (s Status) notReadyError(image ImageStatus) error {
 	count := fmt.Sprintf("%s: %d of %d copies ready", image.Name, image.Ready, image.Desired)
 	if image.Message != "" {
 		return fmt.Errorf("%s: %s", count, oneLine(image.Message))
@@ -210,8 +210,27 @@ func (image ImageStatus) notReadyError() error {
 	parts := []string{count}
 	for _, c := range image.Copies {
 		if c.State != disk.Ready {
-			parts = append(parts, fmt.Sprintf("%s is %s: %s", c.DiskName(), c.State, cmp.Or(oneLine(c.Summary()), "unknown reason")))
+			parts = append(parts, fmt.Sprintf("%s is %s: %s", c.DiskName(), c.State, cmp.Or(oneLine(c.Summary()), s.unexplained(image, c))))
 		}
 	}
 	return errors.New(plan.JoinMax(parts, "; ", 1+maxReasons))
+}
+
+// unexplained returns what is known about a copy without a message: what the node plans for the
+// image, or whom to ask. Another node publishes the state of its copies, but not all reasons.
+func (s Status) unexplained(image ImageStatus, c CopyStatus) string {
+	if c.Node != s.Node {
+		for _, p := range s.Peers {
+			if p.Node == c.Node && p.Address != "" {
+				return "its node has the reason: backing-image-manager status --url " + redact.URL(p.Address)
+			}
+		}
+		return fmt.Sprintf("the daemon of node %s has the reason", c.Node)
+	}
+	for _, a := range s.Plan.Actions {
+		if a.Image == image.Name && a.UUID == image.UUID {
+			return fmt.Sprintf("planned is %s %s/%s: %s", a.Op, a.Node, a.Disk, oneLine(a.Text))
+		}
+	}
+	return "nothing is planned for the image on this node"
 }
