@@ -124,6 +124,13 @@ type Copy struct {
 // first copy.
 func (c Copy) FromPeers() bool { return strings.HasPrefix(c.PartSourceID, disk.PartFromPeers) }
 
+// neverHadBytes reports whether the folder has a record only: no attempt to create the copy stored
+// bytes that a later one keeps, and no file of it was ever verified. A copy in use has had a file.
+func (c Copy) neverHadBytes() bool {
+	return c.State == disk.Pending && c.Size == 0 && c.PartBytes == 0 && c.SHA512.IsZero() &&
+		c.VerifiedAt.IsZero() && c.DamagedAt.IsZero() && c.LastUsed.IsZero() && c.UsedBy == ""
+}
+
 // Ready returns a copy on the disk, and whether it is ready.
 func (d Disk) Ready(id disk.ID) (Copy, bool) {
 	c, ok := d.Copies[id]

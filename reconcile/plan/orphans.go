@@ -46,7 +46,7 @@ func (p *orphanPlanner) isOrphan(name string) bool {
 
 // pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
 // It counts the removed images with an owned copy on any node, so that all nodes get the same
-// number.
+// number. Folders without any bytes do not count: their deletion loses nothing.
 func (p *orphanPlanner) pruneBlocked() Reason {
 	orphans := map[string][]CopyRef{}
 	for _, byName := range []map[string][]CopyRef{p.ix.ownByName, p.ix.peerByName} {
@@ -55,7 +55,7 @@ func (p *orphanPlanner) pruneBlocked() Reason {
 				continue
 			}
 			for _, ref := range refs {
-				if p.ix.copyAt(ref).Owned {
+				if c := p.ix.copyAt(ref); c.Owned && !c.neverHadBytes() {
 					orphans[name] = append(orphans[name], ref)
 				}
 			}
@@ -125,6 +125,9 @@ func (p *orphanPlanner) unknownUsage() Reason {
 // deleted.
 func (p *orphanPlanner) planOrphanCopy(ref CopyRef, use Reason) Action {
 	d, limit := p.ix.desired, p.limit
+	if p.ix.copyAt(ref).neverHadBytes() {
+		limit = Reason{}
+	}
 	orphan := Reason{CodeOrphan, "not in the configuration any more"}
 	end := d.intervalEnd(p.ix.observed, ref)
 	undecided, maybe := d.Undecided.MayDeclare(ref.ID.Name, p.ix.copyAt(ref).Declaration)

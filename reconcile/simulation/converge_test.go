@@ -164,7 +164,7 @@ func (c *cluster) overPruneLimit() bool {
 	gone, confirmed := map[string]bool{}, true
 	for _, d := range c.disks {
 		for id, s := range d.Copies {
-			if _, declared := config.Images[id.Name]; !declared && s.Owned {
+			if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() {
 				gone[id.Name] = true
 				confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 			}

@@ -152,14 +152,14 @@ func (r *deletion) checkOrphan() {
 				if id.Name == r.key.ID.Name && s.Users > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
-				if _, declared := config.Images[id.Name]; !declared && s.Owned && c.history(s).ownedAt < r.began {
+				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began {
 					gone[id.Name] = true
 					confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 				}
 			}
 		}
 	}
-	if config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed {
+	if own := c.disks[r.key.Disk].Copies[r.key.ID]; own != nil && own.hasBytes() && config.Settings.PruneLimit.Exceeded(len(config.Images), len(gone)) && !confirmed {
 		c.violation("S6", "%s is deleted with %d orphans of %d images; the prune limit is %s", r.key, len(gone), len(gone)+len(config.Images), config.Settings.PruneLimit)
 	}
 	if since := c.now - r.node.removedAt[r.key.ID.Name]; since < configdir.RemovalDelay {

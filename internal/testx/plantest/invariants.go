@@ -262,7 +262,7 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 		for id, c := range seen.Copies {
 			_, declared := k.d.Config.Images[id.Name]
 			declaration, invalid := k.d.Invalid[id.Name]
-			if seen.Problem == "" && c.Owned && !declared && !(invalid && !declaration.Stale) {
+			if seen.Problem == "" && c.Owned && hadBytes(c) && !declared && !(invalid && !declaration.Stale) {
 				orphans[id.Name] = true
 				confirmed = confirmed && slices.Contains(k.d.Config.Settings.PruneConfirmed, id)
 			}
@@ -273,13 +273,21 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 	k.forbid(invalid && !declaration.Stale, "cleanup of %s, which has an invalid declaration", key)
 	k.forbid(k.d.Removed != nil && !k.d.Removed(key.ID.Name), "cleanup of %s before its removal is confirmed", key)
 	over := len(orphans) > 1 && k.d.Config.Settings.PruneLimit.Exceeded(len(k.d.Config.Images), len(orphans))
-	k.forbid(over && !confirmed, "cleanup of %s over the prune limit", key)
+	k.forbid(over && !confirmed && hadBytes(k.o.Disks[key.Disk].Copies[key.ID]), "cleanup of %s over the prune limit", key)
 	for node, n := range k.d.Config.Nodes {
 		for name := range n.Disks {
 			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
 			k.forbid(!known || seen.Problem != "" || !k.counts(node), "cleanup of %s while its use on %s/%s is unknown", key, node, name)
 		}
 	}
+}
+
+// hadBytes reports whether a folder has a file or a partial file, or had a file before. A folder with
+// only a record does not count for the prune limit.
+func hadBytes(c plan.Copy) bool {
+	hasFile := c.State != disk.Pending || c.Size > 0 || c.PartBytes > 0
+	hadFile := !c.SHA512.IsZero() || !c.VerifiedAt.IsZero() || !c.DamagedAt.IsZero() || !c.LastUsed.IsZero()
+	return hasFile || hadFile || c.UsedBy != ""
 }
 
 // checkImage checks all actions for one declared image together.
