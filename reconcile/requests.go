@@ -60,18 +60,24 @@ func (q *requestQueue) take() []request {
 // memory only: a restart drops all requests.
 type requested struct {
 	verify   map[plan.CopyRef]bool
-	cleanups map[plan.CopyRef]time.Time // the steady time when the request expires
+	cleanups map[plan.CopyRef]cleanupRequest
 	uploads  map[plan.CopyRef]bool
 }
 
+// cleanupRequest is a requested clean-up.
+type cleanupRequest struct {
+	expires  time.Time // by the steady clock
+	accepted bool      // a round has planned the deletion, and its client knows that
+}
+
 func newRequested() requested {
-	return requested{verify: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]time.Time{}, uploads: map[plan.CopyRef]bool{}}
+	return requested{verify: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]cleanupRequest{}, uploads: map[plan.CopyRef]bool{}}
 }
 
 // addTo adds the requests to the desired state, and drops those that expired before the steady
 // time now.
 func (r *requested) addTo(d *plan.Desired, now time.Time) {
-	maps.DeleteFunc(r.cleanups, func(_ plan.CopyRef, until time.Time) bool { return now.After(until) })
+	maps.DeleteFunc(r.cleanups, func(_ plan.CopyRef, c cleanupRequest) bool { return now.After(c.expires) })
 	d.Cleanup = map[plan.CopyRef]bool{}
 	for key := range r.cleanups {
 		d.Cleanup[key] = true
@@ -100,13 +106,21 @@ func (r *requested) dropObsolete(o plan.Observed, p plan.Plan) {
 	for _, a := range p.Actions {
 		deleted[a.CopyRef()] = deleted[a.CopyRef()] || a.Op.Deletes()
 	}
-	maps.DeleteFunc(r.cleanups, func(key plan.CopyRef, _ time.Time) bool {
+	for key, c := range r.cleanups {
 		gone := o.Disks[key.Disk].Problem == "" && !o.HasCopy(key)
-		// A client whose request was rejected knows that the copy stays, so it must not be deleted
-		// later. A deletion that is only tried again stays requested.
-		rejected := !deleted[key] && !o.Failures[key].Op.Deletes()
-		return gone || rejected
-	})
+		switch {
+		case gone:
+			delete(r.cleanups, key)
+		case deleted[key]:
+			c.accepted = true
+			r.cleanups[key] = c
+		case c.accepted && o.Failures[key].Op.Deletes(): // a deletion that was cancelled stays requested
+		default:
+			// A client whose request was rejected knows that the copy stays, so it must not be deleted
+			// later, also if an earlier deletion without a request will be tried again.
+			delete(r.cleanups, key)
+		}
+	}
 }
 
 // outcome is what a request returns.
@@ -196,7 +210,9 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(p
 		return
 	}
 	l.queue.add(request{
-		note:    func(r *requested) { r.cleanups[key] = l.reconciler.clock.now().Steady.Add(cleanupRequestTTL) },
+		note: func(r *requested) {
+			r.cleanups[key] = cleanupRequest{expires: l.reconciler.clock.now().Steady.Add(cleanupRequestTTL)}
+		},
 		planned: func(v *status.View) { done(cleanupDecision(v.Plan.Actions, key), nil) },
 	})
 }

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"testing"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -31,6 +32,39 @@ func TestRequestedCleanupReturnsTheActionThatDecidesAboutIt(t *testing.T) {
 	} {
 		if got := cleanupDecision(tt.actions, key); got.Code != tt.want {
 			t.Errorf("%s: the reason is %q, want %q", tt.name, got.Code, tt.want)
+		}
+	}
+}
+
+// A client whose request was rejected knows that the copy stays. The request must end then, also if
+// an earlier deletion without a request was cancelled and will be tried again: with another
+// configuration it would delete the copy before its clean-up interval.
+func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	seen := plan.Observed{
+		Disks:    map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{key.ID: {}}}},
+		Failures: map[plan.CopyRef]plan.Failure{key: {Op: plan.Cleanup, Message: "not deleted: kept until 2 copies are ready"}},
+	}
+	kept := plan.Plan{Actions: []plan.Action{plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeTooFewReady}, 0)}}
+	deleting := plan.Plan{Actions: []plan.Action{plan.NewAction(plan.Cleanup, key, plan.Reason{Code: plan.CodeSurplus}, 0)}}
+	for _, tt := range []struct {
+		name   string
+		rounds []plan.Plan
+		want   bool // the request is in force after the rounds
+	}{
+		{"rejected", []plan.Plan{kept}, false},
+		{"accepted", []plan.Plan{deleting}, true},
+		{"accepted, then cancelled and tried again", []plan.Plan{deleting, kept}, true},
+	} {
+		r := newRequested()
+		r.cleanups[key] = cleanupRequest{expires: time.Now().Add(time.Hour)}
+		for _, p := range tt.rounds {
+			r.dropObsolete(seen, p)
+		}
+		d := plan.Desired{}
+		r.addTo(&d, time.Now())
+		if d.Cleanup[key] != tt.want {
+			t.Errorf("%s: the request is in force: %t, want %t", tt.name, d.Cleanup[key], tt.want)
 		}
 	}
 }
