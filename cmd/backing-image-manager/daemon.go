@@ -53,8 +53,9 @@ SIGINT stop it with exit status 0. Incomplete transfers are kept, and the next s
 resumes them.
 
 On --listen it serves GET /healthz, /readyz, /metrics, /v1/status and
-/v1/images/NAME/download, POST /v1/images/NAME/verify and /v1/images/NAME/cleanup,
-uploads with the protocol tus 1.0 at /v1/uploads, and the requests of other managers.
+/v1/images/NAME/download, POST /v1/images/NAME/verify, /v1/images/NAME/cleanup and
+/v1/images/NAME/retry, uploads with the protocol tus 1.0 at /v1/uploads, and the
+requests of other managers.
 Without TLS and tokens it listens on loopback only. There every local caller has the
 role admin, except web pages.
 

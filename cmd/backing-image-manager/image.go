@@ -13,12 +13,12 @@ import (
 func newImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "backing-image",
-		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup"},
-		Short:      "List, verify, upload, download, back up and clean up images",
+		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup", "retry"},
+		Short:      "List, verify, upload, download, back up, retry and clean up images",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}
-	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageUpload(), newImageDownload(), newImageBackup(), newImageCleanup())
+	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageUpload(), newImageDownload(), newImageBackup(), newImageCleanup(), newImageRetry())
 	return cmd
 }
 

@@ -85,6 +85,15 @@ func (c *Client) Cleanup(ctx context.Context, image, uuid, on string) (message s
 	return body.Message, err
 }
 
+// Retry requests that failed actions of an image are tried again now, on the disks (NODE/DISK) or on
+// all disks of the daemon, and returns the message of the daemon. If no attempt starts, the error is a
+// *RefusedError.
+func (c *Client) Retry(ctx context.Context, image string, on []string) (message string, err error) {
+	var body retryBody
+	err = c.do(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/retry?"+url.Values{"disk": on}.Encode(), &body)
+	return body.Message, err
+}
+
 // do sends one request and decodes the body of the response into v, unless v is nil.
 func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)

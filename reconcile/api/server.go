@@ -155,6 +155,7 @@ func (s server) routes() []route {
 		{"/v1/status", getOrHead, auth.RolePeer, s.status},
 		{"/v1/images/{name}/verify", post, auth.RoleAdmin, s.verify},
 		{"/v1/images/{name}/cleanup", post, auth.RoleAdmin, s.cleanup},
+		{"/v1/images/{name}/retry", post, auth.RoleAdmin, s.retry},
 	}
 	uploads := s.loop.Uploads()
 	for _, path := range []string{upload.Path, upload.Path + "/{id}"} {
@@ -349,17 +350,8 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
 		return
 	}
-	v := s.loop.View()
-	if v == nil {
-		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
-		return
-	}
-	if err := v.CheckOwnDisk(on); err != nil {
-		code := http.StatusConflict
-		if _, unknown := errors.AsType[*status.UnknownDiskError](err); unknown {
-			code = http.StatusNotFound
-		}
-		httperror.New(code, "%v", err).Write(w)
+	if refusal := s.checkOwnDisks(on); refusal != nil {
+		refusal.Write(w)
 		return
 	}
 	action, err := s.loop.Cleanup(r.Context(), name, uuid, on)
@@ -377,6 +369,94 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 	default:
 		httperror.New(http.StatusConflict, "%s", keptText(action)).Write(w)
 	}
+}
+
+// checkOwnDisks returns why this daemon cannot decide about copies on the disks, or nil.
+func (s server) checkOwnDisks(on ...schema.DiskRef) *httperror.Error {
+	v := s.loop.View()
+	if v == nil {
+		return httperror.New(http.StatusServiceUnavailable, notReadYet)
+	}
+	for _, ref := range on {
+		err := v.CheckOwnDisk(ref)
+		if _, unknown := errors.AsType[*status.UnknownDiskError](err); unknown {
+			return httperror.New(http.StatusNotFound, "%v", err)
+		}
+		if err != nil {
+			return httperror.New(http.StatusConflict, "%v", err)
+		}
+	}
+	return nil
+}
+
+// retryBody is the body of a response if at least one attempt starts.
+type retryBody struct {
+	Message  string        `json:"message"`
+	Attempts []attemptBody `json:"attempts"`
+}
+
+type attemptBody struct {
+	Disk    string    `json:"disk"`
+	Action  plan.Op   `json:"action"`  // wait or blocked: the attempt does not start
+	Attempt int       `json:"attempt"` // its number; 2 is the first retry
+	Started bool      `json:"started"` // false: it waits for a free slot, or does not start
+	Reason  string    `json:"reason"`
+	Code    plan.Code `json:"code"`
+}
+
+// retry ends the wait after failed attempts, and responds with the attempts that start.
+func (s server) retry(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	var on []schema.DiskRef
+	for _, text := range r.URL.Query()["disk"] {
+		ref, err := schema.ParseDiskRef(text)
+		if err != nil {
+			httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
+			return
+		}
+		on = append(on, ref)
+	}
+	if refusal := s.checkOwnDisks(on...); refusal != nil {
+		refusal.Write(w)
+		return
+	}
+	attempts, err := s.loop.Retry(r.Context(), name, on)
+	switch {
+	case errors.Is(err, reconcile.ErrNotDeclared):
+		httperror.New(http.StatusNotFound, "%v", err).Write(w)
+	case errors.Is(err, reconcile.ErrNothingFailed):
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
+	case err != nil:
+		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
+	default:
+		body, starts := newRetryBody(attempts)
+		if !starts {
+			httperror.New(http.StatusConflict, "%s", body.Message).Write(w)
+			return
+		}
+		respond(w, http.StatusAccepted, body)
+	}
+}
+
+// newRetryBody returns the body for attempts, and whether one of them starts.
+func newRetryBody(attempts []reconcile.Attempt) (body retryBody, starts bool) {
+	var texts []string
+	for _, t := range attempts {
+		a := t.Action
+		on := a.CopyRef().Disk.String()
+		text := fmt.Sprintf("%s: %s started (attempt %d)", on, a.Op, t.Number)
+		switch {
+		case a.Idle():
+			text = fmt.Sprintf("%s: not started: %s", on, a.Text)
+		case !t.Started:
+			text = fmt.Sprintf("%s: %s starts when a running transfer ends (attempt %d)", on, a.Op, t.Number)
+		}
+		starts = starts || !a.Idle()
+		texts = append(texts, text)
+		body.Attempts = append(body.Attempts, attemptBody{on, a.Op, t.Number, t.Started, a.Text, a.Code})
+	}
+	body.Message = strings.Join(texts, "; ")
+	return body, starts
 }
 
 // keptText returns why a copy whose deletion was requested is kept. The action is what the plan
