@@ -73,10 +73,11 @@ func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observ
 	for _, name := range queried {
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
+	proofs := prover{r.system, &r.served, r.peers.claims}
 	return func() {
 		r.system.Jobs.Query(ctx, run.task.Action, nodes, func(states map[string]peer.State) {
 			responses := responsesFromPeers(d.Config.Nodes, states)
-			r.requestProofs(ctx, d, o, run.task.Action, queried, responses, func() {
+			proofs.request(ctx, d, o, run.task.Action, queried, responses, func() {
 				r.jobs.reports.addResponses(queryResponses{key, responses, ctx.Err() != nil})
 			})
 		})
@@ -91,7 +92,7 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 	}
 	deletion := r.jobs.running[q.key].deletion
 	deletion.phase, deletion.responses = confirming, q.responses
-	deletion.unproven = !r.recordProofs(q.responses)
+	deletion.unproven = !r.peers.claims.record(q.responses, r.clock.now().Steady, r.jobs.transfers.addProof)
 	return endedJob{}, false
 }
 

@@ -30,7 +30,7 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 		a.Pinned.Until = now.Steady.Add(until.Sub(now.Wall))
 	}
 	next := job.NextFailure(r.failures[e.key].Failure, a, e.err, now.Steady, r.system.Random())
-	if wrong, ok := errors.AsType[*job.WrongSourcesError](e.err); ok && r.disproveSources(wrong.Sources, wrong) {
+	if wrong, ok := errors.AsType[*job.WrongSourcesError](e.err); ok && r.peers.disprove(wrong.Sources, wrong, r.clock.now().Steady) {
 		next.RetryAt = now.Steady // the next attempt uses another source
 	}
 	r.failures[e.key] = failureRecord{next, run.task.Image, r.disks.uuid(e.key.Disk), 0}

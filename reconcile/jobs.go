@@ -281,7 +281,7 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 	a := run.task.Action
 	log := r.log.With("action", string(a.Op), "copy", e.key.String())
 	if errors.Is(e.err, job.ErrOtherBytes) {
-		r.disprove(a.From, run.claimed, e.err.Error())
+		r.peers.claims.disprove(a.From, run.claimed, e.err.Error(), r.clock.now().Steady)
 	}
 	switch {
 	case e.err == nil: // also if it was stopped just before its end

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"log/slog"
 	"maps"
 	"math"
 	"slices"
@@ -23,8 +24,8 @@ type peers struct {
 	otherConfig map[string]time.Time
 }
 
-func newPeers(system Peers) peers {
-	return peers{system: system, states: map[string]peerState{}, claims: newClaims(), otherConfig: map[string]time.Time{}}
+func newPeers(system Peers, log *slog.Logger) peers {
+	return peers{system: system, states: map[string]peerState{}, claims: newClaims(log), otherConfig: map[string]time.Time{}}
 }
 
 // peerState is the last published state of a node, converted for the planner.

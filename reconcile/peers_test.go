@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"log/slog"
 	"maps"
 	"net/http/httptest"
 	"testing"
@@ -20,7 +21,7 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 	success, dropped := now.Add(-time.Minute), now.Add(-time.Second)
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
 		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[schema.DiskRef]plan.Disk{}}
-		s := newPeers(nil)
+		s := newPeers(nil, slog.New(slog.DiscardHandler))
 		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: success, LastSeen: dropped}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].LastResponse); ago != want {
 			t.Errorf("with the problem %q its last response was %v ago, want %v", problem, ago, want)
@@ -37,7 +38,7 @@ func TestPeerTimesFollowAClockStep(t *testing.T) {
 	observations := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: peer.State{
 		Node: refs[1].Node, Clock: plantest.Now, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
 	}}}
-	s := newPeers(nil)
+	s := newPeers(nil, slog.New(slog.DiscardHandler))
 	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
 		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
 		s.mergeObservations(d, &o, observations, plantest.Now)
@@ -145,7 +146,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	must(t, err)
 	d1, o1 := plantest.AsNode(refs[1].Node, c, plantest.EmptyDisks(c))
 	o1.Now = now
-	s := newPeers(nil)
+	s := newPeers(nil, slog.New(slog.DiscardHandler))
 	maps.Copy(o1.Disks, s.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now))
 	pinned := false
 	for _, a := range d1.Plan(o1).Actions {
@@ -168,7 +169,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 	local := &localPeers{}
 	local.connect(client)
 	defer local.Close()
-	s := newPeers(local)
+	s := newPeers(local, slog.New(slog.DiscardHandler))
 	var sources func() []peer.Source
 	for i := range 2 {
 		server := httptest.NewServer(peer.NewServer(cache, nil).Handler())
@@ -194,7 +195,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 // or when this node had none.
 func TestOtherConfigFor(t *testing.T) {
 	d := plan.Desired{Config: plantest.NewConfig(2, 1), Node: "node1", Digest: "new"}
-	s, now := newPeers(nil), time.Now()
+	s, now := newPeers(nil, slog.New(slog.DiscardHandler)), time.Now()
 	for i, step := range []struct {
 		own, peer, problem string
 		want               time.Duration

@@ -335,21 +335,22 @@ func TestWithdrawnCopyServesNobodyUntilTheDeletionIsCancelled(t *testing.T) {
 func TestDisprovedClaims(t *testing.T) {
 	c, ref := disprovableCopy()
 	d := plan.Desired{Config: schema.Config{Nodes: map[string]schema.Node{"n2": {Disks: map[string]schema.Disk{"a": {}}}}}}
-	s, now := newClaims(), systemTime().Steady
+	log := &lines{}
+	s, now := newClaims(slog.New(slog.NewTextHandler(log, nil))), systemTime().Steady
 	isUnproven := func() bool {
 		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{ref.Disk: {Copies: map[disk.ID]plan.Copy{ref.ID: c}}}}
 		s.apply(d, &o, now)
 		got := o.Disks[ref.Disk].Copies[ref.ID]
 		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref)
 	}
-	if s.record(ref, plan.ProofMissing); isUnproven() || !s.unanswered()[ref] {
+	if s.recordOne(ref, plan.ProofMissing); isUnproven() || !s.unanswered()[ref] {
 		t.Error("a missing proof disproves the claim, or is forgotten")
 	}
 	for failures, wait := range []time.Duration{1, 2, 4} {
-		if !s.disprove(ref, c, now) || !isUnproven() || s.unanswered()[ref] {
+		if s.disprove(ref, c, "other bytes", now); !isUnproven() || s.unanswered()[ref] || log.count("level=WARN") != failures+1 {
 			t.Errorf("failure %d: the claim is not disproved", failures)
 		}
-		if s.record(ref, plan.ProofMissing); !isUnproven() {
+		if s.recordOne(ref, plan.ProofMissing); !isUnproven() {
 			t.Errorf("failure %d: a missing proof ends that the claim is disproved", failures)
 		}
 		c.VerifiedAt = c.VerifiedAt.Add(1)
@@ -362,8 +363,8 @@ func TestDisprovedClaims(t *testing.T) {
 			t.Errorf("failure %d: another claim does not count after %v", failures, minDisproved*wait)
 		}
 	}
-	s.disprove(ref, c, now)
-	if s.record(ref, plan.ProofPassed); isUnproven() {
+	s.disprove(ref, c, "other bytes", now)
+	if s.recordOne(ref, plan.ProofPassed); isUnproven() {
 		t.Error("a copy that has proven that it has its bytes is still disproved")
 	}
 }

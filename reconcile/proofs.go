@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"sync"
 	"time"
@@ -27,18 +28,26 @@ type ProofTask struct {
 	Local LocalCopy
 }
 
-// requestProofs requests the proofs that the deletion a needs, adds them to the responses of the queried
-// nodes, and calls done. d and o are those of the withdrawal. It may be called from any goroutine.
-func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action, queried []string, responses map[string]plan.Response, done func()) {
-	r.peers.claims.mark(responses)
+// prover requests the proofs of deletions. Its methods may be called concurrently.
+type prover struct {
+	system System
+	served *served
+	claims *claims
+}
+
+// request requests the proofs that the deletion a needs, adds them to the responses of the queried nodes,
+// and calls done. d and o are those of the withdrawal.
+func (r prover) request(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action, queried []string, responses map[string]plan.Response, done func()) {
+	r.claims.mark(responses)
 	asked := withdrawnCopies(o, r.served.leaving.all()).WithResponses(a.Image, queried, responses)
 	var tasks []ProofTask
-	for _, p := range d.ProofRequests(asked, a, r.peers.claims.unanswered()) {
-		t, err := r.proofTask(d, asked, p)
+	for _, p := range d.ProofRequests(asked, a, r.claims.unanswered()) {
+		t, err := r.task(d, asked, p)
 		if err != nil {
 			setProof(responses, p.Copy, plan.Proof{Problem: err.Error()})
 			continue
 		}
+		setProof(responses, p.Copy, plan.Proof{Problem: "no chunk was received in time"}) // until one is
 		tasks = append(tasks, t)
 	}
 	if len(tasks) == 0 || ctx.Err() != nil {
@@ -71,8 +80,8 @@ var (
 	errDiskClosed        = errors.New("the disk with the chunk manifest was closed")
 )
 
-// proofTask returns the task of a request, or why the proof cannot be made.
-func (r *Reconciler) proofTask(d plan.Desired, o plan.Observed, p plan.ProofRequest) (ProofTask, error) {
+// task returns the task of a request, or why the proof cannot be made.
+func (r prover) task(d plan.Desired, o plan.Observed, p plan.ProofRequest) (ProofTask, error) {
 	if p.Untrusted {
 		return ProofTask{}, errUntrustedManifest
 	}
@@ -101,41 +110,12 @@ func setProof(responses map[string]plan.Response, ref plan.CopyRef, p plan.Proof
 	responses[ref.Disk.Node] = response
 }
 
-// recordProofs records the outcome of the proofs of a deletion. It returns whether all passed.
-func (r *Reconciler) recordProofs(responses map[string]plan.Response) (passed bool) {
-	passed = true
-	for _, response := range responses {
-		for ref, p := range response.Proofs {
-			passed = passed && p.Result == plan.ProofPassed
-			r.jobs.transfers.addProof(p.Result)
-			c := response.Disks[ref.Disk].Copies[ref.ID]
-			if p.Result == plan.ProofWrong {
-				r.disprove(ref, c, p.Problem)
-				continue
-			}
-			r.peers.claims.record(ref, p.Result)
-		}
-	}
-	return passed
-}
-
-// disprove records that a copy on another node, which claims to be c, has sent other bytes. It reports
-// whether that was not known.
-func (r *Reconciler) disprove(ref plan.CopyRef, c plan.Copy, problem string) (news bool) {
-	news = r.peers.claims.disprove(ref, c, r.clock.now().Steady)
-	if news {
-		r.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
-	}
-	return news
-}
-
-// disproveSources records that copies on other nodes have other bytes than their nodes claim, because a
-// job that failed with err has read them. It reports whether that was not known of any of them.
-func (r *Reconciler) disproveSources(sources []peer.Source, err error) (news bool) {
-	for _, s := range sources {
-		ref := plan.CopyRef{Disk: schema.DiskRef{Node: s.Node, Disk: s.Disk}, ID: s.ID}
-		c := r.peers.states[s.Node].disks[ref.Disk].Copies[s.ID]
-		news = r.disprove(ref, c, err.Error()) || news
+// disprove records that copies on other nodes have other bytes than their nodes claim, because a job that
+// failed with err has read them. It reports whether that was not known of any of them.
+func (s *peers) disprove(sources []peer.Source, err error, now time.Time) (news bool) {
+	for _, one := range sources {
+		ref := plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}
+		news = s.claims.disprove(ref, s.states[one.Node].disks[ref.Disk].Copies[one.ID], err.Error(), now) || news
 	}
 	return news
 }
@@ -143,14 +123,16 @@ func (r *Reconciler) disproveSources(sources []peer.Source, err error) (news boo
 // claims are what this node knows about copies on other nodes against the claims of these nodes. It
 // is in memory only. Its methods may be called concurrently.
 type claims struct {
+	log *slog.Logger
+
 	mu        sync.Mutex
 	disproved map[plan.CopyRef]disprovedClaim
 	missing   map[plan.CopyRef]bool       // did not answer the last request for a proof
 	manifests map[disk.Digest]disk.Digest // see plan.Observed.ReadManifests
 }
 
-func newClaims() *claims {
-	return &claims{disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}}
+func newClaims(log *slog.Logger) *claims {
+	return &claims{log: log, disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}}
 }
 
 // disprovedClaim is the claim that a copy is ready, whose node has sent other bytes as the proof.
@@ -176,8 +158,26 @@ const (
 	maxDisproved = 24 * time.Hour
 )
 
-// record records the outcome of a proof that does not disprove the claim.
-func (s *claims) record(ref plan.CopyRef, result plan.ProofResult) {
+// record records the outcomes of the proofs of a deletion, and calls count with each. It returns whether
+// all passed.
+func (s *claims) record(responses map[string]plan.Response, now time.Time, count func(plan.ProofResult)) (passed bool) {
+	passed = true
+	for _, response := range responses {
+		for ref, p := range response.Proofs {
+			passed = passed && p.Result == plan.ProofPassed
+			count(p.Result)
+			if p.Result == plan.ProofWrong {
+				s.disprove(ref, response.Disks[ref.Disk].Copies[ref.ID], p.Problem, now)
+				continue
+			}
+			s.recordOne(ref, p.Result)
+		}
+	}
+	return passed
+}
+
+// recordOne records the outcome of a proof that does not disprove the claim.
+func (s *claims) recordOne(ref plan.CopyRef, result plan.ProofResult) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if result == plan.ProofMissing {
@@ -188,16 +188,19 @@ func (s *claims) record(ref plan.CopyRef, result plan.ProofResult) {
 	delete(s.disproved, ref)
 }
 
-// disprove records that the copy c has sent other bytes than its node claims. It reports whether the
-// claim was not disproved before.
-func (s *claims) disprove(ref plan.CopyRef, c plan.Copy, now time.Time) (first bool) {
+// disprove records that a copy on another node, which claims to be c, has sent other bytes. It logs that
+// unless the claim is disproved already, and reports whether it was not.
+func (s *claims) disprove(ref plan.CopyRef, c plan.Copy, problem string, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.missing, ref)
 	last := s.disproved[ref]
 	wait := min(minDisproved<<min(last.failures, 16), maxDisproved)
 	s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(wait)}
-	return last.failures == 0 || last.over
+	if news = last.failures == 0 || last.over; news {
+		s.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
+	}
+	return news
 }
 
 // addManifest records the digest of the chunk manifest of bytes that this node has read.

@@ -42,7 +42,7 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 func NewWith(system System, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		system: system, log: log, clock: clock{read: system.Now},
-		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers), jobs: newJobs(),
+		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
 		failures: failures{}, pendingUsage: pendingUsage{},
 	}
 }

@@ -137,16 +137,25 @@ type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
-// maxProofs is how many proofs a node sends at once: each needs a chunk of memory. Further requests wait.
-const maxProofs = 4
+const (
+	// maxProofs is how many proofs a node sends at once: each needs a chunk of memory. Further requests
+	// wait.
+	maxProofs = 4
+	// proofTimeout is for one proof, with its wait. A node waits for a shorter time, so that a receiver that
+	// does not read keeps no others waiting.
+	proofTimeout = 30 * time.Second
+)
 
 // proof sends one chunk of a copy. It compares the chunk with the chunk manifest before that: a damaged
 // copy proves nothing, and is verified.
 func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) {
+	ctx, cancel := context.WithTimeout(r.Context(), proofTimeout)
+	defer cancel()
+	r = r.WithContext(ctx)
 	select {
 	case s.proofs <- struct{}{}:
 		defer func() { <-s.proofs }()
-	case <-r.Context().Done():
+	case <-ctx.Done():
 		errOverloaded.Write(w)
 		return
 	}
