@@ -176,6 +176,8 @@ func TestRevisionFollowsTheDirectory(t *testing.T) {
 	t.Parallel()
 	conf := t.TempDir()
 	files.Put(t, testSettings+"\nimages: {}", conf, "config.yaml")
+	files.Put(t, "", conf, ".git/config")
+	files.Put(t, "", conf, ".git/objects/x")
 	files.Put(t, strings.Repeat("a", 40), conf, ".git/HEAD")
 	l := startLoop(t, conf, newDisk(t))
 	revisionIs := func(want string) {

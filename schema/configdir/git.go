@@ -7,56 +7,150 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 )
 
-// locked reports whether git is writing to the checkout. Git creates index.lock
-// before it writes the first file, and renames it after the last.
-func (c *checkout) locked() bool {
-	if c == nil {
+// checkout is a git directory, seen from one checkout. nil is a folder without a checkout.
+//
+// The files of a config directory may have been written by anybody, and names such as .git, HEAD
+// and commondir are valid keys of a ConfigMap. So a checkout is only what git itself lays out,
+// and only files of its git directory are read: see openCheckout.
+type checkout struct {
+	git string // the git directory: contains HEAD and the index
+	// common contains the branches. It is git, or for a worktree the folder two levels above.
+	common string
+}
+
+// openCheckout returns the checkout that the folder at the absolute path real, which has no
+// symlinks, belongs to, nil if there is none. It never fails: an unreadable checkout has no
+// revision, and no decision depends on the revision.
+func openCheckout(real string) *checkout {
+	for dir := real; ; dir = filepath.Dir(dir) {
+		if dot, err := os.Lstat(filepath.Join(dir, ".git")); err == nil {
+			return checkoutAt(dir, dot, real)
+		}
+		if dir == filepath.Dir(dir) {
+			return nil
+		}
+	}
+}
+
+// checkoutAt returns the checkout whose .git is dot, in the folder dir.
+//
+//   - In a volume of Kubernetes, .git is a key of a ConfigMap and never git's.
+//   - A .git folder is the git directory itself. Git writes commondir only for a worktree, whose
+//     git directory is never a .git folder.
+//   - A .git file, and a symlink, is what git leaves in a worktree or a submodule. The git
+//     directory that it names is outside the checkout and outside the config directory, so that
+//     whoever writes the files of the checkout writes none of the git directory.
+func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
+	own := filepath.Join(dir, ".git")
+	switch {
+	case inVolume(dir):
+		return nil
+	case dot.IsDir():
+		if isRepository(own) && !exists(own, "commondir") {
+			return &checkout{git: own, common: own}
+		}
+		return nil
+	case dot.Mode().IsRegular():
+		target, err := gitFileTarget(own)
+		if err != nil {
+			return nil // not a file of git; without the lock, the Debouncer decides alone
+		}
+		own = target
+	}
+	git, err := filepath.EvalSymlinks(own)
+	if err != nil || within(git, real) {
+		return nil
+	}
+	if isRepository(git) && !exists(git, "commondir") {
+		return &checkout{git: git, common: git}
+	}
+	if common := filepath.Dir(filepath.Dir(git)); isWorktree(git, common) {
+		return &checkout{git: git, common: common}
+	}
+	return nil
+}
+
+// inVolume reports whether the folder, or one around it, is a volume that the kubelet writes.
+func inVolume(dir string) bool {
+	for ; ; dir = filepath.Dir(dir) {
+		if exists(dir, swapLink) {
+			return true
+		}
+		if dir == filepath.Dir(dir) {
+			return false
+		}
+	}
+}
+
+// gitFileTarget returns the git directory that a .git file names.
+func gitFileTarget(file string) (string, error) {
+	line, err := firstLine(os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0))
+	if err != nil {
+		return "", err
+	}
+	target, ok := strings.CutPrefix(line, "gitdir: ")
+	if !ok {
+		return "", errNotRefFile
+	}
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(filepath.Dir(file), target)
+	}
+	return target, nil
+}
+
+// isRepository reports whether the folder has what git creates in every repository.
+func isRepository(dir string) bool {
+	return isFolder(dir, "objects") && isFile(dir, "config") && isFile(dir, "HEAD")
+}
+
+// isWorktree reports whether git is the git directory of a worktree of the repository common:
+// git puts it into its folder "worktrees", with a commondir that leads back and a gitdir that
+// names the worktree.
+func isWorktree(git, common string) bool {
+	if filepath.Base(filepath.Dir(git)) != "worktrees" || !isRepository(common) || !isFile(git, "HEAD") || !isFile(git, "gitdir") {
 		return false
 	}
-	_, err := os.Lstat(filepath.Join(c.git, "index.lock"))
+	back, err := firstLine(os.OpenFile(filepath.Join(git, "commondir"), os.O_RDONLY|syscall.O_NONBLOCK, 0))
+	if err != nil {
+		return false
+	}
+	if !filepath.IsAbs(back) {
+		back = filepath.Join(git, back)
+	}
+	return filepath.Clean(back) == common
+}
+
+func exists(dir, name string) bool {
+	_, err := os.Lstat(filepath.Join(dir, name))
 	return err == nil
 }
 
-// gitDir returns the git directory of the checkout that the folder at the
-// absolute path real belongs to: a .git in it or above it, or the target of a .git
-// file (of a worktree or submodule). It returns false when there is none.
-func gitDir(real string) (string, bool) {
-	for dir := real; ; dir = filepath.Dir(dir) {
-		dot := filepath.Join(dir, ".git")
-		if fi, err := os.Stat(dot); err == nil && fi.IsDir() {
-			return dot, true
-		} else if err == nil && fi.Mode().IsRegular() && fi.Size() < 2*maxPath {
-			return gitFileTarget(dir, dot)
-		}
-		if dir == filepath.Dir(dir) {
-			return "", false
-		}
-	}
+func isFolder(dir, name string) bool {
+	fi, err := os.Stat(filepath.Join(dir, name))
+	return err == nil && fi.IsDir()
 }
 
-func gitFileTarget(dir, dot string) (string, bool) {
-	b, err := os.ReadFile(dot)
-	target, ok := strings.CutPrefix(strings.TrimSpace(string(b)), "gitdir: ")
-	if err != nil || !ok {
-		return "", false // not a file of git; without the lock, the Debouncer decides alone
-	}
-	if !filepath.IsAbs(target) {
-		target = filepath.Join(dir, target)
-	}
-	return target, true
+func isFile(dir, name string) bool {
+	fi, err := os.Stat(filepath.Join(dir, name))
+	return err == nil && fi.Mode().IsRegular()
 }
 
-// checkout is a git directory, seen from one checkout. nil is a folder without a checkout.
-type checkout struct {
-	git    string // contains HEAD and the index
-	common string // contains the branches; differs from git only for a worktree
+// within reports whether the clean absolute path is the folder or below it.
+func within(path, folder string) bool {
+	rel, err := filepath.Rel(folder, path)
+	return err == nil && filepath.IsLocal(rel)
 }
+
+// locked reports whether git is writing to the checkout. Git creates index.lock
+// before it writes the first file, and renames it after the last.
+func (c *checkout) locked() bool { return c != nil && exists(c.git, "index.lock") }
 
 // Limits of what is read below a git directory. Git writes no larger files there.
 const (
@@ -66,34 +160,16 @@ const (
 
 var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 
-// openCheckout returns the checkout that the folder at the absolute path real belongs to,
-// nil if there is none. It never fails: an unreadable checkout has no revision, and no
-// decision depends on the revision.
-func openCheckout(real string) *checkout {
-	git, ok := gitDir(real)
-	if !ok {
-		return nil
-	}
-	c := &checkout{git: git, common: git}
-	if target, err := firstLine(filepath.Join(git, "commondir")); err == nil {
-		if c.common = target; !filepath.IsAbs(target) {
-			c.common = filepath.Join(git, target)
-		}
-	}
-	return c
-}
-
-// head returns the content of HEAD: a commit, or the name of a ref.
-func (c *checkout) head() (string, error) { return firstLine(filepath.Join(c.git, "HEAD")) }
-
 // revision returns the commit that is checked out. It returns "" if there is none yet or it
 // cannot be read. Uncommitted changes do not count.
 func (c *checkout) revision() string {
-	if c == nil {
+	r, err := c.open()
+	if err != nil {
 		return ""
 	}
+	defer r.close()
 	const maxRefs = 5 // that name another ref; git has the same limit
-	at, err := c.head()
+	at, err := r.head()
 	for range maxRefs {
 		if err != nil {
 			return ""
@@ -105,29 +181,77 @@ func (c *checkout) revision() string {
 		if !ok {
 			return ""
 		}
-		if at, err = firstLine(c.refFile(ref)); err != nil {
-			at, err = c.packedRef(ref)
+		if at, err = r.ref(ref); err != nil {
+			at, err = r.packedRef(ref)
 		}
 	}
 	return ""
 }
 
-// refFile returns the file of a ref that is not packed. Some refs belong to the worktree
-// and not to the repository.
-func (c *checkout) refFile(ref string) string {
-	for _, own := range []string{"refs/bisect/", "refs/worktree/", "refs/rewritten/"} {
-		if strings.HasPrefix(ref, own) {
-			return filepath.Join(c.git, ref)
+// watchFiles returns the files that git replaces when it ends an operation: its lock, and
+// those that name the commit that is checked out.
+func (c *checkout) watchFiles() []string {
+	r, err := c.open()
+	if err != nil {
+		return nil
+	}
+	defer r.close()
+	files := []string{filepath.Join(c.git, "index.lock"), filepath.Join(c.git, "HEAD")}
+	if head, err := r.head(); err == nil {
+		if ref, ok := symbolicRef(head); ok {
+			files = append(files, filepath.Join(r.folderOf(ref).Name(), ref))
 		}
 	}
-	return filepath.Join(c.common, ref)
+	return files
+}
+
+// refs reads the refs of a checkout. No symlink leads it out of the git directory.
+type refs struct{ git, common *os.Root }
+
+var errNoCheckout = errors.New("no checkout")
+
+func (c *checkout) open() (r refs, err error) {
+	if c == nil {
+		return r, errNoCheckout
+	}
+	if r.git, err = os.OpenRoot(c.git); err != nil {
+		return r, err
+	}
+	if r.common, err = os.OpenRoot(c.common); err != nil {
+		r.git.Close() // only read from: no error matters
+		return r, err
+	}
+	return r, nil
+}
+
+func (r refs) close() {
+	r.git.Close() // only read from: no error matters
+	r.common.Close()
+}
+
+// head returns the content of HEAD: a commit, or the name of a ref.
+func (r refs) head() (string, error) { return firstLine(openIn(r.git, "HEAD")) }
+
+// ref returns the content of a ref that is not packed.
+func (r refs) ref(ref string) (string, error) { return firstLine(openIn(r.folderOf(ref), ref)) }
+
+// folderOf returns the folder with the file of a ref. Some refs belong to the worktree and not
+// to the repository.
+func (r refs) folderOf(ref string) *os.Root {
+	for _, own := range []string{"refs/bisect/", "refs/worktree/", "refs/rewritten/"} {
+		if strings.HasPrefix(ref, own) {
+			return r.git
+		}
+	}
+	return r.common
 }
 
 // packedRef returns the commit of a ref that git has packed into one file with other refs.
 // Git removes the file of a ref only after it has packed the ref, so a caller that reads the
 // file first finds the ref in one of the two.
-func (c *checkout) packedRef(ref string) (commit string, err error) {
-	err = readRegular(filepath.Join(c.common, "packed-refs"), maxPacked, func(r io.Reader) error {
+func (r refs) packedRef(ref string) (commit string, err error) {
+	f, err := openIn(r.common, "packed-refs")
+	err = readRegular(f, err, maxPacked, func(r io.Reader) error {
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
 			if sum, name, ok := strings.Cut(lines.Text(), " "); ok && name == ref {
@@ -140,30 +264,22 @@ func (c *checkout) packedRef(ref string) (commit string, err error) {
 	return commit, err
 }
 
-// watchFiles returns the files that git replaces when it ends an operation: its lock, and
-// those that name the commit that is checked out.
-func (c *checkout) watchFiles() []string {
-	if c == nil {
-		return nil
-	}
-	files := []string{filepath.Join(c.git, "index.lock"), filepath.Join(c.git, "HEAD")}
-	if head, err := c.head(); err == nil {
-		if ref, ok := symbolicRef(head); ok {
-			files = append(files, c.refFile(ref))
-		}
-	}
-	return files
-}
-
-// symbolicRef returns the ref that the content of a symbolic ref names.
+// symbolicRef returns the ref that the content of a symbolic ref names. Git accepts no name
+// with "..".
 func symbolicRef(text string) (ref string, ok bool) {
 	ref, ok = strings.CutPrefix(text, "ref: ")
-	return ref, ok && strings.HasPrefix(ref, "refs/") && filepath.IsLocal(ref)
+	return ref, ok && strings.HasPrefix(ref, "refs/") && path.Clean(ref) == ref && !strings.Contains(ref, "..")
 }
 
-// firstLine returns the first line of a small file. An empty line is an error.
-func firstLine(path string) (line string, err error) {
-	err = readRegular(path, maxRef, func(r io.Reader) error {
+// openIn opens a file for reading. It never blocks on a FIFO.
+func openIn(root *os.Root, name string) (*os.File, error) {
+	return root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+}
+
+// firstLine returns the first line of a small file that was just opened, and closes it. An empty
+// line is an error.
+func firstLine(f *os.File, err error) (line string, _ error) {
+	err = readRegular(f, err, maxRef, func(r io.Reader) error {
 		b, err := io.ReadAll(r)
 		line, _, _ = strings.Cut(string(b), "\n")
 		if line = strings.TrimSpace(line); line == "" {
@@ -176,9 +292,8 @@ func firstLine(path string) (line string, err error) {
 
 var errNotRefFile = errors.New("not a regular file of that size")
 
-// readRegular reads a regular file of at most limit bytes. It never blocks on a FIFO.
-func readRegular(path string, limit int64, read func(io.Reader) error) error {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+// readRegular reads a regular file of at most limit bytes that was just opened, and closes it.
+func readRegular(f *os.File, err error, limit int64, read func(io.Reader) error) error {
 	if err != nil {
 		return err
 	}

@@ -150,6 +150,9 @@ func TestNoRevisionIsNoError(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		writeTree(t, dir, map[string]string{"a.yaml": "1"})
+		if len(files) > 0 && files[".git"] == "" {
+			writeTree(t, dir, map[string]string{".git/config": "", ".git/HEAD": "", ".git/objects/x": ""})
+		}
 		writeTree(t, dir, files)
 		if s := mustRead(t, dir); s.Revision != "" || format(s) != "a.yaml=1" {
 			t.Errorf("%s: got revision %q and %s", name, s.Revision, format(s))
@@ -158,4 +161,77 @@ func TestNoRevisionIsNoError(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// TestRevisionIsNoFileOutsideTheCheckout: whoever writes the files of a config directory chooses
+// what its .git says. No such choice makes a file that is no ref of a git directory the revision.
+func TestRevisionIsNoFileOutsideTheCheckout(t *testing.T) {
+	t.Parallel()
+	token := strings.Repeat("dfa339c6", 8)
+	repository := func(at string) map[string]string {
+		return map[string]string{at + "objects/x": "", at + "config": "", at + "HEAD": "ref: refs/heads/main\n"}
+	}
+	with := func(files map[string]string, more ...string) map[string]string {
+		for i := 0; i < len(more); i += 2 {
+			files[more[i]] = more[i+1]
+		}
+		return files
+	}
+	for name, files := range map[string]map[string]string{
+		"commondir of keys":             {"conf/.git": "gitdir: .\n", "conf/HEAD": "ref: refs/../token\n", "conf/commondir": "SEC\n"},
+		"commondir of keys, with clean": {"conf/.git": "gitdir: .\n", "conf/HEAD": "ref: refs/token\n", "conf/commondir": "SEC\n"},
+		"behind ..data": {"conf/..data -> ..1": "", "conf/..1/.git": "gitdir: ..1\n", "conf/..1/HEAD": "ref: refs/token\n", "conf/..1/commondir": "SEC\n",
+			"conf/.git -> ..data/.git": ""},
+		"a key that names the secret":       {"conf/.git": "gitdir: SEC\n"},
+		"a checkout in a volume":            with(repository("conf/.git/"), "conf/.git/HEAD", token, "conf/..data -> ..1", "", "conf/..1/x", ""),
+		"a .git folder with commondir":      with(repository("conf/.git/"), "conf/.git/HEAD", "ref: refs/token\n", "conf/.git/commondir", "SEC\n"),
+		"a ref that leads out":              with(repository("conf/.git/"), "conf/.git/HEAD", "ref: refs/../../../sec/token\n"),
+		"a ref that is not clean":           with(repository("conf/.git/"), "conf/.git/HEAD", "ref: refs//token\n", "conf/.git/refs/token", token),
+		"a ref that is a link out":          with(repository("conf/.git/"), "conf/.git/refs/heads/main -> SEC/token", ""),
+		"packed-refs that is a link out":    with(repository("conf/.git/"), "conf/.git/packed-refs -> SEC/packed-refs", ""),
+		"HEAD that is a link out":           {"conf/.git/objects/x": "", "conf/.git/config": "", "conf/.git/HEAD -> SEC/token": ""},
+		"a .git that is a link":             {"conf/.git -> SEC": ""},
+		"a repository among the files":      with(repository("conf/in/"), "conf/.git", "gitdir: in\n", "conf/in/HEAD", token),
+		"a forged worktree among the files": with(repository("conf/in/"), "conf/.git", "gitdir: in/worktrees/w\n", "conf/in/worktrees/w/HEAD", token, "conf/in/worktrees/w/commondir", "../..", "conf/in/worktrees/w/gitdir", "x"),
+		"a worktree of the secret":          with(repository("real/"), "conf/.git", "gitdir: ../real/worktrees/w\n", "real/worktrees/w/HEAD", "ref: refs/token", "real/worktrees/w/commondir", "SEC", "real/worktrees/w/gitdir", "x"),
+		"no repository":                     {"conf/.git": "gitdir: ../sec\n"},
+	} {
+		root := t.TempDir()
+		secret := filepath.Join(root, "sec")
+		writeTree(t, root, map[string]string{"sec/token": token, "sec/HEAD": token, "sec/refs/token": token, "sec/packed-refs": token + " refs/heads/main\n", "conf/a.yaml": "1"})
+		hostile := map[string]string{}
+		for path, text := range files {
+			hostile[strings.ReplaceAll(path, "SEC", secret)] = strings.ReplaceAll(text, "SEC", secret)
+		}
+		writeTree(t, root, hostile)
+		if got := mustRead(t, filepath.Join(root, "conf")).Revision; got != "" {
+			t.Errorf("%s: the revision is %q", name, got)
+		}
+		_, git, err := readFolders(filepath.Join(root, "conf"))
+		for _, file := range git {
+			if err != nil || strings.HasPrefix(file, secret) {
+				t.Errorf("%s: watches %s, %v", name, file, err)
+			}
+		}
+	}
+}
+
+// TestRevisionOfOtherGitDirectories: git also keeps its directory elsewhere, and other programs
+// make it a symlink.
+func TestRevisionOfOtherGitDirectories(t *testing.T) {
+	t.Parallel()
+	apart := filepath.Join(t.TempDir(), "apart.git")
+	r := newRepo(t, "--separate-git-dir="+apart)
+	r.assertRevision("a separate git directory", r.dir)
+	r.assertRevision("a folder of it", filepath.Join(r.dir, "conf"))
+	linked := newRepo(t)
+	moved := filepath.Join(t.TempDir(), "moved.git")
+	must(t, os.Rename(filepath.Join(linked.dir, ".git"), moved))
+	must(t, os.Symlink(moved, filepath.Join(linked.dir, ".git")))
+	linked.assertRevision("a linked git directory", linked.dir)
+	tree := filepath.Join(t.TempDir(), "tree")
+	r.git("worktree", "add", "-q", "--detach", tree)
+	r.assertRevision("a worktree of it", filepath.Join(tree, "conf"))
+	r.git("worktree", "move", tree, tree+"2")
+	r.assertRevision("a worktree that was moved", tree+"2")
 }

@@ -257,7 +257,9 @@ func TestWatchGitSync(t *testing.T) {
 func TestWatchNoticesTheEndOfGitsLock(t *testing.T) {
 	repo := t.TempDir()
 	files.Put(t, "1", repo, "conf/a.yaml")
-	files.Put(t, "", repo, ".git/index.lock")
+	for _, name := range []string{"HEAD", "config", "objects/x", "index.lock"} {
+		files.Put(t, "", repo, ".git", name)
+	}
 	w := watch(t, repo+"/conf", never)
 	w.quiet()
 	files.Rename(t, repo+"/.git/index.lock", repo+"/.git/index")
