@@ -1,14 +1,17 @@
 package schema
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/errors"
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
@@ -23,10 +26,16 @@ type checked struct {
 	// loopback has the problems that count only while allowLoopbackSources is off.
 	loopback []document.Problem
 
+	// unfinished: there was no time for the validation, and problems says so.
+	unfinished bool
+
 	// One of them is set if there are no problems.
 	settings *Settings
 	node     *Node
 	image    *Image
+	// rest is, of an image with problems, what is valid of it. It is nil if nothing is known. It
+	// is only used to find further problems.
+	rest *Image
 }
 
 // task is a definition to validate. checked is filled in.
@@ -38,26 +47,36 @@ type task struct {
 }
 
 const (
-	// batchSize is how many definitions one CUE context checks before it is dropped.
+	// contextSize is how many values one CUE context checks before it is dropped.
+	contextSize = 200
+	// batchSize is how many definitions a worker takes at once.
 	batchSize = 200
 	workers   = 2
 )
 
-// checkAll validates the tasks in batches. A few contexts exist at a time.
+// checkAll validates the tasks. A few CUE contexts exist at a time. The error is why ctx ended.
+// Tasks for which there is no time are unfinished.
 func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
+	end := processorTime() + checkTime
 	batches := make(chan []task)
+	most := max(1, min(maxProblems, 10*maxErrors/max(1, len(tasks))))
 	var wait sync.WaitGroup
 	for range min(workers, 1+len(tasks)/batchSize) {
 		wait.Go(func() {
+			c := checker{specs: l.specs}
 			for batch := range batches {
-				l.checkBatch(batch)
+				for _, t := range batch {
+					if ctx.Err() != nil || processorTime() > end {
+						*t.checked = notFinished()
+						continue
+					}
+					*t.checked = c.check(t)
+					t.checked.problems = slices.Clip(t.checked.problems[:min(most, len(t.checked.problems))])
+				}
 			}
 		})
 	}
 	for batch := range slices.Chunk(tasks, batchSize) {
-		if ctx.Err() != nil {
-			break
-		}
 		batches <- batch
 	}
 	close(batches)
@@ -65,16 +84,33 @@ func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
 	return ctx.Err()
 }
 
-func (l *Loader) checkBatch(batch []task) {
-	c := compile()
-	for _, t := range batch {
-		*t.checked = c.check(l.specs, t)
+// processorTime returns the processor time that the process has used.
+func processorTime() time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+		panic(fmt.Sprintf("schema: read the processor time: %v", err)) // it fails only for other arguments
 	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// notFinished is the result of a task for which no time was left.
+func notFinished() checked {
+	return checked{unfinished: true, problems: []document.Problem{{AtName: true,
+		Message: fmt.Sprintf("is not checked yet: the files of the directory take more than %v of processor time to check", checkTime), Hint: "wait, or declare less in one directory"}}}
+}
+
+// checker validates definitions one after the other. It compiles the schema only for a
+// definition that CUE has to check, and again when the last context has grown: a file of invalid
+// definitions costs little.
+type checker struct {
+	specs  specs
+	schema *compiled
+	uses   int // of schema
 }
 
 // check validates one definition: first its structure, then by CUE the rest of it,
 // and then what only Go can check.
-func (c compiled) check(all specs, t task) (result checked) {
+func (c *checker) check(t task) (result checked) {
 	defer func() {
 		// A panic of CUE must not end the manager, whatever the file contains.
 		if p := recover(); p != nil {
@@ -82,20 +118,20 @@ func (c compiled) check(all specs, t task) (result checked) {
 		}
 	}()
 	if t.kind != nil {
-		return c.checkManifest(all, t)
+		return c.checkManifest(t)
 	}
-	result = c.checkNative(all.sections[t.section], t)
+	result = c.checkNative(c.specs.sections[t.section], t)
 	if err := checkName(t.key); err != nil { // report the other problems, too
 		name := document.Problem{AtName: true, Message: err.Error()}
-		return checked{problems: append([]document.Problem{name}, result.problems...), loopback: result.loopback}
+		return checked{problems: append([]document.Problem{name}, result.problems...), loopback: result.loopback, rest: cmp.Or(result.image, result.rest)}
 	}
 	return result
 }
 
 // checkNative validates a definition in the native form, without its name. If it has
 // mistakes of structure, the rest is validated, too.
-func (c compiled) checkNative(sp *spec, t task) checked {
-	v, s, valid := c.validate(c.sections[t.section], sp, t.value)
+func (c *checker) checkNative(sp *spec, t task) checked {
+	v, s, valid := c.validate(func(schema *compiled) cue.Value { return schema.sections[t.section] }, sp, t.value, stands)
 	if !valid {
 		return checked{problems: s.problems}
 	}
@@ -104,12 +140,13 @@ func (c compiled) checkNative(sp *spec, t task) checked {
 		return result
 	}
 	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path, sp, t.value) })
-	return checked{problems: append(s.problems, others...), loopback: result.loopback}
+	return checked{problems: append(s.problems, others...), loopback: result.loopback, rest: cmp.Or(result.image, result.rest)}
 }
 
 // checkManifest validates the manifest, and then its native form.
-func (c compiled) checkManifest(all specs, t task) checked {
-	if _, s, _ := c.validate(c.manifests[t.kind], all.manifests[t.kind], manifest.Own(t.value)); len(s.problems) > 0 {
+func (c *checker) checkManifest(t task) checked {
+	definition := func(schema *compiled) cue.Value { return schema.manifests[t.kind] }
+	if _, s, _ := c.validate(definition, c.specs.manifests[t.kind], manifest.Own(t.value), nil); len(s.problems) > 0 {
 		return checked{problems: s.problems}
 	}
 	if !t.kind.Declares() {
@@ -119,7 +156,7 @@ func (c compiled) checkManifest(all specs, t task) checked {
 	if len(conversion.Problems) > 0 {
 		return checked{problems: conversion.Problems}
 	}
-	result := c.check(all, task{key: t.key, value: conversion.Value})
+	result := c.check(task{key: t.key, value: conversion.Value})
 	result.conversion = conversion
 	for _, problems := range [][]document.Problem{result.problems, result.loopback} {
 		for i := range problems {
@@ -129,43 +166,80 @@ func (c compiled) checkManifest(all specs, t task) checked {
 	return result
 }
 
+// maxPasses limits how often a definition is validated again without its wrong parts.
+const maxPasses = 8
+
 // validate unifies v with a definition of the schema. It returns the value with
-// all defaults, the problems, and whether the value without the wrong parts is valid.
-func (c compiled) validate(definition cue.Value, sp *spec, v *document.Value) (cue.Value, *structure, bool) {
+// all defaults, the problems, and whether the value is valid when the wrong parts are left out or
+// have one of the stands in their place.
+func (c *checker) validate(definition func(*compiled) cue.Value, sp *spec, v *document.Value, stands map[string]any) (cue.Value, *structure, bool) {
 	s := &structure{root: sp}
 	plain, ok := s.plain(v, sp, nil)
 	if !ok {
 		return cue.Value{}, s, false
 	}
-	unified, wrong := c.unify(definition, plain, v)
-	if len(wrong) == 0 {
-		return unified, s, true
+	if fields, is := plain.(map[string]any); is && len(fields) == 0 && len(s.problems) > 0 {
+		return cue.Value{}, s, false // nothing is left to check
 	}
-	for _, at := range wrong {
-		if !s.explains(at, sp, v) {
-			s.report(explain(sp, v, at))
+	if c.schema == nil || c.uses >= contextSize {
+		c.schema, c.uses = compile(), 0
+	}
+	// CUE does not find every mistake at once: that a source has no field, for example, only when
+	// no value beside it is wrong. So each pass leaves out what the one before has found.
+	var found []document.Path
+	for range maxPasses {
+		c.uses++
+		unified, wrong := c.schema.unify(definition(c.schema), plain, v)
+		if len(wrong) == 0 {
+			return unified, s, true
 		}
-		removeField(plain, at)
+		for _, at := range wrong {
+			switch {
+			case slices.ContainsFunc(found, func(p document.Path) bool { return p.Within(at) }):
+				at = at.Parent() // the definition needs what was left out
+			case !s.explains(at, sp, v):
+				s.report(explain(sp, v, at))
+			}
+			found = append(found, at)
+			leaveOut(plain, at, stands)
+		}
 	}
-	unified, wrong = c.unify(definition, plain, v)
-	return unified, s, len(wrong) == 0
+	return cue.Value{}, s, false
 }
 
 // unify returns the unified value, and the paths where it is wrong.
-func (c compiled) unify(definition cue.Value, plain any, v *document.Value) (cue.Value, []document.Path) {
+func (c *compiled) unify(definition cue.Value, plain any, v *document.Value) (cue.Value, []document.Path) {
 	unified := definition.Unify(c.context.Encode(plain))
 	return unified, errorPaths(unified.Validate(cue.Concrete(true), cue.Final()), v)
 }
 
-// removeField removes the field at a path, or the nearest one around it.
-func removeField(plain any, at document.Path) {
+// They stand for a URL and for the name of an image that are wrong or missing.
+const (
+	unknownURL   = "https://unknown.invalid/"
+	unknownImage = "unknown-source-of-an-invalid-clone"
+)
+
+// stands are valid values for the fields that the schema requires. They stand for values that
+// are wrong or missing while the rest of a definition is validated.
+var stands = map[string]any{
+	"source": map[string]any{"upload": map[string]any{}}, "url": unknownURL, "backupURL": "s3://unknown@unknown/?backingImage=unknown",
+	"target": "s3://unknown@unknown/", "backingImage": unknownImage, "path": "/unknown", "reason": "unknown",
+}
+
+// leaveOut removes the field at a path, or the nearest one around it. A field that the schema
+// requires gets a valid value.
+func leaveOut(plain any, at document.Path, stands map[string]any) {
 	for i, step := range at {
 		fields, is := plain.(map[string]any)
 		if !is {
 			return
 		}
 		if _, deeper := fields[step].(map[string]any); !deeper || i == len(at)-1 {
-			delete(fields, step)
+			if stand, required := stands[step]; required {
+				fields[step] = stand
+			} else {
+				delete(fields, step)
+			}
 			return
 		}
 		plain = fields[step]

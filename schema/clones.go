@@ -11,14 +11,14 @@ import (
 // cloneCheck checks the images that are clones of other images.
 type cloneCheck struct {
 	merger      *merger
+	images      []string              // the names of the images in force
 	encryptions map[string]Encryption // by image: see encryption
 }
 
 // check finds a source image that is not declared, and an encryption or decryption
 // that was done before.
-func (c *cloneCheck) check(d *definition) {
-	clone := d.checked.image.Source.Clone
-	if clone == nil {
+func (c *cloneCheck) check(d *definition, clone *Clone) {
+	if clone == nil || clone.BackingImage == unknownImage {
 		return
 	}
 	source := key{imagesSection, clone.BackingImage}
@@ -26,7 +26,7 @@ func (c *cloneCheck) check(d *definition) {
 	if c.merger.current[source] == nil && c.merger.declared[source] == nil {
 		if !c.merger.fileUnknown { // otherwise it may be in a file that cannot be read
 			c.merger.rejectNative(d, document.Problem{Path: at.With("backingImage"),
-				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: document.DidYouMean(clone.BackingImage, names(c.merger.all(imagesSection)))})
+				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: c.merger.suggest(clone.BackingImage, c.images)})
 		}
 		return
 	}

@@ -74,7 +74,7 @@ func (p *parsedFile) parseEmbedded(f document.Field) embeddedFile {
 	if f.Value.Kind != document.Text || path.Ext(f.Name) == ".cue" {
 		return e
 	}
-	if p.embeddedBytes += len(f.Value.Text); p.embeddedBytes > configdir.MaxFile {
+	if p.weight += weight(configdir.File{Path: f.Name, Data: []byte(f.Value.Text)}); p.weight > maxFileValues {
 		e.tooLarge = true
 		return e
 	}
@@ -139,7 +139,7 @@ func (p *parsedFile) addEmbeddedDocuments(e embeddedFile, configMap string) {
 // in the file. A block after "|" has the lines of the text, indented. In any other string
 // the lines cannot be found, so that every position is the position of the field.
 func (p *parsedFile) positionsIn(f document.Field) func(document.Position) document.Position {
-	indent, ok := blockIndent(p.data, f.Value)
+	indent, ok := p.blockIndent(f.Value)
 	if !ok {
 		return func(document.Position) document.Position { return f.Pos }
 	}
@@ -156,13 +156,19 @@ func (p *parsedFile) positionsIn(f document.Field) func(document.Position) docum
 
 // blockIndent returns the indentation of the text of a block in the file. It returns false
 // if the file does not have the text line by line.
-func blockIndent(data []byte, v *document.Value) (int, bool) {
-	if data == nil || !v.Block {
+func (p *parsedFile) blockIndent(v *document.Value) (int, bool) {
+	if p.data == nil || !v.Block {
 		return 0, false
 	}
-	for range v.Pos.Line {
-		_, data, _ = bytes.Cut(data, []byte("\n"))
+	if p.lines == nil {
+		p.lines = []int{0}
+		for i, c := range p.data {
+			if c == '\n' {
+				p.lines = append(p.lines, i+1)
+			}
+		}
 	}
+	data := p.data[p.lines[min(v.Pos.Line, len(p.lines)-1)]:]
 	indent := -1
 	for line := range strings.Lines(v.Text) {
 		var raw []byte

@@ -25,22 +25,31 @@ func (m *merger) checkAddresses() {
 // rejectNative records a problem of a definition that only the whole configuration shows.
 func (m *merger) rejectNative(d *definition, p document.Problem) { m.reject(d.key, d.placeNative(p)) }
 
-// checkImages checks the images whose own validation found no problem against the settings, the
-// nodes and each other.
+// checkImages checks the images against the settings, the nodes and each other. Of an image whose
+// own validation found problems, it checks the rest.
 func (m *merger) checkImages() {
 	if !m.settings.AllowLoopbackSources {
 		m.checkLoopback()
 	}
 	nodes := names(m.all(nodesSection))
-	clones := cloneCheck{merger: m, encryptions: map[string]Encryption{}}
-	for _, d := range m.all(imagesSection) {
-		if m.stale(d) {
-			continue
-		}
+	clones := cloneCheck{merger: m, images: names(m.all(imagesSection)), encryptions: map[string]Encryption{}}
+	check := func(d *definition, image *Image) {
 		if len(nodes) > 0 && !m.placesUnknown {
-			m.checkDisks(d, nodes)
+			m.checkDisks(d, image, nodes)
 		}
-		clones.check(d)
+		clones.check(d, image.Source.Clone)
+	}
+	for k, defined := range m.declared {
+		for _, d := range defined {
+			if k.section == imagesSection && len(d.problems) == 0 && d.checked.rest != nil {
+				check(d, d.checked.rest)
+			}
+		}
+	}
+	for _, d := range m.all(imagesSection) {
+		if !m.stale(d) {
+			check(d, d.checked.image)
+		}
 	}
 	clones.checkCycles()
 }
@@ -69,17 +78,17 @@ func (m *merger) dropLoopback() {
 }
 
 // checkDisks finds disks that the image names and no node has.
-func (m *merger) checkDisks(d *definition, nodes []string) {
+func (m *merger) checkDisks(d *definition, image *Image, nodes []string) {
 	disks, _ := d.native().Find(document.Path{"disks"}, d.pos)
-	for _, ref := range d.checked.image.Disks {
+	for _, ref := range image.Disks {
 		i := slices.IndexFunc(disks.Items, func(item *document.Value) bool { return item.Text == ref.String() })
 		p := document.Problem{Path: document.Path{"disks"}.WithIndex(i)}
 		n := m.current[key{nodesSection, ref.Node}]
 		if n == nil {
-			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), document.DidYouMean(ref.Node, nodes)
+			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), m.suggest(ref.Node, nodes)
 			m.rejectNative(d, p)
 		} else if _, ok := n.checked.node.Disks[ref.Disk]; !ok {
-			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), document.DidYouMean(ref.Disk, sortedKeys(n.checked.node.Disks))
+			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), m.suggest(ref.Disk, sortedKeys(n.checked.node.Disks))
 			m.rejectNative(d, p)
 		}
 	}

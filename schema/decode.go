@@ -113,7 +113,7 @@ func decode(t task, v cue.Value) checked {
 		d.result.image = d.image(t.name, raw)
 	}
 	if len(d.result.problems) > 0 {
-		return checked{problems: d.result.problems, loopback: d.result.loopback}
+		return checked{problems: d.result.problems, loopback: d.result.loopback, rest: d.result.image}
 	}
 	return d.result
 }
@@ -344,7 +344,7 @@ func (d *decoder) unpack(declared string, w *Download) Unpack {
 	}
 	packing := packingOf(w.URL)
 	for i, m := range w.Mirrors {
-		if p := packingOf(m); p != packing {
+		if p := packingOf(m); p != packing && w.URL != unknownURL {
 			d.report(document.Path{"source", "download", "mirrors", fmt.Sprintf("[%d]", i)},
 				fmt.Sprintf("has another packing than url by its extension (%s, not %s)", p, packing),
 				"a mirror has the same bytes: set unpack")

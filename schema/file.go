@@ -117,20 +117,26 @@ type parsedFile struct {
 	native   []*definition // definitions in the native form
 	accepted bool          // a document of it is one that this program reads
 	empty    bool          // it contains nothing, not even a comment
+	// transient is true if another attempt to evaluate it may have another result.
+	transient bool
+	cost      cost
 
 	// While it is parsed:
-	data          []byte // of the file; nil if its lines are unknown
-	aliased       int    // values that aliases repeated
-	embedded      bool   // the document is in a ConfigMap
-	embeddedBytes int    // of the files in ConfigMaps
+	data     []byte          // of the file; nil if its lines are unknown
+	lines    []int           // the offset of each line of data; nil: not known yet
+	limits   document.Limits // Search is that of the whole load
+	embedded bool            // the document is in a ConfigMap
+	weight   int             // of the files in ConfigMaps
 }
 
-// parse splits a YAML or JSON file into definitions.
-func parse(f configdir.File) *parsedFile {
-	p := &parsedFile{File: manifest.File{Path: f.Path}}
+// parse splits a YAML or JSON file into definitions. values is the weight of the file. It adds to
+// searched how many bytes it parsed again to find the lines of errors.
+func parse(f configdir.File, values int, searched *int) *parsedFile {
+	p := &parsedFile{File: manifest.File{Path: f.Path}, cost: cost{values: values}}
 	if !p.readable(f) {
 		return p
 	}
+	p.limits = document.Limits{Aliased: document.MaxAliased, Search: maxSearched - *searched}
 	p.empty = isEmpty(f)
 	p.data = bytes.TrimPrefix(f.Data, []byte("\ufeff"))
 	docs, problem := p.documents(path.Ext(f.Path), p.data)
@@ -140,7 +146,19 @@ func parse(f configdir.File) *parsedFile {
 	if problem != nil {
 		p.AddProblem(problem.Position, nil, problem.Message, problem.Hint)
 	}
-	p.data = nil
+	*searched = maxSearched - p.limits.Search
+	p.data, p.lines = nil, nil
+	return p.measured()
+}
+
+// measured completes the cost of a file that was parsed. If it is more than one file may cost, the
+// result is a file that declares nothing.
+func (p *parsedFile) measured() *parsedFile {
+	p.cost.values = max(p.cost.values, p.weight) + document.MaxAliased - max(0, p.limits.Aliased)
+	p.cost.definitions = len(p.native) + len(p.Definitions) + len(p.References)
+	if what := p.cost.exceeds(fileLimit); what != "" {
+		return p.rejected(what)
+	}
 	return p
 }
 
@@ -151,7 +169,7 @@ func isEmpty(f configdir.File) bool { return len(bytes.TrimSpace(f.Data)) == 0 }
 // returns the documents of YAML before it.
 func (p *parsedFile) documents(ext string, data []byte) ([]*document.Value, *document.Problem) {
 	if ext != ".json" {
-		return document.ParseYAML(p.Path, data, &p.aliased)
+		return document.ParseYAML(p.Path, data, &p.limits)
 	}
 	doc, problem := document.ParseJSON(p.Path, data)
 	if problem != nil {
@@ -192,6 +210,9 @@ func invalidUTF8(data []byte) int {
 
 // addDocument adds what a document declares.
 func (p *parsedFile) addDocument(doc *document.Value) {
+	if p.cost.documents++; p.cost.documents > maxDocuments {
+		return // measured rejects the file
+	}
 	if doc.Kind == document.Null {
 		return
 	}
@@ -270,6 +291,9 @@ func (p *parsedFile) addList(kind *manifest.Kind, isList bool, doc *document.Val
 
 func (p *parsedFile) addTopField(f document.Field) {
 	i := slices.Index(sectionNames[:], f.Name)
+	if i < 0 && p.HasMaxProblems() {
+		return
+	}
 	if i < 0 {
 		p.AddProblem(f.Pos, document.Path{f.Name}, "unknown field", topFieldHint(f.Name))
 		return
@@ -301,6 +325,9 @@ func topFieldHint(name string) string {
 
 func (p *parsedFile) addSection(s section, v *document.Value) {
 	for _, f := range v.Fields {
+		if len(p.native) > maxDefinitions {
+			return // measured rejects the file
+		}
 		d := &definition{key: key{s, f.Name}, file: p.Path, pos: f.Pos, value: f.Value,
 			declaration: disk.Declaration{File: p.Path, ConfigMap: p.ConfigMap}}
 		if s == settingsSection {
@@ -323,11 +350,15 @@ func fromManifest(file string, m *manifest.Definition) *definition {
 
 // fromCUE splits the result of evaluating .cue files into definitions.
 func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
-	p := &parsedFile{File: manifest.File{Path: u.Origin}}
+	p := &parsedFile{File: manifest.File{Path: u.Origin}, transient: r.Transient, cost: cost{values: r.Values}}
+	p.limits = document.Limits{Aliased: document.MaxAliased}
 	// A file that contains nothing has no package clause, so it is a unit of its own.
 	p.empty = len(u.Files) == 1 && isEmpty(u.Files[0])
 	if r.Document != nil {
 		p.addDocument(r.Document)
+	}
+	if q := p.measured(); q != p {
+		return q
 	}
 	for _, problem := range r.Problems {
 		p.addCUEProblem(problem)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"maps"
 	"path"
 	"slices"
 
@@ -19,6 +20,7 @@ import (
 type Loader struct {
 	specs    specs
 	files    map[fileKey]*parsedFile
+	costs    map[fileKey]cost // of files that were left out although they alone do not cost too much
 	checked  map[checkKey]*checked
 	lastGood map[key]*definition // the last valid definition of everything
 	valid    map[string]bool     // files that had no problems at some load
@@ -46,6 +48,9 @@ func NewLoader() *Loader {
 
 // Load reads a snapshot. It returns no error: all problems are in the Result. If
 // ctx ends first, the Result allows nothing and the Loader forgets nothing.
+//
+// Load takes at most about half a minute. What it could not finish until then has a problem that
+// says so, and Result.Unfinished is set: the next Load of the same files continues.
 func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 	r := l.load(ctx, s)
 	r.Revision = s.Revision
@@ -53,16 +58,21 @@ func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 }
 
 func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
-	files := l.markEmptied(l.parseFiles(ctx, s))
+	files, err := l.parseFiles(ctx, s)
+	if err != nil {
+		return l.interrupted(err)
+	}
+	files = l.markEmptied(files)
 	definitions, err := l.validateFiles(ctx, files)
 	if err != nil {
-		return Result{Config: l.last, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
+		return l.interrupted(err)
 	}
 	if !slices.ContainsFunc(files, func(f *parsedFile) bool { return f.accepted || len(f.Problems) > 0 }) {
 		return l.nothingDeclared(files, definitions)
 	}
 	m := l.merge(files, definitions)
 	r := m.result()
+	r.Unfinished = slices.ContainsFunc(files, func(f *parsedFile) bool { return f.transient }) || definitions.unfinished
 	if r.Allowed != ObserveOnly {
 		l.active, l.last = true, r.Config
 	}
@@ -70,51 +80,112 @@ func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
 	return r
 }
 
-// parseFiles parses the files that changed since the last load.
-func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot) []*parsedFile {
-	kept := make(map[fileKey]*parsedFile, len(s.Files))
-	files := make([]*parsedFile, 0, len(s.Files))
+func (l *Loader) interrupted(err error) Result {
+	return Result{Config: l.last, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
+}
+
+// parseFiles parses the files that changed since the last load. Files that cost less come first,
+// so that a file that costs too much leaves the others room.
+func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot) ([]*parsedFile, error) {
+	candidates := make([]*candidate, 0, len(s.Files))
 	for _, f := range s.Files {
-		if path.Ext(f.Path) == ".cue" {
-			continue
+		if path.Ext(f.Path) != ".cue" {
+			candidates = append(candidates, l.candidate(f))
 		}
-		k := fileKey{f.Path, sha256.Sum256(f.Data)}
-		p := l.files[k]
-		if p == nil || f.Err != nil {
-			p = parse(f)
+	}
+	b, searched := budget{directoryLimit}, 0
+	kept, costs := make(map[fileKey]*parsedFile, len(s.Files)), map[fileKey]cost{}
+	byCost := slices.Clone(candidates)
+	slices.SortStableFunc(byCost, func(a, b *candidate) int { return cmp.Compare(a.cost.values, b.cost.values) })
+	for _, c := range byCost {
+		if err := ctx.Err(); err != nil {
+			return nil, err
 		}
-		if f.Err == nil {
-			kept[k] = p
+		exhausted := c.cost.exceeds(b.left)
+		if c.parsed == nil && exhausted == "" {
+			c.parsed = parse(c.file, c.cost.values, &searched)
+			c.cost = c.parsed.cost
+		}
+		if exhausted == "" {
+			exhausted = b.take(c.cost)
+		}
+		switch {
+		case exhausted != "":
+			costs[c.key] = c.cost
+			c.parsed = (&parsedFile{File: manifest.File{Path: c.file.Path}}).surplus(exhausted)
+		case c.file.Err == nil:
+			kept[c.key] = c.parsed
+		}
+	}
+	files := make([]*parsedFile, 0, len(s.Files))
+	for _, c := range candidates {
+		files = append(files, c.parsed)
+	}
+	evaluated, err := l.evaluateFiles(ctx, s.Files, kept, &b)
+	l.files, l.costs = kept, costs
+	return append(files, evaluated...), err
+}
+
+// candidate is a YAML or JSON file of a directory, before it is known whether all files together
+// cost too much.
+type candidate struct {
+	file   configdir.File
+	key    fileKey
+	parsed *parsedFile // nil: the file is not parsed yet
+	cost   cost        // of the values only, if the file is not parsed yet
+}
+
+func (l *Loader) candidate(f configdir.File) *candidate {
+	c := &candidate{file: f}
+	if f.Err != nil {
+		c.parsed = parse(f, 0, nil)
+		return c
+	}
+	c.key = fileKey{f.Path, sha256.Sum256(f.Data)}
+	if c.parsed = l.files[c.key]; c.parsed != nil {
+		c.cost = c.parsed.cost
+	} else if known, ok := l.costs[c.key]; ok {
+		c.cost = known
+	} else if c.cost.values = weight(f); c.cost.exceeds(fileLimit) != "" {
+		// It costs nothing: it is not parsed.
+		c.parsed, c.cost = (&parsedFile{File: manifest.File{Path: f.Path}}).rejected("values"), cost{}
+	}
+	return c
+}
+
+func weight(f configdir.File) int { return document.Weight(path.Ext(f.Path) == ".json", f.Data) }
+
+// evaluateFiles evaluates the units of .cue files that changed since the last load.
+func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, b *budget) ([]*parsedFile, error) {
+	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
+	defer cancel()
+	var files []*parsedFile
+	var changed []*sandbox.Unit
+	add := func(p *parsedFile) {
+		if exhausted := b.take(p.cost); exhausted != "" {
+			p = p.surplus(exhausted)
 		}
 		files = append(files, p)
 	}
-	files = append(files, l.evaluateFiles(ctx, s.Files, kept)...)
-	l.files = kept
-	return files
-}
-
-// evaluateFiles evaluates the units of .cue files that changed since the last load.
-func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile) []*parsedFile {
-	var files []*parsedFile
-	var changed []*sandbox.Unit
 	for _, u := range sandbox.Units(all) {
-		k := fileKey{u.Origin, u.Sum()}
+		k := fileKey{u.Origin, u.Sum}
 		if p := unreadable(u); p != nil {
 			files = append(files, p)
 		} else if p := l.files[k]; p != nil {
-			files, kept[k] = append(files, p), p
+			kept[k] = p
+			add(p)
 		} else {
 			changed = append(changed, u)
 		}
 	}
-	for i, r := range sandbox.Evaluate(ctx, changed) {
+	sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Time: evaluationTime}, func(i int, r sandbox.Result) {
 		p := fromCUE(changed[i], r)
-		files = append(files, p)
 		if !r.Transient {
-			kept[fileKey{changed[i].Origin, changed[i].Sum()}] = p
+			kept[fileKey{changed[i].Origin, changed[i].Sum}] = p
 		}
-	}
-	return files
+		add(p)
+	})
+	return files, ctx.Err()
 }
 
 // unreadable returns a parsedFile with problems if a file of the unit cannot be parsed at
@@ -153,6 +224,7 @@ type definitions struct {
 	all        []*definition
 	references []*definition // they define an image only if nothing else does
 	resolved   map[*manifest.File]*manifest.Resolved
+	unfinished bool // some were not validated: the time was over
 }
 
 // validateFiles validates all definitions. Definitions that did not change keep the result
@@ -186,6 +258,10 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile) (defini
 	if err := l.validate(ctx, slices.Concat(d.all, d.references), now); err != nil {
 		return d, err
 	}
+	maps.DeleteFunc(now, func(_ checkKey, c *checked) bool {
+		d.unfinished = d.unfinished || c.unfinished
+		return c.unfinished
+	})
 	l.checked = now
 	return d, nil
 }
@@ -216,7 +292,7 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 	var tasks []task
 	for _, d := range all {
 		k := checkKey{d.key, d.kind, d.sum}
-		if d.checked == nil {
+		if d.checked == nil || d.checked.unfinished {
 			d.checked = cmp.Or(now[k], l.checked[k])
 		}
 		if d.checked == nil {
@@ -242,7 +318,7 @@ func (l *Loader) settings(defined []*definition) Settings {
 	c := l.checked[k]
 	if c == nil {
 		c = &checked{}
-		l.checkBatch([]task{{key: k.key, value: all, checked: c}})
+		*c = (&checker{specs: l.specs}).check(task{key: k.key, value: all})
 		l.checked[k] = c
 	}
 	return *c.settings

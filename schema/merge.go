@@ -26,6 +26,8 @@ type merger struct {
 	settings      Settings
 	placesUnknown bool // settings or nodes are broken, and were never valid
 	fileUnknown   bool // a file has problems, and was never without them
+
+	compared int // names that suggest has compared
 }
 
 // merge combines the definitions. Definitions that are broken now keep their last valid
@@ -221,6 +223,7 @@ func (d *definition) isReference() bool { return d.kind != nil && d.kind.Referen
 // checkReferences compares the references with the definitions in force. Their problems
 // affect no image.
 func (m *merger) checkReferences() {
+	images := names(m.all(imagesSection))
 	for k, refs := range m.references {
 		for _, d := range refs {
 			if slices.Contains(m.declared[k], d) {
@@ -228,20 +231,21 @@ func (m *merger) checkReferences() {
 			}
 			problems := d.allProblems()
 			if len(problems) == 0 {
-				problems = m.mismatches(d)
+				problems = m.mismatches(d, images)
 			}
 			m.errors = append(m.errors, problems...)
 		}
 	}
 }
 
-func (m *merger) mismatches(d *definition) []document.Problem {
+// mismatches returns how a reference differs from the image that is in force, among images.
+func (m *merger) mismatches(d *definition, images []string) []document.Problem {
 	r, image := d.checked.conversion.Reference, m.current[d.key]
 	switch {
 	case image == nil && (m.declared[d.key] != nil || m.fileUnknown):
 		return nil // its definition is broken, or may be in a file that cannot be read
 	case image == nil:
-		return []document.Problem{d.place(r.Undeclared(d.name, d.kind.ImagePath, names(m.all(imagesSection))))}
+		return []document.Problem{d.place(r.Undeclared(d.kind.ImagePath, d.name, m.suggest(d.name, images)))}
 	case m.stale(image):
 		return nil
 	}
@@ -252,6 +256,18 @@ func (m *merger) mismatches(d *definition) []document.Problem {
 	p = d.place(p)
 	p.Also = image.pos
 	return []document.Problem{p}
+}
+
+// maxCompared limits how many names all suggestions of a load compare: about half a second. A
+// suggestion among many names takes long.
+const maxCompared = 200_000
+
+// suggest returns a hint for a name that is not among the known ones, "" if there is none.
+func (m *merger) suggest(name string, known []string) string {
+	if m.compared += len(known); m.compared > maxCompared {
+		return ""
+	}
+	return document.DidYouMean(name, known)
 }
 
 // names returns the names of definitions.

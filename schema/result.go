@@ -67,6 +67,9 @@ type Result struct {
 	// Revision is the revision of the Snapshot.
 	Revision string
 	Allowed  Allowed
+	// Unfinished is true if the time for the load was over before everything was evaluated and
+	// checked. The next Load of the same files continues.
+	Unfinished bool
 
 	definitions []*definition // those of Config
 	expiries    []expiry
@@ -157,8 +160,17 @@ func (m *merger) result() Result {
 	slices.SortStableFunc(r.Errors, document.Problem.Compare)
 	slices.SortStableFunc(r.Warnings, document.Problem.Compare)
 	// Each VolumeSnapshot has the problems of its class.
-	r.Errors, r.Warnings = slices.CompactFunc(r.Errors, document.Problem.Equal), slices.CompactFunc(r.Warnings, document.Problem.Equal)
+	r.Errors, r.Warnings = limited(slices.CompactFunc(r.Errors, document.Problem.Equal)), limited(slices.CompactFunc(r.Warnings, document.Problem.Equal))
 	return r
+}
+
+// limited returns the first problems, and how many others there are.
+func limited(all []document.Problem) []document.Problem {
+	if len(all) <= maxErrors {
+		return all
+	}
+	others := document.Problem{Position: all[maxErrors].Position, Message: fmt.Sprintf("and %s further problems from here on", grouped(len(all)-maxErrors)), Hint: "correct those above first"}
+	return append(slices.Clone(all[:maxErrors]), others)
 }
 
 func (m *merger) allowed() Allowed {

@@ -34,8 +34,8 @@ type compiled struct {
 	manifests map[*manifest.Kind]cue.Value
 }
 
-func compile() compiled {
-	c := compiled{context: cuecontext.New(), manifests: map[*manifest.Kind]cue.Value{}}
+func compile() *compiled {
+	c := &compiled{context: cuecontext.New(), manifests: map[*manifest.Kind]cue.Value{}}
 	root := c.context.CompileBytes(CUE(), cue.Filename("schema.cue"))
 	lookup := func(name string) cue.Value {
 		v := root.LookupPath(cue.ParsePath(name))

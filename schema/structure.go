@@ -16,6 +16,7 @@ import (
 type structure struct {
 	root     *spec
 	problems []document.Problem
+	unknown  []document.Path // of the unknown fields
 }
 
 // maxProblems limits the problems of one definition.
@@ -101,7 +102,11 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[s
 		if !known && sp.open {
 			continue
 		}
+		if !known && len(s.problems) == maxProblems {
+			continue
+		}
 		if !known {
+			s.unknown = append(s.unknown, below)
 			s.report(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: s.unknownFieldHint(f.Name, sp)})
 			continue
 		}
@@ -261,19 +266,17 @@ func checkNodeName(name string) error {
 }
 
 // explains reports whether a mistake that structure has reported causes the problem that CUE
-// finds at a path. Example: if the only field of a source is misspelled, CUE also reports that
-// the source is empty.
+// finds at a path. Examples: if the only field of a source is misspelled, CUE also reports that
+// the source is empty; and a field that is missing beside an unknown one is probably misspelled.
 func (s *structure) explains(at document.Path, root *spec, v *document.Value) bool {
 	found, _ := v.Find(at, document.Position{})
 	if found != nil && knownFields(found, root.at(at)) > 1 {
 		return false // it has too many fields, and no mistake in one of them causes that
 	}
-	return slices.ContainsFunc(s.problems, func(p document.Problem) bool {
-		if found == nil {
-			return slices.Equal(p.Path.Parent(), at.Parent())
-		}
-		return p.Path.Within(at)
-	})
+	if found == nil {
+		return slices.ContainsFunc(s.unknown, func(p document.Path) bool { return slices.Equal(p.Parent(), at.Parent()) })
+	}
+	return slices.ContainsFunc(s.problems, func(p document.Problem) bool { return p.Path.Within(at) })
 }
 
 func knownFields(v *document.Value, sp *spec) int {

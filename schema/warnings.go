@@ -18,6 +18,8 @@ func (m *merger) warnings(c Config) []document.Problem {
 	}
 	found = append(found, m.nodesWithoutAddress(c)...)
 	matching := map[string]int{} // by selectors: many images have the same
+	tags, disks := c.tags(), c.countDisks()
+	compared := 0
 	for _, name := range sortedKeys(c.Images) {
 		image, d := c.Images[name], m.current[key{imagesSection, name}]
 		if m.stale(d) {
@@ -26,15 +28,22 @@ func (m *merger) warnings(c Config) []document.Problem {
 		selectors := strings.Join(image.NodeSelector, ",") + "/" + strings.Join(image.DiskSelector, ",")
 		n, counted := matching[selectors]
 		if !counted {
+			// A warning for each of very many selectors and disks is not worth the time.
+			if compared += disks; compared > maxMatched {
+				break
+			}
 			n = c.countMatching(image)
 			matching[selectors] = n
 		}
-		if p, ok := c.placementWarning(image, n); ok {
+		if p, ok := m.placementWarning(c, tags, image, n); ok {
 			found = append(found, d.placeNative(p))
 		}
 	}
 	return found
 }
+
+// maxMatched limits how many disks are compared with selectors to find warnings: about half a second.
+const maxMatched = 10_000_000
 
 // manifestWarnings returns the warnings of the conversions of manifests.
 func (m *merger) manifestWarnings() []document.Problem {
@@ -87,15 +96,24 @@ func (m *merger) nodesWithoutAddress(c Config) []document.Problem {
 }
 
 // placementWarning returns a warning if fewer disks match than the image has copies.
-func (c Config) placementWarning(m Image, disks int) (document.Problem, bool) {
+func (m *merger) placementWarning(c Config, t tags, image Image, disks int) (document.Problem, bool) {
 	if disks == 0 {
-		return c.noDisk(m), true
+		return m.noDisk(c, t, image), true
 	}
-	if m.Copies > disks && !m.AllDisks {
+	if image.Copies > disks && !image.AllDisks {
 		return document.Problem{Path: document.Path{"minNumberOfCopies"}, AtName: true,
-			Message: fmt.Sprintf("is %d, but only %d of the declared disks can have a copy", m.Copies, disks)}, true
+			Message: fmt.Sprintf("is %d, but only %d of the declared disks can have a copy", image.Copies, disks)}, true
 	}
 	return document.Problem{}, false
+}
+
+// countDisks returns the number of declared nodes and disks.
+func (c Config) countDisks() int {
+	n := len(c.Nodes)
+	for _, node := range c.Nodes {
+		n += len(node.Disks)
+	}
+	return n
 }
 
 // countMatching returns the number of ranked disks of an image.
@@ -119,49 +137,51 @@ func hasAll(tags, selector []string) bool {
 }
 
 // noDisk explains why an image has no ranked disk.
-func (c Config) noDisk(m Image) document.Problem {
-	nodeTags, diskTags := c.tags()
-	if tag, ok := unknownTag(m.NodeSelector, nodeTags); ok {
-		p := unknownTagProblem("node", tag, nodeTags)
+func (m *merger) noDisk(c Config, t tags, image Image) document.Problem {
+	if tag, ok := unknownTag(image.NodeSelector, t.ofNodes); ok {
+		p := m.unknownTagProblem("node", tag, t.ofNodes)
 		if _, ok := c.Nodes[tag]; ok {
 			p.Hint = "it is the name of a node: add it to the tags of that node"
-		} else if slices.Contains(diskTags, tag) {
+		} else if t.ofDisks.has[tag] {
 			p.Hint = "it is a tag of disks: move it to diskSelector"
 		}
 		return p
 	}
-	if tag, ok := unknownTag(m.DiskSelector, diskTags); ok {
-		p := unknownTagProblem("disk", tag, diskTags)
-		if slices.Contains(nodeTags, tag) {
+	if tag, ok := unknownTag(image.DiskSelector, t.ofDisks); ok {
+		p := m.unknownTagProblem("disk", tag, t.ofDisks)
+		if t.ofNodes.has[tag] {
 			p.Hint = "it is a tag of nodes: move it to nodeSelector"
 		}
 		return p
 	}
-	if len(m.NodeSelector)+len(m.DiskSelector) == 0 {
+	if len(image.NodeSelector)+len(image.DiskSelector) == 0 {
 		return document.Problem{AtName: true, Message: "no declared disk can have a copy"}
 	}
 	p := document.Problem{Path: document.Path{"nodeSelector"}, AtName: true, Message: "no declared disk matches all selectors", Hint: "no copy will be made"}
-	if len(m.NodeSelector) == 0 {
+	if len(image.NodeSelector) == 0 {
 		p.Path = document.Path{"diskSelector"}
 	}
-	if c.matchesEvicted(m) {
+	if c.matchesEvicted(image) {
 		p.Message = "all declared disks that match the selectors are being evicted"
 	}
 	return p
 }
 
-func unknownTagProblem(of, tag string, known []string) document.Problem {
+func (m *merger) unknownTagProblem(of, tag string, known tagSet) document.Problem {
 	p := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
 		Message: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
-	if near, ok := document.Nearest(tag, known); ok {
+	if m.compared += len(known.list); m.compared > maxCompared {
+		return p
+	}
+	if near, ok := document.Nearest(tag, known.list); ok {
 		p.Hint = fmt.Sprintf("did you mean %.60q?", near)
 	}
 	return p
 }
 
-func unknownTag(selector, known []string) (string, bool) {
+func unknownTag(selector []string, known tagSet) (string, bool) {
 	for _, tag := range selector {
-		if !slices.Contains(known, tag) {
+		if !known.has[tag] {
 			return tag, true
 		}
 	}
@@ -181,14 +201,32 @@ func (c Config) matchesEvicted(m Image) bool {
 	return false
 }
 
-// tags returns the tags of all nodes and of all disks.
-func (c Config) tags() (nodeTags, diskTags []string) {
-	for _, name := range sortedKeys(c.Nodes) {
-		node := c.Nodes[name]
-		nodeTags = append(nodeTags, node.Tags...)
-		for _, disk := range sortedKeys(node.Disks) {
-			diskTags = append(diskTags, node.Disks[disk].Tags...)
+// tags are the tags of all nodes and of all disks.
+type tags struct{ ofNodes, ofDisks tagSet }
+
+// tagSet is a set of tags, in the order in which they were added.
+type tagSet struct {
+	has  map[string]bool
+	list []string
+}
+
+func (s *tagSet) add(tags []string) {
+	for _, tag := range tags {
+		if !s.has[tag] {
+			s.has[tag] = true
+			s.list = append(s.list, tag)
 		}
 	}
-	return nodeTags, diskTags
+}
+
+func (c Config) tags() tags {
+	t := tags{tagSet{has: map[string]bool{}}, tagSet{has: map[string]bool{}}}
+	for _, name := range sortedKeys(c.Nodes) {
+		node := c.Nodes[name]
+		t.ofNodes.add(node.Tags)
+		for _, disk := range sortedKeys(node.Disks) {
+			t.ofDisks.add(node.Disks[disk].Tags)
+		}
+	}
+	return t
 }

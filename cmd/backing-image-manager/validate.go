@@ -76,7 +76,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 		if files[folder] == nil {
 			folders = append(folders, folder)
 		}
-		data, err := os.ReadFile(path)
+		data, err := configdir.ReadFile(path)
 		files[folder] = append(files[folder], configdir.File{Path: filepath.Base(path), Data: data, Err: err})
 	}
 	for _, folder := range folders {

@@ -1,7 +1,7 @@
 package configdir
 
 import (
-	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -48,7 +48,7 @@ type Debouncer struct {
 	lastRead      time.Time
 
 	unstableSince time.Time // the first read after which no content was stable
-	previous      Snapshot  // at the last read, while the content is unstable
+	previous      []fileSum // at the last read, while the content is unstable
 	changingPath  string    // the first path that differed then
 	lockedSince   time.Time // the first of the consecutive reads during which git held its lock
 	staleLock     bool      // the lock was left behind by a git process that was killed
@@ -120,9 +120,9 @@ func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
 	if d.unstableSince.IsZero() {
 		d.unstableSince = now
 	} else if err == nil {
-		d.changingPath, _ = firstChange(d.previous, s)
+		d.changingPath, _ = firstChange(d.previous, sumsOf(s))
 	}
-	d.previous = s
+	d.previous = sumsOf(s)
 }
 
 func (d *Debouncer) waitsForGit(now time.Time, busy bool) bool {
@@ -157,7 +157,7 @@ func (d *Debouncer) wait(now time.Time) Decision {
 }
 
 func (d *Debouncer) stable(isNew bool) Decision {
-	d.unstableSince, d.previous, d.changingPath = time.Time{}, Snapshot{}, ""
+	d.unstableSince, d.previous, d.changingPath = time.Time{}, nil, ""
 	if isNew {
 		d.applied = d.observed.content
 	}
@@ -171,19 +171,32 @@ func (d *Debouncer) minGap(now time.Time) time.Duration {
 	return readGap
 }
 
+// fileSum identifies the content of a file.
+type fileSum struct {
+	path string
+	sum  [sha256.Size]byte
+	err  string
+}
+
+func sumsOf(s Snapshot) []fileSum {
+	sums := make([]fileSum, 0, len(s.Files))
+	for _, f := range s.Files {
+		sums = append(sums, fileSum{f.Path, sha256.Sum256(f.Data), fmt.Sprint(f.Err)})
+	}
+	return sums
+}
+
 // firstChange returns the first path that only one of two snapshots has, or
 // that has different contents in them. It returns false if they are equal.
-func firstChange(a, b Snapshot) (path string, ok bool) {
-	both := min(len(a.Files), len(b.Files))
+func firstChange(a, b []fileSum) (path string, ok bool) {
+	both := min(len(a), len(b))
 	for i := range both {
-		f, g := a.Files[i], b.Files[i]
-		same := bytes.Equal(f.Data, g.Data) && fmt.Sprint(f.Err) == fmt.Sprint(g.Err)
-		if f.Path != g.Path || !same {
-			return min(f.Path, g.Path), true
+		if a[i] != b[i] {
+			return min(a[i].path, b[i].path), true
 		}
 	}
-	for _, f := range slices.Concat(a.Files[both:], b.Files[both:]) {
-		return f.Path, true
+	for _, f := range slices.Concat(a[both:], b[both:]) {
+		return f.path, true
 	}
 	return "", false
 }

@@ -222,7 +222,7 @@ func TestFirstChange(t *testing.T) {
 		{files("a", "b", "c"), files("a"), "b"},
 		{files(), files("c"), "c"},
 	} {
-		if got, ok := firstChange(tt.a, tt.b); got != tt.want || ok != (tt.want != "") {
+		if got, ok := firstChange(sumsOf(tt.a), sumsOf(tt.b)); got != tt.want || ok != (tt.want != "") {
 			t.Errorf("%s to %s: got %q, want %q", tt.a.Files, tt.b.Files, got, tt.want)
 		}
 	}

@@ -141,7 +141,7 @@ func TestReadRejectsHostileFiles(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"big.yaml":        "larger than 16 MiB (1073741824 bytes): not a configuration file",
+		"big.yaml":        "larger than 8 MiB (1073741824 bytes): not a configuration file",
 		"edge.yaml":       fmt.Sprint(MaxFile),
 		"fifo.yaml":       "not a regular file",
 		"good.yaml":       "1",
@@ -177,17 +177,25 @@ func TestReadReportsUnreadableFiles(t *testing.T) {
 	os.Chmod(dir, 0o700)
 }
 
+// Files that are too large together: the largest ones are errors, and all others are read.
 func TestReadLimitsTheTotalSize(t *testing.T) {
 	dir := t.TempDir()
-	for i := range maxBytes/MaxFile + 1 {
-		name := filepath.Join(dir, fmt.Sprintf("%d.yaml", i))
+	writeTree(t, dir, map[string]string{"a.yaml": "1", "z.yaml": "1"})
+	for i := range maxBytes/MaxFile + 2 {
+		name := filepath.Join(dir, fmt.Sprintf("m%d.yaml", i))
 		writeTree(t, dir, map[string]string{filepath.Base(name): ""})
-		if err := os.Truncate(name, MaxFile); err != nil {
+		if err := os.Truncate(name, MaxFile-int64(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := Read(dir); err == nil || !strings.Contains(err.Error(), "more than 64 MiB") {
-		t.Errorf("got %v, want an error that names the limit", err)
+	var leftOut []string
+	for _, f := range mustRead(t, dir).Files {
+		if f.Err != nil && strings.Contains(f.Err.Error(), "more than 32 MiB together") {
+			leftOut = append(leftOut, f.Path)
+		}
+	}
+	if got := strings.Join(leftOut, " "); got != "m0.yaml m1.yaml" {
+		t.Errorf("left out are %q, want the two largest", got)
 	}
 }
 

@@ -2,6 +2,7 @@ package configdir
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,12 +16,12 @@ import (
 )
 
 // Limits of one read of a config directory. A directory that exceeds them is most
-// likely not the intended one.
+// likely not the intended one. 10,000 images with typical fields have 5 MB.
 const (
-	MaxFile  = 16 << 20 // bytes of one file; a larger one is an error of that file
+	MaxFile  = 8 << 20  // bytes of one file; a larger one is an error of that file
 	maxNames = 200_000  // names of any kind, ignored ones included
 	maxFiles = 50_000   // configuration files
-	maxBytes = 64 << 20 // of all files together
+	maxBytes = 32 << 20 // of all files together; the largest ones of more are errors
 	maxPath  = 4096     // bytes of a path; a deeper folder is an error of that folder
 )
 
@@ -330,27 +331,66 @@ func (t *tree) unlisted(location, dir string, err error) error {
 }
 
 func (t *tree) readFiles() ([]File, error) {
-	var files []File
-	left := maxBytes
-	for _, f := range t.found {
+	sizes := t.admittedSizes()
+	files := make([]File, 0, len(t.found))
+	left := 2 * maxBytes // files may grow while they are read
+	for i, f := range t.found {
 		file := File{Path: f.path, Err: f.err}
-		if f.err == nil {
+		switch {
+		case f.err != nil:
+		case sizes[i] < 0:
+			file.Err = fmt.Errorf("is not read: the files of the directory have more than %d MiB together, and this is one of the largest", maxBytes>>20)
+		default:
 			file.Data, file.Err = t.readFile(f.location)
 		}
 		if isGone(file.Err) && f.err == nil {
 			return nil, ErrChanging
 		}
 		if left -= len(file.Data); left < 0 {
-			return nil, fmt.Errorf("more than %d MiB of configuration", maxBytes>>20)
+			return nil, ErrChanging
 		}
 		files = append(files, file)
 	}
 	return files, nil
 }
 
+// admittedSizes returns the sizes of the found files, -1 for those that are left out: of files that
+// are too large together the largest ones, so that one of them does not affect the others.
+func (t *tree) admittedSizes() []int64 {
+	sizes, bySize := make([]int64, len(t.found)), make([]int, 0, len(t.found))
+	for i, f := range t.found {
+		if f.err != nil {
+			continue
+		}
+		// An error, or a size beyond MaxFile, is that of readFile.
+		if fi, err := t.root.Stat(f.location); err == nil && fi.Size() <= MaxFile {
+			sizes[i] = fi.Size()
+		}
+		bySize = append(bySize, i)
+	}
+	slices.SortStableFunc(bySize, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
+	left := int64(maxBytes)
+	for _, i := range bySize {
+		if left -= sizes[i]; left < 0 {
+			sizes[i] = -1
+		}
+	}
+	return sizes
+}
+
 func (t *tree) readFile(location string) ([]byte, error) {
 	// The regular file may have been replaced by a FIFO, which must not block the read.
-	f, err := t.root.OpenFile(location, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	return readLimited(t.root.OpenFile(location, os.O_RDONLY|syscall.O_NONBLOCK, 0))
+}
+
+// ReadFile reads one configuration file, which need not be in a config directory. The error does
+// not contain its path.
+func ReadFile(path string) ([]byte, error) {
+	return readLimited(os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0))
+}
+
+// readLimited reads a file that was just opened, and closes it.
+func readLimited(f *os.File, err error) ([]byte, error) {
 	if err != nil {
 		return nil, withoutPath(err)
 	}

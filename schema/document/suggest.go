@@ -21,11 +21,17 @@ func DidYouMean(name string, candidates []string) string {
 // is near. Case, dashes and underscores do not count: programs differ in them.
 func Nearest(name string, candidates []string) (nearest string, ok bool) {
 	least := max(1, len(name)/3) + 1
+	normal := normalize(name)
 	for _, c := range candidates {
-		if normalize(c) == normalize(name) {
+		other := normalize(c)
+		if other == normal {
 			return c, true
 		}
-		if d := editDistance(normalize(name), normalize(c)); d < least {
+		// The distance is at least the difference of the lengths.
+		if max(len(other)-len(normal), len(normal)-len(other)) >= least {
+			continue
+		}
+		if d := editDistance(normal, other); d < least {
 			nearest, least, ok = c, d, true
 		}
 	}
@@ -42,9 +48,9 @@ func Similar(a, b string) bool {
 	return editDistance(normalize(a), normalize(b)) <= limit
 }
 
-func normalize(s string) string {
-	return strings.NewReplacer("-", "", "_", "").Replace(strings.ToLower(s))
-}
+var separators = strings.NewReplacer("-", "", "_", "")
+
+func normalize(s string) string { return separators.Replace(strings.ToLower(s)) }
 
 // editDistance counts the letters to insert, drop, replace or swap with their
 // neighbour to get from a to b.
@@ -52,7 +58,8 @@ func editDistance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return len(a) + len(b)
 	}
-	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	var rows [3][65]int
+	before, last, row := rows[0][:len(b)+1], rows[1][:len(b)+1], rows[2][:len(b)+1]
 	for j := range row {
 		row[j] = j
 	}

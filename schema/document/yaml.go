@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"math/bits"
 	"regexp"
 	"sort"
 	"strconv"
@@ -14,19 +15,27 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// maxAliased limits the values that the aliases of one file may repeat, nested ones
-// included: a few lines of aliases of aliases would otherwise fill the memory.
-const maxAliased = 50_000
+// MaxAliased limits the values that the aliases of one file may repeat.
+const MaxAliased = 50_000
+
+// Limits limit what the parsing of YAML may cost. The caller may pass the same Limits for several
+// texts, which the limits then apply to together.
+type Limits struct {
+	// Aliased is how many more values aliases may repeat, nested ones included: a few lines of
+	// aliases of aliases would otherwise fill the memory. For a file, it begins at MaxAliased.
+	Aliased int
+	// Search is how many more bytes may be parsed again to find the line of an error.
+	Search int
+}
 
 // maxDepth limits how deep values may nest. A configuration needs about ten levels.
 const maxDepth = 100
 
 // ParseYAML reads the documents of a YAML file. If there is a problem, it also returns the
-// documents before it. It adds to aliased the number of values that aliases repeat: a
-// caller that parses several texts of one file limits them together.
-func ParseYAML(file string, data []byte, aliased *int) ([]*Value, *Problem) {
+// documents before it. It subtracts from the limits what it uses.
+func ParseYAML(file string, data []byte, limits *Limits) ([]*Value, *Problem) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	reader := yamlReader{file: file, aliased: aliased}
+	reader := yamlReader{file: file, limits: limits}
 	var docs []*Value
 	for {
 		var doc yaml.Node
@@ -35,7 +44,7 @@ func ParseYAML(file string, data []byte, aliased *int) ([]*Value, *Problem) {
 			return docs, nil
 		}
 		if err != nil {
-			return docs, yamlError(file, data, err)
+			return docs, yamlError(file, data, err, limits)
 		}
 		n, p := reader.node(&doc, 0)
 		if p != nil {
@@ -47,9 +56,9 @@ func ParseYAML(file string, data []byte, aliased *int) ([]*Value, *Problem) {
 
 // yamlReader converts the nodes of one file to values.
 type yamlReader struct {
-	file    string
-	depth   int  // of the aliases around the current node
-	aliased *int // values that aliases repeated
+	file   string
+	depth  int // of the aliases around the current node
+	limits *Limits
 }
 
 func (r *yamlReader) fail(y *yaml.Node, format string, args ...any) *Problem {
@@ -65,8 +74,8 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*Value, *Problem) {
 		return nil, r.fail(y, "values nest deeper than %d levels", maxDepth)
 	}
 	if r.depth > 0 {
-		if *r.aliased++; *r.aliased > maxAliased {
-			return nil, r.fail(y, "aliases repeat more than %d values", maxAliased)
+		if r.limits.Aliased--; r.limits.Aliased < 0 {
+			return nil, r.fail(y, "aliases repeat more than %d values", MaxAliased)
 		}
 	}
 	switch y.Kind {
@@ -193,7 +202,7 @@ var (
 
 // yamlError converts an error of the YAML parser: it finds the exact position, and adds a
 // hint.
-func yamlError(file string, data []byte, err error) *Problem {
+func yamlError(file string, data []byte, err error, limits *Limits) *Problem {
 	e := &Problem{Position: Position{File: file}, Message: err.Error()}
 	m := parserMessage.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -206,19 +215,17 @@ func yamlError(file string, data []byte, err error) *Problem {
 		}
 		return e
 	}
-	if len(data) > maxSearched {
+	search := len(data) * bits.Len(uint(bytes.Count(data, []byte("\n")))) / 2 // half of the file on average
+	if search > limits.Search {
 		e.Position.Line, _ = strconv.Atoi(m[1]) // "" becomes line 0: unknown
 		return e
 	}
+	limits.Search -= search
 	line, text := firstInvalidLine(data, err)
 	e.Position.Line, e.Position.Column = line, len(text)-len(bytes.TrimLeft(text, " \t"))+1
 	e.Hint = yamlHint(m[2], text)
 	return e
 }
-
-// maxSearched limits the size of files that are parsed repeatedly to find the line of an
-// error.
-const maxSearched = 1 << 20
 
 // firstInvalidLine returns the line that the parser cannot read, and its text: the first
 // line up to which the file fails with the same error. The parser itself names the line

@@ -85,6 +85,9 @@ func (f *File) Add(kind *Kind, doc *document.Value) {
 // maxProblems limits the problems of one file.
 const maxProblems = 100
 
+// HasMaxProblems reports whether AddProblem adds no further problem.
+func (f *File) HasMaxProblems() bool { return len(f.Problems) >= maxProblems }
+
 // AddProblem adds a problem that hides what a document declares.
 func (f *File) AddProblem(pos document.Position, at document.Path, message, hint string) {
 	if len(f.Problems) < maxProblems {

@@ -80,8 +80,8 @@ func (r *Reference) Defines() bool { return r.sourceType != "" && r.incomplete =
 func (r *Reference) HasChecksum() bool { return !r.checksum.IsZero() }
 
 // Undeclared returns the problem of a reference whose image nothing defines.
-func (r *Reference) Undeclared(image string, imagePath document.Path, images []string) document.Problem {
-	p := document.Problem{Path: imagePath, Message: fmt.Sprintf("image %q is not declared", image), Hint: document.DidYouMean(image, images)}
+func (r *Reference) Undeclared(imagePath document.Path, image, hint string) document.Problem {
+	p := document.Problem{Path: imagePath, Message: fmt.Sprintf("image %q is not declared", image), Hint: hint}
 	if r.sourceType != "" {
 		p.Path = r.typeAt
 		p.Message += fmt.Sprintf(", and this cannot declare it: %v", r.incomplete)

@@ -3,6 +3,7 @@ package manifest
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -109,6 +110,7 @@ type resolver struct {
 	classes        map[string][]*Class
 	defaultClasses []*Class
 	claims         map[string][]manifest    // by name, of all namespaces
+	compared       int                      // names of classes, to suggest one
 	used           map[*document.Value]bool // the claims that a VolumeSnapshot names
 	unread         *document.Problem        // of the first file that cannot be read: it may contain more of them
 	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
@@ -231,20 +233,20 @@ var (
 	claimPath     = path("spec.source.persistentVolumeClaimName")
 )
 
+// maxCompared limits how many names all suggestions compare: a suggestion among many takes long.
+const maxCompared = 200_000
+
 // classesOf returns the classes with the name that a VolumeSnapshot gives. Without a name it
 // returns the default class. The error says why there is no such class.
 func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 	name := m.doc.TextAt(classNamePath...)
 	switch {
 	case name != "" && len(r.classes[name]) == 0:
-		names := make([]string, 0, len(r.classes))
-		for n := range r.classes {
-			names = append(names, n)
-		}
-		slices.Sort(names)
 		hint := ""
-		if near, ok := document.Nearest(name, names); ok {
-			hint = fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
+		if r.compared += len(r.classes); r.compared <= maxCompared {
+			if near, ok := document.Nearest(name, slices.Sorted(maps.Keys(r.classes))); ok {
+				hint = fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
+			}
 		}
 		return nil, fmt.Errorf("is of the VolumeSnapshotClass %q, which is not declared here%s", document.Printable(name), hint)
 	case name != "":

@@ -26,7 +26,7 @@ const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 const (
 	childSeconds = 4         // of CPU time
 	childMemory  = 512 << 20 // bytes
-	childResult  = 64 << 20  // bytes of JSON of one unit
+	childResult  = 32 << 20  // bytes of JSON of one unit
 )
 
 // ChildMain must be called first in main, and in TestMain of tests that
@@ -50,12 +50,18 @@ func serve(in, out *os.File) error {
 		return err
 	}
 	decoder := json.NewDecoder(in)
+	var header wireHeader
+	if err := decoder.Decode(&header); err != nil {
+		return fmt.Errorf("read what to evaluate: %w", err)
+	}
+	e := evaluator{maxValues: header.MaxValues, invalid: map[string]bool{}}
 	for decoder.More() {
-		var u Unit
-		if err := decoder.Decode(&u); err != nil {
+		var w wireUnit
+		if err := decoder.Decode(&w); err != nil {
 			return fmt.Errorf("read what to evaluate: %w", err)
 		}
-		b, err := json.Marshal(u.evaluate().wire())
+		u := Unit{Origin: w.Origin, Files: w.Files, Imports: header.Imports[:w.Imports]}
+		b, err := json.Marshal(e.evaluate(&u).wire())
 		if len(b) > childResult {
 			b, err = json.Marshal(failure(&u, errTooExpensive).wire())
 		}
@@ -90,8 +96,14 @@ func limitSelf() error {
 	return nil
 }
 
+// evaluator evaluates the units of one child.
+type evaluator struct {
+	maxValues int
+	invalid   map[string]bool // by path: whether an imported .cue file cannot be parsed
+}
+
 // evaluate does not panic: a panic of CUE becomes a problem.
-func (u *Unit) evaluate() (r Result) {
+func (e *evaluator) evaluate(u *Unit) (r Result) {
 	defer func() {
 		if p := recover(); p != nil {
 			first, _, _ := strings.Cut(fmt.Sprint(p), "\n")
@@ -100,15 +112,15 @@ func (u *Unit) evaluate() (r Result) {
 		}
 	}()
 	files := fstest.MapFS{}
-	for _, f := range u.Files {
-		files[f.Path] = &fstest.MapFile{Data: f.Data}
-	}
 	for _, f := range u.Imports {
 		// The loader parses all files of a module. Leave invalid ones out, so that the
 		// others can be imported.
-		if _, err := parser.ParseFile(f.Path, f.Data); path.Ext(f.Path) != ".cue" || err == nil {
+		if !e.isInvalid(f) {
 			files[f.Path] = &fstest.MapFile{Data: f.Data}
 		}
+	}
+	for _, f := range u.Files {
+		files[f.Path] = &fstest.MapFile{Data: f.Data}
 	}
 	instance := cueload.Instances([]string{u.Origin}, &cueload.Config{
 		FS: files, Env: []string{"CUE_REGISTRY=none"}, Tests: true, Tools: true,
@@ -117,9 +129,26 @@ func (u *Unit) evaluate() (r Result) {
 		return Result{Problems: u.problems(instance.Err)}
 	}
 	root := cuecontext.New().BuildInstance(instance)
-	w := walker{unit: u, problems: u.problems(root.Validate())}
+	w := walker{unit: u, problems: u.problems(root.Validate()), left: e.maxValues}
 	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
-	return Result{Document: doc, Problems: w.problems}
+	if w.left < 0 {
+		return Result{Problems: []document.Problem{{Position: document.Position{File: u.Files[0].Path},
+			Message: fmt.Sprintf("has more than %d values: it is not read", e.maxValues), Hint: "declare less in one directory"}}}
+	}
+	return Result{Document: doc, Values: e.maxValues - w.left, Problems: w.problems}
+}
+
+func (e *evaluator) isInvalid(f configdir.File) bool {
+	if path.Ext(f.Path) != ".cue" {
+		return false
+	}
+	invalid, known := e.invalid[f.Path]
+	if !known {
+		_, err := parser.ParseFile(f.Path, f.Data)
+		invalid = err != nil
+		e.invalid[f.Path] = invalid
+	}
+	return invalid
 }
 
 // maxProblems limits the problems of one unit.

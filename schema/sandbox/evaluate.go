@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -21,23 +22,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// childTimeout limits the wall-clock time of a child. On a busy machine a child needs much
-// more of it than of CPU time.
-const childTimeout = time.Minute
-
 // Unit is what CUE evaluates together: the files of a folder with the same package clause,
 // or one file without a package clause.
 type Unit struct {
 	Origin string // the package to load, ./folder:package, or the path of the file
 	Files  []configdir.File
-	// Imports are the files that Files may import or embed. It is empty if they import
-	// and embed nothing.
+	// Imports are the files that Files may import or embed, and may include Files. It is empty if
+	// they import and embed nothing. Units share it.
 	Imports []configdir.File
+	// Sum is a hash of everything that the result depends on.
+	Sum [sha256.Size]byte
 }
 
 // Result is the result of evaluating a Unit.
 type Result struct {
 	Document *document.Value // nil if there is none
+	Values   int             // in Document, names of fields included
 	Problems []document.Problem
 	// Transient is true if another attempt may have another result, so that the caller
 	// must not remember this one.
@@ -66,10 +66,87 @@ func Units(files []configdir.File) []*Unit {
 		}
 		u.Files = append(u.Files, f)
 	}
+	// A unit usually depends on few files, and is evaluated again when one of them changes.
+	var shared [everything + 1]dependency
 	for _, u := range all {
-		u.Imports = u.importable(files)
+		r := u.reads()
+		if r > ownFiles && shared[r].files == nil {
+			shared[r] = newDependency(readable(files, r))
+		}
+		u.Imports = shared[r].files
+		own := newDependency(u.Files)
+		u.Sum = sha256.Sum256(slices.Concat([]byte(u.Origin+"\x00"), own.sum[:], shared[r].sum[:]))
 	}
 	return all
+}
+
+// dependency is a list of files, with a hash of them.
+type dependency struct {
+	files []configdir.File
+	sum   [sha256.Size]byte
+}
+
+func newDependency(files []configdir.File) dependency {
+	h := sha256.New()
+	for _, f := range files {
+		sum := sha256.Sum256(f.Data)
+		fmt.Fprintf(h, "%q %v %x\n", f.Path, f.Err, sum)
+	}
+	d := dependency{files: files}
+	h.Sum(d.sum[:0])
+	return d
+}
+
+// reach is which files the evaluation of a unit may read.
+type reach uint8
+
+const (
+	ownFiles   reach = iota // no others
+	cueFiles                // it imports packages of the config directory
+	everything              // it embeds files
+)
+
+var (
+	importClause = regexp.MustCompile(`(?s)import\s*(\(.*?\n?[ \t]*\)|[^\n]*)`)
+	importPath   = regexp.MustCompile(`"([^"\n]*)"`)
+)
+
+// reads returns which files the unit may read. If in doubt, it is more than necessary.
+func (u *Unit) reads() reach {
+	r := ownFiles
+	for _, f := range u.Files {
+		if bytes.Contains(f.Data, []byte("@extern")) {
+			return everything
+		}
+		for _, clause := range importClause.FindAllSubmatch(f.Data, -1) {
+			if importsPackage(clause[1]) {
+				r = cueFiles
+			}
+		}
+	}
+	return r
+}
+
+// importsPackage reports whether a clause may import a package that is not part of CUE. The
+// packages of CUE have no dot in the first element of their path.
+func importsPackage(clause []byte) bool {
+	if bytes.Contains(clause, []byte("//")) || bytes.ContainsAny(clause, "#\\") {
+		return true // a comment or an unusual string
+	}
+	for _, m := range importPath.FindAllSubmatch(clause, -1) {
+		first, _, _ := strings.Cut(string(m[1]), "/")
+		if strings.Contains(first, ".") || strings.Contains(first, ":") {
+			return true
+		}
+	}
+	return false
+}
+
+// readable returns the files that a unit with that reach may read.
+func readable(files []configdir.File, r reach) []configdir.File {
+	return slices.DeleteFunc(slices.Clone(files), func(f configdir.File) bool {
+		return f.Err != nil || r == cueFiles && path.Ext(f.Path) != ".cue"
+	})
 }
 
 func belowModule(name string) bool {
@@ -81,42 +158,37 @@ func belowModule(name string) bool {
 	return false
 }
 
-// importable returns the other files that u may read: all of them if it imports or embeds
-// anything.
-func (u *Unit) importable(files []configdir.File) []configdir.File {
-	if !slices.ContainsFunc(u.Files, func(f configdir.File) bool {
-		return bytes.Contains(f.Data, []byte("import")) || bytes.Contains(f.Data, []byte("@extern"))
-	}) {
-		return nil
-	}
-	return slices.DeleteFunc(slices.Clone(files), func(f configdir.File) bool {
-		return f.Err != nil || slices.ContainsFunc(u.Files, func(own configdir.File) bool { return own.Path == f.Path })
-	})
+// Limits limit what the evaluation of units may cost.
+type Limits struct {
+	// Values is how many values the document of one unit may have, names of fields included.
+	Values int
+	// Time is the processor time of all units together. One unit may exceed it by what a unit
+	// may take.
+	Time time.Duration
 }
 
-// Sum returns a hash of everything that the result depends on.
-func (u *Unit) Sum() [sha256.Size]byte {
-	b, err := json.Marshal(u)
-	if err != nil {
-		panic(fmt.Sprintf("sandbox: encode .cue files: %v", err))
-	}
-	return sha256.Sum256(b)
-}
-
-// Evaluate evaluates units and returns their results in the same order. A child that
-// crashes returns no more results. If it crashed on its first unit, that unit is the
-// cause. Otherwise the earlier units may be, so the rest gets a new child.
-func Evaluate(ctx context.Context, units []*Unit) []Result {
-	results := make([]Result, 0, len(units))
-	for len(results) < len(units) {
-		rest := units[len(results):]
-		some, err := runChild(ctx, rest)
-		results = append(results, some...)
-		if len(some) == 0 {
-			results = append(results, failure(rest[0], err))
+// Evaluate evaluates units, and calls each with the result of one after the other. A child that
+// crashes returns no more results. If it crashed on its first unit, that unit is the cause.
+// Otherwise the earlier units may be, so the rest gets a new child. When ctx ends or the time is
+// over, the units that are left get a transient problem.
+func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int, r Result)) {
+	for next := 0; next < len(units); {
+		if ctx.Err() != nil || limits.Time <= 0 {
+			each(next, failure(units[next], errNoTime))
+			next++
+			continue
+		}
+		first := next
+		used, err := runChild(ctx, units[next:], limits.Values, func(r Result) {
+			each(next, r)
+			next++
+		})
+		limits.Time -= used
+		if next == first {
+			each(next, failure(units[next], err))
+			next++
 		}
 	}
-	return results
 }
 
 // failure is the result for a unit on which a child crashed, or for which no child could
@@ -127,18 +199,22 @@ func failure(u *Unit, err error) Result {
 		p.Hint = "check for nested comprehensions, or write it in YAML"
 		return Result{Problems: []document.Problem{p}}
 	}
+	if errors.Is(err, errNoTime) {
+		p.Hint = "wait, or write them in YAML"
+	}
 	return Result{Problems: []document.Problem{p}, Transient: true}
 }
 
+var errNoTime = errors.New("is not evaluated yet: the .cue files of the directory take too long together")
+
 var errTooExpensive = fmt.Errorf("its evaluation takes more than %d seconds or %d MiB", childSeconds, childMemory>>20)
 
-// runChild returns the results of as many units as one child evaluates.
-func runChild(ctx context.Context, units []*Unit) ([]Result, error) {
+// runChild calls each with the results of as many units as one child evaluates. It returns the
+// processor time of the child.
+func runChild(ctx context.Context, units []*Unit, maxValues int, each func(Result)) (used time.Duration, err error) {
 	if os.Getenv(childVariable) != "" {
-		return nil, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
+		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
 	}
-	ctx, cancel := context.WithTimeout(ctx, childTimeout)
-	defer cancel()
 	child := exec.CommandContext(ctx, "/proc/self/exe")
 	child.Env = []string{childVariable + "=1", "CUE_REGISTRY=none", "GOMAXPROCS=1", fmt.Sprintf("GOMEMLIMIT=%d", childMemory*3/4)}
 	child.WaitDelay = time.Second
@@ -146,47 +222,75 @@ func runChild(ctx context.Context, units []*Unit) ([]Result, error) {
 	child.Stderr = &stderr
 	in, err := child.StdinPipe()
 	if err != nil {
-		return nil, fmt.Errorf("evaluate CUE: %w", err)
+		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}
 	out, err := child.StdoutPipe()
 	if err != nil {
-		return nil, fmt.Errorf("evaluate CUE: %w", err)
+		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}
 	if err := child.Start(); err != nil {
-		return nil, fmt.Errorf("evaluate CUE: %w", err)
+		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}
 	var sending sync.WaitGroup
-	sending.Go(func() { send(in, units) })
-	results := receive(out, len(units))
+	sending.Go(func() { send(in, units, maxValues) })
+	receive(out, len(units), each)
 	err = child.Wait() // also closes in
 	sending.Wait()
-	return results, childError(ctx, err, &stderr)
+	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, &stderr)
+}
+
+// wireUnit is a Unit as JSON between parent and child.
+type wireUnit struct {
+	Origin  string
+	Files   []configdir.File
+	Imports int // that many of the first wireHeader.Imports may be read
+}
+
+// wireHeader is what all units of a child share. It has the .cue files first.
+type wireHeader struct {
+	MaxValues int
+	Imports   []configdir.File
 }
 
 // send writes the units. It ignores errors: Wait returns the reason why a child stopped
 // reading.
-func send(in io.WriteCloser, units []*Unit) {
+func send(in io.WriteCloser, units []*Unit, maxValues int) {
 	defer in.Close()
-	encoder := json.NewEncoder(in)
+	header := wireHeader{MaxValues: maxValues}
 	for _, u := range units {
-		if encoder.Encode(u) != nil {
+		if len(u.Imports) > len(header.Imports) {
+			header.Imports = u.Imports
+		}
+	}
+	header.Imports = slices.Clone(header.Imports)
+	slices.SortStableFunc(header.Imports, func(a, b configdir.File) int { return cmp.Compare(notCUE(a), notCUE(b)) })
+	encoder := json.NewEncoder(in)
+	err := encoder.Encode(header)
+	for _, u := range units {
+		if err != nil {
 			return
 		}
+		err = encoder.Encode(wireUnit{u.Origin, u.Files, len(u.Imports)})
 	}
 }
 
-// receive returns the results that arrive before the child ends.
-func receive(out io.Reader, n int) []Result {
+func notCUE(f configdir.File) int {
+	if path.Ext(f.Path) == ".cue" {
+		return 0
+	}
+	return 1
+}
+
+// receive calls each with the results that arrive before the child ends.
+func receive(out io.Reader, n int, each func(Result)) {
 	decoder := json.NewDecoder(out)
-	var results []Result
-	for len(results) < n {
+	for range n {
 		var w wireResult
 		if decoder.Decode(&w) != nil {
-			break
+			return
 		}
-		results = append(results, w.result())
+		each(w.result())
 	}
-	return results
 }
 
 // childError returns why a child did not evaluate all units.
@@ -195,8 +299,8 @@ func childError(ctx context.Context, err error, stderr *headBuffer) error {
 	switch {
 	case err == nil:
 		return errors.New("evaluate CUE: the child ended early")
-	case context.Cause(ctx) != nil && ctx.Err() == context.DeadlineExceeded:
-		return fmt.Errorf("its evaluation took more than %v", childTimeout)
+	case ctx.Err() != nil:
+		return errNoTime
 	case errors.As(err, &exit) && (exit.ExitCode() == -1 || stderr.outOfMemory()):
 		return errTooExpensive
 	}
@@ -222,6 +326,7 @@ func (b *headBuffer) outOfMemory() bool {
 // wireResult is a Result as JSON between child and parent.
 type wireResult struct {
 	Document  *document.Value
+	Values    int
 	Problems  []wireProblem
 	Transient bool
 }
@@ -233,7 +338,7 @@ type wireProblem struct {
 }
 
 func (r Result) wire() wireResult {
-	w := wireResult{Document: r.Document, Transient: r.Transient}
+	w := wireResult{Document: r.Document, Values: r.Values, Transient: r.Transient}
 	for _, p := range r.Problems {
 		w.Problems = append(w.Problems, wireProblem{p, p.Path})
 	}
@@ -241,7 +346,7 @@ func (r Result) wire() wireResult {
 }
 
 func (w wireResult) result() Result {
-	r := Result{Document: w.Document, Transient: w.Transient}
+	r := Result{Document: w.Document, Values: w.Values, Transient: w.Transient}
 	for _, p := range w.Problems {
 		p.Problem.Path = p.Path
 		r.Problems = append(r.Problems, p.Problem)

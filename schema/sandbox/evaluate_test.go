@@ -1,8 +1,11 @@
 package sandbox
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -13,9 +16,22 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
+const manyValues = 100_000
+
 func evaluate(t *testing.T, text string) Result {
 	t.Helper()
-	return Evaluate(t.Context(), Units([]configdir.File{{Path: "a.cue", Data: []byte(text)}}))[0]
+	return evaluateAll(t, manyValues, configdir.File{Path: "a.cue", Data: []byte(text)})[0]
+}
+
+func evaluateAll(t *testing.T, maxValues int, files ...configdir.File) (results []Result) {
+	t.Helper()
+	Evaluate(t.Context(), Units(files), Limits{maxValues, time.Minute}, func(i int, r Result) {
+		if i != len(results) {
+			t.Errorf("the result %d comes after %d others", i, len(results))
+		}
+		results = append(results, r)
+	})
+	return results
 }
 
 func TestEvaluateKeepsValuesAndPositions(t *testing.T) {
@@ -53,15 +69,56 @@ func TestEvaluateKeepsTheElementsOfPaths(t *testing.T) {
 
 func TestEvaluateGoesOnAfterACrash(t *testing.T) {
 	const bomb = "let n = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\nx: [for a in n for b in n for c in n for d in n for e in n for f in n for g in n for h in n if a+b+c+d+e+f+g+h > 100 {a}]\n"
-	results := Evaluate(t.Context(), Units([]configdir.File{
-		{Path: "a.cue", Data: []byte("a: 1\n")}, {Path: "b.cue", Data: []byte(bomb)}, {Path: "c.cue", Data: []byte("c: 1\n")},
-	}))
+	results := evaluateAll(t, manyValues, configdir.File{Path: "a.cue", Data: []byte("a: 1\n")},
+		configdir.File{Path: "b.cue", Data: []byte(bomb)}, configdir.File{Path: "c.cue", Data: []byte("c: 1\n")})
 	if len(results) != 3 || len(results[0].Problems)+len(results[2].Problems) > 0 {
 		t.Fatalf("got %+v, want results for the files around the bomb", results)
 	}
 	b := results[1]
 	if len(b.Problems) != 1 || b.Problems[0].File != "b.cue" || !strings.Contains(b.Problems[0].Message, "takes more than") || b.Transient {
 		t.Errorf("got %+v, want a lasting problem of b.cue that names the limit", b)
+	}
+}
+
+func TestEvaluateLimitsValues(t *testing.T) {
+	for text, want := range map[string]int{"a: [1, 2]\nb: 1\n": 7, "a: [1, 2, 3]\nb: 1\n": 0} {
+		r := evaluateAll(t, 7, configdir.File{Path: "a.cue", Data: []byte(text)})[0]
+		if r.Values != want || (r.Document == nil) != (want == 0) {
+			t.Errorf("%q: %d values, %v, want %d", text, r.Values, r.Problems, want)
+		}
+		if want == 0 && (len(r.Problems) != 1 || !strings.Contains(r.Problems[0].Message, "more than 7 values")) {
+			t.Errorf("%q: %v, want one problem with the limit", text, r.Problems)
+		}
+	}
+}
+
+// When the time is over, the units that are left may be evaluated later.
+func TestEvaluateEndsWithItsTime(t *testing.T) {
+	var results []Result
+	units := Units([]configdir.File{{Path: "a.cue", Data: []byte("a: 1\n")}, {Path: "b.cue", Data: []byte("b: 1\n")}})
+	Evaluate(t.Context(), units, Limits{manyValues, 0}, func(_ int, r Result) { results = append(results, r) })
+	if len(results) != 2 || !results[0].Transient || !results[1].Transient || results[1].Problems[0].File != "b.cue" {
+		t.Errorf("got %+v, want a transient problem of each unit", results)
+	}
+}
+
+// A unit is evaluated again only if a file changes that it may read.
+func TestSumCoversWhatAUnitReads(t *testing.T) {
+	files := []configdir.File{
+		{Path: "a.cue", Data: []byte("import \"strings\"\na: 1\n")}, {Path: "b.cue", Data: []byte("package b\nimport \"example.com/p\"\nb: 1\n")},
+		{Path: "c.cue", Data: []byte("@extern(embed)\nc: 1\n")}, {Path: "d.yaml", Data: []byte("d: 1\n")},
+	}
+	before := Units(files)
+	for change, want := range map[int]string{0: "[true true true]", 1: "[false true true]", 2: "[false true true]", 3: "[false false true]"} {
+		changed := slices.Clone(files)
+		changed[change].Data = append(slices.Clone(files[change].Data), "\n"...)
+		var got []bool
+		for i, u := range Units(changed) {
+			got = append(got, u.Sum != before[i].Sum)
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("%s changed: the sums changed %v, want %s", files[change].Path, got, want)
+		}
 	}
 }
 
@@ -76,8 +133,8 @@ func TestUnits(t *testing.T) {
 	file := func(path, text string) configdir.File { return configdir.File{Path: path, Data: []byte(text)} }
 	var got []string
 	for _, u := range Units([]configdir.File{
-		file("a.cue", "package x\n"), file("b.cue", "package x\nimport \"strings\"\n"), file("c.cue", "package y\n"), file("d.cue", "1"),
-		file("cue.mod/pkg/e.cue", "package x\n"), file("f.yaml", ""), file("sub/g.cue", "package x\n"),
+		file("a.cue", "package x\n"), file("b.cue", "package x\nimport (\n\t\"strings\"\n\tp \"example.com/p\"\n)\n"), file("c.cue", "package y\nimport \"strings\"\n"), file("d.cue", "1"),
+		file("cue.mod/pkg/e.cue", "package x\n"), file("f.yaml", ""), file("sub/g.cue", "@extern(embed)\npackage x\n"),
 	}) {
 		text := u.Origin + ":"
 		for _, f := range u.Files {
@@ -88,7 +145,8 @@ func TestUnits(t *testing.T) {
 		}
 		got = append(got, text)
 	}
-	const want = "./.:x: a.cue b.cue +c.cue +d.cue +cue.mod/pkg/e.cue +f.yaml +sub/g.cue; ./.:y: c.cue; d.cue: d.cue; ./sub:x: sub/g.cue"
+	const cue = " +a.cue +b.cue +c.cue +d.cue +cue.mod/pkg/e.cue"
+	const want = "./.:x: a.cue b.cue" + cue + " +sub/g.cue; ./.:y: c.cue; d.cue: d.cue; ./sub:x: sub/g.cue" + cue + " +f.yaml +sub/g.cue"
 	if text := strings.Join(got, "; "); text != want {
 		t.Errorf("got  %s\nwant %s", text, want)
 	}

@@ -14,11 +14,15 @@ import (
 type walker struct {
 	unit     *Unit
 	problems []document.Problem
+	left     int // values and names that the document may still have; below 0: it has too many
 }
 
 // value converts v, which is at a path. parent is the position of the value around it: a
 // value that comes from one of CUE's own packages has no position in the user's files.
 func (w *walker) value(v cue.Value, at document.Path, parent document.Position) *document.Value {
+	if w.left--; w.left < 0 {
+		return nil
+	}
 	v, _ = v.Default()
 	n := &document.Value{Pos: w.ownPosition(position(v.Pos()), parent)}
 	switch k := v.IncompleteKind(); {
@@ -61,8 +65,9 @@ func (w *walker) mapping(v cue.Value, n *document.Value, at document.Path) *docu
 		return nil // Validate has reported the reason
 	}
 	empty := true
-	for fields.Next() {
+	for fields.Next() && w.left >= 0 {
 		empty = false
+		w.left--
 		name := fields.Selector().Unquoted()
 		pos := w.ownPosition(fieldPosition(fields.Value()), n.Pos)
 		if below := w.value(fields.Value(), at.With(name), pos); below != nil {
@@ -81,7 +86,7 @@ func (w *walker) list(v cue.Value, n *document.Value, at document.Path) *documen
 	if err != nil {
 		return nil // Validate has reported the reason
 	}
-	for i := 0; items.Next(); i++ {
+	for i := 0; items.Next() && w.left >= 0; i++ {
 		if below := w.value(items.Value(), at.WithIndex(i), n.Pos); below != nil {
 			n.Items = append(n.Items, below)
 		}

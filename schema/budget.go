@@ -1,0 +1,112 @@
+package schema
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
+)
+
+// Limits of one load. Whoever writes a file of the config directory may declare, and must not be
+// able to exhaust the memory or the processor of every node. 10,000 images with typical fields
+// have 270,000 values, and need 3 s and 100 MiB.
+const (
+	// maxFileValues limits the values of one file by their document.Weight. A value costs a
+	// parser and its result 300 bytes.
+	maxFileValues = 500_000
+	// maxUnitValues limits the values that .cue files of one package may result in. The child
+	// process sends each with its position.
+	maxUnitValues = 200_000
+	// maxValues limits the values of all files together. The values of a file that was parsed
+	// cost 100 bytes each.
+	maxValues = 1_000_000
+	// maxDocuments limits the documents of all files together, and the items of lists among
+	// them. A document that is skipped costs about 500 bytes.
+	maxDocuments = 50_000
+	// maxDefinitions limits the images, nodes and settings together. A definition costs about
+	// 1 KiB in addition to its values, and half a millisecond.
+	maxDefinitions = 50_000
+	// maxSearched limits the bytes that are parsed again to find the lines of errors: 3 s.
+	maxSearched = 32 << 20
+	// maxErrors limits the problems of a Result. They are logged, and are part of each status
+	// document.
+	maxErrors = 1000
+	// evaluationTime and checkTime limit the processor time for the evaluation of .cue files
+	// and for the validation of definitions, which has two workers. The time on the clock would
+	// depend on what else the machine does; only a child that makes no progress is ended by it.
+	// What is left over is evaluated by the next Load.
+	evaluationTime = 12 * time.Second
+	checkTime      = 24 * time.Second
+)
+
+// cost is what the content of a file costs.
+type cost struct{ values, documents, definitions int }
+
+// exceeds returns what of a cost is larger than a limit, "" if nothing is.
+func (c cost) exceeds(limit cost) string {
+	switch {
+	case c.values > limit.values:
+		return "values"
+	case c.documents > limit.documents:
+		return "documents"
+	case c.definitions > limit.definitions:
+		return "images, nodes and settings"
+	}
+	return ""
+}
+
+// of returns the part of c that exceeds named.
+func (c cost) of(what string) int {
+	switch what {
+	case "values":
+		return c.values
+	case "documents":
+		return c.documents
+	}
+	return c.definitions
+}
+
+var (
+	fileLimit      = cost{maxFileValues, maxDocuments, maxDefinitions}
+	directoryLimit = cost{maxValues, maxDocuments, maxDefinitions}
+)
+
+// budget is what is left of the limit of a directory.
+type budget struct{ left cost }
+
+// take takes the cost of a file. It returns what is exhausted, and takes nothing then.
+func (b *budget) take(c cost) (exhausted string) {
+	if exhausted = c.exceeds(b.left); exhausted != "" {
+		return exhausted
+	}
+	b.left.values -= c.values
+	b.left.documents -= c.documents
+	b.left.definitions -= c.definitions
+	return ""
+}
+
+// rejected returns the file as one that declares nothing, because it alone has too much of what.
+func (p *parsedFile) rejected(what string) *parsedFile {
+	return p.leftOut(fmt.Sprintf("has more than %s %s: it is not read", grouped(fileLimit.of(what)), what))
+}
+
+// surplus returns the file as one that declares nothing, because all files together have too much
+// of what.
+func (p *parsedFile) surplus(what string) *parsedFile {
+	return p.leftOut(fmt.Sprintf("is not read: the files of the directory have more than %s %s together", grouped(directoryLimit.of(what)), what))
+}
+
+func (p *parsedFile) leftOut(message string) *parsedFile {
+	out := &parsedFile{File: manifest.File{Path: p.Path}}
+	out.AddProblem(document.Position{File: p.Path}, nil, message, "declare less in one directory: see the limits in the configuration reference")
+	return out
+}
+
+// grouped returns a large number with commas.
+func grouped(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
+}
