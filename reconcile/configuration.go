@@ -15,55 +15,15 @@ import (
 // configuration is the configuration that a Loop applies: the last valid content of the config
 // directory, what is wrong with the directory now, and which removals are confirmed.
 type configuration struct {
-	dir       string
-	log       *slog.Logger
-	loader    *schema.Loader
-	debouncer configdir.Debouncer
-	removals  configdir.RemovalConfirmer
+	dir      string
+	log      *slog.Logger
+	removals configdir.RemovalConfirmer
 
 	loaded      bool          // a configuration was applied
 	result      schema.Result // the last one that was applied
 	desired     plan.Desired  // of result; before that, only the name of the node
 	fault       string        // why the directory cannot be used; "": it can
 	notDeclared string        // why result has no part for this node; "": it has one
-}
-
-// Reading is the outcome of one read of the config directory. At most one of the fields Fault,
-// Result and Revision may be set; if none is, the directory has not changed.
-type Reading struct {
-	// Began and Ended are the steady times of the read.
-	Began, Ended time.Time
-	// Fault is why the directory cannot be used.
-	Fault string
-	// Result is a new configuration.
-	Result *schema.Result
-	// Revision is the new revision of a directory whose configuration did not change: "" if it is
-	// not known any more. nil: the revision did not change.
-	Revision *string
-}
-
-// read reads the directory. ok is false if there is nothing to apply: the content may be
-// incomplete, or ctx ended. again is when to read the directory again, 0: with the next event.
-func (c *configuration) read(ctx context.Context) (r Reading, again time.Duration, ok bool) {
-	r.Began = time.Now()
-	snapshot, err := configdir.Read(c.dir)
-	r.Ended = time.Now()
-	v := c.debouncer.Observe(r.Began, r.Ended, snapshot, err)
-	switch {
-	case v.Fault != nil:
-		r.Fault = v.Fault.Error()
-	case v.RetryAfter > 0:
-		return Reading{}, v.RetryAfter, false
-	case v.Apply:
-		result := c.loader.Load(ctx, snapshot)
-		if ctx.Err() != nil {
-			return Reading{}, 0, false // the result may be that of an interrupted evaluation
-		}
-		r.Result = &result
-	case c.loaded && snapshot.Revision != c.result.Revision:
-		r.Revision = &snapshot.Revision
-	}
-	return r, v.RetryAfter, true
 }
 
 // setFault records why the directory cannot be used, "" if it can, and reports whether that
@@ -126,14 +86,19 @@ func (c *configuration) logProblems(result schema.Result, now time.Time) {
 	}
 }
 
-// view returns the view of a round that begins now.
-func (c *configuration) view() *status.View {
+// view returns the view of a round that begins now. The argument loading is since when files that
+// changed are being loaded, nil if there are none.
+func (c *configuration) view(loading *time.Time) *status.View {
 	v := &status.View{
 		Desired: c.desired, Fault: cmp.Or(c.fault, c.notDeclared), Config: c.result, Loaded: c.loaded,
 		Placements: &status.PlacementCache{},
 	}
 	if c.fault != "" {
 		v.Desired.Allowed = min(v.Desired.Allowed, schema.NoDeletions)
+	}
+	if loading != nil {
+		v.LoadingSince = *loading
+		v.Desired = v.Desired.WhileLoading()
 	}
 	return v
 }
@@ -143,17 +108,6 @@ func (c *configuration) freeze(v *status.View) {
 	if v.Desired.Removed != nil {
 		v.Desired.Removed = c.removals.Clone().Confirmed
 	}
-}
-
-// reload reads the config directory and applies what was read. changed reports that a round is
-// due; again is when to read the directory again, if not 0.
-func (l *Loop) reload(ctx context.Context) (changed bool, again time.Duration, err error) {
-	reading, again, ok := l.config.read(ctx)
-	if !ok {
-		return false, again, nil
-	}
-	changed, err = l.Apply(ctx, reading)
-	return changed, again, err
 }
 
 // Apply applies what a read of the config directory found. changed reports that a Step is due.

@@ -14,7 +14,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
@@ -32,8 +31,8 @@ type LoopOptions struct {
 // config directory declares.
 //
 // A Loop changes in two kinds of steps: Apply for a read of the config directory, and Step for
-// everything that needs a round. Run waits for events and calls them; a simulation calls them
-// itself. They are for one goroutine. All other methods may be called concurrently.
+// everything that needs a round. Run waits for events and calls them, and reads the directory in
+// another goroutine meanwhile; a simulation calls them itself. They are for one goroutine. All other methods may be called concurrently.
 type Loop struct {
 	options    LoopOptions
 	reconciler *Reconciler
@@ -45,8 +44,9 @@ type Loop struct {
 	rounds    int // since the start
 
 	// For any goroutine.
-	queue *requestQueue
-	view  atomic.Pointer[status.View]
+	directory *directory
+	queue     *requestQueue
+	view      atomic.Pointer[status.View]
 }
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
@@ -55,8 +55,8 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 		r.SetPeers(o.Peers)
 	}
 	return &Loop{
-		options: o, reconciler: r, requested: newRequested(), queue: newRequestQueue(),
-		config: configuration{dir: o.Dir, log: o.Log, loader: schema.NewLoader(), desired: plan.Desired{Node: o.Node}},
+		options: o, reconciler: r, requested: newRequested(), queue: newRequestQueue(), directory: newDirectory(o),
+		config: configuration{dir: o.Dir, log: o.Log, desired: plan.Desired{Node: o.Node}},
 		health: healthLog{log: o.Log, unhealthy: map[string]bool{}},
 	}
 }
@@ -90,20 +90,21 @@ func (l *Loop) Counts() Counts { return l.reconciler.jobs.transfers.counts() }
 // It returns an error if it cannot start: this node is not declared, or another process writes
 // to one of its disks. After the start, these errors do not end it.
 func (l *Loop) Run(ctx context.Context) error {
-	events := make(chan struct{}, 1)
-	var watch sync.WaitGroup
-	defer watch.Wait()
+	var beside sync.WaitGroup
+	defer beside.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
-	return errors.Join(l.run(ctx, events), l.reconciler.Close())
+	events := make(chan struct{}, 1)
+	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
+	beside.Go(func() { l.directory.run(ctx, events) })
+	return errors.Join(l.run(ctx), l.reconciler.Close())
 }
 
-func (l *Loop) run(ctx context.Context, events <-chan struct{}) error {
+func (l *Loop) run(ctx context.Context) error {
 	on := newTriggers(l.options.Interval)
 	defer on.stop()
 	for ctx.Err() == nil {
-		due, err := l.await(ctx, events, on)
+		due, err := l.await(ctx, on)
 		if err != nil {
 			return err
 		}
@@ -116,21 +117,16 @@ func (l *Loop) run(ctx context.Context, events <-chan struct{}) error {
 }
 
 // await waits for an event, and reports whether it needs a round.
-func (l *Loop) await(ctx context.Context, events <-chan struct{}, on *triggers) (due bool, err error) {
+func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 	select {
 	case <-ctx.Done():
 		return false, nil
-	case <-events: // something may have changed in the config directory
-		on.read.Reset(l.config.debouncer.DelayAfterEvent(time.Now()))
-		return false, nil
-	case <-on.read.C: // it is time to read the config directory
-		changed, again, err := l.reload(ctx)
-		if again > 0 {
-			on.read.Reset(again)
-		}
+	case r := <-l.directory.readings:
+		changed, err := l.Apply(ctx, r)
+		l.directory.applied(r)
 		return changed, err
-	case <-on.tick.C: // events may have been missed, and disks have none
-		on.read.Reset(0)
+	case <-l.directory.slow: // the status shows it
+	case <-on.tick.C: // disks have no events
 	case <-l.reconciler.jobs.reports.ready: // a job ended, or the queries of a deletion
 	case <-l.queue.ready:
 	case <-on.changed: // another node has a new state; more may follow in a moment
@@ -150,7 +146,6 @@ const roundGap = 100 * time.Millisecond
 // triggers are the timers of a Loop, and the changes of its peers.
 type triggers struct {
 	tick    *time.Ticker // a round without any event
-	read    *time.Timer  // the next read of the config directory
 	wake    *time.Timer  // the end of a wait
 	peers   *time.Timer  // the end of debouncing the changes of peers
 	changed <-chan struct{}
@@ -159,12 +154,11 @@ type triggers struct {
 
 func newTriggers(interval time.Duration) *triggers {
 	peers := time.NewTimer(0) // sets changed
-	return &triggers{tick: time.NewTicker(interval), read: time.NewTimer(0), wake: time.NewTimer(interval), peers: peers}
+	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers}
 }
 
 func (t *triggers) stop() {
 	t.tick.Stop()
-	t.read.Stop()
 	t.wake.Stop()
 	t.peers.Stop()
 }
@@ -200,7 +194,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		return l.options.Interval // the config directory was not read yet
 	}
 	l.rounds++
-	v := l.config.view()
+	v := l.config.view(l.directory.loading.Load())
 	v.Rounds = l.rounds
 	l.requested.addTo(&v.Desired, l.reconciler.clock.now().Steady)
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)

@@ -27,6 +27,8 @@ type Desired struct {
 	Revision string
 	// Allowed is how much of a plan may be executed.
 	Allowed schema.Allowed
+	// Loading: Allowed is less than the configuration allows because a newer one is being loaded.
+	Loading bool
 	// Offline: Allowed is less than the configuration allows because no peer is queried.
 	Offline bool
 	// Invalid are the images with an invalid declaration, by name.
@@ -154,7 +156,19 @@ func (d Desired) deletionsOff(reason Reason) Reason {
 	if d.Offline {
 		return reason.with(CodeDeletionsOff, ", but nothing is deleted without querying the other nodes (--offline)")
 	}
+	if d.Loading {
+		return reason.with(CodeConfigLoading, ", but nothing is deleted while a newer configuration is loaded")
+	}
 	return reason.with(CodeDeletionsOff, ", but nothing is deleted while the configuration is invalid")
+}
+
+// WhileLoading returns the desired state while a newer configuration is being loaded: it is the same,
+// without deletions.
+func (d Desired) WhileLoading() Desired {
+	if d.Allowed == schema.Everything {
+		d.Allowed, d.Loading = schema.NoDeletions, true
+	}
+	return d
 }
 
 // PublishedDigest returns the config digest that other nodes see. There is none while any part of

@@ -70,6 +70,7 @@ const (
 	CodeOrphan            Code = "orphan"              // the image is not declared any more
 	CodeDesired           Code = "desired"             // a requested clean-up is rejected: the disk is a desired disk
 	CodeDeletionsOff      Code = "deletions-off"       // nothing is deleted: invalid configuration or --offline
+	CodeConfigLoading     Code = "config-loading"      // a newer configuration is being loaded
 	CodeInUse             Code = "in-use"              // a replica names the copy, or a process has it open
 	CodeTooFewReady       Code = "too-few-ready"       // fewer copies are ready elsewhere than are required
 	CodeUnproven          Code = "unproven"            // a copy elsewhere did not prove that it has its bytes

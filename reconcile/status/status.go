@@ -44,6 +44,9 @@ type ConfigStatus struct {
 	Revision string `json:"revision,omitempty"`
 	Allowed  string `json:"allowed"`         // what a schema.Allowed permits
 	Fault    string `json:"fault,omitempty"` // why the directory cannot be used, or does not include this node
+	// LoadingSince is since when files that changed are being loaded; zero: there are none. The
+	// rest of the document is about the last valid configuration, without deletions.
+	LoadingSince time.Time `json:"loadingSince,omitzero"`
 	// Skew says on which other nodes the configuration differs; "": on none.
 	Skew string `json:"skew,omitempty"`
 	// Suspended is the suspension in the settings, which applies to all images; nil without one.
@@ -103,7 +106,9 @@ type View struct {
 	Config schema.Result
 	// Loaded is true if any configuration was applied. Otherwise there is only a Fault.
 	Loaded bool
-	Rounds int // since the start of the process
+	// LoadingSince is since when a newer configuration is being loaded; zero: there is none.
+	LoadingSince time.Time
+	Rounds       int // since the start of the process
 
 	Placements *PlacementCache // for Status; nil: each call computes the placements
 }
@@ -115,7 +120,7 @@ func (v *View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
 	}
 	s.Config = ConfigStatus{
-		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault,
+		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault, LoadingSince: v.LoadingSince,
 		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.WarningsAt(v.Observed.Now)),
 		Suspended: plan.NewSuspension(v.Desired.Config.Settings.Suspend, v.Observed.Now),
 	}

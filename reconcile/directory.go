@@ -1,0 +1,149 @@
+package reconcile
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+)
+
+// directory reads the config directory in a goroutine of its own, so that rounds go on while a
+// configuration is loaded.
+type directory struct {
+	dir      string
+	interval time.Duration // the longest time between two reads
+	log      *slog.Logger
+	// load is Load of a schema.Loader. It may take half a minute, and ends early with its context.
+	load func(context.Context, configdir.Snapshot) schema.Result
+
+	// For the goroutine of run.
+	debouncer  configdir.Debouncer
+	loaded     bool   // a configuration was loaded
+	revision   string // of the last read that counted
+	unfinished bool   // the last load had no time for everything
+
+	// For any goroutine.
+	readings chan Reading // in the order of the reads
+	// loading is since when files that changed are being loaded, and are not applied; nil: there
+	// are none.
+	loading atomic.Pointer[time.Time]
+	slow    chan struct{} // buffer of one: a load has begun to take long
+}
+
+func newDirectory(o LoopOptions) *directory {
+	return &directory{
+		dir: o.Dir, interval: o.Interval, log: o.Log, load: schema.NewLoader().Load,
+		readings: make(chan Reading), slow: make(chan struct{}, 1),
+	}
+}
+
+// Reading is the outcome of one read of the config directory. At most one of the fields Fault,
+// Result and Revision may be set; if none is, the directory has not changed.
+type Reading struct {
+	// Began and Ended are the steady times of the read.
+	Began, Ended time.Time
+	// Fault is why the directory cannot be used.
+	Fault string
+	// Result is a new configuration.
+	Result *schema.Result
+	// Revision is the new revision of a directory whose configuration did not change: "" if it is
+	// not known any more. nil: the revision did not change.
+	Revision *string
+
+	loading *time.Time // the value of directory.loading for Result
+}
+
+const (
+	// longLoad is how long a load may take before the log and the status mention it.
+	longLoad = 3 * time.Second
+	// continueAfter is when a load that had no time for everything continues.
+	continueAfter = 5 * time.Second
+)
+
+// run reads the directory after each event and at the interval, until ctx ends. It reads again only
+// after the last Reading was received.
+func (d *directory) run(ctx context.Context, events <-chan struct{}) {
+	next, tick := time.NewTimer(0), time.NewTicker(d.interval)
+	defer next.Stop()
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-events: // something may have changed
+			next.Reset(d.debouncer.DelayAfterEvent(time.Now()))
+		case <-tick.C: // events may have been missed
+			next.Reset(0)
+		case <-next.C:
+			reading, again, ok := d.read(ctx)
+			if again > 0 {
+				next.Reset(again)
+			}
+			if !ok {
+				continue
+			}
+			select {
+			case d.readings <- reading:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// read reads the directory. ok is false if there is nothing to apply: the content may be
+// incomplete, or ctx ended. again is when to read the directory again, 0: with the next event.
+func (d *directory) read(ctx context.Context) (r Reading, again time.Duration, ok bool) {
+	r.Began = time.Now()
+	snapshot, err := configdir.Read(d.dir)
+	r.Ended = time.Now()
+	v := d.debouncer.Observe(r.Began, r.Ended, snapshot, err)
+	switch {
+	case v.Fault != nil:
+		r.Fault = v.Fault.Error()
+	case v.RetryAfter > 0:
+		return Reading{}, v.RetryAfter, false
+	case v.Apply || d.unfinished:
+		result := d.loadFiles(ctx, snapshot, &r)
+		if ctx.Err() != nil {
+			return Reading{}, 0, false // the result may be that of an interrupted evaluation
+		}
+		r.Result = &result
+		d.loaded, d.revision, d.unfinished = true, snapshot.Revision, result.Unfinished
+		if d.unfinished {
+			return r, continueAfter, true
+		}
+	case d.loaded && snapshot.Revision != d.revision:
+		r.Revision, d.revision = &snapshot.Revision, snapshot.Revision
+	}
+	return r, v.RetryAfter, true
+}
+
+// loadFiles loads a snapshot. Until its result is applied, there is a load.
+func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Reading) schema.Result {
+	began := time.Now()
+	r.loading = &began
+	d.loading.Store(r.loading)
+	long := time.AfterFunc(longLoad, func() {
+		d.log.Info("loading the configuration takes long: rounds go on with the last valid one, without deletions", "dir", d.dir, "files", len(s.Files))
+		select {
+		case d.slow <- struct{}{}:
+		default:
+		}
+	})
+	result := d.load(ctx, s)
+	if !long.Stop() {
+		d.log.Info("configuration loaded", "dir", d.dir, "took", time.Since(began).Round(time.Millisecond).String(), "unfinished", result.Unfinished)
+	}
+	return result
+}
+
+// applied notes that a Reading was applied.
+func (d *directory) applied(r Reading) {
+	if r.loading != nil {
+		d.loading.CompareAndSwap(r.loading, nil) // it differs if the next load has begun
+	}
+}
