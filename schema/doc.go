@@ -30,7 +30,7 @@
 //  4. While there is any mistake, Result.Digest is empty and nothing may be deleted.
 //  5. A document that is skipped never deletes what it declared before: see
 //     Undecided.MayDeclare.
-//  6. Memory and time are bounded. A CUE context keeps everything that it evaluated, so
+//  6. Memory and time are bounded, whatever the files contain (budget.go). A CUE context keeps everything that it evaluated, so
 //     each batch of definitions has a context of its own, and no value of CUE outlives it.
 //     An evaluation of CUE cannot be interrupted, so the .cue files of a user are evaluated
 //     in a child process with limits.

@@ -45,7 +45,7 @@ func writeConfig(b *lines, c status.ConfigStatus) {
 		b.linef("Configuration: valid, digest %.12s%s", c.Digest, revision)
 	}
 	if !c.LoadingSince.IsZero() {
-		fmt.Fprintf(b, "  a newer configuration is being loaded since %s: nothing is deleted until then\n", c.LoadingSince.Format(time.RFC3339))
+		b.linef("  a newer configuration has been loading since %s: nothing is deleted until it is applied", c.LoadingSince.Format(time.RFC3339))
 	}
 	if c.Suspended != nil && !c.Suspended.Over {
 		b.linef("  everything is suspended %s", suspensionText(*c.Suspended))
