@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
+	"sync/atomic"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
@@ -32,6 +34,9 @@ var (
 	ErrNoSpace = errors.New("not enough space")
 )
 
+// ErrReadOnly: the file system of the disk is read-only.
+var ErrReadOnly error = unix.EROFS
+
 // errDiskChanged: since Open, the disk was unmounted, or another file system was mounted at the path.
 var errDiskChanged = errors.New("this is not the disk that was opened")
 
@@ -47,6 +52,13 @@ type Disk struct {
 	retained retainedPages
 	replicas replicaCache
 	leases   leaseProbe
+
+	// refused is true after a write failed with ErrReadOnly, until a write succeeds (see ReadOnly).
+	refused atomic.Bool
+	// unrestored is true if folders could not be restored whose removal was interrupted, because the
+	// disk was read-only or full.
+	unrestored atomic.Bool
+	removals   sync.RWMutex // each Remove has a read lock
 }
 
 // identity is longhorn-disk.cfg, in the form that longhorn-manager writes.
@@ -166,11 +178,49 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		}
 		return nil, fmt.Errorf("lock disk %s: %w", d.path, err)
 	}
-	if err := restoreRemoved(d.root); err != nil {
+	switch err := noSpace(restoreRemoved(d.root)); {
+	case errors.Is(err, ErrReadOnly), errors.Is(err, ErrNoSpace):
+		d.unrestored.Store(true) // the other copies stay in service; List tries again
+	case err != nil:
 		f.Close()
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
 	return f.Close, nil
+}
+
+// ReadOnly reports whether the file system of the disk is read-only. The kernel remounts some file
+// systems after an error, and not all of them show that in their flags: for these, the caller reports
+// failed writes to WriteFailed, and ReadOnly then tries a write until one succeeds. The write changes
+// only the times of the disk's folder.
+//
+// A disk with an EIO on a write is not read-only: a bad sector affects one file, and a repair rewrites
+// it.
+func (d *Disk) ReadOnly() (bool, error) {
+	dir, err := d.root.Open(".")
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
+		return false, fmt.Errorf("flags of disk %s: %w", d.path, err)
+	}
+	if st.Flags&unix.ST_RDONLY != 0 {
+		return true, nil
+	}
+	if d.refused.Load() {
+		now := unix.Timespec{Nsec: unix.UTIME_NOW}
+		d.refused.Store(errors.Is(unix.UtimesNanoAt(int(dir.Fd()), ".", []unix.Timespec{now, now}, 0), ErrReadOnly))
+	}
+	return d.refused.Load(), nil
+}
+
+// WriteFailed records the error of a write to the disk, for ReadOnly. It ignores all other errors,
+// and nil.
+func (d *Disk) WriteFailed(err error) {
+	if errors.Is(err, ErrReadOnly) {
+		d.refused.Store(true)
+	}
 }
 
 // Space is the size of the file system of a disk, in bytes.

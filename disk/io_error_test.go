@@ -354,3 +354,75 @@ func TestFailedSyncDropsPageCache(t *testing.T) {
 		after.Close()
 	}
 }
+
+// readOnly is a plan under which nothing can be changed, as after a file system was remounted.
+func readOnly(op faultfs.Op) error {
+	if op.ChangeNumber > 0 && op.Kind != "sync" {
+		return syscall.EROFS
+	}
+	return nil
+}
+
+// TestVerifyOnReadOnlyDisk checks that Verify has a result although it can record none.
+func TestVerifyOnReadOnlyDisk(t *testing.T) {
+	d, v := faultyDisk(t)
+	readyImage(t, d, sparseImage(3*ChunkSize))
+	verify := func() Copy {
+		t.Helper()
+		c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	v.Plan(readOnly)
+	if c := verify(); c.State != Ready || c.Message != "" {
+		t.Errorf("a ready copy is %+v", c)
+	}
+	v.Plan(nil)
+	if err := d.Update(testID, func(r *Record) { r.Evidence = nil }); err != nil {
+		t.Fatal(err)
+	}
+	v.Plan(readOnly)
+	if c := verify(); c.State != Ready || !strings.Contains(c.Message, "not recorded") {
+		t.Errorf("a copy without evidence is %+v", c)
+	}
+	if c := d.Stat(testID); c.State != Unknown {
+		t.Errorf("without a record the copy is %+v", c)
+	}
+	if err := v.FlipBit(testID.file(imageFile), 0); err != nil {
+		t.Fatal(err)
+	}
+	before := tree(t, d.Path())
+	if c := verify(); c.State != Failed || !strings.Contains(c.Message, "damaged") {
+		t.Errorf("a damaged copy is %+v", c)
+	}
+	if c := d.Stat(testID); c.State == Ready {
+		t.Errorf("after its damage was found the copy is %+v", c)
+	}
+	if after := tree(t, d.Path()); strings.Join(after, "\n") != strings.Join(before, "\n") {
+		t.Errorf("the files are %q, want %q", after, before)
+	}
+}
+
+// TestReadOnlyAfterRefusedWrite: a file system that refuses writes without a flag is read-only until
+// a write succeeds.
+func TestReadOnlyAfterRefusedWrite(t *testing.T) {
+	d, v := faultyDisk(t)
+	check := func(want bool) {
+		t.Helper()
+		if got, err := d.ReadOnly(); err != nil || got != want {
+			t.Errorf("read-only is %v, error %v, want %v", got, err, want)
+		}
+	}
+	v.Plan(readOnly)
+	check(false) // nothing was written yet
+	d.WriteFailed(syscall.EIO)
+	check(false)
+	_, err := d.OpenPart(context.Background(), testID, PartOptions{})
+	d.WriteFailed(err)
+	check(true)
+	check(true)
+	v.Plan(nil)
+	check(false)
+}

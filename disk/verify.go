@@ -22,6 +22,9 @@ type Expected struct {
 // backing.cfg. A copy that matches is Ready, even if want has another digest: the caller must compare
 // want with the returned digest.
 //
+// On a read-only disk (ErrReadOnly) Verify records nothing, and the message of a ready copy says so.
+// A damaged copy is not Ready for this process.
+//
 // Verify returns an error if there is no result: the file cannot be read, a process is modifying it
 // (ErrModified), or ctx ended. Verify calls progress with the length of each chunk that it reads.
 func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(int64)) (Copy, error) {
@@ -48,12 +51,44 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(i
 	if err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, f.removeNewManifest()))
 	}
+	if got.unrecorded {
+		c, err := f.resultOnly(want, got)
+		if err != nil {
+			return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+		}
+		return c, nil
+	}
 	record, err := f.create()
 	if err != nil {
 		return Copy{}, err
 	}
 	err = f.recordResult(record, want, got)
 	return d.Stat(id), err
+}
+
+// resultOnly returns the result of a verification on a read-only disk.
+func (f imageFolder) resultOnly(want Expected, got content) (Copy, error) {
+	r, _, err := f.readRecord()
+	if err != nil {
+		return Copy{}, err
+	}
+	failure, info, err := f.judge(r, want, got)
+	if err != nil {
+		return Copy{}, err
+	}
+	if failure != nil {
+		f.disk.metadata.markDamaged(f.id, got.file)
+	}
+	c := f.disk.Stat(f.id)
+	if failure != nil {
+		c.State, c.Message = Failed, failure.Error()
+		return c, nil
+	}
+	if c.State != Ready {
+		c.State, c.Message = Ready, "its bytes match, but the result was not recorded: "+ErrReadOnly.Error()
+		c.SHA512, c.SHA256, c.Format, c.VirtualSize = got.sum512, got.sum256, info.Format, info.VirtualSize
+	}
+	return c, nil
 }
 
 // newManifestFile is the manifest that Verify computes. It is renamed when the digest of the image is
@@ -65,23 +100,31 @@ type content struct {
 	sum512, sum256 Digest
 	manifest       Digest
 	file           Evidence // when the image was opened
+	unrecorded     bool     // the disk is read-only: the manifest was not written
 }
 
-// hash computes the digests of the image, and writes its manifest to newManifestFile.
+// hash computes the digests of the image, and writes its manifest to newManifestFile unless the disk
+// is read-only.
 func (f imageFolder) hash(ctx context.Context, r *chunkReader, withSHA256 bool, progress func(int64)) (content, error) {
 	chunks, err := openChunks(f.disk.root, f.file(newManifestFile))
-	if err != nil {
+	unrecorded := errors.Is(err, ErrReadOnly)
+	if err != nil && !unrecorded {
 		return content{}, err
 	}
-	defer chunks.f.Close()
-	if err := chunks.reset(); err != nil {
-		return content{}, err
+	if !unrecorded {
+		defer chunks.f.Close()
+		if err := chunks.reset(); err != nil {
+			return content{}, err
+		}
 	}
 	h, consumers := newHashes(withSHA256)
 	manifest := SHA256.New()
 	p := newPipeline(append(consumers, func(c *chunk) error {
 		hash := hashBytes(c.data, c.zero)
 		manifest.Write(hash[:])
+		if unrecorded {
+			return nil
+		}
 		return chunks.set(c.n, hash)
 	})...)
 	err = r.sendTo(p, func(n int64) {
@@ -93,11 +136,13 @@ func (f imageFolder) hash(ctx context.Context, r *chunkReader, withSHA256 bool, 
 	if err = errors.Join(err, p.close()); err != nil {
 		return content{}, err
 	}
-	if err := chunks.f.Sync(); err != nil {
-		return content{}, err
+	if !unrecorded {
+		if err := chunks.f.Sync(); err != nil {
+			return content{}, err
+		}
 	}
 	sum512, sum256 := h.digests()
-	return content{sum512, sum256, SHA256.Digest(manifest), r.before}, nil
+	return content{sum512, sum256, SHA256.Digest(manifest), r.before, unrecorded}, nil
 }
 
 func (f imageFolder) removeNewManifest() error {
@@ -107,17 +152,9 @@ func (f imageFolder) removeNewManifest() error {
 // recordResult compares the bytes and the format with the known and declared values, and marks the
 // copy as ready or failed. r is its previous record.
 func (f imageFolder) recordResult(r Record, want Expected, got content) error {
-	failure, err := f.compare(r, want, got)
+	failure, info, err := f.judge(r, want, got)
 	if err != nil {
 		return errors.Join(err, f.removeNewManifest())
-	}
-	info, err := f.inspect(imageFile, want.Format)
-	if refusal, ok := errors.AsType[*FormatError](err); ok {
-		if failure == nil {
-			failure = refusal
-		}
-	} else if err != nil {
-		return err
 	}
 	if failure != nil {
 		return errors.Join(f.markFailed(r, failure.Error(), got.file), f.removeNewManifest())
@@ -129,6 +166,23 @@ func (f imageFolder) recordResult(r Record, want Expected, got content) error {
 		return err
 	}
 	return f.markReady(r, want.Digest, got.file)
+}
+
+// judge compares the bytes and the format with the known and declared values. failure is nil if the
+// image is right. The error says that it could not compare them.
+func (f imageFolder) judge(r Record, want Expected, got content) (failure error, info Info, err error) {
+	failure, err = f.compare(r, want, got)
+	if err != nil {
+		return nil, Info{}, err
+	}
+	info, err = f.inspect(imageFile, want.Format)
+	if refusal, ok := errors.AsType[*FormatError](err); ok {
+		if failure == nil {
+			failure = refusal
+		}
+		err = nil
+	}
+	return failure, info, err
 }
 
 // compare returns a failure if the bytes are wrong, and an error if it could not compare them. If

@@ -137,7 +137,7 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 		seen.Problem = err.Error()
 		return seen
 	}
-	seen.Space, seen.Unmanaged = found.Space, found.Unmanaged
+	seen.Space, seen.ReadOnly, seen.Unmanaged = found.Space, found.ReadOnly, found.Unmanaged
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}

@@ -53,7 +53,7 @@ func systemTime() Instant {
 
 // localDisk implements Disk for a folder.
 type localDisk struct {
-	*disk.Disk // implements Check and Update
+	*disk.Disk // implements Check
 	unlock     func() error
 }
 
@@ -87,8 +87,18 @@ func (d localDisk) List(name string) (c Contents, err error) {
 	if c.Space, err = d.Space(); err != nil {
 		return Contents{}, err
 	}
+	if c.ReadOnly, err = d.ReadOnly(); err != nil {
+		return Contents{}, err
+	}
 	c.Users = localUsers{d.Users(), d.Disk}
 	return c, nil
+}
+
+// Update implements Disk.
+func (d localDisk) Update(id disk.ID, change func(*disk.Record)) error {
+	err := d.Disk.Update(id, change)
+	d.WriteFailed(err)
+	return err
 }
 
 // Close implements Disk.
@@ -180,12 +190,17 @@ type localJobs struct {
 
 // Start implements Jobs.
 func (l *localJobs) Start(ctx context.Context, t Task, done func(error)) {
-	if t.Action.Op.Deletes() {
-		go func() { done(folderOf(t.Disk).Remove(t.Action.CopyRef().ID)) }()
-		return
+	on := folderOf(t.Disk)
+	run := func() error { return on.Remove(t.Action.CopyRef().ID) }
+	if !t.Action.Op.Deletes() {
+		j := l.job(t)
+		run = func() error { return j.Run(ctx) }
 	}
-	j := l.job(t)
-	go func() { done(j.Run(ctx)) }()
+	go func() {
+		err := run()
+		on.WriteFailed(err)
+		done(err)
+	}()
 }
 
 // job returns the job of a task.

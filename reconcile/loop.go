@@ -211,8 +211,8 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	return next
 }
 
-// healthLog logs when other nodes and the disks of this node begin and cease to have a problem, and when
-// disks are disputed.
+// healthLog logs when other nodes and the disks of this node begin and cease to have a problem, when disks
+// are disputed, and when those of this node are read-only.
 type healthLog struct {
 	log       *slog.Logger
 	unhealthy map[string]bool // by kind and name: whether it had a problem at the last round
@@ -226,23 +226,27 @@ func (h *healthLog) update(d plan.Desired, o plan.Observed) {
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
+		seen := o.Disks[ref]
 		if d.Owns(ref) {
-			h.set("disk", ref.String(), o.Disks[ref].Problem)
+			h.set("disk", ref.String(), seen.Problem)
+			if seen.Problem == "" { // otherwise it is not known whether it is read-only
+				h.setCondition("disk read-only", "disk writable again", ref.String(), seen.ReadOnly, "effect", "its copies are served, and nothing is written to it")
+			}
 		}
-		h.setDisputed(ref.String(), o.Disks[ref].Disputed)
+		h.setCondition("disk disputed", "disk no longer disputed", ref.String(), seen.Disputed != "", "error", seen.Disputed)
 	}
 }
 
-// setDisputed logs when it begins and ceases to be unknown which disk this is.
-func (h *healthLog) setDisputed(disk, why string) {
-	key := "identity of " + disk
+// setCondition logs when a condition of a disk begins, with more attributes, and when it ends.
+func (h *healthLog) setCondition(begins, ends, disk string, holds bool, more ...any) {
+	key := begins + " " + disk
 	switch was := h.unhealthy[key]; {
-	case why != "" && !was:
+	case holds && !was:
 		h.unhealthy[key] = true
-		h.log.Warn("disk disputed", "disk", disk, "error", why)
-	case why == "" && was:
+		h.log.Warn(begins, append([]any{"disk", disk}, more...)...)
+	case !holds && was:
 		delete(h.unhealthy, key)
-		h.log.Info("disk no longer disputed", "disk", disk)
+		h.log.Info(ends, "disk", disk)
 	}
 }
 

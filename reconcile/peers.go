@@ -203,7 +203,7 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 		}
 		seen := plan.Disk{Path: declared.Path, UUID: one.UUID, Problem: one.Problem}
 		if seen.Problem == "" {
-			seen.Space, seen.UsageUnknown = disk.Space{Total: one.Total, Free: one.Free}, one.UsageUnknown
+			seen.Space, seen.ReadOnly, seen.UsageUnknown = disk.Space{Total: one.Total, Free: one.Free}, one.ReadOnly, one.UsageUnknown
 			seen.Copies = make(map[disk.ID]plan.Copy, len(one.Copies))
 			for _, c := range one.Copies {
 				seen.Copies[c.ID] = copyFromPeer(c)

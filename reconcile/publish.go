@@ -91,7 +91,7 @@ func encodeCopies(d plan.Desired, o plan.Observed, running *jobs) map[schema.Dis
 
 func diskToPeer(ref schema.DiskRef, seen plan.Disk) peer.Disk {
 	return peer.Disk{
-		Name: ref.Disk, UUID: seen.UUID, Problem: seen.Problem, UsageUnknown: seen.UsageUnknown,
+		Name: ref.Disk, UUID: seen.UUID, Problem: seen.Problem, ReadOnly: seen.ReadOnly, UsageUnknown: seen.UsageUnknown,
 		Total: seen.Space.Total, Free: seen.Space.Free, Copies: []peer.Copy{},
 	}
 }

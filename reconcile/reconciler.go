@@ -26,6 +26,7 @@ type Reconciler struct {
 	jobs         jobs         // what runs now
 	failures     failures     // what failed, and when it is tried again
 	pendingUsage pendingUsage // usage that is not in the records yet
+	unrecorded   unrecorded   // disks on which usage cannot be recorded
 	served       served       // what other nodes can read at any time
 }
 
@@ -43,7 +44,7 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		system: system, log: log, clock: clock{read: system.Now},
 		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
-		failures: failures{}, pendingUsage: pendingUsage{},
+		failures: failures{}, pendingUsage: pendingUsage{}, unrecorded: unrecorded{},
 	}
 }
 

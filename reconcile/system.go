@@ -47,7 +47,9 @@ type Disk interface {
 type Contents struct {
 	disk.Listing
 	Space disk.Space
-	Users Users
+	// ReadOnly: no file of the disk can be changed.
+	ReadOnly bool
+	Users    Users
 }
 
 // Users reports which copies on a disk are in use, and by what.

@@ -1,6 +1,11 @@
 package reconcile
 
 import (
+	"errors"
+	"log/slog"
+	"maps"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -25,6 +30,31 @@ func (p pendingUsage) applyTo(o plan.Observed) {
 	}
 }
 
+// unrecorded are the disks on which the use of copies cannot be recorded. Each round tries again, but
+// only changes are logged, because a full disk may stay full and may have hundreds of copies.
+type unrecorded map[schema.DiskRef]plan.CopyRef // the copy whose failure was logged
+
+// set logs the error of a write to the record of a copy, unless another error of the disk was logged.
+func (u unrecorded) set(log *slog.Logger, key plan.CopyRef, err error) {
+	logged, known := u[key.Disk]
+	switch {
+	case err != nil && !known:
+		u[key.Disk] = key
+		log.Warn("cannot record the use of copies", "disk", key.Disk.String(), "copy", key.String(), "error", err, "effect", "it is recorded when that is possible")
+	case err == nil && known && logged == key:
+		delete(u, key.Disk)
+		log.Info("the use of copies can be recorded again", "disk", key.Disk.String())
+	}
+}
+
+// keepOnly forgets copies that need no record any more.
+func (u unrecorded) keepOnly(pending pendingUsage) {
+	maps.DeleteFunc(u, func(_ schema.DiskRef, logged plan.CopyRef) bool {
+		_, exists := pending[logged]
+		return !exists
+	})
+}
+
 // recordUsage writes the changes of usage that are due, and reports whether it wrote any. Usage
 // stays pending if it must not be written yet, or if it cannot be written, for example because the
 // disk is full. The record of a copy with a job is written when the job has ended, because the job
@@ -39,6 +69,7 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 		return false
 	}
 	incomplete := map[schema.DiskRef]bool{}
+	full := map[schema.DiskRef]error{} // disks on which a write failed for a reason that concerns all copies
 	for key, usage := range r.pendingUsage {
 		seen, observed := o.Disks[key.Disk]
 		if _, exists := seen.Copies[key.ID]; !exists || seen.UUID != usage.diskUUID {
@@ -47,18 +78,23 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 			}
 			continue
 		}
-		if r.jobs.useFiles(key) {
+		if r.jobs.useFiles(key) || seen.ReadOnly || full[key.Disk] != nil {
 			incomplete[key.Disk] = true
 			continue
 		}
-		if err := r.disks.open[key.Disk].writeUsage(usage.Usage); err != nil {
-			r.log.Warn("cannot record the use of a copy", "copy", key.String(), "error", err)
+		err := r.disks.open[key.Disk].writeUsage(usage.Usage)
+		r.unrecorded.set(r.log, key, err)
+		if err != nil {
 			incomplete[key.Disk] = true
+			if errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrReadOnly) {
+				full[key.Disk] = err
+			}
 			continue
 		}
 		delete(r.pendingUsage, key)
 		changed = true
 	}
+	r.unrecorded.keepOnly(r.pendingUsage)
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) && seen.Problem == "" && !incomplete[ref] {
 			r.clock.record(seen.UUID)

@@ -1,9 +1,11 @@
 package reconcile
 
 import (
+	"bytes"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -147,6 +149,30 @@ func TestFailureDoesNotApplyToAnotherDisk(t *testing.T) {
 		u.exchange()
 		if o := u.Observe(u.declared); len(o.Failures) > 0 {
 			t.Errorf("the new disk has the failures %+v", o.Failures)
+		}
+	})
+}
+
+// The use of a copy cannot be recorded for many rounds: only the first failure and the end are logged.
+func TestFailedRecordOfUseIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := newUnwritable(t)
+		defer u.Close()
+		var logged bytes.Buffer
+		u.log = slog.New(slog.NewTextHandler(&logged, nil))
+		u.obstruct()
+		for range 20 {
+			time.Sleep(10 * time.Second)
+			u.converge(u.removed)
+		}
+		if err := os.Remove(u.obstacle); err != nil {
+			t.Fatal(err)
+		}
+		u.converge(u.removed)
+		for text, want := range map[string]int{"cannot record the use of": 1, "can be recorded again": 1} {
+			if got := strings.Count(logged.String(), text); got != want {
+				t.Errorf("%q is logged %d times, want %d:\n%s", text, got, want, logged.String())
+			}
 		}
 	})
 }

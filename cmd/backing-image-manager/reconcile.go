@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,8 +207,10 @@ func (c *reconcileCmd) style(cluster bool) report.Style {
 
 func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
-		if problem := cmp.Or(o.Disks[ref].Problem, o.Disks[ref].Disputed); problem != "" {
-			report.WriteLine(c.err, "warning: disk %s: %s", ref, problem)
+		seen := o.Disks[ref]
+		seen.UsageUnknown = "" // the plan says it for each copy
+		for _, fault := range seen.Faults() {
+			report.WriteLine(c.err, "warning: disk %s: %s", ref, fault)
 		}
 	}
 }

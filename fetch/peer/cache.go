@@ -73,7 +73,7 @@ func EqualStates(a, b *State) bool {
 }
 
 func equalDisks(a, b Disk) bool {
-	return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.UsageUnknown == b.UsageUnknown &&
+	return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.ReadOnly == b.ReadOnly && a.UsageUnknown == b.UsageUnknown &&
 		slices.EqualFunc(a.Copies, b.Copies, equalCopies)
 }
 

@@ -88,6 +88,8 @@ func (d *decoder) decodeDisk() error {
 			return d.decode(&d.disk.UUID)
 		case "problem":
 			return d.decode(&d.disk.Problem)
+		case "readOnly":
+			return d.decode(&d.disk.ReadOnly)
 		case "unclear":
 			return d.decode(&d.disk.UsageUnknown)
 		case "total":

@@ -154,7 +154,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	sha512, sha256 := digestOf(disk.SHA512, ""), digestOf(disk.SHA256, "")
 	want := State{Node: "node1", Config: "c", Clock: at, Disks: []Disk{{
-		Name: "disk1", UUID: "u", Problem: "p", UsageUnknown: "u", Total: 2, Free: 1,
+		Name: "disk1", UUID: "u", Problem: "p", ReadOnly: true, UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
 			Copy: disk.Copy{
 				ID: parrot, State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,

@@ -32,6 +32,8 @@ type Disk struct {
 	// Problem is the reason why the disk cannot be used; "" if it can be used. If it is set, the
 	// copies of the disk are unknown: Copies is empty, which does not mean that there are none.
 	Problem string `json:"problem,omitempty"`
+	// ReadOnly: no file of the disk can be changed. Its copies can be read.
+	ReadOnly bool `json:"readOnly,omitempty"`
 	// UsageUnknown is the reason why it cannot be determined which copies the replicas on the disk
 	// use; "" if it can be determined. If it is set, all copies count as in use.
 	UsageUnknown string `json:"unclear,omitempty"`

@@ -64,7 +64,7 @@ var (
 	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
 	proofs        = counter("proofs_total", "Number of chunks that were requested from copies on other nodes before deletions, as the proof that they have their bytes, by result: \"passed\", \"wrong\" (other bytes were received) or \"missing\" (none was received).", "result")
 	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because they sent wrong bytes as the proof that they have their bytes.")
-	diskUsable    = gauge("disk_usable", "1 if the disk is usable, 0 otherwise.", "disk")
+	diskUsable    = gauge("disk_usable", "1 if the disk is usable and not read-only, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
@@ -157,7 +157,7 @@ func (s sender) disks(node string, disks []status.DiskStatus) {
 		if d.Node != node {
 			continue // the daemon of the disk's node exports its metrics
 		}
-		s.value(diskUsable, oneIf(d.Problem == ""), d.Disk)
+		s.value(diskUsable, oneIf(d.Problem == "" && !d.ReadOnly), d.Disk)
 		s.value(diskReserved, float64(d.Reserved), d.Disk)
 		if d.Problem == "" {
 			s.value(diskSize, float64(d.Total), d.Disk)

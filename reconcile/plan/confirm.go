@@ -91,7 +91,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 // which is the argument now. Without a response, the earlier copies of that name count as leaving.
 func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 	if responded {
-		d.UUID, d.Problem, d.UsageUnknown = now.UUID, now.Problem, now.UsageUnknown
+		d.UUID, d.Problem, d.ReadOnly, d.UsageUnknown = now.UUID, now.Problem, now.ReadOnly, now.UsageUnknown
 	}
 	d.Copies = maps.Clone(d.Copies)
 	for id, c := range d.Copies {

@@ -124,6 +124,8 @@ func (s *goldenState) disk(words []string) {
 			d.UsageUnknown = value
 		case "uuid":
 			d.UUID = value
+		case "read-only":
+			d.ReadOnly = true
 		default:
 			s.t.Fatalf("disk: unknown option %q", w)
 		}

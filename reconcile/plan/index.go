@@ -98,14 +98,24 @@ func (ix *index) copiesNamed(name string) []CopyRef {
 }
 
 // attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
-// of one copy take turns: the failure of one delays the other as well.
+// of one copy take turns: the failure of one delays the other as well. On a read-only disk the
+// operation waits, unless it is useful although its outcome cannot be recorded.
 func (ix *index) attempt(op Op, ref CopyRef, reason Reason, bytes int64) Action {
 	f := ix.observed.Failures[ref]
 	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(ix.observed.Now)
 	if otherTurn || f.delays(op, ix.observed.Now) {
 		return backOff(ref, f)
 	}
+	unrecorded := op == Verify && (reason.Code == CodeVerifyRequested || reason == Suspected)
+	if ix.observed.Disks[ref.Disk].ReadOnly && !unrecorded {
+		return waitForWrites(op, ref, reason)
+	}
 	return NewAction(op, ref, reason, bytes)
+}
+
+// waitForWrites returns the wait for a disk that is read-only now.
+func waitForWrites(op Op, ref CopyRef, reason Reason) Action {
+	return wait(ref, reason.with(CodeDiskReadOnly, ", but the disk cannot be changed: %s", readOnlyText)).asWaitFor(op, true)
 }
 
 // withSource records in an action which copy it reads. An idle action reads none.

@@ -90,6 +90,8 @@ type Disk struct {
 	// its copies, and nothing is done to them.
 	Problem    string
 	ProblemFor time.Duration // how long the disk has had a problem, at least
+	// ReadOnly: the file system is read-only. Copies are observed and served, and nothing is written.
+	ReadOnly bool
 	// Disputed is why it is not known which disk this is: see MarkDisputedDisks. "": it is known.
 	Disputed  string
 	Space     disk.Space
@@ -129,6 +131,27 @@ func (c Copy) FromPeers() bool { return strings.HasPrefix(c.PartSourceID, disk.P
 func (c Copy) neverHadBytes() bool {
 	return c.State == disk.Pending && c.Size == 0 && c.PartBytes == 0 && c.SHA512.IsZero() &&
 		c.VerifiedAt.IsZero() && c.DamagedAt.IsZero() && c.LastUsed.IsZero() && c.UsedBy == ""
+}
+
+// readOnlyText is what people read about a disk with ReadOnly.
+const readOnlyText = "its file system is read-only"
+
+// Faults returns what is wrong with the disk, for people.
+func (d Disk) Faults() []string {
+	var faults []string
+	if d.Problem != "" {
+		faults = append(faults, d.Problem)
+	}
+	if d.ReadOnly {
+		faults = append(faults, readOnlyText)
+	}
+	if d.Disputed != "" {
+		faults = append(faults, d.Disputed)
+	}
+	if d.UsageUnknown != "" {
+		faults = append(faults, d.UsageUnknown)
+	}
+	return faults
 }
 
 // Ready returns a copy on the disk, and whether it is ready.

@@ -50,6 +50,7 @@ const (
 	CodePeerConfig       Code = "peer-config"       // another node has another configuration, or an invalid one
 	CodePeerIdle         Code = "peer-idle"         // another node has had another configuration for the recovery interval, and does not create its copy
 	CodeDiskUnavailable  Code = "disk-unavailable"  // a disk cannot be used
+	CodeDiskReadOnly     Code = "disk-read-only"    // the file system of a disk is read-only
 	CodeDiskNotManaged   Code = "disk-not-managed"  // this process does not manage the disk
 	CodeDiskUnpublished  Code = "disk-unpublished"  // its node does not publish the disk
 	CodeSchedulingOff    Code = "scheduling-off"    // allowScheduling is false

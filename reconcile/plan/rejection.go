@@ -49,6 +49,8 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		return Rejection{Reason: Unproven}
 	case c.State == disk.Ready:
 		return Rejection{}
+	case seen.ReadOnly: // a file in another state cannot become ready there
+		return Rejection{Reason: Reason{CodeDiskReadOnly, readOnlyText}}
 	case c.State == disk.Unknown: // it is verified first, unless nobody does
 		return Rejection{Reason: idleReason(s, ref)}
 	case !node.AllowScheduling:

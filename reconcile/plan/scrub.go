@@ -60,6 +60,9 @@ func dueForScrub(ix *index) []scrubCandidate {
 	for _, image := range ix.desired.Config.Images {
 		suspended := ix.desired.SuspensionOf(image, now) != nil
 		for _, on := range ix.ownDisks {
+			if ix.observed.Disks[on].ReadOnly {
+				continue // the scrub would begin again and again, because its time cannot be recorded
+			}
 			ref := CopyRef{on, image.ID}
 			c, running := ix.copyAt(ref), ix.observed.Running[ref]
 			age := now.Sub(c.VerifiedAt)

@@ -185,10 +185,13 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 
 // planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,
 // for a job that reads the copy, or for a suspended image that will be created from the copy.
-// It is blocked while the disk is disputed.
+// It is blocked while the disk is disputed, and waits while the disk is read-only.
 func planDeletion(ix *index, op Op, ref CopyRef, reason Reason) Action {
 	if disputed := ix.observed.Disks[ref.Disk].Disputed; disputed != "" {
 		return blocked(ref, reason.with(CodeDiskDisputed, ", but %s", disputed)).asWaitFor(op, true)
+	}
+	if ix.observed.Disks[ref.Disk].ReadOnly {
+		return waitForWrites(op, ref, reason)
 	}
 	if f := ix.observed.Failures[ref]; f.AppliesTo(op) && f.RetryAt.After(ix.observed.Now) {
 		return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt).asWaitFor(op, false)

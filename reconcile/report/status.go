@@ -109,7 +109,7 @@ func writeDisks(b *lines, s status.Status) {
 	others := 0
 	var free, total int64 // of the others
 	for _, d := range s.Disks {
-		listed := d.Node == s.Node || (d.Problem != "" || d.Disputed != "" || d.UsageUnknown != "") && len(rows) <= maxDisks
+		listed := d.Node == s.Node || len(d.Faults()) > 0 && len(rows) <= maxDisks
 		if len(s.Disks) > maxDisks && !listed {
 			others++
 			free, total = free+d.Free, total+d.Total
@@ -133,10 +133,8 @@ func spaceText(d status.DiskStatus, bytes int64) string {
 
 func diskProblem(d status.DiskStatus) string {
 	var parts []string
-	for _, part := range []string{d.Problem, d.Disputed, d.UsageUnknown} {
-		if part != "" {
-			parts = append(parts, clip(part))
-		}
+	for _, fault := range d.Faults() {
+		parts = append(parts, clip(fault))
 	}
 	switch {
 	case d.Unreachable != "" && d.Observed:

@@ -201,7 +201,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 		c.Copies = append(c.Copies, o.disk.Copy(id))
 		u.reasons[id] = o.disk.UsedBy(id)
 	}
-	c.Space, c.Users = disk.Space{Total: o.disk.Total, Free: o.disk.Free()}, u
+	c.Space, c.ReadOnly, c.Users = disk.Space{Total: o.disk.Total, Free: o.disk.Free()}, o.disk.ReadOnly, u
 	return c, nil
 }
 

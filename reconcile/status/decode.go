@@ -108,7 +108,7 @@ func (d DiskStatus) toDisk(s Status) plan.Disk {
 	}
 	return plan.Disk{
 		ProblemFor: problemFor,
-		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, Disputed: d.Disputed, UsageUnknown: d.UsageUnknown, ClockStepped: d.ClockStepped, Unmanaged: d.Unmanaged,
+		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, ReadOnly: d.ReadOnly, Disputed: d.Disputed, UsageUnknown: d.UsageUnknown, ClockStepped: d.ClockStepped, Unmanaged: d.Unmanaged,
 		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[disk.ID]plan.Copy{},
 	}
 }

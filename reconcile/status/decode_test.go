@@ -35,7 +35,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 	o := plan.Observed{
 		Now: testNow,
 		Disks: map[schema.DiskRef]plan.Disk{ref: {
-			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, Disputed: "a clone", UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
+			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, ReadOnly: true, Disputed: "a clone", UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
 			Copies: map[disk.ID]plan.Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,

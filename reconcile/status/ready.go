@@ -46,10 +46,10 @@ func (v *View) noUsableDisk() []string {
 		if ref.Node != v.Desired.Node {
 			continue
 		}
-		if d.Problem == "" {
+		if d.Problem == "" && !d.ReadOnly {
 			return nil
 		}
-		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, d.Problem))
+		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, d.Faults()[0]))
 	}
 	if len(problems) == 0 {
 		return []string{"no disks are declared for this node"}

@@ -69,6 +69,8 @@ type DiskStatus struct {
 	// ProblemSince is when the node of the status first observed the problem, also for a disk of
 	// another node.
 	ProblemSince time.Time `json:"problemSince,omitzero"`
+	// ReadOnly: the file system is read-only. Its copies are served, and nothing is written to it.
+	ReadOnly bool `json:"readOnly,omitempty"`
 	// Disputed is why it is not known which disk this is: disks of two nodes have the same diskUUID.
 	// Nothing is deleted from the disk, and no deletion counts on its copies.
 	Disputed string `json:"disputed,omitempty"`
@@ -209,11 +211,14 @@ func (v *View) diskStatus(ref schema.DiskRef) DiskStatus {
 	return DiskStatus{
 		ProblemSince: since,
 		Node:         ref.Node, Disk: ref.Disk, Path: cmp.Or(seen.Path, declared.Path), UUID: seen.UUID,
-		Observed: known, Problem: seen.Problem, Disputed: seen.Disputed, UsageUnknown: seen.UsageUnknown, Unreachable: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
+		Observed: known, Problem: seen.Problem, ReadOnly: seen.ReadOnly, Disputed: seen.Disputed, UsageUnknown: seen.UsageUnknown, Unreachable: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
 		Total: seen.Space.Total, Free: seen.Space.Free, Reserved: declared.StorageReserved,
 		Unmanaged: append([]string{}, seen.Unmanaged...),
 	}
 }
+
+// Faults returns what is wrong with the disk, for people.
+func (d DiskStatus) Faults() []string { return d.toDisk(Status{}).Faults() }
 
 // placements returns the placements of the declared images. Concurrent calls compute them once.
 func (v *View) placements() map[disk.ID]imagePlacement {

@@ -2,7 +2,6 @@ package script
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -104,7 +103,7 @@ func statusLines(s status.Status) string {
 		fmt.Fprintf(&b, "%s answers=%v %s\n", p.Node, p.Responds, p.Problem)
 	}
 	for _, d := range s.Disks {
-		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Disk, cmp.Or(d.Problem, d.Disputed))
+		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Disk, strings.Join(d.Faults(), "; "))
 	}
 	for _, image := range s.Images {
 		fmt.Fprintf(&b, "%s-%s %d/%d %s\n", image.Name, image.UUID, image.Ready, image.Desired, image.Message)
