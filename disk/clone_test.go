@@ -18,15 +18,21 @@ import (
 // xfs mounts a file system that supports reflinks. It is unmounted when the test ends.
 func xfs(t *testing.T) string {
 	t.Helper()
+	return mountNew(t, 320<<20, "xfs", "mkfs.xfs", "-q", "-m", "reflink=1")
+}
+
+// mountNew makes a file system with the command mkfs, and mounts it until the test ends.
+func mountNew(t *testing.T, size int64, fstype string, mkfs ...string) string {
+	t.Helper()
 	need.Root(t, "mount a file system")
 	need.Device(t, "/dev/loop-control", "mount a file system")
-	need.Programs(t, "mkfs.xfs", "mount")
+	need.Programs(t, mkfs[0], "mount")
 	dir := t.TempDir()
 	image, at := filepath.Join(dir, "image"), filepath.Join(dir, "at")
-	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 320<<20), os.Mkdir(at, 0o700)); err != nil {
+	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, size), os.Mkdir(at, 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	for _, command := range [][]string{{"mkfs.xfs", "-q", "-m", "reflink=1", image}, {"mount", "-t", "xfs", "-o", "loop", image, at}} {
+	for _, command := range [][]string{append(mkfs, image), {"mount", "-t", fstype, "-o", "loop", image, at}} {
 		if out, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", command, err, out)
 		}

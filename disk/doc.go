@@ -64,6 +64,13 @@
 // The record also has the digest of the chunk manifest (the SHA-256 over all its hashes). Peers
 // identify manifests by this digest, and a manifest file with another digest is damaged.
 //
+// # Removal
+//
+// Remove renames the folder aside, so that no new user finds the image, checks for users once more, and
+// deletes the files. On a full file system on which a rename needs space, it takes a write lease on the
+// image instead of the rename. The image is deleted first and the record last, so that after a crash the
+// folder has no image that looks ready, and still belongs to this program.
+//
 // # Repair
 //
 // Verify first records durably that a copy is damaged, and keeps its manifest. Repair then

@@ -84,43 +84,99 @@ func (d *Disk) Remove(id ID) error {
 	if err != nil {
 		return fmt.Errorf("remove %s: %w", id, err)
 	}
-	return RemoveUnused(folderRemoval{f, path.Join(imagesFolder, removingPrefix+id.String())})
+	d.removals.RLock()
+	defer d.removals.RUnlock()
+	r := &folderRemoval{imageFolder: f, now: f.path()}
+	defer r.release()
+	return RemoveUnused(r)
 }
 
 // folderRemoval implements Removal. Its SetAside renames the folder.
+//
+// A rename needs space on some file systems, on which a file can be deleted even if they are full: a
+// full btrfs could never be cleaned up. If there is no space for the rename, SetAside takes a write
+// lease on the image instead. While a process has the lease, the kernel stops every other process that
+// opens the file, and a lease that is being broken counts as a use. Delete then deletes the files where
+// they are, the image first, so that after a crash the folder has no image.
 type folderRemoval struct {
 	imageFolder
-	aside string // the path of the folder after SetAside
+	now     string    // the present path of the folder
+	inPlace bool      // SetAside took a lease instead of the rename
+	leased  *leasedIn // nil unless inPlace, and if there is no image
 }
 
+// aside returns the path of the folder after the rename.
+func (r *folderRemoval) aside() string { return path.Join(imagesFolder, removingPrefix+r.id.String()) }
+
 // CheckUnused implements Removal.
-func (r folderRemoval) CheckUnused(aside bool) error {
-	if aside {
-		return r.checkUnused(path.Join(r.aside, imageFile))
+func (r *folderRemoval) CheckUnused(bool) error {
+	if r.inPlace {
+		return r.checkLeased()
 	}
-	return r.checkUnused(r.file(imageFile))
+	return r.checkUnused(path.Join(r.now, imageFile))
+}
+
+// checkLeased is checkUnused for an image with a lease of this removal.
+func (r *folderRemoval) checkLeased() error {
+	if reason, inUse := r.disk.Users().InUse(r.id); inUse {
+		return &InUseError{ID: r.id, Reason: reason}
+	}
+	if r.leased != nil && !r.leased.held() {
+		return &InUseError{ID: r.id, Reason: "a process opens the file"}
+	}
+	return nil
 }
 
 // SetAside implements Removal.
-func (r folderRemoval) SetAside() error {
-	if err := r.disk.root.Rename(r.path(), r.aside); err != nil {
+func (r *folderRemoval) SetAside() error {
+	err := noSpace(r.disk.root.Rename(r.path(), r.aside()))
+	if errors.Is(err, ErrNoSpace) {
+		r.inPlace = true
+		if r.leased, err = r.disk.leases.lease(r.disk.root, r.file(imageFile)); err != nil {
+			return &InUseError{ID: r.id, Reason: err.Error()}
+		}
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("remove %s: %w", r.id, err)
 	}
+	r.now = r.aside()
 	if err := r.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("remove %s: %w", r.id, err), r.disk.root.Rename(r.aside, r.path()))
+		return errors.Join(fmt.Errorf("remove %s: %w", r.id, err), r.PutBack())
 	}
 	return nil
 }
 
 // PutBack implements Removal.
-func (r folderRemoval) PutBack() error { return renameDurably(r.disk.root, r.aside, r.path()) }
+func (r *folderRemoval) PutBack() error {
+	if r.inPlace {
+		return nil
+	}
+	err := renameDurably(r.disk.root, r.aside(), r.path())
+	if err != nil {
+		r.disk.unrestored.Store(true)
+	}
+	return err
+}
+
+// release ends the lease of SetAside, if there is one.
+func (r *folderRemoval) release() {
+	if r.leased != nil {
+		r.leased.release()
+	}
+}
 
 // Delete implements Removal.
-func (r folderRemoval) Delete() error {
-	if err := removeOwnFiles(r.disk.root, r.aside); err != nil {
+func (r *folderRemoval) Delete() error {
+	if r.inPlace {
+		if err := r.checkLeased(); err != nil { // as late as possible
+			return err
+		}
+	}
+	if err := removeOwnFiles(r.disk.root, r.now); err != nil {
 		return fmt.Errorf("remove %s: %w", r.id, err)
 	}
-	if err := ignoreMissing(r.disk.root.Remove(r.aside)); err != nil {
+	if err := ignoreMissing(r.disk.root.Remove(r.now)); err != nil {
 		// The folder contains unmanaged files: they are kept, under the old name.
 		return fmt.Errorf("remove %s: other files are in its folder: %w", r.id, err)
 	}
@@ -128,10 +184,11 @@ func (r folderRemoval) Delete() error {
 }
 
 // Sync implements Removal.
-func (r folderRemoval) Sync() error { return syncFolder(r.disk.root, imagesFolder) }
+func (r *folderRemoval) Sync() error { return syncFolder(r.disk.root, imagesFolder) }
 
-// ownFiles are the files of an image folder that this program may delete, in this order. The record
-// is the last one, because a folder without a record is not owned.
+// ownFiles are the files of an image folder that this program may delete, in this order. The image is
+// the first one, because no other file makes a copy without it. The record is the last one, because a
+// folder without a record is not owned.
 var ownFiles = []string{
 	imageFile, partFile, partChunksFile, partManifestFile, chunksFile, newManifestFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
 }

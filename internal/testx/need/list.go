@@ -32,6 +32,7 @@ var List = []Program{
 	{Name: "git", Packages: "git", Reason: "make checkouts that are config directories"},
 	{Name: "ip", Packages: "iproute2", Reason: "connect nodes in network namespaces"},
 	{Name: "kustomize", Module: Kustomize, Reason: "build the manifests of examples/kubernetes"},
+	{Name: "mkfs.btrfs", Packages: "btrfs-progs", Reason: "make a file system on which a rename needs space"},
 	{Name: "mkfs.xfs", Packages: "xfsprogs", Reason: "make a file system that shares blocks between files"},
 	{Name: "mount", Packages: "mount", Reason: "mount small and read-only disks"},
 	{Name: "node", Packages: "nodejs", Reason: "upload with tus-js-client"},
