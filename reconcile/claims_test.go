@@ -24,6 +24,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -210,6 +211,62 @@ func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
 	}
 	if sent.Load() != 1 || len(upstream.Requests()) != 1 || v.Observed.Disks[own.Disk].Copies[id].SHA512 != digest {
 		t.Errorf("the manifest was sent %d times, and the upstream had %d requests", sent.Load(), len(upstream.Requests()))
+	}
+}
+
+// A node publishes final failures of all images, whether it is ranked for them or not, or copies that are
+// to be verified. The images become ready on this node: at once, or after the recovery interval if that
+// node has the best rank.
+func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
+	t.Parallel()
+	content := fetchtest.Random(1, 1<<20)
+	checksum := fmt.Sprintf("%x", sha512.Sum512(content))
+	for name, claim := range map[string]peer.Copy{
+		"final failures": {Copy: disk.Copy{State: disk.Pending}, Failure: &peer.Failure{Action: "download", Message: "not found", Attempts: 1, Final: true, RetryIn: 9e8}},
+		"retries":        {Copy: disk.Copy{State: disk.Pending}, Failure: &peer.Failure{Action: "download", Message: "not found", Attempts: 1, RetryIn: 9e8}},
+		"unknown files":  {Copy: disk.Copy{State: disk.Unknown}},
+		"leaving copies": {Copy: disk.Copy{State: disk.Ready, SHA512: plantest.Digest(disk.SHA512, "a")}, Leaving: true},
+		"nothing":        {Copy: disk.Copy{State: disk.Pending}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			upstream := fetchtest.Start(t)
+			images, copies := "images:\n", []peer.Copy{}
+			var names []string
+			for i := range 6 {
+				names = append(names, fmt.Sprint("parrot", i))
+				url := upstream.Serve("/"+names[i], fetchtest.Bytes(content))
+				images += fmt.Sprintf("  %s: {uuid: \"0000000a\", checksum: %q, source: {download: {url: %q}}}\n", names[i], checksum, url)
+				c := claim
+				c.ID = disk.ID{Name: names[i], UUID: "0000000a"}
+				copies = append(copies, c)
+			}
+			var digest atomic.Pointer[string]
+			evil := newClaimant(t, func() peer.State {
+				s := peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: "u", Total: 1 << 40, Free: 1 << 40, Copies: copies}}}
+				if d := digest.Load(); d != nil {
+					s.Config = *d
+				}
+				return s
+			})
+			l := startBeside(t, evil.URL, "settings: {allowLoopbackSources: true, recoveryWaitInterval: 1s, pruneLimit: \"100%\"}\n"+images)
+			v := l.until("a configuration", func(v *status.View) bool { return v.Loaded })
+			digest.Store(&v.Desired.Digest)
+			own := schema.DiskRef{Node: "n1", Disk: "a"}
+			l.until("ready", func(v *status.View) bool {
+				for _, name := range names {
+					if v.Observed.Disks[own].Copies[disk.ID{Name: name, UUID: "0000000a"}].State != disk.Ready {
+						return false
+					}
+				}
+				return true
+			})
+			for _, name := range names {
+				if n := len(slices.DeleteFunc(upstream.Requests(), func(r fetchtest.Request) bool { return r.Path != "/"+name })); n > 1 {
+					t.Errorf("%s was requested %d times", name, n)
+				}
+			}
+		})
 	}
 }
 

@@ -183,13 +183,17 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 	}
 }
 
+// maxPeerRetry is how far in the future the next attempt of another node counts. No honest node waits
+// longer after an attempt.
+const maxPeerRetry = time.Hour
+
 // failureFromPeer returns a failure with wall times of this node. at is when it was received.
 func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
 	return plan.Failure{
 		Op: plan.Op(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Fault: plan.FaultOf(t.Disk, t.Link),
 		// A failure cannot have happened in the future, whatever the peer sent.
-		Since: after(-math.Abs(t.Since)), RetryAt: after(t.RetryIn),
+		Since: after(-math.Abs(t.Since)), RetryAt: after(min(t.RetryIn, maxPeerRetry.Seconds())),
 	}
 }
 

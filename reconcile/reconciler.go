@@ -28,6 +28,7 @@ type Reconciler struct {
 	pendingUsage pendingUsage // usage that is not in the records yet
 	unrecorded   unrecorded   // disks on which usage cannot be recorded
 	served       served       // what other nodes can read at any time
+	awaited      awaited      // for how long this node has waited for others
 }
 
 // New returns a Reconciler for this machine whose downloads go through client. With readOnly it
@@ -44,7 +45,7 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		system: system, log: log, clock: clock{read: system.Now},
 		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
-		failures: failures{}, pendingUsage: pendingUsage{}, unrecorded: unrecorded{},
+		failures: failures{}, pendingUsage: pendingUsage{}, unrecorded: unrecorded{}, awaited: awaited{},
 	}
 }
 
@@ -99,6 +100,7 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	}
 	begin := r.decideDeletions(d, o)
 	p := d.Plan(o)
+	r.awaited.note(d, o, p, r.clock.now().Steady)
 	r.jobs.stopObsolete(d, p)
 	free := r.jobs.freeSlots(d)
 	for _, a := range p.Actions {

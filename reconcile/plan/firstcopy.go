@@ -27,7 +27,7 @@ func firstCopyOp(image schema.Image) Op {
 // planFirstCopy returns how the first copy is created, or what it waits for (F1 to F5).
 func (t targetPlanner) planFirstCopy() Action {
 	op := firstCopyOp(t.state.image)
-	if f := t.state.sourceFailure(); op != Upload && f.delays(op, t.ix.observed.Now) {
+	if f := t.state.sourceFailure(t.first); op != Upload && f.delays(op, t.ix.observed.Now) {
 		return backOff(t.copy, f)
 	}
 	if why, until := waitForPeers(t.state); !why.IsZero() {
@@ -203,7 +203,7 @@ func unsettledCopy(s *imageState) Reason {
 	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
 		c := s.ix.copyAt(ref)
 		switch {
-		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven:
+		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk):
 		case c.State == disk.Ready && c.Leaving:
 			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
 		case c.State == disk.Unknown && s.ix.observed.Failures[ref].Attempts == 0 && idleReason(s, ref.Disk).IsZero():

@@ -33,7 +33,7 @@ type goldenState struct {
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
 	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
-		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Awaited: map[plan.CopyRef]time.Duration{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
 		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
@@ -72,6 +72,12 @@ func (s *goldenState) line(keyword string, words []string) {
 		s.cleanup[s.key(words)] = true
 	case "peer":
 		s.peer(words)
+	case "awaited":
+		waited, err := time.ParseDuration(words[2])
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.o.Awaited[s.key(words)] = waited
 	case "running":
 		s.o.Running[s.key(words)] = true
 	case "being-read":

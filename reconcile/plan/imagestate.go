@@ -246,15 +246,18 @@ func (s *imageState) clonesLocally() bool {
 }
 
 // sourceFailure returns the failure that delays the source the longest. A failure of the source
-// belongs to the image: no other disk or node retries it (F4). A network failure counts only
-// on the node where it happened.
-func (s *imageState) sourceFailure() Failure {
+// belongs to the image: no other disk or node retries it (F4). With a declared checksum, only that of the
+// first target counts of the failures that other nodes publish: it is the turn of that disk. A network
+// failure counts only on the node where it happened.
+func (s *imageState) sourceFailure(first schema.DiskRef) Failure {
 	op := firstCopyOp(s.image)
 	var worst Failure
 	for name, node := range s.ix.desired.Config.Nodes {
 		for diskName := range node.Disks {
-			f := s.ix.observed.Failures[s.on(schema.DiskRef{Node: name, Disk: diskName})]
+			ref := schema.DiskRef{Node: name, Disk: diskName}
+			f := s.ix.observed.Failures[s.on(ref)]
 			switch {
+			case name != s.ix.desired.Node && ref != first && s.digestDeclared(): // a claim
 			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.AppliesTo(op), worst.Final && !f.Final,
 				f.Fault == FaultNetwork && name != s.ix.desired.Node:
 			// The message breaks ties, so that equal states give equal plans.

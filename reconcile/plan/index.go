@@ -30,7 +30,9 @@ type index struct {
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
 	rankings     *RankCache
-	scratch      []rankedDisk // memory for rankings that are not cached
+	working      map[string]bool // cache of isWorking
+	awaited      []CopyRef       // for Plan.Awaited
+	scratch      []rankedDisk    // memory for rankings that are not cached
 }
 
 // emptyIndex returns an index without copies.

@@ -21,6 +21,9 @@ type Observed struct {
 	// Failures are the failed copies. Those of other nodes are included if they have the same
 	// configuration, or if the fault is the disk's or the network's.
 	Failures map[CopyRef]Failure
+	// Awaited is for how long this node has waited for copies on other nodes, while no copy of their
+	// images was ready: see Plan.Awaited.
+	Awaited map[CopyRef]time.Duration
 	// Running are the copies on which a job runs, on any node. A job reserved its space when
 	// it started.
 	Running map[CopyRef]bool

@@ -37,7 +37,7 @@ func place(s *imageState, ranked *ranking) placement {
 	if s.image.AllDisks {
 		pl.copies = ranked.len()
 	}
-	var failing []schema.DiskRef
+	var failing, overdue []schema.DiskRef
 	started := disksInProgress(s, ranked)
 	for i := 0; i < len(started)+ranked.len() && len(pl.targets) < pl.copies; i++ {
 		var ref schema.DiskRef
@@ -49,6 +49,8 @@ func place(s *imageState, ranked *ranking) placement {
 		switch r := rejects(s, ref); {
 		case !r.IsZero():
 			pl.reject(ref, r)
+		case isOverdue(s, ref):
+			overdue = append(overdue, ref)
 		case isFailing(s, ref):
 			failing = append(failing, ref)
 		default:
@@ -58,7 +60,9 @@ func place(s *imageState, ranked *ranking) placement {
 	// A failing disk is tried again only if no other disk is left, in the order of the next
 	// attempts.
 	slices.SortStableFunc(failing, func(a, b schema.DiskRef) int { return retryTime(s, a).Compare(retryTime(s, b)) })
-	pl.targets = append(pl.targets, failing[:min(len(failing), pl.copies-len(pl.targets))]...)
+	for _, rest := range [][]schema.DiskRef{failing, overdue} {
+		pl.targets = append(pl.targets, rest[:min(len(rest), pl.copies-len(pl.targets))]...)
+	}
 	pl.missing = pl.copies - len(pl.targets)
 	pl.addNamedDisks(s)
 	return pl
@@ -104,7 +108,7 @@ func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
 	}
 	var refs []CopyRef
 	for _, ref := range s.ix.copiesNamed(s.image.ID.Name) {
-		if ref.ID == s.image.ID && stageOf(s, ref) > notStarted && ranked.has(ref.Disk) && !isFailing(s, ref.Disk) {
+		if ref.ID == s.image.ID && stageOf(s, ref) > notStarted && ranked.has(ref.Disk) && !isFailing(s, ref.Disk) && !isOverdue(s, ref.Disk) {
 			refs = append(refs, ref)
 		}
 	}

@@ -21,6 +21,8 @@ type Plan struct {
 	Summary Summary  `json:"summary"`
 	// Suspended lists the suspensions in effect: the one in the settings first, then by image.
 	Suspended []Suspension `json:"suspended,omitempty"`
+	// Awaited are the copies on other nodes for which images without a ready copy wait (overdue.go).
+	Awaited []CopyRef `json:"-"`
 	// Digest is the config digest, "" while any part of the configuration is invalid.
 	Digest string `json:"digest,omitempty"`
 	// Revision is the commit of the configuration, "" when it is not known.
@@ -87,7 +89,9 @@ func (d Desired) Plan(o Observed) Plan {
 	if d.Allowed == schema.ObserveOnly {
 		return newPlan([]Action{}, d.Digest, d.Revision)
 	}
-	p := newPlan(planImages(newIndex(d, o), maps.Values(d.Config.Images)), d.Digest, d.Revision)
+	ix := newIndex(d, o)
+	p := newPlan(planImages(ix, maps.Values(d.Config.Images)), d.Digest, d.Revision)
+	p.Awaited = ix.awaited
 	p.Suspended = activeSuspensions(d.Config, o.Now)
 	return p
 }
@@ -96,7 +100,11 @@ func (d Desired) Plan(o Observed) Plan {
 func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
 	actions := []Action{} // never null in JSON
 	for image := range images {
-		actions = append(actions, newImagePlanner(ix, image).plan()...)
+		one := newImagePlanner(ix, image)
+		actions = append(actions, one.plan()...)
+		if len(one.state.ready) == 0 && ix.desired.SuspensionOf(image, ix.observed.Now) == nil {
+			ix.awaited = append(ix.awaited, one.awaited()...)
+		}
 	}
 	for name := range ix.desired.Invalid {
 		if reason := ix.desired.invalidReason(name); !reason.IsZero() {

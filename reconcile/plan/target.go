@@ -86,7 +86,7 @@ func (t targetPlanner) sync(from []CopyRef) Action {
 // waitForFirstCopy returns the wait for the first copy, which the first target creates.
 func (t targetPlanner) waitForFirstCopy() Action {
 	op := firstCopyOp(t.state.image)
-	if f := t.state.sourceFailure(); f.delays(op, t.ix.observed.Now) {
+	if f := t.state.sourceFailure(t.first); f.delays(op, t.ix.observed.Now) {
 		return backOff(t.copy, f)
 	}
 	if on := t.state.on(t.first); op == Upload && !t.ix.observed.Running[on] && !t.ix.desired.Uploads[on] {

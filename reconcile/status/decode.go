@@ -22,7 +22,7 @@ func (s Status) observed() (plan.Observed, error) {
 		return plan.Observed{}, err
 	}
 	o := plan.Observed{
-		Now: s.Time, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{},
+		Now: s.Time, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Awaited: map[plan.CopyRef]time.Duration{},
 		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}
 	for _, p := range s.Peers {
@@ -126,6 +126,9 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 	}
 	if c.BeingRead {
 		o.BeingRead[key] = true
+	}
+	if !c.AwaitedSince.IsZero() {
+		o.Awaited[key] = o.Now.Sub(c.AwaitedSince)
 	}
 	if c.Failure != nil {
 		t, err := c.Failure.toFailure()

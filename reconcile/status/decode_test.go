@@ -52,6 +52,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 			Op: plan.Repair, Attempts: 2, Since: at(-6), RetryAt: at(6), Message: "it failed", Final: true, NeedsSpace: 6, Fault: plan.FaultDisk,
 			Unrepairable: true, Suspects: []plan.CopyRef{key},
 		}},
+		Awaited: map[plan.CopyRef]time.Duration{key: time.Minute},
 		Running: map[plan.CopyRef]bool{key: true}, Syncing: map[plan.CopyRef]bool{key: true}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")

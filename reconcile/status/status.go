@@ -173,6 +173,9 @@ func (v *View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
 	for key := range v.Observed.Running {
 		b.add(key)
 	}
+	for key := range v.Observed.Awaited {
+		b.add(key)
+	}
 	return b
 }
 

@@ -1,0 +1,59 @@
+package reconcile
+
+import (
+	"maps"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+)
+
+// awaited is for how long this node has waited for copies on other nodes: see plan.Plan.Awaited. It is
+// in memory only, so that a restart begins anew.
+type awaited map[plan.CopyRef]awaitedCopy
+
+type awaitedCopy struct {
+	total  time.Duration
+	last   time.Time // steady; the last round that waited
+	active bool      // the last round waited
+}
+
+// note adds the time since the last round, if both rounds waited. It forgets copies of images that have
+// other bytes now, and those of images with a ready copy on another node than that of the copy, which
+// could claim to have one.
+func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Time) {
+	waiting := map[plan.CopyRef]bool{}
+	for _, ref := range p.Awaited {
+		waiting[ref] = true
+		one := a[ref]
+		if one.active {
+			one.total += now.Sub(one.last)
+		}
+		a[ref] = awaitedCopy{one.total, now, true}
+	}
+	maps.DeleteFunc(a, func(ref plan.CopyRef, one awaitedCopy) bool {
+		one.active = waiting[ref]
+		a[ref] = one
+		_, declared := d.Disk(ref.Disk)
+		return !declared || d.Config.Images[ref.ID.Name].ID != ref.ID || hasReadyElsewhere(o, ref)
+	})
+}
+
+// hasReadyElsewhere reports whether a node other than that of the copy has a ready copy of the image.
+func hasReadyElsewhere(o plan.Observed, ref plan.CopyRef) bool {
+	for on, seen := range o.Disks {
+		if c, exists := seen.Copies[ref.ID]; exists && on.Node != ref.Disk.Node && c.State == disk.Ready {
+			return true
+		}
+	}
+	return false
+}
+
+// durations returns the times in total.
+func (a awaited) durations() map[plan.CopyRef]time.Duration {
+	all := make(map[plan.CopyRef]time.Duration, len(a))
+	for ref, one := range a {
+		all[ref] = one.total
+	}
+	return all
+}
