@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/spf13/cobra"
@@ -55,18 +58,43 @@ func (f *imageFlags) addOn(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on `NODE/DISK`, or on the path given to --disk; may be repeated")
 }
 
-// images returns the images on the disks, or those of the daemon.
+// images returns the images on the disks, or those of the daemon. A disk in --on that does not exist
+// is an error: otherwise a typing error would look like a disk without images.
 func (f *imageFlags) images(ctx context.Context) ([]status.ImageStatus, error) {
 	if len(f.disks) == 0 {
 		s, err := f.status(ctx)
-		return report.VisibleImages(s), err
+		if err != nil {
+			return nil, err
+		}
+		var known []string
+		for _, d := range s.Disks {
+			known = append(known, d.Node+"/"+d.Disk)
+		}
+		return report.VisibleImages(s), f.checkOn(known)
 	}
 	disks, err := openDisks(f.disks)
 	if err != nil {
 		return nil, err
 	}
-	return imagesOn(disks), closeDisks(disks)
+	var known []string
+	for _, d := range disks {
+		known = append(known, d.Path())
+	}
+	return imagesOn(disks), errors.Join(f.checkOn(known), closeDisks(disks))
 }
+
+// checkOn returns an error for a disk in --on that is not one of the known disks.
+func (f *imageFlags) checkOn(known []string) error {
+	for _, on := range f.on {
+		if !slices.Contains(known, on) {
+			return fmt.Errorf("--on %s: there is no such disk: the disks are %s", on, plan.JoinMax(known, ", ", maxNamedDisks))
+		}
+	}
+	return nil
+}
+
+// maxNamedDisks is how many disks an error names. A cluster may have hundreds.
+const maxNamedDisks = 20
 
 func newImageList() *cobra.Command {
 	var f imageFlags

@@ -166,6 +166,14 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the daemon at %s refuses: %s", e.Address, e.Response.Message)
 }
 
+// Hint returns what to do about a missing or wrong credential.
+func (e *RefusedError) Hint() (hint string, ok bool) {
+	if e.Response.Status != http.StatusUnauthorized {
+		return "", false
+	}
+	return "name the file with the token with --token-file FILE; a daemon with TLS may accept a client certificate instead: --tls-cert and --tls-key", true
+}
+
 // UnreachableError is the error for a daemon that did not respond.
 type UnreachableError struct {
 	Address string // without secrets

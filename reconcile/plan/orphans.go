@@ -137,7 +137,7 @@ func (p *orphanPlanner) planOrphanCopy(ref CopyRef, use Reason) Action {
 	case maybe:
 		return blocked(ref, orphan.with(CodeMaybeDeclared, ", but %s", undecided)).asWaitFor(Cleanup, true)
 	case !d.IsRemoved(ref.ID.Name):
-		return wait(ref, orphan.with(CodeRemovalPending, "; a second read of the configuration must confirm it")).asWaitFor(Cleanup, false)
+		return wait(ref, orphan.with(CodeRemovalPending, "; a second read of the configuration must confirm it, at least 5 seconds after the first")).asWaitFor(Cleanup, false)
 	case !use.IsZero():
 		return keepInUse(p.ix, ref, orphan.with(CodeInUse, ", but %s", use.Text)).asWaitFor(Cleanup, true)
 	case !limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, ref.ID):

@@ -184,7 +184,11 @@ func reasonText(a plan.Action) string {
 	if a.From != (plan.CopyRef{}) {
 		reason += "; from " + a.From.String()
 	}
-	if !a.Until.IsZero() {
+	switch {
+	case a.Until.IsZero():
+	case a.Code == plan.CodeRetry:
+		reason += "; next attempt at " + planTime(a.Until)
+	default:
 		reason += "; until " + planTime(a.Until)
 	}
 	return reason

@@ -213,7 +213,7 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 		}
 		l := copyLine{state: c.State, size: max(c.Size, c.Total), message: clip(c.Summary())}
 		if len(copies) <= maxCopyLines || c.State != disk.InProgress {
-			l.progress = fmt.Sprintf("%d %%", c.Progress)
+			l.progress = fmt.Sprintf("%d%%", c.Progress)
 		}
 		if unreachable[c.Node] {
 			l.message = unreachableNode

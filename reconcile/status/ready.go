@@ -220,10 +220,8 @@ func (s Status) notReadyError(image ImageStatus) error {
 // image, or whom to ask. Another node publishes the state of its copies, but not all reasons.
 func (s Status) unexplained(image ImageStatus, c CopyStatus) string {
 	if c.Node != s.Node {
-		for _, p := range s.Peers {
-			if p.Node == c.Node && p.Address != "" {
-				return "its node has the reason: backing-image-manager status --url " + redact.URL(p.Address)
-			}
+		if url, ok := s.urlOf(c.Node); ok {
+			return "its node has the reason: backing-image-manager status --url " + url
 		}
 		return fmt.Sprintf("the daemon of node %s has the reason", c.Node)
 	}

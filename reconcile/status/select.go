@@ -22,7 +22,7 @@ func (c CopyStatus) DiskName() string {
 	return c.Node + "/" + c.Disk
 }
 
-// Summary returns the message of the copy, its use, and the end of its wait.
+// Summary returns the message of the copy, its use, and the end of its wait or the next attempt.
 func (c CopyStatus) Summary() string {
 	var parts []string
 	if c.Message != "" {
@@ -32,7 +32,11 @@ func (c CopyStatus) Summary() string {
 	if c.InUse != "" && !inMessage {
 		parts = append(parts, c.InUse)
 	}
-	if !c.Until.IsZero() {
+	switch {
+	case c.Until.IsZero():
+	case c.Code == plan.CodeRetry, c.Failure != nil && c.Failure.RetryAt.Equal(c.Until):
+		parts = append(parts, "next attempt at "+c.Until.Format(time.RFC3339))
+	default:
 		parts = append(parts, "until "+c.Until.Format(time.RFC3339))
 	}
 	return strings.Join(parts, "; ")
