@@ -33,6 +33,27 @@ func TestExamplesPassValidateStrict(t *testing.T) {
 	}
 }
 
+// A new user copies the configuration of the README.
+func TestConfigurationOfTheReadmePassesValidateStrict(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllSubmatch(text, -1)
+	if len(blocks) == 0 {
+		t.Fatal("README.md has no configuration")
+	}
+	for _, b := range blocks {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), b[1], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, errOut, err := try(t, "validate", "--strict", dir); err != nil {
+			t.Errorf("%v\n%s%s%s", err, b[1], out, errOut)
+		}
+	}
+}
+
 // The commands of the example workflow must succeed in a copy of the example, which stands for a
 // checkout.
 func TestCommandsOfTheExampleWorkflowRun(t *testing.T) {

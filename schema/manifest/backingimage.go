@@ -209,6 +209,7 @@ func (c *Conversion) copySecret(native, parameters document.Path) {
 }
 
 func (c *Conversion) credentials(kind string) {
+	c.checkAnnotations(credentialsAnnotation)
 	from := document.Path{"metadata", "annotations", credentialsAnnotation}
 	if c.get(from) == nil {
 		return

@@ -131,6 +131,21 @@ func (c *Conversion) warn(from document.Path, message, hint string) {
 	c.Warnings = append(c.Warnings, document.Problem{Path: from, Message: message, Hint: hint})
 }
 
+// checkAnnotations warns about annotations with the prefix of this program other than the known one. All
+// other annotations belong to other programs.
+func (c *Conversion) checkAnnotations(known string) {
+	annotations := path("metadata.annotations")
+	v := c.get(annotations)
+	if v == nil {
+		return
+	}
+	for _, f := range v.Fields {
+		if strings.HasPrefix(f.Name, "backing-image-manager/") && f.Name != known {
+			c.warn(annotations.With(f.Name), "is not a known annotation", fmt.Sprintf("did you mean %q?", known))
+		}
+	}
+}
+
 // Source returns the path in the manifest from which a native value comes.
 func (c *Conversion) Source(native document.Path) document.Path {
 	for n := len(native); n > 0; n-- {

@@ -21,6 +21,7 @@ var nodeKind = &Kind{
 const addressAnnotation = "backing-image-manager/address"
 
 func convertNode(c *Conversion) {
+	c.checkAnnotations(addressAnnotation)
 	c.copy(path("address"), document.Path{"metadata", "annotations", addressAnnotation})
 	for _, name := range []string{"tags", "allowScheduling", "evictionRequested"} {
 		c.copy(path(name), path("spec").With(name))
