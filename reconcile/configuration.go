@@ -63,16 +63,17 @@ func (c *configuration) set(desired plan.Desired, result schema.Result, notDecla
 		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
 }
 
-// confirmRemovals counts a read for the removals of images, if the configuration is valid.
-func (c *configuration) confirmRemovals(r Reading) {
+// confirmRemovals counts a read for the removals of images, if the configuration is valid. It reports
+// whether the read confirmed a removal.
+func (c *configuration) confirmRemovals(r Reading) (confirmed bool) {
 	if c.desired.Allowed != schema.Everything {
-		return
+		return false
 	}
 	declared := make(map[string]bool, len(c.desired.Config.Images))
 	for name := range c.desired.Config.Images {
 		declared[name] = true
 	}
-	c.removals.Observe(r.Began, r.Ended, declared)
+	return c.removals.Observe(r.Began, r.Ended, declared)
 }
 
 // logProblems logs the errors of a configuration, and the warnings that it has at the wall time in
@@ -127,8 +128,8 @@ func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 		changed = true
 		l.config.setRevision(*r.Revision)
 	}
-	l.config.confirmRemovals(r)
-	return changed, nil
+	confirmed := l.config.confirmRemovals(r)
+	return changed || confirmed, nil
 }
 
 // configure applies a configuration. At the start it fails if this node is not declared, or if

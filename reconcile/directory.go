@@ -63,12 +63,15 @@ const (
 	continueAfter = 5 * time.Second
 )
 
-// run reads the directory after each event and at the interval, until ctx ends. It reads again only
-// after the last Reading was received.
+// run reads the directory after each event and at the interval, until ctx ends, and once more when a
+// read can confirm what was removed. It reads again only after the last Reading was received.
 func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 	next, tick := time.NewTimer(0), time.NewTicker(d.interval)
+	confirm := time.NewTimer(d.interval) // set by each change; once without one does no harm
 	defer next.Stop()
 	defer tick.Stop()
+	defer confirm.Stop()
+	faulty := false // at the last Reading
 	for {
 		select {
 		case <-ctx.Done():
@@ -76,6 +79,8 @@ func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 		case <-events: // something may have changed
 			next.Reset(d.debouncer.DelayAfterEvent(time.Now()))
 		case <-tick.C: // events may have been missed
+			next.Reset(0)
+		case <-confirm.C: // the removals since the last change can be confirmed
 			next.Reset(0)
 		case <-next.C:
 			reading, again, ok := d.read(ctx)
@@ -85,6 +90,10 @@ func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 			if !ok {
 				continue
 			}
+			if reading.Result != nil || faulty && reading.Fault == "" {
+				confirm.Reset(configdir.RemovalDelay)
+			}
+			faulty = reading.Fault != ""
 			select {
 			case d.readings <- reading:
 			case <-ctx.Done():

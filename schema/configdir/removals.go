@@ -24,9 +24,12 @@ type RemovalConfirmer struct {
 // Observe records the names that were declared in a read from began to ended. The time between two
 // reads counts from the end of the first to the beginning of the second. A read of a directory
 // that did not change counts like any other. Observe keeps the map; the caller must not change it.
-func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]bool) {
+// It reports whether this read confirmed a removal, possibly of an image that was never declared here.
+func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]bool) (confirmed bool) {
 	if r.lastBegan.IsZero() {
 		r.firstEnded, r.missingSince = ended, map[string]time.Time{}
+	} else {
+		confirmed = r.lastBegan.Sub(r.firstEnded) < RemovalDelay && began.Sub(r.firstEnded) >= RemovalDelay
 	}
 	for name := range r.declared {
 		if !declared[name] {
@@ -37,9 +40,11 @@ func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]b
 		// An image that is missing for long enough is like one that was never declared.
 		if declared[name] || began.Sub(since) >= RemovalDelay {
 			delete(r.missingSince, name)
+			confirmed = confirmed || !declared[name]
 		}
 	}
 	r.lastBegan, r.declared = began, declared
+	return confirmed
 }
 
 // Confirmed reports whether it is confirmed that no image with that name is declared.

@@ -22,12 +22,13 @@ func TestRemovalConfirmer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r RemovalConfirmer
+			before := ""
 			for _, l := range reads {
 				declared := map[string]bool{}
 				for _, name := range strings.Split(l.declared, "") {
 					declared[name] = true
 				}
-				r.Observe(time.Unix(int64(l.at), 0), time.Unix(int64(l.at), 0), declared)
+				reported := r.Observe(time.Unix(int64(l.at), 0), time.Unix(int64(l.at), 0), declared)
 				confirmed := ""
 				for _, name := range []string{"a", "b", "c", "x"} {
 					if r.Confirmed(name) {
@@ -37,6 +38,10 @@ func TestRemovalConfirmer(t *testing.T) {
 				if confirmed != l.confirmed {
 					t.Errorf("at %d s: got the removals %q confirmed, want %q", l.at, confirmed, l.confirmed)
 				}
+				if len(confirmed) > len(before) && !reported {
+					t.Errorf("at %d s: the read confirmed removals, and did not report that", l.at)
+				}
+				before = confirmed
 			}
 		})
 	}
