@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -81,7 +82,7 @@ func errorLines(err error) (lines []string) {
 			return lines
 		}
 	}
-	return []string{printable.Line(err.Error())}
+	return []string{printable.Line(strings.TrimSpace(err.Error()))}
 }
 
 // hinter is an error that knows what the user can do about it.

@@ -175,7 +175,8 @@ func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {
 	}
 }
 
-// A copy that was disproved counts for nothing, and nothing waits for it.
+// A copy that was disproved counts for nothing. Its disk takes no copy, so that the copy on the next
+// ranked disk is no surplus copy any more.
 func TestUnprovenCopyDoesNotCount(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
@@ -186,8 +187,7 @@ func TestUnprovenCopyDoesNotCount(t *testing.T) {
 	own.SurplusSince = plantest.Now.Add(-99 * c.Settings.CleanupWaitInterval)
 	o.Disks[refs[1]].Copies[image.ID] = own
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	a := d.Plan(o).Actions[0]
-	if a.Op != plan.Wait || a.Code != plan.CodeUnproven || !strings.Contains(a.Text, refs[0].String()) {
-		t.Errorf("got %+v", a)
+	if got := d.Plan(o).Actions; len(got) > 0 {
+		t.Errorf("got %+v", got)
 	}
 }
