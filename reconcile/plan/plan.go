@@ -91,7 +91,9 @@ func (d Desired) Plan(o Observed) Plan {
 	}
 	ix := newIndex(d, o)
 	p := newPlan(planImages(ix, maps.Values(d.Config.Images)), d.Digest, d.Revision)
-	p.Awaited = ix.awaited
+	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), func(a, b CopyRef) int {
+		return cmp.Or(CompareDisks(a.Disk, b.Disk), CompareIDs(a.ID, b.ID))
+	})
 	p.Suspended = activeSuspensions(d.Config, o.Now)
 	return p
 }
