@@ -113,7 +113,7 @@ func (c *configuration) freeze(v *status.View) {
 
 // Apply applies what a read of the config directory found. changed reports that a Step is due.
 // The error says that the Loop cannot start with its first configuration: this node is not
-// declared, or another process writes to one of its disks.
+// declared, or another process writes to its disks and none can be used.
 func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 	changed = l.config.setFault(r.Fault)
 	switch {
@@ -133,8 +133,9 @@ func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 }
 
 // configure applies a configuration. At the start it fails if this node is not declared, or if
-// another manager has locked one of its disks. Later the node only observes in the first case,
-// and the disk has a problem in the second one.
+// another process has locked its disks so that none can be used. Later the node only observes in the
+// first case. A single disk that is locked has a problem, at the start and later: the others work, and
+// this one is opened as soon as the lock ends.
 func (l *Loop) configure(ctx context.Context, result schema.Result) error {
 	atStart := !l.config.loaded
 	l.config.logProblems(result, l.reconciler.clock.now().Wall)
@@ -152,7 +153,7 @@ func (l *Loop) configure(ctx context.Context, result schema.Result) error {
 	}
 	if atStart {
 		l.reconciler.Observe(desired) // locks the disks
-		if err := l.reconciler.LockedElsewhere(); err != nil {
+		if err := l.reconciler.OnlyLockedElsewhere(); err != nil {
 			return err
 		}
 	}

@@ -100,6 +100,16 @@ func (s *disks) lockedElsewhere() error {
 	return nil
 }
 
+// onlyLocked returns an error that is disk.ErrLocked if another process has locked a disk and no other
+// disk can be used: then there is nothing for this process to do, and most likely the other process is a
+// manager of the same node.
+func (s *disks) onlyLocked() error {
+	if len(s.usable()) > 0 {
+		return nil
+	}
+	return s.lockedElsewhere()
+}
+
 // rejectDuplicates gives disks with the same uuid a problem (I10): one of them is a copy of the
 // other, or they are one disk at two paths. It cannot be known which one the configuration means.
 func (s *disks) rejectDuplicates() {

@@ -88,7 +88,7 @@ func (l *Loop) Counts() Counts { return l.reconciler.jobs.transfers.counts() }
 // transferred, and releases the disks.
 //
 // It returns an error if it cannot start: this node is not declared, or another process writes
-// to one of its disks. After the start, these errors do not end it.
+// to its disks and none can be used. After the start, these errors do not end it.
 func (l *Loop) Run(ctx context.Context) error {
 	var beside sync.WaitGroup
 	defer beside.Wait()

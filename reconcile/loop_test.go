@@ -170,6 +170,34 @@ func TestLoopRejectsItsStart(t *testing.T) {
 	}
 }
 
+// One disk of a node has another manager when this one starts, and later not any more. The other disk
+// works at once.
+func TestLoopStartsWithoutALockedDisk(t *testing.T) {
+	t.Parallel()
+	locked, free, conf := newDisk(t), newDisk(t), t.TempDir()
+	d, err := disk.Open(locked)
+	must(t, err)
+	defer d.Close()
+	unlock, err := d.Lock()
+	must(t, err)
+	files.Put(t, testSettings, conf, "config.yaml")
+	l := startLoop(t, conf, locked, free)
+	problems := func(v *status.View) (problems []string) {
+		for _, seen := range v.Observed.Disks {
+			if seen.Problem != "" {
+				problems = append(problems, seen.Problem)
+			}
+		}
+		return problems
+	}
+	v := l.until("a round", func(v *status.View) bool { return len(v.Observed.Disks) == 2 })
+	if p := problems(v); len(p) != 1 || !strings.Contains(p[0], "locked by another process") {
+		t.Errorf("the problems are %q", p)
+	}
+	must(t, unlock())
+	l.until("no problem", func(v *status.View) bool { return len(problems(v)) == 0 })
+}
+
 // A stop in the middle of a download must keep the partial file, and the next start must request
 // only the rest.
 func TestDownloadResumesAfterAStop(t *testing.T) {
