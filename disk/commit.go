@@ -172,6 +172,9 @@ func (s *replacement) checkReplaceable() error {
 // change the times of the file.
 func (s *replacement) takeEvidence(f *os.File) error {
 	info, err := f.Stat()
+	if err == nil {
+		err = checkOneName(partFile, info)
+	}
 	if err != nil {
 		return err
 	}
@@ -247,6 +250,9 @@ func (s *replacement) runWithoutFlags() error {
 // rename itself changes the ctime.
 func (s *replacement) evidenceAfterRename() (Evidence, error) {
 	info, err := s.folder.disk.root.Lstat(s.folder.file(imageFile))
+	if err == nil {
+		err = checkOneName(imageFile, info)
+	}
 	if err != nil {
 		return Evidence{}, err
 	}

@@ -30,8 +30,9 @@ const (
 type Copy struct {
 	ID // JSON: name and uuid
 
-	State   State  `json:"state"`
-	Message string `json:"message,omitempty"` // why the state is Failed or Unknown
+	State State `json:"state"`
+	// Message is why the state is Failed or Unknown, or a warning about a ready copy.
+	Message string `json:"message,omitempty"`
 
 	Format      Format `json:"format,omitempty"`
 	Size        int64  `json:"size,omitempty"`        // bytes of the file
@@ -210,6 +211,9 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
 	c.State, c.Message = stateOf(r, owned, info)
+	if n := links(info); c.State == Ready && n > 1 {
+		c.Message = fmt.Sprintf("the file has %d names (hard links): a write to another one would damage this copy", n)
+	}
 	if c.State == Ready && f.disk.metadata.isDamaged(f.id, evidenceOf(info)) {
 		c.State, c.Message = Unknown, "the last read found it damaged, and the record could not be written"
 	}

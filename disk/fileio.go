@@ -7,15 +7,23 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// openRegular opens a regular file below root. It does not follow links and never blocks on a pipe.
+// openRegular opens a regular file below root. It does not follow links and never blocks on a pipe. A
+// file that is opened for writing must have no other name: a write would change the file of somebody
+// else.
 func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
-	if info, err := root.Lstat(name); err == nil && !info.Mode().IsRegular() {
+	before, missing := root.Lstat(name)
+	if missing == nil && !before.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file", name)
+	}
+	writes := flag&unix.O_ACCMODE != os.O_RDONLY
+	if writes && missing != nil {
+		flag |= os.O_EXCL // a link that appears now is not followed
 	}
 	f, err := openLeased(root, name, flag|unix.O_NONBLOCK)
 	if err != nil {
@@ -23,14 +31,47 @@ func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	}
 	// The file may have been replaced after Lstat.
 	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
 		err = fmt.Errorf("%s is not a regular file", name)
+	case writes && missing == nil && !os.SameFile(before, info):
+		err = fmt.Errorf("%s was replaced while it was opened", name)
+	case writes:
+		err = checkOneName(name, info)
 	}
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// checkOneName returns an error if the file has a second name (a hard link).
+func checkOneName(name string, info os.FileInfo) error {
+	if n := links(info); n != 1 {
+		return fmt.Errorf("%s has %d names (hard links): it is not written, because that would change the file with the other name", name, n)
+	}
+	return nil
+}
+
+// links returns the number of names of a file.
+func links(info os.FileInfo) uint64 { return uint64(info.Sys().(*syscall.Stat_t).Nlink) }
+
+// removeLinked removes the name of a regular file that has other names. The other names keep the file.
+func removeLinked(root *os.Root, name string) error { return removeRegular(root, name, 2) }
+
+// removeRegular removes the name of a regular file that has at least so many names. Anything else at
+// the name is not touched, and cannot be opened.
+func removeRegular(root *os.Root, name string, names uint64) error {
+	info, err := root.Lstat(name)
+	if err != nil {
+		return ignoreMissing(err)
+	}
+	if !info.Mode().IsRegular() || links(info) < names {
+		return nil
+	}
+	return root.Remove(name)
 }
 
 // openLeased opens a file. It waits up to 100 ms while a process has a lease on the file. That may be

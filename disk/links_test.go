@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -274,5 +275,68 @@ func TestUseThroughLinkIsDetected(t *testing.T) {
 				t.Errorf("copy is %+v", c)
 			}
 		})
+	}
+}
+
+// TestHardLinksAreNotWritten checks that a file whose second name is a file of a copy is not changed by
+// a transfer, a verification or a repair.
+func TestHardLinksAreNotWritten(t *testing.T) {
+	for _, name := range []string{partFile, partChunksFile, newManifestFile, recordFile + ".tmp", cfgFile + ".tmp"} {
+		for _, recorded := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s recorded=%v", name, recorded), func(t *testing.T) {
+				d := newDisk(t)
+				victim := filepath.Join(d.Path(), "victim")
+				if err := os.WriteFile(victim, []byte("precious"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				image := sparseImage(2 * ChunkSize)
+				if recorded {
+					p := openPart(t, d, PartOptions{})
+					if err := p.Begin(PartSource{ID: "x", Size: int64(len(image))}); err != nil {
+						t.Fatal(err)
+					}
+					if err := p.Close(); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := os.MkdirAll(filepath.Dir(imagePath(d, name)), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				_ = os.Remove(imagePath(d, name))
+				if err := os.Link(victim, imagePath(d, name)); err != nil {
+					t.Fatal(err)
+				}
+				readyImage(t, d, image)
+				if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+					t.Errorf("the copy is %+v, error %v", c, err)
+				}
+				if data, err := os.ReadFile(victim); err != nil || string(data) != "precious" {
+					t.Errorf("the other file is %.20q, error %v", data, err)
+				}
+			})
+		}
+	}
+}
+
+// TestLinkedImageIsReported checks that a ready copy with a second name stays ready with a warning, and
+// that a repair does not write to it.
+func TestLinkedImageIsReported(t *testing.T) {
+	d := newDisk(t)
+	readyImage(t, d, sparseImage(2*ChunkSize))
+	other := filepath.Join(d.Path(), "other")
+	if err := os.Link(imagePath(d, imageFile), other); err != nil {
+		t.Fatal(err)
+	}
+	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}) // the link changes the ctime
+	if err != nil || c.State != Ready || !strings.Contains(c.Message, "2 names") {
+		t.Errorf("the copy is %+v, error %v", c, err)
+	}
+	if _, err := openRegular(d.root, testID.file(imageFile), os.O_RDWR); err == nil || !strings.Contains(err.Error(), "2 names") {
+		t.Errorf("opened for writing: error is %v", err)
+	}
+	if err := os.Remove(other); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready || c.Message != "" {
+		t.Errorf("without the second name the copy is %+v, error %v", c, err)
 	}
 }

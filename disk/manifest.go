@@ -63,6 +63,9 @@ type chunkFile struct{ f *os.File }
 // openChunks opens or creates a chunk file. If the header is wrong, it empties the file: the chunks
 // are then fetched again, which is always safe.
 func openChunks(root *os.Root, name string) (chunkFile, error) {
+	if err := removeLinked(root, name); err != nil {
+		return chunkFile{}, err
+	}
 	f, err := openRegular(root, name, os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return chunkFile{}, err

@@ -81,6 +81,13 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 	if err != nil {
 		return nil, err
 	}
+	if record.Source == nil { // nobody knows whose bytes these are
+		for _, name := range partFiles {
+			if err := removeRegular(d.root, folder.file(name), 1); err != nil {
+				return nil, fmt.Errorf("open partial file of %s: %w", id, err)
+			}
+		}
+	}
 	p := &Part{folder: folder, options: o, writer: partWriter{folder: folder, reserve: o.Reserve, maxSize: o.MaxSize}}
 	if err := p.writer.open(); err != nil {
 		return nil, fmt.Errorf("open partial file of %s: %w", id, err)

@@ -30,6 +30,9 @@ type partWriter struct {
 
 func (w *partWriter) open() (err error) {
 	root := w.folder.disk.root
+	if err := removeLinked(root, w.folder.file(partFile)); err != nil {
+		return err
+	}
 	w.file, w.direct, err = openDirect(root, w.folder.file(partFile), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
