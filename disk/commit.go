@@ -90,7 +90,10 @@ func (p *Part) finish(want Digest, swap *replacement) (result func(*Record), err
 		result, err = p.check(want)
 	}
 	if err == nil {
-		err = errors.Join(p.writer.sync(), p.writer.journal.f.Sync(), swap.checkReplaceable(), swap.takeEvidence(p.writer.file))
+		if !p.options.Private {
+			err = setMode(p.writer.file, imageMode&^umask) // before takeEvidence, because it changes the ctime
+		}
+		err = errors.Join(err, p.writer.sync(), p.writer.journal.f.Sync(), swap.checkReplaceable(), swap.takeEvidence(p.writer.file))
 	}
 	if isFinal(err) || errors.Is(err, ErrNoSpace) {
 		return nil, errors.Join(err, p.Discard())

@@ -13,6 +13,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+const (
+	// privateMode is the mode of partial files and manifests: other users must not read an image that is
+	// not verified, or that nobody publishes.
+	privateMode = 0o600
+	// imageMode is the mode of an image, as Longhorn creates it, without the bits of the umask.
+	imageMode = 0o644
+)
+
+// umask is the umask of the process. It is read before other goroutines can create files.
+var umask = func() os.FileMode {
+	mask := unix.Umask(0o077)
+	unix.Umask(mask)
+	return os.FileMode(mask)
+}()
+
+// setMode changes the mode of a file. Some file systems have no modes.
+func setMode(f *os.File, mode os.FileMode) error {
+	err := f.Chmod(mode)
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOTSUP) {
+		return nil
+	}
+	return err
+}
+
+// makePrivate hides a file from other users that an earlier version created for all of them.
+func makePrivate(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil || info.Mode().Perm()&^privateMode == 0 {
+		return err
+	}
+	return setMode(f, privateMode)
+}
+
 // openRegular opens a regular file below root. It does not follow links and never blocks on a pipe. A
 // file that is opened for writing must have no other name: a write would change the file of somebody
 // else.
@@ -78,7 +111,7 @@ func removeRegular(root *os.Root, name string, names uint64) error {
 // this process, because Disk.FileOpen uses a lease to check whether the file is open.
 func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	for tries := 0; ; tries++ {
-		f, err := root.OpenFile(name, flag, 0o644)
+		f, err := root.OpenFile(name, flag, privateMode)
 		if tries == 100 || !errors.Is(err, unix.EAGAIN) {
 			return f, err
 		}

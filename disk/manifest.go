@@ -70,6 +70,10 @@ func openChunks(root *os.Root, name string) (chunkFile, error) {
 	if err != nil {
 		return chunkFile{}, err
 	}
+	if err := makePrivate(f); err != nil {
+		f.Close()
+		return chunkFile{}, err
+	}
 	c := chunkFile{f}
 	header := make([]byte, chunkHeaderSize)
 	_, err = f.ReadAt(header, 0)

@@ -52,6 +52,9 @@ type PartOptions struct {
 	MaxSize int64  // maximum size of the image in bytes; 0: no limit
 	SHA256  bool   // compute the SHA-256 of the image as well
 	Format  Format // as declared; "": detect it
+	// Private: other users of the system must not read the image. Otherwise it is readable for all,
+	// as Longhorn's images are.
+	Private bool
 	// Accept reports whether an existing partial file with this source can be resumed. If it returns
 	// false, OpenPart does not read the file back, which can take minutes. nil: always true.
 	Accept func(PartSource) bool

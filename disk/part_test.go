@@ -403,3 +403,43 @@ func TestReadyImageHasNoPart(t *testing.T) {
 		})
 	}
 }
+
+// TestModes checks who can read the files of a copy.
+func TestModes(t *testing.T) {
+	for _, private := range []bool{false, true} {
+		d := newDisk(t)
+		check := func(name string, want os.FileMode) {
+			t.Helper()
+			info, err := os.Stat(imagePath(d, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := info.Mode().Perm(); got != want {
+				t.Errorf("private=%v: %s has the mode %o, want %o", private, name, got, want)
+			}
+		}
+		// An earlier version has left a partial file that everybody can read.
+		p := openPart(t, d, PartOptions{Private: private})
+		if err := errors.Join(p.Begin(PartSource{ID: "x", Size: 2 * ChunkSize}), p.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{partFile, partChunksFile} {
+			if err := os.Chmod(imagePath(d, name), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		p = openPart(t, d, PartOptions{Private: private})
+		fill(t, p, sparseImage(2*ChunkSize))
+		check(partFile, 0o600)
+		check(partChunksFile, 0o600)
+		if _, err := p.Commit(Digest{}); err != nil {
+			t.Fatal(err)
+		}
+		want := 0o644 &^ umask
+		if private {
+			want = 0o600
+		}
+		check(imageFile, want)
+		check(chunksFile, 0o600)
+	}
+}

@@ -37,7 +37,9 @@ func (w *partWriter) open() (err error) {
 	if err != nil {
 		return err
 	}
-	w.journal, err = openChunks(root, w.folder.file(partChunksFile))
+	if err = makePrivate(w.file); err == nil {
+		w.journal, err = openChunks(root, w.folder.file(partChunksFile))
+	}
 	if err != nil {
 		w.file.Close()
 	}

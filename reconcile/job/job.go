@@ -90,6 +90,7 @@ func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume f
 		MaxSize: j.maxSize(),
 		SHA256:  want.Algorithm() == disk.SHA256 || j.Image.Checksum.Algorithm() == disk.SHA256,
 		Format:  j.format(),
+		Private: j.Image.Source.Clone != nil && j.Image.Source.Clone.Encryption == schema.Decrypt,
 		Accept:  canResume,
 	})
 	if err != nil {
