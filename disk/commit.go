@@ -32,6 +32,9 @@ func (e *ChecksumError) Error() string {
 func (p *Part) Commit(want Digest) (_ Copy, err error) {
 	d, id := p.folder.disk, p.folder.id
 	defer func() {
+		if _, sized := errors.AsType[*NoSpaceError](err); !sized {
+			err = p.writer.wrapNoSpace(err)
+		}
 		if err != nil {
 			err = fmt.Errorf("commit %s: %w", id, err)
 		}

@@ -205,7 +205,7 @@ func writeDurably(root *os.Root, name string, data []byte) error {
 	}
 	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
-		return err
+		return noSpace(err)
 	}
 	_, err = f.Write(data)
 	if err == nil {

@@ -426,3 +426,18 @@ func TestReadOnlyAfterRefusedWrite(t *testing.T) {
 	v.Plan(nil)
 	check(false)
 }
+
+// TestCommitWithoutSpaceForTheRecord checks that the error says how much more space is needed than there
+// was. Otherwise the image would be transferred again as soon as its file is removed.
+func TestCommitWithoutSpaceForTheRecord(t *testing.T) {
+	d, v := faultyDisk(t)
+	p := openPart(t, d, PartOptions{})
+	image := sparseImage(2 * ChunkSize)
+	fill(t, p, image)
+	written := p.Written()
+	v.Plan(fails("create", recordFile+".tmp", syscall.ENOSPC))
+	_, err := p.Commit(Digest{})
+	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need <= written+min(lack.Free, maxUnusable) {
+		t.Errorf("error is %v (%+v) after %d bytes", err, lack, written)
+	}
+}

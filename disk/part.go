@@ -38,13 +38,16 @@ const (
 	PartFromPeers  = "chunks" // the prefix of the ID for chunks from peers
 )
 
-// need returns the bytes of disk space that the image needs.
-func (s PartSource) need() int64 {
+// data returns the bytes of disk space that the data of the image needs.
+func (s PartSource) data() int64 {
 	if s.Data > 0 {
 		return min(s.Data, s.Size)
 	}
 	return s.Size
 }
+
+// need returns the bytes of disk space that the image needs, with the files beside it.
+func (s PartSource) need() int64 { return s.data() + SpaceBeside(s.Size) }
 
 // PartOptions are limits and expectations for a partial file.
 type PartOptions struct {
@@ -244,7 +247,7 @@ func (p *Part) Continue(source PartSource) error {
 	}
 	err := p.writer.checkSize(source)
 	if errors.Is(err, ErrNoSpace) { // some of the bytes are already on the disk
-		err = p.writer.checkSpace(min(source.Size-p.offset, source.need()-p.Written()))
+		err = p.writer.checkSpace(min(source.Size-p.offset, source.data()-p.Written()) + SpaceBeside(source.Size))
 	}
 	if err == nil {
 		err = p.folder.recordSource(source)

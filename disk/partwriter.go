@@ -111,7 +111,7 @@ func (w *partWriter) writeChunk(c *chunk) error {
 	if _, err := w.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
 		return fmt.Errorf("write %s: %w", partFile, w.wrapNoSpace(noSpace(err)))
 	}
-	if err := w.checkSpace(0); err != nil {
+	if err := w.checkSpace(SpaceBeside(c.n * ChunkSize)); err != nil {
 		return w.wrapNoSpace(err)
 	}
 	w.unsynced += int64(padded)
@@ -122,19 +122,25 @@ func (w *partWriter) writeChunk(c *chunk) error {
 	return errors.Join(w.sync(), w.journal.f.Sync())
 }
 
-// wrapNoSpace replaces an ErrNoSpace in the middle of an image by a *NoSpaceError with the space that
-// the whole image needs, because the partial file is removed after this error. If the size of the
-// image is not known, the space is that of the bytes so far and one chunk.
+// maxUnusable limits the free space that a full file system is expected to report although it cannot be
+// used. If there is more, a quota is the cause, and more free space would not help.
+const maxUnusable = 64 << 20
+
+// wrapNoSpace replaces an ErrNoSpace by a *NoSpaceError with the space that the whole image needs,
+// because the file is removed after this error: at once, or when another disk has the copy. This is at
+// least one chunk more than there was, whatever the size: some file systems need more space than they
+// report. Otherwise the next attempt would fail in the same way, again and again.
 func (w *partWriter) wrapNoSpace(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err
 	}
-	e := &NoSpaceError{Need: w.written.Load() + ChunkSize}
-	if source := w.source.Load(); source != nil {
-		e.Need = max(e.Need, source.need())
-	}
+	e := &NoSpaceError{}
 	if space, err := w.folder.disk.Space(); err == nil {
 		e.Free = max(0, space.Free-w.reserve)
+	}
+	e.Need = w.written.Load() + min(e.Free, maxUnusable) + ChunkSize
+	if source := w.source.Load(); source != nil && source.Size >= 0 {
+		e.Need = max(e.Need, source.need())
 	}
 	return e
 }

@@ -52,6 +52,20 @@ func (f failures) clearCopy(key plan.CopyRef) {
 	f.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
 }
 
+// clearDeleted drops what concerns a copy that was deleted. A lack of space is kept: without the copy the
+// disk has as much space as before the attempt that failed.
+func (f failures) clearDeleted(key plan.CopyRef) {
+	f.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
+	if record := f[key]; record.NeedsSpace == 0 || record.Op.Deletes() {
+		f.clearFailure(key)
+		return
+	}
+	if record := f[key]; record.Op == plan.Verify { // it concerns the actions that create the copy again
+		record.Op = ""
+		f[key] = record
+	}
+}
+
 // clearFailure drops the failure of a copy. It keeps the copies that are suspected because of the
 // failure: a later success, with bytes from elsewhere, does not show that a suspect is sound.
 func (f failures) clearFailure(key plan.CopyRef) {

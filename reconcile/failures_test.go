@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"log/slog"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,5 +195,24 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	}
 	if _, got := r.failures[removed]; got {
 		t.Error("the failure on a disk that is not declared any more is kept")
+	}
+}
+
+// A copy is deleted after its transfer failed for lack of space: the disk has as much space as before.
+func TestLackOfSpaceOutlivesTheCopy(t *testing.T) {
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
+	for _, tt := range []struct {
+		failed, after plan.Failure
+	}{
+		{plan.Failure{Op: plan.Sync, Attempts: 2, NeedsSpace: 5}, plan.Failure{Op: plan.Sync, Attempts: 2, NeedsSpace: 5}},
+		{plan.Failure{Op: plan.Verify, Attempts: 1, NeedsSpace: 5}, plan.Failure{Attempts: 1, NeedsSpace: 5}},
+		{plan.Failure{Op: plan.Sync, Attempts: 2}, plan.Failure{}},
+		{plan.Failure{Op: plan.Cleanup, Attempts: 1, NeedsSpace: 5}, plan.Failure{}},
+	} {
+		f := failures{key: {Failure: tt.failed}}
+		f.clearDeleted(key)
+		if got := f[key].Failure; !reflect.DeepEqual(got, tt.after) {
+			t.Errorf("of %+v remains %+v, want %+v", tt.failed, got, tt.after)
+		}
 	}
 }

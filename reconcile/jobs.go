@@ -285,7 +285,11 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 	}
 	switch {
 	case e.err == nil: // also if it was stopped just before its end
-		r.failures.clearCopy(e.key)
+		if a.Op.Deletes() {
+			r.failures.clearDeleted(e.key)
+		} else {
+			r.failures.clearCopy(e.key)
+		}
 		log.Info("done", "seconds", r.clock.now().Steady.Sub(run.started.Steady).Seconds())
 	case e.stopped:
 		log.Info("stopped")

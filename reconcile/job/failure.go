@@ -58,6 +58,9 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {
 		next.NeedsSpace = max(lack.Need, previous.NeedsSpace) // the first attempt knows less about the size
 	}
+	if a.Op == plan.Verify && errors.Is(err, disk.ErrNoSpace) {
+		next.NeedsSpace = last.NeedsSpace // the file is there, but the space that its transfer lacked is still missing
+	}
 	if c.wait == 0 {
 		c.wait, _ = fetch.Backoff(fetch.Network, previous.Attempts, rnd)
 	}

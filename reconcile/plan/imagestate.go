@@ -175,15 +175,17 @@ func (s *imageState) otherBytesReady(c Copy) bool {
 		!slices.ContainsFunc(s.ready, func(ref CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
 }
 
-// requiredBytes returns how much space a new copy takes, 0 if that is not known.
-func (s *imageState) requiredBytes() int64 {
-	var n int64
+// requiredSpace returns how much more space a new copy takes in place of c, with the files beside the
+// image; 0 if that is not known.
+func (s *imageState) requiredSpace(c Copy) int64 {
+	var data, beside int64
 	for _, refs := range [][]CopyRef{s.ready, s.ownSources(), s.peerSources()} {
 		for _, ref := range refs {
-			n = max(n, s.ix.copyAt(ref).RealSize)
+			other := s.ix.copyAt(ref)
+			data, beside = max(data, other.RealSize), max(beside, disk.SpaceBeside(other.Size))
 		}
 	}
-	return n
+	return RemainingBytes(c, data) + beside
 }
 
 // RemainingBytes returns how many of required bytes the partial file of c does not have yet.

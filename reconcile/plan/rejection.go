@@ -74,7 +74,7 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 	if reason := cannotPrepare(s); !reason.IsZero() {
 		return Rejection{reason, Temporary}
 	}
-	return rejectsForSpace(s, ref, RemainingBytes(c, s.requiredBytes()))
+	return rejectsForSpace(s, ref, s.requiredSpace(c))
 }
 
 // rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
@@ -187,7 +187,7 @@ func isRepairable(s *imageState, ref CopyRef) bool {
 		return false
 	case c.UsedBy == "" && s.otherBytesReady(c):
 		return false
-	case s.ix.observed.Failures[ref].Unrepairable && c.UsedBy == "" && rejectsForSpace(s, ref.Disk, s.requiredBytes()).IsZero():
+	case s.ix.observed.Failures[ref].Unrepairable && c.UsedBy == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(Copy{})).IsZero():
 		return false
 	}
 	return len(s.intact(ref)) > 0 || upstreamHasRanges(s.image)
