@@ -116,8 +116,9 @@ func TestResponseHasNoCopiesOfAnUnmountedDisk(t *testing.T) {
 	}
 }
 
-// Two nodes have a disk with the same uuid, because one machine is a clone. Both must reject it.
-func TestClonedDiskIsRejectedOnBothNodes(t *testing.T) {
+// Two nodes have a disk with the same uuid, because one machine is a clone. Both see the dispute, and
+// each goes on to use its own disk.
+func TestClonedDiskIsDisputedOnBothNodes(t *testing.T) {
 	t.Parallel()
 	c := newLAN(t, 2)
 	identity, err := os.ReadFile(filepath.Join(c.nodes[0].disk, "longhorn-disk.cfg"))
@@ -125,17 +126,17 @@ func TestClonedDiskIsRejectedOnBothNodes(t *testing.T) {
 	files.Put(t, string(identity), c.nodes[1].disk, "longhorn-disk.cfg")
 	c.start(clusterSettings + "\nimages: {}")
 	for _, m := range c.nodes {
-		v := m.until("both disks rejected", func(v *status.View) bool {
-			rejected := 0
+		v := m.until("both disks disputed", func(v *status.View) bool {
+			disputed := 0
 			for _, seen := range v.Observed.Disks {
-				if strings.Contains(seen.Problem, "clone") {
-					rejected++
+				if strings.Contains(seen.Disputed, "clone") {
+					disputed++
 				}
 			}
-			return rejected == 2
+			return disputed == 2
 		})
 		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot")
-		if err != nil || s.Disks[0].Problem == "" {
+		if err != nil || s.Disks[0].Problem != "" {
 			t.Errorf("the response of %s is %+v, %v; it observes %+v", m.name, s, err, v.Observed.Disks)
 		}
 	}
