@@ -112,6 +112,8 @@ func retryText(f plan.Failure) string {
 	switch {
 	case f.AppliesTo(plan.Upload):
 		return "with the next upload by a client"
+	case f.Final && !f.RetryAt.IsZero():
+		return f.RetryAt.UTC().Format(time.RFC3339) + ", or when the declaration changes"
 	case f.Final:
 		return "not before the declaration changes"
 	case f.NeedsSpace > 0:

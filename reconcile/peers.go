@@ -190,12 +190,19 @@ const maxPeerRetry = time.Hour
 // failureFromPeer returns a failure with wall times of this node. at is when it was received.
 func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 	after := func(seconds float64) time.Time { return at.Add(time.Duration(seconds * float64(time.Second))) }
-	return plan.Failure{
+	f := plan.Failure{
 		Op: plan.Op(t.Action), Attempts: t.Attempts, Message: t.Message, Final: t.Final, Fault: plan.FaultOf(t.Disk, t.Link),
 		// A failure cannot have happened in the future, whatever the peer sent.
 		Since: after(-math.Abs(t.Since)), RetryAt: after(min(t.RetryIn, maxPeerRetry.Seconds())),
 	}
+	if t.Final && (t.RetryIn == 0 || t.RetryIn < -longestBackoff.Seconds()) {
+		f.RetryAt = time.Time{} // there is no next attempt; earlier versions published one in the past
+	}
+	return f
 }
+
+// longestBackoff is longer than any delay between two attempts.
+const longestBackoff = 48 * time.Hour
 
 // disksFromPeer returns the declared disks of a node from its state.
 func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[schema.DiskRef]plan.Disk {
@@ -233,7 +240,7 @@ func copyFromPeer(c peer.Copy) plan.Copy {
 		c.PartSourceID = disk.PartFromPeers
 	}
 	c.InUseRecorded = c.UsedBy != ""
-	return plan.Copy{Copy: c.Copy, UsedBy: c.UsedBy, Leaving: c.Leaving, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary}
+	return plan.Copy{Copy: c.Copy, UsedBy: c.UsedBy, Leaving: c.Leaving, Published: plan.Reason{Code: plan.Code(c.ReasonCode), Text: c.Reason}, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary}
 }
 
 // copiesFor returns the digest and the size of the bytes that an action may read from peers, and a

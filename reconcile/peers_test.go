@@ -103,7 +103,7 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 	}
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	o0.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []plan.CopyRef{{Disk: refs[0], ID: image.ID}}}}
-	published := publishedState(d0, o0, &jobs{})
+	published := publishedState(d0, o0, plan.Plan{}, &jobs{})
 	o1 := o
 	o1.Disks[refs[0]] = disksFromPeer(c.Nodes, published.Node, published)[refs[0]]
 	d1, o1 := plantest.AsNode(refs[1].Node, c, o1)
@@ -111,6 +111,36 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 		if a.Op.Deletes() {
 			t.Errorf("%s of %s counts a copy that its node suspects", a.Op, a.CopyRef())
 		}
+	}
+}
+
+// Another node receives why a copy waits, with the code, also if there is no file yet. A running copy and an
+// action that starts have no such reason.
+func TestReasonsOfCopiesArePublished(t *testing.T) {
+	c, image, refs := plantest.TwoNodes(1)
+	d, o := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
+	key := plan.CopyRef{Disk: refs[0], ID: image.ID}
+	reason := plan.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
+	for op, want := range map[plan.Op]plan.Reason{plan.Blocked: reason, plan.Wait: reason, plan.Download: {}} {
+		p := plan.Plan{Actions: []plan.Action{plan.NewAction(op, key, reason, 0)}}
+		got := disksFromPeer(c.Nodes, refs[0].Node, publishedState(d, o, p, &jobs{}))[refs[0]].Copies[image.ID]
+		if got.Published != want {
+			t.Errorf("%s: %+v, want %+v", op, got.Published, want)
+		}
+	}
+}
+
+// A failure that is final for now, one that is final for ever, and one of an earlier version, which
+// published a next attempt in the past, keep their meaning on the way to another node.
+func TestFinalFailuresOfPeers(t *testing.T) {
+	now, at := plantest.Now, plantest.Now.Add(time.Hour)
+	for _, f := range []plan.Failure{{Op: plan.Download, Attempts: 1, Since: now, Final: true, RetryAt: at}, {Op: plan.Download, Attempts: 1, Since: now, Final: true}} {
+		if got := failureFromPeer(*failureToPeer(f, now), now); !got.RetryAt.Equal(f.RetryAt) || !got.Final {
+			t.Errorf("final=%v, the next attempt at %v, want %v", got.Final, got.RetryAt, f.RetryAt)
+		}
+	}
+	if got := failureFromPeer(peer.Failure{Final: true, RetryIn: -1e9}, now); !got.RetryAt.IsZero() {
+		t.Errorf("an earlier version: the next attempt at %v", got.RetryAt)
 	}
 }
 
@@ -139,7 +169,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	cache := peer.NewStateCache()
-	cache.Publish(publishedState(d0, o0, &jobs{}))
+	cache.Publish(publishedState(d0, o0, plan.Plan{}, &jobs{}))
 	server := httptest.NewServer(peer.NewServer(cache, nil).Handler())
 	defer server.Close()
 	state, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: refs[0].Node, URL: server.URL}, "", 0)

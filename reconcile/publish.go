@@ -15,16 +15,16 @@ import (
 
 // publish makes the state of this node available to its peers. A withdrawal ends only here, when
 // peers see an observation that began after the end of the deletion.
-func (r *Reconciler) publish(d plan.Desired, o plan.Observed) {
-	r.system.Peers.Publish(publishedState(d, o, &r.jobs))
+func (r *Reconciler) publish(d plan.Desired, o plan.Observed, p plan.Plan) {
+	r.system.Peers.Publish(publishedState(d, o, p, &r.jobs))
 	r.served.leaving.keep(r.jobs.isDeleting)
 }
 
 // publishedState returns the state of this node for its peers.
-func publishedState(d plan.Desired, o plan.Observed, running *jobs) peer.State {
+func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) peer.State {
 	s := peer.State{Node: d.Node, Clock: o.Now, Disks: []peer.Disk{}}
 	s.Config, _ = d.PublishedDigest()
-	encoded := encodeCopies(d, o, running)
+	encoded := encodeCopies(d, o, p, running)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		if !d.Owns(ref) {
 			continue
@@ -43,8 +43,8 @@ func comparePeerCopies(a, b peer.Copy) int {
 }
 
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
-// on a disk is included if a job for it runs or failed there, or the disk rejects it.
-func encodeCopies(d plan.Desired, o plan.Observed, running *jobs) map[schema.DiskRef]map[disk.ID]peer.Copy {
+// on a disk is included if a job for it runs or failed there, if it waits, or if the disk rejects it.
+func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[schema.DiskRef]map[disk.ID]peer.Copy {
 	encoded := map[schema.DiskRef]map[disk.ID]peer.Copy{}
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
@@ -81,6 +81,11 @@ func encodeCopies(d plan.Desired, o plan.Observed, running *jobs) map[schema.Dis
 			}
 		})
 	}
+	for _, a := range p.Actions {
+		if a.Idle() && running.running[a.CopyRef()] == nil {
+			update(a.CopyRef(), func(c *peer.Copy) { c.Reason, c.ReasonCode = a.Text, string(a.Code) })
+		}
+	}
 	for key, reason := range d.Rejections(o) {
 		update(key, func(c *peer.Copy) {
 			c.Rejection, c.RejectionTemporary = reason.Text, reason.Severity == plan.Temporary
@@ -106,8 +111,12 @@ func copyToPeer(c plan.Copy) peer.Copy {
 
 // failureToPeer returns a failure with times relative to now: the clocks of the nodes may differ.
 func failureToPeer(f plan.Failure, now time.Time) *peer.Failure {
-	return &peer.Failure{
+	wire := &peer.Failure{
 		Action: string(f.Op), Message: f.Message, Attempts: f.Attempts, Final: f.Final, Disk: f.Fault == plan.FaultDisk, Link: f.Fault == plan.FaultNetwork,
-		Since: min(0, f.Since.Sub(now).Seconds()), RetryIn: f.RetryAt.Sub(now).Seconds(),
+		Since: min(0, f.Since.Sub(now).Seconds()),
 	}
+	if !f.RetryAt.IsZero() {
+		wire.RetryIn = f.RetryAt.Sub(now).Seconds()
+	}
+	return wire
 }

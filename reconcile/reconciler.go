@@ -114,7 +114,7 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	}
 	// Peers must see a withdrawal before the queries of the deletion begin, so no job begins
 	// before the state is published.
-	r.publish(d, o)
+	r.publish(d, o, p)
 	for _, job := range begin {
 		job()
 	}

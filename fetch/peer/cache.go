@@ -156,7 +156,7 @@ func etagOf(s State) string {
 // withoutVolatile returns c without the values that change all the time, and with comparable times.
 // It keeps whether there is a partial file, but not the size of the file. It does not change Failure.
 func (c Copy) withoutVolatile() Copy {
-	c.PartBytes = min(c.PartBytes, 1)
+	c.PartBytes, c.Reason = min(c.PartBytes, 1), ""
 	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince} {
 		*t = t.UTC().Round(0)
 	}

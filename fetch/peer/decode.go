@@ -244,6 +244,7 @@ func (c *Copy) check() error {
 	}
 	c.Message, c.UsedBy = printable(c.Message, maxMessage), printable(c.UsedBy, maxMessage)
 	c.Action, c.Rejection = printable(c.Action, maxName), printable(c.Rejection, maxMessage)
+	c.Reason, c.ReasonCode = printable(c.Reason, maxMessage), printable(c.ReasonCode, maxName)
 	if c.Failure != nil {
 		c.Failure.check()
 	}

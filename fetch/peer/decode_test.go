@@ -162,7 +162,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 				VerifiedAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, PartBytes: 4, PartTotal: 5,
 			},
 			UsedBy: "u", Leaving: true, Action: "verify", FromPeers: true,
-			Rejection: "r", RejectionTemporary: true, Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
+			Rejection: "r", RejectionTemporary: true, Reason: "r", ReasonCode: "no-space", Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},
 	}}}
 	for _, v := range []any{want, want.Disks[0], want.Disks[0].Copies[0], *want.Disks[0].Copies[0].Failure} {

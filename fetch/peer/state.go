@@ -59,6 +59,11 @@ type Copy struct {
 	// RejectionTemporary: the disk accepts a copy when another node has the first copy.
 	RejectionTemporary bool     `json:"later,omitempty"`
 	Failure            *Failure `json:"try,omitempty"` // the last failure; nil: no failure
+	// Reason says for people why the node does nothing for the copy now; "": it acts, or nothing is to be
+	// done. ReasonCode is its code, a plan.Code. The text has sizes that change all the time, so that only
+	// the code changes the ETag.
+	Reason     string `json:"why,omitempty"`
+	ReasonCode string `json:"whyCode,omitempty"`
 }
 
 // Failure is the last failure of an action, and the time of the next attempt.

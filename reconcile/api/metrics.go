@@ -172,7 +172,7 @@ func (s sender) images(node string, images []status.ImageStatus) {
 	for _, image := range images {
 		if image.Declared {
 			nDeclared++
-			nReady += int(oneIf(image.Desired > 0 && image.Ready >= image.Desired))
+			nReady += int(oneIf(image.AllReady()))
 		}
 		for _, c := range image.Copies {
 			if c.Node == node {
@@ -201,9 +201,9 @@ func (s sender) desired(images []status.ImageStatus) {
 		if !image.Declared {
 			continue
 		}
-		have := min(image.Ready, image.Desired) // a surplus copy does not replace one of another image
-		nDesired, nReady = nDesired+image.Desired, nReady+have
-		if missing := image.Desired - have; missing > 0 && sent < maxMissing {
+		missing := image.Missing()
+		nDesired, nReady = nDesired+image.Desired, nReady+max(0, image.Desired-missing) // a surplus copy does not replace one of another image
+		if missing > 0 && sent < maxMissing {
 			sent++
 			s.value(missingCopies, float64(missing), image.Name)
 		}

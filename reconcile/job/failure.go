@@ -19,6 +19,22 @@ const inUseRetry = time.Minute
 // copy is replaced if that is possible.
 const maxRepairs = 2
 
+// A network transfer with wrong bytes is most often a wrong declaration, which a person corrects. A proxy
+// on the way, or a server that replaces its file, gives wrong bytes once in a while. So it is tried again
+// after an hour, and ever more rarely, at least once a day: a large image is transferred in vain at most
+// once a day. All mirrors have been tried by then.
+const (
+	firstRareRetry = time.Hour
+	lastRareRetry  = 24 * time.Hour
+)
+
+// rareBackoff returns the delay after wrong bytes. attempts is the number of earlier failed attempts, and
+// rnd spreads the attempts over a tenth of the delay.
+func rareBackoff(attempts int, rnd float64) time.Duration {
+	wait := min(firstRareRetry<<min(attempts, 5), lastRareRetry)
+	return wait + time.Duration(rnd*float64(wait)/10)
+}
+
 // NextFailure returns the new failure of a copy whose action, the argument a, ended with the error
 // err. last is the previous failure of the copy, zero if there was none. rnd, from [0, 1), spreads
 // the retries of a fleet.
@@ -53,6 +69,9 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		return next
 	}
 	if c.final {
+		if isA[*disk.ChecksumError](err) && (a.Op == plan.Download || a.Op == plan.Restore) {
+			next.RetryAt = now.Add(rareBackoff(previous.Attempts, rnd))
+		}
 		return next
 	}
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {

@@ -40,6 +40,25 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 	}
 }
 
+// A download with wrong bytes is tried again after an hour, and ever more rarely, at least once a day.
+// Another upload or an export has other or the same bytes, so that it is not.
+func TestWrongBytesAreTriedAgainRarely(t *testing.T) {
+	wrong := &disk.ChecksumError{Want: plantest.Digest(disk.SHA512, "a"), Got: plantest.Digest(disk.SHA512, "b")}
+	for _, op := range []plan.Op{plan.Download, plan.Restore, plan.Upload, plan.Export} {
+		var last plan.Failure
+		for _, hours := range []int{1, 2, 4, 8, 16, 24, 24} {
+			last = job.NextFailure(last, plan.Action{Op: op}, wrong, plantest.Now, 0)
+			want := plantest.Now.Add(time.Duration(hours) * time.Hour)
+			if op == plan.Upload || op == plan.Export {
+				want = time.Time{}
+			}
+			if !last.Final || !last.RetryAt.Equal(want) {
+				t.Errorf("%s: attempt %d: final=%v, the next one at %v, want %v", op, last.Attempts, last.Final, last.RetryAt, want)
+			}
+		}
+	}
+}
+
 // A full disk is no fault of the source, whatever code reports it. A full backup store is no
 // fault of the disk.
 func TestNextFailureOfAFullDisk(t *testing.T) {

@@ -94,7 +94,8 @@ type Action struct {
 	// action that reads copies of other nodes reads all of them; From names one. A verification
 	// with From reads only that copy, and not the one that the action concerns.
 	From CopyRef `json:"from,omitzero"`
-	// Until is when a wait ends. It is zero when the wait does not end at a known time.
+	// Until is when a wait ends, or when a blocked action is tried all the same. It is zero when the time
+	// is not known.
 	Until time.Time `json:"until,omitzero"`
 	// Next is the operation on the same copy that is planned after this wait or blocked
 	// action; "": none.
@@ -142,10 +143,13 @@ func waitUntil(ref CopyRef, reason Reason, until time.Time) Action {
 // blocked returns an action that needs a change by a person.
 func blocked(ref CopyRef, reason Reason) Action { return NewAction(Blocked, ref, reason, 0) }
 
-// backOff returns the wait for the next attempt after f, or a blocked action if f is final.
+// backOff returns the wait for the next attempt after f, or a blocked action if f is final: a person
+// must act, unless a rare attempt succeeds.
 func backOff(ref CopyRef, f Failure) Action {
 	if f.Final {
-		return blocked(ref, because(CodeRejected, "%s", f.Message))
+		a := blocked(ref, because(CodeRejected, "%s", f.Message))
+		a.Until = f.RetryAt
+		return a
 	}
 	return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt)
 }

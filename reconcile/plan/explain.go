@@ -15,7 +15,10 @@ import (
 type Placement struct {
 	Targets []schema.DiskRef // the desired disks, best first
 	Missing int              // desired copies for which there is no disk
-	Ready   []CopyRef        // ready copies of the declared generation, those on ranked disks first
+	// NamedWithout are the disks that the image names and that have no ready copy, sorted, whether they are
+	// targets or not. A disk with a requested eviction is not one of them.
+	NamedWithout []schema.DiskRef
+	Ready        []CopyRef // ready copies of the declared generation, those on ranked disks first
 	// Delayed has the targets without a ready copy that may not get one from their nodes, with the
 	// reason, and when the next ranked disk gets the copy. It is nil if there is none.
 	Delayed map[schema.DiskRef]Delay
@@ -23,6 +26,33 @@ type Placement struct {
 	// copies are ready as are desired. When no copy is missing, it has only the disks that
 	// would come before a target.
 	PassedOver map[schema.DiskRef]Reason
+}
+
+// namedWithout returns Placement.NamedWithout.
+func namedWithout(s *imageState) (refs []schema.DiskRef) {
+	for _, ref := range s.image.Disks {
+		if _, declared := s.ix.desired.Disk(ref); declared && !s.ix.desired.evicting(ref) && !slices.Contains(s.ready, s.on(ref)) {
+			refs = append(refs, ref)
+		}
+	}
+	slices.SortFunc(refs, CompareDisks)
+	return slices.Compact(refs)
+}
+
+// missingNamed returns how many named disks can take no copy, without those that count as missing ranked
+// disks.
+func missingNamed(p imagePlanner) int {
+	ranked, others := 0, 0
+	for _, ref := range namedWithout(p.state) {
+		switch {
+		case p.placement.isTarget(ref):
+		case p.placement.ranked.has(ref):
+			ranked++
+		default:
+			others++
+		}
+	}
+	return others + max(0, ranked-p.placement.missing)
 }
 
 // Delay is why a target has no copy yet, and until when the other nodes wait for it.
@@ -53,7 +83,7 @@ func (d Desired) Placements(o Observed) map[disk.ID]Placement {
 	all := make(map[disk.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
 		p := newImagePlanner(ix, image)
-		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing, Ready: p.state.ready, Delayed: delayed(p.state, p.placement)}
+		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing + missingNamed(p), NamedWithout: namedWithout(p.state), Ready: p.state.ready, Delayed: delayed(p.state, p.placement)}
 		if len(one.Ready) < one.Desired() || one.Desired() == 0 {
 			one.PassedOver = rejectionReasons(p.placement)
 			if p.placement.missing > 0 || len(p.placement.targets) == 0 {

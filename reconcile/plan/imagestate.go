@@ -260,7 +260,7 @@ func (s *imageState) sourceFailure(first schema.DiskRef) Failure {
 			f := s.ix.observed.Failures[s.on(ref)]
 			switch {
 			case name != s.ix.desired.Node && ref != first && s.digestDeclared(): // a claim
-			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.AppliesTo(op), worst.Final && !f.Final,
+			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.delays(op, s.ix.observed.Now), worst.Final && !f.Final,
 				f.Fault == FaultNetwork && name != s.ix.desired.Node:
 			// The message breaks ties, so that equal states give equal plans.
 			case f.Final && !worst.Final, f.RetryAt.After(worst.RetryAt), f.RetryAt.Equal(worst.RetryAt) && f.Message < worst.Message:

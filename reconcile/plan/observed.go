@@ -118,6 +118,9 @@ type Copy struct {
 	// Rejects is the reason, published by its node, why a disk of another node does not take the
 	// copy; "": no rejection is published.
 	Rejects string
+	// Published is the reason, published by its node, why nothing is done for the copy now. It is zero for
+	// a copy of this node.
+	Published Reason
 	// RejectsForNow: the disk takes a copy once a first copy exists.
 	RejectsForNow bool
 	// Unproven: its node claims that it is ready, and has sent other bytes to this node. Its State is
@@ -278,7 +281,8 @@ type Failure struct {
 	Since    time.Time // the first failed attempt
 	RetryAt  time.Time // the next attempt
 	Message  string
-	// Final: only another declaration helps.
+	// Final: only another declaration helps, as far as it is known. RetryAt is zero then, or the time of
+	// one of the rare attempts that find out whether the source has changed.
 	Final bool
 	// NeedsSpace is how many bytes must be free on the disk for the next attempt, which
 	// starts as soon as they are. 0: space is not the cause.
@@ -300,8 +304,10 @@ func (f Failure) delays(op Op, now time.Time) bool {
 	switch {
 	case !f.AppliesTo(op):
 		return false
-	case f.Final:
+	case f.Final && f.RetryAt.IsZero():
 		return true
+	case f.Final:
+		return f.RetryAt.After(now)
 	case f.NeedsSpace > 0 && f.Attempts < 2:
 		return false
 	}

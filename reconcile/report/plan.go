@@ -186,7 +186,7 @@ func reasonText(a plan.Action) string {
 	}
 	switch {
 	case a.Until.IsZero():
-	case a.Code == plan.CodeRetry:
+	case a.Code == plan.CodeRetry, a.Code == plan.CodeRejected:
 		reason += "; next attempt at " + planTime(a.Until)
 	default:
 		reason += "; until " + planTime(a.Until)

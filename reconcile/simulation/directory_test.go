@@ -10,7 +10,7 @@ import (
 
 // receive writes a configuration into the config directory, unless a newer one is there.
 func (m *node) receive(d *declaration) {
-	if m.directory != nil && d.number < m.directory.number {
+	if m.dirStale || m.directory != nil && d.number < m.directory.number {
 		return
 	}
 	m.directory = d

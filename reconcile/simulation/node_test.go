@@ -25,6 +25,7 @@ type node struct {
 	clockOffset time.Duration // of the wall clock from the true time
 	directory   *declaration  // the last valid content of the config directory
 	dirBroken   bool          // the config directory has an error now
+	dirStale    bool          // new configurations do not arrive
 	ownDisks    map[string]schema.Disk
 	process
 }

@@ -17,33 +17,34 @@ type CopyStatus struct {
 	Disk string `json:"disk"`
 	// State combines the observed state with failures and running jobs. On a node that does
 	// not respond it is unknown; Found has the last response.
-	State              disk.State  `json:"state"`
-	Progress           int         `json:"progress"` // 0..100; 100 is ready
-	Done               int64       `json:"done,omitempty"`
-	Total              int64       `json:"total,omitempty"`   // -1: not known
-	Message            string      `json:"message,omitempty"` // why it has the state, or what is planned
-	Code               plan.Code   `json:"code,omitempty"`    // of the planned action or of the reason for the state
-	Until              time.Time   `json:"until,omitzero"`    // when a wait ends
-	Format             disk.Format `json:"format,omitempty"`
-	Size               int64       `json:"size"`
-	VirtualSize        int64       `json:"virtualSize"`
-	RealSize           int64       `json:"realSize"`
-	SHA512             disk.Digest `json:"sha512"`
-	SHA256             disk.Digest `json:"sha256"`
-	ManifestDigest     disk.Digest `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
-	Owned              bool        `json:"owned"`
-	VerifiedAt         time.Time   `json:"verified,omitzero"` // when its bytes last matched
-	DamagedAt          time.Time   `json:"damaged,omitzero"`  // when they last did not match; they may have been replaced since
-	InUse              string      `json:"inUse,omitempty"`   // what uses it
-	LastUsed           time.Time   `json:"lastUsed,omitzero"`
-	SurplusSince       time.Time   `json:"unwantedSince,omitzero"`
-	Leaving            bool        `json:"leaving,omitempty"`  // withdrawn: it may be deleted at any moment
-	Rejection          string      `json:"refuses,omitempty"`  // why the disk of another node takes no copy
-	RejectionTemporary bool        `json:"later,omitempty"`    // the disk takes a copy once a first copy exists
-	Unproven           bool        `json:"unproven,omitempty"` // its node claims that it is ready, and sent other bytes
-	Running            bool        `json:"running,omitempty"`  // a job runs, here or on its node
-	Syncing            bool        `json:"syncing,omitempty"`  // the job is a sync to a disk of this node
-	BeingRead          bool        `json:"read,omitempty"`     // a running job reads it
+	State              disk.State   `json:"state"`
+	Progress           int          `json:"progress"` // 0..100; 100 is ready
+	Done               int64        `json:"done,omitempty"`
+	Total              int64        `json:"total,omitempty"`   // -1: not known
+	Message            string       `json:"message,omitempty"` // why it has the state, or what is planned
+	Code               plan.Code    `json:"code,omitempty"`    // of the planned action or of the reason for the state
+	Until              time.Time    `json:"until,omitzero"`    // when a wait ends
+	Format             disk.Format  `json:"format,omitempty"`
+	Size               int64        `json:"size"`
+	VirtualSize        int64        `json:"virtualSize"`
+	RealSize           int64        `json:"realSize"`
+	SHA512             disk.Digest  `json:"sha512"`
+	SHA256             disk.Digest  `json:"sha256"`
+	ManifestDigest     disk.Digest  `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
+	Owned              bool         `json:"owned"`
+	VerifiedAt         time.Time    `json:"verified,omitzero"` // when its bytes last matched
+	DamagedAt          time.Time    `json:"damaged,omitzero"`  // when they last did not match; they may have been replaced since
+	InUse              string       `json:"inUse,omitempty"`   // what uses it
+	LastUsed           time.Time    `json:"lastUsed,omitzero"`
+	SurplusSince       time.Time    `json:"unwantedSince,omitzero"`
+	Leaving            bool         `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
+	Rejection          string       `json:"refuses,omitempty"`   // why the disk of another node takes no copy
+	RejectionTemporary bool         `json:"later,omitempty"`     // the disk takes a copy once a first copy exists
+	Unproven           bool         `json:"unproven,omitempty"`  // its node claims that it is ready, and sent other bytes
+	Published          *plan.Reason `json:"published,omitempty"` // why its node does nothing for it now, as it published that
+	Running            bool         `json:"running,omitempty"`   // a job runs, here or on its node
+	Syncing            bool         `json:"syncing,omitempty"`   // the job is a sync to a disk of this node
+	BeingRead          bool         `json:"read,omitempty"`      // a running job reads it
 	// AwaitedSince is since when, in total, this node has waited for the node of the copy, because no
 	// copy of the image was ready.
 	AwaitedSince time.Time      `json:"awaitedSince,omitzero"`
@@ -86,6 +87,9 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode, c.Declaration}
 	} else {
 		s.State = disk.Pending
+	}
+	if !c.Published.IsZero() {
+		s.Published = &c.Published
 	}
 	switch {
 	case c.State == disk.Ready:
@@ -172,7 +176,7 @@ func describesFailure(a plan.Action) bool {
 // setPeerState sets what another node does with its copy, as far as the node published that. The
 // argument delay is why the copy is delayed, zero if it is not.
 func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure, delay plan.Delay) {
-	waits := f.Attempts > 0 && !f.Final && f.RetryAt.After(now)
+	waits := f.Attempts > 0 && f.RetryAt.After(now)
 	switch {
 	case s.Leaving:
 		s.Message = "withdrawn: its deletion is pending"
@@ -189,6 +193,8 @@ func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure, delay plan.Dela
 		s.Message, s.Code = "takes no copy: "+s.Rejection, plan.CodePeerRejects
 	case !delay.IsZero():
 		s.Message, s.Code, s.Until = delay.Text, delay.Code, delay.Until
+	case s.Published != nil && s.Message == "":
+		s.Message, s.Code = s.Published.Text, s.Published.Code
 	case s.Found == nil:
 		s.Message = "its node has not started it"
 	}

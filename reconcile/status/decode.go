@@ -152,7 +152,12 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 
 // toCopy returns the copy as it was observed on its disk. Found must not be nil.
 func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
+	published := plan.Reason{}
+	if c.Published != nil {
+		published = *c.Published
+	}
 	return plan.Copy{
+		Published: published,
 		Copy: disk.Copy{
 			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,

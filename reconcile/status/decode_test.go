@@ -44,7 +44,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4),
 					Declaration: disk.Declaration{File: "images.yaml", Kind: "StorageClass", Name: "fast", ConfigMap: "images"},
 				},
-				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true, Unproven: true,
+				UsedBy: "volume", Leaving: true, Rejects: "full", RejectsForNow: true, Unproven: true, Published: plan.Reason{Code: plan.CodeNoSpace, Text: "full"},
 			}},
 		}},
 		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", OtherConfigFor: time.Hour, LastResponse: at(-5), Outdated: true, Omitted: 7}},

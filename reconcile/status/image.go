@@ -39,9 +39,23 @@ type ImageStatus struct {
 	// BackedUp: the record of a copy on this node has a complete backup at the declared target.
 	BackedUp bool         `json:"backedUp,omitempty"`
 	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
+	// NamedWithout are the disks, NODE/DISK, that the image names and that have no ready copy.
+	NamedWithout []string `json:"namedWithout,omitempty"`
 	// PassedOver has the disks that take no copy, by reason, if fewer copies are ready than
 	// are desired.
 	PassedOver []PassedOver `json:"passedOver,omitempty"`
+}
+
+// AllReady reports whether as many copies are ready as are desired, and one on each disk that the image
+// names.
+func (image ImageStatus) AllReady() bool {
+	return image.Desired > 0 && image.Missing() == 0
+}
+
+// Missing returns how many desired copies are not ready. A surplus copy does not replace one on a disk that
+// the image names.
+func (image ImageStatus) Missing() int {
+	return max(image.Desired-image.Ready, len(image.NamedWithout))
 }
 
 // PassedOver is one reason why disks take no copy of an image.
@@ -67,6 +81,9 @@ func (b *builder) image(id disk.ID) ImageStatus {
 		for _, ref := range now.targets {
 			places[ref] = true
 		}
+		for _, ref := range now.namedWithout {
+			places[ref], s.NamedWithout = true, append(s.NamedWithout, ref.String())
+		}
 	}
 	s.CannotPrepare, s.BackedUp = b.view.Observed.CannotPrepare[id], b.view.Observed.BackedUp[id]
 	about := b.planned[plan.CopyRef{Disk: schema.DiskRef{Node: b.view.Desired.Node}, ID: id}]
@@ -81,6 +98,7 @@ func (b *builder) image(id disk.ID) ImageStatus {
 type imagePlacement struct {
 	declaration    string
 	targets        []schema.DiskRef
+	namedWithout   []schema.DiskRef
 	desired, ready int
 	passedOver     []PassedOver
 	delayed        map[schema.DiskRef]plan.Delay

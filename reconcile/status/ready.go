@@ -168,7 +168,7 @@ func (s Status) CheckReady(names []string) error {
 		switch {
 		case !declared:
 			return &NotDeclaredError{name}
-		case image.Desired == 0 || image.Ready < image.Desired:
+		case !image.AllReady():
 			lines = append(lines, s.notReadyError(image))
 		}
 	}

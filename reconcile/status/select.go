@@ -34,7 +34,7 @@ func (c CopyStatus) Summary() string {
 	}
 	switch {
 	case c.Until.IsZero():
-	case c.Code == plan.CodeRetry, c.Failure != nil && c.Failure.RetryAt.Equal(c.Until):
+	case c.Code == plan.CodeRetry, c.Code == plan.CodeRejected, c.Failure != nil && c.Failure.RetryAt.Equal(c.Until):
 		parts = append(parts, "next attempt at "+c.Until.Format(time.RFC3339))
 	default:
 		parts = append(parts, "until "+c.Until.Format(time.RFC3339))

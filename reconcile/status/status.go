@@ -242,7 +242,7 @@ func (v *View) computePlacements() map[disk.ID]imagePlacement {
 		p := placements[image.ID]
 		all[image.ID] = imagePlacement{
 			declaration: declaration(image), targets: p.Targets, ready: len(p.Ready), desired: p.Desired(),
-			passedOver: groupPassedOver(p.PassedOver, &names), delayed: p.Delayed,
+			passedOver: groupPassedOver(p.PassedOver, &names), namedWithout: p.NamedWithout, delayed: p.Delayed,
 		}
 	}
 	return all

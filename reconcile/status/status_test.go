@@ -78,7 +78,11 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 	away := ready
 	away.Leaving = true
 	failed := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Minute), Message: "it failed"}
-	final := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Minute), Message: "it failed", Final: true}
+	final := plan.Failure{Attempts: 1, Message: "it failed", Final: true}
+	rare := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Hour), Message: "it failed", Final: true}
+	waiting, surplus := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}, ready
+	waiting.Published = plan.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
+	surplus.Published = plan.Reason{Code: plan.CodeCleanupInterval, Text: "surplus copy"}
 	for _, tt := range []struct {
 		name        string
 		c           *plan.Copy
@@ -92,6 +96,9 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		{"a partial file", &part, nil, true, false, "in-progress 25 a job runs on its node"},
 		{"a failure", &part, &failed, false, false, "failed 25 it failed until"},
 		{"a final failure", &part, &final, false, false, "failed 25 it failed"},
+		{"wrong bytes", &part, &rare, false, false, "failed 25 it failed until"},
+		{"waiting", &waiting, nil, false, false, "pending 0 the limit is 0"},
+		{"surplus", &surplus, nil, false, false, "ready 100 surplus copy"},
 		{"ready", &ready, nil, false, false, "ready 100 "},
 		{"being verified", &ready, nil, true, false, "ready 100 a job runs on its node"},
 		{"leaving", &away, nil, true, false, "ready 100 withdrawn: its deletion is pending"},

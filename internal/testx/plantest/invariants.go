@@ -67,7 +67,7 @@ func (k *checker) checkActions() {
 		f := k.o.Failures[key]
 		applies := f.Op == "" || f.Op == a.Op
 		applies = applies && a.Op != plan.Upload // a client may upload another file
-		k.forbid(applies && f.Final && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s after a final failure", a.Op, key)
+		k.forbid(applies && f.Final && (f.RetryAt.IsZero() || f.RetryAt.After(k.o.Now)) && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s after a final failure", a.Op, key)
 		k.forbid(applies && f.NeedsSpace == 0 && f.RetryAt.After(k.o.Now), "%s of %s before its retry time", a.Op, key)
 		switch a.Op {
 		case plan.Adopt, plan.Verify:
