@@ -71,7 +71,11 @@ func (k *checker) checkActions() {
 		k.forbid(applies && f.NeedsSpace == 0 && f.RetryAt.After(k.o.Now), "%s of %s before its retry time", a.Op, key)
 		switch a.Op {
 		case plan.Adopt, plan.Verify:
-			k.forbid(!file || k.d.Config.Images[a.Image].ID != key.ID, "%s of a file that is missing or not declared: %s", a.Op, key)
+			verified := key.ID
+			if a.VerifiesPeer() { // for the deletion of key, which may be an older generation
+				verified = a.From.ID
+			}
+			k.forbid(!file || k.d.Config.Images[a.Image].ID != verified, "%s of a file that is missing or not declared: %s", a.Op, key)
 		case plan.Repair:
 			k.forbid(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || k.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
 		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync:
