@@ -225,24 +225,36 @@ type fleetIndex struct {
 	digestsByName map[string][]disk.Digest       // the digests of these copies
 	namesByDigest map[disk.Digest][]string       // the images with copies of that digest
 	undeclared    []string                       // images with copies that are not declared
-	maxSize       map[string]int64               // bytes that a new copy takes, at most
+	maxSpace      map[string]neededSpace         // that a new copy takes, at most
 	imagesByNode  map[string]map[string]struct{} // the images that may concern a node
+}
+
+// neededSpace is the disk space that a new copy takes, in bytes.
+type neededSpace struct {
+	data   int64 // of the image
+	beside int64 // of the files beside it
+}
+
+// max returns the larger one of each value.
+func (s neededSpace) max(t neededSpace) neededSpace {
+	return neededSpace{max(s.data, t.data), max(s.beside, t.beside)}
 }
 
 // newFleetIndex indexes the published disks.
 func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
-	f := &fleetIndex{copiesByName: map[string][]CopyRef{}, digestsByName: map[string][]disk.Digest{}, namesByDigest: map[disk.Digest][]string{}, maxSize: map[string]int64{}, imagesByNode: map[string]map[string]struct{}{}}
-	largest := map[disk.Digest]int64{}
+	f := &fleetIndex{copiesByName: map[string][]CopyRef{}, digestsByName: map[string][]disk.Digest{}, namesByDigest: map[disk.Digest][]string{}, maxSpace: map[string]neededSpace{}, imagesByNode: map[string]map[string]struct{}{}}
+	largest := map[disk.Digest]neededSpace{}
 	for _, ref := range slices.SortedFunc(maps.Keys(disks), CompareDisks) {
 		for _, id := range slices.SortedFunc(maps.Keys(disks[ref].Copies), CompareIDs) {
 			c := disks[ref].Copies[id]
 			f.copiesByName[id.Name] = append(f.copiesByName[id.Name], CopyRef{ref, id})
-			f.maxSize[id.Name] = max(f.maxSize[id.Name], c.RealSize)
+			needed := neededSpace{c.RealSize, disk.SpaceBeside(c.Size)}
+			f.maxSpace[id.Name] = f.maxSpace[id.Name].max(needed)
 			for _, digest := range []disk.Digest{c.SHA512, c.SHA256} {
 				if names := f.namesByDigest[digest]; !digest.IsZero() && !slices.Contains(names, id.Name) {
 					f.namesByDigest[digest], f.digestsByName[id.Name] = append(names, id.Name), append(f.digestsByName[id.Name], digest)
 				}
-				largest[digest] = max(largest[digest], c.RealSize)
+				largest[digest] = largest[digest].max(needed)
 			}
 		}
 	}
@@ -253,7 +265,7 @@ func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
 	}
 	for name, image := range d.Config.Images {
 		if !image.Checksum.IsZero() {
-			f.maxSize[name] = max(f.maxSize[name], largest[image.Checksum])
+			f.maxSpace[name] = f.maxSpace[name].max(largest[image.Checksum])
 		}
 	}
 	return f
@@ -390,7 +402,7 @@ func (f *fleetIndex) mayReject(d Desired, o Observed) []schema.Image {
 		for diskName, declared := range d.Config.Nodes[d.Node].Disks {
 			ref := schema.DiskRef{Node: d.Node, Disk: diskName}
 			seen := o.Disks[ref]
-			need := max(1, f.maxSize[name], o.Failures[CopyRef{ref, image.ID}].NeedsSpace)
+			need := max(1, f.maxSpace[name].data+f.maxSpace[name].beside, o.Failures[CopyRef{ref, image.ID}].NeedsSpace)
 			may = may || need > seen.Space.Free-declared.StorageReserved || seen.Copies[image.ID].State == disk.Failed
 		}
 		if may {
