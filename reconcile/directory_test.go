@@ -25,7 +25,8 @@ type slowLoop struct {
 	ended chan error
 }
 
-func startSlowLoop(t *testing.T, text string) *slowLoop {
+// startSlowLoop starts a loop. setup may change it before the start.
+func startSlowLoop(t *testing.T, text string, setup func(*slowLoop)) *slowLoop {
 	l := &slowLoop{conf: t.TempDir(), ended: make(chan error, 1)}
 	files.Put(t, text, l.conf, "config.yaml")
 	log := slog.New(slog.DiscardHandler)
@@ -39,6 +40,7 @@ func startSlowLoop(t *testing.T, text string) *slowLoop {
 		}
 		return load(ctx, s)
 	}
+	setup(l)
 	ctx, stop := context.WithCancel(t.Context())
 	go l.directory.run(ctx, nil)
 	go func() { l.ended <- l.run(ctx) }()
@@ -65,7 +67,7 @@ const slowConfig = "nodes: {node1: {disks: {disk1: {path: /nonexistent}}}}\nimag
 // nothing. The status shows a load that takes long, and the results are applied in order.
 func TestRoundsGoOnDuringALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := startSlowLoop(t, slowConfig)
+		l := startSlowLoop(t, slowConfig, func(*slowLoop) {})
 		v := l.at(3 * time.Second)
 		if v == nil || v.Desired.Allowed != schema.Everything || !v.LoadingSince.IsZero() {
 			t.Fatalf("after the first load: %+v", v)
@@ -104,8 +106,7 @@ func TestRoundsGoOnDuringALoad(t *testing.T) {
 // The end of the loop ends a load at once.
 func TestShutdownEndsALoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := startSlowLoop(t, slowConfig)
-		l.took = time.Hour
+		l := startSlowLoop(t, slowConfig, func(l *slowLoop) { l.took = time.Hour })
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if l.loads != 1 || l.View() != nil {
@@ -117,13 +118,15 @@ func TestShutdownEndsALoad(t *testing.T) {
 // A load that had no time for everything continues without a change of the directory.
 func TestUnfinishedLoadContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := startSlowLoop(t, slowConfig)
-		load, most := l.directory.load, 3
-		l.directory.load = func(ctx context.Context, s configdir.Snapshot) schema.Result {
-			r := load(ctx, s)
-			r.Unfinished = l.loads < most
-			return r
-		}
+		const most = 3
+		l := startSlowLoop(t, slowConfig, func(l *slowLoop) {
+			load := l.directory.load
+			l.directory.load = func(ctx context.Context, s configdir.Snapshot) schema.Result {
+				r := load(ctx, s)
+				r.Unfinished = l.loads < most
+				return r
+			}
+		})
 		l.at(time.Minute)
 		if l.loads != most {
 			t.Errorf("%d loads, want %d", l.loads, most)
