@@ -21,7 +21,7 @@ type Plan struct {
 	Summary Summary  `json:"summary"`
 	// Suspended lists the suspensions in effect: the one in the settings first, then by image.
 	Suspended []Suspension `json:"suspended,omitempty"`
-	// Awaited are the copies on other nodes for which images without a ready copy wait (overdue.go).
+	// Awaited are the copies on other nodes for which images without a ready copy wait (placement.go).
 	Awaited []CopyRef `json:"-"`
 	// Digest is the config digest, "" while any part of the configuration is invalid.
 	Digest string `json:"digest,omitempty"`
