@@ -19,7 +19,7 @@
 //	        copy from this node or from peers
 //	        the first target, if no copy exists: use the source,
 //	        or wait for other nodes           firstcopy.go  F1 to F7
-//	        but not for ever                  placement.go    F3
+//	        but not for ever                  placement.go  F3
 //	    too few disks: say why                explain.go
 //	for each owned copy of another image:     orphans.go    orphanPlanner: S6
 //	one scrub                                 scrub.go
