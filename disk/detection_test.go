@@ -256,7 +256,7 @@ func (r random) noise(limit int) []byte {
 	return b
 }
 
-// header returns a signature with random bytes after it, some of which are zeros.
+// header returns a signature and then random bytes. Some of them are zeros.
 func (r random) header() []byte {
 	b := make([]byte, sector*(1+r.IntN(256)))
 	copy(b, r.noise(1+r.IntN(1024)))

@@ -368,7 +368,7 @@ func notifications(p *Poller) int {
 	}
 }
 
-// targets returns the nodes with these URLs, of which every disk and image is declared.
+// targets returns the nodes with these URLs. All their disks and images are declared.
 func targets(urls map[string]string) map[string]Target {
 	nodes := map[string]Target{}
 	for name, url := range urls {

@@ -35,8 +35,8 @@ type PeerStatus struct {
 	Config string `json:"config"`
 	// Outdated: the last response leaves out disks that are declared since. It is true for a moment.
 	Outdated bool `json:"outdated,omitempty"`
-	// Omitted is how many of its copies this node left out: copies of undeclared images and old
-	// generations, of which it publishes more than the configuration can mean. No orphan is deleted
+	// Omitted is how many copies of undeclared images and of old generations this node left out,
+	// because the peer publishes more of them than the configuration can mean. No orphan is deleted
 	// then.
 	Omitted int  `json:"omitted,omitempty"`
 	Skew    Skew `json:"skew"`
