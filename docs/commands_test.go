@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -76,7 +76,10 @@ func runScript(t *testing.T, script string) {
 		t.Fatal(err)
 	}
 	if strings.Contains(script, program+" daemon ") {
-		address := freeAddress(t)
+		address, err := freeport.Address("127.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
 		script = strings.ReplaceAll(script, program+" daemon ", program+" daemon --listen "+address+" ")
 		script = strings.ReplaceAll(script, "127.0.0.1:8000", address)
 	}
@@ -89,15 +92,6 @@ func runScript(t *testing.T, script string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\nof the script\n%s", err, out, script)
 	}
-}
-
-func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // TestConfigurationsAreValid validates the blocks "yaml", each as a config directory.

@@ -17,6 +17,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -104,7 +105,7 @@ func (s *Server) run(dir, scheme string, flags, buckets []string) (*Server, erro
 			return nil, err
 		}
 	}
-	if s.Address, err = freeAddress(); err != nil {
+	if s.Address, err = freeport.Address("127.0.0.1"); err != nil {
 		return nil, err
 	}
 	s.URL = scheme + "://" + s.Address
@@ -158,14 +159,6 @@ var executable = sync.OnceValues(func() (*os.File, error) {
 	}
 	return os.Open(path)
 })
-
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return l.Addr().String(), l.Close()
-}
 
 // listening waits until the address accepts connections.
 func listening(address string, ended <-chan struct{}) error {

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -31,7 +32,7 @@ func makeCluster(s script, args []string) error {
 	fmt.Fprintln(&nodes, "nodes:")
 	for i := 1; i <= n; i++ {
 		name := fmt.Sprint("node", i)
-		at, err := freeAddress(fmt.Sprintf("127.0.0.%d", i))
+		at, err := freeport.Address(fmt.Sprintf("127.0.0.%d", i))
 		if err != nil {
 			return err
 		}

@@ -3,12 +3,11 @@ package script
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"syscall"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -73,27 +72,12 @@ func unbind(s script, args []string) error {
 }
 
 func address(s script, args []string) error {
-	a, err := freeAddress("127.0.0.1")
+	a, err := freeport.Address("127.0.0.1")
 	if err != nil {
 		return err
 	}
 	s.Setenv(args[0], a)
 	return nil
-}
-
-// freeAddress returns an address with a free port below 32768. The kernel uses ports from 32768 on
-// for outgoing connections, which could occupy the port before the program listens on it.
-func freeAddress(host string) (string, error) {
-	for attempt := 0; ; attempt++ {
-		address := net.JoinHostPort(host, fmt.Sprint(10000+rand.IntN(32768-10000)))
-		l, err := net.Listen("tcp", address)
-		switch {
-		case err == nil:
-			return address, l.Close()
-		case attempt == 100:
-			return "", err
-		}
-	}
 }
 
 func tusClient(s script, args []string) error {

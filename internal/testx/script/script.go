@@ -26,6 +26,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -139,7 +140,7 @@ func defaultSetup(env *testscript.Env, state *state) error {
 	u, server := newUpstream(filepath.Join(env.WorkDir, "upstream"))
 	env.Defer(func() { u.close(server) })
 	state.upstreams["UPSTREAM"] = u
-	listen, err := freeAddress("127.0.0.1")
+	listen, err := freeport.Address("127.0.0.1")
 	if err != nil {
 		return err
 	}
