@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"slices"
+	"sync"
 
 	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/cuecontext"
@@ -71,8 +72,8 @@ type specs struct {
 	manifests map[*manifest.Kind]*spec
 }
 
-// readSpecs reads the specs from the schema.
-func readSpecs() specs {
+// readSpecs reads the specs from the schema, once per process: nobody changes them.
+var readSpecs = sync.OnceValue(func() specs {
 	c := compile()
 	all := specs{manifests: map[*manifest.Kind]*spec{}}
 	for s, v := range c.sections {
@@ -82,7 +83,7 @@ func readSpecs() specs {
 		all.manifests[k] = specOf(v)
 	}
 	return all
-}
+})
 
 func specOf(v cue.Value) *spec {
 	s := &spec{}
