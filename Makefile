@@ -5,7 +5,7 @@ SEEDS ?= 10000
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-.PHONY: help build demo test check bench fuzz simulate mutants vulncheck
+.PHONY: help build demo test check bench fuzz simulate mutants chaos vulncheck
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
@@ -45,6 +45,10 @@ simulate: ## Simulate SEEDS (10000) clusters of 5 to 12 nodes, from seed FIRST (
 mutants: ## Break each rule of planner and loop on purpose: the simulation has to notice.
 ## ONLY=PATTERN selects mutants.
 	$(GO) test -timeout 10h -count 1 -run '^TestMutants$$' -v ./reconcile/simulation -cluster.mutants '$(or $(ONLY),.)'
+
+chaos: ## Run real daemons through MINUTES (3) of faults from SEED (1) and check that nothing is lost. Needs root.
+## A failed run keeps its folder and names it. TESTFLAGS=-chaos.race builds the daemons with the race detector.
+	$(GO) test -timeout 10h -count 1 -run '^TestChaos$$' -v ./internal/testx/chaos -chaos.seed $(or $(SEED),1) -chaos.minutes $(or $(MINUTES),3) $(TESTFLAGS)
 
 vulncheck: ## Search the dependencies in the Go vulnerability database (needs internet access).
 	$(GO) run $(GOVULNCHECK) ./...

@@ -1,0 +1,193 @@
+package chaos
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// convergeTime is how long the cluster may take after the last fault: a node that was paused or
+// isolated is noticed within 40 s, and the intervals follow. The rest is for a busy machine.
+const convergeTime = 3 * time.Minute
+
+// waitConverged waits until all nodes have converged, and reports a violation if they do not. A person
+// helps after ten seconds, as the operator's guide says: with an upload where only people have the
+// image, a retry where an attempt failed, and a verification where bits rotted.
+func (c *cluster) waitConverged(ctx context.Context) bool {
+	start, helped, stable := time.Now(), time.Time{}, 0
+	for ctx.Err() == nil {
+		unfinished := c.unfinished()
+		if len(unfinished) == 0 {
+			stable++
+		} else {
+			stable = 0
+		}
+		switch waited := time.Since(start); {
+		case stable == 3:
+			c.note("converged after %.1fs", waited.Seconds())
+			return true
+		case waited > convergeTime:
+			c.violation("converge"+start.String(), "the nodes have not converged within %v:\n\t%s", convergeTime, strings.Join(unfinished, "\n\t"))
+			return false
+		case stable == 0 && time.Since(helped) > 10*time.Second:
+			c.help(waited)
+			helped = time.Now()
+		}
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	return false
+}
+
+// help does what a person does after faults. In the first seconds it only uploads and verifies.
+func (c *cluster) help(waited time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.observer.damagedCopies() {
+		c.command(commandTime, k.disk.node, c.told("verification of "+k.String()), "backing-image", "verify", k.generation.image.name)
+	}
+	for _, d := range c.truth.sorted() {
+		g := d.generation
+		copies := len(c.observer.counted(c.observer.copies, g))
+		if g.image.upload && copies == 0 {
+			for _, n := range c.nodes {
+				c.uploadTo(n, g, commandTime, func(err error) {
+					c.note("    upload of %s to %s: %v", g, n.name, err)
+				})
+			}
+		}
+		if waited < 10*time.Second || copies >= c.wanted(d) {
+			continue
+		}
+		for _, n := range c.nodes {
+			c.command(commandTime, n, func(_ string, err error) {
+				if err == nil {
+					c.note("    retry of %s on %s", g, n.name)
+				}
+			}, "backing-image", "retry", g.image.name)
+		}
+	}
+}
+
+// wanted returns how many copies an image has after all faults.
+func (c *cluster) wanted(d declaration) int {
+	if d.copies == 0 {
+		return len(c.disks())
+	}
+	return d.copies
+}
+
+// unfinished returns what is missing until the cluster has converged.
+func (c *cluster) unfinished() []string {
+	var l []string
+	digests := map[string]bool{}
+	for _, n := range c.nodes {
+		s, err := c.client.status(n)
+		if err != nil {
+			l = append(l, fmt.Sprintf("%s: %v", n.name, err))
+			continue
+		}
+		digests[s.Config.Digest] = true
+		l = append(l, unfinishedIn(s)...)
+		c.mu.Lock()
+		for _, d := range c.truth.sorted() {
+			i := slices.IndexFunc(s.Images, func(i imageStatus) bool { return i.Name == d.generation.image.name && i.UUID == d.generation.uuid })
+			if i < 0 || !s.Images[i].Declared {
+				l = append(l, fmt.Sprintf("%s does not declare %s", n.name, d.generation))
+			} else if got := s.Images[i]; got.Ready != got.Wanted || got.Wanted != c.wanted(d) {
+				l = append(l, fmt.Sprintf("%s: %s: %d ready of %d, want %d: %s", n.name, d.generation, got.Ready, got.Wanted, c.wanted(d), got.Message))
+			}
+		}
+		c.mu.Unlock()
+	}
+	if len(digests) > 1 || digests[""] {
+		l = append(l, fmt.Sprintf("the config digests are %v", digests))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.observer.look()
+	return append(l, c.unfinishedOnDisks()...)
+}
+
+// unfinishedIn returns what is missing according to the status of a node.
+func unfinishedIn(s status) []string {
+	var l []string
+	if s.Config.Fault != "" || len(s.Config.Errors) > 0 || s.Config.Skew != "" {
+		l = append(l, fmt.Sprintf("%s: config: %s %v %s", s.Node, s.Config.Fault, s.Config.Errors, s.Config.Skew))
+	}
+	for _, p := range s.Peers {
+		if !p.Responds {
+			l = append(l, fmt.Sprintf("%s: %s does not respond: %s", s.Node, p.Node, p.Problem))
+		}
+	}
+	for _, d := range s.Disks {
+		if d.Problem != "" || d.Disputed != "" || d.ReadOnly {
+			l = append(l, fmt.Sprintf("%s: %s/%s: %s%s read-only: %v", s.Node, d.Node, d.Disk, d.Problem, d.Disputed, d.ReadOnly))
+		}
+	}
+	for _, a := range s.Plan.Actions {
+		l = append(l, fmt.Sprintf("%s plans: %s %s-%s on %s/%s: %s (%s)", s.Node, a.Action, a.Image, a.UUID, a.Node, a.Disk, a.Reason, a.Code))
+	}
+	return l
+}
+
+// unfinishedOnDisks compares the disks with what has to be on them: the copies, and nothing else.
+func (c *cluster) unfinishedOnDisks() []string {
+	var l []string
+	for _, d := range c.truth.sorted() {
+		same := 0
+		for _, k := range c.observer.counted(c.observer.copies, d.generation) {
+			if k.same {
+				same++
+			}
+		}
+		if same != c.wanted(d) {
+			l = append(l, fmt.Sprintf("the disks have %d true copies of %s, want %d", same, d.generation, c.wanted(d)))
+		}
+	}
+	for _, d := range c.disks() {
+		for _, pattern := range []string{"*", ".removing-*"} {
+			folders, err := filepath.Glob(filepath.Join(d.store, "backing-images", pattern))
+			if err != nil {
+				panic(err) // the pattern is wrong
+			}
+			for _, folder := range folders {
+				l = append(l, c.leftOn(d, filepath.Base(folder))...)
+			}
+		}
+	}
+	return l
+}
+
+// leftOn returns what does not belong into a folder of backing-images.
+func (c *cluster) leftOn(d *disk, entry string) []string {
+	if slices.ContainsFunc(d.unmanaged, func(f unmanagedFile) bool {
+		return strings.HasPrefix(f.path+"/", "backing-images/"+entry+"/")
+	}) {
+		return nil
+	}
+	g := c.ids()[entry]
+	if g == nil || !c.truth.declares(g) {
+		return []string{fmt.Sprintf("%s has %s, which is not declared", d.ref(), entry)}
+	}
+	files, err := os.ReadDir(d.folder(entry))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return []string{err.Error()}
+	}
+	var l []string
+	for _, f := range files {
+		switch f.Name() {
+		case "backing", "backing.cfg", "backing.record", "backing.chunks":
+		default:
+			l = append(l, fmt.Sprintf("%s has %s/%s", d.ref(), entry, f.Name()))
+		}
+	}
+	return l
+}
