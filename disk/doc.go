@@ -23,12 +23,12 @@
 //	disk.go folder.go             a disk; the folder of one image
 //	record.go cfg.go              the two small files that describe a copy
 //	copies.go                     Copy: the observed state of one copy; Stat, List
-//	part.go partwriter.go         partial file: append and resume
+//	part.go                       partial file: append and resume
 //	clone.go commit.go            fill it from another copy; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
 //	reader.go manifest.go         read an image and its chunk manifest
 //	users.go                      which images are in use
-//	replicas.go file.go           read Longhorn's replicas and other files that change
+//	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
 //
 // A Disk has two groups of methods. Most methods are about images: Stat, List, OpenPart, Open,

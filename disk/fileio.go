@@ -108,7 +108,7 @@ func removeRegular(root *os.Root, name string, names uint64) error {
 }
 
 // openLeased opens a file. It waits up to 100 ms while a process has a lease on the file. That may be
-// this process, because Disk.FileOpen uses a lease to check whether the file is open.
+// this process, because Users.FileOpen uses a lease to check whether the file is open.
 func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	for tries := 0; ; tries++ {
 		f, err := root.OpenFile(name, flag, privateMode)

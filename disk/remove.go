@@ -86,7 +86,7 @@ func (d *Disk) Remove(id ID) error {
 	}
 	d.removals.RLock()
 	defer d.removals.RUnlock()
-	r := &folderRemoval{imageFolder: f, now: f.path()}
+	r := &folderRemoval{folder: f, now: f.path()}
 	defer r.release()
 	return RemoveUnused(r)
 }
@@ -99,50 +99,52 @@ func (d *Disk) Remove(id ID) error {
 // opens the file, and a lease that is being broken counts as a use. Delete then deletes the files where
 // they are, the image first, so that after a crash the folder has no image.
 type folderRemoval struct {
-	imageFolder
+	folder  imageFolder
 	now     string    // the present path of the folder
 	inPlace bool      // SetAside took a lease instead of the rename
 	leased  *leasedIn // nil unless inPlace, and if there is no image
 }
 
 // aside returns the path of the folder after the rename.
-func (r *folderRemoval) aside() string { return path.Join(imagesFolder, removingPrefix+r.id.String()) }
+func (r *folderRemoval) aside() string {
+	return path.Join(imagesFolder, removingPrefix+r.folder.id.String())
+}
 
 // CheckUnused implements Removal.
 func (r *folderRemoval) CheckUnused(bool) error {
 	if r.inPlace {
 		return r.checkLeased()
 	}
-	return r.checkUnused(path.Join(r.now, imageFile))
+	return r.folder.checkUnused(path.Join(r.now, imageFile))
 }
 
 // checkLeased is checkUnused for an image with a lease of this removal.
 func (r *folderRemoval) checkLeased() error {
-	if reason, inUse := r.disk.Users().InUse(r.id); inUse {
-		return &InUseError{ID: r.id, Reason: reason}
+	if reason, inUse := r.folder.disk.Users().InUse(r.folder.id); inUse {
+		return &InUseError{ID: r.folder.id, Reason: reason}
 	}
 	if r.leased != nil && !r.leased.held() {
-		return &InUseError{ID: r.id, Reason: "a process opens the file"}
+		return &InUseError{ID: r.folder.id, Reason: "a process opens the file"}
 	}
 	return nil
 }
 
 // SetAside implements Removal.
 func (r *folderRemoval) SetAside() error {
-	err := noSpace(r.disk.root.Rename(r.path(), r.aside()))
+	err := noSpace(r.folder.disk.root.Rename(r.folder.path(), r.aside()))
 	if errors.Is(err, ErrNoSpace) {
 		r.inPlace = true
-		if r.leased, err = r.disk.leases.lease(r.disk.root, r.file(imageFile)); err != nil {
-			return &InUseError{ID: r.id, Reason: err.Error()}
+		if r.leased, err = r.folder.disk.leases.lease(r.folder.disk.root, r.folder.file(imageFile)); err != nil {
+			return &InUseError{ID: r.folder.id, Reason: err.Error()}
 		}
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("remove %s: %w", r.id, err)
+		return fmt.Errorf("remove %s: %w", r.folder.id, err)
 	}
 	r.now = r.aside()
 	if err := r.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("remove %s: %w", r.id, err), r.PutBack())
+		return errors.Join(fmt.Errorf("remove %s: %w", r.folder.id, err), r.PutBack())
 	}
 	return nil
 }
@@ -152,9 +154,9 @@ func (r *folderRemoval) PutBack() error {
 	if r.inPlace {
 		return nil
 	}
-	err := renameDurably(r.disk.root, r.aside(), r.path())
+	err := renameDurably(r.folder.disk.root, r.aside(), r.folder.path())
 	if err != nil {
-		r.disk.unrestored.Store(true)
+		r.folder.disk.unrestored.Store(true)
 	}
 	return err
 }
@@ -173,18 +175,18 @@ func (r *folderRemoval) Delete() error {
 			return err
 		}
 	}
-	if err := removeOwnFiles(r.disk.root, r.now); err != nil {
-		return fmt.Errorf("remove %s: %w", r.id, err)
+	if err := removeOwnFiles(r.folder.disk.root, r.now); err != nil {
+		return fmt.Errorf("remove %s: %w", r.folder.id, err)
 	}
-	if err := ignoreMissing(r.disk.root.Remove(r.now)); err != nil {
+	if err := ignoreMissing(r.folder.disk.root.Remove(r.now)); err != nil {
 		// The folder contains unmanaged files: they are kept, under the old name.
-		return fmt.Errorf("remove %s: other files are in its folder: %w", r.id, err)
+		return fmt.Errorf("remove %s: other files are in its folder: %w", r.folder.id, err)
 	}
 	return nil
 }
 
 // Sync implements Removal.
-func (r *folderRemoval) Sync() error { return syncFolder(r.disk.root, imagesFolder) }
+func (r *folderRemoval) Sync() error { return syncFolder(r.folder.disk.root, imagesFolder) }
 
 // ownFiles are the files of an image folder that this program may delete, in this order. The image is
 // the first one, because no other file makes a copy without it. The record is the last one, because a

@@ -40,7 +40,7 @@ func TestRemoveWithoutSpaceForARename(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(d.Path(), testID.folder())); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder exists, error %v", err)
 	}
-	if reason, open := d.FileOpen(testID); open {
+	if reason, open := d.Users().FileOpen(testID); open {
 		t.Errorf("after the removal another probe says %q", reason)
 	}
 }

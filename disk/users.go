@@ -56,8 +56,10 @@ func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 	return "", false, fmt.Errorf("its backing file %q does not name an image", m.BackingFilePath)
 }
 
-// Users are the images of a disk that its replicas use.
+// Users are the users of the images on a disk: the replicas at the time of Disk.Users, and the processes
+// at the time of FileOpen.
 type Users struct {
+	disk     *Disk
 	replicas map[string][]string // folder of the image -> names of replica folders
 	err      error
 }
@@ -80,9 +82,19 @@ func (u Users) InUse(id ID) (reason string, inUse bool) {
 	return "", false
 }
 
+// FileOpen reports whether any process, including this one, has the file of the image open, and the
+// reason.
+func (u Users) FileOpen(id ID) (reason string, open bool) {
+	return u.disk.leases.fileOpen(u.disk.root, id.file(imageFile))
+}
+
 // Users reads the metadata of all replicas on the disk, in every state. It reads only files that
 // changed since the last call.
-func (d *Disk) Users() Users { return d.replicas.users(d.root) }
+func (d *Disk) Users() Users {
+	u := d.replicas.users(d.root)
+	u.disk = d
+	return u
+}
 
 // replicaCache caches the image of each replica while its volume.meta is unchanged. It is safe for
 // concurrent use.
@@ -162,12 +174,6 @@ func isLink(root *os.Root, image string) bool {
 		}
 	}
 	return false
-}
-
-// FileOpen reports whether any process, including this one, has the file of the image open, and the
-// reason.
-func (d *Disk) FileOpen(id ID) (reason string, open bool) {
-	return d.leases.fileOpen(d.root, id.file(imageFile))
 }
 
 // leaseProbe uses file leases to determine whether a file is open. It runs one probe at a time,

@@ -90,7 +90,7 @@ func (d localDisk) List(name string) (c Contents, err error) {
 	if c.ReadOnly, err = d.ReadOnly(); err != nil {
 		return Contents{}, err
 	}
-	c.Users = localUsers{d.Users(), d.Disk}
+	c.Users = d.Users()
 	return c, nil
 }
 
@@ -103,15 +103,6 @@ func (d localDisk) Update(id disk.ID, change func(*disk.Record)) error {
 
 // Close implements Disk.
 func (d localDisk) Close() error { return errors.Join(d.unlock(), d.Disk.Close()) }
-
-// localUsers implements Users.
-type localUsers struct {
-	disk.Users // implements Err and InUse
-	disk       *disk.Disk
-}
-
-// FileOpen implements Users.
-func (u localUsers) FileOpen(id disk.ID) (reason string, open bool) { return u.disk.FileOpen(id) }
 
 // folderOf returns the disk.Disk behind a Disk of a localNode, nil for nil.
 func folderOf(d Disk) *disk.Disk {

@@ -155,12 +155,12 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	}
 	best := bestCopy(copies)
 	p := &fetch.Progress{}
-	stop := bars.watch(singleTransfer(plan.Backup, best.ID, best.Path(), p))
-	err = w.Create(ctx, best.Disk, best.ID, p)
+	stop := bars.watch(singleTransfer(plan.Backup, best.ID, best.disk.Path(), p))
+	err = w.Create(ctx, best.disk, best.ID, p)
 	stop()
 	switch {
 	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
-		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Path())
+		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.disk.Path())
 	case ctx.Err() != nil:
 		return errors.New("stopped; the same command completes the backup")
 	case err != nil:

@@ -308,7 +308,7 @@ func openLocal(paths []string, name string, on []string) (*localImage, error) {
 	l := &localImage{disks: disks}
 	copies, err := findCopies(disks, name)
 	if err == nil && len(on) > 0 {
-		copies = slices.DeleteFunc(copies, func(c localCopy) bool { return !slices.Contains(on, c.Path()) })
+		copies = slices.DeleteFunc(copies, func(c localCopy) bool { return !slices.Contains(on, c.disk.Path()) })
 		if len(copies) == 0 {
 			err = fmt.Errorf("no image %q on %s", name, strings.Join(on, ", "))
 		}
@@ -318,7 +318,7 @@ func openLocal(paths []string, name string, on []string) (*localImage, error) {
 		err = l.copy.checkReady()
 	}
 	if err == nil {
-		l.r, err = l.copy.Open(l.copy.ID)
+		l.r, err = l.copy.disk.Open(l.copy.ID)
 	}
 	if err != nil {
 		return nil, errors.Join(err, closeDisks(disks))
@@ -329,14 +329,14 @@ func openLocal(paths []string, name string, on []string) (*localImage, error) {
 // bestCopy returns the copy that a list would show for a name.
 func bestCopy(copies []localCopy) localCopy {
 	image := func(c localCopy) status.ImageStatus {
-		return status.ImageStatus{UUID: c.ID.UUID, Copies: []status.CopyStatus{copyStatus(c.Path(), c.Copy, disk.Users{})}}
+		return status.ImageStatus{UUID: c.ID.UUID, Copies: []status.CopyStatus{copyStatus(c.disk.Path(), c.Copy, disk.Users{})}}
 	}
 	return slices.MinFunc(copies, func(a, b localCopy) int { return status.CompareGenerations(image(a), image(b)) })
 }
 
 // checkReady returns an error with what to do if the copy is not ready.
 func (c localCopy) checkReady() error {
-	s := copyStatus(c.Path(), c.Copy, disk.Users{})
+	s := copyStatus(c.disk.Path(), c.Copy, disk.Users{})
 	state := string(s.State)
 	if s.Message != "" {
 		state += ": " + printable.Line(s.Message)
@@ -353,11 +353,11 @@ func (c localCopy) checkReady() error {
 }
 
 func (l *localImage) info() imageInfo {
-	return imageInfo{l.copy.ID, l.copy.Path(), l.r.Size(), l.copy.SHA512}
+	return imageInfo{l.copy.ID, l.copy.disk.Path(), l.r.Size(), l.copy.SHA512}
 }
 
 func (l *localImage) manifest(context.Context, func() (*os.File, error)) (*disk.Manifest, error) {
-	m, err := l.copy.Manifest(l.copy.ID)
+	m, err := l.copy.disk.Manifest(l.copy.ID)
 	if errors.Is(err, disk.ErrNoManifest) {
 		return nil, nil // the digest of the image detects damage, too, but only at the end
 	}

@@ -89,14 +89,14 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, 
 	}
 	p := &fetch.Progress{}
 	p.Total.Store(c.Size)
-	defer bars.watch(singleTransfer(plan.Verify, c.ID, c.Path(), p))()
+	defer bars.watch(singleTransfer(plan.Verify, c.ID, c.disk.Path(), p))()
 	if !c.Owned {
 		return verifyUnmanaged(ctx, c, p)
 	}
 	// backing.cfg and the record have the checksum and the format that were declared when the copy
 	// became ready. The bytes of a raw image could begin like those of another format.
 	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
-	now, err := c.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
+	now, err := c.disk.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
 	if err != nil {
 		return disk.Digest{}, err
 	}
@@ -113,7 +113,7 @@ func verifyUnmanaged(ctx context.Context, c localCopy, p *fetch.Progress) (disk.
 	if c.SHA512.IsZero() {
 		return disk.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
 	}
-	f, err := os.Open(filepath.Join(c.Path(), "backing-images", c.ID.String(), "backing"))
+	f, err := os.Open(filepath.Join(c.disk.Path(), "backing-images", c.ID.String(), "backing"))
 	if err != nil {
 		return disk.Digest{}, err
 	}

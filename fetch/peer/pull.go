@@ -75,7 +75,7 @@ func (e *InvalidDataError) Unwrap() error { return e.Err }
 
 // transfer is one call of a Pull.
 type transfer struct {
-	*Pull
+	pull           *Pull
 	openRange      func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
 	progress       *fetch.Progress
 	limiter        *rate.Limiter
@@ -96,7 +96,7 @@ type transfer struct {
 
 func (p *Pull) newTransfer() *transfer {
 	t := &transfer{
-		Pull: p, progress: p.Progress, limiter: fetch.NewLimiter(p.Limit),
+		pull: p, progress: p.Progress, limiter: fetch.NewLimiter(p.Limit),
 		lanes: map[string]*lane{}, laneEnds: make(chan laneEnd, maxLanes+1),
 	}
 	t.openRange = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
@@ -194,11 +194,11 @@ func chunkCount(bytes int64) int64 { return (bytes + disk.ChunkSize - 1) / disk.
 // zeros. put keeps the buffer and returns another one, because disk.Part uses each chunk until it is
 // hashed and written.
 func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
-	t.Client.activePulls.Add(1)
-	defer t.Client.activePulls.Add(-1)
+	t.pull.Client.activePulls.Add(1)
+	defer t.pull.Client.activePulls.Add(-1)
 	t.manifestDigest = m.Digest()
-	t.manifest = t.manifestDigest
-	t.window = newWindow(m, first, &t.Client.activePulls)
+	t.pull.manifest = t.manifestDigest
+	t.window = newWindow(m, first, &t.pull.Client.activePulls)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var scheduler sync.WaitGroup
 	scheduler.Go(func() {
@@ -262,10 +262,10 @@ func (t *transfer) receiveManifest(ctx context.Context, size int64, receive Mani
 	for {
 		for _, s := range byManifestVotes(t.shuffledSources()) {
 			if s.ManifestDigest.IsZero() {
-				t.health.of(s.name()).err = errNoManifest
+				t.pull.health.of(s.name()).err = errNoManifest
 				continue
 			}
-			if !t.health.of(s.name()).available() {
+			if !t.pull.health.of(s.name()).available() {
 				continue
 			}
 			m, err := t.receiveManifestFrom(ctx, s, size, receive)
@@ -291,10 +291,10 @@ func (t *transfer) receiveManifest(ctx context.Context, size int64, receive Mani
 // when giveUpAfter has passed without progress.
 func (t *transfer) waitForRetry(ctx context.Context) error {
 	if t.shouldGiveUp() {
-		return t.health.noSourceError()
+		return t.pull.health.noSourceError()
 	}
 	select {
-	case <-time.After(t.health.untilNextRetry()):
+	case <-time.After(t.pull.health.untilNextRetry()):
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -314,7 +314,7 @@ func byManifestVotes(sources []Source) []Source {
 func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	body, length, err := t.Client.openManifest(ctx, s)
+	body, length, err := t.pull.Client.openManifest(ctx, s)
 	if err != nil {
 		return nil, err
 	}
@@ -360,7 +360,7 @@ func (t *transfer) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash,
 		for _, l := range t.singleChunkLanes() {
 			err := l.fetchChunk(ctx, n, hash, data)
 			if err == nil {
-				t.health.of(l.name()).failures = 0 // old failures do not count, because a repair may take hours
+				t.pull.health.of(l.name()).failures = 0 // old failures do not count, because a repair may take hours
 				return nil
 			}
 			if ctx.Err() != nil {
@@ -380,11 +380,11 @@ func (t *transfer) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash,
 func (t *transfer) singleChunkLanes() []*lane {
 	var lanes []*lane
 	for _, s := range t.shuffledSources() {
-		if t.health.of(s.name()).available() {
+		if t.pull.health.of(s.name()).available() {
 			lanes = append(lanes, t.newLane(s))
 		}
 	}
-	if t.upstream.open != nil && t.health.of(upstreamName).available() {
+	if t.upstream.open != nil && t.pull.health.of(upstreamName).available() {
 		lanes = append(lanes, t.newUpstreamLane())
 	}
 	return lanes

@@ -47,7 +47,7 @@ func (t *transfer) supervise(ctx context.Context) error {
 		t.startLanes(ctx, &lanes)
 		t.considerUpstream(ctx, &lanes)
 		if len(t.lanes) == 0 && !t.allRequested && t.shouldGiveUp() {
-			return t.health.noSourceError()
+			return t.pull.health.noSourceError()
 		}
 		select {
 		case <-ctx.Done():
@@ -56,7 +56,7 @@ func (t *transfer) supervise(ctx context.Context) error {
 			if err := t.laneEnded(e); err != nil {
 				return err
 			}
-		case <-time.After(t.health.untilNextRetry()):
+		case <-time.After(t.pull.health.untilNextRetry()):
 		}
 	}
 }
@@ -75,7 +75,7 @@ func (t *transfer) startLanes(ctx context.Context, lanes *sync.WaitGroup) {
 	sources := t.shuffledSources()
 	started := false
 	for _, s := range sources {
-		if t.health.of(s.name()).available() {
+		if t.pull.health.of(s.name()).available() {
 			started = t.startLane(ctx, lanes, s) || started
 		}
 	}
@@ -83,7 +83,7 @@ func (t *transfer) startLanes(ctx context.Context, lanes *sync.WaitGroup) {
 		return
 	}
 	for _, s := range sources {
-		if t.health.of(s.name()).degraded {
+		if t.pull.health.of(s.name()).degraded {
 			t.startLane(ctx, lanes, s)
 		}
 	}
@@ -91,7 +91,7 @@ func (t *transfer) startLanes(ctx context.Context, lanes *sync.WaitGroup) {
 
 // shuffledSources returns the sources in random order, so that many receivers distribute their load.
 func (t *transfer) shuffledSources() []Source {
-	sources := slices.Clone(t.Sources())
+	sources := slices.Clone(t.pull.Sources())
 	rand.Shuffle(len(sources), func(i, j int) { sources[i], sources[j] = sources[j], sources[i] })
 	return sources
 }
@@ -129,20 +129,20 @@ func (t *transfer) laneEnded(e laneEnd) error {
 	if local, ok := errors.AsType[*manifestError](e.err); ok {
 		return local.err
 	}
-	if t.Final != nil && t.Final(e.err) {
+	if t.pull.Final != nil && t.pull.Final(e.err) {
 		return e.err
 	}
-	h := t.health.of(e.lane.name())
+	h := t.pull.health.of(e.lane.name())
 	h.invalid = h.invalid || isInvalidData(e.err)
-	h.recordFailure(e.err, e.lane.delivered, cmp.Or(t.MaxBackoff, defaultMaxBackoff))
+	h.recordFailure(e.err, e.lane.delivered, cmp.Or(t.pull.MaxBackoff, defaultMaxBackoff))
 	if isConnectionDrop(e.err) && h.failures <= maxDrops {
 		t.chunkProgress.touch() // on a slow connection, one chunk may take longer than giveUpAfter
 	}
 	if h.busy && t.peerActivity.since() < maxBusyTime { // after that, the sends of the peer probably hang
 		t.peerBusy.touch()
 	}
-	if isInvalidData(e.err) && t.Warn != nil {
-		t.Warn(e.err)
+	if isInvalidData(e.err) && t.pull.Warn != nil {
+		t.pull.Warn(e.err)
 	}
 	return nil
 }
@@ -188,7 +188,7 @@ type sample struct {
 // together. While a peer is busy, the image is still being distributed in the cluster, and more
 // sources will be available soon, so the upstream is not read.
 func (t *transfer) considerUpstream(ctx context.Context, lanes *sync.WaitGroup) {
-	if t.upstream.open == nil || t.allRequested || t.lanes[upstreamName] != nil || !t.health.of(upstreamName).available() {
+	if t.upstream.open == nil || t.allRequested || t.lanes[upstreamName] != nil || !t.pull.health.of(upstreamName).available() {
 		return
 	}
 	u := &t.upstream
@@ -198,7 +198,7 @@ func (t *transfer) considerUpstream(ctx context.Context, lanes *sync.WaitGroup) 
 	switch {
 	case t.peersIdle() >= peerTimeout && t.window.currentWait() >= peerTimeout:
 		l.shouldStop = func() bool { return t.peersIdle() < time.Second }
-	case t.peerBusy.since() >= peerTimeout && u.shouldProbe(now, t.Limit):
+	case t.peerBusy.since() >= peerTimeout && u.shouldProbe(now, t.pull.Limit):
 		u.probeInterval = max(2*u.probeInterval, firstProbeInterval)
 		u.nextProbe = now.at.Add(u.probeInterval)
 		peerRate := u.peerRate(now)

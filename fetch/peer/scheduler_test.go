@@ -158,7 +158,7 @@ func TestPullAtALimitRequestsNothingTwice(t *testing.T) {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := simulate(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 100 * mbit}, "node3": {rate: 1000 * mbit}})
-				s.Limit, s.limiter = limit, fetch.NewLimiter(limit)
+				s.pull.Limit, s.limiter = limit, fetch.NewLimiter(limit)
 				took, err := s.run(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -182,7 +182,7 @@ func TestConcurrentPullsShareMemory(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			links := map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}, "node3": {rate: 100 * mbit}}
 			s := simulate(m, links)
-			s.Client.activePulls.Store(others)
+			s.pull.Client.activePulls.Store(others)
 			s.consumeTime = 10 * time.Millisecond
 			if _, err := s.run(t.Context()); err != nil {
 				t.Fatal(err)
@@ -253,7 +253,7 @@ func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 				}
 				s := simulate(m, links)
 				s.consumeTime = test.consume
-				s.limiter, s.Limit = fetch.NewLimiter(test.limit), test.limit
+				s.limiter, s.pull.Limit = fetch.NewLimiter(test.limit), test.limit
 				upstream := &fakeLink{rate: test.upstream * mbit}
 				s.upstream.open = upstream.openRange
 				took, err := s.run(t.Context())

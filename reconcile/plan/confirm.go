@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -140,4 +141,211 @@ func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 		}
 	}
 	return errors.New("not deleted: no longer surplus")
+}
+
+// A node is trusted with what it says about its own copies, except for one thing: before this node
+// deletes a copy, each copy on another node on which the deletion counts proves that it has its bytes
+// (H3). After the withdrawal the holder chooses a chunk at random, requests it, and compares it with a
+// chunk manifest that it trusts. The withdrawn copy is not sent any more, so the other node cannot
+// get the chunk from it.
+
+// Proof is how a copy on another node answered the request to prove that it has its bytes.
+type Proof struct {
+	Result ProofResult
+	// Problem is why the copy has not proven it; "" if it has.
+	Problem string
+}
+
+// ProofResult is the outcome of a proof.
+type ProofResult uint8
+
+const (
+	// ProofMissing: no chunk was received, for whatever reason. It says nothing about the copy.
+	ProofMissing ProofResult = iota
+	// ProofPassed: the copy has the requested chunk.
+	ProofPassed
+	// ProofWrong: other bytes were received. The copy does not have the bytes that it claims.
+	ProofWrong
+)
+
+// ProofRequest is the request that a copy on another node proves that it has its bytes.
+type ProofRequest struct {
+	Copy CopyRef
+	// Local is a copy on this node with the same bytes. Its chunk manifest is compared with the
+	// chunk; the file of the copy is not read. Zero: this node has no such manifest, and the chunk
+	// is compared with the manifest that the other node serves.
+	Local CopyRef
+	// Untrusted: the manifest that the other node serves may be made up. The proof cannot be made
+	// before this node has read the copy in full.
+	Untrusted bool
+}
+
+// needsProofs reports whether the deletion a counts on copies that must prove that they have their
+// bytes. The deletion of an orphan counts on no copy, and a partial file is no copy that can be lost.
+func needsProofs(o Observed, a Action) bool {
+	return o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].State != disk.Pending
+}
+
+// ProofRequests returns the proofs on which the deletion a has to count, and no more. o is what
+// WithResponses returned for responses without proofs. It returns none if the responses do not allow
+// the deletion anyway. Copies in last are asked only if no others are left: they did not answer an
+// earlier request.
+func (d Desired) ProofRequests(o Observed, a Action, last map[CopyRef]bool) []ProofRequest {
+	image, declared := d.Config.Images[a.Image]
+	if !declared || !needsProofs(o, a) {
+		return nil
+	}
+	ix := newIndex(d, o)
+	ix.proofsWaived = true
+	return newImagePlanner(ix, image).proofRequests(a.CopyRef(), last)
+}
+
+// proofRequests returns the requests for the deletion of a copy of this node: see Desired.ProofRequests.
+// It prefers copies whose chunk manifest is trusted.
+func (p imagePlanner) proofRequests(deleted CopyRef, last map[CopyRef]bool) []ProofRequest {
+	var others []ProofRequest // best ranked first
+	for _, ref := range p.state.ready {
+		if !p.ix.desired.Owns(ref.Disk) && p.state.countable(ref) {
+			others = append(others, p.proofRequest(ref, deleted))
+		}
+	}
+	slices.SortStableFunc(others, func(a, b ProofRequest) int {
+		return cmp.Or(
+			compareBool(!p.state.isEligible(a.Copy.Disk), !p.state.isEligible(b.Copy.Disk)),
+			compareBool(last[a.Copy], last[b.Copy]), compareBool(a.Untrusted, b.Untrusted))
+	})
+	missing := p.missingOnOwnDisks(deleted)
+	var requests []ProofRequest
+	for _, r := range others {
+		eligible := p.state.isEligible(r.Copy.Disk)
+		if missing.total <= 0 && missing.placed <= 0 || missing.placed > 0 && !eligible {
+			break
+		}
+		requests = append(requests, r)
+		missing.total--
+		if eligible {
+			missing.placed--
+		}
+	}
+	if missing.placed > 0 || missing.total > 0 {
+		return nil
+	}
+	return requests
+}
+
+// readFirst returns the deletion of a surplus copy, or what must happen before. A copy on which the
+// deletion counts cannot prove that it has its bytes if this node has no chunk manifest of them, and the
+// one that the other node serves may be made up. Then this node reads that copy in full once.
+func (p *surplusPlanner) readFirst(deletion Action) Action {
+	ref := deletion.CopyRef()
+	if !needsProofs(p.ix.observed, deletion) {
+		return deletion
+	}
+	for _, r := range (imagePlanner{p.ix, p.state, p.placement}).proofRequests(ref, nil) {
+		c := p.ix.copyAt(r.Copy)
+		switch {
+		case !r.Untrusted:
+		case c.ManifestDigest.IsZero(): // its node makes one
+			return wait(ref, deletion.with(CodeUnproven, ", but the copy on %s has no chunk manifest yet", r.Copy.Disk)).asWaitFor(deletion.Op, false)
+		default:
+			reason := deletion.with(CodeUnproven, "; before that the copy on %s is read in full, because nothing else shows that it has its bytes", r.Copy.Disk)
+			return p.ix.withSource(p.ix.attempt(Verify, ref, reason, c.Size), r.Copy).asWaitFor(deletion.Op, false)
+		}
+	}
+	return deletion
+}
+
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// missingOnOwnDisks returns how many copies on other nodes the deletion of a copy of this node has to
+// count on, in addition to the other copies of this node.
+func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
+	missing := readyCount{placed: p.placement.requiredCopies()}
+	if slices.Contains(p.state.ready, deleted) {
+		missing.total = p.placement.copies
+	}
+	for _, ref := range p.state.ready {
+		if ref == deleted || !p.ix.desired.Owns(ref.Disk) || !p.state.countable(ref) {
+			continue
+		}
+		missing.total--
+		if p.state.isEligible(ref.Disk) {
+			missing.placed--
+		}
+	}
+	return missing
+}
+
+// proofRequest returns the request for the proof of a copy, on which the deletion of another copy
+// counts.
+func (p imagePlanner) proofRequest(ref, deleted CopyRef) ProofRequest {
+	digest := p.ix.copyAt(ref).SHA512
+	r := ProofRequest{Copy: ref, Local: p.ownManifest(digest, deleted)}
+	r.Untrusted = r.Local == (CopyRef{}) && !p.trustsManifest(ref)
+	return r
+}
+
+// ownManifest returns a copy of this node whose chunk manifest describes the bytes with the digest,
+// zero if there is none. The manifest of a damaged copy is that of its bytes from before.
+func (p imagePlanner) ownManifest(digest disk.Digest, deleted CopyRef) CopyRef {
+	candidates := slices.Concat([]CopyRef{deleted}, p.ix.ownByName[deleted.ID.Name], p.ix.ownByDigest[digest])
+	for _, ref := range candidates {
+		c := p.ix.copyAt(ref)
+		if (c.State == disk.Ready || c.State == disk.Failed) && c.SHA512 == digest && !c.ManifestDigest.IsZero() {
+			return ref
+		}
+	}
+	return CopyRef{}
+}
+
+// trustsManifest reports whether the chunk manifest that the node of a copy serves describes the bytes
+// with the digest of the copy: another node has the same manifest for the same digest, or this node
+// has read the bytes. Without a declared checksum a node is trusted with the content anyway.
+func (p imagePlanner) trustsManifest(ref CopyRef) bool {
+	c := p.ix.copyAt(ref)
+	switch {
+	case c.ManifestDigest.IsZero():
+		return false
+	case !p.state.digestDeclared(), p.ix.observed.ReadManifests[c.ManifestDigest] == c.SHA512:
+		return true
+	}
+	return slices.ContainsFunc(p.ix.peerByName[ref.ID.Name], func(other CopyRef) bool {
+		second := p.ix.copyAt(other)
+		return other.Disk.Node != ref.Disk.Node && second.State == disk.Ready && second.SHA512 == c.SHA512 && second.ManifestDigest == c.ManifestDigest
+	})
+}
+
+// hasProven reports whether a copy on another node has proven that it has its bytes. While no deletion
+// is confirmed, no proof is needed.
+func (ix *index) hasProven(ref CopyRef) bool {
+	return ix.observed.proofs == nil || ix.proofsWaived || ix.observed.proofs[ref].Result == ProofPassed
+}
+
+// Unproven is the state of a copy on another node that has sent wrong bytes as the proof. Nobody on
+// this node counts on it or reads it.
+var Unproven = Reason{CodeUnproven, "it did not prove that it has its bytes: other bytes were received"}
+
+// unprovenCopies returns why a deletion does not count on copies of the declared generation on other
+// nodes that claim to be ready.
+func (s *imageState) unprovenCopies() (reasons []string) {
+	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
+		c := s.ix.copyAt(ref)
+		switch {
+		case ref.ID != s.image.ID || !s.ix.sameConfig(ref.Disk.Node):
+		case c.Unproven:
+			reasons = append(reasons, because(CodeUnproven, "the copy on %s does not count: %s", ref.Disk, Unproven.Text).Text)
+		case c.State == disk.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.observed.proofs[ref].Problem != "":
+			reasons = append(reasons, because(CodeUnproven, "the copy on %s does not count: it did not prove that it has its bytes: %s", ref.Disk, s.ix.observed.proofs[ref].Problem).Text)
+		}
+	}
+	return reasons
 }

@@ -22,7 +22,7 @@
 //	        but not for ever                  placement.go  F3
 //	    too few disks: say why                explain.go
 //	for each owned copy of another image:     orphans.go    orphanPlanner: S6
-//	one scrub                                 scrub.go
+//	one scrub                                 imageplan.go
 //	suspensions                               suspend.go
 //
 // Data flows in this order. An imageState only answers queries about what was observed; a
