@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
@@ -18,6 +19,10 @@ const (
 	// maxUnitValues limits the values that .cue files of one package may result in. The child
 	// process sends each with its position.
 	maxUnitValues = 200_000
+	// maxUnitText and maxText limit the bytes of text that one package of .cue files, and all
+	// together, may result in. They are those of the files themselves.
+	maxUnitText = configdir.MaxFile
+	maxText     = 32 << 20
 	// maxValues limits the values of all files together. The values of a file that was parsed
 	// cost 100 bytes each.
 	maxValues = 1_000_000
@@ -41,7 +46,10 @@ const (
 )
 
 // cost is what the content of a file costs.
-type cost struct{ values, documents, definitions int }
+type cost struct {
+	values, documents, definitions int
+	text                           int // bytes of text that .cue files result in
+}
 
 // exceeds returns what of a cost is larger than a limit, "" if nothing is.
 func (c cost) exceeds(limit cost) string {
@@ -52,6 +60,8 @@ func (c cost) exceeds(limit cost) string {
 		return "documents"
 	case c.definitions > limit.definitions:
 		return "images, nodes and settings"
+	case c.text > limit.text:
+		return "bytes of text in .cue files"
 	}
 	return ""
 }
@@ -63,13 +73,15 @@ func (c cost) of(what string) int {
 		return c.values
 	case "documents":
 		return c.documents
+	case "images, nodes and settings":
+		return c.definitions
 	}
-	return c.definitions
+	return c.text
 }
 
 var (
-	fileLimit      = cost{maxFileValues, maxDocuments, maxDefinitions}
-	directoryLimit = cost{maxValues, maxDocuments, maxDefinitions}
+	fileLimit      = cost{maxFileValues, maxDocuments, maxDefinitions, maxUnitText}
+	directoryLimit = cost{maxValues, maxDocuments, maxDefinitions, maxText}
 )
 
 // budget is what is left of the limit of a directory.
@@ -83,6 +95,7 @@ func (b *budget) take(c cost) (exhausted string) {
 	b.left.values -= c.values
 	b.left.documents -= c.documents
 	b.left.definitions -= c.definitions
+	b.left.text -= c.text
 	return ""
 }
 

@@ -20,15 +20,15 @@ func costly() map[string]configdir.File {
 		fmt.Fprintf(&embedded, "  a%d.yaml: \"images: {}\"\n", i)
 	}
 	return map[string]configdir.File{
-		"values of JSON":  {Path: "x.json", Data: []byte(`{"images": {}, "x": [` + strings.Repeat("0,", 1_000_000) + "0]}")},
-		"values of YAML":  {Path: "x.yaml", Data: []byte("images: {}\nx: [" + strings.Repeat("0,", 1_000_000) + "0]\n")},
-		"values in text":  {Path: "x.json", Data: []byte(`{"apiVersion": "v1", "kind": "ConfigMap", "data": {"a.yaml": "images: {}\nx:` + strings.Repeat(`\n- 0`, 600_000) + `"}}`)},
-		"documents":       {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", maxDocuments+2))},
-		"many documents":  {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", 1_000_000))},
-		"embedded files":  {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n" + embedded.String())},
-		"items of a list": {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: List\nitems:\n" + strings.Repeat("- {apiVersion: v1, kind: X}\n", maxDocuments+1))},
-		"names":           {Path: "x.json", Data: []byte(`{"images": {` + names.String()[1:] + "}}")},
-		"settings":        {Path: "x.yaml", Data: []byte("settings:\n" + settings.String())},
+		"values of JSON":   {Path: "x.json", Data: []byte(`{"images": {}, "x": [` + strings.Repeat("0,", 1_000_000) + "0]}")},
+		"values of YAML":   {Path: "x.yaml", Data: []byte("images: {}\nx: [" + strings.Repeat("0,", 1_000_000) + "0]\n")},
+		"values in text":   {Path: "x.json", Data: []byte(`{"apiVersion": "v1", "kind": "ConfigMap", "data": {"a.yaml": "images: {}\nx:` + strings.Repeat(`\n- 0`, 600_000) + `"}}`)},
+		"documents":        {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", maxDocuments+2))},
+		"many documents":   {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", 1_000_000))},
+		"embedded files":   {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n" + embedded.String())},
+		"items of a list":  {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: List\nitems:\n" + strings.Repeat("- {apiVersion: v1, kind: X}\n", maxDocuments+1))},
+		"names":            {Path: "x.json", Data: []byte(`{"images": {` + names.String()[1:] + "}}")},
+		"settings":         {Path: "x.yaml", Data: []byte("settings:\n" + settings.String())},
 	}
 }
 
@@ -80,6 +80,27 @@ func TestFilesThatCostTooMuchTogether(t *testing.T) {
 	r = l.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{files[0], files[1], small}})
 	if len(r.Errors) != 2 || strings.Contains(r.Errors[0].Message, "together") {
 		t.Errorf("without one of them: %v, want only the unknown fields", r.Errors)
+	}
+}
+
+// What .cue files result in may be much more than they have. The Loader keeps no result that is left
+// out, and does not evaluate it again.
+func TestTextOfCUETogether(t *testing.T) {
+	race.Skip(t)
+	var files []configdir.File
+	for i := range maxText/maxUnitText + 2 {
+		text := fmt.Sprintf("import \"strings\"\nlet x = strings.Repeat(\"x\", 999_000)\nimages: a%d: source: download: url: \"https://example.com/\" + x%s\n", i, strings.Repeat(" + x", 7))
+		files = append(files, configdir.File{Path: fmt.Sprintf("%d.cue", i), Data: []byte(text)})
+	}
+	l := NewLoader()
+	for range 2 {
+		r := l.Load(t.Context(), configdir.Snapshot{Files: files})
+		if len(r.Errors) != 2 || r.Errors[0].File != "4.cue" || !strings.Contains(r.Errors[0].Message, "bytes of text in .cue files together") || len(r.Config.Images) != 4 {
+			t.Fatalf("got %d images and %.300v, want those of four files", len(r.Config.Images), r.Errors)
+		}
+		if len(l.files) != 4 || len(l.costs) != 2 {
+			t.Errorf("%d results are kept, and %d costs", len(l.files), len(l.costs))
+		}
 	}
 }
 

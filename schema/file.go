@@ -350,7 +350,7 @@ func fromManifest(file string, m *manifest.Definition) *definition {
 
 // fromCUE splits the result of evaluating .cue files into definitions.
 func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
-	p := &parsedFile{File: manifest.File{Path: u.Origin}, transient: r.Transient, cost: cost{values: r.Values}}
+	p := &parsedFile{File: manifest.File{Path: u.Origin}, transient: r.Transient, cost: cost{values: r.Values, text: r.Text}}
 	p.limits = document.Limits{Aliased: document.MaxAliased}
 	// A file that contains nothing has no package clause, so it is a unit of its own.
 	p.empty = len(u.Files) == 1 && isEmpty(u.Files[0])

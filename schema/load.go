@@ -20,7 +20,7 @@ import (
 type Loader struct {
 	specs    specs
 	files    map[fileKey]*parsedFile
-	costs    map[fileKey]cost // of files that were left out although they alone do not cost too much
+	costs    map[fileKey]cost // of files and units that were left out although they alone do not cost too much
 	checked  map[checkKey]*checked
 	lastGood map[key]*definition // the last valid definition of everything
 	valid    map[string]bool     // files that had no problems at some load
@@ -121,7 +121,7 @@ func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot) ([]*parse
 	for _, c := range candidates {
 		files = append(files, c.parsed)
 	}
-	evaluated, err := l.evaluateFiles(ctx, s.Files, kept, &b)
+	evaluated, err := l.evaluateFiles(ctx, s.Files, kept, costs, &b)
 	l.files, l.costs = kept, costs
 	return append(files, evaluated...), err
 }
@@ -155,15 +155,19 @@ func (l *Loader) candidate(f configdir.File) *candidate {
 
 func weight(f configdir.File) int { return document.Weight(path.Ext(f.Path) == ".json", f.Data) }
 
-// evaluateFiles evaluates the units of .cue files that changed since the last load.
-func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, b *budget) ([]*parsedFile, error) {
+// evaluateFiles evaluates the units of .cue files that changed since the last load. It adds to kept
+// what the next load needs not evaluate again, and to costs the units that were left out.
+func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, b *budget) ([]*parsedFile, error) {
 	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
 	defer cancel()
 	var files []*parsedFile
 	var changed []*sandbox.Unit
-	add := func(p *parsedFile) {
+	add := func(k fileKey, p *parsedFile) {
 		if exhausted := b.take(p.cost); exhausted != "" {
+			costs[k] = p.cost
 			p = p.surplus(exhausted)
+		} else if !p.transient {
+			kept[k] = p
 		}
 		files = append(files, p)
 	}
@@ -172,18 +176,15 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 		if p := unreadable(u); p != nil {
 			files = append(files, p)
 		} else if p := l.files[k]; p != nil {
-			kept[k] = p
-			add(p)
+			add(k, p)
+		} else if c, ok := l.costs[k]; ok && c.exceeds(b.left) != "" {
+			add(k, &parsedFile{File: manifest.File{Path: u.Origin}, cost: c})
 		} else {
 			changed = append(changed, u)
 		}
 	}
-	sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Time: evaluationTime}, func(i int, r sandbox.Result) {
-		p := fromCUE(changed[i], r)
-		if !r.Transient {
-			kept[fileKey{changed[i].Origin, changed[i].Sum}] = p
-		}
-		add(p)
+	sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
+		add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
 	})
 	return files, ctx.Err()
 }

@@ -151,6 +151,18 @@ func (v *Value) DropNulls() {
 	}
 }
 
+// TextSize returns the bytes of the texts and names in v.
+func (v *Value) TextSize() int {
+	n := len(v.Text)
+	for _, f := range v.Fields {
+		n += len(f.Name) + f.Value.TextSize()
+	}
+	for _, item := range v.Items {
+		n += item.TextSize()
+	}
+	return n
+}
+
 // Sum returns a hash of the value without its positions.
 func (v *Value) Sum() (sum [sha256.Size]byte) {
 	h := sha256.New()

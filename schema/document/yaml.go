@@ -15,8 +15,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxAliased limits the values that the aliases of one file may repeat.
-const MaxAliased = 50_000
+// MaxAliased limits the values that the aliases of one file may repeat. A text costs as many values as
+// it has textOfValue bytes: repeated, it needs no memory, but it is hashed and checked each time.
+const (
+	MaxAliased  = 50_000
+	textOfValue = 64
+)
 
 // Limits limit what the parsing of YAML may cost. The caller may pass the same Limits for several
 // texts, which the limits then apply to together.
@@ -74,8 +78,8 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*Value, *Problem) {
 		return nil, r.fail(y, "values nest deeper than %d levels", maxDepth)
 	}
 	if r.depth > 0 {
-		if r.limits.Aliased--; r.limits.Aliased < 0 {
-			return nil, r.fail(y, "aliases repeat more than %d values", MaxAliased)
+		if p := r.repeat(y, 1); p != nil {
+			return nil, p
 		}
 	}
 	switch y.Kind {
@@ -103,6 +107,14 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*Value, *Problem) {
 	return &Value{Kind: Null, Pos: r.at(y)}, nil // a document without a value
 }
 
+// repeat subtracts from the limit what an alias repeats at y: so many values, and the text of y.
+func (r *yamlReader) repeat(y *yaml.Node, values int) *Problem {
+	if r.limits.Aliased -= values + len(y.Value)/textOfValue; r.limits.Aliased < 0 {
+		return r.fail(y, "aliases repeat more than %d values, or too much text", MaxAliased)
+	}
+	return nil
+}
+
 func (r *yamlReader) list(y *yaml.Node, depth int) (*Value, *Problem) {
 	n := &Value{Kind: List, Pos: r.at(y), Items: make([]*Value, 0, len(y.Content))}
 	for _, c := range y.Content {
@@ -124,8 +136,14 @@ func (r *yamlReader) mapping(y *yaml.Node, depth int) (*Value, *Problem) {
 		if err != nil {
 			return nil, err
 		}
+		repeated := r.depth > 0
 		if key.Kind == yaml.AliasNode {
-			key = key.Alias
+			key, repeated = key.Alias, true
+		}
+		if repeated {
+			if p := r.repeat(key, 0); p != nil {
+				return nil, p
+			}
 		}
 		if key.Kind == yaml.MappingNode {
 			return nil, &Problem{Position: r.at(key), Message: "the name of a field must be a string", Hint: "render the template first"}

@@ -54,14 +54,14 @@ func serve(in, out *os.File) error {
 	if err := decoder.Decode(&header); err != nil {
 		return fmt.Errorf("read what to evaluate: %w", err)
 	}
-	e := evaluator{maxValues: header.MaxValues, invalid: map[string]bool{}}
+	e := evaluator{maxValues: header.MaxValues, maxText: header.MaxText, invalid: map[string]bool{}}
 	for decoder.More() {
 		var w wireUnit
 		if err := decoder.Decode(&w); err != nil {
 			return fmt.Errorf("read what to evaluate: %w", err)
 		}
 		u := Unit{Origin: w.Origin, Files: w.Files, Imports: header.Imports[:w.Imports]}
-		b, err := json.Marshal(e.evaluate(&u).wire())
+		b, err := json.Marshal(e.limited(&u, e.evaluate(&u)).wire())
 		if len(b) > childResult {
 			b, err = json.Marshal(failure(&u, errTooExpensive).wire())
 		}
@@ -99,7 +99,31 @@ func limitSelf() error {
 // evaluator evaluates the units of one child.
 type evaluator struct {
 	maxValues int
+	maxText   int
 	invalid   map[string]bool // by path: whether an imported .cue file cannot be parsed
+}
+
+// limited returns r with its text counted, or what is wrong with a result that has too much of it.
+func (e *evaluator) limited(u *Unit, r Result) Result {
+	if r.Document != nil {
+		r.Text = r.Document.TextSize()
+	}
+	for _, p := range r.Problems {
+		r.Text += len(p.Message)
+		for _, name := range p.Path {
+			r.Text += len(name)
+		}
+	}
+	if r.Text > e.maxText {
+		return u.tooMuch(fmt.Sprintf("%d bytes of text", e.maxText))
+	}
+	return r
+}
+
+// tooMuch is the result for a unit whose document has more than the limit.
+func (u *Unit) tooMuch(limit string) Result {
+	return Result{Problems: []document.Problem{{Position: document.Position{File: u.Files[0].Path},
+		Message: "has more than " + limit + ": it is not read", Hint: "declare less in one directory"}}}
 }
 
 // evaluate does not panic: a panic of CUE becomes a problem.
@@ -132,8 +156,7 @@ func (e *evaluator) evaluate(u *Unit) (r Result) {
 	w := walker{unit: u, problems: u.problems(root.Validate()), left: e.maxValues}
 	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
 	if w.left < 0 {
-		return Result{Problems: []document.Problem{{Position: document.Position{File: u.Files[0].Path},
-			Message: fmt.Sprintf("has more than %d values: it is not read", e.maxValues), Hint: "declare less in one directory"}}}
+		return u.tooMuch(fmt.Sprintf("%d values", e.maxValues))
 	}
 	return Result{Document: doc, Values: e.maxValues - w.left, Problems: w.problems}
 }
@@ -151,8 +174,11 @@ func (e *evaluator) isInvalid(f configdir.File) bool {
 	return invalid
 }
 
-// maxProblems limits the problems of one unit.
-const maxProblems = 100
+// Limits of the problems of one unit. Messages of CUE quote values, which may have any length.
+const (
+	maxProblems = 100
+	maxMessage  = 500 // bytes
+)
 
 // problems converts the errors of CUE.
 func (u *Unit) problems(err error) []document.Problem {
@@ -179,6 +205,9 @@ func (u *Unit) problems(err error) []document.Problem {
 			p.Position = document.Position{File: u.Files[0].Path}
 		}
 		p.Message = strings.ReplaceAll(p.Message, "/"+p.Position.String()+": ", "") // the problem has it as its position
+		if len(p.Message) > maxMessage {
+			p.Message = strings.ToValidUTF8(p.Message[:maxMessage], "") + "…"
+		}
 		all = append(all, p)
 	}
 	return all

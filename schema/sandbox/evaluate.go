@@ -38,6 +38,7 @@ type Unit struct {
 type Result struct {
 	Document *document.Value // nil if there is none
 	Values   int             // in Document, names of fields included
+	Text     int             // bytes of text in Document and Problems
 	Problems []document.Problem
 	// Transient is true if another attempt may have another result, so that the caller
 	// must not remember this one.
@@ -162,6 +163,9 @@ func belowModule(name string) bool {
 type Limits struct {
 	// Values is how many values the document of one unit may have, names of fields included.
 	Values int
+	// Text is how many bytes of text the result of one unit may have, problems included. A few lines
+	// of CUE can repeat a text to any length.
+	Text int
 	// Time is the processor time of all units together. One unit may exceed it by what a unit
 	// may take.
 	Time time.Duration
@@ -179,7 +183,7 @@ func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int
 			continue
 		}
 		first := next
-		used, err := runChild(ctx, units[next:], limits.Values, func(r Result) {
+		used, err := runChild(ctx, units[next:], limits, func(r Result) {
 			each(next, r)
 			next++
 		})
@@ -211,7 +215,7 @@ var errTooExpensive = fmt.Errorf("its evaluation takes more than %d seconds or %
 
 // runChild calls each with the results of as many units as one child evaluates. It returns the
 // processor time of the child.
-func runChild(ctx context.Context, units []*Unit, maxValues int, each func(Result)) (used time.Duration, err error) {
+func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Result)) (used time.Duration, err error) {
 	if os.Getenv(childVariable) != "" {
 		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
 	}
@@ -232,7 +236,7 @@ func runChild(ctx context.Context, units []*Unit, maxValues int, each func(Resul
 		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}
 	var sending sync.WaitGroup
-	sending.Go(func() { send(in, units, maxValues) })
+	sending.Go(func() { send(in, units, limits) })
 	receive(out, len(units), each)
 	err = child.Wait() // also closes in
 	sending.Wait()
@@ -249,14 +253,15 @@ type wireUnit struct {
 // wireHeader is what all units of a child share. It has the .cue files first.
 type wireHeader struct {
 	MaxValues int
+	MaxText   int
 	Imports   []configdir.File
 }
 
 // send writes the units. It ignores errors: Wait returns the reason why a child stopped
 // reading.
-func send(in io.WriteCloser, units []*Unit, maxValues int) {
+func send(in io.WriteCloser, units []*Unit, limits Limits) {
 	defer in.Close()
-	header := wireHeader{MaxValues: maxValues}
+	header := wireHeader{MaxValues: limits.Values, MaxText: limits.Text}
 	for _, u := range units {
 		if len(u.Imports) > len(header.Imports) {
 			header.Imports = u.Imports
@@ -327,6 +332,7 @@ func (b *headBuffer) outOfMemory() bool {
 type wireResult struct {
 	Document  *document.Value
 	Values    int
+	Text      int
 	Problems  []wireProblem
 	Transient bool
 }
@@ -338,7 +344,7 @@ type wireProblem struct {
 }
 
 func (r Result) wire() wireResult {
-	w := wireResult{Document: r.Document, Values: r.Values, Transient: r.Transient}
+	w := wireResult{Document: r.Document, Values: r.Values, Text: r.Text, Transient: r.Transient}
 	for _, p := range r.Problems {
 		w.Problems = append(w.Problems, wireProblem{p, p.Path})
 	}
@@ -346,7 +352,7 @@ func (r Result) wire() wireResult {
 }
 
 func (w wireResult) result() Result {
-	r := Result{Document: w.Document, Values: w.Values, Transient: w.Transient}
+	r := Result{Document: w.Document, Values: w.Values, Text: w.Text, Transient: w.Transient}
 	for _, p := range w.Problems {
 		p.Problem.Path = p.Path
 		r.Problems = append(r.Problems, p.Problem)

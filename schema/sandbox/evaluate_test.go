@@ -16,7 +16,10 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-const manyValues = 100_000
+const (
+	manyValues = 100_000
+	maxText    = 1000
+)
 
 func evaluate(t *testing.T, text string) Result {
 	t.Helper()
@@ -25,7 +28,7 @@ func evaluate(t *testing.T, text string) Result {
 
 func evaluateAll(t *testing.T, maxValues int, files ...configdir.File) (results []Result) {
 	t.Helper()
-	Evaluate(t.Context(), Units(files), Limits{maxValues, time.Minute}, func(i int, r Result) {
+	Evaluate(t.Context(), Units(files), Limits{maxValues, maxText, time.Minute}, func(i int, r Result) {
 		if i != len(results) {
 			t.Errorf("the result %d comes after %d others", i, len(results))
 		}
@@ -92,11 +95,31 @@ func TestEvaluateLimitsValues(t *testing.T) {
 	}
 }
 
+// A few lines of CUE can repeat a text: in a value, in a name, and in messages that quote it.
+func TestEvaluateLimitsText(t *testing.T) {
+	const long = "import \"strings\"\nx: strings.Repeat(\"x\", %d)\n"
+	for text, tooMuch := range map[string]bool{
+		fmt.Sprintf(long, maxText-1):                             false,
+		fmt.Sprintf(long, maxText):                               true,
+		fmt.Sprintf(long, maxText) + "(x): 1\n":                  true,
+		fmt.Sprintf(long, maxText) + "y: [for _ in x[:3] {x}]\n": true,
+	} {
+		r := evaluate(t, text)
+		if got := len(r.Problems) == 1 && strings.Contains(r.Problems[0].Message, "more than 1000 bytes of text"); got != tooMuch || tooMuch && r.Document != nil {
+			t.Errorf("%q: %.200v, want too much text: %t", text, r.Problems, tooMuch)
+		}
+	}
+	r := evaluate(t, fmt.Sprintf(long, 100*maxText)+"x: \"y\"\n")
+	if len(r.Problems) != 1 || r.Text > maxText || len(r.Problems[0].Message) > maxMessage+len("…") || r.Problems[0].Line != 2 {
+		t.Errorf("got %.2000v, want a short message of the conflict", r.Problems)
+	}
+}
+
 // When the time is over, the units that are left may be evaluated later.
 func TestEvaluateEndsWithItsTime(t *testing.T) {
 	var results []Result
 	units := Units([]configdir.File{{Path: "a.cue", Data: []byte("a: 1\n")}, {Path: "b.cue", Data: []byte("b: 1\n")}})
-	Evaluate(t.Context(), units, Limits{manyValues, 0}, func(_ int, r Result) { results = append(results, r) })
+	Evaluate(t.Context(), units, Limits{manyValues, maxText, 0}, func(_ int, r Result) { results = append(results, r) })
 	if len(results) != 2 || !results[0].Transient || !results[1].Transient || results[1].Problems[0].File != "b.cue" {
 		t.Errorf("got %+v, want a transient problem of each unit", results)
 	}
