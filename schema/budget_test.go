@@ -20,15 +20,15 @@ func costly() map[string]configdir.File {
 		fmt.Fprintf(&embedded, "  a%d.yaml: \"images: {}\"\n", i)
 	}
 	return map[string]configdir.File{
-		"values of JSON":   {Path: "x.json", Data: []byte(`{"images": {}, "x": [` + strings.Repeat("0,", 1_000_000) + "0]}")},
-		"values of YAML":   {Path: "x.yaml", Data: []byte("images: {}\nx: [" + strings.Repeat("0,", 1_000_000) + "0]\n")},
-		"values in text":   {Path: "x.json", Data: []byte(`{"apiVersion": "v1", "kind": "ConfigMap", "data": {"a.yaml": "images: {}\nx:` + strings.Repeat(`\n- 0`, 600_000) + `"}}`)},
-		"documents":        {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", maxDocuments+2))},
-		"many documents":   {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", 1_000_000))},
-		"embedded files":   {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n" + embedded.String())},
-		"items of a list":  {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: List\nitems:\n" + strings.Repeat("- {apiVersion: v1, kind: X}\n", maxDocuments+1))},
-		"names":            {Path: "x.json", Data: []byte(`{"images": {` + names.String()[1:] + "}}")},
-		"settings":         {Path: "x.yaml", Data: []byte("settings:\n" + settings.String())},
+		"values of JSON":  {Path: "x.json", Data: []byte(`{"images": {}, "x": [` + strings.Repeat("0,", 1_000_000) + "0]}")},
+		"values of YAML":  {Path: "x.yaml", Data: []byte("images: {}\nx: [" + strings.Repeat("0,", 1_000_000) + "0]\n")},
+		"values in text":  {Path: "x.json", Data: []byte(`{"apiVersion": "v1", "kind": "ConfigMap", "data": {"a.yaml": "images: {}\nx:` + strings.Repeat(`\n- 0`, 600_000) + `"}}`)},
+		"documents":       {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", maxDocuments+2))},
+		"many documents":  {Path: "x.yaml", Data: []byte(strings.Repeat("---\n", 1_000_000))},
+		"embedded files":  {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\ndata:\n" + embedded.String())},
+		"items of a list": {Path: "x.yaml", Data: []byte("apiVersion: v1\nkind: List\nitems:\n" + strings.Repeat("- {apiVersion: v1, kind: X}\n", maxDocuments+1))},
+		"names":           {Path: "x.json", Data: []byte(`{"images": {` + names.String()[1:] + "}}")},
+		"settings":        {Path: "x.yaml", Data: []byte("settings:\n" + settings.String())},
 	}
 }
 

@@ -201,6 +201,38 @@ func TestReadLimitsTheTotalSize(t *testing.T) {
 
 // TestDigestCoversPathsAndContents: equal paths and contents have equal digests, others have
 // not.
+// A repository of a few MB can have symlinks and folders whose resolution takes an hour, at each read.
+func TestReadLimitsPaths(t *testing.T) {
+	deep := strings.Repeat("a/", maxLevels)
+	files := map[string]string{
+		"ok.yaml": "ok", deep + "ok.yaml": "deep", "to.yaml -> " + deep + "ok.yaml": "",
+		deep + "a/x.yaml": "", "z.yaml -> " + deep + "a/x.yaml": "", "z -> " + deep + "a/a": "",
+	}
+	dir := t.TempDir()
+	writeTree(t, dir, files)
+	const tooDeep = "is not read: it has more than 32 levels of folders"
+	want := deep + "a!" + tooDeep + " " + deep + "ok.yaml=deep ok.yaml=ok z!follow link: " + tooDeep + " z.yaml!follow link: " + tooDeep
+	if got := format(mustRead(t, dir)); got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+
+	files, dir = map[string]string{"a/ok.yaml": "ok", "x0 -> 1": "", "x1.yaml -> 1": "", "x2.yaml -> a/ok.yaml": ""}, t.TempDir()
+	long := strings.Repeat("a/../", 800)
+	for i := range maxLinks {
+		files[fmt.Sprintf("%d -> %s%d", i, long, i+1)] = ""
+	}
+	for i := range maxSteps/len(long)/maxLinks*5 + 1 {
+		files[fmt.Sprintf("w%02d.yaml -> %s0", i, long)] = ""
+	}
+	writeTree(t, dir, files)
+	got := format(mustRead(t, dir))
+	for _, want := range []string{"a/ok.yaml=ok", "x0!follow link: " + errSteps.Error(), "x1.yaml!follow link: " + errSteps.Error(), "x2.yaml!follow link: " + errSteps.Error()} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %.3000s\nwant %s", got, want)
+		}
+	}
+}
+
 func TestDigestCoversPathsAndContents(t *testing.T) {
 	same := []map[string]string{
 		{"a.yaml": "1", "b.yaml": "2"},

@@ -100,9 +100,29 @@ func readEntry(lstat func(string) (fs.FileInfo, error), readlink func(string) (s
 	return e
 }
 
-// resolve follows name, relative to the folder at location, through all symlinks.
+// resolve follows name, relative to the folder at location, through all symlinks. The error is errSteps
+// or errLevels if that costs too much.
 func (t *tree) resolve(location, name string) (string, fs.FileMode, error) {
-	return pathWalk{root: ".", entry: t.entry}.resolve(location, name)
+	return pathWalk{root: ".", entry: t.step}.resolve(location, name)
+}
+
+// step is entry for one element of a path, within the limits.
+func (t *tree) step(location string) entry {
+	switch t.steps++; {
+	case t.steps > maxSteps:
+		return entry{err: errSteps}
+	case levels(path.Dir(location)) > maxLevels:
+		return entry{err: errLevels}
+	}
+	return t.entry(location)
+}
+
+// levels returns how many folders a location of a folder has.
+func levels(location string) int {
+	if location == "." {
+		return 0
+	}
+	return 1 + strings.Count(location, "/")
 }
 
 // names are the names in a folder that matter. nil means all.

@@ -22,7 +22,14 @@ const (
 	maxNames = 200_000  // names of any kind, ignored ones included
 	maxFiles = 50_000   // configuration files
 	maxBytes = 32 << 20 // of all files together; the largest ones of more are errors
-	maxPath  = 4096     // bytes of a path; a deeper folder is an error of that folder
+	// maxLevels limits the levels of folders, because each access to a file opens all folders above
+	// it. A deeper folder is an error of that folder.
+	maxLevels = 32
+	// maxSteps limits the elements of paths for all symlinks together. One symlink may have 80,000,
+	// because it may lead through others; real ones have a few each.
+	maxSteps = 1_000_000
+	// leavingSteps is what it costs to find out what a symlink that leaves the directory leads to.
+	leavingSteps = 1000
 )
 
 // swapLink is the symlink in a Kubernetes volume that the kubelet swaps to publish
@@ -31,6 +38,8 @@ const swapLink = "..data"
 
 var (
 	errNotRegular = errors.New("not a regular file")
+	errLevels     = fmt.Errorf("is not read: it has more than %d levels of folders", maxLevels)
+	errSteps      = errors.New("is not followed: the symlinks of the directory are too long together")
 	errNames      = fmt.Errorf("more than %d names: not a config directory", maxNames)
 )
 
@@ -52,6 +61,7 @@ type tree struct {
 	links   []link           // to follow when everything else was walked
 	found   []found
 	names   int
+	steps   int // of the resolution of all symlinks
 
 	swapTarget string // location that the swapLink of root leads to
 	inSwap     bool   // the walk is below swapTarget
@@ -252,8 +262,8 @@ func (t *tree) walkEntry(l link, typ fs.FileMode, swapped bool) error {
 func (t *tree) follow(l link) error {
 	location, mode, err := t.resolve(l.location, l.name)
 	switch {
-	case err == errLeaves && t.leadsToFolder(l):
-		return t.add(found{path: l.path, err: err})
+	case errors.Is(err, errSteps), errors.Is(err, errLevels), err == errLeaves && t.leadsToFolder(l):
+		return t.add(found{path: l.path, err: err}) // it may lead to a folder with configuration files
 	case err == nil && mode.IsDir():
 		return t.walkFolder(location, l.path)
 	case !IsConfig(l.name):
@@ -265,6 +275,7 @@ func (t *tree) follow(l link) error {
 }
 
 func (t *tree) leadsToFolder(l link) bool {
+	t.steps += leavingSteps
 	fi, err := os.Stat(filepath.Join(t.real, l.location, l.name))
 	return err == nil && fi.IsDir()
 }
@@ -292,8 +303,8 @@ func (t *tree) add(f found) error {
 
 // list returns the entries of the folder at location, sorted by name.
 func (t *tree) list(location string) ([]fs.DirEntry, error) {
-	if len(location) > maxPath {
-		return nil, syscall.ENAMETOOLONG
+	if levels(location) > maxLevels {
+		return nil, errLevels
 	}
 	f, err := t.root.Open(location)
 	if err != nil {
