@@ -53,6 +53,7 @@ func (c *cluster) help(waited time.Duration) {
 	for _, k := range c.observer.damagedCopies() {
 		c.command(commandTime, k.disk.node, c.told("verification of "+k.String()), "backing-image", "verify", k.generation.image.name)
 	}
+	c.removeTorn()
 	for _, d := range c.truth.sorted() {
 		g := d.generation
 		copies := len(c.observer.counted(c.observer.copies, g))
@@ -73,6 +74,22 @@ func (c *cluster) help(waited time.Duration) {
 				}
 			}, "backing-image", "retry", g.image.name)
 		}
+	}
+}
+
+// removeTorn removes the folders whose record the suite tore while no node declared the generation any more:
+// without a record the program does not own them, and has to keep them.
+func (c *cluster) removeTorn() {
+	for key := range c.observer.torn {
+		delete(c.observer.torn, key)
+		if g := c.ids()[key.folder]; c.truth.declares(g) || key.life != key.disk.life {
+			continue
+		}
+		if err := os.RemoveAll(key.disk.folder(key.folder)); err != nil {
+			c.t.Error(err)
+		}
+		c.observer.forgetCopy(key)
+		c.note("    %s has no record, and is removed by hand", key)
 	}
 }
 

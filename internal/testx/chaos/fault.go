@@ -288,6 +288,9 @@ func garble(c *cluster, e Event) (effect, error) {
 		return effect{}, errSkipped
 	}
 	k.garbled = true
+	if name == "backing.record" {
+		c.observer.torn[k.copyKey] = true
+	}
 	return effect{text: fmt.Sprintf("%s of %s", name, k)}, err
 }
 

@@ -19,6 +19,7 @@ type observer struct {
 	everywhere map[*generation]time.Time
 	named      map[string]time.Time
 	least      map[string]leastCopies
+	torn       map[copyKey]bool // the suite tore the record, so that the program may not know it as its own any more
 	looks      int
 }
 
@@ -67,7 +68,7 @@ const graceTime = 10 * time.Second
 func newObserver(c *cluster) *observer {
 	return &observer{
 		cluster: c, copies: map[copyKey]*copyOnDisk{}, gone: map[copyKey]time.Time{}, back: map[*disk]time.Time{},
-		everywhere: map[*generation]time.Time{}, named: map[string]time.Time{}, least: map[string]leastCopies{},
+		everywhere: map[*generation]time.Time{}, named: map[string]time.Time{}, torn: map[copyKey]bool{}, least: map[string]leastCopies{},
 	}
 }
 
@@ -190,6 +191,9 @@ func (o *observer) anyOther(g *generation) bool {
 func (o *observer) forget(d *disk) {
 	maps.DeleteFunc(o.copies, func(key copyKey, _ *copyOnDisk) bool { return key.disk == d })
 }
+
+// forgetCopy forgets a copy that the suite removes.
+func (o *observer) forgetCopy(key copyKey) { delete(o.copies, key) }
 
 // noteRot records that the suite changed a byte of a copy.
 func (o *observer) noteRot(k *copyOnDisk) {
