@@ -10,6 +10,8 @@ import (
 	"net/url"
 
 	"golang.org/x/net/http/httpproxy"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/host"
 )
 
 // network connects one transfer to servers. It uses the credentials of the transfer and the proxy of
@@ -98,7 +100,7 @@ func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header)
 // mayAuthenticate reports whether u may receive the credentials: its origin is the declared one, or
 // the credentials list it, and the connection is encrypted or local.
 func (n *network) mayAuthenticate(u *url.URL) bool {
-	if u.Scheme != "https" && !isLoopback(u.Hostname()) {
+	if u.Scheme != "https" && host.Of(u.Hostname()) != host.Loopback {
 		return false
 	}
 	return webOrigin(u) == n.credentialsOrigin || n.creds.hosts[u.Host]

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/host"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -62,42 +63,29 @@ func (d *decoder) file(u *url.URL, at document.Path) {
 }
 
 func (d *decoder) host(u *url.URL, at document.Path) {
-	host := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
+	name := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
+	kind := host.Of(name)
 	switch {
-	case host == "":
+	case name == "":
 		d.report(at, "invalid download URL: it has no host", "")
 	case u.Scheme == "s3":
 		// The host of s3://bucket/key is a bucket.
-	case isLocal(host):
+	case kind != "":
 		d.result.loopback = append(d.result.loopback, document.Problem{Path: at,
-			Message: fmt.Sprintf("invalid download URL: %s is a loopback or link-local address", host),
+			Message: fmt.Sprintf("invalid download URL: %s is %s", name, kind),
 			Hint:    "settings.allowLoopbackSources allows it, for tests and demos"})
-	case isUnusualIP(host):
-		d.report(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", host), "write four decimal numbers")
+	case isUnusualIP(name):
+		d.report(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", name), "write four decimal numbers")
 	}
-}
-
-// isLocal reports whether a host is the machine itself, or an address that is valid only on
-// its network link.
-func isLocal(host string) bool {
-	if host == "localhost" || strings.HasSuffix(host, ".localhost") {
-		return true
-	}
-	ip, err := netip.ParseAddr(host)
-	if err != nil {
-		return false
-	}
-	ip = ip.Unmap()
-	return ip.IsLoopback() || ip.IsUnspecified() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsInterfaceLocalMulticast()
 }
 
 var numeric = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*$`)
 
 // isUnusualIP reports whether some resolvers read the host as an IP address and Go does
-// not: 127.1, 0x7f000001, 2130706433. Such a host would avoid the check of isLocal.
-func isUnusualIP(host string) bool {
-	_, err := netip.ParseAddr(host)
-	return err != nil && numeric.MatchString(host)
+// not: 127.1, 0x7f000001, 2130706433. Such a host would avoid the check of package host.
+func isUnusualIP(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err != nil && numeric.MatchString(name)
 }
 
 // packingOf returns the packing by the extension of an address's path.
