@@ -201,7 +201,7 @@ func (l *localJobs) job(t Task) job.Job {
 	j := job.Job{
 		Action: t.Action, Image: t.Image, Reserve: t.Reserve, Client: &client, Progress: t.Progress,
 		Disk: folderOf(t.Disk), Source: folderOf(t.Source), Disks: foldersOf(t.Disks), Uploads: l.uploads, Restores: l.restores,
-		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest, Size: t.Size},
+		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest},
 	}
 	j.Peers.Verified = t.Verified
 	j.Peers.Warn = func(err error) {

@@ -243,23 +243,16 @@ func copyFromPeer(c peer.Copy) plan.Copy {
 	return plan.Copy{Copy: c.Copy, UsedBy: c.UsedBy, Leaving: c.Leaving, Published: plan.Reason{Code: plan.Code(c.ReasonCode), Text: c.Reason}, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary}
 }
 
-// copiesFor returns the digest and the size of the bytes that an action may read from peers, and a
-// function that returns the peer copies with these bytes at the time of the call. An action that
-// reads a copy of this node, or none, uses no peers.
-func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want disk.Digest, size int64, copies func() []peer.Source) {
+// copiesFor returns the digest of the bytes that an action may read from peers, and a function that
+// returns the peer copies with these bytes at the time of the call. An action that reads a copy of this
+// node, or none, uses no peers.
+func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want disk.Digest, copies func() []peer.Source) {
 	if a.LocalSource != (plan.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != plan.Verify {
-		return disk.Digest{}, 0, func() []peer.Source { return nil }
+		return disk.Digest{}, func() []peer.Source { return nil }
 	}
 	want = d.DigestOf(o, a)
-	for _, seen := range o.Disks {
-		for _, c := range seen.Copies {
-			if c.HasDigest(want) {
-				size = c.Size
-			}
-		}
-	}
 	nodes := d.Config.Nodes
-	return want, size, func() []peer.Source { return s.claims.readable(sources(s.system.Observations(), nodes, want)) }
+	return want, func() []peer.Source { return s.claims.readable(sources(s.system.Observations(), nodes, want)) }
 }
 
 // sources returns the copies with the digest want that the responding nodes offer.
@@ -279,7 +272,7 @@ func sources(observations map[string]peer.Observation, nodes map[string]schema.N
 			}
 			for _, c := range one.Copies {
 				if c := copyFromPeer(c); c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
-					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, ManifestDigest: c.ManifestDigest})
+					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, ManifestDigest: c.ManifestDigest, Size: c.Size})
 				}
 			}
 		}

@@ -212,7 +212,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 			<-local.changed()
 		}
 		if i == 0 {
-			_, _, sources = s.copiesFor(d, plan.Observed{}, plan.Action{Op: plan.Sync, Image: "parrot", SourceDigest: want})
+			_, sources = s.copiesFor(d, plan.Observed{}, plan.Action{Op: plan.Sync, Image: "parrot", SourceDigest: want})
 		}
 		if now := sources(); len(now) != 1 || now[0].URL != server.URL {
 			t.Errorf("node2 is at %s: the sources are %v", server.URL, now)

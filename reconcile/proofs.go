@@ -89,7 +89,7 @@ func (r prover) task(d plan.Desired, o plan.Observed, p plan.ProofRequest) (Proo
 	at := peer.Address{Node: p.Copy.Disk.Node, URL: d.Config.Nodes[p.Copy.Disk.Node].Address}
 	t := ProofTask{
 		Copy: p.Copy, Size: c.Size, Secret: r.system.Secret(),
-		Source: peer.Source{Address: at, Disk: p.Copy.Disk.Disk, ID: p.Copy.ID, ManifestDigest: c.ManifestDigest},
+		Source: peer.Source{Address: at, Disk: p.Copy.Disk.Disk, ID: p.Copy.ID, ManifestDigest: c.ManifestDigest, Size: c.Size},
 	}
 	if p.Local != (plan.CopyRef{}) {
 		t.Local = LocalCopy{Disk: r.served.handle(p.Local.Disk.Disk), ID: p.Local.ID}

@@ -23,8 +23,6 @@ type Task struct {
 	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
 	// Digest is the digest of the bytes that peers may send; zero: none may.
 	Digest disk.Digest
-	// Size is the size of these bytes, if it is known.
-	Size int64
 	// PeerCopies returns the copies with Digest that peers offer now.
 	PeerCopies func() []peer.Source
 	// Verified receives the digest of the chunk manifest of the bytes with Digest, after an action
@@ -47,7 +45,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 		Disk: r.disks.open[a.CopyRef().Disk].handle, LocalCopies: r.disks.localCopies(d, o, a),
 	}
 	t.Progress.Total.Store(a.Bytes)
-	t.Digest, t.Size, t.PeerCopies = r.peers.copiesFor(d, o, a)
+	t.Digest, t.PeerCopies = r.peers.copiesFor(d, o, a)
 	t.Verified = func(manifest disk.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
 	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
 		t.Source = r.disks.open[a.LocalSource.Disk].handle

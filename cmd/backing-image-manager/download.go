@@ -243,7 +243,7 @@ func openRemote(ctx context.Context, daemon daemonFlags, name string, on []strin
 	for _, c := range copies {
 		if c.SHA512 == first.SHA512 {
 			r.copies = append(r.copies, peer.Source{
-				Address: peer.Address{Node: s.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.ManifestDigest,
+				Address: peer.Address{Node: s.Node, URL: client.URL()}, Disk: c.Disk, ID: r.ID, ManifestDigest: c.ManifestDigest, Size: c.Size,
 			})
 		}
 	}
@@ -267,7 +267,7 @@ func (r *remoteImage) isFinal(err error) bool {
 }
 
 func (r *remoteImage) manifest(ctx context.Context, newFile func() (*os.File, error)) (*disk.Manifest, error) {
-	m, err := r.pull().Manifest(ctx, r.size, func(body io.Reader, size int64, want disk.Digest) (*disk.Manifest, error) {
+	m, err := r.pull().Manifest(ctx, func(body io.Reader, size int64, want disk.Digest) (*disk.Manifest, error) {
 		f, err := newFile()
 		if err != nil {
 			return nil, err

@@ -46,7 +46,17 @@ type Source struct {
 	Disk           string
 	ID             disk.ID
 	ManifestDigest disk.Digest // of its chunk manifest; zero: it has no manifest
+	Size           int64       // of the copy, in bytes
 }
+
+// contents are the bytes that a source offers, as its node describes them. Two sources with the same
+// digest of the image may differ in them if one of their nodes lies.
+type contents struct {
+	manifest disk.Digest
+	size     int64
+}
+
+func (s Source) contents() contents { return contents{s.ManifestDigest, s.Size} }
 
 // Client sends requests to peers. It is safe for concurrent use.
 type Client struct {

@@ -99,7 +99,7 @@ func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Source{Address: n.address(), Disk: "disk1", ID: id, ManifestDigest: c.ManifestDigest}
+	return Source{Address: n.address(), Disk: "disk1", ID: id, ManifestDigest: c.ManifestDigest, Size: c.Size}
 }
 
 func (n *testNode) backing(id disk.ID) string {

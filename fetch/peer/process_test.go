@@ -96,7 +96,7 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, prefix
 		tb.Fatalf("the sender printed no URL: %v", err)
 	}
 	return &sender{c, Source{
-		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, ManifestDigest: d.Stat(parrot).ManifestDigest,
+		Address: Address{Node: node, URL: strings.TrimSpace(url)}, Disk: "disk1", ID: parrot, ManifestDigest: d.Stat(parrot).ManifestDigest, Size: d.Stat(parrot).Size,
 	}}
 }
 
@@ -143,7 +143,7 @@ func childPull(path string, args []string) error {
 	start := time.Now()
 	part, err := d.OpenPart(ctx, parrot, disk.PartOptions{})
 	if err == nil {
-		err = p.Into(ctx, part, o.Size)
+		err = p.Into(ctx, part)
 	}
 	if err == nil {
 		_, err = part.Commit(o.Digest)

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ type Pull struct {
 	MaxBackoff time.Duration
 
 	health   healthTable
-	manifest disk.Digest // of the last transfer
+	received contents // of the last transfer
 }
 
 // WrongSources returns the sources that have shown, in a transfer that ended with err, that they do not
@@ -51,7 +52,7 @@ func (p *Pull) WrongSources(err error) []Source {
 	var wrong []Source
 	for _, s := range p.Sources() {
 		h := p.health[s.name()]
-		if wrongFile && s.ManifestDigest == p.manifest || h != nil && h.invalid {
+		if wrongFile && s.contents() == p.received || h != nil && h.invalid {
 			wrong = append(wrong, s)
 		}
 	}
@@ -75,12 +76,11 @@ func (e *InvalidDataError) Unwrap() error { return e.Err }
 
 // transfer is one call of a Pull.
 type transfer struct {
-	pull           *Pull
-	openRange      func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
-	progress       *fetch.Progress
-	limiter        *rate.Limiter
-	window         *window
-	manifestDigest disk.Digest
+	pull      *Pull
+	openRange func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
+	progress  *fetch.Progress
+	limiter   *rate.Limiter
+	window    *window
 
 	peerActivity activityClock // time of the last byte from any peer
 	peerBusy     activityClock // time of the last 429 from any peer
@@ -114,18 +114,19 @@ func (p *Pull) newTransfer() *transfer {
 	return t
 }
 
-// Into fills part with an image of size bytes. It returns when the file is complete; the caller
-// commits it. It keeps the bytes in part that belong to the same image. It verifies every chunk
-// against the chunk manifest of the sources. But only the digest of the whole file, which Commit
+// Into fills part with the image. It returns when the file is complete; the caller commits it. It keeps
+// the bytes in part that belong to the same image. If the sources have different manifests or sizes, it
+// prefers what most nodes have, and reads only sources that have the same. It verifies every chunk
+// against this manifest. But only the digest of the whole file, which Commit
 // compares, proves that the image is the right one. When ctx ends, Into returns within one read. The
 // errors are those of fetch.Client.Download. If no source can be used for 30 s, the error contains
 // the reason for each source.
-func (p *Pull) Into(ctx context.Context, part *disk.Part, size int64) error {
-	return fetch.ClassifyDiskError(p.newTransfer().intoPart(ctx, part, size))
+func (p *Pull) Into(ctx context.Context, part *disk.Part) error {
+	return fetch.ClassifyDiskError(p.newTransfer().intoPart(ctx, part))
 }
 
-func (t *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) error {
-	m, err := t.receiveManifest(ctx, size, part.ReceiveManifest)
+func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
+	m, err := t.receiveManifest(ctx, part.ReceiveManifest)
 	if err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part, size int64) er
 		return err
 	}
 	t.chunkProgress.touch() // preparePart may have read the whole file for minutes
-	t.progress.Total.Store(size)
+	t.progress.Total.Store(m.Size())
 	t.progress.Done.Store(part.Offset())
 	return t.fillPart(ctx, part, m)
 }
@@ -196,8 +197,7 @@ func chunkCount(bytes int64) int64 { return (bytes + disk.ChunkSize - 1) / disk.
 func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
 	t.pull.Client.activePulls.Add(1)
 	defer t.pull.Client.activePulls.Add(-1)
-	t.manifestDigest = m.Digest()
-	t.pull.manifest = t.manifestDigest
+	t.pull.received = contents{m.Digest(), m.Size()}
 	t.window = newWindow(m, first, &t.pull.Client.activePulls)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var scheduler sync.WaitGroup
@@ -251,16 +251,16 @@ var errNoManifest = errors.New("no chunk manifest yet")
 // disk.Part.ReceiveManifest.
 type ManifestReceiver func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
 
-// Manifest receives the chunk manifest of an image of size bytes. If sources have different
-// manifests, it prefers the one that most sources have. The errors are those of Into.
-func (p *Pull) Manifest(ctx context.Context, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
-	m, err := p.newTransfer().receiveManifest(ctx, size, receive)
+// Manifest receives the chunk manifest of the image. If sources have different manifests or sizes, it
+// prefers what most nodes have. The errors are those of Into.
+func (p *Pull) Manifest(ctx context.Context, receive ManifestReceiver) (*disk.Manifest, error) {
+	m, err := p.newTransfer().receiveManifest(ctx, receive)
 	return m, fetch.ClassifyDiskError(err)
 }
 
-func (t *transfer) receiveManifest(ctx context.Context, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
+func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver) (*disk.Manifest, error) {
 	for {
-		for _, s := range byManifestVotes(t.shuffledSources()) {
+		for _, s := range byVotes(t.shuffledSources()) {
 			if s.ManifestDigest.IsZero() {
 				t.pull.health.of(s.name()).err = errNoManifest
 				continue
@@ -268,7 +268,7 @@ func (t *transfer) receiveManifest(ctx context.Context, size int64, receive Mani
 			if !t.pull.health.of(s.name()).available() {
 				continue
 			}
-			m, err := t.receiveManifestFrom(ctx, s, size, receive)
+			m, err := t.receiveManifestFrom(ctx, s, receive)
 			switch {
 			case err == nil:
 				return m, nil
@@ -301,17 +301,25 @@ func (t *transfer) waitForRetry(ctx context.Context) error {
 	}
 }
 
-// byManifestVotes sorts the sources: first those with the manifest digest that most sources have.
-func byManifestVotes(sources []Source) []Source {
-	votes := map[disk.Digest]int{}
+// byVotes sorts the sources: first those with the contents that most nodes have. A node may have many
+// sources, but has one vote for each contents. Of contents with as many votes, the smaller ones are first:
+// if they are wrong, that is known sooner.
+func byVotes(sources []Source) []Source {
+	voters := map[contents]map[string]bool{}
 	for _, s := range sources {
-		votes[s.ManifestDigest]++
+		c := s.contents()
+		if voters[c] == nil {
+			voters[c] = map[string]bool{}
+		}
+		voters[c][s.Node] = true
 	}
-	slices.SortStableFunc(sources, func(a, b Source) int { return votes[b.ManifestDigest] - votes[a.ManifestDigest] })
+	slices.SortStableFunc(sources, func(a, b Source) int {
+		return cmp.Or(len(voters[b.contents()])-len(voters[a.contents()]), cmp.Compare(a.Size, b.Size))
+	})
 	return sources
 }
 
-func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64, receive ManifestReceiver) (*disk.Manifest, error) {
+func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive ManifestReceiver) (*disk.Manifest, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	body, length, err := t.pull.Client.openManifest(ctx, s)
@@ -319,11 +327,11 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, size int64
 		return nil, err
 	}
 	defer body.Close()
-	if want := chunkCount(size) * int64(len(disk.ChunkHash{})); length != want {
+	if want := chunkCount(s.Size) * int64(len(disk.ChunkHash{})); length != want {
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d", length, want)}
 	}
 	t.progress.PeerBytes.Add(length)
-	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), size, s.ManifestDigest)
+	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), s.Size, s.ManifestDigest)
 	if err == nil {
 		return m, nil
 	}

@@ -213,7 +213,7 @@ func TestPullErrorHasTheFailureOfEachSource(t *testing.T) {
 	r := newReceiver(t, sources...)
 	part := r.openPart()
 	transfer := r.pull.newTransfer()
-	m, err := transfer.receiveManifest(t.Context(), int64(len(want)), part.ReceiveManifest)
+	m, err := transfer.receiveManifest(t.Context(), part.ReceiveManifest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,7 +237,7 @@ func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
 	r := newReceiver(t, s)
 	transfer := r.pull.newTransfer()
 	transfer.chunkProgress.start = time.Now().Add(-giveUpAfter)
-	err := transfer.intoPart(t.Context(), r.openPart(), mib)
+	err := transfer.intoPart(t.Context(), r.openPart())
 	if err == nil || !strings.Contains(err.Error(), "node1/disk1: no chunk manifest") {
 		t.Errorf("got %v", err)
 	}
@@ -276,5 +276,50 @@ func TestPullRejectsForgedManifests(t *testing.T) {
 	r.pullsAndCommits(want)
 	if warned["node1"] > 0 || warned["node2"] > 0 {
 		t.Errorf("got warnings about %v", warned)
+	}
+}
+
+// A source claims another size than the others, with the same chunk manifest or with another one. It must
+// not make the others look wrong.
+func TestPullDoesNotBlameSourcesForAnotherSize(t *testing.T) {
+	t.Parallel()
+	want := image(3*mib + 512)
+	liar := startNode(t, "liar").put(t, parrot, want)
+	for name, change := range map[string]func(*Source){
+		"shorter":                     func(s *Source) { s.Size -= 512 },
+		"longer, in the last chunk":   func(s *Source) { s.Size += 512 },
+		"one chunk":                   func(s *Source) { s.Size = mib },
+		"a pebibyte":                  func(s *Source) { s.Size = 1 << 50 },
+		"shorter, with a manifest":    func(s *Source) { s.Size = 512; s.ManifestDigest = digestOf(disk.SHA256, "x") },
+		"a pebibyte, with a manifest": func(s *Source) { s.Size = 1 << 50; s.ManifestDigest = digestOf(disk.SHA256, "x") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			claimed := liar
+			change(&claimed)
+			good := startNode(t, "node1").put(t, parrot, want)
+			r := newReceiver(t, claimed, good)
+			r.pullsAndCommits(want)
+			for _, s := range r.pull.WrongSources(nil) {
+				if s.Node != "liar" {
+					t.Errorf("%s looks wrong", s.Node)
+				}
+			}
+		})
+	}
+}
+
+// A node has many sources with contents that it made up. They must not outvote two other nodes.
+func TestVotesAreOfNodes(t *testing.T) {
+	made, right := digestOf(disk.SHA256, "made up"), digestOf(disk.SHA256, "right")
+	var sources []Source
+	for i := range 10 {
+		sources = append(sources, Source{Address: Address{Node: "liar"}, Disk: fmt.Sprint("disk", i), ManifestDigest: made, Size: mib})
+	}
+	for _, node := range []string{"node1", "node2"} {
+		sources = append(sources, Source{Address: Address{Node: node}, Disk: "disk1", ManifestDigest: right, Size: 2 * mib})
+	}
+	if first := byVotes(sources)[0]; first.ManifestDigest != right {
+		t.Errorf("%s of %s is the first one", first.Disk, first.Node)
 	}
 }

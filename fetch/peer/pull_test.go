@@ -85,7 +85,7 @@ func (r *receiver) openPart() *disk.Part {
 func (r *receiver) pullsAndCommits(want []byte) {
 	r.t.Helper()
 	part := r.openPart()
-	if err := r.pull.Into(r.t.Context(), part, int64(len(want))); err != nil {
+	if err := r.pull.Into(r.t.Context(), part); err != nil {
 		r.t.Fatal(err)
 	}
 	c, err := part.Commit(sha512Of(want))
@@ -217,7 +217,7 @@ func TestPullEndsWithItsContext(t *testing.T) {
 		cancel(cause)
 	}()
 	start := time.Now()
-	if err := r.pull.Into(ctx, part, int64(len(want))); !errors.Is(err, cause) {
+	if err := r.pull.Into(ctx, part); !errors.Is(err, cause) {
 		t.Errorf("got %v, want %v", err, cause)
 	}
 	if took := time.Since(start); took > 5*time.Second {

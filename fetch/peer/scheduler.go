@@ -96,10 +96,10 @@ func (t *transfer) shuffledSources() []Source {
 	return sources
 }
 
-// startLane starts a lane for s, unless a lane for the same node runs or s has another chunk
-// manifest. It reports whether it started a lane.
+// startLane starts a lane for s, unless a lane for the same node runs or s has other contents. It reports
+// whether it started a lane.
 func (t *transfer) startLane(ctx context.Context, lanes *sync.WaitGroup, s Source) bool {
-	if len(t.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.ManifestDigest != t.manifestDigest {
+	if len(t.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.contents() != t.pull.received {
 		return false
 	}
 	for _, l := range t.lanes {

@@ -20,7 +20,6 @@ type PeerCopies struct {
 	Client  *peer.Client         // nil: this node queries no peers
 	Sources func() []peer.Source // the copies that peers offer at the time of the call
 	Digest  disk.Digest          // of the bytes to read; zero: none may be read
-	Size    int64                // of these bytes; 0: not known
 	Warn    func(error)          // receives an error for each source with wrong bytes
 	// Verified receives the digest of the chunk manifest of the bytes that verifyPeer has read.
 	Verified func(manifest disk.Digest)
@@ -36,12 +35,11 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	}
 	pull, done := j.newPull()
 	defer done()
-	j.Progress.Total.Store(j.Peers.Size)
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
 	err := j.fill(ctx, id, j.Peers.Digest, anySource, func(part *disk.Part) error {
-		return pull.Into(ctx, part, j.Peers.Size)
+		return pull.Into(ctx, part)
 	})
 	return withWrongSources(err, pull)
 }
