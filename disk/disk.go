@@ -178,14 +178,19 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		}
 		return nil, fmt.Errorf("lock disk %s: %w", d.path, err)
 	}
+	unlock = func() error {
+		// A process that this one is just starting shares the lock until it executes its program. Close
+		// alone would leave the lock to it.
+		return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
+	}
 	switch err := noSpace(restoreRemoved(d.root)); {
 	case errors.Is(err, ErrReadOnly), errors.Is(err, ErrNoSpace):
 		d.unrestored.Store(true) // the other copies stay in service; List tries again
 	case err != nil:
-		f.Close()
+		_ = unlock() // the first error is returned
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
-	return f.Close, nil
+	return unlock, nil
 }
 
 // ReadOnly reports whether the file system of the disk is read-only. The kernel remounts some file

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -220,6 +221,47 @@ func TestLock(t *testing.T) {
 		t.Fatalf("after unlock: %v", err)
 	}
 	defer unlock()
+}
+
+// TestUnlockReleasesInheritedLock unlocks a disk while another descriptor shares its lock. A process
+// that this one is just starting has such descriptors until it executes its program.
+func TestUnlockReleasesInheritedLock(t *testing.T) {
+	d := newDisk(t)
+	unlock, err := d.Lock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptors, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shared := 0
+	for _, link := range descriptors {
+		if info, err := os.Stat(link); err != nil || !os.SameFile(info, d.identity) {
+			continue
+		}
+		fd, err := strconv.Atoi(filepath.Base(link))
+		if err == nil {
+			fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		shared++
+	}
+	if shared == 0 {
+		t.Fatal("no descriptor has the lock")
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if unlock, err = d.Lock(); err != nil {
+		t.Fatalf("after unlock: %v", err)
+	}
+	if err := unlock(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestLockRestoresOnlyImageFolders checks that Lock restores folders whose removal was interrupted,
