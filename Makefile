@@ -5,13 +5,18 @@ SEEDS ?= 10000
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
+# All targets compile with the settings of the static binary, so that each package is compiled once.
+# Only the tests with the race detector need other settings.
+export CGO_ENABLED := 0
+export GOFLAGS += -trimpath
+
 .PHONY: help build demo test check bench fuzz simulate mutants chaos vulncheck
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
 
 build: ## Build bin/backing-image-manager, a static binary.
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=auto -ldflags='-s -w' -o $(BIN) ./cmd/backing-image-manager
+	$(GO) build -buildvcs=auto -ldflags='-s -w' -o $(BIN) ./cmd/backing-image-manager
 
 demo: build ## Show the program at work with two small images, without network or root.
 	$(BIN) demo

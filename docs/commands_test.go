@@ -33,7 +33,7 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	build := exec.Command("go", "build", "-o", filepath.Join(dir, program), "./cmd/"+program)
+	build := need.Go(context.Background(), "build", "-o", filepath.Join(dir, program), "./cmd/"+program)
 	build.Dir = root
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "%v\n%s", err, out)

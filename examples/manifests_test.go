@@ -36,7 +36,7 @@ func render(t *testing.T, dir string) *manifests {
 	cmd := exec.Command("kubectl", "kustomize", dir)
 	if _, err := exec.LookPath("kubectl"); err != nil {
 		need.Programs(t, "kustomize")
-		cmd = exec.Command("go", "run", need.Kustomize, "build", dir)
+		cmd = need.Go(t.Context(), "run", need.Kustomize, "build", dir)
 	}
 	var problems bytes.Buffer
 	cmd.Stderr = &problems

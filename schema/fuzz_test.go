@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,8 +24,15 @@ func FuzzLoad(f *testing.F) {
 		f.Fatalf("%d archives of manifests, error %v", len(manifests), err)
 	}
 	archives = append(archives, manifests...)
+	every := 4 // TestLoad and TestManifestsEqualTheNativeForm load all archives
+	switch {
+	case flag.Lookup("test.fuzz").Value.String() != "":
+		every = 1
+	case race.Enabled:
+		every = 40
+	}
 	for i, name := range archives {
-		if race.Enabled && i%40 != 0 {
+		if i%every != 0 {
 			continue
 		}
 		a, err := txtar.ParseFile(name)

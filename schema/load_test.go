@@ -144,7 +144,7 @@ func TestReloadsKeepNoMemory(t *testing.T) {
 		t.Skip("the race detector keeps memory: CI runs this also without it")
 	}
 	l := NewLoader()
-	const reloads = 1000
+	const reloads = 250
 	var before int64
 	for i := range 50 + reloads {
 		if i == 50 {

@@ -13,7 +13,6 @@ import (
 	"go/types"
 	"io"
 	"os"
-	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -23,6 +22,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 var mutants = flag.String("cluster.mutants", "", "regular expression: the mutants to run. The simulation must detect each")
@@ -110,7 +111,7 @@ type typeChecker struct {
 }
 
 func newTypeChecker(t *testing.T) typeChecker {
-	out, err := exec.CommandContext(t.Context(), "go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "..").Output()
+	out, err := need.Go(t.Context(), "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", "..").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,7 +199,7 @@ func (m mutant) run(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	out, err := exec.CommandContext(t.Context(), "go", "test", "-overlay", filepath.Join(dir, "overlay.json"), "-count=1", "-timeout=60m",
+	out, err := need.Go(t.Context(), "test", "-overlay", filepath.Join(dir, "overlay.json"), "-count=1", "-timeout=60m",
 		"-run=^TestCluster$", "-v", "-cluster.world="+strconv.FormatBool(!m.isAboutProofs()), "-cluster.seeds=1000", "-cluster.lines=1").CombinedOutput()
 	found := caught.FindSubmatch(out)
 	if err == nil || found == nil {

@@ -167,10 +167,18 @@ func (p Program) Path() (string, error) {
 	return "", err
 }
 
+// Go returns a go command that compiles with the settings of "make build". It finds in the build cache
+// what was compiled before, even if this test runs with the race detector.
+func Go(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS="+os.Getenv("GOFLAGS")+" -trimpath")
+	return cmd
+}
+
 // Fetch builds a Go program, or installs an npm package, so that no test has to wait for it. It does
 // nothing if this was done before. root is the folder of this module.
 func (p Program) Fetch(ctx context.Context, root string) error {
-	cmd := exec.CommandContext(ctx, "go", "run", "-exec", "true", p.Module)
+	cmd := Go(ctx, "run", "-exec", "true", p.Module)
 	if p.NPM != "" {
 		installing.Lock()
 		defer installing.Unlock()

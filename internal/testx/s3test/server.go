@@ -4,6 +4,7 @@ package s3test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -152,8 +153,8 @@ var executable = sync.OnceValues(func() (*os.File, error) {
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "versitygw")
-	cmd := exec.Command("go", "run", "-exec", "cp", need.Versitygw, path) // "go run" executes: cp EXECUTABLE path
-	cmd.Dir = dir                                                         // outside this module
+	cmd := need.Go(context.Background(), "run", "-exec", "cp", need.Versitygw, path) // "go run" executes: cp EXECUTABLE path
+	cmd.Dir = dir                                                                    // outside this module
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%v: %w\n%s", cmd, err, out)
 	}

@@ -11,6 +11,7 @@ package script
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"io/fs"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -209,9 +211,8 @@ var startsNode1 = regexp.MustCompile(`(?m)^start node1`)
 // buildPlain builds the program without the race detector into dir, like "make build". The program in
 // the folder mixed executes $RACED, the program with the detector, only for long-running commands.
 func buildPlain(pkg, dir string) (string, error) {
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, Program), ".")
+	build := need.Go(context.Background(), "build", "-buildvcs=false", "-ldflags=-s -w", "-o", filepath.Join(dir, Program), ".")
 	build.Dir = pkg
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build: %w: %s", err, out)
 	}

@@ -3,7 +3,8 @@
 //  1. install the missing programs of package need with apt, if the process is root or sudo needs
 //     no password, and print the names and reasons;
 //  2. fetch the programs that are not Debian packages, so that no test has to wait for them;
-//  3. run "go test ./..." twice, the second time with the race detector if there is a C compiler;
+//  3. run "go test ./..." twice, the second time with the race detector if there is a C compiler.
+//     "make check" has run go vet, so go test does not;
 //  4. print every reason for a skip with the affected tests, and the line
 //     "N passed, N failed, N skipped".
 //
@@ -17,6 +18,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -43,6 +46,12 @@ func main() {
 	}
 }
 
+// pass is one run of go test.
+type pass struct {
+	cgo   string // value of CGO_ENABLED
+	flags []string
+}
+
 // run reports whether all tests passed.
 func run(ctx context.Context, strict, install bool, packages []string) (bool, error) {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":"+need.SystemFolders); err != nil {
@@ -57,14 +66,15 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 		env = append(env, need.StrictVar+"=1")
 	}
 	results := newResults(os.Stdout)
-	passes := [][]string{{}, {"-race"}}
+	passes := []pass{{cgo: "0"}, {cgo: "1", flags: []string{"-race"}}} // without the detector like "make build"
 	if !missing.compiles {
-		env = append(env, "CGO_ENABLED=0")
 		passes = passes[:1]
 	}
 	ok := true
-	for _, flags := range passes {
-		passed, err := goTest(ctx, results, env, append(flags, packages...))
+	for _, p := range passes {
+		// Tests also wait for disks and timers, so one package more than CPUs is tested at a time.
+		args := slices.Concat(p.flags, []string{"-vet=off", "-trimpath", fmt.Sprintf("-p=%d", runtime.NumCPU()+1)}, packages)
+		passed, err := goTest(ctx, results, append(env, "CGO_ENABLED="+p.cgo), args)
 		if err != nil {
 			return false, err
 		}
