@@ -3,7 +3,6 @@ package chaos
 import (
 	"flag"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -61,11 +60,11 @@ func TestChaos(t *testing.T) {
 func build(t *testing.T, dir string) string {
 	t.Helper()
 	binary := filepath.Join(dir, "backing-image-manager")
-	args := []string{"build", "-o", binary}
+	cmd := need.Go(t.Context(), "build", "-o", binary, "../../../cmd/backing-image-manager")
 	if *withRace {
-		args = append(args, "-race")
+		cmd = need.Go(t.Context(), "build", "-race", "-o", binary, "../../../cmd/backing-image-manager")
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1") // the detector needs it
 	}
-	cmd := exec.Command("go", append(args, "../../../cmd/backing-image-manager")...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", strings.Join(cmd.Args, " "), err, out)
 	}
