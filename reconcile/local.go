@@ -199,7 +199,7 @@ func (l *localJobs) job(t Task) job.Job {
 	client := l.client // a copy, because the setting may change while the job runs
 	client.AllowLoopback = t.AllowLoopback
 	j := job.Job{
-		Action: t.Action, Image: t.Image, Reserve: t.Reserve, Client: &client, Progress: t.Progress,
+		Action: t.Action, Image: t.Image, Private: t.Private, Reserve: t.Reserve, Client: &client, Progress: t.Progress,
 		Disk: folderOf(t.Disk), Source: folderOf(t.Source), Disks: foldersOf(t.Disks), Uploads: l.uploads, Restores: l.restores,
 		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest},
 	}

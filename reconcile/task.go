@@ -13,6 +13,7 @@ import (
 type Task struct {
 	Action        plan.Action
 	Image         schema.Image // zero if the image is not declared
+	Private       bool         // see schema.Config.IsPrivate
 	Reserve       int64        // bytes that must stay free on the disk
 	AllowLoopback bool         // see schema.Settings.AllowLoopbackSources
 	Progress      *fetch.Progress
@@ -40,7 +41,7 @@ type LocalCopy struct {
 func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Task {
 	declared, _ := d.Disk(a.CopyRef().Disk)
 	t := Task{
-		Action: a, Image: d.Config.Images[a.Image], Reserve: declared.StorageReserved,
+		Action: a, Image: d.Config.Images[a.Image], Private: d.Config.IsPrivate(a.Image), Reserve: declared.StorageReserved,
 		AllowLoopback: d.Config.Settings.AllowLoopbackSources, Progress: &fetch.Progress{},
 		Disk: r.disks.open[a.CopyRef().Disk].handle, LocalCopies: r.disks.localCopies(d, o, a),
 	}

@@ -40,6 +40,19 @@ func (c Config) HasHost(name string) bool {
 	return false
 }
 
+// IsPrivate reports whether the image has decrypted bytes, which other users of a node must not read:
+// it is a clone that decrypts, or a clone of such an image that does not encrypt.
+func (c Config) IsPrivate(image string) bool {
+	for range c.Images { // a chain of clones is not longer
+		clone := c.Images[image].Source.Clone
+		if clone == nil || clone.Encryption != EncryptionIgnore {
+			return clone != nil && clone.Encryption == Decrypt
+		}
+		image = clone.BackingImage
+	}
+	return false
+}
+
 // Settings apply to all managers.
 type Settings struct {
 	CleanupWaitInterval  time.Duration `json:"-"` // MarshalJSON encodes the intervals

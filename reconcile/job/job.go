@@ -29,6 +29,7 @@ import (
 type Job struct {
 	Action      plan.Action
 	Image       schema.Image // zero if the image is not declared any more
+	Private     bool         // other users of the system must not read the copy
 	Reserve     int64        // bytes that must stay free on the disk
 	Client      *fetch.Client
 	Disk        *disk.Disk            // of the copy
@@ -90,7 +91,7 @@ func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume f
 		MaxSize: j.maxSize(),
 		SHA256:  want.Algorithm() == disk.SHA256 || j.Image.Checksum.Algorithm() == disk.SHA256,
 		Format:  j.format(),
-		Private: j.Image.Source.Clone != nil && j.Image.Source.Clone.Encryption == schema.Decrypt,
+		Private: j.Private,
 		Accept:  canResume,
 	})
 	if err != nil {
