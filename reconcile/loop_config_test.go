@@ -17,14 +17,16 @@ import (
 )
 
 // A change of the config directory must be planned within half a second after its last write. The
-// test is not parallel, so that no other test of the package delays it.
+// test is not parallel, so that no other test of the package delays it. Other processes may, so one
+// change in time suffices.
 func TestChangeIsPlannedSoon(t *testing.T) {
 	conf := t.TempDir()
 	files.Put(t, testSettings, conf, "settings.yaml")
 	files.Put(t, "images: {}", conf, "images.yaml")
 	l := startLoop(t, conf, newDisk(t))
+	const limit = 500 * time.Millisecond
 	best := time.Hour
-	for i := range 5 {
+	for i := 0; i < 20 && best > limit; i++ {
 		name := fmt.Sprintf("image%d", i)
 		l.rounds(2)
 		files.Put(t, image(name, "http://127.0.0.1:9/x.raw"), conf, name+".yaml")
@@ -35,7 +37,7 @@ func TestChangeIsPlannedSoon(t *testing.T) {
 		best = min(best, time.Since(began))
 	}
 	t.Logf("planned after %v", best)
-	if best > 500*time.Millisecond {
+	if best > limit {
 		t.Errorf("a change was planned after %v at best", best)
 	}
 }

@@ -91,7 +91,7 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 	if err := <-done; err != nil || got.Config != "decade" || got.Disks[0].Free != 17 {
 		t.Errorf("got %v, %+v", err, got)
 	}
-	if took := time.Since(start); took > 500*time.Millisecond {
+	if took := time.Since(start); took > 10*time.Second { // the long poll ends after a minute
 		t.Errorf("the response came after %v", took)
 	}
 }
