@@ -49,11 +49,14 @@ func hasReadyElsewhere(o plan.Observed, ref plan.CopyRef) bool {
 	return false
 }
 
-// durations returns the times in total.
-func (a awaited) durations() map[plan.CopyRef]time.Duration {
+// durations returns the times in total, without the copies that note forgets: in the round in which an
+// image becomes ready, nobody waits for another node any more.
+func (a awaited) durations(o plan.Observed) map[plan.CopyRef]time.Duration {
 	all := make(map[plan.CopyRef]time.Duration, len(a))
 	for ref, one := range a {
-		all[ref] = one.total
+		if !hasReadyElsewhere(o, ref) {
+			all[ref] = one.total
+		}
 	}
 	return all
 }

@@ -31,8 +31,8 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	o.Failures = r.failures.onWallClock(now)
 	r.jobs.addTo(o)
 	o.BackedUp = o.FindBackedUp(d)
-	o.Awaited = r.awaited.durations()
 	r.peers.mergeInto(d, &o, now.Steady)
+	o.Awaited = r.awaited.durations(o)
 	o.CannotPrepare = r.disks.cannotPrepare(d, o, r.system.Jobs)
 	// Only now all problems are known: two nodes may have a disk with the same uuid.
 	r.disks.trackProblems(d, o, now.Steady)

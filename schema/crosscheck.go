@@ -85,10 +85,10 @@ func (m *merger) checkDisks(d *definition, image *Image, nodes []string) {
 		p := document.Problem{Path: document.Path{"disks"}.WithIndex(i)}
 		n := m.current[key{nodesSection, ref.Node}]
 		if n == nil {
-			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), m.suggest(ref.Node, nodes)
+			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), m.suggestions.hint(ref.Node, nodes)
 			m.rejectNative(d, p)
 		} else if _, ok := n.checked.node.Disks[ref.Disk]; !ok {
-			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), m.suggest(ref.Disk, sortedKeys(n.checked.node.Disks))
+			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), m.suggestions.hint(ref.Disk, sortedKeys(n.checked.node.Disks))
 			m.rejectNative(d, p)
 		}
 	}

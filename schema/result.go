@@ -152,7 +152,7 @@ func (c Config) digest(skipped []manifest.Skipped) string {
 
 func (m *merger) result() Result {
 	r := Result{Config: m.config(), Errors: m.errors, Manifests: m.manifests, Skipped: m.skipped, Emptied: m.emptied, Invalid: m.invalid(), Allowed: m.allowed()}
-	r.Warnings, r.expiries = m.warnings(r.Config), m.expiries()
+	r.Warnings, r.expiries = newLinter(m, r.Config).warnings(), m.expiries()
 	r.definitions = slices.Collect(maps.Values(m.current))
 	if len(r.Errors) == 0 {
 		r.Digest = r.Config.digest(r.Skipped)

@@ -138,8 +138,8 @@ func TestSlipsDeleteNothing(t *testing.T) {
 	}
 }
 
-// TestEmptyCUEFileDeletesNothing: a .cue file that is empty keeps what it declared, also if it was
-// part of a package, of which it has lost the clause.
+// TestEmptyCUEFileDeletesNothing: a .cue file that is empty keeps what it declared. It may have been part of
+// a package, whose clause an empty file does not have.
 func TestEmptyCUEFileDeletesNothing(t *testing.T) {
 	const robin = "images: robin: source: upload: {}\n"
 	const parrot = "images: parrot: source: upload: {}\n"

@@ -8,21 +8,29 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// warnings finds what is valid and certainly a mistake: selectors that no disk
-// matches, more copies than disks, nodes that have no address, and checksums
-// that are not used.
-func (m *merger) warnings(c Config) []document.Problem {
-	found := append(m.ignoredChecksums(c), m.manifestWarnings()...)
+// linter finds what is valid and certainly a mistake: selectors that no disk matches, more copies than
+// disks, nodes that have no address, and checksums that are not used.
+type linter struct {
+	merged *merger // with the positions of the definitions
+	config Config  // the result of the merge
+	tags   tags
+}
+
+func newLinter(m *merger, c Config) linter { return linter{m, c, c.tags()} }
+
+// warnings returns all warnings that do not depend on the time.
+func (l linter) warnings() []document.Problem {
+	c := l.config
+	found := append(l.ignoredChecksums(), l.manifestWarnings()...)
 	if len(c.Nodes) == 0 {
 		return found
 	}
-	found = append(found, m.nodesWithoutAddress(c)...)
+	found = append(found, l.nodesWithoutAddress()...)
 	matching := map[string]int{} // by selectors: many images have the same
-	tags, disks := c.tags(), c.countDisks()
-	compared := 0
+	disks, compared := c.countDisks(), 0
 	for _, name := range sortedKeys(c.Images) {
-		image, d := c.Images[name], m.current[key{imagesSection, name}]
-		if m.stale(d) {
+		image, d := c.Images[name], l.merged.current[key{imagesSection, name}]
+		if l.merged.stale(d) {
 			continue // its position may be wrong
 		}
 		selectors := strings.Join(image.NodeSelector, ",") + "/" + strings.Join(image.DiskSelector, ",")
@@ -35,7 +43,7 @@ func (m *merger) warnings(c Config) []document.Problem {
 			n = c.countMatching(image)
 			matching[selectors] = n
 		}
-		if p, ok := m.placementWarning(c, tags, image, n); ok {
+		if p, ok := l.placementWarning(image, n); ok {
 			found = append(found, d.placeNative(p))
 		}
 	}
@@ -46,21 +54,21 @@ func (m *merger) warnings(c Config) []document.Problem {
 const maxMatched = 10_000_000
 
 // manifestWarnings returns the warnings of the conversions of manifests.
-func (m *merger) manifestWarnings() []document.Problem {
+func (l linter) manifestWarnings() []document.Problem {
 	var found []document.Problem
 	add := func(d *definition) {
 		for _, p := range d.checked.conversion.Warnings {
 			found = append(found, d.place(p))
 		}
 	}
-	for _, d := range m.current {
-		if d.kind != nil && !m.stale(d) {
+	for _, d := range l.merged.current {
+		if d.kind != nil && !l.merged.stale(d) {
 			add(d)
 		}
 	}
-	for k, refs := range m.references {
+	for k, refs := range l.merged.references {
 		for _, d := range refs {
-			if len(d.allProblems()) == 0 && !slices.Contains(m.declared[k], d) {
+			if len(d.allProblems()) == 0 && !slices.Contains(l.merged.declared[k], d) {
 				add(d)
 			}
 		}
@@ -69,11 +77,11 @@ func (m *merger) manifestWarnings() []document.Problem {
 }
 
 // ignoredChecksums finds checksums of images that this program encrypts.
-func (m *merger) ignoredChecksums(c Config) []document.Problem {
+func (l linter) ignoredChecksums() []document.Problem {
 	var found []document.Problem
-	for _, name := range sortedKeys(c.Images) {
-		d := m.current[key{imagesSection, name}]
-		if c.Images[name].ChecksumIgnored && !m.stale(d) {
+	for _, name := range sortedKeys(l.config.Images) {
+		d := l.merged.current[key{imagesSection, name}]
+		if l.config.Images[name].ChecksumIgnored && !l.merged.stale(d) {
 			found = append(found, d.placeNative(document.Problem{Path: document.Path{"checksum"},
 				Message: "is not used: the bytes differ each time an image is encrypted", Hint: "remove it"}))
 		}
@@ -82,11 +90,11 @@ func (m *merger) ignoredChecksums(c Config) []document.Problem {
 }
 
 // nodesWithoutAddress finds nodes without an address, if there are several nodes.
-func (m *merger) nodesWithoutAddress(c Config) []document.Problem {
+func (l linter) nodesWithoutAddress() []document.Problem {
 	var found []document.Problem
-	for _, name := range sortedKeys(c.Nodes) {
-		d := m.current[key{nodesSection, name}]
-		if len(c.Nodes) == 1 || c.Nodes[name].Address != "" || m.stale(d) {
+	for _, name := range sortedKeys(l.config.Nodes) {
+		d := l.merged.current[key{nodesSection, name}]
+		if len(l.config.Nodes) == 1 || l.config.Nodes[name].Address != "" || l.merged.stale(d) {
 			continue
 		}
 		found = append(found, d.placeNative(document.Problem{AtName: true, Message: "has no address, so the other nodes cannot query it",
@@ -96,9 +104,9 @@ func (m *merger) nodesWithoutAddress(c Config) []document.Problem {
 }
 
 // placementWarning returns a warning if fewer disks match than the image has copies.
-func (m *merger) placementWarning(c Config, t tags, image Image, disks int) (document.Problem, bool) {
+func (l linter) placementWarning(image Image, disks int) (document.Problem, bool) {
 	if disks == 0 {
-		return m.noDisk(c, t, image), true
+		return l.noDisk(image), true
 	}
 	if image.Copies > disks && !image.AllDisks {
 		return document.Problem{Path: document.Path{"minNumberOfCopies"}, AtName: true,
@@ -137,19 +145,19 @@ func hasAll(tags, selector []string) bool {
 }
 
 // noDisk explains why an image has no ranked disk.
-func (m *merger) noDisk(c Config, t tags, image Image) document.Problem {
-	if tag, ok := unknownTag(image.NodeSelector, t.ofNodes); ok {
-		p := m.unknownTagProblem("node", tag, t.ofNodes)
-		if _, ok := c.Nodes[tag]; ok {
+func (l linter) noDisk(image Image) document.Problem {
+	if tag, ok := unknownTag(image.NodeSelector, l.tags.ofNodes); ok {
+		p := l.unknownTagProblem("node", tag, l.tags.ofNodes)
+		if _, ok := l.config.Nodes[tag]; ok {
 			p.Hint = "it is the name of a node: add it to the tags of that node"
-		} else if t.ofDisks.has[tag] {
+		} else if l.tags.ofDisks.has[tag] {
 			p.Hint = "it is a tag of disks: move it to diskSelector"
 		}
 		return p
 	}
-	if tag, ok := unknownTag(image.DiskSelector, t.ofDisks); ok {
-		p := m.unknownTagProblem("disk", tag, t.ofDisks)
-		if t.ofNodes.has[tag] {
+	if tag, ok := unknownTag(image.DiskSelector, l.tags.ofDisks); ok {
+		p := l.unknownTagProblem("disk", tag, l.tags.ofDisks)
+		if l.tags.ofNodes.has[tag] {
 			p.Hint = "it is a tag of nodes: move it to nodeSelector"
 		}
 		return p
@@ -161,19 +169,16 @@ func (m *merger) noDisk(c Config, t tags, image Image) document.Problem {
 	if len(image.NodeSelector) == 0 {
 		p.Path = document.Path{"diskSelector"}
 	}
-	if c.matchesEvicted(image) {
+	if l.config.matchesEvicted(image) {
 		p.Message = "all declared disks that match the selectors are being evicted"
 	}
 	return p
 }
 
-func (m *merger) unknownTagProblem(of, tag string, known tagSet) document.Problem {
+func (l linter) unknownTagProblem(of, tag string, known tagSet) document.Problem {
 	p := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
 		Message: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
-	if m.compared += len(known.list); m.compared > maxCompared {
-		return p
-	}
-	if near, ok := document.Nearest(tag, known.list); ok {
+	if near, ok := l.merged.suggestions.nearest(tag, known.list); ok {
 		p.Hint = fmt.Sprintf("did you mean %.60q?", near)
 	}
 	return p

@@ -1,0 +1,39 @@
+package reconcile
+
+import (
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// TestNothingIsAwaitedWhenACopyIsReady: status shows a row for each awaited copy, and would keep that of an
+// idle node until the next round, after wait has reported that the image is ready.
+func TestNothingIsAwaitedWhenACopyIsReady(t *testing.T) {
+	image := disk.ID{Name: "parrot", UUID: "00000001"}
+	idle := plan.CopyRef{Disk: schema.DiskRef{Node: "idle", Disk: "d"}, ID: image}
+	own := plan.CopyRef{Disk: schema.DiskRef{Node: "own", Disk: "d"}, ID: image}
+	d := plan.Desired{Node: "own", Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: image}}, Nodes: map[string]schema.Node{
+		"idle": {Disks: map[string]schema.Disk{"d": {}}}, "own": {Disks: map[string]schema.Disk{"d": {}}},
+	}}}
+	observed := func(on plan.CopyRef, state disk.State) plan.Observed {
+		copies := map[disk.ID]plan.Copy{image: {Copy: disk.Copy{ID: image, State: state}}}
+		return plan.Observed{Disks: map[schema.DiskRef]plan.Disk{on.Disk: {Copies: copies}}}
+	}
+	a, start := awaited{}, time.Unix(0, 0)
+	p := plan.Plan{Awaited: []plan.CopyRef{idle}}
+	for _, at := range []time.Duration{0, time.Minute} {
+		a.note(d, observed(own, disk.Pending), p, start.Add(at))
+	}
+	if got := a.durations(observed(own, disk.Pending)); got[idle] != time.Minute {
+		t.Errorf("awaited while nothing is ready: %v", got)
+	}
+	if got := a.durations(observed(idle, disk.Ready)); got[idle] != time.Minute {
+		t.Errorf("awaited while the awaited node alone claims a ready copy: %v", got)
+	}
+	if got := a.durations(observed(own, disk.Ready)); len(got) > 0 {
+		t.Errorf("awaited although a copy is ready: %v", got)
+	}
+}
