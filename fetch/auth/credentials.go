@@ -30,9 +30,6 @@ func Load(log *slog.Logger, tokenFile string, files TLSFiles) (c Credentials, er
 
 func (c Credentials) empty() bool { return c.tokens == nil && c.identity == nil }
 
-// HasTokens reports whether a token file was given.
-func (c Credentials) HasTokens() bool { return c.tokens != nil }
-
 // ForPeers returns the credentials that a daemon sends to other daemons: the token with the lowest
 // role, and the TLS configuration. Both functions return the current value at each call. A function
 // is nil if there is no such credential.

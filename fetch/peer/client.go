@@ -317,7 +317,7 @@ func responseError(resp *http.Response) error {
 		text = nil // the status is more important than the reason why the message is missing
 	}
 	e := httperror.Read(resp.StatusCode, text)
-	e.Message = printable(e.Message, maxMessage)
+	e.Message = shortLine(e.Message, maxMessage)
 	return e
 }
 

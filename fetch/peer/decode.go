@@ -7,10 +7,9 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
 // Limits of a State from a peer. Scope has those that depend on the configuration.
@@ -179,7 +178,7 @@ func (s *State) check() error {
 	if len(s.Config) > maxName {
 		return errors.New("the config digest is too long")
 	}
-	s.Config = printable(s.Config, maxName)
+	s.Config = shortLine(s.Config, maxName)
 	slices.SortFunc(s.Disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
 	for i := range s.Disks[min(1, len(s.Disks)):] {
 		if s.Disks[i].Name == s.Disks[i+1].Name {
@@ -193,11 +192,11 @@ func (d *Disk) check() error {
 	if err := checkNodeOrDiskName("disk", d.Name); err != nil {
 		return err
 	}
-	if len(d.UUID) > maxName || d.UUID != printable(d.UUID, maxName) {
+	if len(d.UUID) > maxName || d.UUID != shortLine(d.UUID, maxName) {
 		return fmt.Errorf("disk %q: invalid uuid", d.Name)
 	}
 	d.Total, d.Free = min(max(d.Total, 0), maxSpace), min(max(d.Free, 0), maxSpace)
-	d.Problem, d.UsageUnknown = printable(d.Problem, maxMessage), printable(d.UsageUnknown, maxMessage)
+	d.Problem, d.UsageUnknown = shortLine(d.Problem, maxMessage), shortLine(d.UsageUnknown, maxMessage)
 	slices.SortFunc(d.Copies, compareByID)
 	for i := range d.Copies[min(1, len(d.Copies)):] {
 		if d.Copies[i].ID == d.Copies[i+1].ID {
@@ -242,9 +241,9 @@ func (c *Copy) check() error {
 	if c.State == disk.Ready && c.SHA512.IsZero() {
 		c.State, c.Message = disk.Unknown, "its node reports it as ready without a digest"
 	}
-	c.Message, c.UsedBy = printable(c.Message, maxMessage), printable(c.UsedBy, maxMessage)
-	c.Action, c.Rejection = printable(c.Action, maxName), printable(c.Rejection, maxMessage)
-	c.Reason, c.ReasonCode = printable(c.Reason, maxMessage), printable(c.ReasonCode, maxName)
+	c.Message, c.UsedBy = shortLine(c.Message, maxMessage), shortLine(c.UsedBy, maxMessage)
+	c.Action, c.Rejection = shortLine(c.Action, maxName), shortLine(c.Rejection, maxMessage)
+	c.Reason, c.ReasonCode = shortLine(c.Reason, maxMessage), shortLine(c.ReasonCode, maxName)
 	if c.Failure != nil {
 		c.Failure.check()
 	}
@@ -252,7 +251,7 @@ func (c *Copy) check() error {
 }
 
 func (f *Failure) check() {
-	f.Action, f.Message = printable(f.Action, maxName), printable(f.Message, maxMessage)
+	f.Action, f.Message = shortLine(f.Action, maxName), shortLine(f.Message, maxMessage)
 	f.Attempts = min(max(f.Attempts, 0), math.MaxInt32)
 	f.Since = min(max(f.Since, -maxSeconds), 0)
 	f.RetryIn = min(max(f.RetryIn, -maxSeconds), maxSeconds)
@@ -261,22 +260,19 @@ func (f *Failure) check() {
 // checkNodeOrDiskName returns an error if s is not a valid name of a node or disk. The error begins
 // with noun.
 func checkNodeOrDiskName(noun, s string) error {
-	if s == "" || len(s) > maxName || s != printable(s, maxName) {
-		return fmt.Errorf("%s %q: invalid name", noun, printable(s, maxName))
+	if s == "" || len(s) > maxName || s != shortLine(s, maxName) {
+		return fmt.Errorf("%s %q: invalid name", noun, shortLine(s, maxName))
 	}
 	return nil
 }
 
-// printable returns s for a terminal or a log: truncated to n bytes, with spaces in place of control
-// characters and invalid UTF-8.
-func printable(s string, n int) string {
-	if len(s) > n {
-		s = strings.ToValidUTF8(s[:n], "")
-	}
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || r == utf8.RuneError {
-			return ' '
+// shortLine returns s for a terminal or a log: one line of at most n bytes.
+func shortLine(s string, n int) string {
+	truncate := func(s string) string {
+		if len(s) <= n {
+			return s
 		}
-		return r
-	}, s)
+		return strings.ToValidUTF8(s[:n], "")
+	}
+	return truncate(printable.Line(truncate(s))) // characters may be replaced by longer ones
 }

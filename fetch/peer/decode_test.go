@@ -43,6 +43,7 @@ func TestDecodeRejectsInvalidStates(t *testing.T) {
 		{"no node name", "{}", "node"},
 		{"an empty node name", `{"node":""}`, "node"},
 		{"a node name with control characters", `{"node":"a\u001b[2Jb"}`, "node"},
+		{"a node name with another direction of text", "{\"node\":\"a\\u202eb\"}", "node"},
 		{"a long node name", `{"node":"` + strings.Repeat("n", 254) + `"}`, "node"},
 		{"a number as node name", `{"node":7}`, "number"},
 		{"a duplicate field", `{"node":"node1","node":"node2"}`, "duplicate field"},
@@ -143,7 +144,7 @@ func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 	}
 	want := Copy{
 		Copy:   disk.Copy{ID: parrot, State: disk.Unknown, Message: long[:maxMessage]},
-		UsedBy: "a [2Jb", Failure: &Failure{RetryIn: -maxSeconds},
+		UsedBy: "a\ufffd[2Jb", Failure: &Failure{RetryIn: -maxSeconds},
 	}
 	if got := s.Disks[0].Copies[0]; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)

@@ -127,7 +127,7 @@ func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s State, cost
 		}
 		body = scope.limitSize(decompressed) // a small response may decompress to any size
 	default:
-		return State{}, 0, fmt.Errorf("the response has an encoding that was not requested: %q", printable(e, maxName))
+		return State{}, 0, fmt.Errorf("the response has an encoding that was not requested: %q", shortLine(e, maxName))
 	}
 	s, err = decodeState(body, scope)
 	return s, 0, err
@@ -199,7 +199,7 @@ func (c *Client) openRangeOf(ctx context.Context, r request, from, to int64) (io
 	want := fmt.Sprintf("bytes %d-%d/", from, to-1)
 	if got := resp.Header.Get("Content-Range"); !strings.HasPrefix(got, want) || resp.ContentLength != to-from {
 		resp.Body.Close()
-		return nil, fmt.Errorf("query %s: the response to a request for bytes %d-%d has %d bytes and the range %q", r.address.URL, from, to-1, resp.ContentLength, printable(got, maxName))
+		return nil, fmt.Errorf("query %s: the response to a request for bytes %d-%d has %d bytes and the range %q", r.address.URL, from, to-1, resp.ContentLength, shortLine(got, maxName))
 	}
 	return resp.Body, nil
 }
@@ -238,7 +238,7 @@ func (c *Client) openBytes(ctx context.Context, r request, want int) (*http.Resp
 	}
 	if e := resp.Header.Get("Content-Encoding"); e != "" {
 		resp.Body.Close()
-		return nil, fmt.Errorf("query %s: the response has an encoding that was not requested: %q", r.address.URL, printable(e, maxName))
+		return nil, fmt.Errorf("query %s: the response has an encoding that was not requested: %q", r.address.URL, shortLine(e, maxName))
 	}
 	return resp, nil
 }

@@ -46,7 +46,7 @@ func (s *scanner) object(field func(key string) error) error {
 		case err != nil:
 			return err
 		case slices.Contains(seen, key):
-			return fmt.Errorf("duplicate field %q", printable(key, maxName))
+			return fmt.Errorf("duplicate field %q", shortLine(key, maxName))
 		case len(seen) == maxFields:
 			return fmt.Errorf("more than %d fields", maxFields)
 		}

@@ -73,7 +73,7 @@ func (t *texts) keep(text string) string {
 		return known
 	}
 	if len(text) > max(t.left, shortText) {
-		text = printable(text, shortText)
+		text = shortLine(text, shortText)
 	}
 	t.left -= len(text)
 	t.known[text] = text
