@@ -22,7 +22,7 @@ type image struct {
 	checksum bool   // declared
 	format   string // raw, sparse or qcow2
 	pack     string // "", gz or xz
-	size     int    // of the first generation, about
+	size     int    // of the largest generation, about
 	copies   int    // at first; 0: all
 	now      *generation
 	// generations has all generations so far, by uuid.
@@ -65,6 +65,7 @@ func newImages(seed uint64, count, largest int) []*image {
 		m.size = min(m.size, largest)
 		if !m.upload && dice.IntN(4) == 0 {
 			m.pack = pick(dice.Uint64(), []string{"gz", "xz"})
+			m.size = min(m.size, 2*mib) // packing takes time, in which the suite does nothing else
 		}
 		switch i {
 		case 0:
@@ -113,12 +114,12 @@ func (m *image) content(seed uint64, number int) []byte {
 	binary.BigEndian.PutUint64(key[:], seed)
 	binary.BigEndian.PutUint64(key[8:], uint64(number))
 	noise := rand.NewChaCha8(key)
-	size := m.size/2 + int(noise.Uint64()%uint64(m.size))/512*512 // half to one and a half
+	size := (m.size/2 + int(noise.Uint64()%uint64(m.size/2))) / 512 * 512
 	switch m.format {
 	case "sparse":
-		b := make([]byte, 2*size)
-		noise.Read(b[:size/4])
-		noise.Read(b[size : size+size/4])
+		b := make([]byte, size)
+		noise.Read(b[:size/8])
+		noise.Read(b[size/2 : size/2+size/8])
 		return b
 	case "qcow2":
 		return qcow2(size, noise)
