@@ -157,10 +157,14 @@ func (w *watcher) query() {
 	if err == nil {
 		f, err = w.client.figures(w.node)
 	}
+	answered := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if time.Since(answered) > time.Second {
+		return // the suite was busy, and what the daemon said is old
+	}
 	if err == nil {
-		w.answered = time.Now()
+		w.answered = answered
 		w.observer.look()
 		w.observer.checkReady(w.node, s)
 	}
