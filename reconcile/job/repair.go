@@ -61,7 +61,11 @@ func (j Job) repair(ctx context.Context, id disk.ID) error {
 	j.Progress.Total.Store(j.Action.Bytes)
 	size := j.Disk.Stat(id).Size
 	remote := pull.ChunkFetcher(size)
-	_, err := j.Disk.Repair(ctx, id, j.Peers.Digest, func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
+	want := j.Peers.Digest
+	if want.IsZero() && id == j.Image.ID {
+		want = j.Image.Checksum // a repair from another disk of this node reads no peers
+	}
+	_, err := j.Disk.Repair(ctx, id, want, func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 		for _, c := range j.LocalCopies {
 			if length, err := c.chunk(n, sum, buf); err == nil {
 				return length, nil
