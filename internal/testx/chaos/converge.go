@@ -1,7 +1,10 @@
 package chaos
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +14,9 @@ import (
 	"time"
 )
 
+// convergence is the part of a run after all faults are healed.
+type convergence struct{ *cluster }
+
 // convergeTime is how long the cluster may take after the last fault: a node that was paused or
 // isolated is noticed within 40 s, and the intervals follow. The rest is for a busy machine.
 const convergeTime = 3 * time.Minute
@@ -18,7 +24,7 @@ const convergeTime = 3 * time.Minute
 // waitConverged waits until all nodes have converged, and reports a violation if they do not. A person
 // helps after ten seconds, as the operator's guide says: with an upload where only people have the
 // image, a retry where an attempt failed, and a verification where bits rotted.
-func (c *cluster) waitConverged(ctx context.Context) bool {
+func (c convergence) waitConverged(ctx context.Context) bool {
 	start, helped, stable := time.Now(), time.Time{}, 0
 	for ctx.Err() == nil {
 		unfinished := c.unfinished()
@@ -30,6 +36,7 @@ func (c *cluster) waitConverged(ctx context.Context) bool {
 		switch waited := time.Since(start); {
 		case stable == 3:
 			c.note("converged after %.1fs", waited.Seconds())
+			c.checkManifests()
 			return true
 		case waited > convergeTime:
 			c.violation("converge"+start.String(), "the nodes have not converged within %v:\n\t%s", convergeTime, strings.Join(unfinished, "\n\t"))
@@ -47,7 +54,7 @@ func (c *cluster) waitConverged(ctx context.Context) bool {
 }
 
 // help does what a person does after faults. In the first seconds it only uploads and verifies.
-func (c *cluster) help(waited time.Duration) {
+func (c convergence) help(waited time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.observer.damagedCopies() {
@@ -79,7 +86,7 @@ func (c *cluster) help(waited time.Duration) {
 
 // removeTorn removes the folders whose record the suite tore while no node declared the generation any more:
 // without a record the program does not own them, and has to keep them.
-func (c *cluster) removeTorn() {
+func (c convergence) removeTorn() {
 	for key := range c.observer.torn {
 		delete(c.observer.torn, key)
 		if g := c.ids()[key.folder]; c.truth.declares(g) || key.life != key.disk.life {
@@ -94,7 +101,7 @@ func (c *cluster) removeTorn() {
 }
 
 // wanted returns how many copies an image has after all faults.
-func (c *cluster) wanted(d declaration) int {
+func (c convergence) wanted(d declaration) int {
 	if d.copies == 0 {
 		return len(c.disks())
 	}
@@ -102,7 +109,7 @@ func (c *cluster) wanted(d declaration) int {
 }
 
 // unfinished returns what is missing until the cluster has converged.
-func (c *cluster) unfinished() []string {
+func (c convergence) unfinished() []string {
 	var l []string
 	digests := map[string]bool{}
 	for _, n := range c.nodes {
@@ -156,13 +163,18 @@ func unfinishedIn(s status) []string {
 }
 
 // unfinishedOnDisks compares the disks with what has to be on them: the copies, and nothing else.
-func (c *cluster) unfinishedOnDisks() []string {
+func (c convergence) unfinishedOnDisks() []string {
 	var l []string
 	for _, d := range c.truth.sorted() {
 		same := 0
 		for _, k := range c.observer.counted(c.observer.copies, d.generation) {
 			if k.same {
 				same++
+			}
+		}
+		for _, k := range c.observer.copies {
+			if k.generation == d.generation {
+				l = append(l, wrongDescription(k)...)
 			}
 		}
 		if same != c.wanted(d) {
@@ -184,7 +196,7 @@ func (c *cluster) unfinishedOnDisks() []string {
 }
 
 // leftOn returns what does not belong into a folder of backing-images.
-func (c *cluster) leftOn(d *disk, entry string) []string {
+func (c convergence) leftOn(d *disk, entry string) []string {
 	if slices.ContainsFunc(d.unmanaged, func(f unmanagedFile) bool {
 		return strings.HasPrefix(f.path+"/", "backing-images/"+entry+"/")
 	}) {
@@ -207,4 +219,53 @@ func (c *cluster) leftOn(d *disk, entry string) []string {
 		}
 	}
 	return l
+}
+
+// wrongDescription returns what is wrong in the backing.cfg of a copy, Longhorn's description of it.
+func wrongDescription(k *copyOnDisk) []string {
+	b, err := os.ReadFile(filepath.Join(k.disk.folder(k.folder), "backing.cfg"))
+	if err != nil {
+		return []string{fmt.Sprintf("%s: %v", k, err)}
+	}
+	var cfg struct {
+		UUID, CurrentChecksum, ExpectedChecksum string
+		Size                                    int64
+	}
+	if err := json.Unmarshal(b, &cfg); err != nil {
+		return []string{fmt.Sprintf("backing.cfg of %s: %v", k, err)}
+	}
+	g := k.generation
+	if cfg.UUID != g.uuid || cfg.Size != g.size || cfg.CurrentChecksum != g.sha512 || g.image.checksum && cfg.ExpectedChecksum != g.sha512 {
+		return []string{fmt.Sprintf("backing.cfg of %s is %s, want uuid %s, size %d and checksum %s", k, b, g.uuid, g.size, g.sha512)}
+	}
+	return nil
+}
+
+// checkManifests checks the chunk manifest of each copy against the bytes of its generation: peers trust it
+// when they fetch and repair chunks.
+func (c convergence) checkManifests() {
+	c.mu.Lock()
+	var copies []*copyOnDisk
+	for _, k := range c.observer.copies {
+		copies = append(copies, k)
+	}
+	c.mu.Unlock()
+	for _, k := range copies {
+		content, err := os.ReadFile(k.generation.file)
+		if err != nil {
+			c.t.Error(err)
+			continue
+		}
+		var want []byte
+		for chunk := range slices.Chunk(content, mib) {
+			sum := sha256.Sum256(chunk)
+			want = append(want, sum[:]...)
+		}
+		got, err := c.client.get(fmt.Sprintf("%s/v1/images/%s/%s/manifest?disk=%s", k.disk.node.url(), k.generation.image.name, k.generation.uuid, k.disk.name))
+		if err != nil {
+			c.violation("manifest "+k.String(), "the chunk manifest of %s: %v", k, err)
+		} else if !bytes.Equal(got, want) {
+			c.violation("manifest "+k.String(), "the chunk manifest of %s has other hashes than its bytes: %d bytes, want %d", k, len(got), len(want))
+		}
+	}
 }

@@ -87,7 +87,9 @@ func kill(c *cluster, e Event) (effect, error) {
 }
 
 func halt(c *cluster, e Event) (effect, error) {
-	n, ok := occupyOne(c, e.Pick[0], c.mortal(), processOf)
+	// A process that has just started does not handle signals yet.
+	started := slices.DeleteFunc(c.mortal(), func(n *node) bool { return n.upFor() < 10*time.Second })
+	n, ok := occupyOne(c, e.Pick[0], started, processOf)
 	if !ok {
 		return effect{}, errSkipped
 	}
@@ -202,10 +204,14 @@ func fill(c *cluster, e Event) (effect, error) {
 		return effect{}, errSkipped
 	}
 	leave := int64(e.Pick[1] % (256 * kib))
+	err := d.fill(leave)
+	if errors.Is(err, unix.ENOSPC) {
+		err = nil // the daemon was faster: the disk is full
+	}
 	return effect{fmt.Sprintf("%s (%d KiB left)", d.ref(), leave/kib), func() error {
 		c.release(diskOf(d))
 		return d.unfill()
-	}}, d.fill(leave)
+	}}, err
 }
 
 func vanish(c *cluster, e Event) (effect, error) {
@@ -445,6 +451,9 @@ func (c *cluster) endUse(name string) error {
 	if u == nil {
 		return nil // its disk was lost
 	}
+	if err := u.end(); err != nil {
+		return err
+	}
 	delete(c.uses, name)
-	return u.end()
+	return nil
 }

@@ -76,6 +76,10 @@ func newEvidence(info os.FileInfo) evidence {
 	return evidence{s.Ino, info.Size(), info.ModTime().UnixNano(), s.Ctim.Nano()}
 }
 
+// settleTime is longer than a tick of the clock of the file system: within a tick, a second change leaves the
+// times of a file as they are.
+const settleTime = 50 * time.Millisecond
+
 // read returns the copy in a folder. It reads the bytes only if the file has changed. It never waits for a
 // lease, and it has the file open for a moment only: an open file is in use.
 func (o *observer) read(key copyKey, entry string, g *generation) (*copyOnDisk, error) {
@@ -84,9 +88,10 @@ func (o *observer) read(key copyKey, entry string, g *generation) (*copyOnDisk, 
 		return nil, err
 	}
 	before := o.copies[key]
-	if before != nil && before.evidence == e {
+	if before != nil && before.evidence == e && !before.unsettled {
 		return before, nil
 	}
+	now := time.Now()
 	f, err := os.OpenFile(filepath.Join(key.disk.folder(entry), "backing"), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -101,6 +106,7 @@ func (o *observer) read(key copyKey, entry string, g *generation) (*copyOnDisk, 
 		return nil, err
 	}
 	k := &copyOnDisk{copyKey: key, generation: g, evidence: newEvidence(info), size: info.Size()}
+	k.unsettled = now.Sub(time.Unix(0, k.evidence.ctime)) < settleTime
 	k.same = [sha256.Size]byte(h.Sum(nil)) == g.digest
 	if before != nil && before.evidence.inode == k.evidence.inode {
 		k.rotten = before.rotten && !k.same

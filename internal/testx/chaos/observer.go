@@ -35,6 +35,7 @@ type copyOnDisk struct {
 	copyKey
 	generation *generation
 	evidence   evidence
+	unsettled  bool // it may change again without a change of the evidence
 	size       int64
 	same       bool // its bytes are those of the generation
 	rotten     bool // the suite flipped a bit, and the bytes are still wrong

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -20,6 +21,9 @@ type Verdict struct {
 	Text       string // figures, and what was excused, in a few lines
 }
 
+// run is the course of a run: its watchers, its cycles and its verdict.
+type run struct{ *cluster }
+
 // Run runs a cluster through its cycles. It ends the daemons, network namespaces and mounts when the test ends
 // at the latest. The folder of the run stays.
 //
@@ -28,27 +32,28 @@ func Run(t testing.TB, scale Scale) Verdict {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer cancel()
 	c, err := newCluster(t, scale)
+	r := run{c}
 	if c != nil {
-		t.Cleanup(c.killAll) // before the disks and the network are removed
+		t.Cleanup(r.killAll) // before the disks and the network are removed
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.note("seed %d: %d nodes, %d images, %d cycles of %v; %s is never killed", c.Seed, len(c.nodes), len(c.images), c.Cycles, c.Cycle, c.steady.name)
-	c.startAll()
-	stop := c.watch()
+	r.startAll()
+	stop := r.watch()
 	var measured []map[string]figures
 	measure := func(converged bool) bool {
 		if converged {
-			measured = append(measured, c.measure())
+			measured = append(measured, r.measure())
 		}
 		return converged
 	}
-	c.uploadAll()
-	if measure(c.waitConverged(ctx)) {
+	r.uploadAll()
+	if measure(convergence{c}.waitConverged(ctx)) {
 		for cycle := range c.Cycles {
-			c.cycle(ctx, cycle)
-			if !measure(c.waitConverged(ctx)) {
+			r.cycle(ctx, cycle)
+			if !measure(convergence{c}.waitConverged(ctx)) {
 				break
 			}
 		}
@@ -58,37 +63,37 @@ func Run(t testing.TB, scale Scale) Verdict {
 	if ctx.Err() != nil {
 		t.Fatal("interrupted")
 	}
-	c.haltAll()
+	r.haltAll()
 	c.observer.checkLogs()
-	c.checkGrowth(measured)
-	return c.verdict(measured)
+	r.checkGrowth(measured)
+	return r.verdict(measured)
 }
 
-func (c *cluster) startAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, n := range c.nodes {
+func (r run) startAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, n := range r.nodes {
 		if err := n.start(); err != nil {
-			c.t.Fatal(err)
+			r.t.Fatal(err)
 		}
 	}
 }
 
 // uploadAll uploads the images that only people have, to the first node that takes them.
-func (c *cluster) uploadAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, d := range c.truth.sorted() {
+func (r run) uploadAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range r.truth.sorted() {
 		if d.generation.image.upload {
-			c.uploadTo(c.nodes[0], d.generation, commandTime, func(err error) {
-				c.note("    upload of %s to %s: %v", d.generation, c.nodes[0].name, err)
+			r.uploadTo(r.nodes[0], d.generation, commandTime, func(err error) {
+				r.note("    upload of %s to %s: %v", d.generation, r.nodes[0].name, err)
 			})
 		}
 	}
 }
 
 // watch looks at the disks, and queries the daemons, until the function that it returns is called.
-func (c *cluster) watch() (stop func()) {
+func (r run) watch() (stop func()) {
 	ended := make(chan struct{})
 	var watchers sync.WaitGroup
 	every := func(interval time.Duration, f func()) {
@@ -106,13 +111,13 @@ func (c *cluster) watch() (stop func()) {
 		})
 	}
 	every(150*time.Millisecond, func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.observer.look()
-		c.supervise()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.observer.look()
+		r.supervise()
 	})
-	for _, n := range c.nodes {
-		w := &watcher{cluster: c, node: n}
+	for _, n := range r.nodes {
+		w := &watcher{cluster: r.cluster, node: n}
 		every(2*time.Second, w.query)
 	}
 	return func() {
@@ -123,19 +128,19 @@ func (c *cluster) watch() (stop func()) {
 
 // supervise restarts daemons that exited by themselves. They may do that at their start if their
 // configuration is damaged or all their disks are away; otherwise it is a violation.
-func (c *cluster) supervise() {
-	for _, n := range c.nodes {
+func (r run) supervise() {
+	for _, n := range r.nodes {
 		if n.daemon == nil || !n.daemon.exited() || n.daemon.asked {
 			continue
 		}
-		away := !slices.ContainsFunc(n.disks, func(d *disk) bool { return d.attached && !c.busy[diskOf(d)] })
+		away := !slices.ContainsFunc(n.disks, func(d *disk) bool { return d.attached && !r.busy[diskOf(d)] })
 		if n.damaged || away {
-			c.excuse("exited at a fault of its node", "%s: %v", n.name, n.daemon.err)
+			r.excuse("exited at a fault of its node", "%s: %v", n.name, n.daemon.err)
 		} else {
-			c.violation("exit "+n.name, "%s exited: %v; its log ends with:\n%s", n.name, n.daemon.err, tail(n.log()))
+			r.violation("exit "+n.name, "%s exited: %v; its log ends with:\n%s", n.name, n.daemon.err, tail(n.log()))
 		}
 		if err := n.start(); err != nil {
-			c.t.Error(err)
+			r.t.Error(err)
 		}
 	}
 }
@@ -185,9 +190,9 @@ type due struct {
 }
 
 // cycle executes the events of one cycle, and heals all faults.
-func (c *cluster) cycle(ctx context.Context, number int) {
-	c.note("--- cycle %d", number)
-	events := newPlan(c.Seed, number, c.Cycle, c.Apart, c.Longest)
+func (r run) cycle(ctx context.Context, number int) {
+	r.note("--- cycle %d", number)
+	events := newPlan(r.Seed, number, r.Cycle, r.Apart, r.Longest)
 	start := time.Now()
 	var faults []due
 	for len(events) > 0 || len(faults) > 0 {
@@ -195,7 +200,7 @@ func (c *cluster) cycle(ctx context.Context, number int) {
 		if ctx.Err() != nil {
 			return
 		}
-		next := c.Cycle
+		next := r.Cycle
 		if len(events) > 0 {
 			next = events[0].At
 		}
@@ -209,65 +214,75 @@ func (c *cluster) cycle(ctx context.Context, number int) {
 			}
 			continue
 		}
-		if len(faults) > 0 && (faults[0].at <= elapsed || elapsed >= c.Cycle) {
-			c.heal(faults[0])
+		if len(faults) > 0 && (faults[0].at <= elapsed || elapsed >= r.Cycle) {
+			f := faults[0]
 			faults = faults[1:]
+			if !r.heal(f) {
+				f.at = elapsed + time.Second
+				faults = append(faults, f)
+			}
 			continue
 		}
 		e := events[0]
 		events = events[1:]
-		if heal := c.execute(e); heal != nil {
+		if heal := r.execute(e); heal != nil {
 			faults = append(faults, due{elapsed + e.For, string(e.Kind), heal})
 			slices.SortStableFunc(faults, func(a, b due) int { return int(a.at - b.at) })
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.upstream.ClearRequests()
-	c.note("--- all faults are healed")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.upstream.ClearRequests()
+	r.note("--- all faults are healed")
 }
 
 // execute executes an event. It returns how the fault is healed, nil if there is nothing to heal.
-func (c *cluster) execute(e Event) func() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.observer.look() // the events choose among what is there now
+func (r run) execute(e Event) func() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.observer.look() // the events choose among what is there now
 	start := time.Now()
-	did, err := happenings[e.Kind](c, e)
+	did, err := happenings[e.Kind](r.cluster, e)
 	if took := time.Since(start); took > time.Second {
-		c.note("slow: %s took %v", e.Kind, took)
+		r.note("slow: %s took %v", e.Kind, took)
 	}
 	switch {
 	case errors.Is(err, errSkipped):
-		c.skip()
+		r.skip()
 		return nil
 	case err != nil:
-		c.t.Errorf("%s: %v", e.Kind, err)
+		r.t.Errorf("%s: %v", e.Kind, err)
 	}
-	c.happened(e, did.text)
+	r.happened(e, did.text)
 	return did.heal
 }
 
-func (c *cluster) heal(f due) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := f.heal(); err != nil {
-		c.t.Errorf("heal %s: %v", f.what, err)
+// heal heals a fault. It returns false if that has to wait until the file system is writable again.
+func (r run) heal(f due) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	err := f.heal()
+	if errors.Is(err, syscall.EROFS) {
+		return false
 	}
+	if err != nil {
+		r.t.Errorf("heal %s: %v", f.what, err)
+	}
+	return true
 }
 
 // measure returns the figures of each daemon, once it is idle.
-func (c *cluster) measure() map[string]figures {
+func (r run) measure() map[string]figures {
 	time.Sleep(time.Second) // the last responses end
 	m := map[string]figures{}
-	for _, n := range c.nodes {
-		f, err := c.client.figures(n)
+	for _, n := range r.nodes {
+		f, err := r.client.figures(n)
 		if err != nil {
-			c.violation("figures "+n.name, "%v", err)
+			r.violation("figures "+n.name, "%v", err)
 			continue
 		}
 		m[n.name] = f
-		c.note("%s: %v", n.name, f)
+		r.note("%s: %v", n.name, f)
 	}
 	return m
 }
@@ -282,56 +297,56 @@ const (
 )
 
 // checkGrowth compares the last figures of each daemon with the first ones.
-func (c *cluster) checkGrowth(measured []map[string]figures) {
+func (r run) checkGrowth(measured []map[string]figures) {
 	if len(measured) < 2 {
 		return
 	}
-	for _, n := range c.nodes {
+	for _, n := range r.nodes {
 		before, after := measured[0][n.name], measured[len(measured)-1][n.name]
 		if after.memory > before.memory+moreMemory || after.goroutines > before.goroutines+moreGoroutines || after.descriptors > before.descriptors+moreDescriptors {
-			c.violation("growth "+n.name, "%s has grown from %v to %v", n.name, before, after)
+			r.violation("growth "+n.name, "%s has grown from %v to %v", n.name, before, after)
 		}
 	}
 }
 
 // haltAll ends the daemons, and checks that each exits with 0.
-func (c *cluster) haltAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, n := range c.nodes {
+func (r run) haltAll() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, n := range r.nodes {
 		if n.daemon == nil {
 			continue
 		}
 		if err := n.halt(); err != nil {
-			c.violation("halt "+n.name, "%v", err)
+			r.violation("halt "+n.name, "%v", err)
 		}
 	}
 }
 
 // killAll ends what still runs.
-func (c *cluster) killAll() {
-	c.commands.Wait()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for name := range c.uses {
-		_ = c.endUse(name) // the disks are removed anyway
+func (r run) killAll() {
+	r.commands.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name := range r.uses {
+		_ = r.endUse(name) // the disks are removed anyway
 	}
-	for _, n := range c.nodes {
+	for _, n := range r.nodes {
 		if n.daemon != nil {
 			_ = n.kill() // it may have exited
 		}
 	}
 }
 
-func (c *cluster) verdict(measured []map[string]figures) Verdict {
-	events, violations := c.summary()
+func (r run) verdict(measured []map[string]figures) Verdict {
+	events, violations := r.summary()
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d events happened, %d found nothing to happen to; %d looks at the disks\n", events, c.skipped, c.observer.looks)
-	for what, n := range c.excused {
+	fmt.Fprintf(&b, "%d events happened, %d found nothing to happen to; %d looks at the disks\n", events, r.skipped, r.observer.looks)
+	for what, n := range r.excused {
 		fmt.Fprintf(&b, "excused %d times: %s\n", n, what)
 	}
 	if len(measured) > 0 {
-		for _, n := range c.nodes {
+		for _, n := range r.nodes {
 			fmt.Fprintf(&b, "%s: %v at first, %v at the end\n", n.name, measured[0][n.name], measured[len(measured)-1][n.name])
 		}
 	}
