@@ -149,7 +149,7 @@ func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
 	last := r.failures[key].Failure
 	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // the outcome of a deletion changes neither
-	r.failures[key] = failureRecord{next, run.task.Image, r.disks.uuid(key.Disk), unproven}
+	r.failures[key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(key.Disk), unproven: unproven}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }
 

@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"errors"
 	"slices"
 	"time"
 
@@ -21,6 +20,7 @@ type failureRecord struct {
 	image    schema.Image
 	diskUUID string // "" if it was not known
 	unproven int    // see cancelDeletion
+	sync     failingSync
 }
 
 // recordFailure records the failure of a job until the next attempt, and returns it.
@@ -30,10 +30,11 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 		a.Pinned.Until = now.Steady.Add(until.Sub(now.Wall))
 	}
 	next := job.NextFailure(r.failures[e.key].Failure, a, e.err, now.Steady, r.system.Random())
-	if wrong, ok := errors.AsType[*job.WrongSourcesError](e.err); ok && r.peers.disprove(wrong.Sources, wrong, r.clock.now().Steady) {
+	failing := r.failures[e.key].sync.after(run, next.Fault)
+	if r.leaveSourcesAside(run, e.err, failing, now.Steady) {
 		next.RetryAt = now.Steady // the next attempt uses another source
 	}
-	r.failures[e.key] = failureRecord{next, run.task.Image, r.disks.uuid(e.key.Disk), 0}
+	r.failures[e.key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(e.key.Disk), sync: failing}
 	return next
 }
 
@@ -71,7 +72,7 @@ func (f failures) clearDeleted(key plan.CopyRef) {
 func (f failures) clearFailure(key plan.CopyRef) {
 	record, failed := f[key]
 	if failed {
-		f[key] = failureRecord{plan.Failure{Suspects: record.Suspects}, record.image, record.diskUUID, 0}
+		f[key] = failureRecord{Failure: plan.Failure{Suspects: record.Suspects}, image: record.image, diskUUID: record.diskUUID}
 	}
 	if len(record.Suspects) == 0 {
 		delete(f, key)

@@ -252,7 +252,7 @@ func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want 
 	}
 	want = d.DigestOf(o, a)
 	nodes := d.Config.Nodes
-	return want, func() []peer.Source { return s.claims.readable(sources(s.system.Observations(), nodes, want)) }
+	return want, func() []peer.Source { return s.claims.readable(sources(s.system.Observations(), nodes, want), want) }
 }
 
 // sources returns the copies with the digest want that the responding nodes offer.

@@ -341,7 +341,7 @@ func TestDisprovedClaims(t *testing.T) {
 		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{ref.Disk: {Copies: map[disk.ID]plan.Copy{ref.ID: c}}}}
 		s.apply(d, &o, now)
 		got := o.Disks[ref.Disk].Copies[ref.ID]
-		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref)
+		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref, c.SHA512)
 	}
 	if s.recordOne(ref, plan.ProofMissing); isUnproven() || !s.unanswered()[ref] {
 		t.Error("a missing proof disproves the claim, or is forgotten")

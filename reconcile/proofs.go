@@ -125,14 +125,15 @@ func (s *peers) disprove(sources []peer.Source, err error, now time.Time) (news 
 type claims struct {
 	log *slog.Logger
 
-	mu        sync.Mutex
-	disproved map[plan.CopyRef]disprovedClaim
-	missing   map[plan.CopyRef]bool       // did not answer the last request for a proof
-	manifests map[disk.Digest]disk.Digest // see plan.Observed.ReadManifests
+	mu          sync.Mutex
+	disproved   map[plan.CopyRef]disprovedClaim
+	missing     map[plan.CopyRef]bool       // did not answer the last request for a proof
+	manifests   map[disk.Digest]disk.Digest // see plan.Observed.ReadManifests
+	undelivered map[nodeBytes]undelivered
 }
 
 func newClaims(log *slog.Logger) *claims {
-	return &claims{log: log, disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}}
+	return &claims{log: log, disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}, undelivered: map[nodeBytes]undelivered{}}
 }
 
 // disprovedClaim is the claim that a copy is ready, whose node has sent other bytes as the proof.
@@ -157,6 +158,11 @@ const (
 	minDisproved = time.Minute
 	maxDisproved = 24 * time.Hour
 )
+
+// disprovedFor returns for how long a claim stays disproved after this number of earlier failures.
+func disprovedFor(failures int) time.Duration {
+	return min(minDisproved<<min(failures, 16), maxDisproved)
+}
 
 // record records the outcomes of the proofs of a deletion, and calls count with each. It returns whether
 // all passed.
@@ -195,8 +201,7 @@ func (s *claims) disprove(ref plan.CopyRef, c plan.Copy, problem string, now tim
 	defer s.mu.Unlock()
 	delete(s.missing, ref)
 	last := s.disproved[ref]
-	wait := min(minDisproved<<min(last.failures, 16), maxDisproved)
-	s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(wait)}
+	s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(disprovedFor(last.failures))}
 	if news = last.failures == 0 || last.over; news {
 		s.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
 	}
@@ -231,6 +236,15 @@ func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 			o.Disks[ref.Disk] = withUnproven(o.Disks[ref.Disk], ref.ID)
 		}
 	}
+	for key, one := range s.undelivered {
+		if _, declared := d.Config.Nodes[key.node]; !declared || now.Sub(one.until) > maxDisproved {
+			delete(s.undelivered, key)
+			continue
+		}
+		one.holds = one.until.After(now)
+		s.undelivered[key] = one
+	}
+	s.applyUndelivered(o.Disks)
 }
 
 // mark marks the copies in responses whose claim is disproved.
@@ -243,23 +257,28 @@ func (s *claims) mark(responses map[string]plan.Response) {
 			disks[ref.Disk] = withUnproven(disks[ref.Disk], ref.ID)
 		}
 	}
+	for _, response := range responses {
+		s.applyUndelivered(response.Disks)
+	}
 }
 
-// withUnproven returns the disk with a copy whose claim is disproved.
-func withUnproven(d plan.Disk, id disk.ID) plan.Disk {
+// withUnproven returns the disk with copies whose claims are disproved.
+func withUnproven(d plan.Disk, ids ...disk.ID) plan.Disk {
 	d.Copies = maps.Clone(d.Copies) // rounds and responses share it
-	c := d.Copies[id]
-	c.State, c.Message, c.Unproven = disk.Unknown, plan.Unproven.Text, true
-	d.Copies[id] = c
+	for _, id := range ids {
+		c := d.Copies[id]
+		c.State, c.Message, c.Unproven = disk.Unknown, plan.Unproven.Text, true
+		d.Copies[id] = c
+	}
 	return d
 }
 
-// isDisproved reports whether nothing may be read from the copy.
-func (s *claims) isDisproved(ref plan.CopyRef) bool {
+// isDisproved reports whether bytes with the digest must not be read from the copy.
+func (s *claims) isDisproved(ref plan.CopyRef, digest disk.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one, known := s.disproved[ref]
-	return known && !one.over
+	return known && !one.over || s.undelivered[nodeBytes{ref.Disk.Node, digest}].holds
 }
 
 // unanswered returns the copies that did not answer the last request for a proof.
@@ -269,11 +288,11 @@ func (s *claims) unanswered() map[plan.CopyRef]bool {
 	return maps.Clone(s.missing)
 }
 
-// readable returns the sources without the copies whose claim is disproved.
-func (s *claims) readable(from []peer.Source) []peer.Source {
+// readable returns the sources of the bytes with the digest without those whose claim is disproved.
+func (s *claims) readable(from []peer.Source, digest disk.Digest) []peer.Source {
 	var rest []peer.Source
 	for _, one := range from {
-		if !s.isDisproved(plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}) {
+		if !s.isDisproved(plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}, digest) {
 			rest = append(rest, one)
 		}
 	}

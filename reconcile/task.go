@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"time"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -17,6 +19,9 @@ type Task struct {
 	Reserve       int64        // bytes that must stay free on the disk
 	AllowLoopback bool         // see schema.Settings.AllowLoopbackSources
 	Progress      *fetch.Progress
+
+	// RecoveryInterval is Settings.RecoveryWaitInterval.
+	RecoveryInterval time.Duration
 
 	Disk        Disk            // of the copy
 	Source      Disk            // of Action.LocalSource; nil without one
@@ -42,7 +47,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 	declared, _ := d.Disk(a.CopyRef().Disk)
 	t := Task{
 		Action: a, Image: d.Config.Images[a.Image], Private: d.Config.IsPrivate(a.Image), Reserve: declared.StorageReserved,
-		AllowLoopback: d.Config.Settings.AllowLoopbackSources, Progress: &fetch.Progress{},
+		AllowLoopback: d.Config.Settings.AllowLoopbackSources, RecoveryInterval: d.Config.Settings.RecoveryWaitInterval, Progress: &fetch.Progress{},
 		Disk: r.disks.open[a.CopyRef().Disk].handle, LocalCopies: r.disks.localCopies(d, o, a),
 	}
 	t.Progress.Total.Store(a.Bytes)

@@ -330,9 +330,9 @@ func (ix *index) hasProven(ref CopyRef) bool {
 	return ix.observed.proofs == nil || ix.proofsWaived || ix.observed.proofs[ref].Result == ProofPassed
 }
 
-// Unproven is the state of a copy on another node that has sent wrong bytes as the proof. Nobody on
-// this node counts on it or reads it.
-var Unproven = Reason{CodeUnproven, "it did not prove that it has its bytes: other bytes were received"}
+// Unproven is the state of a copy on another node that has sent wrong bytes, or none for a long time.
+// Nobody on this node counts on it or reads it.
+var Unproven = Reason{CodeUnproven, "it did not prove that it has its bytes: other bytes were received, or none"}
 
 // unprovenCopies returns why a deletion does not count on copies of the declared generation on other
 // nodes that claim to be ready.

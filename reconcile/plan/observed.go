@@ -123,7 +123,7 @@ type Copy struct {
 	Published Reason
 	// RejectsForNow: the disk takes a copy once a first copy exists.
 	RejectsForNow bool
-	// Unproven: its node claims that it is ready, and has sent other bytes to this node. Its State is
+	// Unproven: its node claims that it is ready, and has sent other bytes, or none, to this node. Its State is
 	// unknown then.
 	Unproven bool
 }

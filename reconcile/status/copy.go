@@ -40,7 +40,7 @@ type CopyStatus struct {
 	Leaving            bool         `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
 	Rejection          string       `json:"refuses,omitempty"`   // why the disk of another node takes no copy
 	RejectionTemporary bool         `json:"later,omitempty"`     // the disk takes a copy once a first copy exists
-	Unproven           bool         `json:"unproven,omitempty"`  // its node claims that it is ready, and sent other bytes
+	Unproven           bool         `json:"unproven,omitempty"`  // its node claims that it is ready, and sent other bytes or none
 	Published          *plan.Reason `json:"published,omitempty"` // why its node does nothing for it now, as it published that
 	Running            bool         `json:"running,omitempty"`   // a job runs, here or on its node
 	Syncing            bool         `json:"syncing,omitempty"`   // the job is a sync to a disk of this node

@@ -1,0 +1,133 @@
+package reconcile
+
+import (
+	"crypto/sha512"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// A node claims to have the only copy of an image, and sends nothing. After the recovery interval the
+// image is downloaded, also if its source is packed, so that the sync itself cannot read it. A sync that
+// receives most of the image goes on.
+func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		change   func(*schema.Image)
+		err      error
+		received int64 // in each attempt
+		want     plan.Op
+	}{
+		{"nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, plan.Download},
+		{"next to nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 20, plan.Download},
+		{"a dropped connection", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 30, plan.Sync},
+		{"a low limit", func(i *schema.Image) { i.BandwidthLimit = 4 << 10 }, io.ErrUnexpectedEOF, 1 << 20, plan.Sync},
+		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, plan.Sync},
+		{"no checksum", func(i *schema.Image) { i.Checksum = disk.Digest{} }, io.ErrUnexpectedEOF, 0, plan.Sync},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, image, refs := plantest.TwoNodes(2)
+			image.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/parrot.xz", Unpack: "xz"}}
+			digest := image.Checksum
+			test.change(&image)
+			c.Images[image.ID.Name] = image
+			empty := plantest.EmptyDisks(c)
+			claimed := plantest.ReadyCopy(image, digest)
+			empty.Disks[refs[0]].Copies[image.ID] = claimed
+			d, o := plantest.AsNode(refs[1].Node, c, empty)
+			key := plan.CopyRef{Disk: refs[1], ID: image.ID}
+			o.Peers[refs[0].Node] = plan.Peer{Queried: true, ConfigDigest: d.Digest}
+			c.Settings.RecoveryWaitInterval = 5 * time.Minute
+
+			r, now := New(fetch.Client{}, slog.New(slog.DiscardHandler), true), time.Now()
+			r.clock.read = func() Instant { return Instant{Wall: now.Round(0), Steady: now} }
+			source := peer.Source{Address: peer.Address{Node: refs[0].Node}, Disk: refs[0].Disk, ID: image.ID, ManifestDigest: claimed.ManifestDigest}
+			sync := plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
+			for began := now; now.Sub(began) <= 5*time.Minute; now = now.Add(time.Minute) {
+				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{
+					Action: sync, Image: image, Digest: digest, RecoveryInterval: 5 * time.Minute, Progress: &fetch.Progress{},
+					PeerCopies: func() []peer.Source { return []peer.Source{source} },
+				}}
+				run.task.Progress.PeerBytes.Store(test.received)
+				r.jobs.running[key] = run
+				r.jobs.transfers.add(key, job.Transfer{Action: sync, Progress: run.task.Progress})
+				now = now.Add(30 * time.Second)
+				err := error(&fetch.Error{Class: fetch.Network, Err: test.err})
+				if errors.Is(test.err, disk.ErrNoSpace) {
+					err = test.err
+				}
+				r.endJob(jobEnd{key: key, err: err})
+				if r.peers.claims.isDisproved(plan.CopyRef{Disk: refs[0], ID: image.ID}, digest) && now.Sub(began) < 5*time.Minute {
+					t.Fatalf("the source is left aside after %v", now.Sub(began))
+				}
+			}
+			now = now.Add(-30 * time.Second) // soon after the last attempt
+			o.Now = now.Round(0)
+			o.Failures = maps.Clone(r.failures.onWallClock(r.clock.now()))
+			if f := o.Failures[key]; f.RetryAt.After(o.Now) { // the next attempt is due
+				f.RetryAt, f.NeedsSpace = o.Now, 0
+				o.Failures[key] = f
+			}
+			r.peers.claims.apply(d, &o, now)
+			got := d.Plan(o).Actions
+			if !slices.ContainsFunc(got, func(a plan.Action) bool { return a.CopyRef() == key && a.Op == test.want }) {
+				t.Errorf("the plan is %+v", got)
+			}
+		})
+	}
+}
+
+// A node claims the bytes of an image under ever new names, with another chunk manifest for each, and sends
+// other bytes. The manager must not try one name after the other.
+func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
+	t.Parallel()
+	const size = 1<<20 + 512
+	right := fetchtest.Random(1, size)
+	upstream := fetchtest.Start(t)
+	url := upstream.Serve("/a", fetchtest.Bytes(right))
+	checksum := fmt.Sprintf("%x", sha512.Sum512(right))
+	digest, err := disk.ParseDigest(checksum)
+	must(t, err)
+	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	var copies []peer.Copy
+	wrong := map[string]*disk.Disk{} // by name
+	for i := range 6 {
+		name := disk.ID{Name: fmt.Sprint("orphan", i), UUID: "0000000b"}
+		d, c := commitCopy(t, name, fetchtest.Random(uint64(i+2), size))
+		c.SHA512, c.Owned, wrong[name.Name] = digest, true, d
+		copies = append(copies, copyToPeer(plan.Copy{Copy: c}))
+	}
+	evil := newClaimant(t, func() peer.State {
+		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: "u", Total: 1 << 40, Free: 1 << 40, Copies: copies}}}
+	})
+	var sent atomic.Int64
+	evil.mux.HandleFunc("GET /v1/images/{name}/{uuid}/{part}", func(w http.ResponseWriter, r *http.Request) {
+		if r.PathValue("part") == "manifest" {
+			sent.Add(1)
+		}
+		peer.NewServer(peer.NewStateCache(), wrongBytes{disk: wrong[r.PathValue("name")]}).Handler().ServeHTTP(w, r)
+	})
+	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", nodeSelector: [own], checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
+	own := schema.DiskRef{Node: "n1", Disk: "a"}
+	l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own].Copies[id].State == disk.Ready })
+	if sent.Load() != 1 {
+		t.Errorf("%d manifests were sent", sent.Load())
+	}
+}
