@@ -45,7 +45,9 @@ fuzz: ## Run each fuzz target for FUZZTIME (60s).
 	done
 
 simulate: ## Simulate SEEDS (10000) clusters of 5 to 12 nodes, from seed FIRST (0) on.
-	GOGC=400 $(GO) test -timeout 10h -count 1 -run '^TestCluster$$' -v ./reconcile/simulation -cluster.seeds $(SEEDS) -cluster.first $(or $(FIRST),0)
+## KIND=peer: in each cluster one node is compromised. KIND=skew: some nodes do not follow the configuration.
+## KIND=both, KIND=none. By default, each seed has one of the four.
+	GOGC=400 $(GO) test -timeout 10h -count 1 -run '^TestCluster$$' -v ./reconcile/simulation -cluster.seeds $(SEEDS) -cluster.first $(or $(FIRST),0) -cluster.kind '$(KIND)'
 
 mutants: ## Break each rule of planner and loop on purpose: the simulation has to notice.
 ## ONLY=PATTERN selects mutants.

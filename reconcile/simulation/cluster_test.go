@@ -26,6 +26,7 @@ var startTime = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 type cluster struct {
 	rng
 	suspensions rng // decides about suspensions
+	adversity   rng // decides about compromised and skewed nodes
 	seed        uint64
 
 	// Time.
@@ -58,6 +59,11 @@ type cluster struct {
 	digests      map[string]string
 	rankings     map[rankKey]*[]schema.DiskRef
 	hashes       map[string]uint64
+
+	// Nodes that do not do what the others expect, besides the faults.
+	adverse adversity
+	liar    *liar           // nil: no node is compromised
+	skewed  map[string]bool // nodes that do not follow the configuration
 
 	// The rules.
 	deletions  []*deletion // that run now
@@ -95,7 +101,7 @@ type loss struct {
 // newCluster returns a cluster of least to most nodes. With traced it records what happens.
 func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	c := &cluster{
-		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, fibers: map[*fiber]bool{},
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
 		nodes: map[string]*node{}, disks: map[schema.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
 		links: map[route]*link{}, sendsWrongBytes: map[string]bool{},
 		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},
@@ -124,6 +130,7 @@ func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	for _, name := range c.names {
 		c.after(c.between(0, 2*time.Minute), func() { c.nodes[name].start() })
 	}
+	c.adverse = c.drawAdversity()
 	return c
 }
 

@@ -34,8 +34,13 @@ type deletion struct {
 	readyAtResponse map[readyCopy]bool
 	// proven are the copies that have sent the right chunk.
 	proven map[plan.CopyRef]bool
-	conf   *declaration // the configuration of the decision; nil before it
-	phase  string
+	// relayed are the contents of which a compromised node has sent the right chunk as the proof of one
+	// of its copies: it has read the chunk from a copy on another node.
+	relayed map[readyCopy]bool
+	// deceived: a compromised node has responded.
+	deceived bool
+	conf     *declaration // the configuration of the decision; nil before it
+	phase    string
 }
 
 // readyCopy is a ready copy that is not leaving, with its recorded content and the config digest of
@@ -55,7 +60,7 @@ type decision struct {
 
 func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {
 	r := &deletion{c: c, node: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
-		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}, proven: map[plan.CopyRef]bool{}}
+		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}, proven: map[plan.CopyRef]bool{}, relayed: map[readyCopy]bool{}}
 	if c.withdrawnByTwo(r) {
 		c.pairs[pairWithdrawals]++
 	}
@@ -119,6 +124,19 @@ func (r *deletion) recordProof(key plan.CopyRef) {
 		r.c.violation("H3", "%s sends a chunk as a proof, although it was withdrawn", key)
 	}
 	r.proven[key] = true
+}
+
+// losesNothing reports whether the deletion removes a partial file, which needs no proofs: what a compromised
+// node claims counts for it.
+func (r *deletion) losesNothing(s *Copy) bool { return r.deceived && s.File == "" }
+
+// recordClaim records that a compromised node has sent the right chunk: it has made up the content, or has
+// relayed the chunk from a copy that nobody has withdrawn. So it counts like a ready copy (docs/security.md,
+// what is not protected), but not as the last one: see checkUnlink.
+func (r *deletion) recordClaim(key plan.CopyRef, content, config string) {
+	one := readyCopy{key, config, content}
+	r.relayed[one], r.proven[key] = true, true
+	r.readyDuring[one], r.readyAtResponse[one] = true, true
 }
 
 // addReadyOn adds the ready copies on all disks of a node to a set.

@@ -19,7 +19,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	if m.applied != nil {
 		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.applied})
 	}
-	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.appliedBroken {
+	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.appliedBroken || m.appliedEmpty {
 		c.violation("S6", "%s is deleted under an invalid configuration", r.key)
 	}
 	if plantest.IsSuspended(r.conf.config, r.key.ID.Name, o.Now) {
@@ -40,6 +40,9 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	}
 	if !evicted && !m.requestedCleanups[r.key] {
 		r.checkInterval(s)
+	}
+	if declared && r.losesNothing(s) {
+		return
 	}
 	if declared {
 		r.checkEnough(image, s)
@@ -167,6 +170,25 @@ func (r *deletion) checkOrphan() {
 	}
 }
 
+// isElsewhere reports whether the content that a compromised node has sent a chunk of is ready on a disk of
+// an honest node, as the copy of any image; or whether the compromised node has made it up, which it can
+// only for an image without a declared checksum.
+func (r *deletion) isElsewhere(image schema.Image, s *Copy) bool {
+	for one := range r.relayed {
+		if isForgery(one.content) && image.Checksum.IsZero() {
+			return true
+		}
+		for ref, d := range r.c.disks {
+			for id, other := range d.Copies {
+				if d.Attached && other != s && other.Ready() && other.File == one.content && (plan.CopyRef{Disk: ref, ID: id}) != r.key {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
 // checkUnlink checks the last step, which deletes the files, against the disks. A copy that a fault
 // destroyed after the withdrawal counts as ready: no manager can prevent this.
 func (r *deletion) checkUnlink(s *Copy) {
@@ -198,6 +220,10 @@ func (r *deletion) checkUnlink(s *Copy) {
 			count(l.key, l.digest)
 		}
 	}
+	honest := len(left) > 0 || r.isElsewhere(image, s)
+	for one := range r.relayed {
+		count(one.key, one.content)
+	}
 	most, copies := 0, image.Copies
 	for _, keys := range left {
 		most = max(most, len(keys))
@@ -210,7 +236,8 @@ func (r *deletion) checkUnlink(s *Copy) {
 	ready := r.key.ID == image.ID && s.File != "" && s.Owned && !s.Changed && s.Failure == ""
 	switch {
 	case r.key.ID != image.ID && s.File == "": // a partial file, which nobody can use
-	case most == 0 && copies > 0:
+	case r.losesNothing(s):
+	case (most == 0 || !honest) && copies > 0:
 		c.violation("S2", "%s is deleted, and %s is ready nowhere else", r.key, image.ID)
 	case ready && !image.AllDisks && most < copies:
 		c.violation("S2", "%s is deleted, and %d copies are left of %d", r.key, most, copies)

@@ -97,7 +97,10 @@ func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done 
 		other := m.c.nodeAt(t.Source.URL)
 		m.c.send(m, other, func() {
 			other.afterMoment(func() {
-				p := other.prove(t, manifest, job)
+				p, ok := other.prove(t, manifest, job)
+				if !ok {
+					return
+				}
 				m.c.logf(other.name, "sends the proof of %s to %s: %v", t.Copy, m.name, p)
 				m.c.send(other, m, func() {
 					if !answered {
@@ -112,19 +115,23 @@ func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done 
 }
 
 // prove is the response of the node to the request for a chunk.
-func (m *node) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) plan.Proof {
+// ok is false if it does not respond.
+func (m *node) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) (p plan.Proof, ok bool) {
+	if m.liar != nil {
+		return m.liar.prove(t, manifest, of)
+	}
 	if m.leaving(t.Copy) {
-		return plan.Proof{Problem: "it is leaving"}
+		return plan.Proof{Problem: "it is leaving"}, true
 	}
 	d := m.c.disks[t.Copy.Disk]
 	if d == nil || m.c.sendsWrongBytes[m.name] && m.c.oneIn(2) {
-		return plan.Proof{Result: plan.ProofWrong, Problem: peer.ErrWrongChunk.Error()}
+		return plan.Proof{Result: plan.ProofWrong, Problem: peer.ErrWrongChunk.Error()}, true
 	}
-	p := d.Prove(t.Copy.ID, manifest)
+	p = d.Prove(t.Copy.ID, manifest)
 	if p.Result == plan.ProofPassed {
 		of.deletion.recordProof(t.Copy)
 	}
-	return p
+	return p, true
 }
 
 // queryNode queries one node directly. Without a response the query ends after a timeout.
@@ -159,6 +166,10 @@ func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 
 // respond responds to a direct query. It records which copies the node listed for the response.
 func (m *node) respond(job *runningJob, send func(peer.State)) {
+	if m.liar != nil {
+		m.liar.respond(job, send)
+		return
+	}
 	listed := map[readyCopy]bool{}
 	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
 	m.c.spawn(f, func() {

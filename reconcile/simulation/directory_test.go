@@ -14,7 +14,7 @@ func (m *node) receive(d *declaration) {
 		return
 	}
 	m.directory = d
-	if m.up && !m.dirBroken {
+	if m.up && !m.dirBroken && !m.dirEmpty {
 		m.next = d
 		m.requestRound()
 	}
@@ -38,9 +38,13 @@ func (m *node) repairDir() {
 
 // configure lets the loop apply the config directory. It returns false if the process ended.
 func (m *node) configure() bool {
-	changed, reading := m.takeConfig(), reconcile.Reading{Began: m.steady(), Ended: m.steady()}
-	if changed {
-		reading.Result = m.result()
+	reading := reconcile.Reading{Began: m.steady(), Ended: m.steady()}
+	changed := m.dirEmpty != m.appliedEmpty
+	m.appliedEmpty = m.dirEmpty
+	if m.dirEmpty {
+		reading.Fault = "the config directory is empty"
+	} else if m.takeConfig() {
+		changed, reading.Result = true, m.result()
 	}
 	if !changed && !m.reread {
 		return true
@@ -90,7 +94,7 @@ func (m *node) allowed() schema.Allowed {
 	switch {
 	case !declared, m.appliedBroken && m.brokenAtStart && m.invalidImage == "":
 		return schema.ObserveOnly
-	case m.appliedBroken:
+	case m.appliedBroken, m.appliedEmpty:
 		return schema.NoDeletions
 	}
 	return schema.Everything

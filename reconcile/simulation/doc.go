@@ -32,6 +32,7 @@
 //	                    config directory, what is noted about copies for the rules
 //	net_test.go, job_test.go, deletion_test.go, upload_test.go   what takes time outside a round
 //	fault_test.go, config_test.go, source_test.go, pairs_test.go   faults and changes
+//	adversity_test.go, compromised_test.go   nodes that the others cannot rely on
 //	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, clone_test.go,
 //	placement_test.go, heal_test.go, converge_test.go   the rules
 //	simulation_test.go, trace_test.go   one run, many runs, what a run prints
@@ -40,7 +41,7 @@
 //
 // To replay seed N of "make simulate", with all events:
 //
-//	go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=1 -cluster.seed=N
+//	go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=1 -cluster.seed=N -cluster.kind=KIND
 //
 // Without -cluster.seeds=1 it is the smaller cluster that "go test" runs with this seed.
 package simulation

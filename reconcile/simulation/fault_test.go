@@ -23,6 +23,9 @@ func (c *cluster) injectFaults() {
 			c.moveReplicas, c.uploadRandomly, c.uploadRandomly, c.uploadRandomly,
 			c.declareClone, c.damageClones, c.damageClones,
 		}
+		if c.adverse.skew && c.adversity.oneIn(12) {
+			c.skewRandomly()
+		}
 		pick(c.rng, faults...)()
 		wait := c.between(0, 40*time.Second)
 		if c.oneIn(6) {
@@ -142,8 +145,8 @@ func (c *cluster) loseDisk() {
 	c.logf("", "%s is detached", ref)
 	empty := c.oneIn(3)
 	c.after(c.between(10*time.Second, 8*time.Minute), func() {
-		if d.Attached {
-			return // heal attached it
+		if d.Attached || c.nodes[ref.Node].liar != nil {
+			return // heal attached it, or will
 		}
 		if empty {
 			c.diskCount++
@@ -176,7 +179,7 @@ func (c *cluster) swapDisks() {
 	one.Attached, two.Attached = false, false
 	c.logf("", "%s and %s are detached to be swapped", a, b)
 	c.after(c.between(time.Minute, 5*time.Minute), func() {
-		if c.disks[a] == one && c.disks[b] == two && !one.Attached && !two.Attached {
+		if c.disks[a] == one && c.disks[b] == two && !one.Attached && !two.Attached && c.nodes[a.Node].liar == nil && c.nodes[b.Node].liar == nil {
 			c.disks[a], c.disks[b] = two, one
 			one.reattach(true)
 			two.reattach(true)
@@ -284,7 +287,7 @@ func (c *cluster) upstreamChanges() {
 // requestRandomCleanup requests the immediate deletion of a random copy.
 func (c *cluster) requestRandomCleanup() {
 	key, ok := c.randomCopy(hasFile)
-	if m := c.nodes[key.Disk.Node]; ok && m.up {
+	if m := c.nodes[key.Disk.Node]; ok && m.up && m.liar == nil {
 		m.requestCleanup(key)
 	}
 }

@@ -23,7 +23,7 @@ func (c *cluster) heal(fit bool) {
 	c.offline = false
 	for _, ref := range c.diskRefs() {
 		d := c.disks[ref]
-		if !d.Attached {
+		if !d.Attached && c.nodes[ref.Node].liar == nil {
 			d.reattach(true)
 		}
 		d.UsersUnknown, d.ReadOnly, d.FailsWrites, d.OtherFiles = false, false, false, -100*gib
@@ -43,7 +43,9 @@ func (c *cluster) heal(fit bool) {
 	for _, name := range c.names {
 		m := c.nodes[name]
 		m.start()
-		m.repairDir()
+		if !c.skewed[name] {
+			m.repairDir()
+		}
 	}
 	c.declare(config)
 	for _, name := range plantest.ImageNames {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	reconcilejob "github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -24,6 +25,7 @@ type runningJob struct {
 	diskUUID  string
 	reserve   int64
 	content   string // that a sync or a repair has to create, or another node has to have
+	sources   func() []peer.Source
 	verified  func(manifest disk.Digest)
 	done      func(error)
 	deletion  *deletion
@@ -184,7 +186,7 @@ func (m *node) sourceContent(job *runningJob) (content string, err error) {
 		}
 		return s.File, nil
 	}
-	wrong := ""
+	wrong, right := "", 0
 	for _, ref := range m.c.diskRefs() {
 		if ref.Node == m.name || !m.c.reachable(m.name, ref.Node) {
 			continue
@@ -195,13 +197,19 @@ func (m *node) sourceContent(job *runningJob) (content string, err error) {
 				continue
 			}
 			if s.File == job.content && !m.c.sendsWrongBytes[ref.Node] {
-				return s.File, nil
+				right++
+				continue
 			}
 			wrong = s.File
 		}
 	}
-	if d := job.image.Source.Download; d != nil && !job.image.Checksum.IsZero() && !m.c.offline && m.c.served[d.URL] == job.content {
-		return job.content, nil // byte ranges of the upstream
+	d := job.image.Source.Download
+	upstream := d != nil && !job.image.Checksum.IsZero() && !m.c.offline && m.c.served[d.URL] == job.content
+	if from := m.c.liar.sources(job); len(from) > 0 {
+		return m.c.liar.send(job, from, right, upstream)
+	}
+	if right > 0 || upstream { // byte ranges of the upstream
+		return job.content, nil
 	}
 	return "", &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no peer has the bytes (%s)", wrong)}
 }
@@ -242,6 +250,9 @@ func (m *node) verify(d *Disk, id disk.ID) error {
 // verifyPeer ends a job that reads the copy of another node in full.
 func (m *node) verifyPeer(job *runningJob) error {
 	from := job.action.From
+	if l := m.c.nodes[from.Disk.Node].liar; l != nil && m.c.reachable(m.name, from.Disk.Node) {
+		return l.verify(job)
+	}
 	s := m.c.copyAt(from)
 	switch {
 	case !m.c.reachable(m.name, from.Disk.Node) || !s.Ready() || m.c.nodes[from.Disk.Node].leaving(from):

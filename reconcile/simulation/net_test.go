@@ -137,6 +137,10 @@ func (m *node) handleTimeout(view *peerView, other *node) {
 // handlePoll responds at once if there is a publication that the other node does not know,
 // otherwise when there is one, or with nothing after pollWait.
 func (m *node) handlePoll(p *poll) {
+	if m.liar != nil {
+		m.liar.handlePoll(p)
+		return
+	}
 	if m.published != nil && m.published.number != p.known {
 		p.respond(m.published)
 		return

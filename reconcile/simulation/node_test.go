@@ -26,7 +26,9 @@ type node struct {
 	directory   *declaration  // the last valid content of the config directory
 	dirBroken   bool          // the config directory has an error now
 	dirStale    bool          // new configurations do not arrive
+	dirEmpty    bool          // the config directory is empty
 	ownDisks    map[string]schema.Disk
+	liar        *liar // runs instead of the process while the node is compromised; nil: it is not
 	process
 }
 
@@ -41,6 +43,7 @@ type process struct {
 	applied       *declaration // nil: none yet
 	appliedAt     time.Duration
 	appliedBroken bool                     // with an error
+	appliedEmpty  bool                     // the config directory was empty at the last read
 	brokenAtStart bool                     // with an error since the start of the process
 	invalidImage  string                   // the only invalid image at the start; "": everything is invalid
 	next          *declaration             // the content that the next round applies
@@ -112,7 +115,9 @@ func (m *node) start() {
 	if m.directory == nil {
 		m.directory = m.c.latest()
 	}
-	m.next = m.directory
+	if !m.dirEmpty {
+		m.next = m.directory
+	}
 	m.after(m.c.between(0, time.Minute), m.readPeriodically)
 	m.requestRound()
 }
@@ -120,7 +125,7 @@ func (m *node) start() {
 // crash ends the process at once. The next process renames back the folders that this one has set
 // aside.
 func (m *node) crash() {
-	if !m.up {
+	if !m.up || m.liar != nil {
 		return
 	}
 	m.c.logf(m.name, "crashes")
@@ -147,7 +152,7 @@ func (m *node) readPeriodically() {
 // requestRound starts a round after a moment. While a round runs, it requests another one.
 func (m *node) requestRound() {
 	switch {
-	case !m.up:
+	case !m.up || m.liar != nil:
 	case m.busy:
 		m.due = true
 	default:
@@ -175,6 +180,7 @@ func (m *node) round() {
 	if m.rounds%checkEvery == 0 {
 		plantest.CheckPlan(planErrors{c: m.c, node: m.name}, m.desired, m.observed, m.plan)
 	}
+	m.checkObservedDisks()
 	m.noteUnwritten()
 	m.stopJobs()
 	toBegin := m.toBegin

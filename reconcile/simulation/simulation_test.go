@@ -131,6 +131,9 @@ func runCluster(seed uint64, traced bool) *cluster {
 	c.runUntil(c.between(15*time.Minute, 40*time.Minute))
 	if len(c.violations) == 0 {
 		c.heal(!c.oneIn(3))
+		c.checkAdversity()
+	}
+	if len(c.violations) == 0 {
 		c.converge()
 	}
 	if len(c.violations) == 0 {
@@ -149,8 +152,8 @@ func runCluster(seed uint64, traced bool) *cluster {
 func reportSeed(t *testing.T, seed uint64) {
 	c := runCluster(seed, true)
 	if len(c.violations) > 0 {
-		t.Errorf("seed %d broke a rule:\n%s\nto see more: go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=%d -cluster.seed=%d -cluster.lines=100000",
-			seed, strings.Join(c.violations, "\n"), min(*clusterSeeds, 1), seed)
+		t.Errorf("seed %d broke a rule:\n%s\nto see more: go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=%d -cluster.seed=%d -cluster.kind=%q -cluster.lines=100000",
+			seed, strings.Join(c.violations, "\n"), min(*clusterSeeds, 1), seed, *clusterKind)
 	}
 	t.Logf("seed %d: the last events\n%s\n%s", seed, c.trace, c.describe())
 }

@@ -142,7 +142,7 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 		m.toBegin = append(m.toBegin, func() { m.deleteCopy(job) })
 		return
 	}
-	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, verified: t.Verified, done: done}
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, sources: t.PeerCopies, verified: t.Verified, done: done}
 	if d, ok := t.Disk.(watchedDisk); ok {
 		job.diskUUID = Opened(d.Disk).UUID
 	}

@@ -1,0 +1,51 @@
+package simulation
+
+import (
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// always makes the liar answer every node in one way: with one claim about each image, and with these bytes.
+func (l *liar) always(claim claimKind, bytes bytesKind) {
+	l.steady = true
+	for name := range l.node.c.nodes {
+		m := &mood{claims: map[string]claimKind{}, uuids: map[string]string{}, bytes: bytes}
+		for _, image := range plantest.ImageNames {
+			m.claims[image] = claim
+		}
+		l.moods[name] = m
+	}
+}
+
+// restoredImage returns an image with a checksum whose source is a backup.
+func restoredImage(c *cluster, name string) schema.Image {
+	url := "s3://store/?backingImage=" + name
+	c.served[url] = "b"
+	m := schema.Image{Copies: 1, Checksum: c.digest("b"), Source: schema.Source{Restore: &schema.Restore{BackupURL: url}}}
+	m.ID = disk.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
+	return m
+}
+
+// A compromised node claims to have an image with a declared checksum, and sends no bytes of it. The image
+// must become ready on the node that should have it, from its source.
+func TestClusterUsesTheSourceWhenAClaimedCopyIsNeverSent(t *testing.T) {
+	t.Parallel()
+	c, _, _ := threeNodes(t, 0)
+	m := restoredImage(c, "macaw")
+	ranked := c.rankedDisks(c.latest(), m)
+	c.compromise(c.nodes[ranked[1].Node])
+	c.liar.always(claimReady, noBytes)
+	c.declare(c.editedConfig(func(config *schema.Config) { config.Images[m.ID.Name] = m }))
+	c.offline = true // until the claim has arrived
+	c.runUntil(c.now + time.Minute)
+	c.offline = false
+	c.runUntil(c.now + 15*time.Minute)
+	if !c.copyAt(plan.CopyRef{Disk: ranked[0], ID: m.ID}).Ready() {
+		t.Errorf("%s is not ready on %s:\n%s\n%s", m.ID, ranked[0], c.trace, c.describe())
+	}
+}

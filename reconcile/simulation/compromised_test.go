@@ -1,0 +1,531 @@
+package simulation
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// liar is what runs on a compromised node instead of its manager (H3). It has valid credentials, and no
+// bytes of any image: its disks are detached. It answers each node as it likes, and changes that after a
+// random time. What it cannot do is what the protocol prevents: publish a state in the name of another
+// node, and read a copy that is leaving.
+type liar struct {
+	node  *node
+	rng   rng
+	moods map[string]*mood // by the node that it answers
+	// chunks are the numbers of the chunks that it has, by the digest of the chunk manifest: all that
+	// it was asked for before. Besides them it has the chunk 0 of each image.
+	chunks map[disk.Digest]map[uint64]bool
+	// bounded: it does only what must not delay an image for longer than a node that does not respond.
+	bounded bool
+	// neverReady: while it is bounded, it claims no ready copies.
+	neverReady bool
+	// steady: it does not change its answers any more.
+	steady bool
+	only   *claimKind // that it makes; nil: any
+}
+
+// mood is how a liar answers one node for a while.
+type mood struct {
+	claims  map[string]claimKind // by image name
+	digest  digestKind
+	delay   time.Duration // of each response
+	silent  bool          // no response
+	bytes   bytesKind
+	forged  bool // it publishes made-up chunk manifests, and serves bytes that match them
+	flood   bool // a new state for each request, with many copies
+	mirror  *node
+	ready   time.Duration // claims change as if the copies were verified at that moment
+	uuids   map[string]string
+	problem string // of its disks
+	foreign bool   // it also publishes disks that are not declared for it
+
+	published *publication
+	of        string // the config digest that published was made for
+	polls     []*poll
+}
+
+// claimKind is what a liar claims about an image on one of its disks.
+type claimKind int
+
+const (
+	claimNothing claimKind = iota
+	claimReady
+	claimUsed     // ready, and in use
+	claimConflict // ready, with another digest
+	claimLeaving
+	claimUnknown
+	claimDamaged
+	claimPartial
+	claimFinal // a failure without another attempt
+	claimRetry // a failure with another attempt in many years
+	claimDiskFailure
+	claimRejects
+	claimRejectsForNow
+	// A claim that a job runs is believed for 24 hours (docs/security.md).
+	claimWorking
+	claimKinds
+)
+
+func (k claimKind) isReady() bool { return k == claimReady || k == claimUsed || k == claimLeaving }
+
+// digestKind is which config digest a liar claims.
+type digestKind int
+
+const (
+	sameDigest digestKind = iota
+	noDigest
+	otherDigest
+)
+
+// bytesKind is how a liar answers requests for bytes.
+type bytesKind int
+
+const (
+	noBytes bytesKind = iota
+	wrongBytes
+	relayedBytes // those of a node that has them and sends them
+)
+
+// compromise replaces the manager of a node by a liar. Its copies are lost.
+func (c *cluster) compromise(m *node) {
+	m.crash()
+	c.logf(m.name, "is compromised")
+	c.detachAll(m)
+	m.starts++
+	m.up, m.process = true, process{}
+	m.liar = &liar{node: m, rng: c.adversity, moods: map[string]*mood{}, chunks: map[disk.Digest]map[uint64]bool{}}
+	c.liar = m.liar
+}
+
+// detachAll detaches the disks of a node.
+func (c *cluster) detachAll(m *node) {
+	for _, ref := range c.diskRefs() {
+		if d := c.disks[ref]; ref.Node == m.name && d.Attached {
+			c.recordLosses(ref, d)
+			d.Attached = false
+		}
+	}
+}
+
+// repairCompromised ends what a liar does: its node starts again, with its disks or with empty ones.
+func (c *cluster) repairCompromised() {
+	m, empty := c.liar.node, c.oneIn(2)
+	c.logf(m.name, "is repaired, %s", map[bool]string{false: "with its disks", true: "with empty disks"}[empty])
+	for _, ref := range c.diskRefs() {
+		if ref.Node != m.name {
+			continue
+		}
+		if empty {
+			c.diskCount++
+			c.disks[ref] = NewDisk(newUUID(c.diskCount), c.library, diskSize)
+			c.disks[ref].OtherFiles = -100 * gib
+		}
+		c.disks[ref].reattach(true)
+	}
+	c.liar, m.liar = nil, nil
+	m.up, m.process = false, process{}
+	m.starts++
+	m.start()
+}
+
+// moodFor returns how the liar answers a node now.
+func (l *liar) moodFor(to *node) *mood {
+	if l.moods[to.name] == nil {
+		l.changeMood(to)
+	}
+	return l.moods[to.name]
+}
+
+// changeMood draws how the liar answers a node, and again after a random time.
+func (l *liar) changeMood(to *node) {
+	c, last := l.node.c, l.moods[to.name]
+	m := &mood{claims: map[string]claimKind{}, uuids: map[string]string{}, ready: c.now}
+	l.moods[to.name] = m
+	for _, name := range plantest.ImageNames {
+		m.claims[name] = l.drawClaim()
+	}
+	if l.rng.oneIn(3) { // the same for all images
+		k := l.drawClaim()
+		for name := range m.claims {
+			m.claims[name] = k
+		}
+	}
+	m.digest = pick(l.rng, sameDigest, sameDigest, sameDigest, noDigest, otherDigest)
+	m.bytes = pick(l.rng, noBytes, wrongBytes, relayedBytes)
+	m.forged, m.foreign, m.silent = l.rng.oneIn(2), l.rng.oneIn(3), l.rng.oneIn(12)
+	if l.rng.oneIn(6) {
+		m.delay = time.Duration(l.rng.Int64N(int64(90 * time.Second)))
+	}
+	if l.rng.oneIn(8) {
+		m.problem = "no disk here"
+	}
+	if l.rng.oneIn(3) {
+		m.mirror = c.nodes[pick(l.rng, c.names...)]
+	}
+	for name := range l.node.ownDisks {
+		if l.rng.oneIn(4) {
+			m.uuids[name] = c.disks[pick(l.rng, c.diskRefs()...)].UUID
+		}
+	}
+	wait := time.Duration(l.rng.Int64N(int64(4 * time.Minute)))
+	if m.flood = l.rng.oneIn(40); m.flood {
+		wait = time.Duration(l.rng.Int64N(int64(10 * time.Second)))
+	}
+	if last != nil {
+		for _, p := range last.polls {
+			l.handlePoll(p)
+		}
+	}
+	c.after(wait, func() {
+		if c.liar == l && l.moods[to.name] == m && !l.steady {
+			l.changeMood(to)
+		}
+	})
+}
+
+func (l *liar) drawClaim() claimKind {
+	if l.only != nil {
+		return *l.only
+	}
+	for {
+		k := claimKind(l.rng.IntN(int(claimKinds)))
+		if l.rng.oneIn(3) {
+			k = claimReady
+		}
+		if !l.bounded || k != claimWorking && !(l.neverReady && (k.isReady() || k == claimConflict)) {
+			return k
+		}
+	}
+}
+
+// bound limits the liar from now on to what must not delay an image for longer than a node that does not
+// respond. Excluded is the claim that a job runs, which is believed for 24 hours: nobody can distinguish
+// it from a slow download. A response that says 429 for ever, which is believed for an hour, is never
+// simulated.
+func (l *liar) bound() {
+	l.bounded, l.neverReady = true, l.rng.oneIn(2)
+	if l.rng.oneIn(2) {
+		l.only = new(l.drawClaim())
+	}
+	l.steady = l.rng.oneIn(2)
+	for _, name := range l.node.c.names {
+		if m := l.moods[name]; m != nil {
+			l.changeMood(l.node.c.nodes[name])
+		}
+	}
+}
+
+// handlePoll answers the request of a node for the published state.
+func (l *liar) handlePoll(p *poll) {
+	c := l.node.c
+	m := l.moodFor(p.from)
+	s := l.publication(m, p.from)
+	switch {
+	case m.silent:
+	case s.number != p.known:
+		c.after(m.delay, func() { p.respond(s) })
+	default:
+		m.polls = append(m.polls, p)
+		c.after(pollWait, func() {
+			if i := slices.Index(m.polls, p); i >= 0 {
+				m.polls = slices.Delete(m.polls, i, i+1)
+				p.respond(nil)
+			}
+		})
+	}
+}
+
+// publication returns the state that the liar publishes to a node.
+func (l *liar) publication(m *mood, to *node) *publication {
+	digest := l.digest(m, to)
+	if m.published == nil || m.of != digest || m.flood {
+		l.node.c.publications++
+		m.published, m.of = &publication{l.node.c.publications, l.state(m, to, digest)}, digest
+	}
+	return m.published
+}
+
+func (l *liar) digest(m *mood, to *node) string {
+	switch m.digest {
+	case noDigest:
+		return ""
+	case otherDigest:
+		return "another configuration"
+	}
+	return to.appliedDigest()
+}
+
+// respond answers a direct query.
+func (l *liar) respond(w *runningJob, send func(peer.State)) {
+	c, to := l.node.c, w.deletion.node
+	m := l.moodFor(to)
+	if m.silent {
+		return
+	}
+	s := l.state(m, to, l.digest(m, to))
+	for i := range s.Disks {
+		s.Disks[i].Copies = slices.DeleteFunc(s.Disks[i].Copies, func(one peer.Copy) bool { return one.Name != w.key.ID.Name })
+	}
+	w.deletion.responded[l.node.name], w.deletion.deceived = true, true
+	c.after(m.delay, func() { send(s) })
+}
+
+// config returns the configuration that a node applies, as the liar knows it.
+func (l *liar) config(to *node) schema.Config {
+	if to.applied != nil {
+		return to.applied.config
+	}
+	return l.node.c.latest().config
+}
+
+// state returns what the liar claims to a node.
+func (l *liar) state(m *mood, to *node, digest string) peer.State {
+	c, config := l.node.c, l.config(to)
+	s := peer.State{Node: l.node.name, Config: digest, Clock: to.wallNow(), Disks: []peer.Disk{}}
+	names := slices.Sorted(maps.Keys(config.Nodes[l.node.name].Disks))
+	if m.foreign {
+		for i, ref := range c.diskRefs() { // the uuid of each disk of the cluster
+			name := fmt.Sprintf("foreign%d", i)
+			names, m.uuids[name] = append(names, name), c.disks[ref].UUID
+		}
+	}
+	for _, name := range names {
+		one := peer.Disk{Name: name, UUID: m.uuids[name], Problem: m.problem, Total: 1 << 50, Free: 1 << 50, Copies: []peer.Copy{}}
+		if one.UUID == "" {
+			one.UUID = "disk of " + l.node.name + "/" + name
+		}
+		if one.Problem == "" {
+			one.Copies = l.copies(m, to, config)
+		}
+		s.Disks = append(s.Disks, one)
+	}
+	return s
+}
+
+// copies returns the copies that the liar claims to have on each of its disks.
+func (l *liar) copies(m *mood, to *node, config schema.Config) []peer.Copy {
+	copies := map[disk.ID]peer.Copy{}
+	if m.mirror != nil && m.mirror.published != nil { // the copies of another node, also orphans and old generations
+		for _, one := range m.mirror.published.state.Disks {
+			for _, v := range one.Copies {
+				v.Leaving, v.Action, v.Failure, v.Rejection = false, "", nil, ""
+				if l.neverReady && v.State == disk.Ready {
+					continue
+				}
+				copies[v.ID] = v
+			}
+		}
+	}
+	for _, name := range plantest.ImageNames {
+		image, declared := config.Images[name]
+		if !declared {
+			continue
+		}
+		if v, any := l.claim(m, config, image); any {
+			copies[image.ID] = v
+		}
+	}
+	if m.flood {
+		for i := range 30 {
+			id := disk.ID{Name: fmt.Sprintf("flood%d", i), UUID: fmt.Sprintf("%08x", l.rng.Uint32())}
+			copies[id] = peer.Copy{Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, SHA512: l.node.c.digest(id.UUID)}}
+		}
+	}
+	return slices.SortedFunc(maps.Values(copies), func(a, b peer.Copy) int { return plan.CompareIDs(a.ID, b.ID) })
+}
+
+// forgery is the content that a liar makes up for an image. It has these bytes.
+func (l *liar) forgery(image schema.Image) string { return "made up for " + image.ID.String() }
+
+// isForgery reports whether a content was made up by a liar.
+func isForgery(content string) bool { return strings.HasPrefix(content, "made up for ") }
+
+// claim returns what the liar claims about a declared image.
+func (l *liar) claim(m *mood, config schema.Config, image schema.Image) (v peer.Copy, any bool) {
+	c := l.node.c
+	v = peer.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true}}
+	content := l.forgery(image)
+	if ready := c.readyCopies(config, image); len(ready) > 0 {
+		content = c.copyAt(ready[0]).Recorded
+	}
+	if !image.Checksum.IsZero() {
+		content = c.contentOf(image.Checksum)
+	}
+	kind, source := m.claims[image.ID.Name], firstCopyOf(image)
+	failure := &peer.Failure{Action: string(source), Message: "not found", Attempts: 3}
+	switch kind {
+	case claimNothing:
+		return v, false
+	case claimConflict:
+		l.fill(&v, m, l.forgery(image), image)
+	case claimReady, claimUsed, claimLeaving:
+		l.fill(&v, m, content, image)
+		v.Leaving = kind == claimLeaving
+		if kind == claimUsed {
+			v.UsedBy = "used by a replica"
+		}
+	case claimUnknown:
+		v.State, v.Message = disk.Unknown, "changed"
+	case claimDamaged:
+		l.fill(&v, m, content, image)
+		v.State, v.Message, v.DamagedAt = disk.Failed, "damaged", startTime.Add(m.ready)
+	case claimWorking:
+		v.Action, v.PartBytes, v.PartTotal, v.State = string(source), gib/4, gib, disk.InProgress
+	case claimPartial:
+		v.PartBytes, v.PartTotal = gib/4, gib
+	case claimFinal:
+		failure.Final, v.Failure = true, failure
+	case claimRetry:
+		failure.RetryIn, v.Failure = 9e8, failure
+	case claimDiskFailure:
+		failure.Disk, failure.RetryIn, failure.Since, v.Failure = true, 9e8, -9e8, failure
+	case claimRejects:
+		v.Rejection = "not enough space"
+	case claimRejectsForNow:
+		v.Rejection, v.RejectionTemporary = "no replica", true
+	}
+	return v, true
+}
+
+// firstCopyOf returns the operation that creates the first copy of an image.
+func firstCopyOf(image schema.Image) plan.Op {
+	switch s := image.Source; {
+	case s.Restore != nil:
+		return plan.Restore
+	case s.ExportFromVolume != nil:
+		return plan.Export
+	case s.Clone != nil:
+		return plan.Clone
+	case s.Upload != nil:
+		return plan.Upload
+	}
+	return plan.Download
+}
+
+// fill makes a claim that of a ready copy with a content.
+func (l *liar) fill(v *peer.Copy, m *mood, content string, image schema.Image) {
+	p := l.node.c.library.Properties(content)
+	v.State, v.Format, v.Size, v.RealSize, v.VirtualSize, v.SHA512 = disk.Ready, p.Format, p.Size, p.RealSize, p.VirtualSize, p.SHA512
+	v.VerifiedAt = startTime.Add(m.ready)
+	if v.ManifestDigest = p.ManifestDigest; m.forged {
+		v.ManifestDigest = l.node.c.library.Properties(l.forgery(image)).ManifestDigest
+	}
+}
+
+// relaySource returns a copy with a content that the liar can read from another node, also of another
+// image with the same bytes.
+func (l *liar) relaySource(is func(content string) bool) (content string, ok bool) {
+	c := l.node.c
+	for _, ref := range c.diskRefs() {
+		if ref.Node == l.node.name || !c.reachable(l.node.name, ref.Node) || c.sendsWrongBytes[ref.Node] {
+			continue
+		}
+		for _, id := range c.disks[ref].IDs() {
+			key := plan.CopyRef{Disk: ref, ID: id}
+			if s := c.copyAt(key); s.Ready() && s.File == s.Recorded && is(s.Recorded) && c.nodes[ref.Node].loop != nil && !c.nodes[ref.Node].leaving(key) {
+				return s.Recorded, true
+			}
+		}
+	}
+	return "", false
+}
+
+// prove answers the request for a chunk of a copy with a chunk manifest. ok is false if it does not
+// respond.
+func (l *liar) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) (p plan.Proof, ok bool) {
+	c, m := l.node.c, l.moodFor(of.deletion.node)
+	hasManifest := func(content string) bool { return c.library.Properties(content).ManifestDigest == manifest }
+	if l.chunks[manifest] == nil {
+		l.chunks[manifest] = map[uint64]bool{0: true}
+	}
+	had := l.chunks[manifest][t.Secret]
+	l.chunks[manifest][t.Secret] = true // it reads the chunk later, when a node sends it
+	if image := l.config(of.deletion.node).Images[t.Copy.ID.Name]; hasManifest(l.forgery(image)) {
+		of.deletion.recordClaim(t.Copy, l.forgery(image), of.deletion.node.appliedDigest())
+		return plan.Proof{Result: plan.ProofPassed}, true
+	}
+	if had {
+		return plan.Proof{Result: plan.ProofPassed}, true
+	}
+	switch m.bytes {
+	case relayedBytes:
+		if content, ok := l.relaySource(hasManifest); ok {
+			of.deletion.recordClaim(t.Copy, content, of.deletion.node.appliedDigest())
+			return plan.Proof{Result: plan.ProofPassed}, true
+		}
+	case wrongBytes:
+		return plan.Proof{Result: plan.ProofWrong, Problem: peer.ErrWrongChunk.Error()}, true
+	}
+	return plan.Proof{Problem: "not found"}, !m.silent
+}
+
+// sources returns the copies of the liar that a job may read.
+func (l *liar) sources(w *runningJob) (from []peer.Source) {
+	if l == nil || w.sources == nil {
+		return nil
+	}
+	for _, s := range w.sources() {
+		if s.Node == l.node.name && l.node.c.reachable(w.key.Disk.Node, s.Node) {
+			from = append(from, s)
+		}
+	}
+	return from
+}
+
+// send answers the transfer of a job that reads a content. right is the number of other sources with the
+// right bytes, and upstream whether the upstream has ranges of them. It returns the content that is
+// received.
+func (l *liar) send(w *runningJob, from []peer.Source, right int, upstream bool) (content string, err error) {
+	c, m := l.node.c, l.moodFor(l.node.c.nodes[w.key.Disk.Node])
+	wrong := func(err error) error { return &job.WrongSourcesError{Sources: from, Err: err} }
+	digest := c.digest(w.content)
+	forged := c.library.Properties(w.content).ManifestDigest != from[0].ManifestDigest
+	if isForgery(w.content) { // it has these bytes
+		return w.content, nil
+	}
+	switch {
+	case forged && m.bytes != noBytes && (right == 0 || right == 1 && c.oneIn(2)):
+		// Its chunk manifest was chosen, and its chunks match it.
+		return "", wrong(&disk.ChecksumError{Want: digest, Got: c.digest(l.forgery(w.image))})
+	case right > 0, upstream && !forged && m.bytes != noBytes: // whoever has the manifest finds the bytes
+		return w.content, nil
+	case m.bytes == relayedBytes && !forged:
+		if _, ok := l.relaySource(func(content string) bool { return content == w.content }); ok {
+			return w.content, nil
+		}
+	case m.bytes == wrongBytes:
+		return "", wrong(&fetch.Error{Class: fetch.Network, Err: errors.New("a chunk does not match its manifest")})
+	}
+	return "", &fetch.Error{Class: fetch.Network, Err: errors.New("the peer that has the bytes does not send them")}
+}
+
+// verify answers a node that reads the copy of the liar in full.
+func (l *liar) verify(w *runningJob) error {
+	m := l.moodFor(l.node.c.nodes[w.key.Disk.Node])
+	relayed := false
+	if m.bytes == relayedBytes {
+		_, relayed = l.relaySource(func(content string) bool { return content == w.content })
+	}
+	switch {
+	case isForgery(w.content), relayed:
+		w.verified(l.node.c.library.Properties(w.content).ManifestDigest)
+		return nil
+	case m.bytes == wrongBytes:
+		return &fetch.Error{Class: fetch.Network, Err: job.ErrOtherBytes}
+	}
+	return &fetch.Error{Class: fetch.Network, Err: errors.New("the copy is not sent")}
+}
