@@ -293,7 +293,7 @@ func garble(c *cluster, e Event) (effect, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return effect{}, errSkipped
 	}
-	k.garbled = true
+	k.garbled, c.observer.hurt[k.generation] = true, time.Now()
 	if name == "backing.record" {
 		c.observer.torn[k.copyKey] = true
 	}

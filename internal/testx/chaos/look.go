@@ -158,7 +158,7 @@ func (o *observer) checkDeletions(found map[copyKey]*copyOnDisk, now time.Time) 
 		left := len(o.counted(found, g))
 		o.note("    deleted: %s, %d KiB; %d copies are left", k, k.size/kib, left)
 		if required := o.required(g, now); left < required {
-			if what := o.ownDamage(found, g); what != "" {
+			if what := o.ownDamage(found, g, now); what != "" {
 				o.excuse(what, "%s was deleted, with %d copies left of %d", k, left, required)
 				continue
 			}
@@ -178,9 +178,15 @@ func (o *observer) checkDeletions(found map[copyKey]*copyOnDisk, now time.Time) 
 	}
 }
 
+// sameMoments is longer than a deletion takes from the responses of the other nodes to its end.
+const sameMoments = 5 * time.Second
+
 // ownDamage returns what the suite did to copies of the generation that explains a low number, "" for
 // nothing.
-func (o *observer) ownDamage(found map[copyKey]*copyOnDisk, g *generation) string {
+func (o *observer) ownDamage(found map[copyKey]*copyOnDisk, g *generation, now time.Time) string {
+	if now.Sub(o.hurt[g]) < sameMoments {
+		return "the suite damaged or lost another copy moments before"
+	}
 	for _, k := range o.counted(found, g) {
 		if k.rotten || k.garbled {
 			return "another copy was damaged by the suite"

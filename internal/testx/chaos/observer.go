@@ -19,7 +19,8 @@ type observer struct {
 	everywhere map[*generation]time.Time
 	named      map[string]time.Time
 	least      map[string]leastCopies
-	torn       map[copyKey]bool // the suite tore the record, so that the program may not know it as its own any more
+	torn       map[copyKey]bool          // the suite tore the record, so that the program may not know it as its own any more
+	hurt       map[*generation]time.Time // when the suite last damaged or lost a copy
 	looks      int
 }
 
@@ -69,7 +70,7 @@ const graceTime = 10 * time.Second
 func newObserver(c *cluster) *observer {
 	return &observer{
 		cluster: c, copies: map[copyKey]*copyOnDisk{}, gone: map[copyKey]time.Time{}, back: map[*disk]time.Time{},
-		everywhere: map[*generation]time.Time{}, named: map[string]time.Time{}, torn: map[copyKey]bool{}, least: map[string]leastCopies{},
+		everywhere: map[*generation]time.Time{}, named: map[string]time.Time{}, torn: map[copyKey]bool{}, hurt: map[*generation]time.Time{}, least: map[string]leastCopies{},
 	}
 }
 
@@ -190,6 +191,9 @@ func (o *observer) anyOther(g *generation) bool {
 
 // forget forgets the copies on a disk that the suite removes.
 func (o *observer) forget(d *disk) {
+	for _, k := range o.copiesOn(d) {
+		o.hurt[k.generation] = time.Now()
+	}
 	maps.DeleteFunc(o.copies, func(key copyKey, _ *copyOnDisk) bool { return key.disk == d })
 }
 
@@ -198,6 +202,7 @@ func (o *observer) forgetCopy(key copyKey) { delete(o.copies, key) }
 
 // noteRot records that the suite changed a byte of a copy.
 func (o *observer) noteRot(k *copyOnDisk) {
+	o.hurt[k.generation] = time.Now()
 	e, err := evidenceOf(k.disk, k.folder)
 	if err != nil {
 		return // the next look finds that it is gone
