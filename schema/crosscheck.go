@@ -81,15 +81,18 @@ func (m *merger) dropLoopback() {
 func (m *merger) checkDisks(d *definition, image *Image, nodes []string) {
 	disks, _ := d.native().Find(document.Path{"disks"}, d.pos)
 	for _, ref := range image.Disks {
-		i := slices.IndexFunc(disks.Items, func(item *document.Value) bool { return item.Text == ref.String() })
-		p := document.Problem{Path: document.Path{"disks"}.WithIndex(i)}
+		var p document.Problem
 		n := m.current[key{nodesSection, ref.Node}]
 		if n == nil {
 			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), m.suggestions.hint(ref.Node, nodes)
-			m.rejectNative(d, p)
 		} else if _, ok := n.checked.node.Disks[ref.Disk]; !ok {
 			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), m.suggestions.hint(ref.Disk, sortedKeys(n.checked.node.Disks))
-			m.rejectNative(d, p)
+		} else {
+			continue
 		}
+		text := ref.String()
+		i := slices.IndexFunc(disks.Items, func(item *document.Value) bool { return item.Text == text })
+		p.Path = document.Path{"disks"}.WithIndex(i)
+		m.rejectNative(d, p)
 	}
 }
