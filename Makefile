@@ -10,7 +10,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 export CGO_ENABLED := 0
 export GOFLAGS += -trimpath
 
-.PHONY: help build demo test check bench fuzz simulate mutants chaos vulncheck
+.PHONY: help build demo test check bench fuzz hostile simulate mutants chaos vulncheck
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
@@ -43,6 +43,10 @@ fuzz: ## Run each fuzz target for FUZZTIME (60s).
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$package || exit 1; \
 		done; \
 	done
+
+hostile: ## Validate DIRS (1000) hostile config directories, from seed FIRST (0) on, and let a daemon load them. Needs root and a quiet machine.
+	$(GO) test -timeout 10h -count 1 -run 'HostileDirectories$$' -v ./cmd/backing-image-manager -hostile.worst \
+		-hostile.dirs $(or $(DIRS),1000) -hostile.first $(or $(FIRST),0) -hostile.size 1048576
 
 simulate: ## Simulate SEEDS (10000) clusters of 5 to 12 nodes, from seed FIRST (0) on.
 ## KIND=peer: in each cluster one node is compromised. KIND=skew: some nodes do not follow the configuration.

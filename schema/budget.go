@@ -29,21 +29,37 @@ const (
 	// maxDocuments limits the documents of all files together, and the items of lists among
 	// them. A document that is skipped costs about 500 bytes.
 	maxDocuments = 50_000
-	// maxDefinitions limits the images, nodes and settings together. A definition costs about
-	// 1 KiB in addition to its values, and half a millisecond.
-	maxDefinitions = 50_000
+	// maxDefinitions limits the images, nodes and settings together. A definition costs half a
+	// millisecond, and an image about 8 KiB in a daemon: its definition, its part of the plan, and
+	// its part of a status document that is sent.
+	maxDefinitions = 20_000
+	// maxPairs limits images times disks. The planner considers each pair after a change, which
+	// takes 50 ns: 1 s.
+	maxPairs = 20_000_000
 	// maxSearched limits the bytes that are parsed again to find the lines of errors: 3 s.
 	maxSearched = 32 << 20
 	// maxErrors limits the problems of a Result. They are logged, and are part of each status
 	// document.
 	maxErrors = 1000
-	// evaluationTime and checkTime limit the processor time for the evaluation of .cue files
-	// and for the validation of definitions, which has two workers. The time on the clock would
-	// depend on what else the machine does; only a child that makes no progress is ended by it.
-	// What is left over is evaluated by the next Load.
+	// loadTime limits the processor time of a load, and evaluationTime what the evaluation of .cue
+	// files takes of it. One package of .cue files may exceed it by 4 s, and what remains when the
+	// time is over takes less than 4 s: together less than 30 s. The time on the clock would depend
+	// on what else the machine does; only a child that makes no progress is ended by it. The next
+	// Load continues with what is left over.
+	loadTime       = 22 * time.Second
 	evaluationTime = 12 * time.Second
-	checkTime      = 24 * time.Second
 )
+
+// timer measures the processor time of a load.
+type timer struct {
+	began     time.Duration // processor time of this process when the load began
+	evaluated time.Duration // processor time of the children
+}
+
+func newTimer() *timer { return &timer{began: processorTime()} }
+
+// expired reports whether the time of the load is over.
+func (t *timer) expired() bool { return processorTime()-t.began+t.evaluated > loadTime }
 
 // cost is what the content of a file costs.
 type cost struct {

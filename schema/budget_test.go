@@ -121,7 +121,26 @@ func TestProblemsAreLimited(t *testing.T) {
 func TestLimitsLeaveRoom(t *testing.T) {
 	images := manyImages(10_000)
 	s := oneFile(images)
-	if w := weight(s.Files[0]); w > maxFileValues*6/10 || w > maxValues/3 || len(images) > maxDefinitions/4 || len(s.Files[0].Data) > configdir.MaxFile*7/10 {
+	if w := weight(s.Files[0]); w > maxFileValues*6/10 || w > maxValues/3 || len(images) > maxDefinitions/2 || len(s.Files[0].Data) > configdir.MaxFile*7/10 {
 		t.Errorf("10,000 images have %d values and %d bytes", w, len(s.Files[0].Data))
 	}
+}
+
+// So many images and disks that the planner would take longer than a round leave the last
+// configuration in force.
+func TestTooManyPairsOfImagesAndDisks(t *testing.T) {
+	l := NewLoader()
+	l.maxPairs = 3
+	load := func(disks string) Result {
+		return l.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte("images: {a1: {source: {upload: {}}}, a2: {source: {upload: {}}}}\nnodes: {n1: {disks: {" + disks + "}}}\n")}}})
+	}
+	const many, few = "d1: {path: /d1}, d2: {path: /d2}", "d1: {path: /d1}"
+	if r := load(many); len(r.Errors) != 1 || !strings.Contains(r.Errors[0].Message, "2 images and 2 disks") || r.Allowed != ObserveOnly || len(r.Config.Images) != 0 {
+		t.Errorf("at the start: %d images, %v, allowed %s", len(r.Config.Images), r.Errors, r.Allowed)
+	}
+	mustBeValid(t, load(few))
+	if r := load(many); len(r.Errors) != 1 || r.Allowed != NoDeletions || len(r.Config.Images) != 2 || r.Config.disks() != 1 {
+		t.Errorf("later: %d images, %d disks, %v, allowed %s", len(r.Config.Images), r.Config.disks(), r.Errors, r.Allowed)
+	}
+	mustBeValid(t, load(few))
 }

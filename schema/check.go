@@ -56,8 +56,7 @@ const (
 
 // checkAll validates the tasks. A few CUE contexts exist at a time. The error is why ctx ended.
 // Tasks for which there is no time are unfinished.
-func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
-	end := processorTime() + checkTime
+func (l *Loader) checkAll(ctx context.Context, tasks []task, used *timer) error {
 	batches := make(chan []task)
 	most := max(1, min(maxProblems, 10*maxErrors/max(1, len(tasks))))
 	var wait sync.WaitGroup
@@ -66,7 +65,7 @@ func (l *Loader) checkAll(ctx context.Context, tasks []task) error {
 			c := checker{specs: l.specs}
 			for batch := range batches {
 				for _, t := range batch {
-					if ctx.Err() != nil || processorTime() > end {
+					if ctx.Err() != nil || used.expired() {
 						*t.checked = notFinished()
 						continue
 					}
@@ -96,7 +95,7 @@ func processorTime() time.Duration {
 // notFinished is the result of a task for which no time was left.
 func notFinished() checked {
 	return checked{unfinished: true, problems: []document.Problem{{AtName: true,
-		Message: fmt.Sprintf("is not checked yet: the files of the directory take more than %v of processor time to check", checkTime), Hint: "wait, or declare less in one directory"}}}
+		Message: fmt.Sprintf("is not checked yet: the files of the directory take more than %v of processor time", loadTime), Hint: "wait, or declare less in one directory"}}}
 }
 
 // checker validates definitions one after the other. It compiles the schema only for a

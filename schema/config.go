@@ -27,6 +27,14 @@ type Config struct {
 	Images map[string]Image `json:"images"`
 }
 
+// disks returns the number of declared disks.
+func (c *Config) disks() (n int) {
+	for _, node := range c.Nodes {
+		n += len(node.Disks)
+	}
+	return n
+}
+
 // HasHost reports whether a host name, in lower case, is the name of a node or in the address of one.
 func (c Config) HasHost(name string) bool {
 	for node, declared := range c.Nodes {

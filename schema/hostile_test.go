@@ -1,10 +1,12 @@
 package schema
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/hostile"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -53,5 +55,27 @@ func TestHostileFilesCostLittle(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Whatever the files contain, the result keeps its promises, and the second load of the same files
+// has the same one. "make hostile" loads large files with the real program.
+func TestGeneratedHostileFiles(t *testing.T) {
+	race.Skip(t)
+	valid := os.DirFS("../examples")
+	for seed := range uint64(hostile.Kinds()) {
+		c := hostile.NewConfig(seed, 4<<10, valid)
+		if strings.HasPrefix(c.Kind, "cue ") {
+			continue // some take all the time that they may
+		}
+		l, s := NewLoader(), configdir.Snapshot{Files: c.Files}
+		r := l.Load(t.Context(), s)
+		checkResult(t, r)
+		if again := l.Load(t.Context(), s); !r.Unfinished && again.Allowed != r.Allowed {
+			t.Errorf("seed %d (%s): allowed %s, and after the second load %s", seed, c.Kind, r.Allowed, again.Allowed)
+		}
+		if t.Failed() {
+			t.Fatalf("seed %d (%s)", seed, c.Kind)
+		}
 	}
 }

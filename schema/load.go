@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"maps"
 	"path"
 	"slices"
@@ -26,6 +27,7 @@ type Loader struct {
 	valid    map[string]bool     // files that had no problems at some load
 	active   bool                // some result allowed more than observing
 	last     Config              // of the last result that allowed more than observing
+	maxPairs int
 }
 
 // fileKey identifies a content of a file.
@@ -43,7 +45,7 @@ type checkKey struct {
 
 // NewLoader returns a Loader without any memory.
 func NewLoader() *Loader {
-	return &Loader{specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
+	return &Loader{maxPairs: maxPairs, specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
 }
 
 // Load reads a snapshot. It returns no error: all problems are in the Result. If
@@ -58,12 +60,13 @@ func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 }
 
 func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
-	files, err := l.parseFiles(ctx, s)
+	used := newTimer()
+	files, err := l.parseFiles(ctx, s, used)
 	if err != nil {
 		return l.interrupted(err)
 	}
 	files = l.markEmptied(files)
-	definitions, err := l.validateFiles(ctx, files)
+	definitions, err := l.validateFiles(ctx, files, used)
 	if err != nil {
 		return l.interrupted(err)
 	}
@@ -72,6 +75,9 @@ func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
 	}
 	m := l.merge(files, definitions)
 	r := m.result()
+	if images, disks := len(r.Config.Images), r.Config.disks(); images*disks > l.maxPairs {
+		return l.tooManyPairs(images, disks)
+	}
 	r.Unfinished = slices.ContainsFunc(files, func(f *parsedFile) bool { return f.transient }) || definitions.unfinished
 	if r.Allowed != ObserveOnly {
 		l.active, l.last = true, r.Config
@@ -86,7 +92,7 @@ func (l *Loader) interrupted(err error) Result {
 
 // parseFiles parses the files that changed since the last load. Files that cost less come first,
 // so that a file that costs too much leaves the others room.
-func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot) ([]*parsedFile, error) {
+func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot, used *timer) ([]*parsedFile, error) {
 	candidates := make([]*candidate, 0, len(s.Files))
 	for _, f := range s.Files {
 		if path.Ext(f.Path) != ".cue" {
@@ -121,7 +127,7 @@ func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot) ([]*parse
 	for _, c := range candidates {
 		files = append(files, c.parsed)
 	}
-	evaluated, err := l.evaluateFiles(ctx, s.Files, kept, costs, &b)
+	evaluated, err := l.evaluateFiles(ctx, s.Files, kept, costs, &b, used)
 	l.files, l.costs = kept, costs
 	return append(files, evaluated...), err
 }
@@ -157,7 +163,7 @@ func weight(f configdir.File) int { return document.Weight(path.Ext(f.Path) == "
 
 // evaluateFiles evaluates the units of .cue files that changed since the last load. It adds to kept
 // what the next load needs not evaluate again, and to costs the units that were left out.
-func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, b *budget) ([]*parsedFile, error) {
+func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, b *budget, used *timer) ([]*parsedFile, error) {
 	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
 	defer cancel()
 	var files []*parsedFile
@@ -183,7 +189,7 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 			changed = append(changed, u)
 		}
 	}
-	sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
+	used.evaluated = sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
 		add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
 	})
 	return files, ctx.Err()
@@ -230,10 +236,10 @@ type definitions struct {
 
 // validateFiles validates all definitions. Definitions that did not change keep the result
 // of their last validation.
-func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile) (definitions, error) {
+func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *timer) (definitions, error) {
 	now := make(map[checkKey]*checked, len(l.checked))
 	d := definitions{}
-	err := l.validateClasses(ctx, files, now)
+	err := l.validateClasses(ctx, files, now, used)
 	if err != nil {
 		return d, err
 	}
@@ -256,7 +262,7 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile) (defini
 			d.references = append(d.references, fromManifest(f.Path, m))
 		}
 	}
-	if err := l.validate(ctx, slices.Concat(d.all, d.references), now); err != nil {
+	if err := l.validate(ctx, slices.Concat(d.all, d.references), now, used); err != nil {
 		return d, err
 	}
 	maps.DeleteFunc(now, func(_ checkKey, c *checked) bool {
@@ -269,7 +275,7 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile) (defini
 
 // validateClasses validates the VolumeSnapshotClasses, so that their problems become those
 // of the VolumeSnapshots.
-func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked) error {
+func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked, used *timer) error {
 	var classes []*manifest.Class
 	var all []*definition
 	for _, f := range files {
@@ -279,7 +285,7 @@ func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now m
 			}
 		}
 	}
-	err := l.validate(ctx, all, now)
+	err := l.validate(ctx, all, now, used)
 	if err != nil {
 		return err
 	}
@@ -289,7 +295,7 @@ func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now m
 	return nil
 }
 
-func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkKey]*checked) error {
+func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkKey]*checked, used *timer) error {
 	var tasks []task
 	for _, d := range all {
 		k := checkKey{d.key, d.kind, d.sum}
@@ -302,7 +308,7 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 		}
 		now[k] = d.checked
 	}
-	err := l.checkAll(ctx, tasks)
+	err := l.checkAll(ctx, tasks, used)
 	if err != nil {
 		l.files = nil // forget the parsed files: their definitions refer to validation results that were never computed
 	}
@@ -328,19 +334,32 @@ func (l *Loader) settings(defined []*definition) Settings {
 // nothingDeclared is the result of a directory that declares nothing at all. A
 // failed mount looks like this, so it never means "no images".
 func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
-	r := Result{Config: l.last, Errors: []document.Problem{{
-		Message: "no settings, nodes or images are declared",
-		Hint:    "to declare that there are none, write \"images: {}\"",
-	}}}
+	hint := "to declare that there are none, write \"images: {}\""
 	if len(files) == 0 {
-		r.Errors[0].Hint = "no file ends in .yaml, .yml, .json or .cue"
+		hint = "no file ends in .yaml, .yml, .json or .cue"
 	}
+	r := l.notApplied(document.Problem{Message: "no settings, nodes or images are declared", Hint: hint})
+	r.Manifests, r.Skipped = documentsOf(files, d)
+	return r
+}
+
+// tooManyPairs is the result of a directory for which the planner would take too long.
+func (l *Loader) tooManyPairs(images, disks int) Result {
+	return l.notApplied(document.Problem{
+		Message: fmt.Sprintf("%s images and %s disks are declared: their product is more than %s", grouped(images), grouped(disks), grouped(l.maxPairs)),
+		Hint:    "declare less in one directory: see the limits in the configuration reference",
+	})
+}
+
+// notApplied is the result of a directory that has a problem as a whole: the last configuration
+// stays in force.
+func (l *Loader) notApplied(p document.Problem) Result {
+	r := Result{Config: l.last, Errors: []document.Problem{p}}
 	if l.active {
 		r.Allowed = NoDeletions
 	} else {
 		r.Config.Settings = l.settings(nil)
 	}
-	r.Manifests, r.Skipped = documentsOf(files, d)
 	return r
 }
 

@@ -116,6 +116,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", d.listen, err)
 	}
+	limitGarbage()
 	log.Info("listening", "address", listener.Addr().String(), "version", version())
 	client := fetch.Client{SecretsDir: d.secretsDir, FileRoots: d.fileRoots}
 	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{

@@ -19,9 +19,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// hostile is a name or a message that a terminal could obey. Its second line looks like one of this
+// hostileText is a name or a message that a terminal could obey. Its second line looks like one of this
 // program.
-const hostile = "x\x1b]0;title\x07\r\nerror: y\u0085\u2028\x9b31m\u009b31m\u202egnp\u2066\x7f\xff"
+const hostileText = "x\x1b]0;title\x07\r\nerror: y\u0085\u2028\x9b31m\u009b31m\u202egnp\u2066\x7f\xff"
 
 // wantLines checks that a text has a number of lines, and only printable characters.
 func wantLines(t *testing.T, what, text string, n int) {
@@ -32,8 +32,8 @@ func wantLines(t *testing.T, what, text string, n int) {
 }
 
 func TestErrorsHaveOnePrintableLineEach(t *testing.T) {
-	one := errors.New(hostile)
-	joined := errors.Join(one, fmt.Errorf("read %s: %w", hostile, one), errors.Join(one, one))
+	one := errors.New(hostileText)
+	joined := errors.Join(one, fmt.Errorf("read %s: %w", hostileText, one), errors.Join(one, one))
 	for _, tt := range []struct {
 		err   error
 		lines int
@@ -52,13 +52,13 @@ func TestErrorsHaveOnePrintableLineEach(t *testing.T) {
 }
 
 func TestDiskReportIsPrintable(t *testing.T) {
-	r := diskReport{Path: hostile, UUID: hostile, Unmanaged: []string{hostile}, Problems: []string{hostile}, Copies: []copyReport{{Copy: disk.Copy{ID: disk.ID{Name: hostile, UUID: hostile}}, InUse: hostile}}}
+	r := diskReport{Path: hostileText, UUID: hostileText, Unmanaged: []string{hostileText}, Problems: []string{hostileText}, Copies: []copyReport{{Copy: disk.Copy{ID: disk.ID{Name: hostileText, UUID: hostileText}}, InUse: hostileText}}}
 	wantLines(t, "the report", r.text(), 6)
 }
 
 func TestProgressIsPrintable(t *testing.T) {
 	var m rateMeter
-	lines := m.lines(time.Unix(0, 0), singleTransfer(plan.Download, disk.ID{Name: hostile, UUID: "6846a0b2"}, hostile, &fetch.Progress{})(), 4000)
+	lines := m.lines(time.Unix(0, 0), singleTransfer(plan.Download, disk.ID{Name: hostileText, UUID: "6846a0b2"}, hostileText, &fetch.Progress{})(), 4000)
 	wantLines(t, "the bars", strings.Join(lines, "\n")+"\n", 1)
 }
 
@@ -74,7 +74,7 @@ func TestLogLinesArePrintable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		log.With("with", hostile).Warn(hostile, "text", hostile, "error", errors.New(hostile), slog.Group("in", "list", []string{hostile}))
+		log.With("with", hostileText).Warn(hostileText, "text", hostileText, "error", errors.New(hostileText), slog.Group("in", "list", []string{hostileText}))
 		if err := done(); err != nil {
 			t.Fatal(err)
 		}
@@ -93,6 +93,6 @@ func TestLogLinesArePrintable(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	slog.New(redacted(terminalHandler{w: &b})).With("copy", hostile).Info(hostile, "action", hostile, "error", hostile)
+	slog.New(redacted(terminalHandler{w: &b})).With("copy", hostileText).Info(hostileText, "action", hostileText, "error", hostileText)
 	wantLines(t, "the message on a terminal", b.String(), 1)
 }

@@ -37,6 +37,7 @@ Exit status: 1 if there is an error, or with --strict a warning.`,
 		if len(args) == 0 {
 			return errors.New("name a directory or a file to check")
 		}
+		limitGarbage()
 		all, err := validate(cmd.Context(), cmd.ErrOrStderr(), args)
 		if err != nil {
 			return err

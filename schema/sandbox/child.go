@@ -25,7 +25,7 @@ const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 // Limits of a child. The kernel enforces the first two.
 const (
 	childSeconds = 4         // of CPU time
-	childMemory  = 512 << 20 // bytes
+	childMemory  = 128 << 20 // bytes; 5,000 images with typical fields in one package need less
 	childResult  = 32 << 20  // bytes of JSON of one unit
 )
 

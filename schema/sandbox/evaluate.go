@@ -174,25 +174,26 @@ type Limits struct {
 // Evaluate evaluates units, and calls each with the result of one after the other. A child that
 // crashes returns no more results. If it crashed on its first unit, that unit is the cause.
 // Otherwise the earlier units may be, so the rest gets a new child. When ctx ends or the time is
-// over, the units that are left get a transient problem.
-func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int, r Result)) {
+// over, the units that are left get a transient problem. It returns the processor time of all children.
+func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int, r Result)) (used time.Duration) {
 	for next := 0; next < len(units); {
-		if ctx.Err() != nil || limits.Time <= 0 {
+		if ctx.Err() != nil || used >= limits.Time {
 			each(next, failure(units[next], errNoTime))
 			next++
 			continue
 		}
 		first := next
-		used, err := runChild(ctx, units[next:], limits, func(r Result) {
+		took, err := runChild(ctx, units[next:], limits, func(r Result) {
 			each(next, r)
 			next++
 		})
-		limits.Time -= used
+		used += took
 		if next == first {
 			each(next, failure(units[next], err))
 			next++
 		}
 	}
+	return used
 }
 
 // failure is the result for a unit on which a child crashed, or for which no child could
