@@ -42,6 +42,9 @@ func (c convergence) waitConverged(ctx context.Context) bool {
 			c.violation("converge"+start.String(), "the nodes have not converged within %v:\n\t%s", convergeTime, strings.Join(unfinished, "\n\t"))
 			return false
 		case stable == 0 && time.Since(helped) > 10*time.Second:
+			if waited > 20*time.Second {
+				c.note("after %.0fs, %d things are unfinished, such as: %s", waited.Seconds(), len(unfinished), unfinished[0])
+			}
 			c.help(waited)
 			helped = time.Now()
 		}
