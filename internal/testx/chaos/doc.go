@@ -27,7 +27,7 @@
 //
 // After each cycle all faults are healed. Then all nodes have to converge within a bound: each declared
 // image is ready everywhere with exactly its number of copies, all plans are empty, and the disks
-// have nothing else of the program on them. Memory, descriptors and goroutines are compared with those
+// have nothing else of the program on them; each backing.cfg and chunk manifest describes its bytes. Memory, descriptors and goroutines are compared with those
 // before the first fault. At the end each daemon has to exit with 0 after SIGINT.
 //
 // # What it cannot see
