@@ -41,7 +41,8 @@
 //   - Power failures (all disks are in memory), wrong clocks, compromised peers, restores, exports, clones,
 //     backups and encryption. Scenarios and the simulation have these.
 //
-// Reading order: plan.go decides the events; image.go and config.go know what is declared; network.go,
-// disk.go and daemon.go are the machines; cluster.go has them together; fault.go and user.go
-// execute events; observer.go and look.go check; converge.go waits after the faults; report.go.
+// Reading order: run.go is the course of a run; plan.go decides the events; image.go and config.go know what is
+// declared; network.go, disk.go and daemon.go are the machines; setup.go creates them, and cluster.go has them
+// together; fault.go and user.go execute events; observer.go and look.go check; converge.go waits after the faults;
+// report.go.
 package chaos
