@@ -301,8 +301,8 @@ func TestRepairedFileIsDurable(t *testing.T) {
 	}
 }
 
-// TestRepairDetectsConcurrentWrite checks that Repair fails if another process writes to a chunk that
-// was already read, and closes the file.
+// During the repair, another process opens the file, writes to a chunk that Repair has already read, and
+// closes the file. Repair must fail.
 func TestRepairDetectsConcurrentWrite(t *testing.T) {
 	image := sparseImage(5 * ChunkSize)
 	d := newDisk(t)

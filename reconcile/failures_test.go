@@ -198,7 +198,8 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	}
 }
 
-// A copy is deleted after its transfer failed for lack of space: the disk has as much space as before.
+// If a copy is deleted after its transfer failed for lack of space, the failure is kept: without the copy,
+// the disk has only as much space as before the attempt.
 func TestLackOfSpaceOutlivesTheCopy(t *testing.T) {
 	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
 	for _, tt := range []struct {

@@ -110,8 +110,8 @@ func setProof(responses map[string]plan.Response, ref plan.CopyRef, p plan.Proof
 	responses[ref.Disk.Node] = response
 }
 
-// disprove records that copies on other nodes have other bytes than their nodes claim, because a job that
-// failed with err has read them. It reports whether that was not known of any of them.
+// disprove records that copies on other nodes have other bytes than their nodes claim: a job read these
+// copies and failed with err. It reports whether this is new for at least one of them.
 func (s *peers) disprove(sources []peer.Source, err error, now time.Time) (news bool) {
 	for _, one := range sources {
 		ref := plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}

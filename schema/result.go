@@ -92,13 +92,13 @@ func (r Result) Undecided() Undecided { return Undecided{r.Skipped, r.Emptied} }
 func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string, undecided bool) {
 	for _, s := range u.Skipped {
 		if s.Image == name {
-			return fmt.Sprintf("a %s of its name is in %s, which %s: remove it, too, if the image is to be deleted", s.Kind, s.Position, s.Why), true
+			return fmt.Sprintf("the %s in %s has the same name and is skipped, because it %s; to delete the image, remove this document, too", s.Kind, s.Position, s.Why), true
 		}
 	}
 	for _, s := range u.Skipped {
 		if last.File != "" && s.MayDeclare(last) {
 			what := strings.TrimSpace(document.Printable(s.Kind) + " " + s.Name)
-			return fmt.Sprintf("%s declared it and contains a document that is skipped: %s in %s, which %s: correct it, or move it to another file",
+			return fmt.Sprintf("%s declared it and contains a skipped document: %s in %s, because it %s; correct that document, or move it to another file",
 				document.Printable(last.File), what, s.Position, s.Why), true
 		}
 	}

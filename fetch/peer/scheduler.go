@@ -96,8 +96,8 @@ func (t *transfer) shuffledSources() []Source {
 	return sources
 }
 
-// startLane starts a lane for s, unless a lane for the same node runs or s has other contents. It reports
-// whether it started a lane.
+// startLane starts a lane for s and reports true. It reports false if maxLanes lanes run, if a lane for the
+// same node runs, or if s has other contents than what the transfer has received.
 func (t *transfer) startLane(ctx context.Context, lanes *sync.WaitGroup, s Source) bool {
 	if len(t.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.contents() != t.pull.received {
 		return false

@@ -41,7 +41,8 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 }
 
 // A download with wrong bytes is tried again after an hour, and ever more rarely, at least once a day.
-// Another upload or an export has other or the same bytes, so that it is not.
+// An upload or an export with wrong bytes is not tried again by itself: a person must send another file,
+// and another export would have the same bytes.
 func TestWrongBytesAreTriedAgainRarely(t *testing.T) {
 	wrong := &disk.ChecksumError{Want: plantest.Digest(disk.SHA512, "a"), Got: plantest.Digest(disk.SHA512, "b")}
 	for _, op := range []plan.Op{plan.Download, plan.Restore, plan.Upload, plan.Export} {

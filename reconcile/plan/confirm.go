@@ -233,9 +233,9 @@ func (p imagePlanner) proofRequests(deleted CopyRef, last map[CopyRef]bool) []Pr
 	return requests
 }
 
-// readFirst returns the deletion of a surplus copy, or what must happen before. A copy on which the
-// deletion counts cannot prove that it has its bytes if this node has no chunk manifest of them, and the
-// one that the other node serves may be made up. Then this node reads that copy in full once.
+// readFirst returns the deletion of a surplus copy, or the action that must come before it. A proof needs
+// a chunk manifest. If this node has none of these bytes, and the other node may have made up its own, a
+// proof would show nothing. Then this node first reads the copy on the other node in full, once.
 func (p *surplusPlanner) readFirst(deletion Action) Action {
 	ref := deletion.CopyRef()
 	if !needsProofs(p.ix.observed, deletion) {

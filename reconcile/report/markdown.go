@@ -58,10 +58,9 @@ func (c *comment) writeTo(w io.Writer) error {
 	return err
 }
 
-// markdownText returns text without a meaning in Markdown, and without the meaning that web pages for
-// code give to text: the name of a person, who would be notified, or the number of an issue. An
-// invisible space (&#8203;) breaks these up. An address may become a link, because its text is its
-// target.
+// markdownText escapes text, so that Markdown shows it literally. An invisible space (&#8203;) after @
+// and # keeps GitHub and GitLab from notifying a person and from linking an issue. An address may become
+// a link, because its text is its target.
 func markdownText(text string) string { return markdownEscapes.Replace(printable.Line(text)) }
 
 var markdownEscapes = strings.NewReplacer(

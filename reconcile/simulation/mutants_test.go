@@ -39,8 +39,8 @@ type mutant struct {
 
 type edit struct{ file, find, replace string }
 
-// isAboutProofs reports whether the mutant breaks the rule about proofs. It is checked against what nodes
-// respond; a simulated node that has no bytes would be another way.
+// isAboutProofs reports whether the mutant breaks the rule about proofs (H3). The simulation detects such a
+// mutant by the responses and proofs of the nodes: all nodes have the bytes that they claim.
 func (m mutant) isAboutProofs() bool { return strings.HasPrefix(m.rule, "H3") }
 
 func readMutants(t *testing.T) []mutant {
@@ -158,8 +158,9 @@ func (c typeChecker) check(files map[string][]byte) error {
 }
 
 // TestMutants compiles each mutant with go test -overlay, which does not change the source files, and
-// runs the simulation with it. The simulation checks deletions only against the simulated disks, not
-// against the responses of peers (-cluster.world).
+// runs the simulation with it. The simulation checks deletions only against the simulated disks
+// (-cluster.world), not against the responses and proofs of peers, except for the mutants about proofs: see
+// isAboutProofs.
 func TestMutants(t *testing.T) {
 	if *mutants == "" {
 		t.Skip("it takes minutes: -cluster.mutants=. (make mutants)")
