@@ -220,29 +220,33 @@ func (c *cluster) lackingImage() string {
 }
 
 // requiredReady returns how many ready copies an image must have, and how many it has. A copy on a skewed
-// node counts. A compromised node may claim to have its copies, so that nobody creates them elsewhere, unless
-// it claims no ready copies at all.
+// node counts. A compromised node may claim to have its copies, or to be about to create them, so that nobody
+// creates these elsewhere. But an image of which it claims no ready copy must get one.
 func (c *cluster) requiredReady(config schema.Config, image schema.Image) (required, have int) {
 	ranked := c.rankedDisks(c.latest(), image)
 	copies, _ := copyCounts(image, len(ranked))
 	if config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		copies = 1
 	}
-	liars := 0
+	places, usable := 0, false // places are the desired disks so far
 	for _, ref := range ranked {
 		m, s := c.nodes[ref.Node], c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID})
 		accepts := config.Nodes[ref.Node].AllowScheduling && config.Nodes[ref.Node].Disks[ref.Disk].AllowScheduling
 		switch {
-		case m.liar != nil:
-			if accepts && required+liars < copies && !m.liar.neverReady {
-				liars++
-			}
+		case m.liar != nil && accepts:
+			places++
+			continue
 		case s.Ready():
 			have++
-			required = min(required+1, copies-liars)
-		case accepts && !c.skewed[ref.Node] && (s == nil || s.Users == 0):
-			required = min(required+1, copies-liars)
+		case !accepts || m.liar != nil || c.skewed[ref.Node] || s != nil && s.Users > 0:
+			continue
 		}
+		if usable = true; places < copies {
+			places, required = places+1, required+1
+		}
+	}
+	if c.liar != nil && c.liar.neverReady && usable {
+		required = max(required, 1)
 	}
 	return required, have
 }
