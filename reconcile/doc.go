@@ -32,5 +32,6 @@
 //	                  failures.go, usage.go, clock.go: what lasts from round to round
 //	jobs.go           starting, stopping and ending jobs. task.go, transfers.go: what a job needs
 //	                  and its progress. delete.go: deletions
+//	pace.go           what keeps n images from costing n rounds
 //	publish.go        the state that peers poll. peernode.go: their direct queries
 package reconcile

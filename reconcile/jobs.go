@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
@@ -261,18 +262,44 @@ type endedJob struct {
 }
 
 // handleReports handles what jobs reported since the last call, and returns the jobs that ended.
-// A round has to follow: there may be a free slot, or a deletion to decide on.
-func (r *Reconciler) handleReports() (ended []endedJob) {
+// A round has to follow: there may be a free slot, or a deletion to decide on. It can wait if all that
+// happened is that jobs ended by themselves that deleted nothing.
+func (r *Reconciler) handleReports() (ended []endedJob, canWait bool) {
 	ends, responses := r.jobs.reports.take()
+	canWait = len(responses) == 0
 	for _, q := range responses {
 		if one, ok := r.handleResponses(q); ok {
 			ended = append(ended, one)
 		}
 	}
 	for _, e := range ends {
-		ended = append(ended, r.endJob(e))
+		one := r.endJob(e)
+		ended = append(ended, one)
+		canWait = canWait && !one.stopped && !one.op.Deletes()
 	}
-	return ended
+	return ended, canWait
+}
+
+// continuePlan is handleReports before a round that has a pace. It returns for how long the round
+// can wait, and starts the next actions of the last plan if that is not 0.
+func (r *Reconciler) continuePlan(ctx context.Context) (ended []endedJob, wait time.Duration) {
+	ended, canWait := r.handleReports()
+	if canWait {
+		wait = r.pace.delay()
+	}
+	if wait == 0 {
+		return ended, 0
+	}
+	b := &r.backlog
+	free := r.jobs.freeSlots(b.desired)
+	for a, ok := b.next(&free); ok; a, ok = b.next(&free) {
+		if r.disks.open[a.CopyRef().Disk].handle.Check() != nil {
+			b.drop() // the disk is not at its path any more
+			break
+		}
+		r.startJob(ctx, b.desired, b.observed, a)()
+	}
+	return ended, wait
 }
 
 // endJob records how a job ended.
@@ -298,6 +325,9 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 		log.Info("upload discarded", "reason", e.err)
 	default:
 		next := r.recordFailure(run, e)
+		if next.Fault == plan.FaultDisk || next.NeedsSpace > 0 {
+			r.backlog.drop() // the next plan may use another disk
+		}
 		log.Warn("failed", "error", e.err, "retry", retryText(next))
 	}
 	return endedJob{e.key, a.Op, e.stopped}

@@ -158,7 +158,7 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 		l.reconciler.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
 		l.requested.verify[key], l.requested.uploads[key] = true, true
 		test.end.key = key
-		l.requested.jobEnded(l.reconciler.endJob(test.end))
+		l.requested.jobsEnded([]endedJob{l.reconciler.endJob(test.end)})
 		if l.requested.verify[key] != test.verify || l.requested.uploads[key] != test.upload {
 			t.Errorf("%s ended with %+v: verification requested: %v, upload: %v", test.kind, test.end, l.requested.verify[key], l.requested.uploads[key])
 		}

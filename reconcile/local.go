@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"golang.org/x/sys/unix"
 )
 
 // localNode implements System for the machine on which this process runs.
@@ -32,9 +33,19 @@ func newLocalNode(client fetch.Client, log *slog.Logger, readOnly bool) (*localN
 	n := &localNode{peers: localPeers{published: peer.NewStateCache()}}
 	n.jobs = localJobs{client: client, log: log, peers: &n.peers, uploads: upload.NewSessions(), restores: backup.NewMemoryBudget()}
 	return n, System{
-		Now: systemTime, Random: rand.Float64, Secret: secret, Peers: &n.peers, Jobs: &n.jobs,
+		Now: systemTime, Random: rand.Float64, Secret: secret, Peers: &n.peers, Jobs: &n.jobs, ThreadTime: threadTime,
 		OpenDisk: func(path string) (Disk, string, error) { return openLocalDisk(path, readOnly) },
 	}
+}
+
+// peersChanged returns a channel that receives a value after another node published a new state,
+// or stopped responding. Several changes may be one value. It is nil if there are no peers, and for a
+// nil node.
+func (n *localNode) peersChanged() <-chan struct{} {
+	if n == nil {
+		return nil
+	}
+	return n.peers.changed()
 }
 
 // secret returns a number from the random source of the operating system, which never fails.
@@ -49,6 +60,15 @@ func secret() uint64 {
 func systemTime() Instant {
 	now := time.Now()
 	return Instant{Wall: now.Round(0).UTC(), Steady: now}
+}
+
+// threadTime returns the processor time of the calling thread.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
+		return 0 // without a cost there is no delay
+	}
+	return time.Duration(t.Nano())
 }
 
 // localDisk implements Disk for a folder.

@@ -109,7 +109,11 @@ func (l *Loop) run(ctx context.Context) error {
 			return err
 		}
 		if due {
-			on.wake.Reset(l.Step(ctx))
+			on.paced.Stop() // this round is the one that waited
+			on.waiting = false
+			var next time.Duration
+			l.reconciler.pace.measure(func() { next = l.Step(ctx) })
+			on.wake.Reset(next)
 			on.last = time.Now()
 		}
 	}
@@ -128,13 +132,18 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 	case <-l.directory.slow: // the status shows it
 	case <-on.tick.C: // disks have no events
 	case <-l.reconciler.jobs.reports.ready: // a job ended, or the queries of a deletion
+		ended, wait := l.reconciler.continuePlan(ctx)
+		l.requested.jobsEnded(ended)
+		return on.delay(wait), nil
 	case <-l.queue.ready:
 	case <-on.changed: // another node has a new state; more may follow in a moment
-		on.debouncePeers()
+		on.debouncePeers(l.reconciler.pace.delay())
 		return false, nil
-	case <-on.peers.C: // roundGap has passed: do the round, and wait for changes again
-		on.changed = l.reconciler.peersChanged()
+	case <-on.peers.C: // the pause has passed: do the round, and wait for changes again
+		on.changed = l.reconciler.local.peersChanged()
 	case <-on.wake.C: // a wait is over
+		return on.delay(l.reconciler.pace.delay()), nil
+	case <-on.paced.C:
 	}
 	return true, nil
 }
@@ -149,32 +158,45 @@ type triggers struct {
 	wake    *time.Timer  // the end of a wait
 	peers   *time.Timer  // the end of debouncing the changes of peers
 	changed <-chan struct{}
-	last    time.Time // end of the last round
+	paced   *time.Timer // a round that had to wait
+	waiting bool        // paced is set
+	last    time.Time   // end of the last round
 }
 
 func newTriggers(interval time.Duration) *triggers {
 	peers := time.NewTimer(0) // sets changed
-	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers}
+	paced := time.NewTimer(interval)
+	paced.Stop()
+	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers, paced: paced}
 }
 
 func (t *triggers) stop() {
 	t.tick.Stop()
 	t.wake.Stop()
 	t.peers.Stop()
+	t.paced.Stop()
 }
 
-// debouncePeers ignores changes of peers until the next round may start.
-func (t *triggers) debouncePeers() {
+// delay delays a round, unless one has a delay already, and reports whether it is due now.
+func (t *triggers) delay(wait time.Duration) (due bool) {
+	if wait > 0 && !t.waiting {
+		t.paced.Reset(wait)
+		t.waiting = true
+	}
+	return wait == 0
+}
+
+// debouncePeers ignores changes of peers until the next round may start, which is delayed at least by wait.
+func (t *triggers) debouncePeers(wait time.Duration) {
 	t.changed = nil
-	t.peers.Reset(time.Until(t.last.Add(roundGap)))
+	t.peers.Reset(max(wait, time.Until(t.last.Add(roundGap))))
 }
 
 // Step handles what jobs reported and what was requested since the last Step, and does one round.
 // It returns how long the Loop may wait for events before the next Step.
 func (l *Loop) Step(ctx context.Context) time.Duration {
-	for _, job := range l.reconciler.handleReports() {
-		l.requested.jobEnded(job)
-	}
+	ended, _ := l.reconciler.handleReports()
+	l.requested.jobsEnded(ended)
 	requests := l.queue.take()
 	for _, r := range requests {
 		r.note(&l.requested)

@@ -53,7 +53,12 @@ type looping struct {
 func startLoop(t *testing.T, conf string, disks ...string) *looping {
 	t.Helper()
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
-	l := NewLoop(r, LoopOptions{Dir: conf, Interval: 50 * time.Millisecond, Node: "node1", Disks: disks, Log: slog.New(slog.DiscardHandler)})
+	return runLoop(t, r, LoopOptions{Dir: conf, Interval: 50 * time.Millisecond, Node: "node1", Disks: disks, Log: slog.New(slog.DiscardHandler)})
+}
+
+// runLoop runs a Loop for r until the test ends.
+func runLoop(t *testing.T, r *Reconciler, o LoopOptions) *looping {
+	l := NewLoop(r, o)
 	ctx, stop := context.WithCancel(t.Context())
 	running := &looping{Loop: l, t: t, stop: stop, ended: make(chan error, 1)}
 	go func() { running.ended <- l.Run(ctx) }()

@@ -270,8 +270,8 @@ func sources(observations map[string]peer.Observation, nodes map[string]schema.N
 			if _, declared := nodes[name].Disks[one.Name]; !declared || one.Problem != "" {
 				continue
 			}
-			for _, c := range one.Copies {
-				if c := copyFromPeer(c); c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
+			for i := range one.Copies {
+				if c := &one.Copies[i]; c.HasDigest(want) && !c.Leaving && !c.ManifestDigest.IsZero() {
 					all = append(all, peer.Source{Address: at, Disk: one.Name, ID: c.ID, ManifestDigest: c.ManifestDigest, Size: c.Size})
 				}
 			}

@@ -29,6 +29,8 @@ type Reconciler struct {
 	unrecorded   unrecorded   // disks on which usage cannot be recorded
 	served       served       // what other nodes can read at any time
 	awaited      awaited      // for how long this node has waited for others
+	backlog      backlog      // what the last plan has still to start
+	pace         pace         // of the rounds
 }
 
 // New returns a Reconciler for this machine whose downloads go through client. With readOnly it
@@ -46,6 +48,7 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 		system: system, log: log, clock: clock{read: system.Now},
 		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
 		failures: failures{}, pendingUsage: pendingUsage{}, unrecorded: unrecorded{}, awaited: awaited{},
+		pace: pace{now: system.Now, threadTime: system.ThreadTime},
 	}
 }
 
@@ -74,23 +77,13 @@ func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
 	defer over.Stop()
 	for r.local.peers.waiting() {
 		select {
-		case <-r.peersChanged():
+		case <-r.local.peersChanged():
 		case <-over.C:
 			return
 		case <-ctx.Done():
 			return
 		}
 	}
-}
-
-// peersChanged returns a channel that receives a value after another node published a new state,
-// or stopped responding. Several changes may be one value. It is nil if there are no peers, or if
-// system is not that of this machine.
-func (r *Reconciler) peersChanged() <-chan struct{} {
-	if r.local == nil {
-		return nil
-	}
-	return r.local.peers.changed()
 }
 
 // round does one round: it observes, records usage, plans, publishes the state, and starts and
@@ -106,10 +99,15 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	r.awaited.note(d, o, p, r.clock.now().Steady)
 	r.jobs.stopObsolete(d, p)
 	free := r.jobs.freeSlots(d)
+	r.backlog = backlog{desired: d, observed: o}
 	for _, a := range p.Actions {
 		allowed := !a.Idle() && (d.Only == nil || d.Only.Allows(a))
-		if allowed && r.jobs.running[a.CopyRef()] == nil && free.acquire(a) {
+		switch {
+		case !allowed || r.jobs.running[a.CopyRef()] != nil:
+		case free.acquire(a):
 			begin = append(begin, r.startJob(ctx, d, o, a))
+		default:
+			r.backlog.add(a)
 		}
 	}
 	// Peers must see a withdrawal before the queries of the deletion begin, so no job begins
@@ -141,18 +139,28 @@ func (r *Reconciler) Restore(d plan.Desired, failed map[plan.CopyRef]plan.Failur
 // Converge does rounds until nothing can be done without waiting for time to pass or for another
 // node, and returns the last observation and plan. The error is the cause of the end of ctx; jobs
 // may run then, until Close.
-func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan, error) {
+func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (o plan.Observed, p plan.Plan, err error) {
 	for {
 		r.handleReports()
-		o, plan := r.round(ctx, d)
+		r.pace.measure(func() { o, p = r.round(ctx, d) })
 		if r.jobs.idle() {
-			return o, plan, nil
+			return o, p, nil
 		}
-		select {
-		case <-r.jobs.reports.ready:
-		case <-r.peersChanged(): // the new state of a peer may stop a job
-		case <-ctx.Done():
-			return o, plan, context.Cause(ctx)
+		var paced <-chan time.Time // nil: no round is due
+		for due := false; !due; {
+			select {
+			case <-r.jobs.reports.ready:
+				_, wait := r.continuePlan(ctx)
+				if due = wait == 0 || r.jobs.idle(); paced == nil {
+					paced = time.After(wait)
+				}
+			case <-paced:
+				due = true
+			case <-r.local.peersChanged(): // the new state of a peer may stop a job
+				due = true
+			case <-ctx.Done():
+				return o, p, context.Cause(ctx)
+			}
 		}
 	}
 }

@@ -85,14 +85,16 @@ func (r *requested) addTo(d *plan.Desired, now time.Time) {
 	d.Verify, d.Uploads = maps.Clone(r.verify), maps.Clone(r.uploads)
 }
 
-// jobEnded drops the requests that a job fulfilled. Requests for other actions on its copy stay.
+// jobsEnded drops the requests that jobs fulfilled. Requests for other actions on their copies stay.
 // An upload is over in any case: its client has to request it again.
-func (r *requested) jobEnded(job endedJob) {
-	switch {
-	case job.op == plan.Upload:
-		delete(r.uploads, job.key)
-	case job.op == plan.Verify && !job.stopped:
-		delete(r.verify, job.key)
+func (r *requested) jobsEnded(jobs []endedJob) {
+	for _, job := range jobs {
+		switch {
+		case job.op == plan.Upload:
+			delete(r.uploads, job.key)
+		case job.op == plan.Verify && !job.stopped:
+			delete(r.verify, job.key)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha512"
 	"fmt"
@@ -149,14 +150,21 @@ func runProgram(b *testing.B, program, url string) (c cost, cached, allocated in
 }
 
 func measure(b *testing.B, cmd *exec.Cmd) cost {
-	cmd.Stdout, cmd.Stderr = nil, os.Stderr
+	var log bytes.Buffer
+	cmd.Stderr = &log
 	start := time.Now()
 	if err := cmd.Run(); err != nil {
-		b.Fatalf("%v: %v", cmd, err)
+		b.Fatalf("%v: %v: %s", cmd, err, log.Bytes())
 	}
-	used := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	cpu := time.Duration(used.Utime.Nano() + used.Stime.Nano())
-	return cost{wall: time.Since(start), cpu: cpu, rss: used.Maxrss << 10}
+	c := costOf(cmd.ProcessState)
+	c.wall = time.Since(start)
+	return c
+}
+
+// costOf returns what a process has used, without the time on the clock.
+func costOf(ended *os.ProcessState) cost {
+	used := ended.SysUsage().(*syscall.Rusage)
+	return cost{cpu: time.Duration(used.Utime.Nano() + used.Stime.Nano()), rss: used.Maxrss << 10}
 }
 
 // pagesAndBlocks returns the bytes of a file that are in the page cache (by cachestat, Linux 6.5),

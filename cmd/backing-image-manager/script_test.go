@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil { // scenarios wait more than they compute; -parallel has precedence
 		panic(err)
 	}
-	testscript.Main(m, map[string]func(){script.Program: main})
+	testscript.Main(m, map[string]func(){script.Program: main, bareTransfer: transferBare})
 }
 
 // TestScripts runs the scenarios in testdata/script, whose README documents them. One of them:

@@ -1,0 +1,88 @@
+package reconcile
+
+import (
+	"runtime"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+)
+
+// A round observes all copies, plans all images and publishes the whole state. If each job that ends
+// caused a round, n images would cost n rounds of n images. So rounds that can wait have a pace, and until
+// the next one the backlog of the last plan keeps the slots busy.
+
+const (
+	// roundShare limits the rounds that can wait to a twentieth of the time of one processor.
+	roundShare = 20
+	// maxRoundCredit is how much processor time rounds may take without a delay after a quiet time: a
+	// single change has no delay, and neither has a node with few images.
+	maxRoundCredit = time.Second
+	// maxRoundDelay limits how late a round is. It is the default interval of the daemon.
+	maxRoundDelay = 10 * time.Second
+)
+
+// pace is for how long rounds that can wait have to wait: rounds spend credit, and time restores it.
+// Credit is processor time. The time on the clock would delay the rounds of a machine that is busy with
+// something else.
+type pace struct {
+	now        func() Instant
+	threadTime func() time.Duration // nil: rounds cost nothing
+	credit     time.Duration        // at the moment last
+	last       time.Time            // steady; zero: there was no round
+}
+
+// measure calls round, and spends what it costs.
+func (p *pace) measure(round func()) {
+	if p.threadTime == nil {
+		round()
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before := p.threadTime()
+	round()
+	p.spend(p.now().Steady, p.threadTime()-before)
+}
+
+// spend notes a round that ended at the steady time now.
+func (p *pace) spend(now time.Time, cost time.Duration) {
+	p.credit, p.last = max(p.creditAt(now)-cost, -maxRoundDelay/roundShare), now
+}
+
+func (p *pace) creditAt(now time.Time) time.Duration {
+	return min(p.credit+now.Sub(p.last)/roundShare, maxRoundCredit)
+}
+
+// delay returns for how long a round that can wait has to wait from now on.
+func (p *pace) delay() time.Duration { return max(0, -p.creditAt(p.now().Steady)*roundShare) }
+
+// backlog are the actions of the last plan for which there was no free slot. All actions of a plan may
+// run at once, so that one of them may also begin later. Deletions are not among them: they begin in a
+// round, which withdraws the copy.
+type backlog struct {
+	desired  plan.Desired
+	observed plan.Observed
+	actions  []plan.Action // in the order of the plan, one for each copy
+}
+
+// add adds an action. It leaves out what begins in a round only: scrubs, of which a plan has one at a
+// time, and the second action on a copy.
+func (b *backlog) add(a plan.Action) {
+	n := len(b.actions)
+	if a.Op.Deletes() || a.Scrub || n > 0 && b.actions[n-1].CopyRef() == a.CopyRef() {
+		return
+	}
+	b.actions = append(b.actions, a)
+}
+
+// drop drops all actions: the plan is not right any more.
+func (b *backlog) drop() { b.actions = nil }
+
+// next removes and returns the first action for which there is a slot.
+func (b *backlog) next(free *slots) (a plan.Action, ok bool) {
+	if len(b.actions) == 0 || !free.acquire(b.actions[0]) {
+		return plan.Action{}, false
+	}
+	a, b.actions = b.actions[0], b.actions[1:]
+	return a, true
+}

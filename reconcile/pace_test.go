@@ -1,0 +1,191 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// exhausted returns the pace of a node that has spent its credit, so that each round that can wait is
+// delayed as long as possible.
+func exhausted() pace {
+	spent := time.Duration(0)
+	return pace{now: systemTime, credit: -maxRoundDelay / roundShare, last: time.Now(), threadTime: func() time.Duration {
+		spent += time.Minute
+		return spent
+	}}
+}
+
+func TestPace(t *testing.T) {
+	start := time.Now()
+	now, spent := start, time.Duration(0)
+	p := pace{now: func() Instant { return Instant{Steady: now} }, threadTime: func() time.Duration { return spent }}
+	round := func(cost time.Duration) { p.measure(func() { spent += cost }) }
+	check := func(what string, want time.Duration) {
+		t.Helper()
+		if got := p.delay(); got != want {
+			t.Errorf("%s: the delay is %v, want %v", what, got, want)
+		}
+	}
+	check("before the first round", 0)
+	for range 10 {
+		round(100 * time.Millisecond)
+		check("with credit left", 0)
+	}
+	round(100 * time.Millisecond)
+	check("after a second of rounds", 2*time.Second)
+	now = now.Add(time.Second)
+	check("half of that later", time.Second)
+	now = now.Add(time.Second)
+	check("after the delay", 0)
+	round(time.Hour)
+	check("after a round that took very long", maxRoundDelay)
+	now = now.Add(time.Hour)
+	round(time.Second)
+	check("an hour saves no more than the maximum", 0)
+	round(50 * time.Millisecond)
+	check("so that a second round is delayed", time.Second)
+}
+
+// newBurst declares n images of some bytes with two slots.
+func newBurst(t *testing.T, n int) (upstream *fetchtest.Server, config string) {
+	upstream = fetchtest.Start(t)
+	var text strings.Builder
+	text.WriteString(`settings: {allowLoopbackSources: true, concurrentReplenishPerNodeLimit: 2}` + "\nimages:\n")
+	for i := range n {
+		path := fmt.Sprintf("/%02d", i)
+		upstream.Serve(path, fetchtest.Bytes(fetchtest.Random(uint64(i+1), 512)))
+		fmt.Fprintf(&text, "  image%02d: {source: {download: {url: %q}}}\n", i, upstream.URL+path)
+	}
+	return upstream, text.String()
+}
+
+// While a round has to wait, the next actions of the last plan begin when jobs end, within the limit.
+func TestBacklogKeepsSlotsBusy(t *testing.T) {
+	t.Parallel()
+	const images = 8
+	_, config := newBurst(t, images)
+	d := plantest.Load(t, config, newDisk(t))
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	defer r.Close()
+	r.round(t.Context(), d)
+	r.pace = exhausted()
+	for done := 0; done < images; {
+		if n := len(r.jobs.running); n != min(2, images-done) {
+			t.Fatalf("%d jobs run when %d have ended", n, done)
+		}
+		select {
+		case <-r.jobs.reports.ready:
+		case <-time.After(deadline):
+			t.Fatalf("%d of %d jobs have ended", done, images)
+		}
+		ended, wait := r.continuePlan(t.Context())
+		if done += len(ended); wait == 0 {
+			t.Error("the round does not wait")
+		}
+	}
+	if counts := r.jobs.transfers.counts(); counts.Done[plan.Download] != images {
+		t.Errorf("done: %v, failed: %v", counts.Done, counts.Failed)
+	}
+}
+
+// A round cannot wait for a job that was stopped, for a deletion, or for the responses to its queries.
+func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	for _, tt := range []struct {
+		name   string
+		op     plan.Op
+		report func(*reports)
+		waits  bool
+	}{
+		{"a download is done", plan.Download, func(r *reports) { r.addEnd(jobEnd{key: key}) }, true},
+		{"a download failed", plan.Download, func(r *reports) { r.addEnd(jobEnd{key: key, err: errors.New("refused")}) }, true},
+		{"a download was stopped", plan.Download, func(r *reports) { r.addEnd(jobEnd{key: key, stopped: true}) }, false},
+		{"a deletion is done", plan.Cleanup, func(r *reports) { r.addEnd(jobEnd{key: key}) }, false},
+		{"a deletion can be decided", plan.Cleanup, func(r *reports) { r.addResponses(queryResponses{key: key}) }, false},
+	} {
+		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r.pace = exhausted()
+		r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(tt.op, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
+		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: tt.op}, Progress: &fetch.Progress{}})
+		tt.report(r.jobs.reports)
+		if _, wait := r.continuePlan(t.Context()); (wait > 0) != tt.waits {
+			t.Errorf("%s: the round waits for %v", tt.name, wait)
+		}
+	}
+}
+
+// A full disk would fail the whole backlog: the next plan has to decide. A source that fails concerns
+// its image only.
+func TestBacklogAfterFailures(t *testing.T) {
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	for _, tt := range []struct {
+		err  error
+		left int
+	}{
+		{nil, 1},
+		{&fetch.Error{Class: fetch.Network, Err: errors.New("refused")}, 1},
+		{&disk.NoSpaceError{Need: 2, Free: 1}, 0},
+		{disk.ErrReadOnly, 0},
+	} {
+		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r.backlog.add(plan.NewAction(plan.Download, plan.CopyRef{Disk: key.Disk, ID: disk.ID{Name: "other", UUID: "6846a0b2"}}, plan.Reason{}, 0))
+		r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Download, key, plan.Reason{}, 0)}, stop: func() {}}
+		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Download}, Progress: &fetch.Progress{}})
+		r.endJob(jobEnd{key: key, err: tt.err})
+		if len(r.backlog.actions) != tt.left {
+			t.Errorf("after %v the backlog has %d actions, want %d", tt.err, len(r.backlog.actions), tt.left)
+		}
+	}
+}
+
+func TestBacklogHasNoDeletions(t *testing.T) {
+	action := func(op plan.Op, name string) plan.Action {
+		return plan.NewAction(op, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: name, UUID: "6846a0b2"}}, plan.Reason{}, 0)
+	}
+	scrub := action(plan.Verify, "c")
+	scrub.Scrub = true
+	var b backlog
+	for _, a := range []plan.Action{action(plan.Cleanup, "a"), action(plan.Evict, "b"), scrub, action(plan.Verify, "d"), action(plan.Backup, "d"), action(plan.Sync, "e")} {
+		b.add(a)
+	}
+	if len(b.actions) != 2 || b.actions[0].Op != plan.Verify || b.actions[0].Image != "d" || b.actions[1].Op != plan.Sync {
+		t.Errorf("the backlog is %+v", b.actions)
+	}
+}
+
+// A busy node does not plan all images again for each image that became ready. A request has its round
+// at once.
+func TestBurstOfJobsCostsFewRounds(t *testing.T) {
+	t.Parallel()
+	const images = 20
+	_, config := newBurst(t, images)
+	conf := t.TempDir()
+	files.Put(t, config, conf, "images.yaml")
+	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r.pace = exhausted()
+	l := runLoop(t, r, LoopOptions{Dir: conf, Interval: time.Hour, Node: "node1", Disks: []string{newDisk(t)}, Log: slog.New(slog.DiscardHandler)})
+	l.until("the first round", func(*status.View) bool { return true })
+	l.until("all images done", func(*status.View) bool { return l.Counts().Done[plan.Download] == images })
+	if n := l.View().Rounds; n > images/2 {
+		t.Errorf("%d rounds for %d images", n, images)
+	}
+	_, err := l.Retry(t.Context(), "image00", nil) // it does not wait for the pace
+	if !errors.Is(err, ErrNothingFailed) {
+		t.Error(err)
+	}
+	l.until("the view of that round", isReady("image00", "image19"))
+}
