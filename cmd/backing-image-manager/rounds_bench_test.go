@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/binary"
@@ -35,6 +34,14 @@ var (
 	benchImageSize = flag.Int("bench.imagesize", 1<<20, "bytes of an image of these benchmarks")
 )
 
+// measuredProgram returns the program to measure.
+func measuredProgram(b *testing.B) string {
+	if *benchProgram != "" {
+		return *benchProgram
+	}
+	return buildProgram(b)
+}
+
 // BenchmarkManyImages measures what a daemon costs while it creates n images of 1 MiB from an upstream on
 // this machine. The bare transfer is a process that downloads the same images, five at once as the daemon,
 // with the SHA-512 of the image and the SHA-256 of its chunk, and makes each durable with one fsync of the
@@ -42,7 +49,7 @@ var (
 //
 // All figures are processor time, user and system, for each image. TMPDIR must be on a disk with n MiB.
 func BenchmarkManyImages(b *testing.B) {
-	program := cmp.Or(*benchProgram, buildProgram(b))
+	program := measuredProgram(b)
 	for _, n := range []int{500, 2000, 10000} {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			upstream := httptest.NewServer(newNumberedImages())
@@ -65,7 +72,7 @@ func BenchmarkManyImages(b *testing.B) {
 
 // BenchmarkAdopt measures what it costs to adopt n folders with images of 4 KiB, as Longhorn leaves them.
 func BenchmarkAdopt(b *testing.B) {
-	program := cmp.Or(*benchProgram, buildProgram(b))
+	program := measuredProgram(b)
 	for _, n := range []int{1000, 4000, 16000} {
 		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
 			var ours cost
@@ -83,7 +90,7 @@ func BenchmarkAdopt(b *testing.B) {
 // BenchmarkLatency measures the time from the change of a config directory until the state that the
 // daemon publishes has a new image of 1 MiB as ready.
 func BenchmarkLatency(b *testing.B) {
-	program := cmp.Or(*benchProgram, buildProgram(b))
+	program := measuredProgram(b)
 	upstream := httptest.NewServer(newNumberedImages())
 	defer upstream.Close()
 	dir := b.TempDir()
