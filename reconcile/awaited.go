@@ -18,10 +18,20 @@ type awaitedCopy struct {
 	active bool      // the last round waited
 }
 
-// note adds the time since the last round, if both rounds waited. It forgets copies of images that have
-// other bytes now, and those of images with a ready copy on another node than that of the copy, which
-// could claim to have one.
+// note adds the time since the last round, if both rounds waited. The time for one disk of a node counts
+// for its other disks, too: otherwise a node could be waited for with each of its disks in turn. It forgets
+// copies of images that have other bytes now, and those of images with a ready copy on another node than
+// that of the copy, which could claim to have one.
 func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Time) {
+	type nodeImage struct {
+		node string
+		id   disk.ID
+	}
+	longest := map[nodeImage]time.Duration{}
+	for ref, one := range a {
+		key := nodeImage{ref.Disk.Node, ref.ID}
+		longest[key] = max(longest[key], one.total)
+	}
 	waiting := map[plan.CopyRef]bool{}
 	for _, ref := range p.Awaited {
 		waiting[ref] = true
@@ -29,7 +39,7 @@ func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Tim
 		if one.active {
 			one.total += now.Sub(one.last)
 		}
-		a[ref] = awaitedCopy{one.total, now, true}
+		a[ref] = awaitedCopy{max(one.total, longest[nodeImage{ref.Disk.Node, ref.ID}]), now, true}
 	}
 	maps.DeleteFunc(a, func(ref plan.CopyRef, one awaitedCopy) bool {
 		one.active = waiting[ref]

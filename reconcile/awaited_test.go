@@ -37,3 +37,25 @@ func TestNothingIsAwaitedWhenACopyIsReady(t *testing.T) {
 		t.Errorf("awaited although a copy is ready: %v", got)
 	}
 }
+
+// A node is awaited with one of its disks after the other. It must not get the whole time for each.
+func TestDisksOfANodeAreAwaitedTogether(t *testing.T) {
+	image := disk.ID{Name: "parrot", UUID: "00000001"}
+	on := func(node, name string) plan.CopyRef {
+		return plan.CopyRef{Disk: schema.DiskRef{Node: node, Disk: name}, ID: image}
+	}
+	d := plan.Desired{Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: image}}, Nodes: map[string]schema.Node{
+		"n1": {Disks: map[string]schema.Disk{"a": {}, "b": {}}}, "n2": {Disks: map[string]schema.Disk{"a": {}}},
+	}}}
+	a, now := awaited{}, time.Unix(0, 0)
+	for _, ref := range []plan.CopyRef{on("n1", "a"), on("n1", "b"), on("n1", "a"), on("n2", "a")} {
+		for range 2 {
+			a.note(d, plan.Observed{}, plan.Plan{Awaited: []plan.CopyRef{ref}}, now)
+			now = now.Add(time.Minute)
+		}
+	}
+	got := a.durations(plan.Observed{})
+	if got[on("n1", "a")] != 3*time.Minute || got[on("n1", "b")] != 2*time.Minute || got[on("n2", "a")] != time.Minute {
+		t.Errorf("got %v", got)
+	}
+}

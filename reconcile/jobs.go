@@ -114,13 +114,14 @@ func (j *jobs) addTo(o plan.Observed) {
 }
 
 // slots are the numbers of jobs that may be started. Deletions have their own, so that they do not
-// wait for long transfers: they make space.
-type slots struct{ deletions, others int }
+// wait for long transfers: they make space. So have verifications of copies on other nodes, which last
+// as long as these nodes like: they must not delay a transfer.
+type slots struct{ deletions, verifications, others int }
 
 // freeSlots returns the slots that the running jobs leave.
 func (j *jobs) freeSlots(d plan.Desired) slots {
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
-	free := slots{limit, limit}
+	free := slots{limit, limit, limit}
 	for _, run := range j.running {
 		if a := run.task.Action; !a.Scrub { // a scrub is slow, and must not delay a transfer
 			free.acquire(a)
@@ -138,6 +139,8 @@ func (s *slots) acquire(a plan.Action) bool {
 		return true
 	case a.Op.Deletes():
 		n = &s.deletions
+	case a.VerifiesPeer():
+		n = &s.verifications
 	}
 	*n--
 	return *n >= 0
@@ -259,6 +262,7 @@ type endedJob struct {
 	key     plan.CopyRef
 	op      plan.Op
 	stopped bool
+	ofPeer  bool // see plan.Action.VerifiesPeer
 }
 
 // handleReports handles what jobs reported since the last call, and returns the jobs that ended.
@@ -314,6 +318,8 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 	case e.err == nil: // also if it was stopped just before its end
 		if a.Op.Deletes() {
 			r.failures.clearDeleted(e.key)
+		} else if a.VerifiesPeer() { // it read no bytes of the copy itself
+			r.failures.clearFailure(e.key)
 		} else {
 			r.failures.clearCopy(e.key)
 		}
@@ -330,5 +336,5 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 		}
 		log.Warn("failed", "error", e.err, "retry", retryText(next))
 	}
-	return endedJob{e.key, a.Op, e.stopped}
+	return endedJob{e.key, a.Op, e.stopped, a.VerifiesPeer()}
 }

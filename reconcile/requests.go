@@ -92,7 +92,7 @@ func (r *requested) jobsEnded(jobs []endedJob) {
 		switch {
 		case job.op == plan.Upload:
 			delete(r.uploads, job.key)
-		case job.op == plan.Verify && !job.stopped:
+		case job.op == plan.Verify && !job.stopped && !job.ofPeer:
 			delete(r.verify, job.key)
 		}
 	}

@@ -131,3 +131,37 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 		t.Errorf("%d manifests were sent", sent.Load())
 	}
 }
+
+// Verifications of copies on other nodes last as long as these nodes like. They must not take the slots of
+// transfers, nor say anything about the copies of this node.
+func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
+	_, image, refs := plantest.TwoNodes(1)
+	own, far := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
+	verify := plan.NewAction(plan.Verify, own, plan.Reason{}, 0)
+	verify.From = far
+	d := plan.Desired{Config: schema.Config{Settings: schema.Settings{ConcurrentReplenishPerNodeLimit: 2}}}
+	j := newJobs()
+	for i := range 2 {
+		j.running[plan.CopyRef{ID: disk.ID{Name: fmt.Sprint(i)}}] = &activeJob{task: Task{Action: verify}}
+	}
+	free := j.freeSlots(d)
+	if free.acquire(verify) {
+		t.Error("a third verification may start")
+	}
+	if !free.acquire(plan.NewAction(plan.Download, own, plan.Reason{}, 0)) || !free.acquire(plan.NewAction(plan.Cleanup, own, plan.Reason{}, 0)) {
+		t.Error("no other job may start")
+	}
+
+	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	read.LocalSource, read.SourceDigest = own, image.Checksum
+	r := finished(read, &disk.ChecksumError{Want: image.Checksum, Got: plantest.Digest(disk.SHA512, "b")})
+	finishJob(r, verify, nil)
+	if len(r.failures[read.CopyRef()].Suspects) != 1 {
+		t.Error("a copy of this node is not suspected any more after a copy on another node was verified")
+	}
+	q := newRequested()
+	q.verify[own] = true
+	if q.jobsEnded([]endedJob{{key: own, op: plan.Verify, ofPeer: true}}); !q.verify[own] {
+		t.Error("the request to verify the copy of this node is dropped")
+	}
+}

@@ -81,12 +81,28 @@ const (
 	readRun = 64 << 20
 	// readStall is how long ReadChunks waits for the next bytes.
 	readStall = time.Minute
+	// slowestRead is the least rate of ReadChunks on average, in bytes per second, after readStart. A
+	// peer that sends a byte now and then must not keep the caller waiting for ever.
+	slowestRead = 256 << 10
+	readStart   = 10 * time.Minute
 )
+
+// longestRead returns how long ReadChunks may take.
+func longestRead(size, limit int64) time.Duration {
+	slowest := int64(slowestRead)
+	if limit > 0 {
+		slowest = max(1, min(slowest, limit/2))
+	}
+	return readStart + time.Duration(float64(size)/float64(slowest)*float64(time.Second))
+}
 
 // ReadChunks reads all chunks of a copy of size bytes in order, at most limit bytes per second (0: no
 // limit), and calls each with every chunk, which is valid until each returns. While the peer is busy, and
-// after a connection that has delivered a chunk breaks, it goes on. The bytes are not verified.
+// after a connection that has delivered a chunk breaks, it goes on, but not for longer than longestRead.
+// The bytes are not verified.
 func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, each func(chunk []byte)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, longestRead(size, limit), errTimeout)
+	defer cancel()
 	limiter, buf := fetch.NewLimiter(limit), disk.NewChunkBuffer()
 	for from := int64(0); from < size; {
 		read, err := c.readChunks(ctx, s, from, min(from+readRun, size), limiter, buf, each)
@@ -96,7 +112,7 @@ func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, ea
 		case err == nil:
 		case errors.As(err, &busy):
 			if !sleep(ctx, busy.retryAfter) {
-				return ctx.Err()
+				return fmt.Errorf("query %s: %w: %w", s.URL, context.Cause(ctx), err)
 			}
 		case read == 0 || ctx.Err() != nil:
 			return err

@@ -5,10 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
@@ -224,4 +228,63 @@ func (w *breakingWriter) Write(b []byte) (int, error) {
 		panic(http.ErrAbortHandler)
 	}
 	return n, err
+}
+
+// pipes is a listener for connections in memory, whose clock a test controls.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (p pipes) Close() error { close(p); return nil }
+
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
+	a, b := net.Pipe()
+	p <- b
+	return a, nil
+}
+
+// A peer is busy for ever, or sends a byte now and then. A caller must not read from it for ever.
+func TestReadChunksEnds(t *testing.T) {
+	const size = 4 * mib
+	for name, respond := range map[string]func(w http.ResponseWriter, r *http.Request){
+		"busy": func(w http.ResponseWriter, _ *http.Request) { writeBusy(w, "busy") },
+		"drips": func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "4194304")
+			w.Header().Set("Content-Range", "bytes 0-4194303/4194304")
+			w.WriteHeader(http.StatusPartialContent)
+			for r.Context().Err() == nil {
+				_, _ = w.Write([]byte{1})
+				_ = http.NewResponseController(w).Flush()
+				sleep(r.Context(), 30*time.Second)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := make(pipes)
+				server := &http.Server{Handler: http.HandlerFunc(respond), ErrorLog: log.New(io.Discard, "", 0)}
+				go func() { _ = server.Serve(p) }()
+				c := clientWith(nil, &http.Transport{DialContext: p.dial})
+				ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+				defer cancel()
+				began := time.Now()
+				err := c.ReadChunks(ctx, Source{Address: Address{URL: "http://node1"}, ID: parrot}, size, 0, func([]byte) {})
+				if took := time.Since(began); err == nil || took > longestRead(size, 0)+time.Second {
+					t.Errorf("after %v: %v", took, err)
+				}
+				c.Close()
+				_ = server.Close()
+			})
+		})
+	}
+	if got := longestRead(1<<30, 8<<10); got < time.Duration(1<<30/(8<<10))*time.Second {
+		t.Errorf("a read at its limit may take %v only", got)
+	}
 }
