@@ -215,7 +215,13 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(p
 		note: func(r *requested) {
 			r.cleanups[key] = cleanupRequest{expires: l.reconciler.clock.now().Steady.Add(cleanupRequestTTL)}
 		},
-		planned: func(v *status.View) { done(cleanupDecision(v.Plan.Actions, key), nil) },
+		planned: func(v *status.View) {
+			if !v.Observed.HasCopy(key) { // an earlier request has deleted it meanwhile
+				done(plan.Action{}, fmt.Errorf("clean up %s: %w", key, ErrNotReady))
+				return
+			}
+			done(cleanupDecision(v.Plan.Actions, key), nil)
+		},
 	})
 }
 

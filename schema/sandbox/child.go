@@ -25,7 +25,8 @@ const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 // Limits of a child. The kernel enforces the first two.
 const (
 	childSeconds = 4         // of CPU time
-	childMemory  = 128 << 20 // bytes; 5,000 images with typical fields in one package need less
+	childMemory  = 208 << 20 // bytes of address space: three arenas of the Go heap, of 64 MiB each, and what is not heap
+	childGoal    = 112 << 20 // bytes that the garbage collector aims at; 10,000 images with typical fields in one package need less
 	childResult  = 32 << 20  // bytes of JSON of one unit
 )
 

@@ -221,7 +221,7 @@ func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Resul
 		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
 	}
 	child := exec.CommandContext(ctx, "/proc/self/exe")
-	child.Env = []string{childVariable + "=1", "CUE_REGISTRY=none", "GOMAXPROCS=1", fmt.Sprintf("GOMEMLIMIT=%d", childMemory*3/4)}
+	child.Env = []string{childVariable + "=1", "CUE_REGISTRY=none", "GOMAXPROCS=1", fmt.Sprintf("GOMEMLIMIT=%d", childGoal)}
 	child.WaitDelay = time.Second
 	var stderr headBuffer
 	child.Stderr = &stderr
