@@ -264,7 +264,11 @@ func (c convergence) checkManifests() {
 			sum := sha256.Sum256(chunk)
 			want = append(want, sum[:]...)
 		}
-		got, err := c.client.get(fmt.Sprintf("%s/v1/images/%s/%s/manifest?disk=%s", k.disk.node.url(), k.generation.image.name, k.generation.uuid, k.disk.name))
+		url := fmt.Sprintf("%s/v1/images/%s/%s/manifest?disk=%s", k.disk.node.url(), k.generation.image.name, k.generation.uuid, k.disk.name)
+		got, err := c.client.get(url)
+		if err != nil { // on a busy machine, a connection may reach a limit of the daemon
+			got, err = c.client.get(url)
+		}
 		if err != nil {
 			c.violation("manifest "+k.String(), "the chunk manifest of %s: %v", k, err)
 		} else if !bytes.Equal(got, want) {

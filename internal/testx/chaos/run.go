@@ -165,11 +165,13 @@ func (w *watcher) query() {
 	answered := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if err == nil {
+		w.answered = answered
+	}
 	if time.Since(answered) > time.Second {
 		return // the suite was busy, and what the daemon said is old
 	}
 	if err == nil {
-		w.answered = answered
 		w.observer.look()
 		w.observer.checkReady(w.node, s)
 	}
