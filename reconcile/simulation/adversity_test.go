@@ -154,7 +154,7 @@ func (c *cluster) declareFresh() {
 	c.quick = true
 	c.declare(c.editedConfig(func(config *schema.Config) {
 		for i, name := range plantest.ImageNames {
-			if c.adversity.oneIn(2) {
+			if c.adversity.oneIn(2) && (c.liar == nil || c.adversity.oneIn(2)) {
 				continue
 			}
 			at := fmt.Sprintf("https://example.com/fresh%d/%s", i, name)

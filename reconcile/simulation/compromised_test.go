@@ -35,6 +35,7 @@ type liar struct {
 	neverReady bool
 	// steady: it does not change its answers any more.
 	steady bool
+	alike  *mood      // how it answers every node; nil: each in another way
 	only   *claimKind // that it makes; nil: any
 }
 
@@ -153,8 +154,27 @@ func (l *liar) moodFor(to *node) *mood {
 // changeMood draws how the liar answers a node, and again after a random time.
 func (l *liar) changeMood(to *node) {
 	c, last := l.node.c, l.moods[to.name]
-	m := &mood{claims: map[string]claimKind{}, uuids: map[string]string{}, ready: c.now}
+	m, wait := l.drawMood()
+	if l.alike != nil {
+		*m = *l.alike
+	}
 	l.moods[to.name] = m
+	if last != nil {
+		for _, p := range last.polls {
+			l.handlePoll(p)
+		}
+	}
+	c.after(wait, func() {
+		if c.liar == l && l.moods[to.name] == m && !l.steady {
+			l.changeMood(to)
+		}
+	})
+}
+
+// drawMood draws a mood, and how long it lasts.
+func (l *liar) drawMood() (m *mood, lasts time.Duration) {
+	c := l.node.c
+	m = &mood{claims: map[string]claimKind{}, uuids: map[string]string{}, ready: c.now}
 	for _, name := range plantest.ImageNames {
 		m.claims[name] = l.drawClaim()
 	}
@@ -181,20 +201,11 @@ func (l *liar) changeMood(to *node) {
 			m.uuids[name] = c.disks[pick(l.rng, c.diskRefs()...)].UUID
 		}
 	}
-	wait := time.Duration(l.rng.Int64N(int64(4 * time.Minute)))
-	if m.flood = l.rng.oneIn(40); m.flood {
-		wait = time.Duration(l.rng.Int64N(int64(10 * time.Second)))
+	lasts = c.randomTime(0, 4*time.Minute)
+	if m.flood = l.rng.oneIn(40) && !l.steady; m.flood { // a flood causes a round of each node with each request
+		lasts = c.randomTime(0, 10*time.Second)
 	}
-	if last != nil {
-		for _, p := range last.polls {
-			l.handlePoll(p)
-		}
-	}
-	c.after(wait, func() {
-		if c.liar == l && l.moods[to.name] == m && !l.steady {
-			l.changeMood(to)
-		}
-	})
+	return m, lasts
 }
 
 func (l *liar) drawClaim() claimKind {
@@ -219,9 +230,12 @@ func (l *liar) drawClaim() claimKind {
 func (l *liar) bound() {
 	l.bounded, l.neverReady = true, l.rng.oneIn(2)
 	if l.rng.oneIn(2) {
-		l.only = new(l.drawClaim())
+		l.only = new(pick(l.rng, claimFinal, claimRetry, l.drawClaim(), l.drawClaim()))
 	}
-	l.steady = l.rng.oneIn(2)
+	if l.steady = l.rng.oneIn(2); l.steady && l.rng.oneIn(2) {
+		l.alike, _ = l.drawMood()
+		l.alike.digest, l.alike.silent, l.alike.delay, l.alike.problem = sameDigest, false, 0, ""
+	}
 	for _, name := range l.node.c.names {
 		if m := l.moods[name]; m != nil {
 			l.changeMood(l.node.c.nodes[name])

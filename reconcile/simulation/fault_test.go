@@ -287,13 +287,16 @@ func (c *cluster) upstreamChanges() {
 // requestRandomCleanup requests the immediate deletion of a random copy.
 func (c *cluster) requestRandomCleanup() {
 	key, ok := c.randomCopy(hasFile)
-	if m := c.nodes[key.Disk.Node]; ok && m.up && m.liar == nil {
+	if m := c.nodes[key.Disk.Node]; ok && m.up {
 		m.requestCleanup(key)
 	}
 }
 
 // requestCleanup requests the deletion of a copy before the end of its clean-up interval.
 func (m *node) requestCleanup(key plan.CopyRef) {
+	if m.liar != nil {
+		return
+	}
 	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, func(_ plan.Action, err error) {
 		if err == nil {
 			m.requestedCleanups[key] = true
