@@ -31,7 +31,6 @@ type activeJob struct {
 	stop     context.CancelFunc
 	stopped  bool      // its end was requested
 	deletion *deletion // nil unless the action deletes the copy
-	claimed  plan.Copy // the copy Action.From at the start
 }
 
 // cancel requests the end of the job.
@@ -240,7 +239,7 @@ func IsJobStart(ctx context.Context) bool { return ctx.Value(startKey{}) != nil 
 // deletion.
 func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action) (begin func()) {
 	key := a.CopyRef()
-	run := &activeJob{task: r.newTask(d, o, a), started: r.clock.now(), claimed: o.Disks[a.From.Disk].Copies[a.From.ID]}
+	run := &activeJob{task: r.newTask(d, o, a), started: r.clock.now()}
 	ctx, run.stop = context.WithCancel(ctx)
 	r.jobs.running[key] = run
 	r.jobs.transfers.add(key, job.Transfer{Action: a, Progress: run.task.Progress, Started: run.started.Wall})
@@ -312,7 +311,7 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 	a := run.task.Action
 	log := r.log.With("action", string(a.Op), "copy", e.key.String())
 	if errors.Is(e.err, job.ErrOtherBytes) {
-		r.peers.claims.disprove(a.From, run.claimed, e.err.Error(), r.clock.now().Steady)
+		r.peers.claims.disprove(a.From, e.err.Error(), r.clock.now().Steady)
 	}
 	switch {
 	case e.err == nil: // also if it was stopped just before its end

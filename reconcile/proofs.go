@@ -115,7 +115,7 @@ func setProof(responses map[string]plan.Response, ref plan.CopyRef, p plan.Proof
 func (s *peers) disprove(sources []peer.Source, err error, now time.Time) (news bool) {
 	for _, one := range sources {
 		ref := plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}
-		news = s.claims.disprove(ref, s.states[one.Node].disks[ref.Disk].Copies[one.ID], err.Error(), now) || news
+		news = s.claims.disprove(ref, err.Error(), now) || news
 	}
 	return news
 }
@@ -138,22 +138,14 @@ func newClaims(log *slog.Logger) *claims {
 
 // disprovedClaim is the claim that a copy is ready, whose node has sent other bytes as the proof.
 type disprovedClaim struct {
-	claim    claim
 	failures int       // proofs with other bytes
 	until    time.Time // steady; the claim stays disproved until then, whatever the node publishes
-	over     bool      // the node has published another claim since
+	over     bool      // until has passed
 }
 
-// claim is what a node claims about a copy. A verification changes it, because it changes the time.
-type claim struct {
-	sha512, manifest disk.Digest
-	verifiedAt       time.Time
-}
-
-func claimOf(c plan.Copy) claim { return claim{c.SHA512, c.ManifestDigest, c.VerifiedAt.UTC()} }
-
-// A claim stays disproved for minDisproved. The time doubles with each further failure, up to
-// maxDisproved: otherwise a node could repeat its claim as often as it likes.
+// A claim stays disproved for minDisproved, and then counts again: the wrong bytes of an honest node may
+// have come from its memory or its connection, so that it never publishes anything else. The time doubles
+// with each further failure, up to maxDisproved: otherwise a node could repeat its claim as often as it likes.
 const (
 	minDisproved = time.Minute
 	maxDisproved = 24 * time.Hour
@@ -173,7 +165,7 @@ func (s *claims) record(responses map[string]plan.Response, now time.Time, count
 			passed = passed && p.Result == plan.ProofPassed
 			count(p.Result)
 			if p.Result == plan.ProofWrong {
-				s.disprove(ref, response.Disks[ref.Disk].Copies[ref.ID], p.Problem, now)
+				s.disprove(ref, p.Problem, now)
 				continue
 			}
 			s.recordOne(ref, p.Result)
@@ -194,14 +186,14 @@ func (s *claims) recordOne(ref plan.CopyRef, result plan.ProofResult) {
 	delete(s.disproved, ref)
 }
 
-// disprove records that a copy on another node, which claims to be c, has sent other bytes. It logs that
-// unless the claim is disproved already, and reports whether it was not.
-func (s *claims) disprove(ref plan.CopyRef, c plan.Copy, problem string, now time.Time) (news bool) {
+// disprove records that a copy on another node has sent other bytes. It logs that unless the claim is
+// disproved already, and reports whether it was not.
+func (s *claims) disprove(ref plan.CopyRef, problem string, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.missing, ref)
 	last := s.disproved[ref]
-	s.disproved[ref] = disprovedClaim{claim: claimOf(c), failures: last.failures + 1, until: now.Add(disprovedFor(last.failures))}
+	s.disproved[ref] = disprovedClaim{failures: last.failures + 1, until: now.Add(disprovedFor(last.failures))}
 	if news = last.failures == 0 || last.over; news {
 		s.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
 	}
@@ -215,8 +207,8 @@ func (s *claims) addManifest(manifest, sha512 disk.Digest) {
 	s.manifests[manifest] = sha512
 }
 
-// apply marks the copies in o whose claim is disproved. It ends that for copies about which their node
-// claims something else now, and forgets copies on disks that are not declared any more.
+// apply marks the copies in o whose claim is disproved, and ends that when its time is over. It forgets
+// copies on disks that are not declared any more.
 func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,8 +219,8 @@ func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 			delete(s.disproved, ref)
 			continue
 		}
-		c, exists := o.Disks[ref.Disk].Copies[ref.ID]
-		if one.over = one.over || exists && !one.until.After(now) && claimOf(c) != one.claim; one.over {
+		c := o.Disks[ref.Disk].Copies[ref.ID]
+		if one.over = one.over || !one.until.After(now); one.over {
 			s.disproved[ref] = one
 			continue
 		}
