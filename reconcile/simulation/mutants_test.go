@@ -43,6 +43,17 @@ type edit struct{ file, find, replace string }
 // mutant by the responses and proofs of the nodes: all nodes have the bytes that they claim.
 func (m mutant) isAboutProofs() bool { return strings.HasPrefix(m.rule, "H3") }
 
+// kind returns the kind of clusters that detects the mutant soonest: see adversity.
+func (m mutant) kind() string {
+	switch {
+	case m.isAboutProofs():
+		return "peer"
+	case strings.HasPrefix(m.rule, "P3"):
+		return "skew"
+	}
+	return "none"
+}
+
 func readMutants(t *testing.T) []mutant {
 	files, err := filepath.Glob("testdata/mutants/*.txtar")
 	if err != nil || len(files) == 0 {
@@ -201,7 +212,7 @@ func (m mutant) run(t *testing.T) {
 	}
 	began := time.Now()
 	out, err := need.Go(t.Context(), "test", "-overlay", filepath.Join(dir, "overlay.json"), "-count=1", "-timeout=60m",
-		"-run=^TestCluster$", "-v", "-cluster.world="+strconv.FormatBool(!m.isAboutProofs()), "-cluster.seeds=1000", "-cluster.lines=1").CombinedOutput()
+		"-run=^TestCluster$", "-v", "-cluster.world="+strconv.FormatBool(!m.isAboutProofs()), "-cluster.kind="+m.kind(), "-cluster.seeds=1000", "-cluster.lines=1").CombinedOutput()
 	found := caught.FindSubmatch(out)
 	if err == nil || found == nil {
 		t.Errorf("%s\nwas not caught in 1,000 seeds:\n%s", m.rule, tail(out, 3000))
