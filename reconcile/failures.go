@@ -31,7 +31,7 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 	}
 	next := job.NextFailure(r.failures[e.key].Failure, a, e.err, now.Steady, r.system.Random())
 	failing := r.failures[e.key].sync.after(run, next.Fault)
-	if r.leaveSourcesAside(run, e.err, failing, now.Steady) {
+	if r.peers.leaveSourcesAside(run, e.err, failing, now.Steady) {
 		next.RetryAt = now.Steady // the next attempt uses another source
 	}
 	r.failures[e.key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(e.key.Disk), sync: failing}
