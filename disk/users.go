@@ -9,6 +9,7 @@ import (
 	"path"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -247,9 +248,18 @@ func openElsewhere(f *os.File) (reason string, open bool) {
 	}
 }
 
-// openForWriting reports whether any process has f open for writing: the kernel then rejects a read
-// lease. Where leases are not supported, it returns false.
-func openForWriting(f *os.File) bool { return errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN) }
+// openForWriting reports whether a process has f open for writing: the kernel then rejects a read
+// lease. Where leases are not supported, it returns false. A process that is being started has copies
+// of all descriptors of this one until it executes its program, so only a rejection that lasts counts.
+func openForWriting(f *os.File) bool {
+	const limit, pause = time.Second, 5 * time.Millisecond
+	for start := time.Now(); errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN); time.Sleep(pause) {
+		if time.Since(start) > limit {
+			return true
+		}
+	}
+	return false
+}
 
 // probeLease requests a lease on f and releases it.
 func probeLease(f *os.File, kind int) error {

@@ -10,8 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
@@ -310,6 +312,30 @@ func TestVerifyRefusesFileOpenForWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := verify(); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+		t.Errorf("the image is %+v, error %v", c, err)
+	}
+}
+
+// TestVerifyWaitsForInheritedDescriptor verifies a file that another descriptor has open for writing
+// for a moment. A process that this one is just starting has such descriptors until it executes its
+// program.
+func TestVerifyWaitsForInheritedDescriptor(t *testing.T) {
+	d := newDisk(t)
+	if err := os.MkdirAll(imagePath(d, ""), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(imagePath(d, imageFile), sparseImage(ChunkSize), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := probeLease(f, unix.F_RDLCK); !errors.Is(err, unix.EAGAIN) {
+		t.Fatalf("a lease on a file that is open for writing: %v", err)
+	}
+	time.AfterFunc(20*time.Millisecond, func() { f.Close() })
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
 		t.Errorf("the image is %+v, error %v", c, err)
 	}
 }

@@ -173,6 +173,30 @@ func digestOfOnes(t *testing.T) disk.Digest {
 	return d
 }
 
+// TestFileMayBeClosedWhileItIsRead is for the race detector: Send returns without waiting for the piece
+// that it reads ahead, and its caller closes the file.
+func TestFileMayBeClosedWhileItIsRead(t *testing.T) {
+	for range 20 {
+		f := testFile(t, testImage(11, 1<<20))
+		c := newFile(t, f)
+		done := make(chan error)
+		go func() {
+			for {
+				if _, err := c.piece(0); err != nil {
+					done <- err
+					return
+				}
+			}
+		}()
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; !errors.Is(err, os.ErrClosed) {
+			t.Fatalf("the error is %v", err)
+		}
+	}
+}
+
 // TestSendOfChangedFileFails: a file that changes while it is sent does not give a valid image.
 func TestSendOfChangedFileFails(t *testing.T) {
 	r := newFixture(t)
