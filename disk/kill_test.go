@@ -114,6 +114,7 @@ func (f *filler) finish() (digest string, memory int64) {
 // TestKillLosesAtMost8MiB kills the process that writes a partial file many times, at random moments.
 // Each kill must lose at most 8 MiB of the bytes that the process had read.
 func TestKillLosesAtMost8MiB(t *testing.T) {
+	race.Skip(t)
 	t.Parallel()
 	const most = 8 << 20
 	const pipe = 64 << 10 // bytes in the pipe that the process may not have read

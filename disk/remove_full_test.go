@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // fullForRenames lets the rename of the image's folder fail as on a full btrfs, and calls before for
@@ -104,6 +105,7 @@ func TestLeaseDetectsOpen(t *testing.T) {
 // The process is killed, or power fails, at every operation of a removal in place. No folder may look
 // like a ready copy afterwards unless it is one, and the next removal completes.
 func TestCrashDuringRemovalWithoutSpace(t *testing.T) {
+	race.Skip(t)
 	f := faultfs.Mount(t)
 	image := sparseImage(2 * ChunkSize)
 	setUp := func(t *testing.T) (*Disk, *faultfs.Volume) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"golang.org/x/sys/unix"
 )
 
@@ -136,6 +137,7 @@ func TestVolumeMetasOfLonghorn(t *testing.T) {
 // TestReplicaInAnyStateKeepsImage checks that an image is not removed while a replica in any state
 // uses it, or while any replica of the disk cannot be read.
 func TestReplicaInAnyStateKeepsImage(t *testing.T) {
+	race.Skip(t)
 	t.Parallel()
 	meta := func(more string) string {
 		return `{"Size":1048576,"Head":"volume-head-000.img",` + more +

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
@@ -107,6 +108,7 @@ var slips = []struct{ name, before, old, new string }{
 // deletes what it declared before, neither in a running manager nor after a restart, when
 // only the record of the copy knows what declared the image.
 func TestSlipsDeleteNothing(t *testing.T) {
+	race.Skip(t)
 	others := configdir.File{Path: "other.yaml", Data: []byte("images: {robin: {source: {upload: {}}}}\n")}
 	for _, slip := range slips {
 		t.Run(strings.ReplaceAll(slip.name, " ", "_"), func(t *testing.T) {
@@ -141,6 +143,7 @@ func TestSlipsDeleteNothing(t *testing.T) {
 // TestEmptyCUEFileDeletesNothing: a .cue file that is empty keeps what it declared. It may have been part of
 // a package, whose clause an empty file does not have.
 func TestEmptyCUEFileDeletesNothing(t *testing.T) {
+	race.Skip(t)
 	const robin = "images: robin: source: upload: {}\n"
 	const parrot = "images: parrot: source: upload: {}\n"
 	for _, tt := range []struct {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // cryptsetup runs the program.
@@ -40,6 +41,7 @@ func readFile(t testing.TB, name string) []byte {
 // TestCryptsetupAgrees encrypts a file with cryptsetup, which needs no device for it. This package
 // must decrypt the payload of cryptsetup, and cryptsetup must decrypt the payload of this package.
 func TestCryptsetupAgrees(t *testing.T) {
+	race.Skip(t)
 	for keySize, sectorSize := range map[int]int{256: 512, 512: 4096} {
 		t.Run(fmt.Sprint(keySize, sectorSize), func(t *testing.T) {
 			dir := t.TempDir()

@@ -24,6 +24,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 var mutants = flag.String("cluster.mutants", "", "regular expression: the mutants to run. The simulation must detect each")
@@ -101,6 +102,7 @@ func (m mutant) apply() (map[string][]byte, error) {
 
 // TestMutantsFit fails if a mutant does not match the product code, or does not compile.
 func TestMutantsFit(t *testing.T) {
+	race.Skip(t)
 	t.Parallel()
 	checker := newTypeChecker(t)
 	for _, m := range readMutants(t) {
