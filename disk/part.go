@@ -63,8 +63,8 @@ type PartOptions struct {
 	// Private: other users of the system must not read the image. Otherwise it is readable for all,
 	// as Longhorn's images are.
 	Private bool
-	// Accept reports whether an existing partial file with this source can be resumed. If it returns
-	// false, OpenPart does not read the file back, which can take minutes. nil: always true.
+	// Accept reports whether an existing partial file with this source can be resumed. Only then does
+	// OpenPart read the file back, which can take minutes. nil: always true.
 	Accept func(PartSource) bool
 }
 
@@ -443,8 +443,8 @@ type partWriter struct {
 	folder  imageFolder
 	reserve int64 // bytes that must stay free on the disk
 	maxSize int64 // of the image; 0: no limit
-	// source is nil if there is no source: the content is then not used. The Part may set the size
-	// while writeChunk reads it.
+	// source is nil if it is not recorded which bytes the file contains: they are not used then. It is
+	// atomic, because SetSize replaces it while writeChunk reads it.
 	source  atomic.Pointer[PartSource]
 	file    *os.File
 	direct  bool
@@ -479,7 +479,8 @@ func (w *partWriter) start() {
 	w.written.Store(0)
 }
 
-// checkSize checks the size of the image against the limit. An unknown size passes.
+// checkSize checks that the image is not larger than maxSize and that the disk has space for it. An unknown
+// size passes.
 func (w *partWriter) checkSize(source PartSource) error {
 	if source.Size < 0 {
 		return nil

@@ -244,7 +244,7 @@ func (r *chunkReader) unchanged() (os.FileInfo, error) {
 }
 
 // checkStable returns ErrModified if the file was modified since it was opened, or if a process has
-// it open for writing: a copy into the file may pause, and leave the file unchanged for a while.
+// it open for writing: that process may pause, so that an incomplete file stays unchanged for a while.
 func (r *chunkReader) checkStable() error {
 	if openForWriting(r.f) {
 		return fmt.Errorf("%s: %w: a process has it open for writing", r.f.Name(), ErrModified)

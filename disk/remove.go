@@ -102,7 +102,7 @@ type folderRemoval struct {
 	folder  imageFolder
 	now     string    // the present path of the folder
 	inPlace bool      // SetAside took a lease instead of the rename
-	leased  *leasedIn // nil unless inPlace, and if there is no image
+	leased  *leasedIn // nil if inPlace is false, or if the folder has no image
 }
 
 // aside returns the path of the folder after the rename.

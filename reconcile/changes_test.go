@@ -93,7 +93,7 @@ func (s *sequence) one(in int) bool { return s.IntN(in) == 0 }
 
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
-// beginning is the beginning of a change to a content.
+// beginning is when a change of the directory began, and the content that it leads to.
 type beginning struct {
 	to content
 	at time.Time

@@ -135,7 +135,8 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 
 // cancelDeletion ends a deletion that is not confirmed (D3). This is no failure: Attempts stays 0,
 // and the deletion is tried again soon. The random delay separates it from the next attempt of
-// another holder. It doubles while copies do not prove that they have their bytes, which may last.
+// another holder. If deletions in succession are cancelled because a copy did not prove that it has its
+// bytes, the delay doubles each time up to a limit, because the cause may persist.
 func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
 	run := r.jobs.remove(jobEnd{key, reason, true})
 	now := r.clock.now().Steady

@@ -32,7 +32,7 @@ func newPeers(system Peers, log *slog.Logger) peers {
 type peerState struct {
 	state       peer.State
 	clockOffset time.Duration // this node's wall clock minus that node's
-	node        schema.Node   // as it was declared then
+	node        schema.Node   // its declaration when its state was converted
 	disks       map[schema.DiskRef]plan.Disk
 }
 

@@ -98,7 +98,7 @@ func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string
 	for _, s := range u.Skipped {
 		if last.File != "" && s.MayDeclare(last) {
 			what := strings.TrimSpace(document.Printable(s.Kind) + " " + s.Name)
-			return fmt.Sprintf("%s declared it and contains a skipped document: %s in %s, because it %s; correct that document, or move it to another file",
+			return fmt.Sprintf("%s declared it, and the %s in %s is skipped, because it %s; correct that document, or move it to another file",
 				document.Printable(last.File), what, s.Position, s.Why), true
 		}
 	}

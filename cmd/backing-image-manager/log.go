@@ -131,8 +131,8 @@ func redactAttrs(attrs []slog.Attr) []slog.Attr {
 	return clean
 }
 
-// redactAttr turns values of any other type into text: a handler would format them by
-// reflection, and could print a secret inside.
+// redactAttr redacts texts and groups. It turns a value of KindAny into redacted text: a handler would
+// format the value by reflection, and could print a secret in it.
 func redactAttr(a slog.Attr) slog.Attr {
 	v := a.Value.Resolve()
 	switch v.Kind() {

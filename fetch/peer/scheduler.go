@@ -96,8 +96,9 @@ func (t *transfer) shuffledSources() []Source {
 	return sources
 }
 
-// startLane starts a lane for s and reports true. It reports false if maxLanes lanes run, if a lane for the
-// same node runs, or if s has other contents than what the transfer has received.
+// startLane starts a lane for s and reports true. It starts none and reports false if maxLanes lanes run, if
+// a lane for the node of s runs, or if s publishes another chunk manifest or size than this transfer uses.
+// A source without a digest of its chunk manifest is accepted.
 func (t *transfer) startLane(ctx context.Context, lanes *sync.WaitGroup, s Source) bool {
 	if len(t.lanes) >= maxLanes || !s.ManifestDigest.IsZero() && s.contents() != t.pull.received {
 		return false

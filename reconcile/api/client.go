@@ -159,7 +159,7 @@ type RefusedError struct {
 	Response httperror.Error
 }
 
-// Refused returns a *RefusedError of the daemon.
+// Refused makes a *RefusedError from the response of the daemon.
 func (c *Client) Refused(err *httperror.Error) error { return &RefusedError{c.Address(), *err} }
 
 func (e *RefusedError) Error() string {

@@ -234,8 +234,9 @@ func (p imagePlanner) proofRequests(deleted CopyRef, last map[CopyRef]bool) []Pr
 }
 
 // readFirst returns the deletion of a surplus copy, or the action that must come before it. A proof needs
-// a chunk manifest. If this node has none of these bytes, and the other node may have made up its own, a
-// proof would show nothing. Then this node first reads the copy on the other node in full, once.
+// a chunk manifest. If this node has no chunk manifest for the bytes of the other copy, and the other node
+// may have made up the one that it publishes, a proof shows nothing. Then this node first reads that copy
+// in full, once.
 func (p *surplusPlanner) readFirst(deletion Action) Action {
 	ref := deletion.CopyRef()
 	if !needsProofs(p.ix.observed, deletion) {
@@ -266,8 +267,8 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// missingOnOwnDisks returns how many copies on other nodes the deletion of a copy of this node has to
-// count on, in addition to the other copies of this node.
+// missingOnOwnDisks returns how many copies must remain after the deletion of a copy of this node, minus
+// the ready copies that this node keeps. The deletion must count on that many copies on other nodes.
 func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
 	missing := readyCount{placed: p.placement.requiredCopies()}
 	if slices.Contains(p.state.ready, deleted) {

@@ -59,8 +59,8 @@ func (c *comment) writeTo(w io.Writer) error {
 }
 
 // markdownText escapes text, so that Markdown shows it literally. An invisible space (&#8203;) after @
-// and # keeps GitHub and GitLab from notifying a person and from linking an issue. An address may become
-// a link, because its text is its target.
+// and # keeps GitHub and GitLab from notifying a person and from linking an issue. Markdown may still turn
+// a URL into a link. That is harmless: the link shows its target.
 func markdownText(text string) string { return markdownEscapes.Replace(printable.Line(text)) }
 
 var markdownEscapes = strings.NewReplacer(

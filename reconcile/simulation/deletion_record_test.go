@@ -126,8 +126,8 @@ func (r *deletion) recordProof(key plan.CopyRef) {
 	r.proven[key] = true
 }
 
-// losesNothing reports whether the deletion removes a partial file, which needs no proofs: what a compromised
-// node claims counts for it.
+// losesNothing reports whether the deletion removes a partial file after a compromised node has responded.
+// Such a deletion needs no proofs, so the claims of that node may count.
 func (r *deletion) losesNothing(s *Copy) bool { return r.deceived && s.File == "" }
 
 // recordClaim records that a compromised node has sent the right chunk: it has made up the content, or has

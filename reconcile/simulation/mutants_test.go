@@ -40,8 +40,8 @@ type mutant struct {
 
 type edit struct{ file, find, replace string }
 
-// isAboutProofs reports whether the mutant breaks the rule about proofs (H3). The simulation detects such a
-// mutant by the responses and proofs of the nodes: all nodes have the bytes that they claim.
+// isAboutProofs reports whether the mutant breaks the rule about proofs (H3). To detect such a mutant, the
+// simulation also checks the responses and proofs of the nodes, in clusters with a compromised node.
 func (m mutant) isAboutProofs() bool { return strings.HasPrefix(m.rule, "H3") }
 
 // kind returns the kind of clusters that detects the mutant soonest: see adversity.

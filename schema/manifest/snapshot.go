@@ -270,7 +270,7 @@ func (r *resolver) claimsOf(m manifest) (claims []*document.Value, problem *docu
 		}
 		r.used[claim.doc] = true
 		if len(claims) > 0 && claims[0].TextAt("spec", "volumeName") != claim.doc.TextAt("spec", "volumeName") {
-			p := document.Problem{Path: claimPath, Message: "refers to PersistentVolumeClaims of different volumes", Hint: "keep one of them, or give namespaces"}.Placed(nil, m.doc, m.pos)
+			p := document.Problem{Path: claimPath, Message: "refers to PersistentVolumeClaims of different volumes", Hint: "keep one of them, or set metadata.namespace in the VolumeSnapshot and in each claim"}.Placed(nil, m.doc, m.pos)
 			p.Also = claim.doc.Pos
 			problem = &p
 		}

@@ -119,7 +119,7 @@ func requests(s script, args []string) error {
 	count, err := strconv.Atoi(least)
 	s.Check(err)
 	if n < count || !more && n > count {
-		return fmt.Errorf("%d requests match %q; want %s; all of them:\n%s", n, args[1], args[2], strings.Join(all, "\n"))
+		return fmt.Errorf("%d requests match %q; want %s; all requests:\n%s", n, args[1], args[2], strings.Join(all, "\n"))
 	}
 	return nil
 }
