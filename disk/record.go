@@ -110,11 +110,18 @@ func ParseRecord(data []byte) (Record, error) {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
 	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince} {
-		if year := t.UTC().Year(); year < 1 || year > 9000 {
-			*t = time.Time{} // not a real time, and JSON cannot encode it in some time zones
-		}
+		*t = ValidTime(*t)
 	}
 	return r, nil
+}
+
+// ValidTime returns t, or the zero time if t is not a real time. JSON cannot encode years after 9999, and
+// t may get later by a time zone or by the difference of two clocks, which is at most 292 years.
+func ValidTime(t time.Time) time.Time {
+	if year := t.UTC().Year(); year < 1 || year > 9000 {
+		return time.Time{}
+	}
+	return t
 }
 
 // readRecord returns the record of the image. A truncated or invalid record counts as missing: the

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
@@ -224,6 +225,9 @@ func (c *Copy) check() error {
 			c.State, c.Message = disk.Unknown, fmt.Sprintf("its node reports a size of %d bytes", *size)
 			*size = 0
 		}
+	}
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince} {
+		*t = disk.ValidTime(*t)
 	}
 	switch c.State {
 	case disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown:

@@ -197,6 +197,26 @@ func TestDecodeCorrectsInvalidSizes(t *testing.T) {
 	}
 }
 
+// TestDecodeRemovesInvalidTimes: status has the times of peers, and JSON cannot encode all of them.
+func TestDecodeRemovesInvalidTimes(t *testing.T) {
+	for text, valid := range map[string]bool{
+		"2026-11-20T10:00:00Z": true, "9000-12-31T23:59:59Z": true,
+		"9001-01-01T00:00:00Z": false, "9999-12-31T23:59:59-23:59": false, "0000-01-01T00:00:00+23:59": false,
+	} {
+		times := fmt.Sprintf(`,"verified":%[1]q,"damaged":%[1]q,"lastUsed":%[1]q,"unwantedSince":%[1]q`, text)
+		s, err := decodeState(strings.NewReader(stateWithCopy(times)), Scope{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := s.Disks[0].Copies[0]
+		for _, got := range []time.Time{c.VerifiedAt, c.DamagedAt, c.LastUsed, c.SurplusSince} {
+			if got.IsZero() == valid {
+				t.Errorf("%s is %v", text, got)
+			}
+		}
+	}
+}
+
 func TestReadyCopyWithoutDigestDecodesAsUnknown(t *testing.T) {
 	s, err := decodeState(strings.NewReader(stateWithCopy(`,"state":"ready"`)), Scope{})
 	if err != nil || s.Disks[0].Copies[0].State != disk.Unknown {
