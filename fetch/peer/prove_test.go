@@ -231,23 +231,34 @@ func (w *breakingWriter) Write(b []byte) (int, error) {
 }
 
 // pipes is a listener for connections in memory, whose clock a test controls.
-type pipes chan net.Conn
-
-func (p pipes) Accept() (net.Conn, error) {
-	if c, ok := <-p; ok {
-		return c, nil
-	}
-	return nil, net.ErrClosed
+type pipes struct {
+	connections chan net.Conn
+	closed      chan struct{}
 }
 
-func (p pipes) Close() error { close(p); return nil }
+func newPipes() pipes { return pipes{make(chan net.Conn), make(chan struct{})} }
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.connections:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p pipes) Close() error { close(p.closed); return nil }
 
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 	a, b := net.Pipe()
-	p <- b
-	return a, nil
+	select {
+	case p.connections <- b:
+		return a, nil
+	case <-p.closed: // a transport may dial once more than it has requests
+		return nil, net.ErrClosed
+	}
 }
 
 // A peer is busy for ever, or sends a byte now and then. A caller must not read from it for ever.
@@ -268,7 +279,7 @@ func TestReadChunksEnds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := make(pipes)
+				p := newPipes()
 				server := &http.Server{Handler: http.HandlerFunc(respond), ErrorLog: log.New(io.Discard, "", 0)}
 				go func() { _ = server.Serve(p) }()
 				c := clientWith(nil, &http.Transport{DialContext: p.dial})
