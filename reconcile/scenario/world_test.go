@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -23,7 +22,6 @@ var seeds = flag.Int("seeds", 40, "number of random clusters")
 // TestDeletionsFollowTheRules runs random clusters, and checks every deletion against the state
 // of the cluster, without the planner.
 func TestDeletionsFollowTheRules(t *testing.T) {
-	race.Skip(t)
 	t.Parallel()
 	executed := map[plan.Op]int{}
 	for seed := range uint64(*seeds) {
@@ -44,7 +42,7 @@ func TestDeletionsFollowTheRules(t *testing.T) {
 
 func TestSameSeedGivesTheSameHistory(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(race.Fewer(20, 10)) {
+	for seed := range uint64(20) {
 		if a, b := runRandom(t, seed).log, runRandom(t, seed).log; a != b {
 			t.Errorf("seed %d: the first run is\n%s\nthe second is\n%s", seed, a, b)
 		}

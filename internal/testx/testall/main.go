@@ -3,8 +3,8 @@
 //  1. install the missing programs of package need with apt, if the process is root or sudo needs
 //     no password, and print the names and reasons;
 //  2. fetch the programs that are not Debian packages, so that no test has to wait for them;
-//  3. run "go test ./..." twice, the second time with the race detector if there is a C compiler.
-//     "make check" has run go vet, so go test does not;
+//  3. run "go test ./...", and again with the race detector if there is a C compiler, without the
+//     packages of sequential. "make check" has run go vet, so go test does not;
 //  4. print every reason for a skip with the affected tests, and the line
 //     "N passed, N failed, N skipped".
 //
@@ -48,8 +48,32 @@ func main() {
 
 // pass is one run of go test.
 type pass struct {
-	cgo   string // value of CGO_ENABLED
-	flags []string
+	cgo      string // value of CGO_ENABLED
+	flags    []string
+	packages []string
+}
+
+// sequential has the packages, by their path in the module, that start no goroutine and have no lock. Their
+// tests run only without the race detector.
+var sequential = []string{
+	"disk/filetype", "docs", "fetch/host", "fetch/printable", "fetch/redact",
+	"internal/testx/testall", "reconcile/forecast", "reconcile/job", "reconcile/report", "reconcile/scenario",
+	"schema/document", "schema/manifest",
+}
+
+// concurrent returns the packages that match patterns, without those of sequential.
+func concurrent(ctx context.Context, patterns []string) ([]string, error) {
+	out, err := need.Go(ctx, append([]string{"list"}, patterns...)...).Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the packages: %w", err)
+	}
+	var found []string
+	for importPath := range strings.FieldsSeq(string(out)) {
+		if p := short(importPath); !slices.Contains(sequential, p) {
+			found = append(found, "./"+p)
+		}
+	}
+	return found, nil
 }
 
 // run reports whether all tests passed.
@@ -66,14 +90,20 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 		env = append(env, need.StrictVar+"=1")
 	}
 	results := newResults(os.Stdout)
-	passes := []pass{{cgo: "0"}, {cgo: "1", flags: []string{"-race"}}} // without the detector like "make build"
-	if !missing.compiles {
-		passes = passes[:1]
+	passes := []pass{{cgo: "0", packages: packages}} // like "make build"
+	if missing.compiles {
+		with, err := concurrent(ctx, packages)
+		if err != nil {
+			return false, err
+		}
+		if len(with) > 0 {
+			passes = append(passes, pass{cgo: "1", flags: []string{"-race"}, packages: with})
+		}
 	}
 	ok := true
 	for _, p := range passes {
 		// Tests also wait for disks and timers, so one package more than CPUs is tested at a time.
-		args := slices.Concat(p.flags, []string{"-vet=off", "-trimpath", fmt.Sprintf("-p=%d", runtime.NumCPU()+1)}, packages)
+		args := slices.Concat(p.flags, []string{"-vet=off", "-trimpath", fmt.Sprintf("-p=%d", runtime.NumCPU()+1)}, p.packages)
 		passed, err := goTest(ctx, results, append(env, "CGO_ENABLED="+p.cgo), args)
 		if err != nil {
 			return false, err
