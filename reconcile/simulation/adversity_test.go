@@ -221,12 +221,16 @@ func (c *cluster) lackingImage() string {
 
 // requiredReady returns how many ready copies an image must have, and how many it has. A copy on a skewed
 // node counts. A compromised node may claim to have its copies, or to be about to create them, so that nobody
-// creates these elsewhere. But an image of which it claims no ready copy must get one.
+// creates these elsewhere. But an image of which it claims no ready copy must get one. If only first copies
+// are created, one ready copy that it claims suffices, as that of a silent node does.
 func (c *cluster) requiredReady(config schema.Config, image schema.Image) (required, have int) {
 	ranked := c.rankedDisks(c.latest(), image)
 	copies, _ := copyCounts(image, len(ranked))
 	if config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		copies = 1
+		if c.liar != nil && !c.liar.neverReady {
+			copies = 0
+		}
 	}
 	places, usable := 0, false // places are the desired disks so far
 	for _, ref := range ranked {
