@@ -94,10 +94,10 @@ func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.Co
 }
 
 // uploadRejected returns the error for an upload where another action is planned for the copy. It
-// is temporary if the existing file may turn out to be the image, or if the action waits until a
-// known time; otherwise a person has to act first.
+// is temporary if the existing file may turn out to be the image, if the action waits until a known
+// time, or if it waits for another node for some seconds; otherwise a person has to act first.
 func uploadRejected(planned plan.Action) error {
-	if checks := planned.Op == plan.Verify || planned.Op == plan.Adopt; checks || !planned.Until.IsZero() {
+	if checks := planned.Op == plan.Verify || planned.Op == plan.Adopt; checks || planned.Code.IsBrief() || !planned.Until.IsZero() {
 		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Text)
 	}
 	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Text)

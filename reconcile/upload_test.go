@@ -24,6 +24,9 @@ func TestUploadRejectedStatus(t *testing.T) {
 		planned plan.Action
 		status  int
 	}{
+		{plan.Action{Op: plan.Wait, Reason: plan.Reason{Code: plan.CodePeerUnqueried}}, http.StatusServiceUnavailable},
+		{plan.Action{Op: plan.Wait, Reason: plan.Reason{Code: plan.CodePeerUnsettled}}, http.StatusServiceUnavailable},
+		{plan.Action{Op: plan.Wait, Reason: plan.Reason{Code: plan.CodeVerifyFirst}}, http.StatusServiceUnavailable},
 		{plan.Action{Op: plan.Verify}, http.StatusServiceUnavailable},
 		{plan.Action{Op: plan.Adopt}, http.StatusServiceUnavailable},
 		{plan.Action{Op: plan.Wait, Until: time.Unix(1, 0)}, http.StatusServiceUnavailable},
@@ -32,7 +35,7 @@ func TestUploadRejectedStatus(t *testing.T) {
 		{plan.Action{Op: plan.Sync}, http.StatusConflict},
 		{plan.Action{}, http.StatusConflict},
 	} {
-		test.planned.Image, test.planned.Reason = "parrot", plan.Reason{Text: "why"}
+		test.planned.Image, test.planned.Text = "parrot", "why"
 		err := uploadRejected(test.planned)
 		if refused, ok := errors.AsType[*httperror.Error](err); !ok || refused.Status != test.status {
 			t.Errorf("%q, until %v: got %#v, want status %d", test.planned.Op, test.planned.Until, err, test.status)

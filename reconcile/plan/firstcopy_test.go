@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -104,6 +105,29 @@ func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	o.Disks[ranked].Copies[image.ID] = part
 	if _, err := d.UploadTo(o, image, disk.Digest{}); err == nil {
 		t.Error("a second upload replaces one that can continue")
+	}
+}
+
+// A download runs after a sync has failed. A peer that claims a copy with a pending deletion must not turn the
+// download into a sync: the running job does not read that copy.
+func TestClaimedCopyDoesNotReplaceARunningDownload(t *testing.T) {
+	c, image, refs := plantest.TwoNodes(1)
+	o := plantest.EmptyDisks(c)
+	own, there := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
+	leaving := plantest.ReadyCopy(image, image.Checksum)
+	leaving.Leaving = true
+	o.Disks[there.Disk].Copies[image.ID] = leaving
+	o.Running[own] = true
+	o.Failures[own] = plan.Failure{Op: plan.Sync, Attempts: 1, Since: plantest.Now, RetryAt: plantest.Now.Add(time.Minute), Message: "failed"}
+	d, o := plantest.AsNode(refs[0].Node, c, o)
+	for _, a := range d.Plan(o).Actions {
+		if a.Op == plan.Sync {
+			t.Errorf("planned: %+v", a)
+		}
+	}
+	o.Syncing = map[plan.CopyRef]bool{own: true}
+	if !slices.ContainsFunc(d.Plan(o).Actions, func(a plan.Action) bool { return a.Op == plan.Sync && a.CopyRef() == own }) {
+		t.Errorf("a running sync from that copy does not continue: %+v", d.Plan(o).Actions)
 	}
 }
 

@@ -86,6 +86,12 @@ const (
 	CodeUsageUnknown      Code = "usage-unknown"       // it is not known whether the image is in use somewhere
 )
 
+// IsBrief reports whether a reason to wait ends by itself, usually within seconds: another node responds, or
+// it counts as one that does not.
+func (c Code) IsBrief() bool {
+	return c == CodePeerUnqueried || c == CodePeerUnsettled || c == CodeVerifyFirst
+}
+
 // Reason is why an action is planned, or why nothing is done. The zero value is no reason.
 type Reason struct {
 	Code Code `json:"code"`

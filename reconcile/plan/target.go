@@ -52,7 +52,7 @@ func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
 	case len(t.state.ready) == 0 && t.first != t.copy.Disk:
 		// A running sync continues while its source does not respond for a moment. A running
 		// download yields to a better disk.
-		if from, ok := t.interruptedSource(); ok && t.ix.observed.Syncing[t.copy] {
+		if from, ok := t.interruptedSource(); ok {
 			return t.ix.withSource(NewAction(Sync, t.copy, t.reason, UnknownBytes), from)
 		}
 		return t.waitForFirstCopy()
@@ -109,7 +109,7 @@ func (t targetPlanner) waitForFirstCopy() Action {
 // interruptedSource returns the copy that a running sync reads while its node does not respond
 // for a moment. The bytes may still arrive; if not, the sync ends by its own timeouts.
 func (t targetPlanner) interruptedSource() (from CopyRef, ok bool) {
-	if !t.ix.observed.Running[t.copy] {
+	if !t.ix.observed.Syncing[t.copy] {
 		return CopyRef{}, false
 	}
 	for _, other := range t.ix.peerByName[t.copy.ID.Name] {
