@@ -132,7 +132,7 @@ func (d *decoder) decodeCopy() error {
 	if err != nil || !kept {
 		return err
 	}
-	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Action, &c.Rejection} {
+	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Action, &c.Rejection, &c.Reason, &c.ReasonCode} {
 		*text = d.texts.keep(*text)
 	}
 	if c.Failure != nil {

@@ -179,6 +179,34 @@ func TestDecodeReadsEachField(t *testing.T) {
 	}
 }
 
+// TestDecodeBoundsTheTexts: a peer sends a different long text in each field of many copies. Whatever the
+// field, only the first ones are kept in full.
+func TestDecodeBoundsTheTexts(t *testing.T) {
+	const copies = 3000
+	for _, field := range []string{`"message":%q`, `"using":%q`, `"doing":%q`, `"refuses":%q`, `"why":%q`, `"whyCode":%q`, `"try":{"message":%q}`, `"try":{"action":%q}`} {
+		var sent strings.Builder
+		sent.WriteString(nodeHead + diskHead)
+		for i := range copies {
+			text := fmt.Sprintf("%d ", i) + strings.Repeat("m", maxMessage)
+			fmt.Fprintf(&sent, `{"name":"n%d","uuid":"00000001","owned":true,`+field+"},", i, text)
+		}
+		s, err := decodeState(strings.NewReader(strings.TrimSuffix(sent.String(), ",")+"]}]}"), Scope{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept := 0
+		for _, c := range s.Disks[0].Copies {
+			kept += len(c.Message + c.UsedBy + c.Action + c.Rejection + c.Reason + c.ReasonCode)
+			if c.Failure != nil {
+				kept += len(c.Failure.Message + c.Failure.Action)
+			}
+		}
+		if limit := maxTexts + copies*shortText; len(s.Disks[0].Copies) != copies || kept > limit {
+			t.Errorf(field+": %d copies with %d bytes of texts, want %d copies with at most %d bytes", "…", len(s.Disks[0].Copies), kept, copies, limit)
+		}
+	}
+}
+
 // TestDecodeCorrectsInvalidSizes checks that an invalid size of one file or disk does not invalidate
 // the whole state.
 func TestDecodeCorrectsInvalidSizes(t *testing.T) {
