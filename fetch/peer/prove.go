@@ -85,6 +85,9 @@ const (
 	// peer that sends a byte now and then must not keep the caller waiting for ever.
 	slowestRead = 256 << 10
 	readStart   = 10 * time.Minute
+	// maxRead limits ReadChunks in any case: a peer may claim a size for which no time.Duration is long
+	// enough.
+	maxRead = 365 * 24 * time.Hour
 )
 
 // longestRead returns how long ReadChunks may take.
@@ -93,7 +96,8 @@ func longestRead(size, limit int64) time.Duration {
 	if limit > 0 {
 		slowest = max(1, min(slowest, limit/2))
 	}
-	return readStart + time.Duration(float64(size)/float64(slowest)*float64(time.Second))
+	seconds := min(float64(size)/float64(slowest), maxRead.Seconds())
+	return readStart + time.Duration(seconds*float64(time.Second))
 }
 
 // ReadChunks reads all chunks of a copy of size bytes in order, at most limit bytes per second (0: no

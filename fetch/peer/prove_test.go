@@ -298,4 +298,7 @@ func TestReadChunksEnds(t *testing.T) {
 	if got := longestRead(1<<30, 8<<10); got < time.Duration(1<<30/(8<<10))*time.Second {
 		t.Errorf("a read at its limit may take %v only", got)
 	}
+	if got := longestRead(maxSize, 64<<10); got < maxRead { // a claimed size
+		t.Errorf("a read of %d bytes may take %v only", int64(maxSize), got)
+	}
 }
