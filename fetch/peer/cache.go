@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	escape "github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
 // StateCache contains the State that a node publishes. It is safe for concurrent use.
@@ -115,7 +115,7 @@ func encode(s State) []byte {
 	if err != nil { // a year after 9999, or a NaN
 		panic(fmt.Sprintf("peer: state cannot be encoded: %v", err))
 	}
-	return escape.JSON(text)
+	return printable.JSON(text)
 }
 
 func compress(text []byte) []byte {

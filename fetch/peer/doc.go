@@ -38,7 +38,8 @@
 //	503  the node has not observed its disks yet, is overloaded, or shuts down
 //
 // The server closes the connection when a receiver does not read, when the file changes or the copy is
-// withdrawn while it is sent, and when a receiver reads slowly for more than a minute while other requests get a 429.
+// withdrawn while it is sent, and when a receiver reads slowly for more than a minute while other
+// requests get a 429.
 //
 // # Downloads
 //
@@ -51,10 +52,10 @@
 // ranges gets the whole file. The ETag is strong: it is the SHA-512 of the image, which is also in
 // Repr-Digest. The file name is NAME.raw or NAME.qcow2, with .gz or .zst appended if it is compressed.
 // The compressed form is a different file and has no ranges, ETag or length. It therefore has its own
-// address, and Accept-Encoding has no effect: browsers always send this header, and could not resume a download if it selected the
-// compressed form. Downloads and peers share the sending limit. Each chunk is verified before it is
-// sent: if a chunk does not match the chunk manifest, the server closes the connection and requests
-// the verification of the copy.
+// address, and Accept-Encoding has no effect: browsers always send this header, and could not resume a
+// download if it selected the compressed form. Downloads and peers share the sending limit. Each chunk
+// is verified before it is sent: if a chunk does not match the chunk manifest, the server closes the
+// connection and requests the verification of the copy.
 //
 // # Pulling an image
 //
@@ -92,7 +93,8 @@
 //	prove.go      one chunk as the proof that a node has a copy, both ends
 //	download.go   the download route, which verifies each chunk before it sends it
 //	client.go     Client: connections, authentication, timeouts; query.go: its requests
-//	decode.go     decoding and checking of a State from a peer
+//	decode.go     decoding and checking of a State from a peer; scan.go: its JSON as a stream;
+//	              scope.go: which part of it the reader needs
 //	poll.go       Poller: keeps the State of all peers up to date by long polls
 //	pull.go       Pull: manifest, partial file, single chunks for a repair
 //	scheduler.go  which sources a pull uses: lanes, backoff, upstream
