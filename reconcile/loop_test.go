@@ -277,7 +277,7 @@ func TestRequestedVerificationIsDoneOnce(t *testing.T) {
 	url := upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 3<<20)))
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, newDisk(t))
-	if _, err := l.Verify(t.Context(), "parrot"); !errors.Is(err, ErrNotDeclared) && !errors.Is(err, ErrNotReady) {
+	if _, err := l.Verify(t.Context(), "parrot"); !errors.Is(err, errNotLoaded) && !errors.Is(err, ErrNotDeclared) && !errors.Is(err, ErrNotReady) {
 		t.Errorf("before a copy is ready: %v", err)
 	}
 	l.until("ready", isReady("parrot"))

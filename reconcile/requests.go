@@ -20,7 +20,23 @@ var (
 	ErrNotDeclared = errors.New("not declared")
 	// ErrNotReady: no disk of this node has a copy that the request applies to.
 	ErrNotReady = errors.New("no ready copy on the disks of this node")
+
+	// errNotLoaded: it is not known yet which images are declared.
+	errNotLoaded = errors.New("the config directory is not read yet: retry later")
 )
+
+// declaredImage returns the declaration of an image in the last round. The error is errNotLoaded or
+// ErrNotDeclared.
+func declaredImage(v *status.View, name string) (schema.Image, error) {
+	if v == nil || !v.Loaded {
+		return schema.Image{}, errNotLoaded
+	}
+	image, declared := v.Desired.Config.Images[name]
+	if !declared {
+		return schema.Image{}, ErrNotDeclared
+	}
+	return image, nil
+}
 
 // cleanupRequestTTL is how long a requested clean-up is tried.
 const cleanupRequestTTL = time.Minute
@@ -146,20 +162,17 @@ func await[T any](ctx context.Context, request func(done func(T, error))) (T, er
 
 // Verify requests that the ready copies of a declared image on the disks of this node are read
 // again, and returns how many there are. It returns when the verification is planned, so that
-// the next View has it. The error is ErrNotDeclared, ErrNotReady or the cause of the end of ctx.
+// the next View has it. The error is ErrNotDeclared, ErrNotReady, the cause of the end of ctx, or another
+// one before the config directory was read.
 func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error) {
 	return await(ctx, func(done func(int, error)) { l.requestVerify(image, done) })
 }
 
 func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 	v := l.View()
-	if v == nil {
-		done(0, fmt.Errorf("verify %s: %w", image, ErrNotDeclared))
-		return
-	}
-	declared, ok := v.Desired.Config.Images[image]
-	if !ok {
-		done(0, fmt.Errorf("verify %s: %w", image, ErrNotDeclared))
+	declared, err := declaredImage(v, image)
+	if err != nil {
+		done(0, fmt.Errorf("verify %s: %w", image, err))
 		return
 	}
 	var keys []plan.CopyRef
@@ -186,7 +199,8 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 // clean-up interval is over, if it is surplus and no other rule prevents its deletion. An empty
 // uuid stands for the uuid of the declared image. It returns what is planned for the copy: a
 // deletion, which is tried for a minute, or an idle action with the reason why there is none. The
-// error is ErrNotDeclared, ErrNotReady or the cause of the end of ctx.
+// error is ErrNotDeclared, ErrNotReady, the cause of the end of ctx, or another one before the config
+// directory was read.
 func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef) (plan.Action, error) {
 	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, done) })
 }
@@ -197,12 +211,9 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(p
 	v := l.View()
 	key := plan.CopyRef{Disk: on, ID: disk.ID{Name: image, UUID: uuid}}
 	if uuid == "" {
-		declared, ok := schema.Image{}, false
-		if v != nil {
-			declared, ok = v.Desired.Config.Images[image]
-		}
-		if !ok {
-			done(plan.Action{}, fmt.Errorf("clean up %s: %w", image, ErrNotDeclared))
+		declared, err := declaredImage(v, image)
+		if err != nil {
+			done(plan.Action{}, fmt.Errorf("clean up %s: %w", image, err))
 			return
 		}
 		key.ID = declared.ID

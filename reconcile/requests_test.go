@@ -1,11 +1,16 @@
 package reconcile
 
 import (
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -65,6 +70,26 @@ func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
 		r.addTo(&d, time.Now())
 		if d.Cleanup[key] != tt.want {
 			t.Errorf("%s: the request is in force: %t, want %t", tt.name, d.Cleanup[key], tt.want)
+		}
+	}
+}
+
+// Before a daemon has read its config directory, it does not know which images are declared. A client
+// that requests something then has to retry, and must not learn that its image is not declared.
+func TestRequestBeforeTheConfigurationIsRead(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	l := NewLoop(New(fetch.Client{}, log, true), LoopOptions{Dir: t.TempDir(), Interval: time.Hour, Node: "node1", Log: log})
+	for _, v := range []*status.View{nil, {Fault: "no such directory"}} {
+		if v != nil {
+			l.view.Store(v)
+		}
+		_, verified := l.Verify(t.Context(), "parrot")
+		_, retried := l.Retry(t.Context(), "parrot", nil)
+		_, cleaned := l.Cleanup(t.Context(), "parrot", "", schema.DiskRef{Node: "node1", Disk: "disk1"})
+		for _, err := range []error{verified, retried, cleaned} {
+			if err == nil || errors.Is(err, ErrNotDeclared) || !strings.HasSuffix(err.Error(), "retry later") {
+				t.Errorf("got %v", err)
+			}
 		}
 	}
 }

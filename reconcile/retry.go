@@ -33,19 +33,16 @@ type Attempt struct {
 // declaration would end. Without disks it applies to all disks of this node. Whether an attempt
 // starts is decided by the plan as always: by the safety rules, the limits and suspensions.
 //
-// It returns the attempts, sorted by disk, at least one. The error is ErrNotDeclared, ErrNothingFailed
-// or the cause of the end of ctx.
+// It returns the attempts, sorted by disk, at least one. The error is ErrNotDeclared, ErrNothingFailed,
+// the cause of the end of ctx, or another one before the config directory was read.
 func (l *Loop) Retry(ctx context.Context, image string, on []schema.DiskRef) ([]Attempt, error) {
 	return await(ctx, func(done func([]Attempt, error)) { l.requestRetry(image, on, done) })
 }
 
 func (l *Loop) requestRetry(image string, on []schema.DiskRef, done func([]Attempt, error)) {
-	declared, ok := schema.Image{}, false
-	if v := l.View(); v != nil {
-		declared, ok = v.Desired.Config.Images[image]
-	}
-	if !ok {
-		done(nil, fmt.Errorf("retry %s: %w", image, ErrNotDeclared))
+	declared, err := declaredImage(l.View(), image)
+	if err != nil {
+		done(nil, fmt.Errorf("retry %s: %w", image, err))
 		return
 	}
 	var copies []plan.CopyRef

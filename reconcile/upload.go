@@ -55,12 +55,11 @@ func (h uploadHost) Interrupted(id string) bool {
 // with the copy when the job is planned, or with an *httperror.Error, at once or by the next Step.
 func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.CopyRef, error)) {
 	v := l.View()
-	if v == nil || !v.Loaded {
-		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "the config directory is not read yet"))
+	declared, err := declaredImage(v, image)
+	if errors.Is(err, errNotLoaded) {
+		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%v", err))
 		return
-	}
-	declared, ok := v.Desired.Config.Images[image]
-	if !ok {
+	} else if err != nil {
 		done(plan.CopyRef{}, httperror.New(http.StatusNotFound, "no image %s is declared", image))
 		return
 	}
