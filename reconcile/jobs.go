@@ -122,20 +122,21 @@ func (j *jobs) freeSlots(d plan.Desired) slots {
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
 	free := slots{limit, limit, limit}
 	for _, run := range j.running {
-		if a := run.task.Action; !a.Scrub { // a scrub is slow, and must not delay a transfer
-			free.acquire(a)
-		}
+		free.acquire(run.task.Action)
 	}
 	return free
 }
 
 // acquire acquires a slot for an action, and reports whether one was free. An upload needs none,
-// because its client waits.
+// because its client waits. A scrub begins only if one is free, but does not take it: it is slow, and
+// must not delay a transfer.
 func (s *slots) acquire(a plan.Action) bool {
 	n := &s.others
 	switch {
 	case a.Op == plan.Upload:
 		return true
+	case a.Scrub:
+		return s.others > 0
 	case a.Op.Deletes():
 		n = &s.deletions
 	case a.VerifiesPeer():

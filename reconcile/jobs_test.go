@@ -135,6 +135,22 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	}
 }
 
+// A scrub lasts for hours: neither its start nor its run may take the slot of a transfer.
+func TestScrubTakesNoSlot(t *testing.T) {
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: plantest.NewImage("parrot").ID}
+	scrub, transfer := plan.NewAction(plan.Verify, key, plan.Reason{}, 0), plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
+	scrub.Scrub = true
+	j := newJobs()
+	j.running[key] = &activeJob{task: Task{Action: scrub}}
+	free := j.freeSlots(plan.Desired{}) // one of each kind
+	if !free.acquire(scrub) || !free.acquire(transfer) {
+		t.Error("a transfer waits for a scrub")
+	}
+	if free.acquire(scrub) {
+		t.Error("a scrub begins beside as many transfers as may run")
+	}
+}
+
 // A request that arrives while another job runs on the same copy must stay until the request is
 // fulfilled.
 func TestRequestsOutliveOtherJobs(t *testing.T) {
