@@ -32,7 +32,8 @@ type LoopOptions struct {
 //
 // A Loop changes in two kinds of steps: Apply for a read of the config directory, and Step for
 // everything that needs a round. Run waits for events and calls them, and reads the directory in
-// another goroutine meanwhile; a simulation calls them itself. They are for one goroutine. All other methods may be called concurrently.
+// another goroutine meanwhile; a simulation calls them itself. They are for one goroutine. All other
+// methods may be called concurrently.
 type Loop struct {
 	options    LoopOptions
 	reconciler *Reconciler
@@ -237,49 +238,38 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 // are disputed, and when those of this node are read-only.
 type healthLog struct {
 	log       *slog.Logger
-	unhealthy map[string]bool // by kind and name: whether it had a problem at the last round
+	unhealthy map[string]bool // the conditions that held at the last round, with the name of what has them
 }
 
 // update logs what changed since the last round.
 func (h *healthLog) update(d plan.Desired, o plan.Observed) {
 	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
 		if p := o.Peers[name]; p.Queried {
-			h.set("node", name, p.Problem)
+			h.set("node unavailable", "node available again", "node", name, p.Problem != "", "error", p.Problem)
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
-		seen := o.Disks[ref]
+		seen, name := o.Disks[ref], ref.String()
 		if d.Owns(ref) {
-			h.set("disk", ref.String(), seen.Problem)
+			h.set("disk unavailable", "disk available again", "disk", name, seen.Problem != "", "error", seen.Problem)
 			if seen.Problem == "" { // otherwise it is not known whether it is read-only
-				h.setCondition("disk read-only", "disk writable again", ref.String(), seen.ReadOnly, "effect", "its copies are served, and nothing is written to it")
+				h.set("disk read-only", "disk writable again", "disk", name, seen.ReadOnly, "effect", "its copies are served, and nothing is written to it")
 			}
 		}
-		h.setCondition("disk disputed", "disk no longer disputed", ref.String(), seen.Disputed != "", "error", seen.Disputed)
+		h.set("disk disputed", "disk no longer disputed", "disk", name, seen.Disputed != "", "error", seen.Disputed)
 	}
 }
 
-// setCondition logs when a condition of a disk begins, with more attributes, and when it ends.
-func (h *healthLog) setCondition(begins, ends, disk string, holds bool, more ...any) {
-	key := begins + " " + disk
+// set logs when a condition of a node or disk begins, with one more attribute, and when it ends.
+func (h *healthLog) set(begins, ends, kind, name string, holds bool, more, value string) {
+	key := begins + " " + name
 	switch was := h.unhealthy[key]; {
 	case holds && !was:
 		h.unhealthy[key] = true
-		h.log.Warn(begins, append([]any{"disk", disk}, more...)...)
+		h.log.Warn(begins, kind, name, more, value)
 	case !holds && was:
 		delete(h.unhealthy, key)
-		h.log.Info(ends, "disk", disk)
-	}
-}
-
-func (h *healthLog) set(kind, name, problem string) {
-	had, known := h.unhealthy[kind+" "+name]
-	h.unhealthy[kind+" "+name] = problem != ""
-	switch {
-	case problem != "" && !had:
-		h.log.Warn(kind+" unavailable", kind, name, "error", problem)
-	case problem == "" && known && had:
-		h.log.Info(kind+" available again", kind, name)
+		h.log.Info(ends, kind, name)
 	}
 }
 
