@@ -11,7 +11,8 @@
 //	    start the actions of the plan that do not run, and stop jobs that are not in it
 //
 // A round keeps nothing of the round before except what cannot be derived again: running jobs,
-// failures with the time of the next attempt, and usage that could not be written yet. All of it is
+// failures with the time of the next attempt, usage that could not be written yet, for how long a
+// problem or a wait for other nodes has lasted, and what was found against their claims. All of it is
 // lost with the process, on purpose. Package plan documents which actions follow from which
 // observation, and package job how a job executes an action.
 //
@@ -26,12 +27,13 @@
 //
 //	system.go         the interfaces to everything outside: clocks, disks, peers, jobs
 //	local.go          their implementations for a machine; package simulation has others
-//	loop.go           the loop of a daemon: events and rounds. configuration.go: the config
-//	                  directory. requests.go, upload.go: the requests of clients
+//	loop.go           the loop of a daemon: events and rounds. directory.go, configuration.go: the
+//	                  config directory. requests.go, retry.go, upload.go: the requests of clients
 //	reconciler.go     one round. observe.go, disks.go, peers.go: its observation.
-//	                  failures.go, usage.go, clock.go: what lasts from round to round
+//	                  failures.go, usage.go, clock.go, awaited.go: what lasts from round to round
 //	jobs.go           starting, stopping and ending jobs. task.go, transfers.go: what a job needs
-//	                  and its progress. delete.go: deletions
+//	                  and its progress. delete.go: deletions. proofs.go: what other nodes must prove
+//	                  before one, and what is known against their claims
 //	pace.go           what keeps n images from costing n rounds
 //	publish.go        the state that peers poll. peernode.go: their direct queries
 package reconcile
