@@ -153,7 +153,7 @@ func (l *Loop) configure(ctx context.Context, result schema.Result) error {
 	}
 	if atStart {
 		l.reconciler.Observe(desired) // locks the disks
-		if err := l.reconciler.OnlyLockedElsewhere(); err != nil {
+		if err := l.reconciler.disks.onlyLocked(); err != nil {
 			return err
 		}
 	}

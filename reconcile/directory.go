@@ -138,10 +138,7 @@ func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Read
 	d.loading.Store(r.loading)
 	long := time.AfterFunc(longLoad, func() {
 		d.log.Info("loading the configuration takes long: rounds go on with the last valid one, without deletions", "dir", d.dir, "files", len(s.Files))
-		select {
-		case d.slow <- struct{}{}:
-		default:
-		}
+		notify(d.slow)
 	})
 	result := d.load(ctx, s)
 	if !long.Stop() {

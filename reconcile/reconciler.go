@@ -56,9 +56,6 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 // disks at the last observation.
 func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() }
 
-// OnlyLockedElsewhere is like LockedElsewhere, but returns nil if any other disk could be used.
-func (r *Reconciler) OnlyLockedElsewhere() error { return r.disks.onlyLocked() }
-
 // Transfers returns the running actions. It may be called concurrently.
 func (r *Reconciler) Transfers() map[plan.CopyRef]job.Transfer { return r.jobs.transfers.all() }
 
