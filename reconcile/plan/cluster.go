@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -358,9 +357,7 @@ func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *ind
 	// closure is in no order, and the sources of a sync must be in the order of newIndex.
 	for _, byDigest := range []map[disk.Digest][]CopyRef{ix.ownByDigest, ix.peerByDigest} {
 		for _, refs := range byDigest {
-			slices.SortFunc(refs, func(a, b CopyRef) int {
-				return cmp.Or(CompareDisks(a.Disk, b.Disk), CompareIDs(a.ID, b.ID))
-			})
+			slices.SortFunc(refs, compareCopies)
 		}
 	}
 	return ix

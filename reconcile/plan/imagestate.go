@@ -123,11 +123,7 @@ func (s *imageState) knownDigest() disk.Digest {
 	if !isPlainClone(s.image) || len(s.ready) > 0 || !s.cloneConflict().IsZero() {
 		return disk.Digest{}
 	}
-	own, peers := s.cloneSources()
-	for _, ref := range slices.Concat(own, peers) {
-		return s.ix.copyAt(ref).SHA512
-	}
-	return disk.Digest{}
+	return s.cloneDigest()
 }
 
 // ownSources returns the ready copies on this node from which the image can be copied: copies of
@@ -223,6 +219,16 @@ func (s *imageState) cloneSources() (own, peers []CopyRef) {
 		}
 	}
 	return own, peers
+}
+
+// cloneDigest returns the digest of the ready copies from which the image is cloned; zero if there are
+// none.
+func (s *imageState) cloneDigest() disk.Digest {
+	own, peers := s.cloneSources()
+	for _, ref := range slices.Concat(own, peers) {
+		return s.ix.copyAt(ref).SHA512
+	}
+	return disk.Digest{}
 }
 
 // cloneConflict returns a reason when the copies of the cloned image differ.

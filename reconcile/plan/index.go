@@ -206,3 +206,8 @@ func CompareDisks(a, b schema.DiskRef) int {
 func CompareIDs(a, b disk.ID) int {
 	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UUID, b.UUID))
 }
+
+// compareCopies orders copies by disk and image.
+func compareCopies(a, b CopyRef) int {
+	return cmp.Or(CompareDisks(a.Disk, b.Disk), CompareIDs(a.ID, b.ID))
+}

@@ -257,7 +257,7 @@ func (s *imageState) failureHolds(ref schema.DiskRef) bool {
 // ready: that of the first target, and files that are verified first.
 func (p imagePlanner) awaited() []CopyRef {
 	s := p.state
-	if len(s.ready) > 0 || !s.digestDeclared() || s.image.Source.Upload != nil || len(p.placement.targets) == 0 || s.image.Source.Clone != nil && s.knownDigestOfClone().IsZero() {
+	if len(s.ready) > 0 || !s.digestDeclared() || s.image.Source.Upload != nil || len(p.placement.targets) == 0 || s.image.Source.Clone != nil && s.cloneDigest().IsZero() {
 		return nil
 	}
 	var refs []CopyRef
@@ -272,14 +272,4 @@ func (p imagePlanner) awaited() []CopyRef {
 		}
 	}
 	return refs
-}
-
-// knownDigestOfClone returns the digest of the ready copies from which the image is cloned; zero if there
-// are none.
-func (s *imageState) knownDigestOfClone() disk.Digest {
-	own, peers := s.cloneSources()
-	for _, ref := range append(own, peers...) {
-		return s.ix.copyAt(ref).SHA512
-	}
-	return disk.Digest{}
 }

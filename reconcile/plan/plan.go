@@ -91,9 +91,7 @@ func (d Desired) Plan(o Observed) Plan {
 	}
 	ix := newIndex(d, o)
 	p := newPlan(planImages(ix, maps.Values(d.Config.Images)), d.Digest, d.Revision)
-	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), func(a, b CopyRef) int {
-		return cmp.Or(CompareDisks(a.Disk, b.Disk), CompareIDs(a.ID, b.ID))
-	})
+	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), compareCopies)
 	p.Suspended = activeSuspensions(d.Config, o.Now)
 	return p
 }
@@ -188,8 +186,8 @@ func countBlocked(p Plan, failed []CopyRef) int {
 }
 
 // countMissing returns how many copies should be on this node's disks and are not ready. A
-// missing disk that is passed over does not count. In observe-only mode it returns 0, since the desired state is
-// not known.
+// missing disk that is passed over does not count. In observe-only mode it returns 0, since the desired
+// state is not known.
 func countMissing(d Desired, o Observed) int {
 	if d.Allowed == schema.ObserveOnly {
 		return 0
