@@ -16,7 +16,7 @@ import (
 //
 //	withdraw   the holder publishes the copy as leaving; no node counts it any more
 //	query      the holder queries the nodes that NodesToQuery returns, directly, and then
-//	           requests the proofs that ProofRequests returns (proof.go)
+//	           requests the proofs that ProofRequests returns
 //	confirm    WithResponses replaces earlier observations by the responses, and
 //	           ConfirmDeletion plans once more with the result
 //	delete     the holder deletes the copy, or cancels the withdrawal
@@ -343,9 +343,9 @@ func (s *imageState) unprovenCopies() (reasons []string) {
 		switch {
 		case ref.ID != s.image.ID || !s.ix.sameConfig(ref.Disk.Node):
 		case c.Unproven:
-			reasons = append(reasons, because(CodeUnproven, "the copy on %s does not count: %s", ref.Disk, Unproven.Text).Text)
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s", ref.Disk, Unproven.Text))
 		case c.State == disk.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.observed.proofs[ref].Problem != "":
-			reasons = append(reasons, because(CodeUnproven, "the copy on %s does not count: it did not prove that it has its bytes: %s", ref.Disk, s.ix.observed.proofs[ref].Problem).Text)
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it did not prove that it has its bytes: %s", ref.Disk, s.ix.observed.proofs[ref].Problem))
 		}
 	}
 	return reasons

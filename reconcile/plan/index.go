@@ -108,7 +108,7 @@ func (ix *index) attempt(op Op, ref CopyRef, reason Reason, bytes int64) Action 
 	if otherTurn || f.delays(op, ix.observed.Now) {
 		return backOff(ref, f)
 	}
-	unrecorded := op == Verify && (reason.Code == CodeVerifyRequested || reason == Suspected)
+	unrecorded := op == Verify && (reason.Code == CodeVerifyRequested || reason.Code == CodeSuspect)
 	if ix.observed.Disks[ref.Disk].ReadOnly && !unrecorded {
 		return waitForWrites(op, ref, reason)
 	}

@@ -177,7 +177,7 @@ func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
 func (p *surplusPlanner) disputedDisks() (reasons []string) {
 	for _, ref := range p.state.ready {
 		if p.ix.observed.Disks[ref.Disk].Disputed != "" {
-			reasons = append(reasons, because(CodeDiskDisputed, "the copy on %s does not count: another disk has the same diskUUID", ref.Disk).Text)
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: another disk has the same diskUUID", ref.Disk))
 		}
 	}
 	return reasons
