@@ -74,9 +74,12 @@ func (s *scanner) members(opening, closing byte, member func() error) error {
 		return err
 	}
 	c, err := s.peek()
-	if err != nil || c == closing {
-		s.pos++
+	if err != nil {
 		return err
+	}
+	if c == closing {
+		s.pos++
+		return nil
 	}
 	for {
 		if err := member(); err != nil {
