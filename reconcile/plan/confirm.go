@@ -310,19 +310,28 @@ func (p imagePlanner) ownManifest(digest disk.Digest, deleted CopyRef) CopyRef {
 
 // trustsManifest reports whether the chunk manifest that the node of a copy serves describes the bytes
 // with the digest of the copy: another node has the same manifest for the same digest, or this node
-// has read the bytes. Without a declared checksum a node is trusted with the content anyway.
+// has read the bytes. Without a declared checksum a node is trusted with the content anyway, unless
+// another node has another manifest for the same digest: then one of them has made it up.
 func (p imagePlanner) trustsManifest(ref CopyRef) bool {
 	c := p.ix.copyAt(ref)
-	switch {
-	case c.ManifestDigest.IsZero():
+	if c.ManifestDigest.IsZero() {
 		return false
-	case !p.state.digestDeclared(), p.ix.observed.ReadManifests[c.ManifestDigest] == c.SHA512:
+	}
+	if p.ix.observed.ReadManifests[c.ManifestDigest] == c.SHA512 {
 		return true
 	}
-	return slices.ContainsFunc(p.ix.peerByName[ref.ID.Name], func(other CopyRef) bool {
+	contradicted := false
+	for _, other := range p.ix.peerByName[ref.ID.Name] {
 		second := p.ix.copyAt(other)
-		return other.Disk.Node != ref.Disk.Node && second.State == disk.Ready && second.SHA512 == c.SHA512 && second.ManifestDigest == c.ManifestDigest
-	})
+		if other.Disk.Node == ref.Disk.Node || second.State != disk.Ready || second.SHA512 != c.SHA512 || second.ManifestDigest.IsZero() {
+			continue
+		}
+		if second.ManifestDigest == c.ManifestDigest {
+			return true
+		}
+		contradicted = true
+	}
+	return !p.state.digestDeclared() && !contradicted
 }
 
 // hasProven reports whether a copy on another node has proven that it has its bytes. While no deletion

@@ -125,6 +125,7 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 		{"two nodes disagree", []plan.Copy{same, different}, false, false, true},
 		{"the bytes were read", []plan.Copy{same}, true, false, false},
 		{"without a checksum the node is trusted with the content", []plan.Copy{same}, false, true, false},
+		{"without a checksum two nodes disagree about the same bytes", []plan.Copy{same, different}, false, true, true},
 	} {
 		for i, ref := range others {
 			delete(o.Disks[ref].Copies, image.ID)
