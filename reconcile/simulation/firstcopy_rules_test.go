@@ -177,7 +177,10 @@ func (m *node) createsFirstCopy(one peer.Disk, ref schema.DiskRef, key plan.Copy
 	node := m.applied.config.Nodes[ref.Node]
 	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
 	other := plan.CopyRef{Disk: ref, ID: key.ID}
-	if i < 0 || !m.observed.Running[other] || one.Problem != "" || m.observed.Disks[ref].Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
+	if i < 0 || !m.observed.Running[other] || one.Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
+		return false
+	}
+	if seen := m.observed.Disks[ref]; seen.Problem != "" || seen.ReadOnly {
 		return false
 	}
 	for k, t := range m.observed.Failures {
