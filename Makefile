@@ -34,7 +34,7 @@ check: ## Check format, vet, staticcheck, go.mod and the imports between package
 	./.ci/imports
 
 bench: ## Run the benchmarks. They need root, rsync, 24 GiB in TMPDIR and a quiet machine.
-	$(GO) test -run '^$$' -bench . -benchtime 3x -timeout 60m ./...
+	$(GO) test -run '^$$' -bench . -benchtime 3x -timeout 6h ./...
 
 fuzz: ## Run each fuzz target for FUZZTIME (60s).
 	@for package in $$($(GO) list ./...); do \
