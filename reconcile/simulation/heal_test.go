@@ -125,7 +125,8 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 				for _, ref := range c.diskRefs() {
 					delete(c.disks[ref].Copies, image.ID)
 				}
-				return true
+				did = true
+				break
 			}
 			image.Checksum = c.digest(content)
 			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
