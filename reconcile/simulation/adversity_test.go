@@ -228,7 +228,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 	copies, _ := copyCounts(image, len(ranked))
 	if config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		copies = 1
-		if c.liar != nil && !c.liar.neverReady {
+		if c.isReadyAnywhere(image.ID) || c.liar != nil && !c.liar.neverReady { // also on a disk that is not ranked
 			copies = 0
 		}
 	}
