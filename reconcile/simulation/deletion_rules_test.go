@@ -3,6 +3,7 @@ package simulation
 import (
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -38,7 +39,8 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	if declared && r.key.ID != image.ID && s.File == "" {
 		return // a partial file of an older generation is no copy
 	}
-	if !evicted && !m.requestedCleanups[r.key] {
+	accepted, requested := m.requestedCleanups[r.key]
+	if !evicted && !(requested && r.began-accepted <= time.Minute) { // a request is in force for a minute
 		r.checkInterval(s)
 	}
 	if declared && r.losesNothing(s) {

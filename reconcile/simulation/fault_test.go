@@ -299,7 +299,7 @@ func (m *node) requestCleanup(key plan.CopyRef) {
 	}
 	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, func(_ plan.Action, err error) {
 		if err == nil {
-			m.requestedCleanups[key] = true
+			m.requestedCleanups[key] = m.c.now
 		}
 	})
 	m.requestRound()

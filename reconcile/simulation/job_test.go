@@ -84,7 +84,9 @@ func (m *node) endJob(job *runningJob, err error) {
 	switch {
 	case err == nil:
 		m.c.done[job.action.Op]++
-		delete(m.requestedCleanups, job.key)
+		if job.action.Op.Deletes() {
+			delete(m.requestedCleanups, job.key)
+		}
 		m.c.logf(m.name, "%s of %s is done", job.action.Op, job.key)
 	default:
 		m.failedJobs[job.key] = true

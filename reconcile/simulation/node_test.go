@@ -61,9 +61,9 @@ type process struct {
 
 	// Jobs and requests.
 	jobs              map[plan.CopyRef]*runningJob
-	requestedCleanups map[plan.CopyRef]bool
-	uploads           map[plan.CopyRef]*uploader // until their jobs end
-	failedJobs        map[plan.CopyRef]bool      // since the last round
+	requestedCleanups map[plan.CopyRef]time.Duration // when they were accepted
+	uploads           map[plan.CopyRef]*uploader     // until their jobs end
+	failedJobs        map[plan.CopyRef]bool          // since the last round
 
 	// The network.
 	peers     map[string]*peerView
@@ -105,7 +105,7 @@ func (m *node) start() {
 	log := slog.New(slog.DiscardHandler)
 	m.process = process{
 		loop:      reconcile.NewLoop(reconcile.NewWith(m.system(), log), reconcile.LoopOptions{Interval: time.Minute, Node: m.name, Log: log}),
-		removedAt: map[string]time.Duration{}, jobs: map[plan.CopyRef]*runningJob{}, requestedCleanups: map[plan.CopyRef]bool{},
+		removedAt: map[string]time.Duration{}, jobs: map[plan.CopyRef]*runningJob{}, requestedCleanups: map[plan.CopyRef]time.Duration{},
 		uploads: map[plan.CopyRef]*uploader{}, failedJobs: map[plan.CopyRef]bool{}, peers: map[string]*peerView{},
 		observedOffset: m.clockOffset, recorded: map[string]int{}, unwritten: map[unwrittenKey]bool{},
 	}
