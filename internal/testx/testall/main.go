@@ -102,8 +102,8 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 	}
 	ok := true
 	for _, p := range passes {
-		// Tests also wait for disks and timers, so one package more than CPUs is tested at a time.
-		args := slices.Concat(p.flags, []string{"-vet=off", "-trimpath", fmt.Sprintf("-p=%d", runtime.NumCPU()+1)}, p.packages)
+		// Tests also wait for disks and timers, so two packages more than CPUs are tested at a time.
+		args := slices.Concat(p.flags, []string{"-vet=off", "-trimpath", fmt.Sprintf("-p=%d", runtime.NumCPU()+2)}, p.packages)
 		passed, err := goTest(ctx, results, append(env, "CGO_ENABLED="+p.cgo), args)
 		if err != nil {
 			return false, err
