@@ -373,11 +373,11 @@ func (f failingSync) after(run *activeJob, fault plan.Fault) failingSync {
 // isHopeless reports whether the sync has failed for the recovery interval and received next to nothing.
 func (f failingSync) isHopeless(run *activeJob, now time.Time) bool {
 	lasted := now.Sub(f.began)
-	least := int64(minSyncRate)
+	least := float64(minSyncRate)
 	if limit := run.task.Image.BandwidthLimit; limit > 0 {
-		least = min(least, limit/2)
+		least = min(least, float64(limit)/2)
 	}
-	return !f.began.IsZero() && lasted >= run.task.RecoveryInterval && float64(f.received) < float64(least)*lasted.Seconds()
+	return !f.began.IsZero() && lasted >= run.task.RecoveryInterval && float64(f.received) < least*lasted.Seconds()
 }
 
 // leaveSourcesAside leaves the sources of a failed job aside if they sent wrong bytes, or nothing for the

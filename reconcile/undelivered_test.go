@@ -39,6 +39,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 		{"next to nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 20, plan.Download},
 		{"a dropped connection", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 30, plan.Sync},
 		{"a low limit", func(i *schema.Image) { i.BandwidthLimit = 4 << 10 }, io.ErrUnexpectedEOF, 1 << 20, plan.Sync},
+		{"the lowest limit", func(i *schema.Image) { i.BandwidthLimit = 1 }, io.ErrUnexpectedEOF, 0, plan.Download},
 		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, plan.Sync},
 		{"no checksum", func(i *schema.Image) { i.Checksum = disk.Digest{} }, io.ErrUnexpectedEOF, 0, plan.Sync},
 	} {
