@@ -20,7 +20,7 @@ type failureRecord struct {
 	image    schema.Image
 	diskUUID string // "" if it was not known
 	unproven int    // see cancelDeletion
-	sync     failingSync
+	reads    failingReads
 }
 
 // recordFailure records the failure of a job until the next attempt, and returns it.
@@ -30,11 +30,11 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 		a.Pinned.Until = now.Steady.Add(until.Sub(now.Wall))
 	}
 	next := job.NextFailure(r.failures[e.key].Failure, a, e.err, now.Steady, r.system.Random())
-	failing := r.failures[e.key].sync.after(run, next.Fault)
+	failing := r.failures[e.key].reads.after(run, next.Fault)
 	if r.peers.leaveSourcesAside(run, e.err, failing, now.Steady) {
 		next.RetryAt = now.Steady // the next attempt uses another source
 	}
-	r.failures[e.key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(e.key.Disk), sync: failing}
+	r.failures[e.key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(e.key.Disk), reads: failing}
 	return next
 }
 

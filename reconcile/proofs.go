@@ -346,22 +346,23 @@ func (s *claims) applyUndelivered(disks map[schema.DiskRef]plan.Disk) {
 	}
 }
 
-// minSyncRate is the least rate, in bytes per second, at which a sync that fails again and again may go on
-// with its sources. A slower one would take days for an image of some GiB.
-const minSyncRate = 64 << 10
+// minReadRate is the least rate, in bytes per second, at which a sync or a repair that fails again and again may
+// go on with its sources. A slower one would take days for an image of some GiB.
+const minReadRate = 64 << 10
 
-// failingSync are the failed attempts of a sync from other nodes since its last other outcome.
-type failingSync struct {
+// failingReads are the failed attempts to sync or repair a copy from other nodes since their last other outcome.
+// Both count together, because a repair that fails is replaced by a sync, and a sync that fails by a repair.
+type failingReads struct {
 	began    time.Time // steady; the beginning of the first attempt
 	received int64     // bytes of all attempts
 }
 
-// after returns the failing sync after a job has failed with that fault. It is zero if the job is no sync from
-// other nodes of an image with a checksum, or if it failed for a reason on this node.
-func (f failingSync) after(run *activeJob, fault plan.Fault) failingSync {
-	a := run.task.Action
-	if a.Op != plan.Sync || a.LocalSource != (plan.CopyRef{}) || fault != plan.FaultNetwork || run.task.Image.Checksum.IsZero() || run.task.Image.Source.Upload != nil {
-		return failingSync{}
+// after returns the failing reads after a job has failed with that fault. They are zero if the job did not read
+// an image with a checksum from other nodes, or if it failed for a reason on this node.
+func (f failingReads) after(run *activeJob, fault plan.Fault) failingReads {
+	image := run.task.Image
+	if !readsPeers(run.task.Action) || fault != plan.FaultNetwork || image.Checksum.IsZero() || image.Source.Upload != nil {
+		return failingReads{}
 	}
 	if f.began.IsZero() {
 		f.began = run.started.Steady
@@ -370,10 +371,16 @@ func (f failingSync) after(run *activeJob, fault plan.Fault) failingSync {
 	return f
 }
 
-// isHopeless reports whether the sync has failed for the recovery interval and received next to nothing.
-func (f failingSync) isHopeless(run *activeJob, now time.Time) bool {
+// readsPeers reports whether an action creates or repairs a copy from copies on other nodes. A repair without
+// any reads the upstream only.
+func readsPeers(a plan.Action) bool {
+	return (a.Op == plan.Sync || a.Op == plan.Repair) && a.From != (plan.CopyRef{}) && a.LocalSource == (plan.CopyRef{})
+}
+
+// areHopeless reports whether the attempts have failed for the recovery interval and received next to nothing.
+func (f failingReads) areHopeless(run *activeJob, now time.Time) bool {
 	lasted := now.Sub(f.began)
-	least := float64(minSyncRate)
+	least := float64(minReadRate)
 	if limit := run.task.Image.BandwidthLimit; limit > 0 {
 		least = min(least, float64(limit)/2)
 	}
@@ -382,7 +389,7 @@ func (f failingSync) isHopeless(run *activeJob, now time.Time) bool {
 
 // leaveSourcesAside leaves the sources of a failed job aside if they sent wrong bytes, or nothing for the
 // recovery interval, and reports whether another source can be used at once.
-func (s *peers) leaveSourcesAside(run *activeJob, err error, failing failingSync, now time.Time) (again bool) {
+func (s *peers) leaveSourcesAside(run *activeJob, err error, failing failingReads, now time.Time) (again bool) {
 	claims, digest := s.claims, run.task.Digest
 	if wrong, ok := errors.AsType[*job.WrongSourcesError](err); ok {
 		again = s.disprove(wrong.Sources, wrong, now)
@@ -391,5 +398,5 @@ func (s *peers) leaveSourcesAside(run *activeJob, err error, failing failingSync
 		}
 		return again
 	}
-	return failing.isHopeless(run, now) && claims.leaveAside(run.task.PeerCopies(), digest, err, now)
+	return failing.areHopeless(run, now) && claims.leaveAside(run.task.PeerCopies(), digest, err, now)
 }

@@ -25,23 +25,26 @@ import (
 )
 
 // A node claims to have the only copy of an image, and sends nothing. After the recovery interval the
-// image is downloaded, also if its source is packed, so that the sync itself cannot read it. A sync that
-// receives most of the image goes on.
+// image is downloaded, also if its source is packed, so that the sync itself cannot read it. The same holds for
+// a damaged copy, which a repair and a sync try to restore in turn. A sync that receives most of the image goes on.
 func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		change   func(*schema.Image)
 		err      error
-		received int64 // in each attempt
+		received int64     // in each attempt
+		damaged  []plan.Op // the attempts for a damaged copy; nil: there is no copy, and each attempt is a sync
 		want     plan.Op
 	}{
-		{"nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, plan.Download},
-		{"next to nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 20, plan.Download},
-		{"a dropped connection", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 30, plan.Sync},
-		{"a low limit", func(i *schema.Image) { i.BandwidthLimit = 4 << 10 }, io.ErrUnexpectedEOF, 1 << 20, plan.Sync},
-		{"the lowest limit", func(i *schema.Image) { i.BandwidthLimit = 1 }, io.ErrUnexpectedEOF, 0, plan.Download},
-		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, plan.Sync},
-		{"no checksum", func(i *schema.Image) { i.Checksum = disk.Digest{} }, io.ErrUnexpectedEOF, 0, plan.Sync},
+		{"nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, nil, plan.Download},
+		{"next to nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 20, nil, plan.Download},
+		{"a dropped connection", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 30, nil, plan.Sync},
+		{"a low limit", func(i *schema.Image) { i.BandwidthLimit = 4 << 10 }, io.ErrUnexpectedEOF, 1 << 20, nil, plan.Sync},
+		{"the lowest limit", func(i *schema.Image) { i.BandwidthLimit = 1 }, io.ErrUnexpectedEOF, 0, nil, plan.Download},
+		{"a damaged copy, after a sync", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []plan.Op{plan.Repair, plan.Repair, plan.Repair, plan.Sync}, plan.Download},
+		{"a damaged copy, after a repair", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []plan.Op{plan.Repair, plan.Sync, plan.Repair, plan.Repair}, plan.Download},
+		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, nil, plan.Sync},
+		{"no checksum", func(i *schema.Image) { i.Checksum = disk.Digest{} }, io.ErrUnexpectedEOF, 0, nil, plan.Sync},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, image, refs := plantest.TwoNodes(2)
@@ -52,6 +55,9 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 			empty := plantest.EmptyDisks(c)
 			claimed := plantest.ReadyCopy(image, digest)
 			empty.Disks[refs[0]].Copies[image.ID] = claimed
+			if test.damaged != nil {
+				empty.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, digest)
+			}
 			d, o := plantest.AsNode(refs[1].Node, c, empty)
 			key := plan.CopyRef{Disk: refs[1], ID: image.ID}
 			o.Peers[refs[0].Node] = plan.Peer{Queried: true, ConfigDigest: d.Digest}
@@ -60,15 +66,22 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 			r, now := New(fetch.Client{}, slog.New(slog.DiscardHandler), true), time.Now()
 			r.clock.read = func() Instant { return Instant{Wall: now.Round(0), Steady: now} }
 			source := peer.Source{Address: peer.Address{Node: refs[0].Node}, Disk: refs[0].Disk, ID: image.ID, ManifestDigest: claimed.ManifestDigest}
-			sync := plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
+			attempts := 0
 			for began := now; now.Sub(began) <= 5*time.Minute; now = now.Add(time.Minute) {
+				op := plan.Sync
+				if test.damaged != nil {
+					op = test.damaged[attempts]
+				}
+				attempts++
+				read := plan.NewAction(op, key, plan.Reason{}, 0)
+				read.From = plan.CopyRef{Disk: refs[0], ID: image.ID}
 				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{
-					Action: sync, Image: image, Digest: digest, RecoveryInterval: 5 * time.Minute, Progress: &fetch.Progress{},
+					Action: read, Image: image, Digest: digest, RecoveryInterval: 5 * time.Minute, Progress: &fetch.Progress{},
 					PeerCopies: func() []peer.Source { return []peer.Source{source} },
 				}}
 				run.task.Progress.PeerBytes.Store(test.received)
 				r.jobs.running[key] = run
-				r.jobs.transfers.add(key, job.Transfer{Action: sync, Progress: run.task.Progress})
+				r.jobs.transfers.add(key, job.Transfer{Action: read, Progress: run.task.Progress})
 				now = now.Add(30 * time.Second)
 				err := error(&fetch.Error{Class: fetch.Network, Err: test.err})
 				if errors.Is(test.err, disk.ErrNoSpace) {
