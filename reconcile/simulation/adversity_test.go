@@ -221,8 +221,9 @@ func (c *cluster) lackingImage() string {
 
 // requiredReady returns how many ready copies an image must have, and how many it has. A copy on a skewed
 // node counts. A compromised node may claim to have its copies, or to be about to create them, so that nobody
-// creates these elsewhere. But an image of which it claims no ready copy must get one. If only first copies
-// are created, one ready copy that it claims suffices, as that of a silent node does.
+// creates these elsewhere. On a disk that takes no new copies, only a claim to have a file does that. But an image
+// of which it claims no ready copy must get one. If only first copies are created, one ready copy that it claims
+// suffices, as that of a silent node does.
 func (c *cluster) requiredReady(config schema.Config, image schema.Image) (required, have int) {
 	ranked := c.rankedDisks(c.latest(), image)
 	copies, _ := copyCounts(image, len(ranked))
@@ -237,7 +238,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 		m, s := c.nodes[ref.Node], c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID})
 		accepts := config.Nodes[ref.Node].AllowScheduling && config.Nodes[ref.Node].Disks[ref.Disk].AllowScheduling
 		switch {
-		case m.liar != nil && accepts:
+		case m.liar != nil && (accepts || m.liar.mayClaim(image.ID.Name, claimKind.isFile)):
 			places++
 			continue
 		case s.Ready():
@@ -249,7 +250,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 			places, required = places+1, required+1
 		}
 	}
-	if c.liar != nil && c.liar.neverReady && usable {
+	if c.liar != nil && usable && (c.liar.neverReady || !c.liar.mayClaim(image.ID.Name, claimKind.isReady)) {
 		required = max(required, 1)
 	}
 	return required, have

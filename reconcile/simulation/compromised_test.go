@@ -81,7 +81,14 @@ const (
 	claimKinds
 )
 
-func (k claimKind) isReady() bool { return k == claimReady || k == claimUsed || k == claimLeaving }
+// isReady reports whether the claim is about a ready copy, whatever its digest.
+func (k claimKind) isReady() bool {
+	return k == claimReady || k == claimUsed || k == claimConflict || k == claimLeaving
+}
+
+// isFile reports whether the claim is about a file that is ready or is verified first. With such a file, a disk
+// that takes no new copies is desired all the same (P3).
+func (k claimKind) isFile() bool { return k.isReady() || k == claimUnknown }
 
 // digestKind is which config digest a liar claims.
 type digestKind int
@@ -217,10 +224,24 @@ func (l *liar) drawClaim() claimKind {
 		if l.rng.oneIn(3) {
 			k = claimReady
 		}
-		if !l.bounded || k != claimWorking && !(l.neverReady && (k.isReady() || k == claimConflict)) {
+		if !l.bounded || k != claimWorking && !(l.neverReady && k.isReady()) {
 			return k
 		}
 	}
+}
+
+// mayClaim reports whether the liar, bounded, may make such a claim about an image.
+func (l *liar) mayClaim(image string, such func(claimKind) bool) bool {
+	if l.only == nil && !l.steady {
+		return true // it changes its claims
+	}
+	for _, m := range l.moods {
+		mirrors := m.mirror != nil || !l.steady // another node, if it claims nothing itself
+		if k := m.claims[image]; such(k) || k == claimNothing && mirrors {
+			return true
+		}
+	}
+	return false
 }
 
 // bound limits the liar from now on to what must not delay an image for longer than a node that does not
