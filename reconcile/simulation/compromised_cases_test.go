@@ -49,3 +49,36 @@ func TestClusterUsesTheSourceWhenAClaimedCopyIsNeverSent(t *testing.T) {
 		t.Errorf("%s is not ready on %s:\n%s\n%s", m.ID, ranked[0], c.trace, c.describe())
 	}
 }
+
+// A compromised node claims to have the only desired copy of an image. When that node is evicted, or removed from
+// the configuration, another node must create the copy.
+func TestClusterCreatesTheCopyThatAnEvictedNodeClaims(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name   string
+		change func(c *schema.Config, node string)
+	}{
+		{"evicted", func(c *schema.Config, name string) {
+			node := c.Nodes[name]
+			node.EvictionRequested = true
+			c.Nodes[name] = node
+		}},
+		{"removed", func(c *schema.Config, name string) { delete(c.Nodes, name) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, _, _ := threeNodes(t, 0)
+			m := restoredImage(c, "macaw")
+			ranked := c.rankedDisks(c.latest(), m)
+			c.compromise(c.nodes[ranked[0].Node])
+			c.liar.always(claimReady, noBytes)
+			c.runUntil(c.now + time.Minute)
+			c.declare(c.editedConfig(func(config *schema.Config) { config.Images[m.ID.Name] = m }))
+			c.runUntil(c.now + 20*time.Minute)
+			c.declare(c.editedConfig(func(config *schema.Config) { test.change(config, ranked[0].Node) }))
+			c.runUntil(c.now + 20*time.Minute)
+			if !c.isReadyAnywhere(m.ID) {
+				t.Errorf("%s is not ready:\n%s\n%s", m.ID, c.trace, c.describe())
+			}
+		})
+	}
+}
