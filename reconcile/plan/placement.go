@@ -212,12 +212,15 @@ func isOverdue(s *imageState, ref schema.DiskRef) bool {
 	return waited >= limit && !s.sourceHasFailed(ref)
 }
 
-// isWorking reports whether another node says that a job runs on any of its disks.
+// isWorking reports whether another node says that a job runs on any of its disks. A deletion does not
+// count: no job waits for it, and what another node claims can make it fail again and again.
 func (ix *index) isWorking(node string) bool {
 	if ix.working == nil {
 		ix.working = map[string]bool{}
 		for ref := range ix.observed.Running {
-			ix.working[ref.Disk.Node] = true
+			if !ix.copyAt(ref).Leaving {
+				ix.working[ref.Disk.Node] = true
+			}
 		}
 	}
 	return ix.working[node]
