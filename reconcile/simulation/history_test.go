@@ -127,11 +127,12 @@ func (m *node) noteUnwritten() {
 // excuseCopies notes the copies whose usage the ended process could not record. It is lost, and the
 // next process cannot know that.
 func (m *node) excuseCopies() {
-	for _, d := range m.c.disks {
+	for ref, d := range m.c.disks {
 		outdated := m.recorded[d.UUID] < m.clockSteps || m.clockOffset != m.observedOffset
 		for id, s := range d.Copies {
 			h := m.c.history(s)
-			h.excused = h.excused || s.Usage.By == m.name && outdated || m.unwritten[unwrittenKey{d.UUID, id}]
+			unrecorded := ref.Node == m.name && m.observing && h.usedAt > 0 && h.usedAt >= m.roundBegan // the round had no time for it
+			h.excused = h.excused || s.Usage.By == m.name && outdated || unrecorded || m.unwritten[unwrittenKey{d.UUID, id}]
 		}
 	}
 }

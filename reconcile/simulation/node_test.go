@@ -72,6 +72,7 @@ type process struct {
 
 	// The observation of the present round.
 	observing      bool
+	roundBegan     time.Duration
 	observations   int
 	observedDigest string // of the configuration
 	listed         []listing
@@ -166,7 +167,7 @@ func (m *node) round() {
 	if !m.configure() {
 		return
 	}
-	m.observing, m.listed = true, nil
+	m.observing, m.roundBegan, m.listed = true, m.c.now, nil
 	if m.clockOffset != m.observedOffset {
 		m.clockSteps++
 	}
