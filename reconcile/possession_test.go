@@ -235,6 +235,31 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 			t.Error("the last copy was deleted")
 		}
 	})
+	// It relays the right bytes, with a chunk manifest that does not describe them.
+	t.Run("made-up manifest", func(t *testing.T) {
+		t.Parallel()
+		c := newLAN(t, 2)
+		holder, evil := c.nodes[0], c.nodes[1]
+		c.nodes = c.nodes[:1]
+		c.start(image(c, first, "/a"))
+		holder.until("the first generation", holder.holds)
+		l := newLiar(t, holder, evil)
+		l.proof = respondWith(second)
+		c.nodes, c.evicted = []*manager{holder, evil}, holder
+		next := image(c, second, "/b")
+		uuid := plantest.Load(t, "nodes: {node1: {disks: {a: {path: /a}}}}\n"+next).Config.Images["parrot"].ID.UUID
+		l.change = func(c *peer.Copy) {
+			c.UUID, c.SHA512, c.Size = uuid, digestOfBytes(second), int64(len(second))
+		}
+		c.declare(next, holder)
+		v := holder.until("the claim disproved, or read again", func(v *status.View) bool {
+			claimed := v.Observed.Disks[schema.DiskRef{Node: evil.name, Disk: "a"}].Copies[disk.ID{Name: "parrot", UUID: uuid}]
+			return claimed.Unproven || holder.Counts().Done[plan.Verify] >= 3
+		})
+		if done := holder.Counts().Done[plan.Verify]; done > 0 || !holder.holds(v) {
+			t.Errorf("%d verifications of a copy with another manifest are done; the older copy is there: %v", done, holder.holds(v))
+		}
+	})
 }
 
 func digestOfBytes(content []byte) disk.Digest {

@@ -55,6 +55,10 @@ func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 	if !matches {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: %w", j.Action.From, ErrOtherBytes)}
 	}
-	j.Peers.Verified(disk.SHA256.Digest(manifest))
+	got := disk.SHA256.Digest(manifest)
+	j.Peers.Verified(got)
+	if got != s.ManifestDigest { // otherwise this copy would be read again and again
+		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: its chunk manifest is not that of its bytes: %w", j.Action.From, ErrOtherBytes)}
+	}
 	return nil
 }

@@ -558,6 +558,9 @@ func (l *liar) verify(w *runningJob) error {
 	switch {
 	case isForgery(w.content), relayed:
 		w.verified(l.node.c.library.Properties(w.content).ManifestDigest)
+		if m.forged && !isForgery(w.content) { // it publishes another chunk manifest
+			return &fetch.Error{Class: fetch.Network, Err: job.ErrOtherBytes}
+		}
 		return nil
 	case m.bytes == wrongBytes:
 		return &fetch.Error{Class: fetch.Network, Err: job.ErrOtherBytes}
