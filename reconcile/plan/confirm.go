@@ -323,13 +323,13 @@ func (p imagePlanner) trustsManifest(ref CopyRef) bool {
 	contradicted := false
 	for _, other := range p.ix.peerByName[ref.ID.Name] {
 		second := p.ix.copyAt(other)
-		if other.Disk.Node == ref.Disk.Node || second.State != disk.Ready || second.SHA512 != c.SHA512 || second.ManifestDigest.IsZero() {
-			continue
-		}
-		if second.ManifestDigest == c.ManifestDigest {
+		switch {
+		case other.Disk.Node == ref.Disk.Node || second.SHA512 != c.SHA512 || second.ManifestDigest.IsZero() || second.Unproven:
+		case second.ManifestDigest != c.ManifestDigest:
+			contradicted = true // also by a damaged copy: its manifest is that of its bytes from before
+		case second.State == disk.Ready:
 			return true
 		}
-		contradicted = true
 	}
 	return !p.state.digestDeclared() && !contradicted
 }

@@ -113,6 +113,8 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 	same := plantest.ReadyCopy(image, image.Checksum)
 	different := same
 	different.ManifestDigest = plantest.Digest(disk.SHA256, "another")
+	damaged := different
+	damaged.State = disk.Failed
 	for _, test := range []struct {
 		name      string
 		copies    []plan.Copy
@@ -126,6 +128,7 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 		{"the bytes were read", []plan.Copy{same}, true, false, false},
 		{"without a checksum the node is trusted with the content", []plan.Copy{same}, false, true, false},
 		{"without a checksum two nodes disagree about the same bytes", []plan.Copy{same, different}, false, true, true},
+		{"without a checksum a damaged copy of the same bytes has another manifest", []plan.Copy{same, damaged}, false, true, true},
 	} {
 		for i, ref := range others {
 			delete(o.Disks[ref].Copies, image.ID)
