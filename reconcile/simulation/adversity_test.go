@@ -228,8 +228,11 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 	ranked := c.rankedDisks(c.latest(), image)
 	copies, _ := copyCounts(image, len(ranked))
 	if config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
+		if c.isReadyAnywhere(image.ID) { // also on a disk that is not ranked
+			return 0, 0
+		}
 		copies = 1
-		if c.isReadyAnywhere(image.ID) || c.liar != nil && !c.liar.neverReady { // also on a disk that is not ranked
+		if c.liar != nil && !c.liar.neverReady {
 			copies = 0
 		}
 	}

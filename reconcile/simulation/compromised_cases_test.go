@@ -82,3 +82,29 @@ func TestClusterCreatesTheCopyThatAnEvictedNodeClaims(t *testing.T) {
 		})
 	}
 }
+
+// Only first copies are created, and the only copy of an image is on a disk that is not ranked any more. No
+// other one is expected, whatever a compromised node claims.
+func TestNoSecondCopyIsExpectedWhereOnlyFirstCopiesAreCreated(t *testing.T) {
+	t.Parallel()
+	c, _, _ := threeNodes(t, 0)
+	m := restoredImage(c, "macaw")
+	ranked := c.rankedDisks(c.latest(), m)
+	c.declare(c.editedConfig(func(config *schema.Config) { config.Images[m.ID.Name] = m }))
+	c.runUntil(c.now + 10*time.Minute)
+	c.declare(c.editedConfig(func(config *schema.Config) {
+		for _, ref := range ranked[1:] {
+			node := config.Nodes[ref.Node]
+			node.Tags = []string{"other"}
+			config.Nodes[ref.Node] = node
+		}
+		m.NodeSelector = []string{"other"}
+		config.Images[m.ID.Name], config.Settings.ConcurrentReplenishPerNodeLimit = m, 0
+	}))
+	c.compromise(c.nodes[ranked[2].Node])
+	c.liar.always(claimFinal, noBytes)
+	c.runUntil(c.now + 20*time.Minute)
+	if !c.isReadyAnywhere(m.ID) || c.lackingImage() != "" {
+		t.Errorf("%s is expected; %s is ready: %v", c.lackingImage(), m.ID, c.isReadyAnywhere(m.ID))
+	}
+}
