@@ -210,15 +210,15 @@ func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRe
 func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(plan.Action, error)) {
 	v := l.View()
 	key := plan.CopyRef{Disk: on, ID: disk.ID{Name: image, UUID: uuid}}
+	declared, err := declaredImage(v, image)
+	if err != nil && (uuid == "" || errors.Is(err, errNotLoaded)) {
+		done(plan.Action{}, fmt.Errorf("clean up %s: %w", image, err))
+		return
+	}
 	if uuid == "" {
-		declared, err := declaredImage(v, image)
-		if err != nil {
-			done(plan.Action{}, fmt.Errorf("clean up %s: %w", image, err))
-			return
-		}
 		key.ID = declared.ID
 	}
-	if v == nil || !v.Desired.Owns(on) || !v.Observed.HasCopy(key) {
+	if !v.Desired.Owns(on) || !v.Observed.HasCopy(key) {
 		done(plan.Action{}, fmt.Errorf("clean up %s: %w", key, ErrNotReady))
 		return
 	}

@@ -86,7 +86,8 @@ func TestRequestBeforeTheConfigurationIsRead(t *testing.T) {
 		_, verified := l.Verify(t.Context(), "parrot")
 		_, retried := l.Retry(t.Context(), "parrot", nil)
 		_, cleaned := l.Cleanup(t.Context(), "parrot", "", schema.DiskRef{Node: "node1", Disk: "disk1"})
-		for _, err := range []error{verified, retried, cleaned} {
+		_, orphan := l.Cleanup(t.Context(), "parrot", "0000000a", schema.DiskRef{Node: "node1", Disk: "disk1"})
+		for _, err := range []error{verified, retried, cleaned, orphan} {
 			if err == nil || errors.Is(err, ErrNotDeclared) || !strings.HasSuffix(err.Error(), "retry later") {
 				t.Errorf("got %v", err)
 			}

@@ -374,7 +374,7 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 // checkOwnDisks returns why this daemon cannot decide about copies on the disks, or nil.
 func (s server) checkOwnDisks(on ...schema.DiskRef) *httperror.Error {
 	v := s.loop.View()
-	if v == nil {
+	if v == nil || !v.Loaded { // it is not known yet which disks are declared
 		return httperror.New(http.StatusServiceUnavailable, notReadYet)
 	}
 	for _, ref := range on {

@@ -208,3 +208,19 @@ func TestEveryPanicOfAHandlerIsLogged(t *testing.T) {
 		t.Errorf("%d of %d panics are logged:\n%s", n, requests, log.String())
 	}
 }
+
+// Before a daemon has read its config directory, every request has to be tried again later: it is not known
+// yet which images and disks are declared.
+func TestRequestsBeforeTheConfigurationIsRead(t *testing.T) {
+	root := t.TempDir()
+	loop := startLoop(t, filepath.Join(root, "missing"), filepath.Join(root, "disk"))
+	s := NewServer(loop, localAuthorizer(t), time.Minute, slog.New(slog.DiscardHandler))
+	waitFor(t, "there is no round", func() bool { return loop.View() != nil })
+	for _, path := range []string{"verify", "retry", "retry?disk=node1/disk1", "cleanup?disk=node1/disk1", "cleanup?disk=node1/disk1&uuid=6846a0b2"} {
+		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/v1/images/parrot/"+path, nil)
+		r.Host, r.RemoteAddr = "localhost", "127.0.0.1:5000"
+		if s.Handler.ServeHTTP(w, r); w.Code != http.StatusServiceUnavailable {
+			t.Errorf("%s: %d %s", path, w.Code, w.Body)
+		}
+	}
+}
