@@ -198,8 +198,8 @@ func longFailure(s *imageState, ref schema.DiskRef) Failure {
 const maxFirstCopyTime = 24 * time.Hour
 
 // isOverdue reports whether this node has waited too long for the disk of another node: for the
-// recovery interval if that node has no running job, and for maxFirstCopyTime otherwise, since its jobs
-// may wait for each other.
+// recovery interval if no job of that node works on a copy, and for maxFirstCopyTime otherwise, since its
+// jobs may wait for each other.
 func isOverdue(s *imageState, ref schema.DiskRef) bool {
 	waited := s.ix.observed.Awaited[s.on(ref)]
 	if waited == 0 || s.ix.desired.Owns(ref) || !s.digestDeclared() || len(s.ready) > 0 || s.image.Source.Upload != nil {
@@ -212,8 +212,8 @@ func isOverdue(s *imageState, ref schema.DiskRef) bool {
 	return waited >= limit && !s.sourceHasFailed(ref)
 }
 
-// isWorking reports whether another node says that a job runs on any of its disks. A deletion does not
-// count: no job waits for it, and what another node claims can make it fail again and again.
+// isWorking reports whether another node says that a job works on a copy on any of its disks. A deletion
+// does not count: no job waits for it, and what a third node claims can make it fail again and again.
 func (ix *index) isWorking(node string) bool {
 	if ix.working == nil {
 		ix.working = map[string]bool{}
