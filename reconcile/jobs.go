@@ -330,6 +330,9 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 		r.failures.clearFailure(e.key)
 		log.Info("upload discarded", "reason", e.err)
 	default:
+		if a.VerifiesPeer() && !errors.Is(e.err, job.ErrOtherBytes) {
+			r.peers.claims.recordOne(a.From, plan.ProofMissing) // another copy is read before it
+		}
 		next := r.recordFailure(run, e)
 		if next.Fault == plan.FaultDisk || next.NeedsSpace > 0 {
 			r.backlog.drop() // the next plan may use another disk

@@ -128,7 +128,7 @@ type claims struct {
 
 	mu          sync.Mutex
 	disproved   map[plan.CopyRef]disprovedClaim
-	missing     map[plan.CopyRef]bool       // did not answer the last request for a proof
+	missing     map[plan.CopyRef]bool       // see plan.Observed.Unanswered
 	manifests   map[disk.Digest]disk.Digest // see plan.Observed.ReadManifests
 	undelivered map[nodeBytes]undelivered
 }
@@ -214,7 +214,7 @@ func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.missing, func(ref plan.CopyRef, _ bool) bool { return !o.HasCopy(ref) })
-	o.ReadManifests = maps.Clone(s.manifests)
+	o.ReadManifests, o.Unanswered = maps.Clone(s.manifests), maps.Clone(s.missing)
 	for ref, one := range s.disproved {
 		if _, declared := d.Disk(ref.Disk); !declared {
 			delete(s.disproved, ref)
@@ -274,7 +274,7 @@ func (s *claims) isDisproved(ref plan.CopyRef, digest disk.Digest) bool {
 	return known && !one.over || s.undelivered[nodeBytes{ref.Disk.Node, digest}].holds
 }
 
-// unanswered returns the copies that did not answer the last request for a proof.
+// unanswered returns plan.Observed.Unanswered.
 func (s *claims) unanswered() map[plan.CopyRef]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

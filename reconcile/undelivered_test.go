@@ -173,6 +173,10 @@ func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	if len(r.failures[read.CopyRef()].Suspects) != 1 {
 		t.Error("a copy of this node is not suspected any more after a copy on another node was verified")
 	}
+	finishJob(r, verify, io.ErrUnexpectedEOF)
+	if !r.peers.claims.unanswered()[far] {
+		t.Error("a copy that was not sent in full is read first again")
+	}
 	q := newRequested()
 	q.verify[own] = true
 	if q.jobsEnded([]endedJob{{key: own, op: plan.Verify, ofPeer: true}}); !q.verify[own] {

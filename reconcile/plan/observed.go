@@ -40,6 +40,9 @@ type Observed struct {
 	// ReadManifests has the SHA-512 of the bytes that a chunk manifest describes, by the digest of
 	// the manifest, as far as this node has read them from another node.
 	ReadManifests map[disk.Digest]disk.Digest
+	// Unanswered are copies on other nodes that did not answer the last request for a proof, or were not
+	// sent in full. Others are asked first.
+	Unanswered map[CopyRef]bool
 	// proofs are the proofs of the copies on other nodes. It is nil unless a deletion is confirmed.
 	proofs map[CopyRef]Proof
 }

@@ -161,6 +161,27 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 	}
 }
 
+// Two nodes claim the only copies of the declared generation, with different manifests. If the first one does
+// not send its copy, the other one is read.
+func TestUnansweredCopyIsReadLast(t *testing.T) {
+	d, o, _, others := surplusCopy(t)
+	image := d.Config.Images["parrot"]
+	image.ID.UUID, image.Checksum = "0000000b", plantest.Digest(disk.SHA512, "b")
+	d.Config.Images["parrot"] = image
+	for i, ref := range others {
+		claimed := plantest.ReadyCopy(image, image.Checksum)
+		claimed.ManifestDigest = plantest.Digest(disk.SHA256, []string{"c", "d"}[i])
+		o.Disks[ref].Copies[image.ID] = claimed
+	}
+	for i, unanswered := range []map[plan.CopyRef]bool{nil, {{Disk: others[0], ID: image.ID}: true}} {
+		o.Unanswered = unanswered
+		want := plan.CopyRef{Disk: others[i], ID: image.ID}
+		if !slices.ContainsFunc(d.Plan(o).Actions, func(a plan.Action) bool { return a.VerifiesPeer() && a.From == want }) {
+			t.Errorf("%s is not read although %v did not answer", want, unanswered)
+		}
+	}
+}
+
 // A surplus copy has no chunk manifest. It must be verified first, which makes one, because without it
 // no other node can prove anything. If that fails, the deletion must not wait for it.
 func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {

@@ -78,7 +78,7 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 		}
 		for i := range v.NumField() {
 			field := name + "." + v.Type().Field(i).Name
-			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed", "Observed.ReadManifests", "Observed.proofs"}, func(s string) bool { return strings.HasSuffix(field, s) }) {
+			if v.Field(i).IsZero() && !slices.ContainsFunc([]string{"Disks.Problem", "Copy.CfgExpected", "Copy.BackupID", "Peers.unconfirmed", "Observed.ReadManifests", "Observed.Unanswered", "Observed.proofs"}, func(s string) bool { return strings.HasSuffix(field, s) }) {
 				t.Errorf("%s is not set in this test", field)
 			}
 			checkAllSet(t, v.Field(i), field)
