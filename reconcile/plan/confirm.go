@@ -291,7 +291,7 @@ func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
 func (p imagePlanner) proofRequest(ref, deleted CopyRef) ProofRequest {
 	digest := p.ix.copyAt(ref).SHA512
 	r := ProofRequest{Copy: ref, Local: p.ownManifest(digest, deleted)}
-	r.Untrusted = r.Local == (CopyRef{}) && !p.trustsManifest(ref)
+	r.Untrusted = r.Local == (CopyRef{}) && !p.trustsManifest(ref, deleted)
 	return r
 }
 
@@ -310,9 +310,10 @@ func (p imagePlanner) ownManifest(digest disk.Digest, deleted CopyRef) CopyRef {
 
 // trustsManifest reports whether the chunk manifest that the node of a copy serves describes the bytes
 // with the digest of the copy: another node has the same manifest for the same digest, or this node
-// has read the bytes. Without a declared checksum a node is trusted with the content anyway, unless
-// another node has another manifest for the same digest: then one of them has made it up.
-func (p imagePlanner) trustsManifest(ref CopyRef) bool {
+// has read the bytes. Without a declared checksum a node is trusted with the content anyway, with two
+// exceptions: another node has another manifest for the same digest, so that one of them has made it up; or
+// the copy that is deleted has the digest, so that it may be the last one with these bytes.
+func (p imagePlanner) trustsManifest(ref, deleted CopyRef) bool {
 	c := p.ix.copyAt(ref)
 	if c.ManifestDigest.IsZero() {
 		return false
@@ -331,7 +332,7 @@ func (p imagePlanner) trustsManifest(ref CopyRef) bool {
 			return true
 		}
 	}
-	return !p.state.digestDeclared() && !contradicted
+	return !p.state.digestDeclared() && !contradicted && p.ix.copyAt(deleted).SHA512 != c.SHA512
 }
 
 // hasProven reports whether a copy on another node has proven that it has its bytes. While no deletion

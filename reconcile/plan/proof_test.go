@@ -182,6 +182,23 @@ func TestUnansweredCopyIsReadLast(t *testing.T) {
 	}
 }
 
+// A surplus copy has no chunk manifest, and its verification has failed. Without a checksum, the only other
+// node could have made up the manifest that it publishes for these bytes, so its copy must be read first.
+func TestCopyWithoutManifestDoesNotTrustASingleNode(t *testing.T) {
+	d, o, cleanup, others := surplusCopy(t)
+	image, ref := d.Config.Images["parrot"], cleanup.CopyRef()
+	image.Checksum = disk.Digest{}
+	d.Config.Images["parrot"] = image
+	own := o.Disks[ref.Disk].Copies[ref.ID]
+	own.ManifestDigest = disk.Digest{}
+	o.Disks[ref.Disk].Copies[ref.ID] = own
+	delete(o.Disks[others[1]].Copies, image.ID)
+	o.Failures[ref] = plan.Failure{Op: plan.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
+	if got := d.Plan(o).Actions; len(got) != 1 || !got[0].VerifiesPeer() {
+		t.Errorf("the plan is %+v", got)
+	}
+}
+
 // A surplus copy has no chunk manifest. It must be verified first, which makes one, because without it
 // no other node can prove anything. If that fails, the deletion must not wait for it.
 func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {
