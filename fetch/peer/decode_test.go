@@ -202,7 +202,7 @@ func TestDecodeBoundsTheTexts(t *testing.T) {
 			}
 		}
 		if limit := maxTexts + copies*shortText; len(s.Disks[0].Copies) != copies || kept > limit {
-			t.Errorf(field+": %d copies with %d bytes of texts, want %d copies with at most %d bytes", "…", len(s.Disks[0].Copies), kept, copies, limit)
+			t.Errorf("%s: %d copies with %d bytes of texts, want %d copies with at most %d bytes", field, len(s.Disks[0].Copies), kept, copies, limit)
 		}
 	}
 }
