@@ -5,8 +5,10 @@
 //  2. fetch the programs that are not Debian packages, so that no test has to wait for them;
 //  3. run "go test ./...", and again with the race detector if there is a C compiler, without the
 //     packages of sequential. "make check" has run go vet, so go test does not;
-//  4. print every reason for a skip with the affected tests, and the line
-//     "N passed, N failed, N skipped".
+//  4. run the tests that failed again, each package alone: a test may fail because the other packages
+//     use all processors. A data race, a panic and a violation of a rule are failures in any case;
+//  5. print every reason for a skip with the affected tests, the tests that passed only alone, and the
+//     line "N passed, N failed, N skipped".
 //
 // The exit code is 1 if a test failed, and with -strict also if a program is missing.
 package main
@@ -15,6 +17,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -105,6 +108,9 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 		// Tests also wait for disks and timers, so two packages more than CPUs are tested at a time.
 		args := slices.Concat(p.flags, []string{"-vet=off", "-trimpath", fmt.Sprintf("-p=%d", runtime.NumCPU()+2)}, p.packages)
 		passed, err := goTest(ctx, results, append(env, "CGO_ENABLED="+p.cgo), args)
+		if err == nil && !passed && ok {
+			passed, err = again(ctx, results, append(env, "CGO_ENABLED="+p.cgo), p.flags)
+		}
 		if err != nil {
 			return false, err
 		}
@@ -118,6 +124,22 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 	}
 	results.summary()
 	return ok, nil
+}
+
+// again runs the tests that have failed again, each package alone, and reports whether all passed.
+func again(ctx context.Context, r *results, env, flags []string) (passed bool, err error) {
+	retriable := r.retriable()
+	for _, pkg := range slices.Sorted(maps.Keys(retriable)) {
+		pattern := "^(" + strings.Join(retriable[pkg], "|") + ")$"
+		args := slices.Concat(flags, []string{"-vet=off", "-trimpath", "-count=1", "-run=" + pattern, "./" + pkg})
+		if passed, err = goTest(ctx, newResults(r.out), env, args); err != nil || !passed {
+			return false, err
+		}
+	}
+	if len(retriable) > 0 {
+		r.passedAlone()
+	}
+	return len(retriable) > 0, nil
 }
 
 // goTest runs "go test" once and prints the results as they arrive.

@@ -26,7 +26,8 @@ type event struct {
 type results struct {
 	out                     io.Writer
 	passed, failed, skipped int
-	failures                []string            // tests and packages
+	failures                []failure
+	unsteady                []string            // tests that failed once, and passed alone
 	skips                   map[string][]string // tests, by reason
 	running                 map[string]*pkg     // by import path
 	builds                  map[string][]string // output of failed builds, by import path
@@ -44,6 +45,30 @@ type test struct {
 	name   string
 	output []string
 	passed bool // passed or skipped
+}
+
+// failure is a test that failed, or a package in which no test failed.
+type failure struct {
+	pkg   string // as short returns it
+	test  string // "": the package
+	final bool   // to run it again would prove nothing
+}
+
+func (f failure) String() string {
+	if f.test == "" {
+		return f.pkg
+	}
+	return f.pkg + "." + f.test
+}
+
+// final are texts in the output of failures that no second run takes back.
+var final = []string{"DATA RACE", "panic:", "fatal error:", "violation at "}
+
+// isFinal reports whether a test failed in a way that no second run takes back.
+func isFinal(output []string) bool {
+	return slices.ContainsFunc(output, func(line string) bool {
+		return slices.ContainsFunc(final, func(text string) bool { return strings.Contains(line, text) })
+	})
 }
 
 func newResults(out io.Writer) *results {
@@ -141,7 +166,7 @@ func (r *results) printFailure(p *pkg, e event) {
 			continue
 		}
 		r.failed++
-		r.failures = append(r.failures, short(e.Package)+"."+t.name)
+		r.failures = append(r.failures, failure{pkg: short(e.Package), test: t.name, final: isFinal(t.output) || isFinal(p.output)})
 		for _, line := range t.output {
 			if !strings.HasPrefix(line, "=== ") {
 				fmt.Fprint(r.out, line)
@@ -150,7 +175,7 @@ func (r *results) printFailure(p *pkg, e event) {
 	}
 	if r.failed == before {
 		r.failed++
-		r.failures = append(r.failures, short(e.Package))
+		r.failures = append(r.failures, failure{pkg: short(e.Package), final: true})
 	}
 	for _, path := range slices.Sorted(maps.Keys(r.builds)) {
 		fmt.Fprint(r.out, strings.Join(r.builds[path], ""))
@@ -180,6 +205,36 @@ func (r *results) skip(reason, test string) {
 	}
 }
 
+// retriable returns the names of the failed tests by package, without those of subtests, if a run of each
+// package alone can show that only the load of the machine made them fail. Otherwise it returns nothing:
+// a failure is final, or so many tests failed that the load is not the reason.
+func (r *results) retriable() map[string][]string {
+	const most = 8
+	found, n := map[string][]string{}, 0
+	for _, f := range r.failures {
+		name, _, _ := strings.Cut(f.test, "/")
+		if f.final {
+			return nil
+		}
+		if !slices.Contains(found[f.pkg], name) {
+			found[f.pkg] = append(found[f.pkg], name)
+			n++
+		}
+	}
+	if n > most {
+		return nil
+	}
+	return found
+}
+
+// passedAlone takes all failures back: the tests have passed in a second run.
+func (r *results) passedAlone() {
+	for _, f := range r.failures {
+		r.unsteady = append(r.unsteady, f.String())
+	}
+	r.failures, r.failed = nil, 0
+}
+
 // notRun adds tests that testall did not start.
 func (r *results) notRun(reason, tests string) { r.skips[reason] = append(r.skips[reason], tests) }
 
@@ -191,11 +246,17 @@ func (r *results) summary() {
 	for _, reason := range slices.Sorted(maps.Keys(r.skips)) {
 		fmt.Fprintf(r.out, "  %s\n    %s\n", reason, strings.Join(firstFew(slices.Sorted(slices.Values(r.skips[reason]))), ", "))
 	}
+	if len(r.unsteady) > 0 {
+		fmt.Fprintln(r.out, "\nFailed beside other packages, and passed alone:")
+	}
+	for _, name := range r.unsteady {
+		fmt.Fprintf(r.out, "  %s\n", name)
+	}
 	if len(r.failures) > 0 {
 		fmt.Fprintln(r.out, "\nFailed:")
 	}
-	for _, name := range r.failures {
-		fmt.Fprintf(r.out, "  %s\n", name)
+	for _, f := range r.failures {
+		fmt.Fprintf(r.out, "  %s\n", f)
 	}
 	fmt.Fprintf(r.out, "\n%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
 }

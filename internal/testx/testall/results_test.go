@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -61,5 +62,58 @@ Failed:
 	r.summary()
 	if got, want := out.String(), strings.ReplaceAll(want, "M/", module+"/")+wantSummary; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// failed returns the output of go test -json for a package in which one test failed with a line of output.
+func failed(pkg, test, line string) string {
+	return strings.NewReplacer("PKG", module+"/"+pkg, "TEST", test, "LINE", line).Replace(`{"Action":"output","Package":"PKG","Test":"TEST","Output":"LINE\n"}
+{"Action":"fail","Package":"PKG","Test":"TEST","Elapsed":0}
+{"Action":"fail","Package":"PKG","Elapsed":0.1}
+`)
+}
+
+// Tests that the load of the machine may have made fail are run again. What a second run cannot take back is
+// not.
+func TestWhichTestsRunAgain(t *testing.T) {
+	late := failed("disk", "TestOne/late", "    a_test.go:3: too late") + failed("fetch", "TestOne", "    a_test.go:3: too late")
+	for _, tt := range []struct {
+		name, stream string
+		want         map[string][]string
+	}{
+		{"late", late, map[string][]string{"disk": {"TestOne"}, "fetch": {"TestOne"}}},
+		{"race", late + failed("schema", "TestOne", "WARNING: DATA RACE"), nil},
+		{"violation", failed("internal/testx/chaos", "TestOne", "    chaos_test.go:61: violation at 3s: a copy is lost"), nil},
+		{"panic", failed("disk", "TestOne", "panic: no disk"), nil},
+		{"package", strings.ReplaceAll(`{"Action":"output","Package":"M/disk","Output":"exit status 2\n"}
+{"Action":"fail","Package":"M/disk","Elapsed":0.1}
+`, "M/", module+"/"), nil},
+	} {
+		var out bytes.Buffer
+		r := newResults(&out)
+		if err := r.read(strings.NewReader(tt.stream)); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.retriable(); !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
+		}
+	}
+	var out bytes.Buffer
+	r := newResults(&out)
+	if err := r.read(strings.NewReader(late)); err != nil {
+		t.Fatal(err)
+	}
+	r.passedAlone()
+	out.Reset()
+	r.summary()
+	const want = `
+Failed beside other packages, and passed alone:
+  disk.TestOne/late
+  fetch.TestOne
+
+0 passed, 0 failed, 0 skipped
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 }
