@@ -37,7 +37,8 @@ func setMode(f *os.File, mode os.FileMode) error {
 	return err
 }
 
-// makePrivate hides a file from other users that an earlier version created for all of them.
+// makePrivate removes the permissions of other users from a file. Earlier versions of the program created
+// files that all users could read.
 func makePrivate(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || info.Mode().Perm()&^privateMode == 0 {
@@ -47,8 +48,8 @@ func makePrivate(f *os.File) error {
 }
 
 // openRegular opens a regular file below root. It does not follow links and never blocks on a pipe. A
-// file that is opened for writing must have no other name: a write would change the file of somebody
-// else.
+// file that is opened for writing must have no second name (hard link): a write would also change the
+// file with the other name.
 func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	before, missing := root.Lstat(name)
 	if missing == nil && !before.Mode().IsRegular() {
@@ -56,7 +57,7 @@ func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 	}
 	writes := flag&unix.O_ACCMODE != os.O_RDONLY
 	if writes && missing != nil {
-		flag |= os.O_EXCL // a link that appears now is not followed
+		flag |= os.O_EXCL // do not follow a link that another process creates now
 	}
 	f, err := openLeased(root, name, flag|unix.O_NONBLOCK)
 	if err != nil {
@@ -91,11 +92,12 @@ func checkOneName(name string, info os.FileInfo) error {
 // links returns the number of names of a file.
 func links(info os.FileInfo) uint64 { return uint64(info.Sys().(*syscall.Stat_t).Nlink) }
 
-// removeLinked removes the name of a regular file that has other names. The other names keep the file.
+// removeLinked removes one name of a regular file that has other names (hard links). The file continues
+// to exist under the other names.
 func removeLinked(root *os.Root, name string) error { return removeRegular(root, name, 2) }
 
-// removeRegular removes the name of a regular file that has at least so many names. Anything else at
-// the name is not touched, and cannot be opened.
+// removeRegular removes the file name below root if it is a regular file with at least the number of
+// names (hard links) in the argument names. It does not open or remove anything else.
 func removeRegular(root *os.Root, name string, names uint64) error {
 	info, err := root.Lstat(name)
 	if err != nil {
@@ -107,8 +109,8 @@ func removeRegular(root *os.Root, name string, names uint64) error {
 	return root.Remove(name)
 }
 
-// openLeased opens a file. It waits up to 100 ms while a process has a lease on the file. That may be
-// this process, because Users.FileOpen uses a lease to check whether the file is open.
+// openLeased opens a file. It waits up to 100 ms while a process has a lease on the file. This process
+// can have the lease, because Users.FileOpen uses a lease to check whether the file is open.
 func openLeased(root *os.Root, name string, flag int) (*os.File, error) {
 	for tries := 0; ; tries++ {
 		f, err := root.OpenFile(name, flag, privateMode)
@@ -149,7 +151,7 @@ func dropCache(f *os.File) error {
 // not support SEEK_DATA, the whole file counts as data.
 type extents struct {
 	f          *os.File
-	start, end int64 // the last data that was found
+	start, end int64 // the range of the last data that isHole found
 }
 
 // isHole reports whether the range [from, to) contains no data.
@@ -257,8 +259,8 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// maxSmallFile limits every file that is read completely into memory. Real ones have a few KiB at
-// most.
+// maxSmallFile limits the size of every file that is read completely into memory. Such files usually
+// have a few KiB at most.
 const maxSmallFile = 1 << 20
 
 // readSmall reads a regular file of at most maxSmallFile bytes. It does not follow links and never

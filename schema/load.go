@@ -15,44 +15,44 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
-// Loader turns snapshots of a config directory into configurations. It
-// remembers the last valid definitions and the results of earlier validations, so that a
-// reload costs only what changed. It is not safe for concurrent use.
+// Loader turns snapshots of a config directory into configurations. It keeps the last valid
+// definitions and the results of earlier validations, so that a reload evaluates only the files and
+// definitions that changed. It is not safe for concurrent use.
 type Loader struct {
 	specs    specs
 	files    map[fileKey]*parsedFile
-	costs    map[fileKey]cost // of files and units that were left out although they alone do not cost too much
+	costs    map[fileKey]cost // of files and units that were left out because all files together cost too much
 	checked  map[checkKey]*checked
-	lastGood map[key]*definition // the last valid definition of everything
+	lastGood map[key]*definition // the last valid definition of each key
 	valid    map[string]bool     // files that had no problems at some load
 	active   bool                // some result allowed more than observing
 	last     Config              // of the last result that allowed more than observing
 	maxPairs int
 }
 
-// fileKey identifies a content of a file.
+// fileKey identifies a file with a certain content.
 type fileKey struct {
 	file string
 	sum  [sha256.Size]byte
 }
 
-// checkKey identifies a validation: its result depends on nothing else.
+// checkKey identifies a validation. The result of the validation depends only on these fields.
 type checkKey struct {
 	key
 	kind *manifest.Kind
 	sum  [sha256.Size]byte
 }
 
-// NewLoader returns a Loader without any memory.
+// NewLoader returns a Loader that has loaded nothing yet.
 func NewLoader() *Loader {
 	return &Loader{maxPairs: maxPairs, specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
 }
 
-// Load reads a snapshot. It returns no error: all problems are in the Result. If
-// ctx ends first, the Result allows nothing and the Loader forgets nothing.
+// Load reads a snapshot. It returns no error: all problems are in the Result. If ctx ends before the
+// load is complete, the Result allows no action, and the Loader keeps the definitions of the last load.
 //
-// Load takes at most about half a minute. What it could not finish until then has a problem that
-// says so, and Result.Unfinished is set: the next Load of the same files continues.
+// Load takes at most about half a minute. Each file or definition that it could not finish in this
+// time gets a problem, and Result.Unfinished is set. The next Load of the same files continues.
 func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 	r := l.load(ctx, s)
 	r.Revision = s.Revision
@@ -90,8 +90,8 @@ func (l *Loader) interrupted(err error) Result {
 	return Result{Config: l.last, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
 }
 
-// parseFiles parses the files that changed since the last load. Files that cost less come first,
-// so that a file that costs too much leaves the others room.
+// parseFiles parses the files that changed since the last load. It parses the files with the lowest
+// cost first, so that a file that costs too much does not use up the limit of the others.
 func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot, used *timer) ([]*parsedFile, error) {
 	candidates := make([]*candidate, 0, len(s.Files))
 	for _, f := range s.Files {
@@ -132,7 +132,7 @@ func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot, used *tim
 	return append(files, evaluated...), err
 }
 
-// candidate is a YAML or JSON file of a directory, before it is known whether all files together
+// candidate is a YAML or JSON file of a directory. It may still be left out if all files together
 // cost too much.
 type candidate struct {
 	file   configdir.File
@@ -153,7 +153,7 @@ func (l *Loader) candidate(f configdir.File) *candidate {
 	} else if known, ok := l.costs[c.key]; ok {
 		c.cost = known
 	} else if c.cost.values = weight(f); c.cost.exceeds(fileLimit) != "" {
-		// It costs nothing: it is not parsed.
+		// The file is not parsed, so it costs nothing.
 		c.parsed, c.cost = (&parsedFile{File: manifest.File{Path: f.Path}}).rejected("values"), cost{}
 	}
 	return c
@@ -161,8 +161,8 @@ func (l *Loader) candidate(f configdir.File) *candidate {
 
 func weight(f configdir.File) int { return document.Weight(path.Ext(f.Path) == ".json", f.Data) }
 
-// evaluateFiles evaluates the units of .cue files that changed since the last load. It adds to kept
-// what the next load needs not evaluate again, and to costs the units that were left out.
+// evaluateFiles evaluates the units of .cue files that changed since the last load. It adds the results
+// that the next load can use again to kept, and the costs of the units that it left out to costs.
 func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, b *budget, used *timer) ([]*parsedFile, error) {
 	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
 	defer cancel()
@@ -196,7 +196,7 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 }
 
 // unreadable returns a parsedFile with problems if a file of the unit cannot be parsed at
-// all, and otherwise nil.
+// all. Otherwise it returns nil.
 func unreadable(u *sandbox.Unit) *parsedFile {
 	p := &parsedFile{File: manifest.File{Path: u.Origin}}
 	for _, f := range u.Files {
@@ -208,9 +208,9 @@ func unreadable(u *sandbox.Unit) *parsedFile {
 	return p
 }
 
-// markEmptied adds a problem to files that declared something at the last load and contain
-// nothing now: a program that fails while it writes a file leaves it empty. The remembered
-// files do not change.
+// markEmptied adds a problem to each file that had declarations at the last load and is empty now: a
+// program that fails while it writes a file may leave the file empty. markEmptied does not change the
+// files that the Loader keeps.
 func (l *Loader) markEmptied(files []*parsedFile) []*parsedFile {
 	declared := map[string]bool{}
 	for _, d := range l.lastGood {
@@ -229,9 +229,9 @@ func (l *Loader) markEmptied(files []*parsedFile) []*parsedFile {
 // definitions are the definitions of all files.
 type definitions struct {
 	all        []*definition
-	references []*definition // they define an image only if nothing else does
+	references []*definition // each defines its image only if no other definition does
 	resolved   map[*manifest.File]*manifest.Resolved
-	unfinished bool // some were not validated: the time was over
+	unfinished bool // some definitions were not validated before the time limit
 }
 
 // validateFiles validates all definitions. Definitions that did not change keep the result
@@ -273,8 +273,8 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *t
 	return d, nil
 }
 
-// validateClasses validates the VolumeSnapshotClasses, so that their problems become those
-// of the VolumeSnapshots.
+// validateClasses validates the VolumeSnapshotClasses and stores the problems in the classes. Each
+// VolumeSnapshot of a class then gets the problems of the class.
 func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked, used *timer) error {
 	var classes []*manifest.Class
 	var all []*definition
@@ -310,12 +310,12 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 	}
 	err := l.checkAll(ctx, tasks, used)
 	if err != nil {
-		l.files = nil // forget the parsed files: their definitions refer to validation results that were never computed
+		l.files = nil // the definitions of the parsed files refer to validation results that were never computed
 	}
 	return err
 }
 
-// settings combines the settings, which are defined one by one.
+// settings combines the definitions of the single settings.
 func (l *Loader) settings(defined []*definition) Settings {
 	all := &document.Value{Kind: document.Map}
 	for _, d := range defined {
@@ -331,8 +331,8 @@ func (l *Loader) settings(defined []*definition) Settings {
 	return *c.settings
 }
 
-// nothingDeclared is the result of a directory that declares nothing at all. A
-// failed mount looks like this, so it never means "no images".
+// nothingDeclared is the result of a directory without any declaration. After a failed mount, a
+// directory is empty, too. So an empty directory never means "no images".
 func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
 	hint := "to declare that there are none, write \"images: {}\""
 	if len(files) == 0 {
@@ -351,8 +351,8 @@ func (l *Loader) tooManyPairs(images, disks int) Result {
 	})
 }
 
-// notApplied is the result of a directory that has a problem as a whole: the last configuration
-// stays in force.
+// notApplied is the result of a directory that has a problem as a whole. The Result contains the last
+// configuration.
 func (l *Loader) notApplied(p document.Problem) Result {
 	r := Result{Config: l.last, Errors: []document.Problem{p}}
 	if l.active {

@@ -31,10 +31,10 @@ const (
 	parrot    = "image test-bi: download of https://longhorn-backing-image.s3-us-west-1.amazonaws.com/parrot.qcow2, checksum bd79ab9e"
 )
 
-// documented are the blocks of YAML in the documents, and the result of each as the
-// only file of a directory. The page of one document has lost its
-// indentation: flat is the result of the text on the page, and want that of the text with
-// the indentation of the document.
+// documented are the blocks of YAML in Longhorn's documents. want is the result of a block as the
+// only file of a directory. The web pages of some documents show the blocks without indentation:
+// flat is the result of the block as the page shows it, and want the result of the block with the
+// indentation that the source of the document has.
 var documented = []struct{ document, block, content, want, flat string }{
 	{managerREADME, "01", "a pod, with [...] for the rest", "11: not valid YAML: could not find expected ':' (write \"name: value\")", "11: not valid YAML: could not find expected ':' (write \"name: value\")"},
 
@@ -52,7 +52,7 @@ var documented = []struct{ document, block, content, want, flat string }{
 	{csiSnapshots, "05", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "06", "a volume of it", noClaim, flatClaim},
 	{csiSnapshots, "07", "the handle of an image to download", "warning: 13: volumeSnapshotRef: is not in spec, where Kubernetes expects it (indent it like \"source\")\n" + parrot, "4: " + flat},
-	{csiSnapshots, "08", "the handle of an image to export", "4: " + flat, "4: " + flat}, // the document itself has no indentation here
+	{csiSnapshots, "08", "the handle of an image to export", "4: " + flat, "4: " + flat}, // in the source of the document, this block has no indentation either
 	{csiSnapshots, "09", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "10", "a volume of it", noClaim, flatClaim},
 	{csiSnapshots, "11", "as 02", noClass, "4: " + flat},
@@ -97,7 +97,7 @@ func TestExamplesOfLonghornsDocuments(t *testing.T) {
 				t.Errorf("%s:\n got %s\nwant %s", d.content, got, d.want)
 			}
 			if len(text) > 1 {
-				return // a combination is on no page
+				return // no page has the combined blocks as one block
 			}
 			seen[d.document+d.block] = true
 			if got := outcome(t, onPages[d.document][d.block]); d.flat != "" && got != d.flat {
@@ -135,13 +135,14 @@ func unindented(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// outcome returns the result of a file that is the whole configuration, one line for each fact.
+// outcome loads a configuration that consists of one file. It returns a line for each error, warning,
+// skipped document and image.
 func outcome(t *testing.T, text string) string {
 	r := NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}})
 	var lines []string
 	add := func(what string, p document.Problem) {
 		if p.Line == 0 {
-			return // nothing is declared: the document is skipped, which has a line
+			return // this error only reports that nothing is declared; r.Skipped has the reason
 		}
 		line := p.Line
 		p.Position = document.Position{}

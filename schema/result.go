@@ -39,7 +39,7 @@ func (a Allowed) String() string {
 type InvalidImage struct {
 	Name string
 	// Stale is true if Config contains the last valid declaration of the image. Otherwise
-	// Config does not contain the image, and nothing may be done about it.
+	// Config does not contain the image, and no action may create, change or delete its copies.
 	Stale bool
 	// Reason is the first problem.
 	Reason document.Problem
@@ -54,8 +54,8 @@ type Result struct {
 	// WarningsAt.
 	Errors   []document.Problem
 	Warnings []document.Problem
-	// Manifests are those that were read, and Skipped those that were not, in the
-	// order of the files.
+	// Manifests are the manifests that were read. Skipped are the documents that were not
+	// read. Both are in the order of the files.
 	Manifests []manifest.Document
 	Skipped   []manifest.Skipped
 	Invalid   []InvalidImage // sorted by name
@@ -67,28 +67,28 @@ type Result struct {
 	// Revision is the revision of the Snapshot.
 	Revision string
 	Allowed  Allowed
-	// Unfinished is true if the time for the load was over before everything was evaluated and
-	// checked. The next Load of the same files continues.
+	// Unfinished is true if the time limit of the load ended before all files were evaluated and
+	// all definitions were checked. The next Load of the same files continues.
 	Unfinished bool
 
 	definitions []*definition // those of Config
 	expiries    []expiry
 }
 
-// Undecided are the documents of a config directory that may be meant to declare an image
-// that is not in the configuration: a document that is skipped must not delete what it
-// declared before.
+// Undecided are the documents of a config directory that may be intended to declare an image that
+// is not in the configuration, for example a manifest with a typing error. If a document that
+// declared an image is skipped, the copies of this image must not be deleted.
 type Undecided struct {
 	Skipped []manifest.Skipped
 	Emptied []string
 }
 
-// Undecided returns the documents that may be meant to declare further images.
+// Undecided returns the documents that may be intended to declare further images.
 func (r Result) Undecided() Undecided { return Undecided{r.Skipped, r.Emptied} }
 
-// MayDeclare returns why an image that is not in the configuration may still be meant to
-// be declared. The argument last identifies the document that declared the image last; its File is
-// "" if that document is unknown. It returns false if the image was removed.
+// MayDeclare returns why an image that is not in the configuration may have lost its declaration
+// by mistake. The argument last identifies the document that declared the image last; last.File is
+// "" if that document is unknown. MayDeclare returns false if the image was removed on purpose.
 func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string, undecided bool) {
 	for _, s := range u.Skipped {
 		if s.Image == name {
@@ -111,15 +111,16 @@ func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string
 }
 
 // mayHaveDeclared reports whether a file that is empty now may have declared an image. The argument
-// declaration is what declared it: a file, or a CUE package as ./folder:package. An empty file has
-// lost its package clause, so it may have been part of any package of its folder.
+// declaration names the file, or the CUE package as ./folder:package, that declared the image. An
+// empty file has lost its package clause, so it may have been part of any package of its folder.
 func mayHaveDeclared(file, declaration string) bool {
 	inPackage := path.Ext(file) == ".cue" && strings.HasPrefix(declaration, "./"+path.Dir(file)+":")
 	return file == declaration || inPackage
 }
 
-// digest covers the configuration, and the documents that may declare further images: a
-// node that does not see them would not keep those images.
+// digest returns the digest of the configuration and of the skipped documents that may declare
+// further images. A node without these documents would delete such images, so it must have
+// another digest.
 func (c Config) digest(skipped []manifest.Skipped) string {
 	// Maps are encoded in the order of their keys, so equal configurations are
 	// equal bytes.
@@ -127,8 +128,8 @@ func (c Config) digest(skipped []manifest.Skipped) string {
 	if err != nil {
 		panic(fmt.Sprintf("schema: encode configuration: %v", err))
 	}
-	// The encoding does not show whether a uuid is declared, which decides whether a copy
-	// with another checksum may be replaced.
+	// The encoding does not show whether a uuid is declared. A declared uuid decides whether a
+	// copy with another checksum may be replaced.
 	for _, name := range sortedKeys(c.Images) {
 		if c.Images[name].UUIDDeclared {
 			b = append(append(b, "\ndeclared "...), name...)
@@ -159,12 +160,13 @@ func (m *merger) result() Result {
 	}
 	slices.SortStableFunc(r.Errors, document.Problem.Compare)
 	slices.SortStableFunc(r.Warnings, document.Problem.Compare)
-	// Each VolumeSnapshot has the problems of its class.
+	// Each VolumeSnapshot also has the problems of its class, so the same problem may occur
+	// several times.
 	r.Errors, r.Warnings = limited(slices.CompactFunc(r.Errors, document.Problem.Equal)), limited(slices.CompactFunc(r.Warnings, document.Problem.Equal))
 	return r
 }
 
-// limited returns the first problems, and how many others there are.
+// limited returns the first maxErrors problems, and one more problem with the number of the others.
 func limited(all []document.Problem) []document.Problem {
 	if len(all) <= maxErrors {
 		return all
@@ -276,8 +278,8 @@ type ValueOrigin struct {
 	From string `json:"from,omitempty"`
 }
 
-// Origins returns the documents that declare r.Config, sorted by section and name. A
-// definition that is in force because its successor is broken has its old position.
+// Origins returns the documents that declare r.Config, sorted by section and name. If a
+// definition is broken, the last valid one is in the configuration, with its old position.
 func (r Result) Origins() []Origin {
 	origins := make([]Origin, 0, len(r.definitions))
 	for _, d := range r.definitions {
@@ -302,8 +304,8 @@ func (d *definition) valueOrigin(path document.Path, v *document.Value) ValueOri
 	if d.kind != nil {
 		from := d.checked.conversion.Source(path)
 		o.From = from.String()
-		// The conversion may be that of an equal manifest elsewhere, so its positions do
-		// not count.
+		// The conversion may be that of an equal manifest in another place. So the position
+		// comes from d.value.
 		found, pos := d.value.Find(from, d.pos)
 		if found != nil {
 			pos = found.Pos

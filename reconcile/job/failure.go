@@ -19,10 +19,10 @@ const inUseRetry = time.Minute
 // copy is replaced if that is possible.
 const maxRepairs = 2
 
-// A network transfer with wrong bytes is most often a wrong declaration, which a person corrects. A proxy
-// on the way, or a server that replaces its file, gives wrong bytes once in a while. So it is tried again
-// after an hour, and ever more rarely, at least once a day: a large image is transferred in vain at most
-// once a day. All mirrors have been tried by then.
+// If a network transfer has wrong bytes, the declaration is usually wrong, and a person must correct it.
+// Sometimes the cause is a proxy, or a server that replaces its file. So, after all mirrors have failed,
+// the manager tries again after an hour. The delay then doubles up to a day, so that a large image is
+// not transferred in vain again and again.
 const (
 	firstRareRetry = time.Hour
 	lastRareRetry  = 24 * time.Hour
@@ -48,8 +48,8 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		Op: a.Op, Attempts: previous.Attempts + 1, Since: previous.Since, Message: errorText(err),
 		Suspects: slices.Clone(last.Suspects), Unrepairable: last.Unrepairable && a.Op != plan.Sync,
 	}
-	// A failed copy is repaired, or replaced by a sync if it is unrepairable. When the sync fails,
-	// the repair is tried again.
+	// The planner repairs a failed copy, or replaces an unrepairable copy by a sync. If the sync
+	// fails, the planner tries the repair again.
 	if a.Op == plan.Repair && (c.fault != plan.FaultNetwork || last.Attempts >= maxRepairs) {
 		next.Unrepairable = true
 	}
@@ -58,8 +58,8 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	}
 	c.adjust(a, err)
 	next.Fault, next.Final = c.fault, c.final
-	// Other disks or nodes take over when a fault of the disk or the network has lasted for the
-	// recovery interval, so that the time begins again with another kind of fault.
+	// If a fault of the disk or the network lasts for the recovery interval, another disk or node
+	// creates the copy. The interval starts again if the kind of fault changes.
 	if next.Since.IsZero() || c.fault != plan.FaultSource && c.fault != previous.Fault {
 		next.Since = now
 	}
@@ -75,10 +75,10 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		return next
 	}
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {
-		next.NeedsSpace = max(lack.Need, previous.NeedsSpace) // the first attempt knows less about the size
+		next.NeedsSpace = max(lack.Need, previous.NeedsSpace) // the first attempt may not know the full size
 	}
 	if a.Op == plan.Verify && errors.Is(err, disk.ErrNoSpace) {
-		next.NeedsSpace = last.NeedsSpace // the file is there, but the space that its transfer lacked is still missing
+		next.NeedsSpace = last.NeedsSpace // the file exists, but the disk still lacks the space that the transfer needed
 	}
 	if c.wait == 0 {
 		c.wait, _ = fetch.Backoff(fetch.Network, previous.Attempts, rnd)
@@ -87,9 +87,9 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	return next
 }
 
-// sourceIsDamaged reports whether err shows that the source copy of a sync or a clone has other
-// bytes than its digest says, or cannot be read. If only the clone has other bytes than declared,
-// its source is not damaged.
+// sourceIsDamaged reports whether err shows that the source copy of a sync or a clone does not match
+// its digest, or cannot be read. If only the clone has other bytes than declared, its source is not
+// damaged.
 func sourceIsDamaged(a plan.Action, err error) bool {
 	wrong, isChecksum := errors.AsType[*disk.ChecksumError](err)
 	switch a.Op {
@@ -109,14 +109,14 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// cause is what an error says about the next attempt.
+// cause is the cause of an error, as far as it decides about the next attempt.
 type cause struct {
 	fault plan.Fault
-	final bool          // only another declaration helps
-	wait  time.Duration // the delay before the next attempt; 0: the error does not say
+	final bool          // the action fails again until the declaration changes
+	wait  time.Duration // the delay before the next attempt; 0: NextFailure computes the delay
 }
 
-// adjust corrects the cause of err by what is known about the action a, for example that it has
+// adjust corrects the cause of err with the properties of the action a, for example that a has
 // other sources.
 func (c *cause) adjust(a plan.Action, err error) {
 	switch {
@@ -131,7 +131,7 @@ func (c *cause) adjust(a plan.Action, err error) {
 		c.fault = plan.FaultNetwork // another node may have a better replica
 	}
 	if c.fault == plan.FaultDisk && c.final {
-		c.fault = plan.FaultSource // only another declaration helps, and not another disk
+		c.fault = plan.FaultSource // the action would fail on any disk until the declaration changes
 	}
 }
 
@@ -139,7 +139,8 @@ func (c *cause) adjust(a plan.Action, err error) {
 func classify(err error, attempts int, rnd float64) cause {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.BadConfig {
-			// Credentials are corrected outside of the declaration, and another node may have them.
+			// An operator corrects the credentials without a change of the declaration, and another node
+			// may have the right ones.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
 			return cause{fault: plan.FaultNetwork, wait: wait}
 		}

@@ -57,8 +57,8 @@ func place(s *imageState, ranked *ranking) placement {
 			pl.targets = append(pl.targets, ref)
 		}
 	}
-	// A failing disk is tried again only if no other disk is left, in the order of the next
-	// attempts.
+	// A failing disk is a target only if no other disk is left. The disk with the earliest next
+	// attempt is the first one.
 	slices.SortStableFunc(failing, func(a, b schema.DiskRef) int { return retryTime(s, a).Compare(retryTime(s, b)) })
 	for _, rest := range [][]schema.DiskRef{failing, overdue} {
 		pl.targets = append(pl.targets, rest[:min(len(rest), pl.copies-len(pl.targets))]...)
@@ -100,8 +100,9 @@ const (
 	running           // a job is running
 )
 
-// disksInProgress returns the ranked disks on which the first copy has started, the furthest
-// ones first. They keep the task as long as they can continue, whatever their rank (F3).
+// disksInProgress returns the ranked disks on which the first copy has started, the latest stage
+// first. Whatever its rank, such a disk remains the one that creates the first copy as long as it
+// can continue (F3).
 func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
 	if len(s.ready) > 0 {
 		return nil
@@ -153,7 +154,7 @@ func retryTime(s *imageState, ref schema.DiskRef) time.Time {
 }
 
 // isFailing reports whether the disk, or the connection of its node to the source, has failed
-// for the recovery interval, so that the task moves on (F3).
+// for the recovery interval, so that another disk creates the first copy (F3).
 func isFailing(s *imageState, ref schema.DiskRef) bool { return longFailure(s, ref).Attempts > 0 }
 
 // longFailure returns the failure for which isFailing is true.
@@ -184,22 +185,22 @@ func longFailure(s *imageState, ref schema.DiskRef) Failure {
 	return worst
 }
 
-// A node waits for the disk of another node that creates a first copy, or verifies a file. What that
-// node publishes meanwhile, such as failures, their times and a running job, are claims, which one
-// compromised node could repeat for ever. So each node measures by its own clock for how long it has
-// waited for each disk: Plan.Awaited names the copies for which it waits now, and Observed.Awaited has
-// the time in total. With a declared checksum, a disk for which it has waited too long is overdue, and
-// the next disk has its turn. Without one, a peer is trusted with the content, and no second node
-// creates another first copy.
+// A node waits while a disk of another node creates a first copy or verifies a file. Meanwhile the other
+// node publishes failures, their times and running jobs. These are only claims, and a compromised node
+// could repeat them for ever. So each node measures by its own clock for how long it has waited for each
+// disk: Plan.Awaited names the copies for which the node waits now, and Observed.Awaited has the total
+// times. If the image has a declared checksum and the node has waited too long for a disk, this disk is
+// overdue, and the next disk creates the first copy. Without a declared checksum, the peer decides about
+// the content, and no second node creates another first copy.
 
-// maxFirstCopyTime is for how long this node waits for a node that says that it is at work. A claim of
-// progress cannot be verified, so that only time bounds it. An honest download may take hours: a second
-// one of the same image, which wastes a transfer, starts only after a day.
+// maxFirstCopyTime limits how long this node waits for a node that publishes a running job. This node
+// cannot verify that the job makes progress, so it limits the time. A real download may take hours, and a
+// second download of the same image would waste a transfer. So the second one starts only after a day.
 const maxFirstCopyTime = 24 * time.Hour
 
-// isOverdue reports whether this node has waited too long for the disk of another node: for the
-// recovery interval if no job of that node works on a copy, and for maxFirstCopyTime otherwise, since its
-// jobs may wait for each other.
+// isOverdue reports whether this node has waited too long for the disk of another node. The limit is the
+// recovery interval if that node publishes no job that works on a copy. Otherwise the limit is
+// maxFirstCopyTime, because the jobs of that node may wait for each other.
 func isOverdue(s *imageState, ref schema.DiskRef) bool {
 	waited := s.ix.observed.Awaited[s.on(ref)]
 	if waited == 0 || s.ix.desired.Owns(ref) || !s.digestDeclared() || len(s.ready) > 0 || s.image.Source.Upload != nil {
@@ -212,8 +213,9 @@ func isOverdue(s *imageState, ref schema.DiskRef) bool {
 	return waited >= limit && !s.sourceHasFailed(ref)
 }
 
-// isWorking reports whether another node says that a job works on a copy on any of its disks. A deletion
-// does not count: no job waits for it, and what a third node claims can make it fail again and again.
+// isWorking reports whether another node publishes a job that works on a copy on any of its disks. A
+// deletion does not count: no job waits for a deletion, and false claims of a third node can make it fail
+// again and again.
 func (ix *index) isWorking(node string) bool {
 	if ix.working == nil {
 		ix.working = map[string]bool{}
@@ -226,8 +228,9 @@ func (ix *index) isWorking(node string) bool {
 	return ix.working[node]
 }
 
-// sourceHasFailed reports whether two nodes, one of them that of the disk, say that the source of the
-// image has failed. Then it is no claim of a single node, and no third one tries (F4).
+// sourceHasFailed reports whether the node of the disk and another node both publish that the source of
+// the image has failed. A single node could publish a false failure. Two nodes that agree are enough, so
+// no third node tries the source (F4).
 func (s *imageState) sourceHasFailed(on schema.DiskRef) bool {
 	if !s.failureHolds(on) {
 		return false
@@ -243,7 +246,8 @@ func (s *imageState) sourceHasFailed(on schema.DiskRef) bool {
 }
 
 // failureHolds reports whether the source has failed for the disk, and the next attempt has not begun.
-// Another node may take the recovery interval to begin it and to publish how it ended.
+// If the disk belongs to another node, that node has the recovery interval to begin the attempt and to
+// publish its result.
 func (s *imageState) failureHolds(ref schema.DiskRef) bool {
 	f := s.ix.observed.Failures[s.on(ref)]
 	if f.Attempts == 0 || f.Fault != FaultSource || !f.AppliesTo(firstCopyOp(s.image)) {
@@ -257,7 +261,8 @@ func (s *imageState) failureHolds(ref schema.DiskRef) bool {
 }
 
 // awaited returns the copies on other nodes for which this node waits, because no copy of the image is
-// ready: that of the first target, and files that are verified first.
+// ready. If other nodes have files of the image, which they still verify or may delete, awaited returns
+// these files. Otherwise it returns the copy on the first target.
 func (p imagePlanner) awaited() []CopyRef {
 	s := p.state
 	if len(s.ready) > 0 || !s.digestDeclared() || s.image.Source.Upload != nil || len(p.placement.targets) == 0 || s.image.Source.Clone != nil && s.cloneDigest().IsZero() {

@@ -18,44 +18,44 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// liar is what runs on a compromised node instead of its manager (H3). It has valid credentials, and no
-// bytes of any image: its disks are detached. It answers each node as it likes, and changes that after a
-// random time. What it cannot do is what the protocol prevents: publish a state in the name of another
-// node, and read a copy that is leaving.
+// liar runs on a compromised node instead of its manager (H3). It has valid credentials, and no bytes of
+// any image: its disks are detached. It responds to each node in a random way, which changes after a
+// random time. The protocol prevents only two things: the liar cannot publish a state in the name of
+// another node, and it cannot read a copy that is leaving.
 type liar struct {
 	node  *node
 	rng   rng
-	moods map[string]*mood // by the node that it answers
-	// chunks are the numbers of the chunks that it has, by the digest of the chunk manifest: all that
-	// it was asked for before. Besides them it has the chunk 0 of each image.
+	moods map[string]*mood // by the node that receives the responses
+	// chunks are the numbers of the chunks that it has, by the digest of the chunk manifest: the chunks
+	// that a node requested from it before, and chunk 0 of each image.
 	chunks map[disk.Digest]map[uint64]bool
-	// bounded: it does only what must not delay an image for longer than a node that does not respond.
+	// bounded: no claim of the liar may delay an image for longer than a node that does not respond.
 	bounded bool
 	// neverReady: while it is bounded, it claims no ready copies.
 	neverReady bool
-	// steady: it does not change its answers any more.
+	// steady: it does not change its moods any more.
 	steady bool
-	alike  *mood      // how it answers every node; nil: each in another way
-	only   *claimKind // that it makes; nil: any
+	alike  *mood      // the mood for every node; nil: each node has a mood of its own
+	only   *claimKind // the only kind of claim that it makes; nil: any kind
 }
 
-// mood is how a liar answers one node for a while.
+// mood decides how a liar responds to one node for a random time.
 type mood struct {
 	claims  map[string]claimKind // by image name
 	digest  digestKind
 	delay   time.Duration // of each response
 	silent  bool          // no response
 	bytes   bytesKind
-	forged  bool // it publishes made-up chunk manifests, and serves bytes that match them
+	forged  bool // it publishes forged chunk manifests, and serves bytes that match them
 	flood   bool // a new state for each request, with many copies
 	mirror  *node
-	ready   time.Duration // claims change as if the copies were verified at that moment
+	ready   time.Duration // when the claimed copies were verified; a new time changes the published state
 	uuids   map[string]string
 	problem string // of its disks
 	foreign bool   // it also publishes disks that are not declared for it
 
 	published *publication
-	of        string // the config digest that published was made for
+	of        string // the config digest in published
 	polls     []*poll
 }
 
@@ -76,21 +76,22 @@ const (
 	claimDiskFailure
 	claimRejects
 	claimRejectsForNow
-	// A claim that a job runs is believed for 24 hours (docs/security.md).
+	// claimWorking claims a running job. Other nodes wait for such a job for up to 24 hours
+	// (docs/security.md).
 	claimWorking
 	claimKinds
 )
 
-// isReady reports whether the claim is about a ready copy, whatever its digest.
+// isReady reports whether the claim is a ready copy with any digest.
 func (k claimKind) isReady() bool {
 	return k == claimReady || k == claimUsed || k == claimConflict || k == claimLeaving
 }
 
-// isFile reports whether the claim is about a file that is ready or is verified first. With such a file, a disk
-// that takes no new copies is desired all the same (P3).
+// isFile reports whether the claim is a file that is ready, or that the node still verifies. A disk with
+// such a file remains a desired disk even if it takes no new copies (P3).
 func (k claimKind) isFile() bool { return k.isReady() || k == claimUnknown }
 
-// digestKind is which config digest a liar claims.
+// digestKind is the kind of config digest that a liar publishes.
 type digestKind int
 
 const (
@@ -99,16 +100,16 @@ const (
 	otherDigest
 )
 
-// bytesKind is how a liar answers requests for bytes.
+// bytesKind is how a liar responds to requests for bytes.
 type bytesKind int
 
 const (
 	noBytes bytesKind = iota
 	wrongBytes
-	relayedBytes // those of a node that has them and sends them
+	relayedBytes // bytes that the liar requests from another node
 )
 
-// compromise replaces the manager of a node by a liar. Its copies are lost.
+// compromise replaces the manager of a node by a liar. The copies of the node are lost.
 func (c *cluster) compromise(m *node) {
 	m.crash()
 	c.logf(m.name, "is compromised")
@@ -129,7 +130,8 @@ func (c *cluster) detachAll(m *node) {
 	}
 }
 
-// repairCompromised ends what a liar does: its node starts again, with its disks or with empty ones.
+// repairCompromised replaces the liar by a manager. The node starts again, with its old disks or with
+// empty ones.
 func (c *cluster) repairCompromised() {
 	m, empty := c.liar.node, c.oneIn(2)
 	c.logf(m.name, "is repaired, %s", map[bool]string{false: "with its disks", true: "with empty disks"}[empty])
@@ -150,7 +152,7 @@ func (c *cluster) repairCompromised() {
 	m.start()
 }
 
-// moodFor returns how the liar answers a node now.
+// moodFor returns the present mood of the liar for a node.
 func (l *liar) moodFor(to *node) *mood {
 	if l.moods[to.name] == nil {
 		l.changeMood(to)
@@ -158,7 +160,7 @@ func (l *liar) moodFor(to *node) *mood {
 	return l.moods[to.name]
 }
 
-// changeMood draws how the liar answers a node, and again after a random time.
+// changeMood draws a new mood for a node now, and again after a random time.
 func (l *liar) changeMood(to *node) {
 	c, last := l.node.c, l.moods[to.name]
 	m, wait := l.drawMood()
@@ -230,13 +232,13 @@ func (l *liar) drawClaim() claimKind {
 	}
 }
 
-// mayClaim reports whether the liar, bounded, may make such a claim about an image.
+// mayClaim reports whether the bounded liar can make a claim about an image for which such is true.
 func (l *liar) mayClaim(image string, such func(claimKind) bool) bool {
 	if l.only == nil && !l.steady {
 		return true // it changes its claims
 	}
 	for _, m := range l.moods {
-		mirrors := m.mirror != nil || !l.steady // another node, if it claims nothing itself
+		mirrors := m.mirror != nil || !l.steady // without a claim of its own, it repeats the copies of another node
 		if k := m.claims[image]; such(k) || k == claimNothing && mirrors {
 			return true
 		}
@@ -244,10 +246,10 @@ func (l *liar) mayClaim(image string, such func(claimKind) bool) bool {
 	return false
 }
 
-// bound limits the liar from now on to what must not delay an image for longer than a node that does not
-// respond. Excluded is the claim that a job runs, which is believed for 24 hours: nobody can distinguish
-// it from a slow download. A response that says 429 for ever, which is believed for an hour, is never
-// simulated.
+// bound limits the liar from now on: none of its claims may delay an image for longer than a node that
+// does not respond. So a bounded liar does not claim that a job runs: other nodes wait for such a job for
+// 24 hours, because they cannot distinguish it from a slow download. Other nodes wait for an hour for a
+// node that always responds 429. No liar in the simulation does this.
 func (l *liar) bound() {
 	l.bounded, l.neverReady = true, l.rng.oneIn(2)
 	if l.rng.oneIn(2) {
@@ -264,7 +266,7 @@ func (l *liar) bound() {
 	}
 }
 
-// handlePoll answers the request of a node for the published state.
+// handlePoll responds to the request of a node for the published state.
 func (l *liar) handlePoll(p *poll) {
 	c := l.node.c
 	m := l.moodFor(p.from)
@@ -304,7 +306,7 @@ func (l *liar) digest(m *mood, to *node) string {
 	return to.appliedDigest()
 }
 
-// respond answers a direct query.
+// respond sends the response to a direct query.
 func (l *liar) respond(w *runningJob, send func(peer.State)) {
 	c, to := l.node.c, w.deletion.node
 	m := l.moodFor(to)
@@ -319,7 +321,7 @@ func (l *liar) respond(w *runningJob, send func(peer.State)) {
 	c.after(m.delay, func() { send(s) })
 }
 
-// config returns the configuration that a node applies, as the liar knows it.
+// config returns the configuration that a node has applied. If there is none, it returns the latest one.
 func (l *liar) config(to *node) schema.Config {
 	if to.applied != nil {
 		return to.applied.config
@@ -383,10 +385,10 @@ func (l *liar) copies(m *mood, to *node, config schema.Config) []peer.Copy {
 	return slices.SortedFunc(maps.Values(copies), func(a, b peer.Copy) int { return plan.CompareIDs(a.ID, b.ID) })
 }
 
-// forgery is the content that a liar makes up for an image. It has these bytes.
+// forgery returns the content that a liar invents for an image. The liar has these bytes.
 func (l *liar) forgery(image schema.Image) string { return "made up for " + image.ID.String() }
 
-// isForgery reports whether a content was made up by a liar.
+// isForgery reports whether a liar invented the content.
 func isForgery(content string) bool { return strings.HasPrefix(content, "made up for ") }
 
 // claim returns what the liar claims about a declared image.
@@ -451,7 +453,7 @@ func firstCopyOf(image schema.Image) plan.Op {
 	return plan.Download
 }
 
-// fill makes a claim that of a ready copy with a content.
+// fill sets v to a ready copy with the given content.
 func (l *liar) fill(v *peer.Copy, m *mood, content string, image schema.Image) {
 	p := l.node.c.library.Properties(content)
 	v.State, v.Format, v.Size, v.RealSize, v.VirtualSize, v.SHA512 = disk.Ready, p.Format, p.Size, p.RealSize, p.VirtualSize, p.SHA512
@@ -461,8 +463,8 @@ func (l *liar) fill(v *peer.Copy, m *mood, content string, image schema.Image) {
 	}
 }
 
-// relaySource returns a copy with a content that the liar can read from another node, also of another
-// image with the same bytes.
+// relaySource returns a content for which is returns true, and that the liar can read from another node.
+// The copy there may also belong to another image with the same bytes.
 func (l *liar) relaySource(is func(content string) bool) (content string, ok bool) {
 	c := l.node.c
 	for _, ref := range c.diskRefs() {
@@ -479,8 +481,8 @@ func (l *liar) relaySource(is func(content string) bool) (content string, ok boo
 	return "", false
 }
 
-// prove answers the request for a chunk of a copy with a chunk manifest. ok is false if it does not
-// respond.
+// prove responds to the request for a chunk of a copy that has the given chunk manifest. ok is false if
+// the liar does not respond.
 func (l *liar) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) (p plan.Proof, ok bool) {
 	c, m := l.node.c, l.moodFor(of.deletion.node)
 	hasManifest := func(content string) bool { return c.library.Properties(content).ManifestDigest == manifest }
@@ -488,7 +490,7 @@ func (l *liar) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob
 		l.chunks[manifest] = map[uint64]bool{0: true}
 	}
 	had := l.chunks[manifest][t.Secret]
-	l.chunks[manifest][t.Secret] = true // it reads the chunk later, when a node sends it
+	l.chunks[manifest][t.Secret] = true // the liar reads the chunk later from another node
 	if image := l.config(of.deletion.node).Images[t.Copy.ID.Name]; hasManifest(l.forgery(image)) {
 		of.deletion.recordClaim(t.Copy, l.forgery(image), of.deletion.node.appliedDigest())
 		return plan.Proof{Result: plan.ProofPassed}, true
@@ -508,7 +510,7 @@ func (l *liar) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob
 	return plan.Proof{Problem: "not found"}, !m.silent
 }
 
-// sources returns the copies of the liar that a job may read.
+// sources returns the copies on the node of the liar that a job may read.
 func (l *liar) sources(w *runningJob) (from []peer.Source) {
 	if l == nil || w.sources == nil {
 		return nil
@@ -521,22 +523,22 @@ func (l *liar) sources(w *runningJob) (from []peer.Source) {
 	return from
 }
 
-// send answers the transfer of a job that reads a content. right is the number of other sources with the
-// right bytes, and upstream whether the upstream has ranges of them. It returns the content that is
-// received.
+// send decides what a job receives that transfers a content with the liar as a source. right is the number
+// of other sources with the right bytes, and upstream is true if the upstream serves ranges of the right
+// bytes. send returns the content that the job receives.
 func (l *liar) send(w *runningJob, from []peer.Source, right int, upstream bool) (content string, err error) {
 	c, m := l.node.c, l.moodFor(l.node.c.nodes[w.key.Disk.Node])
 	wrong := func(err error) error { return &job.WrongSourcesError{Sources: from, Err: err} }
 	digest := c.digest(w.content)
 	forged := c.library.Properties(w.content).ManifestDigest != from[0].ManifestDigest
-	if isForgery(w.content) { // it has these bytes
+	if isForgery(w.content) { // the liar has these bytes
 		return w.content, nil
 	}
 	switch {
 	case forged && m.bytes != noBytes && (right == 0 || right == 1 && c.oneIn(2)):
-		// Its chunk manifest was chosen, and its chunks match it.
+		// The job chose the chunk manifest of the liar, and the chunks of the liar match this manifest.
 		return "", wrong(&disk.ChecksumError{Want: digest, Got: c.digest(l.forgery(w.image))})
-	case right > 0, upstream && !forged && m.bytes != noBytes: // whoever has the manifest finds the bytes
+	case right > 0, upstream && !forged && m.bytes != noBytes: // with the right manifest, the job gets the bytes from another source
 		return w.content, nil
 	case m.bytes == relayedBytes && !forged:
 		if _, ok := l.relaySource(func(content string) bool { return content == w.content }); ok {
@@ -548,7 +550,7 @@ func (l *liar) send(w *runningJob, from []peer.Source, right int, upstream bool)
 	return "", &fetch.Error{Class: fetch.Network, Err: errors.New("the peer that has the bytes does not send them")}
 }
 
-// verify answers a node that reads the copy of the liar in full.
+// verify responds to a node that reads the whole copy of the liar.
 func (l *liar) verify(w *runningJob) error {
 	m := l.moodFor(l.node.c.nodes[w.key.Disk.Node])
 	relayed := false

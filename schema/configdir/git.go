@@ -14,19 +14,19 @@ import (
 	"syscall"
 )
 
-// checkout is a git directory, seen from one checkout. nil is a folder without a checkout.
+// checkout has the folders of the git directory of a checkout. nil is a folder without a checkout.
 //
-// The files of a config directory may have been written by anybody, and names such as .git, HEAD
-// and commondir are valid keys of a ConfigMap. So a checkout is only what git itself lays out,
-// and only files of its git directory are read: see openCheckout.
+// Anybody may have written the files of a config directory, and names such as .git, HEAD and
+// commondir are valid keys of a ConfigMap. So this package accepts only the layouts that git itself
+// creates, and reads only files of the git directory: see openCheckout.
 type checkout struct {
 	git string // the git directory: contains HEAD and the index
 	// common contains the branches. It is git, or for a worktree the folder two levels above.
 	common string
 }
 
-// openCheckout returns the checkout that the folder at the absolute path real, which has no
-// symlinks, belongs to, nil if there is none. It never fails: an unreadable checkout has no
+// openCheckout returns the checkout that contains the folder real, nil if there is none. real is an
+// absolute path without symlinks. openCheckout never fails: a checkout that cannot be read has no
 // revision, and no decision depends on the revision.
 func openCheckout(real string) *checkout {
 	for dir := real; ; dir = filepath.Dir(dir) {
@@ -41,12 +41,12 @@ func openCheckout(real string) *checkout {
 
 // checkoutAt returns the checkout whose .git is dot, in the folder dir.
 //
-//   - In a volume of Kubernetes, .git is a key of a ConfigMap and never git's.
+//   - In a volume of Kubernetes, .git is a key of a ConfigMap. Git never creates it there.
 //   - A .git folder is the git directory itself. Git writes commondir only for a worktree, whose
 //     git directory is never a .git folder.
-//   - A .git file, and a symlink, is what git leaves in a worktree or a submodule. The git
-//     directory that it names is outside the checkout and outside the config directory, so that
-//     whoever writes the files of the checkout writes none of the git directory.
+//   - In a worktree or a submodule, git creates .git as a file or a symlink that names the git
+//     directory. The git directory must be outside the checkout and outside the config directory,
+//     so that somebody who can write the files of the checkout cannot write the git directory.
 func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 	own := filepath.Join(dir, ".git")
 	switch {
@@ -60,7 +60,7 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 	case dot.Mode().IsRegular():
 		target, err := gitFileTarget(own)
 		if err != nil {
-			return nil // not a file of git; without the lock, the Debouncer decides alone
+			return nil // not a file of git; without a lock of git, only the Debouncer decides
 		}
 		own = target
 	}
@@ -110,9 +110,9 @@ func isRepository(dir string) bool {
 	return isFolder(dir, "objects") && isFile(dir, "config") && isFile(dir, "HEAD")
 }
 
-// isWorktree reports whether git is the git directory of a worktree of the repository common:
-// git puts it into its folder "worktrees", with a commondir that leads back and a gitdir that
-// names the worktree.
+// isWorktree reports whether the folder git is the git directory of a worktree of the repository
+// common. Git creates such a directory in the folder "worktrees" of the repository. Its file commondir
+// names the repository, and its file gitdir names the worktree.
 func isWorktree(git, common string) bool {
 	if filepath.Base(filepath.Dir(git)) != "worktrees" || !isRepository(common) || !isFile(git, "HEAD") || !isFile(git, "gitdir") {
 		return false
@@ -148,11 +148,11 @@ func within(path, folder string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// locked reports whether git is writing to the checkout. Git creates index.lock
-// before it writes the first file, and renames it after the last.
+// locked reports whether git is writing to the checkout. Git creates index.lock before it writes the
+// first file, and renames index.lock after the last file.
 func (c *checkout) locked() bool { return c != nil && exists(c.git, "index.lock") }
 
-// Limits of what is read below a git directory. Git writes no larger files there.
+// Size limits of the files that are read below a git directory. Git writes no larger files there.
 const (
 	maxRef    = 4096
 	maxPacked = 64 << 20
@@ -160,15 +160,15 @@ const (
 
 var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 
-// revision returns the commit that is checked out. It returns "" if there is none yet or it
-// cannot be read. Uncommitted changes do not count.
+// revision returns the commit that is checked out. It returns "" if there is no commit yet or the
+// commit cannot be read. Uncommitted changes do not change the revision.
 func (c *checkout) revision() string {
 	r, err := c.open()
 	if err != nil {
 		return ""
 	}
 	defer r.close()
-	const maxRefs = 5 // that name another ref; git has the same limit
+	const maxRefs = 5 // the maximum length of a chain of symbolic refs, as in git
 	at, err := r.head()
 	for range maxRefs {
 		if err != nil {
@@ -188,8 +188,8 @@ func (c *checkout) revision() string {
 	return ""
 }
 
-// watchFiles returns the files that git replaces when it ends an operation: its lock, and
-// those that name the commit that is checked out.
+// watchFiles returns the files that git replaces at the end of an operation: its lock, and the files
+// that name the commit that is checked out.
 func (c *checkout) watchFiles() []string {
 	r, err := c.open()
 	if err != nil {
@@ -205,7 +205,7 @@ func (c *checkout) watchFiles() []string {
 	return files
 }
 
-// refs reads the refs of a checkout. No symlink leads it out of the git directory.
+// refs reads the refs of a checkout. It does not follow symlinks out of the git directory.
 type refs struct{ git, common *os.Root }
 
 var errNoCheckout = errors.New("no checkout")
@@ -247,8 +247,8 @@ func (r refs) folderOf(ref string) *os.Root {
 }
 
 // packedRef returns the commit of a ref that git has packed into one file with other refs.
-// Git removes the file of a ref only after it has packed the ref, so a caller that reads the
-// file first finds the ref in one of the two.
+// Git removes the file of a ref only after it has packed the ref. So a caller that first reads the
+// file of the ref, and then calls packedRef, finds the ref.
 func (r refs) packedRef(ref string) (commit string, err error) {
 	f, err := openIn(r.common, "packed-refs")
 	err = readRegular(f, err, maxPacked, func(r io.Reader) error {
@@ -290,7 +290,7 @@ func firstLine(f *os.File, err error) (line string, _ error) {
 	return line, err
 }
 
-var errNotRefFile = errors.New("not a regular file of that size")
+var errNotRefFile = errors.New("not a file that git writes: it has another type, is too large, or names no git directory")
 
 // readRegular reads a regular file of at most limit bytes that was just opened, and closes it.
 func readRegular(f *os.File, err error, limit int64, read func(io.Reader) error) error {

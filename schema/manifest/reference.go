@@ -11,10 +11,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Reference is what a manifest says about an image that another document may define. It
-// defines the image if nothing else does, and must otherwise match the definition by
-// Longhorn's rule: the type of source is the same, so are the parameters if the manifest
-// has any, and the checksum if both have one.
+// Reference is the part of a manifest that refers to an image. If no other document defines
+// the image, the reference defines it. Otherwise the reference must match the definition by
+// Longhorn's rule: the type of source must be the same, also the parameters if the manifest
+// has any, and also the checksum if both have one.
 type Reference struct {
 	// Paths in the manifest.
 	typeAt, parametersAt, checksumAt document.Path
@@ -22,11 +22,11 @@ type Reference struct {
 	sourceType string            // "" if the manifest only names the image
 	parameters map[string]string // nil if there are none
 	checksum   disk.Digest
-	// incomplete is why the reference cannot define the image. nil if it can.
+	// incomplete is the reason why the reference cannot define the image; nil: it can.
 	incomplete error
 }
 
-// DataSource is the source of an image in the words of Longhorn.
+// DataSource is the source of an image, with the names of types and parameters that Longhorn uses.
 type DataSource struct {
 	Type       string
 	Parameters map[string]string
@@ -56,7 +56,8 @@ func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
 	if s, ok := findSourceType(r.sourceType); ok {
 		c.checkParameters(s, parametersAt)
 	}
-	// The rest of the manifest is checked like the manifest of any image, which needs a source.
+	// The checks of an image need a source. This one is a placeholder, so that they check the rest
+	// of the manifest.
 	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
 }
 
@@ -79,12 +80,12 @@ func (r *Reference) Defines() bool { return r.sourceType != "" && r.incomplete =
 // HasChecksum reports whether the reference has a checksum.
 func (r *Reference) HasChecksum() bool { return !r.checksum.IsZero() }
 
-// Undeclared returns the problem of a reference whose image nothing defines.
+// Undeclared returns the problem of a reference to an image that no document defines.
 func (r *Reference) Undeclared(imagePath document.Path, image, hint string) document.Problem {
 	p := document.Problem{Path: imagePath, Message: fmt.Sprintf("image %q is not declared", image), Hint: hint}
 	if r.sourceType != "" {
 		p.Path = r.typeAt
-		p.Message += fmt.Sprintf(", and this cannot declare it: %v", r.incomplete)
+		p.Message += fmt.Sprintf(", and this document cannot declare it: %v", r.incomplete)
 	}
 	return p
 }
@@ -96,7 +97,7 @@ var defaultParameters = map[string]string{"export-type": exportRaw, "concurrent-
 func (r *Reference) Mismatch(image string, definition DataSource) (problem document.Problem, differs bool) {
 	const hint = "Longhorn rejects a volume whose image differs from the existing one"
 	if r.sourceType != "" && r.sourceType != definition.Type {
-		return document.Problem{Path: r.typeAt, Message: fmt.Sprintf("data source is different: image %q comes from %s", image, definition.Type), Hint: hint}, true
+		return document.Problem{Path: r.typeAt, Message: fmt.Sprintf("data source is different: image %q has the source type %s", image, definition.Type), Hint: hint}, true
 	}
 	if r.sourceType != "" && len(r.parameters) > 0 {
 		for _, name := range slices.Sorted(maps.Keys(definition.Parameters)) {
@@ -115,5 +116,5 @@ func (r *Reference) Mismatch(image string, definition DataSource) (problem docum
 	if r.checksum.IsZero() || definition.Checksum.IsZero() || r.checksum.Algorithm() != definition.Checksum.Algorithm() || r.checksum == definition.Checksum {
 		return document.Problem{}, false
 	}
-	return document.Problem{Path: r.checksumAt, Message: fmt.Sprintf("checksum mismatch: image %q has another one", image), Hint: hint}, true
+	return document.Problem{Path: r.checksumAt, Message: fmt.Sprintf("checksum mismatch: image %q has another checksum", image), Hint: hint}, true
 }

@@ -22,13 +22,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Unit is what CUE evaluates together: the files of a folder with the same package clause,
-// or one file without a package clause.
+// Unit is a group of files that CUE evaluates together: the files of a folder with the same package
+// clause, or one file without a package clause.
 type Unit struct {
 	Origin string // the package to load, ./folder:package, or the path of the file
 	Files  []configdir.File
-	// Imports are the files that Files may import or embed, and may include Files. It is empty if
-	// they import and embed nothing. Units share it.
+	// Imports are the files that Files may import or embed. They may include Files. The list is
+	// empty if Files import and embed nothing. Several units may share the list.
 	Imports []configdir.File
 	// Sum is a hash of everything that the result depends on.
 	Sum [sha256.Size]byte
@@ -37,7 +37,7 @@ type Unit struct {
 // Result is the result of evaluating a Unit.
 type Result struct {
 	Document *document.Value // nil if there is none
-	Values   int             // in Document, names of fields included
+	Values   int             // number of values in Document, names of fields included
 	Text     int             // bytes of text in Document and Problems
 	Problems []document.Problem
 	// Transient is true if another attempt may have another result, so that the caller
@@ -47,8 +47,8 @@ type Result struct {
 
 var packageClause = regexp.MustCompile(`(?m)^[ \t]*package[ \t]+([\pL_$][\pL\pN_$]*)`)
 
-// Units groups the .cue files of a snapshot. It leaves out the files below cue.mod: they
-// declare nothing, other files import them.
+// Units groups the .cue files of a snapshot. It leaves out the files below cue.mod: other files
+// import them, and they declare nothing themselves.
 func Units(files []configdir.File) []*Unit {
 	byOrigin := map[string]*Unit{}
 	var all []*Unit
@@ -67,7 +67,7 @@ func Units(files []configdir.File) []*Unit {
 		}
 		u.Files = append(u.Files, f)
 	}
-	// A unit usually depends on few files, and is evaluated again when one of them changes.
+	// A unit usually depends on few files. The caller evaluates it again when one of them changes.
 	var shared [everything + 1]dependency
 	for _, u := range all {
 		r := u.reads()
@@ -98,13 +98,13 @@ func newDependency(files []configdir.File) dependency {
 	return d
 }
 
-// reach is which files the evaluation of a unit may read.
+// reach is the set of files that the evaluation of a unit may read.
 type reach uint8
 
 const (
-	ownFiles   reach = iota // no others
-	cueFiles                // it imports packages of the config directory
-	everything              // it embeds files
+	ownFiles   reach = iota // only the files of the unit
+	cueFiles                // all .cue files: the unit imports packages of the config directory
+	everything              // all files: the unit embeds files
 )
 
 var (
@@ -112,7 +112,7 @@ var (
 	importPath   = regexp.MustCompile(`"([^"\n]*)"`)
 )
 
-// reads returns which files the unit may read. If in doubt, it is more than necessary.
+// reads returns which files the unit may read. In case of doubt, it returns more than necessary.
 func (u *Unit) reads() reach {
 	r := ownFiles
 	for _, f := range u.Files {
@@ -143,7 +143,7 @@ func importsPackage(clause []byte) bool {
 	return false
 }
 
-// readable returns the files that a unit with that reach may read.
+// readable returns the files that a unit with the reach r may read.
 func readable(files []configdir.File, r reach) []configdir.File {
 	return slices.DeleteFunc(slices.Clone(files), func(f configdir.File) bool {
 		return f.Err != nil || r == cueFiles && path.Ext(f.Path) != ".cue"
@@ -159,22 +159,23 @@ func belowModule(name string) bool {
 	return false
 }
 
-// Limits limit what the evaluation of units may cost.
+// Limits limit the cost of an evaluation.
 type Limits struct {
 	// Values is how many values the document of one unit may have, names of fields included.
 	Values int
 	// Text is how many bytes of text the result of one unit may have, problems included. A few lines
 	// of CUE can repeat a text to any length.
 	Text int
-	// Time is the processor time of all units together. One unit may exceed it by what a unit
-	// may take.
+	// Time is the processor time of all units together. The last unit may start before the limit
+	// and exceed it by the time that a single unit may use.
 	Time time.Duration
 }
 
-// Evaluate evaluates units, and calls each with the result of one after the other. A child that
-// crashes returns no more results. If it crashed on its first unit, that unit is the cause.
-// Otherwise the earlier units may be, so the rest gets a new child. When ctx ends or the time is
-// over, the units that are left get a transient problem. It returns the processor time of all children.
+// Evaluate evaluates units in child processes, and calls each with the result of every unit, in order.
+// A child that crashes returns no more results. If it crashed on its first unit, this unit is the
+// cause. Otherwise an earlier unit of the child may be the cause, so Evaluate starts a new child for
+// the rest. When ctx ends or the time limit is reached, each remaining unit gets a transient problem.
+// Evaluate returns the processor time of all children.
 func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int, r Result)) (used time.Duration) {
 	for next := 0; next < len(units); {
 		if ctx.Err() != nil || used >= limits.Time {
@@ -196,8 +197,8 @@ func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int
 	return used
 }
 
-// failure is the result for a unit on which a child crashed, or for which no child could
-// be started.
+// failure returns the result for a unit on which a child crashed, or for which Evaluate could not
+// start a child.
 func failure(u *Unit, err error) Result {
 	p := document.Problem{Position: document.Position{File: u.Files[0].Path}, Message: err.Error()}
 	if errors.Is(err, errTooExpensive) {
@@ -214,8 +215,8 @@ var errNoTime = errors.New("is not evaluated yet: the .cue files of the director
 
 var errTooExpensive = fmt.Errorf("its evaluation takes more than %d seconds or %d MiB", childSeconds, childMemory>>20)
 
-// runChild calls each with the results of as many units as one child evaluates. It returns the
-// processor time of the child.
+// runChild starts a child, and calls each with the result of every unit that the child evaluates. It
+// returns the processor time of the child.
 func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Result)) (used time.Duration, err error) {
 	if os.Getenv(childVariable) != "" {
 		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
@@ -248,10 +249,10 @@ func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Resul
 type wireUnit struct {
 	Origin  string
 	Files   []configdir.File
-	Imports int // that many of the first wireHeader.Imports may be read
+	Imports int // the unit may read only the first Imports files of wireHeader.Imports
 }
 
-// wireHeader is what all units of a child share. It has the .cue files first.
+// wireHeader has the data that all units of a child share. In Imports, the .cue files are first.
 type wireHeader struct {
 	MaxValues int
 	MaxText   int

@@ -15,16 +15,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
-// errSkipped: an event found nothing that it can happen to.
-var errSkipped = errors.New("there is nothing that the event can happen to")
+// errSkipped: an event has no effect, because no node, disk or copy is suitable now.
+var errSkipped = errors.New("no node, disk or copy is suitable for the event")
 
-// effect is what an event did: a text for the report, and how it is healed, nil if it is not.
+// effect is the effect of an event.
 type effect struct {
-	text string
-	heal func() error
+	text string       // for the report
+	heal func() error // ends the fault; nil: the fault has no end
 }
 
-// happenings has what happens at an event. The caller has the lock of the cluster.
+// happenings has the function that executes each kind of event. The caller has the lock of the cluster.
 var happenings = map[Kind]func(*cluster, Event) (effect, error){
 	Kill: kill, Halt: halt, Pause: pause,
 	Silence: silence, OneWay: oneWay, Refuse: refuse, Isolate: isolate, Offline: offline,
@@ -38,8 +38,8 @@ var happenings = map[Kind]func(*cluster, Event) (effect, error){
 	Upload: upload, Interrupted: upload, Download: download,
 }
 
-// occupy marks things as changed by an event, so that no other event changes them too. It returns false,
-// and marks nothing, if one of them is changed already.
+// occupy reserves things, such as disks, for an event, so that no other event changes them at the same
+// time. It returns false, and reserves nothing, if one of them is already reserved.
 func (c *cluster) occupy(things ...string) bool {
 	for _, thing := range things {
 		if c.busy[thing] {
@@ -58,7 +58,7 @@ func (c *cluster) release(things ...string) {
 	}
 }
 
-// occupyOne occupies one of the candidates.
+// occupyOne reserves one of the candidates that are not reserved. n selects it.
 func occupyOne[T any](c *cluster, n uint64, candidates []T, thing func(T) string) (T, bool) {
 	free := slices.DeleteFunc(slices.Clone(candidates), func(t T) bool { return c.busy[thing(t)] })
 	if len(free) == 0 {
@@ -120,7 +120,7 @@ func pause(c *cluster, e Event) (effect, error) {
 	return effect{n.name, heal}, n.pause()
 }
 
-// pair occupies the network between two nodes.
+// pair selects two nodes and reserves the network between them.
 func (c *cluster) pair(e Event) (a, b int, thing string, ok bool) {
 	a = int(e.Pick[0] % uint64(len(c.nodes)))
 	b = (a + 1 + int(e.Pick[1]%uint64(len(c.nodes)-1))) % len(c.nodes)
@@ -206,7 +206,7 @@ func fill(c *cluster, e Event) (effect, error) {
 	leave := int64(e.Pick[1] % (256 * kib))
 	err := d.fill(leave)
 	if errors.Is(err, unix.ENOSPC) {
-		err = nil // the daemon was faster: the disk is full
+		err = nil // the daemon filled the disk first
 	}
 	return effect{fmt.Sprintf("%s (%d KiB left)", d.ref(), leave/kib), func() error {
 		c.release(diskOf(d))
@@ -244,7 +244,7 @@ func readOnly(c *cluster, e Event) (effect, error) {
 	}}, nil
 }
 
-// lose replaces a disk by an empty one, unless it has one of the copies that must not be lost.
+// lose replaces a disk by an empty one. It does not select a disk with a copy that must not be lost.
 func lose(c *cluster, e Event) (effect, error) {
 	candidates := slices.DeleteFunc(c.disks(), func(d *disk) bool {
 		return slices.ContainsFunc(c.observer.copiesOn(d), func(k *copyOnDisk) bool { return !c.observer.mayLose(k) })
@@ -263,8 +263,8 @@ func lose(c *cluster, e Event) (effect, error) {
 	return effect{text: d.ref()}, errors.Join(d.remove(), d.insert(c.Binary))
 }
 
-// rot flips a bit of a copy. Its daemon does not run meanwhile, so that it cannot write the record
-// between the two changes.
+// rot flips a bit of a copy. It pauses the daemon meanwhile, so that the daemon cannot write the record
+// between the two changes of the disk.
 func rot(c *cluster, e Event) (effect, error) {
 	k, ok := c.expendable(e.Pick[0])
 	if !ok {
@@ -275,7 +275,7 @@ func rot(c *cluster, e Event) (effect, error) {
 	defer resume()
 	err := k.disk.flip(k.folder, e.Pick[1], e.Kind == Rot)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.EAGAIN) {
-		return effect{}, errSkipped // it is being deleted
+		return effect{}, errSkipped // the daemon is deleting the copy
 	}
 	c.observer.noteRot(k)
 	return effect{text: fmt.Sprintf("%s, byte %d", k, e.Pick[1]%uint64(max(1, k.size)))}, err
@@ -300,7 +300,7 @@ func garble(c *cluster, e Event) (effect, error) {
 	return effect{text: fmt.Sprintf("%s of %s", name, k)}, err
 }
 
-// expendable occupies the disk of a copy that may be lost.
+// expendable selects a copy that may be lost, and reserves its disk.
 func (c *cluster) expendable(n uint64) (*copyOnDisk, bool) {
 	var candidates []*copyOnDisk
 	for _, d := range c.disks() {
@@ -318,13 +318,13 @@ func (c *cluster) expendable(n uint64) (*copyOnDisk, bool) {
 	return k, c.occupy(diskOf(k.disk))
 }
 
-// stopBriefly pauses the daemon of a node, if it runs, until the function that it returns is called.
+// stopBriefly pauses the daemon of a node, if it runs, until the caller calls resume.
 func (c *cluster) stopBriefly(n *node) (resume func()) {
 	if !n.running() {
 		return func() {}
 	}
 	process := n.daemon.cmd.Process
-	_ = process.Signal(syscall.SIGSTOP) // it may just have exited
+	_ = process.Signal(syscall.SIGSTOP) // on an error the daemon has just exited
 	return func() { _ = process.Signal(syscall.SIGCONT) }
 }
 
@@ -351,8 +351,8 @@ func damageConfig(c *cluster, e Event) (effect, error) {
 	}}, err
 }
 
-// upstreamFaults are faults of the upstream that a download detects by itself; with a declared
-// checksum, also wrong bytes.
+// upstreamFaults returns a fault of the upstream that a download can detect. The fault can be wrong bytes
+// only if the image has a declared checksum.
 func upstreamFaults(n uint64, g *generation) fetchtest.Fault {
 	kinds := []fetchtest.Kind{
 		fetchtest.Cut, fetchtest.Reset, fetchtest.Stall, fetchtest.Drip, fetchtest.Silent, fetchtest.Unavailable, fetchtest.Flaky,
@@ -365,8 +365,8 @@ func upstreamFaults(n uint64, g *generation) fetchtest.Fault {
 	return fetchtest.Fault{Kind: pick(n, kinds), At: int64(n>>8) % g.size, After: "1"}
 }
 
-// misbehave makes the upstream of an image misbehave. Mostly that image also gets a new generation:
-// otherwise nobody would ask the upstream.
+// misbehave causes a fault of the upstream of an image. In most cases the image also gets a new
+// generation, because otherwise no node would send a request to the upstream.
 func misbehave(c *cluster, e Event) (effect, error) {
 	images := slices.DeleteFunc(slices.Clone(c.images), func(m *image) bool { return m.upload })
 	m, ok := occupyOne(c, e.Pick[0], images, func(m *image) string { return "upstream of " + m.name })
@@ -395,8 +395,8 @@ type use struct {
 	end   func() error
 }
 
-// usable returns the copies that a volume or a process can begin to use: their daemon runs, and sees the
-// use before it decides about a deletion.
+// usable selects a copy that a volume or a process can begin to use. The daemon of the copy must run, so
+// that it observes the use before it decides about a deletion.
 func (c *cluster) usable(n uint64) (*copyOnDisk, bool) {
 	var candidates []*copyOnDisk
 	for _, d := range c.disks() {
@@ -435,7 +435,7 @@ func useByProcess(c *cluster, e Event) (effect, error) {
 	}
 	f, err := os.OpenFile(filepath.Join(k.disk.folder(k.folder), "backing"), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return effect{}, errSkipped // it is being deleted
+		return effect{}, errSkipped // the daemon is deleting the copy
 	}
 	c.counter++
 	return c.beginUse(k, fmt.Sprintf("process %d", c.counter), f.Close), nil
