@@ -12,7 +12,8 @@ import (
 )
 
 // ChecksumError is the error for bytes that do not have the declared or established digest. It is
-// final: another attempt with the same bytes has the same result.
+// final: another attempt with the same bytes has the same result. The caller decides whether, and when, an
+// attempt may get other bytes.
 type ChecksumError struct{ Want, Got Digest }
 
 // Error returns a message with both digests in full.

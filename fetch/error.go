@@ -25,7 +25,8 @@ const (
 	// Refused: the server rejected the request with any other 4xx status.
 	Refused
 	// BadSource: the file differs from the declaration, is not an image, or may be truncated. It is
-	// final until the declaration changes.
+	// final: only another declaration helps, unless the server changes the file. In case it has, package
+	// job tries a download again after a wrong checksum, rarely.
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace
@@ -133,9 +134,10 @@ const (
 )
 
 // Backoff returns the delay before the next attempt after attempt+1 consecutive failures. final is
-// true if no attempt can succeed until the declaration changes (for BadConfig, or the credentials). rnd, in [0, 1), shortens the delay by
-// up to a fifth, so that nodes do not retry at the same time. After NoSpace, check the free space
-// again when the delay ends.
+// true if an attempt with the same declaration has the same result, unless the server changes the file
+// (BadSource) or a person corrects the credentials (BadConfig). Package job may try again all the same,
+// with delays of its own (NextFailure). rnd, in [0, 1), shortens the delay by up to a fifth, so that nodes
+// do not retry at the same time. After NoSpace, check the free space again when the delay ends.
 func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {
 	switch class {
 	case BadSource, BadConfig:

@@ -183,8 +183,8 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 	}
 }
 
-// maxPeerRetry is how far in the future the next attempt of another node counts. No honest node waits
-// longer after an attempt.
+// maxPeerRetry is how far in the future the next attempt of another node counts. An honest node waits
+// longer only after wrong bytes (rareBackoff in package job); that failure is Final.
 const maxPeerRetry = time.Hour
 
 // failureFromPeer returns a failure with wall times of this node. at is when it was received.

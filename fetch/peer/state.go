@@ -44,7 +44,8 @@ type Disk struct {
 
 // Copy is one copy on a disk, in any state: the fields of disk.Copy, and fields that the manager of
 // the node adds. A declared image without a file on the disk also has a Copy if an action for it runs
-// or failed on this disk, or if the disk rejects it. The State of this Copy is pending.
+// or failed on this disk, or if the disk rejects it. The State of this Copy is pending. Some JSON names
+// differ from the names of the fields (Action is "doing"). They are part of the protocol and do not change.
 type Copy struct {
 	disk.Copy        // the fields with JSON tags
 	UsedBy    string `json:"using,omitempty"` // why the copy is in use; "": it is not in use
@@ -76,7 +77,8 @@ type Failure struct {
 	// synchronized clocks.
 	Since   float64 `json:"since"`
 	RetryIn float64 `json:"again"`
-	// Final: no attempt can succeed until the declaration changes.
+	// Final: only another declaration helps, as far as the node knows. RetryIn is then 0, or the time of
+	// one of the rare attempts that find out whether the source has changed.
 	Final bool `json:"final,omitempty"`
 	// Disk and Link name the cause of the failure if it is not the source: the disk, or this node's
 	// connection to the source.

@@ -112,7 +112,7 @@ func errorText(err error) string {
 // cause is the cause of an error, as far as it decides about the next attempt.
 type cause struct {
 	fault plan.Fault
-	final bool          // the action fails again until the declaration changes
+	final bool          // the action fails again until the declaration or the source changes
 	wait  time.Duration // the delay before the next attempt; 0: NextFailure computes the delay
 }
 

@@ -29,7 +29,7 @@ const (
 	CodeUploadFailed     Code = "upload-failed"     // the last upload failed
 	CodeUploadLost       Code = "upload-lost"       // an uploaded image has no ready copy any more
 	CodeRetry            Code = "retry"             // the last attempt failed; the next one has a time
-	CodeRejected         Code = "rejected"          // the attempt failed, and only another declaration helps
+	CodeRejected         Code = "rejected"          // the attempt failed, and usually only another declaration helps; no Rejection
 	CodeReplenishOff     Code = "replenish-off"     // concurrentReplenishPerNodeLimit is 0
 	CodeConflict         Code = "conflict"          // ready copies differ, and no checksum is declared
 	CodeChecksumMismatch Code = "checksum-mismatch" // a ready copy has other bytes than are declared
