@@ -69,7 +69,8 @@ type Settings struct {
 	// MinNumberOfCopies is the default of images; it is at least 1. Image.Copies
 	// has it applied already.
 	MinNumberOfCopies int `json:"minNumberOfCopies"`
-	// ConcurrentReplenishPerNodeLimit is 0 when only first copies are made.
+	// ConcurrentReplenishPerNodeLimit limits the jobs that a node runs at the same time. It is 0 when only
+	// first copies are made.
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
 	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted.
