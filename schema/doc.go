@@ -14,6 +14,7 @@
 //	    validate the rest with CUE (check.go)
 //	    convert it to Go, and check what CUE cannot (decode.go, address.go)
 //	merge the valid definitions, and the last valid ones of those that are broken (merge.go)
+//	validate the merged settings together: CUE fills in the defaults (Loader.settings)
 //	define images by references if nothing else defines them (merge.go)
 //	check definitions against each other: addresses, disks, clones (crosscheck.go, clones.go)
 //	compute what is allowed, the digest and the warnings (result.go, warnings.go)
