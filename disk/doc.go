@@ -44,10 +44,10 @@
 //	ReadFrom     hash each byte once and write it once; zeros stay holes; the hash of every
 //	             chunk goes to the journal
 //	AppendChunk  like ReadFrom, for a chunk from a peer: its hash is in the manifest of the peer
-//	Commit       check digest and format -> sync the file and its journal
+//	Commit       check digest and format -> set the mode, sync the file and its journal
 //	             -> write the digest to the record -> rename the file to backing, sync the folder
 //	             -> rename the journal to backing.chunks -> write backing.cfg
-//	             -> write the evidence to the record
+//	             -> remove what is left of the partial file -> write the evidence to the record
 //
 // Every small file is replaced as a whole: write a temporary file, sync, rename, sync the
 // folder. A crash between two of these steps leaves a partial file that can be resumed, or

@@ -15,8 +15,8 @@ import (
 // first use.
 type Client struct {
 	SecretsDir    string   // the folder that contains all credentials folders; empty: none
-	FileRoots     []string // the folders below which file:// absolute paths of the folders below which file:// addresses are allowed
-	AllowAnyFile  bool     // file:// allow file:// addresses of all files, for one-shot commands
+	FileRoots     []string // absolute paths of the folders below which file:// addresses are allowed
+	AllowAnyFile  bool     // allow file:// addresses of all files, for one-shot commands
 	AllowLoopback bool     // allow loopback and link-local hosts, for tests and demos
 	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 

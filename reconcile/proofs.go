@@ -121,8 +121,9 @@ func (s *peers) disprove(sources []peer.Source, err error, now time.Time) (news 
 	return news
 }
 
-// claims are what this node knows about copies on other nodes against the claims of these nodes. It
-// is in memory only. Its methods may be called concurrently.
+// claims are what this node knows about copies on other nodes against the claims of these nodes: the
+// outcomes of proofs, manifests that were read, and nodes that do not deliver bytes to jobs. It is in
+// memory only. Its methods may be called concurrently.
 type claims struct {
 	log *slog.Logger
 
@@ -137,9 +138,9 @@ func newClaims(log *slog.Logger) *claims {
 	return &claims{log: log, disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}, undelivered: map[nodeBytes]undelivered{}}
 }
 
-// disprovedClaim is the claim that a copy is ready, whose node has sent other bytes as the proof.
+// disprovedClaim is the claim that a copy is ready, whose node has sent other bytes: as a proof, or to a job.
 type disprovedClaim struct {
-	failures int       // proofs with other bytes
+	failures int       // how often it has sent other bytes
 	until    time.Time // steady; the claim stays disproved until then, whatever the node publishes
 	over     bool      // until has passed
 }

@@ -1,5 +1,5 @@
 // Package redact removes secrets from addresses before they are printed or logged: user,
-// password, query and fragment.
+// password, query and fragment. Package fetch prints its addresses by address.String instead.
 package redact
 
 import (

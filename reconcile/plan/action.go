@@ -16,7 +16,7 @@ import (
 type Op string
 
 // The operations. Wait and Blocked do nothing. A wait ends without help; a blocked action
-// needs a change by a person.
+// needs a change by a person, although some are tried all the same at Action.Until.
 const (
 	Download Op = "download"
 	Upload   Op = "upload"
@@ -101,7 +101,7 @@ type Action struct {
 	// action; "": none.
 	Next Op `json:"then,omitempty"`
 	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
-	// such as the end of a use.
+	// such as the end of a use. So it can be true for a wait, too: it is not whether Op is Blocked.
 	Blocked bool `json:"held,omitempty"`
 
 	// LocalSource is the copy on a disk of this process that the action reads. It is zero

@@ -32,6 +32,13 @@ func (pl placement) requiredCopies() int {
 
 // place walks over the ranked disks, best first. Targets are the first disks that have a copy
 // or can take one, and then the disks that the image names.
+//
+// The first target creates the first copy. Under one configuration it loses its turn in these ways (P3, F3):
+//
+//	rejects           its disk takes no copy; that includes rejectsUnreachable and idleReason
+//	isFailing         its disk or its connection has failed for the recovery interval
+//	isOverdue         this node has waited too long for it; with a declared checksum only
+//	disksInProgress   the first copy has started on another disk
 func place(s *imageState, ranked *ranking) placement {
 	pl := placement{ranked: ranked, copies: s.image.Copies}
 	if s.image.AllDisks {
@@ -90,7 +97,7 @@ func (pl *placement) addNamedDisks(s *imageState) {
 	}
 }
 
-// stage is the progress of a first copy on a disk.
+// stage is the progress of a first copy on a disk, until the copy is ready.
 type stage int
 
 const (
