@@ -17,9 +17,9 @@
 // Reconciler of each node. A seed decides everything that happens: which configurations are
 // declared and when each node reads them, crashes, partitions, slow links, clocks that are set,
 // lost, moved, full and failing disks, damage, volumes that start to use a copy, uploads, and
-// sources that fail. True time is simulated, so a seed replays exactly. The rules (S1 to S6 of the
-// design, and that the cluster converges to the desired state) are checked against the simulated
-// disks themselves, which no manager sees.
+// sources that fail. True time is simulated, so a seed replays exactly. The rules (those of
+// docs/rules.md about deletions and first copies, and that the cluster converges to the desired state)
+// are checked against the simulated disks themselves, which no manager sees.
 //
 // Reading order:
 //
@@ -41,7 +41,10 @@
 //
 // To replay seed N of "make simulate", with all events:
 //
-//	go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=1 -cluster.seed=N -cluster.kind=KIND
+//	go test ./reconcile/simulation -run 'TestCluster$' -v -cluster.seeds=1 -cluster.seed=N -cluster.kind=KIND -cluster.lines=100000
 //
-// Without -cluster.seeds=1 it is the smaller cluster that "go test" runs with this seed.
+// Without KIND in "make simulate", leave out -cluster.kind: it changes the events of a seed. Without
+// -cluster.seeds=1 it is the smaller cluster that "go test" runs with this seed.
+//
+// To add a fault, see the section "Simulation" of docs/development.md.
 package simulation
