@@ -10,7 +10,7 @@ GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 export CGO_ENABLED := 0
 export GOFLAGS += -trimpath
 
-.PHONY: help build demo test check bench fuzz hostile simulate mutants chaos vulncheck
+.PHONY: help build demo test race check bench fuzz hostile simulate mutants chaos vulncheck
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
@@ -21,10 +21,13 @@ build: ## Build bin/backing-image-manager, a static binary.
 demo: build ## Show the program at work with two small images, without network or root.
 	$(BIN) demo
 
-test: ## Install what the tests need, run them all, with the race detector too.
+test: ## Install what the tests need and run them all, some of them also with the race detector.
 ## Without the rights to install it skips what needs missing programs, and says so.
 ## TESTFLAGS=-install=false installs nothing; -strict fails for a missing program.
 	$(GO) run ./internal/testx/testall $(TESTFLAGS)
+
+race: ## Run the tests of all concurrent packages with the race detector.
+	$(GO) run ./internal/testx/testall -race $(TESTFLAGS)
 
 check: ## Check format, vet, staticcheck, go.mod and the imports between packages.
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }

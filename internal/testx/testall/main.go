@@ -1,10 +1,11 @@
-// Command testall runs all tests ("make test"). It does these steps in order:
+// Command testall runs all tests ("make test" and "make race"). It does these steps in order:
 //
 //  1. install the missing programs of package need with apt, if the process is root or sudo needs
 //     no password, and print the names and reasons;
 //  2. fetch the programs that are not Debian packages, so that no test has to wait for them;
-//  3. run "go test ./...", and again with the race detector if there is a C compiler, without the
-//     packages of sequential. "make check" has run go vet, so go test does not;
+//  3. run "go test ./...", and the packages of raced again with the race detector if there is a C
+//     compiler. "make check" has run go vet, so go test does not. With -race ("make race") it runs all
+//     packages with the race detector, without those of sequential, and nothing else;
 //  4. run the tests that failed again, each package alone: a test may fail because the other packages
 //     use all processors. A data race, a panic and a violation of a rule are failures in any case;
 //  5. print every reason for a skip with the affected tests, the tests that passed only alone, and the
@@ -32,6 +33,7 @@ import (
 func main() {
 	strict := flag.Bool("strict", false, "a missing program is a failure instead of a skip")
 	install := flag.Bool("install", true, "install missing programs through apt")
+	withRace := flag.Bool("race", false, "run only the tests of all concurrent packages with the race detector")
 	flag.Parse()
 	packages := flag.Args()
 	if len(packages) == 0 {
@@ -39,7 +41,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	ok, err := run(ctx, *strict, *install, packages)
+	ok, err := run(ctx, options{strict: *strict, install: *install, race: *withRace, packages: packages})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testall:", err)
 	}
@@ -47,6 +49,12 @@ func main() {
 		stop()
 		os.Exit(1)
 	}
+}
+
+// options are the flags and arguments.
+type options struct {
+	strict, install, race bool
+	packages              []string // patterns
 }
 
 // pass is one run of go test.
@@ -64,15 +72,22 @@ var sequential = []string{
 	"schema/document", "schema/manifest",
 }
 
-// concurrent returns the packages that match patterns, without those of sequential.
-func concurrent(ctx context.Context, patterns []string) ([]string, error) {
+// raced has the packages that "make test" runs with the race detector, too: their goroutines share the most
+// data, and they do not import CUE. To compile CUE for the detector and to run all packages takes longer than
+// all other tests.
+var raced = []string{"fetch/auth", "fetch/peer", "fetch/upload"}
+
+// withDetector returns the packages that match patterns and run with the race detector: all concurrent ones,
+// or only those of raced.
+func withDetector(ctx context.Context, patterns []string, all bool) ([]string, error) {
 	out, err := need.Go(ctx, append([]string{"list"}, patterns...)...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the packages: %w", err)
 	}
 	var found []string
 	for importPath := range strings.FieldsSeq(string(out)) {
-		if p := short(importPath); !slices.Contains(sequential, p) {
+		p := short(importPath)
+		if slices.Contains(raced, p) || all && !slices.Contains(sequential, p) {
 			found = append(found, "./"+p)
 		}
 	}
@@ -80,22 +95,25 @@ func concurrent(ctx context.Context, patterns []string) ([]string, error) {
 }
 
 // run reports whether all tests passed.
-func run(ctx context.Context, strict, install bool, packages []string) (bool, error) {
+func run(ctx context.Context, o options) (bool, error) {
 	if err := os.Setenv("PATH", os.Getenv("PATH")+":"+need.SystemFolders); err != nil {
 		return false, err
 	}
-	if install {
+	if o.install {
 		installMissing(ctx)
 	}
 	missing := findMissing(ctx)
 	env := append(os.Environ(), need.MissingVar+"="+strings.Join(missing.names, " "))
-	if strict {
+	if o.strict {
 		env = append(env, need.StrictVar+"=1")
 	}
 	results := newResults(os.Stdout)
-	passes := []pass{{cgo: "0", packages: packages}} // like "make build"
+	var passes []pass
+	if !o.race {
+		passes = append(passes, pass{cgo: "0", packages: o.packages}) // like "make build"
+	}
 	if missing.compiles {
-		with, err := concurrent(ctx, packages)
+		with, err := withDetector(ctx, o.packages, o.race)
 		if err != nil {
 			return false, err
 		}
@@ -120,7 +138,7 @@ func run(ctx context.Context, strict, install bool, packages []string) (bool, er
 		gcc, _ := need.Lookup("gcc")
 		results.notRun(fmt.Sprintf("needs %s (Debian packages %s): it does not work", gcc.Name, strings.ReplaceAll(gcc.Packages, " ", ", ")),
 			"all tests with the race detector")
-		ok = ok && !strict
+		ok = ok && !o.strict
 	}
 	results.summary()
 	return ok, nil
