@@ -1,10 +1,8 @@
 package reconcile
 
 import (
-	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -31,15 +29,13 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 		}
 		one := diskToPeer(ref, o.Disks[ref])
 		if one.Problem == "" {
-			one.Copies = append(one.Copies, slices.SortedFunc(maps.Values(encoded[ref]), comparePeerCopies)...)
+			for _, id := range slices.SortedFunc(maps.Keys(encoded[ref]), plan.CompareIDs) {
+				one.Copies = append(one.Copies, encoded[ref][id])
+			}
 		}
 		s.Disks = append(s.Disks, one)
 	}
 	return s
-}
-
-func comparePeerCopies(a, b peer.Copy) int {
-	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UUID, b.UUID))
 }
 
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy

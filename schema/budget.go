@@ -50,13 +50,21 @@ const (
 	evaluationTime = 12 * time.Second
 )
 
-// timer measures the processor time of a load.
+// timer measures the processor time of a load. It is that of the process, in which rounds run at the same
+// time. So it stops while the process waits for children.
 type timer struct {
-	began     time.Duration // processor time of this process when the load began
+	began     time.Duration // processor time of this process when the load began, without that of evaluate
 	evaluated time.Duration // processor time of the children
 }
 
 func newTimer() *timer { return &timer{began: processorTime()} }
+
+// evaluate calls run, which returns the processor time of the children that it waited for.
+func (t *timer) evaluate(run func() time.Duration) {
+	before := processorTime()
+	t.evaluated += run()
+	t.began += processorTime() - before
+}
 
 // expired reports whether the time of the load is over.
 func (t *timer) expired() bool { return processorTime()-t.began+t.evaluated > loadTime }

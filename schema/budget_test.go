@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -143,4 +144,24 @@ func TestTooManyPairsOfImagesAndDisks(t *testing.T) {
 		t.Errorf("later: %d images, %d disks, %v, allowed %s", len(r.Config.Images), r.Config.disks(), r.Errors, r.Allowed)
 	}
 	mustBeValid(t, load(few))
+}
+
+// A load must not be charged for what the process does while it waits for children.
+func TestTimerStopsWhileItWaitsForChildren(t *testing.T) {
+	burn := func(d time.Duration) {
+		for began := processorTime(); processorTime()-began < d; {
+		}
+	}
+	own := newTimer()
+	own.evaluate(func() time.Duration {
+		burn(2 * time.Second)
+		return loadTime - time.Second
+	})
+	if own.expired() {
+		t.Error("the time of the rounds counts")
+	}
+	own.evaluate(func() time.Duration { return time.Second })
+	if !own.expired() {
+		t.Error("the time of the children does not count")
+	}
 }

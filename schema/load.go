@@ -8,6 +8,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -189,8 +190,10 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 			changed = append(changed, u)
 		}
 	}
-	used.evaluated = sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
-		add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
+	used.evaluate(func() time.Duration {
+		return sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
+			add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
+		})
 	})
 	return files, ctx.Err()
 }

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing/fstest" // MapFS, a file system in memory; it does not link package testing
+	"time"
 
 	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/errors"
@@ -22,10 +23,11 @@ import (
 // childVariable is set in the environment of a child.
 const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 
-// Limits of a child. The kernel enforces the first two.
+// Limits of a child. The kernel enforces those of CPU time and address space.
 const (
 	childSeconds = 4         // of CPU time
-	childMemory  = 208 << 20 // bytes of address space: three arenas of the Go heap, of 64 MiB each, and what is not heap
+	childMemory  = 192 << 20 // bytes of resident memory
+	childSpace   = 208 << 20 // bytes of address space: three arenas of the Go heap, of 64 MiB each, and what is not heap
 	childGoal    = 112 << 20 // bytes that the garbage collector aims at; 10,000 images with typical fields in one package need less
 	childResult  = 32 << 20  // bytes of JSON of one unit
 )
@@ -50,6 +52,7 @@ func serve(in, out *os.File) error {
 	if err := limitSelf(); err != nil {
 		return err
 	}
+	go watchMemory() // until the process exits
 	decoder := json.NewDecoder(in)
 	var header wireHeader
 	if err := decoder.Decode(&header); err != nil {
@@ -77,17 +80,13 @@ func serve(in, out *os.File) error {
 }
 
 func limitSelf() error {
-	var pages uint64
-	b, err := os.ReadFile("/proc/self/statm")
-	if err == nil {
-		_, err = fmt.Sscan(string(b), &pages)
-	}
+	size, _, err := memoryUse()
 	if err != nil {
-		return fmt.Errorf("read the memory size of the process: %w", err)
+		return err
 	}
 	// Add what the process has now: the runtime of Go reserves address space that it
 	// never uses.
-	memory := pages*uint64(os.Getpagesize()) + childMemory
+	memory := size + childSpace
 	if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: memory, Max: memory}); err != nil {
 		return fmt.Errorf("limit the memory of the process: %w", err)
 	}
@@ -95,6 +94,31 @@ func limitSelf() error {
 		return fmt.Errorf("limit the CPU time of the process: %w", err)
 	}
 	return nil
+}
+
+// watchMemory ends the process when it has more resident memory than childMemory. The kernel has no limit
+// for it, and the limit of the address space alone lets the process have more: it starts with memory that
+// it shares with nobody.
+func watchMemory() {
+	for range time.Tick(10 * time.Millisecond) {
+		if _, resident, err := memoryUse(); err != nil || resident > childMemory {
+			fmt.Fprintln(os.Stderr, "out of memory")
+			os.Exit(2)
+		}
+	}
+}
+
+// memoryUse returns the address space and the resident memory of the process in bytes.
+func memoryUse() (size, resident uint64, err error) {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &size, &resident)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("read the memory use of the process: %w", err)
+	}
+	page := uint64(os.Getpagesize())
+	return size * page, resident * page, nil
 }
 
 // evaluator evaluates the units of one child.
