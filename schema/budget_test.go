@@ -154,13 +154,13 @@ func TestTimerStopsWhileItWaitsForChildren(t *testing.T) {
 	}
 	own := newTimer()
 	own.evaluate(func() time.Duration {
-		burn(2 * time.Second)
-		return loadTime - time.Second
+		burn(200 * time.Millisecond)
+		return loadTime - 100*time.Millisecond
 	})
 	if own.expired() {
 		t.Error("the time of the rounds counts")
 	}
-	own.evaluate(func() time.Duration { return time.Second })
+	own.evaluate(func() time.Duration { return 100 * time.Millisecond })
 	if !own.expired() {
 		t.Error("the time of the children does not count")
 	}
