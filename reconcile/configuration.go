@@ -54,7 +54,6 @@ func (c *configuration) setRevision(revision string) {
 
 // set makes a configuration the one to apply.
 func (c *configuration) set(desired plan.Desired, result schema.Result, notDeclared string) {
-	desired.Removed = c.removals.Confirmed
 	if desired.Allowed != schema.Everything {
 		c.removals = configdir.RemovalConfirmer{} // only valid configurations may confirm a removal
 	}
@@ -94,6 +93,9 @@ func (c *configuration) view(loading *time.Time) *status.View {
 		Desired: c.desired, Fault: cmp.Or(c.fault, c.notDeclared), Config: c.result, Loaded: c.loaded,
 		Placements: &status.PlacementCache{},
 	}
+	if c.loaded {
+		v.Desired.Removed = c.removals.Clone().Confirmed // later reads do not change the view
+	}
 	if c.fault != "" {
 		v.Desired.Allowed = min(v.Desired.Allowed, schema.NoDeletions)
 	}
@@ -102,13 +104,6 @@ func (c *configuration) view(loading *time.Time) *status.View {
 		v.Desired = v.Desired.WhileLoading()
 	}
 	return v
-}
-
-// freeze makes the confirmed removals of a view independent of later reads.
-func (c *configuration) freeze(v *status.View) {
-	if v.Desired.Removed != nil {
-		v.Desired.Removed = c.removals.Clone().Confirmed
-	}
 }
 
 // Apply applies what a read of the config directory found. changed reports that a Step is due.

@@ -31,9 +31,9 @@
 //	                  config directory. requests.go, retry.go, upload.go: the requests of clients
 //	reconciler.go     one round. observe.go, disks.go, peers.go: its observation.
 //	                  failures.go, usage.go, clock.go, awaited.go: what lasts from round to round
-//	jobs.go           starting, stopping and ending jobs. task.go, transfers.go: what a job needs
-//	                  and its progress. delete.go: deletions. proofs.go: what other nodes must prove
-//	                  before one, and what is known against their claims
+//	jobs.go           starting, stopping and ending jobs. transfers.go: their progress. delete.go:
+//	                  deletions. proofs.go: what other nodes must prove before one. claims.go: what is
+//	                  known against their claims
 //	pace.go           what keeps n images from costing n rounds
 //	publish.go        the state that peers poll. peernode.go: their direct queries
 package reconcile

@@ -25,7 +25,7 @@ func finished(a plan.Action, err error) *Reconciler {
 }
 
 func finishJob(r *Reconciler, a plan.Action, err error) {
-	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: plantest.NewImage(a.Image)}, stop: func() {}}
+	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Order: job.Order{Action: a, Image: plantest.NewImage(a.Image)}}, stop: func() {}}
 	r.jobs.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
 	r.endJob(jobEnd{key: a.CopyRef(), err: err})
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -255,6 +256,29 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 	return func() {
 		r.system.Jobs.Start(ctx, run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key, err, ctx.Err() != nil}) })
 	}
+}
+
+// newTask returns the task of an action.
+func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Task {
+	declared, _ := d.Disk(a.CopyRef().Disk)
+	t := Task{
+		Order: job.Order{
+			Action: a, Image: d.Config.Images[a.Image], Private: d.Config.IsPrivate(a.Image), Reserve: declared.StorageReserved,
+			Progress: &fetch.Progress{},
+		},
+		AllowLoopback: d.Config.Settings.AllowLoopbackSources, RecoveryInterval: d.Config.Settings.RecoveryWaitInterval,
+		Disk: r.disks.open[a.CopyRef().Disk].handle, LocalCopies: r.disks.localCopies(d, o, a),
+	}
+	t.Progress.Total.Store(a.Bytes)
+	t.Digest, t.PeerCopies = r.peers.copiesFor(d, o, a)
+	t.Verified = func(manifest disk.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
+	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
+		t.Source = r.disks.open[a.LocalSource.Disk].handle
+	}
+	if a.Op == plan.Export {
+		t.Disks = r.disks.usable()
+	}
+	return t
 }
 
 // endedJob is a job that is not running any more.

@@ -18,7 +18,7 @@ import (
 // returns the plan of that round.
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Action: a, Image: image}, stop: func() {}}
+	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Order: job.Order{Action: a, Image: image}}, stop: func() {}}
 	o.Running[a.CopyRef()] = true
 	now = d.Plan(o)
 	r.jobs.stopObsolete(d, now)
@@ -141,7 +141,7 @@ func TestScrubTakesNoSlot(t *testing.T) {
 	scrub, transfer := plan.NewAction(plan.Verify, key, plan.Reason{}, 0), plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
 	scrub.Scrub = true
 	j := newJobs()
-	j.running[key] = &activeJob{task: Task{Action: scrub}}
+	j.running[key] = &activeJob{task: Task{Order: job.Order{Action: scrub}}}
 	free := j.freeSlots(plan.Desired{}) // one of each kind
 	if !free.acquire(scrub) || !free.acquire(transfer) {
 		t.Error("a transfer waits for a scrub")
@@ -170,7 +170,7 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 		{kind: plan.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verify: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
-		l.reconciler.jobs.running[key] = &activeJob{task: Task{Action: plan.Action{Op: test.kind}, Image: image}, stop: func() {}}
+		l.reconciler.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: test.kind}, Image: image}}, stop: func() {}}
 		l.reconciler.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
 		l.requested.verify[key], l.requested.uploads[key] = true, true
 		test.end.key = key
@@ -246,7 +246,7 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.jobs.running[key] = &activeJob{task: Task{Action: plan.Action{Op: plan.Cleanup}, Image: image}, stop: func() {}, deletion: &deletion{}}
+	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Cleanup}, Image: image}}, stop: func() {}, deletion: &deletion{}}
 	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []plan.CopyRef{key}}, image: image}
 	r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
 	r.handleResponses(queryResponses{key: key, stopped: true})

@@ -219,12 +219,10 @@ func (l *localJobs) job(t Task) job.Job {
 	client := l.client // a copy, because the setting may change while the job runs
 	client.AllowLoopback = t.AllowLoopback
 	j := job.Job{
-		Action: t.Action, Image: t.Image, Private: t.Private, Reserve: t.Reserve, Client: &client, Progress: t.Progress,
-		Disk: folderOf(t.Disk), Source: folderOf(t.Source), Disks: foldersOf(t.Disks), Uploads: l.uploads, Restores: l.restores,
-		Peers: job.PeerCopies{Client: l.peers.client, Sources: t.PeerCopies, Digest: t.Digest},
+		Order: t.Order, Disk: folderOf(t.Disk), Source: folderOf(t.Source), Disks: foldersOf(t.Disks),
+		Client: &client, Peers: l.peers.client, Uploads: l.uploads, Restores: l.restores,
 	}
-	j.Peers.Verified = t.Verified
-	j.Peers.Warn = func(err error) {
+	j.Warn = func(err error) {
 		l.log.Warn("a source sent wrong bytes", "copy", t.Action.CopyRef().String(), "error", err)
 	}
 	for _, c := range t.LocalCopies {
@@ -285,55 +283,4 @@ func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, 
 	}
 	all.Wait()
 	return responses
-}
-
-// requestChunks requests the proofs of all tasks at the same time.
-func requestChunks(ctx context.Context, client *peer.Client, tasks []ProofTask) map[plan.CopyRef]plan.Proof {
-	ctx, cancel := context.WithTimeout(ctx, ProofTimeout)
-	defer cancel()
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	proofs := map[plan.CopyRef]plan.Proof{}
-	for _, t := range tasks {
-		all.Go(func() {
-			p := requestChunk(ctx, client, t)
-			mu.Lock()
-			defer mu.Unlock()
-			proofs[t.Copy] = p
-		})
-	}
-	all.Wait()
-	return proofs
-}
-
-// requestChunk requests one proof.
-func requestChunk(ctx context.Context, client *peer.Client, t ProofTask) plan.Proof {
-	err := func() error {
-		chunk, err := selectChunk(ctx, client, t)
-		if err != nil {
-			return err
-		}
-		return client.Prove(ctx, t.Source, chunk)
-	}()
-	switch {
-	case err == nil:
-		return plan.Proof{Result: plan.ProofPassed}
-	case errors.Is(err, peer.ErrWrongChunk):
-		return plan.Proof{Result: plan.ProofWrong, Problem: err.Error()}
-	}
-	return plan.Proof{Problem: err.Error()}
-}
-
-// selectChunk selects the chunk of a proof from a manifest of this node, if it has one, or from the
-// manifest that the other node serves.
-func selectChunk(ctx context.Context, client *peer.Client, t ProofTask) (disk.SelectedChunk, error) {
-	if t.Local.Disk == nil {
-		return client.SelectChunk(ctx, t.Source, t.Size, t.Secret)
-	}
-	m, err := folderOf(t.Local.Disk).Manifest(t.Local.ID)
-	if err != nil {
-		return disk.SelectedChunk{}, err
-	}
-	chunk, err := disk.SelectChunk(m.Hashes(), m.Size(), t.Secret)
-	return chunk, errors.Join(err, m.Close())
 }

@@ -223,7 +223,6 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)
 	l.requested.dropObsolete(v.Observed, v.Plan)
 	l.health.update(v.Desired, v.Observed)
-	l.config.freeze(v)
 	l.view.Store(v)
 	next := l.options.Interval
 	for _, a := range v.Plan.Actions {

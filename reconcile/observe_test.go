@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -71,12 +72,12 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 		}
 	}
 	expectDeletion("a process has the copy open", false)
-	r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}, stop: func() {}}
+	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}}, stop: func() {}}
 	expectDeletion("a job verifies it, too", false)
 	delete(r.jobs.running, key)
 	expectDeletion("the job has ended", false)
 	must(t, f.Close())
-	r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Evict, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
+	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Evict, key, plan.Reason{}, 0)}}, stop: func() {}, deletion: &deletion{}}
 	expectDeletion("the process has closed it, and it is withdrawn", true)
 	f, err = os.Open(f.Name())
 	must(t, err)

@@ -119,7 +119,7 @@ func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		r.pace = exhausted()
-		r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(tt.op, key, plan.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
+		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(tt.op, key, plan.Reason{}, 0)}}, stop: func() {}, deletion: &deletion{}}
 		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: tt.op}, Progress: &fetch.Progress{}})
 		tt.report(r.jobs.reports)
 		if _, wait := r.continuePlan(t.Context()); (wait > 0) != tt.waits {
@@ -143,7 +143,7 @@ func TestBacklogAfterFailures(t *testing.T) {
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		r.backlog.add(plan.NewAction(plan.Download, plan.CopyRef{Disk: key.Disk, ID: disk.ID{Name: "other", UUID: "6846a0b2"}}, plan.Reason{}, 0))
-		r.jobs.running[key] = &activeJob{task: Task{Action: plan.NewAction(plan.Download, key, plan.Reason{}, 0)}, stop: func() {}}
+		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Download, key, plan.Reason{}, 0)}}, stop: func() {}}
 		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Download}, Progress: &fetch.Progress{}})
 		r.endJob(jobEnd{key: key, err: tt.err})
 		if len(r.backlog.actions) != tt.left {

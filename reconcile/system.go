@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -104,4 +105,23 @@ type Jobs interface {
 	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[plan.CopyRef]plan.Proof))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
+}
+
+// Task is the order of a job with the disks of this node that it uses. It does not change while the job
+// runs.
+type Task struct {
+	job.Order
+	AllowLoopback    bool          // see schema.Settings.AllowLoopbackSources
+	RecoveryInterval time.Duration // Settings.RecoveryWaitInterval
+
+	Disk        Disk            // of the copy
+	Source      Disk            // of Action.LocalSource; nil without one
+	Disks       map[string]Disk // the usable disks of this node by name, for an export
+	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
+}
+
+// LocalCopy is a copy on a disk of this node.
+type LocalCopy struct {
+	Disk Disk
+	ID   disk.ID
 }

@@ -75,10 +75,10 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 				attempts++
 				read := plan.NewAction(op, key, plan.Reason{}, 0)
 				read.From = plan.CopyRef{Disk: refs[0], ID: image.ID}
-				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{
-					Action: read, Image: image, Digest: digest, RecoveryInterval: 5 * time.Minute, Progress: &fetch.Progress{},
+				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{RecoveryInterval: 5 * time.Minute, Order: job.Order{
+					Action: read, Image: image, Digest: digest, Progress: &fetch.Progress{},
 					PeerCopies: func() []peer.Source { return []peer.Source{source} },
-				}}
+				}}}
 				run.task.Progress.PeerBytes.Store(test.received)
 				r.jobs.running[key] = run
 				r.jobs.transfers.add(key, job.Transfer{Action: read, Progress: run.task.Progress})
@@ -156,7 +156,7 @@ func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	d := plan.Desired{Config: schema.Config{Settings: schema.Settings{ConcurrentReplenishPerNodeLimit: 2}}}
 	j := newJobs()
 	for i := range 2 {
-		j.running[plan.CopyRef{ID: disk.ID{Name: fmt.Sprint(i)}}] = &activeJob{task: Task{Action: verify}}
+		j.running[plan.CopyRef{ID: disk.ID{Name: fmt.Sprint(i)}}] = &activeJob{task: Task{Order: job.Order{Action: verify}}}
 	}
 	free := j.freeSlots(d)
 	if free.acquire(verify) {

@@ -139,7 +139,7 @@ func TestFailureDoesNotApplyToAnotherDisk(t *testing.T) {
 			key.Disk = ref
 		}
 		a := plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
-		u.jobs.running[key] = &activeJob{task: Task{Action: a, Image: u.declared.Config.Images["parrot"]}, stop: func() {}}
+		u.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: a, Image: u.declared.Config.Images["parrot"]}}, stop: func() {}}
 		u.jobs.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
 		u.endJob(jobEnd{key: key, err: syscall.EIO})
 		if o := u.Observe(u.declared); o.Failures[key].Fault != plan.FaultDisk {

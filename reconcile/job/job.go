@@ -6,7 +6,7 @@
 // that no job leaves a wrong copy. It does not retry: it returns an error, and NextFailure decides
 // when the planner may try again.
 //
-// Reading order: job.go has Job and the way of every new copy; download.go, sources.go and sync.go
+// Reading order: job.go has Order, Job and the way of every new copy; download.go, sources.go and sync.go
 // have the sources; repair.go verifies and repairs; possession.go verifies a copy on another node;
 // failure.go classifies errors.
 package job
@@ -19,27 +19,41 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Job is one action of a plan with everything that its execution needs. Nothing in it changes
-// while the job runs, except the sources of Peers and the counters of Progress.
+// Order is an action of a plan with what its execution needs to know. It does not change while the job
+// runs, except the result of PeerCopies and the counters of Progress.
+type Order struct {
+	Action   plan.Action
+	Image    schema.Image // zero if the image is not declared
+	Private  bool         // other users of the system must not read the copy: see schema.Config.IsPrivate
+	Reserve  int64        // bytes that must stay free on the disk
+	Progress *fetch.Progress
+	// Digest is the digest of the bytes that other nodes may send; zero: none may.
+	Digest disk.Digest
+	// PeerCopies returns the copies with Digest that other nodes offer now.
+	PeerCopies func() []peer.Source
+	// Verified receives the digest of the chunk manifest of the bytes with Digest, after an action
+	// for which VerifiesPeer is true has read them.
+	Verified func(manifest disk.Digest)
+}
+
+// Job is an Order with the open disks and the clients that execute it.
 type Job struct {
-	Action      plan.Action
-	Image       schema.Image // zero if the image is not declared any more
-	Private     bool         // other users of the system must not read the copy
-	Reserve     int64        // bytes that must stay free on the disk
-	Client      *fetch.Client
+	Order
 	Disk        *disk.Disk            // of the copy
 	Source      *disk.Disk            // of Action.LocalSource; nil without one
 	Disks       map[string]*disk.Disk // the disks of this node by name, for an export
 	LocalCopies []LocalCopy           // copies with the same bytes, for a repair
-	Peers       PeerCopies
+	Client      *fetch.Client
+	Peers       *peer.Client // nil: this node queries no peers
+	Warn        func(error)  // receives an error for each source with wrong bytes
 	Uploads     *upload.Sessions
 	Restores    *backup.MemoryBudget
-	Progress    *fetch.Progress
 }
 
 // Transfer is a running job, as status and metrics show it.

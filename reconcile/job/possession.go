@@ -20,10 +20,10 @@ var ErrOtherBytes = errors.New("it has other bytes than its node claims")
 // the digest that the node claims and with the declared checksum. It writes nothing. Then this node knows
 // the chunk manifest of these bytes, which the copy is later compared with (plan.ProofRequest).
 func (j Job) verifyPeer(ctx context.Context) error {
-	if j.Peers.Client == nil {
+	if j.Peers == nil {
 		return errNoSource
 	}
-	for _, s := range j.Peers.Sources() {
+	for _, s := range j.PeerCopies() {
 		at := schema.DiskRef{Node: s.Node, Disk: s.Disk}
 		if at == j.Action.From.Disk && s.ID == j.Action.From.ID {
 			return j.verifySource(ctx, s)
@@ -41,7 +41,7 @@ func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 		declared = vendor
 	}
 	all := io.MultiWriter(whole, declared)
-	err := j.Peers.Client.ReadChunks(ctx, s, j.Action.Bytes, j.Image.BandwidthLimit, func(chunk []byte) {
+	err := j.Peers.ReadChunks(ctx, s, j.Action.Bytes, j.Image.BandwidthLimit, func(chunk []byte) {
 		_, _ = all.Write(chunk) // a hash never fails
 		sum := disk.HashChunk(chunk)
 		_, _ = manifest.Write(sum[:])
@@ -51,12 +51,12 @@ func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 	if err != nil {
 		return &fetch.Error{Class: fetch.Network, Err: err}
 	}
-	matches := disk.SHA512.Digest(whole) == j.Peers.Digest && (vendor == nil || disk.SHA256.Digest(vendor) == j.Image.Checksum)
+	matches := disk.SHA512.Digest(whole) == j.Digest && (vendor == nil || disk.SHA256.Digest(vendor) == j.Image.Checksum)
 	if !matches {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: %w", j.Action.From, ErrOtherBytes)}
 	}
 	got := disk.SHA256.Digest(manifest)
-	j.Peers.Verified(got)
+	j.Verified(got)
 	if got != s.ManifestDigest { // otherwise this copy would be read again and again
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: its chunk manifest is not that of its bytes: %w", j.Action.From, ErrOtherBytes)}
 	}

@@ -61,7 +61,7 @@ func (j Job) repair(ctx context.Context, id disk.ID) error {
 	j.Progress.Total.Store(j.Action.Bytes)
 	size := j.Disk.Stat(id).Size
 	remote := pull.ChunkFetcher(size)
-	want := j.Peers.Digest
+	want := j.Digest
 	if want.IsZero() && id == j.Image.ID {
 		want = j.Image.Checksum // a repair from another disk of this node reads no peers
 	}
@@ -71,7 +71,7 @@ func (j Job) repair(ctx context.Context, id disk.ID) error {
 				return length, nil
 			}
 		}
-		if len(j.Peers.Sources()) == 0 {
+		if len(j.PeerCopies()) == 0 {
 			// The fetcher of a pull waits for busy peers. No peer offers the bytes now, so that a
 			// failure of the upstream must end the repair at once.
 			return j.upstreamChunk(ctx, pull.Upstream, size, n, sum, buf)

@@ -14,23 +14,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// PeerCopies are the copies on other nodes that a sync or a repair can read. A verification has
-// them too, because it may turn into a repair.
-type PeerCopies struct {
-	Client  *peer.Client         // nil: this node queries no peers
-	Sources func() []peer.Source // the copies that peers offer at the time of the call
-	Digest  disk.Digest          // of the bytes to read; zero: none may be read
-	Warn    func(error)          // receives an error for each source with wrong bytes
-	// Verified receives the digest of the chunk manifest of the bytes that verifyPeer has read.
-	Verified func(manifest disk.Digest)
-}
-
 var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("no responding node has a ready copy with these bytes")}
 
 // syncFromPeers creates the copy from the ready copies of other nodes. It also reads from the
 // upstream, see newPull.
 func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
-	if j.Peers.Client == nil || j.Peers.Digest.IsZero() {
+	if j.Peers == nil || j.Digest.IsZero() {
 		return errNoSource
 	}
 	pull, done := j.newPull()
@@ -38,7 +27,7 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
-	err := j.fill(ctx, id, j.Peers.Digest, anySource, func(part *disk.Part) error {
+	err := j.fill(ctx, id, j.Digest, anySource, func(part *disk.Part) error {
 		return pull.Into(ctx, part)
 	})
 	return withWrongSources(err, pull)
@@ -72,7 +61,7 @@ func withWrongSources(err error, pull *peer.Pull) error {
 // peers suffice. The caller calls done at the end.
 func (j Job) newPull() (p *peer.Pull, done func()) {
 	p = &peer.Pull{
-		Client: j.Peers.Client, Sources: j.Peers.Sources, Limit: j.Image.BandwidthLimit, Progress: j.Progress, Warn: j.Peers.Warn,
+		Client: j.Peers, Sources: j.PeerCopies, Limit: j.Image.BandwidthLimit, Progress: j.Progress, Warn: j.Warn,
 	}
 	d := j.Image.Source.Download
 	if d == nil || d.Unpack != schema.UnpackNone || j.Image.Checksum.IsZero() {

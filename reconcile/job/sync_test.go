@@ -42,7 +42,10 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 	}
 	for _, encryption := range []schema.Encryption{"", schema.EncryptionIgnore} {
 		to, source := open(t, target), open(t, v.Path())
-		j := job.Job{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: plan.CopyRef{ID: id}}, Disk: to, Source: source, Client: &fetch.Client{}, Progress: &fetch.Progress{}}
+		j := job.Job{
+			Order: job.Order{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: plan.CopyRef{ID: id}}, Progress: &fetch.Progress{}},
+			Disk:  to, Source: source, Client: &fetch.Client{},
+		}
 		if encryption != "" {
 			j.Action.Op = plan.Clone
 			j.Image.Source.Clone = &schema.Clone{Encryption: encryption}
