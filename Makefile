@@ -37,6 +37,7 @@ check: ## Check format, vet, staticcheck, go.mod and the imports between package
 	./.ci/imports
 
 bench: ## Run the benchmarks. They need root, rsync, 24 GiB in TMPDIR and a quiet machine.
+	@echo "processor features: $$(grep -m1 '^\(flags\|Features\)' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'sha_ni|avx2|avx512f|sha2|sha512' | tr '\n' ' ')"
 	$(GO) test -run '^$$' -bench . -benchtime 3x -timeout 6h ./...
 
 fuzz: ## Run each fuzz target for FUZZTIME (60s).
