@@ -53,6 +53,10 @@ func hostileConfigs(yield func(name string, c hostile.Config) bool) {
 		}
 	}
 	valid := os.DirFS("../../examples")
+	const memory = 989 // the child that evaluates its .cue files once had 285 MiB
+	if c := hostile.NewConfig(memory, 1<<20, valid); !yield(fmt.Sprintf("seed %d (%s)", memory, c.Kind), c) {
+		return
+	}
 	for seed := *hostileFirst; seed < *hostileFirst+uint64(*hostileDirs); seed++ {
 		c := hostile.NewConfig(seed, *hostileSize, valid)
 		if !yield(fmt.Sprintf("seed %d (%s)", seed, c.Kind), c) {

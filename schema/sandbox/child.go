@@ -97,8 +97,8 @@ func limitSelf() error {
 }
 
 // watchMemory ends the process when it has more resident memory than childMemory. The kernel has no limit
-// for it, and the limit of the address space alone lets the process have more: it starts with memory that
-// it shares with nobody.
+// for it. The limit of the address space is not enough, because limitSelf adds it to what the process has
+// at the start.
 func watchMemory() {
 	for range time.Tick(10 * time.Millisecond) {
 		if _, resident, err := memoryUse(); err != nil || resident > childMemory {
