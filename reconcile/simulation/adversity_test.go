@@ -222,9 +222,9 @@ func (c *cluster) lackingImage() string {
 // requiredReady returns how many ready copies an image must have, and how many it has. A copy on a skewed
 // node counts. A compromised node may claim to have its copies, or to be about to create them, so that nobody
 // creates these elsewhere. On a disk that takes no new copies, only a claim to have a file does that. But an image
-// of which it claims no ready copy must get one, unless a disk that is not ranked has one, such as a disk whose
-// eviction is requested: then the eviction waits for the claimed copy. If only first copies are created, one
-// ready copy that it claims suffices, as that of a silent node does.
+// of which it claims no ready copy must get one, unless a disk whose eviction is requested has one: then the
+// eviction waits for the claimed copy. If only first copies are created, one ready copy that it claims suffices,
+// as that of a silent node does.
 func (c *cluster) requiredReady(config schema.Config, image schema.Image) (required, have int) {
 	ranked := c.rankedDisks(c.latest(), image)
 	copies, _ := copyCounts(image, len(ranked))
@@ -254,16 +254,19 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 			places, required = places+1, required+1
 		}
 	}
-	if c.liar != nil && usable && !c.isReadyBeside(image.ID, ranked) && (c.liar.neverReady || !c.liar.mayClaim(image.ID.Name, claimKind.isReady)) {
+	if c.liar != nil && usable && !c.isReadyOnEvicted(config, image.ID) && (c.liar.neverReady || !c.liar.mayClaim(image.ID.Name, claimKind.isReady)) {
 		required = max(required, 1)
 	}
 	return required, have
 }
 
-// isReadyBeside reports whether a disk that is not ranked has a ready copy, on a node that can be relied on.
-func (c *cluster) isReadyBeside(id disk.ID, ranked []schema.DiskRef) bool {
+// isReadyOnEvicted reports whether a node that can be relied on has a ready copy on a disk whose eviction is
+// requested.
+func (c *cluster) isReadyOnEvicted(config schema.Config, id disk.ID) bool {
 	return slices.ContainsFunc(c.diskRefs(), func(ref schema.DiskRef) bool {
-		return !slices.Contains(ranked, ref) && c.nodes[ref.Node].liar == nil && c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready()
+		n := config.Nodes[ref.Node]
+		evicted := n.EvictionRequested || n.Disks[ref.Disk].EvictionRequested
+		return evicted && c.nodes[ref.Node].liar == nil && c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready()
 	})
 }
 

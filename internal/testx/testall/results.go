@@ -62,7 +62,11 @@ func (f failure) String() string {
 }
 
 // final are texts in the output of failures that no second run takes back.
-var final = []string{"DATA RACE", "panic:", "fatal error:", "violation at "}
+var final = []string{"DATA RACE", "race detected", "panic:", "fatal error:", "signal: "}
+
+// random has the packages whose tests look for violations of rules in many runs. A second run that finds none
+// proves nothing.
+var random = []string{"internal/testx/chaos", "reconcile/simulation"}
 
 // isFinal reports whether a test failed in a way that no second run takes back.
 func isFinal(output []string) bool {
@@ -205,29 +209,26 @@ func (r *results) skip(reason, test string) {
 	}
 }
 
-// retriable returns the names of the failed tests by package, without those of subtests, if a run of each
-// package alone can show that only the load of the machine made them fail. Otherwise it returns nothing:
-// a failure is final, or so many tests failed that the load is not the reason.
-func (r *results) retriable() map[string][]string {
-	const most = 8
-	found, n := map[string][]string{}, 0
+// retriable returns the packages with failures, if a run of each alone can show that only the load of the
+// machine made their tests fail. Otherwise it returns nothing: a failure is final, a package has not ended, or
+// so many packages failed that the load is not the reason.
+func (r *results) retriable() []string {
+	const most = 3
+	var found []string
 	for _, f := range r.failures {
-		name, _, _ := strings.Cut(f.test, "/")
-		if f.final {
+		if f.final || slices.Contains(random, f.pkg) {
 			return nil
 		}
-		if !slices.Contains(found[f.pkg], name) {
-			found[f.pkg] = append(found[f.pkg], name)
-			n++
-		}
+		found = append(found, f.pkg)
 	}
-	if n > most {
+	slices.Sort(found)
+	if found = slices.Compact(found); len(found) > most || len(r.running) > 0 {
 		return nil
 	}
 	return found
 }
 
-// passedAlone takes all failures back: the tests have passed in a second run.
+// passedAlone takes all failures back: their packages have passed in a second run.
 func (r *results) passedAlone() {
 	for _, f := range r.failures {
 		r.unsteady = append(r.unsteady, f.String())

@@ -2,7 +2,7 @@ package main
 
 import (
 	"bytes"
-	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -73,17 +73,19 @@ func failed(pkg, test, line string) string {
 `)
 }
 
-// Tests that the load of the machine may have made fail are run again. What a second run cannot take back is
+// Packages whose tests the load of the machine may have made fail are run again. What a second run cannot take back is
 // not.
-func TestWhichTestsRunAgain(t *testing.T) {
+func TestWhichPackagesRunAgain(t *testing.T) {
 	late := failed("disk", "TestOne/late", "    a_test.go:3: too late") + failed("fetch", "TestOne", "    a_test.go:3: too late")
 	for _, tt := range []struct {
 		name, stream string
-		want         map[string][]string
+		want         []string
 	}{
-		{"late", late, map[string][]string{"disk": {"TestOne"}, "fetch": {"TestOne"}}},
+		{"late", late, []string{"disk", "fetch"}},
 		{"race", late + failed("schema", "TestOne", "WARNING: DATA RACE"), nil},
 		{"violation", failed("internal/testx/chaos", "TestOne", "    chaos_test.go:61: violation at 3s: a copy is lost"), nil},
+		{"race of another test", late + failed("schema", "TestOne", "    testing.go:1490: race detected during execution of test"), nil},
+		{"killed", failed("disk", "TestOne", "signal: killed"), nil},
 		{"panic", failed("disk", "TestOne", "panic: no disk"), nil},
 		{"package", strings.ReplaceAll(`{"Action":"output","Package":"M/disk","Output":"exit status 2\n"}
 {"Action":"fail","Package":"M/disk","Elapsed":0.1}
@@ -94,7 +96,7 @@ func TestWhichTestsRunAgain(t *testing.T) {
 		if err := r.read(strings.NewReader(tt.stream)); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.retriable(); !reflect.DeepEqual(got, tt.want) {
+		if got := r.retriable(); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}
