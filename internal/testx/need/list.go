@@ -25,6 +25,7 @@ const (
 // List contains the programs in alphabetical order.
 var List = []Program{
 	{Name: "bzip2", Packages: "bzip2", Reason: "pack images for downloads"},
+	{Name: "casync", Packages: "casync", Reason: "compare indexes and chunk stores with those of casync"},
 	{Name: "cryptsetup", Packages: "cryptsetup-bin", Reason: "write and check LUKS2 images"},
 	{Name: "curl", Packages: "curl", Reason: "call the HTTP API and upload as users do"},
 	{Name: "fusermount3", Packages: "fuse3", Reason: "mount a file system that injects faults, as an ordinary user"},

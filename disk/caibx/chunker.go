@@ -1,0 +1,149 @@
+package caibx
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+)
+
+// maxAvg is the greatest average size of chunks that end by their content. For larger ones the
+// formula of casync is not useful any more.
+const maxAvg = 4 << 20
+
+// Chunker finds the chunks of a stream. It has no buffer: the caller passes the bytes in pieces of any
+// size, and the chunks do not depend on these pieces. The ends of the chunks are those of casync.
+//
+// desync never cuts a chunk at exactly the least size. Its index of the same file may therefore have
+// a few other chunks.
+type Chunker struct {
+	first, max int64 // where a chunk may end at the earliest, and must end
+	cut        cutTest
+
+	length int64            // of the current chunk, so far
+	window [windowSize]byte // the last bytes before that, if length >= first
+	hash   uint32           // of window
+}
+
+// NewChunker returns a Chunker at the beginning of a stream.
+func NewChunker(s Sizes) (*Chunker, error) {
+	switch err := s.check(); {
+	case err != nil:
+		return nil, err
+	case s.IsBlocks():
+		return &Chunker{first: int64(s.Max), max: int64(s.Max)}, nil
+	case s.Max < windowSize:
+		return nil, fmt.Errorf("the greatest size %d of a chunk is less than %d", s.Max, windowSize)
+	case s.Avg > maxAvg:
+		return nil, fmt.Errorf("the average size %d of a chunk is greater than %d", s.Avg, maxAvg)
+	}
+	return &Chunker{first: int64(max(s.Min, windowSize)), max: int64(s.Max), cut: newCutTest(discriminator(s))}, nil
+}
+
+// discriminator returns the number d: a chunk ends where the hash is d-1 modulo d.
+func discriminator(s Sizes) uint32 {
+	d := uint64(float64(s.Avg) / (-1.42888852e-7*float64(s.Avg) + 1.33237515))
+	return uint32(min(max(d, s.Min), s.Max))
+}
+
+// Next returns how many bytes at the beginning of p belong to the current chunk, and whether the chunk
+// ends there. If it does, the next call begins a new chunk; otherwise all of p belongs to the chunk.
+// The last chunk of a stream ends with the stream.
+func (c *Chunker) Next(p []byte) (n int, end bool) {
+	if c.length < c.first {
+		n = c.fill(p)
+		if c.length < c.first {
+			return n, false
+		}
+		if c.first == c.max {
+			return n, c.restart()
+		}
+		if c.hash = buzhash(&c.window); c.cut.at(c.hash) {
+			return n, c.restart()
+		}
+	}
+	m, end := c.roll(p[n:])
+	return n + m, end
+}
+
+func (c *Chunker) restart() bool {
+	c.length = 0
+	return true
+}
+
+// fill accepts the bytes before the earliest end of the chunk. Only the last of them are hashed.
+func (c *Chunker) fill(p []byte) int {
+	n := int(min(int64(len(p)), c.first-c.length))
+	begin := c.length - (c.first - windowSize) // of p, in the window
+	if at := begin + int64(n); at > 0 && c.first >= windowSize {
+		copy(c.window[max(begin, 0):at], p[max(-begin, 0):n])
+	}
+	c.length += int64(n)
+	return n
+}
+
+// roll moves the window over p, to the end of the chunk or of p.
+func (c *Chunker) roll(p []byte) (n int, end bool) {
+	p = p[:min(int64(len(p)), c.max-c.length)]
+	short := min(len(p), windowSize)
+	n, end = c.scan(p[:short], c.window[:short])
+	if !end && len(p) > windowSize {
+		var m int
+		m, end = c.scan(p[windowSize:], p[:len(p)-windowSize])
+		n += m
+	}
+	if c.length += int64(n); end || c.length == c.max {
+		return n, c.restart()
+	}
+	c.keep(p)
+	return n, false
+}
+
+// scan moves the window over the entering bytes. leaving are the bytes that leave the window. It
+// returns how many bytes it has accepted, and whether the chunk ends there.
+func (c *Chunker) scan(entering, leaving []byte) (n int, end bool) {
+	h, cut := c.hash, c.cut
+	leaving = leaving[:len(entering)]
+	for i, b := range entering {
+		change := leavingTable[leaving[i]] ^ buzhashTable[b] // does not wait for h
+		h = bits.RotateLeft32(h, 1) ^ change
+		if cut.maybe(h) && cut.at(h) {
+			return i + 1, true
+		}
+	}
+	c.hash = h
+	return len(entering), false
+}
+
+// keep makes the window the last bytes of the chunk, which ends with p so far.
+func (c *Chunker) keep(p []byte) {
+	if len(p) >= windowSize {
+		copy(c.window[:], p[len(p)-windowSize:])
+		return
+	}
+	copy(c.window[:], c.window[len(p):])
+	copy(c.window[windowSize-len(p):], p)
+}
+
+// cutTest tests whether the hash is d-1 modulo d, without a division: h+1 is a multiple of d = odd·2^k
+// if and only if h+1 times the inverse of odd, rotated by k, is at most (2^32-1)/d.
+type cutTest struct {
+	d, inverse, limit uint32
+	shift             int
+}
+
+func newCutTest(d uint32) cutTest {
+	t := cutTest{d: d, limit: math.MaxUint32 / d, shift: bits.TrailingZeros32(d)}
+	odd := d >> t.shift
+	t.inverse = odd
+	for range 4 { // each step doubles the number of right bits, of which there are 3 at first
+		t.inverse *= 2 - odd*t.inverse
+	}
+	return t
+}
+
+// maybe reports whether the hash may be d-1 modulo d. It is never wrong with false. It is wrong with
+// true only for a hash of 2^32-1.
+func (t cutTest) maybe(h uint32) bool { return bits.RotateLeft32((h+1)*t.inverse, -t.shift) <= t.limit }
+
+// at reports whether the hash is d-1 modulo d.
+func (t cutTest) at(h uint32) bool { return h%t.d == t.d-1 }
