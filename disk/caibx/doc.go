@@ -9,6 +9,8 @@
 //	Reader    yields the items of an index, one by one; rejects whatever casync rejects
 //	Writer    writes an index that casync and desync read
 //	Chunker   finds the ends of the chunks of a stream, by the content, as casync does
+//	Packer    packs a chunk for a chunk store
+//	Unpacker  unpacks a chunk of a chunk store, and verifies it
 //
 // # Format
 //
@@ -26,11 +28,14 @@
 //
 // # Promises
 //
-//  1. Everything that is read is untrusted. No memory is allocated by a number in an index.
-//  2. The memory does not depend on the size of the index, of the file, or of a chunk.
+//  1. Everything that is read is untrusted. No memory is allocated by a number in an index or in a
+//     packed chunk.
+//  2. The memory does not depend on the size of the index or of the file. Only Packer and Unpacker have
+//     a whole chunk in memory.
 //  3. A Chunker cuts a file exactly as "casync make" does with the same sizes of chunks.
 //
 // # Reading order
 //
-// format.go (Header, Item, ID, Digest), reader.go, writer.go, chunker.go with buzhash.go.
+// format.go (Header, Item, ID, Digest), reader.go, writer.go, chunker.go with buzhash.go,
+// chunkfile.go.
 package caibx

@@ -24,6 +24,13 @@ const (
 	tailMagic  = 0x4b4f050e5549ecd1
 )
 
+// The magic numbers of packed files.
+const (
+	gzipMagic = "\x1f\x8b"
+	zstdMagic = "\x28\xb5\x2f\xfd"
+	xzMagic   = "\xfd7zXZ\x00"
+)
+
 // tableLength is the size of every table according to its header.
 const tableLength = 1<<64 - 1
 

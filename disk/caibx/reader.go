@@ -70,11 +70,9 @@ func isShort(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEO
 
 // foreign returns an error for files that a server sends instead of an index.
 func foreign(head []byte) error {
-	for _, f := range []struct{ magic, name string }{
-		{"\x1f\x8b", "it is packed with gzip"}, {"\x28\xb5\x2f\xfd", "it is packed with zstd"}, {"\xfd7zXZ\x00", "it is packed with xz"},
-	} {
-		if bytes.HasPrefix(head, []byte(f.magic)) {
-			return refuse("%s", f.name)
+	for _, packing := range []struct{ magic, name string }{{gzipMagic, "gzip"}, {zstdMagic, "zstd"}, {xzMagic, "xz"}} {
+		if bytes.HasPrefix(head, []byte(packing.magic)) {
+			return refuse("it is packed with %s", packing.name)
 		}
 	}
 	if text := bytes.TrimSpace(head); len(text) > 0 && text[0] == '<' {
