@@ -18,7 +18,7 @@ func appendAll(p *Part, image []byte) error {
 		if allZero(buf[:n]) {
 			err = p.AppendZeros(int64(n))
 		} else {
-			buf, err = p.AppendChunk(buf, int64(n), HashChunk(buf[:n]))
+			buf, err = p.AppendChunk(buf, int64(n), NewChunks.Hash(buf[:n]))
 		}
 		if err != nil {
 			return err
@@ -67,7 +67,8 @@ func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 	}
 	buf := NewChunkBuffer()
 	buf[0] = 1
-	other, err := p.AppendChunk(buf, ChunkSize, ChunkHash{7})
+	wrong := NewChunks.Hash([]byte("other bytes"))
+	other, err := p.AppendChunk(buf, ChunkSize, wrong)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 	if err := p.pipeline.drain(0); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.writer.journal.at(0); got != (ChunkHash{7}) {
+	if got := p.writer.journal.at(0); got != wrong {
 		t.Errorf("the journal contains the hash %x", got)
 	}
 }
@@ -150,7 +151,7 @@ func TestAppendChunkRefusesInvalidChunks(t *testing.T) {
 		{"a format that is not accepted", -1, PartOptions{}, func(p *Part) error {
 			buf := NewChunkBuffer()
 			copy(buf, "\x1f\x8b\x08")
-			_, err := p.AppendChunk(buf, ChunkSize, HashChunk(buf))
+			_, err := p.AppendChunk(buf, ChunkSize, NewChunks.Hash(buf))
 			return err
 		}, isA[*FormatError]},
 	}
@@ -234,7 +235,7 @@ func TestPartMatchesManifest(t *testing.T) {
 			if err != nil && !errors.Is(err, io.EOF) {
 				t.Fatal(err)
 			}
-			if got, err := p.Matches(m); err != nil || got != test.want {
+			if got, err := p.Matches(t.Context(), m); err != nil || got != test.want {
 				t.Errorf("matches: %v, error %v; want %v", got, err, test.want)
 			}
 		})

@@ -125,7 +125,7 @@ func processorTime(b *testing.B, run func()) {
 // with BenchmarkSHA512.
 func BenchmarkAppendChunk(b *testing.B) {
 	block := randomBlock()[:ChunkSize]
-	hash := HashChunk(block)
+	hash := NewChunks.Hash(block)
 	for name, put := range map[string]func(*Part, []byte) ([]byte, error){
 		"dense": func(p *Part, buf []byte) ([]byte, error) {
 			copy(buf, block)

@@ -128,7 +128,7 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 	verified := time.Now().UTC()
 	return func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
-		r.ManifestDigest, r.Size = SHA256.Digest(p.writer.manifest), p.offset
+		r.ManifestDigest, r.Size = p.writer.manifest.Digest(), p.offset
 		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
 	}, nil
 }

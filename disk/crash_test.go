@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -78,7 +77,8 @@ func (w *workload) allOperations() error {
 	return w.fetch(id, w.versions[1], false)
 }
 
-// sync receives the manifest of a peer, and replaces a failed image by the chunks of this peer.
+// sync receives the manifest of a peer, which has another algorithm, and replaces a failed image by the
+// chunks of this peer.
 func (w *workload) sync(id ID, v version) error {
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
@@ -88,11 +88,7 @@ func (w *workload) sync(id ID, v version) error {
 	if err := p.Begin(PartSource{ID: "peer", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 		return err
 	}
-	var sums []byte
-	for piece := range slices.Chunk(v.bytes, ChunkSize) {
-		sum := HashChunk(piece)
-		sums = append(sums, sum[:]...)
-	}
+	sums := encodedManifest(otherAlgorithm(), v.bytes)
 	m, err := p.ReceiveManifest(bytes.NewReader(sums), int64(len(v.bytes)), digest256(sums))
 	if err != nil {
 		return err
@@ -101,7 +97,7 @@ func (w *workload) sync(id ID, v version) error {
 	if err := appendAll(p, v.bytes); err != nil {
 		return err
 	}
-	if same, err := p.Matches(m); err != nil || !same {
+	if same, err := p.Matches(context.Background(), m); err != nil || !same {
 		return fmt.Errorf("the partial file matches the manifest: %v, error %w", same, err)
 	}
 	c, err := p.Commit(v.digest)

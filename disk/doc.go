@@ -8,7 +8,7 @@
 //	<disk>/backing-images/<name>-<uuid>/backing       the image, complete and verified
 //	                                    backing.cfg   Longhorn's description of it
 //	                                    backing.record  the record of this program about the copy
-//	                                    backing.chunks  chunk manifest: a SHA-256 for each MiB
+//	                                    backing.chunks  chunk manifest: a hash for each MiB
 //	                                    backing.part    partial file
 //	                                    backing.part.chunks  journal of the partial file; becomes the chunk manifest
 //	                                    backing.part.manifest  a peer's manifest; the name is removed immediately
@@ -26,7 +26,7 @@
 //	part.go                       partial file: append and resume
 //	clone.go commit.go            fill it from another copy; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
-//	reader.go manifest.go         read an image and its chunk manifest
+//	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
 //	users.go                      which images are in use
 //	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
@@ -61,8 +61,12 @@
 // with the established digest in the record or, for Longhorn's files, in backing.cfg. The mtime in
 // backing.cfg alone is not enough evidence.
 //
-// The record also has the digest of the chunk manifest (the SHA-256 over all its hashes). Peers
+// The record also has the digest of the chunk manifest (the SHA-256 of its encoded form). Peers
 // identify manifests by this digest, and a manifest file with another digest is damaged.
+//
+// The hashes of a manifest are all BLAKE3 or all SHA-256 (chunkhash.go). Only the bytes of a whole file
+// have a declared checksum, so that the algorithm of the chunks can be chosen for its speed. A manifest
+// keeps its algorithm: a verification makes the same one again, and a copy from peers has theirs.
 //
 // # Removal
 //

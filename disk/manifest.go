@@ -3,62 +3,64 @@ package disk
 import (
 	"bufio"
 	"bytes"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
-	"sync"
 )
 
 // ChunkSize is the size of a chunk, the unit in which an image is verified, resumed and repaired.
 const ChunkSize = 1 << 20
-
-// ChunkHash is the SHA-256 of one chunk. The last chunk of an image may be short; its hash covers
-// only the bytes in the file. The zero value means "not known".
-type ChunkHash [sha256.Size]byte
-
-// HashChunk returns the hash of a chunk of at most ChunkSize bytes.
-func HashChunk(data []byte) ChunkHash { return hashBytes(data, allZero(data)) }
-
-var zeros [ChunkSize]byte
-
-func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
-
-var hashOfZeroChunk = sync.OnceValue(func() ChunkHash { return sha256.Sum256(zeros[:]) })
-
-// hashBytes returns the hash of a chunk. zero is true if all bytes are zero.
-func hashBytes(b []byte, zero bool) ChunkHash {
-	if zero && len(b) == ChunkSize {
-		return hashOfZeroChunk()
-	}
-	return sha256.Sum256(b)
-}
 
 // chunksOf returns the number of chunks of an image of size bytes.
 func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
 
 // A chunk file is a header and the hash of each chunk in order. It is first the journal of a partial
 // file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks).
+//
+// The header has the magic, the version in 4 bytes, and ChunkSize in 4 bytes, both big endian.
 const chunkHeaderSize = 16
 
 var chunkMagic = [8]byte{'B', 'I', 'M', 'C', 'H', 'U', 'N', 'K'}
 
-func chunkHeader() []byte {
+// header returns the header of a chunk file with hashes of the algorithm.
+func (a ChunkAlgorithm) header() []byte {
 	h := append([]byte(nil), chunkMagic[:]...)
-	h = binary.BigEndian.AppendUint32(h, 1) // version
+	h = binary.BigEndian.AppendUint32(h, uint32(a))
 	return binary.BigEndian.AppendUint32(h, ChunkSize)
+}
+
+// chunkFileAlgorithm returns the algorithm of a chunk file from its header; 0: the header is wrong.
+func chunkFileAlgorithm(header []byte) ChunkAlgorithm {
+	for _, a := range []ChunkAlgorithm{ChunkSHA256, ChunkBLAKE3} {
+		if bytes.Equal(header, a.header()) {
+			return a
+		}
+	}
+	return 0
+}
+
+// readChunkHeader returns the algorithm of an open chunk file; 0: the header is wrong.
+func readChunkHeader(f *os.File) (ChunkAlgorithm, error) {
+	header := make([]byte, chunkHeaderSize)
+	if _, err := f.ReadAt(header, 0); err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	return chunkFileAlgorithm(header), nil
 }
 
 // chunkCount returns the number of hashes in a chunk file of fileSize bytes.
 func chunkCount(fileSize int64) int64 {
-	return max(0, fileSize-chunkHeaderSize) / sha256.Size
+	return max(0, fileSize-chunkHeaderSize) / ChunkHashSize
 }
 
 // chunkFile is a chunk file that is being written. It is not safe for concurrent use.
-type chunkFile struct{ f *os.File }
+type chunkFile struct {
+	f         *os.File
+	algorithm ChunkAlgorithm
+}
 
 // openChunks opens or creates a chunk file. If the header is wrong, it empties the file: the chunks
 // are then fetched again, which is always safe.
@@ -70,21 +72,14 @@ func openChunks(root *os.Root, name string) (chunkFile, error) {
 	if err != nil {
 		return chunkFile{}, err
 	}
-	if err := makePrivate(f); err != nil {
-		f.Close()
-		return chunkFile{}, err
+	c := chunkFile{f: f}
+	if err = makePrivate(f); err == nil {
+		c.algorithm, err = readChunkHeader(f)
 	}
-	c := chunkFile{f}
-	header := make([]byte, chunkHeaderSize)
-	_, err = f.ReadAt(header, 0)
-	if err == nil && bytes.Equal(header, chunkHeader()) {
-		return c, nil
+	if err == nil && c.algorithm == 0 {
+		err = c.reset(NewChunks)
 	}
-	if err != nil && !errors.Is(err, io.EOF) {
-		f.Close()
-		return chunkFile{}, err
-	}
-	if err := c.reset(); err != nil {
+	if err != nil {
 		f.Close()
 		return chunkFile{}, err
 	}
@@ -92,41 +87,42 @@ func openChunks(root *os.Root, name string) (chunkFile, error) {
 }
 
 // reset removes all hashes, durably. Otherwise the next bytes could count as verified because of an
-// old hash.
-func (c chunkFile) reset() error {
+// old hash. The hashes that follow are of the algorithm a.
+func (c *chunkFile) reset(a ChunkAlgorithm) error {
 	if err := c.f.Truncate(0); err != nil {
 		return err
 	}
-	if _, err := c.f.WriteAt(chunkHeader(), 0); err != nil {
+	c.algorithm = a
+	if _, err := c.f.WriteAt(a.header(), 0); err != nil {
 		return noSpace(err)
 	}
 	return c.f.Sync()
 }
 
-func (c chunkFile) set(n int64, h ChunkHash) error {
-	if _, err := c.f.WriteAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
+func (c *chunkFile) set(n int64, h ChunkHash) error {
+	if _, err := c.f.WriteAt(h.sum[:], chunkHeaderSize+n*ChunkHashSize); err != nil {
 		return fmt.Errorf("write %s: %w", chunksFile, noSpace(err))
 	}
 	return nil
 }
 
 // at returns the hash of chunk n. It is zero if the file does not contain it.
-func (c chunkFile) at(n int64) ChunkHash {
-	var h ChunkHash
-	if _, err := c.f.ReadAt(h[:], chunkHeaderSize+n*sha256.Size); err != nil {
+func (c *chunkFile) at(n int64) ChunkHash {
+	h := ChunkHash{algorithm: c.algorithm}
+	if _, err := c.f.ReadAt(h.sum[:], chunkHeaderSize+n*ChunkHashSize); err != nil {
 		return ChunkHash{}
 	}
 	return h
 }
 
 // hashes returns a reader of the hashes of the first size bytes of the image.
-func (c chunkFile) hashes(size int64) *io.SectionReader {
-	return io.NewSectionReader(c.f, chunkHeaderSize, chunksOf(size)*sha256.Size)
+func (c *chunkFile) hashes(size int64) *io.SectionReader {
+	return io.NewSectionReader(c.f, chunkHeaderSize, chunksOf(size)*ChunkHashSize)
 }
 
 // truncate keeps the first n hashes.
-func (c chunkFile) truncate(n int64) error {
-	return c.f.Truncate(chunkHeaderSize + n*sha256.Size)
+func (c *chunkFile) truncate(n int64) error {
+	return c.f.Truncate(chunkHeaderSize + n*ChunkHashSize)
 }
 
 // ErrNoManifest: an image has no chunk manifest, or one whose digest differs from the record. Verify
@@ -135,11 +131,29 @@ var ErrNoManifest = errors.New("no manifest")
 
 // Manifest is the chunk manifest of an image: the hashes of all chunks. It reads them from an open
 // file, so that its memory does not grow with the image. It is safe for concurrent use.
+//
+// Its encoded form is what peers send. A manifest of SHA-256 hashes consists only of them, as before
+// there was another algorithm. A manifest of BLAKE3 hashes begins with the header of its chunk file.
 type Manifest struct {
-	f      *os.File
-	base   int64 // offset of the first hash in f
-	size   int64
-	digest Digest
+	f         *os.File
+	start     int64 // offset of the encoded form in f
+	algorithm ChunkAlgorithm
+	size      int64
+	digest    Digest
+}
+
+// prefix returns the bytes of an encoded manifest before its hashes.
+func (a ChunkAlgorithm) prefix() []byte {
+	if a == ChunkSHA256 {
+		return nil
+	}
+	return a.header()
+}
+
+// EncodedSizes returns the possible lengths of the encoded manifest of an image of size bytes.
+func EncodedSizes(size int64) (shortest, longest int64) {
+	shortest = chunksOf(size) * ChunkHashSize
+	return shortest, shortest + chunkHeaderSize
 }
 
 // Close closes the file. No other method may be called after it.
@@ -148,7 +162,10 @@ func (m *Manifest) Close() error { return m.f.Close() }
 // Size returns the bytes of the image.
 func (m *Manifest) Size() int64 { return m.size }
 
-// Digest returns the SHA-256 over all hashes, which identifies the manifest.
+// Algorithm returns the algorithm of the hashes.
+func (m *Manifest) Algorithm() ChunkAlgorithm { return m.algorithm }
+
+// Digest returns the SHA-256 of the encoded manifest, which identifies it.
 func (m *Manifest) Digest() Digest { return m.digest }
 
 // Chunks returns the number of chunks of the image.
@@ -159,11 +176,11 @@ func (m *Manifest) ChunkLength(n int64) int64 { return min(ChunkSize, m.size-n*C
 
 // Hash returns the hash of chunk n.
 func (m *Manifest) Hash(n int64) (ChunkHash, error) {
-	var h ChunkHash
+	h := ChunkHash{algorithm: m.algorithm}
 	if n < 0 || n >= m.Chunks() {
-		return h, fmt.Errorf("manifest has no chunk %d", n)
+		return ChunkHash{}, fmt.Errorf("manifest has no chunk %d", n)
 	}
-	if _, err := m.f.ReadAt(h[:], m.base+n*sha256.Size); err != nil {
+	if _, err := m.f.ReadAt(h.sum[:], m.start+int64(len(m.algorithm.prefix()))+n*ChunkHashSize); err != nil {
 		return ChunkHash{}, fmt.Errorf("read manifest: %w", err)
 	}
 	return h, nil
@@ -172,19 +189,19 @@ func (m *Manifest) Hash(n int64) (ChunkHash, error) {
 // IsZero reports whether all bytes of chunk n are zero.
 func (m *Manifest) IsZero(n int64) (bool, error) {
 	h, err := m.Hash(n)
-	return err == nil && h == hashBytes(zeros[:m.ChunkLength(n)], true), err
+	return err == nil && h.matchesZeros(m.ChunkLength(n)), err
 }
 
 // DataSize returns the bytes of all chunks that are not all zero. It reads the whole manifest.
 func (m *Manifest) DataSize() (int64, error) {
 	var data int64
-	hashes := bufio.NewReaderSize(m.Hashes(), 64<<10)
+	hashes := bufio.NewReaderSize(m.hashes(m.size), 64<<10)
+	h := ChunkHash{algorithm: m.algorithm}
 	for n := range m.Chunks() {
-		var h ChunkHash
-		if _, err := io.ReadFull(hashes, h[:]); err != nil {
+		if _, err := io.ReadFull(hashes, h.sum[:]); err != nil {
 			return 0, fmt.Errorf("read manifest: %w", err)
 		}
-		if h != hashBytes(zeros[:m.ChunkLength(n)], true) {
+		if !h.matchesZeros(m.ChunkLength(n)) {
 			data += m.ChunkLength(n)
 		}
 	}
@@ -197,23 +214,24 @@ type SelectedChunk struct {
 	Hash     ChunkHash
 }
 
-// SelectChunk selects a chunk of an image of size bytes. It reads the hashes of all chunks from r, in the
-// format of Manifest.Hashes, and no more. Each chunk that is not all zero has the same probability; if
+// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from r, and no more. Each chunk that is not all zero has the same probability; if
 // there is none, each chunk has. Who does not know the secret cannot predict the selection.
 func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) {
 	if size <= 0 {
 		return SelectedChunk{}, fmt.Errorf("an image of %d bytes has no chunk", size)
 	}
 	random := rand.New(rand.NewPCG(secret, 0))
-	hashes := bufio.NewReaderSize(io.LimitReader(r, chunksOf(size)*sha256.Size), 64<<10)
+	_, longest := EncodedSizes(size)
+	hashes := bufio.NewReaderSize(io.LimitReader(r, longest), 64<<10)
+	algorithm := readPrefix(hashes)
 	var selected SelectedChunk
 	var data, zero int64 // how many chunks of both kinds were read
 	for n := range chunksOf(size) {
-		one := SelectedChunk{From: n * ChunkSize, To: min((n+1)*ChunkSize, size)}
-		if _, err := io.ReadFull(hashes, one.Hash[:]); err != nil {
+		one := SelectedChunk{From: n * ChunkSize, To: min((n+1)*ChunkSize, size), Hash: ChunkHash{algorithm: algorithm}}
+		if _, err := io.ReadFull(hashes, one.Hash.sum[:]); err != nil {
 			return SelectedChunk{}, fmt.Errorf("read manifest: %w", err)
 		}
-		if one.Hash == hashBytes(zeros[:one.To-one.From], true) {
+		if one.Hash.matchesZeros(one.To - one.From) {
 			zero++
 			if data == 0 && random.Int64N(zero) == 0 {
 				selected = one
@@ -227,13 +245,23 @@ func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) 
 	return selected, nil
 }
 
-// Hashes returns a new reader of all hashes in order, 32 bytes each, which is the input format of
-// ReceiveManifest.
-func (m *Manifest) Hashes() *io.SectionReader { return m.hashes(m.size) }
+// readPrefix reads the prefix of an encoded manifest and returns the algorithm of the hashes that follow.
+func readPrefix(r *bufio.Reader) ChunkAlgorithm {
+	if b, err := r.Peek(chunkHeaderSize); err != nil || !bytes.Equal(b, ChunkBLAKE3.prefix()) {
+		return ChunkSHA256
+	}
+	_, _ = r.Discard(chunkHeaderSize) // the bytes are in the buffer
+	return ChunkBLAKE3
+}
+
+// Encoded returns a new reader of the encoded manifest, which is the input of ReceiveManifest.
+func (m *Manifest) Encoded() *io.SectionReader {
+	return io.NewSectionReader(m.f, m.start, int64(len(m.algorithm.prefix()))+m.Chunks()*ChunkHashSize)
+}
 
 // hashes returns a reader of the hashes of the first size bytes of the image.
 func (m *Manifest) hashes(size int64) *io.SectionReader {
-	return io.NewSectionReader(m.f, m.base, chunksOf(size)*sha256.Size)
+	return io.NewSectionReader(m.f, m.start+int64(len(m.algorithm.prefix())), chunksOf(size)*ChunkHashSize)
 }
 
 // Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image
@@ -248,8 +276,8 @@ func (d *Disk) Manifest(id ID) (*Manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s: %w", id, err)
 	}
-	m := &Manifest{f: f, base: chunkHeaderSize, size: c.Size, digest: c.ManifestDigest}
-	if err := m.check(); err != nil {
+	m := &Manifest{f: f, size: c.Size, digest: c.ManifestDigest}
+	if err := m.open(); err != nil {
 		info, statErr := f.Stat()
 		f.Close()
 		if statErr == nil {
@@ -260,23 +288,24 @@ func (d *Disk) Manifest(id ID) (*Manifest, error) {
 	return m, nil
 }
 
-// check returns an error if the file is not a chunk file with the digest of m.
-func (m *Manifest) check() error {
-	header := make([]byte, chunkHeaderSize)
-	if _, err := m.f.ReadAt(header, 0); err != nil {
+// open reads the header of the chunk file, and returns an error if the manifest does not have the digest.
+func (m *Manifest) open() (err error) {
+	m.algorithm, err = readChunkHeader(m.f)
+	switch {
+	case err != nil:
 		return err
-	}
-	if !bytes.Equal(header, chunkHeader()) {
+	case m.algorithm == 0:
 		return errors.New("the file is not a chunk manifest")
 	}
+	m.start = chunkHeaderSize - int64(len(m.algorithm.prefix()))
 	h := SHA256.New()
-	if _, err := io.Copy(h, m.Hashes()); err != nil {
+	if _, err := io.Copy(h, m.Encoded()); err != nil {
 		return err
 	}
 	return matches(m.digest, Digest{}, SHA256.Digest(h))
 }
 
-// ReceiveManifest reads the manifest of an image of size bytes from r, up to the end of r. It returns
+// ReceiveManifest reads the encoded manifest of an image of size bytes from r, up to the end of r. It returns
 // a *ChecksumError if the manifest does not have the digest want, and ErrTooLarge if size exceeds the
 // limit of the partial file. The manifest is in a file without a name, which does not exist any more
 // after Close or a crash. ReceiveManifest does not change the partial file.
@@ -292,7 +321,7 @@ func (w *partWriter) receiveManifest(r io.Reader, size int64, want Digest) (*Man
 	if w.maxSize > 0 && size > w.maxSize {
 		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, w.maxSize)
 	}
-	if err := w.checkSpace(chunksOf(size) * sha256.Size); err != nil {
+	if err := w.checkSpace(chunksOf(size) * ChunkHashSize); err != nil {
 		return nil, err
 	}
 	f, err := openUnlinked(w.folder.disk.root, w.folder.file(partManifestFile))
@@ -321,23 +350,29 @@ func openUnlinked(root *os.Root, name string) (*os.File, error) {
 // ReceiveManifest is like Part.ReceiveManifest, but writes to the file f and has no limits. The
 // Manifest owns f. After an error f is closed.
 func ReceiveManifest(f *os.File, r io.Reader, size int64, want Digest) (*Manifest, error) {
-	err := receiveInto(f, r, size, want)
+	algorithm, err := receiveInto(f, r, size, want)
 	if err != nil {
 		f.Close()
 		return nil, err
 	}
-	return &Manifest{f: f, size: size, digest: want}, nil
+	return &Manifest{f: f, algorithm: algorithm, size: size, digest: want}, nil
 }
 
-func receiveInto(f *os.File, r io.Reader, size int64, want Digest) error {
+func receiveInto(f *os.File, r io.Reader, size int64, want Digest) (ChunkAlgorithm, error) {
 	if size <= 0 || want.Algorithm() != SHA256 {
-		return fmt.Errorf("no image of %d bytes has a manifest with the digest %s", size, want.Short())
+		return 0, fmt.Errorf("no image of %d bytes has a manifest with the digest %s", size, want.Short())
 	}
+	encoded := bufio.NewReaderSize(r, 64<<10)
+	algorithm := readPrefix(encoded)
 	h := SHA256.New()
-	if err := copyExactly(io.MultiWriter(f, h), r, chunksOf(size)*sha256.Size); err != nil {
-		return noSpace(err)
+	to := io.MultiWriter(f, h)
+	if _, err := to.Write(algorithm.prefix()); err != nil {
+		return 0, noSpace(err)
 	}
-	return matches(want, Digest{}, SHA256.Digest(h))
+	if err := copyExactly(to, encoded, chunksOf(size)*ChunkHashSize); err != nil {
+		return 0, noSpace(err)
+	}
+	return algorithm, matches(want, Digest{}, SHA256.Digest(h))
 }
 
 // copyExactly copies length bytes from r. It returns an error if r has fewer or more bytes.

@@ -29,7 +29,7 @@ func TestManifestMatchesImage(t *testing.T) {
 		if !allZero(piece) {
 			filled += m.ChunkLength(n)
 		}
-		if hash, err := m.Hash(n); err != nil || hash != HashChunk(piece) {
+		if hash, err := m.Hash(n); err != nil || hash != NewChunks.Hash(piece) {
 			t.Errorf("hash of chunk %d is %x, error %v", n, hash, err)
 		}
 		if zero, err := m.IsZero(n); err != nil || zero != allZero(piece) {
@@ -44,8 +44,8 @@ func TestManifestMatchesImage(t *testing.T) {
 			t.Errorf("there is a chunk %d", n)
 		}
 	}
-	hashes, err := io.ReadAll(m.Hashes())
-	if err != nil || len(hashes) != 5*32 || digest256(hashes) != d.Stat(testID).ManifestDigest {
+	hashes, err := io.ReadAll(m.Encoded())
+	if err != nil || !bytes.Equal(hashes, encodedManifest(NewChunks, image)) || digest256(hashes) != d.Stat(testID).ManifestDigest {
 		t.Errorf("%d bytes of hashes, error %v", len(hashes), err)
 	}
 }
@@ -154,7 +154,7 @@ func TestReceiveManifest(t *testing.T) {
 				if err != nil || m.Size() != test.size {
 					t.Fatalf("%+v, error %v", m, err)
 				}
-				if got, err := io.ReadAll(m.Hashes()); err != nil || !bytes.Equal(got, hashes) {
+				if got, err := io.ReadAll(m.Encoded()); err != nil || !bytes.Equal(got, hashes) {
 					t.Errorf("hashes are %q, error %v", got, err)
 				}
 			} else if err == nil || !test.is(err) {
@@ -214,7 +214,8 @@ func FuzzManifest(f *testing.F) {
 	f.Add(good)
 	f.Add(good[:chunkHeaderSize])
 	f.Add(append(bytes.Clone(good), good...))
-	f.Add(append([]byte("BIMCHUNK\x00\x00\x00\x02"), good[12:]...))
+	f.Add(chunkFileOf(otherAlgorithm(), image))
+	f.Add(append([]byte("BIMCHUNK\x00\x00\x00\x03"), good[12:]...))
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if err := os.WriteFile(imagePath(d, chunksFile), data, 0o644); err != nil {
@@ -239,7 +240,7 @@ func FuzzManifest(f *testing.F) {
 		}
 		defer c.f.Close()
 		known := max(0, int64(len(data))-chunkHeaderSize) / 32
-		if len(data) < chunkHeaderSize || !bytes.Equal(data[:chunkHeaderSize], chunkHeader()) {
+		if len(data) < chunkHeaderSize || chunkFileAlgorithm(data[:chunkHeaderSize]) == 0 {
 			known = 0
 		}
 		if hash := c.at(known); hash != (ChunkHash{}) {
@@ -253,11 +254,14 @@ func FuzzReceiveManifest(f *testing.F) {
 	f.Add(make([]byte, 96), int64(2*ChunkSize+1))
 	f.Add([]byte("short"), int64(ChunkSize))
 	f.Add(make([]byte, 65), int64(2*ChunkSize))
+	f.Add(encodedManifest(ChunkBLAKE3, make([]byte, ChunkSize+1)), int64(ChunkSize+1))
+	f.Add(ChunkBLAKE3.prefix(), int64(1))
 	d := newDisk(f)
 	p := openPart(f, d, PartOptions{})
 	f.Fuzz(func(t *testing.T, hashes []byte, size int64) {
 		m, err := p.ReceiveManifest(bytes.NewReader(hashes), size, digest256(hashes))
-		fits := size > 0 && int64(len(hashes)) == chunksOf(size)*32
+		rest, _ := bytes.CutPrefix(hashes, ChunkBLAKE3.prefix())
+		fits := size > 0 && int64(len(rest)) == chunksOf(size)*32
 		if fits != (err == nil) {
 			t.Fatalf("%d bytes of hashes for an image of %d: error %v", len(hashes), size, err)
 		}
@@ -268,7 +272,7 @@ func FuzzReceiveManifest(f *testing.F) {
 		if _, err := m.Hash(m.Chunks() - 1); err != nil {
 			t.Error(err)
 		}
-		if _, err := p.Matches(m); err != nil {
+		if _, err := p.Matches(t.Context(), m); err != nil {
 			t.Error(err)
 		}
 	})
@@ -277,10 +281,17 @@ func FuzzReceiveManifest(f *testing.F) {
 // SelectChunk must select every chunk with data sooner or later, and a chunk of zeros only if the image
 // has nothing else.
 func TestSelectChunk(t *testing.T) {
-	zeroChunk, zeroRest := HashChunk(zeros[:]), HashChunk(zeros[:512])
+	for _, a := range algorithms {
+		testSelectChunk(t, a)
+	}
+}
+
+func testSelectChunk(t *testing.T, a ChunkAlgorithm) {
+	t.Helper()
+	zeroChunk, zeroRest := a.Hash(zeros[:]), a.Hash(zeros[:512])
 	var data [3]ChunkHash
 	for i := range data {
-		data[i] = HashChunk([]byte{byte(i + 1)})
+		data[i] = a.Hash([]byte{byte(i + 1)})
 	}
 	const size = 5*ChunkSize + 512
 	for _, test := range []struct {
@@ -292,9 +303,9 @@ func TestSelectChunk(t *testing.T) {
 		{"a last chunk with data", []ChunkHash{zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroChunk, data[0]}, []int64{5}},
 		{"only zeros", []ChunkHash{zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroRest}, []int64{0, 1, 2, 3, 4, 5}},
 	} {
-		var manifest []byte
+		manifest := a.prefix()
 		for _, h := range test.hashes {
-			manifest = append(manifest, h[:]...)
+			manifest = append(manifest, h.sum[:]...)
 		}
 		var got []int64
 		for secret := range uint64(200) {
@@ -313,7 +324,7 @@ func TestSelectChunk(t *testing.T) {
 		if slices.Sort(got); !slices.Equal(got, test.want) {
 			t.Errorf("%s: selected %v, want %v", test.name, got, test.want)
 		}
-		if _, err := SelectChunk(bytes.NewReader(manifest[1:]), size, 1); err == nil {
+		if _, err := SelectChunk(bytes.NewReader(manifest[:len(manifest)-1]), size, 1); err == nil {
 			t.Errorf("%s: a short manifest is accepted", test.name)
 		}
 	}

@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"crypto/sha256"
 	"maps"
 	"os"
 	"sync"
@@ -130,7 +129,7 @@ func (m *metaCache) isDamaged(id ID, file Evidence) bool {
 // length exists and was not rejected.
 func (m *metaCache) manifestDigest(id ID, r Record, image os.FileInfo, folder *os.Root) Digest {
 	info, err := folder.Lstat(chunksFile)
-	if err != nil || r.Size != image.Size() || info.Size() != chunkHeaderSize+chunksOf(r.Size)*sha256.Size {
+	if err != nil || r.Size != image.Size() || info.Size() != chunkHeaderSize+chunksOf(r.Size)*ChunkHashSize {
 		return Digest{}
 	}
 	m.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"os"
 	"sync/atomic"
@@ -140,7 +139,7 @@ func (p *Part) resume(ctx context.Context) error {
 		// A chunk that cannot be read is fetched again. The disk then writes it to another place.
 		err = s.read(c, p.offset)
 		if err == nil {
-			c.saved, c.hash = true, HashChunk(c.data)
+			c.saved, c.hash = true, p.writer.journal.algorithm.Hash(c.data)
 		}
 		if err != nil || c.hash != p.writer.journal.at(c.n) {
 			p.pipeline.free <- c
@@ -185,7 +184,16 @@ func (p *Part) Written() int64 { return p.writer.written.Load() }
 // Begin discards all bytes and records durably the source of the bytes that follow. It returns
 // ErrNoSpace or ErrTooLarge if there is not enough space for an image of this size, or if the size
 // exceeds the limit.
-func (p *Part) Begin(source PartSource) error {
+//
+// The chunk manifest of the image will have hashes of NewChunks.
+func (p *Part) Begin(source PartSource) error { return p.begin(source, NewChunks) }
+
+// BeginManifest is Begin for an image with the manifest m: hashes of the same algorithm are the same.
+func (p *Part) BeginManifest(source PartSource, m *Manifest) error {
+	return p.begin(source, m.algorithm)
+}
+
+func (p *Part) begin(source PartSource, algorithm ChunkAlgorithm) error {
 	p.pipeline.abort()
 	if err := p.writer.checkSize(source); err != nil {
 		p.start()
@@ -193,7 +201,7 @@ func (p *Part) Begin(source PartSource) error {
 	}
 	// Remove the hashes first: otherwise new bytes could count as verified because of an old hash.
 	p.writer.source.Store(nil)
-	err := errors.Join(p.writer.journal.reset(), p.writer.file.Truncate(0))
+	err := errors.Join(p.writer.journal.reset(algorithm), p.writer.file.Truncate(0))
 	if err == nil {
 		err = p.folder.recordSource(source)
 	}
@@ -216,9 +224,13 @@ func (p *Part) SetSize(size int64) error {
 	return nil
 }
 
+// ChunkAlgorithm returns the algorithm of the chunk hashes. Begin, BeginManifest and Matches change it.
+func (p *Part) ChunkAlgorithm() ChunkAlgorithm { return p.writer.journal.algorithm }
+
 // Matches reports whether all whole chunks of the partial file equal the first chunks of m. If so,
-// the caller calls Continue and appends the chunk at Offset. Otherwise it must call Begin.
-func (p *Part) Matches(m *Manifest) (bool, error) {
+// the caller calls Continue and appends the chunk at Offset. Otherwise it must call BeginManifest. If m
+// has another algorithm than the partial file, Matches reads the chunks back and hashes them again.
+func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 	size := p.Source().Size
 	if p.offset > m.size || size >= 0 && size != m.size {
 		return false, nil
@@ -232,12 +244,17 @@ func (p *Part) Matches(m *Manifest) (bool, error) {
 	} else if whole != m.size {
 		return false, nil
 	}
-	if whole == 0 {
-		return true, nil
-	}
 	// The journal is complete once the pipeline is idle.
 	if err := p.pipeline.drain(p.ownedChunks()); err != nil {
 		return false, err
+	}
+	if p.ChunkAlgorithm() != m.algorithm {
+		if err := p.writer.rehash(ctx, m.algorithm, whole); err != nil {
+			return false, err
+		}
+	}
+	if whole == 0 {
+		return true, nil
 	}
 	return sameHashes(p.writer.journal.hashes(whole), m.hashes(whole))
 }
@@ -305,7 +322,7 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
 // AppendChunk appends buf[:length] as the next chunk. The caller must have compared its hash;
-// AppendChunk does not compute it. Only the last chunk of an image may be shorter than ChunkSize, and
+// AppendChunk does not compute it, unless the hash is of another algorithm than ChunkAlgorithm. Only the last chunk of an image may be shorter than ChunkSize, and
 // there must be no incomplete chunk of ReadFrom.
 //
 // AppendChunk keeps buf and returns another buffer, even with an error. buf must be from
@@ -450,7 +467,7 @@ type partWriter struct {
 	direct  bool
 	journal chunkFile
 
-	manifest hash.Hash    // over the hashes of all chunks
+	manifest ManifestHash // of all chunks
 	written  atomic.Int64 // bytes of chunks that are not all zero
 	unsynced int64        // written since the last sync
 }
@@ -475,7 +492,7 @@ func (w *partWriter) open() (err error) {
 
 // start resets the state for the first chunk.
 func (w *partWriter) start() {
-	w.manifest, w.unsynced = SHA256.New(), 0
+	w.manifest, w.unsynced = NewManifestHash(w.journal.algorithm), 0
 	w.written.Store(0)
 }
 
@@ -514,14 +531,39 @@ func (w *partWriter) writeHash(c *chunk) error {
 		w.written.Add(int64(len(c.data)))
 	}
 	hash := c.hash
-	if hash == (ChunkHash{}) {
-		hash = hashBytes(c.data, c.zero)
+	if hash.algorithm != w.journal.algorithm {
+		hash = w.journal.algorithm.hash(c.data, c.zero)
 	}
-	w.manifest.Write(hash[:])
+	w.manifest.add(hash)
 	if c.saved {
 		return nil
 	}
 	return w.journal.set(c.n, hash)
+}
+
+// rehash replaces the hashes of the first size bytes of the file by those of another algorithm. After a
+// crash in the middle, a resume keeps the chunks that have a new hash.
+func (w *partWriter) rehash(ctx context.Context, algorithm ChunkAlgorithm, size int64) error {
+	if err := w.journal.reset(algorithm); err != nil {
+		return err
+	}
+	w.manifest = NewManifestHash(algorithm)
+	r := &chunkReader{f: w.file, direct: w.direct, size: size, holes: extents{f: w.file}}
+	c := &chunk{buf: NewChunkBuffer()}
+	for at := int64(0); at < size; at += ChunkSize {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := r.read(c, at); err != nil {
+			return err
+		}
+		hash := algorithm.Hash(c.data)
+		w.manifest.add(hash)
+		if err := w.journal.set(c.n, hash); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // writeChunk writes a chunk. For a chunk of zeros it extends the file instead, which creates a hole.

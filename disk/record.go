@@ -26,7 +26,7 @@ type Record struct {
 	// became ready. SHA256 is zero unless a SHA-256 was declared at that time.
 	SHA512 Digest `json:"sha512"`
 	SHA256 Digest `json:"sha256"`
-	// ManifestDigest is the SHA-256 of the hashes in backing.chunks, and Size is the size of the
+	// ManifestDigest is the SHA-256 of the encoded manifest in backing.chunks, and Size is the size of the
 	// image. Both were recorded together with the digests.
 	ManifestDigest Digest `json:"chunks,omitzero"`
 	Size           int64  `json:"size,omitempty"`

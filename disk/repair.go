@@ -163,22 +163,22 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 		return err
 	}
 	err = r.reader.read(c, n*ChunkSize)
-	if err != nil && !IsMediaError(err) || err == nil && HashChunk(c.data) == want {
+	if err != nil && !IsMediaError(err) || err == nil && want.Matches(c.data) {
 		return err
 	}
 	if err == nil && r.record.Failed == "" { // a ready copy is damaged: it becomes failed, unless the run succeeds
 		r.record.Failed = fmt.Sprintf("damaged: chunk %d does not match its hash", n)
 	}
 	length := r.manifest.ChunkLength(n)
-	if zero := zeros[:length]; want == hashBytes(zero, true) {
-		c.data = zero
+	if want.matchesZeros(length) {
+		c.data = zeros[:length]
 		return r.write(c, want)
 	}
 	got, err := r.fetch(ctx, n, want, c.buf)
 	if err != nil {
 		return fmt.Errorf("fetch chunk %d: %w", n, err)
 	}
-	if int64(got) != length || HashChunk(c.buf[:length]) != want {
+	if int64(got) != length || !want.Matches(c.buf[:length]) {
 		return fmt.Errorf("fetch chunk %d: received %d bytes that do not match its hash (its length is %d)", n, got, length)
 	}
 	c.data = c.buf[:length]
@@ -208,7 +208,7 @@ func (r *repair) write(c *chunk, want ChunkHash) error {
 	if err != nil {
 		return err
 	}
-	if HashChunk(back) != want {
+	if !want.Matches(back) {
 		return fmt.Errorf("write chunk %d: the disk does not return the bytes that were written", c.n)
 	}
 	return nil

@@ -331,15 +331,10 @@ func TestRepairWithWrongManifestFails(t *testing.T) {
 	verifyFails(t, d)
 	wrong := bytes.Clone(image)
 	wrong[5] ^= 4
-	manifest := chunkHeader()
-	for piece := range slices.Chunk(wrong, ChunkSize) {
-		hash := HashChunk(piece)
-		manifest = append(manifest, hash[:]...)
-	}
-	if err := os.WriteFile(imagePath(d, chunksFile), manifest, 0o644); err != nil {
+	if err := os.WriteFile(imagePath(d, chunksFile), chunkFileOf(NewChunks, wrong), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(manifest[chunkHeaderSize:]) }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(encodedManifest(NewChunks, wrong)) }); err != nil {
 		t.Fatal(err)
 	}
 	var fetched []int64

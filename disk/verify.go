@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"syscall"
 	"time"
 )
@@ -111,17 +112,18 @@ func (f imageFolder) hash(ctx context.Context, r *chunkReader, withSHA256 bool, 
 	if err != nil && !unrecorded {
 		return content{}, err
 	}
+	algorithm := f.chunkAlgorithm()
 	if !unrecorded {
 		defer chunks.f.Close()
-		if err := chunks.reset(); err != nil {
+		if err := chunks.reset(algorithm); err != nil {
 			return content{}, err
 		}
 	}
 	h, consumers := newHashes(withSHA256)
-	manifest := SHA256.New()
+	manifest := NewManifestHash(algorithm)
 	p := newPipeline(append(consumers, func(c *chunk) error {
-		hash := hashBytes(c.data, c.zero)
-		manifest.Write(hash[:])
+		hash := algorithm.hash(c.data, c.zero)
+		manifest.add(hash)
 		if unrecorded {
 			return nil
 		}
@@ -142,7 +144,21 @@ func (f imageFolder) hash(ctx context.Context, r *chunkReader, withSHA256 bool, 
 		}
 	}
 	sum512, sum256 := h.digests()
-	return content{sum512, sum256, SHA256.Digest(manifest), r.before, unrecorded}, nil
+	return content{sum512, sum256, manifest.Digest(), r.before, unrecorded}, nil
+}
+
+// chunkAlgorithm returns the algorithm of the manifest that the image has, so that a new manifest equals
+// those of the other copies; NewChunks if it has none.
+func (f imageFolder) chunkAlgorithm() ChunkAlgorithm {
+	m, err := openRegular(f.disk.root, f.file(chunksFile), os.O_RDONLY)
+	if err != nil {
+		return NewChunks
+	}
+	defer m.Close()
+	if a, err := readChunkHeader(m); err == nil && a != 0 {
+		return a
+	}
+	return NewChunks
 }
 
 func (f imageFolder) removeNewManifest() error {

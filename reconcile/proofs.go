@@ -154,6 +154,6 @@ func selectChunk(ctx context.Context, client *peer.Client, t ProofTask) (disk.Se
 	if err != nil {
 		return disk.SelectedChunk{}, err
 	}
-	chunk, err := disk.SelectChunk(m.Hashes(), m.Size(), t.Secret)
+	chunk, err := disk.SelectChunk(m.Encoded(), m.Size(), t.Secret)
 	return chunk, errors.Join(err, m.Close())
 }

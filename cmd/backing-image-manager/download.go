@@ -396,7 +396,7 @@ func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error
 		return chunk, nil
 	}
 	want, err := m.Hash(n)
-	if err == nil && disk.HashChunk(chunk) != want {
+	if err == nil && !want.Matches(chunk) {
 		err = &damagedError{l.copy.String(), fmt.Errorf("chunk %d does not match its manifest", n)}
 	}
 	return chunk, err

@@ -239,7 +239,7 @@ func (im *sourceImage) verify(l readBlock) error {
 		if err != nil {
 			return err
 		}
-		if disk.HashChunk(data[:length]) != want {
+		if !want.Matches(data[:length]) {
 			return fmt.Errorf("%s %w at %d: verify it", im.ID, disk.ErrDamaged, n*disk.ChunkSize)
 		}
 		data = data[length:]

@@ -254,13 +254,14 @@ func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, 
 	for range depth {
 		s.free <- disk.NewChunkBuffer()
 	}
+	algorithm := part.ChunkAlgorithm()
 	reading, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 	running.Go(func() { s.read(reading, r, offset, size) })
 	for range workers {
-		running.Go(func() { s.transform(change) })
+		running.Go(func() { s.transform(algorithm, change) })
 	}
 	if err := s.write(part, progress); err != nil {
 		return err
@@ -290,11 +291,11 @@ func (s pipeline) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
 	}
 }
 
-func (s pipeline) transform(change func(b []byte, offset int64)) {
+func (s pipeline) transform(algorithm disk.ChunkAlgorithm, change func(b []byte, offset int64)) {
 	for p := range s.work {
 		if b := p.buf[:p.size]; p.err == nil {
 			change(b, p.at)
-			p.hash = disk.HashChunk(b)
+			p.hash = algorithm.Hash(b)
 		}
 		close(p.done)
 	}

@@ -118,7 +118,7 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 				return err
 			}
 			chunk, length, err := from.next(buf[:w.length()])
-			if err != nil || int64(len(chunk)) != w.length() || disk.HashChunk(chunk) != want {
+			if err != nil || int64(len(chunk)) != w.length() || !want.Matches(chunk) {
 				break // a chunk that cannot be read is written again
 			}
 			end += length

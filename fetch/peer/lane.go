@@ -181,7 +181,7 @@ func (l *lane) readChunk(from io.Reader, n int64, data []byte) error {
 
 // checkChunk compares the hash of chunk n with the hash in the chunk manifest.
 func (l *lane) checkChunk(n int64, data []byte, want disk.ChunkHash) error {
-	if disk.HashChunk(data) != want {
+	if !want.Matches(data) {
 		return &InvalidDataError{l.node, l.disk, fmt.Errorf("chunk %d does not match the chunk manifest", n)}
 	}
 	return nil

@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -45,11 +44,11 @@ func (c *Client) prove(ctx context.Context, s Source, chunk disk.SelectedChunk) 
 		return err
 	}
 	defer body.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, body); err != nil {
+	matches, err := chunk.Hash.MatchesReader(body)
+	if err != nil {
 		return fmt.Errorf("query %s: %w", s.URL, stripAddress(err))
 	}
-	if disk.ChunkHash(h.Sum(nil)) != chunk.Hash {
+	if !matches {
 		return fmt.Errorf("query %s: bytes %d-%d of %s: %w", s.URL, chunk.From, chunk.To-1, s.ID, ErrWrongChunk)
 	}
 	return nil
@@ -64,8 +63,7 @@ func (c *Client) SelectChunk(ctx context.Context, s Source, size int64, secret u
 	}
 	defer body.Close()
 	h := disk.SHA256.New()
-	hashes := io.TeeReader(body, h)
-	chunk, err := disk.SelectChunk(hashes, size, secret)
+	chunk, err := disk.SelectChunk(io.TeeReader(body, h), size, secret)
 	if err != nil {
 		return disk.SelectedChunk{}, fmt.Errorf("query %s: %w", s.URL, stripAddress(err))
 	}

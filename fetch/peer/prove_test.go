@@ -25,7 +25,7 @@ func (n *node) selectChunk(t *testing.T, id disk.ID, secret uint64) disk.Selecte
 		t.Fatal(err)
 	}
 	defer m.Close()
-	chunk, err := disk.SelectChunk(m.Hashes(), m.Size(), secret)
+	chunk, err := disk.SelectChunk(m.Encoded(), m.Size(), secret)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestProveWaitsForABusyPeer(t *testing.T) {
 	}))
 	defer server.Close()
 	s := Source{Address: Address{Node: "node1", URL: server.URL}, Disk: "disk1", ID: parrot}
-	err := newClient(t).Prove(t.Context(), s, disk.SelectedChunk{To: 512, Hash: disk.HashChunk(content)})
+	err := newClient(t).Prove(t.Context(), s, disk.SelectedChunk{To: 512, Hash: disk.NewChunks.Hash(content)})
 	if err != nil || requests != 2 {
 		t.Errorf("%v after %d requests", err, requests)
 	}

@@ -131,7 +131,7 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 		return err
 	}
 	defer m.Close()
-	if err := t.preparePart(part, m); err != nil {
+	if err := t.preparePart(ctx, part, m); err != nil {
 		return err
 	}
 	t.chunkProgress.touch() // preparePart may have read the whole file for minutes
@@ -151,13 +151,13 @@ func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put fu
 }
 
 // preparePart keeps the chunks of part that match m. If none match, it empties part.
-func (t *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
+func (t *transfer) preparePart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
 	data, err := m.DataSize()
 	if err != nil {
 		return err
 	}
 	source := disk.PartSource{ID: disk.PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
-	matches, err := part.Matches(m)
+	matches, err := part.Matches(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (t *transfer) preparePart(part *disk.Part, m *disk.Manifest) error {
 	case matches && part.Offset() >= disk.ChunkSize: // from a download, or with another manifest
 		return part.Continue(source)
 	}
-	return part.Begin(source)
+	return part.BeginManifest(source, m)
 }
 
 // fillPart appends the missing chunks to part.
@@ -327,8 +327,8 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 		return nil, err
 	}
 	defer body.Close()
-	if want := chunkCount(s.Size) * int64(len(disk.ChunkHash{})); length != want {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d", length, want)}
+	if shortest, longest := disk.EncodedSizes(s.Size); length != shortest && length != longest {
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d or %d", length, shortest, longest)}
 	}
 	t.progress.PeerBytes.Add(length)
 	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), s.Size, s.ManifestDigest)

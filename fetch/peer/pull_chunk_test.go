@@ -30,7 +30,7 @@ func newChunkTransfer(open func(request int, from, to int64) (io.ReadCloser, err
 	return func(ctx context.Context, n int64) error {
 		var chunk bytes.Buffer
 		_, _ = chunk.ReadFrom(&numberedReader{n * mib, (n + 1) * mib})
-		_, err := get(ctx, n, disk.HashChunk(chunk.Bytes()), disk.NewChunkBuffer())
+		_, err := get(ctx, n, disk.NewChunks.Hash(chunk.Bytes()), disk.NewChunkBuffer())
 		return err
 	}
 }
@@ -63,7 +63,7 @@ func TestChunkFetcherVerifiesChunks(t *testing.T) {
 	for _, n := range []int64{3, 0, 1, 3} {
 		chunk := want[n*mib : min((n+1)*mib, int64(len(want)))]
 		buf := disk.NewChunkBuffer()
-		got, err := get(t.Context(), n, disk.HashChunk(chunk), buf)
+		got, err := get(t.Context(), n, disk.NewChunks.Hash(chunk), buf)
 		if err != nil || !bytes.Equal(buf[:got], chunk) {
 			t.Errorf("chunk %d: %d bytes, error %v", n, got, err)
 		}
@@ -90,7 +90,7 @@ func TestChunkFetcherUsesTheUpstream(t *testing.T) {
 	r := newReceiver(t, proxied(t, startNode(t, "node1").put(t, parrot, want), onData(corruptByte)))
 	r.pull.Upstream = ranges
 	buf := disk.NewChunkBuffer()
-	n, err := r.pull.ChunkFetcher(int64(len(want)))(t.Context(), 2, disk.HashChunk(want[2*mib:]), buf)
+	n, err := r.pull.ChunkFetcher(int64(len(want)))(t.Context(), 2, disk.NewChunks.Hash(want[2*mib:]), buf)
 	if err != nil || !bytes.Equal(buf[:n], want[2*mib:]) {
 		t.Errorf("%d bytes, error %v", n, err)
 	}

@@ -219,7 +219,7 @@ func TestPullErrorHasTheFailureOfEachSource(t *testing.T) {
 	}
 	defer m.Close()
 	transfer.chunkProgress.start = time.Now().Add(-2 * giveUpAfter)
-	err = errors.Join(transfer.preparePart(part, m), transfer.fillPart(t.Context(), part, m))
+	err = errors.Join(transfer.preparePart(t.Context(), part, m), transfer.fillPart(t.Context(), part, m))
 	e, ok := errors.AsType[*fetch.Error](err)
 	if !ok || e.Class != fetch.Network {
 		t.Fatalf("got %v, want an error of class network", err)

@@ -14,6 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/zeebo/blake3"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
@@ -50,11 +52,16 @@ func TestManifestHasTheHashOfEachChunk(t *testing.T) {
 	}
 	defer b.Close()
 	got, err := io.ReadAll(b)
-	if err != nil || length != 3*sha256.Size || len(got) != int(length) {
+	if err != nil || length != encodedSize(int64(len(content))) || len(got) != int(length) {
 		t.Fatalf("%d of %d bytes, %v", len(got), length, err)
 	}
-	if sum := sha256.Sum256(content[1<<20 : 2<<20]); !bytes.Equal(got[sha256.Size:2*sha256.Size], sum[:]) {
-		t.Errorf("the second hash is %x, want %x", got[sha256.Size:2*sha256.Size], sum)
+	hashes := bytes.TrimPrefix(got, []byte("BIMCHUNK\x00\x00\x00\x02\x00\x10\x00\x00")) // without it, they are SHA-256
+	sum := sha256.Sum256(content[1<<20 : 2<<20])
+	if len(hashes) < len(got) {
+		sum = blake3.Sum256(content[1<<20 : 2<<20])
+	}
+	if second := hashes[disk.ChunkHashSize : 2*disk.ChunkHashSize]; !bytes.Equal(second, sum[:]) {
+		t.Errorf("the second hash is %x, want %x", second, sum)
 	}
 	h := disk.SHA256.New()
 	h.Write(got)
@@ -135,6 +142,9 @@ func TestDataAndManifestRejectUnsendableCopies(t *testing.T) {
 	} {
 		for _, route := range []string{"data", "manifest"} {
 			path := strings.Replace(test.path, "ROUTE", route, 1)
+			if route == "manifest" && strings.Contains(path, "?") {
+				path += "&accept=blake3"
+			}
 			resp, text := n.get(t, path)
 			if resp.StatusCode != test.status || !strings.Contains(text, test.message) {
 				t.Errorf("%s: got %d %.200q, want %d %q", path, resp.StatusCode, text, test.status, test.message)
@@ -319,4 +329,19 @@ func TestSlowReceiverGetsAWholeChunk(t *testing.T) {
 			t.Errorf("received %d bytes, error %v", got, err)
 		}
 	})
+}
+
+// TestManifestOfAnotherAlgorithmIsRefused requests the manifest as versions of this program before BLAKE3
+// do: they would take its header for a hash, and the sender for a liar.
+func TestManifestOfAnotherAlgorithmIsRefused(t *testing.T) {
+	n := startNode(t, "node1")
+	n.put(t, parrot, randomBytes(4096))
+	want := http.StatusNotAcceptable
+	if disk.NewChunks == disk.ChunkSHA256 {
+		want = http.StatusOK
+	}
+	resp, text := n.get(t, "/v1/images/parrot/0a1b2c3d/manifest?disk=disk1")
+	if resp.StatusCode != want || want != http.StatusOK && !strings.Contains(text, "update backing-image-manager on the requesting node") {
+		t.Errorf("got %d %.200q, want %d", resp.StatusCode, text, want)
+	}
 }

@@ -34,17 +34,20 @@ func (j Job) verifyPeer(ctx context.Context) error {
 
 func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 	j.Progress.Total.Store(j.Action.Bytes)
-	whole, declared, manifest := disk.SHA512.New(), io.Writer(io.Discard), disk.SHA256.New()
+	whole, declared := disk.SHA512.New(), io.Writer(io.Discard)
 	var vendor hash.Hash
 	if j.Image.Checksum.Algorithm() == disk.SHA256 {
 		vendor = disk.SHA256.New()
 		declared = vendor
 	}
+	// The digest of a manifest does not tell the algorithm of its chunk hashes.
+	manifests := []disk.ManifestHash{disk.NewManifestHash(disk.ChunkSHA256), disk.NewManifestHash(disk.ChunkBLAKE3)}
 	all := io.MultiWriter(whole, declared)
 	err := j.Peers.ReadChunks(ctx, s, j.Action.Bytes, j.Image.BandwidthLimit, func(chunk []byte) {
 		_, _ = all.Write(chunk) // a hash never fails
-		sum := disk.HashChunk(chunk)
-		_, _ = manifest.Write(sum[:])
+		for _, m := range manifests {
+			m.AddChunk(chunk)
+		}
 		j.Progress.Done.Add(int64(len(chunk)))
 		j.Progress.PeerBytes.Add(int64(len(chunk)))
 	})
@@ -55,9 +58,12 @@ func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 	if !matches {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: %w", j.Action.From, ErrOtherBytes)}
 	}
-	got := disk.SHA256.Digest(manifest)
-	j.Verified(got)
-	if got != s.ManifestDigest { // otherwise this copy would be read again and again
+	matches = false
+	for _, m := range manifests {
+		j.Verified(m.Digest())
+		matches = matches || m.Digest() == s.ManifestDigest
+	}
+	if !matches { // otherwise this copy would be read again and again
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: its chunk manifest is not that of its bytes: %w", j.Action.From, ErrOtherBytes)}
 	}
 	return nil

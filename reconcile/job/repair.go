@@ -99,7 +99,7 @@ func (j Job) upstreamChunk(ctx context.Context, upstream *fetch.RangeReader, siz
 	if err != nil {
 		return 0, fetch.ClassifyDiskError(err)
 	}
-	if disk.HashChunk(data) != sum {
+	if !sum.Matches(data) {
 		return 0, &fetch.Error{Class: fetch.BadSource, Err: errOtherChunk}
 	}
 	return len(data), nil
@@ -124,7 +124,7 @@ func (c LocalCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
-	if disk.HashChunk(buf[:length]) != sum {
+	if !sum.Matches(buf[:length]) {
 		return 0, errOtherChunk
 	}
 	return length, nil

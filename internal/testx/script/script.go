@@ -117,7 +117,7 @@ func (r *runner) setup(env *testscript.Env) error {
 	env.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each process waits one second at its end
 	size := r.params.RepairSize
 	env.Setenv("REPAIR_SIZE", fmt.Sprint(size))
-	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(size+disk.ChunkSize-1)/disk.ChunkSize*int64(len(disk.ChunkHash{}))+1))
+	env.Setenv("REPAIR_MOST", fmt.Sprint(disk.ChunkSize+(size+disk.ChunkSize-1)/disk.ChunkSize*disk.ChunkHashSize+1))
 	if race.Enabled {
 		r.setPath(env)
 	}

@@ -1,0 +1,122 @@
+package disk
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"hash"
+	"io"
+	"sync"
+
+	"github.com/zeebo/blake3"
+	"golang.org/x/sys/cpu"
+)
+
+// ChunkAlgorithm is a hash function for chunks. Its value is the version of the chunk files that have
+// hashes of this function.
+type ChunkAlgorithm uint32
+
+// The algorithms of chunk hashes.
+const (
+	ChunkSHA256 ChunkAlgorithm = 1 // the only one before this program could use BLAKE3
+	ChunkBLAKE3 ChunkAlgorithm = 2
+)
+
+// NewChunks is the algorithm of new manifests: the faster one on this processor. BLAKE3 is faster than
+// SHA-256 on all processors but those arm64 ones that have instructions for SHA-256: there is no
+// assembly of BLAKE3 for them. Copies from peers have the algorithm of their source.
+var NewChunks = fasterChunkAlgorithm()
+
+func fasterChunkAlgorithm() ChunkAlgorithm {
+	if cpu.ARM64.HasSHA2 {
+		return ChunkSHA256
+	}
+	return ChunkBLAKE3
+}
+
+// ChunkHashSize is the length of a chunk hash in bytes.
+const ChunkHashSize = 32
+
+// ChunkHash is the hash of one chunk. The last chunk of an image may be short; its hash covers only the
+// bytes in the file. The zero value means "not known".
+type ChunkHash struct {
+	algorithm ChunkAlgorithm
+	sum       [ChunkHashSize]byte
+}
+
+// Hash returns the hash of a chunk of at most ChunkSize bytes.
+func (a ChunkAlgorithm) Hash(chunk []byte) ChunkHash { return a.hash(chunk, allZero(chunk)) }
+
+var zeros [ChunkSize]byte
+
+func allZero(b []byte) bool { return bytes.Equal(b, zeros[:len(b)]) }
+
+// hash returns the hash of a chunk. zero is true if all bytes are zero.
+func (a ChunkAlgorithm) hash(chunk []byte, zero bool) ChunkHash {
+	if zero && len(chunk) == ChunkSize {
+		return hashesOfZeros()[a]
+	}
+	return a.compute(chunk)
+}
+
+func (a ChunkAlgorithm) compute(chunk []byte) ChunkHash {
+	if a == ChunkSHA256 {
+		return ChunkHash{a, sha256.Sum256(chunk)}
+	}
+	return ChunkHash{a, blake3.Sum256(chunk)}
+}
+
+// hashesOfZeros returns the hash of a whole chunk of zeros for each algorithm.
+var hashesOfZeros = sync.OnceValue(func() [ChunkBLAKE3 + 1]ChunkHash {
+	return [...]ChunkHash{ChunkSHA256: ChunkSHA256.compute(zeros[:]), ChunkBLAKE3: ChunkBLAKE3.compute(zeros[:])}
+})
+
+// newHash returns a hash of the algorithm for a chunk that is read in pieces.
+func (a ChunkAlgorithm) newHash() hash.Hash {
+	if a == ChunkSHA256 {
+		return sha256.New()
+	}
+	return blake3.New()
+}
+
+// Matches reports whether h is the hash of the chunk. The zero ChunkHash matches nothing.
+func (h ChunkHash) Matches(chunk []byte) bool {
+	return h.algorithm != 0 && h == h.algorithm.Hash(chunk)
+}
+
+// MatchesReader is Matches for the chunk that r returns, up to the end of r.
+func (h ChunkHash) MatchesReader(r io.Reader) (bool, error) {
+	if h.algorithm == 0 {
+		return false, nil
+	}
+	got := h.algorithm.newHash()
+	if _, err := io.Copy(got, r); err != nil {
+		return false, err
+	}
+	return bytes.Equal(got.Sum(nil), h.sum[:]), nil
+}
+
+// matchesZeros reports whether h is the hash of length zeros.
+func (h ChunkHash) matchesZeros(length int64) bool {
+	return h.algorithm != 0 && h == h.algorithm.hash(zeros[:length], true)
+}
+
+// ManifestHash computes the digest of a chunk manifest from the chunks of the image.
+type ManifestHash struct {
+	algorithm ChunkAlgorithm
+	hash      hash.Hash
+}
+
+// NewManifestHash returns the ManifestHash of a manifest with hashes of the algorithm a.
+func NewManifestHash(a ChunkAlgorithm) ManifestHash {
+	m := ManifestHash{a, SHA256.New()}
+	m.hash.Write(a.prefix())
+	return m
+}
+
+// AddChunk adds the next chunk.
+func (m ManifestHash) AddChunk(chunk []byte) { m.add(m.algorithm.Hash(chunk)) }
+
+func (m ManifestHash) add(h ChunkHash) { m.hash.Write(h.sum[:]) }
+
+// Digest returns the digest of the manifest of all chunks that were added.
+func (m ManifestHash) Digest() Digest { return SHA256.Digest(m.hash) }
