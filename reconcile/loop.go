@@ -240,35 +240,49 @@ type healthLog struct {
 	unhealthy map[string]bool // the conditions that held at the last round, with the name of what has them
 }
 
+// condition is something that a node or disk has for a while, with the messages that log it.
+type condition struct {
+	kind         string // node or disk
+	begins, ends string
+	more         string // the key of one more attribute of begins
+}
+
+var (
+	nodeUnavailable = condition{"node", "node unavailable", "node available again", "error"}
+	diskUnavailable = condition{"disk", "disk unavailable", "disk available again", "error"}
+	diskReadOnly    = condition{"disk", "disk read-only", "disk writable again", "effect"}
+	diskDisputed    = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
+)
+
 // update logs what changed since the last round.
 func (h *healthLog) update(d plan.Desired, o plan.Observed) {
 	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
 		if p := o.Peers[name]; p.Queried {
-			h.set("node unavailable", "node available again", "node", name, p.Problem != "", "error", p.Problem)
+			h.set(nodeUnavailable, name, p.Problem != "", p.Problem)
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
 		seen, name := o.Disks[ref], ref.String()
 		if d.Owns(ref) {
-			h.set("disk unavailable", "disk available again", "disk", name, seen.Problem != "", "error", seen.Problem)
+			h.set(diskUnavailable, name, seen.Problem != "", seen.Problem)
 			if seen.Problem == "" { // otherwise it is not known whether it is read-only
-				h.set("disk read-only", "disk writable again", "disk", name, seen.ReadOnly, "effect", "its copies are served, and nothing is written to it")
+				h.set(diskReadOnly, name, seen.ReadOnly, "its copies are served, and nothing is written to it")
 			}
 		}
-		h.set("disk disputed", "disk no longer disputed", "disk", name, seen.Disputed != "", "error", seen.Disputed)
+		h.set(diskDisputed, name, seen.Disputed != "", seen.Disputed)
 	}
 }
 
-// set logs when a condition of a node or disk begins, with one more attribute, and when it ends.
-func (h *healthLog) set(begins, ends, kind, name string, holds bool, more, value string) {
-	key := begins + " " + name
+// set logs when a condition of a node or disk begins, with the attribute more, and when it ends.
+func (h *healthLog) set(c condition, name string, holds bool, more string) {
+	key := c.begins + " " + name
 	switch was := h.unhealthy[key]; {
 	case holds && !was:
 		h.unhealthy[key] = true
-		h.log.Warn(begins, kind, name, more, value)
+		h.log.Warn(c.begins, c.kind, name, c.more, more)
 	case !holds && was:
 		delete(h.unhealthy, key)
-		h.log.Info(ends, kind, name)
+		h.log.Info(c.ends, c.kind, name)
 	}
 }
 
