@@ -271,6 +271,7 @@ func (s *sourceFixture) desired(r schema.Result, path string) plan.Desired {
 	}
 	d, err := plan.NewDesired(r, "node1", []string{path})
 	must(s.t, err)
+	d.Removed = plan.AlwaysConfirmed
 	return d
 }
 

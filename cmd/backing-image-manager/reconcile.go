@@ -109,6 +109,7 @@ func (c *reconcileCmd) run(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, configError(result))
 	}
+	desired.Removed = plan.AlwaysConfirmed
 	if c.planFile != "" {
 		saved, err := c.readPlan()
 		if err != nil {
@@ -410,6 +411,7 @@ func (c *reconcileCmd) savedNodes(saved *status.SavedCluster, result schema.Resu
 	if err != nil {
 		return nil, err
 	}
+	d.Removed = plan.AlwaysConfirmed
 	nodes := make([]plan.Desired, len(names))
 	for i, name := range names {
 		nodes[i] = d // a copy shares the cache of ranked disks

@@ -97,7 +97,7 @@ func TestClusterPlanEqualsNodePlans(t *testing.T) {
 		c := randomCluster(r, d, o)
 		var nodes []plan.Desired
 		for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
-			d.Node, d.Verify, d.Cleanup, d.Uploads, d.Removed = node, nil, nil, nil, nil
+			d.Node, d.Verify, d.Cleanup, d.Uploads, d.Removed = node, nil, nil, nil, plan.AlwaysConfirmed
 			nodes = append(nodes, d)
 		}
 		want := planEach(c, nodes)

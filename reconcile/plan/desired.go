@@ -37,7 +37,7 @@ type Desired struct {
 	// is not in Config. The copies of such an image are kept.
 	Undecided schema.Undecided
 	// Removed reports whether it is confirmed that the configuration has no image of that
-	// name any more (C13); nil: an image that is not in Config has been removed.
+	// name any more (C13); nil: nothing is confirmed. See [AlwaysConfirmed].
 	Removed func(name string) bool
 	// Verify are ready copies whose verification an operator requested.
 	Verify map[CopyRef]bool
@@ -148,8 +148,12 @@ func (d Desired) invalidReason(name string) Reason {
 // IsRemoved reports whether it is confirmed that the image is not declared any more.
 func (d Desired) IsRemoved(name string) bool {
 	_, declared := d.Config.Images[name]
-	return !declared && d.invalidReason(name).IsZero() && (d.Removed == nil || d.Removed(name))
+	return !declared && d.invalidReason(name).IsZero() && d.Removed != nil && d.Removed(name)
 }
+
+// AlwaysConfirmed is [Desired.Removed] of a process that reads the configuration only once: an image
+// that is not in Config has been removed.
+func AlwaysConfirmed(string) bool { return true }
 
 // deletionsOff appends to reason why this process deletes nothing.
 func (d Desired) deletionsOff(reason Reason) Reason {

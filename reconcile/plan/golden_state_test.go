@@ -13,7 +13,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // goldenState is the state of a case: the node that plans, what it observes, and the requests
@@ -32,7 +31,7 @@ type goldenState struct {
 }
 
 func parseState(t *testing.T, text string, r schema.Result) goldenState {
-	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
+	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
 		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Awaited: map[plan.CopyRef]time.Duration{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
 		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
@@ -59,7 +58,7 @@ func (s *goldenState) line(keyword string, words []string) {
 	case "directory-unreadable":
 		s.directoryUnreadable = true
 	case "removal-unconfirmed":
-		s.removed = (&configdir.RemovalConfirmer{}).Confirmed
+		s.removed = nil
 	case "disk":
 		s.disk(words)
 	case "copy":

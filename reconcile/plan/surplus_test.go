@@ -81,7 +81,7 @@ func cleanupCase(states []string, used string, copies int) (plan.Desired, plan.O
 		}
 		o.Disks[ref].Copies[image.ID] = found
 	}
-	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything}, o
+	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything, Removed: plan.AlwaysConfirmed}, o
 }
 
 // effects returns what the plan does on each disk, in order of rank, as the table writes it.

@@ -81,6 +81,7 @@ func (w *world) configure(r schema.Result) error {
 	if err != nil {
 		return err
 	}
+	base.Removed = plan.AlwaysConfirmed
 	w.base = base
 	for ref, at := range w.locations() {
 		if w.disks[at] == nil {

@@ -56,7 +56,7 @@ func (c testCluster) addReady(node string) {
 }
 
 func (c testCluster) desired(node string) plan.Desired {
-	return plan.Desired{Node: node, Config: c.config, Digest: "d1", Allowed: schema.Everything}
+	return plan.Desired{Node: node, Config: c.config, Digest: "d1", Allowed: schema.Everything, Removed: plan.AlwaysConfirmed}
 }
 
 // saved returns the saved statuses of these nodes.

@@ -38,6 +38,7 @@ func Load(t *testing.T, config string, paths ...string) plan.Desired {
 	if err != nil {
 		t.Fatal(err)
 	}
+	d.Removed = plan.AlwaysConfirmed
 	return d
 }
 
@@ -107,7 +108,7 @@ func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.O
 		}
 	}
 	o.Peers = peers
-	return plan.Desired{Node: node, Config: c, Digest: "d", Allowed: schema.Everything}, o
+	return plan.Desired{Node: node, Config: c, Digest: "d", Allowed: schema.Everything, Removed: plan.AlwaysConfirmed}, o
 }
 
 // ReadyCopy returns an owned, ready copy of the image with the SHA-512 digest, which peers can

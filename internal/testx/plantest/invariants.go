@@ -275,7 +275,7 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 	}
 	declaration, invalid := k.d.Invalid[key.ID.Name]
 	k.forbid(invalid && !declaration.Stale, "cleanup of %s, which has an invalid declaration", key)
-	k.forbid(k.d.Removed != nil && !k.d.Removed(key.ID.Name), "cleanup of %s before its removal is confirmed", key)
+	k.forbid(k.d.Removed == nil || !k.d.Removed(key.ID.Name), "cleanup of %s before its removal is confirmed", key)
 	over := len(orphans) > 1 && k.d.Config.Settings.PruneLimit.Exceeded(len(k.d.Config.Images), len(orphans))
 	k.forbid(over && !confirmed && hadBytes(k.o.Disks[key.Disk].Copies[key.ID]), "cleanup of %s over the prune limit", key)
 	for node, n := range k.d.Config.Nodes {

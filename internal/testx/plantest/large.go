@@ -42,7 +42,7 @@ func largeNode(images int, state disk.State, declared bool) (plan.Desired, plan.
 			}}
 		}
 	}
-	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything}, o
+	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything, Removed: plan.AlwaysConfirmed}, o
 }
 
 // LargeCluster returns the state of a cluster of 250 nodes with 4 disks each, as node1 observes it.
@@ -71,5 +71,5 @@ func LargeCluster(images int) (plan.Desired, plan.Observed) {
 			}}
 		}
 	}
-	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything, Digest: "d1"}, o
+	return plan.Desired{Node: "node1", Config: c, Allowed: schema.Everything, Removed: plan.AlwaysConfirmed, Digest: "d1"}, o
 }

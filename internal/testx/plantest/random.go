@@ -48,7 +48,7 @@ func (r generator) oneIn(n int) bool { return r.IntN(n) == 0 }
 func pick[T any](r generator, of ...T) T { return of[r.IntN(len(of))] }
 
 func (r generator) situation() (plan.Desired, plan.Observed) {
-	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.InvalidImage{}, Allowed: schema.Everything, Verify: map[plan.CopyRef]bool{}}
+	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.InvalidImage{}, Allowed: schema.Everything, Removed: plan.AlwaysConfirmed, Verify: map[plan.CopyRef]bool{}}
 	if r.oneIn(8) {
 		d.Allowed = pick(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
 	}
@@ -60,7 +60,10 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 	}
 	now := Now.Add(time.Duration(r.IntN(1000)) * time.Second)
 	o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
-	if r.oneIn(4) {
+	switch {
+	case r.oneIn(8):
+		d.Removed = nil
+	case r.oneIn(4):
 		removals := &configdir.RemovalConfirmer{}
 		d.Removed = removals.Confirmed
 		for range r.IntN(4) {
