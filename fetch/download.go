@@ -136,7 +136,7 @@ func (t *transfer) fetchOnce(ctx context.Context, a address, src source, dst sin
 	if q.offset > 0 && q.offset == q.total {
 		t.progress.Joined.Store(true) // an earlier process may have received the bytes in several responses
 		t.progress.Total.Store(q.total)
-		t.progress.Done.Store(q.offset)
+		t.progress.Resume(q.offset)
 		return errComplete
 	}
 	got, err := src.get(attempt, q)
@@ -160,7 +160,7 @@ func (t *transfer) fetchOnce(ctx context.Context, a address, src source, dst sin
 		}
 	}
 	t.progress.Total.Store(got.total)
-	t.progress.Done.Store(dst.Offset())
+	t.progress.Resume(dst.Offset())
 	if _, err := dst.ReadFrom(CountReader(ctx, body, &t.progress.Done, &t.progress.UpstreamBytes)); err != nil {
 		return err
 	}

@@ -10,7 +10,8 @@ import (
 
 // Progress counts the bytes of a transfer. It may be read concurrently while one transfer writes it.
 type Progress struct {
-	Done atomic.Int64
+	Done    atomic.Int64
+	Resumed atomic.Int64 // what Done was when the transfer was last resumed
 	// UpstreamBytes counts all bytes that were transferred from or to the upstream, including repeated
 	// ones. PeerBytes counts bytes from peers.
 	UpstreamBytes, PeerBytes atomic.Int64
@@ -22,6 +23,12 @@ type Progress struct {
 
 	// AddressIndex is the index of the address in use: 0 is Request.URL, 1 the first mirror.
 	AddressIndex atomic.Int64
+}
+
+// Resume sets Done at the start of a transfer of which done bytes exist.
+func (p *Progress) Resume(done int64) {
+	p.Done.Store(done)
+	p.Resumed.Store(done)
 }
 
 // CountReader returns a reader of r that adds the length of each Read to every counter. After ctx

@@ -252,6 +252,9 @@ func TestProgress(t *testing.T) {
 	if want := int64(len(image)); done != want || total != want {
 		t.Errorf("got %d of %d bytes, want all %d", done, total, want)
 	}
+	if got := progress.Resumed.Load(); got != 1<<20 {
+		t.Errorf("the download resumed at %d, want %d: the response was cut there", got, 1<<20)
+	}
 }
 
 func TestBandwidthLimit(t *testing.T) {

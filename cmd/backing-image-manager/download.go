@@ -174,6 +174,7 @@ func (d *destination) fill(ctx context.Context, source imageSource, w *outfile.W
 	if err := w.Resume(ctx, m, func(n int64) { p.Done.Add(n) }); err != nil {
 		return err
 	}
+	p.Resume(w.Offset())
 	return source.chunks(ctx, m, w.Next(), func(chunk []byte) error {
 		err := w.AppendChunk(chunk)
 		p.Done.Store(w.Offset())

@@ -163,11 +163,11 @@ type rateMeter struct {
 	samples map[plan.CopyRef][]sample
 }
 
-// sample is the progress of a transfer at one time. A resumed transfer starts with the
-// bytes that exist, so that its rate must not be computed from its start.
+// sample is the progress of a transfer at one time. A rate must not be computed from samples before
+// the transfer resumed, because bytes that exist then are not transferred.
 type sample struct {
-	at   time.Time
-	done int64
+	at            time.Time
+	resumed, done int64
 }
 
 const (
@@ -190,7 +190,8 @@ func (m *rateMeter) lines(now time.Time, transfers map[plan.CopyRef]job.Transfer
 	})
 	samples := map[plan.CopyRef][]sample{} // without those of transfers that ended
 	for _, key := range keys {
-		samples[key] = addSample(m.samples[key], sample{now, transfers[key].Progress.Done.Load()})
+		p := transfers[key].Progress
+		samples[key] = addSample(m.samples[key], sample{now, p.Resumed.Load(), p.Done.Load()})
 	}
 	m.samples = samples
 	var lines []string
@@ -216,8 +217,11 @@ func truncate(lines []string, width int) []string {
 	return lines
 }
 
-// addSample appends a sample and drops those older than the window.
+// addSample appends a sample and drops those that are older than the window, or than the resumption.
 func addSample(samples []sample, s sample) []sample {
+	if len(samples) > 0 && samples[0].resumed != s.resumed {
+		samples = nil
+	}
 	for len(samples) > 1 && s.at.Sub(samples[0].at) > rateWindow {
 		samples = samples[1:]
 	}

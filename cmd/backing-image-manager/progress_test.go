@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,30 @@ download  parrot  d
 	}
 	if got := m.lines(start.Add(3*time.Second), nil, 80); len(got) != 0 {
 		t.Errorf("after the end the lines are %q", got)
+	}
+}
+
+// The bytes that exist when a transfer resumes become known after its first bar was drawn.
+func TestRateOmitsResumedBytes(t *testing.T) {
+	a := plan.Action{Op: plan.Download, Image: "parrot", UUID: "6846a0b2", Node: "node1", Disk: "disk1"}
+	p := &fetch.Progress{}
+	p.Total.Store(1 << 30)
+	running := map[plan.CopyRef]job.Transfer{a.CopyRef(): {Action: a, Progress: p}}
+
+	var m rateMeter
+	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	m.lines(start, running, 120)
+	p.Resume(512 << 20)
+	p.Done.Add(1 << 20)
+	want := []string{
+		"download  parrot  disk1  [===============               ]   50%  513 MiB / 1.0 GiB",
+		"download  parrot  disk1  [===============               ]   51%  529 MiB / 1.0 GiB  16 MiB/s  31s left",
+	}
+	for i, want := range want {
+		if got := m.lines(start.Add(time.Duration(i+1)*time.Second), running, 120); !slices.Equal(got, []string{want}) {
+			t.Errorf("%d s after the start the line is %q, want %q", i+1, got, want)
+		}
+		p.Done.Add(16 << 20)
 	}
 }
 

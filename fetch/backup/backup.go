@@ -115,10 +115,11 @@ func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fet
 	if err != nil {
 		return nil, err
 	}
-	progress.Done.Store(im.Copy.Size)
+	zeros := im.Copy.Size // what remains without the blocks
 	for _, b := range blocks {
-		progress.Done.Add(-int64(im.length(b.Offset)))
+		zeros -= int64(im.length(b.Offset))
 	}
+	progress.Resume(zeros)
 	packers := newPool(encoders, func() *encoder { return newEncoder(w.Compression) })
 	readers := newPool(decoders, newBlockReader)
 	buffers := newPool(int64(clampWorkers(w.Workers)+1), func() []byte { return make([]byte, blockSize) })

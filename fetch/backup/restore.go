@@ -65,7 +65,7 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 		return fetch.ClassifyDiskError(err)
 	}
 	progress.Total.Store(r.Backup.Size)
-	progress.Done.Store(part.Offset())
+	progress.Resume(part.Offset())
 	return fetch.ClassifyDiskError(withLostCause(ctx, lockCtx, r.writeBlocks(lockCtx, part, progress)))
 }
 

@@ -82,7 +82,7 @@ func begin(part *disk.Part, o disk.PartSource, progress *fetch.Progress) error {
 		}
 	}
 	progress.Total.Store(o.Size)
-	progress.Done.Store(part.Offset())
+	progress.Resume(part.Offset())
 	return nil
 }
 
@@ -114,7 +114,7 @@ func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 		return err
 	}
 	progress.Total.Store(o.Size)
-	progress.Done.Store(part.Offset())
+	progress.Resume(part.Offset())
 	return transformInto(ctx, part, source, part.Offset()-HeaderSize, size, payload.Encrypt, progress)
 }
 

@@ -52,7 +52,7 @@ func (s *Source) fill(ctx context.Context, volume flatDisk, part *disk.Part, pro
 		return err
 	}
 	progress.Total.Store(source.Size)
-	progress.Done.Store(part.Offset())
+	progress.Resume(part.Offset())
 	if _, err := part.ReadFrom(fetch.CountReader(ctx, image, &progress.Done)); err != nil {
 		return fetch.ClassifyDiskError(err)
 	}

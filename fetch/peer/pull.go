@@ -136,7 +136,7 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 	}
 	t.chunkProgress.touch() // preparePart may have read the whole file for minutes
 	t.progress.Total.Store(m.Size())
-	t.progress.Done.Store(part.Offset())
+	t.progress.Resume(part.Offset())
 	return t.fillPart(ctx, part, m)
 }
 

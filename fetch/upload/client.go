@@ -287,7 +287,9 @@ func (s *sender) step(ctx context.Context) (done bool, err error) {
 		} else if s.lastSent && s.at == s.total && measured { // otherwise the daemon waits for more bytes
 			return true, nil
 		}
-		s.maxOffset = max(s.maxOffset, s.at)
+		if s.maxOffset = max(s.maxOffset, s.at); err == nil {
+			s.progress.Resume(s.at)
+		}
 	default:
 		return s.sendNext(ctx)
 	}

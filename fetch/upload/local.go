@@ -21,7 +21,7 @@ func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.
 			return fetch.ClassifyDiskError(err)
 		}
 	}
-	progress.Done.Store(part.Offset())
+	progress.Resume(part.Offset())
 	for ctx.Err() == nil {
 		p, err := r.Content.piece(part.Offset())
 		switch {

@@ -141,7 +141,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 	if err != nil {
 		return fetch.ClassifyDiskError(err)
 	}
-	progress.Done.Store(part.Offset())
+	progress.Resume(part.Offset())
 	close(s.opened)
 	expiry := time.NewTimer(0)
 	defer expiry.Stop()

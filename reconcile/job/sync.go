@@ -96,7 +96,7 @@ func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 		if _, err := r.Seek(part.Offset(), io.SeekStart); err != nil {
 			return err
 		}
-		j.Progress.Done.Store(part.Offset())
+		j.Progress.Resume(part.Offset())
 		_, err := part.ReadFrom(fetch.CountReader(ctx, localReader{r}, &j.Progress.Done))
 		return errors.Join(err, r.Unchanged())
 	})
