@@ -3,7 +3,6 @@ package fetch
 import (
 	"bufio"
 	"cmp"
-	"compress/bzip2"
 	"context"
 	"errors"
 	"hash"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/dsnet/compress/bzip2"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/therootcompany/xz"
@@ -246,7 +246,7 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 		x, err := xz.NewReader(bufio.NewReaderSize(r, 256<<10), maxWindow)
 		return io.NopCloser(x), err
 	case packedBz2:
-		return io.NopCloser(bzip2.NewReader(r)), nil
+		return bzip2.NewReader(r, nil)
 	}
 	panic("fetch: nothing to unpack: " + string(p))
 }

@@ -2,6 +2,7 @@ package fetch
 
 import (
 	"bytes"
+	"compress/bzip2"
 	"compress/gzip"
 	"context"
 	"encoding/base64"
@@ -107,6 +108,30 @@ func TestDownloadUnpacks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// FuzzBzip2 compares the decoder with that of the standard library. Each rejects some damaged files that
+// the other accepts, but files that both accept must have the same bytes.
+func FuzzBzip2(f *testing.F) {
+	packed, err := base64.StdEncoding.DecodeString(bz2)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(packed)
+	f.Add(packed[:len(packed)/2])
+	f.Add(append(bytes.Clone(packed), "BZh9"...))
+	f.Fuzz(func(t *testing.T, packed []byte) {
+		const limit = 8 << 20
+		want, wantErr := io.ReadAll(io.LimitReader(bzip2.NewReader(bytes.NewReader(packed)), limit))
+		r, err := packedBz2.reader(bytes.NewReader(packed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(io.LimitReader(r, limit))
+		if err == nil && wantErr == nil && !bytes.Equal(got, want) {
+			t.Errorf("got %d bytes, want %d other bytes", len(got), len(want))
+		}
+	})
 }
 
 func TestUnpackStartsAgainAfterRestart(t *testing.T) {
