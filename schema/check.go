@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -130,11 +131,21 @@ func (c *checker) check(t task) (result checked) {
 // checkNative validates a definition in the native form, without its name. If it has
 // mistakes of structure, the rest is validated, too.
 func (c *checker) checkNative(sp *spec, t task) checked {
+	if raw := newRaw(t.section); sp.rule.accept(t.value, reflect.ValueOf(raw).Elem()) {
+		return decode(t, raw)
+	}
+	return c.evaluateNative(sp, t)
+}
+
+// evaluateNative is checkNative with CUE alone.
+func (c *checker) evaluateNative(sp *spec, t task) checked {
 	v, s, valid := c.validate(func(schema *compiled) cue.Value { return schema.sections[t.section] }, sp, t.value, stands)
 	if !valid {
 		return checked{problems: s.problems}
 	}
-	result := decode(t, v)
+	raw := newRaw(t.section)
+	mustDecode(v, raw)
+	result := decode(t, raw)
 	if len(s.problems) == 0 {
 		return result
 	}
@@ -144,9 +155,8 @@ func (c *checker) checkNative(sp *spec, t task) checked {
 
 // checkManifest validates the manifest, and then its native form.
 func (c *checker) checkManifest(t task) checked {
-	definition := func(schema *compiled) cue.Value { return schema.manifests[t.kind] }
-	if _, s, _ := c.validate(definition, c.specs.manifests[t.kind], manifest.Own(t.value), nil); len(s.problems) > 0 {
-		return checked{problems: s.problems}
+	if problems := c.manifestProblems(t.kind, manifest.Own(t.value)); len(problems) > 0 {
+		return checked{problems: problems}
 	}
 	if !t.kind.Declares() {
 		return checked{}
@@ -163,6 +173,21 @@ func (c *checker) checkManifest(t task) checked {
 		}
 	}
 	return result
+}
+
+// manifestProblems validates a manifest by the CUE definition of its kind.
+func (c *checker) manifestProblems(k *manifest.Kind, v *document.Value) []document.Problem {
+	sp := c.specs.manifests[k]
+	if sp.rule.accept(v, reflect.Value{}) {
+		return nil
+	}
+	return c.evaluateManifest(sp, k, v)
+}
+
+// evaluateManifest is manifestProblems with CUE alone.
+func (c *checker) evaluateManifest(sp *spec, k *manifest.Kind, v *document.Value) []document.Problem {
+	_, s, _ := c.validate(func(schema *compiled) cue.Value { return schema.manifests[k] }, sp, v, nil)
+	return s.problems
 }
 
 // maxPasses limits how often a definition is validated again without its wrong parts.

@@ -96,21 +96,21 @@ func (d *decoder) reportError(err error, at ...string) {
 	}
 }
 
-func decode(t task, v cue.Value) checked {
+// newRaw returns a pointer to the raw type of a section.
+func newRaw(s section) any {
+	return [sections]any{settingsSection: &rawSettings{}, nodesSection: &rawNode{}, imagesSection: &rawImage{}}[s]
+}
+
+// decode converts a raw value, which a pointer refers to.
+func decode(t task, raw any) checked {
 	var d decoder
-	switch t.section {
-	case settingsSection:
-		var raw rawSettings
-		mustDecode(v, &raw)
-		d.result.settings = d.settings(raw)
-	case nodesSection:
-		var raw rawNode
-		mustDecode(v, &raw)
-		d.result.node = d.node(raw)
-	case imagesSection:
-		var raw rawImage
-		mustDecode(v, &raw)
-		d.result.image = d.image(t.name, raw)
+	switch raw := raw.(type) {
+	case *rawSettings:
+		d.result.settings = d.settings(*raw)
+	case *rawNode:
+		d.result.node = d.node(*raw)
+	case *rawImage:
+		d.result.image = d.image(t.name, *raw)
 	}
 	if len(d.result.problems) > 0 {
 		return checked{problems: d.result.problems, loopback: d.result.loopback, rest: d.result.image}

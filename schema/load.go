@@ -318,7 +318,7 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 	return err
 }
 
-// settings combines the definitions of the single settings. CUE fills in the defaults of the others.
+// settings combines the definitions of the single settings. The validation sets the defaults of the others.
 func (l *Loader) settings(defined []*definition) Settings {
 	all := &document.Value{Kind: document.Map}
 	for _, d := range defined {

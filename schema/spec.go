@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -64,6 +65,7 @@ type spec struct {
 	fields   map[string]*spec
 	elements *spec // of a list, or of a mapping with any names
 	open     bool  // the schema ignores other fields
+	rule     *rule // of a section or a kind of manifests; nil below
 }
 
 // specs are the specs of the sections and of the kinds of manifests.
@@ -74,13 +76,15 @@ type specs struct {
 
 // readSpecs reads the specs from the schema, once per process: nobody changes them.
 var readSpecs = sync.OnceValue(func() specs {
-	c := compile()
+	c, rules := compile(), newRuleCompiler(CUE())
 	all := specs{manifests: map[*manifest.Kind]*spec{}}
 	for s, v := range c.sections {
 		all.sections[s] = specOf(v)
+		all.sections[s].rule = rules.definition(sectionDefinitions[s], reflect.TypeOf(newRaw(section(s))))
 	}
 	for k, v := range c.manifests {
 		all.manifests[k] = specOf(v)
+		all.manifests[k].rule = rules.definition(k.Definition, nil)
 	}
 	return all
 })
