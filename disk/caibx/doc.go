@@ -8,6 +8,7 @@
 //
 //	Reader    yields the items of an index, one by one; rejects whatever casync rejects
 //	Writer    writes an index that casync and desync read
+//	Table     finds the items of an index by their ids
 //	Chunker   finds the ends of the chunks of a stream, by the content, as casync does
 //	Packer    packs a chunk for a chunk store
 //	Unpacker  unpacks a chunk of a chunk store, and verifies it
@@ -36,6 +37,6 @@
 //
 // # Reading order
 //
-// format.go (Header, Item, ID, Digest), reader.go, writer.go, chunker.go with buzhash.go,
-// chunkfile.go.
+// format.go (Header, Item, ID, Digest), reader.go, writer.go, table.go, chunker.go with
+// buzhash.go, chunkfile.go.
 package caibx

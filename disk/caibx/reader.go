@@ -54,10 +54,10 @@ func NewReader(r io.Reader, size int64, limits Limits) (*Reader, error) {
 	switch {
 	case n < headerSize, size >= 0 && size < minSize:
 		return nil, refuse("it has less than %d bytes", minSize)
-	case size >= 0 && (size-minSize)%itemSize != 0:
-		return nil, refuse("its size of %d bytes is not %d and a multiple of %d: it is truncated, or bytes follow it", size, minSize, itemSize)
 	case size > limits.MaxSize():
 		return nil, d.tooMany()
+	case size >= 0 && (size-minSize)%itemSize != 0:
+		return nil, refuse("its size of %d bytes is not %d and a multiple of %d: it is truncated, or bytes follow it", size, minSize, itemSize)
 	}
 	if d.header, err = parseHeader(head[:]); err != nil {
 		return nil, err

@@ -1,0 +1,176 @@
+package caibx
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"math"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Table finds the items of an index by their ids. It is a mapped temporary file, so an index of any
+// size takes little memory. It is safe for concurrent use.
+type Table struct {
+	header Header
+	data   []byte // the index, and after it the slots
+	items  int64
+	seed   maphash.Seed // random, so that nobody can choose ids that share a slot
+}
+
+// A slot has the number of an item plus one; 0: none. The first slot for an id results from its hash.
+// If it has another id, the next one follows.
+const (
+	slotSize = 4
+	maxItems = math.MaxUint32 - 1
+)
+
+// TempFile creates a file without a name in a folder; "": the folder for temporary files.
+func TempFile(dir string) (*os.File, error) {
+	f, err := os.CreateTemp(dir, "index-*")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// NewTable reads the index in a file of TempFile and verifies its form. It closes the file. If r is
+// not nil, it first copies the index from r to the file. The error is a *FormatError, or an error of r
+// or of the file. The caller closes the Table.
+func NewTable(f *os.File, r io.Reader, limits Limits) (t *Table, err error) {
+	defer func() {
+		if err = errors.Join(err, f.Close()); err != nil && t != nil {
+			_, t = t.Close(), nil // err is the reason; the mapping is gone in any case
+		}
+	}()
+	if r != nil {
+		limit := limits.MaxSize()
+		if _, err := io.Copy(f, io.LimitReader(r, min(limit, math.MaxInt64-1)+1)); err != nil {
+			return nil, err
+		}
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	d, err := NewReader(bufio.NewReaderSize(io.LimitReader(f, size), 1<<20), size, limits)
+	if err != nil {
+		return nil, err
+	}
+	t = &Table{header: d.Header(), items: (size - minSize) / itemSize, seed: maphash.MakeSeed()}
+	if t.items > maxItems {
+		return nil, fmt.Errorf("an index of %d items is not supported", t.items)
+	}
+	if err := t.mapFile(f, size); err != nil {
+		return nil, err
+	}
+	for n := int64(0); ; n++ {
+		switch i, err := d.Next(); {
+		case err == io.EOF:
+			return t, nil
+		case err != nil:
+			return t, err
+		default:
+			t.add(n, i.ID)
+		}
+	}
+}
+
+// mapFile adds the slots to the file, and maps it. The disk space is reserved: if the disk were full
+// when a mapped page is written, the process would be killed.
+func (t *Table) mapFile(f *os.File, size int64) error {
+	slots := int64(1)
+	for slots < t.items+t.items/2+1 {
+		slots *= 2
+	}
+	err := unix.Fallocate(int(f.Fd()), 0, size, slots*slotSize)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		_, err = io.Copy(io.NewOffsetWriter(f, size), io.LimitReader(zeroReader{}, slots*slotSize))
+	}
+	if err != nil {
+		return fmt.Errorf("reserve space in the folder for temporary files: %w", err)
+	}
+	t.data, err = unix.Mmap(int(f.Fd()), 0, int(size+slots*slotSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return err
+}
+
+type zeroReader struct{}
+
+func (zeroReader) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
+}
+
+// Close releases the Table. It and its Index must not be used any more.
+func (t *Table) Close() error {
+	data := t.data
+	t.data = nil
+	if data == nil {
+		return nil
+	}
+	return unix.Munmap(data)
+}
+
+// Header returns the header of the index.
+func (t *Table) Header() Header { return t.header }
+
+// Len returns the number of items.
+func (t *Table) Len() int64 { return t.items }
+
+// Index returns the bytes of the index, until Close.
+func (t *Table) Index() []byte { return t.data[:minSize+t.items*itemSize] }
+
+// ImageSize returns the size of the file that the index describes, in bytes.
+func (t *Table) ImageSize() int64 { return t.end(t.items - 1) }
+
+// Item returns item n.
+func (t *Table) Item(n int64) Item {
+	begin := t.end(n - 1)
+	return Item{Offset: begin, Length: t.end(n) - begin, ID: t.id(n)}
+}
+
+// end returns the end of chunk n; 0 for the one before the first.
+func (t *Table) end(n int64) int64 {
+	if n < 0 {
+		return 0
+	}
+	return int64(binary.LittleEndian.Uint64(t.data[headerSize+n*itemSize:]))
+}
+
+func (t *Table) id(n int64) ID { return ID(t.data[headerSize+n*itemSize+8:]) }
+
+// Find returns the first item with an id.
+func (t *Table) Find(id ID) (n int64, found bool) {
+	slot := t.slot(id)
+	n = int64(binary.NativeEndian.Uint32(slot)) - 1
+	return n, n >= 0
+}
+
+// add adds item n, unless there is one with the same id.
+func (t *Table) add(n int64, id ID) {
+	if slot := t.slot(id); binary.NativeEndian.Uint32(slot) == 0 {
+		binary.NativeEndian.PutUint32(slot, uint32(n+1))
+	}
+}
+
+// slot returns the slot with an id, or the free one where it belongs.
+func (t *Table) slot(id ID) []byte {
+	slots := t.data[minSize+t.items*itemSize:]
+	mask := uint64(len(slots)/slotSize - 1)
+	for at := maphash.Bytes(t.seed, id[:]) & mask; ; at = (at + 1) & mask {
+		slot := slots[at*slotSize:][:slotSize]
+		if n := binary.NativeEndian.Uint32(slot); n == 0 || t.id(int64(n-1)) == id {
+			return slot
+		}
+	}
+}
