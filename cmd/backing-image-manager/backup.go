@@ -21,7 +21,7 @@ import (
 )
 
 func newImageBackup() *cobra.Command {
-	var f backupFlags
+	var f storeFlags
 	var disks imageFlags
 	var list, remove bool
 	cmd := &cobra.Command{
@@ -56,7 +56,7 @@ declaration.`,
 		},
 	}
 	disks.addDisks(cmd)
-	f.add(cmd)
+	f.add(cmd, "TARGET", "blocks", backup.DefaultWorkers)
 	flags := cmd.Flags()
 	flags.BoolVar(&list, "list", false, "list the backups of TARGET")
 	flags.BoolVar(&remove, "delete", false, "delete the backup NAME")
@@ -86,25 +86,26 @@ declaration.`,
 	return cmd
 }
 
-// backupFlags are the access to a backup store.
-type backupFlags struct {
+// storeFlags are the access to a backup store, or to the destination of publish.
+type storeFlags struct {
 	secretsDir, credentials string
 	limit                   int
 }
 
-func (f *backupFlags) add(cmd *cobra.Command) {
+// add adds the flags for a target that stores pieces, and by default so many in parallel.
+func (f *storeFlags) add(cmd *cobra.Command, target, pieces string, workers int) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
-	flags.StringVar(&f.credentials, "credentials", "", "`FOLDER` below --secrets-dir with the credentials for TARGET")
-	flags.IntVar(&f.limit, "concurrent-limit", backup.DefaultWorkers, "store up to `N` blocks in parallel")
+	flags.StringVar(&f.credentials, "credentials", "", "`FOLDER` below --secrets-dir with the credentials for "+target)
+	flags.IntVar(&f.limit, "concurrent-limit", workers, "store up to `N` "+pieces+" in parallel")
 	if err := cmd.MarkFlagDirname("secrets-dir"); err != nil {
 		panic("mark --secrets-dir: " + err.Error())
 	}
 }
 
-// open opens the store. A path and a loopback address are allowed, because the command has
-// the rights of its caller.
-func (f *backupFlags) open(target string) (backup.Store, error) {
+// client returns the client for a store. Every path and loopback addresses are allowed, because the
+// command has the rights of its caller.
+func (f *storeFlags) client() (*fetch.Client, error) {
 	switch {
 	case f.limit < 1:
 		return nil, fmt.Errorf("--concurrent-limit is %d: it must be at least 1", f.limit)
@@ -115,6 +116,15 @@ func (f *backupFlags) open(target string) (backup.Store, error) {
 			return nil, fmt.Errorf("read --secrets-dir: %w", err)
 		}
 	}
+	return &fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true}, nil
+}
+
+// open opens the store.
+func (f *storeFlags) open(target string) (backup.Store, error) {
+	client, err := f.client()
+	if err != nil {
+		return nil, err
+	}
 	if !strings.Contains(target, ":") {
 		path, err := filepath.Abs(target)
 		if err != nil {
@@ -122,7 +132,7 @@ func (f *backupFlags) open(target string) (backup.Store, error) {
 		}
 		target = path
 	}
-	return backup.Open(&fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true}, target, f.credentials)
+	return backup.Open(client, target, f.credentials)
 }
 
 // printer prints a result as text or as JSON.

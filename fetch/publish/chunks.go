@@ -1,0 +1,158 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+)
+
+// DefaultWorkers is the default number of chunks that are written at a time. Chunks are small, so most
+// of the time is spent waiting for the disk or the server.
+const DefaultWorkers = 8
+
+// Stored counts the chunks that PutChunks has written, and their packed bytes.
+type Stored struct{ Chunks, Bytes atomic.Int64 }
+
+// PutChunks writes the chunks of an image to the chunk store of the Destination, several at a time. A
+// chunk that the store has already is not written again, unless it is damaged: in a folder it is read
+// and verified. In a bucket, it is read only if its size differs from the size of a new one, because
+// the server has verified the bytes when it received them. done counts the bytes of the image whose
+// chunks are in the store.
+func (d *Destination) PutChunks(ctx context.Context, im *Image, t *caibx.Table, workers int, done *atomic.Int64) (*Stored, error) {
+	var stored Stored
+	group, ctx := errgroup.WithContext(ctx)
+	todo := make(chan caibx.Item)
+	group.Go(func() error {
+		defer close(todo)
+		for n := range t.Len() {
+			i := t.Item(n)
+			if first, _ := t.Find(i.ID); first != n {
+				done.Add(i.Length)
+				continue
+			}
+			select {
+			case todo <- i:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
+	})
+	for range workers {
+		group.Go(func() error {
+			w := chunkWriter{d: d, im: im, digest: t.Header().Digest, packer: caibx.NewPacker(), unpacker: caibx.NewUnpacker(), stored: &stored}
+			for i := range todo {
+				if err := w.write(ctx, i); err != nil {
+					return fmt.Errorf("store chunk at %d: %w", i.Offset, err)
+				}
+				done.Add(i.Length)
+			}
+			return nil
+		})
+	}
+	return &stored, group.Wait()
+}
+
+// chunkWriter writes one chunk at a time.
+type chunkWriter struct {
+	d        *Destination
+	im       *Image
+	digest   caibx.Digest
+	packer   *caibx.Packer
+	unpacker *caibx.Unpacker
+	stored   *Stored
+
+	chunk, packed, read, unpacked []byte // buffers
+}
+
+// write writes a chunk unless the store has it.
+func (w *chunkWriter) write(ctx context.Context, i caibx.Item) error {
+	var err error
+	if w.chunk, err = w.im.readChunk(w.chunk, i, w.digest); err != nil {
+		return err
+	}
+	key := path.Join(StoreName, i.ID.PackedPath())
+	if w.d.bucket {
+		w.packed = w.packer.Pack(w.packed[:0], w.chunk)
+	}
+	if has, err := w.has(ctx, key, i); err != nil || has {
+		return err
+	}
+	if !w.d.bucket { // what a folder has is verified without it
+		w.packed = w.packer.Pack(w.packed[:0], w.chunk)
+	}
+	if err := w.d.store.Put(ctx, key, w.packed); err != nil {
+		return err
+	}
+	w.stored.Chunks.Add(1)
+	w.stored.Bytes.Add(int64(len(w.packed)))
+	return nil
+}
+
+// readChunk reads a chunk into the buffer, which it replaces if it is too small. If the bytes are not
+// those of the index, the image has changed.
+func (im *Image) readChunk(buffer []byte, i caibx.Item, d caibx.Digest) ([]byte, error) {
+	if int64(cap(buffer)) < i.Length {
+		buffer = make([]byte, i.Length)
+	}
+	buffer = buffer[:i.Length]
+	if _, err := im.ReadAt(buffer, i.Offset); err != nil {
+		return buffer, im.readError(err)
+	}
+	if d.Check(buffer, i.ID) != nil {
+		return buffer, fmt.Errorf("%s: %w", im.Name(), disk.ErrModified)
+	}
+	return buffer, nil
+}
+
+// has reports whether the store has the chunk undamaged.
+func (w *chunkWriter) has(ctx context.Context, key string, i caibx.Item) (bool, error) {
+	if w.d.bucket {
+		size, err := w.d.size(ctx, key)
+		if err != nil || size < 0 || size == int64(len(w.packed)) {
+			return size >= 0, err
+		}
+	}
+	r, err := w.d.store.Open(ctx, key)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer r.Close() // it was only read
+	if most := caibx.MaxPacked(i.Length) + 1; int64(cap(w.read)) < most {
+		w.read = make([]byte, most)
+	}
+	n, err := io.ReadFull(r, w.read[:caibx.MaxPacked(i.Length)+1])
+	if err != io.ErrUnexpectedEOF && err != io.EOF {
+		return false, err // nil: it is too large
+	}
+	if int64(cap(w.unpacked)) < i.Length {
+		w.unpacked = make([]byte, i.Length)
+	}
+	return w.unpacker.Unpack(w.unpacked[:i.Length], w.read[:n], w.digest, i.ID) == nil, nil
+}
+
+// size returns the size of an object of a bucket; -1: it does not exist.
+func (d *Destination) size(ctx context.Context, key string) (int64, error) {
+	entries, err := d.store.List(ctx, path.Dir(key))
+	if err != nil {
+		return -1, err
+	}
+	for _, e := range entries {
+		if e.Name == path.Base(key) && !e.Dir {
+			return e.Size, nil
+		}
+	}
+	return -1, nil
+}
