@@ -350,6 +350,23 @@ func (p *Part) AppendZeros(length int64) error {
 	return p.flush()
 }
 
+// AppendFrom appends the next chunk from the same place in another image, under the conditions of
+// AppendChunk. ErrDamaged: the other image does not have a chunk with this hash there, or it cannot be
+// read. Then nothing was appended.
+func (p *Part) AppendFrom(r *Reader, length int64, hash ChunkHash) error {
+	c, err := p.next(length)
+	if err != nil {
+		return err
+	}
+	_, err = r.ReadAt(c.buf[:length], c.n*ChunkSize)
+	if err != nil && !errors.Is(err, io.EOF) || !hash.Matches(c.buf[:length]) {
+		p.offset = c.n * ChunkSize
+		return errors.Join(fmt.Errorf("append chunk: chunk %d of the other image %w", c.n, ErrDamaged), err)
+	}
+	c.data, c.hash = c.buf[:length], hash
+	return p.flush()
+}
+
 // next makes an empty chunk the current one. The caller fills all length bytes of it.
 func (p *Part) next(length int64) (*chunk, error) {
 	size := p.Source().Size

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -263,4 +264,33 @@ func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []Lo
 		}
 	}
 	return copies
+}
+
+// seeds returns the ready copies of other generations of an image, for a sync from other nodes, the last
+// verified first: it is probably the newest generation.
+func (s *disks) seeds(o plan.Observed, a plan.Action, damaged func(plan.CopyRef)) []Seed {
+	if a.Op != plan.Sync || a.LocalSource != (plan.CopyRef{}) {
+		return nil
+	}
+	var copies []plan.Copy
+	found := map[disk.ID]Seed{}
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
+		for id, c := range o.Disks[ref].Copies {
+			_, known := found[id]
+			if known || id.Name != a.CopyRef().ID.Name || id == a.CopyRef().ID || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero() {
+				continue
+			}
+			key := plan.CopyRef{Disk: ref, ID: id}
+			found[id] = Seed{LocalCopy{Disk: s.open[ref].handle, ID: id}, func() { damaged(key) }}
+			copies = append(copies, c)
+		}
+	}
+	slices.SortFunc(copies, func(a, b plan.Copy) int {
+		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), plan.CompareIDs(a.ID, b.ID))
+	})
+	var seeds []Seed
+	for _, c := range copies {
+		seeds = append(seeds, found[c.ID])
+	}
+	return seeds
 }

@@ -194,6 +194,7 @@ type reports struct {
 	mu        sync.Mutex
 	ends      []jobEnd
 	responses []queryResponses
+	damaged   []plan.CopyRef
 }
 
 func newReports() *reports { return &reports{ready: make(chan struct{}, 1)} }
@@ -212,7 +213,24 @@ func (r *reports) addResponses(q queryResponses) {
 	notify(r.ready)
 }
 
-// take returns the reports since the last call.
+// addDamaged reports that a copy does not have its own bytes any more.
+func (r *reports) addDamaged(copy plan.CopyRef) {
+	r.mu.Lock()
+	r.damaged = append(r.damaged, copy)
+	r.mu.Unlock()
+	notify(r.ready)
+}
+
+// takeDamaged returns the damaged copies since the last call.
+func (r *reports) takeDamaged() []plan.CopyRef {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	damaged := r.damaged
+	r.damaged = nil
+	return damaged
+}
+
+// take returns the other reports since the last call.
 func (r *reports) take() (ends []jobEnd, responses []queryResponses) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -278,6 +296,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 	if a.Op == plan.Export {
 		t.Disks = r.disks.usable()
 	}
+	t.Seeds = r.disks.seeds(o, a, r.jobs.reports.addDamaged)
 	return t
 }
 

@@ -225,6 +225,9 @@ func (l *localJobs) job(t Task) job.Job {
 	j.Warn = func(err error) {
 		l.log.Warn("a source sent wrong bytes", "copy", t.Action.CopyRef().String(), "error", err)
 	}
+	for _, s := range t.Seeds {
+		j.Seeds = append(j.Seeds, job.Seed{LocalCopy: job.LocalCopy{Disk: folderOf(s.Disk), ID: s.ID}, Damaged: s.Damaged})
+	}
 	for _, c := range t.LocalCopies {
 		j.LocalCopies = append(j.LocalCopies, job.LocalCopy{Disk: folderOf(c.Disk), ID: c.ID})
 	}

@@ -198,6 +198,9 @@ func (t *triggers) debouncePeers(wait time.Duration) {
 func (l *Loop) Step(ctx context.Context) time.Duration {
 	ended, _ := l.reconciler.handleReports()
 	l.requested.jobsEnded(ended)
+	for _, copy := range l.reconciler.jobs.reports.takeDamaged() {
+		l.requested.verify[copy] = true
+	}
 	requests := l.queue.take()
 	for _, r := range requests {
 		r.note(&l.requested)

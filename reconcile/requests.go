@@ -72,8 +72,8 @@ func (q *requestQueue) take() []request {
 	return taken
 }
 
-// requested are the copies for which clients requested an action that has not ended. It is in
-// memory only: a restart drops all requests.
+// requested are the copies for which clients requested an action that has not ended, or for which a job
+// requested a verification. It is in memory only: a restart drops all requests.
 type requested struct {
 	verify   map[plan.CopyRef]bool
 	cleanups map[plan.CopyRef]cleanupRequest

@@ -118,6 +118,15 @@ type Task struct {
 	Source      Disk            // of Action.LocalSource; nil without one
 	Disks       map[string]Disk // the usable disks of this node by name, for an export
 	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
+	Seeds       []Seed          // copies on this node with some of the bytes, for a sync from peers
+}
+
+// Seed is a copy on this node that may have some of the bytes of another image.
+type Seed struct {
+	LocalCopy
+	// Damaged is called if the copy does not have its own bytes any more: it has to be verified. It may
+	// be called by any goroutine, and does not block.
+	Damaged func()
 }
 
 // LocalCopy is a copy on a disk of this node.

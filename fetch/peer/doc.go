@@ -33,6 +33,7 @@
 //
 //	400  invalid request
 //	404  the node does not have the copy
+//	406  the manifest has BLAKE3 hashes, and the request does not accept them
 //	409  the copy is not ready, is leaving, or has no chunk manifest
 //	416  the range is outside the file
 //	429  the sending limit is reached (three at a time for each image); Retry-After says
@@ -67,10 +68,11 @@
 //	  run one lane for each source, one per node, until all chunks are received:
 //	    assign a run of chunks: those of a failed lane, else the next ones, else those of a slow lane
 //	    request it, verify each received chunk, store it in the window
-//	  concurrently: write the next chunk of the window, or zeros, to the partial file
+//	  concurrently: write the next chunk of the window, or of a seed, or zeros, to the partial file
 //
 // The partial file hashes the whole image while it is written, so chunks are written in order. Chunks
-// that arrive out of order wait in a window of about 22 MiB. Zeros are never requested. When a source
+// that arrive out of order wait in a window of about 22 MiB. Zeros are never requested, nor are chunks that
+// another image on this node has at the same place (Seed): a new generation costs its changes. When a source
 // fails, only the chunk that it was sending is lost, and the source is not used for 5 s; this time
 // doubles after each further failure. A source is treated like a failed one if another source
 // delivers its chunk first. A busy source is queried again while any peer sends bytes at least once
@@ -99,6 +101,7 @@
 //	              scope.go: which part of it the reader needs
 //	poll.go       Poller: keeps the State of all peers up to date by long polls
 //	pull.go       Pull: manifest, partial file, single chunks for a repair
+//	seed.go       chunks from images on this node
 //	scheduler.go  which sources a pull uses: lanes, backoff, upstream
 //	window.go     which lane requests which chunks
 //	lane.go       requests to one source, and their measured rate

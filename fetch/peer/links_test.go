@@ -152,7 +152,7 @@ func simulate(m *disk.Manifest, links map[string]*fakeLink) *simulatedTransfer {
 // run receives the image and returns the duration.
 func (s *simulatedTransfer) run(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
-	err := s.transfer.run(ctx, s.manifest, 0, func(n int64, buf []byte) ([]byte, error) {
+	err := s.transfer.run(ctx, s.manifest, nil, 0, func(n int64, buf []byte) ([]byte, error) {
 		if n != s.received {
 			return buf, fmt.Errorf("received chunk %d instead of %d", n, s.received)
 		}

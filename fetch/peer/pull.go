@@ -27,7 +27,9 @@ type Pull struct {
 	Sources func() []Source
 	// Upstream is read if the peers are too slow (see the package comment); nil: never.
 	Upstream *fetch.RangeReader
-	Limit    int64 // bytes per second of all sources together; 0: no limit
+	// Seeds are copies on this node. Into does not request the chunks that they have. At most 4 are used.
+	Seeds []Seed
+	Limit int64 // bytes per second of all sources together; 0: no limit
 	// Progress is updated during the transfer. It may be nil.
 	Progress *fetch.Progress
 	// Warn is called with an *InvalidDataError when a source sent bytes that do not match. It may be
@@ -78,9 +80,11 @@ func (e *InvalidDataError) Unwrap() error { return e.Err }
 type transfer struct {
 	pull      *Pull
 	openRange func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
-	progress  *fetch.Progress
-	limiter   *rate.Limiter
-	window    *window
+	// appendFrom appends chunk n from a seed; disk.ErrDamaged: the seed does not have it.
+	appendFrom func(seed *disk.Reader, n int64) error
+	progress   *fetch.Progress
+	limiter    *rate.Limiter
+	window     *window
 
 	peerActivity activityClock // time of the last byte from any peer
 	peerBusy     activityClock // time of the last 429 from any peer
@@ -145,7 +149,7 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 // put must not keep chunk after it returns. The errors are those of Into and of put.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
 	t := p.newTransfer()
-	return fetch.ClassifyDiskError(t.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+	return fetch.ClassifyDiskError(t.run(ctx, m, nil, first, func(n int64, buf []byte) ([]byte, error) {
 		return buf, put(n, buf[:min(int64(len(buf)), m.ChunkLength(n))])
 	}))
 }
@@ -173,7 +177,20 @@ func (t *transfer) preparePart(ctx context.Context, part *disk.Part, m *disk.Man
 // fillPart appends the missing chunks to part.
 func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
 	first := chunkCount(part.Offset())
-	return t.run(ctx, m, first, func(n int64, buf []byte) ([]byte, error) {
+	local, err := findLocalChunks(ctx, t.pull.Seeds, m, first)
+	if err != nil {
+		return err
+	}
+	t.chunkProgress.touch() // the comparison may have read the seeds for minutes
+	t.appendFrom = func(seed *disk.Reader, n int64) error {
+		hash, err := m.Hash(n)
+		if err == nil {
+			err = part.AppendFrom(seed, m.ChunkLength(n), hash)
+		}
+		t.progress.Done.Store(part.Offset())
+		return err
+	}
+	return t.run(ctx, m, local, first, func(n int64, buf []byte) ([]byte, error) {
 		var err error
 		if buf == nil {
 			err = part.AppendZeros(m.ChunkLength(n))
@@ -191,14 +208,14 @@ func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 // chunkCount returns the number of chunks of an image of the given size. The last chunk may be short.
 func chunkCount(bytes int64) int64 { return (bytes + disk.ChunkSize - 1) / disk.ChunkSize }
 
-// run receives the chunks from index first to the end, and passes them to put in order; nil means
-// zeros. put keeps the buffer and returns another one, because disk.Part uses each chunk until it is
+// run receives the chunks from index first to the end, except the local ones, and passes them to put in
+// order; nil means zeros. put keeps the buffer and returns another one, because disk.Part uses each chunk until it is
 // hashed and written.
-func (t *transfer) run(ctx context.Context, m *disk.Manifest, first int64, put func(int64, []byte) ([]byte, error)) error {
+func (t *transfer) run(ctx context.Context, m *disk.Manifest, local localChunks, first int64, put func(int64, []byte) ([]byte, error)) error {
 	t.pull.Client.activePulls.Add(1)
 	defer t.pull.Client.activePulls.Add(-1)
 	t.pull.received = contents{m.Digest(), m.Size()}
-	t.window = newWindow(m, first, &t.pull.Client.activePulls)
+	t.window = newWindow(m, local, first, &t.pull.Client.activePulls)
 	ctx, cancel := context.WithCancelCause(ctx)
 	var scheduler sync.WaitGroup
 	scheduler.Go(func() {
@@ -229,6 +246,14 @@ func (t *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte)
 		t.window.skipTo(n + 1)
 		_, err := put(n, nil)
 		return err
+	}
+	if t.window.local.has(n) {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if done, err := t.putLocal(n); done {
+			return err
+		}
 	}
 	buf, err := t.window.waitFor(ctx, n)
 	if err != nil {

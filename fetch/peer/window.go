@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,16 +24,18 @@ const (
 
 // window is the work queue of a pull: the data chunks that are requested, or received and not yet
 // consumed, in order. Lanes request runs of its chunks and deliver them in any order; one consumer
-// removes them in order. It never contains chunks of zeros.
+// removes them in order. It contains neither chunks of zeros nor those of a seed.
 type window struct {
 	manifest    *disk.Manifest
+	local       localChunks   // only the consumer changes it, while it holds mu
 	activePulls *atomic.Int32 // of the Client; the pulls share the memory
 
 	mu         sync.Mutex      // also guards the fields of lane that are marked so
 	changed    chan struct{}   // closed, and replaced, when anything changed
 	pending    []*pendingChunk // in order
 	next       int64           // index of the chunk that the consumer needs next
-	unassigned int64           // the first chunk that was neither assigned nor skipped as zeros
+	unassigned int64           // the first chunk that was neither assigned nor skipped
+	localLeft  int             // number of chunks of seeds that the consumer has not reached
 	lanes      int             // number of running lanes
 	free       [][]byte
 	buffers    int // number of allocated buffers
@@ -54,8 +57,14 @@ type chunkRun struct{ from, to int64 }
 
 func (r chunkRun) empty() bool { return r.from == r.to }
 
-func newWindow(m *disk.Manifest, next int64, pulls *atomic.Int32) *window {
-	return &window{manifest: m, activePulls: pulls, next: next, unassigned: next, changed: make(chan struct{})}
+func newWindow(m *disk.Manifest, local localChunks, next int64, pulls *atomic.Int32) *window {
+	w := &window{manifest: m, local: local, activePulls: pulls, next: next, unassigned: next, changed: make(chan struct{})}
+	for n := range int64(len(local)) {
+		if local.has(n) {
+			w.localLeft++
+		}
+	}
+	return w
 }
 
 // size returns the current size of the window in chunks. It shrinks while other pulls run.
@@ -105,6 +114,23 @@ func (w *window) skipTo(n int64) {
 	if n%(maxAhead/4) == 0 { // lanes may be waiting until assignNext may search further ahead
 		w.notify()
 	}
+}
+
+// endLocal records that the consumer took chunk n from a seed, or, if it is missing there, needs it from
+// a lane next.
+func (w *window) endLocal(n int64, missing bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.localLeft--
+	w.next = n + 1
+	if missing {
+		w.next = n
+		w.local[n] = 0
+		if n < w.unassigned { // assignNext has skipped it
+			w.pending = slices.Insert(w.pending, 0, &pendingChunk{n: n})
+		}
+	}
+	w.notify()
 }
 
 // totalWait returns the total time that the consumer has waited for chunks.
@@ -267,7 +293,7 @@ func (w *window) assign(l *lane) (r chunkRun, recheck time.Duration, changed cha
 		return r, 0, nil, err
 	}
 	r, recheck = w.stealOrHedge(l, length)
-	if !r.empty() || w.unassigned == w.manifest.Chunks() && w.allReceived() {
+	if !r.empty() || w.unassigned == w.manifest.Chunks() && w.localLeft == 0 && w.allReceived() {
 		return r, 0, nil, nil
 	}
 	return chunkRun{}, recheck, w.changed, nil
@@ -312,14 +338,15 @@ func (w *window) assignNext(l *lane, length int) (chunkRun, error) {
 	}
 	var r chunkRun
 	for ; w.unassigned < w.manifest.Chunks() && w.unassigned < w.next+maxAhead; w.unassigned++ {
-		zero, err := w.manifest.IsZero(w.unassigned)
+		skip, err := w.manifest.IsZero(w.unassigned)
 		if err != nil {
 			return chunkRun{}, &manifestError{err}
 		}
+		skip = skip || w.local.has(w.unassigned)
 		switch {
-		case zero && r.to > 0, r.to > 0 && r.to-r.from == int64(length):
+		case skip && r.to > 0, r.to > 0 && r.to-r.from == int64(length):
 			return r, nil
-		case zero:
+		case skip:
 			continue
 		case r.to == 0:
 			r.from = w.unassigned

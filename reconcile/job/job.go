@@ -49,6 +49,7 @@ type Job struct {
 	Source      *disk.Disk            // of Action.LocalSource; nil without one
 	Disks       map[string]*disk.Disk // the disks of this node by name, for an export
 	LocalCopies []LocalCopy           // copies with the same bytes, for a repair
+	Seeds       []Seed                // copies that may have some of the bytes, for a sync from peers
 	Client      *fetch.Client
 	Peers       *peer.Client // nil: this node queries no peers
 	Warn        func(error)  // receives an error for each source with wrong bytes

@@ -30,7 +30,11 @@ func (j Job) verify(ctx context.Context, id disk.ID) error {
 	if j.Action.Scrub {
 		pace = rate.NewLimiter(plan.ScrubRate, plan.ScrubRate)
 	}
-	_, err := j.Disk.Verify(ctx, id, disk.Expected{Digest: j.Image.Checksum, Format: disk.Format(j.Image.Format)},
+	want := disk.Expected{Digest: j.Image.Checksum, Format: disk.Format(j.Image.Format)}
+	if id != j.Image.ID {
+		want = disk.Expected{Digest: j.Disk.Stat(id).CfgExpected} // as it was declared for this generation
+	}
+	_, err := j.Disk.Verify(ctx, id, want,
 		func(n int64) {
 			j.Progress.Done.Add(n)
 			_ = pace.WaitN(ctx, int(n)) // fails only when ctx ends, and then Verify fails too

@@ -42,6 +42,9 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 			}
 			delete(inspections, ref.Disk)
 		}
+		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.desired.Verify[ref] && c.State == disk.Ready && a.Idle() {
+			a = p.ix.attempt(Verify, ref, Suspected, c.Size)
+		}
 		actions = append(actions, a)
 		if a.Op.Deletes() {
 			p.count = p.countWithout(ref)

@@ -75,7 +75,9 @@ func (k *checker) checkActions() {
 			if a.VerifiesPeer() { // for the deletion of key, which may be an older generation
 				verified = a.From.ID
 			}
-			k.forbid(!file || k.d.Config.Images[a.Image].ID != verified, "%s of a file that is missing or not declared: %s", a.Op, key)
+			declared := k.d.Config.Images[a.Image].ID
+			older := key.ID != declared && a.Op == plan.Verify && k.d.Verify[key] && c.State == disk.Ready && c.Owned
+			k.forbid(!file || declared != verified && !older, "%s of a file that is missing or not declared: %s", a.Op, key)
 		case plan.Repair:
 			k.forbid(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || k.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
 		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync:
@@ -124,6 +126,7 @@ func (k *checker) checkSuspensions() {
 		k.forbid(deletes && user != "", "%s of %s, which is the source of %s", a.Op, key, user)
 		// A copy that is kept for a suspended image is still maintained.
 		stays := user != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair)
+		stays = stays || a.Op == plan.Verify && k.d.Verify[key] // a copy that is not deleted now may be verified
 		k.forbid(!a.Scrub && !stays && without[key] != a.Op, "%s of %s, without a suspension %q", a.Op, key, without[key])
 	}
 }

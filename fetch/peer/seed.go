@@ -1,0 +1,86 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"io"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Seed is a ready copy on this node that may have some of the chunks of an image at the same place, such
+// as an older generation of it. It is only read.
+type Seed struct {
+	Reader   *disk.Reader
+	Manifest *disk.Manifest // of the same copy
+	// Damaged is called if the copy does not have the bytes of its manifest. It must not block.
+	Damaged func()
+}
+
+// maxSeeds limits the seeds of a pull.
+const maxSeeds = 4
+
+// localChunks are the chunks with data that a pull reads from its seeds: for each chunk of the image, 1 + the index
+// of the seed, or 0. It is empty without a seed.
+type localChunks []uint8
+
+// has reports whether a seed has chunk n.
+func (l localChunks) has(n int64) bool { return n < int64(len(l)) && l[n] > 0 }
+
+// findLocalChunks returns the chunks of the image with manifest m, from index first on, that the seeds
+// have. It compares the hashes of the manifests. Only if they are of different algorithms, it reads the
+// seed.
+func findLocalChunks(ctx context.Context, seeds []Seed, m *disk.Manifest, first int64) (localChunks, error) {
+	if len(seeds) == 0 {
+		return nil, nil
+	}
+	local := make(localChunks, m.Chunks())
+	buf := disk.NewChunkBuffer()
+	for i, seed := range seeds[:min(len(seeds), maxSeeds)] {
+		for n := first; n < min(m.Chunks(), seed.Manifest.Chunks()); n++ {
+			if err := ctx.Err(); err != nil {
+				return nil, context.Cause(ctx)
+			}
+			zero, err := m.IsZero(n)
+			if zero || local.has(n) {
+				continue
+			}
+			want, hashErr := m.Hash(n)
+			if err := errors.Join(err, hashErr); err != nil {
+				return nil, &manifestError{err}
+			}
+			if seed.has(n, want, buf[:m.ChunkLength(n)]) {
+				local[n] = uint8(i + 1)
+			}
+		}
+	}
+	return local, nil
+}
+
+// has reports whether the seed has a chunk with the hash want as its chunk n. buf has the length of the
+// chunk.
+func (s Seed) has(n int64, want disk.ChunkHash, buf []byte) bool {
+	hash, err := s.Manifest.Hash(n)
+	switch {
+	case err != nil:
+		return false
+	case want.SameAlgorithm(hash):
+		return want == hash
+	}
+	_, err = s.Reader.ReadAt(buf, n*disk.ChunkSize)
+	return (err == nil || errors.Is(err, io.EOF)) && want.Matches(buf)
+}
+
+// putLocal appends chunk n from its seed. It returns false if the seed does not have the chunk after all:
+// then a lane requests it.
+func (t *transfer) putLocal(n int64) (bool, error) {
+	seed := t.pull.Seeds[t.window.local[n]-1]
+	err := t.appendFrom(seed.Reader, n)
+	if errors.Is(err, disk.ErrDamaged) {
+		seed.Damaged()
+		t.window.endLocal(n, true)
+		return false, nil
+	}
+	t.window.endLocal(n, false)
+	return true, err
+}

@@ -1,0 +1,160 @@
+package peer
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// seedOf returns a seed with the content, on a disk of its own. It counts the calls of Damaged.
+func seedOf(t *testing.T, content []byte, damaged *atomic.Int32) (s Seed, backing string) {
+	t.Helper()
+	n := startNode(t, "seed")
+	old := disk.ID{Name: parrot.Name, UUID: "00000001"}
+	n.put(t, old, content)
+	return openSeed(t, n, old, damaged), n.backing(old)
+}
+
+func openSeed(t *testing.T, n *node, id disk.ID, damaged *atomic.Int32) Seed {
+	t.Helper()
+	r, err := n.disk.Open(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	m, err := n.disk.Manifest(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return Seed{Reader: r, Manifest: m, Damaged: func() { damaged.Add(1) }}
+}
+
+// missingBytes returns the bytes of the chunks with data of an image that are in no seed at the same place.
+func missingBytes(image []byte, seeds ...[]byte) int64 {
+	missing := int64(0)
+	for from := 0; from < len(image); from += mib {
+		chunk := image[from:min(from+mib, len(image))]
+		inSeed := slices.ContainsFunc(seeds, func(seed []byte) bool {
+			return from < len(seed) && bytes.Equal(chunk, seed[from:min(from+mib, len(seed))])
+		})
+		if !inSeed {
+			missing += dataBytes(chunk)
+		}
+	}
+	return missing
+}
+
+func TestPullReadsChunksFromSeeds(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for i := range 12 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			old := image((1 + random.IntN(12)) * mib)
+			older := bytes.Clone(old[:random.IntN(len(old)/512+1)*512])
+			want := slices.Concat(old, image(random.IntN(6)*mib))[:512*(1+random.IntN(len(old)/512))]
+			for range random.IntN(4) {
+				want[random.IntN(len(want))] ^= 1
+			}
+			var damaged atomic.Int32
+			seed, _ := seedOf(t, old, &damaged)
+			seeds, contents := []Seed{seed}, [][]byte{old}
+			if len(older) > 0 {
+				older[random.IntN(len(older))] ^= 2
+				second, _ := seedOf(t, older, &damaged)
+				seeds, contents = append([]Seed{second}, seeds...), append(contents, older)
+			}
+			r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
+			r.pull.Seeds = seeds
+			r.pullsAndCommits(want)
+			least := missingBytes(want, contents...)
+			if got := r.pull.Progress.PeerBytes.Load() - encodedSize(int64(len(want))); got != least || damaged.Load() > 0 {
+				t.Errorf("received %d bytes, want %d; %d seeds are damaged", got, least, damaged.Load())
+			}
+			if done := r.pull.Progress.Done.Load(); done != int64(len(want)) {
+				t.Errorf("progress is %d bytes, want %d", done, len(want))
+			}
+		})
+	}
+}
+
+// TestSeedWithAnotherAlgorithm uses a seed whose manifest has SHA-256 hashes, as those of earlier versions.
+func TestSeedWithAnotherAlgorithm(t *testing.T) {
+	old := image(5*mib + 512)
+	n := startNode(t, "seed")
+	id := disk.ID{Name: parrot.Name, UUID: "00000001"}
+	n.put(t, id, old)
+	var hashes []byte
+	for chunk := range slices.Chunk(old, mib) {
+		sum := sha256.Sum256(chunk)
+		hashes = append(hashes, sum[:]...)
+	}
+	header := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32([]byte("BIMCHUNK"), 1), mib)
+	if err := os.WriteFile(filepath.Join(filepath.Dir(n.backing(id)), "backing.chunks"), append(header, hashes...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sum := disk.SHA256.New()
+	sum.Write(hashes)
+	if err := n.disk.Update(id, func(r *disk.Record) { r.ManifestDigest = disk.SHA256.Digest(sum) }); err != nil {
+		t.Fatal(err)
+	}
+	want := bytes.Clone(old)
+	want[2*mib] ^= 1
+	var damaged atomic.Int32
+	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
+	r.pull.Seeds = []Seed{openSeed(t, n, id, &damaged)}
+	r.pullsAndCommits(want)
+	if got := r.pull.Progress.PeerBytes.Load() - encodedSize(int64(len(want))); got != missingBytes(want, old) {
+		t.Errorf("received %d bytes, want %d", got, missingBytes(want, old))
+	}
+}
+
+// TestDamagedSeedIsReported damages chunks of a seed after its manifest was read: they are requested.
+// When the pull finds the last one, all lanes have no other work left.
+func TestDamagedSeedIsReported(t *testing.T) {
+	want := randomBytes(6*mib + 512)
+	for _, at := range [][]int{{0}, {3 * mib}, {6*mib + 511}, {mib, 2*mib + 5, 6 * mib}} {
+		old := bytes.Clone(want)
+		old[4*mib] ^= 1 // the only chunk that differs
+		var damaged atomic.Int32
+		seed, backing := seedOf(t, old, &damaged)
+		rotten := bytes.Clone(old)
+		for _, n := range at {
+			rotten[n] ^= 0x80
+		}
+		overwrite(t, backing, rotten)
+		r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
+		r.pull.Seeds = []Seed{seed}
+		r.pullsAndCommits(want)
+		if got := r.pull.Progress.PeerBytes.Load() - encodedSize(int64(len(want))); got != missingBytes(want, rotten) {
+			t.Errorf("damage at %d: received %d bytes, want %d", at, got, missingBytes(want, rotten))
+		}
+		if int(damaged.Load()) != len(at) {
+			t.Errorf("damage at %d: %d chunks were reported", at, damaged.Load())
+		}
+	}
+}
+
+// TestSeedThatEnds truncates a seed after its manifest was read.
+func TestSeedThatEnds(t *testing.T) {
+	want := randomBytes(4 * mib)
+	var damaged atomic.Int32
+	seed, backing := seedOf(t, want, &damaged)
+	if err := os.Truncate(backing, 2*mib+100); err != nil {
+		t.Fatal(err)
+	}
+	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
+	r.pull.Seeds = []Seed{seed}
+	r.pullsAndCommits(want)
+	if damaged.Load() != 2 {
+		t.Errorf("%d chunks were reported", damaged.Load())
+	}
+}
