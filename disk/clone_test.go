@@ -222,3 +222,55 @@ func TestCloneOfModifiedImageFails(t *testing.T) {
 		})
 	}
 }
+
+// TestAppendFromSharesBlocks appends all chunks of an image but one from another image. Where the other
+// image has been modified since it was opened, nothing is shared with it, and the bytes are still right.
+func TestAppendFromSharesBlocks(t *testing.T) {
+	for name, modified := range map[string]bool{"shared": false, "modified": true} {
+		t.Run(name, func(t *testing.T) {
+			at := xfs(t)
+			d := diskAt(t, at)
+			r := newCloneRig(t, d, 64*ChunkSize+512)
+			want := bytes.Clone(r.image)
+			want[5*ChunkSize] ^= 1
+			if modified {
+				poke(t, imagePath(d, imageFile), 7*ChunkSize)
+			}
+			before := free(t, d)
+			p, err := d.OpenPart(t.Context(), cloneID, PartOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Begin(PartSource{ID: "peer", Size: int64(len(want))}); err != nil {
+				t.Fatal(err)
+			}
+			buf := NewChunkBuffer()
+			for n := 0; n*ChunkSize < len(want); n++ {
+				piece := want[n*ChunkSize : min((n+1)*ChunkSize, len(want))]
+				hash := NewChunks.Hash(piece)
+				err := p.AppendFrom(r.reader, int64(len(piece)), hash)
+				if other := n == 5 || modified && n == 7; other != errors.Is(err, ErrDamaged) {
+					t.Errorf("chunk %d: error %v", n, err)
+				}
+				if errors.Is(err, ErrDamaged) {
+					copy(buf, piece)
+					buf, err = p.AppendChunk(buf, int64(len(piece)), hash)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := p.Commit(digest512(want)); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(filepath.Join(at, cloneID.file(imageFile)))
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("the image differs, error %v", err)
+			}
+			used := before - free(t, d)
+			if shared := used < 8*ChunkSize; shared == modified {
+				t.Errorf("the image uses %d bytes more", used)
+			}
+		})
+	}
+}
