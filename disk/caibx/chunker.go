@@ -65,6 +65,12 @@ func (c *Chunker) Next(p []byte) (n int, end bool) {
 	return n + m, end
 }
 
+// CutsZerosAtMax reports whether a chunk that begins in a long run of zeros has the greatest size. It
+// is so for nearly all sizes: the hash of a run of equal bytes does not change.
+func (c *Chunker) CutsZerosAtMax() bool {
+	return c.first == c.max || !c.cut.at(buzhash(new([windowSize]byte)))
+}
+
 func (c *Chunker) restart() bool {
 	c.length = 0
 	return true

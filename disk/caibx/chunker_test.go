@@ -127,6 +127,26 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
+func TestCutsZerosAtMax(t *testing.T) {
+	zeros, other := make([]byte, 10000), 0
+	for avg := uint64(5200); avg < 5300; avg++ { // one of the discriminators is 3943, a divisor of the hash of zeros plus one
+		s := Sizes{40, avg, avg + 100}
+		c, err := NewChunker(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := c.CutsZerosAtMax(), ends(t, zeros, s, 10000)[0] == int(s.Max); got != want {
+			t.Errorf("%s: got %v, want %v", s, got, want)
+		}
+		if !c.CutsZerosAtMax() {
+			other++
+		}
+	}
+	if other == 0 {
+		t.Error("no sizes cut zeros earlier")
+	}
+}
+
 func TestChunkerRejectsSizes(t *testing.T) {
 	for _, s := range []Sizes{{0, 1, 2}, {3, 2, 4}, {1, 3, 2}, {1, 2, MaxChunk + 1}, {1, 20, 47}, SizesOf(4<<20 + 4), Blocks(MaxChunk + 1)} {
 		if _, err := NewChunker(s); err == nil {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 )
@@ -22,7 +23,7 @@ const (
 )
 
 // batch is a run of chunks. Their ids are computed by one goroutine, while others compute those of the
-// next batches.
+// next batches. The chunks in a hole have their ids already.
 type batch struct {
 	items  []caibx.Item
 	hashed chan struct{} // closed when the items have their ids
@@ -59,7 +60,7 @@ func (im *Image) writeIndex(ctx context.Context, f *os.File, h caibx.Header, chu
 	group.Go(func() error {
 		defer close(todo)
 		defer close(ordered)
-		return im.findChunks(ctx, chunker, func(items []caibx.Item) error {
+		return im.findChunks(ctx, h, chunker, func(items []caibx.Item) error {
 			b := &batch{items, make(chan struct{})}
 			for _, queue := range []chan<- *batch{ordered, todo} {
 				select {
@@ -78,12 +79,12 @@ func (im *Image) writeIndex(ctx context.Context, f *os.File, h caibx.Header, chu
 	return group.Wait()
 }
 
-// findChunks passes on the chunks of the image, without their ids, in batches.
-func (im *Image) findChunks(ctx context.Context, chunker *caibx.Chunker, put func([]caibx.Item) error) error {
+// findChunks passes on the chunks of the image in batches. It does not read holes.
+func (im *Image) findChunks(ctx context.Context, h caibx.Header, chunker *caibx.Chunker, put func([]caibx.Item) error) error {
 	var items []caibx.Item
 	buffer, begin, pending := make([]byte, pieceSize), int64(0), int64(0)
-	add := func(end int64) error {
-		items = append(items, caibx.Item{Offset: begin, Length: end - begin})
+	add := func(end int64, id caibx.ID) error {
+		items = append(items, caibx.Item{Offset: begin, Length: end - begin, ID: id})
 		pending += end - begin
 		begin = end
 		if pending < batchBytes && len(items) < batchItems && end < im.Size {
@@ -93,28 +94,69 @@ func (im *Image) findChunks(ctx context.Context, chunker *caibx.Chunker, put fun
 		items, pending = nil, 0
 		return put(full)
 	}
+	holes := holeFinder{im: im, length: int64(h.Max)}
+	if chunker.CutsZerosAtMax() {
+		holes.id = h.Digest.ZeroID(holes.length)
+	}
 	for at := int64(0); at < im.Size; {
 		if err := ctx.Err(); err != nil {
 			return err
+		}
+		if at == begin && holes.has(at) {
+			at += holes.length
+			if err := add(at, holes.id); err != nil {
+				return err
+			}
+			continue
 		}
 		piece := buffer[:min(pieceSize, im.Size-at)]
 		if _, err := im.ReadAt(piece, at); err != nil {
 			return im.readError(err)
 		}
-		for len(piece) > 0 {
-			n, end := chunker.Next(piece)
+		for end := false; len(piece) > 0 && !(end && holes.has(at)); {
+			var n int
+			n, end = chunker.Next(piece)
 			piece, at = piece[n:], at+int64(n)
 			if end {
-				if err := add(at); err != nil {
+				if err := add(at, caibx.ID{}); err != nil {
 					return err
 				}
 			}
 		}
 	}
 	if begin < im.Size {
-		return add(im.Size)
+		return add(im.Size, caibx.ID{})
 	}
 	return nil
+}
+
+// holeFinder finds chunks that are in a hole of the file.
+type holeFinder struct {
+	im     *Image
+	length int64    // of a chunk of zeros
+	id     caibx.ID // of a chunk of zeros; zero: runs of zeros have other chunks
+
+	data int64 // where the next data begins
+}
+
+// has reports whether a chunk that begins at an offset is in a hole. Each offset must be at least the
+// one before it.
+func (h *holeFinder) has(at int64) bool {
+	if h.id == (caibx.ID{}) || at+h.length > h.im.Size {
+		return false
+	}
+	if h.data <= at {
+		data, err := h.im.Seek(at, unix.SEEK_DATA)
+		switch {
+		case errors.Is(err, unix.ENXIO): // there is no data after it
+			data = h.im.Size
+		case err != nil: // the file system does not support it
+			h.id = caibx.ID{}
+			return false
+		}
+		h.data = data
+	}
+	return at+h.length <= h.data
 }
 
 // readError returns the error for a file that could not be read completely.
@@ -131,12 +173,15 @@ func (im *Image) hashBatches(h caibx.Header, todo <-chan *batch, done *atomic.In
 	for b := range todo {
 		for n := range b.items {
 			i := &b.items[n]
+			done.Add(i.Length)
+			if i.ID != (caibx.ID{}) {
+				continue
+			}
 			hash.Reset()
 			if _, err := io.CopyBuffer(onlyWriter{hash}, io.NewSectionReader(im, i.Offset, i.Length), buffer); err != nil {
 				return im.readError(err)
 			}
 			hash.Sum(i.ID[:0])
-			done.Add(i.Length)
 		}
 		close(b.hashed)
 	}

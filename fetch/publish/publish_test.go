@@ -102,6 +102,42 @@ func TestCutIsSequential(t *testing.T) {
 	}
 }
 
+// TestCutOfASparseFile compares the index of a file with holes with that of a file without holes.
+func TestCutOfASparseFile(t *testing.T) {
+	random := rand.New(rand.NewPCG(9, 9))
+	for range 8 {
+		content := make([]byte, (1+random.IntN(4000))*512)
+		dense := openTestImage(t, content)
+		sparse := openTestImage(t, content)
+		if err := errors.Join(os.Truncate(sparse.Name(), 0), os.Truncate(sparse.Name(), sparse.Size)); err != nil {
+			t.Fatal(err)
+		}
+		data := testImage(random.Uint64(), 20)
+		for range random.IntN(6) {
+			at := random.IntN(len(content))
+			for _, im := range []*Image{dense, sparse} {
+				if err := writeAt(im.Name(), data[:min(len(data), len(content)-at)], int64(at)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, h := range []caibx.Header{{Sizes: smallSizes}, {Sizes: caibx.DefaultSizes}, {Sizes: caibx.Blocks(4096)}, {Sizes: caibx.Sizes{Min: 40, Avg: 5251, Max: 9000}}} {
+			if !bytes.Equal(cut(t, sparse, h).Index(), cut(t, dense, h).Index()) {
+				t.Errorf("%s: the index of %d bytes differs", h.Sizes, len(content))
+			}
+		}
+	}
+}
+
+func writeAt(path string, data []byte, at int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, at)
+	return errors.Join(err, f.Close())
+}
+
 // TestPutChunksRepairsTheStore damages chunks of a store. The next run must replace exactly these.
 func TestPutChunksRepairsTheStore(t *testing.T) {
 	content := testImage(2, 600)
