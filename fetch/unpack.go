@@ -1,7 +1,6 @@
 package fetch
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -14,9 +13,9 @@ import (
 	"github.com/dsnet/compress/bzip2"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
-	"github.com/therootcompany/xz"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/xz"
 )
 
 // unpack downloads the packed file through a decompressor into part. After a broken connection, the
@@ -92,7 +91,7 @@ func (u *unpacker) corruptError(err error) error {
 	switch {
 	case errors.Is(err, errStopped):
 		return errStopped
-	case errors.Is(err, xz.ErrMemlimit):
+	case errors.Is(err, xz.ErrDictionary):
 		return failf(BadSource, "unpack %s: the dictionary is larger than %d MiB, which is not supported", u.packing, maxWindow>>20)
 	}
 	return failf(BadSource, "unpack %s: %w", u.packing, withoutURL(err))
@@ -241,10 +240,7 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 		}
 		return d.IOReadCloser(), nil
 	case packedXz:
-		// NewReader rejects a dictionary larger than maxWindow before it allocates memory for it. It
-		// reads only 8 KiB at a time, so use a buffer.
-		x, err := xz.NewReader(bufio.NewReaderSize(r, 256<<10), maxWindow)
-		return io.NopCloser(x), err
+		return xz.NewReader(r, maxWindow), nil
 	case packedBz2:
 		return bzip2.NewReader(r, nil)
 	}

@@ -37,6 +37,9 @@ func BenchmarkUnpackLikeTool(b *testing.B) {
 	}{
 		{packedGz, "gzip -6", 1},
 		{packedBz2, "bzip2 -9", 1},
+		{packedXz, "xz -6", 1},
+		{packedXz, "xz -6 -T2 --block-size=4MiB", 1},
+		{packedXz, "xz -6 -T2 --block-size=4MiB", 2},
 		{packedZst, "zstd -3", 1},
 		{packedZst, "zstd -19", 1},
 	} {
@@ -49,11 +52,15 @@ func BenchmarkUnpackLikeTool(b *testing.B) {
 			}
 			defer f.Close()
 			run(b, plain, f, tool, append(strings.Fields(options), "-c")...)
+			unpackOptions := []string{"-dc"}
+			if c.packing == packedXz {
+				unpackOptions = append(unpackOptions, "-T"+strconv.Itoa(c.threads))
+			}
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(c.threads))
 			var ours, theirs cost
 			b.SetBytes(*unpackSize)
 			for b.Loop() {
-				theirs.add(b, unix.RUSAGE_CHILDREN, func() { run(b, packed, nil, tool, "-dc") })
+				theirs.add(b, unix.RUSAGE_CHILDREN, func() { run(b, packed, nil, tool, unpackOptions...) })
 				ours.add(b, unix.RUSAGE_SELF, func() { unpackAll(b, c.packing, packed) })
 			}
 			b.ReportMetric(theirs.cpu.Seconds()/ours.cpu.Seconds(), "x-tool-cpu")
