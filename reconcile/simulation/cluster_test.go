@@ -125,6 +125,7 @@ func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	}
 	for i, ref := range c.diskRefs() {
 		c.disks[ref] = NewDisk(newUUID(i), c.library, diskSize)
+		c.disks[ref].OtherHashes = seed%2 == 1 && i%2 == 1
 	}
 	c.diskCount = len(c.disks)
 	for _, name := range c.names {

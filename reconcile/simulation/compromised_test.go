@@ -485,7 +485,7 @@ func (l *liar) relaySource(is func(content string) bool) (content string, ok boo
 // the liar does not respond.
 func (l *liar) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) (p plan.Proof, ok bool) {
 	c, m := l.node.c, l.moodFor(of.deletion.node)
-	hasManifest := func(content string) bool { return c.library.Properties(content).ManifestDigest == manifest }
+	hasManifest := func(content string) bool { return c.library.Properties(content).HasManifest(manifest) }
 	if l.chunks[manifest] == nil {
 		l.chunks[manifest] = map[uint64]bool{0: true}
 	}
@@ -530,7 +530,7 @@ func (l *liar) send(w *runningJob, from []peer.Source, right int, upstream bool)
 	c, m := l.node.c, l.moodFor(l.node.c.nodes[w.key.Disk.Node])
 	wrong := func(err error) error { return &job.WrongSourcesError{Sources: from, Err: err} }
 	digest := c.digest(w.content)
-	forged := c.library.Properties(w.content).ManifestDigest != from[0].ManifestDigest
+	forged := !c.library.Properties(w.content).HasManifest(from[0].ManifestDigest)
 	if isForgery(w.content) { // the liar has these bytes
 		return w.content, nil
 	}
@@ -559,7 +559,7 @@ func (l *liar) verify(w *runningJob) error {
 	}
 	switch {
 	case isForgery(w.content), relayed:
-		w.verified(l.node.c.library.Properties(w.content).ManifestDigest)
+		w.verifiedAll(l.node.c.library.Properties(w.content))
 		if m.forged && !isForgery(w.content) { // it publishes another chunk manifest
 			return &fetch.Error{Class: fetch.Network, Err: job.ErrOtherBytes}
 		}

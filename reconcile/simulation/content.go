@@ -15,9 +15,21 @@ type Properties struct {
 	Size, RealSize, VirtualSize int64
 	// SHA512 is the digest of the file. SHA256 may be zero: then nothing computes it.
 	SHA512, SHA256 disk.Digest
-	// ManifestDigest is the digest of the chunk manifest.
+	// ManifestDigest is the digest of the chunk manifest, see Manifests.
 	ManifestDigest disk.Digest
 }
+
+// Manifests returns the digests of the chunk manifests that the bytes may have: ManifestDigest, and the
+// one with hashes of another algorithm.
+func (p Properties) Manifests() []disk.Digest {
+	if p.ManifestDigest.IsZero() {
+		return nil
+	}
+	return []disk.Digest{p.ManifestDigest, digestOf(disk.SHA256, "other hashes of "+p.ManifestDigest.String())}
+}
+
+// HasManifest reports whether the bytes may have a chunk manifest with the digest.
+func (p Properties) HasManifest(d disk.Digest) bool { return slices.Contains(p.Manifests(), d) }
 
 // defaultSize is the size of a content that was named without properties.
 const defaultSize = 1 << 30

@@ -28,6 +28,9 @@ type Disk struct {
 	ReadOnly bool
 	// FailsWrites: writes of image data fail. Changes of records and deletions succeed.
 	FailsWrites bool
+	// OtherHashes: the chunk manifests on the disk have hashes of another algorithm. In a real cluster only
+	// some of them have, because a copy from another node keeps the algorithm.
+	OtherHashes bool
 }
 
 // Copy is the folder of a copy: the file, the partial file and the record. Its fields are what is
@@ -124,7 +127,7 @@ func (d *Disk) Copy(id disk.ID) disk.Copy {
 	v.State = disk.Ready
 	if c.Owned && c.Recorded != "" && !c.Changed {
 		recorded := d.Library.Properties(c.Recorded)
-		v.SHA512, v.SHA256, v.ManifestDigest = recorded.SHA512, recorded.SHA256, recorded.ManifestDigest
+		v.SHA512, v.SHA256, v.ManifestDigest = recorded.SHA512, recorded.SHA256, d.manifestOf(recorded)
 	}
 	switch {
 	case !c.Owned:
@@ -135,6 +138,14 @@ func (d *Disk) Copy(id disk.ID) disk.Copy {
 		v.State, v.Message = disk.Failed, c.Failure
 	}
 	return v
+}
+
+// manifestOf returns the digest of the chunk manifest that a file on the disk has.
+func (d *Disk) manifestOf(p Properties) disk.Digest {
+	if m := p.Manifests(); d.OtherHashes && len(m) > 0 {
+		return m[1]
+	}
+	return p.ManifestDigest
 }
 
 // hasBytes reports whether the folder has, or had, more than a record.

@@ -98,7 +98,7 @@ func (d *Disk) Prove(id disk.ID, manifest disk.Digest) plan.Proof {
 		return plan.Proof{Problem: "it is not ready"}
 	case c.File != c.Recorded:
 		return plan.Proof{Problem: "it is damaged"}
-	case d.Library.Properties(c.File).ManifestDigest != manifest:
+	case !d.Library.Properties(c.File).HasManifest(manifest):
 		return plan.Proof{Result: plan.ProofWrong, Problem: peer.ErrWrongChunk.Error()}
 	}
 	return plan.Proof{Result: plan.ProofPassed}
@@ -111,7 +111,7 @@ func ProofManifest(t reconcile.ProofTask, local *Disk) disk.Digest {
 		return t.Source.ManifestDigest
 	}
 	if c := local.Copies[t.Local.ID]; c != nil && c.Recorded != "" {
-		return local.Library.Properties(c.Recorded).ManifestDigest
+		return local.manifestOf(local.Library.Properties(c.Recorded))
 	}
 	return disk.Digest{}
 }

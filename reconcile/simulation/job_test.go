@@ -262,8 +262,15 @@ func (m *node) verifyPeer(job *runningJob) error {
 	case s.File != job.content || m.c.sendsWrongBytes[from.Disk.Node]:
 		return &fetch.Error{Class: fetch.Network, Err: reconcilejob.ErrOtherBytes}
 	}
-	job.verified(m.c.library.Properties(s.File).ManifestDigest)
+	job.verifiedAll(m.c.library.Properties(s.File))
 	return nil
+}
+
+// verifiedAll reports the chunk manifests of the bytes that the job has read.
+func (w *runningJob) verifiedAll(p Properties) {
+	for _, manifest := range p.Manifests() {
+		w.verified(manifest)
+	}
 }
 
 // markDamaged marks a copy as failed.
