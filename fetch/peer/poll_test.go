@@ -213,10 +213,13 @@ func TestPollerRequestsWhatANewScopeNeeds(t *testing.T) {
 		<-p.Changed()
 		time.Sleep(10 * time.Second)
 		expect(1, false, 2) // one of them is a long poll
+		h.delay.Store(int64(time.Second))
 		declare("parrot", "disk1", "disk2")
-		expect(1, true, 2)
+		synctest.Wait()
+		expect(1, true, 3)
+		time.Sleep(2 * time.Second)
+		expect(2, false, 4) // with the next long poll
 		<-p.Changed()
-		expect(2, false, 3)
 		time.Sleep(10 * time.Second)
 		declare("macaw", "disk1", "disk2")
 		synctest.Wait()
@@ -285,6 +288,7 @@ type fakeNode struct {
 	conns    chan net.Conn
 	requests atomic.Int64
 	down     atomic.Bool
+	delay    atomic.Int64 // of each response, in nanoseconds
 	server   *http.Server
 }
 
@@ -324,6 +328,7 @@ func (n *fakeNetwork) add(ctx context.Context, name string) *fakeNode {
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			node.requests.Add(1)
+			time.Sleep(time.Duration(node.delay.Load()))
 			handler.ServeHTTP(w, r)
 		}),
 	}
