@@ -73,19 +73,6 @@ func (c cloner) share() (bool, error) {
 	return false, fmt.Errorf("share extents of %s: %w", r.chunks.f.Name(), p.writer.wrapNoSpace(noSpace(err)))
 }
 
-// share makes the partial file share the blocks of c.same, and reports whether it has the bytes of c then.
-// The bytes of c were read from c.same after it was opened: if it is still unchanged, the blocks have them.
-func (w *partWriter) share(c *chunk) bool {
-	if w.cannotShare || len(c.data) < ChunkSize {
-		return false
-	}
-	err := unix.IoctlFileCloneRange(int(w.file.Fd()), &unix.FileCloneRange{
-		Src_fd: int64(c.same.chunks.f.Fd()), Src_offset: uint64(c.n * ChunkSize), Src_length: ChunkSize, Dest_offset: uint64(c.n * ChunkSize),
-	})
-	w.cannotShare = err != nil // the chunks are written then, and an error of the disk is reported there
-	return err == nil && c.same.Unchanged() == nil
-}
-
 // hashShared reads the shared extents after Offset from the partial file, and appends them without a
 // second write.
 func (c cloner) hashShared(ctx context.Context) error {

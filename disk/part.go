@@ -353,9 +353,6 @@ func (p *Part) AppendZeros(length int64) error {
 // AppendFrom appends the next chunk from the same place in another image, under the conditions of
 // AppendChunk. ErrDamaged: the other image does not have a chunk with this hash there, or it cannot be
 // read. Then nothing was appended.
-//
-// Where the file system supports reflinks, a whole chunk shares the blocks of the other image: it uses no
-// more space and is not written. r must stay open until Commit, Close or Discard.
 func (p *Part) AppendFrom(r *Reader, length int64, hash ChunkHash) error {
 	c, err := p.next(length)
 	if err != nil {
@@ -366,7 +363,7 @@ func (p *Part) AppendFrom(r *Reader, length int64, hash ChunkHash) error {
 		p.offset = c.n * ChunkSize
 		return errors.Join(fmt.Errorf("append chunk: chunk %d of the other image %w", c.n, ErrDamaged), err)
 	}
-	c.data, c.hash, c.same = c.buf[:length], hash, r
+	c.data, c.hash = c.buf[:length], hash
 	return p.flush()
 }
 
@@ -490,8 +487,6 @@ type partWriter struct {
 	manifest ManifestHash // of all chunks
 	written  atomic.Int64 // bytes of chunks that are not all zero
 	unsynced int64        // written since the last sync
-
-	cannotShare bool // an attempt to share blocks with another image failed
 }
 
 func (w *partWriter) open() (err error) {
@@ -596,8 +591,6 @@ func (w *partWriter) writeChunk(c *chunk) error {
 		return nil
 	case c.zero:
 		return w.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
-	case c.same != nil && w.share(c):
-		return nil
 	}
 	// Direct I/O writes whole blocks; finish truncates the file to its size.
 	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)

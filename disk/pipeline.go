@@ -23,7 +23,6 @@ type chunk struct {
 	saved   bool      // its bytes and its hash are already on the disk
 	inPlace bool      // its bytes are already in the partial file; its hash is not in the journal
 	hash    ChunkHash // zero: not computed yet
-	same    *Reader   // has the same bytes at the same place; nil: no image is known to have them
 
 	buf     []byte // aligned, ChunkSize bytes
 	pending atomic.Int32
@@ -92,7 +91,7 @@ func (p *pipeline) get() (*chunk, error) {
 		if c.buf == nil { // allocated late, because a small image needs few buffers
 			c.buf = alignedBuffer(ChunkSize)
 		}
-		c.data, c.zero, c.saved, c.inPlace, c.hash, c.same = c.buf[:0], false, false, false, ChunkHash{}, nil
+		c.data, c.zero, c.saved, c.inPlace, c.hash = c.buf[:0], false, false, false, ChunkHash{}
 		return c, nil
 	case <-p.stop:
 		return nil, p.err
