@@ -78,10 +78,6 @@ func (a ChunkAlgorithm) newHash() hash.Hash {
 	return blake3.New()
 }
 
-// SameAlgorithm reports whether h and other are of the same algorithm: otherwise a comparison of them
-// says nothing about the chunks.
-func (h ChunkHash) SameAlgorithm(other ChunkHash) bool { return h.algorithm == other.algorithm }
-
 // Matches reports whether h is the hash of the chunk. The zero ChunkHash matches nothing.
 func (h ChunkHash) Matches(chunk []byte) bool {
 	return h.algorithm != 0 && h == h.algorithm.Hash(chunk)

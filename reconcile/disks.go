@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -266,8 +267,8 @@ func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []Lo
 	return copies
 }
 
-// seeds returns the ready copies of other generations of an image, for a sync from other nodes, the last
-// verified first: it is probably the newest generation.
+// seeds returns ready copies of other generations of an image, for a sync from other nodes: those that
+// were verified last, because they are probably the newest generations.
 func (s *disks) seeds(o plan.Observed, a plan.Action, damaged func(plan.CopyRef)) []Seed {
 	if a.Op != plan.Sync || a.LocalSource != (plan.CopyRef{}) {
 		return nil
@@ -281,7 +282,7 @@ func (s *disks) seeds(o plan.Observed, a plan.Action, damaged func(plan.CopyRef)
 				continue
 			}
 			key := plan.CopyRef{Disk: ref, ID: id}
-			found[id] = Seed{LocalCopy{Disk: s.open[ref].handle, ID: id}, func() { damaged(key) }}
+			found[id] = Seed{LocalCopy{Disk: s.open[ref].handle, ID: id}, key, func() { damaged(key) }}
 			copies = append(copies, c)
 		}
 	}
@@ -289,7 +290,7 @@ func (s *disks) seeds(o plan.Observed, a plan.Action, damaged func(plan.CopyRef)
 		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), plan.CompareIDs(a.ID, b.ID))
 	})
 	var seeds []Seed
-	for _, c := range copies {
+	for _, c := range copies[:min(len(copies), peer.MaxSeeds)] {
 		seeds = append(seeds, found[c.ID])
 	}
 	return seeds

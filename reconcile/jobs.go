@@ -61,7 +61,7 @@ func (j *jobs) read(key plan.CopyRef) bool {
 		return true
 	}
 	for _, run := range j.running {
-		if run.task.Action.LocalSource == key {
+		if run.task.Action.LocalSource == key || slices.ContainsFunc(run.task.Seeds, func(s Seed) bool { return s.Ref == key }) {
 			return true
 		}
 	}
@@ -108,6 +108,9 @@ func (j *jobs) addTo(o plan.Observed) {
 		}
 		if a.LocalSource != (plan.CopyRef{}) {
 			o.BeingRead[a.LocalSource] = true
+		}
+		for _, s := range run.task.Seeds {
+			o.BeingRead[s.Ref] = true
 		}
 		o.Disks[key.Disk].MarkLeaving(key, a.Op)
 	}

@@ -254,3 +254,18 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 		t.Errorf("%d clean-ups are counted, suspects left: %v", n, r.failures[other].Suspects)
 	}
 }
+
+// TestSeedsAreBeingRead checks that a copy is not deleted while a sync reads chunks from it, and that this
+// is no use of it, which would restart its clean-up interval.
+func TestSeedsAreBeingRead(t *testing.T) {
+	at := schema.DiskRef{Node: "node1", Disk: "disk1"}
+	old := plan.CopyRef{Disk: at, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
+	new := plan.CopyRef{Disk: at, ID: disk.ID{Name: "parrot", UUID: "00000002"}}
+	j := newJobs()
+	j.running[new] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Sync}}, Seeds: []Seed{{Ref: old}}}}
+	o := plan.Observed{Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Disks: map[schema.DiskRef]plan.Disk{}}
+	j.addTo(o)
+	if !j.read(old) || !o.BeingRead[old] {
+		t.Errorf("read %v, being read %v", j.read(old), o.BeingRead[old])
+	}
+}

@@ -124,6 +124,7 @@ type Task struct {
 // Seed is a copy on this node that may have some of the bytes of another image.
 type Seed struct {
 	LocalCopy
+	Ref plan.CopyRef
 	// Damaged is called if the copy does not have its own bytes any more: it has to be verified. It may
 	// be called by any goroutine, and does not block.
 	Damaged func()

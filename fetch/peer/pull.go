@@ -181,7 +181,7 @@ func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 	if err != nil {
 		return err
 	}
-	t.chunkProgress.touch() // the comparison may have read the seeds for minutes
+	t.chunkProgress.touch()
 	t.appendFrom = func(seed *disk.Reader, n int64) error {
 		hash, err := m.Hash(n)
 		if err == nil {

@@ -3,7 +3,6 @@ package peer
 import (
 	"context"
 	"errors"
-	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
@@ -17,8 +16,8 @@ type Seed struct {
 	Damaged func()
 }
 
-// maxSeeds limits the seeds of a pull.
-const maxSeeds = 4
+// MaxSeeds limits the seeds of a pull.
+const MaxSeeds = 4
 
 // localChunks are the chunks with data that a pull reads from its seeds: for each chunk of the image, 1 + the index
 // of the seed, or 0. It is empty without a seed.
@@ -28,15 +27,16 @@ type localChunks []uint8
 func (l localChunks) has(n int64) bool { return n < int64(len(l)) && l[n] > 0 }
 
 // findLocalChunks returns the chunks of the image with manifest m, from index first on, that the seeds
-// have. It compares the hashes of the manifests. Only if they are of different algorithms, it reads the
-// seed.
+// have. It compares the hashes of the manifests: if they are of another algorithm, it finds nothing. Its
+// memory is bounded by the seeds, because peers can claim an image of any size.
 func findLocalChunks(ctx context.Context, seeds []Seed, m *disk.Manifest, first int64) (localChunks, error) {
-	if len(seeds) == 0 {
-		return nil, nil
+	seeds = seeds[:min(len(seeds), MaxSeeds)]
+	length := int64(0)
+	for _, seed := range seeds {
+		length = max(length, min(m.Chunks(), seed.Manifest.Chunks()))
 	}
-	local := make(localChunks, m.Chunks())
-	buf := disk.NewChunkBuffer()
-	for i, seed := range seeds[:min(len(seeds), maxSeeds)] {
+	local := make(localChunks, length)
+	for i, seed := range seeds {
 		for n := first; n < min(m.Chunks(), seed.Manifest.Chunks()); n++ {
 			if err := ctx.Err(); err != nil {
 				return nil, context.Cause(ctx)
@@ -49,26 +49,12 @@ func findLocalChunks(ctx context.Context, seeds []Seed, m *disk.Manifest, first 
 			if err := errors.Join(err, hashErr); err != nil {
 				return nil, &manifestError{err}
 			}
-			if seed.has(n, want, buf[:m.ChunkLength(n)]) {
+			if hash, err := seed.Manifest.Hash(n); err == nil && hash == want {
 				local[n] = uint8(i + 1)
 			}
 		}
 	}
 	return local, nil
-}
-
-// has reports whether the seed has a chunk with the hash want as its chunk n. buf has the length of the
-// chunk.
-func (s Seed) has(n int64, want disk.ChunkHash, buf []byte) bool {
-	hash, err := s.Manifest.Hash(n)
-	switch {
-	case err != nil:
-		return false
-	case want.SameAlgorithm(hash):
-		return want == hash
-	}
-	_, err = s.Reader.ReadAt(buf, n*disk.ChunkSize)
-	return (err == nil || errors.Is(err, io.EOF)) && want.Matches(buf)
 }
 
 // putLocal appends chunk n from its seed. It returns false if the seed does not have the chunk after all:

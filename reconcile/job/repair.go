@@ -39,7 +39,7 @@ func (j Job) verify(ctx context.Context, id disk.ID) error {
 			j.Progress.Done.Add(n)
 			_ = pace.WaitN(ctx, int(n)) // fails only when ctx ends, and then Verify fails too
 		})
-	if disk.IsMediaError(err) && j.Disk.Stat(id).State == disk.Ready {
+	if disk.IsMediaError(err) && id == j.Image.ID && j.Disk.Stat(id).State == disk.Ready {
 		return j.rewriteUnreadable(ctx, id, err)
 	}
 	return err

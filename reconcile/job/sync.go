@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +57,7 @@ func (j Job) openSeeds() (seeds []peer.Seed, done func()) {
 			r.Close()
 			continue
 		}
-		seeds = append(seeds, peer.Seed{Reader: r, Manifest: m, Damaged: s.Damaged})
+		seeds = append(seeds, peer.Seed{Reader: r, Manifest: m, Damaged: sync.OnceFunc(s.Damaged)})
 	}
 	return seeds, func() {
 		for _, s := range seeds {
