@@ -81,10 +81,11 @@ type transfer struct {
 	pull      *Pull
 	openRange func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
 	// appendFrom appends chunk n from a seed; disk.ErrDamaged: the seed does not have it.
-	appendFrom func(seed *disk.Reader, n int64) error
-	progress   *fetch.Progress
-	limiter    *rate.Limiter
-	window     *window
+	appendFrom   func(seed *disk.Reader, n int64) error
+	damagedSeeds [MaxSeeds]bool
+	progress     *fetch.Progress
+	limiter      *rate.Limiter
+	window       *window
 
 	peerActivity activityClock // time of the last byte from any peer
 	peerBusy     activityClock // time of the last 429 from any peer

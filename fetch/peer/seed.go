@@ -12,7 +12,7 @@ import (
 type Seed struct {
 	Reader   *disk.Reader
 	Manifest *disk.Manifest // of the same copy
-	// Damaged is called if the copy does not have the bytes of its manifest. It must not block.
+	// Damaged is called once if the copy does not have the bytes of its manifest. It must not block.
 	Damaged func()
 }
 
@@ -60,10 +60,14 @@ func findLocalChunks(ctx context.Context, seeds []Seed, m *disk.Manifest, first 
 // putLocal appends chunk n from its seed. It returns false if the seed does not have the chunk after all:
 // then a lane requests it.
 func (t *transfer) putLocal(n int64) (bool, error) {
-	seed := t.pull.Seeds[t.window.local[n]-1]
+	i := t.window.local[n] - 1
+	seed := t.pull.Seeds[i]
 	err := t.appendFrom(seed.Reader, n)
 	if errors.Is(err, disk.ErrDamaged) {
-		seed.Damaged()
+		if !t.damagedSeeds[i] {
+			seed.Damaged()
+		}
+		t.damagedSeeds[i] = true
 		t.window.endLocal(n, true)
 		return false, nil
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +56,7 @@ func (j Job) openSeeds() (seeds []peer.Seed, done func()) {
 			r.Close()
 			continue
 		}
-		seeds = append(seeds, peer.Seed{Reader: r, Manifest: m, Damaged: sync.OnceFunc(s.Damaged)})
+		seeds = append(seeds, peer.Seed{Reader: r, Manifest: m, Damaged: s.Damaged})
 	}
 	return seeds, func() {
 		for _, s := range seeds {

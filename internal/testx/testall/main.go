@@ -74,7 +74,7 @@ var sequential = []string{
 // raced has the packages that "make test" runs with the race detector, too: their goroutines share the most
 // data, and they do not import CUE. To compile CUE for the detector and to run all packages takes longer than
 // all other tests.
-var raced = []string{"fetch/auth", "fetch/peer", "fetch/upload"}
+var raced = []string{"fetch/auth", "fetch/upload"}
 
 // withDetector returns the packages that match patterns and run with the race detector: all concurrent ones,
 // or only those of raced.
