@@ -119,6 +119,11 @@ func TestPartialFileIsHashedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
+		stopped, stop := context.WithCancel(t.Context())
+		stop()
+		if same, err := p.Matches(stopped, m); received >= ChunkSize && (err == nil || same || p.ChunkAlgorithm() != NewChunks) {
+			t.Fatalf("stopped after %d bytes: matches %v with algorithm %d, error %v", received, same, p.ChunkAlgorithm(), err)
+		}
 		if same, err := p.Matches(t.Context(), m); err != nil || !same || p.ChunkAlgorithm() != otherAlgorithm() {
 			t.Fatalf("after %d bytes: matches %v with algorithm %d, error %v", received, same, p.ChunkAlgorithm(), err)
 		}

@@ -214,7 +214,8 @@ type SelectedChunk struct {
 	Hash     ChunkHash
 }
 
-// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from r, and no more. Each chunk that is not all zero has the same probability; if
+// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from
+// r, and at most 16 bytes more. Each chunk that is not all zero has the same probability; if
 // there is none, each chunk has. Who does not know the secret cannot predict the selection.
 func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) {
 	if size <= 0 {

@@ -188,7 +188,7 @@ func (p *Part) Written() int64 { return p.writer.written.Load() }
 // The chunk manifest of the image will have hashes of NewChunks.
 func (p *Part) Begin(source PartSource) error { return p.begin(source, NewChunks) }
 
-// BeginManifest is Begin for an image with the manifest m: hashes of the same algorithm are the same.
+// BeginManifest is Begin for the image that m describes: its hashes will have the algorithm of m.
 func (p *Part) BeginManifest(source PartSource, m *Manifest) error {
 	return p.begin(source, m.algorithm)
 }
@@ -229,7 +229,8 @@ func (p *Part) ChunkAlgorithm() ChunkAlgorithm { return p.writer.journal.algorit
 
 // Matches reports whether all whole chunks of the partial file equal the first chunks of m. If so,
 // the caller calls Continue and appends the chunk at Offset. Otherwise it must call BeginManifest. If m
-// has another algorithm than the partial file, Matches reads the chunks back and hashes them again.
+// has another algorithm than the partial file, Matches reads the chunks back, and changes the journal only if
+// they match.
 func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 	size := p.Source().Size
 	if p.offset > m.size || size >= 0 && size != m.size {
@@ -249,9 +250,7 @@ func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 		return false, err
 	}
 	if p.ChunkAlgorithm() != m.algorithm {
-		if err := p.writer.rehash(ctx, m.algorithm, whole); err != nil {
-			return false, err
-		}
+		return p.writer.adoptHashes(ctx, m, whole)
 	}
 	if whole == 0 {
 		return true, nil
@@ -322,8 +321,8 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
 // AppendChunk appends buf[:length] as the next chunk. The caller must have compared its hash;
-// AppendChunk does not compute it, unless the hash is of another algorithm than ChunkAlgorithm. Only the last chunk of an image may be shorter than ChunkSize, and
-// there must be no incomplete chunk of ReadFrom.
+// AppendChunk does not compute it, unless the hash is of another algorithm than ChunkAlgorithm. Only the
+// last chunk of an image may be shorter than ChunkSize, and there must be no incomplete chunk of ReadFrom.
 //
 // AppendChunk keeps buf and returns another buffer, even with an error. buf must be from
 // NewChunkBuffer or AppendChunk. The errors are those of ReadFrom.
@@ -558,29 +557,38 @@ func (w *partWriter) writeHash(c *chunk) error {
 	return w.journal.set(c.n, hash)
 }
 
-// rehash replaces the hashes of the first size bytes of the file by those of another algorithm. After a
-// crash in the middle, a resume keeps the chunks that have a new hash.
-func (w *partWriter) rehash(ctx context.Context, algorithm ChunkAlgorithm, size int64) error {
-	if err := w.journal.reset(algorithm); err != nil {
-		return err
-	}
-	w.manifest = NewManifestHash(algorithm)
+// adoptHashes reads the first size bytes of the file back, and reports whether they match m. If so, it
+// replaces the hashes in the journal by those of m, which are of another algorithm.
+func (w *partWriter) adoptHashes(ctx context.Context, m *Manifest, size int64) (bool, error) {
 	r := &chunkReader{f: w.file, direct: w.direct, size: size, holes: extents{f: w.file}}
 	c := &chunk{buf: NewChunkBuffer()}
 	for at := int64(0); at < size; at += ChunkSize {
 		if err := ctx.Err(); err != nil {
-			return err
+			return false, err
 		}
-		if err := r.read(c, at); err != nil {
-			return err
+		want, err := m.Hash(at / ChunkSize)
+		if err == nil {
+			err = r.read(c, at)
 		}
-		hash := algorithm.Hash(c.data)
-		w.manifest.add(hash)
-		if err := w.journal.set(c.n, hash); err != nil {
-			return err
+		if err != nil || !want.Matches(c.data) {
+			return false, err
 		}
 	}
-	return nil
+	if err := w.journal.reset(m.algorithm); err != nil {
+		return false, err
+	}
+	w.manifest = NewManifestHash(m.algorithm)
+	for n := int64(0); n*ChunkSize < size; n++ {
+		hash, err := m.Hash(n)
+		if err == nil {
+			err = w.journal.set(n, hash)
+		}
+		if err != nil {
+			return false, err
+		}
+		w.manifest.add(hash)
+	}
+	return true, nil
 }
 
 // writeChunk writes a chunk. For a chunk of zeros it extends the file instead, which creates a hole.

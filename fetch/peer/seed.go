@@ -19,8 +19,8 @@ type Seed struct {
 // MaxSeeds limits the seeds of a pull.
 const MaxSeeds = 4
 
-// localChunks are the chunks with data that a pull reads from its seeds: for each chunk of the image, 1 + the index
-// of the seed, or 0. It is empty without a seed.
+// localChunks are the chunks with data that a pull reads from its seeds: for each chunk of the image, 1 +
+// the index of the seed, or 0. It may be shorter than the image.
 type localChunks []uint8
 
 // has reports whether a seed has chunk n.
