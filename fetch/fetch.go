@@ -37,6 +37,11 @@ type Request struct {
 	Mirrors       []string // alternative addresses of the same file, tried in order
 	SkipAddresses int      // how many of URL and Mirrors to skip; one must remain
 
+	// Index is the address of a casync index of the unpacked image, and Store that of a chunk store with
+	// its chunks; empty: none. Their rules and credentials are those of URL. Index requires Digest, and
+	// Store requires Index.
+	Index, Store string
+
 	Credentials string // name of a folder below SecretsDir; empty: none
 	ChecksumURL string // address of a SHA256SUMS or SHA512SUMS file, or of a file with one checksum
 

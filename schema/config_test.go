@@ -83,6 +83,7 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 	}
 	m := c.Images["downloaded"]
 	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (DiskRef{"node2", "a"}) || m.Format != disk.Raw ||
+		m.KeepGenerations != 2 || m.Source.Download.Index != "https://example.com/image.raw.caibx" || m.Source.Download.Store != "s3://bucket/default.castr" ||
 		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != disk.SHA256 {
 		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)
 	}
@@ -115,12 +116,15 @@ func TestDigestDoesNotDependOnFiles(t *testing.T) {
 		t.Error("the same configuration in other files has another digest")
 	}
 	for name, text := range map[string]string{
-		"an image":   "images: {a1: {source: {upload: {}}}}",
-		"a setting":  "settings: {minNumberOfCopies: 2}",
-		"a source":   "images: {a1: {source: {download: {url: \"https://example.com\"}}}}",
-		"a mirror":   "images: {a1: {source: {download: {url: \"https://example.com\", mirrors: [\"https://m.example.com\"]}}}}",
-		"a node":     "nodes: {n1: {}}",
-		"a node tag": "nodes: {n1: {tags: [x]}}",
+		"an image":    "images: {a1: {source: {upload: {}}}}",
+		"a setting":   "settings: {minNumberOfCopies: 2}",
+		"a source":    "images: {a1: {source: {download: {url: \"https://example.com\"}}}}",
+		"a mirror":    "images: {a1: {source: {download: {url: \"https://example.com\", mirrors: [\"https://m.example.com\"]}}}}",
+		"an index":    "images: {a1: {source: {download: {url: \"https://example.com\", index: \"https://example.com/i\"}}, checksum: \"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\"}}",
+		"a store":     "images: {a1: {source: {download: {url: \"https://example.com\", index: \"https://example.com/i\", store: \"s3://bucket/castr\"}}, checksum: \"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\"}}",
+		"generations": "images: {a1: {source: {upload: {}}, keepGenerations: 1}}",
+		"a node":      "nodes: {n1: {}}",
+		"a node tag":  "nodes: {n1: {tags: [x]}}",
 	} {
 		if d := of(configdir.File{Path: "a.yaml", Data: []byte(text)}); d == one {
 			t.Errorf("%s does not change the digest", name)

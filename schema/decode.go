@@ -46,6 +46,7 @@ type (
 		Source                            rawSource
 		Checksum, UUID, Format            string
 		MinNumberOfCopies, BandwidthLimit any
+		KeepGenerations                   any
 		NodeSelector, DiskSelector, Disks []string
 		Backup                            *rawBackup
 		Suspend                           *rawSuspend
@@ -71,6 +72,7 @@ type (
 	rawDownload struct {
 		URL            string
 		Mirrors        []string
+		Index, Store   string
 		Credentials    string
 		ChecksumURL    string
 		PackedChecksum string
@@ -82,6 +84,7 @@ type (
 // decoder converts a valid value of the schema to the types of this package, and
 // collects the problems that a schema cannot find.
 type decoder struct {
+	value  *document.Value // the definition
 	result checked
 }
 
@@ -103,7 +106,7 @@ func newRaw(s section) any {
 
 // decode converts a raw value, which a pointer refers to.
 func decode(t task, raw any) checked {
-	var d decoder
+	d := decoder{value: t.value}
 	switch raw := raw.(type) {
 	case *rawSettings:
 		d.result.settings = d.settings(*raw)
@@ -216,6 +219,8 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 		m.Copies, err = count(raw.MinNumberOfCopies)
 		d.reportError(err, "minNumberOfCopies")
 	}
+	m.KeepGenerations, err = count(raw.KeepGenerations)
+	d.reportError(err, "keepGenerations")
 	m.Disks = []DiskRef{}
 	for _, text := range sorted(raw.Disks) {
 		ref, err := ParseDiskRef(text)
@@ -315,7 +320,7 @@ func (d *decoder) download(raw *rawDownload) *Download {
 	at := document.Path{"source", "download"}
 	w := &Download{
 		URL: strings.TrimSpace(raw.URL), Credentials: raw.Credentials, Mirrors: []string{},
-		ChecksumURL: strings.TrimSpace(raw.ChecksumURL),
+		ChecksumURL: strings.TrimSpace(raw.ChecksumURL), Index: strings.TrimSpace(raw.Index), Store: strings.TrimSpace(raw.Store),
 	}
 	d.url(w.URL, at.With("url"))
 	for i, m := range raw.Mirrors {
@@ -325,6 +330,7 @@ func (d *decoder) download(raw *rawDownload) *Download {
 	if w.ChecksumURL != "" {
 		d.url(w.ChecksumURL, at.With("checksumURL"))
 	}
+	d.delta(w, at)
 	w.Unpack = d.unpack(raw.Unpack, w)
 	w.PackedChecksum = d.digest(raw.PackedChecksum, at.With("packedChecksum")...)
 	if w.Unpack == UnpackNone && !w.PackedChecksum.IsZero() {
@@ -334,6 +340,30 @@ func (d *decoder) download(raw *rawDownload) *Download {
 	w.MaxSize, err = quantity(raw.MaxSize)
 	d.reportError(err, at.With("maxSize")...)
 	return w
+}
+
+// delta checks the addresses of an index and of a chunk store. An index is not evidence for the bytes
+// of an image, so that it must not be the only thing that a file of several origins is compared with.
+func (d *decoder) delta(w *Download, at document.Path) {
+	if w.Index != "" {
+		d.url(w.Index, at.With("index"))
+		if d.lacks(document.Path{"checksum"}) {
+			d.report(at.With("index"), "needs checksum", "declare the checksum of the unpacked file: an index does not prove which bytes are right")
+		}
+	}
+	if w.Store != "" {
+		d.url(w.Store, at.With("store"))
+		if d.lacks(at.With("index")) {
+			d.report(at.With("store"), "needs index", "set the address of the index whose chunks the store has")
+		}
+	}
+}
+
+// lacks reports whether the definition has no value at a path. A value with a mistake, which the
+// decoded value lacks, is reported already.
+func (d *decoder) lacks(at document.Path) bool {
+	v, _ := d.value.Find(at, document.Position{})
+	return v == nil || v.Kind == document.Text && strings.TrimSpace(v.Text) == ""
 }
 
 // unpack resolves "auto" by the extension in the address. Mirrors have the same bytes,

@@ -20,14 +20,17 @@ type Image struct {
 	Format       disk.Format `json:"format,omitempty"`  // "": none is declared
 	// Copies is at least 1 and has the settings' default applied. AllDisks means
 	// one copy on every disk that matches; Copies is 1 then.
-	Copies         int         `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
-	AllDisks       bool        `json:"-"`
-	NodeSelector   []string    `json:"nodeSelector"`      // sorted, without duplicates
-	DiskSelector   []string    `json:"diskSelector"`      // sorted, without duplicates
-	Disks          []DiskRef   `json:"-"`                 // MarshalJSON encodes them
-	BandwidthLimit int64       `json:"bandwidthLimit"`    // bytes per second; 0: no limit
-	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
-	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
+	Copies         int       `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
+	AllDisks       bool      `json:"-"`
+	NodeSelector   []string  `json:"nodeSelector"`   // sorted, without duplicates
+	DiskSelector   []string  `json:"diskSelector"`   // sorted, without duplicates
+	Disks          []DiskRef `json:"-"`              // MarshalJSON encodes them
+	BandwidthLimit int64     `json:"bandwidthLimit"` // bytes per second; 0: no limit
+	// KeepGenerations is how many older ready generations each disk keeps. It is not encoded if it
+	// is 0, so that the config digest is that of versions without the field.
+	KeepGenerations int         `json:"keepGenerations,omitempty"`
+	Backup          *Backup     `json:"backup,omitempty"`  // nil: none
+	Suspend         *Suspension `json:"suspend,omitempty"` // nil: none
 	// ChecksumIgnored is true if a checksum is declared for a clone that this program
 	// encrypts. Each encryption produces different bytes, so a checksum cannot match.
 	// Checksum is then zero, as in Longhorn.
@@ -130,6 +133,8 @@ const (
 type Download struct {
 	URL            string      `json:"url"`
 	Mirrors        []string    `json:"mirrors"`               // in the order in which they are tried
+	Index          string      `json:"index,omitempty"`       // of a casync index of the unpacked file, or ""; only with Image.Checksum
+	Store          string      `json:"store,omitempty"`       // of a chunk store, or ""; only with Index
 	Credentials    string      `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
 	ChecksumURL    string      `json:"checksumURL,omitempty"` // of a list of checksums, or ""
 	PackedChecksum disk.Digest `json:"packedChecksum,omitzero"`

@@ -28,7 +28,7 @@ func (j Job) download(ctx context.Context, id disk.ID) error {
 func (j Job) request() fetch.Request {
 	d := j.Image.Source.Download
 	return fetch.Request{
-		URL: d.URL, Mirrors: d.Mirrors, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
+		URL: d.URL, Mirrors: d.Mirrors, Index: d.Index, Store: d.Store, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
 		Digest: j.Image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
 		MaxSize: d.MaxSize, BandwidthLimit: j.Image.BandwidthLimit,
 	}

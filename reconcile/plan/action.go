@@ -71,7 +71,7 @@ func WithoutPolicy(image schema.Image) schema.Image {
 	image.Copies, image.AllDisks, image.Disks = 0, false, nil
 	image.NodeSelector, image.DiskSelector = nil, nil
 	image.UUIDDeclared, image.Pos, image.Declaration = false, document.Position{}, disk.Declaration{}
-	image.Backup, image.Suspend = nil, nil
+	image.Backup, image.Suspend, image.KeepGenerations = nil, nil, 0
 	return image
 }
 
