@@ -224,7 +224,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	v.Rounds = l.rounds
 	l.requested.addTo(&v.Desired, l.reconciler.clock.now().Steady)
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)
-	l.requested.dropObsolete(v.Observed, v.Plan)
+	l.requested.dropObsolete(v.Desired, v.Observed, v.Plan)
 	l.health.update(v.Desired, v.Observed)
 	l.view.Store(v)
 	next := l.options.Interval

@@ -115,10 +115,11 @@ func (r *requested) jobsEnded(jobs []endedJob) {
 }
 
 // dropObsolete drops the requests that a round has shown to be obsolete.
-func (r *requested) dropObsolete(o plan.Observed, p plan.Plan) {
+func (r *requested) dropObsolete(d plan.Desired, o plan.Observed, p plan.Plan) {
 	maps.DeleteFunc(r.verify, func(key plan.CopyRef, _ bool) bool {
 		_, ready := o.Disks[key.Disk].Ready(key.ID)
-		return !ready && !o.Running[key]
+		_, declared := d.Config.Images[key.ID.Name] // no orphan is verified
+		return !(ready && declared) && !o.Running[key]
 	})
 	deleted := map[plan.CopyRef]bool{}
 	for _, a := range p.Actions {

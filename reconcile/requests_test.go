@@ -3,6 +3,7 @@ package reconcile
 import (
 	"errors"
 	"log/slog"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -64,12 +65,47 @@ func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
 		r := newRequested()
 		r.cleanups[key] = cleanupRequest{expires: time.Now().Add(time.Hour)}
 		for _, p := range tt.rounds {
-			r.dropObsolete(seen, p)
+			r.dropObsolete(plan.Desired{}, seen, p)
 		}
 		d := plan.Desired{}
 		r.addTo(&d, time.Now())
 		if d.Cleanup[key] != tt.want {
 			t.Errorf("%s: the request is in force: %t, want %t", tt.name, d.Cleanup[key], tt.want)
+		}
+	}
+}
+
+// A copy of an image that is not declared any more is never verified. If the image is declared again,
+// its copy must not be read because of a request from before.
+func TestVerificationIsDroppedWithTheDeclaration(t *testing.T) {
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	older := plan.CopyRef{Disk: key.Disk, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
+	seen := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{
+		key.ID: {Copy: disk.Copy{ID: key.ID, State: disk.Ready}}, older.ID: {Copy: disk.Copy{ID: older.ID, State: disk.Ready}},
+	}}}}
+	declared := plan.Desired{Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: key.ID}}}}
+	running := seen
+	running.Running = map[plan.CopyRef]bool{older: true}
+	r := newRequested()
+	r.verify[key], r.verify[older] = true, true
+	for _, step := range []struct {
+		name string
+		d    plan.Desired
+		o    plan.Observed
+		want []plan.CopyRef
+	}{
+		{"declared", declared, seen, []plan.CopyRef{key, older}},
+		{"removed while one is verified", plan.Desired{}, running, []plan.CopyRef{older}},
+		{"removed", plan.Desired{}, seen, nil},
+		{"declared again", declared, seen, nil},
+	} {
+		r.dropObsolete(step.d, step.o, plan.Plan{})
+		want := map[plan.CopyRef]bool{}
+		for _, ref := range step.want {
+			want[ref] = true
+		}
+		if !maps.Equal(r.verify, want) {
+			t.Errorf("%s: the requests are %v, want %v", step.name, r.verify, want)
 		}
 	}
 }

@@ -25,7 +25,7 @@ type readyCount struct {
 
 // planSurplus returns the actions for the surplus copies of the image on this node. A file that
 // is deleted, or kept until a known time, needs no inspection: planSurplus removes it from
-// inspections.
+// inspections. If a requested clean-up is rejected, the plan says why, also beside another action on the copy.
 func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Action {
 	p := surplusPlanner{ix: image.ix, state: image.state, placement: image.placement}
 	surplus := p.copies()
@@ -36,13 +36,20 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 	p.count = countReady(p.state)
 	for _, ref := range surplus {
 		a := p.planSurplusCopy(ref)
+		rejected := p.ix.desired.Cleanup[ref] && a.Idle()
 		if inspection, inspected := inspections[ref.Disk]; inspected && ref.ID == p.state.image.ID {
 			if !p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.desired.Verify[ref] || a.Idle() && a.Until.IsZero() || needsManifest(image, inspection, a) {
+				if rejected {
+					actions = append(actions, a)
+				}
 				continue
 			}
 			delete(inspections, ref.Disk)
 		}
 		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.desired.Verify[ref] && c.State == disk.Ready && a.Idle() {
+			if rejected {
+				actions = append(actions, a)
+			}
 			a = p.ix.attempt(Verify, ref, Suspected, c.Size)
 		}
 		actions = append(actions, a)
