@@ -28,6 +28,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -52,7 +53,8 @@ type sourceCase struct {
 	run func(a *attempt) string
 	// One of stride operations is interrupted; 0 stands for 5. All sources have most operations in
 	// common, and start at different ones: together they interrupt nearly all.
-	stride int
+	stride   int
+	programs []string // which the source executes
 }
 
 var sourceCases = []sourceCase{
@@ -63,7 +65,7 @@ var sourceCases = []sourceCase{
 	{name: "export", source: func(s *sourceFixture) string { return fmt.Sprintf("exportFromVolume: {path: %q}", s.file) }},
 	{name: "clone", needsBase: true, source: func(*sourceFixture) string { return "clone: {backingImage: base}" }},
 	{
-		name: "encrypt and decrypt", stride: 20, needsBase: true,
+		name: "encrypt and decrypt", stride: 20, needsBase: true, programs: []string{"cryptsetup"},
 		source: func(*sourceFixture) string {
 			return "clone: {backingImage: base, encryption: encrypt, secret: vault}"
 		},
@@ -286,6 +288,7 @@ func (s *sourceFixture) converge(d plan.Desired) string {
 // prepare returns a volume with the images that the case needs.
 func (s *sourceFixture) prepare(t *testing.T, c sourceCase, before schema.Result) *faultfs.Volume {
 	t.Helper()
+	need.Programs(t, c.programs...)
 	v := s.fs.NewVolume()
 	if _, err := disk.Init(v.Path()); err != nil {
 		t.Fatal(err)
