@@ -2,6 +2,8 @@ package api
 
 import (
 	"bufio"
+	"bytes"
+	"crypto/tls"
 	"io"
 	"path/filepath"
 	"strings"
@@ -160,6 +162,48 @@ func TestRequestBodiesAreNotAllowed(t *testing.T) {
 		if sent > 64<<20 {
 			t.Fatalf("the server reads %d bytes of a body", sent)
 		}
+	}
+}
+
+// HTTP/2 has limits of its own for streams, headers and windows, so no daemon speaks it: not with prior
+// knowledge, not after an upgrade, and not after a negotiation by TLS.
+func TestHTTP2IsNotSpoken(t *testing.T) {
+	for name, a := range map[string]*auth.Authorizer{
+		"local": localAuthorizer(t),
+		"TLS":   newAuthorizer(t, "", writeCertificates(t)),
+	} {
+		d := startDaemon(t, a)
+		// The frame is empty settings, which a client sends after its preface.
+		conn := d.connect()
+		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(conn) // an HTTP/2 server would keep the connection
+		if !bytes.HasPrefix(answer, []byte("HTTP/1.1 4")) && !bytes.HasPrefix(answer, []byte("HTTP/1.1 505 ")) {
+			t.Errorf("%s: prior knowledge: %.60q, error %v", name, answer, err)
+		}
+		status, _ := d.send("GET /healthz HTTP/1.1", "Host: localhost", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+		if status != 200 {
+			t.Errorf("%s: the response to an upgrade is %d, want the 200 of HTTP/1.1", name, status)
+		}
+	}
+	d := startDaemon(t, newAuthorizer(t, "", writeCertificates(t)))
+	for want, offer := range map[string][]string{"http/1.1": {"h2", "http/1.1"}, "": {"h2"}} {
+		conn, err := tls.Dial("tcp", d.address, &tls.Config{InsecureSkipVerify: true, NextProtos: offer})
+		if want == "" {
+			if err == nil {
+				t.Errorf("%v was accepted as %q", offer, conn.ConnectionState().NegotiatedProtocol)
+				conn.Close()
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := conn.ConnectionState().NegotiatedProtocol; got != want {
+			t.Errorf("%v is negotiated as %q, want %q", offer, got, want)
+		}
+		conn.Close()
 	}
 }
 
