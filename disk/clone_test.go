@@ -21,8 +21,9 @@ func xfs(t *testing.T) string {
 	return mountNew(t, 320<<20, "xfs", "mkfs.xfs", "-q", "-m", "reflink=1")
 }
 
-// mountNew makes a file system with the command mkfs, and mounts it until the test ends.
-func mountNew(t *testing.T, size int64, fstype string, mkfs ...string) string {
+// mountNew makes a file system with the command mkfs in the file "image" beside the folder that it returns,
+// and mounts it there until the test ends.
+func mountNew(t testing.TB, size int64, fstype string, mkfs ...string) string {
 	t.Helper()
 	need.Root(t, "mount a file system")
 	need.Device(t, "/dev/loop-control", "mount a file system")
@@ -45,7 +46,7 @@ func mountNew(t *testing.T, size int64, fstype string, mkfs ...string) string {
 	return at
 }
 
-func diskAt(t *testing.T, dir string) *Disk {
+func diskAt(t testing.TB, dir string) *Disk {
 	t.Helper()
 	_, err := Init(dir)
 	if err != nil {
@@ -118,7 +119,7 @@ func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 	return c
 }
 
-func free(t *testing.T, d *Disk) int64 {
+func free(t testing.TB, d *Disk) int64 {
 	t.Helper()
 	dir, err := os.Open(d.path)
 	if err != nil {

@@ -24,7 +24,7 @@
 //	record.go cfg.go              the two small files that describe a copy
 //	copies.go                     Copy: the observed state of one copy; Stat, List
 //	part.go                       partial file: append and resume
-//	clone.go commit.go            fill it from another copy; turn it into the image
+//	clone.go share.go commit.go   fill it from another copy, share blocks; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
 //	users.go                      which images are in use
@@ -44,6 +44,8 @@
 //	ReadFrom     hash each byte once and write it once; zeros stay holes; the hash of every
 //	             chunk goes to the journal
 //	AppendChunk  like ReadFrom, for a chunk from a peer: its hash is in the manifest of the peer
+//	AppendFrom   the same for a chunk of another image on this disk: where the file system can, it
+//	             shares the blocks, and hashes what the disk returns for the partial file
 //	Commit       check digest and format -> set the mode, sync the file and its journal
 //	             -> write the digest to the record -> rename the file to backing, sync the folder
 //	             -> rename the journal to backing.chunks -> write backing.cfg

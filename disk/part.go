@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -349,23 +350,6 @@ func (p *Part) AppendZeros(length int64) error {
 	return p.flush()
 }
 
-// AppendFrom appends the next chunk from the same place in another image, under the conditions of
-// AppendChunk. ErrDamaged: the other image does not have a chunk with this hash there, or it cannot be
-// read. Then nothing was appended.
-func (p *Part) AppendFrom(r *Reader, length int64, hash ChunkHash) error {
-	c, err := p.next(length)
-	if err != nil {
-		return err
-	}
-	_, err = r.ReadAt(c.buf[:length], c.n*ChunkSize)
-	if err != nil && !errors.Is(err, io.EOF) || !hash.Matches(c.buf[:length]) {
-		p.offset = c.n * ChunkSize
-		return errors.Join(fmt.Errorf("append chunk: chunk %d of the other image %w", c.n, ErrDamaged), err)
-	}
-	c.data, c.hash = c.buf[:length], hash
-	return p.flush()
-}
-
 // next makes an empty chunk the current one. The caller fills all length bytes of it.
 func (p *Part) next(length int64) (*chunk, error) {
 	size := p.Source().Size
@@ -485,7 +469,11 @@ type partWriter struct {
 
 	manifest ManifestHash // of all chunks
 	written  atomic.Int64 // bytes of chunks that are not all zero
-	unsynced int64        // written since the last sync
+	unsynced int64        // written or shared since the last sync
+
+	shareAlign int64            // of offsets in images whose blocks the file can share; 0: it cannot share any
+	unshared   map[*Reader]bool // an attempt to share blocks of this image failed
+	resizing   sync.Mutex       // while the file is truncated or shares blocks: both depend on its size
 }
 
 func (w *partWriter) open() (err error) {
@@ -496,6 +484,9 @@ func (w *partWriter) open() (err error) {
 	w.file, w.direct, err = openDirect(root, w.folder.file(partFile), os.O_RDWR|os.O_CREATE)
 	if err != nil {
 		return err
+	}
+	if w.direct {
+		w.shareAlign = shareAlign(w.file)
 	}
 	if err = makePrivate(w.file); err == nil {
 		w.journal, err = openChunks(root, w.folder.file(partChunksFile))
@@ -591,30 +582,44 @@ func (w *partWriter) adoptHashes(ctx context.Context, m *Manifest, size int64) (
 	return true, nil
 }
 
-// writeChunk writes a chunk. For a chunk of zeros it extends the file instead, which creates a hole.
-// A goroutine of the pipeline calls it.
+// writeChunk writes a chunk, unless its bytes are already in the file. For a chunk of zeros it extends the
+// file instead, which creates a hole. A goroutine of the pipeline calls it.
 func (w *partWriter) writeChunk(c *chunk) error {
 	switch {
-	case c.saved, c.inPlace:
+	case c.saved:
 		return nil
+	case c.inPlace: // shared blocks also need metadata, so they count below
 	case c.zero:
-		return w.file.Truncate(c.n*ChunkSize + int64(len(c.data)))
-	}
-	// Direct I/O writes whole blocks; finish truncates the file to its size.
-	padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
-	clear(c.buf[len(c.data):padded])
-	if _, err := w.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
-		return fmt.Errorf("write %s: %w", partFile, w.wrapNoSpace(noSpace(err)))
+		return w.extend(c.n*ChunkSize + int64(len(c.data)))
+	default:
+		// Direct I/O writes whole blocks; finish truncates the file to its size.
+		padded := (len(c.data) + directAlign - 1) &^ (directAlign - 1)
+		clear(c.buf[len(c.data):padded])
+		if _, err := w.file.WriteAt(c.buf[:padded], c.n*ChunkSize); err != nil {
+			return fmt.Errorf("write %s: %w", partFile, w.wrapNoSpace(noSpace(err)))
+		}
 	}
 	if err := w.checkSpace(SpaceBeside(c.n * ChunkSize)); err != nil {
 		return w.wrapNoSpace(err)
 	}
-	w.unsynced += int64(padded)
+	w.unsynced += int64(len(c.data))
 	if w.unsynced < syncEvery && (w.direct || w.unsynced < maxCached) {
 		return nil
 	}
 	w.unsynced = 0
 	return errors.Join(w.sync(), w.journal.f.Sync())
+}
+
+// extend makes the file at least size bytes long. It is not shortened, because a later chunk may already be
+// shared.
+func (w *partWriter) extend(size int64) error {
+	w.resizing.Lock()
+	defer w.resizing.Unlock()
+	info, err := w.file.Stat()
+	if err != nil || info.Size() >= size {
+		return err
+	}
+	return w.file.Truncate(size)
 }
 
 // maxUnusable limits the free space that a full file system is expected to report although it cannot be

@@ -186,7 +186,7 @@ func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 	t.appendFrom = func(seed *disk.Reader, n int64) error {
 		hash, err := m.Hash(n)
 		if err == nil {
-			err = part.AppendFrom(seed, m.ChunkLength(n), hash)
+			err = part.AppendFrom(seed, n*disk.ChunkSize, m.ChunkLength(n), hash)
 		}
 		t.progress.Done.Store(part.Offset())
 		return err
