@@ -219,12 +219,12 @@ func (c *cluster) lackingImage() string {
 	return ""
 }
 
-// requiredReady returns how many ready copies an image must have, and how many it has. A copy on a skewed
-// node counts. A compromised node may claim to have its copies, or to be about to create them, so that nobody
-// creates these elsewhere. On a disk that takes no new copies, only a claim to have a file does that. But an image
-// of which it claims no ready copy must get one, unless a disk whose eviction is requested has one: then the
-// eviction waits for the claimed copy. If only first copies are created, one ready copy that it claims suffices,
-// as that of a silent node does.
+// requiredReady returns how many ready copies an image must have, and how many it has. A copy on a skewed node
+// counts. A compromised node may claim to have its copies, or to be about to create them, so that nobody creates
+// these elsewhere. On a disk that takes no new copies, only a claim to have a file does that. Such a place can be
+// that of a failed disk: see failedLast. But an image of which it claims no ready copy must get one, unless a
+// disk whose eviction is requested has one: then the eviction waits for the claimed copy. If only first copies
+// are created, one ready copy that it claims suffices, as that of a silent node does.
 func (c *cluster) requiredReady(config schema.Config, image schema.Image) (required, have int) {
 	ranked := c.rankedDisks(c.latest(), image)
 	copies, _ := copyCounts(image, len(ranked))
@@ -238,7 +238,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 		}
 	}
 	places, usable := 0, false // places are the desired disks so far
-	for _, ref := range ranked {
+	for _, ref := range c.failedLast(config, ranked, image.ID) {
 		m, s := c.nodes[ref.Node], c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID})
 		accepts := config.Nodes[ref.Node].AllowScheduling && config.Nodes[ref.Node].Disks[ref.Disk].AllowScheduling
 		switch {
@@ -258,6 +258,23 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 		required = max(required, 1)
 	}
 	return required, have
+}
+
+// failedLast returns the disks in the order in which they get a copy: a disk whose own node has seen it fail for
+// the recovery interval comes after all others. Another disk has its place then, so that nothing is tried on it
+// again, also if it could be written by now.
+func (c *cluster) failedLast(config schema.Config, ranked []schema.DiskRef, id disk.ID) []schema.DiskRef {
+	var sound, failed []schema.DiskRef
+	for _, ref := range ranked {
+		key, o := plan.CopyRef{Disk: ref, ID: id}, c.nodes[ref.Node].observed
+		f := o.Failures[key]
+		if f.Attempts > 0 && f.Fault == plan.FaultDisk && o.Now.Sub(f.Since) >= config.Settings.RecoveryWaitInterval && !c.copyAt(key).Ready() {
+			failed = append(failed, ref)
+		} else {
+			sound = append(sound, ref)
+		}
+	}
+	return append(sound, failed...)
 }
 
 // isReadyOnEvicted reports whether a node that can be relied on has a ready copy on a disk whose eviction is

@@ -108,3 +108,34 @@ func TestNoSecondCopyIsExpectedWhereOnlyFirstCopiesAreCreated(t *testing.T) {
 		t.Errorf("%s is expected; %s is ready: %v", c.lackingImage(), m.ID, c.isReadyAnywhere(m.ID))
 	}
 }
+
+// The second disk of an image has failed for the recovery interval, so that the next disk gets the copy. It belongs
+// to a compromised node, which never creates the copy. That is within H3: the image is ready, and the compromised
+// node could as well claim to have the copy. So no second copy is expected, also after the failed disk can be written
+// again. When the compromised node is removed from the configuration, that disk must get the copy.
+func TestCompromisedNodeHasThePlaceOfAFailedDisk(t *testing.T) {
+	t.Parallel()
+	c, _, _ := threeNodes(t, 0)
+	m := restoredImage(c, "macaw")
+	m.Copies = 2
+	ranked := c.rankedDisks(c.latest(), m)
+	first, second := plan.CopyRef{Disk: ranked[0], ID: m.ID}, plan.CopyRef{Disk: ranked[1], ID: m.ID}
+	c.disks[second.Disk].FailsWrites = true
+	c.compromise(c.nodes[ranked[2].Node])
+	c.liar.always(claimFinal, noBytes)
+	c.declare(c.editedConfig(func(config *schema.Config) { config.Images[m.ID.Name] = m }))
+	c.runUntil(c.now + 10*time.Minute)
+	if required, have := c.requiredReady(c.latest().config, m); required != 1 || have != 1 || !c.copyAt(first).Ready() {
+		t.Fatalf("%d copies are ready and %d required, want 1 of each:\n%s\n%s", have, required, c.trace, c.describe())
+	}
+	c.disks[second.Disk].FailsWrites = false
+	c.runUntil(c.now + 20*time.Minute)
+	if required, have := c.requiredReady(c.latest().config, m); required != 1 || have != 1 {
+		t.Fatalf("%d copies are ready and %d required, want 1 of each:\n%s\n%s", have, required, c.trace, c.describe())
+	}
+	c.declare(c.editedConfig(func(config *schema.Config) { delete(config.Nodes, ranked[2].Node) }))
+	c.runUntil(c.now + 10*time.Minute)
+	if !c.copyAt(second).Ready() {
+		t.Errorf("%s is not ready on %s:\n%s\n%s", m.ID, second.Disk, c.trace, c.describe())
+	}
+}
