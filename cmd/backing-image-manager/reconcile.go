@@ -166,7 +166,7 @@ func (c *reconcileCmd) printPlan(ctx context.Context, d plan.Desired, result sch
 	if d.Only != nil {
 		p = d.Only.Restrict(p)
 	}
-	if err := errors.Join(stale, c.write(d, p, false), c.save(result, plan.NewSavedPlan([]plan.Desired{d}, o, p)), r.Close()); err != nil {
+	if err := errors.Join(stale, c.write(d, o, p, false), c.save(result, plan.NewSavedPlan([]plan.Desired{d}, o, p)), r.Close()); err != nil {
 		return err
 	}
 	return c.exit(p, result)
@@ -185,15 +185,22 @@ func (c *reconcileCmd) exit(p plan.Plan, result schema.Result) error {
 
 // write prints a plan. The text of an empty plan depends on its cause. worked is true after a run
 // that executed an action.
-func (c *reconcileCmd) write(d plan.Desired, p plan.Plan, worked bool) error {
-	summary := ""
+func (c *reconcileCmd) write(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) error {
+	summary, disks, all := "", "The disks match the configuration.", true
+	for _, seen := range o.Disks {
+		if seen.Problem != "" {
+			disks, all = "The disks that can be used match the configuration.", false
+		}
+	}
 	switch {
 	case d.Allowed == schema.ObserveOnly:
 		summary = "No plan: too much of the configuration is unknown."
 	case worked && len(p.Actions) == 0:
-		summary = "Done. The disks match the configuration."
+		summary = "Done. " + disks
 	case c.dryRun && d.Only != nil && len(p.Actions) == 0:
 		summary = "No changes: the saved plan has no actions for this node."
+	case !all && len(p.Actions) == 0:
+		summary = "No changes. " + disks
 	}
 	if summary == "" || c.format != report.Text && c.format != report.Markdown {
 		return report.WritePlan(c.out, p, c.style(len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1))
@@ -244,7 +251,7 @@ func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result sche
 	if err != nil && ctx.Err() != nil {
 		return errors.Join(errors.New("stopped; incomplete transfers are kept, and the next run resumes them"), closed)
 	}
-	if err := errors.Join(err, closed, c.write(d, p, worked)); err != nil {
+	if err := errors.Join(err, closed, c.write(d, o, p, worked)); err != nil {
 		return err
 	}
 	if d.Only != nil {
@@ -373,7 +380,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 		return err
 	}
 	if !c.everyNode || nodes[0].Allowed == schema.ObserveOnly {
-		return errors.Join(c.write(nodes[0], p, false), c.writeErrors(result), c.exit(p, result))
+		return errors.Join(c.write(nodes[0], plan.Observed{}, p, false), c.writeErrors(result), c.exit(p, result))
 	}
 	cp := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
 	cp.Errors = result.Errors
