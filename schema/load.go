@@ -55,14 +55,15 @@ func NewLoader() *Loader {
 // Load takes at most about half a minute. Each file or definition that it could not finish in this
 // time gets a problem, and Result.Unfinished is set. The next Load of the same files continues.
 func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
-	r := l.load(ctx, s)
-	r.Revision = s.Revision
+	revision := s.Revision
+	r := l.load(ctx, s.Files) // the content of the files is garbage as soon as they are parsed
+	r.Revision = revision
 	return r
 }
 
-func (l *Loader) load(ctx context.Context, s configdir.Snapshot) Result {
+func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
 	used := newTimer()
-	files, err := l.parseFiles(ctx, s, used)
+	files, err := l.parseFiles(ctx, all, used)
 	if err != nil {
 		return l.interrupted(err)
 	}
@@ -93,15 +94,15 @@ func (l *Loader) interrupted(err error) Result {
 
 // parseFiles parses the files that changed since the last load. It parses the files with the lowest
 // cost first, so that a file that costs too much does not use up the limit of the others.
-func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot, used *timer) ([]*parsedFile, error) {
-	candidates := make([]*candidate, 0, len(s.Files))
-	for _, f := range s.Files {
+func (l *Loader) parseFiles(ctx context.Context, all []configdir.File, used *timer) ([]*parsedFile, error) {
+	candidates := make([]*candidate, 0, len(all))
+	for _, f := range all {
 		if path.Ext(f.Path) != ".cue" {
 			candidates = append(candidates, l.candidate(f))
 		}
 	}
 	b, searched := budget{directoryLimit}, 0
-	kept, costs := make(map[fileKey]*parsedFile, len(s.Files)), map[fileKey]cost{}
+	kept, costs := make(map[fileKey]*parsedFile, len(all)), map[fileKey]cost{}
 	byCost := slices.Clone(candidates)
 	slices.SortStableFunc(byCost, func(a, b *candidate) int { return cmp.Compare(a.cost.values, b.cost.values) })
 	for _, c := range byCost {
@@ -124,11 +125,11 @@ func (l *Loader) parseFiles(ctx context.Context, s configdir.Snapshot, used *tim
 			kept[c.key] = c.parsed
 		}
 	}
-	files := make([]*parsedFile, 0, len(s.Files))
+	files := make([]*parsedFile, 0, len(all))
 	for _, c := range candidates {
 		files = append(files, c.parsed)
 	}
-	evaluated, err := l.evaluateFiles(ctx, s.Files, kept, costs, &b, used)
+	evaluated, err := l.evaluateFiles(ctx, all, kept, costs, &b, used)
 	l.files, l.costs = kept, costs
 	return append(files, evaluated...), err
 }

@@ -6,6 +6,8 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"hash"
+	"io"
 	"maps"
 	"path"
 	"slices"
@@ -122,17 +124,13 @@ func mayHaveDeclared(file, declaration string) bool {
 // further images. A node without these documents would delete such images, so it must have
 // another digest.
 func (c Config) digest(skipped []manifest.Skipped) string {
-	// Maps are encoded in the order of their keys, so equal configurations are
-	// equal bytes.
-	b, err := json.Marshal(c)
-	if err != nil {
-		panic(fmt.Sprintf("schema: encode configuration: %v", err))
-	}
+	h := sha256.New()
+	writeJSON(h, c)
 	// The encoding does not show whether a uuid is declared. A declared uuid decides whether a
 	// copy with another checksum may be replaced.
 	for _, name := range sortedKeys(c.Images) {
 		if c.Images[name].UUIDDeclared {
-			b = append(append(b, "\ndeclared "...), name...)
+			io.WriteString(h, "\ndeclared "+name)
 		}
 	}
 	names := map[string]bool{}
@@ -145,10 +143,40 @@ func (c Config) digest(skipped []manifest.Skipped) string {
 		}
 	}
 	for _, name := range sortedKeys(names) {
-		b = append(append(b, "\nmay declare "...), name...)
+		io.WriteString(h, "\nmay declare "+name)
 	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// writeJSON writes the bytes of json.Marshal(c) to a hash, without all of them in memory. Maps are
+// encoded in the order of their keys, so equal configurations are equal bytes.
+func writeJSON(h hash.Hash, c Config) {
+	io.WriteString(h, `{"settings":`)
+	h.Write(mustEncode(c.Settings))
+	io.WriteString(h, `,"nodes":`)
+	writeJSONMap(h, c.Nodes)
+	io.WriteString(h, `,"images":`)
+	writeJSONMap(h, c.Images)
+	io.WriteString(h, "}")
+}
+
+func writeJSONMap[V any](h hash.Hash, m map[string]V) {
+	separator := "{"
+	for _, name := range sortedKeys(m) {
+		io.WriteString(h, separator)
+		h.Write(append(mustEncode(name), ':'))
+		h.Write(mustEncode(m[name]))
+		separator = ","
+	}
+	io.WriteString(h, strings.TrimSuffix(separator, ",")+"}")
+}
+
+func mustEncode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("schema: encode configuration: %v", err))
+	}
+	return b
 }
 
 func (m *merger) result() Result {

@@ -131,13 +131,83 @@ func BenchmarkFleet(b *testing.B) {
 				args := append([]string{"reconcile", "--config-dir", f.head, "--state", f.status, "-o", "markdown"}, more...)
 				all = append(all, measure(b, exec.Command(program, args...)))
 			}
-			c := median(all)
-			b.ReportMetric(0, "ns/op") // 0 hides ns/op, which would be the sum of all runs
-			b.ReportMetric(c.wall.Seconds(), "s")
-			b.ReportMetric(c.cpu.Seconds(), "cpu-s")
-			b.ReportMetric(float64(c.rss)/(1<<20), "MiB-rss")
+			reportCost(b, median(all))
 		})
 	}
+}
+
+func reportCost(b *testing.B, c cost) {
+	b.ReportMetric(0, "ns/op") // 0 hides ns/op, which would be the sum of all runs
+	b.ReportMetric(c.wall.Seconds(), "s")
+	b.ReportMetric(c.cpu.Seconds(), "cpu-s")
+	b.ReportMetric(float64(c.rss)/(1<<20), "MiB-rss")
+}
+
+// BenchmarkLargeConfiguration runs validate for 10,000 images, in one file and in a file each, and the plan
+// of one of 1,000 nodes for 10,000 images.
+func BenchmarkLargeConfiguration(b *testing.B) {
+	const images, nodes = 10_000, 1000
+	program := buildProgram(b)
+	dir := b.TempDir()
+	write := func(folder, name, text string) {
+		if err := os.MkdirAll(filepath.Join(dir, folder), 0o755); err != nil {
+			b.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, folder, name), []byte(text), 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var all, declared strings.Builder
+	for i := range images {
+		one := typicalImage(i)
+		all.WriteString(one)
+		write("file-each", fmt.Sprintf("%05d.yaml", i), "images:\n"+one)
+	}
+	for n := range nodes {
+		fmt.Fprintf(&declared, "  node%d: {address: \"http://10.0.%d.%d:8000\", tags: [edge], disks: {ssd: {path: %s, tags: [ssd], storageReserved: 10Gi}}}\n",
+			n, n/250, n%250+1, filepath.Join(dir, "disk"))
+	}
+	write("one-file", "images.yaml", "images:\n"+all.String())
+	write("fleet", "images.yaml", "images:\n"+all.String())
+	write("fleet", "nodes.yaml", "nodes:\n"+declared.String())
+	write("disk", "empty", "")
+	if out, err := exec.Command(program, "disk", "init", filepath.Join(dir, "disk")).CombinedOutput(); err != nil {
+		b.Fatalf("%v: %s", err, out)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+	}{
+		{"validate/one-file", []string{"validate", filepath.Join(dir, "one-file")}},
+		{"validate/file-each", []string{"validate", filepath.Join(dir, "file-each")}},
+		{"plan", []string{"reconcile", "--config-dir", filepath.Join(dir, "fleet"), "--node", "node7", "--dry-run", "--offline"}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			var all []cost
+			for b.Loop() {
+				all = append(all, measure(b, exec.Command(program, c.args...)))
+			}
+			reportCost(b, median(all))
+		})
+	}
+}
+
+// typicalImage declares an image with the fields that most images have.
+func typicalImage(i int) string {
+	return fmt.Sprintf(`  image-%d:
+    source:
+      download:
+        url: https://images.example.com/releases/%d/image-%d.qcow2
+        mirrors:
+          - https://mirror.example.com/releases/%d/image-%d.qcow2
+        credentials: vendor
+    checksum: %q
+    format: qcow2
+    minNumberOfCopies: 2
+    nodeSelector: [edge]
+    diskSelector:
+      - ssd
+`, i, i, i, i, i, strings.Repeat(fmt.Sprintf("%08x", i), 16))
 }
 
 // The plan has very many changes. GitHub accepts comments of 65,536 characters.

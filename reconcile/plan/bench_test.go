@@ -22,7 +22,9 @@ func BenchmarkPlanFleet(b *testing.B) {
 		b.Run(fmt.Sprintf("%d-images-1000-disks-again", images), func(b *testing.B) {
 			d, o := plantest.LargeCluster(images)
 			plan.CacheRanks(&d)
-			d.Plan(o)
+			for range 2 { // the second plan caches the ranks
+				d.Plan(o)
+			}
 			b.ReportAllocs()
 			for b.Loop() {
 				d.Plan(o)

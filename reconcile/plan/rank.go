@@ -203,11 +203,13 @@ func hasAll(tags, selectors []string) bool {
 }
 
 // RankCache keeps the rankings of one configuration, so that a round in which nothing changed
-// need not rank again. It is safe for concurrent use.
+// need not rank again. It keeps a ranking that is needed for the second time: a process that plans once
+// needs no memory for it. It is safe for concurrent use.
 type RankCache struct {
 	mu      sync.Mutex
 	list    diskList
 	byImage map[string]ranking // by name of the image
+	once    map[string]bool    // images that were ranked and are not in byImage
 	room    int                // ranks that may still be cached
 }
 
@@ -217,7 +219,7 @@ const maxCachedRanks = 2 << 20
 // NewRankCache returns a cache for the disks of these nodes. It stores at most room ranks; 0: it
 // caches nothing.
 func NewRankCache(nodes map[string]schema.Node, room int) *RankCache {
-	return &RankCache{list: newDiskList(nodes), byImage: map[string]ranking{}, room: room}
+	return &RankCache{list: newDiskList(nodes), byImage: map[string]ranking{}, once: map[string]bool{}, room: room}
 }
 
 // rank ranks the disks for an image of the configuration. It uses the memory scratch for a
@@ -225,14 +227,20 @@ func NewRankCache(nodes map[string]schema.Node, room int) *RankCache {
 func (k *RankCache) rank(image schema.Image, scratch []rankedDisk) (r *ranking, cached bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if one, ok := k.byImage[image.ID.Name]; ok {
+	name := image.ID.Name
+	if one, ok := k.byImage[name]; ok {
 		return &one, true
 	}
+	r = k.list.rank(image, scratch)
 	if k.room == 0 {
-		return k.list.rank(image, scratch), false
+		return r, false
 	}
-	r = k.list.rank(image, nil)
-	r.disks = slices.Clip(r.disks)
+	if !k.once[name] {
+		k.once[name] = true
+		return r, false
+	}
+	delete(k.once, name)
+	r.disks = append(make([]rankedDisk, 0, r.len()), r.disks...) // scratch has room for the largest ranking
 	if most := r.len() - 1; most >= 0 {
 		if !image.AllDisks && image.Copies <= sortedEagerly {
 			most = min(sortedEagerly-1, most) // most plans read no more
@@ -241,7 +249,7 @@ func (k *RankCache) rank(image schema.Image, scratch []rankedDisk) (r *ranking, 
 	}
 	r.shared = true
 	k.room = max(0, k.room-r.len())
-	k.byImage[image.ID.Name] = *r
+	k.byImage[name] = *r
 	one := *r
 	return &one, true
 }
