@@ -10,6 +10,7 @@ import (
 	"hash/crc32"
 	"io"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
@@ -187,6 +188,36 @@ func TestDecompressionBombIsRefused(t *testing.T) {
 	}
 	err := r.download(Request{URL: r.server.Serve("/ones.zst", fetchtest.Bytes(ones))})
 	wantError(t, err, BadSource, "more than 1000 times")
+}
+
+// TestHostileZstdFilesAreRefused checks that the sizes that a file claims, and what it unpacks to, cost
+// little memory.
+func TestHostileZstdFilesAreRefused(t *testing.T) {
+	race.Skip(t)
+	const magic, skippable = "\x28\xb5\x2f\xfd", "\x50\x2a\x4d\x18"
+	rle := strings.Repeat("\x02\x00\x10\x01", 1<<20) // blocks of 128 KiB: 128 GiB in 4 MiB
+	for name, packed := range map[string]string{
+		"a window of 2^41 bytes":       magic + "\x00\xf8" + rle,
+		"a window of 2^31 bytes":       magic + "\x00\xa8" + rle,
+		"a content of 2^62 bytes":      magic + "\xe0\x00\x00\x00\x00\x00\x00\x00\x40" + rle,
+		"blocks of one repeated byte":  magic + "\x00\x58" + rle,
+		"many frames without bytes":    strings.Repeat(magic+"\x20\x00\x01\x00\x00", 1<<16),
+		"only frames that are skipped": strings.Repeat(skippable+"\x00\x00\x00\x00", 1<<20),
+		"a skipped frame of 4 GiB":     skippable + "\xff\xff\xff\xff",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newFixture(t)
+			url := r.server.Serve("/image.raw.zst", fetchtest.Bytes([]byte(packed)))
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			wantError(t, r.download(Request{URL: url}), BadSource)
+			runtime.ReadMemStats(&after)
+			if allocated := (after.TotalAlloc - before.TotalAlloc) >> 20; allocated > 64 {
+				t.Errorf("%d MiB are allocated", allocated)
+			}
+			r.wantNoImage()
+		})
+	}
 }
 
 // TestLargeXzDictionaryIsRefused sets the dictionary size in the header of a later block to 4 GiB
