@@ -63,6 +63,8 @@ type Copy struct {
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	SurplusSince time.Time `json:"unwantedSince,omitzero"`
 	ClockNode    string    `json:"-"`
+	// ReplacedAt is Record.ReplacedAt.
+	ReplacedAt time.Time `json:"replaced,omitzero"`
 	// InUseRecorded is true if the record says that the image is in use. Disk.Users observes the
 	// current use.
 	InUseRecorded bool `json:"-"`
@@ -193,7 +195,7 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 	r, owned, cfg, hasCfg := f.disk.metadata.read(f.id, folder)
 	c := Copy{
 		ID: f.id, State: Pending, Owned: owned,
-		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ClockNode: r.ClockNode,
+		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ReplacedAt: r.ReplacedAt, ClockNode: r.ClockNode,
 		BackupID: r.BackupID, Declaration: r.Declaration,
 	}
 	c.addPart(r, folder)

@@ -41,6 +41,9 @@ type Record struct {
 	InUse        bool      `json:"inUse,omitempty"`
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	SurplusSince time.Time `json:"unwantedSince,omitzero"`
+	// ReplacedAt is the time when another generation of the image was declared in place of this one.
+	// Zero: this one is declared, or the time is not known.
+	ReplacedAt time.Time `json:"replaced,omitzero"`
 	// ClockNode is the node whose clock determined LastUsed and SurplusSince. A disk may be moved to
 	// another node.
 	ClockNode string `json:"markedBy,omitempty"`
@@ -109,7 +112,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
-	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince} {
+	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince, &r.ReplacedAt} {
 		*t = ValidTime(*t)
 	}
 	return r, nil

@@ -171,7 +171,7 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 // writeUsage writes the usage of a copy to its record.
 func (o *openDisk) writeUsage(u plan.Usage) error {
 	return o.handle.Update(u.Copy.ID, func(record *disk.Record) {
-		record.InUse, record.LastUsed, record.SurplusSince, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+		record.InUse, record.LastUsed, record.SurplusSince, record.ReplacedAt, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
 		record.Declaration = u.Declaration
 	})
 }

@@ -49,8 +49,10 @@ func (s *peers) follow(ctx context.Context, d plan.Desired) {
 // node can use of their states.
 func targetsOf(d plan.Desired) map[string]peer.Target {
 	images := make(map[string]string, len(d.Config.Images))
+	kept := 0
 	for name, image := range d.Config.Images {
 		images[name] = image.ID.UUID
+		kept += image.KeepGenerations
 	}
 	at := map[string]peer.Target{}
 	for name, node := range d.Config.Nodes {
@@ -61,7 +63,7 @@ func targetsOf(d plan.Desired) map[string]peer.Target {
 		for disk := range node.Disks {
 			disks[disk] = true
 		}
-		at[name] = peer.Target{URL: node.Address, Scope: peer.Scope{Disks: disks, Images: images, Listed: len(d.Config.Settings.PruneConfirmed)}}
+		at[name] = peer.Target{URL: node.Address, Scope: peer.Scope{Disks: disks, Images: images, Listed: len(d.Config.Settings.PruneConfirmed), Kept: kept}}
 	}
 	return at
 }

@@ -226,7 +226,7 @@ func (c *Copy) check() error {
 			*size = 0
 		}
 	}
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince} {
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt} {
 		*t = disk.ValidTime(*t)
 	}
 	switch c.State {

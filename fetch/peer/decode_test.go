@@ -86,7 +86,7 @@ func TestDecodeLimitsDisks(t *testing.T) {
 // says what is missing.
 func TestDecodeKeepsWhatTheConfigurationCanMean(t *testing.T) {
 	race.Skip(t)
-	scope := Scope{Disks: map[string]bool{"disk1": true}, Images: map[string]string{"parrot": "0a1b2c3d", "zebra": "0000000f"}}
+	scope := Scope{Disks: map[string]bool{"disk1": true}, Images: map[string]string{"parrot": "0a1b2c3d", "zebra": "0000000f"}, Kept: 2}
 	for _, test := range []struct {
 		name, copy    string
 		n             int
@@ -94,8 +94,8 @@ func TestDecodeKeepsWhatTheConfigurationCanMean(t *testing.T) {
 		partial       bool
 	}{
 		{"few orphans", `{"name":"orphan%05d","uuid":"00000001","state":"unknown","owned":true}`, 100, 100, 0, false},
-		{"many orphans", `{"name":"orphan%05d","uuid":"00000001","state":"unknown","owned":true}`, 5000, minOthers + 6, 5000 - minOthers - 6, false},
-		{"old generations", `{"name":"parrot","uuid":"%08x","state":"unknown","owned":true}`, 5000, minOthers + 6, 5000 - minOthers - 6, false},
+		{"many orphans", `{"name":"orphan%05d","uuid":"00000001","state":"unknown","owned":true}`, 5000, minOthers + 8, 5000 - minOthers - 8, false},
+		{"old generations", `{"name":"parrot","uuid":"%08x","state":"unknown","owned":true}`, 5000, minOthers + 8, 5000 - minOthers - 8, false},
 		{"unmanaged copies in use", `{"name":"a%05d","uuid":"00000001","state":"unknown","using":"vol-1"}`, 100, 100, 0, false},
 		{"unmanaged copies", `{"name":"a%05d","uuid":"00000001","state":"unknown"}`, 30000, maxIdle, 0, true},
 	} {
@@ -160,7 +160,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 			Copy: disk.Copy{
 				ID: parrot, State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
 				SHA512: sha512, SHA256: sha256, ManifestDigest: sha256, Owned: true,
-				VerifiedAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, PartBytes: 4, PartTotal: 5,
+				VerifiedAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, ReplacedAt: at, PartBytes: 4, PartTotal: 5,
 			},
 			UsedBy: "u", Leaving: true, Action: "verify", FromPeers: true,
 			Rejection: "r", RejectionTemporary: true, Reason: "r", ReasonCode: "no-space", Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
@@ -231,13 +231,13 @@ func TestDecodeRemovesInvalidTimes(t *testing.T) {
 		"2026-11-20T10:00:00Z": true, "9000-12-31T23:59:59Z": true,
 		"9001-01-01T00:00:00Z": false, "9999-12-31T23:59:59-23:59": false, "0000-01-01T00:00:00+23:59": false,
 	} {
-		times := fmt.Sprintf(`,"verified":%[1]q,"damaged":%[1]q,"lastUsed":%[1]q,"unwantedSince":%[1]q`, text)
+		times := fmt.Sprintf(`,"verified":%[1]q,"damaged":%[1]q,"lastUsed":%[1]q,"unwantedSince":%[1]q,"replaced":%[1]q`, text)
 		s, err := decodeState(strings.NewReader(stateWithCopy(times)), Scope{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		c := s.Disks[0].Copies[0]
-		for _, got := range []time.Time{c.VerifiedAt, c.DamagedAt, c.LastUsed, c.SurplusSince} {
+		for _, got := range []time.Time{c.VerifiedAt, c.DamagedAt, c.LastUsed, c.SurplusSince, c.ReplacedAt} {
 			if got.IsZero() == valid {
 				t.Errorf("%s is %v", text, got)
 			}

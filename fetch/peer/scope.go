@@ -15,6 +15,9 @@ type Scope struct {
 	// Listed is the number of further images that the configuration names, because they may be
 	// deleted.
 	Listed int
+	// Kept is the number of older generations that the configuration keeps on each disk, of all
+	// images together.
+	Kept int
 }
 
 const (
@@ -37,11 +40,11 @@ func (s Scope) hasDisk(name string) bool { return s.Disks == nil || s.Disks[name
 func (s Scope) places() int { return len(s.Disks) * (len(s.Images) + s.Listed) }
 
 // maxOthers returns how many copies are kept in addition to those of the declared generations.
-func (s Scope) maxOthers() int { return minOthers + otherGenerations*s.places() }
+func (s Scope) maxOthers() int { return minOthers + otherGenerations*s.places() + len(s.Disks)*s.Kept }
 
 // maxStateSize returns the limit of the JSON of a State, both compressed and decompressed.
 func (s Scope) maxStateSize() int64 {
-	return min(largestState, minStateSize+sizePerCopy*int64((1+otherGenerations)*s.places()))
+	return min(largestState, minStateSize+sizePerCopy*int64((1+otherGenerations)*s.places()+len(s.Disks)*s.Kept))
 }
 
 // largestState is the limit for any configuration. Time, not memory, needs it.
@@ -49,7 +52,7 @@ const largestState = 64 << 20
 
 // equal reports whether two scopes are equal.
 func (s Scope) equal(o Scope) bool {
-	return s.Listed == o.Listed && (s.Disks == nil) == (o.Disks == nil) && (s.Images == nil) == (o.Images == nil) &&
+	return s.Listed == o.Listed && s.Kept == o.Kept && (s.Disks == nil) == (o.Disks == nil) && (s.Images == nil) == (o.Images == nil) &&
 		maps.Equal(s.Disks, o.Disks) && maps.Equal(s.Images, o.Images)
 }
 

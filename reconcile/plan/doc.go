@@ -15,6 +15,7 @@
 //	    walk over them: targets, rejections   placement.go, rejection.go  P1 to P5
 //	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
 //	    surplus copies: delete or keep        surplus.go    surplusPlanner: S1 to S5
+//	    older generations to keep             generations.go  keptGenerations: V6
 //	    each target without a ready copy:     target.go     targetPlanner
 //	        copy from this node or from peers
 //	        the first target, if no copy exists: use the source,

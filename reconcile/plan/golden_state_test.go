@@ -197,6 +197,10 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 		c.DamagedAt = s.time(value)
 	case "surplus-since":
 		c.SurplusSince = s.time(value)
+	case "replaced":
+		c.ReplacedAt = s.time(value)
+	case "verified":
+		c.VerifiedAt = s.time(value)
 	case "declared-by": // the manifest KIND/NAME in config.yaml; without a value: an image of config.yaml
 		kind, manifest, _ := strings.Cut(value, "/")
 		c.Declaration = disk.Declaration{File: "config.yaml", Kind: kind, Name: manifest}

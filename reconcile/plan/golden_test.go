@@ -150,7 +150,11 @@ func goldenBytes(n int64) string {
 func goldenUsage(updates []plan.Usage, now time.Time) string {
 	var b strings.Builder
 	for _, u := range updates {
-		fmt.Fprintf(&b, "%s in-use=%t last-used=%s surplus-since=%s\n", u.Copy, u.InUse, relative(u.LastUsed, now), relative(u.SurplusSince, now))
+		fmt.Fprintf(&b, "%s in-use=%t last-used=%s surplus-since=%s", u.Copy, u.InUse, relative(u.LastUsed, now), relative(u.SurplusSince, now))
+		if !u.ReplacedAt.IsZero() {
+			fmt.Fprintf(&b, " replaced=%s", relative(u.ReplacedAt, now))
+		}
+		b.WriteByte('\n')
 	}
 	return b.String()
 }

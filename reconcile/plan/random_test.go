@@ -123,7 +123,7 @@ func withUsage(o plan.Observed, updates []plan.Usage) plan.Observed {
 		seen := o.Disks[u.Copy.Disk]
 		seen.Copies = maps.Clone(seen.Copies)
 		c := seen.Copies[u.Copy.ID]
-		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ReplacedAt, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
 		seen.Copies[u.Copy.ID] = c
 		o.Disks[u.Copy.Disk] = seen
 	}

@@ -67,6 +67,7 @@ const (
 	CodeSurplus           Code = "surplus"             // the disk is not a desired disk
 	CodeIncomplete        Code = "incomplete"          // a partial file on a disk that is not a desired disk
 	CodeOldGeneration     Code = "old-generation"      // the copy has another uuid than the declared one
+	CodeGenerationKept    Code = "generation-kept"     // an older generation that keepGenerations keeps
 	CodeEviction          Code = "eviction"            // eviction of the disk is requested
 	CodeOrphan            Code = "orphan"              // the image is not declared any more
 	CodeDesired           Code = "desired"             // a requested clean-up is rejected: the disk is a desired disk

@@ -149,6 +149,9 @@ func rejectsForSpace(s *imageState, ref schema.DiskRef, n int64) Rejection {
 	if n > 1 {
 		reason = reason.with(CodeNoSpace, ", %s are needed", FormatBytes(n))
 	}
+	if kept := keptBytes(s, ref); kept > 0 {
+		reason = reason.with(CodeNoSpace, "; keepGenerations keeps %s of older generations there", FormatBytes(kept))
+	}
 	return Rejection{Reason: reason}
 }
 

@@ -13,6 +13,7 @@ type surplusPlanner struct {
 	ix        *index
 	state     *imageState
 	placement placement
+	kept      map[CopyRef]bool // by keepGenerations
 	// count has the ready copies that remain after the deletions that are already planned.
 	count readyCount
 }
@@ -33,7 +34,7 @@ func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Ac
 		return nil
 	}
 	var actions []Action
-	p.count = countReady(p.state)
+	p.count, p.kept = countReady(p.state), keptGenerations(p.state)
 	for _, ref := range surplus {
 		a := p.planSurplusCopy(ref)
 		rejected := p.ix.desired.Cleanup[ref] && a.Idle()
@@ -113,10 +114,14 @@ func (p *surplusPlanner) countWithout(ref CopyRef) readyCount {
 }
 
 // planSurplusCopy returns the deletion of a surplus copy, or why it is kept. Every deletion of a copy
-// of a declared image comes from here: add a rule to the second switch. A deletion from here can still
+// of a declared image comes from here: add a rule to the second switch. What keepGenerations keeps is
+// no surplus copy, and no other rule matters. A deletion from here can still
 // become a wait: in planDeletion below, while another copy is created from it (keepSources), while
 // copies of the image differ (conflict), and while the image is suspended.
 func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
+	if p.kept[ref] {
+		return p.keptByWish(ref)
+	}
 	d, c := p.ix.desired, p.ix.copyAt(ref)
 	op, reason := Cleanup, Reason{CodeSurplus, "surplus copy"}
 	oldPart := ref.ID != p.state.image.ID && c.State == disk.Pending // no job resumes it

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -10,12 +11,13 @@ import (
 )
 
 // Usage is what is recorded beside a copy because it cannot be derived later: whether it is in
-// use, when it was last used, and since when it is surplus.
+// use, when it was last used, since when it is surplus, and when another generation replaced it.
 type Usage struct {
 	Copy         CopyRef
 	InUse        bool
 	LastUsed     time.Time
 	SurplusSince time.Time
+	ReplacedAt   time.Time
 	By           string // the node whose clock gave the times
 	// Declaration identifies the document that declares the image, or declared it last.
 	Declaration disk.Declaration
@@ -25,20 +27,22 @@ type Usage struct {
 // a pure function like Plan. Use is recorded in observe-only mode, too.
 func (d Desired) UsageUpdates(o Observed) []Usage {
 	ix := newIndex(d, o)
-	targets := map[CopyRef]bool{}
+	stays := map[CopyRef]bool{} // not surplus
 	for _, image := range d.Config.Images {
 		if len(ix.ownByName[image.ID.Name]) == 0 {
 			continue // no copy here
 		}
-		for _, ref := range newImagePlanner(ix, image).placement.targets {
-			targets[CopyRef{ref, image.ID}] = true
+		p := newImagePlanner(ix, image)
+		for _, ref := range p.placement.targets {
+			stays[CopyRef{ref, image.ID}] = true
 		}
+		maps.Copy(stays, keptGenerations(p.state))
 	}
 	var updates []Usage
 	for _, refs := range ix.ownByName {
 		for _, ref := range refs {
 			c := ix.copyAt(ref)
-			if u := newUsage(d, o, ref, targets[ref]); c.Owned && u != recordedUsage(ref, c) {
+			if u := newUsage(d, o, ref, stays[ref]); c.Owned && u != recordedUsage(ref, c) {
 				updates = append(updates, u)
 			}
 		}
@@ -50,13 +54,13 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 }
 
 func recordedUsage(ref CopyRef, c Copy) Usage {
-	return Usage{Copy: ref, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, By: c.ClockNode, Declaration: c.Declaration}
+	return Usage{Copy: ref, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt, By: c.ClockNode, Declaration: c.Declaration}
 }
 
-// newUsage returns what should be recorded of a copy; target: its disk is a desired disk. The
-// time since when a copy is surplus starts only under a valid configuration, and restarts
-// after the wall clock was wrong (S4).
-func newUsage(d Desired, o Observed, ref CopyRef, target bool) Usage {
+// newUsage returns what should be recorded of a copy; stays: its disk is a desired disk, or
+// keepGenerations keeps it. The time since when a copy is surplus starts only under a valid
+// configuration, and restarts after the wall clock was wrong (S4).
+func newUsage(d Desired, o Observed, ref CopyRef, stays bool) Usage {
 	c := o.Disks[ref.Disk].Copies[ref.ID]
 	u := recordedUsage(ref, c)
 	u.InUse = c.UsedBy != ""
@@ -69,12 +73,19 @@ func newUsage(d Desired, o Observed, ref CopyRef, target bool) Usage {
 	if image.Declaration.File != "" {
 		u.Declaration = image.Declaration
 	}
-	if target || undecided || o.Disks[ref.Disk].ClockStepped || d.otherClock(c) || implausible(u.SurplusSince, o.Now) {
+	if stays || undecided || o.Disks[ref.Disk].ClockStepped || d.otherClock(c) || implausible(u.SurplusSince, o.Now) {
 		u.SurplusSince = time.Time{}
 	}
-	surplus := !target && !undecided && (declared || d.IsRemoved(ref.ID.Name))
+	surplus := !stays && !undecided && (declared || d.IsRemoved(ref.ID.Name))
 	if surplus && d.Allowed == schema.Everything && u.SurplusSince.IsZero() {
 		u.SurplusSince = o.Now
+	}
+	switch {
+	case undecided || !declared:
+	case image.ID == ref.ID:
+		u.ReplacedAt = time.Time{}
+	default:
+		u.ReplacedAt = c.replacedAt(o.Now)
 	}
 	if u != recordedUsage(ref, c) {
 		u.By = d.Node
@@ -89,7 +100,7 @@ func (d Desired) otherClock(c Copy) bool { return c.ClockNode != "" && c.ClockNo
 // ApplyUsage changes the observed copy as if u had been written to its record.
 func (d Disk) ApplyUsage(u Usage) {
 	if c, exists := d.Copies[u.Copy.ID]; exists {
-		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.By
+		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ReplacedAt, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
 		c.Declaration = u.Declaration
 		d.Copies[u.Copy.ID] = c
 	}

@@ -114,7 +114,7 @@ func (d *Disk) Copy(id disk.ID) disk.Copy {
 	c := d.Copies[id]
 	v := disk.Copy{
 		ID: id, State: disk.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
-		InUseRecorded: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration,
+		InUseRecorded: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ReplacedAt: c.Usage.ReplacedAt, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration,
 	}
 	if c.Partial > 0 || c.PartialSource == disk.PartFromUpload {
 		v.PartTotal, v.PartSourceID = c.PartialTotal, c.PartialSource
@@ -222,9 +222,9 @@ func (o openDisk) Update(id disk.ID, change func(*disk.Record)) error {
 	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
 		return errIO
 	}
-	r := disk.Record{InUse: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration}
+	r := disk.Record{InUse: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ReplacedAt: c.Usage.ReplacedAt, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration}
 	change(&r)
-	c.Usage = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, By: r.ClockNode, Declaration: r.Declaration}
+	c.Usage = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ReplacedAt: r.ReplacedAt, By: r.ClockNode, Declaration: r.Declaration}
 	return nil
 }
 

@@ -37,6 +37,7 @@ type CopyStatus struct {
 	InUse              string       `json:"inUse,omitempty"`   // what uses it
 	LastUsed           time.Time    `json:"lastUsed,omitzero"`
 	SurplusSince       time.Time    `json:"unwantedSince,omitzero"`
+	ReplacedAt         time.Time    `json:"replaced,omitzero"`   // when another generation was declared in its place
 	Leaving            bool         `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
 	Rejection          string       `json:"refuses,omitempty"`   // why the disk of another node takes no copy
 	RejectionTemporary bool         `json:"later,omitempty"`     // the disk takes a copy once a first copy exists
@@ -80,7 +81,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest,
-		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince,
+		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt,
 		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
 	}
 	if there {

@@ -163,7 +163,7 @@ func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
 			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt,
 			HasCfg: c.Found.HasCfg, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartSourceID,
-			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.ClockNode, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, Declaration: c.Found.Declaration,
+			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.ClockNode, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt, Declaration: c.Found.Declaration,
 		},
 		UsedBy: c.InUse, Leaving: c.Leaving, Rejects: c.Rejection, RejectsForNow: c.RejectionTemporary,
 		Unproven: c.Unproven,

@@ -26,6 +26,7 @@ func violations(d plan.Desired, o plan.Observed, p plan.Plan) []string {
 	k.checkActions()
 	k.checkDeletions()
 	k.checkSuspensions()
+	k.checkGenerations()
 	for _, image := range d.Config.Images {
 		k.checkImage(image)
 	}

@@ -141,7 +141,7 @@ func (r generator) config() schema.Config {
 		}
 	}
 	for n := range 1 + r.IntN(4) {
-		node := schema.Node{AllowScheduling: !r.oneIn(10), EvictionRequested: r.oneIn(15), Tags: RandomTags(r.Rand), Disks: map[string]schema.Disk{}}
+		node := schema.Node{AllowScheduling: !r.oneIn(10), EvictionRequested: r.oneIn(12), Tags: RandomTags(r.Rand), Disks: map[string]schema.Disk{}}
 		for i := range 1 + r.IntN(4) {
 			node.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{
 				Path: fmt.Sprintf("/disk%d", i+1), AllowScheduling: !r.oneIn(8), EvictionRequested: r.oneIn(4),
@@ -165,6 +165,7 @@ func (r generator) image(name string) schema.Image {
 		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}},
 		schema.Source{ExportFromVolume: &schema.ExportFromVolume{VolumeName: "x"}}, schema.Source{Restore: &schema.Restore{BackupURL: "s3://x"}},
 		r.clone(name), r.clone(name))
+	m.KeepGenerations = pick(r, 0, 0, 1, 2)
 	if r.oneIn(4) {
 		m.Backup = &schema.Backup{Target: "s3://x"}
 	}
@@ -205,7 +206,11 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 	}
 	names := slices.Concat(ImageNames[:r.IntN(6)], []string{"gone0", "gone1", "gone2"}[:r.IntN(4)])
 	for _, name := range names {
-		for _, uuid := range []string{"0000000a", "00000001"} {
+		uuids := []string{"0000000a", "00000001"}
+		if r.oneIn(3) {
+			uuids = append(uuids, "00000002", "00000003")
+		}
+		for _, uuid := range uuids {
 			id := disk.ID{Name: name, UUID: uuid}
 			key := plan.CopyRef{Disk: ref, ID: id}
 			if r.oneIn(2) {
@@ -262,7 +267,7 @@ func (r generator) copy(id disk.ID, now time.Time, used bool) plan.Copy {
 	if c.Owned {
 		c.Leaving = r.oneIn(20)
 		c.InUseRecorded = r.oneIn(6)
-		c.SurplusSince, c.LastUsed, c.ClockNode = r.when(now), r.when(now), pick(r, "", "node1", "node1", "node9")
+		c.SurplusSince, c.LastUsed, c.ReplacedAt, c.ClockNode = r.when(now), r.when(now), r.when(now), pick(r, "", "node1", "node1", "node9")
 	}
 	return c
 }
