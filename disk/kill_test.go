@@ -39,6 +39,11 @@ func TestPartFiller(t *testing.T) {
 	if _, err := p.ReadFrom(os.Stdin); err != nil {
 		t.Fatal(err)
 	}
+	commitFilled(t, p)
+}
+
+// commitFilled commits the partial file of a filler, and prints the digest and the peak memory.
+func commitFilled(t *testing.T, p *Part) {
 	c, err := p.Commit(Digest{})
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +61,7 @@ func TestPartFiller(t *testing.T) {
 	fmt.Println("memory", kib<<10)
 }
 
-// filler is a running TestPartFiller.
+// filler is a running TestPartFiller or TestSharingFiller.
 type filler struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -67,7 +72,12 @@ type filler struct {
 
 func startFiller(t *testing.T, d *Disk) *filler {
 	t.Helper()
-	f := &filler{t: t, cmd: exec.Command(os.Args[0], "-test.run", "^TestPartFiller$")}
+	return startFillerTest(t, d, "TestPartFiller")
+}
+
+func startFillerTest(t *testing.T, d *Disk, name string) *filler {
+	t.Helper()
+	f := &filler{t: t, cmd: exec.Command(os.Args[0], "-test.run", "^"+name+"$")}
 	f.cmd.Env = append(os.Environ(), "DISK_TEST_PART="+d.Path())
 	stdin, inErr := f.cmd.StdinPipe()
 	stdout, outErr := f.cmd.StdoutPipe()

@@ -71,13 +71,20 @@ func sharedBytes(t testing.TB, name string) (shared int64) {
 	return shared
 }
 
-// partOf begins a partial file of cloneID for an image of size bytes.
-func partOf(t testing.TB, d *Disk, size int64, o PartOptions) *Part {
+// openPartOf opens the partial file of cloneID.
+func openPartOf(t testing.TB, d *Disk, o PartOptions) *Part {
 	t.Helper()
 	p, err := d.OpenPart(t.Context(), cloneID, o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return p
+}
+
+// partOf begins a partial file of cloneID for an image of size bytes.
+func partOf(t testing.TB, d *Disk, size int64, o PartOptions) *Part {
+	t.Helper()
+	p := openPartOf(t, d, o)
 	t.Cleanup(func() { p.Close() })
 	if err := p.Begin(PartSource{ID: "peer", Size: size}); err != nil {
 		t.Fatal(err)
@@ -335,4 +342,32 @@ func TestAppendFromKeepsReserve(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRepairOfSharedBlock damages a block that two images share. The repair of one writes to another block, and
+// does not change the other one.
+func TestRepairOfSharedBlock(t *testing.T) {
+	at := shareMounts["xfs"](t)
+	d := diskAt(t, at)
+	image := noiseOf(4 * ChunkSize)
+	r := newSeed(t, d, image)
+	p := partOf(t, d, int64(len(image)), PartOptions{})
+	appendShared(t, p, r, image, 0)
+	commitShared(t, p, image)
+	damageDevice(t, at, image[2*ChunkSize:][:4096])
+	for i, id := range []ID{cloneID, testID} {
+		if c, err := d.Verify(t.Context(), id, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+			t.Fatalf("%s is %s after the damage, error %v", id, c.State, err)
+		}
+		var fetched []int64
+		c, err := d.Repair(t.Context(), id, Digest{}, fetchFrom(image, &fetched), func(int64) {})
+		if err != nil || c.State != Ready || len(fetched) != 1 {
+			t.Fatalf("%s is %s after the repair of chunks %d, error %v", id, c.State, fetched, err)
+		}
+		checkDevice(t, d, id, image)
+		if shared := sharedBytes(t, filepath.Join(at, id.file(imageFile))); i == 0 && shared != 3*ChunkSize {
+			t.Errorf("%d bytes are shared, want 3 chunks", shared)
+		}
+	}
+	checkDevice(t, d, cloneID, image)
 }
