@@ -258,7 +258,7 @@ func cleanupDecision(actions []plan.Action, key plan.CopyRef) plan.Action {
 		case a.CopyRef() != key:
 		case a.Op.Deletes(), a.Next.Deletes(), a.Code == plan.CodeDesired:
 			return a
-		case !found:
+		case !found || a.Idle() && !decision.Idle():
 			decision, found = a, true
 		}
 	}

@@ -34,6 +34,7 @@ func TestRequestedCleanupReturnsTheActionThatDecidesAboutIt(t *testing.T) {
 		{"the copy is deleted", []plan.Action{action(plan.Cleanup, plan.CodeSurplus)}, plan.CodeSurplus},
 		{"only a verification is planned", []plan.Action{verify}, plan.CodeVerifyRequested},
 		{"a verification of a desired copy", []plan.Action{verify, action(plan.Wait, plan.CodeDesired)}, plan.CodeDesired},
+		{"a verification before a wait for another image", []plan.Action{verify, action(plan.Wait, plan.CodeSourceOfSuspended)}, plan.CodeSourceOfSuspended},
 		{"a verification before a wait", []plan.Action{verify, wait}, plan.CodeTooFewReady},
 	} {
 		if got := cleanupDecision(tt.actions, key); got.Code != tt.want {
