@@ -65,6 +65,9 @@ func (p *Part) Commit(want Digest) (_ Copy, err error) {
 	if err := renameDurably(d.root, p.folder.file(partChunksFile), p.folder.file(chunksFile)); err != nil {
 		return Copy{}, err
 	}
+	if err := p.folder.commitIndex(); err != nil {
+		return Copy{}, err
+	}
 	evidence, err := swap.evidenceAfterRename()
 	if err == nil {
 		err = p.folder.markReady(r, want, evidence)
@@ -125,10 +128,15 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 	if err != nil {
 		return nil, err
 	}
+	index, err := p.indexDigest()
+	if err != nil {
+		return nil, err
+	}
 	verified := time.Now().UTC()
 	return func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
 		r.ManifestDigest, r.Size = p.writer.manifest.Digest(), p.offset
+		r.IndexDigest = index
 		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
 	}, nil
 }

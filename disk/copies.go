@@ -46,6 +46,8 @@ type Copy struct {
 	// ManifestDigest is the SHA-256 of the chunk manifest. It is zero if the copy has no manifest, or
 	// if the manifest does not match the record.
 	ManifestDigest Digest `json:"chunks,omitzero"`
+	// HasIndex is true if the record has the digest of an index of the copy: see Disk.Index.
+	HasIndex bool `json:"-"`
 	// CfgExpected is the expectedChecksum of backing.cfg.
 	CfgExpected Digest `json:"-"`
 	HasCfg      bool   `json:"-"` // backing.cfg is readable and describes this file
@@ -222,6 +224,7 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 	c.VerifiedAt = r.VerifiedAt
 	if c.State == Ready || c.State == Failed {
 		c.ManifestDigest = f.disk.metadata.manifestDigest(f.id, r, info, folder)
+		c.HasIndex = !r.IndexDigest.IsZero()
 	}
 	if hasCfg {
 		c.CfgExpected, _ = ParseDigest(cfg.ExpectedChecksum)

@@ -9,8 +9,10 @@
 //	                                    backing.cfg   Longhorn's description of it
 //	                                    backing.record  the record of this program about the copy
 //	                                    backing.chunks  chunk manifest: a hash for each MiB
+//	                                    backing.caibx   index of the image, if it was downloaded by one
 //	                                    backing.part    partial file
 //	                                    backing.part.chunks  journal of the partial file; becomes the chunk manifest
+//	                                    backing.part.caibx   index of the partial file; becomes that of the image
 //	                                    backing.part.manifest  a peer's manifest; the name is removed immediately
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
@@ -27,6 +29,7 @@
 //	clone.go share.go commit.go   fill it from another copy, share blocks; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
+//	index.go                      the index of an image, for downloads of its later generations
 //	users.go                      which images are in use
 //	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
@@ -48,7 +51,7 @@
 //	             shares the blocks, and hashes what the disk returns for the partial file
 //	Commit       check digest and format -> set the mode, sync the file and its journal
 //	             -> write the digest to the record -> rename the file to backing, sync the folder
-//	             -> rename the journal to backing.chunks -> write backing.cfg
+//	             -> rename the journal to backing.chunks, the index to backing.caibx -> write backing.cfg
 //	             -> remove what is left of the partial file -> write the evidence to the record
 //
 // Every small file is replaced as a whole: write a temporary file, sync, rename, sync the

@@ -22,7 +22,7 @@ const (
 )
 
 // partFiles are all files of a partial file.
-var partFiles = []string{partManifestFile, partChunksFile, partFile}
+var partFiles = []string{partManifestFile, newIndexFile, partIndexFile, partChunksFile, partFile}
 
 // SpaceBeside returns an upper bound of the disk space that a copy needs for the files beside an image of
 // size bytes. Without this space a complete image could not become ready, or could not be verified later.

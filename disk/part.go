@@ -34,6 +34,8 @@ type PartSource struct {
 	// Data is an upper bound of the bytes in chunks that are not all zero. The image needs this much
 	// space. 0: not known; it may need all of Size.
 	Data int64 `json:"data,omitempty"`
+	// Index identifies the index by which the bytes are downloaded: a hash of its address. "": none.
+	Index string `json:"index,omitempty"`
 }
 
 // IDs that the planner interprets: only the client can resume an upload, and a copy from peers is not

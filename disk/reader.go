@@ -67,6 +67,16 @@ func (r *Reader) Close() error {
 	return r.chunks.close()
 }
 
+// NextData returns the offset of the first data at or after an offset, or the size of the image if there is none.
+// It may not be called while a Send runs.
+func (r *Reader) NextData(offset int64) (int64, error) {
+	data, err := r.chunks.f.Seek(offset, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return r.Size(), nil
+	}
+	return data, err
+}
+
 // Send writes the bytes [from, to) to w in pieces that end at chunk borders. It uses sendfile if w
 // supports it. Before each piece it calls before, unless before is nil, and returns its error. Only
 // one Send of a Reader may run at a time.

@@ -30,6 +30,8 @@ type Record struct {
 	// image. Both were recorded together with the digests.
 	ManifestDigest Digest `json:"chunks,omitzero"`
 	Size           int64  `json:"size,omitempty"`
+	// IndexDigest is the SHA-256 of the index in backing.caibx; zero: there is none.
+	IndexDigest Digest `json:"index,omitzero"`
 	// Evidence is nil until the file is verified.
 	Evidence   *Evidence `json:"evidence,omitempty"`
 	VerifiedAt time.Time `json:"verified,omitzero"` // when all bytes last matched their digest
@@ -109,7 +111,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.Owner != recordOwner {
 		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
 	}
-	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 {
+	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 || r.IndexDigest.Algorithm() == SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
 	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince, &r.ReplacedAt} {

@@ -9,6 +9,7 @@
 //	Reader    yields the items of an index, one by one; rejects whatever casync rejects
 //	Writer    writes an index that casync and desync read
 //	Table     finds the items of an index by their ids
+//	Cut       makes the index of a file
 //	Chunker   finds the ends of the chunks of a stream, by the content, as casync does
 //	Packer    packs a chunk for a chunk store
 //	Unpacker  unpacks a chunk of a chunk store, and verifies it
@@ -37,6 +38,6 @@
 //
 // # Reading order
 //
-// format.go (Header, Item, ID, Digest), reader.go, writer.go, table.go, chunker.go with
+// format.go (Header, Item, ID, Digest), reader.go, writer.go, table.go, cut.go, chunker.go with
 // buzhash.go, chunkfile.go.
 package caibx

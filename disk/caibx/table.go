@@ -69,7 +69,7 @@ func NewTable(f *os.File, r io.Reader, limits Limits) (t *Table, err error) {
 	}
 	t = &Table{header: d.Header(), items: (size - minSize) / itemSize, seed: maphash.MakeSeed()}
 	if t.items > maxItems {
-		return nil, fmt.Errorf("an index of %d items is not supported", t.items)
+		return nil, refuse("an index of %d items is not supported", t.items)
 	}
 	if err := t.mapFile(f, size); err != nil {
 		return nil, err

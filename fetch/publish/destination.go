@@ -96,6 +96,9 @@ func (d *Destination) PutIndex(ctx context.Context, name string, t *caibx.Table,
 	return Created, nil
 }
 
+// comparedAtOnce is the number of bytes of an existing file that are in memory.
+const comparedAtOnce = 256 << 10
+
 // compare reports whether a file exists, and whether it has these bytes.
 func (d *Destination) compare(ctx context.Context, name string, want []byte) (exists, same bool, err error) {
 	r, err := d.store.Open(ctx, name)
@@ -106,9 +109,9 @@ func (d *Destination) compare(ctx context.Context, name string, want []byte) (ex
 		return false, false, err
 	}
 	defer r.Close() // it was only read
-	in, buffer := bufio.NewReaderSize(r, pieceSize), make([]byte, pieceSize)
+	in, buffer := bufio.NewReaderSize(r, comparedAtOnce), make([]byte, comparedAtOnce)
 	for {
-		n, err := io.ReadFull(in, buffer[:min(pieceSize, len(want)+1)])
+		n, err := io.ReadFull(in, buffer[:min(comparedAtOnce, len(want)+1)])
 		switch {
 		case err != nil && err != io.EOF && err != io.ErrUnexpectedEOF:
 			return true, false, err

@@ -15,5 +15,5 @@
 //
 // # Reading order
 //
-// image.go, cut.go, destination.go, chunks.go, estimate.go.
+// image.go, destination.go, chunks.go, estimate.go.
 package publish

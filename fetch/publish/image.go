@@ -1,9 +1,13 @@
 package publish
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -11,9 +15,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 )
-
-// MaxChunk is the greatest size of a chunk that is cut, in bytes. Some chunks are in memory at once.
-const MaxChunk = 16 << 20
 
 // maxImage is greater than the size of any image.
 const maxImage = 1 << 60
@@ -56,6 +57,37 @@ func newImage(f *os.File) (*Image, error) {
 		return nil, err
 	}
 	return &Image{f, info.Size(), info.ModTime()}, nil
+}
+
+// Cut returns the index of the image with these chunks. done counts the bytes that have been read. The
+// caller closes the Table.
+func (im *Image) Cut(ctx context.Context, h caibx.Header, done *atomic.Int64) (*caibx.Table, error) {
+	f, err := caibx.TempFile("")
+	if err != nil {
+		return nil, err
+	}
+	t, err := caibx.Cut(ctx, im, im.Size, h, f, done)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, im.readError(err)
+	}
+	return t, err
+}
+
+// NextData implements caibx.File.
+func (im *Image) NextData(offset int64) (int64, error) {
+	data, err := im.Seek(offset, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return im.Size, nil
+	}
+	return data, err
+}
+
+// readError returns the error for an image that could not be read.
+func (im *Image) readError(err error) error {
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF // the file has become shorter
+	}
+	return fmt.Errorf("read %s: %w", im.Name(), err)
 }
 
 // IndexName returns the name of the index of the image.

@@ -1,0 +1,155 @@
+package disk
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+)
+
+const (
+	// indexFile is the index of the image, in the format of package caibx. Only a copy that was downloaded by
+	// an index has one. It is a cache: without it, the index of a copy can be computed from its bytes.
+	indexFile = "backing.caibx"
+	// partIndexFile is the index by which the partial file is downloaded.
+	partIndexFile = "backing.part.caibx"
+	// newIndexFile exists while an index is received. A file that a crash leaves is not used.
+	newIndexFile = partIndexFile + ".tmp"
+)
+
+// StoreIndex stores the index of the partial file. write receives an empty file and writes the index to it.
+// The index is durable when StoreIndex returns, and exists until Discard, DropIndex or Commit. The bytes are not
+// interpreted.
+func (p *Part) StoreIndex(write func(*os.File) error) error {
+	root, name := p.folder.disk.root, p.folder.file(newIndexFile)
+	if err := ignoreMissing(root.Remove(name)); err != nil {
+		return fmt.Errorf("store index of %s: %w", p.folder.id, err)
+	}
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, privateMode)
+	if err != nil {
+		return fmt.Errorf("store index of %s: %w", p.folder.id, noSpace(err))
+	}
+	if err = write(f); err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(noSpace(err), f.Close())
+	if err == nil {
+		err = renameDurably(root, name, p.folder.file(partIndexFile))
+	}
+	if err != nil {
+		return errors.Join(err, ignoreMissing(root.Remove(name)))
+	}
+	return nil
+}
+
+// Index opens the index that StoreIndex stored, in this process or in an earlier one. fs.ErrNotExist: there is
+// none.
+func (p *Part) Index() (*os.File, error) {
+	return openRegular(p.folder.disk.root, p.folder.file(partIndexFile), os.O_RDONLY)
+}
+
+// DropIndex removes the index of the partial file, if there is one.
+func (p *Part) DropIndex() error {
+	return ignoreMissing(p.folder.disk.root.Remove(p.folder.file(partIndexFile)))
+}
+
+// TempFile creates a file without a name in the folder of the partial file, for data that need not survive the
+// process.
+func (p *Part) TempFile() (*os.File, error) {
+	return openUnlinked(p.folder.disk.root, p.folder.file(newIndexFile))
+}
+
+// Room returns the bytes that can be written to the disk before the reserve is reached.
+func (p *Part) Room() (int64, error) {
+	space, err := p.folder.disk.Space()
+	return max(0, space.Free-p.options.Reserve), err
+}
+
+// Index opens the index of a ready copy. fs.ErrNotExist: the copy has none, or it is not the one of these
+// bytes.
+func (d *Disk) Index(id ID) (*os.File, error) {
+	f, err := openRegular(d.root, id.file(indexFile), os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	folder := d.image(id)
+	r, _, err := folder.readRecord()
+	if err == nil {
+		var digest Digest
+		if digest, err = fileDigest(f); err == nil && (r.IndexDigest.IsZero() || digest != r.IndexDigest) {
+			err = fs.ErrNotExist
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open index of %s: %w", id, err)
+	}
+	return f, nil
+}
+
+// fileDigest returns the SHA-256 of a file. The offset of the file is 0 afterwards.
+func fileDigest(f *os.File) (Digest, error) {
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return Digest{}, err
+	}
+	_, err := f.Seek(0, io.SeekStart)
+	return SHA256.Digest(h), err
+}
+
+// indexDigest returns the digest of the index of the partial file, zero if there is none.
+func (p *Part) indexDigest() (Digest, error) {
+	f, err := p.Index()
+	if err != nil {
+		return Digest{}, ignoreMissing(err)
+	}
+	defer f.Close()
+	return fileDigest(f)
+}
+
+// commitIndex makes the index of the partial file that of the image. Without one, it removes the index of the
+// image, because that is of the bytes before.
+func (f imageFolder) commitIndex() error {
+	err := renameDurably(f.disk.root, f.file(partIndexFile), f.file(indexFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ignoreMissing(f.disk.root.Remove(f.file(indexFile)))
+	}
+	return err
+}
+
+// ReadBack reads bytes that were appended before, at an offset. It waits until they are written.
+func (p *Part) ReadBack(buf []byte, offset int64) error {
+	end := offset + int64(len(buf))
+	if offset < 0 || end > p.offset {
+		return fmt.Errorf("read back %s: %d bytes at %d are not in %d bytes", p.folder.id, len(buf), offset, p.offset)
+	}
+	if c := p.current; c != nil {
+		begin := p.offset - int64(len(c.data))
+		if end > begin {
+			from := max(offset, begin)
+			copy(buf[from-offset:], c.data[from-begin:])
+			buf, end = buf[:from-offset], from
+		}
+	}
+	if len(buf) == 0 {
+		return nil
+	}
+	if end > p.offset-(pipelineDepth+1)*ChunkSize {
+		if err := p.pipeline.drain(p.ownedChunks()); err != nil {
+			return err
+		}
+	}
+	chunk := NewChunkBuffer()
+	for len(buf) > 0 {
+		begin := offset / ChunkSize * ChunkSize
+		b, err := readDirect(p.writer.file, chunk, begin, min(begin+ChunkSize, end))
+		if err != nil {
+			return err
+		}
+		n := copy(buf, b[offset-begin:])
+		buf, offset = buf[n:], offset+int64(n)
+	}
+	return nil
+}
