@@ -4,10 +4,22 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 )
 
+// ErrNoRanges means that a server does not send parts of the file, or that its file does not have the range.
+var ErrNoRanges = errors.New("the server does not send parts of the file")
+
+// ErrPacked means that ranges of the file are not ranges of the image, because the file is packed.
+var ErrPacked = errors.New("a packed image cannot be downloaded in parts")
+
 // RangeReader reads ranges of an image from its declared addresses. It is safe for concurrent use.
-type RangeReader struct{ t *transfer }
+type RangeReader struct {
+	t *transfer
+
+	mu    sync.Mutex
+	etags map[string]string // of the first response, by the ID of the address
+}
 
 // NewRangeReader returns a RangeReader for the image of r. The image must not be packed and must have
 // a declared Digest, because otherwise a change of the file would not be detected. Errors are those
@@ -21,15 +33,16 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 	case r.Digest.IsZero():
 		err = failf(BadConfig, "a partial download requires a declared checksum")
 	case t.packing != notPacked:
-		err = failf(BadConfig, "a packed image cannot be downloaded in parts")
+		err = &Error{Class: BadConfig, Err: ErrPacked}
 	}
 	if err != nil {
 		t.net.close()
 		return nil, err
 	}
+	t.net.keepConnections()
 	t.limiter = nil // the caller limits the total rate of all its sources
 	t.hasDigest = true
-	return &RangeReader{t}, nil
+	return &RangeReader{t: t, etags: map[string]string{}}, nil
 }
 
 // Close closes idle connections.
@@ -38,14 +51,20 @@ func (r *RangeReader) Close() { r.t.net.close() }
 // Open returns the bytes [start, end) from the first address that works. They are not verified. If
 // the body is too short, a read fails with an *Error. The caller detects stalls.
 func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser, error) {
+	body, _, err := r.OpenTotal(ctx, start, end)
+	return body, err
+}
+
+// OpenTotal is Open, and returns the size of the file; -1: the server does not send it.
+func (r *RangeReader) OpenTotal(ctx context.Context, start, end int64) (body io.ReadCloser, total int64, err error) {
 	var failed []*Error
 	for _, a := range r.t.addresses[r.t.request.SkipAddresses:] {
-		body, err := r.open(ctx, a, start, end)
+		got, err := r.open(ctx, a, start, end)
 		if err == nil {
-			return body, nil
+			return limitedBody{io.LimitReader(got.body, end-start), got.body}, got.total, nil
 		}
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return nil, 0, context.Cause(ctx)
 		}
 		known, ok := ClassifyDiskError(err).(*Error)
 		if !ok {
@@ -53,26 +72,41 @@ func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser
 		}
 		failed = append(failed, known.withURL(a.String()))
 	}
-	return nil, allFailed(failed)
+	return nil, 0, allFailed(failed)
 }
 
-func (r *RangeReader) open(ctx context.Context, a address, start, end int64) (io.ReadCloser, error) {
+func (r *RangeReader) open(ctx context.Context, a address, start, end int64) (*response, error) {
 	var got *response
 	err := r.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
 		got, err = src.get(ctx, rangeRequest{offset: start, end: end, total: -1})
 		return err
 	})
 	if errors.Is(err, errChanged) {
-		err = failf(Refused, "it does not have the bytes %d-%d", start, end-1)
+		err = failf(Refused, "%w: it does not have the bytes %d-%d", ErrNoRanges, start, end-1)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if got.start != start || got.total >= 0 && got.total < end {
 		got.body.Close()
-		return nil, failf(Refused, "the server does not send parts of the file")
+		return nil, &Error{Class: Refused, Err: ErrNoRanges}
 	}
-	return limitedBody{io.LimitReader(got.body, end-start), got.body}, nil
+	if !r.isSameVersion(a, got) {
+		got.body.Close()
+		return nil, failf(Network, "the file changed at its source during the transfer")
+	}
+	return got, nil
+}
+
+// isSameVersion reports whether a response does not have another strong ETag than the first one from the address.
+func (r *RangeReader) isSameVersion(a address, got *response) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first, known := r.etags[a.id()]
+	if !known {
+		r.etags[a.id()] = got.etag
+	}
+	return !known || first == "" || got.etag == "" || got.etag == first
 }
 
 // limitedBody is a body that ends at the end of the requested range.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/minio/minio-go/v7"
 	s3credentials "github.com/minio/minio-go/v7/pkg/credentials"
@@ -106,12 +105,7 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayAuthenticate(a.url) {
 		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", a)
 	}
-	// A backup sends many requests, and each new connection costs a handshake. If the server closes an
-	// idle connection, the next request on it fails. Therefore close idle connections before the
-	// server does.
-	net.anonymous.DisableKeepAlives = false
-	net.anonymous.MaxIdleConnsPerHost = 16
-	net.anonymous.IdleConnTimeout = 2 * time.Second
+	net.keepConnections()
 	return net.bucket(a, &stallTransport{net.anonymous, c.timings().stall, c.timings().firstByte})
 }
 

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"time"
 
 	"golang.org/x/net/http/httpproxy"
 
@@ -39,15 +40,26 @@ func (c *Client) network(creds *credentials, declared address) (*network, error)
 	return n, nil
 }
 
+// keepConnections lets each connection serve several requests, for many small files or ranges, because each new
+// connection costs a handshake. If the server closes an idle connection, the next request on it fails. Therefore
+// close idle connections before the server does.
+func (n *network) keepConnections() {
+	for _, t := range []*http.Transport{n.anonymous, n.authenticated} {
+		t.DisableKeepAlives = false
+		t.MaxIdleConnsPerHost = 16
+		t.IdleConnTimeout = 2 * time.Second
+	}
+}
+
 func (n *network) close() {
 	n.anonymous.CloseIdleConnections()
 	n.authenticated.CloseIdleConnections()
 }
 
 // transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames and the
-// flow control of HTTP/2 cost up to a third of the rate. Each connection serves one request. If
-// connections were kept, net/http would log bytes that a server sends after the end of a body to
-// stderr.
+// flow control of HTTP/2 cost up to a third of the rate. Each connection serves one request, unless
+// keepConnections is called. If connections are kept, net/http logs bytes that a server sends after the end of a body by
+// package log.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	t := n.client.timings()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: n.creds.roots}

@@ -1,0 +1,32 @@
+// Package delta downloads an image by its index: it takes each chunk from the cheapest place that has it.
+//
+//	zeros          a hole
+//	seeds          older generations and other images on this node: copied, or their blocks are shared
+//	repeated       a chunk that occurs before in the image: read back from the partial file
+//	chunk store    one packed file for each chunk, if a store is declared
+//	ranges         of the image file at its URL or at a mirror, where neighbours are joined
+//
+// The path of an image:
+//
+//	Download.Into
+//	  openIndex    the index: from the partial file of an earlier attempt, or from the upstream
+//	  openSeeds    the indexes of the seeds: stored beside them, or cut from their bytes
+//	  assembly     plans runs of chunks that come from one place, fetches the missing ones a little ahead, and
+//	               appends all of them to the partial file in order
+//
+// # Promises
+//
+//  1. The index never decides which bytes are right. Each chunk from the network is compared with its id in the index;
+//     each chunk of a seed is compared with the seed's own chunk manifest, and the index of the seed tells its id. The
+//     digest of the whole file, which disk.Part.Commit compares, decides.
+//  2. An index or a store that is missing, damaged or about other bytes does not fail the download: Into then
+//     downloads the whole file, and warns once.
+//  3. The memory does not depend on the size of the image or of the index. Indexes are mapped temporary files
+//     on the disk of the image.
+//  4. Seeds are only read. A damaged chunk of a seed is reported and fetched.
+//  5. At most window bytes are fetched before they are appended, so that little is fetched twice after a kill.
+//
+// # Reading order
+//
+// delta.go, seed.go, plan.go, assembly.go, upstream.go.
+package delta

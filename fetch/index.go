@@ -1,0 +1,152 @@
+package fetch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// DownloadIndex writes the index at the address r.Index to the empty file f. It has at most limit bytes. verify reads
+// the bytes while they arrive; its error ends the download. Errors are those of Download and of verify. progress counts
+// the bytes from the upstream.
+func (c *Client) DownloadIndex(ctx context.Context, r Request, f *os.File, limit int64, verify func(io.Reader) error, progress *Progress) error {
+	t, err := c.newTransfer(r, nil)
+	if err != nil {
+		return err
+	}
+	defer t.net.close()
+	if t.addresses, err = oneAddress(r.Index); err != nil {
+		return err
+	}
+	t.packing, t.restart, t.request.MaxSize, t.request.SkipAddresses = notPacked, false, limit, 0
+	sink := &fileSink{f: f, limit: limit, verify: verify}
+	err = t.fetchAny(ctx, sink)
+	progress.UpstreamBytes.Add(t.progress.UpstreamBytes.Load())
+	return ClassifyDiskError(cmp.Or(err, sink.end(err)))
+}
+
+// AddressID returns the ID in the disk.PartSource of bytes from an address: a hash that does not reveal the address.
+func AddressID(raw string) string { return address{raw: strings.TrimSpace(raw)}.id() }
+
+func oneAddress(raw string) ([]address, error) {
+	a, err := parseAddress(raw)
+	return []address{a}, err
+}
+
+// fileSink writes a small file, and lets verify read it at the same time.
+type fileSink struct {
+	f      *os.File
+	source disk.PartSource
+	offset int64
+	limit  int64
+
+	verify   func(io.Reader) error
+	pipe     *io.PipeWriter // to verify; nil before Begin
+	verified chan error     // the result of verify
+}
+
+// Source returns the source of the written bytes.
+func (s *fileSink) Source() disk.PartSource { return s.source }
+
+// Offset returns the number of written bytes.
+func (s *fileSink) Offset() int64 { return s.offset }
+
+// Begin discards the bytes.
+func (s *fileSink) Begin(o disk.PartSource) error {
+	_ = s.end(io.ErrUnexpectedEOF) // the bytes before are of no interest
+	r, w := io.Pipe()
+	s.source, s.offset, s.pipe, s.verified = o, 0, w, make(chan error, 1)
+	go func() {
+		err := s.verify(r)
+		if err == nil { // bytes may follow
+			_, err = io.Copy(io.Discard, r)
+		}
+		s.verified <- err
+		r.CloseWithError(err)
+	}()
+	_, err := s.f.Seek(0, io.SeekStart)
+	return errors.Join(err, s.f.Truncate(0))
+}
+
+// ReadFrom appends the bytes of r, up to the limit.
+func (s *fileSink) ReadFrom(r io.Reader) (int64, error) {
+	n, err := io.Copy(io.MultiWriter(s.f, s.pipe), io.LimitReader(r, s.limit-s.offset+1))
+	if s.offset += n; err == nil && s.offset > s.limit {
+		err = failf(BadSource, "the file has more than %d bytes", s.limit)
+	}
+	return n, err
+}
+
+// end tells verify that the file has ended, with an error or completely, and returns the result of verify.
+func (s *fileSink) end(err error) error {
+	if s.pipe == nil {
+		return nil
+	}
+	s.pipe.CloseWithError(err)
+	s.pipe = nil
+	return <-s.verified
+}
+
+// ChunkStore reads the files of a chunk store. It is safe for concurrent use.
+type ChunkStore struct {
+	t    *transfer
+	base address
+}
+
+// OpenChunkStore returns the chunk store at the address r.Store. It sends no request. The caller closes it. Errors
+// are those of Download.
+func (c *Client) OpenChunkStore(r Request) (*ChunkStore, error) {
+	t, err := c.newTransfer(r, nil)
+	if err != nil {
+		return nil, err
+	}
+	t.net.keepConnections()
+	t.packing = notPacked
+	a, err := parseAddress(r.Store)
+	if err != nil {
+		t.net.close()
+		return nil, err
+	}
+	return &ChunkStore{t, a}, nil
+}
+
+// Close closes idle connections.
+func (s *ChunkStore) Close() { s.t.net.close() }
+
+// String returns the address without secrets.
+func (s *ChunkStore) String() string { return s.base.String() }
+
+// Open opens a file of the chunk store. Its bytes are not verified. size is -1 if the server does not send it. The
+// caller detects stalls. An error of class Refused means that the chunk store does not have the file.
+func (s *ChunkStore) Open(ctx context.Context, name string) (body io.ReadCloser, size int64, err error) {
+	a := s.base
+	u := *a.url
+	u.Path, u.RawPath = strings.TrimRight(u.Path, "/")+"/"+name, ""
+	if s.base.url.RawPath != "" {
+		u.RawPath = strings.TrimRight(s.base.url.RawPath, "/") + "/" + url.PathEscape(name)
+		u.RawPath = strings.ReplaceAll(u.RawPath, "%2F", "/")
+	}
+	a.url = &u
+	var got *response
+	err = s.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
+		got, err = src.get(ctx, rangeRequest{total: -1})
+		return err
+	})
+	switch {
+	case err == nil && got.isHTML:
+		got.body.Close()
+		err = failf(Refused, "the server sent a web page instead of the chunk")
+	case errors.Is(err, errChanged), errors.Is(err, errComplete):
+		err = failf(Refused, "the server does not send the chunk")
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	return got.body, got.total, nil
+}
