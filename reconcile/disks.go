@@ -267,31 +267,48 @@ func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []Lo
 	return copies
 }
 
-// seeds returns ready copies of other generations of an image, for a sync from other nodes: those that
-// were verified last, because they are probably the newest generations.
-func (s *disks) seeds(o plan.Observed, a plan.Action, damaged func(plan.CopyRef)) []Seed {
-	if a.Op != plan.Sync || a.LocalSource != (plan.CopyRef{}) {
+// maxOtherSeeds limits the seeds that are copies of other images.
+const maxOtherSeeds = 4
+
+// seeds returns ready copies of other generations of an image, for a sync from other nodes or a download by an
+// index: those that were verified last, because they are probably the newest generations. For a download by an index,
+// copies of other images that have an index follow.
+func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damaged func(plan.CopyRef)) []Seed {
+	byIndex := a.Op == plan.Download && image.Source.Download != nil && image.Source.Download.Index != ""
+	if !byIndex && (a.Op != plan.Sync || a.LocalSource != (plan.CopyRef{})) {
 		return nil
 	}
-	var copies []plan.Copy
+	var generations, others []plan.Copy
 	found := map[disk.ID]Seed{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
 		for id, c := range o.Disks[ref].Copies {
 			_, known := found[id]
-			if known || id.Name != a.CopyRef().ID.Name || id == a.CopyRef().ID || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero() {
+			if known || id == a.CopyRef().ID || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero() {
+				continue
+			}
+			switch {
+			case id.Name == a.CopyRef().ID.Name:
+				generations = append(generations, c)
+			case byIndex && c.HasIndex:
+				others = append(others, c)
+			default:
 				continue
 			}
 			key := plan.CopyRef{Disk: ref, ID: id}
 			found[id] = Seed{LocalCopy{Disk: s.open[ref].handle, ID: id}, key, func() { damaged(key) }}
-			copies = append(copies, c)
 		}
 	}
-	slices.SortFunc(copies, func(a, b plan.Copy) int {
-		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), plan.CompareIDs(a.ID, b.ID))
-	})
 	var seeds []Seed
-	for _, c := range copies[:min(len(copies), peer.MaxSeeds)] {
+	for _, c := range slices.Concat(lastVerified(generations, peer.MaxSeeds), lastVerified(others, maxOtherSeeds)) {
 		seeds = append(seeds, found[c.ID])
 	}
 	return seeds
+}
+
+// lastVerified returns the n copies that were verified last.
+func lastVerified(copies []plan.Copy, n int) []plan.Copy {
+	slices.SortFunc(copies, func(a, b plan.Copy) int {
+		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), plan.CompareIDs(a.ID, b.ID))
+	})
+	return copies[:min(len(copies), n)]
 }

@@ -299,7 +299,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 	if a.Op == plan.Export {
 		t.Disks = r.disks.usable()
 	}
-	t.Seeds = r.disks.seeds(o, a, r.jobs.reports.addDamaged)
+	t.Seeds = r.disks.seeds(t.Image, o, a, r.jobs.reports.addDamaged)
 	return t
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/fetch/export"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
@@ -224,6 +225,12 @@ func (l *localJobs) job(t Task) job.Job {
 	}
 	j.Warn = func(err error) {
 		l.log.Warn("a source sent wrong bytes", "copy", t.Action.CopyRef().String(), "error", err)
+	}
+	j.WarnIndex = func(err error) {
+		l.log.Warn("download by index", "copy", t.Action.CopyRef().String(), "problem", err)
+	}
+	j.Survey = func(s delta.Survey) {
+		l.log.Info("download by index", "copy", t.Action.CopyRef().String(), "bytes", s.Size, "missing", s.Missing)
 	}
 	for _, s := range t.Seeds {
 		j.Seeds = append(j.Seeds, job.Seed{LocalCopy: job.LocalCopy{Disk: folderOf(s.Disk), ID: s.ID}, Damaged: s.Damaged})

@@ -118,7 +118,7 @@ type Task struct {
 	Source      Disk            // of Action.LocalSource; nil without one
 	Disks       map[string]Disk // the usable disks of this node by name, for an export
 	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
-	Seeds       []Seed          // copies on this node with some of the bytes, for a sync from peers
+	Seeds       []Seed          // copies on this node with some of the bytes, for a sync from peers or a download by an index
 }
 
 // Seed is a copy on this node that may have some of the bytes of another image.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
 
 // download creates the copy from the declared addresses. Without a declared checksum the bytes
@@ -57,6 +58,9 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 	var earlier error
 	for {
 		err := j.fill(ctx, id, r.Digest, r.CanResume, func(part *disk.Part) error {
+			if r.Index != "" && !r.Restart {
+				return j.downloadByIndex(ctx, r, part)
+			}
 			return j.Client.Download(ctx, r, part, j.Progress)
 		})
 		if err == nil {
@@ -69,6 +73,9 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 		}
 		switch {
 		case wrong && j.Progress.Joined.Load() && !r.Restart:
+			if r.Index != "" {
+				j.WarnIndex(fmt.Errorf("the whole file is downloaded, not only the difference: %w", err))
+			}
 		case wrong && address < len(r.Mirrors):
 			earlier, r.SkipAddresses = errors.Join(err, earlier), address+1
 		default:
@@ -76,4 +83,19 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 		}
 		r.Restart = true
 	}
+}
+
+// downloadByIndex downloads the chunks that no copy on this node has. The bytes of an older generation are worth
+// a full read, if it has no index; another image is a seed only with its index.
+func (j Job) downloadByIndex(ctx context.Context, r fetch.Request, part *disk.Part) error {
+	seeds := j.openSeeds()
+	defer seeds.close()
+	d := delta.Download{Client: j.Client, Request: r, Progress: j.Progress, Survey: j.Survey, Warn: j.WarnIndex}
+	for _, s := range seeds {
+		d.Seeds = append(d.Seeds, delta.Seed{
+			ID: s.ID, Reader: s.reader, Manifest: s.manifest, Index: s.index, Cut: s.ID.Name == j.Image.ID.Name,
+			Damaged: s.Damaged,
+		})
+	}
+	return d.Into(ctx, part)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
+	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -49,12 +50,15 @@ type Job struct {
 	Source      *disk.Disk            // of Action.LocalSource; nil without one
 	Disks       map[string]*disk.Disk // the disks of this node by name, for an export
 	LocalCopies []LocalCopy           // copies with the same bytes, for a repair
-	Seeds       []Seed                // copies that may have some of the bytes, for a sync from peers
+	Seeds       []Seed                // copies that may have some of the bytes, for a sync from peers and a download by an index
 	Client      *fetch.Client
 	Peers       *peer.Client // nil: this node queries no peers
 	Warn        func(error)  // receives an error for each source with wrong bytes
-	Uploads     *upload.Sessions
-	Restores    *backup.MemoryBudget
+	// Survey receives what a download by an index costs, and WarnIndex why it downloads the whole file.
+	Survey    func(delta.Survey)
+	WarnIndex func(error)
+	Uploads   *upload.Sessions
+	Restores  *backup.MemoryBudget
 }
 
 // Transfer is a running job, as status and metrics show it.

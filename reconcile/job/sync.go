@@ -24,9 +24,11 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	}
 	pull, done := j.newPull()
 	defer done()
-	seeds, closeSeeds := j.openSeeds()
-	defer closeSeeds()
-	pull.Seeds = seeds
+	seeds := j.openSeeds()
+	defer seeds.close()
+	for _, s := range seeds {
+		pull.Seeds = append(pull.Seeds, peer.Seed{Reader: s.reader, Manifest: s.manifest, Damaged: s.Damaged})
+	}
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
@@ -34,36 +36,6 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 		return pull.Into(ctx, part)
 	})
 	return withWrongSources(err, pull)
-}
-
-// Seed is a copy on this node that may have some of the bytes of another image.
-type Seed struct {
-	LocalCopy
-	// Damaged is called if the copy does not have its own bytes any more. It does not block.
-	Damaged func()
-}
-
-// openSeeds opens the seeds. A seed that cannot be opened is left out: its bytes can be transferred. The
-// caller calls done at the end.
-func (j Job) openSeeds() (seeds []peer.Seed, done func()) {
-	for _, s := range j.Seeds {
-		r, err := s.Disk.Open(s.ID)
-		if err != nil {
-			continue
-		}
-		m, err := s.Disk.Manifest(s.ID)
-		if err != nil {
-			r.Close()
-			continue
-		}
-		seeds = append(seeds, peer.Seed{Reader: r, Manifest: m, Damaged: s.Damaged})
-	}
-	return seeds, func() {
-		for _, s := range seeds {
-			s.Reader.Close()
-			s.Manifest.Close()
-		}
-	}
 }
 
 // WrongSourcesError is the error of a job that failed because copies on other nodes have other bytes
