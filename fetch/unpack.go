@@ -7,6 +7,7 @@ import (
 	"hash"
 	"io"
 	"path"
+	"runtime"
 	"strings"
 	"sync/atomic"
 
@@ -15,7 +16,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/xz"
+	"github.com/seed-26586806/backing-image-manager/disk/xz"
 )
 
 // unpack downloads the packed file through a decompressor into part. After a broken connection, the
@@ -240,7 +241,7 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 		}
 		return d.IOReadCloser(), nil
 	case packedXz:
-		return xz.NewReader(r, maxWindow), nil
+		return xz.NewReader(r, maxWindow, runtime.GOMAXPROCS(0)), nil
 	case packedBz2:
 		return bzip2.NewReader(r, nil)
 	}

@@ -8,7 +8,8 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
-	"github.com/therootcompany/xz"
+
+	"github.com/seed-26586806/backing-image-manager/disk/xz"
 )
 
 // packedSuffix is the suffix of packed chunks in a chunk store.
@@ -100,10 +101,8 @@ func (u *Unpacker) unpack(chunk, packed []byte) error {
 		}
 		return readExactly(&u.gzip, chunk)
 	case bytes.HasPrefix(packed, []byte(xzMagic)):
-		r, err := xz.NewReader(&u.in, maxDictionary)
-		if err != nil {
-			return err
-		}
+		r := xz.NewReader(&u.in, maxDictionary, 1) // unpacks no more than is read
+		defer r.Close()
 		return readExactly(r, chunk)
 	}
 	return errors.New("neither zstd nor gzip nor xz has packed them")

@@ -3,19 +3,19 @@ package xz
 import (
 	"bufio"
 	"io"
-	"runtime"
 	"sync/atomic"
 )
 
-// maxAhead limits the memory for blocks that are decoded at the same time, in bytes. A larger block is
-// decoded alone, while it is read.
-const maxAhead = 256 << 20
+// maxAhead limits the memory for blocks that are decoded at the same time, in bytes: four blocks of
+// "xz -T", which have 24 MiB, with 8 MiB of packed bytes each. A larger block is decoded alone, while it is read.
+const maxAhead = 128 << 20
 
 // Reader unpacks a file. It must be closed.
 type Reader struct {
 	in            *input
 	maxDictionary int
-	workers       int // maximum number of blocks that are decoded at the same time, besides one whose bytes are read
+	workers       int   // maximum number of blocks that are decoded at the same time, besides one whose bytes are read
+	maxAhead      int64 // maximum of memory
 
 	out []byte // unpacked, but not yet read
 	err error  // of the bytes behind out
@@ -29,19 +29,21 @@ type Reader struct {
 	block   *block       // decoded by serial while it is read
 	serial  lzma2
 	queue   []*job // blocks before header, in their order
-	memory  int64  // of queue and last
 	last    *job   // whose bytes are in out
-	free    []*job
+	free    []*job // their buffers are used again
+	memory  int64  // of queue, last and free
 	stopped atomic.Bool
 }
 
 // NewReader returns a reader of the unpacked bytes of r. A block whose dictionary is larger than
-// maxDictionary bytes leads to ErrDictionary.
-func NewReader(r io.Reader, maxDictionary int) *Reader {
+// maxDictionary bytes leads to ErrDictionary. At most so many workers decode blocks at the same time, besides one
+// whose bytes are read. With one worker, no goroutine runs, and each block is decoded while it is read.
+func NewReader(r io.Reader, maxDictionary, workers int) *Reader {
 	return &Reader{
 		in:            &input{r: bufio.NewReaderSize(r, 64<<10)},
 		maxDictionary: maxDictionary,
-		workers:       runtime.GOMAXPROCS(0),
+		workers:       workers,
+		maxAhead:      maxAhead,
 	}
 }
 
@@ -71,7 +73,6 @@ func (r *Reader) Close() error {
 // next returns more unpacked bytes, possibly none. They are valid until the next call.
 func (r *Reader) next() ([]byte, error) {
 	if r.last != nil {
-		r.memory -= r.last.header.memory()
 		r.free, r.last = append(r.free, r.last), nil
 	}
 	if r.block == nil {
@@ -84,6 +85,7 @@ func (r *Reader) next() ([]byte, error) {
 		if r.failure != nil {
 			return nil, r.failure
 		}
+		r.free, r.memory = nil, 0
 		r.block, r.header = r.header.open(r.in, &r.serial), nil
 	}
 	p, err := r.block.next()
@@ -103,21 +105,41 @@ func (r *Reader) readAhead() {
 				return
 			}
 		}
-		memory := r.header.memory()
-		if r.workers == 1 || memory == 0 || r.memory+memory > maxAhead {
+		if r.workers == 1 || !r.header.fitsJob() {
 			return
 		}
-		j := new(job)
-		if last := len(r.free) - 1; last >= 0 {
-			j, r.free = r.free[last], r.free[:last]
+		j := r.newJob(r.header)
+		if j == nil {
+			return
 		}
 		if r.failure = j.read(r.in, r.header); r.failure != nil {
 			return
 		}
 		r.records.add(r.header)
-		r.queue, r.memory, r.header = append(r.queue, j), r.memory+memory, nil
+		r.queue, r.header = append(r.queue, j), nil
 		go j.run(&r.stopped)
 	}
+}
+
+// newJob returns a job for a block, or nil if the memory is not sufficient.
+func (r *Reader) newJob(h *blockHeader) *job {
+	for len(r.free) > 0 {
+		j := r.free[len(r.free)-1]
+		r.free = r.free[:len(r.free)-1]
+		if more := j.grow(h); r.memory+more <= r.maxAhead {
+			r.memory += more
+			return j
+		}
+		r.memory -= j.memory()
+	}
+	j := new(job)
+	more := j.grow(h)
+	if r.memory+more > r.maxAhead {
+		return nil
+	}
+	r.memory += more
+	r.serial.buf = nil
+	return j
 }
 
 // nextHeader reads the header of the next block, after the end of the stream and the header of the next

@@ -22,8 +22,7 @@ const maxDictionary = 64 << 20
 
 // unpack returns the unpacked bytes of r, with at most so many blocks at the same time.
 func unpack(r io.Reader, workers int) ([]byte, error) {
-	x := NewReader(r, maxDictionary)
-	x.workers = workers
+	x := NewReader(r, maxDictionary, workers)
 	defer x.Close()
 	return io.ReadAll(x)
 }
@@ -180,8 +179,7 @@ func TestCloseStopsTheDecoders(t *testing.T) {
 	packed := pack(t, program(t, 2<<20), "-0 -T2 --block-size=200KiB")
 	synctest.Test(t, func(t *testing.T) {
 		for _, n := range []int64{0, 1, 1 << 20} {
-			r := NewReader(bytes.NewReader(packed), maxDictionary)
-			r.workers = 3
+			r := NewReader(bytes.NewReader(packed), maxDictionary, 3)
 			if _, err := io.CopyN(io.Discard, r, n); err != nil {
 				t.Error(err)
 			}
@@ -209,8 +207,7 @@ func FuzzReader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, packed []byte) {
 		const limit = 4 << 20
 		read := func(workers int) ([]byte, error) {
-			r := NewReader(bytes.NewReader(packed), 1<<20)
-			r.workers = workers
+			r := NewReader(bytes.NewReader(packed), 1<<20, workers)
 			defer r.Close()
 			return io.ReadAll(io.LimitReader(r, limit))
 		}
@@ -229,4 +226,48 @@ func FuzzReader(f *testing.F) {
 			t.Errorf("got %d bytes, want %d other bytes", len(got), len(want))
 		}
 	})
+}
+
+// Blocks of several sizes follow each other, so that the buffers of jobs are used for smaller and larger blocks.
+func TestBuffersOfBlocksAreLimited(t *testing.T) {
+	code := program(t, 2<<20)
+	var packed []byte
+	for _, size := range []int{64, 512, 16, 300, 300, 300, 1024, 8, 8, 8, 8, 2048, 512, 512, 512, 512} { // KiB
+		packed = append(packed, pack(t, code[:size<<10], "-1 -T2 --block-size=2MiB")...)
+	}
+	const maxAhead = 1200 << 10
+	r := NewReader(bytes.NewReader(packed), maxDictionary, 3)
+	defer r.Close()
+	r.maxAhead = maxAhead
+	most, blocks := int64(0), 0
+	for {
+		p, err := r.next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(p) > 0 {
+			blocks++
+		}
+		sum := int64(0)
+		jobs := append(slices.Concat(r.queue, r.free), r.last)
+		for _, j := range jobs {
+			if j == nil {
+				continue
+			}
+			if j.done != nil {
+				<-j.done
+			}
+			sum += int64(cap(j.packed)) + int64(len(j.data.buf))
+		}
+		most = max(most, sum)
+		if allowed := maxAhead + int64(len(jobs))*1024; sum > allowed || r.memory > maxAhead { // checksums and slack
+			t.Fatalf("the buffers have %d bytes, want at most %d", sum, allowed)
+		}
+	}
+	if most < maxAhead/2 || blocks < 16 {
+		t.Errorf("%d times bytes of blocks, with buffers of at most %d bytes: the test is too small", blocks, most)
+	}
 }

@@ -1,7 +1,7 @@
 // Package xz unpacks .xz files: all streams of a file, with all checksums and the index verified.
 //
 // If the headers of the blocks have their sizes, as in the files of "xz -T", the Reader decodes
-// several blocks at the same time: at most GOMAXPROCS + 1, with at most 256 MiB of input and output.
+// several blocks at the same time, with at most 128 MiB of input and output.
 // It decodes other blocks one after the other, while it reads them. The memory for them is the dictionary,
 // whose size the caller limits, and at most as much again. It depends on the bytes that were read, and not on
 // sizes that a header promises.
