@@ -85,7 +85,7 @@ func TestCommandsOfTheExampleWorkflowRun(t *testing.T) {
 
 func TestExampleScenariosPass(t *testing.T) {
 	out, errOut, err := try(t, "test", "../../examples/suites", "--config-dir", "../../examples/suites/config")
-	if err != nil || !strings.HasSuffix(out, "\n3 scenarios passed.\n") {
+	if err != nil || !strings.HasSuffix(out, "\n4 scenarios passed.\n") {
 		t.Errorf("%v\n%s%s", err, out, errOut)
 	}
 }
