@@ -26,6 +26,7 @@ var startTime = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 type cluster struct {
 	rng
 	suspensions rng // decides about suspensions
+	generations rng // decides about older generations
 	adversity   rng // decides about compromised and skewed nodes
 	seed        uint64
 
@@ -101,7 +102,7 @@ type loss struct {
 // newCluster returns a cluster of least to most nodes. With traced it records what happens.
 func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	c := &cluster{
-		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, generations: rng{rand.New(rand.NewPCG(seed, 6))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
 		nodes: map[string]*node{}, disks: map[schema.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
 		links: map[route]*link{}, sendsWrongBytes: map[string]bool{},
 		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},

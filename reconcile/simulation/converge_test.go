@@ -193,7 +193,7 @@ func (c *cluster) checkLeftovers() {
 			case !s.Owned || s.Users > 0:
 			case !declared && !pruneBlocked && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
 				c.violation("converge", "%s is left on %s", id, ref)
-			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks:
+			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks && !c.mayStay(image, plan.CopyRef{Disk: ref, ID: id}):
 				c.violation("converge", "%s, an older generation, is left on %s", id, ref)
 			}
 		}

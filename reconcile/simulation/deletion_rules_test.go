@@ -27,6 +27,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 		c.violation("suspend", "%s is deleted although it is suspended", r.key)
 	}
 	r.checkConflict(o)
+	r.checkSeedReaders()
 	s := c.copyAt(r.key)
 	if s == nil {
 		return
@@ -38,6 +39,9 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	}
 	if declared && r.key.ID != image.ID && s.File == "" {
 		return // a partial file of an older generation is no copy
+	}
+	if declared && r.key.ID != image.ID {
+		r.checkKept(image, s)
 	}
 	accepted, requested := m.requestedCleanups[r.key]
 	if !evicted && !(requested && r.began-accepted <= time.Minute) { // a request is in force for a minute
@@ -195,6 +199,7 @@ func (r *deletion) isElsewhere(image schema.Image, s *Copy) bool {
 // destroyed after the withdrawal counts as ready: no manager can prevent this.
 func (r *deletion) checkUnlink(s *Copy) {
 	c := r.c
+	r.checkSeedReaders()
 	if s.Users > 0 {
 		c.violation("S1", "%s is deleted while it is in use", r.key)
 	}

@@ -86,6 +86,8 @@ func (m *node) noteListing() {
 			case m.allowed() == schema.ObserveOnly:
 			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.isAlwaysDesired(m.applied, image, one.ref):
 				m.c.history(s).surplusAt = 0
+			case declared && image.ID != c.ID && m.isCertainlyKept(image, key, s):
+				m.c.history(s).surplusAt = 0
 			case m.allowed() == schema.Everything && m.c.history(s).surplusAt == 0:
 				m.c.history(s).surplusAt = m.c.now
 			}
@@ -111,7 +113,7 @@ func (m *node) noteUnwritten() {
 		behind := m.desired.Allowed == schema.ObserveOnly
 		for id, c := range seen.Copies {
 			s := d.Copies[id]
-			pending := s != nil && (s.Usage.InUse != c.InUseRecorded || !s.Usage.LastUsed.Equal(c.LastUsed) || !s.Usage.SurplusSince.Equal(c.SurplusSince) || s.Usage.By != c.ClockNode)
+			pending := s != nil && (s.Usage.InUse != c.InUseRecorded || !s.Usage.LastUsed.Equal(c.LastUsed) || !s.Usage.SurplusSince.Equal(c.SurplusSince) || !s.Usage.ReplacedAt.Equal(c.ReplacedAt) || s.Usage.By != c.ClockNode)
 			if behind = behind || pending; pending {
 				m.unwritten[unwrittenKey{d.UUID, id}] = true
 			} else {

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
 	reconcilejob "github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -26,6 +27,7 @@ type runningJob struct {
 	reserve   int64
 	content   string // that a sync or a repair has to create, or another node has to have
 	sources   func() []peer.Source
+	seeds     []reconcile.Seed // of which a sync from other nodes may read chunks
 	verified  func(manifest disk.Digest)
 	done      func(error)
 	deletion  *deletion
@@ -60,6 +62,9 @@ func (m *node) beginJob(job *runningJob) {
 		m.continueJob(job, 1)
 	case plan.Upload:
 		m.beginUpload(job)
+	case plan.Sync:
+		m.c.requestSeedCleanup(job, m)
+		m.continueJob(job, 1+m.c.IntN(3))
 	default:
 		m.continueJob(job, 1+m.c.IntN(3))
 	}
@@ -146,8 +151,12 @@ func (m *node) progress(d *Disk, job *runningJob) error {
 	} else if s.Partial == 0 { // otherwise a download resumes a partial file of any source
 		s.PartialSource = ""
 	}
-	if s.Partial < gib/2 && d.Free() > gib/2 {
-		s.Partial += gib / 4
+	step := int64(gib / 4)
+	if m.readSeeds(job) { // the other nodes send half of it
+		step *= 2
+	}
+	if s.Partial < gib/2 && d.Free() > 2*step {
+		s.Partial += step
 	}
 	return nil
 }

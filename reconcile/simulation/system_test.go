@@ -81,7 +81,7 @@ func (d watchedDisk) Update(id disk.ID, change func(*disk.Record)) error {
 	}
 	h := m.c.history(s)
 	h.excused = h.excused && surplusSince.Equal(s.Usage.SurplusSince)
-	m.c.logf(m.name, "records for %s on %s: in use %v, last used %s, surplus since %s", id, d.ref, s.Usage.InUse, s.Usage.LastUsed, s.Usage.SurplusSince)
+	m.c.logf(m.name, "records for %s on %s: in use %v, last used %s, surplus since %s, replaced %s", id, d.ref, s.Usage.InUse, s.Usage.LastUsed, s.Usage.SurplusSince, s.Usage.ReplacedAt)
 	return nil
 }
 
@@ -142,7 +142,7 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 		m.toBegin = append(m.toBegin, func() { m.deleteCopy(job) })
 		return
 	}
-	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, sources: t.PeerCopies, verified: t.Verified, done: done}
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, sources: t.PeerCopies, verified: t.Verified, seeds: t.Seeds, done: done}
 	if d, ok := t.Disk.(watchedDisk); ok {
 		job.diskUUID = Opened(d.Disk).UUID
 	}
