@@ -194,14 +194,23 @@ func reasonText(a plan.Action) string {
 	return reason
 }
 
-// PlanSummary returns one line that counts the actions and the bytes.
+// PlanSummary returns one line that counts the actions and the bytes. Generations that are kept as the
+// configuration demands do not wait for anything.
 func PlanSummary(p plan.Plan) string {
-	n := p.Summary.Counts
-	if p.Empty() && n[plan.Wait] > 0 {
-		return fmt.Sprintf("No changes now: %d waiting.", n[plan.Wait])
+	n, kept := p.Summary.Counts, 0
+	for _, a := range p.Actions {
+		if a.Code == plan.CodeGenerationKept {
+			kept++
+		}
 	}
-	if p.Empty() {
+	waiting := n[plan.Wait] - kept
+	switch {
+	case p.Empty() && waiting == 0:
 		return "No changes. The disks match the configuration."
+	case p.Empty() && kept > 0:
+		return fmt.Sprintf("No changes now: %d waiting, %d kept.", waiting, kept)
+	case p.Empty():
+		return fmt.Sprintf("No changes now: %d waiting.", waiting)
 	}
 	parts := []string{
 		fmt.Sprintf("%d to fetch", n[plan.Download]),
@@ -209,16 +218,16 @@ func PlanSummary(p plan.Plan) string {
 		fmt.Sprintf("%d to clean up", n[plan.Cleanup]),
 	}
 	for _, more := range []struct {
-		kind plan.Op
+		n    int
 		word string
 	}{
-		{plan.Export, "to export"}, {plan.Restore, "to restore"}, {plan.Clone, "to clone"},
-		{plan.Upload, "being uploaded"}, {plan.Backup, "to back up"},
-		{plan.Adopt, "to adopt"}, {plan.Verify, "to verify"}, {plan.Repair, "to repair"}, {plan.Evict, "to evict"},
-		{plan.Wait, "waiting"}, {plan.Blocked, "blocked"},
+		{n[plan.Export], "to export"}, {n[plan.Restore], "to restore"}, {n[plan.Clone], "to clone"},
+		{n[plan.Upload], "being uploaded"}, {n[plan.Backup], "to back up"},
+		{n[plan.Adopt], "to adopt"}, {n[plan.Verify], "to verify"}, {n[plan.Repair], "to repair"}, {n[plan.Evict], "to evict"},
+		{waiting, "waiting"}, {kept, "kept"}, {n[plan.Blocked], "blocked"},
 	} {
-		if n[more.kind] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n[more.kind], more.word))
+		if more.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", more.n, more.word))
 		}
 	}
 	return fmt.Sprintf("Plan: %s; %s.", strings.Join(parts, ", "), bytesSummary(p.Summary))

@@ -32,6 +32,12 @@ func action(kind plan.Op, image, uuid, on string, bytes int64, reason string) pl
 	return plan.Action{Op: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: reason}}
 }
 
+// keptAction is the action for a generation that keepGenerations keeps.
+var keptAction = plan.Action{
+	Op: plan.Wait, Image: "a1", UUID: "00000001", Node: "node1", Disk: "disk1",
+	Reason: plan.Reason{Code: plan.CodeGenerationKept, Text: "older generation; kept"},
+}
+
 var plans = []struct {
 	name           string
 	plan           plan.Plan
@@ -124,6 +130,36 @@ No changes now: 1 waiting.
 | wait | a1 | disk1 | - | surplus copy |
 
 **No changes now: 1 waiting.**
+`,
+	},
+	{
+		name: "only kept generations",
+		plan: planOf(keptAction),
+		text: `  wait  a1  disk1  -  older generation; kept
+
+No changes. The disks match the configuration.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| wait | a1 | disk1 | - | older generation; kept |
+
+**No changes. The disks match the configuration.**
+`,
+	},
+	{
+		name: "waits and kept generations",
+		plan: planOf(keptAction, action(plan.Wait, "a2", "00000001", "node1/disk1", 0, "surplus copy")),
+		text: `  wait  a1  disk1  -  older generation; kept
+  wait  a2  disk1  -  surplus copy
+
+No changes now: 1 waiting, 1 kept.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| wait | a1 | disk1 | - | older generation; kept |
+| wait | a2 | disk1 | - | surplus copy |
+
+**No changes now: 1 waiting, 1 kept.**
 `,
 	},
 	{
