@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Files of an image folder. backing.cfg is in cfg.go.
@@ -119,5 +121,8 @@ func (f imageFolder) inspect(name string, declared Format) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
+	// Otherwise the kernel marks a page, and a Reader that reaches it causes a read-ahead that it does not know
+	// (cachedPages), again and again.
+	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM) // if this fails, only more pages stay in the page cache
 	return Inspect(file, stat.Size(), declared)
 }

@@ -2,6 +2,7 @@ package disk
 
 import (
 	"context"
+	"io"
 	"os"
 	"syscall"
 	"testing"
@@ -77,5 +78,33 @@ func TestCommitAndVerifyBypassPageCache(t *testing.T) {
 	}
 	if n := resident(t, imagePath(d, imageFile)); n > most {
 		t.Errorf("after verify %d bytes are in the page cache", n)
+	}
+}
+
+// TestReaderOfNewImageDropsItsPages reads an image that was just committed: Commit has read its head.
+func TestReaderOfNewImageDropsItsPages(t *testing.T) {
+	d := newDisk(t)
+	readyImage(t, d, noiseOf(48*ChunkSize))
+	cached := func(p *cachedPages) (n int64) {
+		for _, s := range p.spans(0, 48*ChunkSize, true) {
+			n += s.To - s.From
+		}
+		return n
+	}
+	r, err := d.Open(testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := cached(r.pages)
+	if _, err := io.Copy(io.Discard, struct{ io.Reader }{r}); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	if r, err = d.Open(testID); err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if after := cached(r.pages); after > before {
+		t.Errorf("%d bytes are cached after the image was read, %d before", after, before)
 	}
 }
