@@ -149,21 +149,33 @@ func (s *site) download(r fetch.Request, seeds ...Seed) error {
 
 func (s *site) downloadContext(ctx context.Context, r fetch.Request, seeds ...Seed) error {
 	s.t.Helper()
-	part, err := s.disk.OpenPart(ctx, newID, disk.PartOptions{Accept: r.CanResume})
+	part := s.part(r)
+	defer part.Close()
+	if err := s.fill(ctx, part, r, seeds...); err != nil {
+		return err
+	}
+	_, err := part.Commit(r.Digest)
+	return err
+}
+
+// part opens the partial file of the new version.
+func (s *site) part(r fetch.Request) *disk.Part {
+	s.t.Helper()
+	part, err := s.disk.OpenPart(context.Background(), newID, disk.PartOptions{Accept: r.CanResume})
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	defer part.Close()
+	return part
+}
+
+// fill downloads an image, but does not commit it.
+func (s *site) fill(ctx context.Context, part *disk.Part, r fetch.Request, seeds ...Seed) error {
 	d := Download{
 		Client: s.client, Request: r, Seeds: seeds, Progress: &s.progress,
 		Survey: func(v Survey) { s.survey = v },
 		Warn:   func(err error) { s.warnings = append(s.warnings, err.Error()) },
 	}
-	if err := d.Into(ctx, part); err != nil {
-		return err
-	}
-	_, err = part.Commit(r.Digest)
-	return err
+	return d.Into(ctx, part)
 }
 
 // wantImage fails the test unless the image on the disk is want.
