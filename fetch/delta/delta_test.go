@@ -2,13 +2,21 @@ package delta
 
 import (
 	"bytes"
+	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
+)
+
+var (
+	pairs     = flag.Uint64("delta.pairs", 60, "number of pairs of images that TestRandomUpdates has")
+	firstPair = flag.Uint64("delta.first", 0, "number of the first pair")
 )
 
 func noise(seed byte, n int) []byte {
@@ -17,45 +25,54 @@ func noise(seed byte, n int) []byte {
 	return b
 }
 
-// edit returns a new version of an image: with bytes that were changed, inserted, moved or cut off, and with holes.
-func edit(random *rand.Rand, old []byte) []byte {
-	next := bytes.Clone(old)
-	for range 1 + random.IntN(4) {
-		if len(next) < 4096 {
-			return append(next, noise(9, 8192)...)
-		}
-		at := random.IntN(len(next) - 2048)
-		length := 1 + random.IntN(min(len(next)-at, 200_000))
-		switch random.IntN(6) {
-		case 0:
-			copy(next[at:at+length], noise(byte(random.Uint32()), length))
-		case 1:
-			next = slices.Insert(next, at, noise(byte(random.Uint32()), 1+random.IntN(3000))...)
-		case 2:
-			moved := bytes.Clone(next[at : at+length])
-			next = slices.Delete(next, at, at+length)
-			next = slices.Insert(next, random.IntN(len(next)+1), moved...)
-		case 3:
-			next = next[:max(4096, len(next)-length)]
-		case 4:
-			clear(next[at : at+length])
-		case 5:
-			next = append(next, next[at:at+length]...)
-		}
+// missingOf returns the bytes of the distinct chunks of an index that another index does not have, except for zeros.
+func missingOf(t *testing.T, index, seed []byte) (missing int64) {
+	t.Helper()
+	known := map[caibx.ID]bool{}
+	for _, i := range itemsOf(t, seed) {
+		known[i.ID] = true
 	}
-	return next[:len(next)/512*512]
+	h := headerOf(t, index)
+	for _, i := range itemsOf(t, index) {
+		if !known[i.ID] && i.ID != h.Digest.ZeroID(i.Length) {
+			missing += i.Length
+		}
+		known[i.ID] = true
+	}
+	return missing
 }
 
-// TestRandomUpdates downloads new versions of random images.
+func headerOf(t *testing.T, index []byte) caibx.Header {
+	t.Helper()
+	r, err := caibx.NewReader(bytes.NewReader(index), int64(len(index)), caibx.Limits{Image: 1 << 40, Chunk: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.Header()
+}
+
+func itemsOf(t *testing.T, index []byte) (items []caibx.Item) {
+	t.Helper()
+	r, err := caibx.NewReader(bytes.NewReader(index), int64(len(index)), caibx.Limits{Image: 1 << 40, Chunk: 1})
+	for err == nil {
+		var i caibx.Item
+		if i, err = r.Next(); err == nil {
+			items = append(items, i)
+		}
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	return items
+}
+
+// TestRandomUpdates downloads new versions of random images, by the index and by a chunk store. Exactly the chunks that
+// the old version does not have are transferred.
 func TestRandomUpdates(t *testing.T) {
-	for i := range uint64(60) {
-		t.Run(fmt.Sprint(i), func(t *testing.T) {
-			random := rand.New(rand.NewPCG(i, 1))
-			old := noise(byte(i), (1+random.IntN(40))<<16)
-			if i%3 == 0 {
-				clear(old[random.IntN(len(old)):])
-			}
-			next := edit(random, old)
+	for n := *firstPair; n < *firstPair+*pairs; n++ {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			t.Parallel()
+			random, old, next := imagetest.Pair(t, n)
 			h := small
 			switch random.IntN(3) {
 			case 0:
@@ -63,31 +80,40 @@ func TestRandomUpdates(t *testing.T) {
 			case 1:
 				h = caibx.Header{Sizes: caibx.DefaultSizes, Digest: caibx.SHA256}
 			}
-			s := newSite(t)
-			s.files["v2"], s.files["v2.caibx"] = next, indexOf(t, next, h)
-			r := s.request("v2", next)
-			if random.IntN(2) == 0 {
-				packer := caibx.NewPacker()
-				s.putStore("store", next, h, func(chunk []byte) []byte { return packer.Pack(nil, chunk) })
-				r.Store = s.url + "/store"
-			}
-			s.put(oldID, old)
-			var damaged atomic.Int64
-			if err := s.download(r, s.seed(oldID, &damaged)); err != nil {
-				t.Fatal(err, describe(s))
-			}
-			s.wantImage(next)
-			if r.Store == "" && s.sent.Load() != s.survey.Missing+int64(len(s.files["v2.caibx"])) {
-				t.Error("other bytes were sent than are missing:", describe(s))
-			}
-			if s.sent.Load() > int64(len(next)+len(s.files["v2.caibx"])) {
-				t.Error("more was sent than the file and its index:", describe(s))
-			}
-			if len(s.warnings) > 0 || damaged.Load() > 0 {
-				t.Error(describe(s))
-			}
-			if got := s.progress.Done.Load(); got != int64(len(next)) {
-				t.Errorf("progress is %d of %d", got, len(next))
+			index, oldIndex := indexOf(t, next, h), indexOf(t, old, h)
+			missing := missingOf(t, index, oldIndex)
+			for _, store := range []bool{false, true} {
+				s := newSite(t)
+				s.files["v2"], s.files["v2.caibx"] = next, index
+				r := s.request("v2", next)
+				if store {
+					packer := caibx.NewPacker()
+					s.putStore("store", next, h, func(chunk []byte) []byte { return packer.Pack(nil, chunk) })
+					r.Store = s.url + "/store"
+				}
+				s.put(oldID, old)
+				var damaged atomic.Int64
+				seed := s.seed(oldID, &damaged)
+				if n%2 == 0 {
+					seed.Index = tempFile(t, oldIndex)
+				}
+				if err := s.download(r, seed); err != nil {
+					t.Fatal(err, describe(s))
+				}
+				s.wantImage(next)
+				if s.survey.Missing != missing {
+					t.Errorf("store %v: %d bytes are missing: %s", store, missing, describe(s))
+				}
+				sent := s.sent.Load() - int64(len(index))
+				if !store && sent != missing || store && sent > missing+missing/50+int64(len(itemsOf(t, index))*16) {
+					t.Errorf("store %v: %d bytes were sent for %d missing ones: %s", store, sent, missing, describe(s))
+				}
+				if len(s.warnings) > 0 || damaged.Load() > 0 {
+					t.Errorf("store %v: %d seeds are damaged: %s", store, damaged.Load(), describe(s))
+				}
+				if got := s.progress.Done.Load(); got != int64(len(next)) {
+					t.Errorf("store %v: progress is %d of %d", store, got, len(next))
+				}
 			}
 		})
 	}
