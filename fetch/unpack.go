@@ -235,7 +235,9 @@ func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
 	case packedGz:
 		return gzip.NewReader(r)
 	case packedZst:
-		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(2))
+		// With several goroutines, the decoder needs half as much processor time again. disk.Part hashes and writes
+		// at the same time anyway.
+		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
 		if err != nil {
 			return nil, err
 		}
