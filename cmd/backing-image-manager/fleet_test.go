@@ -143,8 +143,8 @@ func reportCost(b *testing.B, c cost) {
 	b.ReportMetric(float64(c.rss)/(1<<20), "MiB-rss")
 }
 
-// BenchmarkLargeConfiguration runs validate for 10,000 images, in one file and in a file each, and the plan
-// of one of 1,000 nodes for 10,000 images.
+// BenchmarkLargeConfiguration runs validate for 10,000 images, in one file, in a file each and in ten packages of
+// .cue files, and the plan of one of 1,000 nodes for 10,000 images.
 func BenchmarkLargeConfiguration(b *testing.B) {
 	const images, nodes = 10_000, 1000
 	program := buildProgram(b)
@@ -163,6 +163,13 @@ func BenchmarkLargeConfiguration(b *testing.B) {
 		all.WriteString(one)
 		write("file-each", fmt.Sprintf("%05d.yaml", i), "images:\n"+one)
 	}
+	for p := range 10 {
+		text := "package p\nimages: {\n"
+		for i := range images / 10 {
+			text += typicalImageCUE(p*images/10 + i)
+		}
+		write(fmt.Sprintf("cue/%d", p), "images.cue", text+"}\n")
+	}
 	for n := range nodes {
 		fmt.Fprintf(&declared, "  node%d: {address: \"http://10.0.%d.%d:8000\", tags: [edge], disks: {ssd: {path: %s, tags: [ssd], storageReserved: 10Gi}}}\n",
 			n, n/250, n%250+1, filepath.Join(dir, "disk"))
@@ -180,6 +187,7 @@ func BenchmarkLargeConfiguration(b *testing.B) {
 	}{
 		{"validate/one-file", []string{"validate", filepath.Join(dir, "one-file")}},
 		{"validate/file-each", []string{"validate", filepath.Join(dir, "file-each")}},
+		{"validate/cue", []string{"validate", filepath.Join(dir, "cue")}},
 		{"plan", []string{"reconcile", "--config-dir", filepath.Join(dir, "fleet"), "--node", "node7", "--dry-run", "--offline"}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
@@ -207,6 +215,14 @@ func typicalImage(i int) string {
     nodeSelector: [edge]
     diskSelector:
       - ssd
+`, i, i, i, i, i, strings.Repeat(fmt.Sprintf("%08x", i), 16))
+}
+
+// typicalImageCUE is typicalImage in CUE.
+func typicalImageCUE(i int) string {
+	return fmt.Sprintf(`"image-%d": {source: download: {url: "https://images.example.com/releases/%d/image-%d.qcow2",
+mirrors: ["https://mirror.example.com/releases/%d/image-%d.qcow2"], credentials: "vendor"},
+checksum: %q, format: "qcow2", minNumberOfCopies: 2, nodeSelector: ["edge"], diskSelector: ["ssd"]}
 `, i, i, i, i, i, strings.Repeat(fmt.Sprintf("%08x", i), 16))
 }
 

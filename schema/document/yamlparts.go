@@ -98,6 +98,9 @@ var (
 
 // splitMappings finds the large mappings of a text. It returns the text with empty lines in their place.
 func splitMappings(data []byte, partSize int) (rest []byte, mappings []largeMapping) {
+	if len(data) < partSize {
+		return nil, nil
+	}
 	for _, b := range otherBreaks {
 		if bytes.Contains(data, []byte(b)) {
 			return nil, nil
