@@ -89,6 +89,9 @@ func (d *Disk) Index(id ID) (*os.File, error) {
 	return f, nil
 }
 
+// DropIndex removes the index of a copy, if there is one.
+func (d *Disk) DropIndex(id ID) error { return ignoreMissing(d.root.Remove(id.file(indexFile))) }
+
 // fileDigest returns the SHA-256 of a file. The offset of the file is 0 afterwards.
 func fileDigest(f *os.File) (Digest, error) {
 	h := sha256.New()

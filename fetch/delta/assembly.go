@@ -146,7 +146,7 @@ func (a *assembly) read(p []byte) (int, error) {
 		switch {
 		case n > 0:
 			return n, nil // the error occurs again
-		case errors.Is(err, disk.ErrDamaged), errors.Is(err, io.EOF):
+		case isDamaged(err):
 			a.fetchDamaged(r)
 			return 0, nil
 		}

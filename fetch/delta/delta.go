@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"syscall"
 
@@ -87,7 +86,7 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 		return err
 	}
 	defer u.close()
-	seeds, err := d.openSeeds(ctx, part, index.Header())
+	seeds, err := openSeeds(ctx, part, d.Seeds, index.Header())
 	if err != nil {
 		return err
 	}
@@ -138,50 +137,52 @@ const (
 
 // openIndex returns the index of the image. Every error but one of the disk is an *indexError.
 func (d *Download) openIndex(ctx context.Context, part *disk.Part) (*caibx.Table, error) {
-	limits := caibx.Limits{Image: cmp.Or(d.Request.MaxSize, maxImage), Chunk: minMeanChunk}
 	if part.Source().Index == d.indexID() {
-		f, err := part.Index()
-		if err == nil {
-			if t, err := openTable(part, f, limits); err == nil {
-				return t, nil
-			}
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
+		if t, err := LoadIndex(part, d.Request.MaxSize); err == nil {
+			return t, nil
 		}
 	}
 	room, err := part.Room()
 	if err != nil {
 		return nil, err
 	}
+	limits := limitsOf(d.Request.MaxSize)
 	err = part.StoreIndex(func(f *os.File) error {
 		return d.Client.DownloadIndex(ctx, d.Request, f, min(limits.MaxSize(), room/indexShare), verifier(limits), d.Progress)
 	})
-	if err != nil {
-		_, fetched := errors.AsType[*fetch.Error](err)
-		_, bad := errors.AsType[*caibx.FormatError](err)
-		if fetched || bad {
-			return nil, &indexError{err: fmt.Errorf("its index: %w", err)}
-		}
-		return nil, err
+	_, fetched := errors.AsType[*fetch.Error](err)
+	var t *caibx.Table
+	if err == nil {
+		t, err = LoadIndex(part, d.Request.MaxSize)
 	}
-	f, err := part.Index()
-	if err != nil {
-		return nil, err
-	}
-	t, err := openTable(part, f, limits)
-	if _, bad := errors.AsType[*caibx.FormatError](err); bad || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	_, bad := errors.AsType[*caibx.FormatError](err)
+	if fetched || bad || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return nil, &indexError{err: fmt.Errorf("its index: %w", err)}
 	}
 	return t, err
 }
 
-// openTable is newTable for an index that check accepts.
-func openTable(part *disk.Part, f *os.File, limits caibx.Limits) (*caibx.Table, error) {
-	t, err := newTable(part, f, limits)
+// LoadIndex returns the table of the index of a partial file, which has an image of at most size bytes; 0: any size. The
+// error is fs.ErrNotExist, a *caibx.FormatError for an index that cannot be used, or one of the disk. The caller closes
+// the table.
+func LoadIndex(part *disk.Part, size int64) (*caibx.Table, error) {
+	f, err := part.Index()
 	if err != nil {
 		return nil, err
 	}
-	return t, check(t)
+	t, err := newTable(part, f, limitsOf(size))
+	if err != nil {
+		return nil, err
+	}
+	if err := check(t); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// limitsOf returns the limits of the index of an image of at most size bytes; 0: any size.
+func limitsOf(size int64) caibx.Limits {
+	return caibx.Limits{Image: cmp.Or(size, maxImage), Chunk: minMeanChunk}
 }
 
 // verifier returns a function that reads an index, and returns an error as soon as it is none.

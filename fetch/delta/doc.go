@@ -28,5 +28,6 @@
 //
 // # Reading order
 //
-// delta.go, seed.go, plan.go, assembly.go, upstream.go.
+// delta.go, seed.go, plan.go, assembly.go, upstream.go, around.go; local.go for transfers
+// between nodes.
 package delta

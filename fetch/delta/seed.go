@@ -3,6 +3,7 @@ package delta
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"sort"
 	"sync/atomic"
@@ -38,8 +39,8 @@ type seed struct {
 const verifiedChunks = 2
 
 // openSeeds opens the indexes of the seeds. A seed without one is left out. The error is that of ctx.
-func (d *Download) openSeeds(ctx context.Context, part *disk.Part, h caibx.Header) (seeds []*seed, err error) {
-	for _, s := range d.Seeds {
+func openSeeds(ctx context.Context, part *disk.Part, all []Seed, h caibx.Header) (seeds []*seed, err error) {
+	for _, s := range all {
 		table, err := openSeedIndex(ctx, part, s, h)
 		if ctx.Err() != nil {
 			closeSeeds(seeds)
@@ -141,6 +142,9 @@ func (s *seed) isGood(offset, length int64) bool {
 	}
 	return true
 }
+
+// isDamaged reports whether the error of a read of a seed means that it does not have the bytes of its manifest.
+func isDamaged(err error) bool { return errors.Is(err, disk.ErrDamaged) || errors.Is(err, io.EOF) }
 
 // damaged records that a chunk of the manifest is damaged.
 func (s *seed) damaged(n int64) {

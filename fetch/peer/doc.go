@@ -21,6 +21,7 @@
 //	                                            (application/octet-stream)
 //	/v1/images/NAME/UUID/manifest?disk=DISK&accept=blake3   the same, or the header of the
 //	                                            chunk file and the BLAKE3 of each chunk
+//	/v1/images/NAME/UUID/index?disk=DISK        the index (package caibx), if the copy has one
 //	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with
 //	                                            Range: bytes=FROM-TO, one range of them
 //	/v1/images/NAME/UUID/data?disk=DISK&proof=chunk   with Range: exactly one chunk, which

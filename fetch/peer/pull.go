@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
 
 // Pull receives an image from the peers that have it. Its fields must not be changed after the first
@@ -28,7 +29,7 @@ type Pull struct {
 	// Upstream is read if the peers are too slow (see the package comment); nil: never.
 	Upstream *fetch.RangeReader
 	// Seeds are copies on this node. Into does not request the chunks that they have. At most 4 are used.
-	Seeds []Seed
+	Seeds []delta.Seed
 	Limit int64 // bytes per second of all sources together; 0: no limit
 	// Progress is updated during the transfer. It may be nil.
 	Progress *fetch.Progress
@@ -82,7 +83,10 @@ type transfer struct {
 	openRange func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
 	// appendFrom appends chunk n from a seed; disk.ErrDamaged: the seed does not have it.
 	appendFrom   func(seed *disk.Reader, n int64) error
+	appendChunk  func(buf []byte, n int64) ([]byte, error) // see disk.Part.AppendChunk
 	damagedSeeds [MaxSeeds]bool
+	movedChunks  *delta.Local // nil: no chunk is moved
+	movedBuffer  []byte
 	progress     *fetch.Progress
 	limiter      *rate.Limiter
 	window       *window
@@ -179,8 +183,14 @@ func (t *transfer) preparePart(ctx context.Context, part *disk.Part, m *disk.Man
 func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
 	first := chunkCount(part.Offset())
 	local, err := findLocalChunks(ctx, t.pull.Seeds, m, first)
+	if err == nil {
+		t.movedChunks, err = t.findMoved(ctx, part, m, &local, first)
+	}
 	if err != nil {
 		return err
+	}
+	if t.movedChunks != nil {
+		defer t.movedChunks.Close()
 	}
 	t.chunkProgress.touch()
 	t.appendFrom = func(seed *disk.Reader, n int64) error {
@@ -191,18 +201,21 @@ func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manife
 		t.progress.Done.Store(part.Offset())
 		return err
 	}
-	return t.run(ctx, m, local, first, func(n int64, buf []byte) ([]byte, error) {
-		var err error
-		if buf == nil {
-			err = part.AppendZeros(m.ChunkLength(n))
-		} else {
-			var hash disk.ChunkHash
-			if hash, err = m.Hash(n); err == nil {
-				buf, err = part.AppendChunk(buf, m.ChunkLength(n), hash)
-			}
+	t.appendChunk = func(buf []byte, n int64) ([]byte, error) {
+		hash, err := m.Hash(n)
+		if err == nil {
+			buf, err = part.AppendChunk(buf, m.ChunkLength(n), hash)
 		}
 		t.progress.Done.Store(part.Offset())
 		return buf, err
+	}
+	return t.run(ctx, m, local, first, func(n int64, buf []byte) ([]byte, error) {
+		if buf != nil {
+			return t.appendChunk(buf, n)
+		}
+		err := part.AppendZeros(m.ChunkLength(n))
+		t.progress.Done.Store(part.Offset())
+		return nil, err
 	})
 }
 

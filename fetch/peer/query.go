@@ -224,6 +224,19 @@ func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int
 	return resp.Body, resp.ContentLength, nil
 }
 
+// openIndex returns a reader of the index of an image and its length in bytes. The errors are those of openRange.
+func (c *Client) openIndex(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
+	resp, err := c.openBytes(ctx, s.request("index"), http.StatusOK)
+	if err != nil {
+		return nil, 0, err
+	}
+	if resp.ContentLength < 0 {
+		resp.Body.Close()
+		return nil, 0, fmt.Errorf("query %s: the response does not have the length of the index", s.URL)
+	}
+	return resp.Body, resp.ContentLength, nil
+}
+
 func (s Source) request(route string) request {
 	return request{
 		address: s.Address, path: []string{"v1", "images", s.ID.Name, s.ID.UUID, route},

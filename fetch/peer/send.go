@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"slices"
 	"strconv"
@@ -90,6 +91,42 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 	unchanged := func() error { return nil } // the receiver compares the digest of the manifest
 	s.sendBody(r.Context(), w, http.StatusOK, encoded.Size(), s.unlessLeaving(c, unchanged), func(w io.Writer) error {
 		_, err := io.CopyN(w, encoded, encoded.Size())
+		return err
+	})
+}
+
+// index sends the index of a copy that was downloaded by one.
+func (s *Server) index(w http.ResponseWriter, r *http.Request) {
+	c, refused := s.readyCopy(r)
+	if refused != nil {
+		refused.Write(w)
+		return
+	}
+	select {
+	case s.manifests <- struct{}{}:
+		defer func() { <-s.manifests }()
+	case <-r.Context().Done():
+		errOverloaded.Write(w)
+		return
+	}
+	index, err := c.disk.Index(c.id)
+	if errors.Is(err, fs.ErrNotExist) {
+		httperror.New(http.StatusNotFound, "%s on disk %s has no index", c.id, c.diskName).Write(w)
+		return
+	}
+	if err != nil {
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
+		return
+	}
+	defer index.Close()
+	info, err := index.Stat()
+	if err != nil {
+		httperror.New(http.StatusConflict, "%v", err).Write(w)
+		return
+	}
+	unchanged := func() error { return nil } // a receiver compares each chunk with the manifest
+	s.sendBody(r.Context(), w, http.StatusOK, info.Size(), s.unlessLeaving(c, unchanged), func(w io.Writer) error {
+		_, err := io.CopyN(w, index, info.Size())
 		return err
 	})
 }

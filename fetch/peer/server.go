@@ -78,6 +78,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/v1/state", s.state)
 	mux.HandleFunc("/v1/images/{name}/copies", s.copies)
 	mux.HandleFunc("/v1/images/{name}/{uuid}/manifest", s.manifest)
+	mux.HandleFunc("/v1/images/{name}/{uuid}/index", s.index)
 	mux.HandleFunc("/v1/images/{name}/{uuid}/data", s.data)
 	mux.HandleFunc(downloadPath, s.download)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { errNotFound.Write(w) })

@@ -75,6 +75,7 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 		case wrong && j.Progress.Joined.Load() && !r.Restart:
 			if r.Index != "" {
 				j.WarnIndex(fmt.Errorf("the whole file is downloaded, not only the difference: %w", err))
+				j.dropSeedIndexes()
 			}
 		case wrong && address < len(r.Mirrors):
 			earlier, r.SkipAddresses = errors.Join(err, earlier), address+1
@@ -85,17 +86,13 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 	}
 }
 
-// downloadByIndex downloads the chunks that no copy on this node has. The bytes of an older generation are worth
-// a full read, if it has no index; another image is a seed only with its index.
+// downloadByIndex downloads the chunks that no copy on this node has.
 func (j Job) downloadByIndex(ctx context.Context, r fetch.Request, part *disk.Part) error {
 	seeds := j.openSeeds()
 	defer seeds.close()
-	d := delta.Download{Client: j.Client, Request: r, Progress: j.Progress, Survey: j.Survey, Warn: j.WarnIndex}
-	for _, s := range seeds {
-		d.Seeds = append(d.Seeds, delta.Seed{
-			ID: s.ID, Reader: s.reader, Manifest: s.manifest, Index: s.index, Cut: s.ID.Name == j.Image.ID.Name,
-			Damaged: s.Damaged,
-		})
+	d := delta.Download{
+		Client: j.Client, Request: r, Seeds: seeds.forDelta(j.Image.ID), Progress: j.Progress,
+		Survey: j.Survey, Warn: j.WarnIndex,
 	}
 	return d.Into(ctx, part)
 }

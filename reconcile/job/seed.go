@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
 
 // Seed is a copy on this node that may have some of the bytes of another image.
@@ -52,5 +53,25 @@ func (all openSeeds) close() {
 		if s.index != nil {
 			s.index.Close() // it was only read, and may be closed already
 		}
+	}
+}
+
+// forDelta returns the seeds for an image. The bytes of an older generation are worth a full read, if it has no index;
+// another image is a seed only with its index.
+func (all openSeeds) forDelta(image disk.ID) []delta.Seed {
+	var seeds []delta.Seed
+	for _, s := range all {
+		seeds = append(seeds, delta.Seed{
+			ID: s.ID, Reader: s.reader, Manifest: s.manifest, Index: s.index, Cut: s.ID.Name == image.Name, Damaged: s.Damaged,
+		})
+	}
+	return seeds
+}
+
+// dropSeedIndexes removes the indexes of the seeds: one of them may be the reason why an image that was assembled has
+// other bytes. They are computed from the bytes when they are needed again.
+func (j Job) dropSeedIndexes() {
+	for _, s := range j.Seeds {
+		_ = s.Disk.DropIndex(s.ID) // it is only a cache
 	}
 }

@@ -26,9 +26,7 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	defer done()
 	seeds := j.openSeeds()
 	defer seeds.close()
-	for _, s := range seeds {
-		pull.Seeds = append(pull.Seeds, peer.Seed{Reader: s.reader, Manifest: s.manifest, Damaged: s.Damaged})
-	}
+	pull.Seeds = seeds.forDelta(j.Image.ID)
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
