@@ -32,8 +32,12 @@ type run struct {
 	fetcher       *fetcher
 }
 
-// maxRunItems limits the time of one call of plan.
-const maxRunItems = 1 << 16
+const (
+	// maxRunItems limits the time of one call of plan.
+	maxRunItems = 1 << 16
+	// maxZeroIDs is the number of lengths for which the id of zeros is computed. An index needs two or three.
+	maxZeroIDs = 8
+)
 
 // planner finds the runs of an image, in order.
 type planner struct {
@@ -43,10 +47,11 @@ type planner struct {
 	single bool
 	all    bool // every chunk is missing
 
-	next     int64 // the first item without a run
-	previous location
+	next     int64              // the first item without a run
+	located  int64              // items before this one have been located; the last of them is before
+	previous location           // of before
 	zeroIDs  map[int64]caibx.ID // of the lengths that may be chunks of zeros
-	before   int64              // length of the item before
+	before   caibx.Item         // the item before
 }
 
 func newPlanner(index *caibx.Table, seeds []*seed, single bool) planner {
@@ -56,7 +61,7 @@ func newPlanner(index *caibx.Table, seeds []*seed, single bool) planner {
 // rewind sets the first item to the one that contains an offset of the image.
 func (p *planner) rewind(offset int64) {
 	p.next = itemAt(p.index, offset)
-	p.previous = location{}
+	p.located, p.previous, p.before = 0, location{}, caibx.Item{}
 	if p.next < p.index.Len() {
 		for _, s := range p.seeds {
 			s.rewind(p.index.Item(p.next).Offset)
@@ -106,10 +111,13 @@ func (p *planner) continues(r *run, l location, i caibx.Item) bool {
 // locate returns the place of an item. The best one is the same offset in a seed: its blocks can be shared. The next
 // best is the chunk after the one before, which is read in order.
 func (p *planner) locate(n int64, i caibx.Item) (l location) {
-	defer func() { p.previous, p.before = l, i.Length }()
 	if p.all {
 		return location{place: missing}
 	}
+	if n == p.located-1 { // it did not continue the run before
+		return p.previous
+	}
+	defer func() { p.located, p.previous, p.before = n+1, l, i }()
 	if p.isZero(n, i) {
 		return location{place: zeros}
 	}
@@ -139,18 +147,18 @@ func (p *planner) locate(n int64, i caibx.Item) (l location) {
 
 // follows reports whether l is the chunk after the previous one in the same seed.
 func (p *planner) follows(l location) bool {
-	return p.previous.seed == l.seed && p.previous.from+p.before == l.from
+	return p.previous.seed == l.seed && p.previous.from+p.before.Length == l.from
 }
 
 // isZero reports whether the item is a chunk of zeros. To compute the id of zeros costs as much as to hash them, so it is
-// computed only for lengths that runs of zeros have: the greatest one, one that occurs twice in a row, and the last one.
+// computed only for lengths that runs of zeros have: the greatest one, that of two equal chunks in a row, and the last one.
 func (p *planner) isZero(n int64, i caibx.Item) bool {
 	h := p.index.Header()
 	id, known := p.zeroIDs[i.Length]
 	switch {
 	case known:
 		return i.ID == id
-	case i.Length == p.before, uint64(i.Length) == h.Max, n == p.index.Len()-1:
+	case uint64(i.Length) == h.Max, n == p.index.Len()-1, i.ID == p.before.ID && i.Length == p.before.Length && len(p.zeroIDs) < maxZeroIDs:
 		id = h.Digest.ZeroID(i.Length)
 		p.zeroIDs[i.Length] = id
 	default:
