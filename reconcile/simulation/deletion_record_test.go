@@ -51,11 +51,14 @@ type readyCopy struct {
 }
 
 // decision is a decision to delete a copy. If two nodes decide at the same time under configurations
-// with different numbers of copies, checkUnlink uses the smaller number.
+// with different numbers of copies, checkUnlink uses the smaller number. If one of them counts on a claim of
+// a compromised node (deletion.relayed), checkUnlink counts the claim for both: the other node may have counted
+// on the copy that the first one deletes.
 type decision struct {
-	at   time.Duration
-	name string
-	conf *declaration
+	at      time.Duration
+	name    string
+	conf    *declaration
+	relayed map[readyCopy]bool
 }
 
 func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {

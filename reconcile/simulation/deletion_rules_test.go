@@ -18,7 +18,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	r.conf, r.phase = m.applied, "decided"
 	c.countSkew(r)
 	if m.applied != nil {
-		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.applied})
+		c.decisions = append(c.decisions, decision{c.now, r.key.ID.Name, m.applied, r.relayed})
 	}
 	if _, declared := r.conf.config.Nodes[m.name]; !declared || m.appliedBroken || m.appliedEmpty {
 		c.violation("S6", "%s is deleted under an invalid configuration", r.key)
@@ -228,17 +228,17 @@ func (r *deletion) checkUnlink(s *Copy) {
 		}
 	}
 	honest := len(left) > 0 || r.isElsewhere(image, s)
-	for one := range r.relayed {
-		count(one.key, one.content)
-	}
 	most, copies := 0, image.Copies
-	for _, keys := range left {
-		most = max(most, len(keys))
-	}
-	for _, other := range c.decisions {
+	for _, other := range c.decisions { // that of r is one of them
 		if other.name == image.ID.Name && other.at >= r.began {
 			copies = min(copies, other.conf.config.Images[image.ID.Name].Copies)
+			for one := range other.relayed {
+				count(one.key, one.content)
+			}
 		}
+	}
+	for _, keys := range left {
+		most = max(most, len(keys))
 	}
 	ready := r.key.ID == image.ID && s.File != "" && s.Owned && !s.Changed && s.Failure == ""
 	switch {

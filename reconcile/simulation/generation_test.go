@@ -24,6 +24,26 @@ func (c *cluster) keepRandomly(config *schema.Config) {
 	}
 }
 
+// indexRandomly adds an index to some downloads of a configuration before its declaration, so that these read
+// older generations, too, and removes it from others.
+func (c *cluster) indexRandomly(config *schema.Config) {
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		image := config.Images[name]
+		if image.Source.Download == nil {
+			continue
+		}
+		download := *image.Source.Download
+		switch {
+		case image.Checksum.IsZero():
+			download.Index = ""
+		case !c.healed && c.generations.oneIn(4):
+			download.Index = pick(c.generations, "", "https://indexes/"+name+".caibx")
+		}
+		image.Source.Download = &download
+		config.Images[name] = image
+	}
+}
+
 // mayKeep reports whether a disk keeps older generations of an image.
 func (c *cluster) mayKeep(d *declaration, image schema.Image, ref schema.DiskRef) bool {
 	return image.KeepGenerations > 0 && (slices.Contains(c.rankedDisks(d, image), ref) || slices.Contains(image.Disks, ref) && !isEvicted(d.config, ref))
@@ -112,7 +132,7 @@ func (c *cluster) mayStay(image schema.Image, key plan.CopyRef) bool {
 	return false
 }
 
-// readSeeds reads chunks for a job from the copies of older generations on its node, and returns whether
+// readSeeds reads chunks for a job from the copies of other generations on its node, and returns whether
 // one has some. It reports a copy that is damaged or cannot be read as damaged: its chunks are transferred
 // then.
 func (m *node) readSeeds(job *runningJob) (found bool) {
@@ -126,8 +146,11 @@ func (m *node) readSeeds(job *runningJob) (found bool) {
 		m.requestRound()
 		return true
 	})
-	if found {
+	switch {
+	case found && job.action.Op == plan.Sync:
 		m.c.pairs[pairSeed]++
+	case found:
+		m.c.pairs[pairIndex]++
 	}
 	return found
 }

@@ -27,7 +27,7 @@ type runningJob struct {
 	reserve   int64
 	content   string // that a sync or a repair has to create, or another node has to have
 	sources   func() []peer.Source
-	seeds     []reconcile.Seed // of which a sync from other nodes may read chunks
+	seeds     []reconcile.Seed // of which a sync from other nodes or a download by an index may read chunks
 	verified  func(manifest disk.Digest)
 	done      func(error)
 	deletion  *deletion
@@ -62,7 +62,7 @@ func (m *node) beginJob(job *runningJob) {
 		m.continueJob(job, 1)
 	case plan.Upload:
 		m.beginUpload(job)
-	case plan.Sync:
+	case plan.Sync, plan.Download:
 		m.c.requestSeedCleanup(job, m)
 		m.continueJob(job, 1+m.c.IntN(3))
 	default:
