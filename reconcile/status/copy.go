@@ -61,6 +61,7 @@ type Found struct {
 	PartTotal    int64      `json:"partTotal,omitempty"` // 0: not known
 	PartSourceID string     `json:"partFrom,omitempty"`  // disk.PartSource.ID of the partial file
 	HasCfg       bool       `json:"hasCfg"`              // backing.cfg is readable and describes the file
+	HasIndex     bool       `json:"hasIndex,omitempty"`  // an index of the copy is stored beside it
 	// InUseRecorded: the record says that it is in use.
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`
 	// ClockNode is the node whose clock gave lastUsed and unwantedSince.
@@ -85,7 +86,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
 	}
 	if there {
-		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.InUseRecorded, c.ClockNode, c.Declaration}
+		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.HasIndex, c.InUseRecorded, c.ClockNode, c.Declaration}
 	} else {
 		s.State = disk.Pending
 	}
