@@ -36,8 +36,8 @@ func (c *cluster) indexRandomly(config *schema.Config) {
 		switch {
 		case image.Checksum.IsZero():
 			download.Index = ""
-		case !c.healed && c.generations.oneIn(4):
-			download.Index = pick(c.generations, "", "https://indexes/"+name+".caibx")
+		case !c.healed && c.generations.oneIn(2):
+			download.Index = pick(c.generations, "", "https://indexes/"+name+".caibx", "https://indexes/"+name+".caibx")
 		}
 		image.Source.Download = &download
 		config.Images[name] = image
@@ -146,11 +146,8 @@ func (m *node) readSeeds(job *runningJob) (found bool) {
 		m.requestRound()
 		return true
 	})
-	switch {
-	case found && job.action.Op == plan.Sync:
+	if found {
 		m.c.pairs[pairSeed]++
-	case found:
-		m.c.pairs[pairIndex]++
 	}
 	return found
 }

@@ -17,12 +17,11 @@ const (
 	pairReturn      = "takeover against return"
 	pairRevert      = "revert against skew"
 	pairSuspend     = "suspension against withdrawal"
-	pairSeed        = "sync against an older generation" // it reads chunks of that
-	pairIndex       = "download against an older generation"
+	pairSeed        = "transfer against an older generation" // it reads chunks of that
 	pairKept        = "older generation kept at the end"
 )
 
-var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend, pairSeed, pairIndex, pairKept}
+var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend, pairSeed, pairKept}
 
 // countReturn counts the return of a node with a copy or a partial file of an image, while another
 // node creates the first copy of this image.
