@@ -40,7 +40,7 @@ func (l *Local) Has(offset, length int64) bool {
 		if !l.isZero(n, i) && !l.inSeed(i) {
 			return false
 		}
-		offset, l.before = i.End(), i.Length
+		offset, l.before = i.End(), i
 	}
 	return true
 }
@@ -65,7 +65,7 @@ func (l *Local) Read(p []byte, offset int64) error {
 		} else if err := l.readItem(piece, i, offset-i.Offset); err != nil {
 			return err
 		}
-		p, offset, l.before = p[len(piece):], offset+int64(len(piece)), i.Length
+		p, offset, l.before = p[len(piece):], offset+int64(len(piece)), i
 	}
 	return nil
 }
