@@ -31,6 +31,7 @@ type Download struct {
 
 // Survey is what a download costs, in bytes.
 type Survey struct {
+	Index   int64 // of the index
 	Size    int64 // of the image
 	Data    int64 // of the chunks that are not zeros
 	Missing int64 // of the chunks that are fetched. A chunk that is in the image several times counts once
@@ -92,7 +93,7 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	}
 	defer closeSeeds(seeds)
 	a := newAssembly(index, seeds, part, u)
-	survey, err := a.survey(ctx)
+	survey, err := a.survey(ctx, 0)
 	if err != nil {
 		return err
 	}

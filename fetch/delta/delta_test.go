@@ -101,6 +101,10 @@ func TestRandomUpdates(t *testing.T) {
 					t.Fatal(err, describe(s))
 				}
 				s.wantImage(next)
+				estimate, err := Estimate(t.Context(), AtHand{Index: tempFile(t, index), Seeds: []SeedIndex{{tempFile(t, oldIndex), true}}})
+				if estimate != s.survey || err != nil {
+					t.Errorf("estimate %+v, error %v: %s", estimate, err, describe(s))
+				}
 				if s.survey.Missing != missing {
 					t.Errorf("store %v: %d bytes are missing: %s", store, missing, describe(s))
 				}

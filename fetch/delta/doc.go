@@ -29,5 +29,5 @@
 // # Reading order
 //
 // delta.go, seed.go, plan.go, assembly.go, upstream.go, around.go; local.go for transfers
-// between nodes.
+// between nodes; estimate.go for the cost before a download begins.
 package delta

@@ -167,10 +167,14 @@ func (p *planner) isZero(n int64, i caibx.Item) bool {
 	return i.ID == id
 }
 
-// survey counts the bytes of the whole image. The planner must be rewound after it.
-func (p *planner) survey(ctx context.Context) (Survey, error) {
+// survey counts the bytes of the image, and those that are missing from an offset on. The planner must be rewound after it.
+func (p *planner) survey(ctx context.Context, offset int64) (Survey, error) {
+	s := Survey{Size: p.index.ImageSize(), Index: int64(len(p.index.Index()))}
+	from := s.Size // the chunk that contains offset is fetched whole
+	if n := itemAt(p.index, offset); n < p.index.Len() {
+		from = p.index.Item(n).Offset
+	}
 	p.rewind(0)
-	s := Survey{Size: p.index.ImageSize()}
 	for {
 		if err := ctx.Err(); err != nil {
 			return s, context.Cause(ctx)
@@ -183,7 +187,7 @@ func (p *planner) survey(ctx context.Context) (Survey, error) {
 			s.Data += r.limit - r.offset
 		}
 		if r.place == missing {
-			s.Missing += r.limit - r.offset
+			s.Missing += max(0, r.limit-max(r.offset, from))
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestFewZeroIDsAreComputed(t *testing.T) {
 		}
 	})
 	p := newPlanner(index, nil, false)
-	s, err := p.survey(t.Context())
+	s, err := p.survey(t.Context(), 0)
 	if err != nil || s.Missing != s.Size/2 || len(p.zeroIDs) > maxZeroIDs+2 {
 		t.Errorf("survey %+v, error %v, %d ids of zeros", s, err, len(p.zeroIDs))
 	}
@@ -58,7 +58,7 @@ func TestRunsOfZerosWithAnyLength(t *testing.T) {
 	})
 	p := newPlanner(index, nil, false)
 	// Whether the first chunk of a run is zeros is not known yet.
-	if s, err := p.survey(t.Context()); err != nil || s.Missing != 3000+5000 {
+	if s, err := p.survey(t.Context(), 0); err != nil || s.Missing != 3000+5000 {
 		t.Errorf("survey %+v, error %v", s, err)
 	}
 }

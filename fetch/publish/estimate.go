@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
 
 // Cost is what a download of an image costs if an older version of it is there. The download gets the
@@ -24,29 +25,19 @@ func (c Cost) FromFile() int64 { return c.Index + c.Bytes }
 // FromStore returns the bytes of the index and of the packed chunks.
 func (c Cost) FromStore() int64 { return c.Index + c.Packed }
 
-// Estimate returns what the image costs with its index t, for who has the file of the index old. The
-// indexes must have the same digest; with different sizes of chunks, nearly all chunks are missing.
+// Estimate returns what the image costs with its index t, for who has the file of the index old. The indexes must have
+// the same header; otherwise all chunks count as missing.
 func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error) {
 	c := Cost{Sizes: t.Header().Sizes, Index: int64(len(t.Index()))}
 	digest, packer, end := t.Header().Digest, caibx.NewPacker(), int64(-1)
 	var chunk, packed []byte
-	for n := range t.Len() {
+	for i := range delta.Missing(t, old) {
 		if err := ctx.Err(); err != nil {
 			return c, err
-		}
-		i := t.Item(n)
-		if _, has := old.Find(i.ID); has {
-			continue
-		}
-		if first, _ := t.Find(i.ID); first != n {
-			continue
 		}
 		var err error
 		if chunk, err = im.readChunk(chunk, i, digest); err != nil {
 			return c, err
-		}
-		if isZero(chunk) {
-			continue
 		}
 		packed = packer.Pack(packed[:0], chunk)
 		c.Chunks, c.Bytes, c.Packed = c.Chunks+1, c.Bytes+i.Length, c.Packed+int64(len(packed))
@@ -56,13 +47,4 @@ func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error
 		end = i.End()
 	}
 	return c, nil
-}
-
-func isZero(b []byte) bool {
-	for _, v := range b {
-		if v != 0 {
-			return false
-		}
-	}
-	return true
 }

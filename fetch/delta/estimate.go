@@ -1,0 +1,124 @@
+package delta
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"iter"
+	"os"
+
+	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+)
+
+// Missing yields the chunks of an image that a download by its index fetches, in order, if the node has seeds with these
+// indexes. A chunk that occurs several times is fetched once, and a chunk of zeros never. A seed whose index has another
+// header has no chunk.
+func Missing(index *caibx.Table, seeds ...*caibx.Table) iter.Seq[caibx.Item] {
+	return func(yield func(caibx.Item) bool) {
+		p := newPlanner(index, tableSeeds(index, seeds), false)
+		p.rewind(0)
+		for r := p.plan(); r != nil; r = p.plan() {
+			for n := r.first; r.place == missing && n < r.end; n++ {
+				if !yield(index.Item(n)) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// tableSeeds returns seeds whose bytes are not at hand.
+func tableSeeds(index *caibx.Table, tables []*caibx.Table) (seeds []*seed) {
+	for _, t := range tables {
+		if t.Header() == index.Header() {
+			seeds = append(seeds, &seed{table: t})
+		}
+	}
+	return seeds
+}
+
+// AtHand are the files from which Estimate computes what a download by an index costs. Estimate closes them.
+type AtHand struct {
+	Index *os.File // of the image
+	Seeds []SeedIndex
+	// Offset is the number of bytes that a partial file has, of an image with PartSize bytes. If the image does not have
+	// this size, they do not count.
+	Offset, PartSize int64
+	// MaxSize is fetch.Request.MaxSize.
+	MaxSize int64
+}
+
+// SeedIndex is the index of a Seed.
+type SeedIndex struct {
+	File *os.File // nil: it is not at hand
+	Cut  bool     // see Seed
+}
+
+// ErrUnknown means that a node has older generations, but that it is not known which chunks they have.
+var ErrUnknown = errors.New("the chunks of the older generations are not known")
+
+// Estimate returns what a download costs, without a request. Missing is exact if the indexes of all seeds are at hand, and
+// otherwise the most that is fetched. If there are seeds with Cut, and none of them has an index with the same sizes of
+// chunks, the error is ErrUnknown, and Missing is not valid. The error is a *caibx.FormatError if Index is not the index
+// of an image.
+func Estimate(ctx context.Context, a AtHand) (s Survey, err error) {
+	var tables []*caibx.Table
+	defer func() {
+		for _, t := range tables {
+			err = errors.Join(err, t.Close())
+		}
+	}()
+	index, err := openAtHand(a.Index, a.MaxSize)
+	if err != nil {
+		a.close()
+		return s, err
+	}
+	tables = append(tables, index)
+	older, known := false, false
+	for _, seed := range a.Seeds {
+		older = older || seed.Cut
+		if seed.File == nil {
+			continue
+		}
+		t, err := openAtHand(seed.File, 0)
+		if err != nil {
+			continue // the download does the same
+		}
+		tables = append(tables, t)
+		known = known || seed.Cut && t.Header() == index.Header()
+	}
+	p := newPlanner(index, tableSeeds(index, tables[1:]), false)
+	if index.ImageSize() != a.PartSize {
+		a.Offset = 0
+	}
+	if s, err = p.survey(ctx, a.Offset); err == nil && older && !known {
+		err = ErrUnknown
+	}
+	return s, err
+}
+
+// close closes the indexes of the seeds.
+func (a AtHand) close() {
+	for _, seed := range a.Seeds {
+		if seed.File != nil {
+			seed.File.Close() // it was only read
+		}
+	}
+}
+
+// openAtHand returns the table of an index in a local file, and closes the file.
+func openAtHand(f *os.File, maxSize int64) (*caibx.Table, error) {
+	defer f.Close() // it was only read
+	temp, err := caibx.TempFile("")
+	if err != nil {
+		return nil, err
+	}
+	t, err := caibx.NewTable(temp, f, caibx.Limits{Image: cmp.Or(maxSize, maxImage), Chunk: minMeanChunk})
+	if err != nil {
+		return nil, err
+	}
+	if err := check(t); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
