@@ -50,6 +50,17 @@ func (p *Part) Index() (*os.File, error) {
 	return openRegular(p.folder.disk.root, p.folder.file(partIndexFile), os.O_RDONLY)
 }
 
+// PartIndex opens the index by which the partial file of a copy is downloaded, and returns the source of the file. The
+// file may be written meanwhile. fs.ErrNotExist: there is no index.
+func (d *Disk) PartIndex(id ID) (*os.File, PartSource, error) {
+	source := d.PartSource(id)
+	if source.Index == "" {
+		return nil, source, fs.ErrNotExist
+	}
+	f, err := openRegular(d.root, id.file(partIndexFile), os.O_RDONLY)
+	return f, source, err
+}
+
 // DropIndex removes the index of the partial file, if there is one.
 func (p *Part) DropIndex() error {
 	return ignoreMissing(p.folder.disk.root.Remove(p.folder.file(partIndexFile)))

@@ -72,6 +72,16 @@ func (r Request) CanResume(o disk.PartSource) bool {
 	return o.Size >= 0
 }
 
+// IsPacked reports whether the file at the address is packed, so that ranges of it are not ranges of the image.
+func (r Request) IsPacked() bool {
+	addresses, err := oneAddress(r.URL)
+	if err != nil {
+		return false
+	}
+	p, err := packingOf(r.Unpack, addresses)
+	return err == nil && p != notPacked
+}
+
 // transfer is the state of one Download. It covers all addresses, connections and attempts.
 type transfer struct {
 	client    *Client

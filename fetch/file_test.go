@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -212,4 +213,53 @@ func TestResumeFromFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.wantImage(append(make([]byte, 1<<20), image[1<<20:]...))
+}
+
+func TestOpenLocal(t *testing.T) {
+	r := newFixture(t)
+	root, path := r.addFileRoots()
+	dir := t.TempDir()
+	for _, name := range []string{"a.caibx", "image.raw"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	missing := func(err error) bool { return errors.Is(err, fs.ErrNotExist) }
+	invalid := func(err error) bool { return err != nil && !missing(err) }
+	for _, tt := range []struct {
+		address, dir, want string
+		fails              func(error) bool
+	}{
+		{address: "file://" + path, dir: dir, want: string(image)},
+		{address: "file://" + path + "x", dir: dir, fails: missing},
+		{address: "file://" + root, fails: invalid},
+		{address: "https://example.com/x/a.caibx?key=1", dir: dir, want: "a.caibx"},
+		{address: "s3::https://example.com/bucket/a.caibx", dir: dir, want: "a.caibx"},
+		{address: "https://example.com/x/b.caibx", dir: dir, fails: missing},
+		{address: "https://example.com/x/a.caibx", fails: missing},
+		{address: "https://example.com/x/..", dir: dir, fails: invalid},
+		{address: "ftp://example.com/a.caibx", dir: dir, fails: invalid},
+	} {
+		r.client.AllowAnyFile = true
+		f, err := r.client.OpenLocal(tt.address, tt.dir)
+		if tt.fails != nil {
+			if !tt.fails(err) {
+				t.Errorf("%s: error %v", tt.address, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: error %v", tt.address, err)
+			continue
+		}
+		got, err := io.ReadAll(f)
+		if string(got) != tt.want || err != nil {
+			t.Errorf("%s: got %d bytes, error %v", tt.address, len(got), err)
+		}
+		f.Close() // it was only read
+	}
+	r.client.AllowAnyFile = false
+	if _, err := r.client.OpenLocal("file:///etc/passwd", ""); !invalid(err) {
+		t.Errorf("a file outside the allowed folders: error %v", err)
+	}
 }

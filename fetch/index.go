@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -33,6 +35,42 @@ func (c *Client) DownloadIndex(ctx context.Context, r Request, f *os.File, limit
 
 // AddressID returns the ID in the disk.PartSource of bytes from an address: a hash that does not reveal the address.
 func AddressID(raw string) string { return address{raw: strings.TrimSpace(raw)}.id() }
+
+// OpenLocal opens the index at an address without a request: the file of a file:// address, or else the file in the
+// folder dir whose name is the last element of the address. dir may be empty. The error is fs.ErrNotExist if there is no
+// such file.
+func (c *Client) OpenLocal(raw, dir string) (*os.File, error) {
+	a, err := parseAddress(raw)
+	if err != nil {
+		return nil, err
+	}
+	path := a.url.Path
+	if a.url.Scheme != "file" {
+		if dir == "" {
+			return nil, fs.ErrNotExist
+		}
+		path = filepath.Join(dir, a.base())
+	}
+	f, err := c.OpenFile(path, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close() // it was not read
+		return nil, cmp.Or[error](err, failf(BadSource, "%s is not a regular file", path))
+	}
+	return f, nil
+}
+
+// NameInFolder returns the name of the file that OpenLocal opens in its folder dir for an address. "": it opens none,
+// because the address is that of a local file, or not valid.
+func NameInFolder(raw string) string {
+	a, err := parseAddress(raw)
+	if err != nil || a.url.Scheme == "file" {
+		return ""
+	}
+	return a.base()
+}
 
 func oneAddress(raw string) ([]address, error) {
 	a, err := parseAddress(raw)

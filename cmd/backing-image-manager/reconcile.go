@@ -40,6 +40,7 @@ type reconcileCmd struct {
 	diffDir      string // the configuration to compare with
 	outFile      string // to save the plan in
 	planFile     string // with the plan to execute
+	indexDir     string // with indexes, to estimate downloads
 	everyNode    bool   // --node is not given: --state plans for all nodes
 	detailedExit bool
 	format       report.Format
@@ -60,6 +61,9 @@ plan, and prints the plan that remains. It never waits: a later run does the res
 --diff prints how the configuration differs from another one; with --state, also which
 actions the change causes. --out saves a plan. --plan executes the part of a saved plan
 that is for this node, unless the preconditions of the plan have changed.
+
+A plan requests nothing from an upstream. It has the bytes that a download by an index is
+expected to transfer if the index is a local file, or a file in --index-dir.
 
 Exit status: 0 if every copy desired on this node is ready and nothing failed, or after
 a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not empty.`,
@@ -159,7 +163,7 @@ func (c *reconcileCmd) printPlan(ctx context.Context, d plan.Desired, result sch
 		return errors.Join(err, r.Close())
 	}
 	o := r.Observe(d)
-	p := d.Plan(o)
+	p := r.Estimate(ctx, c.estimator(d.Config), d, o, d.Plan(o))
 	c.warnAboutDisks(o)
 	c.warnMissing(d, p)
 	stale := c.checkPlan(d, o, p)
@@ -334,9 +338,10 @@ func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringArrayVar(&c.states, "state", nil, "plan against the saved output of status -o json in `FILE`; may be repeated, one for each node")
 	flags.StringVar(&c.diffDir, "diff", "", "print the differences from the configuration in `OLD_DIR`")
+	flags.StringVar(&c.indexDir, "index-dir", "", "find indexes for the sizes of downloads in a plan in `DIR`, by the last elements of their addresses")
 	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
 	flags.StringVar(&c.planFile, "plan", "", "execute the plan that --out saved in `FILE`")
-	err := errors.Join(cmd.MarkFlagFilename("state", "json"), cmd.MarkFlagDirname("diff"), cmd.MarkFlagFilename("out", "json"), cmd.MarkFlagFilename("plan", "json"))
+	err := errors.Join(cmd.MarkFlagFilename("state", "json"), cmd.MarkFlagDirname("diff"), cmd.MarkFlagDirname("index-dir"), cmd.MarkFlagFilename("out", "json"), cmd.MarkFlagFilename("plan", "json"))
 	if err != nil {
 		panic("mark flags of reconcile: " + err.Error())
 	}
@@ -375,7 +380,14 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	for _, ref := range slices.SortedFunc(maps.Keys(problems), plan.CompareDisks) {
 		report.WriteLine(c.err, "warning: disk %s: %s", ref, problems[ref])
 	}
-	p := cluster.Plan(nodes)
+	var old schema.Result
+	if c.diffDir != "" && configError(result) == nil {
+		if old, err = c.loadOld(ctx); err != nil {
+			return err
+		}
+	}
+	e := c.estimator(result.Config, old.Config)
+	p := e.EstimateSaved(ctx, cluster, result.Config, old.Config, cluster.Plan(nodes))
 	if err := c.save(result, cluster.Save(nodes, p)); err != nil {
 		return err
 	}
@@ -385,10 +397,6 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	cp := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
 	cp.Errors = result.Errors
 	if c.diffDir != "" && configError(result) == nil {
-		old, err := c.loadOld(ctx)
-		if err != nil {
-			return err
-		}
 		oldPlan, oldRisk, err := c.planOld(saved, old)
 		if err != nil {
 			return err
@@ -397,6 +405,12 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 		cp.Compare(report.NewDifference(old.Config, result.Config), oldPlan, oldRisk, forecastOf)
 	}
 	return errors.Join(cp.Write(c.out, c.style(len(nodes) > 1)), c.exit(p, result))
+}
+
+// estimator returns the Estimator for images of these configurations.
+func (c *reconcileCmd) estimator(configs ...schema.Config) reconcile.Estimator {
+	warn := func(err error) { report.WriteLine(c.err, "warning: %v", err) }
+	return reconcile.NewEstimator(&fetch.Client{AllowAnyFile: true}, c.indexDir, warn, configs...)
 }
 
 // savedNodes returns the desired states of the nodes to plan for: of all declared nodes, or of
@@ -449,6 +463,8 @@ func (c *reconcileCmd) checkFiles() error {
 		return errors.New("--out and --plan are mutually exclusive: one saves a plan, the other executes one")
 	case c.outFile != "" && (!c.dryRun || c.diffDir != "" && len(c.states) == 0):
 		return errors.New("--out is for --dry-run, with or without --state: it saves the plan that is printed")
+	case c.indexDir != "" && !(c.dryRun && c.diffDir == "") && len(c.states) == 0:
+		return errors.New("--index-dir is for a plan: add --dry-run or --state")
 	case c.planFile != "" && len(c.states) > 0:
 		return errors.New("--plan and --state are mutually exclusive: a saved plan is executed on real disks")
 	case c.planFile != "" && c.diffDir != "":

@@ -18,7 +18,7 @@ type builder struct {
 	images   map[disk.ID]*ImageForecast
 	disks    map[schema.DiskRef]*DiskForecast
 	copies   map[plan.CopyRef]*CopyForecast
-	sizes    map[disk.ID]plan.Copy // the largest ready copy of each generation
+	sizes    map[disk.ID]plan.Copy // the largest ready copy of each generation, or what its index tells
 	blocked  map[string][]string   // by reason
 	deferred map[string][]string   // by reason
 }
@@ -31,6 +31,11 @@ func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 		sizes: map[disk.ID]plan.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
 	}
 	f.addCurrent()
+	for _, a := range p.Actions {
+		if _, known := f.sizes[a.CopyRef().ID]; !known && a.Size > 0 {
+			f.sizes[a.CopyRef().ID] = plan.Copy{Copy: disk.Copy{Size: a.Size, RealSize: a.Data}}
+		}
+	}
 	var last []plan.Action
 	for _, a := range p.Actions {
 		if op, follows := a.Eventually(); follows && op.Deletes() && a.Idle() && a.Until.IsZero() {

@@ -8,12 +8,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // download creates the copy from the declared addresses. Without a declared checksum the bytes
 // must have the digest from the checksum URL, or else the pinned one, if there is any.
 func (j Job) download(ctx context.Context, id disk.ID) error {
-	r := j.request()
+	r := DownloadRequest(j.Image)
 	if r.Digest.IsZero() && r.ChecksumURL != "" {
 		if err := j.lookUpChecksum(ctx, &r); err != nil {
 			return err
@@ -25,13 +26,13 @@ func (j Job) download(ctx context.Context, id disk.ID) error {
 	return j.downloadVerified(ctx, id, r)
 }
 
-// request returns the request for the declared source of the image, which is a download.
-func (j Job) request() fetch.Request {
-	d := j.Image.Source.Download
+// DownloadRequest returns the request for the declared source of the image, which is a download.
+func DownloadRequest(image schema.Image) fetch.Request {
+	d := image.Source.Download
 	return fetch.Request{
 		URL: d.URL, Mirrors: d.Mirrors, Index: d.Index, Store: d.Store, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
-		Digest: j.Image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
-		MaxSize: d.MaxSize, BandwidthLimit: j.Image.BandwidthLimit,
+		Digest: image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
+		MaxSize: d.MaxSize, BandwidthLimit: image.BandwidthLimit,
 	}
 }
 

@@ -70,7 +70,7 @@ func (j Job) newPull() (p *peer.Pull, done func()) {
 	if d == nil || d.Unpack != schema.UnpackNone || j.Image.Checksum.IsZero() {
 		return p, func() {}
 	}
-	upstream, err := j.Client.NewRangeReader(j.request())
+	upstream, err := j.Client.NewRangeReader(DownloadRequest(j.Image))
 	if err != nil {
 		return p, func() {}
 	}

@@ -90,6 +90,9 @@ type Action struct {
 	// Bytes is the number of bytes that the operation transfers, copies or reads, or that a
 	// deletion frees. It is UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
+	// Size is the size of the image if the action is a download by an index that is at hand; 0: it is not.
+	// Bytes is then what the download is expected to transfer.
+	Size int64 `json:"size,omitempty"`
 	// From is the copy that a sync, a repair or a clone reads, as <node>/<disk>/<folder>. An
 	// action that reads copies of other nodes reads all of them; From names one. A verification
 	// with From reads only that copy, and not the one that the action concerns.
@@ -113,6 +116,8 @@ type Action struct {
 	Scrub bool `json:"-"`
 	// Pinned is the digest that a first copy must have for now although none is declared.
 	Pinned PinnedDigest `json:"-"`
+	// Data is the number of bytes of Size that are not in chunks of zeros.
+	Data int64 `json:"-"`
 	// Cause is the code of the reason before a suspension replaced it.
 	Cause Code `json:"-"`
 }

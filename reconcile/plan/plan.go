@@ -63,6 +63,17 @@ func newPlan(actions []Action, digest, revision string) Plan {
 	return p
 }
 
+// WithSizes returns the plan in which change has set the sizes of actions: Bytes, Size and Data.
+func (p Plan) WithSizes(change func(*Action)) Plan {
+	actions := slices.Clone(p.Actions)
+	for i := range actions {
+		change(&actions[i])
+	}
+	sized := newPlan(actions, p.Digest, p.Revision)
+	sized.Suspended, sized.Awaited = p.Suspended, p.Awaited
+	return sized
+}
+
 // Empty reports whether the plan changes nothing: it has only waits (R4).
 func (p Plan) Empty() bool {
 	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != Wait })

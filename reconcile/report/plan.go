@@ -171,10 +171,14 @@ func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 U
 
 func sizeText(a plan.Action) string {
 	switch {
-	case a.Idle() || a.Bytes == 0:
+	case a.Idle() || a.Bytes == 0 && a.Size == 0:
 		return "-"
-	case a.Bytes == plan.UnknownBytes:
+	case a.Bytes == plan.UnknownBytes && a.Size == 0:
 		return "unknown"
+	case a.Bytes == plan.UnknownBytes:
+		return "unknown part of " + Size(a.Size) + " by index"
+	case a.Size > 0:
+		return Size(a.Bytes) + " of " + Size(a.Size) + " by index"
 	}
 	return Size(a.Bytes)
 }

@@ -72,6 +72,39 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 `,
 	},
 	{
+		name: "by an index",
+		plan: planOf(
+			func() plan.Action {
+				a := action(plan.Download, "kea", "6846a0b2", "node1/disk1", 43<<20, "no copy on this disk")
+				a.Size = 4 << 30
+				return a
+			}(),
+			func() plan.Action {
+				a := action(plan.Download, "lory", "6846a0b3", "node1/disk1", 0, "resumes at 4.0 GiB")
+				a.Size = 4 << 30
+				return a
+			}(),
+			func() plan.Action {
+				a := action(plan.Download, "parrot", "6846a0b4", "node1/disk1", plan.UnknownBytes, "no copy on this disk")
+				a.Size = 4 << 30
+				return a
+			}()),
+		text: `  download  kea     disk1  43 MiB of 4.0 GiB by index        no copy on this disk
+  download  lory    disk1  0 B of 4.0 GiB by index           resumes at 4.0 GiB
+  download  parrot  disk1  unknown part of 4.0 GiB by index  no copy on this disk
+
+Plan: 3 to fetch, 0 to sync, 0 to clean up; at least 43 MiB to transfer.
+`,
+		markdown: `| action | image | disk | size | reason |
+|---|---|---|---:|---|
+| download | kea | disk1 | 43 MiB of 4.0 GiB by index | no copy on this disk |
+| download | lory | disk1 | 0 B of 4.0 GiB by index | resumes at 4.0 GiB |
+| download | parrot | disk1 | unknown part of 4.0 GiB by index | no copy on this disk |
+
+**Plan: 3 to fetch, 0 to sync, 0 to clean up; at least 43 MiB to transfer.**
+`,
+	},
+	{
 		name: "of every kind",
 		plan: planOf(
 			action(plan.Adopt, "a1", "00000001", "node1/disk1", 1<<20, "a file is there"),
