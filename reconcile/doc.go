@@ -35,5 +35,6 @@
 //	                  deletions. proofs.go: what other nodes must prove before one. claims.go: what is
 //	                  known against their claims
 //	pace.go           what keeps n images from costing n rounds
+//	estimate.go       what the downloads of a plan transfer, for dry runs
 //	publish.go        the state that peers poll. peernode.go: their direct queries
 package reconcile
