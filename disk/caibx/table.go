@@ -9,12 +9,13 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime/debug"
 
 	"golang.org/x/sys/unix"
 )
 
 // Table finds the items of an index by their ids. It is a mapped temporary file, so an index of any
-// size takes little memory. It is safe for concurrent use.
+// size takes little memory. It is safe for concurrent use. If the disk may fail, use it within CatchFaults.
 type Table struct {
 	header Header
 	data   []byte // the index, and after it the slots
@@ -102,6 +103,22 @@ func (t *Table) mapFile(f *os.File, size int64) error {
 	}
 	t.data, err = unix.Mmap(int(f.Fd()), 0, int(size+slots*slotSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	return err
+}
+
+// CatchFaults calls f and returns its error. If f uses a Table of which the disk cannot read or write a page,
+// CatchFaults returns an EIO. Otherwise the process would be killed. It is only for the goroutine of f.
+func CatchFaults(f func() error) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		switch reason := recover().(type) {
+		case nil:
+		case interface{ Addr() uintptr }: // of a page
+			err = fmt.Errorf("use the temporary file of an index: %w", unix.EIO)
+		default:
+			panic(reason)
+		}
+	}()
+	return f()
 }
 
 type zeroReader struct{}

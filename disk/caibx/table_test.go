@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"golang.org/x/sys/unix"
 )
 
 // loadTable returns the Table of an index.
@@ -92,4 +94,38 @@ func TestTableReturnsReadErrors(t *testing.T) {
 	if _, err := NewTable(f, iotest.ErrReader(broken), limits); !errors.Is(err, broken) {
 		t.Errorf("error %v", err)
 	}
+}
+
+// TestCatchFaults takes the pages of a table away, as a disk does that cannot read them.
+func TestCatchFaults(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "index")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := NewTable(f, bytes.NewReader(fixture(t, "small-new.raw.caibx")), limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	if err := os.Truncate(path, 0); err != nil {
+		t.Fatal(err)
+	}
+	err = CatchFaults(func() error {
+		table.Find(ID{})
+		return nil
+	})
+	if !errors.Is(err, unix.EIO) {
+		t.Errorf("got error %v, want %v", err, unix.EIO)
+	}
+	other := errors.New("another error")
+	if err := CatchFaults(func() error { return other }); err != other {
+		t.Errorf("got error %v, want %v", err, other)
+	}
+	defer func() {
+		if recover() != any("a bug") {
+			t.Error("another panic was caught")
+		}
+	}()
+	_ = CatchFaults(func() error { panic("a bug") })
 }
