@@ -20,8 +20,8 @@ const (
 )
 
 // StoreIndex stores the index of the partial file. write receives an empty file and writes the index to it.
-// The index is durable when StoreIndex returns, and exists until Discard, DropIndex or Commit. The bytes are not
-// interpreted.
+// The index is durable when StoreIndex returns, and exists until Discard, DropIndex, Commit, or Begin with a source
+// without an index. The bytes are not interpreted.
 func (p *Part) StoreIndex(write func(*os.File) error) error {
 	root, name := p.folder.disk.root, p.folder.file(newIndexFile)
 	if err := ignoreMissing(root.Remove(name)); err != nil {
@@ -155,10 +155,11 @@ func (p *Part) ReadBack(buf []byte, offset int64) error {
 			return err
 		}
 	}
-	chunk := NewChunkBuffer()
+	size := int(offset%directAlign) + len(buf)
+	blocks := alignedBuffer(min(ChunkSize, (size+directAlign-1)&^(directAlign-1)))
 	for len(buf) > 0 {
-		begin := offset / ChunkSize * ChunkSize
-		b, err := readDirect(p.writer.file, chunk, begin, min(begin+ChunkSize, end))
+		begin := offset &^ (directAlign - 1)
+		b, err := readDirect(p.writer.file, blocks, begin, min(begin+int64(len(blocks)), end))
 		if err != nil {
 			return err
 		}

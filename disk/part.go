@@ -205,6 +205,9 @@ func (p *Part) begin(source PartSource, algorithm ChunkAlgorithm) error {
 	// Remove the hashes first: otherwise new bytes could count as verified because of an old hash.
 	p.writer.source.Store(nil)
 	err := errors.Join(p.writer.journal.reset(algorithm), p.writer.file.Truncate(0))
+	if err == nil && source.Index == "" {
+		err = p.DropIndex()
+	}
 	if err == nil {
 		err = p.folder.recordSource(source)
 	}

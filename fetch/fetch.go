@@ -112,6 +112,9 @@ func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progr
 	}
 	defer t.net.close()
 	t.hasDigest = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
+	if err := part.DropIndex(); err != nil { // the bytes are not compared with it
+		return err
+	}
 	if t.packing == notPacked {
 		return ClassifyDiskError(t.fetchAny(ctx, part))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 )
 
 // ErrNoRanges means that a server does not send parts of the file, or that its file does not have the range.
@@ -16,6 +17,8 @@ var ErrPacked = errors.New("a packed image cannot be downloaded in parts")
 // RangeReader reads ranges of an image from its declared addresses. It is safe for concurrent use.
 type RangeReader struct {
 	t *transfer
+
+	working atomic.Int64 // the address that sent the last range: an address that fails is not tried for each range
 
 	mu    sync.Mutex
 	etags map[string]string // of the first response, by the ID of the address
@@ -48,8 +51,8 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 // Close closes idle connections.
 func (r *RangeReader) Close() { r.t.net.close() }
 
-// Open returns the bytes [start, end) from the first address that works. They are not verified. If
-// the body is too short, a read fails with an *Error. The caller detects stalls.
+// Open returns the bytes [start, end) from the address that worked last, or else from the next one that works. They are
+// not verified. If the body is too short, a read fails with an *Error. The caller detects stalls.
 func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser, error) {
 	body, _, err := r.OpenTotal(ctx, start, end)
 	return body, err
@@ -58,9 +61,14 @@ func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser
 // OpenTotal is Open, and returns the size of the file; -1: the server does not send it.
 func (r *RangeReader) OpenTotal(ctx context.Context, start, end int64) (body io.ReadCloser, total int64, err error) {
 	var failed []*Error
-	for _, a := range r.t.addresses[r.t.request.SkipAddresses:] {
+	addresses := r.t.addresses[r.t.request.SkipAddresses:]
+	first := int(r.working.Load())
+	for n := range addresses {
+		n = (first + n) % len(addresses)
+		a := addresses[n]
 		got, err := r.open(ctx, a, start, end)
 		if err == nil {
+			r.working.Store(int64(n))
 			return limitedBody{io.LimitReader(got.body, end-start), got.body}, got.total, nil
 		}
 		if ctx.Err() != nil {

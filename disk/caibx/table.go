@@ -75,12 +75,17 @@ func NewTable(f *os.File, r io.Reader, limits Limits) (t *Table, err error) {
 	if err := t.mapFile(f, size); err != nil {
 		return nil, err
 	}
+	return t, CatchFaults(func() error { return t.addAll(d) })
+}
+
+// addAll adds the items of the index.
+func (t *Table) addAll(d *Reader) error {
 	for n := int64(0); ; n++ {
 		switch i, err := d.Next(); {
 		case err == io.EOF:
-			return t, nil
+			return nil
 		case err != nil:
-			return t, err
+			return err
 		default:
 			t.add(n, i.ID)
 		}

@@ -20,6 +20,8 @@ func (d *Download) downloadAround(ctx context.Context, part *disk.Part, have *wr
 	if err := part.Begin(disk.PartSource{ID: fetch.AddressID(d.Request.URL), Size: have.size}); err != nil {
 		return err
 	}
+	d.Progress.Joined.Store(true)
+	d.Progress.Total.Store(have.size)
 	d.Progress.Resume(0)
 	around := &aroundReader{ctx: ctx, upstream: &upstream{download: d, limiter: fetch.NewLimiter(d.Request.BandwidthLimit)}, from: from, have: have}
 	defer around.close()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -25,7 +26,8 @@ type Download struct {
 	Progress *fetch.Progress
 	// Survey receives what the download costs before it transfers chunks. nil: it is not needed.
 	Survey func(Survey)
-	// Warn receives the reason why the whole file is downloaded, and problems of the store. It must not block.
+	// Warn receives the reason why the whole file is downloaded, and problems of the store. It must not block, and must be
+	// safe for concurrent use.
 	Warn func(error)
 }
 
@@ -59,21 +61,32 @@ func (e *indexError) Unwrap() error { return e.err }
 // Into fills part with the image. It resumes the partial file of an earlier attempt. It returns when part has all bytes;
 // the caller commits it. The errors are those of fetch.Client.Download.
 func (d *Download) Into(ctx context.Context, part *disk.Part) error {
-	err := d.byIndex(ctx, part)
+	err := caibx.CatchFaults(func() error { return d.byIndex(ctx, part) })
 	unusable, ok := errors.AsType[*indexError](err)
 	if !ok || ctx.Err() != nil {
 		return fetch.ClassifyDiskError(err)
 	}
 	d.Warn(fmt.Errorf("the whole file is downloaded, not only the difference: %w", unusable))
-	if err := part.DropIndex(); err != nil {
-		return err
-	}
 	if unusable.wrong != nil && unusable.wrong.size > 0 {
-		return fetch.ClassifyDiskError(d.downloadAround(ctx, part, unusable.wrong))
+		err := d.downloadAround(ctx, part, unusable.wrong)
+		if !errors.Is(err, fetch.ErrNoRanges) {
+			return fetch.ClassifyDiskError(err)
+		}
 	}
 	whole := d.Request
 	whole.Restart = unusable.restart
-	return d.Client.Download(ctx, whole, part, d.Progress)
+	return fetch.ClassifyDiskError(smallerNeed(unusable.err, d.Client.Download(ctx, whole, part, d.Progress)))
+}
+
+// smallerNeed returns the error of a download of the whole file. If there is no space for the image with the index either,
+// it returns the error that needs less space: an index that is right knows the zeros of the image.
+func smallerNeed(byIndex, whole error) error {
+	a, ok := errors.AsType[*disk.NoSpaceError](byIndex)
+	b, alsoWhole := errors.AsType[*disk.NoSpaceError](whole)
+	if ok && alsoWhole && a.Need < b.Need {
+		return byIndex
+	}
+	return whole
 }
 
 func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
@@ -103,7 +116,9 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	if survey.Missing > 0 && u.isEmpty() {
 		return &indexError{err: errors.New("the file is packed, so that ranges of it are not ranges of the image, and no store is declared")}
 	}
-	if err := d.begin(part, survey); err != nil {
+	if err := d.begin(ctx, part, a, survey); errors.Is(err, disk.ErrNoSpace) {
+		return &indexError{err: err} // of an image that is larger than the file?
+	} else if err != nil {
 		return err
 	}
 	d.Progress.Joined.Store(true)
@@ -112,16 +127,68 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	return a.run(ctx, d.Progress)
 }
 
-// begin keeps the bytes of the partial file, or empties it.
-func (d *Download) begin(part *disk.Part, s Survey) error {
+// begin keeps the bytes of the partial file, if they are those of the index. Otherwise it empties the file, or returns an
+// *indexError if the bytes are worth more than the index.
+func (d *Download) begin(ctx context.Context, part *disk.Part, a *assembly, s Survey) error {
 	source := disk.PartSource{ID: fetch.AddressID(d.Request.URL), Size: s.Size, Data: max(s.Data, 1), Index: d.indexID()}
-	switch now := part.Source(); {
+	now := part.Source()
+	switch {
 	case now == source:
 		return nil
-	case now.Size == s.Size && part.Offset() >= disk.ChunkSize: // of a download without the index
+	case part.Offset() < disk.ChunkSize:
+		return part.Begin(source)
+	}
+	err := compare(ctx, part, a.index)
+	if err == nil {
+		a.upstream.matched.Store(true)
 		return part.Continue(source)
 	}
-	return part.Begin(source)
+	if _, other := errors.AsType[*indexError](err); other && now.Index != "" {
+		return part.Begin(source) // they are of another index
+	}
+	return err
+}
+
+// compare returns an *indexError unless the bytes of the partial file are those of the index.
+func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
+	if size := part.Source().Size; size >= 0 && size != index.ImageSize() {
+		return &indexError{err: fmt.Errorf("the index is of a file of %d bytes, but the file has %d", index.ImageSize(), size)}
+	}
+	in := bufio.NewReaderSize(&partReader{part: part}, disk.ChunkSize)
+	var chunk []byte
+	for n := range index.Len() {
+		i := index.Item(n)
+		if i.End() > part.Offset() {
+			break
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		chunk = slices.Grow(chunk[:0], int(i.Length))[:i.Length]
+		if _, err := io.ReadFull(in, chunk); err != nil {
+			return err
+		}
+		if index.Header().Digest.Check(chunk, i.ID) != nil {
+			return &indexError{err: fmt.Errorf("%w at %d", errWrongChunk, i.Offset)}
+		}
+	}
+	return nil
+}
+
+// partReader reads the bytes of a partial file in order.
+type partReader struct {
+	part *disk.Part
+	at   int64
+}
+
+func (r *partReader) Read(p []byte) (int, error) {
+	n := min(int64(len(p)), r.part.Offset()-r.at)
+	if n == 0 {
+		return 0, io.EOF
+	}
+	err := r.part.ReadBack(p[:n], r.at)
+	r.at += n
+	return int(n), err
 }
 
 func (d *Download) indexID() string { return fetch.AddressID(d.Request.Index) }
@@ -129,10 +196,12 @@ func (d *Download) indexID() string { return fetch.AddressID(d.Request.Index) }
 const (
 	// maxImage is more than any image has.
 	maxImage = 1 << 60
-	// minMeanChunk limits the size of an index: it has 40 bytes for each chunk.
+	// minMeanChunk limits the size of an index, and the time for it: it has 40 bytes for each chunk.
 	minMeanChunk = 512
-	// indexShare is the part of the free space that the files of an index may take, which are three in the worst case:
-	// the index, its copy with the table, and the table of a seed.
+	// fewChunks is the number of chunks that may be smaller.
+	fewChunks = 1 << 16
+	// indexShare is the part of the free space that the file of an index may take. The copy with the table takes up to a
+	// third more. Both are the free space of the next index: that of the image, or of a seed.
 	indexShare = 8
 )
 
@@ -157,7 +226,7 @@ func (d *Download) openIndex(ctx context.Context, part *disk.Part) (*caibx.Table
 		t, err = LoadIndex(part, d.Request.MaxSize)
 	}
 	_, bad := errors.AsType[*caibx.FormatError](err)
-	if fetched || bad || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if fetched || bad || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return nil, &indexError{err: fmt.Errorf("its index: %w", err)}
 	}
 	return t, err
@@ -217,6 +286,8 @@ func check(t *caibx.Table) error {
 	switch h := t.Header(); {
 	case h.Max > caibx.MaxCut:
 		reason = fmt.Sprintf("chunks of up to %d bytes are not supported: at most %d are", h.Max, caibx.MaxCut)
+	case t.Len() > t.ImageSize()/minMeanChunk+fewChunks:
+		reason = fmt.Sprintf("chunks of less than %d bytes on average are not supported", minMeanChunk)
 	case t.Len() == 0:
 		reason = "it is of an empty file"
 	default:

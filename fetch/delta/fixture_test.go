@@ -283,3 +283,19 @@ func gzipped(t testing.TB, file []byte) []byte {
 	}
 	return b.Bytes()
 }
+
+// indexFile returns an open file with the bytes of an index.
+func indexFile(t testing.TB, index []byte) *os.File {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err == nil {
+		_, err = f.Write(index)
+	}
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}

@@ -2,6 +2,7 @@ package delta
 
 import (
 	"context"
+	"errors"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
@@ -31,7 +32,15 @@ func (l *Local) Close() {
 }
 
 // Has reports whether the copies have all bytes from an offset on.
-func (l *Local) Has(offset, length int64) bool {
+func (l *Local) Has(offset, length int64) (has bool) {
+	err := caibx.CatchFaults(func() error {
+		has = l.has(offset, length)
+		return nil
+	})
+	return has && err == nil
+}
+
+func (l *Local) has(offset, length int64) bool {
 	for n, end := itemAt(l.index, offset), offset+length; offset < end; n++ {
 		if n == l.index.Len() {
 			return false
@@ -54,9 +63,16 @@ func (l *Local) inSeed(i caibx.Item) bool {
 	return false
 }
 
-// Read reads bytes for which Has was true. disk.ErrDamaged: they are not there after all. The bytes have to be verified,
+// Read reads bytes for which Has was true. disk.ErrDamaged: they are not there after all, or cannot be read. The bytes have to be verified,
 // because nobody has compared the index with the image.
 func (l *Local) Read(p []byte, offset int64) error {
+	if err := caibx.CatchFaults(func() error { return l.read(p, offset) }); err != nil {
+		return errors.Join(disk.ErrDamaged, err)
+	}
+	return nil
+}
+
+func (l *Local) read(p []byte, offset int64) error {
 	for n := itemAt(l.index, offset); len(p) > 0; n++ {
 		i := l.index.Item(n)
 		piece := p[:min(int64(len(p)), i.End()-offset)]
@@ -80,9 +96,6 @@ func (l *Local) readItem(p []byte, i caibx.Item, skip int64) error {
 		n, err := s.verified.ReadAt(p, from+skip)
 		if err == nil || n == len(p) {
 			return nil
-		}
-		if !isDamaged(err) {
-			return err
 		}
 		s.damaged((from + skip + int64(n)) / disk.ChunkSize)
 	}

@@ -3,7 +3,6 @@ package delta
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"sort"
 	"sync/atomic"
@@ -59,8 +58,12 @@ func openSeeds(ctx context.Context, part *disk.Part, all []Seed, h caibx.Header)
 // openSeedIndex returns the index of a seed with chunks of header h; nil: there is none.
 func openSeedIndex(ctx context.Context, part *disk.Part, s Seed, h caibx.Header) (*caibx.Table, error) {
 	size := s.Reader.Size()
+	room, err := part.Room()
+	if err != nil {
+		return nil, err
+	}
 	if s.Index != nil {
-		t, err := newTable(part, s.Index, caibx.Limits{Image: size, Chunk: 1})
+		t, err := storedTable(part, s.Index, size, room/indexShare)
 		if err == nil && t.Header() == h && t.ImageSize() == size {
 			return t, nil
 		}
@@ -71,12 +74,8 @@ func openSeedIndex(ctx context.Context, part *disk.Part, s Seed, h caibx.Header)
 			return nil, err
 		}
 	}
-	if !s.Cut {
+	if !s.Cut || h.Avg < minMeanChunk && uint64(size)/h.Avg > fewChunks {
 		return nil, nil
-	}
-	room, err := part.Room()
-	if err != nil {
-		return nil, err
 	}
 	if limits := (caibx.Limits{Image: size, Chunk: int64(h.Min)}); limits.MaxSize() > room/indexShare {
 		return nil, nil
@@ -93,6 +92,18 @@ func openSeedIndex(ctx context.Context, part *disk.Part, s Seed, h caibx.Header)
 		return nil, errors.Join(err, t.Close())
 	}
 	return t, err
+}
+
+// storedTable returns the table of the index in f, which has at most limit bytes, and closes f.
+func storedTable(part *disk.Part, f *os.File, imageSize, limit int64) (*caibx.Table, error) {
+	info, err := f.Stat()
+	if err == nil && info.Size() > limit {
+		err = errors.New("there is no space for it")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return newTable(part, f, caibx.Limits{Image: imageSize, Chunk: 1})
 }
 
 func closeSeeds(seeds []*seed) {
@@ -143,10 +154,7 @@ func (s *seed) isGood(offset, length int64) bool {
 	return true
 }
 
-// isDamaged reports whether the error of a read of a seed means that it does not have the bytes of its manifest.
-func isDamaged(err error) bool { return errors.Is(err, disk.ErrDamaged) || errors.Is(err, io.EOF) }
-
-// damaged records that a chunk of the manifest is damaged.
+// damaged records that a chunk of the manifest is damaged or cannot be read.
 func (s *seed) damaged(n int64) {
 	if len(s.bad) == 0 {
 		s.Damaged()

@@ -89,30 +89,41 @@ func (u *upstream) close() {
 // isEmpty reports whether nothing can be fetched.
 func (u *upstream) isEmpty() bool { return !u.hasStore() && len(u.ranges) == 0 }
 
-func (u *upstream) hasStore() bool { return u.store != nil && !u.storeEnded.Load() }
+func (u *upstream) hasStore() bool {
+	return u.store != nil && !u.storeEnded.Load() && u.unlike.Load() == 0
+}
 
 // fetcher fetches the items of one run, in order.
 type fetcher struct {
 	items chan []byte // the verified bytes of each item; closed at the end
 	err   error       // of the fetch; valid when items is closed
 	bytes int64       // that count as in the window
+	store bool        // some of the items may be from the store
+	stop  context.CancelCauseFunc
 }
+
+// errAlone stops a fetcher so that another one can fetch alone.
+var errAlone = errors.New("another fetcher fetches alone")
 
 // start begins to fetch a run. The items that are received are in the queue of the fetcher until they are used. The
 // goroutine ends when ctx ends; done waits for it.
 func (u *upstream) start(ctx context.Context, done *sync.WaitGroup, index *caibx.Table, r *run) *fetcher {
 	// The queue has at most window bytes, because more items wait for the connection.
 	queued := max(1, min(r.end-r.first, window/int64(index.Header().Max)))
-	f := &fetcher{items: make(chan []byte, queued), bytes: min(r.limit-r.offset, window)}
+	ctx, stop := context.WithCancelCause(ctx)
+	f := &fetcher{items: make(chan []byte, queued), bytes: min(r.limit-r.offset, window), store: u.hasStore(), stop: stop}
 	done.Go(func() {
+		defer stop(nil)
 		defer close(f.items)
-		f.err = u.fetch(ctx, index, r, func(chunk []byte) error {
-			select {
-			case f.items <- chunk:
-				return nil
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		f.err = caibx.CatchFaults(func() error {
+			return u.fetch(ctx, index, r, func(chunk []byte) error {
+				select {
+				case f.items <- chunk:
+					return nil
+				case <-ctx.Done():
+					return context.Cause(ctx)
+				}
+			})
 		})
 	})
 	return f
@@ -146,8 +157,12 @@ func (u *upstream) fetch(ctx context.Context, index *caibx.Table, r *run, put fu
 	return nil
 }
 
-// errWrongChunk means that the upstream has other bytes than the index.
-var errWrongChunk = errors.New("the file has other bytes than the index")
+var (
+	// errWrongChunk means that the upstream has other bytes than the index.
+	errWrongChunk = errors.New("the file has other bytes than the index")
+	// errWrongSize means that the file of the upstream has another size.
+	errWrongSize = fmt.Errorf("%w", errWrongChunk)
+)
 
 // fetchRange passes the chunks from item first on to put, from one address after the other. It requests the rest again
 // after a broken connection. It returns the first item that it did not pass on.
@@ -166,10 +181,8 @@ func (u *upstream) fetchRange(ctx context.Context, index *caibx.Table, first, en
 			return first, &indexError{err: err, restart: true}
 		case errors.Is(err, errWrongChunk) && int(skip) < len(u.ranges)-1:
 			u.skip.CompareAndSwap(skip, skip+1)
-		case errors.Is(err, errWrongChunk) && u.matched.Load():
-			if u.unlike.CompareAndSwap(0, max(1, index.Item(first).Offset)) {
-				u.download.Warn(fmt.Errorf("the rest of the file is downloaded, not only the difference: %w", err))
-			}
+		case errors.Is(err, errWrongChunk) && !errors.Is(err, errWrongSize) && u.matched.Load():
+			u.setUnlike(index.Item(first), err)
 			u.skip.Store(0)
 		case errors.Is(err, errWrongChunk):
 			return first, &indexError{err: err, restart: true, wrong: u.wrong.Load()}
@@ -190,7 +203,6 @@ func (u *upstream) readRange(ctx context.Context, from *fetch.RangeReader, index
 		return first, err
 	}
 	defer body.Close()
-	sameSize := total < 0 || total == index.ImageSize()
 	in := u.reader(attempt, cancel, body)
 	for n := first; n < end; n++ {
 		i := index.Item(n)
@@ -199,17 +211,41 @@ func (u *upstream) readRange(ctx context.Context, from *fetch.RangeReader, index
 			return n, bodyError(ctx, attempt, err)
 		}
 		if u.unlike.Load() == 0 {
-			if !sameSize || u.digest.Check(chunk, i.ID) != nil {
-				u.wrong.CompareAndSwap(nil, &wrongItem{i.Offset, max(total, 0), chunk})
-				return n, &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%w at %d", errWrongChunk, i.Offset)}
+			if err := u.check(chunk, i, total, index.ImageSize()); err == nil {
+				u.matched.Store(true)
+			} else if len(u.ranges) == 1 && u.matched.Load() && !errors.Is(err, errWrongSize) {
+				u.setUnlike(i, err) // there is no other address: these bytes count, and those that follow
+			} else {
+				return n, err
 			}
-			u.matched.Store(true)
 		}
 		if err := put(chunk); err != nil {
 			return n, err
 		}
 	}
 	return end, nil
+}
+
+// check compares a chunk of a file of total bytes with the index of an image of size bytes. A total below 0 is not known.
+func (u *upstream) check(chunk []byte, i caibx.Item, total, size int64) error {
+	var err error
+	switch {
+	case total >= 0 && total != size:
+		err = fmt.Errorf("%w: it has %d bytes, not %d", errWrongSize, total, size)
+	case u.digest.Check(chunk, i.ID) != nil:
+		err = fmt.Errorf("%w at %d", errWrongChunk, i.Offset)
+	default:
+		return nil
+	}
+	u.wrong.CompareAndSwap(nil, &wrongItem{i.Offset, max(total, 0), chunk})
+	return &fetch.Error{Class: fetch.BadSource, Err: err}
+}
+
+// setUnlike lets the bytes of the file count from an item on, because it differs from the index for the reason err.
+func (u *upstream) setUnlike(i caibx.Item, err error) {
+	if u.unlike.CompareAndSwap(0, max(1, i.Offset)) {
+		u.download.Warn(fmt.Errorf("the rest of the file is downloaded, not only the difference: %w", err))
+	}
 }
 
 // reader counts the bytes of a body, limits their rate and detects stalls.

@@ -119,8 +119,9 @@ func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume f
 	if err := transfer(part); err != nil {
 		// Bytes that cannot be right are of no use, and on a full disk the partial file would take
 		// the space of other copies. A file without bytes is discarded too, unless the job was
-		// stopped: then a later job resumes it.
-		if classify(err, 0, 0).final || errors.Is(err, disk.ErrNoSpace) || part.Offset() == 0 && ctx.Err() == nil {
+		// stopped, or has an index: then a later job resumes it.
+		isEmpty := part.Offset() == 0 && part.Source().Index == ""
+		if classify(err, 0, 0).final || errors.Is(err, disk.ErrNoSpace) || isEmpty && ctx.Err() == nil {
 			return errors.Join(err, part.Discard())
 		}
 		return errors.Join(err, part.Close())
