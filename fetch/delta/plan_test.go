@@ -2,8 +2,14 @@ package delta
 
 import (
 	"bufio"
+	"encoding/binary"
 	"errors"
+	"flag"
+	"io"
+	"os"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 )
@@ -61,4 +67,94 @@ func TestRunsOfZerosWithAnyLength(t *testing.T) {
 	if s, err := p.survey(t.Context(), 0); err != nil || s.Missing != 3000+5000 {
 		t.Errorf("survey %+v, error %v", s, err)
 	}
+}
+
+var largeItems = flag.Int64("delta.items", 1<<18, "number of chunks of the index of TestLargeIndex; 67108864 for 4 TiB in chunks of 64 KiB")
+
+// TestLargeIndex opens the index of an image, and surveys it with a seed that has three quarters of its chunks. The memory
+// does not depend on their number.
+func TestLargeIndex(t *testing.T) {
+	s := newSite(t)
+	part := s.part(s.request("v2", nil))
+	defer part.Close()
+	const chunk = 64 << 10
+	h := caibx.Header{Sizes: caibx.Blocks(chunk)}
+	write := func(to io.Writer, changed func(n int64) bool) error {
+		buffered := bufio.NewWriterSize(to, 1<<20)
+		w, err := caibx.NewWriter(buffered, h)
+		zero := h.Digest.ZeroID(chunk)
+		for n := range *largeItems {
+			id := zero // each fourth chunk is one of zeros, each eighth is one that repeats
+			switch {
+			case n%8 == 1:
+				id = caibx.ID{1}
+			case n%4 != 0:
+				binary.LittleEndian.PutUint64(id[:], uint64(n)*0x9e3779b97f4a7c15)
+				if changed(n) {
+					id[31] ^= 1
+				}
+			}
+			err = errors.Join(err, w.Append(chunk, id))
+		}
+		return errors.Join(err, w.Close(), buffered.Flush())
+	}
+	seedIndex := tempFile(t, nil)
+	begin := time.Now()
+	if err := write(seedIndex, func(int64) bool { return false }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := seedIndex.Seek(0, io.SeekStart); err != nil {
+		t.Fatal(err)
+	}
+	missing := int64(0)
+	if err := part.StoreIndex(func(f *os.File) error {
+		return write(f, func(n int64) bool {
+			changed := n%16 == 3
+			if changed {
+				missing += chunk
+			}
+			return changed
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d chunks, %.1f TiB: both indexes were written in %v", *largeItems, float64(*largeItems)*chunk/(1<<40), time.Since(begin))
+
+	before := memoryInUse(t)
+	begin = time.Now()
+	f, err := part.Index()
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := caibx.Limits{Image: maxImage, Chunk: minMeanChunk}
+	index, err := newTable(part, f, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer index.Close()
+	table, err := newTable(part, seedIndex, limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer table.Close()
+	opened := time.Since(begin)
+	p := newPlanner(index, []*seed{{table: table, bad: map[int64]bool{}}}, false)
+	begin = time.Now()
+	survey, err := p.survey(t.Context())
+	if err != nil || survey.Missing != missing {
+		t.Errorf("survey %+v, want %d missing bytes, error %v", survey, missing, err)
+	}
+	grown := memoryInUse(t) - before
+	t.Logf("the tables were made in %v, the survey took %v, the memory grew by %.1f MiB", opened, time.Since(begin), float64(grown)/(1<<20))
+	if grown > 32<<20 {
+		t.Errorf("the memory grew by %d bytes", grown)
+	}
+}
+
+// memoryInUse returns the bytes that the runtime has ever had from the system. Mapped files do not count.
+func memoryInUse(t *testing.T) int64 {
+	t.Helper()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.Sys)
 }
