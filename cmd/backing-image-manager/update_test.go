@@ -296,12 +296,15 @@ func TestUpdateOverASlowLink(t *testing.T) {
 	afterUpdate := linkBytes(t, server)
 	sent := u.sentBytes()
 	scale := float64(len(old)) / float64(len(part))
-	whole := u.timedUpdate("part.raw") * scale
-	share := float64(afterUpdate-begin) / (float64(linkBytes(t, server)-afterUpdate) * scale)
-	t.Logf("%d MiB: the update sent %d bytes, %.2f %%, and took %.2f s; the whole image takes %.1f s; %.2f %% of the bytes on the link, %.2f %% of the time",
+	partTime := u.timedUpdate("part.raw")
+	wholeBytes := float64(linkBytes(t, server)-afterUpdate) * scale
+	// The time of the bytes on the link is less than that of the download.
+	whole, share := wholeBytes/rate, float64(afterUpdate-begin)/wholeBytes
+	t.Logf("%d MiB: the update sent %d bytes, %.2f %%, and took %.2f s; the whole image takes at least %.1f s; %.2f %% of the bytes on the link, %.2f %% of the time",
 		len(old)>>20, sent, float64(sent)/float64(len(next))*100, update, whole, share*100, update/whole*100)
-	if least := float64(len(old)) / rate; whole < least {
-		t.Errorf("the whole image takes %.1f s, but at least %.1f s are necessary: is the link limited?", whole, least)
+	t.Logf("%d MiB of the image took %.1f s", len(part)>>20, partTime)
+	if least := float64(len(part)) / rate; partTime < least {
+		t.Errorf("%d bytes took %.1f s, but at least %.1f s are necessary: is the link limited?", len(part), partTime, least)
 	}
 	if share > 0.03 {
 		t.Errorf("the update needed %.2f %% of the bytes of the whole image", share*100)

@@ -39,10 +39,10 @@ func tableOf(t testing.TB, h caibx.Header, add func(append func(length int64, id
 }
 
 // TestFewZeroIDsAreComputed has an index in which each length occurs twice in a row. To compute the id of zeros for each
-// of them would hash 8 TiB, and remember a million ids.
+// of them would hash 512 GiB, and remember 32,768 ids.
 func TestFewZeroIDsAreComputed(t *testing.T) {
 	index := tableOf(t, caibx.Header{Sizes: caibx.Sizes{Min: 1, Avg: 1 << 20, Max: 16 << 20}}, func(add func(int64, caibx.ID)) {
-		for n := range int64(1 << 20) {
+		for n := range int64(1 << 15) {
 			id := caibx.ID{byte(n), byte(n >> 8), byte(n >> 16)}
 			add(16<<20-n-1, id)
 			add(16<<20-n-1, id)
@@ -140,7 +140,7 @@ func TestLargeIndex(t *testing.T) {
 	opened := time.Since(begin)
 	p := newPlanner(index, []*seed{{table: table, bad: map[int64]bool{}}}, false)
 	begin = time.Now()
-	survey, err := p.survey(t.Context())
+	survey, err := p.survey(t.Context(), 0)
 	if err != nil || survey.Missing != missing {
 		t.Errorf("survey %+v, want %d missing bytes, error %v", survey, missing, err)
 	}
