@@ -20,8 +20,9 @@ type RangeReader struct {
 
 	working atomic.Int64 // the address that sent the last range: an address that fails is not tried for each range
 
-	mu    sync.Mutex
-	etags map[string]string // of the first response, by the ID of the address
+	mu       sync.Mutex
+	etags    map[string]string // of the first response, by the ID of the address
+	noRanges map[string]bool   // addresses that sent the whole file: each request for a part of it would cost some of its bytes
 }
 
 // NewRangeReader returns a RangeReader for the image of r. The image must not be packed and must have
@@ -45,7 +46,7 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 	t.net.keepConnections()
 	t.limiter = nil // the caller limits the total rate of all its sources
 	t.hasDigest = true
-	return &RangeReader{t: t, etags: map[string]string{}}, nil
+	return &RangeReader{t: t, etags: map[string]string{}, noRanges: map[string]bool{}}, nil
 }
 
 // Close closes idle connections.
@@ -84,6 +85,9 @@ func (r *RangeReader) OpenTotal(ctx context.Context, start, end int64) (body io.
 }
 
 func (r *RangeReader) open(ctx context.Context, a address, start, end int64) (*response, error) {
+	if r.hasNoRanges(a) {
+		return nil, &Error{Class: Refused, Err: ErrNoRanges}
+	}
 	var got *response
 	err := r.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
 		got, err = src.get(ctx, rangeRequest{offset: start, end: end, total: -1})
@@ -97,6 +101,9 @@ func (r *RangeReader) open(ctx context.Context, a address, start, end int64) (*r
 	}
 	if got.start != start || got.total >= 0 && got.total < end {
 		got.body.Close()
+		if got.start != start {
+			r.setNoRanges(a)
+		}
 		return nil, &Error{Class: Refused, Err: ErrNoRanges}
 	}
 	if !r.isSameVersion(a, got) {
@@ -104,6 +111,18 @@ func (r *RangeReader) open(ctx context.Context, a address, start, end int64) (*r
 		return nil, failf(Network, "the file changed at its source during the transfer")
 	}
 	return got, nil
+}
+
+func (r *RangeReader) hasNoRanges(a address) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.noRanges[a.id()]
+}
+
+func (r *RangeReader) setNoRanges(a address) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noRanges[a.id()] = true
 }
 
 // isSameVersion reports whether a response does not have another strong ETag than the first one from the address.

@@ -23,8 +23,9 @@
 //     downloads the whole file, and warns once.
 //  3. The memory does not depend on the size of the image or of the index. Indexes are mapped temporary files
 //     on the disk of the image.
-//  4. Seeds are only read. A damaged chunk of a seed is reported and fetched.
+//  4. Seeds are only read. A damaged or unreadable chunk of a seed is reported and fetched.
 //  5. At most window bytes are fetched before they are appended, so that little is fetched twice after a kill.
+//  6. An attempt keeps the bytes of the ones before, also if they were downloaded without the index.
 //
 // # Reading order
 //

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 // TestUnreadableSeed has a seed that fails when it is read, as on a disk with bad sectors: its chunks are fetched.
@@ -378,5 +379,41 @@ func truncateMapped(t *testing.T, folder string) {
 	}
 	if truncated == 0 {
 		t.Error("no file of the folder is mapped")
+	}
+}
+
+// TestMirrorWithoutRanges has an address that fails for a while, and a mirror that only sends whole files: the bytes that
+// were transferred are kept until the address works again.
+func TestMirrorWithoutRanges(t *testing.T) {
+	s, r, _, next := newUpdate(t, small)
+	s.files["mirror"] = next
+	r.Mirrors = []string{s.url + "/mirror"}
+	var requests, mirrored atomic.Int64
+	s.handle = func(w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/mirror" {
+			mirrored.Add(1)
+			r.Header.Del("Range")
+		}
+		if r.URL.Path == "/v2" && requests.Add(1) > 1 {
+			w.WriteHeader(http.StatusBadGateway)
+			return true
+		}
+		return false
+	}
+	var damaged atomic.Int64
+	err := s.download(r, s.seed(oldID, &damaged))
+	if failed, ok := errors.AsType[*fetch.Error](err); !ok || failed.Class != fetch.Network {
+		t.Fatalf("got error %v, want one of the network: %s", err, describe(s))
+	}
+	if mirrored.Load() > maxFetchers { // all at the same time
+		t.Errorf("the mirror got %d requests: %s", mirrored.Load(), describe(s))
+	}
+	s.handle = nil
+	if err := s.download(r, s.seed(oldID, &damaged)); err != nil {
+		t.Fatal(err)
+	}
+	s.wantImage(next)
+	if len(s.warnings) > 0 {
+		t.Error(describe(s))
 	}
 }

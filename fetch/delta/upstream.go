@@ -173,11 +173,11 @@ func (u *upstream) fetchRange(ctx context.Context, index *caibx.Table, first, en
 		if n > first {
 			first, drops = n, 0
 		}
-		var failed *fetch.Error
+		failed, isFetch := errors.AsType[*fetch.Error](err)
 		switch {
 		case err == nil, ctx.Err() != nil:
 			return first, err
-		case errors.Is(err, fetch.ErrNoRanges):
+		case errors.Is(err, fetch.ErrNoRanges) && failed.Class == fetch.Refused: // no other address may have ranges later
 			return first, &indexError{err: err, restart: true}
 		case errors.Is(err, errWrongChunk) && int(skip) < len(u.ranges)-1:
 			u.skip.CompareAndSwap(skip, skip+1)
@@ -186,7 +186,7 @@ func (u *upstream) fetchRange(ctx context.Context, index *caibx.Table, first, en
 			u.skip.Store(0)
 		case errors.Is(err, errWrongChunk):
 			return first, &indexError{err: err, restart: true, wrong: u.wrong.Load()}
-		case errors.As(err, &failed) && failed.Class == fetch.Dropped && drops < maxDrops:
+		case isFetch && failed.Class == fetch.Dropped && drops < maxDrops:
 			drops++
 		default:
 			return first, err
