@@ -118,10 +118,10 @@ func TestIndexOfASimilarFile(t *testing.T) {
 
 // TestMisleadingIndex has an index that says that the image is another one that the node has: the checksum tells.
 func TestMisleadingIndex(t *testing.T) {
-	s, r, old, _ := newUpdate(t, small)
+	s, _, old, _ := newUpdate(t, small)
 	s.files["v2"] = bytes.Clone(old)
 	s.files["v2"][77] ^= 1
-	r = s.request("v2", s.files["v2"])
+	r := s.request("v2", s.files["v2"])
 	s.files["v2.caibx"] = indexOf(t, old, small)
 	var damaged atomic.Int64
 	err := s.download(r, s.seed(oldID, &damaged))
@@ -131,7 +131,6 @@ func TestMisleadingIndex(t *testing.T) {
 	if got := s.sent.Load(); got != int64(len(s.files["v2.caibx"])) {
 		t.Error("more than the index was sent:", describe(s))
 	}
-	r.Restart = true // as a job does
 	part, err := s.disk.OpenPart(t.Context(), newID, disk.PartOptions{})
 	if err != nil {
 		t.Fatal(err)
