@@ -293,7 +293,7 @@ func (a *assembly) start(r *run) bool {
 	if a.retries < maxRetries {
 		limit = 1 // the server does not serve several
 	}
-	if r != a.queue[0] && (a.fetchers >= limit || a.inWindow+r.limit-r.offset > window) {
+	if r != a.queue[0] && (a.fetchers >= limit || a.inWindow+min(r.limit-r.offset, window) > window) {
 		return false
 	}
 	r.fetcher = a.upstream.start(a.ctx, &a.fetching, a.index, r)
