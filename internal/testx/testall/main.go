@@ -67,7 +67,7 @@ type pass struct {
 // tests run only without the race detector.
 var sequential = []string{
 	"disk/filetype", "docs", "fetch/host", "fetch/printable", "fetch/redact",
-	"internal/testx/testall", "reconcile/forecast", "reconcile/job", "reconcile/report", "reconcile/scenario",
+	"internal/testx/testall", "reconcile/forecast", "reconcile/report", "reconcile/scenario",
 	"schema/document", "schema/manifest",
 }
 
