@@ -365,9 +365,10 @@ func TestStores(t *testing.T) {
 			}
 		}, 1},
 		{"bombs", pack, func(s *site) {
+			bomb := pack(make([]byte, 16<<20))
 			for name := range s.files {
 				if isChunk(name) {
-					s.files[name] = pack(make([]byte, 16<<20))
+					s.files[name] = bomb
 				}
 			}
 		}, 1},
