@@ -70,7 +70,7 @@ func digestsOf(s checksumList, list address, addresses []address, p packing) (st
 			stored, conflict2 = s.find(unpackedName(a))
 		}
 		if conflict || conflict2 {
-			return disk.Digest{}, disk.Digest{}, fmt.Errorf("%q is listed with more than one checksum", base)
+			return disk.Digest{}, disk.Digest{}, fmt.Errorf("%q %w", base, ErrListedTwice)
 		}
 		if !stored.IsZero() || !packed.IsZero() {
 			return stored, packed, nil
@@ -126,6 +126,8 @@ func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 type checksumList struct {
 	entries []checksumEntry
 	weak    bool // the file also has entries of other algorithms (MD5, SHA-1), which are ignored
+	// malformed is a checksum whose length is that of no algorithm, such as one that was cut off; "": none
+	malformed string
 }
 
 type checksumEntry struct {
@@ -138,6 +140,9 @@ var (
 	bsdLine = regexp.MustCompile(`^(SHA256|SHA512|SHA2-256|SHA2-512|MD5|SHA1) ?\((.+)\) ?= ?([0-9A-Fa-f]+)$`)
 	hexOnly = regexp.MustCompile(`^[0-9A-Fa-f]{32,128}$`)
 )
+
+// weakLengths are the lengths of the checksums that are ignored: MD5, SHA-1, SHA-224 and SHA-384.
+var weakLengths = []int{32, 40, 56, 96}
 
 // parseChecksumList parses the output of sha256sum and sha512sum, and of the BSD programs with the
 // same purpose. It ignores all other lines, such as comments, blank lines and the armour of a
@@ -167,6 +172,9 @@ func (s *checksumList) addLine(line string) {
 	d, err := disk.ParseDigest(algorithm + strings.ToLower(digits))
 	if algorithm == "" || err != nil {
 		s.weak = true
+		if !slices.Contains(weakLengths, len(digits)) {
+			s.malformed = digits
+		}
 		return
 	}
 	s.entries = append(s.entries, checksumEntry{strings.TrimSpace(name), d})

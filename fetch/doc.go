@@ -55,6 +55,6 @@
 // # Reading order
 //
 // fetch.go (Client, Request, Download), download.go (attempts, resume), address.go,
-// http.go, s3.go, file.go, then transport.go and credentials.go (hosts, proxies,
+// http.go, s3.go, file.go, document.go (small files), then transport.go and credentials.go (hosts, proxies,
 // secrets), unpack.go, error.go.
 package fetch

@@ -1,0 +1,114 @@
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Document is a small file that ReadDocument read.
+type Document struct {
+	Data []byte
+	// From is the address after all redirects.
+	From *url.URL
+}
+
+// ReadDocument reads a small file with at most limit bytes, such as a list of the files in a folder, from an http or
+// https address. Unlike a download, it accepts web pages, and it keeps no state: after a dropped connection it requests
+// the whole file again, a few times. The rules for hosts, redirects, proxies and credentials are those of Download, and
+// so are the errors. If the server has no such file (404 or 410), the error wraps ErrNoDocument.
+func (c *Client) ReadDocument(ctx context.Context, addr, credentials string, limit int) (Document, error) {
+	t, err := c.newTransfer(Request{URL: addr, Credentials: credentials, Unpack: "none"}, nil)
+	if err != nil {
+		return Document{}, err
+	}
+	defer t.net.close()
+	a := t.addresses[0]
+	if a.force != "" || a.url.Scheme != "http" && a.url.Scheme != "https" {
+		return Document{}, failf(BadConfig, "address %s is not supported here: use https or http", a)
+	}
+	for drops := 1; ; drops++ {
+		d, err := t.readDocument(ctx, a, limit)
+		var e *Error
+		if err == nil || ctx.Err() != nil || !errors.As(err, &e) {
+			return d, err
+		}
+		if e.Class != Dropped || drops >= maxDrops {
+			return Document{}, e.withURL(a.String())
+		}
+	}
+}
+
+// ErrNoDocument means that the server has no file at an address.
+var ErrNoDocument = errors.New("the server has no such file")
+
+func (t *transfer) readDocument(ctx context.Context, a address, limit int) (Document, error) {
+	attempt, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &httpSource{net: t.net, url: a.url, packing: notPacked}
+	header := http.Header{"Accept-Encoding": {"identity"}, "User-Agent": {t.client.userAgent()}}
+	resp, from, err := t.net.follow(attempt, a.url, header)
+	if err != nil {
+		return Document{}, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone {
+		return Document{}, failf(Refused, "%w: it responds with %d %s", ErrNoDocument, resp.StatusCode, http.StatusText(resp.StatusCode))
+	}
+	got, err := s.checkResponse(resp, from, rangeRequest{total: -1})
+	if err != nil {
+		return Document{}, err
+	}
+	data, err := io.ReadAll(io.LimitReader(t.bodyReader(attempt, cancel, got), int64(limit)+1))
+	if err == nil && len(data) > limit {
+		err = failf(BadSource, "the file is larger than %d bytes", limit)
+	}
+	return Document{Data: data, From: from}, err
+}
+
+// Reasons why a checksum list has no checksum for a file.
+var (
+	// ErrNotListed means that the list does not have the file, or only weak checksums (MD5, SHA-1) of it.
+	ErrNotListed = errors.New("is not listed")
+	// ErrListedTwice means that the list has different checksums of one algorithm for the file.
+	ErrListedTwice = errors.New("is listed with more than one checksum")
+	// ErrMalformedList means that a line of the list has a checksum of an impossible length.
+	ErrMalformedList = errors.New("is malformed")
+)
+
+// ListedChecksum finds the checksum of the file at an address in a checksum list. listURL is the address of the list, and
+// unpack that of Request. The results are those of LookUpChecksum. The errors wrap ErrNotListed, ErrListedTwice or
+// ErrMalformedList, or are an *Error for a wrong address.
+func ListedChecksum(list []byte, listURL, fileURL, unpack string) (stored, packed disk.Digest, err error) {
+	at, err := parseAddress(listURL)
+	if err != nil {
+		return stored, packed, err
+	}
+	files, err := oneAddress(fileURL)
+	if err != nil {
+		return stored, packed, err
+	}
+	p, err := packingOf(unpack, files)
+	if err != nil {
+		return stored, packed, err
+	}
+	parsed := parseChecksumList(list)
+	if parsed.malformed != "" {
+		return stored, packed, fmt.Errorf("the checksum list %w: a checksum has %d hex digits", ErrMalformedList, len(parsed.malformed))
+	}
+	stored, packed, err = digestsOf(parsed, at, files, p)
+	if err != nil && !errors.Is(err, ErrListedTwice) {
+		err = &notListedError{err}
+	}
+	return stored, packed, err
+}
+
+// notListedError is ErrNotListed with the reason.
+type notListedError struct{ error }
+
+func (e *notListedError) Is(target error) bool { return target == ErrNotListed }

@@ -1,0 +1,119 @@
+package track
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// candidate is a published version.
+type candidate struct {
+	version version
+	name    string // tells two candidates of the same version apart
+	// resolve finds the release. Its error is errIncomplete if the version is not published completely.
+	resolve func(context.Context) (found, error)
+}
+
+// found is a release before it is judged.
+type found struct {
+	version  version // may have more parts than that of the candidate
+	url      string
+	checksum disk.Digest // of the unpacked file; zero: only that of the packed file is published
+}
+
+var errIncomplete = errors.New("has no checksum")
+
+// maxPassedOver limits how many versions are passed over, each of which costs requests.
+const maxPassedOver = 10
+
+// judge returns the newest complete release among the candidates. pinned is the version of the declared address, or nil.
+func judge(ctx context.Context, m Image, pinned version, candidates []candidate) (Answer, error) {
+	if len(candidates) == 0 {
+		return Answer{}, refuse(NothingMatches, "nothing that is published is this image")
+	}
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return b.version.compare(a.version) })
+	answer := Answer{Pinned: pinned.String()}
+	for i, c := range candidates {
+		order := 1
+		if pinned != nil { // the name of a folder may have the first parts only
+			order = c.version.compare(pinned[:min(len(pinned), len(c.version))])
+		}
+		if order < 0 {
+			return answer, notNewer(answer, c)
+		}
+		if i+1 < len(candidates) && c.version.compare(candidates[i+1].version) == 0 {
+			return answer, refuse(Ambiguous, "%s and %s are the same version", c.name, candidates[i+1].name)
+		}
+		f, err := c.resolve(ctx)
+		if err == nil {
+			return answer.judge(m, pinned, f)
+		}
+		if !errors.Is(err, errIncomplete) {
+			return answer, err
+		}
+		answer.PassedOver = append(answer.PassedOver, c.version.String())
+		if order == 0 { // its checksum was published before
+			answer.Release = Release{Version: pinned.String(), URL: m.URL, Checksum: m.Checksum}
+			return answer, nil
+		}
+		if len(answer.PassedOver) == maxPassedOver {
+			break
+		}
+	}
+	return answer, noChecksum(answer)
+}
+
+func noChecksum(a Answer) error {
+	return refuse(NoChecksum, "no checksum is published for %s", strings.Join(a.PassedOver, ", "))
+}
+
+// notNewer is the error if the newest version that remains is older than the declared one.
+func notNewer(a Answer, c candidate) error {
+	if len(a.PassedOver) > 0 {
+		return noChecksum(a)
+	}
+	return refuse(OlderThanPinned, "the newest version is %s, and %s is declared", c.version, a.Pinned)
+}
+
+// judge compares a release with the declaration.
+func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
+	a.Release = Release{Version: f.version.String(), URL: f.url, Checksum: f.checksum}
+	order := 1
+	if f.url == m.URL {
+		order = 0
+	} else if pinned != nil {
+		order = f.version.compare(pinned)
+	}
+	switch {
+	case order < 0:
+		return a, refuse(OlderThanPinned, "the newest version is %s, and %s is declared", f.version, pinned)
+	case f.checksum.IsZero():
+		return a, refuse(PackedChecksumOnly, "the checksum of %s is that of the packed file", f.version)
+	case isPlaceholder(f.checksum):
+		return a, refuse(PlaceholderChecksum, "the checksum of %s consists of zeros", f.version)
+	case order > 0 || m.Checksum.IsZero():
+		a.Update = true
+	case m.Checksum.Algorithm() == f.checksum.Algorithm() && m.Checksum != f.checksum:
+		return a, refuse(ChangedInPlace, "%s has another checksum than the declared one", f.version)
+	}
+	if !a.Update { // another address of the same version, such as a mirror, stays as it is
+		a.URL, a.Checksum = m.URL, m.Checksum
+	}
+	return a, nil
+}
+
+func isPlaceholder(d disk.Digest) bool {
+	return strings.Trim(strings.TrimPrefix(d.String(), d.Algorithm().String()+":"), "0") == ""
+}
+
+// parseChecksum parses the checksum in hex that a document has for a file.
+func parseChecksum(algorithm disk.Algorithm, hex string) (disk.Digest, error) {
+	d, err := disk.ParseDigest(algorithm.String() + ":" + strings.ToLower(hex))
+	if err != nil {
+		return d, &Refusal{Reason: Malformed, Err: err}
+	}
+	return d, nil
+}

@@ -1,0 +1,243 @@
+package track
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/html"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Listing tracks files on a web server whose names have a version.
+type Listing struct {
+	URL string // of the folder; its query is kept for the list of files only
+	// Match is a regular expression for the whole path of the file below the folder. Its groups, in order, are the version.
+	// It may have one slash: a pattern for a folder, and a pattern or a name for the file in it.
+	Match string
+	// Checksum is the name of the checksum list beside the file. "{file}" stands for the name of the file.
+	Checksum string
+}
+
+// listingPattern is a compiled Listing.Match.
+type listingPattern struct {
+	folder *regexp.Regexp // nil: the files are in the folder of the tracker
+	file   *regexp.Regexp
+	name   string // the name of the file if its pattern is one; empty otherwise
+}
+
+func (t Listing) pattern() (listingPattern, error) {
+	var p listingPattern
+	folder, file, nested := strings.Cut(t.Match, "/")
+	if !nested {
+		folder, file = "", t.Match
+	}
+	var err, err2 error
+	if nested {
+		p.folder, err = regexp.Compile("^(?:" + folder + ")$")
+	}
+	p.file, err2 = regexp.Compile("^(?:" + file + ")$")
+	if err := errors.Join(err, err2); err != nil || strings.Contains(file, "/") {
+		return p, refuse(NothingMatches, "the pattern is not a regular expression with at most one slash")
+	}
+	if prefix, complete := regexp.MustCompile(file).LiteralPrefix(); complete {
+		p.name = prefix
+	}
+	return p, nil
+}
+
+// version returns the version of the file at a path.
+func (p listingPattern) version(path string) version {
+	elements := strings.Split(path, "/")
+	file := elements[len(elements)-1]
+	if p.folder == nil {
+		return groups(p.file, file)
+	}
+	if len(elements) < 2 {
+		return nil
+	}
+	v, w := groups(p.folder, elements[len(elements)-2]), groups(p.file, file)
+	if v == nil || w == nil {
+		return nil
+	}
+	return append(v, w...)
+}
+
+// groups returns the groups of a match, which may be none, and nil without a match.
+func groups(pattern *regexp.Regexp, text string) version {
+	m := pattern.FindStringSubmatch(text)
+	if m == nil {
+		return nil
+	}
+	v := version{}
+	for _, g := range m[1:] {
+		if g != "" { // a group that takes no part in the match is empty, too
+			v = append(v, g)
+		}
+	}
+	return v
+}
+
+func (r *Resolver) listing(ctx context.Context, t Listing, m Image) (Answer, error) {
+	p, err := t.pattern()
+	if err != nil {
+		return Answer{}, err
+	}
+	base, err := parseBase(t.URL)
+	if err != nil {
+		return Answer{}, err
+	}
+	names, err := r.names(ctx, t.URL, m.Credentials)
+	if err != nil {
+		return Answer{}, err
+	}
+	pinned := p.version(m.path())
+	if len(pinned) == 0 {
+		pinned = nil
+	}
+	if p.folder == nil {
+		return judge(ctx, m, pinned, r.files(t, m, base, p, nil, names))
+	}
+	var candidates []candidate
+	for _, name := range names {
+		folder, isFolder := strings.CutSuffix(name, "/")
+		v := groups(p.folder, folder)
+		if !isFolder || v == nil {
+			continue
+		}
+		candidates = append(candidates, candidate{v, folder, func(ctx context.Context) (found, error) {
+			return r.inFolder(ctx, t, m, below(base, name), p, v)
+		}})
+	}
+	return judge(ctx, m, pinned, candidates)
+}
+
+// files returns a candidate for each file of a folder that matches. parent is the version of the folder.
+func (r *Resolver) files(t Listing, m Image, folder *url.URL, p listingPattern, parent version, names []string) []candidate {
+	var candidates []candidate
+	for _, name := range names {
+		if v := groups(p.file, name); v != nil {
+			v = append(slices.Clone(parent), v...)
+			candidates = append(candidates, candidate{v, name, func(ctx context.Context) (found, error) {
+				return r.withChecksum(ctx, t, m, folder, name, v)
+			}})
+		}
+	}
+	return candidates
+}
+
+// inFolder returns the newest file of a folder that matches.
+func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url.URL, p listingPattern, parent version) (found, error) {
+	if p.name != "" {
+		return r.withChecksum(ctx, t, m, folder, p.name, parent)
+	}
+	names, err := r.names(ctx, folder.String(), m.Credentials)
+	if err != nil {
+		return found{}, err
+	}
+	files := r.files(t, m, folder, p, parent, names)
+	slices.SortStableFunc(files, func(a, b candidate) int { return b.version.compare(a.version) })
+	switch {
+	case len(files) == 0:
+		return found{}, errIncomplete
+	case len(files) > 1 && files[0].version.compare(files[1].version) == 0:
+		return found{}, refuse(Ambiguous, "%s and %s are the same version", files[0].name, files[1].name)
+	}
+	return files[0].resolve(ctx)
+}
+
+// withChecksum finds the checksum of a file of a folder in the list beside it.
+func (r *Resolver) withChecksum(ctx context.Context, t Listing, m Image, folder *url.URL, name string, v version) (found, error) {
+	list := below(folder, strings.ReplaceAll(t.Checksum, "{file}", name)).String()
+	d, err := r.read(ctx, list, m.Credentials)
+	if errors.Is(err, fetch.ErrNoDocument) {
+		return found{}, errIncomplete
+	}
+	if err != nil {
+		return found{}, unreadable(err)
+	}
+	f := found{version: v, url: below(folder, name).String()}
+	f.checksum, err = listedChecksum(d.Data, list, f.url, m.Unpack)
+	if e, ok := errors.AsType[*Refusal](err); ok && e.Reason == NoChecksum {
+		return f, errIncomplete
+	}
+	return f, err
+}
+
+// names returns the names of the files and folders of a folder. Those of folders end with a slash.
+func (r *Resolver) names(ctx context.Context, addr, credentials string) ([]string, error) {
+	d, err := r.read(ctx, addr, credentials)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	if bytes.HasPrefix(bytes.TrimSpace(d.Data), []byte("{")) {
+		return parseNames(d.Data)
+	}
+	return parseLinks(d.Data, d.From)
+}
+
+// parseNames returns the names in a list of the form that MirrorCache, the server of openSUSE, has for "?jsontable".
+func parseNames(data []byte) ([]string, error) {
+	var table struct{ Data []struct{ Name string } }
+	if err := json.Unmarshal(data, &table); err != nil || table.Data == nil {
+		return nil, refuse(Malformed, "the document is not a list of files")
+	}
+	var names []string
+	for _, e := range table.Data {
+		if isName(e.Name) {
+			names = append(names, e.Name)
+		}
+	}
+	return unique(names), nil
+}
+
+// parseLinks returns the names in the links of a web page that lists a folder. from is the address of the page. The text
+// of a link is not its name, because servers shorten it.
+func parseLinks(page []byte, from *url.URL) ([]string, error) {
+	folder := from.Path[:strings.LastIndexByte(from.Path, '/')+1]
+	var names []string
+	for z := html.NewTokenizer(bytes.NewReader(page)); z.Next() != html.ErrorToken; {
+		token := z.Token()
+		if token.Type != html.StartTagToken || token.Data != "a" {
+			continue
+		}
+		for _, a := range token.Attr {
+			if a.Key == "href" {
+				names = append(names, linkName(a.Val, from, folder)...)
+			}
+		}
+	}
+	if len(names) == 0 {
+		return nil, refuse(Malformed, "the page does not list a folder")
+	}
+	return unique(names), nil
+}
+
+// linkName returns the name of the file or folder that a link leads to, and nothing if it leads to anything else.
+func linkName(href string, from *url.URL, folder string) []string {
+	to, err := from.Parse(strings.TrimSpace(href))
+	if err != nil || to.Scheme != from.Scheme || to.Host != from.Host || to.User != nil || strings.ContainsAny(href, "?#") {
+		return nil
+	}
+	name, ok := strings.CutPrefix(to.Path, folder)
+	if !ok || !isName(strings.TrimSuffix(name, "/")) {
+		return nil
+	}
+	return []string{name}
+}
+
+// isName reports whether a text is the name of a file in a folder.
+func isName(s string) bool {
+	return s != "" && s != "." && s != ".." && !strings.ContainsAny(s, `/\`) && isPlain(s)
+}
+
+func unique(names []string) []string {
+	slices.Sort(names)
+	return slices.Compact(names)
+}

@@ -1,0 +1,153 @@
+package track
+
+import (
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestVersionsAreOrdered(t *testing.T) {
+	ordered := []version{
+		{"3.23.2", "r0"}, {"3.23.2", "r2"}, {"3.23.2", "r10"}, {"3.23.10", "r0"},
+		{"9.9"}, {"9.10"}, {"43.20260525.3.9"}, {"43.20260525.3.10"},
+		{"20260518_05:24"}, {"20260518_17:10"}, {"20260602"}, {"20260602.2"}, {"20260602.10"}, {"20260602-2132"},
+		{"99999999999999999999999999"}, {"100000000000000000000000000"},
+	}
+	for i, a := range ordered {
+		for j, b := range ordered {
+			c := a.compare(b)
+			if c != -b.compare(a) {
+				t.Errorf("%v and %v have no order", a, b)
+			}
+			// The lists with different forms are not compared with each other.
+			if i+1 == j && sameForm(a, b) && c >= 0 {
+				t.Errorf("%v is not before %v", a, b)
+			}
+		}
+	}
+	if (version{"010"}).compare(version{"10"}) != 0 {
+		t.Error("a zero in front changes a number")
+	}
+}
+
+func sameForm(a, b version) bool {
+	return strings.Count(a.String(), ".") == strings.Count(b.String(), ".")
+}
+
+func TestVersionInAnAddress(t *testing.T) {
+	for _, c := range []struct{ declared, path, known, want string }{
+		{"/m/release-20260518/a-20260518.img", "release-20260602/a-20260602.img", "20260602", "20260518"},
+		{"/m/release-20260518/a-20260519.img", "release-20260602/a-20260602.img", "20260602", ""},
+		{"/x/20260518_05:24/disk.qcow2", "x/20260602_17:10/disk.qcow2", "20260602_17:10", "20260518_05:24"},
+		{"/latest/disk.qcow2", "20260602/disk.qcow2", "20260602", ""},
+		{"/1/disk.qcow2x", "2/disk.qcow2", "2", ""},
+		{"/a.qcow2", "a.qcow2", "7", ""},
+		{"/a.qcow2", "a.qcow2", "", ""},
+	} {
+		if got, _ := versionIn(c.declared, c.path, c.known); got != c.want {
+			t.Errorf("%s has the version %q, not %q", c.declared, got, c.want)
+		}
+	}
+}
+
+// seeds adds the documents of the vendors to a fuzz corpus.
+func seeds(f *testing.F, pattern string) {
+	f.Helper()
+	files, err := filepath.Glob("testdata/vendors/" + pattern)
+	if err != nil || len(files) == 0 {
+		f.Fatalf("no seeds match %s", pattern)
+	}
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+}
+
+// checkAddress fails unless an address is below a folder, and is what a server receives.
+func checkAddress(t *testing.T, base *url.URL, addr string) {
+	t.Helper()
+	u, err := url.Parse(addr)
+	if err != nil || u.Host != base.Host || u.Scheme != base.Scheme || !strings.HasPrefix(u.Path, base.Path) ||
+		strings.Contains("/"+u.Path+"/", "/../") || u.RawQuery != "" || u.Fragment != "" || !isPlain(addr) {
+		t.Errorf("the address is %q (%v)", addr, err)
+	}
+}
+
+var fuzzBase = &url.URL{Scheme: "https", Host: "example.com", Path: "/images/"}
+
+func FuzzSimplestreams(f *testing.F) {
+	seeds(f, "ubuntu/*/releases/streams/v1/*download.json")
+	seeds(f, "incus/*/streams/v1/images.json")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		for _, product := range []string{"com.ubuntu.cloud:server:24.04:amd64", "debian:bookworm:amd64:cloud"} {
+			versions, err := parseStreamsVersions(data, product)
+			if err != nil {
+				continue
+			}
+			pinnedSerial(Image{URL: "https://example.com/a-1/b-1"}, versions, "disk1.img")
+			for _, item := range []string{"disk1.img", "disk-kvm.img"} {
+				for _, c := range streamsCandidates(fuzzBase, versions, item, "") {
+					if found, err := c.resolve(t.Context()); err == nil {
+						checkAddress(t, fuzzBase, found.url)
+					}
+				}
+			}
+		}
+	})
+}
+
+func FuzzStreamsIndex(f *testing.F) {
+	seeds(f, "*/*/streams/v1/index.json")
+	seeds(f, "ubuntu/*/releases/streams/v1/index.json")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if path, err := parseStreamsIndex(data, "debian:bookworm:amd64:cloud"); err == nil {
+			checkAddress(t, fuzzBase, below(fuzzBase, path).String())
+		}
+	})
+}
+
+func FuzzCoreOS(f *testing.F) {
+	seeds(f, "fcos/*/streams/stable.json")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c := CoreOS{URL: "https://example.com/stable.json", Arch: "x86_64", Artifact: "qemu"}
+		release, file, err := parseCoreOS(data, c)
+		if err != nil {
+			return
+		}
+		u, err := c.location(file.Location)
+		if err == nil && (u.Host != "example.com" && u.Host != coreOSBuilds || u.Scheme != "https" || release == "") {
+			t.Errorf("the address is %s", u)
+		}
+	})
+}
+
+func FuzzListing(f *testing.F) {
+	seeds(f, "*/*/*/*/*/*/index.html")
+	seeds(f, "opensuse/*/tumbleweed/appliances/index.json")
+	f.Add([]byte(`<a href="%2e%2e/a">x</a><a href=a%00b>x</a><a href="a%0ab">`))
+	from := &url.URL{Scheme: "https", Host: "mirror.example.org", Path: "/17/"}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		names, _ := parseLinks(data, from)
+		more, _ := parseNames(data)
+		for _, name := range append(names, more...) {
+			checkAddress(t, fuzzBase, below(fuzzBase, name).String())
+		}
+	})
+}
+
+func FuzzChecksumList(f *testing.F) {
+	seeds(f, "rocky/*/pub/rocky/9/images/x86_64/CHECKSUM")
+	seeds(f, "http/*/images/SHA256SUMS")
+	seeds(f, "flatcar/*/amd64-usr/*/*.DIGESTS")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		d, err := listedChecksum(data, "https://example.com/SHA256SUMS", "https://example.com/golden.qcow2", "")
+		if err == nil && !strings.Contains(strings.ToLower(string(data)), strings.TrimPrefix(d.String(), "sha256:")) {
+			t.Errorf("the checksum %s is not in the list", d)
+		}
+	})
+}

@@ -1,0 +1,57 @@
+package track
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Reason is a stable word for the cause of a Refusal.
+type Reason string
+
+// The reasons of refusals.
+const (
+	// OlderThanPinned: everything that is published is older than the declared version.
+	OlderThanPinned Reason = "older-than-pinned"
+	// NothingMatches: nothing that is published is the tracked image.
+	NothingMatches Reason = "nothing-matches"
+	// NoChecksum: no published version has a checksum.
+	NoChecksum Reason = "no-checksum"
+	// PlaceholderChecksum: the published checksum consists of zeros.
+	PlaceholderChecksum Reason = "placeholder-checksum"
+	// PackedChecksumOnly: only the checksum of the packed file is published, which is not that of the image.
+	PackedChecksumOnly Reason = "packed-checksum-only"
+	// ChangedInPlace: the declared version has another checksum now.
+	ChangedInPlace Reason = "changed-in-place"
+	// ForeignAddress: an address is outside of where the vendor publishes.
+	ForeignAddress Reason = "foreign-address"
+	// Ambiguous: two files or two checksums are equally right.
+	Ambiguous Reason = "ambiguous"
+	// Malformed: a document has not the form that it must have.
+	Malformed Reason = "malformed"
+	// Unreadable: a document cannot be read.
+	Unreadable Reason = "unreadable"
+)
+
+// Refusal is the error that Resolve returns unless the context ends. The declaration must stay as it is.
+type Refusal struct {
+	Reason Reason
+	Err    error
+}
+
+func (e *Refusal) Error() string { return fmt.Sprintf("%s: %v", e.Reason, e.Err) }
+
+func (e *Refusal) Unwrap() error { return e.Err }
+
+func refuse(reason Reason, format string, args ...any) error {
+	return &Refusal{Reason: reason, Err: fmt.Errorf(format, args...)}
+}
+
+// unreadable classifies an error of a request.
+func unreadable(err error) error {
+	if _, ok := errors.AsType[*fetch.Error](err); !ok {
+		return err // the context ended
+	}
+	return &Refusal{Reason: Unreadable, Err: err}
+}

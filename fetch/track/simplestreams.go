@@ -1,0 +1,199 @@
+package track
+
+import (
+	"context"
+	"encoding/json"
+	"net/url"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Simplestreams tracks a product of an image server that publishes simplestreams: that of Ubuntu, Incus or LXD.
+// See https://canonical-simplestreams.readthedocs-hosted.com and the servers themselves for the format.
+type Simplestreams struct {
+	URL     string // of the folder that has streams/v1/index.json
+	Product string // such as "com.ubuntu.cloud:server:24.04:amd64"
+	Item    string // key or file type of the file, such as "disk1.img"
+}
+
+// streamsIndex is streams/v1/index.json.
+type streamsIndex struct {
+	Format string
+	Index  map[string]struct {
+		DataType, Format, Path string
+		Products               []string
+	}
+}
+
+// streamsProducts is a product file.
+type streamsProducts struct {
+	Format   string
+	Products map[string]struct {
+		Versions map[string]struct {
+			Items map[string]streamsItem
+		}
+	}
+}
+
+type streamsItem struct {
+	FileType string `json:"ftype"`
+	Path     string
+	SHA256   string
+}
+
+func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) (Answer, error) {
+	base, err := parseBase(t.URL)
+	if err != nil {
+		return Answer{}, err
+	}
+	index, err := r.read(ctx, below(base, "streams/v1/index.json").String(), m.Credentials)
+	if err != nil {
+		return Answer{}, unreadable(err)
+	}
+	file, err := parseStreamsIndex(index.Data, t.Product)
+	if err != nil {
+		return Answer{}, err
+	}
+	products, err := r.read(ctx, below(base, file).String(), m.Credentials)
+	if err != nil {
+		return Answer{}, unreadable(err)
+	}
+	versions, err := parseStreamsVersions(products.Data, t.Product)
+	if err != nil {
+		return Answer{}, err
+	}
+	return judge(ctx, m, pinnedSerial(m, versions, t.Item), streamsCandidates(base, versions, t.Item, m.Unpack))
+}
+
+// parseStreamsIndex returns the path of the product file with a product.
+func parseStreamsIndex(data []byte, product string) (string, error) {
+	var index streamsIndex
+	if err := json.Unmarshal(data, &index); err != nil || index.Format != "index:1.0" {
+		return "", refuse(Malformed, "the index is not a simplestreams index")
+	}
+	var paths []string
+	for _, e := range index.Index {
+		if e.DataType == "image-downloads" && e.Format == "products:1.0" && slices.Contains(e.Products, product) {
+			paths = append(paths, e.Path)
+		}
+	}
+	slices.Sort(paths)
+	switch {
+	case len(paths) == 0:
+		return "", refuse(NothingMatches, "the index has no product %q", product)
+	case len(slices.Compact(paths)) > 1:
+		return "", refuse(Ambiguous, "the index has several files with the product %q", product)
+	}
+	return paths[0], checkPath(paths[0])
+}
+
+// checkPath returns an error unless a path of a document is that of a file below the folder of the tracker.
+func checkPath(p string) error {
+	if p == "" || strings.HasPrefix(p, "/") || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") {
+		return refuse(ForeignAddress, "the path %q is not below the address of the tracker", p)
+	}
+	if u, err := url.Parse(p); err == nil && u.Host != "" || strings.Contains(p, `\`) || !isPlain(p) {
+		return refuse(ForeignAddress, "the path %q is not below the address of the tracker", p)
+	}
+	return nil
+}
+
+// isPlain reports whether a text has only characters that an address may have in a configuration file.
+func isPlain(s string) bool {
+	return !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f || c == 0xfffd })
+}
+
+// streamsVersion is a version of a product.
+type streamsVersion struct {
+	serial string
+	items  map[string]streamsItem
+}
+
+// parseStreamsVersions returns the versions of a product, the newest first.
+func parseStreamsVersions(data []byte, product string) ([]streamsVersion, error) {
+	var file streamsProducts
+	if err := json.Unmarshal(data, &file); err != nil || file.Format != "products:1.0" {
+		return nil, refuse(Malformed, "the product file is not a simplestreams product file")
+	}
+	var versions []streamsVersion
+	for serial, v := range file.Products[product].Versions {
+		versions = append(versions, streamsVersion{serial, v.Items})
+	}
+	slices.SortFunc(versions, func(a, b streamsVersion) int {
+		if c := comparePart(b.serial, a.serial); c != 0 {
+			return c
+		}
+		return strings.Compare(a.serial, b.serial)
+	})
+	if len(versions) == 0 {
+		return nil, refuse(NothingMatches, "the product %q has no versions", product)
+	}
+	return versions, nil
+}
+
+// item returns the item with a key, or else with a file type. Its path is empty if there is none.
+func (v streamsVersion) item(name string) (streamsItem, error) {
+	if item, ok := v.items[name]; ok {
+		return item, nil
+	}
+	var same []streamsItem
+	for _, item := range v.items {
+		if item.FileType == name {
+			same = append(same, item)
+		}
+	}
+	switch len(same) {
+	case 0:
+		return streamsItem{}, nil
+	case 1:
+		return same[0], nil
+	}
+	return streamsItem{}, refuse(Ambiguous, "%s has several items of the type %q", v.serial, name)
+}
+
+// pinnedSerial returns the version of the declared address, or nil if it is unknown.
+func pinnedSerial(m Image, versions []streamsVersion, name string) version {
+	declared := m.path()
+	for _, v := range versions {
+		if item, err := v.item(name); err == nil && item.Path != "" && strings.HasSuffix(declared, "/"+item.Path) {
+			return version{v.serial}
+		}
+	}
+	for _, v := range versions {
+		if item, err := v.item(name); err == nil {
+			if serial, ok := versionIn(declared, item.Path, v.serial); ok {
+				return version{serial}
+			}
+		}
+	}
+	return nil
+}
+
+func streamsCandidates(base *url.URL, versions []streamsVersion, name, unpack string) []candidate {
+	all := make([]candidate, 0, len(versions))
+	for _, v := range versions {
+		all = append(all, candidate{version{v.serial}, v.serial, func(context.Context) (found, error) {
+			item, err := v.item(name)
+			if err != nil {
+				return found{}, err
+			}
+			if item.Path == "" || item.SHA256 == "" {
+				return found{}, errIncomplete
+			}
+			f := found{version: version{v.serial}, url: below(base, item.Path).String()}
+			if err := checkPath(item.Path); err != nil {
+				return f, err
+			}
+			digest, err := parseChecksum(disk.SHA256, item.SHA256)
+			if err == nil && !(fetch.Request{URL: f.url, Unpack: unpack}).IsPacked() {
+				f.checksum = digest
+			}
+			return f, err
+		}})
+	}
+	return all
+}

@@ -1,0 +1,153 @@
+package track
+
+import (
+	"context"
+	"net/url"
+	"sync"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Tracker says where a vendor publishes the versions of an image. Exactly one field is set.
+type Tracker struct {
+	Simplestreams *Simplestreams
+	CoreOS        *CoreOS
+	Listing       *Listing
+	HTTP          *HTTP
+}
+
+// Image is what the configuration declares about a tracked image.
+type Image struct {
+	URL         string      // empty: none
+	Checksum    disk.Digest // zero: none
+	ChecksumURL string      // of the checksum list, for HTTP; empty: none
+	Credentials string      // name of a folder of the client's secrets; empty: none
+	Unpack      string      // like fetch.Request.Unpack
+}
+
+// path returns the path of the declared address, without escapes.
+func (m Image) path() string {
+	u, err := url.Parse(m.URL)
+	if err != nil {
+		return ""
+	}
+	return u.Path
+}
+
+// Release is a published version of an image.
+type Release struct {
+	Version  string // for people; empty if the tracker has none
+	URL      string
+	Checksum disk.Digest // of the unpacked file
+}
+
+// Answer is the newest release of a tracked image.
+type Answer struct {
+	Release
+	// Update is true if the declaration must change. If it is false, Release is what is declared.
+	Update bool
+	// Pinned is the declared version, or empty if it is unknown.
+	Pinned string
+	// PassedOver are newer versions without a checksum: their upload is probably not complete.
+	PassedOver []string
+}
+
+// Resolver finds releases. It keeps each document that it read, so use a new Resolver for each command. It is safe for
+// concurrent use.
+type Resolver struct {
+	client *fetch.Client
+
+	mu   sync.Mutex
+	kept int // bytes of all documents
+	docs map[docKey]*doc
+}
+
+// docKey identifies a document: credentials may change its content.
+type docKey struct{ url, credentials string }
+
+// doc is a document that was read, or that is being read.
+type doc struct {
+	done chan struct{}
+	fetch.Document
+	err error
+}
+
+// NewResolver returns a Resolver that reads documents with a client.
+func NewResolver(c *fetch.Client) *Resolver { return &Resolver{client: c, docs: map[docKey]*doc{}} }
+
+const (
+	// maxDocument is the maximum size of a document. The product file of all releases of Ubuntu has about 5 MiB.
+	maxDocument = 16 << 20
+	// maxKept limits the documents that a Resolver keeps.
+	maxKept = 64 << 20
+)
+
+// Resolve returns the newest release that t publishes for m. If ctx ends, it returns the error of ctx, and otherwise
+// every error is a *Refusal.
+func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, error) {
+	switch {
+	case t.Simplestreams != nil:
+		return r.simplestreams(ctx, *t.Simplestreams, m)
+	case t.CoreOS != nil:
+		return r.coreOS(ctx, *t.CoreOS, m)
+	case t.Listing != nil:
+		return r.listing(ctx, *t.Listing, m)
+	case t.HTTP != nil:
+		return r.http(ctx, m)
+	}
+	panic("track: tracker without a kind")
+}
+
+// read returns the document at an address, which is requested once.
+func (r *Resolver) read(ctx context.Context, addr, credentials string) (fetch.Document, error) {
+	k := docKey{addr, credentials}
+	r.mu.Lock()
+	d, known := r.docs[k]
+	if !known {
+		d = &doc{done: make(chan struct{})}
+		r.docs[k] = d
+	}
+	r.mu.Unlock()
+	if !known {
+		d.Document, d.err = r.client.ReadDocument(ctx, addr, credentials, maxDocument)
+		close(d.done)
+		r.forget(k, d)
+	}
+	select {
+	case <-d.done:
+		return d.Document, d.err
+	case <-ctx.Done():
+		return fetch.Document{}, context.Cause(ctx)
+	}
+}
+
+// forget removes a document if the Resolver keeps too much.
+func (r *Resolver) forget(k docKey, d *doc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.kept += len(d.Data); r.kept > maxKept {
+		r.kept -= len(d.Data)
+		delete(r.docs, k)
+	}
+}
+
+// parseBase parses the address of a folder, such as that of a tracker. The result has no query, and its path ends with a slash.
+func parseBase(addr string) (*url.URL, error) {
+	u, err := url.Parse(addr)
+	if err != nil || u.Host == "" { // err has the whole address
+		return nil, refuse(ForeignAddress, "the address of the tracker is not a URL")
+	}
+	u.RawQuery, u.Fragment, u.RawPath = "", "", ""
+	if len(u.Path) == 0 || u.Path[len(u.Path)-1] != '/' {
+		u.Path += "/"
+	}
+	return u, nil
+}
+
+// below returns the address of a path below a folder.
+func below(base *url.URL, path string) *url.URL {
+	u := *base
+	u.Path += path
+	return &u
+}
