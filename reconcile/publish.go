@@ -29,8 +29,9 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 		}
 		one := diskToPeer(ref, o.Disks[ref])
 		if one.Problem == "" {
+			one.Copies = make([]peer.Copy, 0, len(encoded[ref]))
 			for _, id := range slices.SortedFunc(maps.Keys(encoded[ref]), plan.CompareIDs) {
-				one.Copies = append(one.Copies, encoded[ref][id])
+				one.Copies = append(one.Copies, *encoded[ref][id])
 			}
 		}
 		s.Disks = append(s.Disks, one)
@@ -40,13 +41,14 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
 // on a disk is included if a job for it runs or failed there, if it waits, or if the disk rejects it.
-func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[schema.DiskRef]map[disk.ID]peer.Copy {
-	encoded := map[schema.DiskRef]map[disk.ID]peer.Copy{}
+func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[schema.DiskRef]map[disk.ID]*peer.Copy {
+	encoded := map[schema.DiskRef]map[disk.ID]*peer.Copy{}
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
-			encoded[ref] = make(map[disk.ID]peer.Copy, len(seen.Copies))
+			encoded[ref] = make(map[disk.ID]*peer.Copy, len(seen.Copies))
 			for id, c := range seen.Copies {
-				encoded[ref][id] = copyToPeer(c)
+				wire := copyToPeer(c)
+				encoded[ref][id] = &wire
 			}
 		}
 	}
@@ -55,12 +57,12 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 		if !ok {
 			return
 		}
-		c, exists := copies[key.ID]
-		if !exists {
-			c = peer.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
+		c := copies[key.ID]
+		if c == nil {
+			c = &peer.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
+			copies[key.ID] = c
 		}
-		change(&c)
-		copies[key.ID] = c
+		change(c)
 	}
 	for key, run := range running.running {
 		update(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.task.Action.Op), running.isDeleting(key) })

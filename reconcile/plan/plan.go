@@ -109,21 +109,26 @@ func (d Desired) Plan(o Observed) Plan {
 
 // planImages returns the actions for these images and for the orphans.
 func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
-	actions := []Action{} // never null in JSON
+	var parts [][]Action // joined once: the actions of many images are too large to be copied while the list grows
 	for image := range images {
 		one := newImagePlanner(ix, image)
-		actions = append(actions, one.plan()...)
+		if actions := one.plan(); len(actions) > 0 {
+			parts = append(parts, actions)
+		}
 		if len(one.state.ready) == 0 && ix.desired.SuspensionOf(image, ix.observed.Now) == nil {
 			ix.awaited = append(ix.awaited, one.awaited()...)
 		}
 	}
 	for name := range ix.desired.Invalid {
 		if reason := ix.desired.invalidReason(name); !reason.IsZero() {
-			actions = append(actions, blocked(CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason))
+			parts = append(parts, []Action{blocked(CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason)})
 		}
 	}
-	actions = append(actions, planOrphans(ix)...)
+	actions := slices.Concat(append(parts, planOrphans(ix))...)
 	actions = append(actions, planScrub(ix, actions)...)
+	if actions == nil {
+		return []Action{} // never null in JSON
+	}
 	return keepSources(actions)
 }
 
