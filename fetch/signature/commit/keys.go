@@ -1,0 +1,85 @@
+package commit
+
+import (
+	"path/filepath"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
+)
+
+// SSH is the scheme of a Result for a commit that an SSH key signed. Its Signer is the principals of the key.
+const SSH signature.Scheme = "ssh"
+
+// Keys are the keys that may sign commits. Keys is safe for concurrent use.
+type Keys struct {
+	openPGP *signature.Keys // nil: none
+	ssh     []allowedSigner
+}
+
+// allowedSigners is the name of the file with SSH keys.
+const allowedSigners = "allowed_signers"
+
+// ReadKeys reads the folder dir. It ignores files with other names than allowed_signers, *.asc and *.gpg. Errors are a
+// *signature.Error.
+func ReadKeys(dir string) (*Keys, error) {
+	files, err := signature.KeyFiles(dir)
+	if err != nil {
+		return nil, err
+	}
+	k := &Keys{}
+	var openPGP []signature.KeyFile
+	for _, f := range files {
+		switch {
+		case f.Name == allowedSigners:
+			if k.ssh, err = parseAllowedSigners(f.Bytes); err != nil {
+				return nil, err
+			}
+		case filepath.Ext(f.Name) == ".asc" || filepath.Ext(f.Name) == ".gpg":
+			openPGP = append(openPGP, f)
+		}
+	}
+	if len(openPGP) > 0 {
+		if k.openPGP, err = signature.NewKeys(signature.OpenPGP, openPGP); err != nil {
+			return nil, err
+		}
+	}
+	if k.openPGP == nil && len(k.ssh) == 0 {
+		return nil, signature.Errorf(signature.NoKeys, "folder %s contains neither %s nor a file *.asc or *.gpg",
+			dir, allowedSigners)
+	}
+	return k, nil
+}
+
+// Warnings returns one line for each file that should not be in the folder but does not prevent its use.
+func (k *Keys) Warnings() []string {
+	if k.openPGP == nil {
+		return nil
+	}
+	return k.openPGP.Warnings()
+}
+
+// Verify judges the signature of a commit object. Errors are a *signature.Error.
+func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
+	o, err := parse(object)
+	if err != nil {
+		return signature.Result{}, err
+	}
+	if !o.isSSH {
+		if k.openPGP == nil {
+			return signature.Result{}, signature.Errorf(signature.UnknownKey,
+				"the commit has an OpenPGP signature, and the folder contains no OpenPGP key")
+		}
+		v, err := k.openPGP.NewVerifier(o.signature, "", now)
+		if err != nil {
+			return signature.Result{}, err
+		}
+		v.Write(o.signed) // a hash returns no error
+		return v.Verify()
+	}
+	const namespace = "git"
+	signer, err := verifySSH(k.ssh, o.signed, o.signature, namespace, o.committed)
+	if err != nil {
+		return signature.Result{}, err
+	}
+	return signature.Result{Scheme: SSH, Signer: signer.principals, Time: o.committed}, nil
+}
