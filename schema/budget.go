@@ -33,7 +33,7 @@ const (
 	// maxDefinitions limits the images, nodes and settings together. A valid definition costs a tenth of a
 	// millisecond, one that CUE has to check a millisecond, and an image about 8 KiB in a daemon: its
 	// definition, its part of the plan, and its part of a status document that is sent.
-	maxDefinitions = 20_000
+	maxDefinitions = 12_000
 	// maxPairs limits images times disks. The planner considers each pair after a change, which
 	// takes 50 ns: 1 s.
 	maxPairs = 20_000_000
