@@ -50,6 +50,13 @@ type (
 		NodeSelector, DiskSelector, Disks []string
 		Backup                            *rawBackup
 		Suspend                           *rawSuspend
+		Track                             *rawTrack
+	}
+	rawTrack struct {
+		Simplestreams *struct{ URL, Product, Item string }
+		CoreOS        *struct{ Stream, URL, Arch, Artifact, Format string }
+		Listing       *struct{ URL, Match, Checksum string }
+		HTTP          *struct{}
 	}
 	rawBackup struct {
 		Target, Credentials, Compression string
@@ -210,6 +217,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	m.Source = d.source(raw.Source)
 	m.Backup = d.backup(raw.Backup)
 	m.Suspend = d.suspension(raw.Suspend)
+	m.Track = d.track(raw.Track, m.Source.Download)
 	var err error
 	m.BandwidthLimit, err = quantity(raw.BandwidthLimit)
 	d.reportError(err, "bandwidthLimit")

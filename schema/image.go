@@ -31,6 +31,9 @@ type Image struct {
 	KeepGenerations int         `json:"keepGenerations,omitempty"`
 	Backup          *Backup     `json:"backup,omitempty"`  // nil: none
 	Suspend         *Suspension `json:"suspend,omitempty"` // nil: none
+	// Track is where the vendor publishes versions; nil: nowhere. It decides nothing that a manager does, so it is
+	// neither encoded nor part of the config digest.
+	Track *Track `json:"-"`
 	// ChecksumIgnored is true if a checksum is declared for a clone that this program
 	// encrypts. Each encryption produces different bytes, so a checksum cannot match.
 	// Checksum is then zero, as in Longhorn.

@@ -304,6 +304,8 @@ type ValueOrigin struct {
 	// From is the path in the manifest, such as "spec.sourceParameters.url". It is empty for
 	// the native form.
 	From string `json:"from,omitempty"`
+	// Text is the value as it is written, without quotes. It may contain secrets.
+	Text string `json:"-"`
 }
 
 // Origins returns the documents that declare r.Config, sorted by section and name. If a
@@ -328,7 +330,7 @@ func (r Result) Origins() []Origin {
 }
 
 func (d *definition) valueOrigin(path document.Path, v *document.Value) ValueOrigin {
-	o := ValueOrigin{Position: v.Pos, Path: path.String()}
+	o := ValueOrigin{Position: v.Pos, Path: path.String(), Text: v.Text}
 	if d.kind != nil {
 		from := d.checked.conversion.Source(path)
 		o.From = from.String()

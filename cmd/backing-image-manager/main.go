@@ -140,7 +140,7 @@ node. All managers read the same directory, and no central service is needed.`,
   backing-image-manager backing-image list --disk /var/lib/longhorn`,
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(newDaemon(), newReconcile(), newValidate(), newStatus(), newWait(), newImage(), newPublish(),
+	root.AddCommand(newDaemon(), newReconcile(), newValidate(), newUpdate(), newStatus(), newWait(), newImage(), newPublish(),
 		newDisk(), newTest(), newSchema(), newHandle(), newDemo(), newVersion())
 	prepareUsage(root)
 	return root

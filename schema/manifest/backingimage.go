@@ -22,6 +22,9 @@ var backingImageKind = &Kind{
 // field for it.
 const credentialsAnnotation = "backing-image-manager/credentials"
 
+// trackAnnotation is the annotation with the field "track" of the native form, as YAML or JSON.
+const trackAnnotation = "backing-image-manager/track"
+
 func convertBackingImage(c *Conversion) {
 	c.imageName(namePath)
 	c.backingImageSource()
@@ -30,6 +33,7 @@ func convertBackingImage(c *Conversion) {
 	c.copy(path("diskSelector"), path("spec.diskSelector"))
 	c.copy(path("uuid"), path("status.uuid"))
 	c.backingImageChecksum()
+	c.track()
 
 	if v := c.get(path("spec.secret")); v != nil && c.get(path("spec.secretNamespace")) == nil {
 		c.problem(path("spec.secretNamespace"), "is missing", "a secret is identified by its name and its namespace")
@@ -209,7 +213,7 @@ func (c *Conversion) copySecret(native, parameters document.Path) {
 }
 
 func (c *Conversion) credentials(kind string) {
-	c.checkAnnotations(credentialsAnnotation)
+	c.checkAnnotations(credentialsAnnotation, trackAnnotation)
 	from := document.Path{"metadata", "annotations", credentialsAnnotation}
 	if c.get(from) == nil {
 		return
@@ -219,4 +223,20 @@ func (c *Conversion) credentials(kind string) {
 		return
 	}
 	c.copy(document.Path{"source", kind, "credentials"}, from)
+}
+
+// track reads the trackAnnotation.
+func (c *Conversion) track() {
+	from := document.Path{"metadata", "annotations", trackAnnotation}
+	if c.get(from) == nil {
+		return
+	}
+	docs, problem := document.ParseYAML("", []byte(c.text(from)), &document.Limits{})
+	if problem != nil || len(docs) != 1 || docs[0].Kind != document.Map {
+		c.problem(from, "is not a mapping in YAML or JSON", "write the value of the field track, such as '{\"http\": {}}'")
+		return
+	}
+	pos := c.get(from).Pos
+	docs[0].Relocate(func(document.Position) document.Position { return pos })
+	c.set(document.Path{"track"}, from, docs[0])
 }

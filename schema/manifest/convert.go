@@ -4,6 +4,7 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -131,17 +132,21 @@ func (c *Conversion) warn(from document.Path, message, hint string) {
 	c.Warnings = append(c.Warnings, document.Problem{Path: from, Message: message, Hint: hint})
 }
 
-// checkAnnotations warns about annotations with the prefix of this program other than the known one. All
+// checkAnnotations warns about annotations with the prefix of this program other than the known ones. All
 // other annotations belong to other programs.
-func (c *Conversion) checkAnnotations(known string) {
+func (c *Conversion) checkAnnotations(known ...string) {
 	annotations := path("metadata.annotations")
 	v := c.get(annotations)
 	if v == nil {
 		return
 	}
 	for _, f := range v.Fields {
-		if strings.HasPrefix(f.Name, "backing-image-manager/") && f.Name != known {
-			c.warn(annotations.With(f.Name), "is not a known annotation", fmt.Sprintf("did you mean %q?", known))
+		if strings.HasPrefix(f.Name, "backing-image-manager/") && !slices.Contains(known, f.Name) {
+			near, ok := document.Nearest(f.Name, known)
+			if !ok {
+				near = known[0]
+			}
+			c.warn(annotations.With(f.Name), "is not a known annotation", fmt.Sprintf("did you mean %q?", near))
 		}
 	}
 }

@@ -1,0 +1,21 @@
+// Package edit changes the address, the index and the checksum of images in the files of a config directory, and nothing
+// else in them.
+//
+//	Edit(snapshot, wanted values of images):
+//	  for each image: find the positions of its values, and replace the text there (yaml.go, json.go, cue.go)
+//	  load the directory with the new files: the configuration must differ in the wanted values only (prove.go)
+//	Write each file durably
+//
+// # Promises
+//
+//  1. Each byte outside of the replaced values stays: comments, order, quotes and line ends.
+//  2. A value keeps its style: plain, quoted, or a block.
+//  3. What cannot be proved is not written. A value that is shared by an anchor, computed by an expression, or missing is
+//     a Refusal, with the place and the lines to write. It concerns that image only.
+//  4. A file is replaced as a whole, or not at all, and only if it still has the content that was read. It keeps its mode.
+//     A symlink to it stays.
+//
+// # Reading order
+//
+// edit.go (Edit, Values, Refusal), replace.go with the languages, prove.go, write.go.
+package edit

@@ -1,0 +1,137 @@
+package edit
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
+)
+
+func TestMain(m *testing.M) {
+	sandbox.ChildMain() // CUE is evaluated in a child process
+	os.Exit(m.Run())
+}
+
+const (
+	oldURL, newURL = "https://example.com/a-1.raw", "https://example.com/a-2.raw"
+	oldSum, newSum = "sha256:1111111111111111111111111111111111111111111111111111111111111111", "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+)
+
+// editDir writes files to a directory, and edits the image "golden" in them.
+func editDir(t *testing.T, files map[string]string) (string, configdir.Snapshot, Edited) {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		text = strings.NewReplacer("OLDURL", oldURL, "OLDSUM", oldSum).Replace(text)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := configdir.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := schema.NewLoader().Load(t.Context(), s)
+	if len(before.Errors) > 0 {
+		t.Fatal(before.Errors)
+	}
+	sum, err := disk.ParseDigest(newSum)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited, err := Edit(t.Context(), s, before, map[string]Values{"golden": {URL: newURL, Checksum: sum}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, s, edited
+}
+
+func TestEditAndWrite(t *testing.T) {
+	for name, text := range map[string]string{
+		"plain.yaml":    "images:\n  golden: # x\n    source: {download: {url: OLDURL}}\n    checksum: OLDSUM\n",
+		"map.yaml":      "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  a.yaml: |\n    images:\n      golden:\n        source: {download: {url: 'OLDURL'}}\n        checksum: \"OLDSUM\"\n",
+		"longhorn.yaml": "apiVersion: longhorn.io/v1beta2\nkind: BackingImage\nmetadata: {name: golden}\nspec:\n  sourceType: download\n  sourceParameters: {url: OLDURL}\n  checksum: OLDSUM\n",
+		"a.json":        `{"images": {"golden": {"source": {"download": {"url": "OLDURL"}}, "checksum": "OLDSUM"}}}`,
+		"a.cue":         "package a\n\nimages: golden: {\n\tsource: download: url: \"OLDURL\"\n\tchecksum: \"OLDSUM\" // x\n}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, s, edited := editDir(t, map[string]string{name: text})
+			if len(edited.Refused) > 0 || len(edited.Files) != 1 || len(edited.Places["golden"]) != 2 {
+				t.Fatalf("%+v", edited)
+			}
+			if err := Write(dir, s.Files[0], edited.Files[0]); err != nil {
+				t.Fatal(err)
+			}
+			got, err := os.ReadFile(filepath.Join(dir, name))
+			want := strings.NewReplacer("OLDURL", newURL, "OLDSUM", newSum).Replace(text)
+			if err != nil || string(got) != want {
+				t.Errorf("%v: got\n%s", err, got)
+			}
+			if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o640 {
+				t.Errorf("the mode is %v (%v)", info.Mode(), err)
+			}
+			if err := Write(dir, s.Files[0], edited.Files[0]); err == nil {
+				t.Error("a file that changed since it was read was written")
+			}
+			if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+				t.Errorf("%v is in the directory (%v)", entries, err)
+			}
+		})
+	}
+}
+
+func TestWhatCannotBeEditedIsRefused(t *testing.T) {
+	for name, text := range map[string]string{
+		"shared.yaml":  "images:\n  golden: {source: {download: {url: OLDURL}}, checksum: &a OLDSUM}\n  other: {source: {upload: {}}, checksum: *a}\n",
+		"alias.yaml":   "images:\n  other: {source: {upload: {}}, checksum: &a OLDSUM}\n  golden: {source: {download: {url: OLDURL}}, checksum: *a}\n",
+		"merge.yaml":   "images:\n  other: &a {source: {download: {url: OLDURL}}, checksum: OLDSUM}\n  golden: {<<: *a}\n",
+		"missing.yaml": "images:\n  golden: {source: {download: {url: OLDURL}}}\n",
+		"a.cue":        "package a\n\n#base: \"https://example.com\"\nimages: golden: {\n\tsource: download: url: #base + \"/a-1.raw\"\n\tchecksum: \"OLDSUM\"\n}\n",
+		"b.cue":        "package a\n\n#sum: \"OLDSUM\"\nimages: golden: {\n\tsource: download: url: \"OLDURL\"\n\tchecksum: #sum\n}\nimages: other: {\n\tsource: upload: {}\n\tchecksum: #sum\n}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, _, edited := editDir(t, map[string]string{name: text})
+			refusal := edited.Refused["golden"]
+			if refusal == nil || len(edited.Files) > 0 {
+				t.Fatalf("%+v", edited)
+			}
+			if refusal.File != name || refusal.Line == 0 || !strings.Contains(refusal.Error(), `url: "`+newURL+`", checksum: "`+newSum) {
+				t.Errorf("the refusal has no place or no lines to write: %v", refusal)
+			}
+		})
+	}
+}
+
+func TestLinksOutOfTheDirectoryAreNotWritten(t *testing.T) {
+	outside := filepath.Join(t.TempDir(), "outside.yaml")
+	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(outside, filepath.Join(dir, "a.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "b.yaml"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("b.yaml", filepath.Join(dir, "c.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(dir, configdir.File{Path: "a.yaml", Data: []byte("x")}, configdir.File{Data: []byte("y")}); err == nil {
+		t.Error("a file outside was written")
+	}
+	if err := Write(dir, configdir.File{Path: "c.yaml", Data: []byte("x")}, configdir.File{Data: []byte("y")}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "b.yaml")); err != nil || string(got) != "y" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if _, err := os.Readlink(filepath.Join(dir, "c.yaml")); err != nil {
+		t.Error(err)
+	}
+}
