@@ -31,6 +31,7 @@
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
 //	index.go                      the index of an image, for downloads of its later generations
 //	users.go                      which images are in use
+//	demand.go                     which images replicas need and the disk does not have
 //	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
 //

@@ -62,6 +62,7 @@ func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 type Users struct {
 	disk     *Disk
 	replicas map[string][]string // folder of the image -> names of replica folders
+	since    map[string]int64    // folder of the image -> earliest ctime of their volume.meta
 	err      error
 }
 
@@ -112,7 +113,7 @@ type cachedReplica struct {
 func (c *replicaCache) users(root *os.Root) Users {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	u := Users{replicas: map[string][]string{}}
+	u := Users{replicas: map[string][]string{}, since: map[string]int64{}}
 	entries, err := fs.ReadDir(root.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := root.Lstat(replicaFolder); errors.Is(err, fs.ErrNotExist) {
@@ -137,6 +138,9 @@ func (c *replicaCache) users(root *os.Root) Users {
 		}
 		if u.replicas[replica.image] == nil && isLink(root, replica.image) {
 			u.err = fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image)
+		}
+		if since, known := u.since[replica.image]; !known || replica.evidence.ChangeTime < since {
+			u.since[replica.image] = replica.evidence.ChangeTime
 		}
 		u.replicas[replica.image] = append(u.replicas[replica.image], e.Name())
 	}

@@ -17,6 +17,9 @@ type Progress struct {
 	UpstreamBytes, PeerBytes atomic.Int64
 	Total                    atomic.Int64 // -1: unknown
 
+	// Sender is the address of the peer that sent the last chunk, http://HOST:PORT; nil: no peer sent one.
+	Sender atomic.Pointer[string]
+
 	// Joined is true if the bytes are from more than one response. If the checksum of these bytes is
 	// wrong, another attempt with Request.Restart may succeed.
 	Joined atomic.Bool

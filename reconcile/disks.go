@@ -153,6 +153,12 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
+	for id, demand := range found.Users.Demands() {
+		if seen.Demands == nil {
+			seen.Demands = map[disk.ID]plan.Demand{}
+		}
+		seen.Demands[id] = plan.NewDemand(demand)
+	}
 	seen.Copies = make(map[disk.ID]plan.Copy, len(found.Copies))
 	for _, c := range found.Copies {
 		using, inUse := found.Users.InUse(c.ID)

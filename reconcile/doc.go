@@ -34,6 +34,7 @@
 //	jobs.go           starting, stopping and ending jobs. transfers.go: their progress. delete.go:
 //	                  deletions. proofs.go: what other nodes must prove before one. claims.go: what is
 //	                  known against their claims
+//	replicawatch.go   the events of new replicas
 //	pace.go           what keeps n images from costing n rounds
 //	estimate.go       what the downloads of a plan transfer, for dry runs
 //	publish.go        the state that peers poll. peernode.go: their direct queries

@@ -118,13 +118,14 @@ func (j *jobs) addTo(o plan.Observed) {
 
 // slots are the numbers of jobs that may be started. Deletions have their own, so that they do not
 // wait for long transfers: they make space. So have verifications of copies on other nodes, which last
-// as long as these nodes like: they must not delay a transfer.
-type slots struct{ deletions, verifications, others int }
+// as long as these nodes like: they must not delay a transfer. So have copies that replicas need, because
+// their volumes cannot start.
+type slots struct{ deletions, verifications, demanded, others int }
 
 // freeSlots returns the slots that the running jobs leave.
 func (j *jobs) freeSlots(d plan.Desired) slots {
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
-	free := slots{limit, limit, limit}
+	free := slots{limit, limit, limit, limit}
 	for _, run := range j.running {
 		free.acquire(run.task.Action)
 	}
@@ -145,6 +146,8 @@ func (s *slots) acquire(a plan.Action) bool {
 		n = &s.deletions
 	case a.VerifiesPeer():
 		n = &s.verifications
+	case a.Demanded:
+		n = &s.demanded
 	}
 	*n--
 	return *n >= 0

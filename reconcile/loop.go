@@ -102,7 +102,7 @@ func (l *Loop) Run(ctx context.Context) error {
 }
 
 func (l *Loop) run(ctx context.Context) error {
-	on := newTriggers(l.options.Interval)
+	on := newTriggers(l.options.Interval, l.options.Log)
 	defer on.stop()
 	for ctx.Err() == nil {
 		due, err := l.await(ctx, on)
@@ -114,7 +114,10 @@ func (l *Loop) run(ctx context.Context) error {
 			on.waiting = false
 			var next time.Duration
 			l.reconciler.pace.measure(func() { next = l.Step(ctx) })
-			on.wake.Reset(next)
+			if on.replicas.update(l.reconciler.disks.paths()) {
+				on.looks = max(on.looks, 1) // what changed before the watch was no event
+			}
+			on.wake.Reset(on.lookAgain(next))
 			on.last = time.Now()
 		}
 	}
@@ -131,7 +134,10 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 		l.directory.applied(r)
 		return changed, err
 	case <-l.directory.slow: // the status shows it
-	case <-on.tick.C: // disks have no events
+	case <-on.tick.C: // most changes of disks are no events
+	case <-on.replicas.changed: // a replica may need an image
+		on.looks = looksAfterReplica
+		return on.delay(max(l.reconciler.pace.delay(), time.Until(on.last.Add(roundGap)))), nil
 	case <-l.reconciler.jobs.reports.ready: // a job ended, or the queries of a deletion
 		ended, wait := l.reconciler.continuePlan(ctx)
 		l.requested.jobsEnded(ended)
@@ -162,13 +168,31 @@ type triggers struct {
 	paced   *time.Timer // a round that had to wait
 	waiting bool        // paced is set
 	last    time.Time   // end of the last round
+
+	replicas *replicaWatch
+	looks    int // rounds that are still due soon after a change of the replicas
 }
 
-func newTriggers(interval time.Duration) *triggers {
+// A replica gets its metadata after its folder. So some rounds follow each change of the replicas.
+const (
+	looksAfterReplica = 5
+	lookGap           = time.Second
+)
+
+// lookAgain returns how long the next round may wait, at most next.
+func (t *triggers) lookAgain(next time.Duration) time.Duration {
+	if t.looks == 0 {
+		return next
+	}
+	t.looks--
+	return min(next, lookGap)
+}
+
+func newTriggers(interval time.Duration, log *slog.Logger) *triggers {
 	peers := time.NewTimer(0) // sets changed
 	paced := time.NewTimer(interval)
 	paced.Stop()
-	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers, paced: paced}
+	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers, paced: paced, replicas: newReplicaWatch(log)}
 }
 
 func (t *triggers) stop() {
@@ -176,6 +200,7 @@ func (t *triggers) stop() {
 	t.wake.Stop()
 	t.peers.Stop()
 	t.paced.Stop()
+	t.replicas.close()
 }
 
 // delay delays a round, unless one has a delay already, and reports whether it is due now.

@@ -220,6 +220,12 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 			seen.Copies = make(map[disk.ID]plan.Copy, len(one.Copies))
 			for _, c := range one.Copies {
 				seen.Copies[c.ID] = copyFromPeer(c)
+				if c.Demand != "" {
+					if seen.Demands == nil {
+						seen.Demands = map[disk.ID]plan.Demand{}
+					}
+					seen.Demands[c.ID] = plan.Demand{By: c.Demand}
+				}
 			}
 		}
 		disks[schema.DiskRef{Node: node, Disk: one.Name}] = seen

@@ -40,7 +40,8 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 }
 
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
-// on a disk is included if a job for it runs or failed there, if it waits, or if the disk rejects it.
+// on a disk is included if a job for it runs or failed there, if it waits, if the disk rejects it, or if
+// replicas there need it.
 func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[schema.DiskRef]map[disk.ID]*peer.Copy {
 	encoded := map[schema.DiskRef]map[disk.ID]*peer.Copy{}
 	for ref, seen := range o.Disks {
@@ -64,6 +65,13 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 		}
 		change(c)
 	}
+	for ref, seen := range o.Disks {
+		for id, demand := range seen.Demands {
+			if d.Config.Images[id.Name].ID == id { // a peer needs no others
+				update(plan.CopyRef{Disk: ref, ID: id}, func(c *peer.Copy) { c.Demand = demand.By })
+			}
+		}
+	}
 	for key, run := range running.running {
 		update(key, func(c *peer.Copy) { c.Action, c.Leaving = string(run.task.Action.Op), running.isDeleting(key) })
 	}
@@ -80,6 +88,9 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 		})
 	}
 	for _, a := range p.Actions {
+		if a.Code == plan.CodeDemandUndeclared {
+			continue // a peer must not count it as an orphan
+		}
 		if a.Idle() && running.running[a.CopyRef()] == nil {
 			update(a.CopyRef(), func(c *peer.Copy) { c.Reason, c.ReasonCode = a.Text, string(a.Code) })
 		}

@@ -97,7 +97,7 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	r.jobs.stopObsolete(d, p)
 	free := r.jobs.freeSlots(d)
 	r.backlog = backlog{desired: d, observed: o}
-	for _, a := range p.Actions {
+	for _, a := range p.StartOrder() {
 		allowed := !a.Idle() && (d.Only == nil || d.Only.Allows(a))
 		switch {
 		case !allowed || r.jobs.running[a.CopyRef()] != nil:

@@ -63,6 +63,8 @@ type Users interface {
 	Err() error
 	// InUse reports whether a replica uses the copy, and which one.
 	InUse(id disk.ID) (reason string, inUse bool)
+	// Demands returns the images that replicas on the disk name and that have no file there.
+	Demands() map[disk.ID]disk.Demand
 	// FileOpen reports whether a process has the file of the copy open, and which one. It also
 	// finds this process, and is slower than InUse.
 	FileOpen(id disk.ID) (reason string, open bool)

@@ -74,7 +74,10 @@ type Settings struct {
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
 	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted.
-	PruneConfirmed       []disk.ID   `json:"-"` // MarshalJSON encodes them
+	PruneConfirmed []disk.ID `json:"-"` // MarshalJSON encodes them
+	// FollowReplicas is the default of images. Image.FollowReplicas has it applied already. MarshalJSON
+	// encodes it only if it is false, so that the config digest is that of versions without the field.
+	FollowReplicas       bool        `json:"-"`
 	AllowLoopbackSources bool        `json:"allowLoopbackSources"`
 	Suspend              *Suspension `json:"suspend,omitempty"` // of everything; nil: none
 }
@@ -93,7 +96,8 @@ func (s Settings) MarshalJSON() ([]byte, error) {
 		ScrubInterval        string `json:"scrubInterval"`
 		plain
 		PruneConfirmed []string `json:"pruneConfirmed"`
-	}{s.CleanupWaitInterval.String(), s.RecoveryWaitInterval.String(), s.ScrubInterval.String(), plain(s), confirmed})
+		FollowReplicas *bool    `json:"followReplicas,omitempty"`
+	}{s.CleanupWaitInterval.String(), s.RecoveryWaitInterval.String(), s.ScrubInterval.String(), plain(s), confirmed, ifFalse(s.FollowReplicas)})
 }
 
 // Suspension stops everything or one image: running jobs continue, no job starts, and

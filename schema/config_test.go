@@ -27,7 +27,7 @@ func digest(t *testing.T, text string) disk.Digest {
 func TestDefaults(t *testing.T) {
 	c := mustLoad(t, "nodes: {n1: {disks: {d1: {path: /d1}}}}\nimages: {parrot: {source: {download: {url: \"https://example.com/x.gz\"}}}}\n")
 	wantSettings := Settings{
-		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, MinNumberOfCopies: 1,
+		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, MinNumberOfCopies: 1, FollowReplicas: true,
 		ConcurrentReplenishPerNodeLimit: 5, PruneLimit: PrunePercent(50), PruneConfirmed: []disk.ID{},
 	}
 	if !reflect.DeepEqual(c.Settings, wantSettings) {
@@ -40,7 +40,7 @@ func TestDefaults(t *testing.T) {
 	wantImage := Image{
 		ID: disk.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: document.Position{File: "config.yaml", Line: 2, Column: 10},
 		Source:       Source{Download: &Download{URL: "https://example.com/x.gz", Mirrors: []string{}, Unpack: UnpackGzip, MaxSize: 1 << 40}},
-		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []DiskRef{}, Declaration: disk.Declaration{File: "config.yaml"},
+		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []DiskRef{}, FollowReplicas: true, Declaration: disk.Declaration{File: "config.yaml"},
 	}
 	if !reflect.DeepEqual(c.Images["parrot"], wantImage) {
 		t.Errorf("image is\n%+v, want\n%+v", c.Images["parrot"], wantImage)
@@ -83,9 +83,12 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 	}
 	m := c.Images["downloaded"]
 	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (DiskRef{"node2", "a"}) || m.Format != disk.Raw ||
-		m.KeepGenerations != 2 || m.Source.Download.Index != "https://example.com/image.raw.caibx" || m.Source.Download.Store != "s3://bucket/default.castr" ||
+		m.KeepGenerations != 2 || m.FollowReplicas || m.Source.Download.Index != "https://example.com/image.raw.caibx" || m.Source.Download.Store != "s3://bucket/default.castr" ||
 		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != disk.SHA256 {
 		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)
+	}
+	if !c.Images["uploaded"].FollowReplicas {
+		t.Error("uploaded does not have followReplicas of the settings")
 	}
 	if c.Images["uploaded"].Copies != 2 || c.Images["exported"].Copies != 1 {
 		t.Errorf("copies: uploaded %d, want 2 from the settings; exported %d, want 1", c.Images["uploaded"].Copies, c.Images["exported"].Copies)
@@ -115,6 +118,10 @@ func TestDigestDoesNotDependOnFiles(t *testing.T) {
 	if one != two {
 		t.Error("the same configuration in other files has another digest")
 	}
+	same := of(configdir.File{Path: "a.yaml", Data: []byte("settings: {minNumberOfCopies: 2, followReplicas: true}\nimages:\n  a1: {source: {upload: {}}, nodeSelector: [x, y], followReplicas: true}\n  b1: {source: {upload: {}}}\n")})
+	if one != same {
+		t.Error("a default that is declared changes the digest")
+	}
 	for name, text := range map[string]string{
 		"an image":    "images: {a1: {source: {upload: {}}}}",
 		"a setting":   "settings: {minNumberOfCopies: 2}",
@@ -123,6 +130,8 @@ func TestDigestDoesNotDependOnFiles(t *testing.T) {
 		"an index":    "images: {a1: {source: {download: {url: \"https://example.com\", index: \"https://example.com/i\"}}, checksum: \"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\"}}",
 		"a store":     "images: {a1: {source: {download: {url: \"https://example.com\", index: \"https://example.com/i\", store: \"s3://bucket/castr\"}}, checksum: \"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855\"}}",
 		"generations": "images: {a1: {source: {upload: {}}, keepGenerations: 1}}",
+		"replicas":    "images: {a1: {source: {upload: {}}, followReplicas: false}}",
+		"a default":   "settings: {followReplicas: false}\nimages: {a1: {source: {upload: {}}, followReplicas: true}}",
 		"a node":      "nodes: {n1: {}}",
 		"a node tag":  "nodes: {n1: {tags: [x]}}",
 	} {

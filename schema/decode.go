@@ -26,6 +26,7 @@ type (
 		PruneLimit                      any
 		PruneConfirmed                  []string
 		ScrubInterval                   any
+		FollowReplicas                  bool
 		AllowLoopbackSources            bool
 		Suspend                         *rawSuspend
 	}
@@ -47,6 +48,7 @@ type (
 		Checksum, UUID, Format            string
 		MinNumberOfCopies, BandwidthLimit any
 		KeepGenerations                   any
+		FollowReplicas                    *bool
 		NodeSelector, DiskSelector, Disks []string
 		Backup                            *rawBackup
 		Suspend                           *rawSuspend
@@ -136,7 +138,7 @@ func mustDecode(v cue.Value, raw any) {
 }
 
 func (d *decoder) settings(raw rawSettings) *Settings {
-	s := &Settings{AllowLoopbackSources: raw.AllowLoopbackSources, Suspend: d.suspension(raw.Suspend)}
+	s := &Settings{FollowReplicas: raw.FollowReplicas, AllowLoopbackSources: raw.AllowLoopbackSources, Suspend: d.suspension(raw.Suspend)}
 	var err error
 	s.CleanupWaitInterval, err = interval(raw.CleanupWaitInterval, time.Minute)
 	d.reportError(err, "cleanupWaitInterval")
@@ -212,6 +214,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 		ID: disk.ID{Name: name, UUID: raw.UUID}, UUIDDeclared: raw.UUID != "",
 		Format:       disk.Format(raw.Format),
 		NodeSelector: sorted(raw.NodeSelector), DiskSelector: sorted(raw.DiskSelector),
+		followReplicas: raw.FollowReplicas,
 	}
 	m.Checksum = d.digest(raw.Checksum, "checksum")
 	m.Source = d.source(raw.Source)

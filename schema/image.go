@@ -28,9 +28,13 @@ type Image struct {
 	BandwidthLimit int64     `json:"bandwidthLimit"` // bytes per second; 0: no limit
 	// KeepGenerations is how many older ready generations each disk keeps. It is not encoded if it
 	// is 0, so that the config digest is that of versions without the field.
-	KeepGenerations int         `json:"keepGenerations,omitempty"`
-	Backup          *Backup     `json:"backup,omitempty"`  // nil: none
-	Suspend         *Suspension `json:"suspend,omitempty"` // nil: none
+	KeepGenerations int `json:"keepGenerations,omitempty"`
+	// FollowReplicas: a disk with a replica that needs the image is a desired disk. It has the settings'
+	// default applied. MarshalJSON encodes it only if it is false, as with KeepGenerations.
+	FollowReplicas bool        `json:"-"`
+	followReplicas *bool       // as it is declared; nil: not declared, or applied already
+	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
+	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
 	// Track is where the vendor publishes versions; nil: nowhere. It decides nothing that a manager does, so it is
 	// neither encoded nor part of the config digest.
 	Track *Track `json:"-"`
@@ -52,7 +56,8 @@ func (m Image) MarshalJSON() ([]byte, error) {
 		plain
 		MinNumberOfCopies any      `json:"minNumberOfCopies"`
 		Disks             []string `json:"disks"`
-	}{UUID: m.ID.UUID, plain: plain(m), MinNumberOfCopies: m.Copies, Disks: []string{}}
+		FollowReplicas    *bool    `json:"followReplicas,omitempty"`
+	}{UUID: m.ID.UUID, plain: plain(m), MinNumberOfCopies: m.Copies, Disks: []string{}, FollowReplicas: ifFalse(m.FollowReplicas)}
 	if m.AllDisks {
 		v.MinNumberOfCopies = "all"
 	}
@@ -60,6 +65,14 @@ func (m Image) MarshalJSON() ([]byte, error) {
 		v.Disks = append(v.Disks, ref.String())
 	}
 	return json.Marshal(v)
+}
+
+// ifFalse returns nil for true, so that the default of a field is not encoded.
+func ifFalse(v bool) *bool {
+	if v {
+		return nil
+	}
+	return &v
 }
 
 // SourceKind is a kind of source, spelled like its field in the configuration.

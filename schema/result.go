@@ -227,6 +227,10 @@ func (m *merger) config() Config {
 			if image.Copies == 0 {
 				image.Copies = m.settings.MinNumberOfCopies
 			}
+			image.FollowReplicas = m.settings.FollowReplicas
+			if declared := image.followReplicas; declared != nil {
+				image.FollowReplicas, image.followReplicas = *declared, nil
+			}
 			c.Images[k.name] = image
 		}
 	}

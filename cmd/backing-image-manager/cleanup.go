@@ -12,18 +12,22 @@ import (
 
 func newImageCleanup() *cobra.Command {
 	var daemon daemonFlags
-	var on, uuid string
+	var uuid string
+	var disks []string
 	cmd := &cobra.Command{
-		Use:   "cleanup NAME --on NODE/DISK [--url URL] [flags]",
+		Use:   "cleanup NAME --on NODE/DISK... [--url URL] [flags]",
 		Short: "Delete a surplus copy before the clean-up interval ends",
-		Long: `Requests that a daemon deletes the copy of an image on one of its disks without waiting
+		Long: `Requests that a daemon deletes the copies of an image on some of its disks without waiting
 for the clean-up interval. All other rules apply: the daemon deletes a copy only if it
 is surplus, not in use, and enough other copies are ready.
 
 NAME selects the declared generation. --uuid selects an older generation, or a
 generation of an image that is no longer declared.
 
-Exit status: 0 if the copy is being deleted or does not exist, 1 if it is kept, with
+The copies are requested one after the other, so that each request sees the deletions
+before it.
+
+Exit status: 0 if each copy is being deleted or does not exist, 1 if one is kept, with
 the reason.`,
 		Example: `  backing-image-manager backing-image cleanup parrot --on node1/disk1
   backing-image-manager backing-image cleanup parrot --on node2/disk1 --uuid 6846a0b2 --url http://node2:8000 --token-file token`,
@@ -31,25 +35,32 @@ the reason.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	daemon.add(cmd)
-	cmd.Flags().StringVar(&on, "on", "", "the disk of the copy, as `NODE/DISK`")
+	cmd.Flags().StringArrayVar(&disks, "on", nil, "the disk of the copy, as `NODE/DISK`; may be repeated")
 	cmd.Flags().StringVar(&uuid, "uuid", "", "select the generation with this `UUID` instead of the declared one")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if on == "" {
+		if len(disks) == 0 {
 			return errors.New("--on is missing: name the disk of the copy with --on NODE/DISK")
 		}
-		if _, err := schema.ParseDiskRef(on); err != nil {
-			return fmt.Errorf("--on is %q: %w", on, err)
+		for _, on := range disks {
+			if _, err := schema.ParseDiskRef(on); err != nil {
+				return fmt.Errorf("--on is %q: %w", on, err)
+			}
 		}
 		client, err := daemon.client()
 		if err != nil {
 			return err
 		}
-		message, err := client.Cleanup(cmd.Context(), args[0], uuid, on)
-		if err != nil {
-			return err
+		var kept []error
+		for _, on := range disks {
+			message, err := client.Cleanup(cmd.Context(), args[0], uuid, on)
+			if err == nil {
+				err = report.WriteLine(cmd.OutOrStdout(), "%s on %s: %s", args[0], on, printable.Line(message))
+			} else if len(disks) > 1 {
+				err = fmt.Errorf("%s on %s: %w", args[0], on, err)
+			}
+			kept = append(kept, err)
 		}
-		err = report.WriteLine(cmd.OutOrStdout(), "%s on %s: %s", args[0], on, printable.Line(message))
-		return err
+		return errors.Join(kept...)
 	}
 	return cmd
 }

@@ -132,7 +132,7 @@ func (d *decoder) decodeCopy() error {
 	if err != nil || !kept {
 		return err
 	}
-	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Action, &c.Rejection, &c.Reason, &c.ReasonCode} {
+	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Demand, &c.Action, &c.Rejection, &c.Reason, &c.ReasonCode} {
 		*text = d.texts.keep(*text)
 	}
 	if c.Failure != nil {
@@ -245,7 +245,7 @@ func (c *Copy) check() error {
 	if c.State == disk.Ready && c.SHA512.IsZero() {
 		c.State, c.Message = disk.Unknown, "its node reports it as ready without a digest"
 	}
-	c.Message, c.UsedBy = shortLine(c.Message, maxMessage), shortLine(c.UsedBy, maxMessage)
+	c.Message, c.UsedBy, c.Demand = shortLine(c.Message, maxMessage), shortLine(c.UsedBy, maxMessage), shortLine(c.Demand, maxMessage)
 	c.Action, c.Rejection = shortLine(c.Action, maxName), shortLine(c.Rejection, maxMessage)
 	c.Reason, c.ReasonCode = shortLine(c.Reason, maxMessage), shortLine(c.ReasonCode, maxName)
 	if c.Failure != nil {

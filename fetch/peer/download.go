@@ -37,7 +37,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		refused.Write(w)
 		return
 	}
-	ctx, release, ok := s.acquireSlot(w, r, c.ID)
+	ctx, release, ok := s.acquireSlot(w, r, on)
 	if !ok {
 		return
 	}

@@ -80,7 +80,7 @@ func TestDownloadLimits(t *testing.T) {
 	id := disk.ID{Name: "parrot", UUID: "00000001"}
 	n.put(t, id, randomBytes(disk.ChunkSize))
 	for range maxSends {
-		if _, ok := n.server.sendLimits.acquire(id, func() {}); !ok {
+		if _, ok := n.server.sendLimits.acquire(id, "disk1", func() {}); !ok {
 			t.Fatal("no slot is free")
 		}
 	}

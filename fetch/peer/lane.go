@@ -45,6 +45,7 @@ type lane struct {
 	networkBytes  *atomic.Int64  // counts received bytes
 	peerActivity  *activityClock // updated by each read; nil for the upstream
 	chunkProgress *activityClock // updated by each valid chunk
+	delivers      func()         // called after each valid chunk that was still missing; nil: nobody is told
 	shouldStop    func() bool    // called between runs; nil: the lane stops only when all chunks are received
 	quota         int64          // maximum number of chunks of a probe; 0: the lane is not a probe
 
@@ -64,7 +65,7 @@ type lane struct {
 func (t *transfer) newLane(s Source) *lane {
 	return &lane{
 		node: s.Node, disk: s.Disk, window: t.window, limiter: t.limiter, networkBytes: &t.progress.PeerBytes,
-		peerActivity: &t.peerActivity, chunkProgress: &t.chunkProgress,
+		peerActivity: &t.peerActivity, chunkProgress: &t.chunkProgress, delivers: func() { t.progress.Sender.Store(&s.URL) },
 		open: func(ctx context.Context, from, to int64) (io.ReadCloser, error) { return t.openRange(ctx, s, from, to) },
 	}
 }
@@ -163,6 +164,9 @@ func (l *lane) receiveChunk(from io.Reader, n int64) error {
 	l.chunkProgress.touch()
 	if l.window.deliver(l, n, buf) {
 		l.delivered++
+		if l.delivers != nil {
+			l.delivers()
+		}
 	}
 	return nil
 }

@@ -29,7 +29,7 @@ func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 		s.proof(w, r, c)
 		return
 	}
-	ctx, release, ok := s.acquireSlot(w, r, c.id)
+	ctx, release, ok := s.acquireSlot(w, r, c)
 	if !ok {
 		return
 	}
@@ -179,9 +179,9 @@ func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
 
 // acquireSlot acquires a slot for sending an image, or responds with a 429. The send must end when
 // ctx ends; after it, the caller must call release.
-func (s *Server) acquireSlot(w http.ResponseWriter, r *http.Request, id disk.ID) (ctx context.Context, release func(), ok bool) {
+func (s *Server) acquireSlot(w http.ResponseWriter, r *http.Request, c localCopy) (ctx context.Context, release func(), ok bool) {
 	ctx, cancel := context.WithCancel(r.Context())
-	free, ok := s.sendLimits.acquire(id, cancel)
+	free, ok := s.sendLimits.acquire(c.id, c.diskName, cancel)
 	if !ok {
 		cancel()
 		writeBusy(w, "sending limit reached: this node sends an image at most %d times at once", maxSends)
@@ -211,6 +211,20 @@ func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int
 // maxSends is the maximum number of concurrent sends of one image.
 const maxSends = 3
 
+// Sends returns how many peers and clients are reading a copy now. It is safe for concurrent use.
+func (s *Server) Sends(diskName string, id disk.ID) int {
+	l := s.sendLimits
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := 0
+	for _, one := range l.active[id] {
+		if one.disk == diskName {
+			n++
+		}
+	}
+	return n
+}
+
 // minHold is the time for which a send keeps its slot even if other requests are rejected. After
 // that, a receiver that reads slowly, but never stalls, loses the slot; otherwise it could keep it
 // for days.
@@ -225,6 +239,7 @@ type sendLimiter struct {
 }
 
 type slot struct {
+	disk   string // name of the disk of the copy that is sent
 	since  time.Time
 	cancel context.CancelFunc // ends the send
 }
@@ -236,7 +251,7 @@ func newSendLimiter() *sendLimiter {
 // acquire returns a function that releases the acquired slot, or false if no slot is free. If no slot
 // is free and the oldest send has had its slot for minHold, acquire cancels this send, so that a
 // later attempt succeeds. cancel must end the send.
-func (l *sendLimiter) acquire(id disk.ID, cancel context.CancelFunc) (release func(), ok bool) {
+func (l *sendLimiter) acquire(id disk.ID, diskName string, cancel context.CancelFunc) (release func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	active := l.active[id]
@@ -246,7 +261,7 @@ func (l *sendLimiter) acquire(id disk.ID, cancel context.CancelFunc) (release fu
 		}
 		return nil, false
 	}
-	acquired := &slot{since: time.Now(), cancel: cancel}
+	acquired := &slot{disk: diskName, since: time.Now(), cancel: cancel}
 	l.active[id] = append(active, acquired)
 	return func() { l.release(id, acquired) }, true
 }

@@ -44,11 +44,13 @@ type Disk struct {
 
 // Copy is one copy on a disk, in any state: the fields of disk.Copy, and fields that the manager of
 // the node adds. A declared image without a file on the disk also has a Copy if an action for it runs
-// or failed on this disk, or if the disk rejects it. The State of this Copy is pending. Some JSON names
+// or failed on this disk, if the disk rejects it, or if replicas on the disk need it. The State of this Copy is pending. Some JSON names
 // differ from the names of the fields (Action is "doing"). They are part of the protocol and do not change.
 type Copy struct {
 	disk.Copy        // the fields with JSON tags
 	UsedBy    string `json:"using,omitempty"` // why the copy is in use; "": it is not in use
+	// Demand describes the replicas on the disk that need the image, which has no file there; "": none does.
+	Demand string `json:"demand,omitempty"`
 	// Leaving: the copy is withdrawn and may be deleted at any time.
 	Leaving bool `json:"leaving,omitempty"`
 	// Action is the running action for this copy; "": no action runs.

@@ -27,6 +27,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -45,8 +46,9 @@ const (
 
 // server has the handlers of a daemon.
 type server struct {
-	loop *reconcile.Loop
-	auth *auth.Authorizer
+	loop  *reconcile.Loop
+	peers *peer.Server
+	auth  *auth.Authorizer
 	// maxRoundAge is the greatest age of the last round at which the daemon is ready.
 	maxRoundAge time.Duration
 	// making is held while a status document is made: with many images and copies it takes many
@@ -58,7 +60,7 @@ type server struct {
 // it has the certificate in its TLSConfig. A daemon whose last round is older than
 // maxRoundAge is not ready.
 func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration, log *slog.Logger) *http.Server {
-	return newHTTPServer(server{loop, a, maxRoundAge, &sync.Mutex{}}.handler(), a, log)
+	return newHTTPServer(server{loop, loop.PeerServer(), a, maxRoundAge, &sync.Mutex{}}.handler(), a, log)
 }
 
 func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
@@ -161,7 +163,7 @@ func (s server) routes() []route {
 	for _, path := range []string{upload.Path, upload.Path + "/{id}"} {
 		all = append(all, route{path, nil, auth.RoleAdmin, uploads.ServeHTTP})
 	}
-	peers := s.loop.PeerServer().Handler()
+	peers := s.peers.Handler()
 	for _, path := range []string{statePath, "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/data"} {
 		all = append(all, route{path, get, auth.RolePeer, peers.ServeHTTP})
 	}
@@ -312,6 +314,7 @@ func (s server) statusDocument() (document []byte, ok bool) {
 	if !ok {
 		return nil, false
 	}
+	status.AddSends(s.peers.Sends)
 	return encode(status), true
 }
 

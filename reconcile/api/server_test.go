@@ -37,7 +37,7 @@ func startServer(t *testing.T, config string) runningLoop {
 	}
 	writeFile(t, filepath.Join(conf, "config.yaml"), config)
 	loop := startLoop(t, conf, dir)
-	s := httptest.NewServer(server{loop, localAuthorizer(t), time.Minute, &sync.Mutex{}}.handler())
+	s := httptest.NewServer(server{loop, loop.PeerServer(), localAuthorizer(t), time.Minute, &sync.Mutex{}}.handler())
 	t.Cleanup(s.Close)
 	return runningLoop{t, s.URL, loop}
 }

@@ -71,7 +71,7 @@ func WithoutPolicy(image schema.Image) schema.Image {
 	image.Copies, image.AllDisks, image.Disks = 0, false, nil
 	image.NodeSelector, image.DiskSelector = nil, nil
 	image.UUIDDeclared, image.Pos, image.Declaration = false, document.Position{}, disk.Declaration{}
-	image.Backup, image.Suspend, image.KeepGenerations = nil, nil, 0
+	image.Backup, image.Suspend, image.KeepGenerations, image.FollowReplicas = nil, nil, 0, false
 	return image
 }
 
@@ -103,6 +103,8 @@ type Action struct {
 	// Next is the operation on the same copy that is planned after this wait or blocked
 	// action; "": none.
 	Next Op `json:"then,omitempty"`
+	// Demanded: replicas on the disk need the copy, so that it is created before others.
+	Demanded bool `json:"demanded,omitempty"`
 	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
 	// such as the end of a use. So it can be true for a wait, too: it is not whether Op is Blocked.
 	Blocked bool `json:"held,omitempty"`

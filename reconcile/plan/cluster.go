@@ -314,6 +314,11 @@ func (f *fleetIndex) addTargets(d Desired, o Observed) {
 			f.addImage(ref.Node, name)
 		}
 	}
+	for ref, seen := range o.Disks {
+		for id := range seen.Demands {
+			f.addImage(ref.Node, id.Name)
+		}
+	}
 }
 
 // isComplete reports whether nothing must be done about a copy on a desired disk.

@@ -63,6 +63,8 @@ func (s *goldenState) line(keyword string, words []string) {
 		s.disk(words)
 	case "copy":
 		s.copy(words)
+	case "demand":
+		s.demand(words)
 	case "failure":
 		s.failure(words)
 	case "verify":
@@ -207,6 +209,27 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	default:
 		s.t.Fatalf("copy: unknown option %q", word)
 	}
+}
+
+func (s *goldenState) demand(words []string) {
+	key := s.key(words)
+	d := plan.Demand{By: "replica vol-1-r-1a2b3c4d", Since: s.o.Now.Add(-time.Hour)}
+	for _, w := range words[2:] {
+		switch name, value := option(w); name {
+		case "since":
+			d.Since = s.time(value)
+		case "other-writer":
+			d.OtherWriter = s.time(value)
+		default:
+			s.t.Fatalf("demand: unknown option %q", w)
+		}
+	}
+	seen := s.o.Disks[key.Disk]
+	if seen.Demands == nil {
+		seen.Demands = map[disk.ID]plan.Demand{}
+	}
+	seen.Demands[key.ID] = d
+	s.o.Disks[key.Disk] = seen
 }
 
 func (s *goldenState) failure(words []string) {

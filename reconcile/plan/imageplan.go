@@ -70,6 +70,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 			actions = append(actions, a)
 		}
 	}
+	actions = append(actions, p.unmetDemands()...)
 	return append(actions, slices.Collect(maps.Values(inspections))...)
 }
 

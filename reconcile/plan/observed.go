@@ -106,6 +106,9 @@ type Disk struct {
 	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
 	// so that their clean-up intervals restart.
 	ClockStepped bool
+	// Demands are the images that replicas on the disk need and that have no file there. It is nil if there
+	// is none.
+	Demands map[disk.ID]Demand
 	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
 	// copies of the disk then count as in use, until a person repairs the metadata.
 	UsageUnknown string

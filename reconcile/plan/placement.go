@@ -17,8 +17,10 @@ type placement struct {
 	targets []schema.DiskRef
 	copies  int // desired on ranked disks
 	missing int // desired on ranked disks, but no disk can take them
+	// demanded are the targets of this node that are targets only because replicas need the image there.
+	demanded []schema.DiskRef
 	// rejected has the disks that take no copy: ranked disks that the walk reached, and disks that
-	// the image names. It is nil if there is none.
+	// the image names or replicas need. It is nil if there is none.
 	rejected map[schema.DiskRef]Rejection
 }
 
@@ -31,7 +33,8 @@ func (pl placement) requiredCopies() int {
 }
 
 // place walks over the ranked disks, best first. Targets are the first disks that have a copy
-// or can take one, and then the disks that the image names.
+// or can take one, then the disks that the image names, and the disks of this node on which replicas need
+// the image.
 //
 // The first target creates the first copy. Under one configuration it loses its turn in these ways (P3, F3):
 //
@@ -72,6 +75,7 @@ func place(s *imageState, ranked *ranking) placement {
 	}
 	pl.missing = pl.copies - len(pl.targets)
 	pl.addNamedDisks(s)
+	pl.addDemandedDisks(s)
 	return pl
 }
 

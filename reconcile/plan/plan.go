@@ -74,6 +74,17 @@ func (p Plan) WithSizes(change func(*Action)) Plan {
 	return sized
 }
 
+// StartOrder returns the actions in the order in which they are started: those that replicas need first.
+func (p Plan) StartOrder() []Action {
+	isDemanded := func(a Action) bool { return a.Demanded }
+	if !slices.ContainsFunc(p.Actions, isDemanded) {
+		return p.Actions
+	}
+	actions := slices.Clone(p.Actions)
+	slices.SortStableFunc(actions, func(a, b Action) int { return compareBool(!a.Demanded, !b.Demanded) })
+	return actions
+}
+
 // Empty reports whether the plan changes nothing: it has only waits (R4).
 func (p Plan) Empty() bool {
 	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != Wait })
@@ -124,7 +135,7 @@ func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
 			parts = append(parts, []Action{blocked(CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason)})
 		}
 	}
-	actions := slices.Concat(append(parts, planOrphans(ix))...)
+	actions := slices.Concat(append(parts, planOrphans(ix), undeclaredDemands(ix))...)
 	actions = append(actions, planScrub(ix, actions)...)
 	if actions == nil {
 		return []Action{} // never null in JSON

@@ -13,6 +13,11 @@ type Code string
 const (
 	CodeNoCopy           Code = "no-copy"           // a desired disk has no copy
 	CodeCopyFailed       Code = "copy-failed"       // the copy on the disk is damaged or wrong
+	CodeDemand           Code = "demand"            // a replica on the disk needs the image, and its volume cannot start
+	CodeDemandRejected   Code = "demand-rejected"   // a replica needs the image, and the disk takes no copy
+	CodeDemandIgnored    Code = "demand-ignored"    // a replica needs the image, and followReplicas is false
+	CodeDemandUndeclared Code = "demand-undeclared" // a replica needs an image that is not declared, or not with this uuid
+	CodeOtherWriter      Code = "other-writer"      // Longhorn's manager has written a temporary file of the image
 	CodeResume           Code = "resume"            // a partial file exists
 	CodeUploadActive     Code = "upload-active"     // a client sends the image
 	CodeUnverifiedFile   Code = "unverified-file"   // a file exists that no valid record describes

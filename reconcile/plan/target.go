@@ -17,6 +17,10 @@ type targetPlanner struct {
 	first  schema.DiskRef
 	copy   CopyRef // the copy to create
 	reason Reason  // why it must be created
+	// demand is the demand of replicas for the copy, if demanded; demandOnly: nothing else makes the disk a
+	// target.
+	demand               Demand
+	demanded, demandOnly bool
 }
 
 func newTargetPlanner(p imagePlanner, ref CopyRef) targetPlanner {
@@ -26,6 +30,9 @@ func newTargetPlanner(p imagePlanner, ref CopyRef) targetPlanner {
 		t.reason = because(CodeCopyFailed, "the copy failed: %s", c.Message)
 	case c.PartBytes > 0:
 		t.reason = because(CodeResume, "resumes at %s", FormatBytes(c.PartBytes))
+	}
+	if t.demand, t.demanded = p.state.demandOn(ref.Disk); t.demanded {
+		t.reason, t.demandOnly = t.demandReason(), slices.Contains(p.placement.demanded, ref.Disk)
 	}
 	return t
 }
@@ -37,7 +44,11 @@ func (t targetPlanner) plan(inspections map[schema.DiskRef]Action) Action {
 		op = firstCopyOp(t.state.image)
 	}
 	needsUpload := firstCopyOp(t.state.image) == Upload && len(t.state.ready) == 0
-	return t.choose(inspections).asWaitFor(op, needsUpload)
+	a := t.choose(inspections).asWaitFor(op, needsUpload)
+	if a.Demanded = t.demanded; t.demanded && a.Idle() {
+		a.Text = t.demand.reason().Text + "; " + a.Text
+	}
+	return a
 }
 
 // choose selects where the bytes come from. Existing bytes come before the source (F2): a
@@ -46,6 +57,11 @@ func (t targetPlanner) plan(inspections map[schema.DiskRef]Action) Action {
 func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
 	if reason, end := delay(t.state, t.copy.Disk); !reason.IsZero() { // nothing can be written to the disk
 		return waitUntil(t.copy, reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)
+	}
+	if t.demanded {
+		if reason, end := t.waitForReplica(); !reason.IsZero() {
+			return waitUntil(t.copy, reason, end)
+		}
 	}
 	own, peers := t.state.ownSources(), t.state.peerSources()
 	switch {

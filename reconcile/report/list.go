@@ -12,11 +12,12 @@ import (
 )
 
 // ListEntry is one generation of an image. Its JSON is that of Longhorn's backing image manager
-// with the fields disk and generations added. It is a stable interface.
+// with the fields virtualSize, disk and generations added. It is a stable interface.
 type ListEntry struct {
 	Name             string      `json:"name"`
 	UUID             string      `json:"uuid"`
-	Size             int64       `json:"size"` // bytes; 0: unknown
+	Size             int64       `json:"size"`        // bytes; 0: unknown
+	VirtualSize      int64       `json:"virtualSize"` // bytes of a volume made of it: differs from Size for qcow2; 0: unknown
 	ExpectedChecksum disk.Digest `json:"expectedChecksum"`
 	Status           ListStatus  `json:"status"`
 	Disk             string      `json:"disk"` // of the copy that the entry shows; "": there is no copy
@@ -25,12 +26,15 @@ type ListEntry struct {
 }
 
 type ListStatus struct {
-	State                disk.State `json:"state"`
-	CurrentChecksum      string     `json:"currentChecksum"`
-	SendingReference     int        `json:"sendingReference"`
-	ErrorMsg             string     `json:"errorMsg"`
-	SenderManagerAddress string     `json:"senderManagerAddress"`
-	Progress             int        `json:"progress"` // 0..100; 100 is ready
+	State           disk.State `json:"state"`
+	CurrentChecksum string     `json:"currentChecksum"`
+	// SendingReference is how many peers and clients read the copy now, if it is on the node of the daemon.
+	SendingReference int    `json:"sendingReference"`
+	ErrorMsg         string `json:"errorMsg"`
+	// SenderManagerAddress is the address of the peer from which the node of the daemon receives the copy
+	// now; "": from none.
+	SenderManagerAddress string `json:"senderManagerAddress"`
+	Progress             int    `json:"progress"` // 0..100; 100 is ready
 }
 
 // List returns an entry for each name. It shows the declared generation, or else one that is
@@ -77,11 +81,11 @@ func newListEntry(image status.ImageStatus) ListEntry {
 		return l
 	}
 	c := image.Copies[0]
-	l.Disk, l.Size = c.DiskName(), c.Size
+	l.Disk, l.Size, l.VirtualSize = c.DiskName(), c.Size, c.VirtualSize
 	if c.Size == 0 {
 		l.Size = max(c.Total, 0)
 	}
-	l.Status = ListStatus{State: c.State, ErrorMsg: printable.Line(c.Message), Progress: c.Progress}
+	l.Status = ListStatus{State: c.State, ErrorMsg: printable.Line(c.Message), Progress: c.Progress, SendingReference: c.Sends, SenderManagerAddress: c.Sender}
 	if c.State == disk.Ready {
 		l.Status.CurrentChecksum = c.SHA512.String()
 	}
@@ -90,7 +94,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 
 // ListTable returns a list as a table with a line for each generation.
 func ListTable(list map[string]ListEntry) string {
-	rows := [][]string{{"NAME", "UUID", "STATE", "PROGRESS", "SIZE", "DISK", "MESSAGE"}}
+	rows := [][]string{{"NAME", "UUID", "STATE", "PROGRESS", "SIZE", "VIRTUAL", "DISK", "MESSAGE"}}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		rows = append(rows, listRow(list[name]))
 		for _, older := range list[name].Generations {
@@ -101,14 +105,17 @@ func ListTable(list map[string]ListEntry) string {
 }
 
 func listRow(l ListEntry) []string {
-	bytes, on := "-", "-"
+	bytes, virtual, on := "-", "-", "-"
 	if l.Size > 0 {
 		bytes = Size(l.Size)
+	}
+	if l.VirtualSize > 0 {
+		virtual = Size(l.VirtualSize)
 	}
 	if l.Disk != "" {
 		on = l.Disk
 	}
-	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, on, printable.Line(l.Status.ErrorMsg)}
+	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, virtual, on, printable.Line(l.Status.ErrorMsg)}
 }
 
 // FindEntry finds an image by its name, or a generation by <name>-<uuid>.

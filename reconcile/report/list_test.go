@@ -17,10 +17,10 @@ const exampleJSON = `{"images": [
   {"node":"node1","disk":"disk1","state":"ready","progress":100,"size":1024,"sha512":"SUM1","unwantedSince":"2026-11-20T12:00:00Z"}]},
  {"name":"parrot","uuid":"6846a0b2","declared":true,"expectedChecksum":"sha256:SUM2","copies":[
   {"node":"node1","disk":"disk1","state":"failed","message":"no\nspace","size":0},
-  {"node":"node1","disk":"disk2","state":"ready","progress":100,"size":2048,"sha512":"SUM3"}]},
+  {"node":"node1","disk":"disk2","state":"ready","progress":100,"size":2048,"virtualSize":1073741824,"sends":2,"sha512":"SUM3"}]},
  {"name":"desert","uuid":"00000002","declared":true,"copies":[]},
  {"name":"forest","uuid":"00000003","declared":true,"copies":[
-  {"node":"node1","disk":"disk1","state":"in-progress","progress":40,"done":40,"total":100},
+  {"node":"node1","disk":"disk1","state":"in-progress","progress":40,"done":40,"total":100,"sender":"http://10.0.0.2:8000"},
   {"node":"node1","disk":"disk2","state":"pending","message":"the first copy is made on node1/disk1"}]},
  {"name":"broken","uuid":"","declared":false,"message":"its declaration is broken","copies":[]},
  {"name":"gone","uuid":"00000004","declared":false,"copies":[
@@ -40,19 +40,19 @@ func exampleStatus(t *testing.T) status.Status {
 func TestListHasTheJSONOfLonghorn(t *testing.T) {
 	list := List(exampleStatus(t).Images, nil)
 	for name, want := range map[string]string{
-		"parrot": `{"name":"parrot","uuid":"6846a0b2","size":2048,"expectedChecksum":"sha256:` + strings.Repeat("2", 64) + `",` +
-			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("3", 128) + `","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":100},` +
+		"parrot": `{"name":"parrot","uuid":"6846a0b2","size":2048,"virtualSize":1073741824,"expectedChecksum":"sha256:` + strings.Repeat("2", 64) + `",` +
+			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("3", 128) + `","sendingReference":2,"errorMsg":"","senderManagerAddress":"","progress":100},` +
 			`"disk":"node1/disk2","generations":[` +
-			`{"name":"parrot","uuid":"00000001","size":1024,"expectedChecksum":"",` +
+			`{"name":"parrot","uuid":"00000001","size":1024,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("1", 128) + `","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":100},` +
 			`"disk":"node1/disk1"}]}`,
-		"desert": `{"name":"desert","uuid":"00000002","size":0,"expectedChecksum":"",` +
+		"desert": `{"name":"desert","uuid":"00000002","size":0,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"pending","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":0},"disk":""}`,
-		"forest": `{"name":"forest","uuid":"00000003","size":100,"expectedChecksum":"",` +
-			`"status":{"state":"in-progress","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":40},"disk":"node1/disk1"}`,
-		"broken": `{"name":"broken","uuid":"","size":0,"expectedChecksum":"",` +
+		"forest": `{"name":"forest","uuid":"00000003","size":100,"virtualSize":0,"expectedChecksum":"",` +
+			`"status":{"state":"in-progress","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"http://10.0.0.2:8000","progress":40},"disk":"node1/disk1"}`,
+		"broken": `{"name":"broken","uuid":"","size":0,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"pending","currentChecksum":"","sendingReference":0,"errorMsg":"its declaration is broken","senderManagerAddress":"","progress":0},"disk":""}`,
-		"gone": `{"name":"gone","uuid":"00000004","size":512,"expectedChecksum":"",` +
+		"gone": `{"name":"gone","uuid":"00000004","size":512,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"unknown","currentChecksum":"","sendingReference":0,"errorMsg":"not verified yet","senderManagerAddress":"","progress":0},"disk":"node1/disk2"}`,
 	} {
 		got, err := json.Marshal(list[name])
@@ -67,10 +67,10 @@ func TestListHasTheJSONOfLonghorn(t *testing.T) {
 
 func TestListOfOneDisk(t *testing.T) {
 	list := List(exampleStatus(t).Images, []string{"node1/disk1"})
-	if got := ListTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     DISK         MESSAGE
-forest  00000003  in-progress  40%       100 B    node1/disk1
-parrot  6846a0b2  failed       0%        -        node1/disk1  no; space
-parrot  00000001  ready        100%      1.0 KiB  node1/disk1
+	if got := ListTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     VIRTUAL  DISK         MESSAGE
+forest  00000003  in-progress  40%       100 B    -        node1/disk1
+parrot  6846a0b2  failed       0%        -        -        node1/disk1  no; space
+parrot  00000001  ready        100%      1.0 KiB  -        node1/disk1
 ` {
 		t.Errorf("the list of one disk is:\n%s", got)
 	}

@@ -57,13 +57,13 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "use IMAGE NODE/DISK",
-		help:     "Lets a replica use the copy.",
+		help:     "Lets a replica on the disk use the image. If the disk has no copy, the replica needs one.",
 		minArgs:  2, maxArgs: 2,
 		do: func(st *session, in input) error { return setUsed(st, in, true) },
 	},
 	{
 		synopsis: "unuse IMAGE NODE/DISK",
-		help:     "Ends the use of the copy.",
+		help:     "Ends the use of the image on the disk.",
 		minArgs:  2, maxArgs: 2,
 		do: func(st *session, in input) error { return setUsed(st, in, false) },
 	},
@@ -215,7 +215,8 @@ func setUsed(st *session, in input, used bool) error {
 	if err != nil {
 		return err
 	}
-	return st.world.setUsed(key, used)
+	st.world.setUsed(key, used)
+	return nil
 }
 
 func setSource(st *session, in input) error {

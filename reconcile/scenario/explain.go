@@ -75,9 +75,9 @@ func describeCopy(w *world, ref schema.DiskRef, id disk.ID) string {
 	text := "no copy"
 	if d.Copies[id] != nil {
 		text = string(d.Copy(id).State)
-		if user := d.UsedBy(id); user != "" {
-			text += ", " + user
-		}
+	}
+	if user := d.UsedBy(id); user != "" && (d.Copies[id] != nil || d.Replicas[id].Count > 0) {
+		text += ", " + user
 	}
 	if _, down := w.down[ref.Node]; down {
 		return text + " (the node is down)"

@@ -98,10 +98,8 @@ func (r dice) apply(w *world) (event string) {
 			return fmt.Sprintf("%s %s", key, state)
 		}
 	case 4:
-		if used := r.one(2); there {
-			if err := w.setUsed(key, used); err != nil {
-				panic(err)
-			}
+		if used := r.one(2); there || r.one(2) {
+			w.setUsed(key, used)
 			return fmt.Sprintf("%s used=%t", key, used)
 		}
 	case 5:

@@ -58,6 +58,9 @@ func (w *world) restoredDisk(ref schema.DiskRef, saved plan.Disk, backedUp map[p
 		}
 		d.Copies[id] = copied
 	}
+	for id, demand := range saved.Demands {
+		d.Replicas[id] = simulation.Replicas{Count: 1, Since: demand.Since}
+	}
 	d.SetFree(saved.Space.Free)
 	return d
 }

@@ -137,19 +137,18 @@ func (w *world) newCopy(id disk.ID, state disk.State, size int64) *simulation.Co
 	return c
 }
 
-// setUsed says whether a replica on the disk uses a copy.
-func (w *world) setUsed(ref plan.CopyRef, used bool) error {
+// setUsed says whether a replica on the disk uses a copy, which need not exist.
+func (w *world) setUsed(ref plan.CopyRef, used bool) {
 	w.observeAll()
-	c := w.at(ref.Disk).Copies[ref.ID]
-	if c == nil {
-		return fmt.Errorf("there is no copy of %s on %s", ref.ID.Name, ref.Disk)
+	d := w.at(ref.Disk)
+	delete(d.Replicas, ref.ID)
+	if c := d.Copies[ref.ID]; c != nil {
+		c.Users, c.UsedBy = 0, ""
 	}
-	c.Users, c.UsedBy = 0, ""
 	if used {
-		c.Users = 1
+		d.Replicas[ref.ID] = simulation.Replicas{Count: 1}
 	}
 	w.changed()
-	return nil
 }
 
 // advance moves the clock. The managers observe the usage of copies, but execute nothing.

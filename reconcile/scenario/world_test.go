@@ -103,7 +103,7 @@ func checkDeletion(t *testing.T, w *world, before map[plan.CopyRef]simulation.Co
 		}
 	}
 	key := e.CopyRef()
-	never(before[key].Users > 0, "it is in use")
+	never(before[key].Users > 0 || w.at(key.Disk).Replicas[key.ID].Count > 0, "it is in use")
 	never(w.base.Allowed != schema.Everything, "the configuration has errors")
 	never(!w.reachable(key.Disk), "the disk is unreachable")
 	image, declared := w.base.Config.Images[key.ID.Name]

@@ -247,7 +247,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 			continue
 		case s.Ready():
 			have++
-		case !accepts || m.liar != nil || c.skewed[ref.Node] || s != nil && s.Users > 0:
+		case !accepts || m.liar != nil || c.skewed[ref.Node] || s != nil && c.users(plan.CopyRef{Disk: ref, ID: image.ID}) > 0:
 			continue
 		}
 		if usable = true; places < copies {

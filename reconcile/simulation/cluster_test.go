@@ -27,6 +27,7 @@ type cluster struct {
 	rng
 	suspensions rng // decides about suspensions
 	generations rng // decides about older generations
+	demands     rng // decides about replicas that need an image without a copy
 	adversity   rng // decides about compromised and skewed nodes
 	seed        uint64
 
@@ -44,8 +45,9 @@ type cluster struct {
 	library         *Library
 	histories       map[*Copy]*copyHistory
 	links           map[route]*link
-	sendsWrongBytes map[string]bool // nodes that send damaged chunks
-	publications    int             // states that were published
+	lastDemand      map[plan.CopyRef]time.Duration // when the last demand of replicas without a copy ended
+	sendsWrongBytes map[string]bool                // nodes that send damaged chunks
+	publications    int                            // states that were published
 
 	// Upstreams.
 	served      map[string]string          // the content of each upstream
@@ -102,9 +104,9 @@ type loss struct {
 // newCluster returns a cluster of least to most nodes. With traced it records what happens.
 func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	c := &cluster{
-		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, generations: rng{rand.New(rand.NewPCG(seed, 6))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, generations: rng{rand.New(rand.NewPCG(seed, 6))}, demands: rng{rand.New(rand.NewPCG(seed, 7))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
 		nodes: map[string]*node{}, disks: map[schema.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
-		links: map[route]*link{}, sendsWrongBytes: map[string]bool{},
+		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, lastDemand: map[plan.CopyRef]time.Duration{},
 		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},
 		digests: map[string]string{}, rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{},
 		pairs: map[string]int{}, done: map[plan.Op]int{},

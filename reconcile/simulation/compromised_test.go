@@ -71,8 +71,9 @@ const (
 	claimUnknown
 	claimDamaged
 	claimPartial
-	claimFinal // a failure without another attempt
-	claimRetry // a failure with another attempt in many years
+	claimDemand // replicas on the disk need it
+	claimFinal  // a failure without another attempt
+	claimRetry  // a failure with another attempt in many years
 	claimDiskFailure
 	claimRejects
 	claimRejectsForNow
@@ -422,6 +423,8 @@ func (l *liar) claim(m *mood, config schema.Config, image schema.Image) (v peer.
 		v.State, v.Message, v.DamagedAt = disk.Failed, "damaged", startTime.Add(m.ready)
 	case claimWorking:
 		v.Action, v.PartBytes, v.PartTotal, v.State = string(source), gib/4, gib, disk.InProgress
+	case claimDemand:
+		v.Owned, v.Demand = false, "replica vol-1"
 	case claimPartial:
 		v.PartBytes, v.PartTotal = gib/4, gib
 	case claimFinal:

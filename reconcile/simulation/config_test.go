@@ -29,6 +29,7 @@ func (c *cluster) latest() *declaration { return c.declarations[len(c.declaratio
 func (c *cluster) declare(config schema.Config) {
 	c.suspendRandomly(&config)
 	c.keepRandomly(&config)
+	c.followRandomly(&config)
 	c.indexRandomly(&config)
 	d := &declaration{config: config, digest: c.configDigest(config), number: len(c.declarations)}
 	for _, before := range c.declarations {

@@ -118,6 +118,7 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 	if want := min(copies, can); have < want {
 		c.violation("converge", "%s has %d copies on ranked disks; %d are possible", image.ID, have, want)
 	}
+	c.checkDemands(image)
 	named := slices.ContainsFunc(image.Disks, func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) })
 	return can < copies || len(ranked) == 0 || named
 }
@@ -190,7 +191,7 @@ func (c *cluster) checkLeftovers() {
 			switch {
 			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
 				c.violation("converge", "a partial upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
-			case !s.Owned || s.Users > 0:
+			case !s.Owned || c.users(plan.CopyRef{Disk: ref, ID: id}) > 0:
 			case !declared && !pruneBlocked && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
 				c.violation("converge", "%s is left on %s", id, ref)
 			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks && !c.mayStay(image, plan.CopyRef{Disk: ref, ID: id}):
@@ -201,9 +202,9 @@ func (c *cluster) checkLeftovers() {
 }
 
 func (c *cluster) isUsedAnywhere(name string) bool {
-	for _, d := range c.disks {
-		for id, s := range d.Copies {
-			if id.Name == name && s.Users > 0 {
+	for ref, d := range c.disks {
+		for id := range d.Copies {
+			if id.Name == name && c.users(plan.CopyRef{Disk: ref, ID: id}) > 0 {
 				return true
 			}
 		}
@@ -278,8 +279,7 @@ func (c *cluster) removeImageAtEnd() {
 func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
-			s := c.disks[ref].Copies[id]
-			if id.Name == name && s.Users > 0 {
+			if id.Name == name && c.users(plan.CopyRef{Disk: ref, ID: id}) > 0 {
 				return
 			}
 		}

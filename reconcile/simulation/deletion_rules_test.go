@@ -158,7 +158,7 @@ func (r *deletion) checkOrphan() {
 				continue
 			}
 			for id, s := range one.Copies {
-				if id.Name == r.key.ID.Name && s.Users > 0 && c.history(s).usedFrom < r.began {
+				if id.Name == r.key.ID.Name && c.users(plan.CopyRef{Disk: schema.DiskRef{Node: name, Disk: d}, ID: id}) > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
 				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began {
@@ -200,7 +200,7 @@ func (r *deletion) isElsewhere(image schema.Image, s *Copy) bool {
 func (r *deletion) checkUnlink(s *Copy) {
 	c := r.c
 	r.checkSeedReaders()
-	if s.Users > 0 {
+	if c.users(r.key) > 0 {
 		c.violation("S1", "%s is deleted while it is in use", r.key)
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]

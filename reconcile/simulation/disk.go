@@ -22,6 +22,9 @@ type Disk struct {
 	OtherFiles int64
 	// Attached: the disk is at its path and can be opened.
 	Attached bool
+	// Replicas are the replicas that came when the disk had no file of their image, by image. Those that
+	// came later are Copy.Users.
+	Replicas map[disk.ID]Replicas
 	// UsersUnknown: the metadata of a replica cannot be read, so that no copy counts as unused.
 	UsersUnknown bool
 	// ReadOnly: all writes fail.
@@ -63,6 +66,12 @@ type Copy struct {
 	Aside bool
 }
 
+// Replicas are replicas of volumes that need the same image.
+type Replicas struct {
+	Count int
+	Since time.Time // when the first one came, by a wall clock; zero: long ago
+}
+
 var (
 	// errIO is the error of a disk that fails.
 	errIO = errors.New("input/output error")
@@ -74,7 +83,7 @@ var (
 
 // NewDisk returns an empty disk that is attached.
 func NewDisk(uuid string, library *Library, total int64) *Disk {
-	return &Disk{UUID: uuid, Library: library, Total: total, Attached: true, Copies: map[disk.ID]*Copy{}}
+	return &Disk{UUID: uuid, Library: library, Total: total, Attached: true, Copies: map[disk.ID]*Copy{}, Replicas: map[disk.ID]Replicas{}}
 }
 
 // IDs returns the folders on the disk, sorted.
@@ -163,8 +172,10 @@ func (c *Copy) Ready() bool {
 func (d *Disk) UsedBy(id disk.ID) string {
 	c := d.Copies[id]
 	switch {
-	case c.Users > 0:
+	case c != nil && c.Users > 0:
 		return cmp.Or(c.UsedBy, "used by a replica")
+	case d.Replicas[id].Count > 0:
+		return "used by a replica"
 	case d.UsersUnknown:
 		return "cannot determine what is in use"
 	}
@@ -203,7 +214,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 	if o.Check() != nil {
 		return c, errIO
 	}
-	u := users{map[disk.ID]string{}, o.disk.UsersUnknown}
+	u := users{map[disk.ID]string{}, o.disk.UsersUnknown, o.disk.demands()}
 	for _, id := range o.disk.IDs() {
 		one := o.disk.Copies[id]
 		if one.Aside || name != "" && id.Name != name {
@@ -235,6 +246,21 @@ func (openDisk) Close() error { return nil }
 type users struct {
 	reasons map[disk.ID]string // what uses a copy; "": nothing
 	unknown bool
+	demands map[disk.ID]disk.Demand
+}
+
+// Demands implements reconcile.Users.
+func (u users) Demands() map[disk.ID]disk.Demand { return u.demands }
+
+// demands returns the images that replicas need and that have no file on the disk.
+func (d *Disk) demands() map[disk.ID]disk.Demand {
+	demands := map[disk.ID]disk.Demand{}
+	for id, r := range d.Replicas {
+		if c := d.Copies[id]; r.Count > 0 && (c == nil || c.File == "") {
+			demands[id] = disk.Demand{Replicas: []string{"vol-1"}, Since: r.Since}
+		}
+	}
+	return demands
 }
 
 // Err implements reconcile.Users.

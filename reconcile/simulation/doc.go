@@ -16,7 +16,7 @@
 // The tests of this package run many managers in one process: the real reconcile.Loop and
 // Reconciler of each node. A seed decides everything that happens: which configurations are
 // declared and when each node reads them, crashes, partitions, slow links, clocks that are set,
-// lost, moved, full and failing disks, damage, volumes that start to use a copy, uploads, and
+// lost, moved, full and failing disks, damage, volumes that start to use a copy, replicas on disks without a copy, uploads, and
 // sources that fail. True time is simulated, so a seed replays exactly. The rules (those of
 // docs/rules.md about deletions and first copies, and that the cluster converges to the desired state)
 // are checked against the simulated disks themselves, which no manager sees.
@@ -32,6 +32,7 @@
 //	                    config directory, what is noted about copies for the rules
 //	net_test.go, job_test.go, deletion_test.go, upload_test.go   what takes time outside a round
 //	fault_test.go, config_test.go, source_test.go, pairs_test.go   faults and changes
+//	demand_test.go      replicas that need an image on a disk without a copy, and their rules
 //	generation_test.go  older generations that are kept, and syncs that read them
 //	adversity_test.go, compromised_test.go   nodes that the others cannot rely on
 //	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, clone_test.go,

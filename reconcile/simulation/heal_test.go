@@ -27,6 +27,7 @@ func (c *cluster) heal(fit bool) {
 			d.reattach(true)
 		}
 		d.UsersUnknown, d.ReadOnly, d.FailsWrites, d.OtherFiles = false, false, false, -100*gib
+		c.removeReplicas(ref, fit)
 		for _, id := range d.IDs() {
 			s := d.Copies[id]
 			if fit || c.oneIn(2) {
@@ -135,7 +136,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 		}
 		for _, ref := range c.diskRefs() {
 			s := c.disks[ref].Copies[image.ID]
-			if s != nil && s.File != "" && !image.Checksum.IsZero() && c.digest(s.File) != image.Checksum && (c.digest(s.Recorded) != image.Checksum || s.Users > 0) {
+			if s != nil && s.File != "" && !image.Checksum.IsZero() && c.digest(s.File) != image.Checksum && (c.digest(s.Recorded) != image.Checksum || c.users(plan.CopyRef{Disk: ref, ID: image.ID}) > 0) {
 				delete(c.disks[ref].Copies, image.ID)
 				did = true
 			}

@@ -37,6 +37,7 @@ type runningJob struct {
 	ended     bool
 
 	client        *uploader
+	declaredFree  int64           // storageReserved of the disk when the job began
 	establishes   bool            // it decides the bytes of an image without a checksum
 	recentDigests map[string]bool // of the image within the recovery interval; false: by a clock that is wrong
 }
@@ -54,6 +55,7 @@ func (m *node) addJob(job *runningJob) {
 func (m *node) beginJob(job *runningJob) {
 	m.checkSuspension(job)
 	m.c.logf(m.name, "begins %s of %s: %s %s", job.action.Op, job.key, job.action.Text, job.action.From)
+	m.checkDemanded(job)
 	if job.establishes = establishes(job.image, job.action, m.observed); job.action.Op.CreatesCopy() {
 		m.checkFirstCopyStart(job, m.desired, m.observed)
 	}
@@ -238,6 +240,7 @@ func (m *node) fill(d *Disk, job *runningJob, content string, want disk.Digest) 
 		return err
 	}
 	m.checkFirstCopyEnd(job, content)
+	m.noteFilled(d, job)
 	if job.action.Op.IsFirstCopy() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: job.key.ID, node: m.name, done: true})
 	}

@@ -38,6 +38,7 @@ type CopyStatus struct {
 	LastUsed           time.Time    `json:"lastUsed,omitzero"`
 	SurplusSince       time.Time    `json:"unwantedSince,omitzero"`
 	ReplacedAt         time.Time    `json:"replaced,omitzero"`   // when another generation was declared in its place
+	Demand             *Demand      `json:"demand,omitempty"`    // replicas on the disk need it; null: none does
 	Leaving            bool         `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
 	Rejection          string       `json:"refuses,omitempty"`   // why the disk of another node takes no copy
 	RejectionTemporary bool         `json:"later,omitempty"`     // the disk takes a copy once a first copy exists
@@ -46,11 +47,20 @@ type CopyStatus struct {
 	Running            bool         `json:"running,omitempty"`   // a job runs, here or on its node
 	Syncing            bool         `json:"syncing,omitempty"`   // the job is a sync to a disk of this node
 	BeingRead          bool         `json:"read,omitempty"`      // a running job reads it
+	Sends              int          `json:"sends,omitempty"`     // peers and clients that this node sends it to now
+	Sender             string       `json:"sender,omitempty"`    // the address of the peer that sends it to this node now
 	// AwaitedSince is since when, in total, this node has waited for the node of the copy, because no
 	// copy of the image was ready.
 	AwaitedSince time.Time      `json:"awaitedSince,omitzero"`
 	Found        *Found         `json:"found,omitempty"` // null: nothing was observed
 	Failure      *FailureStatus `json:"try,omitempty"`   // the last failure
+}
+
+// Demand is a plan.Demand as JSON.
+type Demand struct {
+	By          string    `json:"by"`
+	Since       time.Time `json:"since,omitzero"`
+	OtherWriter time.Time `json:"otherWriter,omitzero"`
 }
 
 // Found is the observed state of a copy on its disk, without failures and running jobs.
@@ -89,6 +99,9 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.HasIndex, c.InUseRecorded, c.ClockNode, c.Declaration}
 	} else {
 		s.State = disk.Pending
+	}
+	if demand, demanded := b.view.Observed.Disks[key.Disk].Demands[key.ID]; demanded {
+		s.Demand = &Demand{demand.By, demand.Since, demand.OtherWriter}
 	}
 	if !c.Published.IsZero() {
 		s.Published = &c.Published
@@ -208,6 +221,9 @@ func (s *CopyStatus) setTransfer(t job.Transfer) {
 	s.Done, s.Total = t.Progress.Done.Load(), t.Progress.Total.Load()
 	if !t.Action.Op.CreatesCopy() {
 		return // the copy keeps its state during a verification, repair, backup or deletion
+	}
+	if sender := t.Progress.Sender.Load(); sender != nil {
+		s.Sender = *sender
 	}
 	s.State, s.Progress = disk.Starting, percent(s.Done, s.Total)
 	if s.Done > 0 {

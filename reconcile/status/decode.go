@@ -138,6 +138,13 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 		o.Failures[key] = t
 	}
 	seen, known := o.Disks[key.Disk]
+	if c.Demand != nil && known {
+		if seen.Demands == nil {
+			seen.Demands = map[disk.ID]plan.Demand{}
+		}
+		seen.Demands[key.ID] = plan.Demand{By: c.Demand.By, Since: c.Demand.Since, OtherWriter: c.Demand.OtherWriter}
+		o.Disks[key.Disk] = seen
+	}
 	switch {
 	case c.Found == nil:
 		return nil

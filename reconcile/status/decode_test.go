@@ -36,6 +36,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 		Now: testNow,
 		Disks: map[schema.DiskRef]plan.Disk{ref: {
 			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, ReadOnly: true, Disputed: "a clone", UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
+			Demands: map[disk.ID]plan.Demand{{Name: "parrot", UUID: "0000000b"}: {By: "replica vol-1", Since: at(-6), OtherWriter: at(-7)}},
 			Copies: map[disk.ID]plan.Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,

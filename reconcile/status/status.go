@@ -139,6 +139,18 @@ func (v *View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 	return s
 }
 
+// AddSends adds how many peers and clients read each copy of this node now. sends returns the number for a
+// copy on a disk.
+func (s *Status) AddSends(sends func(diskName string, id disk.ID) int) {
+	for _, image := range s.Images {
+		for i := range image.Copies {
+			if c := &image.Copies[i]; c.Node == s.Node {
+				c.Sends = sends(c.Disk, disk.ID{Name: image.Name, UUID: image.UUID})
+			}
+		}
+	}
+}
+
 // builder makes the ImageStatus of one generation after the other.
 type builder struct {
 	view       *View
@@ -164,6 +176,9 @@ func (v *View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
 	}
 	for ref, seen := range v.Observed.Disks {
 		for id := range seen.Copies {
+			b.add(plan.CopyRef{Disk: ref, ID: id})
+		}
+		for id := range seen.Demands {
 			b.add(plan.CopyRef{Disk: ref, ID: id})
 		}
 	}

@@ -165,8 +165,11 @@ func (k *checker) checkTarget(a plan.Action) {
 	one := node.Disks[key.Disk.Disk]
 	matches := slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
-	k.forbid(!matches && !named || node.EvictionRequested || one.EvictionRequested, "%s on a disk that is not desired: %s", a.Op, key)
-	k.forbid(!node.AllowScheduling || !one.AllowScheduling, "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
+	_, demanded := k.o.Disks[key.Disk].Demands[key.ID]
+	demanded = demanded && image.FollowReplicas
+	k.forbid(a.Demanded != demanded, "%s of %s: demanded %v, want %v", a.Op, key, a.Demanded, demanded)
+	k.forbid(!demanded && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
+	k.forbid(!demanded && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
 	k.forbid(!k.o.Running[key] && k.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s on a full disk: %s", a.Op, key)
 	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (plan.CopyRef{}) && k.o.Running[key]) {
 		return

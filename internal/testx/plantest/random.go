@@ -144,7 +144,7 @@ func (r generator) config() schema.Config {
 		node := schema.Node{AllowScheduling: !r.oneIn(10), EvictionRequested: r.oneIn(12), Tags: RandomTags(r.Rand), Disks: map[string]schema.Disk{}}
 		for i := range 1 + r.IntN(4) {
 			node.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{
-				Path: fmt.Sprintf("/disk%d", i+1), AllowScheduling: !r.oneIn(8), EvictionRequested: r.oneIn(4),
+				Path: fmt.Sprintf("/disk%d", i+1), AllowScheduling: !r.oneIn(8), EvictionRequested: r.oneIn(3),
 				Tags: RandomTags(r.Rand), StorageReserved: pick(r, int64(0), 0, 20<<30),
 			}
 		}
@@ -165,7 +165,7 @@ func (r generator) image(name string) schema.Image {
 		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}},
 		schema.Source{ExportFromVolume: &schema.ExportFromVolume{VolumeName: "x"}}, schema.Source{Restore: &schema.Restore{BackupURL: "s3://x"}},
 		r.clone(name), r.clone(name))
-	m.KeepGenerations = pick(r, 0, 0, 1, 2)
+	m.KeepGenerations, m.FollowReplicas = pick(r, 0, 0, 1, 2), !r.oneIn(4)
 	if r.oneIn(4) {
 		m.Backup = &schema.Backup{Target: "s3://x"}
 	}
@@ -216,6 +216,12 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 			if r.oneIn(2) {
 				seen.Copies[id] = r.copy(id, o.Now, allUsed)
 			}
+			if c, exists := seen.Copies[id]; r.oneIn(6) && (!exists || c.State == disk.Pending) {
+				if seen.Demands == nil {
+					seen.Demands = map[disk.ID]plan.Demand{}
+				}
+				seen.Demands[id] = plan.Demand{By: "replica vol-1", Since: pick(r, time.Time{}, o.Now.Add(-time.Second), o.Now.Add(-time.Hour), o.Now.Add(time.Hour)), OtherWriter: pick(r, time.Time{}, time.Time{}, o.Now)}
+			}
 			if r.oneIn(5) {
 				o.Failures[key] = r.failure(o.Now)
 			}
@@ -231,7 +237,7 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 		}
 	}
 	if seen.Problem != "" { // nothing is known of its copies
-		seen.Copies = nil
+		seen.Copies, seen.Demands = nil, nil
 	}
 	o.Disks[ref] = seen
 }
@@ -312,7 +318,7 @@ func Describe(d plan.Desired, o plan.Observed, planned plan.Plan) string {
 		for id, c := range seen.Copies {
 			copies[plan.CopyRef{Disk: ref, ID: id}.String()] = c
 		}
-		copies[ref.String()] = fmt.Sprint(seen.Problem, seen.Space)
+		copies[ref.String()] = fmt.Sprint(seen.Problem, seen.Space, seen.Demands)
 	}
 	failures := map[string]plan.Failure{}
 	for key, f := range o.Failures {

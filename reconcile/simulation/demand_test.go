@@ -1,0 +1,166 @@
+package simulation
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// followRandomly changes followReplicas in a configuration before its declaration. Most images follow
+// replicas.
+func (c *cluster) followRandomly(config *schema.Config) {
+	if c.healed {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		if image := config.Images[name]; c.demands.oneIn(3) {
+			image.FollowReplicas = !c.demands.oneIn(6)
+			config.Images[name] = image
+		}
+	}
+}
+
+// demandMoment returns a random time.
+func (c *cluster) demandMoment(least, most time.Duration) time.Duration {
+	return least + time.Duration(c.demands.Int64N(int64(most-least)))
+}
+
+// injectDemands places replicas on random disks, again and again, until the faults end.
+func (c *cluster) injectDemands() {
+	c.after(c.demandMoment(0, 3*time.Minute), func() {
+		c.unlessHealed(func() {
+			c.placeReplica()
+			c.injectDemands()
+		})
+	})
+}
+
+// placeReplica places a replica of a declared image on a disk that has no file of the image. It stays for a
+// random time: for a moment, or for long enough that a copy can be created for it.
+func (c *cluster) placeReplica() {
+	config := c.latest().config
+	names := slices.Sorted(maps.Keys(config.Images))
+	if len(names) == 0 {
+		return
+	}
+	id := config.Images[pick(c.demands, names...)].ID
+	if c.demands.oneIn(10) {
+		id.UUID = "0badcafe"
+	}
+	key := plan.CopyRef{Disk: pick(c.demands, c.diskRefs()...), ID: id}
+	d := c.disks[key.Disk]
+	if s := d.Copies[id]; !d.Attached || s != nil && s.File != "" {
+		return
+	}
+	r := d.Replicas[id]
+	if r.Count++; r.Count == 1 {
+		r.Since = startTime.Add(c.now)
+	}
+	d.Replicas[id] = r
+	c.logf("", "a replica that needs %s is placed", key)
+	if m := c.nodes[key.Disk.Node]; m.up && c.demands.oneIn(2) { // an event of the file system
+		m.requestRound()
+	}
+	wait := c.demandMoment(0, 15*time.Minute)
+	if c.demands.oneIn(3) {
+		wait = c.demandMoment(0, time.Minute)
+	}
+	c.after(wait, func() { c.unlessHealed(func() { c.removeReplica(key, d) }) })
+}
+
+// removeReplica removes a replica of an image from a disk, wherever the disk is now.
+func (c *cluster) removeReplica(key plan.CopyRef, d *Disk) {
+	for ref, now := range c.disks {
+		if now == d {
+			key.Disk = ref
+		}
+	}
+	r := d.Replicas[key.ID]
+	if r.Count--; r.Count > 0 {
+		d.Replicas[key.ID] = r
+		return
+	}
+	delete(d.Replicas, key.ID)
+	c.lastDemand[key] = c.now
+	c.logf("", "the last replica that needed %s is removed", key)
+	if job := c.nodes[key.Disk.Node].jobs[key]; job != nil && job.action.Demanded && !job.ended {
+		c.pairs[pairVanished]++
+	}
+}
+
+// removeReplicas removes replicas from a disk: all, or those of some images.
+func (c *cluster) removeReplicas(ref schema.DiskRef, all bool) {
+	d := c.disks[ref]
+	for _, id := range slices.SortedFunc(maps.Keys(d.Replicas), plan.CompareIDs) {
+		if all || c.demands.oneIn(2) {
+			delete(d.Replicas, id)
+			c.lastDemand[plan.CopyRef{Disk: ref, ID: id}] = c.now
+		}
+	}
+}
+
+// users returns how many replicas on its disk use a copy.
+func (c *cluster) users(key plan.CopyRef) int {
+	d := c.disks[key.Disk]
+	n := d.Replicas[key.ID].Count
+	if s := d.Copies[key.ID]; s != nil {
+		n += s.Users
+	}
+	return n
+}
+
+// isDemanded reports whether replicas on a disk needed a copy at some moment since began, and the
+// configuration follows them.
+func (c *cluster) isDemanded(d *declaration, key plan.CopyRef, began time.Duration) bool {
+	image := d.config.Images[key.ID.Name]
+	last, ended := c.lastDemand[key]
+	return image.ID == key.ID && image.FollowReplicas && (c.disks[key.Disk].Replicas[key.ID].Count > 0 || ended && last >= began)
+}
+
+// checkDemanded checks that a job that creates a copy on a disk that is not desired was demanded when its
+// round began.
+func (m *node) checkDemanded(job *runningJob) {
+	if !job.action.Op.CreatesCopy() {
+		return
+	}
+	image, ref := m.applied.config.Images[job.key.ID.Name], job.key.Disk
+	job.declaredFree = m.applied.config.Nodes[ref.Node].Disks[ref.Disk].StorageReserved
+	desired := slices.Contains(m.c.rankedDisks(m.applied, image), ref) || slices.Contains(image.Disks, ref) && !isEvicted(m.applied.config, ref)
+	if !desired && !m.c.isDemanded(m.applied, job.key, m.roundBegan) {
+		m.c.violation("G2", "%s of %s begins, and no replica on the disk needs it", job.action.Op, job.key)
+	}
+}
+
+// noteFilled notes that a copy is used from now on if replicas have waited for it. It checks that the copy
+// leaves the reserve of the disk free.
+func (m *node) noteFilled(d *Disk, job *runningJob) {
+	if d.Replicas[job.key.ID].Count > 0 {
+		m.c.history(d.Copies[job.key.ID]).usedFrom = m.c.now
+	}
+	if !job.action.Demanded {
+		return
+	}
+	m.c.pairs[pairDemand]++
+	if free := d.Free(); free < job.declaredFree {
+		m.c.violation("G2", "%s leaves %d bytes free on its disk, and %d are reserved", job.key, free, job.declaredFree)
+	}
+}
+
+// checkDemands checks that each replica of an image has a copy on its disk in a converged cluster.
+func (c *cluster) checkDemands(image schema.Image) {
+	config := c.latest().config
+	if !image.FollowReplicas || config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
+		return
+	}
+	for _, ref := range c.diskRefs() {
+		m := c.nodes[ref.Node]
+		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
+		key := plan.CopyRef{Disk: ref, ID: image.ID}
+		if declared && m.liar == nil && !c.skewed[ref.Node] && c.disks[ref].Replicas[image.ID].Count > 0 && !c.copyAt(key).Ready() {
+			c.violation("G2", "a replica needs %s, which is not ready", key)
+		}
+	}
+}
