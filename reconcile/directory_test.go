@@ -43,7 +43,7 @@ func startSlowLoop(t *testing.T, text string, setup func(*slowLoop)) *slowLoop {
 	setup(l)
 	ctx, stop := context.WithCancel(t.Context())
 	go l.directory.run(ctx, nil)
-	go func() { l.ended <- l.run(ctx) }()
+	go func() { l.ended <- l.run(ctx, &replicaWatch{}) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-l.ended; err != nil {

@@ -98,11 +98,13 @@ func (l *Loop) Run(ctx context.Context) error {
 	events := make(chan struct{}, 1)
 	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
 	beside.Go(func() { l.directory.run(ctx, events) })
-	return errors.Join(l.run(ctx), l.reconciler.Close())
+	replicas := newReplicaWatch(l.options.Log)
+	defer replicas.close()
+	return errors.Join(l.run(ctx, replicas), l.reconciler.Close())
 }
 
-func (l *Loop) run(ctx context.Context) error {
-	on := newTriggers(l.options.Interval, l.options.Log)
+func (l *Loop) run(ctx context.Context, replicas *replicaWatch) error {
+	on := newTriggers(l.options.Interval, replicas)
 	defer on.stop()
 	for ctx.Err() == nil {
 		due, err := l.await(ctx, on)
@@ -188,11 +190,11 @@ func (t *triggers) lookAgain(next time.Duration) time.Duration {
 	return min(next, lookGap)
 }
 
-func newTriggers(interval time.Duration, log *slog.Logger) *triggers {
+func newTriggers(interval time.Duration, replicas *replicaWatch) *triggers {
 	peers := time.NewTimer(0) // sets changed
 	paced := time.NewTimer(interval)
 	paced.Stop()
-	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers, paced: paced, replicas: newReplicaWatch(log)}
+	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers, paced: paced, replicas: replicas}
 }
 
 func (t *triggers) stop() {
@@ -200,7 +202,6 @@ func (t *triggers) stop() {
 	t.wake.Stop()
 	t.peers.Stop()
 	t.paced.Stop()
-	t.replicas.close()
 }
 
 // delay delays a round, unless one has a delay already, and reports whether it is due now.

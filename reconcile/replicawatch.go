@@ -17,7 +17,7 @@ import (
 // the other: see triggers.lookAgain. The methods are for one goroutine.
 type replicaWatch struct {
 	log     *slog.Logger
-	kernel  *fsnotify.Watcher // nil: the kernel refuses one
+	kernel  *fsnotify.Watcher // nil: the kernel refuses one, or a test has none
 	changed chan struct{}     // has a value after an event
 	done    chan struct{}     // closed when no event is received any more
 	watched map[string]bool   // the watched folders
