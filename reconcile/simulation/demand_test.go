@@ -64,11 +64,29 @@ func (c *cluster) placeReplica() {
 	if m := c.nodes[key.Disk.Node]; m.up && c.demands.oneIn(2) { // an event of the file system
 		m.requestRound()
 	}
+	if c.demands.oneIn(4) {
+		c.leaveReserve(key.Disk)
+	}
 	wait := c.demandMoment(0, 15*time.Minute)
 	if c.demands.oneIn(3) {
 		wait = c.demandMoment(0, time.Minute)
 	}
 	c.after(wait, func() { c.unlessHealed(func() { c.removeReplica(key, d) }) })
+}
+
+// leaveReserve declares a reserve for a disk, and fills the disk for a while, so that an image fits on it only
+// below the reserve.
+func (c *cluster) leaveReserve(ref schema.DiskRef) {
+	const reserve = 2 * gib
+	c.declare(c.editedConfig(func(config *schema.Config) {
+		if one, declared := config.Nodes[ref.Node].Disks[ref.Disk]; declared {
+			one.StorageReserved = reserve
+			config.Nodes[ref.Node].Disks[ref.Disk] = one
+		}
+	}))
+	d := c.disks[ref]
+	d.SetFree(reserve + gib/2)
+	c.after(c.demandMoment(0, 10*time.Minute), func() { d.OtherFiles = 0 })
 }
 
 // removeReplica removes a replica of an image from a disk, wherever the disk is now.
