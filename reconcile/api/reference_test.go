@@ -4,9 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -44,4 +47,28 @@ func metricsReference() string {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, kind, strings.Join(labels, ", "), m.help)
 	}
 	return b.String()
+}
+
+// TestRoutesAreDocumented compares the table of docs/http-api.md with the routes, in both directions.
+func TestRoutesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/http-api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "\n| route |")
+	table, _, _ = strings.Cut(table, "\n## ")
+	names := strings.NewReplacer("NAME", "{name}", "UUID", "{uuid}", "ID", "{id}")
+	var documented, served []string
+	for _, m := range regexp.MustCompile("`(/[^`]+)`").FindAllStringSubmatch(table, -1) {
+		documented = append(documented, names.Replace(m[1]))
+	}
+	loop := startLoop(t, t.TempDir(), t.TempDir())
+	for _, r := range (server{loop, loop.PeerServer(), localAuthorizer(t), time.Minute, &sync.Mutex{}}).routes() {
+		served = append(served, r.path)
+	}
+	slices.Sort(documented)
+	slices.Sort(served)
+	if !slices.Equal(documented, served) {
+		t.Errorf("docs/http-api.md has the routes\n%s\nand the daemon\n%s", documented, served)
+	}
 }
