@@ -45,7 +45,7 @@ type lane struct {
 	networkBytes  *atomic.Int64  // counts received bytes
 	peerActivity  *activityClock // updated by each read; nil for the upstream
 	chunkProgress *activityClock // updated by each valid chunk
-	delivers      func()         // called after each valid chunk that was still missing; nil: nobody is told
+	delivers      func()         // called after each valid chunk that was still missing; may be nil
 	shouldStop    func() bool    // called between runs; nil: the lane stops only when all chunks are received
 	quota         int64          // maximum number of chunks of a probe; 0: the lane is not a probe
 

@@ -108,7 +108,7 @@ func (h *minisignHash) Write(p []byte) (int, error) {
 	return int(n), err
 }
 
-// trustedComment returns the time and the file name in a trusted comment, which minisign writes unless told otherwise:
+// trustedComment returns the time and the file name in a trusted comment, which minisign writes by default:
 // fields "timestamp:UNIX" and "file:NAME", separated by tabs.
 func trustedComment(comment string) (made time.Time, name string) {
 	for field := range strings.SplitSeq(comment, "\t") {

@@ -24,7 +24,7 @@ type Result struct {
 	// Signer identifies the key: the fingerprint of the primary key in upper-case hex (openpgp), the key id as the
 	// program prints it (minisign) or in hex (signify), or "sha256:" and the digest of the DER key (cosign).
 	Signer  string
-	Time    time.Time // when it was signed, as the signer says; zero: the scheme does not tell
+	Time    time.Time // when it was signed, as the signer says; zero: the scheme has no time
 	Warning Reason    // KeyExpiredSince, or empty
 }
 

@@ -12,7 +12,7 @@ import (
 // candidate is a published version.
 type candidate struct {
 	version version
-	name    string // tells two candidates of the same version apart
+	name    string // distinguishes two candidates of the same version
 	// resolve finds the release. Its error is errIncomplete if the version is not published completely.
 	resolve func(context.Context) (found, error)
 }
