@@ -45,7 +45,7 @@ type (
 	}
 	rawImage struct {
 		Source                            rawSource
-		Checksum, UUID, Format            string
+		Checksum, UUID, Format, Title     string
 		MinNumberOfCopies, BandwidthLimit any
 		KeepGenerations                   any
 		FollowReplicas                    *bool
@@ -213,6 +213,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	m := &Image{
 		ID: disk.ID{Name: name, UUID: raw.UUID}, UUIDDeclared: raw.UUID != "",
 		Format:       disk.Format(raw.Format),
+		Title:        raw.Title,
 		NodeSelector: sorted(raw.NodeSelector), DiskSelector: sorted(raw.DiskSelector),
 		followReplicas: raw.FollowReplicas,
 	}

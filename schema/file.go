@@ -155,7 +155,7 @@ func parse(f configdir.File, values int, searched *int) *parsedFile {
 // result is a file that declares nothing.
 func (p *parsedFile) measured() *parsedFile {
 	p.cost.values = max(p.cost.values, p.weight) + document.MaxAliased - max(0, p.limits.Aliased)
-	p.cost.definitions = len(p.native) + len(p.Definitions) + len(p.References)
+	p.cost.definitions = len(p.native) + len(p.Definitions) + len(p.References) + p.Combined()
 	if what := p.cost.exceeds(fileLimit); what != "" {
 		return p.rejected(what)
 	}

@@ -35,6 +35,8 @@ type Image struct {
 	followReplicas *bool       // as it is declared; nil: not declared, or applied already
 	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
 	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
+	// Title is a name for people; "": none. Like Track, it decides nothing. It is text from outside.
+	Title string `json:"-"`
 	// Track is where the vendor publishes versions; nil: nowhere. It decides nothing that a manager does, so it is
 	// neither encoded nor part of the config digest.
 	Track *Track `json:"-"`

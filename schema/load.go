@@ -72,7 +72,10 @@ func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
 	if err != nil {
 		return l.interrupted(err)
 	}
-	if !slices.ContainsFunc(files, func(f *parsedFile) bool { return f.accepted || len(f.Problems) > 0 }) {
+	declares := func(f *parsedFile) bool {
+		return f.accepted || len(f.Problems) > 0 || len(definitions.resolved[&f.File].Definitions) > 0
+	}
+	if !slices.ContainsFunc(files, declares) {
 		return l.nothingDeclared(files, definitions)
 	}
 	m := l.merge(files, definitions)
@@ -262,7 +265,7 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *t
 		}
 		slices.SortStableFunc(own, func(a, b *definition) int { return a.pos.Compare(b.pos) })
 		d.all = append(d.all, own...)
-		for _, m := range f.References {
+		for _, m := range slices.Concat(f.References, d.resolved[&f.File].References) {
 			d.references = append(d.references, fromManifest(f.Path, m))
 		}
 	}

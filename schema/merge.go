@@ -20,6 +20,7 @@ type merger struct {
 	broken     map[key]document.Problem // what is not in force as it is defined now, with the first reason
 	declared   map[key][]*definition    // everything that is defined now
 	references map[key][]*definition    // sorted by file and line
+	titles     map[key]string           // that references give the images
 
 	unread map[string]document.Problem // the first problem of each file that has problems
 
@@ -35,7 +36,7 @@ type merger struct {
 func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	m := &merger{
 		active: l.active, current: map[key]*definition{}, broken: map[key]document.Problem{}, declared: map[key][]*definition{},
-		references: map[key][]*definition{}, unread: map[string]document.Problem{},
+		references: map[key][]*definition{}, titles: map[key]string{}, unread: map[string]document.Problem{},
 	}
 	m.manifests, m.skipped = documentsOf(files, d)
 	for _, f := range files {
@@ -234,6 +235,9 @@ func (m *merger) checkReferences() {
 				problems = m.mismatches(d, images)
 			}
 			m.errors = append(m.errors, problems...)
+			if image := d.checked.image; len(problems) == 0 && image != nil && m.titles[k] == "" {
+				m.titles[k] = image.Title
+			}
 		}
 	}
 }

@@ -224,6 +224,7 @@ func (m *merger) config() Config {
 		case imagesSection:
 			image := *d.checked.image
 			image.Pos, image.Declaration = d.pos, d.declaration
+			image.Title = cmp.Or(image.Title, m.titles[k])
 			if image.Copies == 0 {
 				image.Copies = m.settings.MinNumberOfCopies
 			}

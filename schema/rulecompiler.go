@@ -348,13 +348,15 @@ func equalTest(want *document.Value) test {
 	return func(v *document.Value) bool { return v.Kind == want.Kind && v.Text == want.Text }
 }
 
-// boundTest returns the test of >=n, =~"…" or !~"…".
+// boundTest returns the test of >=n, <=n, =~"…" or !~"…".
 func boundTest(op token.Token, bound *document.Value) test {
-	least, isWhole := whole(bound)
+	limit, isWhole := whole(bound)
 	switch {
 	case bound == nil:
 	case op == token.GEQ && isWhole:
-		return func(v *document.Value) bool { n, is := whole(v); return is && n >= least }
+		return func(v *document.Value) bool { n, is := whole(v); return is && n >= limit }
+	case op == token.LEQ && isWhole:
+		return func(v *document.Value) bool { n, is := whole(v); return is && n <= limit }
 	case (op == token.MAT || op == token.NMAT) && bound.Kind == document.Text:
 		if expression, err := regexp.Compile(bound.Text); err == nil {
 			return func(v *document.Value) bool {

@@ -61,6 +61,7 @@ type spec struct {
 	want     string        // what the value must be
 	missing  string        // the message for a missing value, "" for the usual one
 	private  bool          // no message contains the value
+	foreign  bool          // the format is that of another program: checkFormat does not apply
 	names    []string      // of fields, in the order of the schema
 	fields   map[string]*spec
 	elements *spec // of a list, or of a mapping with any names
@@ -95,6 +96,7 @@ func specOf(v cue.Value) *spec {
 	s.want, _ = want.String(0)
 	s.missing, _, _ = want.Lookup(1, "missing")
 	s.private, _ = want.Flag(1, "private")
+	s.foreign, _ = want.Flag(1, "foreign")
 	v = withoutCount(v)
 	switch v.IncompleteKind() {
 	case cue.StringKind:

@@ -202,7 +202,7 @@ func explain(root *spec, v *document.Value, at document.Path) document.Problem {
 	}
 	p := document.Problem{Path: at}
 	var formatErr error
-	if found.Kind == document.Text && len(at) > 0 {
+	if found.Kind == document.Text && len(at) > 0 && !sp.foreign {
 		formatErr = checkFormat(at[len(at)-1], found.Text)
 	}
 	switch {

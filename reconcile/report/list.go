@@ -12,12 +12,13 @@ import (
 )
 
 // ListEntry is one generation of an image. Its JSON is that of Longhorn's backing image manager
-// with the fields virtualSize, disk and generations added. It is a stable interface.
+// with the fields title, virtualSize, disk and generations added. It is a stable interface.
 type ListEntry struct {
 	Name             string      `json:"name"`
 	UUID             string      `json:"uuid"`
-	Size             int64       `json:"size"`        // bytes; 0: unknown
-	VirtualSize      int64       `json:"virtualSize"` // bytes of a volume made of it: differs from Size for qcow2; 0: unknown
+	Title            string      `json:"title,omitempty"` // as it is declared, for people
+	Size             int64       `json:"size"`            // bytes; 0: unknown
+	VirtualSize      int64       `json:"virtualSize"`     // bytes of a volume made of it: differs from Size for qcow2; 0: unknown
 	ExpectedChecksum disk.Digest `json:"expectedChecksum"`
 	Status           ListStatus  `json:"status"`
 	Disk             string      `json:"disk"` // of the copy that the entry shows; "": there is no copy
@@ -73,7 +74,7 @@ func VisibleImages(s status.Status) []status.ImageStatus {
 
 func newListEntry(image status.ImageStatus) ListEntry {
 	l := ListEntry{
-		Name: image.Name, UUID: image.UUID, ExpectedChecksum: image.Expected,
+		Name: image.Name, UUID: image.UUID, Title: printable.Line(image.Title), ExpectedChecksum: image.Expected,
 		Status: ListStatus{State: disk.Pending},
 	}
 	if len(image.Copies) == 0 {

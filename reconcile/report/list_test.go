@@ -18,7 +18,7 @@ const exampleJSON = `{"images": [
  {"name":"parrot","uuid":"6846a0b2","declared":true,"expectedChecksum":"sha256:SUM2","copies":[
   {"node":"node1","disk":"disk1","state":"failed","message":"no\nspace","size":0},
   {"node":"node1","disk":"disk2","state":"ready","progress":100,"size":2048,"virtualSize":1073741824,"sends":2,"sha512":"SUM3"}]},
- {"name":"desert","uuid":"00000002","declared":true,"copies":[]},
+ {"name":"desert","title":"The \u001b[2Jdesert","uuid":"00000002","declared":true,"copies":[]},
  {"name":"forest","uuid":"00000003","declared":true,"copies":[
   {"node":"node1","disk":"disk1","state":"in-progress","progress":40,"done":40,"total":100,"sender":"http://10.0.0.2:8000"},
   {"node":"node1","disk":"disk2","state":"pending","message":"the first copy is made on node1/disk1"}]},
@@ -46,7 +46,7 @@ func TestListHasTheJSONOfLonghorn(t *testing.T) {
 			`{"name":"parrot","uuid":"00000001","size":1024,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"ready","currentChecksum":"` + strings.Repeat("1", 128) + `","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":100},` +
 			`"disk":"node1/disk1"}]}`,
-		"desert": `{"name":"desert","uuid":"00000002","size":0,"virtualSize":0,"expectedChecksum":"",` +
+		"desert": `{"name":"desert","uuid":"00000002","title":"The �[2Jdesert","size":0,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"pending","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"","progress":0},"disk":""}`,
 		"forest": `{"name":"forest","uuid":"00000003","size":100,"virtualSize":0,"expectedChecksum":"",` +
 			`"status":{"state":"in-progress","currentChecksum":"","sendingReference":0,"errorMsg":"","senderManagerAddress":"http://10.0.0.2:8000","progress":40},"disk":"node1/disk1"}`,

@@ -171,6 +171,9 @@ func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (row
 	add := func(disk, state, progress, size, message string) {
 		rows = append(rows, []string{image.Name, image.UUID, ready, disk, state, progress, size, message})
 	}
+	if image.Title != "" {
+		add("", "", "", "", "title: "+clip(image.Title))
+	}
 	if len(image.Copies) == 0 || image.Message != "" {
 		add("", "", "", "", clip(image.Message))
 	}

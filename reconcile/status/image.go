@@ -20,6 +20,7 @@ type ImageStatus struct {
 	Name     string `json:"name"`
 	UUID     string `json:"uuid"`
 	Declared bool   `json:"declared"`
+	Title    string `json:"title,omitempty"` // for people; text from outside
 	// Removed: it is confirmed that no image of this name is declared any more (C13).
 	Removed bool   `json:"removed,omitempty"`
 	Source  string `json:"source,omitempty"`
@@ -74,6 +75,7 @@ func (b *builder) image(id disk.ID) ImageStatus {
 	places := b.disksByImage[id]
 	if image, ok := b.view.Desired.Config.Images[id.Name]; ok && image.ID == id {
 		now := b.placements[id]
+		s.Title = image.Title
 		s.Declared, s.Source, s.Expected, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
 		s.Desired, s.Ready, s.PassedOver = now.desired, now.ready, now.passedOver
 		by := cmp.Or(b.view.Desired.SuspensionOf(image, b.view.Observed.Now), image.Suspend)

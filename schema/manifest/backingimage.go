@@ -77,6 +77,10 @@ func (c *Conversion) backingImageChecksum() {
 	}
 	c.copy(path("checksum"), from)
 
+	// Longhorn sets the uuid before the checksum. Without it, the image would get another uuid.
+	if c.get(established) != nil && c.get(path("status.uuid")) == nil {
+		c.problem(path("status.uuid"), "is missing beside status.checksum", "a dump has both; for a new generation, remove checksum from status, too")
+	}
 	// A new checksum beside the uuid of the old bytes would declare that the old folder
 	// has the new bytes.
 	want, err1 := disk.ParseDigest(c.text(declared))

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
@@ -123,6 +124,18 @@ func (c *Conversion) imageName(from document.Path) string {
 	}
 	return renamed
 }
+
+// title sets the title of the image, if the manifest has a text that can be one.
+func (c *Conversion) title(from document.Path) {
+	if text := c.text(from); utf8.RuneCountInString(text) > maxTitle || strings.Contains(text, "\n") {
+		c.warn(from, fmt.Sprintf("is not used as the title: it has several lines, or more than %d characters", maxTitle), "")
+		return
+	}
+	c.copy(path("title"), from)
+}
+
+// maxTitle limits the characters of a title, as in schema.cue.
+const maxTitle = 200
 
 func (c *Conversion) problem(from document.Path, message, hint string) {
 	c.Problems = append(c.Problems, document.Problem{Path: from, Message: message, Hint: hint})

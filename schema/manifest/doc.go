@@ -1,4 +1,4 @@
-// Package manifest converts manifests of Longhorn and Kubernetes to the native form of
+// Package manifest converts manifests of Longhorn, Harvester and Kubernetes to the native form of
 // the configuration.
 //
 // Detect finds the kind of a document. A File collects what the manifests of one file
@@ -10,7 +10,9 @@
 //   - skipped documents, each with the reason.
 //
 // A VolumeSnapshot needs its class and its claim, which may be in other files, so Resolve
-// combines them after all files were read.
+// combines them after all files were read. It also finds the BackingImage of each
+// VirtualMachineImage: with it, the VirtualMachineImage is a reference, and without it, a
+// definition.
 //
 // The caller validates each document with the CUE definition of its kind (CUE), and then
 // calls Kind.Convert.
@@ -24,6 +26,6 @@
 //   - No message contains the value of a handle or an address, which may contain a token.
 //
 // Reading order: kind.go has the list of kinds, file.go and convert.go have File and
-// Conversion, and each kind has a file of its own. snapshot.go combines VolumeSnapshots,
-// reference.go compares references, and handle.go reads bi:// handles.
+// Conversion, and each kind has a file of its own. resolve.go combines the manifests of all files,
+// with snapshot.go and harvester.go. reference.go compares references, and handle.go reads bi:// handles.
 package manifest

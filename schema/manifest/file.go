@@ -33,6 +33,8 @@ type File struct {
 	classes   []*Class
 	snapshots []manifest
 	claims    []manifest // PersistentVolumeClaims that are bound to a volume
+
+	machineImages []manifest // VirtualMachineImages
 }
 
 // Document is a manifest in a file.

@@ -42,7 +42,7 @@ var (
 
 var kinds = []*Kind{
 	List, ConfigMap, backingImageKind, nodeKind, settingKind, storageClassKind,
-	snapshotClassKind, snapshotKind, volumeClaimKind, snapshotContentKind,
+	snapshotClassKind, snapshotKind, volumeClaimKind, snapshotContentKind, machineImageKind,
 }
 
 // Kinds returns all kinds that are validated with CUE.

@@ -22,6 +22,8 @@ type Reference struct {
 	sourceType string            // "" if the manifest only names the image
 	parameters map[string]string // nil if there are none
 	checksum   disk.Digest
+	// compared has the paths of the parameters that are compared. nil: all, at parametersAt.
+	compared map[string]document.Path
 	// incomplete is the reason why the reference cannot define the image; nil: it can.
 	incomplete error
 }
@@ -39,9 +41,7 @@ func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
 	r := &Reference{typeAt: typeAt, parametersAt: parametersAt, checksumAt: checksumAt, sourceType: c.text(typeAt)}
 	c.Reference = r
 	c.copy(path("checksum"), checksumAt)
-	if digest, err := disk.ParseDigest(c.text(checksumAt)); err == nil {
-		r.checksum = digest
-	}
+	r.setChecksum(c.text(checksumAt))
 	if given := c.get(parametersAt); given != nil && r.sourceType != "" {
 		r.parameters = map[string]string{}
 		for _, f := range given.Fields {
@@ -56,9 +56,19 @@ func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
 	if s, ok := findSourceType(r.sourceType); ok {
 		c.checkParameters(s, parametersAt)
 	}
-	// The checks of an image need a source. This one is a placeholder, so that they check the rest
-	// of the manifest.
+	c.placeholder(typeAt)
+}
+
+// placeholder sets a source for the checks of an image, which need one to check the rest of a reference.
+func (c *Conversion) placeholder(typeAt document.Path) {
 	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
+}
+
+// setChecksum sets the checksum to a text, if that is a checksum.
+func (r *Reference) setChecksum(text string) {
+	if digest, err := disk.ParseDigest(text); err == nil {
+		r.checksum = digest
+	}
 }
 
 // missing returns why the reference cannot define an image.
@@ -95,12 +105,21 @@ var defaultParameters = map[string]string{"export-type": exportRaw, "concurrent-
 
 // Mismatch returns the difference between the reference and the definition of its image.
 func (r *Reference) Mismatch(image string, definition DataSource) (problem document.Problem, differs bool) {
-	const hint = "Longhorn rejects a volume whose image differs from the existing one"
+	hint := "Longhorn rejects a volume whose image differs from the existing one"
+	if r.compared != nil {
+		hint = "the BackingImage defines the image: correct the other manifest"
+	}
 	if r.sourceType != "" && r.sourceType != definition.Type {
 		return document.Problem{Path: r.typeAt, Message: fmt.Sprintf("data source is different: image %q has the source type %s", image, definition.Type), Hint: hint}, true
 	}
 	if r.sourceType != "" && len(r.parameters) > 0 {
 		for _, name := range slices.Sorted(maps.Keys(definition.Parameters)) {
+			at, isCompared := r.compared[name]
+			if r.compared == nil {
+				at = r.parametersAt.With(name)
+			} else if !isCompared {
+				continue
+			}
 			value := r.parameters[name]
 			if value == "" {
 				value = defaultParameters[name]
@@ -109,7 +128,7 @@ func (r *Reference) Mismatch(image string, definition DataSource) (problem docum
 				value = LonghornName(value)
 			}
 			if value != definition.Parameters[name] {
-				return document.Problem{Path: r.parametersAt.With(name), Message: fmt.Sprintf("data source is different: image %q has another %s", image, name), Hint: hint}, true
+				return document.Problem{Path: at, Message: fmt.Sprintf("data source is different: image %q has another %s", image, name), Hint: hint}, true
 			}
 		}
 	}

@@ -97,70 +97,6 @@ var (
 // Classes returns the VolumeSnapshotClasses of a file, for validation before Resolve.
 func (f *File) Classes() []*Class { return f.classes }
 
-// Resolved is what the VolumeSnapshots of one file declare, in addition to its File.
-type Resolved struct {
-	Definitions []*Definition
-	Read        []Document
-	Skipped     []Skipped
-	Problems    []document.Problem // of classes; they do not affect other documents
-}
-
-// resolver finds the manifests to which VolumeSnapshots refer.
-type resolver struct {
-	classes        map[string][]*Class
-	defaultClasses []*Class
-	claims         map[string][]manifest    // by name, of all namespaces
-	compared       int                      // names of classes, to suggest one
-	used           map[*document.Value]bool // the claims that a VolumeSnapshot names
-	unread         *document.Problem        // of the first file that cannot be read: it may contain more of them
-	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
-	resolved       map[*File]*Resolved      // the result
-}
-
-// Resolve combines the VolumeSnapshots of all files with their classes and claims. The caller
-// has set the Problems of the classes. wasDeclared reports whether a VolumeSnapshot declared
-// an image at the last load. Such a VolumeSnapshot still declares it while a file that may
-// contain its class cannot be read.
-func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Resolved {
-	r := resolver{
-		classes: map[string][]*Class{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
-		wasDeclared: wasDeclared, resolved: map[*File]*Resolved{},
-	}
-	for _, f := range files {
-		r.resolved[f] = &Resolved{}
-		if len(f.Problems) > 0 && r.unread == nil {
-			r.unread = &f.Problems[0]
-		}
-		for _, class := range f.classes {
-			r.classes[class.Name] = append(r.classes[class.Name], class)
-			if class.isDefault {
-				r.defaultClasses = append(r.defaultClasses, class)
-			}
-		}
-		for _, claim := range f.claims {
-			r.claims[claim.name] = append(r.claims[claim.name], claim)
-		}
-	}
-	for _, f := range files {
-		for _, class := range f.classes {
-			r.resolved[f].Problems = append(r.resolved[f].Problems, r.problems(class)...)
-		}
-		for _, m := range f.snapshots {
-			r.resolve(f, m)
-		}
-	}
-	for _, f := range files {
-		for _, claim := range f.claims {
-			if r.used[claim.doc] {
-				r.resolved[f].Read = append(r.resolved[f].Read, describe(claim.doc))
-			} else {
-				r.skip(f, claim.doc, notRead, "")
-			}
-		}
-	}
-	return r.resolved
-}
-
 // problems returns the problems of a class.
 func (r *resolver) problems(class *Class) []document.Problem {
 	d := class.Definition
@@ -176,12 +112,6 @@ func (r *resolver) problems(class *Class) []document.Problem {
 		p.Also = first.Definition.Pos
 	}
 	return []document.Problem{p}
-}
-
-func (r *resolver) skip(f *File, doc *document.Value, why, image string) {
-	s := f.skipped(doc, why)
-	s.Image = image
-	r.resolved[f].Skipped = append(r.resolved[f].Skipped, s)
 }
 
 // resolve adds the image that a VolumeSnapshot declares, or skips it.
@@ -204,7 +134,7 @@ func (r *resolver) resolve(f *File, m manifest) {
 	if len(classes) > 0 {
 		m = m.with(classField, classes[0].Definition.Doc)
 	}
-	claims, problem := r.claimsOf(m)
+	claims, problem := r.claimsOf(m, m.doc.TextAt("metadata", "namespace"), claimPath)
 	if len(claims) > 0 {
 		m = m.with(claimField, claims[0])
 	}
@@ -257,49 +187,6 @@ func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 		return nil, errNoDefaultClass
 	}
 	return nil, errSeveralDefaultClasses
-}
-
-// claimsOf returns the claims of a VolumeSnapshot that are bound to a volume, and a problem
-// if their volumes differ. A manifest without a namespace may be in any namespace.
-func (r *resolver) claimsOf(m manifest) (claims []*document.Value, problem *document.Problem) {
-	namespace := m.doc.TextAt("metadata", "namespace")
-	for _, claim := range r.claims[m.doc.TextAt(claimPath...)] {
-		other := claim.doc.TextAt("metadata", "namespace")
-		if other != namespace && other != "" && namespace != "" {
-			continue
-		}
-		r.used[claim.doc] = true
-		if len(claims) > 0 && claims[0].TextAt("spec", "volumeName") != claim.doc.TextAt("spec", "volumeName") {
-			p := document.Problem{Path: claimPath, Message: "refers to PersistentVolumeClaims of different volumes", Hint: "keep one of them, or set metadata.namespace in the VolumeSnapshot and in each claim"}.Placed(nil, m.doc, m.pos)
-			p.Also = claim.doc.Pos
-			problem = &p
-		}
-		claims = append(claims, claim.doc)
-	}
-	return claims, problem
-}
-
-// The fields that Resolve adds to a VolumeSnapshot. No manifest has them.
-const (
-	classField = "VolumeSnapshotClass"
-	claimField = "PersistentVolumeClaim"
-)
-
-// with returns the manifest with another document as an additional first field.
-func (m manifest) with(name string, doc *document.Value) manifest {
-	v := *m.doc
-	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc}}, v.Fields)
-	m.doc = &v
-	return m
-}
-
-// Own returns the document of a definition without the documents that Resolve added.
-func Own(doc *document.Value) *document.Value {
-	own := *doc
-	for len(own.Fields) > 0 && (own.Fields[0].Name == classField || own.Fields[0].Name == claimField) {
-		own.Fields = own.Fields[1:]
-	}
-	return &own
 }
 
 // convertSnapshot converts a VolumeSnapshot to an export of its volume. If no manifest

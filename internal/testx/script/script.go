@@ -105,10 +105,11 @@ type stateKey struct{}
 // setup sets the variables of a script, and creates the default setup.
 func (r *runner) setup(env *testscript.Env) error {
 	data := map[string]string{
-		"LONGHORN": "disk/testdata/longhorn",
-		"REPLICAS": "disk/testdata/longhorn/replicas",
-		"BACKUPS":  "fetch/backup/testdata",
-		"EXAMPLES": "examples",
+		"LONGHORN":  "disk/testdata/longhorn",
+		"HARVESTER": "schema/testdata/harvester",
+		"REPLICAS":  "disk/testdata/longhorn/replicas",
+		"BACKUPS":   "fetch/backup/testdata",
+		"EXAMPLES":  "examples",
 	}
 	for name, folder := range data {
 		env.Setenv(name, filepath.Join(r.params.Root, folder))

@@ -1,0 +1,381 @@
+package manifest
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+// A VirtualMachineImage of Harvester is an image of Longhorn: Harvester makes a BackingImage of it,
+// and annotates the BackingImage with the namespace and the name. Both may be in different files,
+// so File collects the VirtualMachineImages and Resolve combines them: with its BackingImage, a
+// VirtualMachineImage is a reference, and without it, a definition.
+var machineImageKind = &Kind{
+	Group: "harvesterhci.io", Versions: []string{"v1beta1"}, Name: "VirtualMachineImage", Definition: "#VirtualMachineImage",
+	ImagePath: namePath, read: readMachineImage, convert: convertMachineImage,
+}
+
+// imageIDAnnotation is the annotation of a BackingImage with NAMESPACE/NAME of its VirtualMachineImage.
+const imageIDAnnotation = "harvesterhci.io/imageId"
+
+// What Resolve finds about a VirtualMachineImage, as fields of its resolvedField.
+const (
+	definedField     = "backingImage"     // the BackingImage that defines the image
+	sourceImageField = "sourceImage"      // of a clone: the image to copy
+	notDumpedField   = "backingImageLost" // the cluster has a BackingImage that is not declared here
+)
+
+// defaultReplicas is the number of copies that Harvester sets.
+const defaultReplicas int64 = 3
+
+// secretParameter is the storage class parameter with the secret of an encrypted image.
+const secretParameter = "csi.storage.k8s.io/node-publish-secret-name"
+
+var (
+	storageClassParametersPath = path("spec.storageClassParameters")
+	machineClaimPath           = path("spec.pvcName")
+)
+
+func readMachineImage(f *File, m manifest) {
+	m, ok := f.named(m)
+	switch {
+	case !ok:
+	case m.doc.TextAt("spec", "backend") == "cdi":
+		f.Skip(m.doc, "has the backend cdi: Harvester makes no BackingImage of it")
+	case m.doc.TextAt("metadata", "namespace") == "":
+		f.AddProblem(m.pos, path("metadata.namespace"), "is missing", "the name of the image depends on it")
+	case m.doc.Field("status") != nil && m.doc.TextAt("metadata", "uid") == "":
+		f.AddProblem(m.pos, path("metadata.uid"), "is missing", "the name of an image in a dump depends on it; in a manifest that you write, remove status, too")
+	default:
+		f.machineImages = append(f.machineImages, m)
+	}
+}
+
+// machineImage is a VirtualMachineImage and the image that it describes.
+type machineImage struct {
+	manifest
+	image   string            // name of the image
+	defined *Definition       // the BackingImage, or nil
+	problem *document.Problem // of finding it; nil: none
+	lost    bool              // see notDumpedField
+}
+
+// id returns the namespace and the name, as in the annotation of a BackingImage.
+func (m manifest) id() string { return m.doc.TextAt("metadata", "namespace") + "/" + m.name }
+
+// backupImageName matches the names that Harvester takes from the address of a backup.
+var backupImageName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]+$`)
+
+// imageNames returns the names under which Harvester looks for the BackingImage of a VirtualMachineImage, and
+// the one that it would give a new BackingImage.
+func (m manifest) imageNames() (names []string, newName string) {
+	full := m.doc.TextAt("metadata", "namespace") + "-" + m.name
+	names, newName = []string{full, LonghornName(full)}, LonghornName(full)
+	if uid := m.doc.TextAt("metadata", "uid"); uid != "" {
+		newName = LonghornName("vmi-" + uid)
+		names = append(names, newName)
+	}
+	if m.doc.TextAt("spec", "sourceType") != restore {
+		return names, newName
+	}
+	backup, err := url.Parse(m.doc.TextAt("spec", "url"))
+	if err != nil || !backupImageName.MatchString(backup.Query().Get("backingImage")) {
+		return names, newName
+	}
+	inBackup := backup.Query().Get("backingImage")
+	return slices.Insert(names, 0, inBackup), LonghornName(inBackup)
+}
+
+// machineImages are the VirtualMachineImages of all files, with their BackingImages.
+type machineImages struct {
+	all       map[*document.Value]*machineImage
+	byID      map[string]*machineImage
+	byName    map[string]*Definition // BackingImages
+	annotated map[string][]*Definition
+	maybe     map[string]Skipped // documents of Longhorn with an unknown kind, by name
+}
+
+// findMachineImages finds the BackingImage of each VirtualMachineImage: the one with its annotation,
+// or else one with a name under which Harvester looks for it.
+func findMachineImages(files []*File) machineImages {
+	found := machineImages{all: map[*document.Value]*machineImage{}, byID: map[string]*machineImage{},
+		byName: map[string]*Definition{}, annotated: map[string][]*Definition{}, maybe: map[string]Skipped{}}
+	for _, f := range files {
+		dumped := false
+		for _, d := range f.Definitions {
+			if d.Kind == backingImageKind {
+				dumped = true
+				found.addBackingImage(d)
+			}
+		}
+		for i, m := range f.machineImages {
+			image := &machineImage{manifest: m}
+			image.lost = m.doc.TextAt("metadata", "uid") != "" && (!dumped && i == 0 || dumped && isImported(m.doc))
+			found.all[m.doc] = image
+			if found.byID[m.id()] == nil {
+				found.byID[m.id()] = image
+			}
+		}
+		for _, s := range f.Skipped {
+			if s.foreign && strings.HasPrefix(s.APIVersion, backingImageKind.Group+"/") && s.Kind != "BackingImageDataSource" {
+				found.maybe[s.Name] = s
+			}
+		}
+	}
+	for _, m := range found.all {
+		found.findBackingImage(m)
+	}
+	return found
+}
+
+func (found machineImages) addBackingImage(d *Definition) {
+	if found.byName[d.Name] == nil {
+		found.byName[d.Name] = d
+	}
+	if id := d.imageID(); id != "" {
+		found.annotated[id] = append(found.annotated[id], d)
+	}
+}
+
+// imageID returns the annotation of a BackingImage with its VirtualMachineImage, or "".
+func (d *Definition) imageID() string {
+	return d.Doc.TextAt("metadata", "annotations", imageIDAnnotation)
+}
+
+// isImported reports whether a VirtualMachineImage says that Longhorn has the image.
+func isImported(doc *document.Value) bool {
+	conditions, _ := doc.Find(path("status.conditions"), doc.Pos)
+	return conditions != nil && slices.ContainsFunc(conditions.Items, func(c *document.Value) bool {
+		return c.TextAt("type") == "Imported" && c.TextAt("status") == "True"
+	})
+}
+
+func (found machineImages) findBackingImage(m *machineImage) {
+	names, newName := m.imageNames()
+	m.image = newName
+	if all := found.annotated[m.id()]; len(all) > 0 {
+		m.defined, m.image = all[0], all[0].Name
+		if i := slices.IndexFunc(all, func(d *Definition) bool { return d.Name != m.image }); i >= 0 {
+			m.problem = &document.Problem{Path: namePath, Message: fmt.Sprintf("has two BackingImages: %q and %q have the annotation %s", m.image, all[i].Name, imageIDAnnotation),
+				Hint: "correct one of the annotations", Also: all[i].Pos}
+		}
+		return
+	}
+	for _, name := range names {
+		if d := found.byName[name]; d != nil {
+			m.defined, m.image = d, name
+			if id := d.imageID(); id != "" && found.byID[id] != nil {
+				m.problem = &document.Problem{Path: namePath, Message: fmt.Sprintf("has the BackingImage %q by its name, but the annotation %s says %q", name, imageIDAnnotation, document.Printable(id)),
+					Hint: "correct the annotation, or remove one of the VirtualMachineImages", Also: d.Pos}
+			}
+			return
+		}
+	}
+	// The image would get another uuid if its BackingImage had a typing error.
+	for _, name := range names {
+		if s, ok := found.maybe[name]; ok {
+			m.problem = &document.Problem{Path: namePath, Message: fmt.Sprintf("has no BackingImage, and the %s %q, which may be it, is skipped", document.Printable(s.Kind), name),
+				Hint: "correct the kind of that document, or remove it", Also: s.Position}
+			return
+		}
+	}
+}
+
+// resolveMachineImage adds the image that a VirtualMachineImage refers to or defines.
+func (r *resolver) resolveMachineImage(f *File, m *machineImage) {
+	facts := &document.Value{Kind: document.Map, Pos: m.pos}
+	add := func(name, value string) {
+		facts.Fields = append(facts.Fields, document.Field{Name: name, Pos: m.pos, Value: &document.Value{Kind: document.Text, Text: value, Pos: m.pos}})
+	}
+	doc := m.manifest.with(resolvedField, facts)
+	var claimProblem *document.Problem
+	switch m.doc.TextAt("spec", "sourceType") {
+	case "clone":
+		security := []string{"spec", "securityParameters"}
+		id := m.doc.TextAt(append(security, "sourceImageNamespace")...) + "/" + m.doc.TextAt(append(security, "sourceImageName")...)
+		if source := r.machineImages.byID[id]; source != nil {
+			add(sourceImageField, source.image)
+			doc = doc.withPart(sourceField, source.doc, storageClassParametersPath.With(secretParameter))
+		}
+	case "export-from-volume":
+		var claims []*document.Value
+		if claims, claimProblem = r.claimsOf(m.manifest, m.doc.TextAt("spec", "pvcNamespace"), machineClaimPath); len(claims) > 0 {
+			doc = doc.withPart(claimField, claims[0], path("spec.volumeName"))
+		}
+	}
+	switch {
+	case m.defined != nil:
+		add(definedField, m.defined.Name)
+	case m.lost:
+		add(notDumpedField, "true")
+	}
+
+	out := File{Path: f.Path}
+	d := out.definition(doc, imagesSection, m.image, namePath)
+	if m.problem != nil {
+		d.Causes = append(d.Causes, m.problem.Placed(nil, m.doc, m.pos))
+	}
+	if claimProblem != nil {
+		d.Causes = append(d.Causes, *claimProblem)
+	}
+	resolved := r.resolved[f]
+	resolved.Read = append(resolved.Read, out.Read...)
+	if m.defined != nil {
+		resolved.References = append(resolved.References, d)
+		return
+	}
+	d.Unread = r.unread
+	resolved.Definitions = append(resolved.Definitions, d)
+}
+
+// withPart returns the manifest with one value of another document as an additional first field.
+func (m manifest) withPart(name string, doc *document.Value, at document.Path) manifest {
+	part, pos := doc.Find(at, doc.Pos)
+	if part == nil {
+		return m
+	}
+	for _, step := range slices.Backward(at) {
+		part = &document.Value{Kind: document.Map, Pos: pos, Fields: []document.Field{{Name: step, Pos: pos, Value: part}}}
+	}
+	return m.with(name, part)
+}
+
+// errDefinedByBackingImage is why a VirtualMachineImage with a BackingImage cannot define the image.
+var errDefinedByBackingImage = errors.New("its BackingImage declares it")
+
+func convertMachineImage(c *Conversion) {
+	kind, checksum, security := path("spec.sourceType"), path("spec.checksum"), path("spec.securityParameters")
+	s, _ := findSourceType(c.text(kind))
+	boundVolume := path(claimField + ".spec.volumeName")
+	parameters := map[string]document.Path{} // by name in Longhorn
+	switch s.name {
+	case download:
+		parameters["url"] = path("spec.url")
+	case restore:
+		parameters["backup-url"] = path("spec.url")
+	case "export-from-volume":
+		if parameters["volume-name"] = boundVolume; c.get(boundVolume) == nil {
+			parameters["volume-name"] = machineClaimPath
+		}
+	case "clone":
+		parameters["backing-image"] = path(resolvedField).With(sourceImageField)
+		parameters["encryption"] = security.With("cryptoOperation")
+	}
+	c.checkMachineSource(s)
+	c.title(path("spec.displayName"))
+	isClone := s.name == "clone"
+	if c.get(path(resolvedField).With(definedField)) != nil {
+		if s.name == "export-from-volume" && c.get(boundVolume) == nil {
+			delete(parameters, "volume-name") // unknown
+		}
+		c.machineReference(kind, checksum, parameters, isClone)
+		return
+	}
+
+	native := document.Path{"source", s.native}
+	c.set(native, kind, &document.Value{Kind: document.Map, Pos: c.get(kind).Pos})
+	for _, p := range s.parameters {
+		if from := parameters[p.longhorn]; from != nil {
+			c.copy(native.With(p.native), from)
+		}
+	}
+	if isClone {
+		secret := storageClassParametersPath.With(secretParameter)
+		if c.text(parameters["encryption"]) != encrypt {
+			secret = append(path(sourceField), secret...)
+		}
+		c.copy(native.With("secret"), secret)
+	}
+	if s.name == "export-from-volume" && c.get(boundVolume) == nil {
+		c.warn(machineClaimPath, "has no manifest of the PersistentVolumeClaim: the volume is assumed to have its name", "add persistentvolumeclaims to the dump")
+	}
+	c.credentials(s.native)
+	c.machineCopies()
+	if isClone && c.get(checksum) != nil {
+		c.warn(checksum, "is not used, as in Longhorn: an encryption has other bytes", "remove it")
+	} else {
+		c.copy(path("checksum"), checksum)
+	}
+	c.warnOfMachineStatus()
+}
+
+// checkMachineSource reports fields that the type of source requires or does not have.
+func (c *Conversion) checkMachineSource(s sourceType) {
+	require := func(at, hint string) {
+		if c.get(path(at)) == nil {
+			c.problem(path(at), "is missing", hint)
+		}
+	}
+	if s.name == download || s.name == restore {
+		require("spec.url", "the source type "+s.name+" needs an address")
+	} else if c.get(path("spec.url")) != nil {
+		c.problem(path("spec.url"), "is not used by the source type "+s.name, "remove it")
+	}
+	if s.name == "export-from-volume" {
+		require("spec.pvcName", "it is the PersistentVolumeClaim to export")
+		require("spec.pvcNamespace", "it is the namespace of the PersistentVolumeClaim")
+	}
+	security := path("spec.securityParameters")
+	switch {
+	case s.name != "clone" && c.get(security) != nil:
+		c.problem(security, "is not used by the source type "+s.name, "remove it")
+	case s.name != "clone":
+	case c.get(security) == nil:
+		c.problem(security, "is missing", "the source type clone needs the image to copy")
+	case c.text(security.With("cryptoOperation")) == encrypt && c.get(storageClassParametersPath.With(secretParameter)) == nil:
+		c.problem(storageClassParametersPath, "has no "+secretParameter, "an encrypted image needs the name of the secret with the key")
+	case c.get(path(resolvedField).With(sourceImageField)) == nil:
+		c.problem(security.With("sourceImageName"), "is not the name of a VirtualMachineImage that is declared here", "")
+	}
+}
+
+// machineReference compares the manifest with the BackingImage that defines the image.
+func (c *Conversion) machineReference(kind, checksum document.Path, parameters map[string]document.Path, isClone bool) {
+	r := &Reference{typeAt: kind, checksumAt: checksum, sourceType: c.text(kind), parameters: map[string]string{}, compared: parameters,
+		incomplete: errDefinedByBackingImage}
+	for name, from := range parameters {
+		r.parameters[name] = c.text(from)
+	}
+	if !isClone {
+		r.setChecksum(c.text(checksum))
+	}
+	c.Reference = r
+	c.placeholder(kind)
+}
+
+// machineCopies sets the number of copies, which Harvester takes from the storage class.
+func (c *Conversion) machineCopies() {
+	copies, native := storageClassParametersPath.With("numberOfReplicas"), path("minNumberOfCopies")
+	if c.get(copies) == nil {
+		c.set(native, copies, &document.Value{Kind: document.Number, Number: defaultReplicas, Text: fmt.Sprint(defaultReplicas), Pos: c.doc.Pos})
+	} else {
+		c.copyNumber(native, copies)
+	}
+	for _, name := range []string{"nodeSelector", "diskSelector"} {
+		if at := storageClassParametersPath.With(name); c.get(at) != nil {
+			c.warn(at, "is not used: in Harvester it selects the disks of volumes, not of images", "")
+		}
+	}
+}
+
+// warnOfMachineStatus warns of what a dump says about an image without its BackingImage.
+func (c *Conversion) warnOfMachineStatus() {
+	if c.get(path(resolvedField).With(notDumpedField)) != nil {
+		c.warn(namePath, "has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "add backingimages.longhorn.io of all namespaces to the dump")
+	}
+	if conditions := c.get(path("status.conditions")); conditions != nil {
+		for i, condition := range conditions.Items {
+			if condition.TextAt("type") == "RetryLimitExceeded" && condition.TextAt("status") == "True" {
+				c.warn(path("status.conditions").WithIndex(i), "says that Harvester no longer tries to import the image; it is declared here", "")
+			}
+		}
+	}
+	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
+		c.warn(deleted, "is being deleted in Harvester, and is declared here", "to delete the image, remove the manifest")
+	}
+}

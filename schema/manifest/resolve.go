@@ -1,0 +1,136 @@
+package manifest
+
+import (
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+// Resolved is what the manifests of one file declare that depend on other manifests, in addition to its File.
+type Resolved struct {
+	Definitions []*Definition
+	References  []*Definition
+	Read        []Document
+	Skipped     []Skipped
+	Problems    []document.Problem // of classes; they do not affect other documents
+}
+
+// resolver finds the manifests to which VolumeSnapshots and VirtualMachineImages refer.
+type resolver struct {
+	classes        map[string][]*Class
+	defaultClasses []*Class
+	claims         map[string][]manifest    // by name, of all namespaces
+	compared       int                      // names of classes, to suggest one
+	used           map[*document.Value]bool // the claims that a manifest names
+	unread         *document.Problem        // of the first file that cannot be read: it may contain more of them
+	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
+	machineImages  machineImages
+	resolved       map[*File]*Resolved // the result
+}
+
+// Resolve combines the VolumeSnapshots of all files with their classes and claims, and the
+// VirtualMachineImages with their BackingImages and claims. The caller has set the Problems of the
+// classes. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
+// VolumeSnapshot still declares it while a file that may contain its class cannot be read.
+func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Resolved {
+	r := resolver{
+		classes: map[string][]*Class{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
+		wasDeclared: wasDeclared, resolved: map[*File]*Resolved{}, machineImages: findMachineImages(files),
+	}
+	for _, f := range files {
+		r.resolved[f] = &Resolved{}
+		if len(f.Problems) > 0 && r.unread == nil {
+			r.unread = &f.Problems[0]
+		}
+		for _, class := range f.classes {
+			r.classes[class.Name] = append(r.classes[class.Name], class)
+			if class.isDefault {
+				r.defaultClasses = append(r.defaultClasses, class)
+			}
+		}
+		for _, claim := range f.claims {
+			r.claims[claim.name] = append(r.claims[claim.name], claim)
+		}
+	}
+	for _, f := range files {
+		for _, class := range f.classes {
+			r.resolved[f].Problems = append(r.resolved[f].Problems, r.problems(class)...)
+		}
+		for _, m := range f.snapshots {
+			r.resolve(f, m)
+		}
+		for _, m := range f.machineImages {
+			r.resolveMachineImage(f, r.machineImages.all[m.doc])
+		}
+	}
+	for _, f := range files {
+		for _, claim := range f.claims {
+			if r.used[claim.doc] {
+				r.resolved[f].Read = append(r.resolved[f].Read, describe(claim.doc))
+			} else {
+				r.skip(f, claim.doc, notRead, "")
+			}
+		}
+	}
+	return r.resolved
+}
+
+// Combined returns how many of the manifests of the file Resolve combines with others. Each may declare an image.
+func (f *File) Combined() int { return len(f.snapshots) + len(f.machineImages) }
+
+func (r *resolver) skip(f *File, doc *document.Value, why, image string) {
+	s := f.skipped(doc, why)
+	s.Image = image
+	r.resolved[f].Skipped = append(r.resolved[f].Skipped, s)
+}
+
+// claimsOf returns the claims that are bound to a volume and have the name that m gives at a path. If their
+// volumes differ, it also returns a problem. A manifest without a namespace may be in any namespace.
+func (r *resolver) claimsOf(m manifest, namespace string, at document.Path) (claims []*document.Value, problem *document.Problem) {
+	for _, claim := range r.claims[m.doc.TextAt(at...)] {
+		other := claim.doc.TextAt("metadata", "namespace")
+		if other != namespace && other != "" && namespace != "" {
+			continue
+		}
+		r.used[claim.doc] = true
+		if len(claims) > 0 && claims[0].TextAt("spec", "volumeName") != claim.doc.TextAt("spec", "volumeName") {
+			hint := "keep one of them, or set metadata.namespace in each claim"
+			if m.kind == snapshotKind {
+				hint = "keep one of them, or set metadata.namespace in the VolumeSnapshot and in each claim"
+			}
+			p := document.Problem{Path: at, Message: "refers to PersistentVolumeClaims of different volumes", Hint: hint}.Placed(nil, m.doc, m.pos)
+			p.Also = claim.doc.Pos
+			problem = &p
+		}
+		claims = append(claims, claim.doc)
+	}
+	return claims, problem
+}
+
+// The fields that Resolve adds to a manifest: documents that it refers to, and what Resolve found.
+const (
+	classField    = "VolumeSnapshotClass"
+	claimField    = "PersistentVolumeClaim"
+	sourceField   = "VirtualMachineImage"
+	resolvedField = "resolved" // behind the others
+)
+
+// with returns the manifest with another document as an additional first field.
+func (m manifest) with(name string, doc *document.Value) manifest {
+	v := *m.doc
+	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc}}, v.Fields)
+	m.doc = &v
+	return m
+}
+
+// Own returns the document of a definition without the fields that Resolve added.
+func Own(doc *document.Value) *document.Value {
+	own := *doc
+	for len(own.Fields) > 0 && slices.Contains([]string{classField, claimField, sourceField, resolvedField}, own.Fields[0].Name) {
+		last := own.Fields[0].Name == resolvedField
+		if own.Fields = own.Fields[1:]; last {
+			break
+		}
+	}
+	return &own
+}
