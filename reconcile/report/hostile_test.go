@@ -86,6 +86,13 @@ func outputs(text string) map[string]func(io.Writer) error {
 	all["errors markdown"] = func(w io.Writer) error { return WriteErrors(w, problems) }
 	all["line"] = func(w io.Writer) error { return WriteLine(w, "  warning: %s", text) }
 	all["json"] = func(w io.Writer) error { return WriteJSON(w, status) }
+	updates := Updates{Images: []ImageUpdate{withText[ImageUpdate](text), withText[ImageUpdate](text), withText[ImageUpdate](text)}}
+	for i, r := range []UpdateResult{Updated, UpToDate, NotEdited} {
+		updates.Images[i].Result = r
+	}
+	for _, format := range []Format{Text, JSON, Markdown} {
+		all["updates "+string(format)] = func(w io.Writer) error { return updates.Write(w, format) }
+	}
 	for _, format := range []Format{Text, JSON, YAML, Markdown} {
 		style := Style{Format: format, Cluster: true}
 		all["plan "+string(format)] = func(w io.Writer) error { return WritePlan(w, plans, style) }

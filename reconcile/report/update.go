@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 )
@@ -124,21 +125,20 @@ func versionText(v *ImageVersion) string {
 func (u Updates) markdown() *comment {
 	var b comment
 	b.linef("### %v", u.summary())
-	var updated, refused, others [][]string
+	var updated, refused, incomplete [][]string
 	for _, i := range u.Images {
 		switch i.Result {
 		case Updated:
 			updated = append(updated, []string{i.Image, versionText(i.From), versionText(i.To), i.To.URL, i.To.Checksum})
 		case NotEdited:
 			refused = append(refused, []string{i.Image, i.Message})
-		default:
-			if len(i.Incomplete) > 0 {
-				others = append(others, []string{i.Image, i.details()})
-			}
+		}
+		if len(i.Incomplete) > 0 {
+			incomplete = append(incomplete, []string{i.Image, strings.Join(i.Incomplete, ", ")})
 		}
 	}
-	b.table("Updated", []string{"Image", "From", "To", "Address", "Checksum"}, updated, 0)
-	b.table("Refused", []string{"Image", "Reason"}, refused, 0)
-	b.table("Incomplete", []string{"Image", "Newer versions"}, others, 0)
+	b.table("Updated", []string{"Image", "From", "To", "Address", "Checksum"}, updated, 20_000)
+	b.table("Refused", []string{"Image", "Reason"}, refused, 5_000)
+	b.table("Incomplete", []string{"Image", "Newer versions without a checksum"}, incomplete, 1_000)
 	return &b
 }

@@ -63,7 +63,7 @@ type editor struct {
 	result   Edited
 }
 
-// findChanges finds the changes of each image, and tries them alone.
+// findChanges finds the changes of each image.
 func (e *editor) findChanges() {
 	origins := map[string]schema.Origin{}
 	for _, o := range e.before.Origins() {
@@ -73,9 +73,6 @@ func (e *editor) findChanges() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.wanted)) {
 		changes, err := changesOf(e.before.Config.Images[name], origins[name], e.wanted[name])
-		if err == nil {
-			_, err = e.apply(changes)
-		}
 		if err != nil {
 			e.refuse(name, err)
 			continue
@@ -124,11 +121,13 @@ func styled(old, text string) string {
 	return text
 }
 
-// apply returns the new content of the changed files.
-func (e *editor) apply(changes []Change) ([]configdir.File, error) {
+// apply returns the new content of the files that the changes of some images concern.
+func (e *editor) apply(names []string) ([]configdir.File, error) {
 	byFile := map[string][]Change{}
-	for _, c := range changes {
-		byFile[c.File] = append(byFile[c.File], c)
+	for _, name := range names {
+		for _, c := range e.changes[name] {
+			byFile[c.File] = append(byFile[c.File], c)
+		}
 	}
 	var files []configdir.File
 	for _, name := range slices.Sorted(maps.Keys(byFile)) {
@@ -137,8 +136,11 @@ func (e *editor) apply(changes []Change) ([]configdir.File, error) {
 			return nil, errNotHere
 		}
 		data, err := Replace(name, e.snapshot.Files[i].Data, byFile[name])
+		if _, placed := errors.AsType[*placedError](err); err != nil && !placed {
+			err = &placedError{schema.ValueOrigin{Position: byFile[name][0].Position}, err}
+		}
 		if err != nil {
-			return nil, &placedError{schema.ValueOrigin{Position: byFile[name][0].Position}, err}
+			return nil, err
 		}
 		files = append(files, configdir.File{Path: name, Data: data})
 	}

@@ -5,17 +5,20 @@ import (
 	"encoding/json"
 )
 
-func locateJSON(data []byte, c Change) (span, error) {
-	start, err := offset(data, c.Position, false, newline)
-	if err != nil || data[start] != '"' {
-		return span{}, errNotHere
+func locateJSON(_ string, data []byte) func(Change) (span, error) {
+	t := newText(data, newline)
+	return func(c Change) (span, error) {
+		start, err := t.offset(c.Position, false)
+		if err != nil || data[start] != '"' {
+			return span{}, errNotHere
+		}
+		n, ok := quoted(data[start:])
+		var old string
+		if !ok || json.Unmarshal(data[start:start+n], &old) != nil || old != c.Old {
+			return span{}, errNotHere
+		}
+		return span{start, start + n, jsonString(c.New)}, nil
 	}
-	n, ok := quoted(data[start:])
-	var text string
-	if !ok || json.Unmarshal(data[start:start+n], &text) != nil || text != c.Old {
-		return span{}, errNotHere
-	}
-	return span{start, start + n, jsonString(c.New)}, nil
 }
 
 // jsonString encodes a string without the escapes that are for HTML.

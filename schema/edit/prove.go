@@ -13,46 +13,57 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// prove sets the new files. It loads the directory with them, and gives up the images without which the configuration
-// differs in wanted values only.
+// prove sets the new files. It gives up the images without which the configuration differs in wanted values only.
 func (e *editor) prove(ctx context.Context) error {
-	names := slices.Sorted(maps.Keys(e.changes))
-	files, err := e.try(ctx, names)
-	if err == nil {
-		e.result.Files = files
-		return ctx.Err()
-	}
-	// Find out which images cannot be edited.
-	for _, name := range names {
-		if _, err := e.try(ctx, []string{name}); err != nil {
-			e.refuse(name, err)
+	e.refuseFailing(func(names []string) error {
+		_, err := e.apply(names)
+		return err
+	})
+	e.refuseFailing(func(names []string) error {
+		files, err := e.apply(names)
+		if err == nil && len(files) > 0 {
+			err = e.checkLoaded(ctx, names, files)
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return nil // so that it ends soon
+		}
+		return err
+	})
+	var err error
+	e.result.Files, err = e.apply(slices.Sorted(maps.Keys(e.changes)))
+	return errors.Join(err, context.Cause(ctx))
+}
+
+// refuseFailing gives up the images with which a check fails. A check may load the whole directory, so all images are
+// checked at once, and if that fails, each half of them.
+func (e *editor) refuseFailing(check func(names []string) error) {
+	var find func(names []string)
+	find = func(names []string) {
+		err := check(names)
+		switch {
+		case err == nil:
+		case len(names) == 1:
+			e.refuse(names[0], err)
+		default:
+			find(names[:len(names)/2])
+			find(names[len(names)/2:])
 		}
 	}
-	names = slices.Sorted(maps.Keys(e.changes))
-	if e.result.Files, err = e.try(ctx, names); err != nil {
-		for _, name := range names {
+	all := slices.Sorted(maps.Keys(e.changes))
+	find(all)
+	left := slices.Sorted(maps.Keys(e.changes))
+	if len(left) == len(all) {
+		return
+	}
+	if err := check(left); err != nil { // images that can be edited alone, but not together
+		for _, name := range left {
 			e.refuse(name, err)
 		}
 	}
-	return ctx.Err()
 }
 
-// try returns the new files for some images, and an error if anything else changes.
-func (e *editor) try(ctx context.Context, names []string) ([]configdir.File, error) {
-	if len(names) == 0 {
-		return nil, nil
-	}
-	var changes []Change
-	for _, name := range names {
-		changes = append(changes, e.changes[name]...)
-	}
-	files, err := e.apply(changes)
-	if err != nil {
-		return nil, err
-	}
+// checkLoaded loads the directory with the new files of some images, and returns an error if anything else changes.
+func (e *editor) checkLoaded(ctx context.Context, names []string, files []configdir.File) error {
 	s := e.snapshot
 	s.Files = slices.Clone(s.Files)
 	for _, f := range files {
@@ -61,9 +72,9 @@ func (e *editor) try(ctx context.Context, names []string) ([]configdir.File, err
 	}
 	after := schema.NewLoader().Load(ctx, s)
 	if err := sameProblems(e.before.Errors, after.Errors); err != nil {
-		return nil, err
+		return err
 	}
-	return files, e.compare(after.Config, names)
+	return e.compare(after.Config, names)
 }
 
 // sameProblems returns an error if there is a new problem. Columns may change.

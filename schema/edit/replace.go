@@ -11,6 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -30,20 +31,21 @@ type span struct {
 // Replace returns the content of a file with the changes. The name of the file decides its language. An error means that
 // a value cannot be replaced such that only it changes; its text is what the user should know about the value.
 func Replace(file string, data []byte, changes []Change) ([]byte, error) {
-	locate := map[string]func([]byte, Change) (span, error){".json": locateJSON, ".cue": locateCUE}[path.Ext(file)]
-	if locate == nil {
-		locate = locateYAML
+	language := map[string]func(string, []byte) func(Change) (span, error){".json": locateJSON, ".cue": locateCUE}[path.Ext(file)]
+	if language == nil {
+		language = locateYAML
 	}
 	bom := len(data) - len(bytes.TrimPrefix(data, []byte("\ufeff")))
 	text := data[bom:]
+	locate := language(file, text)
 	var spans []span
 	for _, c := range changes {
 		if c.New == "" || strings.ContainsFunc(c.New, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 			return nil, errors.New("the new value is not printable")
 		}
-		s, err := locate(text, c)
+		s, err := locate(c)
 		if err != nil {
-			return nil, err
+			return nil, &placedError{schema.ValueOrigin{Position: c.Position}, err}
 		}
 		spans = append(spans, s)
 	}
@@ -137,31 +139,42 @@ func countDifferent(a, b *document.Value) (int, error) {
 
 var errNotHere = errors.New("the file does not have the value itself at this place")
 
-// offset returns the offset of a position. If runes is true, columns count characters, and otherwise bytes. next returns
-// the length of the line break at the beginning of a text, or 0.
-func offset(data []byte, p document.Position, runes bool, next func([]byte) int) (int, error) {
-	at := 0
-	for line := 1; line < p.Line; line++ {
-		for at < len(data) && next(data[at:]) == 0 {
-			at++
+// text is a file that is divided into lines.
+type text struct {
+	data []byte
+	next func([]byte) int // returns the length of the line break at the beginning of a text, or 0
+	// lines are the offsets of the lines.
+	lines []int
+}
+
+func newText(data []byte, next func([]byte) int) text {
+	t := text{data, next, []int{0}}
+	for at := 0; at < len(data); {
+		n := next(data[at:])
+		if at += max(n, 1); n > 0 {
+			t.lines = append(t.lines, at)
 		}
-		if at == len(data) {
-			return 0, errNotHere
-		}
-		at += next(data[at:])
 	}
+	return t
+}
+
+// offset returns the offset of a position. If runes is true, columns count characters, and otherwise bytes.
+func (t text) offset(p document.Position, runes bool) (int, error) {
+	if p.Line < 1 || p.Line > len(t.lines) || p.Column < 1 {
+		return 0, errNotHere
+	}
+	at := t.lines[p.Line-1]
 	for column := 1; column < p.Column; column++ {
-		if at >= len(data) || next(data[at:]) > 0 {
+		if at >= len(t.data) || t.next(t.data[at:]) > 0 {
 			return 0, errNotHere
 		}
+		n := 1
 		if runes {
-			_, n := utf8.DecodeRune(data[at:])
-			at += n
-		} else {
-			at++
+			_, n = utf8.DecodeRune(t.data[at:])
 		}
+		at += n
 	}
-	if at >= len(data) || p.Line == 0 || p.Column == 0 {
+	if at >= len(t.data) {
 		return 0, errNotHere
 	}
 	return at, nil

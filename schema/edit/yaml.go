@@ -8,21 +8,36 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// yamlBreak returns the length of what the YAML parser counts as a line break.
+// yamlBreak returns the length of what the YAML parser counts as a line break, at the beginning of b.
 func yamlBreak(b []byte) int {
-	for _, s := range []string{"\r\n", "\n", "\r", "\u0085", "\u2028", "\u2029"} {
-		if bytes.HasPrefix(b, []byte(s)) {
-			return len(s)
-		}
+	switch {
+	case b[0] == '\n':
+		return 1
+	case b[0] == '\r':
+		return 1 + len(b[1:]) - len(bytes.TrimPrefix(b[1:], []byte("\n")))
+	case b[0] < 0x80:
+		return 0
+	case bytes.HasPrefix(b, []byte("\u0085")):
+		return len("\u0085")
+	case bytes.HasPrefix(b, []byte("\u2028")) || bytes.HasPrefix(b, []byte("\u2029")):
+		return len("\u2028")
 	}
 	return 0
 }
 
-func locateYAML(data []byte, c Change) (span, error) {
-	start, err := offset(data, c.Position, true, yamlBreak)
-	if err != nil {
-		return span{}, err
+func locateYAML(_ string, data []byte) func(Change) (span, error) {
+	t := newText(data, yamlBreak)
+	return func(c Change) (span, error) {
+		start, err := t.offset(c.Position, true)
+		if err != nil {
+			return span{}, err
+		}
+		return scalarYAML(data, start, c)
 	}
+}
+
+// scalarYAML locates the scalar at an offset.
+func scalarYAML(data []byte, start int, c Change) (span, error) {
 	for data[start] == '&' || data[start] == '!' { // an anchor or a tag before the value
 		n := bytes.IndexAny(data[start:], " \t\r\n")
 		if n < 0 {
