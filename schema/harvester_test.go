@@ -310,7 +310,7 @@ func TestVirtualMachineImages(t *testing.T) {
 		{"with two BackingImages", all + replace(itsBackingImage, "vmi-2827688d", "vmi-00000000"), "metadata.name: has two BackingImages: ", "", ""},
 		{"with a BackingImage of another kind", replace(all, "kind: BackingImage", "kind: Image"), "metadata.name: has no BackingImage, and the Image \"" + image + "\", which may be it, is skipped", "", ""},
 		{"with a BackingImage of another group", replace(all, "longhorn.io/v1beta2", "example.com/v1"), "apiVersion: unknown version", "", ""},
-		{"with a BackingImage without its uuid", replace(all, "uuid: 1cfb10f6", "checksum: "+strings.Repeat("a", 128)), "status.uuid: is missing beside status.checksum", "", ""},
+		{"with a BackingImage without its uuid", replace(all, "uuid: 1cfb10f6", "checksum: "+strings.Repeat("a", 128)), "status.uuid: is missing, but the status has the size or the checksum of the file", "", ""},
 		{"without its BackingImage", machineImage + itsClaim, "warning: metadata.name: has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "", "Golden"},
 		{"without its BackingImage and claim", machineImage, "warning: spec.pvcName: has no manifest of the PersistentVolumeClaim", "", "Golden"},
 		{"beside a data source of Longhorn", machineImage + itsClaim + replace(itsBackingImage, "kind: BackingImage", "kind: BackingImageDataSource"), "warning: metadata.name: has no BackingImage here", "", "Golden"},

@@ -77,9 +77,11 @@ func (c *Conversion) backingImageChecksum() {
 	}
 	c.copy(path("checksum"), from)
 
-	// Longhorn sets the uuid before the checksum. Without it, the image would get another uuid.
-	if c.get(established) != nil && c.get(path("status.uuid")) == nil {
-		c.problem(path("status.uuid"), "is missing beside status.checksum", "a dump has both; for a new generation, remove checksum from status, too")
+	// Longhorn sets the uuid before the size and the checksum. Without it, the image would get another uuid.
+	size := c.text(path("status.size"))
+	isReady := size != "" && size != "0" || c.get(declared) == nil && c.get(established) != nil
+	if isReady && c.get(path("status.uuid")) == nil {
+		c.problem(path("status.uuid"), "is missing, but the status has the size or the checksum of the file", "a dump has all; for a new generation, remove size and checksum, too")
 	}
 	// A new checksum beside the uuid of the old bytes would declare that the old folder
 	// has the new bytes.
