@@ -69,19 +69,14 @@ func (p listingPattern) version(path string) version {
 	return append(v, w...)
 }
 
-// groups returns the groups of a match, which may be none, and nil without a match.
+// groups returns the groups of a match, which may be none, and nil without a match. A group that takes no part in the
+// match is empty.
 func groups(pattern *regexp.Regexp, text string) version {
 	m := pattern.FindStringSubmatch(text)
 	if m == nil {
 		return nil
 	}
-	v := version{}
-	for _, g := range m[1:] {
-		if g != "" { // a group that takes no part in the match is empty, too
-			v = append(v, g)
-		}
-	}
-	return v
+	return append(version{}, m[1:]...)
 }
 
 func (r *Resolver) listing(ctx context.Context, t Listing, m Image) (Answer, error) {
@@ -98,7 +93,7 @@ func (r *Resolver) listing(ctx context.Context, t Listing, m Image) (Answer, err
 		return Answer{}, err
 	}
 	pinned := p.version(m.path())
-	if len(pinned) == 0 {
+	if pinned.String() == "" {
 		pinned = nil
 	}
 	if p.folder == nil {

@@ -1,11 +1,20 @@
 package track
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 func TestVersionsAreOrdered(t *testing.T) {
@@ -45,10 +54,73 @@ func TestVersionInAnAddress(t *testing.T) {
 		{"/1/disk.qcow2x", "2/disk.qcow2", "2", ""},
 		{"/a.qcow2", "a.qcow2", "7", ""},
 		{"/a.qcow2", "a.qcow2", "", ""},
+		{"/v2/disk1.img", "v1/disk1.img", "1", "2"},
+		{"/v2/disk2.img", "v1/disk1.img", "1", "2"},
+		{"/1/" + strings.Repeat("1/", 600), strings.Repeat("2/", 600), "2", ""},
+		{"/a-" + strings.Repeat("1", 200), "a-2", "2", ""},
+		{"/m/ubuntu-24.04-20260518.img", "ubuntu-24.04-20260602.img", "20260602", "20260518"},
+		{"/24.04-20260518.img", "24.04-20260602.img", "20260602", "20260518"},
+		{"/24.04/20260518.1.img", "20260602.img", "20260602", "20260518.1"},
+		{"/a-20260518-.img", "a-20260602.img", "20260602", ""},
+		{"/a-2026..05.img", "a-20260602.img", "20260602", ""},
+		{"20260518.img", "20260602.img", "20260602", "20260518"},
+		{"/1-1.img", "1" + strings.Repeat("-1", 3) + ".img", "1", ""},
+		{"/2-2-2-2.img", "1" + strings.Repeat("-1", 3) + ".img", "1", "2"},
 	} {
 		if got, _ := versionIn(c.declared, c.path, c.known); got != c.want {
 			t.Errorf("%s has the version %q, not %q", c.declared, got, c.want)
 		}
+	}
+}
+
+// A group that takes no part in a match does not move the groups after it.
+func TestGroupsThatTakeNoPart(t *testing.T) {
+	p, err := Listing{Match: `a-(\d+)(?:-sp(\d+))?-r(\d+)\.raw`}.pattern()
+	if err != nil {
+		t.Fatal(err)
+	}
+	older, newer := p.version("/x/a-1-r7.raw"), p.version("/x/a-1-sp1-r2.raw")
+	if older.compare(newer) >= 0 || older.String() != "1-7" || newer.String() != "1-1-2" {
+		t.Errorf("%v is not before %v", older, newer)
+	}
+}
+
+// A server that sends a document too slowly does not stop an update.
+func TestSlowDocument(t *testing.T) {
+	done := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		fmt.Fprint(w, "<a href=")
+		w.(http.Flusher).Flush()
+		select {
+		case <-done:
+		case <-r.Context().Done():
+		}
+	}))
+	defer server.Close()
+	defer close(done)
+	r := NewResolver(&fetch.Client{AllowLoopback: true})
+	r.maxTime = 100 * time.Millisecond
+	_, err := r.Resolve(t.Context(), Tracker{Listing: &Listing{URL: server.URL + "/?token=secret", Match: "(.*)"}}, Image{})
+	refusal, ok := errors.AsType[*Refusal](err)
+	if !ok || refusal.Reason != Unreadable || !strings.Contains(err.Error(), "within 100ms") || strings.Contains(err.Error(), "secret") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLongNamesAreRefused(t *testing.T) {
+	long := strings.Repeat("ü", 5_000_000)
+	if _, err := parseStreamsVersions(map[string]json.RawMessage{"p": fmt.Appendf(nil, `{"versions": {%q: {}}}`, long)}, "p"); err == nil {
+		t.Error("a long serial was accepted")
+	}
+	if _, _, err := parseCoreOS(fmt.Appendf(nil, `{"stream": "s", "architectures": {"": {"artifacts": {"": {"release": %q, "formats": {"": {"disk": {}}}}}}}}`, long), CoreOS{}); err == nil {
+		t.Error("a long release was accepted")
+	}
+	_, err := parseStreamsIndex(fmt.Appendf(nil, `{"format": "index:1.0", "index": {"": {"datatype": "image-downloads", "format": "products:1.0", "path": %q, "products": ["p"]}}}`, long), "p")
+	if err == nil || len(err.Error()) > 1000 || !utf8.ValidString(err.Error()) {
+		t.Errorf("a long path was accepted, or the error is long (%t)", err == nil)
+	}
+	if isName(long) {
+		t.Error("a long name was accepted")
 	}
 }
 
@@ -84,8 +156,9 @@ func FuzzSimplestreams(f *testing.F) {
 	seeds(f, "ubuntu/*/releases/streams/v1/*download.json")
 	seeds(f, "incus/*/streams/v1/images.json")
 	f.Fuzz(func(t *testing.T, data []byte) {
+		products, _ := parseStreamsProducts(data)
 		for _, product := range []string{"com.ubuntu.cloud:server:24.04:amd64", "debian:bookworm:amd64:cloud"} {
-			versions, err := parseStreamsVersions(data, product)
+			versions, err := parseStreamsVersions(products, product)
 			if err != nil {
 				continue
 			}
@@ -96,6 +169,23 @@ func FuzzSimplestreams(f *testing.F) {
 						checkAddress(t, fuzzBase, found.url)
 					}
 				}
+			}
+		}
+	})
+}
+
+func FuzzVersionInAnAddress(f *testing.F) {
+	f.Add("/m/release-20260518/a-20260518.img", "release-20260602/a-20260602.img", "20260602")
+	f.Add("/v2/disk1.img", "v1/disk1.img", "1")
+	f.Fuzz(func(t *testing.T, declared, path, known string) {
+		v, ok := versionIn(declared, path, known)
+		if ok && (!isNumbers(v) || !strings.Contains(declared, v) || !strings.Contains(path, known)) {
+			t.Errorf("%q is not the version of %q", v, declared)
+		}
+		// The path of a release has its version, unless that stands there several times.
+		if isNumbers(known) && len(path) <= maxName && len(known) <= maxVersion && strings.Count(path, known) == 1 {
+			if _, ok := versionIn("/x/"+path, path, known); !ok {
+				t.Errorf("%q has no version", path)
 			}
 		}
 	})

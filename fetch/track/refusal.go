@@ -3,6 +3,7 @@ package track
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -40,7 +41,15 @@ type Refusal struct {
 	Err    error
 }
 
-func (e *Refusal) Error() string { return fmt.Sprintf("%s: %v", e.Reason, e.Err) }
+func (e *Refusal) Error() string {
+	text := fmt.Sprintf("%s: %v", e.Reason, e.Err)
+	if len(text) > maxError { // a document may have long names
+		text = strings.ToValidUTF8(text[:maxError], "") + "…"
+	}
+	return text
+}
+
+const maxError = 500
 
 func (e *Refusal) Unwrap() error { return e.Err }
 
@@ -48,10 +57,10 @@ func refuse(reason Reason, format string, args ...any) error {
 	return &Refusal{Reason: reason, Err: fmt.Errorf(format, args...)}
 }
 
-// unreadable classifies an error of a request.
+// unreadable classifies an error of Resolver.read.
 func unreadable(err error) error {
 	if _, ok := errors.AsType[*fetch.Error](err); !ok {
-		return err // the context ended
+		return err // a Refusal, or the context ended
 	}
 	return &Refusal{Reason: Unreadable, Err: err}
 }

@@ -29,13 +29,10 @@ type streamsIndex struct {
 	}
 }
 
-// streamsProducts is a product file.
-type streamsProducts struct {
-	Format   string
-	Products map[string]struct {
-		Versions map[string]struct {
-			Items map[string]streamsItem
-		}
+// streamsProduct is a product of a product file.
+type streamsProduct struct {
+	Versions map[string]struct {
+		Items map[string]streamsItem
 	}
 }
 
@@ -62,7 +59,11 @@ func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) 
 	if err != nil {
 		return Answer{}, unreadable(err)
 	}
-	versions, err := parseStreamsVersions(products.Data, t.Product)
+	all, err := products.products()
+	if err != nil {
+		return Answer{}, err
+	}
+	versions, err := parseStreamsVersions(all, t.Product)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -102,9 +103,12 @@ func checkPath(p string) error {
 	return nil
 }
 
-// isPlain reports whether a text has only characters that an address may have in a configuration file.
+// maxName limits the length of a name or a path in a document, in bytes.
+const maxName = 1024
+
+// isPlain reports whether a text is not too long, and has only characters that an address may have in a configuration file.
 func isPlain(s string) bool {
-	return !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f || c == 0xfffd })
+	return len(s) <= maxName && !strings.ContainsFunc(s, func(c rune) bool { return c <= ' ' || c == 0x7f || c == 0xfffd })
 }
 
 // streamsVersion is a version of a product.
@@ -113,14 +117,31 @@ type streamsVersion struct {
 	items  map[string]streamsItem
 }
 
-// parseStreamsVersions returns the versions of a product, the newest first.
-func parseStreamsVersions(data []byte, product string) ([]streamsVersion, error) {
-	var file streamsProducts
+// parseStreamsProducts returns the products of a product file by name.
+func parseStreamsProducts(data []byte) (map[string]json.RawMessage, error) {
+	var file struct {
+		Format   string
+		Products map[string]json.RawMessage
+	}
 	if err := json.Unmarshal(data, &file); err != nil || file.Format != "products:1.0" {
-		return nil, refuse(Malformed, "the product file is not a simplestreams product file")
+		return nil, errNoProducts
+	}
+	return file.Products, nil
+}
+
+var errNoProducts = refuse(Malformed, "the product file is not a simplestreams product file")
+
+// parseStreamsVersions returns the versions of a product, the newest first.
+func parseStreamsVersions(products map[string]json.RawMessage, name string) ([]streamsVersion, error) {
+	var product streamsProduct
+	if data, ok := products[name]; ok && json.Unmarshal(data, &product) != nil {
+		return nil, errNoProducts
 	}
 	var versions []streamsVersion
-	for serial, v := range file.Products[product].Versions {
+	for serial, v := range product.Versions {
+		if len(serial) > maxVersion {
+			return nil, errNoProducts
+		}
 		versions = append(versions, streamsVersion{serial, v.Items})
 	}
 	slices.SortFunc(versions, func(a, b streamsVersion) int {
@@ -130,7 +151,7 @@ func parseStreamsVersions(data []byte, product string) ([]streamsVersion, error)
 		return strings.Compare(a.serial, b.serial)
 	})
 	if len(versions) == 0 {
-		return nil, refuse(NothingMatches, "the product %q has no versions", product)
+		return nil, refuse(NothingMatches, "the product %q has no versions", name)
 	}
 	return versions, nil
 }

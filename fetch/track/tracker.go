@@ -2,11 +2,14 @@ package track
 
 import (
 	"context"
+	"encoding/json"
 	"net/url"
 	"sync"
+	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 )
 
 // Tracker says where a vendor publishes the versions of an image. Exactly one field is set.
@@ -56,7 +59,8 @@ type Answer struct {
 // Resolver finds releases. It keeps each document that it read, so use a new Resolver for each command. It is safe for
 // concurrent use.
 type Resolver struct {
-	client *fetch.Client
+	client  *fetch.Client
+	maxTime time.Duration // for each document
 
 	mu   sync.Mutex
 	kept int // bytes of all documents
@@ -71,14 +75,20 @@ type doc struct {
 	done chan struct{}
 	fetch.Document
 	err error
+	// products parses a product file of simplestreams, once for all images of it.
+	products func() (map[string]json.RawMessage, error)
 }
 
 // NewResolver returns a Resolver that reads documents with a client.
-func NewResolver(c *fetch.Client) *Resolver { return &Resolver{client: c, docs: map[docKey]*doc{}} }
+func NewResolver(c *fetch.Client) *Resolver {
+	return &Resolver{client: c, maxTime: maxTime, docs: map[docKey]*doc{}}
+}
 
 const (
 	// maxDocument is the maximum size of a document. The product file of all releases of Ubuntu has about 5 MiB.
 	maxDocument = 16 << 20
+	// maxTime limits the time for a document, with all attempts. A server may send it slowly.
+	maxTime = 5 * time.Minute
 	// maxKept limits the documents that a Resolver keeps.
 	maxKept = 64 << 20
 )
@@ -100,26 +110,38 @@ func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, err
 }
 
 // read returns the document at an address, which is requested once.
-func (r *Resolver) read(ctx context.Context, addr, credentials string) (fetch.Document, error) {
+func (r *Resolver) read(ctx context.Context, addr, credentials string) (*doc, error) {
 	k := docKey{addr, credentials}
 	r.mu.Lock()
 	d, known := r.docs[k]
 	if !known {
 		d = &doc{done: make(chan struct{})}
+		d.products = sync.OnceValues(func() (map[string]json.RawMessage, error) { return parseStreamsProducts(d.Data) })
 		r.docs[k] = d
 	}
 	r.mu.Unlock()
 	if !known {
-		d.Document, d.err = r.client.ReadDocument(ctx, addr, credentials, maxDocument)
+		d.Document, d.err = r.request(ctx, addr, credentials)
 		close(d.done)
 		r.forget(k, d)
 	}
 	select {
 	case <-d.done:
-		return d.Document, d.err
+		return d, d.err
 	case <-ctx.Done():
-		return fetch.Document{}, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	}
+}
+
+// request reads a document within the time limit.
+func (r *Resolver) request(ctx context.Context, addr, credentials string) (fetch.Document, error) {
+	limited, cancel := context.WithTimeout(ctx, r.maxTime)
+	defer cancel()
+	d, err := r.client.ReadDocument(limited, addr, credentials, maxDocument)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		err = refuse(Unreadable, "%s: the server did not send the document within %v", redact.URL(addr), r.maxTime)
+	}
+	return d, err
 }
 
 // forget removes a document if the Resolver keeps too much.

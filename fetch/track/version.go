@@ -2,15 +2,17 @@ package track
 
 import (
 	"cmp"
-	"regexp"
+	"slices"
 	"strings"
 )
 
 // version is a version as a list of parts, the most significant first. nil is unknown.
 type version []string
 
-// String returns the version for people.
-func (v version) String() string { return strings.Join(v, "-") }
+// String returns the version for people. A part may be empty.
+func (v version) String() string {
+	return strings.Join(slices.DeleteFunc(slices.Clone(v), func(part string) bool { return part == "" }), "-")
+}
 
 // compare orders versions part by part. If one is the beginning of the other, the longer one is newer.
 func (v version) compare(w version) int {
@@ -51,30 +53,69 @@ func run(s string) string {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-const numbers = `([0-9]+(?:[._:-][0-9]+)*)`
-
 // versionIn returns the version in the path of a declared address: what stands where the path of another release has
-// its version. The declared address may be that of a mirror, so only the end of its path is compared.
+// its version. The declared address may be that of a mirror, so only the end of its path is compared. A version is
+// numbers with separators.
 func versionIn(declared, path, versionOfPath string) (string, bool) {
-	parts := strings.Split(path, versionOfPath)
-	if versionOfPath == "" || len(parts) < 2 {
+	if versionOfPath == "" || len(path) > maxName {
 		return "", false
 	}
-	for i := range parts {
-		parts[i] = regexp.QuoteMeta(parts[i])
-	}
-	pattern, err := regexp.Compile("(?:^|/)" + strings.Join(parts, numbers) + "$")
-	if err != nil { // the path is not UTF-8
-		return "", false
-	}
-	m := pattern.FindStringSubmatch(declared)
-	if m == nil {
-		return "", false
-	}
-	for _, other := range m[2:] {
-		if other != m[1] {
-			return "", false
+	// The version may also be in another part of the path by chance, such as 1 in disk1.img. So each place counts, the last
+	// one first, and the places after it are taken as they are.
+	for end, places := len(path), 0; places < maxPlaces; places++ {
+		end = strings.LastIndex(path[:end], versionOfPath)
+		if end < 0 {
+			break
+		}
+		if v, ok := versionBefore(declared, path[:end], path[end+len(versionOfPath):], versionOfPath); ok {
+			return v, true
 		}
 	}
-	return m[1], true
+	return "", false
+}
+
+// maxPlaces limits the work of versionIn.
+const maxPlaces = 8
+
+// versionBefore returns the version that stands in a declared path before the text after. before is what stands before it
+// in the path of another release, which may have the version of this release again.
+func versionBefore(declared, before, after, versionOfPath string) (string, bool) {
+	beginning, ok := strings.CutSuffix(declared, after)
+	if !ok {
+		return "", false
+	}
+	// The text before it may end with numbers, too. So the longest version that fits counts.
+	numbers := beginning[len(strings.TrimRight(beginning, "0123456789"+separators)):]
+	if len(numbers) > maxVersion {
+		return "", false
+	}
+	for ; numbers != ""; numbers = numbers[1:] {
+		if !isNumbers(numbers) {
+			continue
+		}
+		for _, b := range []string{strings.ReplaceAll(before, versionOfPath, numbers), before} {
+			if expected := b + numbers + after; declared == expected || strings.HasSuffix(declared, "/"+expected) {
+				return numbers, true
+			}
+		}
+	}
+	return "", false
+}
+
+// maxVersion limits the length of a version, in bytes.
+const maxVersion = 128
+
+// separators stand between the numbers of a version.
+const separators = "._:-"
+
+// isNumbers reports whether s consists of numbers with one separator between two of them.
+func isNumbers(s string) bool {
+	digit := false
+	for i := range len(s) {
+		if !isDigit(s[i]) && !digit {
+			return false
+		}
+		digit = isDigit(s[i])
+	}
+	return digit
 }
