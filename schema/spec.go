@@ -61,7 +61,7 @@ type spec struct {
 	want     string        // what the value must be
 	missing  string        // the message for a missing value, "" for the usual one
 	private  bool          // no message contains the value
-	foreign  bool          // the format is that of another program: checkFormat does not apply
+	foreign  bool          // the format is not that of the field of this name: checkFormat does not apply
 	names    []string      // of fields, in the order of the schema
 	fields   map[string]*spec
 	elements *spec // of a list, or of a mapping with any names
