@@ -1,0 +1,158 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+)
+
+// vendors are the recorded documents of vendors, and what an update must answer.
+const vendors = "../../fetch/track/testdata/vendors"
+
+// vendorCase is a case of its expected.json.
+type vendorCase struct {
+	Case, Root  string
+	Optional    bool
+	Verify      json.RawMessage
+	Track       json.RawMessage
+	ChecksumURL string
+	Serve       map[string]string // files by address with a query
+	Pinned      struct{ URL, Checksum string }
+	Result      string
+	ResultAny   []string `json:"result_any"`
+	Reason      string
+	ReasonAny   []string `json:"reason_any"`
+	Expect      struct{ URL, Checksum string }
+}
+
+// readVendorCases returns the cases with declared values and without signatures.
+func readVendorCases(t testing.TB) []vendorCase {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(vendors, "expected.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all struct{ Cases []vendorCase }
+	if err := json.Unmarshal(data, &all); err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all.Cases, func(c vendorCase) bool {
+		return c.Optional || c.Verify != nil || c.Pinned.URL == "" || c.Pinned.Checksum == ""
+	})
+}
+
+// serveVendors serves the documents of all cases, each below its root, and returns the address.
+func serveVendors(t testing.TB, cases []vendorCase) string {
+	t.Helper()
+	queries := map[string]string{}
+	for _, c := range cases {
+		for address, file := range c.Serve {
+			queries["/"+c.Root+address] = filepath.Join(vendors, c.Root, file)
+		}
+	}
+	files := http.FileServer(http.Dir(vendors))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if file, ok := queries[r.RequestURI]; ok {
+			http.ServeFile(w, r, file)
+			return
+		}
+		files.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// declaration returns the case as an image with comments.
+func (c vendorCase) declaration(name, base, url, checksum string) string {
+	list := ""
+	if c.ChecksumURL != "" {
+		list = fmt.Sprintf("        checksumURL: '%s'\n", c.ChecksumURL)
+	}
+	text := fmt.Sprintf("  %s: # äöü\n    source:\n      download:\n        url: \"%s\"   # from the vendor\n%s    checksum: %s # of %s\n    track: %s\n\n",
+		name, url, list, checksum, c.Pinned.Checksum, c.Track)
+	return strings.ReplaceAll(text, "{base}", base+"/"+c.Root)
+}
+
+const trackSettings = "settings: {allowLoopbackSources: true}\n\nimages:\n"
+
+// runUpdate runs the command update and returns its result.
+func runUpdate(t testing.TB, dir string) report.Updates {
+	t.Helper()
+	cmd := exec.Command("backing-image-manager", "update", dir, "-o", "json")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	var result report.Updates
+	if err2 := json.Unmarshal(out, &result); err2 != nil {
+		t.Fatalf("%v %v: %s", err, err2, stderr.String())
+	}
+	if refused := result.Count(report.NotEdited); (err != nil) != (refused > 0) {
+		t.Errorf("%d images refused, and the exit status is %v", refused, err)
+	}
+	return result
+}
+
+// TestUpdateOfVendors updates the images of all recorded documents in one file. Only the intended values change, and a
+// second run changes nothing.
+func TestUpdateOfVendors(t *testing.T) {
+	t.Parallel()
+	cases := readVendorCases(t)
+	base := serveVendors(t, cases)
+	file := filepath.Join(t.TempDir(), "images.yaml")
+	before := trackSettings
+	for _, c := range cases {
+		before += c.declaration(c.Case, base, c.Pinned.URL, c.Pinned.Checksum)
+	}
+	if err := os.WriteFile(file, []byte(before), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	first := runUpdate(t, filepath.Dir(file))
+	after, updated := trackSettings, 0
+	for _, c := range cases {
+		i := slices.IndexFunc(first.Images, func(u report.ImageUpdate) bool { return u.Image == c.Case })
+		if i < 0 {
+			t.Fatalf("%s is missing", c.Case)
+		}
+		got := first.Images[i]
+		if !slices.Contains(append(c.ResultAny, c.Result), string(got.Result)) {
+			t.Errorf("%s: the result is %s, not %s: %s", c.Case, got.Result, c.Result, got.Message)
+		}
+		url, checksum := c.Pinned.URL, c.Pinned.Checksum
+		switch got.Result {
+		case report.Updated:
+			updated++
+			url, checksum = cmp.Or(c.Expect.URL, url), c.Expect.Checksum
+		case report.NotEdited:
+			if want := append(c.ReasonAny, c.Reason); c.Reason != "" && !slices.Contains(want, got.Reason) {
+				t.Errorf("%s: the reason is %s, not %s", c.Case, got.Reason, want)
+			}
+		}
+		after += c.declaration(c.Case, base, url, checksum)
+	}
+	if updated < 12 {
+		t.Errorf("only %d images were updated", updated)
+	}
+	for run := range 2 {
+		got, err := os.ReadFile(file)
+		if err != nil || string(got) != after {
+			t.Fatalf("after run %d (%v), the file is\n%s\nand not\n%s", run+1, err, got, after)
+		}
+		if run == 0 {
+			second := runUpdate(t, filepath.Dir(file))
+			if n := second.Count(report.Updated); n > 0 || second.Count(report.NotEdited) != first.Count(report.NotEdited) {
+				t.Errorf("the second run updates %d images, and refuses %d", n, second.Count(report.NotEdited))
+			}
+		}
+	}
+}
