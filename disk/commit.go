@@ -24,7 +24,7 @@ func (e *ChecksumError) Error() string {
 // Commit turns the partial file into the image of its folder, if its bytes have the digest want
 // (zero: any digest) and an accepted format. The package comment lists the steps.
 //
-// After a *ChecksumError or *FormatError the partial file is removed. It is also removed if the disk
+// After a *ChecksumError, *FormatError or *SignatureError the partial file is removed. It is also removed if the disk
 // is full before the file is durable: otherwise the partial file itself would occupy the space that
 // the next attempt needs. After any other error a later OpenPart resumes it.
 //
@@ -112,7 +112,8 @@ func (p *Part) finish(want Digest, swap *replacement) (result func(*Record), err
 func isFinal(err error) bool {
 	_, checksum := errors.AsType[*ChecksumError](err)
 	_, format := errors.AsType[*FormatError](err)
-	return checksum || format
+	_, signature := errors.AsType[*SignatureError](err)
+	return checksum || format || signature
 }
 
 // check compares size, digest and format. The function result writes its findings to a record.
@@ -121,7 +122,11 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 		return nil, fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
 	}
 	sum512, sum256 := p.hashes.digests()
-	if err := matches(want, sum512, sum256); err != nil {
+	if err := errors.Join(matches(want, sum512, sum256), matches(p.options.Check.Digest, sum512, sum256)); err != nil {
+		return nil, err
+	}
+	signature, err := p.options.Check.end()
+	if err != nil {
 		return nil, err
 	}
 	info, err := p.folder.inspect(partFile, p.options.Format)
@@ -136,7 +141,7 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 	return func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
 		r.ManifestDigest, r.Size = p.writer.manifest.Digest(), p.offset
-		r.IndexDigest = index
+		r.IndexDigest, r.Signature = index, signature
 		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
 	}, nil
 }

@@ -48,6 +48,8 @@ type Copy struct {
 	ManifestDigest Digest `json:"chunks,omitzero"`
 	// HasIndex is true if the record has the digest of an index of the copy: see Disk.Index.
 	HasIndex bool `json:"-"`
+	// Signature is Record.Signature.
+	Signature Signature `json:"-"`
 	// CfgExpected is the expectedChecksum of backing.cfg.
 	CfgExpected Digest `json:"-"`
 	HasCfg      bool   `json:"-"` // backing.cfg is readable and describes this file
@@ -213,7 +215,7 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 		return c
 	}
 	c.Size, c.RealSize = info.Size(), realSize(info)
-	c.Format, c.VirtualSize, c.SHA512, c.SHA256 = r.Format, r.VirtualSize, r.SHA512, r.SHA256
+	c.Format, c.VirtualSize, c.SHA512, c.SHA256, c.Signature = r.Format, r.VirtualSize, r.SHA512, r.SHA256, r.Signature
 	c.State, c.Message = stateOf(r, owned, info)
 	if n := links(info); c.State == Ready && n > 1 {
 		c.Message = fmt.Sprintf("the file has %d names (hard links): a write to another one would damage this copy", n)

@@ -25,7 +25,7 @@
 //	disk.go folder.go             a disk; the folder of one image
 //	record.go cfg.go              the two small files that describe a copy
 //	copies.go                     Copy: the observed state of one copy; Stat, List
-//	part.go                       partial file: append and resume
+//	part.go signature.go          partial file: append and resume; judge it by a signature
 //	clone.go share.go commit.go   fill it from another copy, share blocks; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it

@@ -68,6 +68,8 @@ type PartOptions struct {
 	// Accept reports whether an existing partial file with this source can be resumed. Only then does
 	// OpenPart read the file back, which can take minutes. nil: always true.
 	Accept func(PartSource) bool
+	// Check is what the bytes must have besides the digest of Commit; zero: nothing.
+	Check SignatureCheck
 }
 
 // Part is a partial file: backing.part, and the journal with the hashes of its chunks. Bytes can only
@@ -118,7 +120,11 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 
 // start creates the pipeline, which begins with the first chunk.
 func (p *Part) start() {
-	hashes, consumers := newHashes(p.options.SHA256)
+	hashes, consumers := newHashes(p.options.SHA256 || p.options.Check.Digest.Algorithm() == SHA256)
+	if begin := p.options.Check.Begin; begin != nil {
+		w := begin()
+		consumers = append(consumers, func(c *chunk) error { _, err := w.Write(c.data); return err })
+	}
 	p.writer.start()
 	p.hashes, p.current, p.offset = hashes, nil, 0
 	p.pipeline = newPipeline(append(consumers, p.writer.writeHash, p.writer.writeChunk)...)

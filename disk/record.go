@@ -32,6 +32,8 @@ type Record struct {
 	Size           int64  `json:"size,omitempty"`
 	// IndexDigest is the SHA-256 of the index in backing.caibx; zero: there is none.
 	IndexDigest Digest `json:"index,omitzero"`
+	// Signature is that of the bytes with SHA512; zero: none was verified.
+	Signature Signature `json:"signature,omitzero"`
 	// Evidence is nil until the file is verified.
 	Evidence   *Evidence `json:"evidence,omitempty"`
 	VerifiedAt time.Time `json:"verified,omitzero"` // when all bytes last matched their digest
@@ -114,6 +116,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 || r.IndexDigest.Algorithm() == SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
+	r.Signature = r.Signature.valid()
 	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince, &r.ReplacedAt} {
 		*t = ValidTime(*t)
 	}

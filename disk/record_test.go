@@ -15,6 +15,7 @@ func wholeRecord() Record {
 		Owner: recordOwner, Created: at, Format: QCOW2, VirtualSize: 10,
 		Source: &PartSource{ID: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
 		SHA512: digest512(nil), SHA256: digest256(nil), ManifestDigest: digest256(nil), Size: 7, IndexDigest: digest256(nil),
+		Signature:  Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at, Warning: "key-expired-since"},
 		Evidence:   &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
 		VerifiedAt: at, DamagedAt: at, Failed: "damaged", InUse: true, LastUsed: at, SurplusSince: at, ReplacedAt: at, ClockNode: "node1",
 		BackupID: "0a", Declaration: Declaration{File: "a.yaml", Kind: "BackingImage", Name: "parrot", ConfigMap: "fleet"},
@@ -45,6 +46,7 @@ func TestParseRecord(t *testing.T) {
 	}{
 		{"only an owner", `{"owner":"backing-image-manager"}`, true},
 		{"digests", `{"owner":"backing-image-manager","sha512":"` + sum512 + `","sha256":"` + sum256 + `"}`, true},
+		{"a signature with a name that a terminal would obey", `{"owner":"backing-image-manager","signature":{"scheme":"x","signer":"\u001b[31m"}}`, true},
 		{"unknown keys", `{"owner":"backing-image-manager","new":[{}]}`, true},
 		{"no bytes", ``, false},
 		{"torn", `{"owner":"backing-image-ma`, false},

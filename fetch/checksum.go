@@ -35,19 +35,32 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed 
 	if err != nil {
 		return stored, packed, err
 	}
-	image := t.addresses
-	t.addresses, t.selfDelimiting, t.restart = []address{list}, true, false
-	imagePacking := t.packing
-	t.packing, t.limiter, t.request.MaxSize, t.request.SkipAddresses = notPacked, nil, 0, 0
-	file := &memorySink{limit: maxChecksumFile}
-	if err := t.fetchAny(ctx, file); err != nil {
+	b, err := t.readSmall(ctx, list)
+	if err != nil {
 		return stored, packed, err
 	}
-	stored, packed, err = digestsOf(parseChecksumList(file.bytes), list, image, imagePacking)
+	return t.lookUp(b, list)
+}
+
+// lookUp finds the image of t in the checksum file b.
+func (t *transfer) lookUp(b []byte, list address) (stored, packed disk.Digest, err error) {
+	stored, packed, err = digestsOf(parseChecksumList(b), list, t.addresses, t.packing)
 	if err != nil { // not final, like a 404: the list may be completed later
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
 	return stored, packed, err
+}
+
+// readSmall reads a checksum file, or a signature, under the rules and with the credentials of t.
+func (t *transfer) readSmall(ctx context.Context, a address) ([]byte, error) {
+	small := *t
+	small.addresses, small.selfDelimiting, small.restart = []address{a}, true, false
+	small.packing, small.limiter, small.request.MaxSize, small.request.SkipAddresses = notPacked, nil, 0, 0
+	file := &memorySink{limit: maxChecksumFile}
+	if err := small.fetchAny(ctx, file); err != nil {
+		return nil, err
+	}
+	return file.bytes, nil
 }
 
 // digestsOf finds the image with one of the addresses. A single checksum without a file name is the
@@ -117,7 +130,7 @@ func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
 	m.bytes = append(m.bytes, b...)
 	if err == nil && len(m.bytes) > m.limit {
-		err = failf(BadSource, "the checksum file is larger than %d bytes", m.limit)
+		err = failf(BadSource, "the file is larger than %d bytes", m.limit)
 	}
 	return int64(len(b)), err
 }
@@ -146,7 +159,7 @@ var weakLengths = []int{32, 40, 56, 96}
 
 // parseChecksumList parses the output of sha256sum and sha512sum, and of the BSD programs with the
 // same purpose. It ignores all other lines, such as comments, blank lines and the armour of a
-// clear-signed file. It does not verify signatures.
+// clear-signed file. It does not verify signatures: ReadSignature passes only the signed bytes.
 func parseChecksumList(b []byte) checksumList {
 	var s checksumList
 	scan := bufio.NewScanner(bytes.NewReader(b))

@@ -26,7 +26,9 @@
 //  6. Credentials are sent only to the origin (scheme, host, port) of the declared URL and to
 //     the hosts that the credentials list. A redirect does not change this, and they are
 //     never sent unencrypted over a network.
-//  7. No error contains a query, a user, a password, a token or a header.
+//  7. If a signature is declared, the bytes that are received are judged by it, whatever sends them: an image
+//     without a valid signature is never committed.
+//  8. No error contains a query, a user, a password, a token or a header.
 //
 // # Addresses
 //
@@ -55,6 +57,6 @@
 // # Reading order
 //
 // fetch.go (Client, Request, Download), download.go (attempts, resume), address.go,
-// http.go, s3.go, file.go, document.go (small files), then transport.go and credentials.go (hosts, proxies,
+// http.go, s3.go, file.go, document.go (small files), checksum.go and verify.go (lists and signatures), then transport.go and credentials.go (hosts, proxies,
 // secrets), unpack.go, error.go.
 package fetch

@@ -15,12 +15,14 @@ import (
 // first use.
 type Client struct {
 	SecretsDir    string   // the folder that contains all credentials folders; empty: none
+	KeysDir       string   // the folder that contains all folders with keys for signatures; empty: none
 	FileRoots     []string // absolute paths of the folders below which file:// addresses are allowed
 	AllowAnyFile  bool     // allow file:// addresses of all files, for one-shot commands
 	AllowLoopback bool     // allow loopback and link-local hosts, for tests and demos
 	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 
 	timing timing
+	now    func() time.Time // at which signatures are judged; nil: time.Now
 }
 
 // defaultUserAgent is used if Client.UserAgent is empty.
@@ -48,6 +50,11 @@ type Request struct {
 	Digest       disk.Digest // of the stored (unpacked) image; zero: not declared
 	PackedDigest disk.Digest // of the packed file; zero: not declared
 	Unpack       string      // "", "auto", "none", "gz", "xz", "zst" or "bz2"
+
+	// Verify is who must have signed the image; nil: nobody. ReadSignature must be called before Download then, and the
+	// partial file must be opened with SignatureCheck.
+	Verify *Verify
+	signed *verification // nil before ReadSignature
 
 	MaxSize        int64 // maximum size of the stored image in bytes; 0: no limit
 	BandwidthLimit int64 // bytes per second from the network; 0: no limit
@@ -111,6 +118,9 @@ func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progr
 		return err
 	}
 	defer t.net.close()
+	if r.Verify != nil && r.signed == nil {
+		return &Error{Class: BadConfig, Err: errNotRead}
+	}
 	t.hasDigest = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
 	if err := part.DropIndex(); err != nil { // the bytes are not compared with it
 		return err

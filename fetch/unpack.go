@@ -43,9 +43,16 @@ type unpacker struct {
 
 	source disk.PartSource
 	offset int64 // number of received packed bytes
-	hash   hash.Hash
+	hashes []packedHash
+	signed io.Writer      // of the verification of the packed file; nil: none
 	in     *io.PipeWriter // input of the decompressor; nil: none is running
 	result chan error     // result of the decompressor
+}
+
+// packedHash computes a digest that the packed file must have.
+type packedHash struct {
+	hash.Hash
+	want disk.Digest
 }
 
 // Source returns the source of the packed bytes.
@@ -61,9 +68,18 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 	if err := u.part.Begin(disk.PartSource{ID: o.ID, Size: -1}); err != nil {
 		return err
 	}
-	u.source, u.offset, u.hash = o, 0, nil
-	if d := u.request.PackedDigest; !d.IsZero() {
-		u.hash = d.Algorithm().New()
+	u.source, u.offset, u.hashes = o, 0, nil
+	want := []disk.Digest{u.request.PackedDigest}
+	if v := u.request.signed; v != nil {
+		want = append(want, v.packed)
+		if v.newVerifier != nil {
+			u.signed = v.begin()
+		}
+	}
+	for _, d := range want {
+		if !d.IsZero() {
+			u.hashes = append(u.hashes, packedHash{d.Algorithm().New(), d})
+		}
 	}
 	out, in := io.Pipe()
 	u.in, u.result = in, make(chan error, 1)
@@ -107,8 +123,13 @@ func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
 			if _, failed := u.in.Write(buf[:n]); failed != nil {
 				return u.offset - start, failed
 			}
-			if u.hash != nil {
-				u.hash.Write(buf[:n])
+			for _, h := range u.hashes {
+				h.Write(buf[:n])
+			}
+			if u.signed != nil {
+				if _, err := u.signed.Write(buf[:n]); err != nil {
+					return u.offset - start, err
+				}
 			}
 			u.offset += int64(n)
 		}
@@ -130,17 +151,18 @@ func (u *unpacker) stop() {
 	}
 }
 
-// finish waits until all bytes are unpacked, and compares the digest of the packed file.
+// finish waits until all bytes are unpacked, and compares the digests of the packed file. Part.Commit judges its signature.
 func (u *unpacker) finish() error {
 	u.in.Close()
 	err := <-u.result
 	u.in = nil
-	if err != nil || u.hash == nil {
+	if err != nil {
 		return err
 	}
-	want := u.request.PackedDigest
-	if got := want.Algorithm().Digest(u.hash); got != want {
-		return failf(BadSource, "packed file: %w", &disk.ChecksumError{Want: want, Got: got})
+	for _, h := range u.hashes {
+		if got := h.want.Algorithm().Digest(h); got != h.want {
+			return failf(BadSource, "packed file: %w", &disk.ChecksumError{Want: h.want, Got: got})
+		}
 	}
 	return nil
 }

@@ -229,6 +229,9 @@ func (l *localJobs) job(t Task) job.Job {
 	j.WarnIndex = func(err error) {
 		l.log.Warn("download by index", "copy", t.Action.CopyRef().String(), "problem", err)
 	}
+	j.WarnKeys = func(text string) {
+		l.log.Warn("keys for signatures", "copy", t.Action.CopyRef().String(), "problem", text)
+	}
 	j.Survey = func(s delta.Survey) {
 		l.log.Info("download by index", "copy", t.Action.CopyRef().String(), "bytes", s.Size, "missing", s.Missing)
 	}

@@ -247,7 +247,7 @@ const (
 // are wrong or missing while the rest of a definition is validated.
 var stands = map[string]any{
 	"source": map[string]any{"upload": map[string]any{}}, "url": unknownURL, "backupURL": "s3://unknown@unknown/?backingImage=unknown",
-	"target": "s3://unknown@unknown/", "backingImage": unknownImage, "path": "/unknown", "reason": "unknown",
+	"target": "s3://unknown@unknown/", "backingImage": unknownImage, "path": "/unknown", "reason": "unknown", "keys": "unknown",
 }
 
 // leaveOut removes the field at a path, or the nearest one around it. A field that the schema

@@ -80,6 +80,9 @@ type Settings struct {
 	FollowReplicas       bool        `json:"-"`
 	AllowLoopbackSources bool        `json:"allowLoopbackSources"`
 	Suspend              *Suspension `json:"suspend,omitempty"` // of everything; nil: none
+	// Verify is which images need a signature; nil: none does. It is encoded only if it is declared, so that the
+	// config digest is that of versions without the field.
+	Verify *VerifyPolicy `json:"verify,omitempty"`
 }
 
 // MarshalJSON encodes the settings like a configuration file: intervals as "1h0m0s", orphans

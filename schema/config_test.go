@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,12 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 		m.KeepGenerations != 2 || m.FollowReplicas || m.Source.Download.Index != "https://example.com/image.raw.caibx" || m.Source.Download.Store != "s3://bucket/default.castr" ||
 		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != disk.SHA256 {
 		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)
+	}
+	if want := (Verify{VerifyOpenPGP, "alma", "https://example.com/SHA256SUMS.asc"}); m.Verify == nil || *m.Verify != want {
+		t.Errorf("verify of downloaded is %+v", m.Verify)
+	}
+	if v := s.Verify; v == nil || !v.Required || !slices.Equal(v.Exempt, []string{"exported", "lab-*"}) {
+		t.Errorf("settings.verify is %+v", v)
 	}
 	if !c.Images["uploaded"].FollowReplicas {
 		t.Error("uploaded does not have followReplicas of the settings")

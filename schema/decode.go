@@ -29,6 +29,11 @@ type (
 		FollowReplicas                  bool
 		AllowLoopbackSources            bool
 		Suspend                         *rawSuspend
+		Verify                          *rawVerifyPolicy
+	}
+	rawVerifyPolicy struct {
+		Required bool
+		Exempt   []string
 	}
 	rawSuspend struct{ Reason, By, Until string }
 	rawNode    struct {
@@ -53,8 +58,11 @@ type (
 		Backup                            *rawBackup
 		Suspend                           *rawSuspend
 		Track                             *rawTrack
+		Verify                            *rawVerify
 	}
-	rawTrack struct {
+	rawVerify     struct{ OpenPGP, Minisign, Signify, Cosign *rawVerifyKeys }
+	rawVerifyKeys struct{ Keys, SignatureURL string }
+	rawTrack      struct {
 		Simplestreams *struct{ URL, Product, Item string }
 		CoreOS        *struct{ Stream, URL, Arch, Artifact, Format string }
 		Listing       *struct{ URL, Match, Checksum string }
@@ -139,6 +147,9 @@ func mustDecode(v cue.Value, raw any) {
 
 func (d *decoder) settings(raw rawSettings) *Settings {
 	s := &Settings{FollowReplicas: raw.FollowReplicas, AllowLoopbackSources: raw.AllowLoopbackSources, Suspend: d.suspension(raw.Suspend)}
+	if v := raw.Verify; v != nil {
+		s.Verify = &VerifyPolicy{Required: v.Required, Exempt: sorted(v.Exempt)}
+	}
 	var err error
 	s.CleanupWaitInterval, err = interval(raw.CleanupWaitInterval, time.Minute)
 	d.reportError(err, "cleanupWaitInterval")
@@ -222,6 +233,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	m.Backup = d.backup(raw.Backup)
 	m.Suspend = d.suspension(raw.Suspend)
 	m.Track = d.track(raw.Track, m.Source.Download)
+	m.Verify = d.verify(raw.Verify, m.Source.Download)
 	var err error
 	m.BandwidthLimit, err = quantity(raw.BandwidthLimit)
 	d.reportError(err, "bandwidthLimit")

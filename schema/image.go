@@ -40,6 +40,8 @@ type Image struct {
 	// Track is where the vendor publishes versions; nil: nowhere. It decides nothing that a manager does, so it is
 	// neither encoded nor part of the config digest.
 	Track *Track `json:"-"`
+	// Verify is who must have signed the image; nil: nobody. Source.Download is set then.
+	Verify *Verify `json:"verify,omitempty"`
 	// ChecksumIgnored is true if a checksum is declared for a clone that this program
 	// encrypts. Each encryption produces different bytes, so a checksum cannot match.
 	// Checksum is then zero, as in Longhorn.

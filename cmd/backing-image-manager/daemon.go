@@ -118,7 +118,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	}
 	limitGarbage()
 	log.Info("listening", "address", listener.Addr().String(), "version", version())
-	client := fetch.Client{SecretsDir: d.secretsDir, FileRoots: d.fileRoots}
+	client := fetch.Client{SecretsDir: d.secretsDir, KeysDir: d.keysDir, FileRoots: d.fileRoots}
 	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{
 		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: peer.NewClient(credentials.ForPeers()), Log: log,
 	})

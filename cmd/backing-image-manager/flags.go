@@ -181,6 +181,7 @@ type nodeFlags struct {
 	node       string
 	disks      []string
 	secretsDir string
+	keysDir    string
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
@@ -189,7 +190,8 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.node, "node", "", "act for the node `NAME` (default: $NODE_NAME, then the host name)")
 	flags.StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`; if nodes are declared, it must be a disk of this node; may be repeated")
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
-	for _, name := range []string{"config-dir", "disk", "secrets-dir"} {
+	flags.StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of images")
+	for _, name := range []string{"config-dir", "disk", "secrets-dir", "keys-dir"} {
 		if err := cmd.MarkFlagDirname(name); err != nil {
 			panic("mark --" + name + ": " + err.Error())
 		}
@@ -216,6 +218,11 @@ func (f *nodeFlags) resolve() error {
 	if f.secretsDir != "" {
 		if _, err := os.Stat(f.secretsDir); err != nil {
 			return fmt.Errorf("read --secrets-dir: %w", err)
+		}
+	}
+	if f.keysDir != "" {
+		if _, err := os.Stat(f.keysDir); err != nil {
+			return fmt.Errorf("read --keys-dir: %w", err)
 		}
 	}
 	if path, found := findRepeated(f.disks); found {

@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -234,7 +235,7 @@ func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 // converge executes the plan until nothing is left that can be done now.
 func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result schema.Result) error {
 	bars := newProgress(c.err)
-	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, AllowAnyFile: true}, bars.logger(), false)
+	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, KeysDir: c.keysDir, AllowAnyFile: true}, bars.logger(), false)
 	if err := c.connect(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}
@@ -264,7 +265,7 @@ func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result sche
 	return errors.Join(configError(result), plan.CheckConverged(d, o, p))
 }
 
-// warnMissing warns about credentials and backup stores that this machine lacks. The plan
+// warnMissing warns about credentials, keys and backup stores that this machine lacks. The plan
 // does not depend on them, but its actions would fail.
 func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 	var written []string
@@ -273,7 +274,7 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 		if !declared || a.Idle() || a.Node != d.Node {
 			continue
 		}
-		for _, err := range missingRequirements(c.secretsDir, a.Op, image) {
+		for _, err := range missingRequirements(c.nodeFlags, a.Op, image) {
 			if text := fmt.Sprintf("warning: image %s: %v", a.Image, err); !slices.Contains(written, text) {
 				written = append(written, text)
 				report.WriteLine(c.err, "%s", text)
@@ -282,9 +283,8 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 	}
 }
 
-// missingRequirements returns an error for each missing folder of credentials below secretsDir, and for a
-// missing backup store.
-func missingRequirements(secretsDir string, op plan.Op, image schema.Image) (missing []error) {
+// missingRequirements returns an error for each missing folder of credentials or keys, and for a missing backup store.
+func missingRequirements(f nodeFlags, op plan.Op, image schema.Image) (missing []error) {
 	add := func(err error) {
 		if err != nil {
 			missing = append(missing, err)
@@ -293,16 +293,19 @@ func missingRequirements(secretsDir string, op plan.Op, image schema.Image) (mis
 	s := image.Source
 	switch {
 	case op == plan.Backup && image.Backup != nil:
-		add(checkSecret(secretsDir, image.Backup.Credentials))
+		add(checkSecret(f.secretsDir, image.Backup.Credentials))
 		add(checkStore(image.Backup.Target))
 	case op == plan.Download && s.Download != nil:
-		add(checkSecret(secretsDir, s.Download.Credentials))
+		add(checkSecret(f.secretsDir, s.Download.Credentials))
+		if image.Verify != nil {
+			add(checkKeys(f.keysDir, *image.Verify))
+		}
 	case op == plan.Restore && s.Restore != nil:
-		add(checkSecret(secretsDir, s.Restore.Credentials))
+		add(checkSecret(f.secretsDir, s.Restore.Credentials))
 		target, _, _ := backup.ParseURL(s.Restore.BackupURL) // the schema has checked it
 		add(checkStore(target))
 	case op == plan.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
-		add(checkSecret(secretsDir, s.Clone.Secret))
+		add(checkSecret(f.secretsDir, s.Clone.Secret))
 	}
 	return missing
 }
@@ -319,6 +322,15 @@ func checkSecret(secretsDir, name string) error {
 		return fmt.Errorf("it needs the credentials %q: %w", name, err)
 	}
 	return nil
+}
+
+// checkKeys checks that a folder with keys exists, and that its keys can be used.
+func checkKeys(keysDir string, v schema.Verify) error {
+	if keysDir == "" {
+		return fmt.Errorf("it needs the keys %q: name their directory with --keys-dir", v.Keys)
+	}
+	_, err := signature.ReadKeys(filepath.Join(keysDir, v.Keys), signature.Scheme(v.Scheme))
+	return err
 }
 
 // checkStore checks a backup target that is a folder of this machine.

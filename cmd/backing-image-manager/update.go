@@ -215,6 +215,8 @@ func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 		return "pinned-uuid", "the declared uuid belongs to the declared version: remove it"
 	case moved && len(d.Mirrors) > 0:
 		return "pinned-mirrors", "the mirrors have the declared version: remove them, or change them by hand"
+	case m.Verify != nil:
+		return "signed", "the image needs a signature, and update does not verify those of lists: change it by hand"
 	case !d.PackedChecksum.IsZero():
 		return "pinned-packed-checksum", "packedChecksum is that of the declared version: remove it"
 	case moved && d.Index != "" && !strings.HasPrefix(d.Index, d.URL):

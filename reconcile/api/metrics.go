@@ -51,6 +51,7 @@ var (
 	suspended     = gauge("suspended_images", "Number of declared images that are suspended, by their own declaration or by the settings.")
 	suspendsOver  = gauge("suspensions_over", "Number of declared suspensions that have expired.")
 	copies        = gauge("copies", "Number of copies on the disks of this node, including those to be created, by state.", "state")
+	signedCopies  = gauge("signed_copies", "Number of ready copies on the disks of this node whose signature was verified, by the scheme and the key (\"signer\") of the signature. Keys without a copy have no value.", "scheme", "signer")
 	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
 	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one, in the order of their names.", "image")
@@ -75,7 +76,7 @@ var (
 // metrics are all metrics of the daemon, except those of Go and of the process.
 var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
-	copies, desiredCopies, readyCopies, missingCopies, peerReachable, peerAge,
+	copies, signedCopies, desiredCopies, readyCopies, missingCopies, peerReachable, peerAge,
 	planned, idle, running, succeeded, failed, fetched, proofs, unproven,
 	diskUsable, diskSize, diskFree, diskReserved, rounds, lastRound,
 }
@@ -168,7 +169,7 @@ func (s sender) disks(node string, disks []status.DiskStatus) {
 
 func (s sender) images(node string, images []status.ImageStatus) {
 	nDeclared, nReady, nUnproven := 0, 0, 0
-	states := map[disk.State]int{}
+	states, signed := map[disk.State]int{}, map[[2]string]int{} // signed: by scheme and signer
 	for _, image := range images {
 		if image.Declared {
 			nDeclared++
@@ -177,6 +178,9 @@ func (s sender) images(node string, images []status.ImageStatus) {
 		for _, c := range image.Copies {
 			if c.Node == node {
 				states[c.State]++
+				if by := c.Signature; by.Signer != "" && c.State == disk.Ready {
+					signed[[2]string{by.Scheme, by.Signer}]++
+				}
 			} else if c.Unproven {
 				nUnproven++
 			}
@@ -185,6 +189,9 @@ func (s sender) images(node string, images []status.ImageStatus) {
 	s.value(declared, float64(nDeclared))
 	s.value(ready, float64(nReady))
 	s.value(unproven, float64(nUnproven))
+	for by, n := range signed {
+		s.value(signedCopies, float64(n), by[0], by[1])
+	}
 	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
 		s.value(copies, float64(states[state]), string(state))
 	}

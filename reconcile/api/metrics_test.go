@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -100,6 +101,19 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 		if got := values(t, tt.send); !slices.Equal(got, tt.want) {
 			t.Errorf("%s:\n%s\nwant\n%s", tt.name, strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
 		}
+	}
+}
+
+func TestSignedCopiesAreCountedByKey(t *testing.T) {
+	copyOf := func(node, signer string, state disk.State) status.CopyStatus {
+		return status.CopyStatus{Node: node, State: state, Signature: disk.Signature{Scheme: "openpgp", Signer: signer}}
+	}
+	images := []status.ImageStatus{{Name: "a", Copies: []status.CopyStatus{copyOf("node1", "AA", disk.Ready), copyOf("node1", "AA", disk.Failed), copyOf("node2", "AA", disk.Ready)}},
+		{Name: "b", Copies: []status.CopyStatus{copyOf("node1", "AA", disk.Ready), copyOf("node1", "BB", disk.Ready), {Node: "node1", State: disk.Ready}}}}
+	got := values(t, func(s sender) { s.images("node1", images) })
+	got = slices.DeleteFunc(got, func(line string) bool { return !strings.HasPrefix(line, "signed_copies") })
+	if want := []string{"signed_copies{openpgp}{AA} 2", "signed_copies{openpgp}{BB} 1"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -8,13 +8,21 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // download creates the copy from the declared addresses. Without a declared checksum the bytes
-// must have the digest from the checksum URL, or else the pinned one, if there is any.
+// must have the digest from the checksum URL, or else the pinned one, if there is any. A declared signature
+// comes first: without it, no byte of the image is transferred.
 func (j Job) download(ctx context.Context, id disk.ID) error {
-	r := DownloadRequest(j.Image)
+	r, err := j.Client.ReadSignature(ctx, DownloadRequest(j.Image))
+	if err != nil {
+		return err
+	}
+	for _, text := range r.KeyWarnings() {
+		j.WarnKeys(text)
+	}
 	if r.Digest.IsZero() && r.ChecksumURL != "" {
 		if err := j.lookUpChecksum(ctx, &r); err != nil {
 			return err
@@ -29,11 +37,15 @@ func (j Job) download(ctx context.Context, id disk.ID) error {
 // DownloadRequest returns the request for the declared source of the image, which is a download.
 func DownloadRequest(image schema.Image) fetch.Request {
 	d := image.Source.Download
-	return fetch.Request{
+	r := fetch.Request{
 		URL: d.URL, Mirrors: d.Mirrors, Index: d.Index, Store: d.Store, Credentials: d.Credentials, ChecksumURL: d.ChecksumURL,
 		Digest: image.Checksum, PackedDigest: d.PackedChecksum, Unpack: string(d.Unpack),
 		MaxSize: d.MaxSize, BandwidthLimit: image.BandwidthLimit,
 	}
+	if v := image.Verify; v != nil {
+		r.Verify = &fetch.Verify{Scheme: signature.Scheme(v.Scheme), Keys: v.Keys, SignatureURL: v.SignatureURL, SignsFile: v.SignsFile(*d)}
+	}
+	return r
 }
 
 // lookUpChecksum sets the digests of r from the checksum list at its ChecksumURL: that of the
@@ -58,8 +70,8 @@ func (j Job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
 func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) error {
 	var earlier error
 	for {
-		err := j.fill(ctx, id, r.Digest, r.CanResume, func(part *disk.Part) error {
-			if r.Index != "" && !r.Restart {
+		err := j.fill(ctx, id, r.Digest, r.SignatureCheck(), r.CanResume, func(part *disk.Part) error {
+			if r.Index != "" && !r.Restart && !r.NeedsPackedFile() {
 				return j.downloadByIndex(ctx, r, part)
 			}
 			return j.Client.Download(ctx, r, part, j.Progress)
@@ -68,7 +80,7 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 			return nil
 		}
 		address := int(j.Progress.AddressIndex.Load())
-		wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err)
+		wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)
 		if wrong && len(r.Mirrors) > 0 {
 			err = fmt.Errorf("address %d of %d: %w", address+1, len(r.Mirrors)+1, err)
 		}

@@ -8,11 +8,14 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
+
+var badSignature = signature.Errorf(signature.BadSignature, "other bytes")
 
 // A fault of a source that only this node has must not stop another node from trying its own
 // source.
@@ -29,6 +32,9 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 		{"the source of a clone does not have its own digest", clone, &disk.ChecksumError{Want: a, Got: b}, true, false, true},
 		{"the source of a clone does not have the declared digest", clone, &disk.ChecksumError{Want: b, Got: a}, false, true, false},
 		{"a download does not have the declared digest", plan.Action{Op: plan.Download}, &disk.ChecksumError{Want: a, Got: b}, false, true, false},
+		{"a download has no valid signature", plan.Action{Op: plan.Download}, &disk.SignatureError{Err: badSignature}, false, true, false},
+		{"a list has no valid signature", plan.Action{Op: plan.Download}, &fetch.Error{Class: fetch.BadSource, Err: badSignature}, false, true, false},
+		{"the keys are missing", plan.Action{Op: plan.Download}, &fetch.Error{Class: fetch.BadConfig, Err: signature.Errorf(signature.NoKeys, "none")}, false, false, true},
 		{"a replica cannot be read", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.Refused, Err: errors.New("it has no head")}, false, false, true},
 		{"a server refuses", plan.Action{Op: plan.Download}, &fetch.Error{Class: fetch.Refused, Err: errors.New("403")}, false, false, false},
 		{"a volume is a folder", plan.Action{Op: plan.Export}, &fetch.Error{Class: fetch.BadSource, Err: errors.New("it is a folder")}, false, true, false},
@@ -40,15 +46,19 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 	}
 }
 
-// A download with wrong bytes is tried again after an hour, and ever more rarely, at least once a day.
+// A download with wrong bytes or without a valid signature is tried again after an hour, and ever more rarely, at least once a day.
 // An upload or an export with wrong bytes is not tried again by itself: a person must send another file,
 // and another export would have the same bytes.
 func TestWrongBytesAreTriedAgainRarely(t *testing.T) {
 	wrong := &disk.ChecksumError{Want: plantest.Digest(disk.SHA512, "a"), Got: plantest.Digest(disk.SHA512, "b")}
-	for _, op := range []plan.Op{plan.Download, plan.Restore, plan.Upload, plan.Export} {
+	for i, op := range []plan.Op{plan.Download, plan.Restore, plan.Upload, plan.Export, plan.Download, plan.Download} {
+		err := [...]error{4: &disk.SignatureError{Err: badSignature}, 5: &fetch.Error{Class: fetch.BadSource, Err: badSignature}}[i]
+		if err == nil {
+			err = wrong
+		}
 		var last plan.Failure
 		for _, hours := range []int{1, 2, 4, 8, 16, 24, 24} {
-			last = job.NextFailure(last, plan.Action{Op: op}, wrong, plantest.Now, 0)
+			last = job.NextFailure(last, plan.Action{Op: op}, err, plantest.Now, 0)
 			want := plantest.Now.Add(time.Duration(hours) * time.Hour)
 			if op == plan.Upload || op == plan.Export {
 				want = time.Time{}

@@ -57,6 +57,7 @@ type Job struct {
 	// Survey receives what a download by an index costs, and WarnIndex why it downloads the whole file.
 	Survey    func(delta.Survey)
 	WarnIndex func(error)
+	WarnKeys  func(text string) // receives what is wrong with a folder of keys, although it can be used
 	Uploads   *upload.Sessions
 	Restores  *backup.MemoryBudget
 }
@@ -102,9 +103,9 @@ func (j Job) Run(ctx context.Context) error {
 }
 
 // fill creates the copy id: it opens the partial file, lets transfer write to it, and commits it
-// if the digest is want. A zero want accepts any bytes. The partial file of an earlier job is
+// if the digest is want, and check accepts the bytes. A zero want accepts any bytes. The partial file of an earlier job is
 // resumed if canResume accepts its source, and deleted without reading it otherwise.
-func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
+func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, check disk.SignatureCheck, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
 	part, err := j.Disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.Reserve,
 		MaxSize: j.maxSize(),
@@ -112,6 +113,7 @@ func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, canResume f
 		Format:  j.format(),
 		Private: j.Private,
 		Accept:  canResume,
+		Check:   check,
 	})
 	if err != nil {
 		return err

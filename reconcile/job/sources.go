@@ -25,7 +25,7 @@ func (j Job) export(ctx context.Context, id disk.ID) error {
 	if want.IsZero() {
 		want = j.Action.Pinned.Digest
 	}
-	return j.fill(ctx, id, want, source.CanResume, func(part *disk.Part) error {
+	return j.fill(ctx, id, want, disk.SignatureCheck{}, source.CanResume, func(part *disk.Part) error {
 		return source.Fill(ctx, part, j.Progress)
 	})
 }
@@ -67,7 +67,7 @@ func (j Job) clone(ctx context.Context, id disk.ID) error {
 	case c.Encryption == schema.EncryptionIgnore && want.Algorithm() == disk.SHA512 && want != from.SHA512:
 		return &disk.ChecksumError{Want: want, Got: from.SHA512} // the digests show it without a transfer
 	}
-	return j.fill(ctx, id, want, request.CanResume, func(part *disk.Part) error {
+	return j.fill(ctx, id, want, disk.SignatureCheck{}, request.CanResume, func(part *disk.Part) error {
 		return clone.Fill(ctx, part, request, j.Progress)
 	})
 }
@@ -94,7 +94,7 @@ func (j Job) restore(ctx context.Context, id disk.ID) error {
 		return err
 	}
 	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.Image.BandwidthLimit, Memory: j.Restores}
-	return j.fill(ctx, id, want, r.CanResume, func(part *disk.Part) error { return r.Fill(ctx, part, j.Progress) })
+	return j.fill(ctx, id, want, disk.SignatureCheck{}, r.CanResume, func(part *disk.Part) error { return r.Fill(ctx, part, j.Progress) })
 }
 
 // expectedDigest returns the digest that the bytes of a backup must have; zero: any. It fails
@@ -126,7 +126,7 @@ func (j Job) upload(ctx context.Context, id disk.ID) error {
 	if given := session.Digest; !given.IsZero() && given.Algorithm() == want.Algorithm() && given != want {
 		err = &disk.ChecksumError{Want: want, Got: given} // the client announced other bytes: none need to be sent
 	} else {
-		err = j.fill(ctx, id, want, session.CanResume, func(part *disk.Part) error {
+		err = j.fill(ctx, id, want, disk.SignatureCheck{}, session.CanResume, func(part *disk.Part) error {
 			return session.Fill(ctx, part, j.Image.BandwidthLimit, j.Progress)
 		})
 	}

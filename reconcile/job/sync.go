@@ -30,7 +30,7 @@ func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
-	err := j.fill(ctx, id, j.Digest, anySource, func(part *disk.Part) error {
+	err := j.fill(ctx, id, j.Digest, disk.SignatureCheck{}, anySource, func(part *disk.Part) error {
 		return pull.Into(ctx, part)
 	})
 	return withWrongSources(err, pull)
@@ -90,7 +90,11 @@ func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
 	j.Progress.Total.Store(from.Size)
 	source := disk.CopySource(from)
 	canResume := func(o disk.PartSource) bool { return o == source }
-	return j.fill(ctx, id, from.SHA512, canResume, func(part *disk.Part) error {
+	var signed disk.SignatureCheck
+	if from.ID == id { // the copy has the same bytes, so that the same signature holds
+		signed.End = func() (disk.Signature, error) { return from.Signature, nil }
+	}
+	return j.fill(ctx, id, from.SHA512, signed, canResume, func(part *disk.Part) error {
 		if part.Source() != source {
 			if err := part.Begin(source); err != nil {
 				return err

@@ -27,6 +27,9 @@ func firstCopyOp(image schema.Image) Op {
 // planFirstCopy returns how the first copy is created, or what it waits for (F1 to F5).
 func (t targetPlanner) planFirstCopy() Action {
 	op := firstCopyOp(t.state.image)
+	if reason := t.state.lacksVerify(); !reason.IsZero() {
+		return blocked(t.copy, reason)
+	}
 	if f := t.state.sourceFailure(t.first); op != Upload && f.delays(op, t.ix.observed.Now) {
 		return backOff(t.copy, f)
 	}
@@ -45,13 +48,33 @@ func (t targetPlanner) planFirstCopy() Action {
 	return t.createFirstCopy(op)
 }
 
+// lacksVerify returns a reason if the settings require a signature that the image does not declare. Copies that
+// exist are not affected.
+func (s *imageState) lacksVerify() Reason {
+	image := s.image.ID.Name
+	switch {
+	case !s.ix.desired.Config.LacksVerify(image):
+		return Reason{}
+	case s.image.Source.Download != nil:
+		return Reason{CodeVerifyRequired, "settings.verify requires a signature: declare verify, or add the image to settings.verify.exempt"}
+	case s.image.Source.Clone != nil:
+		return because(CodeVerifyRequired, "settings.verify requires a signature of image %s, which it is cloned from: declare verify there, or add one of the two to settings.verify.exempt",
+			s.image.Source.Clone.BackingImage)
+	}
+	return Reason{CodeVerifyRequired, "settings.verify requires a signature, which only a download has: add the image to settings.verify.exempt"}
+}
+
 // createFirstCopy returns the action that creates the first copy from the source.
 func (t targetPlanner) createFirstCopy(op Op) Action {
 	bytes := int64(UnknownBytes)
 	if c := t.ix.copyAt(t.copy); c.PartTotal > 0 {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
-	a := t.ix.attempt(op, t.copy, t.reason, bytes)
+	reason := t.reason
+	if v := t.state.image.Verify; v != nil {
+		reason = reason.with(reason.Code, "; it needs a signature (%s) by a key in %s", v.Scheme, v.Keys)
+	}
+	a := t.ix.attempt(op, t.copy, reason, bytes)
 	a.Pinned = t.pinnedDigest()
 	return a
 }

@@ -35,6 +35,7 @@ const (
 	CodeUploadLost       Code = "upload-lost"       // an uploaded image has no ready copy any more
 	CodeRetry            Code = "retry"             // the last attempt failed; the next one has a time
 	CodeRejected         Code = "rejected"          // the attempt failed, and usually only another declaration helps; no Rejection
+	CodeVerifyRequired   Code = "verify-required"   // settings.verify requires a signature, and the image does not declare verify
 	CodeReplenishOff     Code = "replenish-off"     // concurrentReplenishPerNodeLimit is 0
 	CodeConflict         Code = "conflict"          // ready copies differ, and no checksum is declared
 	CodeChecksumMismatch Code = "checksum-mismatch" // a ready copy has other bytes than are declared

@@ -80,6 +80,8 @@ func acceptsUpload(s *imageState, disks []schema.DiskRef, digest disk.Digest) er
 		return rejectUpload("%s cannot be uploaded: it is %s", name, suspendedText(by))
 	case s.image.Source.Upload == nil:
 		return rejectUpload("%s cannot be uploaded: its source is %s", name, s.image.Source.Kind())
+	case len(s.ready) == 0 && !s.lacksVerify().IsZero():
+		return rejectUpload("%s cannot be uploaded: %s", name, s.lacksVerify().Text)
 	case len(s.ready) > 0:
 		return rejectUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, s.ready[0].Disk)
 	case !digest.IsZero() && s.digestDeclared() && digest.Algorithm() != declared.Algorithm():

@@ -17,38 +17,39 @@ type CopyStatus struct {
 	Disk string `json:"disk"`
 	// State combines the observed state with failures and running jobs. On a node that does
 	// not respond it is unknown; Found has the last response.
-	State              disk.State   `json:"state"`
-	Progress           int          `json:"progress"` // 0..100; 100 is ready
-	Done               int64        `json:"done,omitempty"`
-	Total              int64        `json:"total,omitempty"`   // -1: not known
-	Message            string       `json:"message,omitempty"` // why it has the state, or what is planned
-	Code               plan.Code    `json:"code,omitempty"`    // of the planned action or of the reason for the state
-	Until              time.Time    `json:"until,omitzero"`    // when a wait ends
-	Format             disk.Format  `json:"format,omitempty"`
-	Size               int64        `json:"size"`
-	VirtualSize        int64        `json:"virtualSize"`
-	RealSize           int64        `json:"realSize"`
-	SHA512             disk.Digest  `json:"sha512"`
-	SHA256             disk.Digest  `json:"sha256"`
-	ManifestDigest     disk.Digest  `json:"chunks,omitzero"` // SHA-256 of its chunk manifest
-	Owned              bool         `json:"owned"`
-	VerifiedAt         time.Time    `json:"verified,omitzero"` // when its bytes last matched
-	DamagedAt          time.Time    `json:"damaged,omitzero"`  // when they last did not match; they may have been replaced since
-	InUse              string       `json:"inUse,omitempty"`   // what uses it
-	LastUsed           time.Time    `json:"lastUsed,omitzero"`
-	SurplusSince       time.Time    `json:"unwantedSince,omitzero"`
-	ReplacedAt         time.Time    `json:"replaced,omitzero"`   // when another generation was declared in its place
-	Demand             *Demand      `json:"demand,omitempty"`    // replicas on the disk need it; null: none does
-	Leaving            bool         `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
-	Rejection          string       `json:"refuses,omitempty"`   // why the disk of another node takes no copy
-	RejectionTemporary bool         `json:"later,omitempty"`     // the disk takes a copy once a first copy exists
-	Unproven           bool         `json:"unproven,omitempty"`  // its node claims that it is ready, and sent other bytes or none
-	Published          *plan.Reason `json:"published,omitempty"` // why its node does nothing for it now, as it published that
-	Running            bool         `json:"running,omitempty"`   // a job runs, here or on its node
-	Syncing            bool         `json:"syncing,omitempty"`   // the job is a sync to a disk of this node
-	BeingRead          bool         `json:"read,omitempty"`      // a running job reads it
-	Sends              int          `json:"sends,omitempty"`     // peers and clients that this node sends it to now
-	Sender             string       `json:"sender,omitempty"`    // the address of the peer that sends it to this node now
+	State              disk.State     `json:"state"`
+	Progress           int            `json:"progress"` // 0..100; 100 is ready
+	Done               int64          `json:"done,omitempty"`
+	Total              int64          `json:"total,omitempty"`   // -1: not known
+	Message            string         `json:"message,omitempty"` // why it has the state, or what is planned
+	Code               plan.Code      `json:"code,omitempty"`    // of the planned action or of the reason for the state
+	Until              time.Time      `json:"until,omitzero"`    // when a wait ends
+	Format             disk.Format    `json:"format,omitempty"`
+	Size               int64          `json:"size"`
+	VirtualSize        int64          `json:"virtualSize"`
+	RealSize           int64          `json:"realSize"`
+	SHA512             disk.Digest    `json:"sha512"`
+	SHA256             disk.Digest    `json:"sha256"`
+	ManifestDigest     disk.Digest    `json:"chunks,omitzero"`    // SHA-256 of its chunk manifest
+	Signature          disk.Signature `json:"signature,omitzero"` // who signed the bytes, as this node verified it; zero: it verified none
+	Owned              bool           `json:"owned"`
+	VerifiedAt         time.Time      `json:"verified,omitzero"` // when its bytes last matched
+	DamagedAt          time.Time      `json:"damaged,omitzero"`  // when they last did not match; they may have been replaced since
+	InUse              string         `json:"inUse,omitempty"`   // what uses it
+	LastUsed           time.Time      `json:"lastUsed,omitzero"`
+	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
+	ReplacedAt         time.Time      `json:"replaced,omitzero"`   // when another generation was declared in its place
+	Demand             *Demand        `json:"demand,omitempty"`    // replicas on the disk need it; null: none does
+	Leaving            bool           `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
+	Rejection          string         `json:"refuses,omitempty"`   // why the disk of another node takes no copy
+	RejectionTemporary bool           `json:"later,omitempty"`     // the disk takes a copy once a first copy exists
+	Unproven           bool           `json:"unproven,omitempty"`  // its node claims that it is ready, and sent other bytes or none
+	Published          *plan.Reason   `json:"published,omitempty"` // why its node does nothing for it now, as it published that
+	Running            bool           `json:"running,omitempty"`   // a job runs, here or on its node
+	Syncing            bool           `json:"syncing,omitempty"`   // the job is a sync to a disk of this node
+	BeingRead          bool           `json:"read,omitempty"`      // a running job reads it
+	Sends              int            `json:"sends,omitempty"`     // peers and clients that this node sends it to now
+	Sender             string         `json:"sender,omitempty"`    // the address of the peer that sends it to this node now
 	// AwaitedSince is since when, in total, this node has waited for the node of the copy, because no
 	// copy of the image was ready.
 	AwaitedSince time.Time      `json:"awaitedSince,omitzero"`
@@ -91,7 +92,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	c, there := b.view.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
-		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest,
+		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Signature: c.Signature,
 		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt,
 		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
 	}

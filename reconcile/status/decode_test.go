@@ -41,6 +41,7 @@ func TestStatusKeepsEveryField(t *testing.T) {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
 					SHA512: testDigest(disk.SHA512, "a"), SHA256: testDigest(disk.SHA256, "a"), ManifestDigest: testDigest(disk.SHA256, "b"),
+					Signature:  disk.Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at(-8), Warning: "key-expired-since"},
 					VerifiedAt: at(-1), DamagedAt: at(-2), HasCfg: true, HasIndex: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4), ReplacedAt: at(-5),
 					Declaration: disk.Declaration{File: "images.yaml", Kind: "StorageClass", Name: "fast", ConfigMap: "images"},

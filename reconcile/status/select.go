@@ -22,7 +22,7 @@ func (c CopyStatus) DiskName() string {
 	return c.Node + "/" + c.Disk
 }
 
-// Summary returns the message of the copy, its use, and the end of its wait or the next attempt.
+// Summary returns the message of the copy, its use, its signature if it is ready, and the end of its wait or the next attempt.
 func (c CopyStatus) Summary() string {
 	var parts []string
 	if c.Message != "" {
@@ -31,6 +31,9 @@ func (c CopyStatus) Summary() string {
 	inMessage := c.Message != "" && (c.Code == plan.CodeInUse || c.Code == plan.CodeDamagedInUse) // the message already says what uses the copy
 	if c.InUse != "" && !inMessage {
 		parts = append(parts, c.InUse)
+	}
+	if c.Signature.Signer != "" && c.State == disk.Ready {
+		parts = append(parts, "signed by "+c.Signature.String())
 	}
 	switch {
 	case c.Until.IsZero():

@@ -1,0 +1,252 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
+)
+
+// Verify declares who must have signed the image of a Request.
+type Verify struct {
+	Scheme       signature.Scheme
+	Keys         string // name of a folder below Client.KeysDir
+	SignatureURL string // empty: the list contains it, or it is beside the signed file at the address that the scheme defines
+	// SignsFile: the signature is that of the file at Request.URL, as it is sent. Otherwise it is that of the list at
+	// Request.ChecksumURL.
+	SignsFile bool
+}
+
+// verification is the state of the verification of one image by a signature.
+type verification struct {
+	by       signature.Result // who signed the list
+	warnings []string
+
+	// stored and packed are digests in the signed list that the request has in another algorithm; zero: none.
+	stored, packed disk.Digest
+	needsPacked    bool // only the bytes of the packed file are signed
+
+	newVerifier func() (*signature.Verifier, error) // of the signature of a file; nil: the list is signed
+	verifier    *signature.Verifier                 // of the bytes since the last begin
+	err         error                               // of newVerifier
+}
+
+// ReadSignature reads the signature of the image of r, and judges that of a list. It returns the request to download with:
+// its digests are those of the signed list, where r has none. Only the signed bytes of a list are used. If r.Verify is nil,
+// it returns r.
+//
+// The errors are those of Download. Without a valid signature, the error has the class BadSource and wraps a
+// *signature.Error, and for keys that are missing or damaged, the class BadConfig. If the list has another checksum than
+// r, it wraps a *disk.ChecksumError.
+func (c *Client) ReadSignature(ctx context.Context, r Request) (Request, error) {
+	v := r.Verify
+	if v == nil {
+		return r, nil
+	}
+	keys, err := c.keys(v.Keys, v.Scheme)
+	if err != nil {
+		return r, err
+	}
+	t, err := c.newTransfer(r, nil)
+	if err != nil {
+		return r, err
+	}
+	defer t.net.close()
+	r.signed = &verification{warnings: keys.Warnings()}
+	now := time.Now()
+	if c.now != nil {
+		now = c.now()
+	}
+	if !v.SignsFile {
+		return t.readSignedList(ctx, r, keys, now)
+	}
+	at, err := v.signatureAddress(t.addresses[0])
+	if err != nil {
+		return r, rejected(t.addresses[0], err)
+	}
+	sig, err := t.readSmall(ctx, at)
+	if err != nil {
+		return r, fmt.Errorf("read signature: %w", err)
+	}
+	name := t.addresses[0].base()
+	r.signed.newVerifier = func() (*signature.Verifier, error) { return keys.NewVerifier(sig, name, now) }
+	r.signed.needsPacked = r.IsPacked()
+	if _, err := r.signed.newVerifier(); err != nil { // no bytes could make it valid
+		return r, rejected(at, err)
+	}
+	return r, nil
+}
+
+// rejected is the error for a signature, at an address or of the file there, that is not valid.
+func rejected(a address, err error) error {
+	return &Error{Class: BadSource, URL: a.String(), Err: fmt.Errorf("signature: %w", err)}
+}
+
+// KeyWarnings returns one line for each file that should not be in the folder with the keys, after ReadSignature.
+func (r Request) KeyWarnings() []string {
+	if r.signed == nil {
+		return nil
+	}
+	return r.signed.warnings
+}
+
+// NeedsPackedFile reports whether the signature can be judged only by the bytes of the packed file, after ReadSignature: an
+// index, which describes the image, does not help then.
+func (r Request) NeedsPackedFile() bool { return r.signed != nil && r.signed.needsPacked }
+
+// errNotRead is a mistake of the caller. The image is rejected.
+var errNotRead = errors.New("the signature was not read before the download")
+
+// SignatureCheck returns what the partial file of r must be judged by, after ReadSignature.
+func (r Request) SignatureCheck() disk.SignatureCheck {
+	v := r.signed
+	switch {
+	case r.Verify == nil:
+		return disk.SignatureCheck{}
+	case v == nil:
+		return disk.SignatureCheck{End: func() (disk.Signature, error) { return disk.Signature{}, errNotRead }}
+	case v.newVerifier == nil || v.needsPacked:
+		return disk.SignatureCheck{Digest: v.stored, End: v.end}
+	}
+	return disk.SignatureCheck{Begin: v.begin, End: v.end}
+}
+
+// begin starts the verification of a file. It returns a writer for its bytes.
+func (v *verification) begin() io.Writer {
+	if v.verifier, v.err = v.newVerifier(); v.err != nil {
+		return io.Discard
+	}
+	return v.verifier
+}
+
+// end returns the verified signature.
+func (v *verification) end() (disk.Signature, error) {
+	by, err := v.by, v.err
+	switch {
+	case v.newVerifier == nil || err != nil:
+	case v.verifier == nil:
+		err = errNotRead
+	default:
+		by, err = v.verifier.Verify()
+	}
+	if err != nil {
+		return disk.Signature{}, err
+	}
+	return disk.Signature{Scheme: string(by.Scheme), Signer: by.Signer, Time: by.Time.UTC(), Warning: string(by.Warning)}, nil
+}
+
+// keys reads the folder of keys with a name.
+func (c *Client) keys(name string, scheme signature.Scheme) (*signature.Keys, error) {
+	switch {
+	case c.KeysDir == "":
+		return nil, failf(BadConfig, "the keys %q are declared: name their directory with --keys-dir", name)
+	case name == "" || name == "." || name == ".." || filepath.Base(name) != name:
+		return nil, failf(BadConfig, "%q is not the name of a folder with keys", name)
+	}
+	keys, err := signature.ReadKeys(filepath.Join(c.KeysDir, name), scheme)
+	if err != nil {
+		return nil, &Error{Class: BadConfig, Err: err}
+	}
+	return keys, nil
+}
+
+// readSignedList sets the digests of r to those in the signed list.
+func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signature.Keys, now time.Time) (Request, error) {
+	list, err := parseAddress(r.ChecksumURL)
+	if err != nil {
+		return r, err
+	}
+	b, err := t.readSmall(ctx, list)
+	if err != nil {
+		return r, fmt.Errorf("look up checksum: %w", err)
+	}
+	signed, by, err := t.verifyList(ctx, keys, *r.Verify, b, list, now)
+	if err != nil {
+		return r, err
+	}
+	stored, packed, err := t.lookUp(signed, list)
+	if err != nil {
+		return r, fmt.Errorf("look up checksum: %w", err)
+	}
+	v := r.signed
+	v.by, v.needsPacked = by, stored.IsZero()
+	if v.stored, err = add(&r.Digest, stored); err == nil {
+		v.packed, err = add(&r.PackedDigest, packed)
+	}
+	if err != nil {
+		err = &Error{Class: BadSource, URL: list.String(), Err: fmt.Errorf("the signed list has another checksum than the declaration: %w", err)}
+	}
+	return r, err
+}
+
+// add sets a declared digest to the listed one, if none is declared. It returns the listed one if both must be compared,
+// because they have different algorithms.
+func add(declared *disk.Digest, listed disk.Digest) (also disk.Digest, err error) {
+	switch {
+	case listed.IsZero() || listed == *declared:
+		return also, nil
+	case declared.IsZero():
+		*declared = listed
+		return also, nil
+	case declared.Algorithm() != listed.Algorithm():
+		return listed, nil
+	}
+	return also, &disk.ChecksumError{Want: *declared, Got: listed}
+}
+
+// verifyList returns the signed bytes of the list b.
+func (t *transfer) verifyList(ctx context.Context, keys *signature.Keys, v Verify, b []byte, list address, now time.Time) (signed []byte,
+	by signature.Result, err error) {
+	if v.SignatureURL == "" && v.isEmbedded(b) {
+		if signed, by, err = keys.VerifyEmbedded(b, now); err != nil {
+			return nil, by, rejected(list, err)
+		}
+		return signed, by, nil
+	}
+	at, err := v.signatureAddress(list)
+	if err != nil {
+		return nil, by, rejected(list, err)
+	}
+	sig, err := t.readSmall(ctx, at)
+	if err != nil {
+		return nil, by, fmt.Errorf("read signature: %w", err)
+	}
+	if by, err = keys.VerifyList(b, sig, list.base(), now); err != nil {
+		return nil, by, rejected(list, err)
+	}
+	return b, by, nil
+}
+
+// isEmbedded reports whether a list contains its signature, by the line with which the scheme marks it.
+func (v Verify) isEmbedded(list []byte) bool {
+	mark := map[signature.Scheme]string{signature.OpenPGP: "-----BEGIN PGP SIGNED MESSAGE-----", signature.Signify: "untrusted comment:"}[v.Scheme]
+	return mark != "" && bytes.Contains(list, []byte(mark))
+}
+
+// signatureSuffixes are the suffixes that the programs themselves use. OpenPGP and cosign have several, so that the
+// address must be declared.
+var signatureSuffixes = map[signature.Scheme]string{signature.Minisign: ".minisig", signature.Signify: ".sig"}
+
+// signatureAddress returns the address of the signature of the file at an address.
+func (v Verify) signatureAddress(file address) (address, error) {
+	if v.SignatureURL != "" {
+		return parseAddress(v.SignatureURL)
+	}
+	suffix := signatureSuffixes[v.Scheme]
+	if suffix == "" {
+		return address{}, signature.Errorf(signature.Unsigned, "there is no signature in it: declare signatureURL")
+	}
+	beside := *file.url
+	beside.Path, beside.RawPath = beside.Path+suffix, ""
+	raw := beside.String()
+	if file.force != "" {
+		raw = file.force + "::" + raw
+	}
+	return parseAddress(raw)
+}
