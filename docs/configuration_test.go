@@ -112,8 +112,8 @@ This file is generated from ` + "`" + schemaFile + "`: `go test ./docs -run Test
 
 All files ` + "`*.yaml`, `*.yml`, `*.json` and `*.cue`" + ` of the config directory together are one configuration.
 Each image, node and setting is defined once. [examples](../examples) has directories to start from,
-[sources](sources.md) explains the sources, and [manifests](manifests.md) the manifests of Longhorn and
-Kubernetes that are accepted, too. ` + "`backing-image-manager schema`" + ` prints the schema, and
+[sources](sources.md) explains the sources, and [manifests](manifests.md) the manifests of Longhorn,
+Harvester, CDI and Kubernetes that are accepted, too. ` + "`backing-image-manager schema`" + ` prints the schema, and
 ` + "`backing-image-manager schema --format jsonschema`" + ` a JSON Schema for editors.
 `)
 	for _, s := range all {

@@ -46,7 +46,7 @@ func TestMetricsInTextExist(t *testing.T) {
 var camelCase = regexp.MustCompile(`^[a-z]+([A-Z]+[a-z0-9]*)+`)
 
 // kubernetesFields are fields in documents that this program does not read.
-var kubernetesFields = []string{"hostPort", "binaryData"}
+var kubernetesFields = []string{"hostPort", "binaryData", "accessKeyId", "secretKey"}
 
 // TestFieldsInTextExist: a name in mixed case in backquotes, in a document for operators, is a
 // field of the configuration or of a manifest.

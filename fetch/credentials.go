@@ -35,7 +35,8 @@ import (
 //	virtual-hosted-style   S3: "true" if the host name of a request contains the bucket
 //
 // The secret of a Longhorn backup target can be used unchanged. For S3 it has AWS_ACCESS_KEY_ID,
-// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt) and VIRTUAL_HOSTED_STYLE.
+// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt) and VIRTUAL_HOSTED_STYLE. So can the secret of
+// a DataVolume of CDI. Its accessKeyId and secretKey are the keys of S3, and the user and password of HTTP.
 type credentials struct {
 	files       map[string]string
 	headers     http.Header
@@ -49,10 +50,11 @@ var credentialFiles = []string{
 	"access-key-id", "secret-access-key", "session-token", "endpoint", "region", "virtual-hosted-style",
 }
 
-// longhornFiles maps the file names of Longhorn's secrets to those of this package.
-var longhornFiles = map[string]string{
-	"AWS_ACCESS_KEY_ID": "access-key-id", "AWS_SECRET_ACCESS_KEY": "secret-access-key",
-	"AWS_ENDPOINTS": "endpoint", "AWS_CERT": "ca.crt", "VIRTUAL_HOSTED_STYLE": "virtual-hosted-style",
+// aliases maps the file names of secrets of Longhorn and CDI to those of this package.
+var aliases = map[string][]string{
+	"AWS_ACCESS_KEY_ID": {"access-key-id"}, "AWS_SECRET_ACCESS_KEY": {"secret-access-key"},
+	"AWS_ENDPOINTS": {"endpoint"}, "AWS_CERT": {"ca.crt"}, "VIRTUAL_HOSTED_STYLE": {"virtual-hosted-style"},
+	"accessKeyId": {"access-key-id", "username"}, "secretKey": {"secret-access-key", "password"},
 }
 
 // maxSecretFile is the maximum size of a file of a secret, as in Kubernetes. A bundle of all public
@@ -71,7 +73,7 @@ func (c *Client) credentials(name string) (*credentials, error) {
 	}
 	var unknown []string
 	files, err := ReadSecret(c.SecretsDir, name, func(file string) bool {
-		if _, longhorn := longhornFiles[file]; longhorn || slices.Contains(credentialFiles, file) {
+		if aliases[file] != nil || slices.Contains(credentialFiles, file) {
 			return true
 		}
 		unknown = append(unknown, file)
@@ -158,14 +160,19 @@ func (c *credentials) addFiles(files map[string][]byte) error {
 	}
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		content := string(bytes.TrimSpace(files[file]))
-		name, longhorn := longhornFiles[file]
-		switch _, twice := c.files[cmp.Or(name, file)]; {
-		case longhorn && content == "":
+		names, isAlias := aliases[file]
+		if isAlias && content == "" {
 			continue
-		case twice:
-			return fmt.Errorf("file %q also exists under its Longhorn name: keep only one of the two", cmp.Or(name, file))
 		}
-		c.files[cmp.Or(name, file)] = content
+		if !isAlias {
+			names = []string{file}
+		}
+		for _, name := range names {
+			if _, twice := c.files[name]; twice {
+				return fmt.Errorf("file %q also exists under the name that Longhorn or CDI gives it: keep only one of the two", name)
+			}
+			c.files[name] = content
+		}
 	}
 	return nil
 }

@@ -48,6 +48,7 @@ func TestCredentialsAreSent(t *testing.T) {
 		value  string
 	}{
 		{"basic", fault(fetchtest.Basic), map[string]string{"username": "user", "password": "password\n"}, "", ""},
+		{"secret of CDI", fault(fetchtest.Basic), map[string]string{"accessKeyId": "user", "secretKey": "password\n"}, "", ""},
 		{"bearer", fault(fetchtest.Bearer), map[string]string{"token": "token\n"}, "", ""},
 		{"headers", nil, map[string]string{"headers": "# a key\nX-Api-Key: " + secretMarker + "\nX-Other:  b \n"}, "X-Api-Key", secretMarker},
 	}
@@ -79,6 +80,8 @@ func TestInvalidCredentialsFolder(t *testing.T) {
 		{"no folder", "nobody", nil, BadConfig, "no such folder"},
 		{"path", "../vendor", nil, BadConfig, "one folder"},
 		{"half", "vendor", map[string]string{"username": secretMarker}, BadConfig, "one is missing"},
+		{"half of CDI", "vendor", map[string]string{"secretKey": secretMarker}, BadConfig, "one is missing"},
+		{"twice with CDI", "vendor", map[string]string{"secretKey": secretMarker, "accessKeyId": "a", "username": "b", "password": "c"}, BadConfig, "keep only one"},
 		{"unknown file", "vendor", map[string]string{"passwd": secretMarker}, BadConfig, `"passwd" is not supported: use username`},
 		{"two kinds", "vendor", map[string]string{"username": "a", "password": secretMarker, "token": secretMarker}, BadConfig, "more than one"},
 		{"empty", "vendor", map[string]string{"token": "\n"}, BadConfig, "is empty"},

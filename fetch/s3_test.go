@@ -216,7 +216,7 @@ func TestInvalidBucketAddressesAreRefused(t *testing.T) {
 	wantError(t, err, BadConfig, "no such folder")
 }
 
-// TestLonghornSecretWorksUnchanged uses the secret of a Longhorn backup target.
+// TestLonghornSecretWorksUnchanged uses the secret of a Longhorn backup target, and that of a DataVolume of CDI.
 func TestLonghornSecretWorksUnchanged(t *testing.T) {
 	server, ca := fetchtest.StartTLS(t)
 	r := newFixture(t)
@@ -241,6 +241,14 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 		if got := server.Requests()[0].Header.Get("Authorization"); !strings.Contains(got, "Credential=key"+secretMarker+"/") {
 			t.Errorf("%s: got authorization %q", name, got)
 		}
+	}
+	r.writeCredentials("cdi", map[string]string{"accessKeyId": "key" + secretMarker, "secretKey": secretMarker, "ca.crt": string(ca)})
+	server.ClearRequests()
+	if err := r.into(r.openPart(disk.PartOptions{}), Request{URL: "s3::" + server.URL + "/images/image.raw", Credentials: "cdi"}); err != nil {
+		t.Fatal(err)
+	}
+	if got := server.Requests()[0].Header.Values("Authorization"); len(got) != 1 || !strings.Contains(got[0], "Credential=key"+secretMarker+"/") {
+		t.Errorf("secret of CDI: got authorization %q", got)
 	}
 	for name, tt := range map[string]struct {
 		change map[string]string

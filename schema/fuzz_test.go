@@ -43,6 +43,20 @@ func FuzzLoad(f *testing.F) {
 			f.Add(file.Data, strings.HasSuffix(file.Name, ".json"))
 		}
 	}
+	neighbours, err := filepath.Glob("testdata/*/*.yaml")
+	if err != nil || len(neighbours) == 0 {
+		f.Fatalf("%d manifests of neighbours, error %v", len(neighbours), err)
+	}
+	for i, name := range neighbours {
+		if i%every != 0 {
+			continue
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, false)
+	}
 	everything, err := os.ReadFile("testdata/everything.yaml")
 	if err != nil {
 		f.Fatal(err)

@@ -72,10 +72,8 @@ func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
 	if err != nil {
 		return l.interrupted(err)
 	}
-	declares := func(f *parsedFile) bool {
-		return f.accepted || len(f.Problems) > 0 || len(definitions.resolved[&f.File].Definitions) > 0
-	}
-	if !slices.ContainsFunc(files, declares) {
+	accepted := slices.ContainsFunc(files, func(f *parsedFile) bool { return f.accepted || len(f.Problems) > 0 })
+	if !accepted && !slices.ContainsFunc(definitions.all, func(d *definition) bool { return d.declined() == "" }) {
 		return l.nothingDeclared(files, definitions)
 	}
 	m := l.merge(files, definitions)
@@ -373,10 +371,23 @@ func (l *Loader) notApplied(p document.Problem) Result {
 // documentsOf returns the manifests that were read, and those that were skipped, in the
 // order of the files.
 func documentsOf(files []*parsedFile, d definitions) (read []manifest.Document, skipped []manifest.Skipped) {
+	declared, declined := map[string][]manifest.Document{}, map[string][]manifest.Skipped{}
+	for _, def := range d.all {
+		if def.kind == nil || !def.kind.MayDecline() {
+			continue
+		}
+		why := def.declined()
+		doc := manifest.NewSkipped(def.file, def.value, why)
+		if why == "" {
+			declared[def.file] = append(declared[def.file], doc.Document)
+		} else {
+			declined[def.file] = append(declined[def.file], doc)
+		}
+	}
 	for _, f := range files {
 		more := d.resolved[&f.File]
-		read = append(append(read, f.Read...), more.Read...)
-		both := slices.Concat(f.Skipped, more.Skipped)
+		read = slices.Concat(read, f.Read, more.Read, declared[f.Path])
+		both := slices.Concat(f.Skipped, more.Skipped, declined[f.Path])
 		slices.SortStableFunc(both, func(a, b manifest.Skipped) int { return a.Position.Compare(b.Position) })
 		skipped = append(skipped, both...)
 	}

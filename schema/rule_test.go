@@ -48,7 +48,8 @@ func definitionsOf(name string, data []byte) []*definition {
 	searched := 0
 	p := parse(configdir.File{Path: name, Data: data}, 0, &searched)
 	all := p.native
-	for _, m := range slices.Concat(p.Definitions, p.References) {
+	resolved := manifest.Resolve([]*manifest.File{&p.File}, func(string) bool { return false })[&p.File]
+	for _, m := range slices.Concat(p.Definitions, p.References, resolved.Definitions, resolved.References) {
 		all = append(all, fromManifest(name, m))
 	}
 	return all

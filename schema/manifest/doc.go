@@ -1,4 +1,4 @@
-// Package manifest converts manifests of Longhorn, Harvester and Kubernetes to the native form of
+// Package manifest converts manifests of Longhorn, Harvester, CDI and Kubernetes to the native form of
 // the configuration.
 //
 // Detect finds the kind of a document. A File collects what the manifests of one file
@@ -15,7 +15,8 @@
 // definition.
 //
 // The caller validates each document with the CUE definition of its kind (CUE), and then
-// calls Kind.Convert.
+// calls Kind.Convert. A valid manifest of CDI may declare nothing (Conversion.Declined). The caller
+// then skips it.
 //
 // Promises:
 //
@@ -27,5 +28,5 @@
 //
 // Reading order: kind.go has the list of kinds, file.go and convert.go have File and
 // Conversion, and each kind has a file of its own. resolve.go combines the manifests of all files,
-// with snapshot.go and harvester.go. reference.go compares references, and handle.go reads bi:// handles.
+// with snapshot.go, harvester.go and cdi.go. reference.go compares references, and handle.go reads bi:// handles.
 package manifest

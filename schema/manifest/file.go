@@ -35,6 +35,8 @@ type File struct {
 	claims    []manifest // PersistentVolumeClaims that are bound to a volume
 
 	machineImages []manifest // VirtualMachineImages
+	dataVolumes   []manifest // DataVolumes and VolumeImportSources
+	importCrons   []manifest // DataImportCrons
 }
 
 // Document is a manifest in a file.
@@ -167,6 +169,11 @@ type Skipped struct {
 // Skip adds a document of a known kind that declares nothing here, with the reason.
 func (f *File) Skip(doc *document.Value, why string) {
 	f.Skipped = append(f.Skipped, f.skipped(doc, why))
+}
+
+// NewSkipped returns the document of a definition that declined, with the reason.
+func NewSkipped(path string, doc *document.Value, why string) Skipped {
+	return (&File{Path: path}).skipped(Own(doc), why)
 }
 
 // SkipEmptyList adds a list without items. It declares nothing, and that is certain.

@@ -43,6 +43,7 @@ var (
 var kinds = []*Kind{
 	List, ConfigMap, backingImageKind, nodeKind, settingKind, storageClassKind,
 	snapshotClassKind, snapshotKind, volumeClaimKind, snapshotContentKind, machineImageKind,
+	dataVolumeKind, importSourceKind, importCronKind, dataSourceKind,
 }
 
 // Kinds returns all kinds that are validated with CUE.

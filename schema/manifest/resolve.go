@@ -29,7 +29,7 @@ type resolver struct {
 }
 
 // Resolve combines the VolumeSnapshots of all files with their classes and claims, and the
-// VirtualMachineImages with their BackingImages and claims. The caller has set the Problems of the
+// VirtualMachineImages with their BackingImages and claims. It also adds the manifests of CDI. The caller has set the Problems of the
 // classes. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
 // VolumeSnapshot still declares it while a file that may contain its class cannot be read.
 func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Resolved {
@@ -63,6 +63,7 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Reso
 			r.resolveMachineImage(f, r.machineImages.all[m.doc])
 		}
 	}
+	r.resolveDataVolumes(files)
 	for _, f := range files {
 		for _, claim := range f.claims {
 			if r.used[claim.doc] {
@@ -75,8 +76,10 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Reso
 	return r.resolved
 }
 
-// Combined returns how many of the manifests of the file Resolve combines with others. Each may declare an image.
-func (f *File) Combined() int { return len(f.snapshots) + len(f.machineImages) }
+// Combined returns how many manifests of the file Resolve adds. Each may declare an image.
+func (f *File) Combined() int {
+	return len(f.snapshots) + len(f.machineImages) + len(f.dataVolumes) + len(f.importCrons)
+}
 
 func (r *resolver) skip(f *File, doc *document.Value, why, image string) {
 	s := f.skipped(doc, why)

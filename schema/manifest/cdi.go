@@ -1,0 +1,287 @@
+package manifest
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"net/url"
+	posix "path"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+const cdiGroup = "cdi.kubevirt.io"
+
+var cdiVersions = []string{"v1beta1"}
+
+// Manifests of CDI, which fills volumes with images. A DataVolume or VolumeImportSource declares the image
+// that it imports. CDI converts an image to raw, so its volumes never have the bytes of the image here.
+var (
+	dataVolumeKind = &Kind{
+		Group: cdiGroup, Versions: cdiVersions, Name: "DataVolume", Definition: "#DataVolume",
+		ImagePath: namePath, read: readDataVolume, convert: convertDataVolume,
+	}
+	importSourceKind = &Kind{
+		Group: cdiGroup, Versions: cdiVersions, Name: "VolumeImportSource", Definition: "#VolumeImportSource",
+		ImagePath: namePath, read: readDataVolume, convert: convertImportSource,
+	}
+	importCronKind = &Kind{
+		Group: cdiGroup, Versions: cdiVersions, Name: "DataImportCron", Definition: "#DataImportCron",
+		ImagePath: path("spec.managedDataSource"), read: readImportCron, convert: convertImportCron,
+	}
+	dataSourceKind = &Kind{
+		Group: cdiGroup, Versions: cdiVersions, Name: "DataSource", shared: true,
+		read: func(f *File, m manifest) {
+			f.Skip(m.doc, "names a volume or a snapshot of Kubernetes, not an image")
+		},
+	}
+)
+
+func readDataVolume(f *File, m manifest) {
+	if m, ok := f.named(m); ok {
+		f.dataVolumes = append(f.dataVolumes, m)
+	}
+}
+
+func readImportCron(f *File, m manifest) {
+	if m, ok := f.named(m); ok {
+		f.importCrons = append(f.importCrons, m)
+	}
+}
+
+// sameImageField is a field of the resolvedField: the position of another manifest of CDI that declares the
+// same image.
+const sameImageField = "sameImage"
+
+// resolveDataVolumes adds the definitions of the manifests of CDI. Manifests in different namespaces may have the
+// same name. They declare one image if they have the same source, and are defined twice otherwise.
+func (r *resolver) resolveDataVolumes(files []*File) {
+	type declared struct {
+		pos    document.Position
+		source [sha256.Size]byte
+	}
+	first := map[string]declared{}
+	for _, f := range files {
+		for _, m := range f.dataVolumes {
+			name, facts := LonghornName(m.name), &document.Value{Kind: document.Map, Pos: m.pos}
+			var source [sha256.Size]byte
+			if v, _ := m.doc.Find(cdiSourcePath, m.pos); v != nil {
+				source = v.Sum()
+			}
+			if same, ok := first[name]; !ok {
+				first[name] = declared{m.pos, source}
+			} else if same.source == source {
+				facts.Fields = []document.Field{{Name: sameImageField, Pos: m.pos, Value: &document.Value{Kind: document.Text, Text: same.pos.String(), Pos: m.pos}}}
+			}
+			r.defineByCDI(f, m.with(resolvedField, facts), name)
+		}
+		for _, m := range f.importCrons {
+			r.defineByCDI(f, m, LonghornName(m.name))
+		}
+	}
+}
+
+// defineByCDI adds a definition. Its conversion finds out whether the manifest declares anything, and whether an
+// image can have its name.
+func (r *resolver) defineByCDI(f *File, m manifest, image string) {
+	r.resolved[f].Definitions = append(r.resolved[f].Definitions, &Definition{
+		Kind: m.kind, Section: imagesSection, Name: image, Pos: m.pos, NamePath: namePath, Doc: m.doc,
+		Declaration: disk.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap},
+	})
+}
+
+// MayDecline reports whether a valid manifest of the kind may declare nothing: see Conversion.Declined.
+func (k *Kind) MayDecline() bool { return k.Group == cdiGroup }
+
+var cdiSourcePath = path("spec.source")
+
+func convertDataVolume(c *Conversion) {
+	has := func(names ...string) int {
+		n := 0
+		for _, name := range names {
+			if c.get(path("spec."+name)) != nil {
+				n++
+			}
+		}
+		return n
+	}
+	filled := has("pvc.dataSource", "pvc.dataSourceRef", "storage.dataSource", "storage.dataSourceRef") > 0
+	switch sources := has("source", "sourceRef"); {
+	case sources == 2:
+		c.problem(cdiSourcePath, "is not used beside sourceRef", "keep one of them")
+	case sources == 0 && !filled:
+		c.problem(cdiSourcePath, "is missing", "a DataVolume has exactly one of source and sourceRef")
+	}
+	if has("pvc", "storage") != 1 {
+		c.problem(path("spec"), "must have exactly one of pvc and storage", "")
+	}
+	switch {
+	case c.isOwnedBy(machineImageKind.Name):
+		c.Declined = "belongs to a VirtualMachineImage"
+	case has("sourceRef") > 0:
+		c.Declined = "names a DataSource, not an image"
+	case has("source") == 0:
+		c.Declined = "has a volume that another manifest fills"
+	}
+	c.cdiSource()
+}
+
+// isOwnedBy reports whether the manifest belongs to another one of that kind.
+func (c *Conversion) isOwnedBy(kind string) bool {
+	owners := c.get(path("metadata.ownerReferences"))
+	return owners != nil && slices.ContainsFunc(owners.Items, func(o *document.Value) bool { return o.TextAt("kind") == kind })
+}
+
+func convertImportSource(c *Conversion) { c.cdiSource() }
+
+func convertImportCron(c *Conversion) {
+	source := path("spec.template.spec.source")
+	c.checkRegistry(source.With("registry"))
+	c.Declined = declinedSources["pvc"]
+	if registry := c.get(source.With("registry")); registry != nil {
+		c.Declined = declinedRegistry(registry)
+	}
+}
+
+// cdiSource converts the source of a DataVolume or VolumeImportSource, unless the manifest has declined.
+func (c *Conversion) cdiSource() {
+	c.checkRegistry(cdiSourcePath.With("registry"))
+	c.checkAnnotations(credentialsAnnotation)
+	if c.Declined == "" {
+		c.Declined = c.whyDeclined()
+	}
+	if len(c.Problems) > 0 || c.Declined != "" {
+		return
+	}
+	c.imageName(namePath)
+	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
+		c.warn(deleted, "is being deleted in Kubernetes, and is declared here", "to delete the image, remove the manifest")
+	}
+	kind := c.get(cdiSourcePath).Fields[0].Name
+	from := cdiSourcePath.With(kind)
+	if kind == "upload" {
+		c.copy(path("source.upload"), from)
+		c.credentials(kind)
+		return
+	}
+	c.set(path("source.download"), from, &document.Value{Kind: document.Map, Pos: c.get(from).Pos})
+	address := c.get(from.With("url"))
+	if kind == "s3" {
+		forced := *address
+		forced.Text = "s3::" + strings.TrimSpace(address.Text)
+		address = &forced
+	}
+	c.set(path("source.download.url"), from.With("url"), address)
+	c.cdiChecksum(from.With("checksum"), address.Text)
+	c.cdiCredentials(from)
+}
+
+// declinedSources are the sources that declare no image, with the reasons.
+var declinedSources = map[string]string{
+	"blank":    "has no image: its volume is empty",
+	"pvc":      "copies a volume of Kubernetes",
+	"snapshot": "copies a snapshot of Kubernetes",
+	"gcs":      "has its image in Google Cloud Storage, which is not a source here",
+	"imageio":  "has its image in oVirt, which is not a source here",
+	"vddk":     "has its image in VMware, which is not a source here",
+}
+
+func declinedRegistry(registry *document.Value) string {
+	switch {
+	case registry.TextAt("imageStream") != "":
+		return "has its image in an ImageStream of OpenShift, which is not a source here"
+	case strings.HasPrefix(registry.TextAt("url"), "oci-archive:"):
+		return "has its image in a file of another pod"
+	}
+	return "has its image in a registry, and a registry is not a source yet"
+}
+
+// whyDeclined returns why the source of a manifest, which has one, declares no image here; "": it does.
+func (c *Conversion) whyDeclined() string {
+	source, spec := c.get(cdiSourcePath).Fields[0], path("spec")
+	checkpoints, headers := c.get(spec.With("checkpoints")), c.get(cdiSourcePath.With("http").With("extraHeaders"))
+	name := LonghornName(c.text(namePath))
+	switch {
+	case c.text(spec.With("contentType")) == "archive":
+		return "has the contentType archive, which is not an image"
+	case checkpoints != nil && len(checkpoints.Items) > 0:
+		return "imports its disk in several steps (checkpoints)"
+	case source.Name == "registry":
+		return declinedRegistry(source.Value)
+	case declinedSources[source.Name] != "":
+		return declinedSources[source.Name]
+	case strings.HasPrefix(source.Value.TextAt("url"), "gs:"):
+		return declinedSources["gcs"]
+	case headers != nil && len(headers.Items) > 0:
+		return "has extraHeaders, which may be secrets: the file headers in the folder of the credentials can have them"
+	case c.text(cdiSourcePath.With("http").With("insecureSkipVerify")) == "true":
+		return "has insecureSkipVerify: an image is only fetched from a server with a valid certificate"
+	case disk.CheckName(name) != nil:
+		return fmt.Sprintf("has a name that an image cannot have: %v", disk.CheckName(name))
+	case c.get(path(resolvedField).With(sameImageField)) != nil:
+		return "declares the same image as the manifest in " + c.text(path(resolvedField).With(sameImageField))
+	}
+	return ""
+}
+
+// checkRegistry reports what the schema does not.
+func (c *Conversion) checkRegistry(registry document.Path) {
+	if c.get(registry) == nil {
+		return
+	}
+	stream := c.get(registry.With("imageStream")) != nil
+	if stream == (c.get(registry.With("url")) != nil) {
+		c.problem(registry, "must have exactly one of url and imageStream", "")
+	} else if stream && c.text(registry.With("pullMethod")) != "node" {
+		c.problem(registry.With("imageStream"), "needs the pullMethod node", "")
+	}
+}
+
+// cdiChecksum converts a checksum, which CDI compares with the bytes that the server sends. If these are packed,
+// it is the checksum of the packed file.
+func (c *Conversion) cdiChecksum(from document.Path, address string) {
+	algorithm, digits, _ := strings.Cut(strings.ToLower(c.text(from)), ":")
+	algorithm = strings.TrimSpace(algorithm)
+	native := path("checksum")
+	switch {
+	case c.get(from) == nil:
+		return
+	case algorithm == "md5" || algorithm == "sha1":
+		c.warn(from, "is not used: "+algorithm+" is too weak", "write a sha256 or a sha512")
+		return
+	case isPacked(address):
+		native = path("source.download.packedChecksum")
+	}
+	checksum := *c.get(from)
+	checksum.Text = algorithm + ":" + strings.TrimSpace(digits)
+	c.set(native, from, &checksum)
+}
+
+// packings are the extensions of packed files, as in package schema.
+var packings = []string{".gz", ".xz", ".zst", ".bz2"}
+
+func isPacked(address string) bool {
+	u, err := url.Parse(strings.TrimSpace(address))
+	return err == nil && slices.Contains(packings, strings.ToLower(posix.Ext(u.Path)))
+}
+
+// cdiCredentials uses the name of a secret as the name of a folder.
+func (c *Conversion) cdiCredentials(from document.Path) {
+	secret := from.With("secretRef")
+	annotation := document.Path{"metadata", "annotations", credentialsAnnotation}
+	switch {
+	case c.get(secret) != nil && c.get(annotation) != nil:
+		c.problem(annotation, "is not used beside secretRef", "keep one of them")
+	case c.get(secret) != nil:
+		c.copy(path("source.download.credentials"), secret)
+	case c.get(annotation) != nil:
+		c.copy(path("source.download.credentials"), annotation)
+	}
+	for name, file := range map[string]string{"certConfigMap": "ca.crt", "secretExtraHeaders": "headers"} {
+		if at := from.With(name); c.get(at) != nil {
+			c.warn(at, "is not used", "write it to the file "+file+" in the folder of the credentials")
+		}
+	}
+}
