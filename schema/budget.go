@@ -37,6 +37,9 @@ const (
 	// maxPairs limits images times disks. The planner considers each pair after a change, which
 	// takes 50 ns: 1 s.
 	maxPairs = 20_000_000
+	// maxCopies limits the desired copies. Each is in the status document of every node, which costs
+	// about 1 KiB while it is sent.
+	maxCopies = 100_000
 	// maxSearched limits the bytes that are parsed again to find the lines of errors: 3 s.
 	maxSearched = 32 << 20
 	// maxErrors limits the problems of a Result. They are logged, and are part of each status

@@ -146,6 +146,35 @@ func TestTooManyPairsOfImagesAndDisks(t *testing.T) {
 	mustBeValid(t, load(few))
 }
 
+// So many desired copies that the status document of a node would not fit into memory leave the last
+// configuration in force.
+func TestTooManyDesiredCopies(t *testing.T) {
+	const nodes = "nodes: {n1: {tags: [a], disks: {d1: {path: /d1}, d2: {path: /d2, tags: [b]}}}, n2: {disks: {d1: {path: /d1}}}}\n"
+	for _, tt := range []struct {
+		image  string
+		copies int
+	}{
+		{"{minNumberOfCopies: 2}", 2},
+		{"{minNumberOfCopies: 9}", 3},
+		{"{minNumberOfCopies: all}", 3},
+		{"{minNumberOfCopies: all, nodeSelector: [a]}", 2},
+		{"{minNumberOfCopies: all, diskSelector: [b]}", 1},
+		{"{minNumberOfCopies: 1, disks: [n1/d1, n1/d2]}", 3},
+	} {
+		for _, limit := range []int{tt.copies, tt.copies - 1} {
+			l := NewLoader()
+			l.maxCopies = limit
+			image := strings.TrimSuffix(tt.image, "}") + ", source: {upload: {}}}"
+			r := l.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte("images: {a1: " + image + "}\n" + nodes)}}})
+			if limit == tt.copies {
+				mustBeValid(t, r)
+			} else if len(r.Errors) != 1 || !strings.Contains(r.Errors[0].Message, fmt.Sprintf("%d desired copies: more than %d", tt.copies, limit)) || r.Allowed != ObserveOnly {
+				t.Errorf("%s with a limit of %d: %v, allowed %s", tt.image, limit, r.Errors, r.Allowed)
+			}
+		}
+	}
+}
+
 // A load must not be charged for what the process does while it waits for children.
 func TestTimerStopsWhileItWaitsForChildren(t *testing.T) {
 	burn := func(d time.Duration) {

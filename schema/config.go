@@ -35,6 +35,39 @@ func (c *Config) disks() (n int) {
 	return n
 }
 
+// desiredCopies returns how many copies all images have at most on the disks that match them and on those
+// that they name.
+func (c *Config) desiredCopies() (n int) {
+	disks := c.disks()
+	for _, image := range c.Images {
+		n += len(image.Disks)
+		switch {
+		case image.AllDisks && len(image.NodeSelector)+len(image.DiskSelector) > 0:
+			n += c.matchingDisks(image)
+		case image.AllDisks:
+			n += disks
+		default:
+			n += min(image.Copies, disks)
+		}
+	}
+	return n
+}
+
+// matchingDisks returns how many disks match the selectors of an image. Evictions do not count.
+func (c *Config) matchingDisks(image Image) (n int) {
+	for _, node := range c.Nodes {
+		if !hasAll(node.Tags, image.NodeSelector) {
+			continue
+		}
+		for _, d := range node.Disks {
+			if hasAll(d.Tags, image.DiskSelector) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // HasHost reports whether a host name, in lower case, is the name of a node or in the address of one.
 func (c Config) HasHost(name string) bool {
 	for node, declared := range c.Nodes {

@@ -28,7 +28,8 @@ type Loader struct {
 	valid    map[string]bool     // files that had no problems at some load
 	active   bool                // some result allowed more than observing
 	last     Config              // of the last result that allowed more than observing
-	maxPairs int
+	// Tests set lower limits.
+	maxPairs, maxCopies int
 }
 
 // fileKey identifies a file with a certain content.
@@ -46,7 +47,7 @@ type checkKey struct {
 
 // NewLoader returns a Loader that has loaded nothing yet.
 func NewLoader() *Loader {
-	return &Loader{maxPairs: maxPairs, specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
+	return &Loader{maxPairs: maxPairs, maxCopies: maxCopies, specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
 }
 
 // Load reads a snapshot. It returns no error: all problems are in the Result. If ctx ends before the
@@ -79,7 +80,10 @@ func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
 	m := l.merge(files, definitions)
 	r := m.result()
 	if images, disks := len(r.Config.Images), r.Config.disks(); images*disks > l.maxPairs {
-		return l.tooManyPairs(images, disks)
+		return l.tooMany(fmt.Sprintf("%s images and %s disks are declared: their product is more than %s", grouped(images), grouped(disks), grouped(l.maxPairs)))
+	}
+	if n := r.Config.desiredCopies(); n > l.maxCopies {
+		return l.tooMany(fmt.Sprintf("all images together have %s desired copies: more than %s", grouped(n), grouped(l.maxCopies)))
 	}
 	r.Unfinished = slices.ContainsFunc(files, func(f *parsedFile) bool { return f.transient }) || definitions.unfinished
 	if r.Allowed != ObserveOnly {
@@ -348,12 +352,9 @@ func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
 	return r
 }
 
-// tooManyPairs is the result of a directory for which the planner would take too long.
-func (l *Loader) tooManyPairs(images, disks int) Result {
-	return l.notApplied(document.Problem{
-		Message: fmt.Sprintf("%s images and %s disks are declared: their product is more than %s", grouped(images), grouped(disks), grouped(l.maxPairs)),
-		Hint:    "declare less in one directory: see the limits in the configuration reference",
-	})
+// tooMany is the result of a directory that would cost the nodes too much time or memory.
+func (l *Loader) tooMany(message string) Result {
+	return l.notApplied(document.Problem{Message: message, Hint: "declare less in one directory: see the limits in the configuration reference"})
 }
 
 // notApplied is the result of a directory that has a problem as a whole. The Result contains the last

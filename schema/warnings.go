@@ -169,7 +169,7 @@ func (l linter) noDisk(image Image) document.Problem {
 	if len(image.NodeSelector) == 0 {
 		p.Path = document.Path{"diskSelector"}
 	}
-	if l.config.matchesEvicted(image) {
+	if l.config.matchingDisks(image) > 0 {
 		p.Message = "all declared disks that match the selectors are being evicted"
 	}
 	return p
@@ -191,19 +191,6 @@ func unknownTag(selector []string, known tagSet) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// matchesEvicted reports whether a disk matches the selectors of an image if evictions do
-// not count.
-func (c Config) matchesEvicted(m Image) bool {
-	for _, node := range c.Nodes {
-		for _, d := range node.Disks {
-			if hasAll(node.Tags, m.NodeSelector) && hasAll(d.Tags, m.DiskSelector) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // tags are the tags of all nodes and of all disks.

@@ -189,6 +189,8 @@ func TestDaemonWithHostileDirectories(t *testing.T) {
 		marker := fmt.Sprintf("marker%d", n)
 		writeConfig(t, conf, []configdir.File{{Path: "marker.yaml", Data: fmt.Appendf(nil, "images: {%s: {source: {upload: {}}}}\n", marker)}})
 		d.until(t, name+" is applied", func() bool { return d.declares(t, marker) })
+		applied := d.rounds
+		d.until(t, "a round after "+name, func() bool { return d.metric(t, "rounds_total") > applied })
 		d.get(t, "/v1/status")
 		if !fileExists(copied) {
 			t.Fatalf("%s: the image is gone", name)

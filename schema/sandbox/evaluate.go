@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -234,6 +235,7 @@ func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Resul
 	if err != nil {
 		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}
+	debug.FreeOSMemory() // a container counts the garbage of this process and the memory of the child together
 	if err := child.Start(); err != nil {
 		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}

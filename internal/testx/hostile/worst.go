@@ -19,6 +19,9 @@ func Worst() []Config {
 	images := func(n int, body string) []configdir.File {
 		return file("x.json", `{"images":{`+strings.TrimPrefix(repeat(n, `,"a%[1]d":`+body), ",")+"}}")
 	}
+	nodes := func(n int) []configdir.File {
+		return file("y.json", `{"nodes":{`+strings.TrimPrefix(repeat(n, `,"n%d":{"disks":{"d":{"path":"/d"}}}`), ",")+"}}")
+	}
 	var units []configdir.File
 	for i := range 200 {
 		units = append(units, file(fmt.Sprintf("x%d.cue", i), comprehension)...)
@@ -41,10 +44,8 @@ func Worst() []Config {
 		{"11,900 empty images", images(11_900, "{}")},
 		{"11,900 valid images", images(11_900, `{"source":{"upload":{}}}`)},
 		{"11,900 valid images with a reason", images(11_900, `{"source":{"upload":{}},"suspend":{"reason":"x%[1]d"}}`)},
-		{"9,900 images and 2,000 nodes", append(images(9900, `{"source":{"upload":{}},"minNumberOfCopies":"all"}`),
-			file("y.json", `{"nodes":{`+strings.TrimPrefix(repeat(2000, `,"n%d":{"disks":{"d":{"path":"/d"}}}`), ",")+"}}")...)},
-		{"19 million pairs of images and disks", append(images(380, `{"source":{"upload":{}},"minNumberOfCopies":"all"}`),
-			file("y.json", `{"nodes":{"keeper2":{"disks":{`+strings.TrimPrefix(repeat(50_000, `,"d%[1]d":{"path":"/d%[1]d"}`), ",")+"}}}}")...)},
+		{"19 million pairs of images and disks", append(images(9900, `{"source":{"upload":{}},"minNumberOfCopies":8}`), nodes(2000)...)},
+		{"98,000 desired copies", append(images(49, `{"source":{"upload":{}},"minNumberOfCopies":"all"}`), nodes(2000)...)},
 		{"clones of clones", file("x.yaml", "images:\n  c0: {source: {upload: {}}}\n"+repeat(11_900, "  c%[1]d1: {source: {clone: {backingImage: c%[1]d}}}\n"))},
 		{"images of CUE", file("x.cue", "import \"list\"\nimages: {for i in list.Range(0, 9000, 1) {\"a\\(i)\": source: upload: {}}}\n")},
 		{"strings of CUE", file("x.cue", "import \"strings\"\nx: strings.Repeat(\"x\", 100000000)\nimages: {}\n")},
