@@ -47,6 +47,13 @@ func readVendorCases(t testing.TB) []vendorCase {
 	if err := json.Unmarshal(data, &all); err != nil {
 		t.Fatal(err)
 	}
+	for i, c := range all.Cases {
+		var line bytes.Buffer
+		if err := json.Compact(&line, c.Track); err != nil {
+			t.Fatal(err)
+		}
+		all.Cases[i].Track = line.Bytes()
+	}
 	return slices.DeleteFunc(all.Cases, func(c vendorCase) bool {
 		return c.Optional || c.Verify != nil || c.Pinned.URL == "" || c.Pinned.Checksum == ""
 	})
@@ -154,5 +161,61 @@ func TestUpdateOfVendors(t *testing.T) {
 				t.Errorf("the second run updates %d images, and refuses %d", n, second.Count(report.NotEdited))
 			}
 		}
+	}
+}
+
+// TestUpdateOfAVirtualMachineImage updates a manifest of Harvester. With its BackingImage, the manifest does not declare
+// the image, and its annotation has no effect.
+func TestUpdateOfAVirtualMachineImage(t *testing.T) {
+	t.Parallel()
+	cases := readVendorCases(t)
+	c := cases[slices.IndexFunc(cases, func(c vendorCase) bool { return c.Case == "debian-newer" })]
+	base := serveVendors(t, cases)
+	bare := func(checksum string) string { return strings.TrimPrefix(checksum, "sha512:") }
+	manifest := func(url, checksum string) string {
+		return strings.ReplaceAll(fmt.Sprintf(`apiVersion: harvesterhci.io/v1beta1
+kind: VirtualMachineImage
+metadata:
+  annotations:
+    backing-image-manager/track: |
+      # where Debian publishes
+      %s
+  name: debian
+  namespace: default
+spec:
+  checksum: "%s"
+  displayName: Debian 12 # for people
+  sourceType: download
+  url: %s
+`, c.Track, bare(checksum), url), "{base}", base+"/"+c.Root)
+	}
+	dir := t.TempDir()
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("settings.yaml", "settings: {allowLoopbackSources: true}\n")
+	write("image.yaml", manifest(c.Pinned.URL, c.Pinned.Checksum))
+	result := runUpdate(t, dir)
+	got, err := os.ReadFile(filepath.Join(dir, "image.yaml"))
+	if want := manifest(c.Expect.URL, c.Expect.Checksum); err != nil || string(got) != want {
+		t.Fatalf("%+v (%v): the manifest is\n%s\nand not\n%s", result, err, got, want)
+	}
+	if second := runUpdate(t, dir); len(second.Images) != 1 || second.Images[0].Result != report.UpToDate {
+		t.Errorf("the second run: %+v", second)
+	}
+
+	write("longhorn.yaml", strings.ReplaceAll(fmt.Sprintf(`apiVersion: longhorn.io/v1beta2
+kind: BackingImage
+metadata: {name: default-debian}
+spec: {sourceType: download, sourceParameters: {url: "%s"}, checksum: "%s"}
+`, c.Expect.URL, bare(c.Expect.Checksum)), "{base}", base+"/"+c.Root))
+	if third := runUpdate(t, dir); len(third.Images) != 0 {
+		t.Errorf("the annotation has an effect: %+v", third)
+	}
+	out, err := exec.Command("backing-image-manager", "validate", dir).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "metadata.annotations.backing-image-manager/track: is not used: the BackingImage declares the image") {
+		t.Errorf("%v: %s", err, out)
 	}
 }

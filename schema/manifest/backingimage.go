@@ -25,6 +25,8 @@ const credentialsAnnotation = "backing-image-manager/credentials"
 // trackAnnotation is the annotation with the field "track" of the native form, as YAML or JSON.
 const trackAnnotation = "backing-image-manager/track"
 
+var trackPath = document.Path{"metadata", "annotations", trackAnnotation}
+
 func convertBackingImage(c *Conversion) {
 	c.imageName(namePath)
 	c.backingImageSource()
@@ -233,16 +235,15 @@ func (c *Conversion) credentials(kind string) {
 
 // track reads the trackAnnotation.
 func (c *Conversion) track() {
-	from := document.Path{"metadata", "annotations", trackAnnotation}
-	if c.get(from) == nil {
+	from := c.get(trackPath)
+	if from == nil {
 		return
 	}
-	docs, problem := document.ParseYAML("", []byte(c.text(from)), &document.Limits{})
+	docs, problem := document.ParseYAML("", []byte(from.Text), &document.Limits{})
 	if problem != nil || len(docs) != 1 || docs[0].Kind != document.Map {
-		c.problem(from, "is not a mapping in YAML or JSON", "write the value of the field track, such as '{\"http\": {}}'")
+		c.problem(trackPath, "is not a mapping in YAML or JSON", "write the value of the field track, such as '{\"http\": {}}'")
 		return
 	}
-	pos := c.get(from).Pos
-	docs[0].Relocate(func(document.Position) document.Position { return pos })
-	c.set(document.Path{"track"}, from, docs[0])
+	docs[0].Relocate(func(document.Position) document.Position { return from.Pos })
+	c.set(document.Path{"track"}, trackPath, docs[0])
 }

@@ -274,6 +274,9 @@ func convertMachineImage(c *Conversion) {
 			delete(parameters, "volume-name") // unknown
 		}
 		c.machineReference(kind, checksum, parameters, isClone)
+		if c.get(trackPath) != nil {
+			c.warn(trackPath, "is not used: the BackingImage declares the image", "annotate the BackingImage, or remove it")
+		}
 		return
 	}
 
@@ -301,6 +304,7 @@ func convertMachineImage(c *Conversion) {
 	} else {
 		c.copy(path("checksum"), checksum)
 	}
+	c.track()
 	c.warnOfMachineStatus()
 }
 
