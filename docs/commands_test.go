@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,9 +66,9 @@ func TestCommandsRun(t *testing.T) {
 }
 
 // runScript runs a script of a document. A daemon in it listens on a free port instead of
-// the default one.
+// the default one. The folder www of the script is that of http://images.example.com.
 func runScript(t *testing.T, script string) {
-	for _, program := range []string{"curl", "openssl"} {
+	for _, program := range []string{"curl", "openssl", "git"} {
 		if strings.Contains(script, program+" ") {
 			need.Programs(t, program)
 		}
@@ -83,11 +85,13 @@ func runScript(t *testing.T, script string) {
 		script = strings.ReplaceAll(script, program+" daemon ", program+" daemon --listen "+address+" ")
 		script = strings.ReplaceAll(script, "127.0.0.1:8000", address)
 	}
+	site := httptest.NewServer(http.FileServer(http.Dir(filepath.Join(dir, "www"))))
+	t.Cleanup(site.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "sh", "-eu", "-c", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n"+script)
+	cmd := exec.CommandContext(ctx, "sh", "-eu", "-c", "trap 'kill ${!:-} 2>/dev/null || true' EXIT\n"+script)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "PATH="+binDir+string(os.PathListSeparator)+os.Getenv("PATH"), "HOME="+dir)
+	cmd.Env = append(os.Environ(), "PATH="+binDir+string(os.PathListSeparator)+os.Getenv("PATH"), "HOME="+dir, "HTTP_PROXY="+site.URL)
 	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s\nof the script\n%s", err, out, script)
