@@ -1,8 +1,8 @@
 # An image of one static file and the authorities of the web. Clones that encrypt or
-# decrypt run cryptsetup, which is not in it: for those, let the last stage begin with
+# decrypt run cryptsetup, and --require-signed-commits runs git, which are not in it: for those, let the last stage begin with
 #
 #   FROM debian:bookworm-slim
-#   RUN apt-get update && apt-get install -y --no-install-recommends cryptsetup-bin && rm -rf /var/lib/apt/lists/*
+#   RUN apt-get update && apt-get install -y --no-install-recommends cryptsetup-bin git && rm -rf /var/lib/apt/lists/*
 #
 # docker build --build-arg VERSION=v1.0.0 --build-arg COMMIT=$(git rev-parse --short=12 HEAD) -t registry.example.com/backing-image-manager:v1.0.0 .
 #

@@ -30,6 +30,7 @@
 //	verify.go repair.go remove.go operations on an existing image
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
 //	index.go                      the index of an image, for downloads of its later generations
+//	configcommit.go               the last accepted commit of the configuration
 //	users.go                      which images are in use
 //	demand.go                     which images replicas need and the disk does not have
 //	replicas.go                   read Longhorn's replicas and other files that change

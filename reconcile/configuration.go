@@ -24,6 +24,13 @@ type configuration struct {
 	desired     plan.Desired  // of result; before that, only the name of the node
 	fault       string        // why the directory cannot be used; "": it can
 	notDeclared string        // why result has no part for this node; "": it has one
+	refused     string        // why the last read that changed something was not applied; "": it was
+}
+
+// refuse records why a commit must not be applied, until the directory has another one.
+func (c *configuration) refuse(why string) (changed bool) {
+	c.refused = why
+	return c.setFault(why)
 }
 
 // setFault records why the directory cannot be used, "" if it can, and reports whether that
@@ -110,16 +117,18 @@ func (c *configuration) view(loading *time.Time) *status.View {
 // The error says that the Loop cannot start with its first configuration: this node is not
 // declared, or another process writes to its disks and none can be used.
 func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
-	changed = l.config.setFault(r.Fault)
+	changed = l.config.setFault(cmp.Or(r.Fault, l.config.refused))
 	switch {
 	case r.Fault != "":
 		return changed, nil
 	case r.Result != nil:
-		changed = true
-		if err := l.configure(ctx, *r.Result); err != nil {
-			return false, err
+		if changed, err = l.configure(ctx, *r.Result, r.Checkout); err != nil || l.config.refused != "" {
+			return changed, err
 		}
 	case r.Revision != nil:
+		if why := l.acceptCommit(ctx, r.Checkout, *r.Revision); why != "" {
+			return l.config.refuse(why), nil
+		}
 		changed = true
 		l.config.setRevision(*r.Revision)
 	}
@@ -130,8 +139,8 @@ func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 // configure applies a configuration. At the start it fails if this node is not declared, or if
 // another process has locked its disks so that none can be used. Later the node only observes in the
 // first case. A single disk that is locked has a problem, at the start and later: the others work, and
-// this one is opened as soon as the lock ends.
-func (l *Loop) configure(ctx context.Context, result schema.Result) error {
+// this one is opened as soon as the lock ends. A commit that the disks do not accept changes nothing.
+func (l *Loop) configure(ctx context.Context, result schema.Result, at configdir.Checkout) (changed bool, err error) {
 	atStart := !l.config.loaded
 	l.config.logProblems(result, l.reconciler.clock.now().Wall)
 	notDeclared := ""
@@ -139,20 +148,38 @@ func (l *Loop) configure(ctx context.Context, result schema.Result) error {
 	switch {
 	case err == nil:
 	case atStart && result.Allowed == schema.Everything:
-		return err
+		return false, err
 	default:
 		l.options.Log.Error("observe-only until the configuration is corrected", "error", err)
 		if desired = desired.ObserveOnly(l.config.desired); result.Allowed == schema.Everything {
 			notDeclared = err.Error()
 		}
 	}
+	if atStart || l.options.SignedCommits != nil {
+		l.reconciler.Observe(desired) // opens and locks the disks
+	}
 	if atStart {
-		l.reconciler.Observe(desired) // locks the disks
 		if err := l.reconciler.disks.onlyLocked(); err != nil {
-			return err
+			return false, err
 		}
+	}
+	if why := l.acceptCommit(ctx, at, result.Revision); why != "" {
+		return l.config.refuse(why), nil
 	}
 	l.config.set(desired, result, notDeclared)
 	l.reconciler.peers.follow(ctx, desired)
-	return nil
+	return true, nil
+}
+
+// acceptCommit returns why a commit must not be applied, "" if it may. It is the last accepted one then.
+func (l *Loop) acceptCommit(ctx context.Context, at configdir.Checkout, commit string) (why string) {
+	if l.options.SignedCommits == nil {
+		return ""
+	}
+	if err := l.commits.accept(ctx, at, commit, l.reconciler.disks.folders()); err != nil {
+		return err.Error()
+	}
+	l.config.refused = ""
+	l.config.setFault("")
+	return ""
 }

@@ -21,9 +21,11 @@ type directory struct {
 
 	// For the goroutine of run.
 	debouncer  configdir.Debouncer
-	loaded     bool   // a configuration was loaded
-	revision   string // of the last read that counted
-	unfinished bool   // the last load had no time for everything
+	gate       *commitGate // nil: commits need no signature
+	changed    bool        // the content changed since the last load
+	loaded     bool        // a configuration was loaded
+	revision   string      // of the last read that counted
+	unfinished bool        // the last load had no time for everything
 
 	// For any goroutine.
 	readings chan Reading // in the order of the reads
@@ -34,10 +36,20 @@ type directory struct {
 }
 
 func newDirectory(o LoopOptions) *directory {
-	return &directory{
+	d := &directory{
 		dir: o.Dir, interval: o.Interval, log: o.Log, load: schema.NewLoader().Load,
 		readings: make(chan Reading), slow: make(chan struct{}, 1),
 	}
+	if o.SignedCommits != nil {
+		d.gate = &commitGate{verify: func(ctx context.Context, s configdir.Snapshot) error {
+			by, err := o.SignedCommits.Verify(ctx, s)
+			if err == nil {
+				o.Log.Info("commit verified", "revision", s.Revision, "scheme", string(by.Scheme), "signer", by.Signer)
+			}
+			return err
+		}}
+	}
+	return d
 }
 
 // Reading is the outcome of one read of the config directory. At most one of the fields Fault,
@@ -52,6 +64,8 @@ type Reading struct {
 	// Revision is the new revision of a directory whose configuration did not change: "" if it is
 	// not known any more. nil: the revision did not change.
 	Revision *string
+	// Checkout is that of Result or Revision.
+	Checkout configdir.Checkout
 
 	loading *time.Time // the value of directory.loading for Result
 }
@@ -110,18 +124,29 @@ func (d *directory) read(ctx context.Context) (r Reading, again time.Duration, o
 	snapshot, err := configdir.Read(d.dir)
 	r.Ended = time.Now()
 	v := d.debouncer.Observe(r.Began, r.Ended, snapshot, err)
+	d.changed = d.changed || v.Apply
 	switch {
 	case v.Fault != nil:
 		r.Fault = v.Fault.Error()
+		return r, v.RetryAfter, true
 	case v.RetryAfter > 0:
 		return Reading{}, v.RetryAfter, false
-	case v.Apply || d.unfinished:
+	}
+	if settle, err := d.gate.judge(ctx, snapshot, r.Ended); ctx.Err() != nil || settle > 0 {
+		return Reading{}, settle, false
+	} else if err != nil {
+		r.Fault = err.Error()
+		return r, 0, true
+	}
+	r.Checkout = snapshot.Checkout
+	switch {
+	case d.changed || d.unfinished:
 		result := d.loadFiles(ctx, snapshot, &r)
 		if ctx.Err() != nil {
 			return Reading{}, 0, false // the result may be that of an interrupted evaluation
 		}
 		r.Result = &result
-		d.loaded, d.revision, d.unfinished = true, snapshot.Revision, result.Unfinished
+		d.changed, d.loaded, d.revision, d.unfinished = false, true, snapshot.Revision, result.Unfinished
 		if d.unfinished {
 			return r, continueAfter, true
 		}

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -24,7 +25,9 @@ type LoopOptions struct {
 	Node     string        // the name of this node
 	Disks    []string      // see plan.NewDesired
 	Peers    *peer.Client  // queries the other declared nodes; nil: there are no peers
-	Log      *slog.Logger
+	// SignedCommits are the rules for commits of Dir; nil: Dir need not be in a checkout, and commits need no signature.
+	SignedCommits *SignedCommits
+	Log           *slog.Logger
 }
 
 // Loop is the reconcile loop of a daemon: it keeps the disks of one node in the state that a
@@ -41,6 +44,7 @@ type Loop struct {
 	// For the goroutine of Run, Apply and Step.
 	config    configuration
 	requested requested
+	commits   commitMemory // unused without SignedCommits
 	health    healthLog
 	rounds    int // since the start
 
@@ -55,11 +59,15 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	if o.Peers != nil {
 		r.SetPeers(o.Peers)
 	}
-	return &Loop{
+	l := &Loop{
 		options: o, reconciler: r, requested: newRequested(), queue: newRequestQueue(), directory: newDirectory(o),
 		config: configuration{dir: o.Dir, log: o.Log, desired: plan.Desired{Node: o.Node}},
 		health: healthLog{log: o.Log, unhealthy: map[string]bool{}},
 	}
+	if o.SignedCommits != nil {
+		l.commits.rules = *o.SignedCommits
+	}
+	return l
 }
 
 // View returns the last round, nil before the first one.
@@ -246,6 +254,11 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		return l.options.Interval // the config directory was not read yet
 	}
 	l.rounds++
+	refused, failed := l.commits.record(ctx, l.reconciler.disks.folders)
+	if refused != nil {
+		l.config.refuse(refused.Error()) // a disk that was not there before has another commit
+	}
+	l.health.set(commitNotRecorded, l.options.Node, failed != nil, fmt.Sprint(failed))
 	v := l.config.view(l.directory.loading.Load())
 	v.Rounds = l.rounds
 	l.requested.addTo(&v.Desired, l.reconciler.clock.now().Steady)
@@ -280,7 +293,9 @@ var (
 	nodeUnavailable = condition{"node", "node unavailable", "node available again", "error"}
 	diskUnavailable = condition{"disk", "disk unavailable", "disk available again", "error"}
 	diskReadOnly    = condition{"disk", "disk read-only", "disk writable again", "effect"}
-	diskDisputed    = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
+	// Until the commit is recorded, a restarted manager accepts an older one.
+	commitNotRecorded = condition{"node", "commit not recorded on a disk", "commit recorded on all disks", "error"}
+	diskDisputed      = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
 )
 
 // update logs what changed since the last round.

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature/commit"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -182,6 +184,9 @@ type nodeFlags struct {
 	disks      []string
 	secretsDir string
 	keysDir    string
+
+	commitKeys   string   // --require-signed-commits; "": commits need no signature
+	olderCommits []string // --allow-older-commit
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
@@ -191,7 +196,9 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`; if nodes are declared, it must be a disk of this node; may be repeated")
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	flags.StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of images")
-	for _, name := range []string{"config-dir", "disk", "secrets-dir", "keys-dir"} {
+	flags.StringVar(&f.commitKeys, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
+	flags.StringArrayVar(&f.olderCommits, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it did not come after the last accepted one; may be repeated")
+	for _, name := range []string{"config-dir", "disk", "secrets-dir", "keys-dir", "require-signed-commits"} {
 		if err := cmd.MarkFlagDirname(name); err != nil {
 			panic("mark --" + name + ": " + err.Error())
 		}
@@ -210,6 +217,35 @@ func findRepeated(paths []string) (path string, found bool) {
 	return "", false
 }
 
+// checkCommitFlags checks the flags for signed commits.
+func (f *nodeFlags) checkCommitFlags() error {
+	if f.commitKeys == "" {
+		if len(f.olderCommits) > 0 {
+			return errors.New("--allow-older-commit is for --require-signed-commits")
+		}
+		return nil
+	}
+	if _, err := commit.ReadKeys(f.commitKeys); err != nil {
+		return fmt.Errorf("read --require-signed-commits: %w", err)
+	}
+	for i, text := range f.olderCommits {
+		name, err := reconcile.ParseCommit(text)
+		if err != nil {
+			return fmt.Errorf("--allow-older-commit: %w", err)
+		}
+		f.olderCommits[i] = name
+	}
+	return nil
+}
+
+// signedCommits returns the rules for commits, nil if they need no signature.
+func (f *nodeFlags) signedCommits() *reconcile.SignedCommits {
+	if f.commitKeys == "" {
+		return nil
+	}
+	return &reconcile.SignedCommits{KeysDir: f.commitKeys, AllowOlder: f.olderCommits}
+}
+
 // resolve checks the flags and sets the defaults.
 func (f *nodeFlags) resolve() error {
 	if f.configDir == "" {
@@ -224,6 +260,9 @@ func (f *nodeFlags) resolve() error {
 		if _, err := os.Stat(f.keysDir); err != nil {
 			return fmt.Errorf("read --keys-dir: %w", err)
 		}
+	}
+	if err := f.checkCommitFlags(); err != nil {
+		return err
 	}
 	if path, found := findRepeated(f.disks); found {
 		return fmt.Errorf("--disk %s is given twice", path)

@@ -26,6 +26,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/spf13/cobra"
 )
 
@@ -44,6 +45,8 @@ type reconcileCmd struct {
 	indexDir     string // with indexes, to estimate downloads
 	everyNode    bool   // --node is not given: --state plans for all nodes
 	detailedExit bool
+	commits      *reconcile.SignedCommits // nil: commits need no signature
+	snapshot     configdir.Snapshot       // of the config directory
 	format       report.Format
 	out, err     io.Writer
 }
@@ -98,9 +101,20 @@ a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not 
 }
 
 func (c *reconcileCmd) run(ctx context.Context) error {
-	result, err := load(ctx, c.err, c.configDir)
+	snapshot, err := readConfig(ctx, c.err, c.configDir)
 	if err != nil {
 		return err
+	}
+	c.commits = c.signedCommits()
+	if c.commits != nil {
+		if _, err := c.commits.Verify(ctx, snapshot); err != nil {
+			return err
+		}
+	}
+	c.snapshot = snapshot
+	result := schema.NewLoader().Load(ctx, snapshot)
+	if ctx.Err() != nil {
+		return ctx.Err()
 	}
 	result.Warnings = result.WarningsAt(time.Now())
 	report.WriteProblems(c.err, c.configDir, result)
@@ -164,6 +178,9 @@ func (c *reconcileCmd) printPlan(ctx context.Context, d plan.Desired, result sch
 		return errors.Join(err, r.Close())
 	}
 	o := r.Observe(d)
+	if err := c.acceptCommit(ctx, r); err != nil {
+		return errors.Join(err, r.Close())
+	}
 	p := r.Estimate(ctx, c.estimator(d.Config), d, o, d.Plan(o))
 	c.warnAboutDisks(o)
 	c.warnMissing(d, p)
@@ -175,6 +192,15 @@ func (c *reconcileCmd) printPlan(ctx context.Context, d plan.Desired, result sch
 		return err
 	}
 	return c.exit(p, result)
+}
+
+// acceptCommit compares the commit with those that the disks accepted, if commits need a signature. Unless it is a dry run, it
+// records the commit.
+func (c *reconcileCmd) acceptCommit(ctx context.Context, r *reconcile.Reconciler) error {
+	if c.commits == nil {
+		return nil
+	}
+	return r.AcceptCommit(ctx, *c.commits, c.snapshot, !c.dryRun)
 }
 
 // exit returns the error that ends a dry run.
@@ -240,7 +266,11 @@ func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result sche
 		return errors.Join(err, r.Close())
 	}
 	o := r.Observe(d)
-	if err := r.LockedElsewhere(); err != nil {
+	err := r.LockedElsewhere()
+	if err == nil {
+		err = c.acceptCommit(ctx, r)
+	}
+	if err != nil {
 		return errors.Join(err, r.Close())
 	}
 	c.warnAboutDisks(o)
@@ -250,7 +280,7 @@ func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result sche
 	}
 	worked := !p.Empty()
 	stop := bars.watch(r.Transfers)
-	o, p, err := r.Converge(ctx, d)
+	o, p, err = r.Converge(ctx, d)
 	closed := r.Close() // waits until all jobs have stopped
 	stop()
 	if err != nil && ctx.Err() != nil {

@@ -23,6 +23,7 @@ type checkout struct {
 	git string // the git directory: contains HEAD and the index
 	// common contains the branches. It is git, or for a worktree the folder two levels above.
 	common string
+	root   string // the folder with .git
 }
 
 // openCheckout returns the checkout that contains the folder real, nil if there is none. real is an
@@ -54,7 +55,7 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 		return nil
 	case dot.IsDir():
 		if isRepository(own) && !exists(own, "commondir") {
-			return &checkout{git: own, common: own}
+			return &checkout{git: own, common: own, root: dir}
 		}
 		return nil
 	case dot.Mode().IsRegular():
@@ -69,10 +70,10 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 		return nil
 	}
 	if isRepository(git) && !exists(git, "commondir") {
-		return &checkout{git: git, common: git}
+		return &checkout{git: git, common: git, root: dir}
 	}
 	if common := filepath.Dir(filepath.Dir(git)); isWorktree(git, common) {
-		return &checkout{git: git, common: common}
+		return &checkout{git: git, common: common, root: dir}
 	}
 	return nil
 }
@@ -146,6 +147,18 @@ func isFile(dir, name string) bool {
 func within(path, folder string) bool {
 	rel, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(rel)
+}
+
+// at returns the Checkout of the config directory with a path.
+func (c *checkout) at(real string) Checkout {
+	if c == nil {
+		return Checkout{}
+	}
+	folder, err := filepath.Rel(c.root, real)
+	if err != nil {
+		return Checkout{} // both paths are absolute, so that this does not happen
+	}
+	return Checkout{GitDir: c.git, Root: c.root, Folder: filepath.ToSlash(folder)}
 }
 
 // locked reports whether git is writing to the checkout. Git creates index.lock before it writes the

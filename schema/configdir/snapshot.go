@@ -41,6 +41,16 @@ type Snapshot struct {
 	// Revision is the commit of that checkout, in hex. It is "" when there is no checkout
 	// or the commit is unknown. Uncommitted changes do not count.
 	Revision string
+
+	// Checkout is where that checkout is. It is zero if there is none.
+	Checkout Checkout
+}
+
+// Checkout is the checkout of a git repository that a config directory belongs to. Paths are absolute and without symlinks.
+type Checkout struct {
+	GitDir string // the git directory, which names the commit that is checked out
+	Root   string // the folder with the files of that commit
+	Folder string // the config directory, relative to Root, with slashes; "." is Root
 }
 
 // Digest identifies paths and contents, and nothing else: two directories
@@ -103,7 +113,7 @@ func readOnce(dir string) (s Snapshot, err error) {
 	}
 	// Git may have started after the first check, so check at both ends of the read.
 	s.Busy = s.Busy || t.git.locked()
-	s.Revision = t.git.revision()
+	s.Revision, s.Checkout = t.git.revision(), t.git.at(t.real)
 	s.Generation = t.generation()
 	s.Whole = s.Generation != ""
 	return s, nil

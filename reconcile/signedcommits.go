@@ -1,0 +1,234 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature/commit"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir/repository"
+)
+
+// SignedCommits accepts only configurations from commits of a git checkout that a key has signed.
+type SignedCommits struct {
+	KeysDir string // the folder with the keys: see package commit
+	// AllowOlder are commits that are accepted although they do not descend from the last accepted one.
+	AllowOlder []string
+}
+
+// Verify returns who has signed the commit of a snapshot. The error says why the snapshot must not be applied: it is not that
+// of a checkout, its commit has no valid signature, or its files are not exactly those of the commit. It wraps
+// repository.ErrDiffers in the last case.
+func (c SignedCommits) Verify(ctx context.Context, s configdir.Snapshot) (by signature.Result, err error) {
+	at := s.Checkout
+	switch {
+	case at == (configdir.Checkout{}):
+		return by, errors.New("the config directory is not in a git checkout, and signed commits are required")
+	case s.Revision == "":
+		return by, errors.New("the commit of the config directory cannot be read, and signed commits are required")
+	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("commit %s is not accepted: %w", s.Revision, err)
+		}
+	}()
+	if err := c.checkKeysDir(at); err != nil {
+		return by, err
+	}
+	keys, err := commit.ReadKeys(c.KeysDir)
+	if err != nil {
+		return by, err
+	}
+	r := repository.Open(at.GitDir)
+	object, err := r.Commit(ctx, s.Revision)
+	if err != nil {
+		return by, err
+	}
+	if by, err = keys.Verify(object, time.Now()); err != nil {
+		return by, err
+	}
+	return by, r.Compare(ctx, s.Revision, at.Folder, s.Files)
+}
+
+// checkKeysDir returns an error if a commit could bring its own keys.
+func (c SignedCommits) checkKeysDir(at configdir.Checkout) error {
+	keys, err := filepath.EvalSymlinks(c.KeysDir)
+	if err == nil {
+		keys, err = filepath.Abs(keys)
+	}
+	if err != nil {
+		return fmt.Errorf("read --require-signed-commits: %w", err)
+	}
+	for _, folder := range []string{at.Root, at.GitDir} {
+		if rel, err := filepath.Rel(folder, keys); err == nil && filepath.IsLocal(rel) {
+			return fmt.Errorf("the keys of --require-signed-commits are in the checkout %s, so that a commit could change them", folder)
+		}
+	}
+	return nil
+}
+
+// commitGate judges the snapshots of a config directory. nil accepts all.
+type commitGate struct {
+	verify func(context.Context, configdir.Snapshot) error
+
+	accepted judged // zero: none yet
+	rejected judged
+}
+
+// judged is a snapshot with the result of its verification.
+type judged struct {
+	files    disk.Digest
+	revision string
+	err      error
+	at       time.Time
+	settling bool // the files may become those of the commit in a moment
+}
+
+const (
+	// rejectAgain is when a rejected snapshot is verified again, because keys may have changed.
+	rejectAgain = time.Minute
+	// settleAgain is when files that differ from the commit are read again: git writes the files first.
+	settleAgain = time.Second
+)
+
+// judge returns nil if the snapshot may be applied. again is when to read the directory again before its error counts; 0: it
+// counts.
+func (g *commitGate) judge(ctx context.Context, s configdir.Snapshot, now time.Time) (again time.Duration, err error) {
+	if g == nil {
+		return 0, nil
+	}
+	same := func(j judged) bool { return j.revision == s.Revision && j.files == s.Digest() && !j.at.IsZero() }
+	if same(g.accepted) {
+		return 0, nil
+	}
+	known := same(g.rejected)
+	if known && !g.rejected.settling && now.Sub(g.rejected.at) < rejectAgain {
+		return 0, g.rejected.err
+	}
+	j := judged{files: s.Digest(), revision: s.Revision, at: now}
+	if j.err = g.verify(ctx, s); j.err == nil {
+		g.accepted, g.rejected = j, judged{}
+		return 0, nil
+	}
+	if !known && errors.Is(j.err, repository.ErrDiffers) {
+		j.settling, again = true, settleAgain
+	}
+	g.rejected = j
+	return again, j.err
+}
+
+// commitMemory compares commits with the last accepted ones, which are recorded on the disks. The zero value has accepted
+// none. It is for one goroutine.
+type commitMemory struct {
+	rules SignedCommits
+	repo  repository.Repository
+	// current is the last accepted commit, and recorded has the disks that are known to have it, by their uuid.
+	current  string
+	recorded map[string]bool
+}
+
+// accept makes a commit the current one, if it is one of the allowed commits, or came after those that are recorded on the
+// disks. Otherwise it changes nothing.
+func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, commit string, disks map[schema.DiskRef]*disk.Disk) error {
+	next := commitMemory{rules: m.rules, repo: repository.Open(at.GitDir), current: commit, recorded: map[string]bool{}}
+	if err := next.check(ctx, disks); err != nil {
+		return err
+	}
+	*m = next
+	return nil
+}
+
+// check returns an error if a disk has a commit from which the current one does not descend, or none that can be read.
+func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk.Disk) error {
+	if slices.Contains(m.rules.AllowOlder, m.current) {
+		return nil
+	}
+	for _, ref := range slices.SortedFunc(maps.Keys(disks), plan.CompareDisks) {
+		if m.recorded[disks[ref].UUID()] {
+			continue
+		}
+		last, err := disks[ref].ConfigCommit()
+		if err != nil {
+			return fmt.Errorf("commit %s is not accepted: it is not known which commit was the last one on disk %s: %w; accept it with --allow-older-commit",
+				m.current, ref, err)
+		}
+		if last == "" || last == m.current {
+			continue
+		}
+		newer, err := m.repo.IsDescendant(ctx, m.current, last)
+		switch {
+		case errors.Is(err, repository.ErrMissing):
+			return fmt.Errorf("commit %s is not accepted: whether it came after %s, the last one on disk %s, is not known, because the history is "+
+				"incomplete: fetch all of it, or accept the commit with --allow-older-commit", m.current, last, ref)
+		case err != nil:
+			return fmt.Errorf("commit %s is not accepted: %w", m.current, err)
+		case !newer:
+			return fmt.Errorf("commit %s is not accepted: it did not come after %s, the last one on disk %s: accept it with --allow-older-commit if it is right",
+				m.current, last, ref)
+		}
+	}
+	return nil
+}
+
+// record records the current commit on all disks that do not have it. It first checks the disks that it did not know:
+// refused is why the commit is not accepted. failed is why a disk does not have it yet.
+func (m *commitMemory) record(ctx context.Context, folders func() map[schema.DiskRef]*disk.Disk) (refused, failed error) {
+	if m.current == "" {
+		return nil, nil
+	}
+	disks := folders()
+	if err := m.check(ctx, disks); err != nil {
+		return err, nil
+	}
+	for _, d := range disks {
+		if m.recorded[d.UUID()] {
+			continue
+		}
+		err := d.SetConfigCommit(m.current)
+		if m.recorded[d.UUID()] = err == nil; err != nil && !errors.Is(err, disk.ErrReadOnly) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return nil, failed
+}
+
+// folders returns the disks of this node that this process has opened.
+func (d *disks) folders() map[schema.DiskRef]*disk.Disk {
+	all := map[schema.DiskRef]*disk.Disk{}
+	for ref, open := range d.open {
+		if folder := folderOf(open.handle); folder != nil && open.problem == "" {
+			all[ref] = folder
+		}
+	}
+	return all
+}
+
+// AcceptCommit returns nil if a verified snapshot may be applied to the disks: its commit came after those that were accepted
+// before. Call Observe first, which opens the disks. With record, the commit is recorded on the disks.
+func (r *Reconciler) AcceptCommit(ctx context.Context, rules SignedCommits, s configdir.Snapshot, record bool) error {
+	m := commitMemory{rules: rules}
+	if err := m.accept(ctx, s.Checkout, s.Revision, r.disks.folders()); err != nil || !record {
+		return err
+	}
+	refused, failed := m.record(ctx, r.disks.folders)
+	return errors.Join(refused, failed)
+}
+
+// ParseCommit returns the name of a commit for AllowOlder, which must be complete.
+func ParseCommit(text string) (string, error) {
+	text = strings.ToLower(strings.TrimSpace(text))
+	if len(text) != 40 && len(text) != 64 || strings.Trim(text, "0123456789abcdef") != "" {
+		return "", fmt.Errorf("%q is not the whole name of a commit: write 40 or 64 hex digits", text)
+	}
+	return text, nil
+}

@@ -1,0 +1,282 @@
+package reconcile
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir/repository"
+)
+
+// signedCheckout is a checkout whose commits an SSH key may sign.
+type signedCheckout struct {
+	t         *testing.T
+	dir, keys string // the config directory is dir/conf
+	author    string // private key
+}
+
+func newSignedCheckout(t *testing.T) signedCheckout {
+	t.Helper()
+	need.Programs(t, "git", "ssh-keygen")
+	c := signedCheckout{t: t, dir: t.TempDir(), keys: t.TempDir(), author: filepath.Join(t.TempDir(), "author")}
+	if out, err := exec.Command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", c.author).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	public, err := os.ReadFile(c.author + ".pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(c.keys, "allowed_signers"), append([]byte("ann@example.com "), public...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.git("init", "-q", "-b", "main")
+	return c
+}
+
+func (c signedCheckout) git(args ...string) string {
+	c.t.Helper()
+	cmd := exec.Command("git", append([]string{"-C", c.dir, "-c", "user.name=t", "-c", "user.email=t@t", "-c", "gpg.format=ssh", "-c", "user.signingkey=" + c.author}, args...)...)
+	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		c.t.Fatalf("git %v: %v\n%s", args, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+func (c signedCheckout) write(name, data string) {
+	c.t.Helper()
+	path := filepath.Join(c.dir, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(data), 0o644); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// commit commits everything with a signature or without, and returns the commit.
+func (c signedCheckout) commit(signed string) string {
+	c.t.Helper()
+	c.git("add", "-A")
+	c.git("commit", "-q", "--allow-empty", signed, "-m", rand.Text())
+	return c.git("rev-parse", "HEAD")
+}
+
+const (
+	sign     = "-S"
+	dontSign = "--no-gpg-sign"
+)
+
+func (c signedCheckout) read() configdir.Snapshot {
+	c.t.Helper()
+	s, err := configdir.Read(filepath.Join(c.dir, "conf"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return s
+}
+
+func TestSignedCommitsVerify(t *testing.T) {
+	c := newSignedCheckout(t)
+	rules := SignedCommits{KeysDir: c.keys}
+	c.write("conf/a.yaml", "images: {}\n")
+	c.commit(sign)
+	if by, err := rules.Verify(t.Context(), c.read()); err != nil || by.Signer != "ann@example.com" {
+		t.Fatalf("got %+v, %v", by, err)
+	}
+	check := func(what, want string, rules SignedCommits, s configdir.Snapshot) {
+		t.Helper()
+		if by, err := rules.Verify(t.Context(), s); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %+v, %v, want %s", what, by, err, want)
+		}
+	}
+	good := c.read()
+	c.write("conf/a.yaml", "images: {x: {source: {upload: {}}}}\n")
+	check("a changed file", "differs from the commit", rules, c.read())
+	// The commit of the good snapshot says nothing about the files of another one.
+	mixed := c.read()
+	mixed.Revision = good.Revision
+	check("the files of another snapshot", "differs from the commit", rules, mixed)
+	c.commit(dontSign)
+	check("no signature", "unsigned", rules, c.read())
+	c.git("reset", "-q", "--hard", good.Revision)
+	check("keys in the checkout", "in the checkout", SignedCommits{KeysDir: c.dir}, c.read())
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(filepath.Join(c.dir, "conf"), link); err != nil {
+		t.Fatal(err)
+	}
+	check("keys in the checkout, through a symlink", "in the checkout", SignedCommits{KeysDir: link}, c.read())
+	check("no keys", "no-keys", SignedCommits{KeysDir: t.TempDir()}, c.read())
+	check("a missing folder", "--require-signed-commits", SignedCommits{KeysDir: filepath.Join(link, "none")}, c.read())
+	none := good
+	none.Checkout = configdir.Checkout{}
+	check("no checkout", "not in a git checkout", rules, none)
+	none = good
+	none.Revision = ""
+	check("no commit", "cannot be read", rules, none)
+	broken := good
+	broken.Files = append([]configdir.File{{Path: "b.yaml", Err: errors.New("permission denied")}}, good.Files...)
+	check("a file that cannot be read", "permission denied", rules, broken)
+	if _, err := rules.Verify(t.Context(), c.read()); err != nil {
+		t.Errorf("at the end: %v", err)
+	}
+}
+
+// TestCommitGate checks when a snapshot is verified: once if it is accepted, and again after a while if it is not.
+func TestCommitGate(t *testing.T) {
+	verifications, answer := 0, error(nil)
+	g := &commitGate{verify: func(context.Context, configdir.Snapshot) error { verifications++; return answer }}
+	snapshot := func(revision, data string) configdir.Snapshot {
+		return configdir.Snapshot{Revision: revision, Files: []configdir.File{{Path: "a.yaml", Data: []byte(data)}}}
+	}
+	now := time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)
+	wrong, differs := errors.New("wrong"), fmt.Errorf("a.yaml %w", repository.ErrDiffers)
+	for i, step := range []struct {
+		after  time.Duration
+		s      configdir.Snapshot
+		answer error
+		want   error
+		again  time.Duration
+		verify bool
+	}{
+		{0, snapshot("1", "a"), nil, nil, 0, true},
+		{time.Second, snapshot("1", "a"), wrong, nil, 0, false}, // accepted already
+		{time.Second, snapshot("2", "a"), wrong, wrong, 0, true},
+		{time.Second, snapshot("2", "a"), nil, wrong, 0, false}, // rejected a moment ago
+		{rejectAgain, snapshot("2", "a"), nil, nil, 0, true},
+		{time.Second, snapshot("2", "b"), differs, differs, settleAgain, true}, // git writes files before the commit
+		{settleAgain, snapshot("2", "b"), differs, differs, 0, true},
+		{time.Second, snapshot("2", "b"), nil, differs, 0, false},
+		{time.Second, snapshot("3", "b"), nil, nil, 0, true},
+		{time.Second, snapshot("2", "a"), wrong, wrong, 0, true}, // only the last accepted snapshot is remembered
+		{time.Second, snapshot("3", "b"), wrong, nil, 0, false},
+	} {
+		now, answer = now.Add(step.after), step.answer
+		before := verifications
+		again, err := g.judge(t.Context(), step.s, now)
+		if !errors.Is(err, step.want) || again != step.again || (verifications > before) != step.verify {
+			t.Errorf("step %d: got %v, again in %v, verified: %v", i, err, again, verifications > before)
+		}
+	}
+	if again, err := (*commitGate)(nil).judge(t.Context(), snapshot("9", ""), now); again != 0 || err != nil {
+		t.Errorf("without a gate: %v, %v", again, err)
+	}
+}
+
+func TestCommitMemory(t *testing.T) {
+	c := newSignedCheckout(t)
+	c.write("conf/a.yaml", "images: {}\n")
+	one, two := c.commit(sign), c.commit(sign)
+	c.git("checkout", "-q", "-b", "side", one)
+	side := c.commit(sign)
+	at := c.read().Checkout
+	disks := map[schema.DiskRef]*disk.Disk{}
+	addDisk := func(name string) *disk.Disk {
+		t.Helper()
+		dir := t.TempDir()
+		if _, err := disk.Init(dir); err != nil {
+			t.Fatal(err)
+		}
+		d, err := disk.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { d.Close() })
+		disks[schema.DiskRef{Node: "n", Disk: name}] = d
+		return d
+	}
+	folders := func() map[schema.DiskRef]*disk.Disk { return disks }
+	wantRecorded := func(want string) {
+		t.Helper()
+		for ref, d := range disks {
+			if got, err := d.ConfigCommit(); got != want || err != nil {
+				t.Errorf("%s has %q, %v, want %s", ref, got, err, want)
+			}
+		}
+	}
+	accept := func(m *commitMemory, commit string) error {
+		t.Helper()
+		if err := m.accept(t.Context(), at, commit, disks); err != nil {
+			return err
+		}
+		refused, failed := m.record(t.Context(), folders)
+		return errors.Join(refused, failed)
+	}
+	addDisk("a")
+	m := &commitMemory{}
+	if refused, failed := m.record(t.Context(), folders); refused != nil || failed != nil {
+		t.Errorf("before the first commit: %v, %v", refused, failed)
+	}
+	for _, commit := range []string{one, one, two, two} {
+		if err := accept(m, commit); err != nil {
+			t.Fatal(err)
+		}
+		wantRecorded(commit)
+	}
+	addDisk("b") // a disk that was not there
+	if refused, failed := m.record(t.Context(), folders); refused != nil || failed != nil {
+		t.Errorf("a new disk: %v, %v", refused, failed)
+	}
+	wantRecorded(two)
+	// In the same process, and in the next one, an older commit and one on another branch are rejected.
+	for _, m := range []*commitMemory{m, {}} {
+		for _, commit := range []string{one, side, strings.Repeat("a", 40)} {
+			if err := accept(m, commit); err == nil {
+				t.Errorf("%s is accepted after %s", commit, two)
+			}
+			wantRecorded(two)
+		}
+	}
+	if err := accept(m, two); err != nil {
+		t.Errorf("the last accepted commit: %v", err)
+	}
+	// A disk of another cluster.
+	other := addDisk("c")
+	if err := other.SetConfigCommit(side); err != nil {
+		t.Fatal(err)
+	}
+	if refused, _ := m.record(t.Context(), folders); refused == nil || !strings.Contains(refused.Error(), "n/c") {
+		t.Errorf("got %v", refused)
+	}
+	if got, _ := other.ConfigCommit(); got != side {
+		t.Errorf("the commit of the disk was replaced by %s", got)
+	}
+	if err := os.WriteFile(filepath.Join(other.Path(), "backing-image-manager.commit"), []byte("?"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := accept(&commitMemory{}, two); err == nil || !strings.Contains(err.Error(), "not known") {
+		t.Errorf("a file that is not a commit: %v", err)
+	}
+	// A person may go back, to the named commit only.
+	older := SignedCommits{AllowOlder: []string{one}}
+	if err := accept(&commitMemory{rules: older}, side); err == nil {
+		t.Error("a commit that was not named is accepted")
+	}
+	if err := accept(&commitMemory{rules: older}, one); err != nil {
+		t.Errorf("the named commit: %v", err)
+	}
+	wantRecorded(one)
+}
+
+func TestParseCommit(t *testing.T) {
+	for text, good := range map[string]bool{
+		strings.Repeat("a", 40): true, strings.Repeat("A", 64): true, strings.Repeat("a", 41): false, "abc": false, "HEAD": false,
+		strings.Repeat("g", 40): false, "": false,
+	} {
+		if got, err := ParseCommit(text); (err == nil) != good || good && got != strings.ToLower(text) {
+			t.Errorf("%q: got %q, %v", text, got, err)
+		}
+	}
+}

@@ -1,0 +1,16 @@
+// Package repository reads objects of a git repository, to compare a config directory with a commit.
+//
+//	r := repository.Open(gitDir)
+//	object, err := r.Commit(ctx, revision)               its bytes, for the verification of a signature
+//	err = r.Compare(ctx, revision, folder, snapshot)     nil: the files are exactly those of the commit
+//	ok, err := r.IsDescendant(ctx, revision, accepted)   the revision came after the accepted commit
+//
+// # Promises
+//
+//  1. The only program that runs is "git cat-file --batch". It reads no configuration of a user or the system, and the
+//     configuration of the repository, which may be hostile, makes it run nothing and connect to nobody.
+//  2. Each object is compared with its name, so that a damaged or forged object is an error. Who has signed a commit has
+//     thereby named all of its files and its whole history. For repositories with SHA-1, that is as strong as SHA-1.
+//  3. The files of the snapshot are compared as they were read, and not those of the checkout at another moment.
+//  4. Memory and time are bounded.
+package repository
