@@ -211,6 +211,8 @@ func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 	d := m.Source.Download
 	moved := a.URL != d.URL
 	switch {
+	case moved && strings.ContainsAny(d.URL, "?#"):
+		return "pinned-query", "the query of the declared address may not be right for another file: change the address by hand"
 	case m.UUIDDeclared:
 		return "pinned-uuid", "the declared uuid belongs to the declared version: remove it"
 	case moved && len(d.Mirrors) > 0:
@@ -252,11 +254,5 @@ func (u *updater) edit(ctx context.Context, dir string, s configdir.Snapshot, lo
 	if u.dryRun {
 		return nil
 	}
-	for _, f := range edited.Files {
-		i := slices.IndexFunc(s.Files, func(old configdir.File) bool { return old.Path == f.Path })
-		if err := edit.Write(dir, s.Files[i], f); err != nil {
-			return fmt.Errorf("write %s: %w", f.Path, err)
-		}
-	}
-	return nil
+	return edit.Write(dir, s, edited.Files)
 }

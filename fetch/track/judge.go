@@ -94,7 +94,7 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 		return a, refuse(PackedChecksumOnly, "the checksum of %s is that of the packed file", f.version)
 	case isPlaceholder(f.checksum):
 		return a, refuse(PlaceholderChecksum, "the checksum of %s consists of zeros", f.version)
-	case order > 0 || m.Checksum.IsZero():
+	case order > 0 || m.Checksum.IsZero() || isPlaceholder(m.Checksum):
 		a.Update = true
 	case m.Checksum.Algorithm() == f.checksum.Algorithm() && m.Checksum != f.checksum:
 		return a, refuse(ChangedInPlace, "%s has another checksum than the declared one", f.version)

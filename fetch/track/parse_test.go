@@ -1,9 +1,11 @@
 package track
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -14,6 +16,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -82,6 +85,98 @@ func TestGroupsThatTakeNoPart(t *testing.T) {
 	older, newer := p.version("/x/a-1-r7.raw"), p.version("/x/a-1-sp1-r2.raw")
 	if older.compare(newer) >= 0 || older.String() != "1-7" || newer.String() != "1-1-2" {
 		t.Errorf("%v is not before %v", older, newer)
+	}
+}
+
+// TestJudge compares the answers about random lists of versions with the rules.
+func TestJudge(t *testing.T) {
+	sum := func(n int) disk.Digest {
+		d, err := disk.ParseDigest(fmt.Sprintf("sha256:%064x", n+1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	results := map[Reason]int{}
+	for seed := range uint64(20_000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		pinned := r.IntN(8)
+		m := Image{URL: fmt.Sprintf("https://example.com/%d", pinned), Checksum: sum(pinned)}
+		complete, times := map[int]bool{}, map[int]int{}
+		var candidates []candidate
+		for range r.IntN(6) {
+			n := r.IntN(8)
+			times[n]++
+			if times[n] == 1 {
+				complete[n] = r.IntN(3) > 0
+			}
+			published := sum(n)
+			if n == pinned && seed%5 == 0 {
+				published = sum(100)
+			}
+			candidates = append(candidates, candidate{version{fmt.Sprint(n)}, fmt.Sprint(n), func(context.Context) (found, error) {
+				if !complete[n] {
+					return found{}, errIncomplete
+				}
+				return found{version{fmt.Sprint(n)}, fmt.Sprintf("https://example.com/%d", n), published}, nil
+			}})
+		}
+		r.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
+		// The rules, from the newest version down.
+		update, passed, reason := -1, 0, Reason("")
+		switch {
+		case len(candidates) == 0:
+			reason = NothingMatches
+		default:
+			n := 7
+			for ; n >= pinned && (times[n] == 0 || times[n] == 1 && !complete[n] && n > pinned); n-- {
+				passed += times[n]
+			}
+			switch {
+			case n < pinned && passed > 0:
+				reason = NoChecksum
+			case n < pinned:
+				reason = OlderThanPinned
+			case times[n] > 1:
+				reason = Ambiguous
+			case n > pinned:
+				update = n
+			case complete[n] && seed%5 == 0:
+				reason = ChangedInPlace
+			}
+		}
+		answer, err := judge(t.Context(), m, version{fmt.Sprint(pinned)}, candidates)
+		refusal, _ := errors.AsType[*Refusal](err)
+		switch {
+		case reason != "":
+			if refusal == nil || refusal.Reason != reason {
+				t.Fatalf("seed %d: %+v, %v, want %s", seed, answer, err, reason)
+			}
+		case err != nil || answer.Update != (update >= 0) || answer.Update && (answer.URL != fmt.Sprintf("https://example.com/%d", update) || answer.Checksum != sum(update)):
+			t.Fatalf("seed %d: %+v, %v, want %d", seed, answer, err, update)
+		}
+		results[reason]++
+	}
+	for _, reason := range []Reason{"", NothingMatches, NoChecksum, OlderThanPinned, Ambiguous, ChangedInPlace} {
+		if results[reason] < 100 {
+			t.Errorf("only %d lists have the result %q", results[reason], reason)
+		}
+	}
+}
+
+// The first values may be zeros.
+func TestDeclaredZerosAreReplaced(t *testing.T) {
+	zeros, err := disk.ParseDigest("sha256:" + strings.Repeat("0", 64))
+	ones, err2 := disk.ParseDigest("sha256:" + strings.Repeat("1", 64))
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	m := Image{URL: "https://example.com/1", Checksum: zeros}
+	answer, err := judge(t.Context(), m, version{"1"}, []candidate{{version{"1"}, "1", func(context.Context) (found, error) {
+		return found{version{"1"}, m.URL, ones}, nil
+	}}})
+	if err != nil || !answer.Update || answer.Checksum != ones {
+		t.Errorf("got %+v, %v", answer, err)
 	}
 }
 

@@ -4,7 +4,7 @@
 //	Edit(snapshot, wanted values of images):
 //	  for each image: find the positions of its values, and replace the text there (yaml.go, json.go, cue.go)
 //	  load the directory with the new files: the configuration must differ in the wanted values only (prove.go)
-//	Write each file durably
+//	Write all files durably
 //
 // # Promises
 //
@@ -12,8 +12,8 @@
 //  2. A value keeps its style: plain, quoted, or a block.
 //  3. What cannot be proved is not written. A value that is shared by an anchor, computed by an expression, or missing is
 //     a Refusal, with the place and the lines to write. It concerns that image only.
-//  4. A file is replaced as a whole, or not at all, and only if it still has the content that was read. It keeps its mode.
-//     A symlink to it stays.
+//  4. A file is replaced as a whole, or not at all, and no file is replaced unless all can be written and still have the
+//     content that was read. A file keeps its mode, and its owner if root writes it. A symlink to it stays.
 //
 // # Reading order
 //

@@ -158,9 +158,13 @@ func (e *editor) refuse(name string, err error) {
 			p.Path = append(p.Path, placed.Path)
 		}
 	}
-	lines := []string{fmt.Sprintf("url: %q", want.URL)}
-	if want.Index != "" {
-		lines = append(lines, fmt.Sprintf("index: %q", want.Index))
+	// A value that stays may have a secret in its query.
+	var lines []string
+	if d := m.Source.Download; d.URL != want.URL {
+		lines = append(lines, fmt.Sprintf("url: %q", want.URL))
+		if want.Index != "" {
+			lines = append(lines, fmt.Sprintf("index: %q", want.Index))
+		}
 	}
 	p.Hint = "write " + strings.Join(append(lines, fmt.Sprintf("checksum: %q", styled("sha", want.Checksum.String()))), ", ")
 	e.result.Refused[name] = &Refusal{p}

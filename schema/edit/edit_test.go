@@ -1,12 +1,15 @@
 package edit
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
@@ -64,7 +67,7 @@ func TestEditAndWrite(t *testing.T) {
 			if len(edited.Refused) > 0 || len(edited.Files) != 1 || len(edited.Places["golden"]) != 2 {
 				t.Fatalf("%+v", edited)
 			}
-			if err := Write(dir, s.Files[0], edited.Files[0]); err != nil {
+			if err := Write(dir, s, edited.Files); err != nil {
 				t.Fatal(err)
 			}
 			got, err := os.ReadFile(filepath.Join(dir, name))
@@ -75,7 +78,7 @@ func TestEditAndWrite(t *testing.T) {
 			if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o640 {
 				t.Errorf("the mode is %v (%v)", info.Mode(), err)
 			}
-			if err := Write(dir, s.Files[0], edited.Files[0]); err == nil {
+			if err := Write(dir, s, edited.Files); err == nil {
 				t.Error("a file that changed since it was read was written")
 			}
 			if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
@@ -122,10 +125,12 @@ func TestLinksOutOfTheDirectoryAreNotWritten(t *testing.T) {
 	if err := os.Symlink("b.yaml", filepath.Join(dir, "c.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	if err := Write(dir, configdir.File{Path: "a.yaml", Data: []byte("x")}, configdir.File{Data: []byte("y")}); err == nil {
+	before := configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte("x")}, {Path: "c.yaml", Data: []byte("x")}}}
+	edited := []configdir.File{{Path: "a.yaml", Data: []byte("y")}, {Path: "c.yaml", Data: []byte("y")}}
+	if err := Write(dir, before, edited[:1]); err == nil {
 		t.Error("a file outside was written")
 	}
-	if err := Write(dir, configdir.File{Path: "c.yaml", Data: []byte("x")}, configdir.File{Data: []byte("y")}); err != nil {
+	if err := Write(dir, before, edited[1:]); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, "b.yaml")); err != nil || string(got) != "y" {
@@ -133,5 +138,85 @@ func TestLinksOutOfTheDirectoryAreNotWritten(t *testing.T) {
 	}
 	if _, err := os.Readlink(filepath.Join(dir, "c.yaml")); err != nil {
 		t.Error(err)
+	}
+}
+
+// If one file cannot be written, no file changes.
+func TestWriteAllFilesOrNone(t *testing.T) {
+	dir := t.TempDir()
+	var before configdir.Snapshot
+	var edited []configdir.File
+	for _, name := range []string{"a.yaml", "sub/b.yaml", "sub/c.yaml"} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte("old"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		before.Files = append(before.Files, configdir.File{Path: name, Data: []byte("old")})
+		edited = append(edited, configdir.File{Path: name, Data: []byte("new")})
+	}
+	if err := os.WriteFile(filepath.Join(dir, "sub/c.yaml"), []byte("changed"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := Write(dir, before, edited)
+	if err == nil || !strings.Contains(err.Error(), "write sub/c.yaml: it has changed since it was read") {
+		t.Errorf("got %v", err)
+	}
+	for name, want := range map[string]string{"a.yaml": "old", "sub/b.yaml": "old", "sub/c.yaml": "changed"} {
+		if got, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(got) != want {
+			t.Errorf("%s is %q, %v", name, got, err)
+		}
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "*/.update-*")); err != nil || len(left) > 0 {
+		t.Errorf("%v remain, %v", left, err)
+	}
+	if err := Write(dir, before, edited[:2]); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "sub/b.yaml")); err != nil || string(got) != "new" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestWriteKeepsTheOwner(t *testing.T) {
+	need.Root(t, "change the owner of a file")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.yaml")
+	if err := errors.Join(os.WriteFile(file, []byte("old"), 0o640), os.Chown(file, 12345, 23456)); err != nil {
+		t.Fatal(err)
+	}
+	before := configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte("old")}}}
+	if err := Write(dir, before, []configdir.File{{Path: "a.yaml", Data: []byte("new")}}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if owner := info.Sys().(*syscall.Stat_t); owner.Uid != 12345 || owner.Gid != 23456 || info.Mode().Perm() != 0o640 {
+		t.Errorf("the owner is %d:%d, the mode %v", owner.Uid, owner.Gid, info.Mode())
+	}
+}
+
+// A value that stays is not in the message: its query may be a secret.
+func TestRefusalHasNoSecret(t *testing.T) {
+	dir := t.TempDir()
+	text := "images:\n  golden: {source: {download: {url: 'https://example.com/a?token=secret'}}, checksum: &a " + oldSum + "}\n  other: {source: {upload: {}}, checksum: *a}\n"
+	if err := os.WriteFile(filepath.Join(dir, "a.yaml"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := configdir.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, err := disk.ParseDigest(newSum)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited, err := Edit(t.Context(), s, schema.NewLoader().Load(t.Context(), s), map[string]Values{"golden": {URL: "https://example.com/a?token=secret", Checksum: sum}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if refusal := edited.Refused["golden"]; refusal == nil || strings.Contains(refusal.Error(), "secret") || !strings.Contains(refusal.Error(), newSum) {
+		t.Errorf("got %v", refusal)
 	}
 }
