@@ -180,8 +180,8 @@ func (r *Resolver) names(ctx context.Context, addr, credentials string) ([]strin
 // parseNames returns the names in a list of the form that MirrorCache, the server of openSUSE, has for "?jsontable".
 func parseNames(data []byte) ([]string, error) {
 	var table struct{ Data []struct{ Name string } }
-	if err := json.Unmarshal(data, &table); err != nil || table.Data == nil {
-		return nil, refuse(Malformed, "the document is not a list of files")
+	if err := json.Unmarshal(data, &table); err != nil || table.Data == nil || len(table.Data) > maxNames {
+		return nil, refuse(Malformed, "the document is not a list of at most %d files", maxNames)
 	}
 	var names []string
 	for _, e := range table.Data {
@@ -198,6 +198,9 @@ func parseLinks(page []byte, from *url.URL) ([]string, error) {
 	folder := from.Path[:strings.LastIndexByte(from.Path, '/')+1]
 	var names []string
 	for z := html.NewTokenizer(bytes.NewReader(page)); z.Next() != html.ErrorToken; {
+		if len(names) > maxNames {
+			return nil, refuse(Malformed, "the page lists more than %d files", maxNames)
+		}
 		token := z.Token()
 		if token.Type != html.StartTagToken || token.Data != "a" {
 			continue
@@ -213,6 +216,9 @@ func parseLinks(page []byte, from *url.URL) ([]string, error) {
 	}
 	return unique(names), nil
 }
+
+// maxNames limits the files that a page lists.
+const maxNames = 100_000
 
 // linkName returns the name of the file or folder that a link leads to, and nothing if it leads to anything else.
 func linkName(href string, from *url.URL, folder string) []string {

@@ -219,6 +219,18 @@ func TestLongNamesAreRefused(t *testing.T) {
 	}
 }
 
+func TestLongListingsAreRefused(t *testing.T) {
+	from := &url.URL{Scheme: "https", Host: "example.com", Path: "/"}
+	for n, want := range map[int]bool{maxNames: true, maxNames + 2: false} {
+		page, table := strings.Repeat("<a href=a>", n), `{"data": [{"name": "a"}`+strings.Repeat(`,{"name": "a"}`, n-1)+"]}"
+		names, err := parseLinks([]byte(page), from)
+		names2, err2 := parseNames([]byte(table))
+		if (err == nil) != want || (err2 == nil) != want || want && (len(names) != 1 || len(names2) != 1) {
+			t.Errorf("%d files: %d names, %v; %d names, %v", n, len(names), err, len(names2), err2)
+		}
+	}
+}
+
 // seeds adds the documents of the vendors to a fuzz corpus.
 func seeds(f *testing.F, pattern string) {
 	f.Helper()
