@@ -59,10 +59,7 @@ func (c *Client) ReadSignature(ctx context.Context, r Request) (Request, error) 
 	}
 	defer t.net.close()
 	r.signed = &verification{warnings: keys.Warnings()}
-	now := time.Now()
-	if c.now != nil {
-		now = c.now()
-	}
+	now := c.clock()
 	if !v.SignsFile {
 		return t.readSignedList(ctx, r, keys, now)
 	}
@@ -81,6 +78,13 @@ func (c *Client) ReadSignature(ctx context.Context, r Request) (Request, error) 
 		return r, rejected(at, err)
 	}
 	return r, nil
+}
+
+func (c *Client) clock() time.Time {
+	if c.now != nil {
+		return c.now()
+	}
+	return time.Now()
 }
 
 // rejected is the error for a signature, at an address or of the file there, that is not valid.
@@ -166,7 +170,7 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 	if err != nil {
 		return r, fmt.Errorf("look up checksum: %w", err)
 	}
-	signed, by, err := t.verifyList(ctx, keys, *r.Verify, b, list, now)
+	signed, by, err := r.Verify.list(keys, b, list, now, func(at address) ([]byte, error) { return t.readSmall(ctx, at) })
 	if err != nil {
 		return r, err
 	}
@@ -200,8 +204,24 @@ func add(declared *disk.Digest, listed disk.Digest) (also disk.Digest, err error
 	return also, &disk.ChecksumError{Want: *declared, Got: listed}
 }
 
-// verifyList returns the signed bytes of the list b.
-func (t *transfer) verifyList(ctx context.Context, keys *signature.Keys, v Verify, b []byte, list address, now time.Time) (signed []byte,
+// VerifyList returns the signed bytes of a list that was read from an address. read reads the signature from its address, if
+// the list does not contain it. Without a valid signature, the error wraps a *signature.Error; otherwise it is that of read,
+// or an *Error for keys or an address.
+func (c *Client) VerifyList(v Verify, list []byte, addr string, read func(addr string) ([]byte, error)) (signed []byte, err error) {
+	keys, err := c.keys(v.Keys, v.Scheme)
+	if err != nil {
+		return nil, err
+	}
+	at, err := parseAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	signed, _, err = v.list(keys, list, at, c.clock(), func(at address) ([]byte, error) { return read(at.raw) })
+	return signed, err
+}
+
+// list returns the signed bytes of the list b at an address. read reads a signature.
+func (v Verify) list(keys *signature.Keys, b []byte, list address, now time.Time, read func(address) ([]byte, error)) (signed []byte,
 	by signature.Result, err error) {
 	if v.SignatureURL == "" && v.isEmbedded(b) {
 		if signed, by, err = keys.VerifyEmbedded(b, now); err != nil {
@@ -213,7 +233,7 @@ func (t *transfer) verifyList(ctx context.Context, keys *signature.Keys, v Verif
 	if err != nil {
 		return nil, by, rejected(list, err)
 	}
-	sig, err := t.readSmall(ctx, at)
+	sig, err := read(at)
 	if err != nil {
 		return nil, by, fmt.Errorf("read signature: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/track"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -32,7 +33,9 @@ is refused, until the image is named with --confirm. If the newest version has n
 yet, the version before it counts. If a value cannot be changed by itself, the message has
 the place and the lines to write.
 
-A refusal concerns one image: the others are updated. Managers ignore the field "track".
+If an image has the field "verify", its lists must be signed by a key in --keys-dir: what
+is not signed is not used. A refusal concerns one image: the others are updated. Managers
+ignore the field "track".
 
 Exit status: 0 if each image is updated or up to date, 1 if one is refused, and after an error.`,
 		Example: `  backing-image-manager update config --dry-run
@@ -55,8 +58,11 @@ Exit status: 0 if each image is updated or up to date, 1 if one is refused, and 
 	flags.BoolVar(&u.dryRun, "dry-run", false, "write no file")
 	flags.StringArrayVar(&u.confirmed, "confirm", nil, "accept that the checksum of the image `NAME` changed although its version did not; may be repeated")
 	flags.StringVar(&u.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
-	if err := cmd.MarkFlagDirname("secrets-dir"); err != nil {
-		panic("mark --secrets-dir: " + err.Error())
+	flags.StringVar(&u.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of lists")
+	for _, name := range []string{"secrets-dir", "keys-dir"} {
+		if err := cmd.MarkFlagDirname(name); err != nil {
+			panic("mark --" + name + ": " + err.Error())
+		}
 	}
 	format := outputFlag(cmd, report.Text, report.JSON, report.Markdown)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -83,6 +89,7 @@ type updater struct {
 	dryRun     bool
 	confirmed  []string
 	secretsDir string
+	keysDir    string
 }
 
 // maxResolving is how many images are resolved at the same time.
@@ -143,7 +150,7 @@ type imageUpdate struct {
 
 // resolve finds the newest versions of images.
 func (u *updater) resolve(ctx context.Context, loaded schema.Result, names []string) []imageUpdate {
-	resolver := track.NewResolver(&fetch.Client{SecretsDir: u.secretsDir, AllowLoopback: loaded.Config.Settings.AllowLoopbackSources})
+	resolver := track.NewResolver(&fetch.Client{SecretsDir: u.secretsDir, KeysDir: u.keysDir, AllowLoopback: loaded.Config.Settings.AllowLoopbackSources})
 	declared := map[string]bool{} // the packing, instead of the one that the address shows
 	for _, o := range loaded.Origins() {
 		for _, v := range o.Values {
@@ -161,7 +168,8 @@ func (u *updater) resolve(ctx context.Context, loaded schema.Result, names []str
 			defer func() { <-slots }()
 			m := loaded.Config.Images[name]
 			d := m.Source.Download
-			tracked := track.Image{URL: d.URL, Checksum: m.Checksum, ChecksumURL: d.ChecksumURL, Credentials: d.Credentials}
+			tracked := track.Image{URL: d.URL, Checksum: m.Checksum, ChecksumURL: d.ChecksumURL, Credentials: d.Credentials,
+				Verify: job.DownloadRequest(m).Verify}
 			if declared[name] {
 				tracked.Unpack = string(d.Unpack)
 			}
@@ -217,8 +225,8 @@ func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 		return "pinned-uuid", "the declared uuid belongs to the declared version: remove it"
 	case moved && len(d.Mirrors) > 0:
 		return "pinned-mirrors", "the mirrors have the declared version: remove them, or change them by hand"
-	case m.Verify != nil:
-		return "signed", "the image needs a signature, and update does not verify those of lists: change it by hand"
+	case moved && m.Verify != nil && d.ChecksumURL != a.ListURL:
+		return "pinned-checksum-url", "checksumURL is the list of the declared version, and verify needs that of the new one: change it and signatureURL by hand"
 	case !d.PackedChecksum.IsZero():
 		return "pinned-packed-checksum", "packedChecksum is that of the declared version: remove it"
 	case moved && d.Index != "" && !strings.HasPrefix(d.Index, d.URL):

@@ -23,7 +23,7 @@
 //     expires later, with a Warning. A revoked key is never accepted, whatever the reason and the time of its revocation.
 //  4. Of several OpenPGP signatures, one that is valid is enough. Signatures by other keys are passed over.
 //  5. Of a clearsigned list, only the signed text is returned, never what precedes or follows it.
-//  6. Memory and time are bounded: MaxSize for signatures and lists, MaxKeyFile for files with keys. A Verifier needs
+//  6. Memory and time are bounded: MaxSize for signatures, MaxList for lists, MaxKeyFile for files with keys. A Verifier needs
 //     the same memory for an image of any size.
 //
 // # Reading order

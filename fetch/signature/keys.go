@@ -9,8 +9,10 @@ import (
 )
 
 const (
-	// MaxSize is the maximum size of a signature, and of a list, in bytes.
+	// MaxSize is the maximum size of a signature in bytes.
 	MaxSize = 1 << 20
+	// MaxList is the maximum size of a list in bytes. The list of all releases of Ubuntu has about 5 MiB.
+	MaxList = 16 << 20
 	// MaxKeyFile is the maximum size of a file with keys in bytes. The keys of all releases of a distribution have
 	// less than 100 KiB.
 	MaxKeyFile = 4 << 20

@@ -26,8 +26,8 @@ func (k *Keys) NewVerifier(signature []byte, name string, now time.Time) (*Verif
 
 // VerifyList judges a detached signature of the list with the given name (without folders). Errors are an *Error.
 func (k *Keys) VerifyList(list, signature []byte, name string, now time.Time) (Result, error) {
-	if len(list) > MaxSize {
-		return Result{}, Errorf(Malformed, "the list is larger than %d bytes", MaxSize)
+	if len(list) > MaxList {
+		return Result{}, Errorf(Malformed, "the list is larger than %d bytes", MaxList)
 	}
 	v, err := k.newVerifier(signature, signed{name: name, isList: true, list: list}, now)
 	if err != nil {
@@ -40,8 +40,8 @@ func (k *Keys) VerifyList(list, signature []byte, name string, now time.Time) (R
 // VerifyEmbedded judges a list that contains its signature: a clearsigned OpenPGP message, or the output of signify -S -e.
 // It returns the signed text. Only this text may be used: other bytes of the file are not signed. Errors are an *Error.
 func (k *Keys) VerifyEmbedded(file []byte, now time.Time) (text []byte, r Result, err error) {
-	if len(file) > MaxSize {
-		return nil, Result{}, Errorf(Malformed, "the list is larger than %d bytes", MaxSize)
+	if len(file) > MaxList {
+		return nil, Result{}, Errorf(Malformed, "the list is larger than %d bytes", MaxList)
 	}
 	switch k.scheme {
 	case OpenPGP:

@@ -45,6 +45,9 @@ type coreOSFile struct {
 }
 
 func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error) {
+	if m.Verify != nil {
+		return Answer{}, refuse(Unsigned, "the metadata of a stream has no signature")
+	}
 	d, err := r.read(ctx, t.URL, m.Credentials)
 	if err != nil {
 		return Answer{}, unreadable(err)

@@ -28,9 +28,10 @@
 //  5. Documents have limited sizes, and parsers run on the bytes of a document without requests. Anything that a parser
 //     does not understand is a Refusal. Hosts, redirects, proxies and credentials have the rules of package fetch.
 //  6. One Resolver reads each document once, for any number of images.
+//  7. If an image needs a signature, only the signed text of lists is used. There is no answer without a valid signature.
 //
 // # Reading order
 //
 // tracker.go (Tracker, Resolver, Resolve), judge.go (the comparison with the declaration), refusal.go (reasons),
-// version.go (order of versions), then one file for each tracker.
+// version.go (order of versions), signed.go (signed lists), then one file for each tracker.
 package track

@@ -17,12 +17,12 @@ func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 	if m.ChecksumURL == "" {
 		return Answer{}, refuse(NoChecksum, "the image has no checksumURL, and nothing else says which bytes are new")
 	}
-	d, err := r.read(ctx, m.ChecksumURL, m.Credentials)
+	d, err := r.readList(ctx, m.ChecksumURL, m)
 	if err != nil {
 		return Answer{}, unreadable(err)
 	}
 	sum, err := listedChecksum(d.Data, m.ChecksumURL, m.URL, m.Unpack)
-	answer := Answer{Release: Release{URL: m.URL, Checksum: sum}}
+	answer := Answer{Release: Release{URL: m.URL, Checksum: sum}, ListURL: m.ChecksumURL}
 	switch {
 	case err != nil:
 		return answer, err

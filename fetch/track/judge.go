@@ -21,6 +21,7 @@ type candidate struct {
 type found struct {
 	version  version // may have more parts than that of the candidate
 	url      string
+	list     string      // address of the checksum list; empty: none
 	checksum disk.Digest // of the unpacked file; zero: only that of the packed file is published
 }
 
@@ -80,7 +81,7 @@ func notNewer(a Answer, c candidate) error {
 
 // judge compares a release with the declaration.
 func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
-	a.Release = Release{Version: f.version.String(), URL: f.url, Checksum: f.checksum}
+	a.Release, a.ListURL = Release{Version: f.version.String(), URL: f.url, Checksum: f.checksum}, f.list
 	order := 1
 	if f.url == m.URL {
 		order = 0

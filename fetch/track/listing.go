@@ -150,14 +150,14 @@ func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url
 // withChecksum finds the checksum of a file of a folder in the list beside it.
 func (r *Resolver) withChecksum(ctx context.Context, t Listing, m Image, folder *url.URL, name string, v version) (found, error) {
 	list := below(folder, strings.ReplaceAll(t.Checksum, "{file}", name)).String()
-	d, err := r.read(ctx, list, m.Credentials)
+	d, err := r.readList(ctx, list, m)
 	if errors.Is(err, fetch.ErrNoDocument) {
 		return found{}, errIncomplete
 	}
 	if err != nil {
 		return found{}, unreadable(err)
 	}
-	f := found{version: v, url: below(folder, name).String()}
+	f := found{version: v, url: below(folder, name).String(), list: list}
 	f.checksum, err = listedChecksum(d.Data, list, f.url, m.Unpack)
 	if e, ok := errors.AsType[*Refusal](err); ok && e.Reason == NoChecksum {
 		return f, errIncomplete

@@ -118,7 +118,7 @@ func TestJudge(t *testing.T) {
 				if !complete[n] {
 					return found{}, errIncomplete
 				}
-				return found{version{fmt.Sprint(n)}, fmt.Sprintf("https://example.com/%d", n), published}, nil
+				return found{version: version{fmt.Sprint(n)}, url: fmt.Sprintf("https://example.com/%d", n), checksum: published}, nil
 			}})
 		}
 		r.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
@@ -173,7 +173,7 @@ func TestDeclaredZerosAreReplaced(t *testing.T) {
 	}
 	m := Image{URL: "https://example.com/1", Checksum: zeros}
 	answer, err := judge(t.Context(), m, version{"1"}, []candidate{{version{"1"}, "1", func(context.Context) (found, error) {
-		return found{version{"1"}, m.URL, ones}, nil
+		return found{version: version{"1"}, url: m.URL, checksum: ones}, nil
 	}}})
 	if err != nil || !answer.Update || answer.Checksum != ones {
 		t.Errorf("got %+v, %v", answer, err)

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 )
 
 // Reason is a stable word for the cause of a Refusal.
@@ -33,6 +34,9 @@ const (
 	Malformed Reason = "malformed"
 	// Unreadable: a document cannot be read.
 	Unreadable Reason = "unreadable"
+	// Unsigned: a list must be signed, and has no signature. Other reasons why a signature is not accepted are those of
+	// package signature.
+	Unsigned Reason = Reason(signature.Unsigned)
 )
 
 // Refusal is the error that Resolve returns unless the context ends. The declaration must stay as it is.
@@ -59,8 +63,9 @@ func refuse(reason Reason, format string, args ...any) error {
 
 // unreadable classifies an error of Resolver.read.
 func unreadable(err error) error {
-	if _, ok := errors.AsType[*fetch.Error](err); !ok {
-		return err // a Refusal, or the context ended
+	_, refused := errors.AsType[*Refusal](err)
+	if _, ok := errors.AsType[*fetch.Error](err); refused || !ok {
+		return err // it may also be that the context ended
 	}
 	return &Refusal{Reason: Unreadable, Err: err}
 }

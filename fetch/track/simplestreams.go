@@ -47,7 +47,7 @@ func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) 
 	if err != nil {
 		return Answer{}, err
 	}
-	index, err := r.read(ctx, below(base, "streams/v1/index.json").String(), m.Credentials)
+	index, err := r.readStreams(ctx, base, "streams/v1/index.json", m)
 	if err != nil {
 		return Answer{}, unreadable(err)
 	}
@@ -55,7 +55,7 @@ func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) 
 	if err != nil {
 		return Answer{}, err
 	}
-	products, err := r.read(ctx, below(base, file).String(), m.Credentials)
+	products, err := r.readStreams(ctx, base, file, m)
 	if err != nil {
 		return Answer{}, unreadable(err)
 	}
@@ -68,6 +68,18 @@ func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) 
 		return Answer{}, err
 	}
 	return judge(ctx, m, pinnedSerial(m, versions, t.Item), streamsCandidates(base, versions, t.Item, m.Unpack))
+}
+
+// readStreams returns the document with a path. If lists must be signed, it is its clearsigned twin, and the plain one says
+// nothing.
+func (r *Resolver) readStreams(ctx context.Context, base *url.URL, file string, m Image) (*doc, error) {
+	if m.Verify != nil {
+		file = strings.TrimSuffix(strings.TrimSuffix(file, ".json"), ".sjson") + ".sjson"
+		embedded := *m.Verify // SignatureURL is that of another list
+		embedded.SignatureURL = ""
+		m.Verify = &embedded
+	}
+	return r.readList(ctx, below(base, file).String(), m)
 }
 
 // parseStreamsIndex returns the path of the product file with a product.

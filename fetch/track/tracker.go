@@ -27,6 +27,8 @@ type Image struct {
 	ChecksumURL string      // of the checksum list, for HTTP; empty: none
 	Credentials string      // name of a folder of the client's secrets; empty: none
 	Unpack      string      // like fetch.Request.Unpack
+	// Verify is who must have signed the lists; nil: nobody. What is not signed is not used then.
+	Verify *fetch.Verify
 }
 
 // path returns the path of the declared address, without escapes.
@@ -52,6 +54,8 @@ type Answer struct {
 	Update bool
 	// Pinned is the declared version, or empty if it is unknown.
 	Pinned string
+	// ListURL is the address of the checksum list that has Release, for listings.
+	ListURL string
 	// PassedOver are newer versions without a checksum: their upload is probably not complete.
 	PassedOver []string
 }
@@ -67,8 +71,11 @@ type Resolver struct {
 	docs map[docKey]*doc
 }
 
-// docKey identifies a document: credentials may change its content.
-type docKey struct{ url, credentials string }
+// docKey identifies a document: credentials may change its content, and so does the verification of its signature.
+type docKey struct {
+	url, credentials string
+	verify           fetch.Verify // zero: the document as it was read
+}
 
 // doc is a document that was read, or that is being read.
 type doc struct {
@@ -111,7 +118,13 @@ func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, err
 
 // read returns the document at an address, which is requested once.
 func (r *Resolver) read(ctx context.Context, addr, credentials string) (*doc, error) {
-	k := docKey{addr, credentials}
+	return r.load(ctx, docKey{url: addr, credentials: credentials}, func() (fetch.Document, error) {
+		return r.request(ctx, addr, credentials)
+	})
+}
+
+// load returns a document that read reads, unless another call has read it.
+func (r *Resolver) load(ctx context.Context, k docKey, read func() (fetch.Document, error)) (*doc, error) {
 	r.mu.Lock()
 	d, known := r.docs[k]
 	if !known {
@@ -121,7 +134,7 @@ func (r *Resolver) read(ctx context.Context, addr, credentials string) (*doc, er
 	}
 	r.mu.Unlock()
 	if !known {
-		d.Document, d.err = r.request(ctx, addr, credentials)
+		d.Document, d.err = read()
 		close(d.done)
 		r.forget(k, d)
 	}
