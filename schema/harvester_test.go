@@ -68,6 +68,8 @@ func TestVirtualMachineImages(t *testing.T) {
 		{"beside a data source of Longhorn", machineImage + itsClaim + replace(itsBackingImage, "kind: BackingImage", "kind: BackingImageDataSource"), "warning: metadata.name: has no BackingImage here", "", "Golden"},
 		{"with a title of two lines", replace(all, "displayName: Golden", `displayName: "a\nb"`), "", "1cfb10f6", ""},
 		{"without a BackingImage, with a title of two lines", replace(machineImage+itsClaim, "displayName: Golden", `displayName: "a\nb"`), "spec.displayName: is not used as the title", "", ""},
+		{"with an annotation, and its BackingImage", replace(all, "metadata: {", "metadata: {annotations: {backing-image-manager/track: \"{}\"}, "),
+			"metadata.annotations.backing-image-manager/track: is not used", "1cfb10f6", ""},
 		{"with a field that only this program adds", "resolved: {backingImage: x}\n" + all, ": resolved: unknown field", "", ""},
 		{"with a status and without a uid", replace(machineImage, ", uid: 2827688d-e6a1-4a3b-8d46-4138a6233255}", "}\nstatus: {progress: 100}"), "config.yaml:3:18: metadata.uid: is missing", "", ""},
 	} {

@@ -261,3 +261,19 @@ func firstDifference(a, b string) string {
 	}
 	return "at the end"
 }
+
+// TestNeighboursAreTracked: the annotation of a neighbour's manifest is the field track.
+func TestNeighboursAreTracked(t *testing.T) {
+	const annotations = "annotations: {backing-image-manager/track: \"coreos: {stream: stable}\"}"
+	c := mustLoad(t, `apiVersion: harvesterhci.io/v1beta1
+kind: VirtualMachineImage
+metadata: {name: b, namespace: a, `+annotations+`}
+spec: {displayName: x, sourceType: download, url: "https://example.com/b"}
+---
+`+strings.Replace(dataVolume, "namespace: a", annotations, 1))
+	for _, name := range []string{"a-b", "golden"} {
+		if track := c.Images[name].Track; track == nil || track.CoreOS == nil {
+			t.Errorf("%s: track is %+v", name, track)
+		}
+	}
+}

@@ -59,6 +59,7 @@ func TestEditAndWrite(t *testing.T) {
 		"plain.yaml":    "images:\n  golden: # x\n    source: {download: {url: OLDURL}}\n    checksum: OLDSUM\n",
 		"map.yaml":      "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata:\n  a.yaml: |\n    images:\n      golden:\n        source: {download: {url: 'OLDURL'}}\n        checksum: \"OLDSUM\"\n",
 		"longhorn.yaml": "apiVersion: longhorn.io/v1beta2\nkind: BackingImage\nmetadata: {name: golden}\nspec:\n  sourceType: download\n  sourceParameters: {url: OLDURL}\n  checksum: OLDSUM\n",
+		"cdi.yaml":      "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataVolume\nmetadata: {name: golden}\nspec:\n  source: {http: {url: OLDURL, checksum: 'OLDSUM'}}\n  storage: {}\n",
 		"a.json":        `{"images": {"golden": {"source": {"download": {"url": "OLDURL"}}, "checksum": "OLDSUM"}}}`,
 		"a.cue":         "package a\n\nimages: golden: {\n\tsource: download: url: \"OLDURL\"\n\tchecksum: \"OLDSUM\" // x\n}\n",
 	} {
@@ -85,6 +86,35 @@ func TestEditAndWrite(t *testing.T) {
 				t.Errorf("%v is in the directory (%v)", entries, err)
 			}
 		})
+	}
+}
+
+// A VirtualMachineImage can only have a SHA-512, so a SHA-256 is not written to it.
+func TestVirtualMachineImageIsEdited(t *testing.T) {
+	const manifest = "apiVersion: harvesterhci.io/v1beta1\nkind: VirtualMachineImage\nmetadata: {name: b, namespace: a}\n" +
+		"spec:\n  displayName: x\n  sourceType: download\n  url: URL # x\n  checksum: SUM\n"
+	write := func(url, sum string) string { return strings.NewReplacer("URL", url, "SUM", sum).Replace(manifest) }
+	text := write(oldURL, strings.Repeat("a", 128))
+	s := configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}}
+	before := schema.NewLoader().Load(t.Context(), s)
+	if len(before.Errors) > 0 {
+		t.Fatal(before.Errors)
+	}
+	for sum, want := range map[string]string{strings.Repeat("b", 128): write(newURL, strings.Repeat("b", 128)), "sha256:" + strings.Repeat("b", 64): ""} {
+		digest, err := disk.ParseDigest(sum)
+		if err != nil {
+			t.Fatal(err)
+		}
+		edited, err := Edit(t.Context(), s, before, map[string]Values{"a-b": {URL: newURL, Checksum: digest}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case want == "" && (len(edited.Files) > 0 || edited.Refused["a-b"] == nil):
+			t.Errorf("%s: %+v", sum, edited)
+		case want != "" && (len(edited.Files) != 1 || string(edited.Files[0].Data) != want):
+			t.Errorf("%s: %+v", sum, edited)
+		}
 	}
 }
 

@@ -148,7 +148,7 @@ func convertImportCron(c *Conversion) {
 // cdiSource converts the source of a DataVolume or VolumeImportSource, unless the manifest has declined.
 func (c *Conversion) cdiSource() {
 	c.checkRegistry(cdiSourcePath.With("registry"))
-	c.checkAnnotations(credentialsAnnotation)
+	c.checkAnnotations(credentialsAnnotation, trackAnnotation)
 	if c.Declined == "" {
 		c.Declined = c.whyDeclined()
 	}
@@ -156,6 +156,7 @@ func (c *Conversion) cdiSource() {
 		return
 	}
 	c.imageName(namePath)
+	c.track()
 	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
 		c.warn(deleted, "is being deleted in Kubernetes, and is declared here", "to delete the image, remove the manifest")
 	}

@@ -274,8 +274,10 @@ func convertMachineImage(c *Conversion) {
 			delete(parameters, "volume-name") // unknown
 		}
 		c.machineReference(kind, checksum, parameters, isClone)
-		if c.get(trackPath) != nil {
-			c.warn(trackPath, "is not used: the BackingImage declares the image", "annotate the BackingImage, or remove it")
+		for _, name := range []string{credentialsAnnotation, trackAnnotation} {
+			if at := (document.Path{"metadata", "annotations", name}); c.get(at) != nil {
+				c.warn(at, "is not used: the BackingImage declares the image", "annotate the BackingImage, or remove it")
+			}
 		}
 		return
 	}
