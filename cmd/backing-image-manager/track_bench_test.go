@@ -41,7 +41,7 @@ func BenchmarkTrack(b *testing.B) {
 				if err := os.WriteFile(file, []byte(documents.declared), 0o644); err != nil {
 					b.Fatal(err)
 				}
-				ours = append(ours, measure(b, exec.Command(program, "update", filepath.Dir(file))))
+				ours = append(ours, measure(b, exec.Command(program, "update", filepath.Dir(file), "--keys-dir", filepath.Join(vendors, "keys"))))
 			}
 			if got, err := os.ReadFile(file); err != nil || string(got) == documents.declared {
 				b.Fatalf("nothing changed (%v)", err)

@@ -36,7 +36,8 @@ type vendorCase struct {
 	Expect      struct{ URL, Checksum string }
 }
 
-// readVendorCases returns the cases with declared values and without signatures.
+// readVendorCases returns the cases with declared values. With a signature, only those whose checksum list has the same
+// address for all versions can be declared such that update changes them.
 func readVendorCases(t testing.TB) []vendorCase {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(vendors, "expected.json"))
@@ -53,9 +54,18 @@ func readVendorCases(t testing.TB) []vendorCase {
 			t.Fatal(err)
 		}
 		all.Cases[i].Track = line.Bytes()
+		var track struct {
+			Listing struct{ URL, Checksum string }
+		}
+		if err := json.Unmarshal(c.Track, &track); err != nil {
+			t.Fatal(err)
+		}
+		if c.Verify != nil && track.Listing.URL != "" && !strings.Contains(track.Listing.Checksum, "{file}") {
+			all.Cases[i].ChecksumURL = track.Listing.URL + track.Listing.Checksum
+		}
 	}
 	return slices.DeleteFunc(all.Cases, func(c vendorCase) bool {
-		return c.Optional || c.Verify != nil || c.Pinned.URL == "" || c.Pinned.Checksum == ""
+		return c.Optional || c.Verify != nil && c.ChecksumURL == "" || c.Pinned.URL == "" || c.Pinned.Checksum == ""
 	})
 }
 
@@ -86,8 +96,11 @@ func (c vendorCase) declaration(name, base, url, checksum string) string {
 	if c.ChecksumURL != "" {
 		list = fmt.Sprintf("        checksumURL: '%s'\n", c.ChecksumURL)
 	}
-	text := fmt.Sprintf("  %s: # äöü\n    source:\n      download:\n        url: \"%s\"   # from the vendor\n%s    checksum: %s # of %s\n    track: %s\n\n",
+	text := fmt.Sprintf("  %s: # äöü\n    source:\n      download:\n        url: \"%s\"   # from the vendor\n%s    checksum: %s # of %s\n    track: %s\n",
 		name, url, list, checksum, c.Pinned.Checksum, c.Track)
+	if c.Verify != nil {
+		text += fmt.Sprintf("    verify: %s\n", strings.Join(strings.Fields(string(c.Verify)), " "))
+	}
 	return strings.ReplaceAll(text, "{base}", base+"/"+c.Root)
 }
 
@@ -96,7 +109,7 @@ const trackSettings = "settings: {allowLoopbackSources: true}\n\nimages:\n"
 // runUpdate runs the command update and returns its result.
 func runUpdate(t testing.TB, dir string) report.Updates {
 	t.Helper()
-	cmd := exec.Command("backing-image-manager", "update", dir, "-o", "json")
+	cmd := exec.Command("backing-image-manager", "update", dir, "-o", "json", "--keys-dir", filepath.Join(vendors, "keys"))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -110,7 +123,7 @@ func runUpdate(t testing.TB, dir string) report.Updates {
 	return result
 }
 
-// TestUpdateOfVendors updates the images of all recorded documents in one file. Only the intended values change, and a
+// TestUpdateOfVendors updates the images of all recorded documents in one file, some of them with signatures. Only the intended values change, and a
 // second run changes nothing.
 func TestUpdateOfVendors(t *testing.T) {
 	t.Parallel()
@@ -125,7 +138,7 @@ func TestUpdateOfVendors(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := runUpdate(t, filepath.Dir(file))
-	after, updated := trackSettings, 0
+	after, updated, signed := trackSettings, 0, 0
 	for _, c := range cases {
 		i := slices.IndexFunc(first.Images, func(u report.ImageUpdate) bool { return u.Image == c.Case })
 		if i < 0 {
@@ -139,6 +152,9 @@ func TestUpdateOfVendors(t *testing.T) {
 		switch got.Result {
 		case report.Updated:
 			updated++
+			if c.Verify != nil {
+				signed++
+			}
 			url, checksum = cmp.Or(c.Expect.URL, url), c.Expect.Checksum
 		case report.NotEdited:
 			if want := append(c.ReasonAny, c.Reason); c.Reason != "" && !slices.Contains(want, got.Reason) {
@@ -147,8 +163,8 @@ func TestUpdateOfVendors(t *testing.T) {
 		}
 		after += c.declaration(c.Case, base, url, checksum)
 	}
-	if updated < 12 {
-		t.Errorf("only %d images were updated", updated)
+	if updated < 12 || signed == 0 {
+		t.Errorf("only %d images were updated, %d of them by signed lists", updated, signed)
 	}
 	for run := range 2 {
 		got, err := os.ReadFile(file)
