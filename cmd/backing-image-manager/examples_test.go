@@ -271,7 +271,7 @@ func readFile(t *testing.T, name string) string {
 
 func TestExampleScenariosPass(t *testing.T) {
 	out, errOut, err := try(t, "test", "../../examples/suites", "--config-dir", "../../examples/suites/config")
-	if err != nil || !strings.HasSuffix(out, "\n4 scenarios passed.\n") {
+	if err != nil || !strings.HasSuffix(out, "\n5 scenarios passed.\n") {
 		t.Errorf("%v\n%s%s", err, out, errOut)
 	}
 }
