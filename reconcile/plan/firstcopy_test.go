@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -105,6 +106,24 @@ func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	o.Disks[ranked].Copies[image.ID] = part
 	if _, err := d.UploadTo(o, image, disk.Digest{}); err == nil {
 		t.Error("a second upload replaces one that can continue")
+	}
+}
+
+// An upload has no signature. If the settings require one, the first copy needs an exemption. An upload of an image that is
+// ready is rejected for that reason, as always.
+func TestUploadNeedsAnExemptionIfSignaturesAreRequired(t *testing.T) {
+	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
+	image.Source, image.Checksum = schema.Source{Upload: &schema.Upload{}}, disk.Digest{}
+	c.Images["parrot"] = image
+	for _, tt := range []struct {
+		exempt []string
+		good   bool
+	}{{nil, false}, {[]string{"macaw"}, false}, {[]string{"par*"}, true}} {
+		c.Settings.Verify = &schema.VerifyPolicy{Required: true, Exempt: tt.exempt}
+		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
+		if to, err := d.UploadTo(o, image, disk.Digest{}); (err == nil) != tt.good || !tt.good && !strings.Contains(err.Error(), "settings.verify") {
+			t.Errorf("exempt %v: %v, %v", tt.exempt, to, err)
+		}
 	}
 }
 
