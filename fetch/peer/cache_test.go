@@ -77,6 +77,8 @@ func change(t *testing.T, f reflect.Value) {
 		*v = digestOf(disk.SHA256, "another")
 	case *disk.Declaration:
 		v.File += "x"
+	case *disk.Signature:
+		v.Signer += "x"
 	case *time.Time:
 		*v = time.Unix(1_800_000_000, 0).UTC()
 	case **Failure:
