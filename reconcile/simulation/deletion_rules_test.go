@@ -200,7 +200,7 @@ func (r *deletion) isElsewhere(image schema.Image, s *Copy) bool {
 func (r *deletion) checkUnlink(s *Copy) {
 	c := r.c
 	r.checkSeedReaders()
-	if c.users(r.key) > 0 {
+	if s.File != "" && c.users(r.key) > 0 { // a replica that comes after the rename cannot use a partial file
 		c.violation("S1", "%s is deleted while it is in use", r.key)
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]

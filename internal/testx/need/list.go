@@ -31,6 +31,7 @@ var List = []Program{
 	{Name: "fusermount3", Packages: "fuse3", Reason: "mount a file system that injects faults, as an ordinary user"},
 	{Name: "gcc", Packages: "gcc libc6-dev", Reason: "build the tests with the race detector"},
 	{Name: "git", Packages: "git", Reason: "make checkouts that are config directories"},
+	{Name: "gpg", Packages: "gpg gpg-agent", Reason: "sign and verify as vendors do"},
 	{Name: "gzip", Packages: "gzip", Reason: "compare the rates of unpacking"},
 	{Name: "ip", Packages: "iproute2", Reason: "connect nodes in network namespaces"},
 	{Name: "kustomize", Module: Kustomize, Reason: "build the manifests of examples/kubernetes"},
