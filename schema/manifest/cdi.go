@@ -56,7 +56,8 @@ func readImportCron(f *File, m manifest) {
 const sameImageField = "sameImage"
 
 // resolveDataVolumes adds the definitions of the manifests of CDI. Manifests in different namespaces may have the
-// same name. They declare one image if they have the same source, and are defined twice otherwise.
+// same name. They declare one image if they have the same source, and are defined twice otherwise. One that
+// declares nothing for another reason than its source hides no other.
 func (r *resolver) resolveDataVolumes(files []*File) {
 	type declared struct {
 		pos    document.Position
@@ -70,9 +71,11 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 			if v, _ := m.doc.Find(cdiSourcePath, m.pos); v != nil {
 				source = v.Sum()
 			}
-			if same, ok := first[name]; !ok {
+			switch same, ok := first[name]; {
+			case declinesBesideSource(m):
+			case !ok:
 				first[name] = declared{m.pos, source}
-			} else if same.source == source {
+			case same.source == source:
 				facts.Fields = []document.Field{{Name: sameImageField, Pos: m.pos, Value: &document.Value{Kind: document.Text, Text: same.pos.String(), Pos: m.pos}}}
 			}
 			r.defineByCDI(f, m.with(resolvedField, facts), name)
@@ -118,7 +121,7 @@ func convertDataVolume(c *Conversion) {
 		c.problem(path("spec"), "must have exactly one of pvc and storage", "")
 	}
 	switch {
-	case c.isOwnedBy(machineImageKind.Name):
+	case belongsToMachineImage(c.doc):
 		c.Declined = "belongs to a VirtualMachineImage"
 	case has("sourceRef") > 0:
 		c.Declined = "names a DataSource, not an image"
@@ -128,10 +131,22 @@ func convertDataVolume(c *Conversion) {
 	c.cdiSource()
 }
 
-// isOwnedBy reports whether the manifest belongs to another one of that kind.
-func (c *Conversion) isOwnedBy(kind string) bool {
-	owners := c.get(path("metadata.ownerReferences"))
-	return owners != nil && slices.ContainsFunc(owners.Items, func(o *document.Value) bool { return o.TextAt("kind") == kind })
+// belongsToMachineImage reports whether a DataVolume belongs to a VirtualMachineImage.
+func belongsToMachineImage(doc *document.Value) bool {
+	owners, _ := doc.Find(path("metadata.ownerReferences"), doc.Pos)
+	return owners != nil && slices.ContainsFunc(owners.Items, func(o *document.Value) bool { return o.TextAt("kind") == machineImageKind.Name })
+}
+
+func isArchive(doc *document.Value) bool { return doc.TextAt("spec", "contentType") == "archive" }
+
+func hasCheckpoints(doc *document.Value) bool {
+	checkpoints, _ := doc.Find(path("spec.checkpoints"), doc.Pos)
+	return checkpoints != nil && len(checkpoints.Items) > 0
+}
+
+// declinesBesideSource reports whether a manifest with a source declares nothing for another reason than it.
+func declinesBesideSource(m manifest) bool {
+	return m.kind == dataVolumeKind && belongsToMachineImage(m.doc) || isArchive(m.doc) || hasCheckpoints(m.doc)
 }
 
 func convertImportSource(c *Conversion) { c.cdiSource() }
@@ -201,13 +216,12 @@ func declinedRegistry(registry *document.Value) string {
 
 // whyDeclined returns why the source of a manifest, which has one, declares no image here; "": it does.
 func (c *Conversion) whyDeclined() string {
-	source, spec := c.get(cdiSourcePath).Fields[0], path("spec")
-	checkpoints, headers := c.get(spec.With("checkpoints")), c.get(cdiSourcePath.With("http").With("extraHeaders"))
+	source, headers := c.get(cdiSourcePath).Fields[0], c.get(cdiSourcePath.With("http").With("extraHeaders"))
 	name := LonghornName(c.text(namePath))
 	switch {
-	case c.text(spec.With("contentType")) == "archive":
+	case isArchive(c.doc):
 		return "has the contentType archive, which is not an image"
-	case checkpoints != nil && len(checkpoints.Items) > 0:
+	case hasCheckpoints(c.doc):
 		return "imports its disk in several steps (checkpoints)"
 	case source.Name == "registry":
 		return declinedRegistry(source.Value)
