@@ -20,6 +20,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
+func TestQueriesOfSignaturesStayOnTheirServer(t *testing.T) {
+	m := Image{Verify: &fetch.Verify{SignatureURL: "https://example.com/1/SUMS.asc?token=secret"}}
+	for list, want := range map[string]string{
+		"https://example.com/2/SUMS": "https://example.com/2/SUMS.asc?token=secret",
+		"https://example.org/2/SUMS": "https://example.org/2/SUMS.asc",
+		"http://example.com/2/SUMS":  "http://example.com/2/SUMS.asc",
+	} {
+		if got, err := signatureOf(list, m); got != want || err != nil {
+			t.Errorf("%s: %s, %v", list, got, err)
+		}
+	}
+}
+
 func TestVersionsAreOrdered(t *testing.T) {
 	ordered := []version{
 		{"3.23.2", "r0"}, {"3.23.2", "r2"}, {"3.23.2", "r10"}, {"3.23.10", "r0"},

@@ -52,7 +52,8 @@ func (r *Resolver) readList(ctx context.Context, addr string, m Image) (*doc, er
 }
 
 // signatureOf returns the address of the signature of the list at an address. It is named like the declared signature of the
-// declared list, which may be in another folder, or have the name of another file in its own.
+// declared list, which may be in another folder, or have the name of another file in its own. Its query may be a secret, which
+// another server does not get.
 func signatureOf(list string, m Image) (string, error) {
 	at, err := url.Parse(list)
 	declared, err2 := url.Parse(m.Verify.SignatureURL)
@@ -66,7 +67,10 @@ func signatureOf(list string, m Image) (string, error) {
 	for _, base := range bases {
 		suffix, ok := strings.CutPrefix(path.Base(declared.Path), base)
 		if ok && strings.HasPrefix(suffix, ".") {
-			at.Path, at.RawPath, at.RawQuery = at.Path+suffix, "", declared.RawQuery
+			at.Path, at.RawPath, at.RawQuery = at.Path+suffix, "", ""
+			if at.Scheme == declared.Scheme && at.Host == declared.Host {
+				at.RawQuery = declared.RawQuery
+			}
 			return at.String(), nil
 		}
 	}
