@@ -19,12 +19,13 @@ type configuration struct {
 	log      *slog.Logger
 	removals configdir.RemovalConfirmer
 
-	loaded      bool          // a configuration was applied
-	result      schema.Result // the last one that was applied
-	desired     plan.Desired  // of result; before that, only the name of the node
-	fault       string        // why the directory cannot be used; "": it can
-	notDeclared string        // why result has no part for this node; "": it has one
-	refused     string        // why the last read that changed something was not applied; "": it was
+	loaded      bool           // a configuration was applied
+	result      schema.Result  // the last one that was applied
+	desired     plan.Desired   // of result; before that, only the name of the node
+	fault       string         // why the directory cannot be used; "": it can
+	notDeclared string         // why result has no part for this node; "": it has one
+	pending     *schema.Result // the last one, if its commit was refused; nil: it was applied
+	refused     string         // why the last read that changed something was not applied; "": it was
 }
 
 // refuse records why a commit must not be applied, until the directory has another one.
@@ -118,6 +119,7 @@ func (c *configuration) view(loading *time.Time) *status.View {
 // declared, or another process writes to its disks and none can be used.
 func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 	changed = l.config.setFault(cmp.Or(r.Fault, l.config.refused))
+	r = l.withPending(r)
 	switch {
 	case r.Fault != "":
 		return changed, nil
@@ -131,9 +133,27 @@ func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 		}
 		changed = true
 		l.config.setRevision(*r.Revision)
+	case l.config.refused != "": // by a disk, after the configuration was applied
+		if why := l.acceptCommit(ctx, r.Checkout, l.config.result.Revision); why != "" {
+			return l.config.refuse(why), nil
+		}
+		changed = true
 	}
 	confirmed := l.config.confirmRemovals(r)
 	return changed || confirmed, nil
+}
+
+// withPending returns the reading with the configuration that was refused before, if the directory still has it: its commit may be
+// accepted now, or another commit has the same files.
+func (l *Loop) withPending(r Reading) Reading {
+	if l.config.pending != nil && r.Fault == "" && r.Result == nil {
+		result := *l.config.pending
+		if r.Revision != nil {
+			result.Revision = *r.Revision
+		}
+		r.Result, r.Revision = &result, nil
+	}
+	return r
 }
 
 // configure applies a configuration. At the start it fails if this node is not declared, or if
@@ -164,8 +184,10 @@ func (l *Loop) configure(ctx context.Context, result schema.Result, at configdir
 		}
 	}
 	if why := l.acceptCommit(ctx, at, result.Revision); why != "" {
+		l.config.pending = &result
 		return l.config.refuse(why), nil
 	}
+	l.config.pending = nil
 	l.config.set(desired, result, notDeclared)
 	l.reconciler.peers.follow(ctx, desired)
 	return true, nil

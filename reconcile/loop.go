@@ -254,6 +254,9 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		return l.options.Interval // the config directory was not read yet
 	}
 	l.rounds++
+	if l.commits.current != "" {
+		l.reconciler.Observe(l.config.desired) // opens the disks that appeared, so that the plan follows the check of their commits
+	}
 	refused, failed := l.commits.record(ctx, l.reconciler.disks.folders)
 	if refused != nil {
 		l.config.refuse(refused.Error()) // a disk that was not there before has another commit

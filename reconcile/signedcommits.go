@@ -137,12 +137,18 @@ type commitMemory struct {
 	recorded map[string]bool
 }
 
-// accept makes a commit the current one, if it is one of the allowed commits, or came after those that are recorded on the
-// disks. Otherwise it changes nothing.
+// accept makes a commit the current one, if it is one of the allowed commits, or came after the current one and after those
+// that are recorded on the disks. Otherwise it changes nothing.
 func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, commit string, disks map[schema.DiskRef]*disk.Disk) error {
 	next := commitMemory{rules: m.rules, repo: repository.Open(at.GitDir), current: commit, recorded: map[string]bool{}}
 	if err := next.check(ctx, disks); err != nil {
 		return err
+	}
+	if m.current != "" && m.current != commit && !slices.Contains(m.rules.AllowOlder, commit) {
+		// No disk need have it: disks may be away or read-only, and another configuration may name others.
+		if err := next.compare(ctx, m.current, "the last one that was applied"); err != nil {
+			return err
+		}
 	}
 	*m = next
 	return nil
@@ -165,17 +171,25 @@ func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk
 		if last == "" || last == m.current {
 			continue
 		}
-		newer, err := m.repo.IsDescendant(ctx, m.current, last)
-		switch {
-		case errors.Is(err, repository.ErrMissing):
-			return fmt.Errorf("commit %s is not accepted: whether it came after %s, the last one on disk %s, is not known, because the history is "+
-				"incomplete: fetch all of it, or accept the commit with --allow-older-commit", m.current, last, ref)
-		case err != nil:
-			return fmt.Errorf("commit %s is not accepted: %w", m.current, err)
-		case !newer:
-			return fmt.Errorf("commit %s is not accepted: it did not come after %s, the last one on disk %s: accept it with --allow-older-commit if it is right",
-				m.current, last, ref)
+		if err := m.compare(ctx, last, "the last one on disk "+ref.String()); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// compare returns an error if the current commit does not descend from another one. The argument what says which one that is.
+func (m *commitMemory) compare(ctx context.Context, last, what string) error {
+	newer, err := m.repo.IsDescendant(ctx, m.current, last)
+	switch {
+	case errors.Is(err, repository.ErrMissing):
+		return fmt.Errorf("commit %s is not accepted: whether it came after %s, %s, is not known, because the history is "+
+			"incomplete: fetch all of it, or accept the commit with --allow-older-commit", m.current, last, what)
+	case err != nil:
+		return fmt.Errorf("commit %s is not accepted: %w", m.current, err)
+	case !newer:
+		return fmt.Errorf("commit %s is not accepted: it did not come after %s, %s: accept it with --allow-older-commit if it is right",
+			m.current, last, what)
 	}
 	return nil
 }

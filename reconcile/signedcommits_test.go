@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -242,6 +244,10 @@ func TestCommitMemory(t *testing.T) {
 	if err := accept(m, two); err != nil {
 		t.Errorf("the last accepted commit: %v", err)
 	}
+	// A running process also remembers it while no disk can be read.
+	if err := m.accept(t.Context(), at, one, nil); err == nil || m.current != two {
+		t.Errorf("without disks, an older commit is accepted: %v, current %s", err, m.current)
+	}
 	// A disk of another cluster.
 	other := addDisk("c")
 	if err := other.SetConfigCommit(side); err != nil {
@@ -268,6 +274,72 @@ func TestCommitMemory(t *testing.T) {
 		t.Errorf("the named commit: %v", err)
 	}
 	wantRecorded(one)
+}
+
+// After a refusal, the author merges the last accepted commit, and the merge has the files that were refused. They are not a new
+// configuration then, but must be applied.
+func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
+	c, folder, away := newSignedCheckout(t), t.TempDir(), filepath.Join(t.TempDir(), "away")
+	if _, err := disk.Init(folder); err != nil {
+		t.Fatal(err)
+	}
+	write := func(title string) {
+		c.write("conf/a.yaml", "images: {parrot: {title: "+title+", uuid: \"00000001\", source: {upload: {}}}}\nnodes: {n: {disks: {d: {path: "+folder+"}, e: {path: "+away+"}}}}\n")
+	}
+	log := slog.New(slog.DiscardHandler)
+	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{
+		Dir: filepath.Join(c.dir, "conf"), Interval: time.Second, Node: "n", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
+	})
+	t.Cleanup(func() { l.reconciler.Close() })
+	loader := schema.NewLoader()
+	load := func() Reading {
+		s := c.read()
+		r := loader.Load(t.Context(), s)
+		return Reading{Result: &r, Checkout: s.Checkout}
+	}
+	apply := func(r Reading, refused bool, title string) {
+		t.Helper()
+		if _, err := l.Apply(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+		l.Step(t.Context())
+		v := l.View()
+		if len(v.Config.Errors) > 0 || (v.Fault != "") != refused || v.Config.Config.Images["parrot"].Title != title {
+			t.Errorf("errors %v, fault %q, title %q, want refused %v, title %q", v.Config.Errors, v.Fault, v.Config.Config.Images["parrot"].Title, refused, title)
+		}
+	}
+	write("zero")
+	base := c.commit(sign)
+	write("one")
+	one := c.commit(sign)
+	apply(load(), false, "one")
+	c.git("checkout", "-q", "-b", "side", base)
+	write("two")
+	c.commit(sign)
+	apply(load(), true, "one")
+	apply(Reading{Checkout: c.read().Checkout}, true, "one") // read again
+	c.git("merge", "-q", "-s", "ours", "--no-gpg-sign", one)
+	s := c.read()
+	apply(Reading{Revision: &s.Revision, Checkout: s.Checkout}, false, "two")
+	if got := l.View().Config.Revision; got != s.Revision {
+		t.Errorf("revision %s, want %s", got, s.Revision)
+	}
+	// The commit is refused in the round in which a disk appears that has another one, until that one is removed.
+	if err := os.Mkdir(away, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := disk.Init(away); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(away, "backing-image-manager.commit")
+	if err := os.WriteFile(file, []byte(strings.Repeat("a", 40)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	apply(Reading{Checkout: s.Checkout}, true, "two")
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	apply(Reading{Checkout: s.Checkout}, false, "two")
 }
 
 func TestParseCommit(t *testing.T) {
