@@ -254,7 +254,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 			places, required = places+1, required+1
 		}
 	}
-	if c.liar != nil && usable && !c.isReadyOnEvicted(config, image.ID) && (c.liar.neverReady || !c.liar.mayClaim(image.ID.Name, claimKind.isReady)) {
+	if c.liar != nil && usable && !c.isReadyUnranked(ranked, image.ID) && (c.liar.neverReady || !c.liar.mayClaim(image.ID.Name, claimKind.isReady)) {
 		required = max(required, 1)
 	}
 	return required, have
@@ -277,13 +277,11 @@ func (c *cluster) failedLast(config schema.Config, ranked []schema.DiskRef, id d
 	return append(sound, failed...)
 }
 
-// isReadyOnEvicted reports whether a node that can be relied on has a ready copy on a disk whose eviction is
-// requested.
-func (c *cluster) isReadyOnEvicted(config schema.Config, id disk.ID) bool {
+// isReadyUnranked reports whether a node that can be relied on has a ready copy on a disk that is not ranked: one
+// whose eviction is requested, or that does not match the selectors any more, or on which a replica needed it.
+func (c *cluster) isReadyUnranked(ranked []schema.DiskRef, id disk.ID) bool {
 	return slices.ContainsFunc(c.diskRefs(), func(ref schema.DiskRef) bool {
-		n := config.Nodes[ref.Node]
-		evicted := n.EvictionRequested || n.Disks[ref.Disk].EvictionRequested
-		return evicted && c.nodes[ref.Node].liar == nil && c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready()
+		return !slices.Contains(ranked, ref) && c.nodes[ref.Node].liar == nil && c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready()
 	})
 }
 
