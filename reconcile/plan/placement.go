@@ -273,7 +273,7 @@ func (s *imageState) failureHolds(ref schema.DiskRef) bool {
 
 // awaited returns the copies on other nodes for which this node waits, because no copy of the image is
 // ready. If other nodes have files of the image, which they still verify or may delete, awaited returns
-// these files. Otherwise it returns the copy on the first target.
+// these files, except those that it waits for no more. Otherwise it returns the copy on the first target.
 func (p imagePlanner) awaited() []CopyRef {
 	s := p.state
 	if len(s.ready) > 0 || !s.digestDeclared() || s.image.Source.Upload != nil || len(p.placement.targets) == 0 || s.image.Source.Clone != nil && s.cloneDigest().IsZero() {
@@ -281,7 +281,11 @@ func (p imagePlanner) awaited() []CopyRef {
 	}
 	var refs []CopyRef
 	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
-		if c := s.ix.copyAt(ref); ref.ID == s.image.ID && s.ix.isCurrent(ref.Disk) && (c.State == disk.Unknown || c.State == disk.Ready) {
+		c := s.ix.copyAt(ref)
+		if ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk) { // as in waitForPeers
+			continue
+		}
+		if c.State == disk.Unknown || c.State == disk.Ready {
 			refs = append(refs, ref)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -106,4 +107,37 @@ func TestDiskWithoutAManagerIsPassedOver(t *testing.T) {
 	delete(o1.Disks, refs[0])
 	delete(o2.Disks, refs[0])
 	plantest.ExpectAction(t, d1.Plan(o1), d2.Plan(o2))
+}
+
+// A node does not wait for a file on another node that has not proven its bytes, or that it has waited for too long. It
+// measures instead how long it waits for the first target, which has begun a first copy and does not continue it.
+func TestFirstTargetIsAwaitedBesideAFileThatDoesNotCount(t *testing.T) {
+	const state = `
+node node1
+peer node2
+peer node3
+disk disk1
+disk node2/disk1
+disk node3/disk1
+copy node2/disk1 parrot pending partial=1GiB/2GiB
+`
+	for _, test := range []struct {
+		name, more, want string
+	}{
+		{"a file to verify", "copy node3/disk1 parrot unknown", "node3/disk1"},
+		{"unproven", "copy node3/disk1 parrot unknown unproven", "node2/disk1"},
+		{"overdue", "copy node3/disk1 parrot unknown\nawaited node3/disk1 parrot 1h", "node2/disk1"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			archive := txtar.Parse([]byte("-- config.yaml --\n" + `
+nodes: {node1: {disks: {disk1: {path: /disk1}}}, node2: {disks: {disk1: {path: /disk1}}}, node3: {disks: {disk1: {path: /disk1}}}}
+images: {parrot: {source: {download: {url: "https://example.com/parrot.raw"}}, checksum: SHA512(a), minNumberOfCopies: 1}}
+` + "-- state --" + state + test.more + "\n"))
+			d, o := goldenCase(t, archive)
+			p := d.Plan(o)
+			if len(p.Awaited) != 1 || p.Awaited[0].Disk.String() != test.want {
+				t.Errorf("the node waits for %v, want %s", p.Awaited, test.want)
+			}
+		})
+	}
 }
