@@ -1,6 +1,9 @@
 package api
 
 import (
+	"cmp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -54,7 +57,8 @@ var (
 	signedCopies  = gauge("signed_copies", "Number of ready copies on the disks of this node whose signature was verified, by the scheme and the key (\"signer\") of the signature. Keys without a copy have no value.", "scheme", "signer")
 	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
-	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one, in the order of their names.", "image")
+	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one: those with the fewest ready copies.", "image")
+	leftCopies    = gauge("remaining_copies", "Number of ready copies of an image with missing copies, on all reachable nodes. The same images have a value as for missing_copies.", "image")
 	peerReachable = gauge("peer_reachable", "1 if the peer responds, 0 otherwise.", "peer")
 	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer. For a peer that does not respond now: seconds since the start of the last query to which it responded. An idle peer is queried every 30 s.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by action.", "action")
@@ -69,6 +73,7 @@ var (
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
+	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970. A repair does not change it, and it is forgotten with the copy. Disks without such a copy have no value.", "disk")
 	rounds        = counter("rounds_total", "Number of reconcile rounds.")
 	lastRound     = gauge("last_round_timestamp_seconds", "Start of the last reconcile round, in seconds since 1970.")
 )
@@ -76,9 +81,9 @@ var (
 // metrics are all metrics of the daemon, except those of Go and of the process.
 var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
-	copies, signedCopies, desiredCopies, readyCopies, missingCopies, peerReachable, peerAge,
+	copies, signedCopies, desiredCopies, readyCopies, missingCopies, leftCopies, peerReachable, peerAge,
 	planned, idle, running, succeeded, failed, fetched, proofs, unproven,
-	diskUsable, diskSize, diskFree, diskReserved, rounds, lastRound,
+	diskUsable, diskSize, diskFree, diskReserved, diskDamage, rounds, lastRound,
 }
 
 // collector implements prometheus.Collector.
@@ -170,6 +175,7 @@ func (s sender) disks(node string, disks []status.DiskStatus) {
 func (s sender) images(node string, images []status.ImageStatus) {
 	nDeclared, nReady, nUnproven := 0, 0, 0
 	states, signed := map[disk.State]int{}, map[[2]string]int{} // signed: by scheme and signer
+	damaged := map[string]time.Time{}                           // by disk
 	for _, image := range images {
 		if image.Declared {
 			nDeclared++
@@ -178,6 +184,9 @@ func (s sender) images(node string, images []status.ImageStatus) {
 		for _, c := range image.Copies {
 			if c.Node == node {
 				states[c.State]++
+				if c.DamagedAt.After(damaged[c.Disk]) {
+					damaged[c.Disk] = c.DamagedAt
+				}
 				if by := c.Signature; by.Signer != "" && c.State == disk.Ready {
 					signed[[2]string{by.Scheme, by.Signer}]++
 				}
@@ -192,31 +201,41 @@ func (s sender) images(node string, images []status.ImageStatus) {
 	for by, n := range signed {
 		s.value(signedCopies, float64(n), by[0], by[1])
 	}
+	for name, at := range damaged {
+		s.value(diskDamage, float64(at.Unix()), name)
+	}
 	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
 		s.value(copies, float64(states[state]), string(state))
 	}
 }
 
-// maxMissing is the maximum number of images that have a time series of missing_copies.
+// maxMissing is the maximum number of images that have time series of their own.
 const maxMissing = 100
 
 // desired sums over all declared images, so that the number of time series does not grow
 // with the number of images.
 func (s sender) desired(images []status.ImageStatus) {
-	nDesired, nReady, sent := 0, 0, 0
+	nDesired, nReady := 0, 0
+	var incomplete []status.ImageStatus
 	for _, image := range images {
 		if !image.Declared {
 			continue
 		}
 		missing := image.Missing()
 		nDesired, nReady = nDesired+image.Desired, nReady+max(0, image.Desired-missing) // a surplus copy does not replace one of another image
-		if missing > 0 && sent < maxMissing {
-			sent++
-			s.value(missingCopies, float64(missing), image.Name)
+		if missing > 0 {
+			incomplete = append(incomplete, image)
 		}
 	}
 	s.value(desiredCopies, float64(nDesired))
 	s.value(readyCopies, float64(nReady))
+	slices.SortFunc(incomplete, func(a, b status.ImageStatus) int { // an image without any copy must not be left out
+		return cmp.Or(cmp.Compare(a.Ready, b.Ready), strings.Compare(a.Name, b.Name))
+	})
+	for _, image := range incomplete[:min(len(incomplete), maxMissing)] {
+		s.value(missingCopies, float64(image.Missing()), image.Name)
+		s.value(leftCopies, float64(image.Ready), image.Name)
+	}
 }
 
 func (s sender) suspended(status status.Status) {

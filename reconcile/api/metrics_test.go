@@ -73,6 +73,7 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 	}{
 		{"copies", func(s1 sender) { s1.desired(s.Images) }, []string{
 			"desired_copies 9", "missing_copies{macaw} 2", "missing_copies{parrot} 3", "ready_copies 4",
+			"remaining_copies{macaw} 1", "remaining_copies{parrot} 3",
 		}},
 		{"copies of this node", func(s1 sender) { s1.images(s.Node, s.Images) }, []string{
 			"copies{failed} 0", "copies{in-progress} 0", "copies{pending} 0", "copies{ready} 2", "copies{starting} 0", "copies{unknown} 0",
@@ -117,14 +118,37 @@ func TestSignedCopiesAreCountedByKey(t *testing.T) {
 	}
 }
 
-func TestMissingCopiesAreReportedForAtMost100Images(t *testing.T) {
+func TestCopiesOfAtMost100ImagesAreReportedThoseWithTheFewestReadyCopies(t *testing.T) {
 	var images []status.ImageStatus
 	for n := range 3 * maxMissing {
-		images = append(images, status.ImageStatus{Name: fmt.Sprintf("image%d", n), Declared: true, Desired: 2, Ready: n % 3})
+		images = append(images, status.ImageStatus{Name: fmt.Sprintf("image%03d", n), Declared: true, Desired: 3, Ready: 1 + n%3})
 	}
+	images = append(images, status.ImageStatus{Name: "a", Declared: true, Desired: 3, Ready: 2}, status.ImageStatus{Name: "z", Declared: true, Desired: 1})
 	got := values(t, func(s sender) { s.desired(images) })
-	if len(got) != maxMissing+2 || !slices.Contains(got, "ready_copies 300") || !slices.Contains(got, "desired_copies 600") {
+	if len(got) != 2*maxMissing+2 || !slices.Contains(got, "ready_copies 602") || !slices.Contains(got, "desired_copies 904") {
 		t.Errorf("%d values: %v", len(got), got)
+	}
+	for line, want := range map[string]bool{
+		"missing_copies{z} 1": true, "remaining_copies{z} 0": true, "missing_copies{a} 1": false, "remaining_copies{image000} 1": true, "remaining_copies{image297} 1": false,
+	} {
+		if slices.Contains(got, line) != want {
+			t.Errorf("contains %s: %t, want %t", line, !want, want)
+		}
+	}
+}
+
+func TestLastDamageOfADiskIsThatOfItsCopies(t *testing.T) {
+	at := func(s int64) time.Time { return time.Unix(s, 0) }
+	images := []status.ImageStatus{
+		{Name: "a", Copies: []status.CopyStatus{
+			{Node: "node1", Disk: "disk1", State: disk.Ready, DamagedAt: at(300)}, {Node: "node1", Disk: "disk2", State: disk.Ready}, {Node: "node2", Disk: "disk1", DamagedAt: at(900)},
+		}},
+		{Name: "b", Copies: []status.CopyStatus{{Node: "node1", Disk: "disk1", State: disk.Failed, DamagedAt: at(200)}}},
+	}
+	got := values(t, func(s sender) { s.images("node1", images) })
+	got = slices.DeleteFunc(got, func(line string) bool { return !strings.HasPrefix(line, "disk_last_damage") })
+	if want := []string{"disk_last_damage_timestamp_seconds{disk1} 300"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
