@@ -18,6 +18,8 @@ type directory struct {
 	log      *slog.Logger
 	// load is Load of a schema.Loader. It may take half a minute, and ends early with its context.
 	load func(context.Context, configdir.Snapshot) schema.Result
+	// continueFrom is ContinueFrom of the Loader.
+	continueFrom func(schema.Result)
 
 	// For the goroutine of run.
 	debouncer  configdir.Debouncer
@@ -28,7 +30,8 @@ type directory struct {
 	unfinished bool        // the last load had no time for everything
 
 	// For any goroutine.
-	readings chan Reading // in the order of the reads
+	readings chan Reading       // in the order of the reads
+	inEffect chan schema.Result // after each Reading, the configuration that is in effect; buffer of one
 	// loading is since when files that changed are being loaded, and are not applied; nil: there
 	// are none.
 	loading atomic.Pointer[time.Time]
@@ -36,9 +39,10 @@ type directory struct {
 }
 
 func newDirectory(o LoopOptions) *directory {
+	loader := schema.NewLoader()
 	d := &directory{
-		dir: o.Dir, interval: o.Interval, log: o.Log, load: schema.NewLoader().Load,
-		readings: make(chan Reading), slow: make(chan struct{}, 1),
+		dir: o.Dir, interval: o.Interval, log: o.Log, load: loader.Load, continueFrom: loader.ContinueFrom,
+		readings: make(chan Reading), inEffect: make(chan schema.Result, 1), slow: make(chan struct{}, 1),
 	}
 	if o.SignedCommits != nil {
 		d.gate = &commitGate{verify: func(ctx context.Context, s configdir.Snapshot) error {
@@ -78,7 +82,8 @@ const (
 )
 
 // run reads the directory after each event and at the interval, until ctx ends, and once more when a
-// read can confirm what was removed. It reads again only after the last Reading was received.
+// read can confirm what was removed. It reads again only after the last Reading was applied or refused: a refused
+// configuration must not be what the next one keeps for a file that cannot be read.
 func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 	next, tick := time.NewTimer(0), time.NewTicker(d.interval)
 	confirm := time.NewTimer(d.interval) // set by each change; once without one does no harm
@@ -110,6 +115,12 @@ func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 			faulty = reading.Fault != ""
 			select {
 			case d.readings <- reading:
+			case <-ctx.Done():
+				return
+			}
+			select {
+			case result := <-d.inEffect:
+				d.continueFrom(result)
 			case <-ctx.Done():
 				return
 			}
@@ -172,9 +183,10 @@ func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Read
 	return result
 }
 
-// applied notes that a Reading was applied.
-func (d *directory) applied(r Reading) {
+// conclude notes that a Reading was applied or refused. inEffect is the result that is applied now.
+func (d *directory) conclude(r Reading, inEffect schema.Result) {
 	if r.loading != nil {
-		d.loading.CompareAndSwap(r.loading, nil) // it differs if the next load has begun
+		d.loading.Store(nil)
 	}
+	d.inEffect <- inEffect
 }

@@ -141,7 +141,7 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 		return false, nil
 	case r := <-l.directory.readings:
 		changed, err := l.Apply(ctx, r)
-		l.directory.applied(r)
+		l.directory.conclude(r, l.config.result)
 		return changed, err
 	case <-l.directory.slow: // the status shows it
 	case <-on.tick.C: // most changes of disks are no events

@@ -16,6 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir/repository"
@@ -350,5 +351,38 @@ func TestParseCommit(t *testing.T) {
 		if got, err := ParseCommit(text); (err == nil) != good || good && got != strings.ToLower(text) {
 			t.Errorf("%q: got %q, %v", text, got, err)
 		}
+	}
+}
+
+// A configuration that was refused must not be what a later one keeps for a file that cannot be read.
+func TestRefusedConfigurationIsNotKept(t *testing.T) {
+	c, folder := newSignedCheckout(t), t.TempDir()
+	if _, err := disk.Init(folder); err != nil {
+		t.Fatal(err)
+	}
+	write := func(title string) {
+		c.write("conf/nodes.yaml", "nodes: {node1: {disks: {disk1: {path: "+folder+"}}}}\n")
+		c.write("conf/a.yaml", "images: {parrot: {title: "+title+", uuid: \"00000001\", source: {upload: {}}}}\n")
+	}
+	write("zero")
+	base := c.commit(sign)
+	write("one")
+	one := c.commit(sign)
+	log := slog.New(slog.DiscardHandler)
+	l := runLoop(t, New(fetch.Client{}, log, false), LoopOptions{
+		Dir: filepath.Join(c.dir, "conf"), Interval: 50 * time.Millisecond, Node: "node1", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
+	})
+	title := func(v *status.View) string { return v.Config.Config.Images["parrot"].Title }
+	l.until("the first commit is applied", func(v *status.View) bool { return title(v) == "one" })
+	c.git("checkout", "-q", "-b", "side", base)
+	write("two")
+	c.commit(sign)
+	l.until("the commit of another branch is refused", func(v *status.View) bool { return strings.Contains(v.Fault, "did not come after") })
+	c.git("checkout", "-q", "-b", "next", one)
+	c.write("conf/a.yaml", "images: {parrot: {\n")
+	broken := c.commit(sign)
+	v := l.until("a commit with a broken file is applied", func(v *status.View) bool { return v.Config.Revision == broken })
+	if len(v.Config.Errors) == 0 || title(v) != "one" {
+		t.Errorf("errors %v, title %q, want that of the last accepted commit", v.Config.Errors, title(v))
 	}
 }

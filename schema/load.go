@@ -24,12 +24,17 @@ type Loader struct {
 	files    map[fileKey]*parsedFile
 	costs    map[fileKey]cost // of files and units that were left out because all files together cost too much
 	checked  map[checkKey]*checked
-	lastGood map[key]*definition // the last valid definition of each key
-	valid    map[string]bool     // files that had no problems at some load
-	active   bool                // some result allowed more than observing
-	last     Config              // of the last result that allowed more than observing
+	last     *lastValid // of the last load, or of the Result of ContinueFrom
 	// Tests set lower limits.
 	maxPairs, maxCopies int
+}
+
+// lastValid is what a load keeps for the next ones. It does not change.
+type lastValid struct {
+	definitions map[key]*definition // the last valid definition of each key
+	files       map[string]bool     // files that had no problems at some load
+	active      bool                // some result allowed more than observing
+	config      Config              // of the last result that allowed more than observing
 }
 
 // fileKey identifies a file with a certain content.
@@ -47,7 +52,17 @@ type checkKey struct {
 
 // NewLoader returns a Loader that has loaded nothing yet.
 func NewLoader() *Loader {
-	return &Loader{maxPairs: maxPairs, maxCopies: maxCopies, specs: readSpecs(), last: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
+	l := &Loader{maxPairs: maxPairs, maxCopies: maxCopies, specs: readSpecs()}
+	l.ContinueFrom(Result{})
+	return l
+}
+
+// ContinueFrom makes the next Load keep the last valid definitions of a result, and not those of the last load. It is for a
+// result that was not applied: r is the result that is still in effect, and the zero Result if there is none.
+func (l *Loader) ContinueFrom(r Result) {
+	if l.last = r.last; l.last == nil {
+		l.last = &lastValid{config: Config{Nodes: map[string]Node{}, Images: map[string]Image{}}}
+	}
 }
 
 // Load reads a snapshot. It returns no error: all problems are in the Result. If ctx ends before the
@@ -58,7 +73,7 @@ func NewLoader() *Loader {
 func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 	revision := s.Revision
 	r := l.load(ctx, s.Files) // the content of the files is garbage as soon as they are parsed
-	r.Revision = revision
+	r.Revision, r.last = revision, l.last
 	return r
 }
 
@@ -86,15 +101,16 @@ func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
 		return l.tooMany(fmt.Sprintf("all images together have %s desired copies: more than %s", grouped(n), grouped(l.maxCopies)))
 	}
 	r.Unfinished = slices.ContainsFunc(files, func(f *parsedFile) bool { return f.transient }) || definitions.unfinished
+	kept := &lastValid{definitions: m.current, files: l.validFiles(files), active: l.last.active, config: l.last.config}
 	if r.Allowed != ObserveOnly {
-		l.active, l.last = true, r.Config
+		kept.active, kept.config = true, r.Config
 	}
-	l.lastGood, l.valid = m.current, l.validFiles(files)
+	l.last = kept
 	return r
 }
 
 func (l *Loader) interrupted(err error) Result {
-	return Result{Config: l.last, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
+	return Result{Config: l.last.config, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
 }
 
 // parseFiles parses the files that changed since the last load. It parses the files with the lowest
@@ -222,7 +238,7 @@ func unreadable(u *sandbox.Unit) *parsedFile {
 // files that the Loader keeps.
 func (l *Loader) markEmptied(files []*parsedFile) []*parsedFile {
 	declared := map[string]bool{}
-	for _, d := range l.lastGood {
+	for _, d := range l.last.definitions {
 		declared[d.file] = true
 	}
 	for i, f := range files {
@@ -257,7 +273,7 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *t
 		manifests = append(manifests, &f.File)
 	}
 	d.resolved = manifest.Resolve(manifests, func(image string) bool {
-		last := l.lastGood[key{imagesSection, image}]
+		last := l.last.definitions[key{imagesSection, image}]
 		return last != nil && last.kind != nil && last.kind.IsVolumeSnapshot()
 	})
 	for _, f := range files {
@@ -360,8 +376,8 @@ func (l *Loader) tooMany(message string) Result {
 // notApplied is the result of a directory that has a problem as a whole. The Result contains the last
 // configuration.
 func (l *Loader) notApplied(p document.Problem) Result {
-	r := Result{Config: l.last, Errors: []document.Problem{p}}
-	if l.active {
+	r := Result{Config: l.last.config, Errors: []document.Problem{p}}
+	if l.last.active {
 		r.Allowed = NoDeletions
 	} else {
 		r.Config.Settings = l.settings(nil)
@@ -398,7 +414,7 @@ func documentsOf(files []*parsedFile, d definitions) (read []manifest.Document, 
 func (l *Loader) validFiles(files []*parsedFile) map[string]bool {
 	valid := map[string]bool{}
 	for _, f := range files {
-		if len(f.Problems) == 0 || l.valid[f.Path] {
+		if len(f.Problems) == 0 || l.last.files[f.Path] {
 			valid[f.Path] = true
 		}
 	}

@@ -35,7 +35,7 @@ type merger struct {
 // content.
 func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	m := &merger{
-		active: l.active, current: map[key]*definition{}, broken: map[key]document.Problem{}, declared: map[key][]*definition{},
+		active: l.last.active, current: map[key]*definition{}, broken: map[key]document.Problem{}, declared: map[key][]*definition{},
 		references: map[key][]*definition{}, titles: map[key]string{}, unread: map[string]document.Problem{},
 	}
 	m.manifests, m.skipped = documentsOf(files, d)
@@ -43,7 +43,7 @@ func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 		m.errors = append(append(m.errors, f.Problems...), d.resolved[&f.File].Problems...)
 		if len(f.Problems) > 0 {
 			m.unread[f.Path] = f.Problems[0]
-			m.fileUnknown = m.fileUnknown || !l.valid[f.Path]
+			m.fileUnknown = m.fileUnknown || !l.last.files[f.Path]
 		}
 		if f.empty {
 			m.emptied = append(m.emptied, f.Path)
@@ -65,7 +65,7 @@ func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 		m.apply(k, defined)
 	}
 	m.defineByReference(l, false)
-	m.keepUnread(l.lastGood, files)
+	m.keepUnread(l.last.definitions, files)
 	m.defineByReference(l, true)
 	for _, s := range []section{settingsSection, nodesSection, imagesSection} {
 		m.checkSection(s, l)
@@ -139,7 +139,7 @@ func (m *merger) checkSection(s section, l *Loader) {
 		if k.section != s || m.current[k] != nil {
 			continue
 		}
-		if d := l.lastGood[k]; d != nil {
+		if d := l.last.definitions[k]; d != nil {
 			m.current[k] = d.movedTo(m.declared[k][0])
 		} else if s != imagesSection {
 			m.placesUnknown = true
@@ -186,7 +186,7 @@ func (m *merger) stale(d *definition) bool {
 // definition stays in force. If afterUnread is true, it handles only these images.
 func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 	for k, refs := range m.references {
-		last := l.lastGood[k]
+		last := l.last.definitions[k]
 		wait := false
 		if last != nil {
 			_, unread := m.unread[last.file]

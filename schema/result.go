@@ -75,6 +75,7 @@ type Result struct {
 
 	definitions []*definition // those of Config
 	expiries    []expiry
+	last        *lastValid // what the next load keeps: see Loader.ContinueFrom
 }
 
 // Undecided are the documents of a config directory that may be intended to declare an image that
