@@ -20,11 +20,11 @@ import (
 // definitions and the results of earlier validations, so that a reload evaluates only the files and
 // definitions that changed. It is not safe for concurrent use.
 type Loader struct {
-	specs    specs
-	files    map[fileKey]*parsedFile
-	costs    map[fileKey]cost // of files and units that were left out because all files together cost too much
-	checked  map[checkKey]*checked
-	last     *lastValid // of the last load, or of the Result of ContinueFrom
+	specs   specs
+	files   map[fileKey]*parsedFile
+	costs   map[fileKey]cost // of files and units that were left out because all files together cost too much
+	checked map[checkKey]*checked
+	last    *lastValid // of the last load, or of the Result of ContinueFrom
 	// Tests set lower limits.
 	maxPairs, maxCopies int
 }

@@ -28,6 +28,7 @@ type Field struct {
 	Name  string
 	Pos   Position // of the name
 	Value *Value
+	Added bool // by this program: it is not in the document
 }
 
 // Kind is the type of a value.
@@ -185,6 +186,9 @@ func (v *Value) writeTo(h hash.Hash) {
 	h.Write(b)
 	for _, f := range v.Fields {
 		h.Write(appendText(nil, f.Name))
+		if f.Added {
+			h.Write([]byte{0xff}) // no Kind
+		}
 		f.Value.writeTo(h)
 	}
 	for _, item := range v.Items {

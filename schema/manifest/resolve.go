@@ -115,13 +115,13 @@ const (
 	classField    = "VolumeSnapshotClass"
 	claimField    = "PersistentVolumeClaim"
 	sourceField   = "VirtualMachineImage"
-	resolvedField = "resolved" // behind the others
+	resolvedField = "resolved"
 )
 
 // with returns the manifest with another document as an additional first field.
 func (m manifest) with(name string, doc *document.Value) manifest {
 	v := *m.doc
-	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc}}, v.Fields)
+	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc, Added: true}}, v.Fields)
 	m.doc = &v
 	return m
 }
@@ -129,11 +129,8 @@ func (m manifest) with(name string, doc *document.Value) manifest {
 // Own returns the document of a definition without the fields that Resolve added.
 func Own(doc *document.Value) *document.Value {
 	own := *doc
-	for len(own.Fields) > 0 && slices.Contains([]string{classField, claimField, sourceField, resolvedField}, own.Fields[0].Name) {
-		last := own.Fields[0].Name == resolvedField
-		if own.Fields = own.Fields[1:]; last {
-			break
-		}
+	for len(own.Fields) > 0 && own.Fields[0].Added {
+		own.Fields = own.Fields[1:]
 	}
 	return &own
 }
