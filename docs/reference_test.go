@@ -14,18 +14,29 @@ import (
 	"testing"
 )
 
-// TestAlertsNameMetrics: the alerts in the operator's guide are for metrics that exist.
-func TestAlertsNameMetrics(t *testing.T) {
-	metrics := readFile(t, "docs/metrics.md") // a test of reconcile/api compares it with the code
-	_, alerts, _ := strings.Cut(readFile(t, "docs/operations.md"), "\n| metric | alert if |\n")
-	alerts, _, _ = strings.Cut(alerts, "\n\n")
-	rows := regexp.MustCompile("(?m)^\\| `(\\w+)").FindAllStringSubmatch(alerts, -1)
-	if len(rows) < 5 {
-		t.Fatalf("docs/operations.md has alerts for only %q", rows)
+// TestAlertsAreDocumented compares the alerts of examples/prometheus with the table in operations.md, and checks that
+// the pages and headings to which they refer exist.
+func TestAlertsAreDocumented(t *testing.T) {
+	rules := readFile(t, "examples/prometheus/rules.yaml")
+	var alerts, listed []string
+	for _, m := range regexp.MustCompile(`(?s)- alert: (\w+)\n.*?severity: (\w+)`).FindAllStringSubmatch(rules, -1) {
+		alerts = append(alerts, m[1]+" "+m[2])
 	}
-	for _, m := range rows {
-		if !strings.Contains(metrics, "`backing_image_manager_"+m[1]+"`") {
-			t.Errorf("docs/operations.md has an alert for %s, which is no metric", m[1])
+	for _, m := range regexp.MustCompile("(?m)^\\| `(BackingImage\\w+)` \\| (\\w+) \\|").FindAllStringSubmatch(readFile(t, "docs/operations.md"), -1) {
+		listed = append(listed, m[1]+" "+m[2])
+	}
+	if !slices.Equal(alerts, listed) || len(alerts) < 10 {
+		t.Errorf("the rules have %q, operations.md has %q", alerts, listed)
+	}
+	const base = "https://github.com/seed-26586806/backing-image-manager/blob/main/"
+	runbooks := regexp.MustCompile(`(?m)^ +runbook_url: (\S+)$`).FindAllStringSubmatch(rules, -1)
+	if len(runbooks) != len(alerts) {
+		t.Errorf("%d of %d alerts have a runbook_url", len(runbooks), len(alerts))
+	}
+	for _, m := range runbooks {
+		page, heading, _ := strings.Cut(strings.TrimPrefix(m[1], base), "#")
+		if !strings.HasPrefix(m[1], base) || !slices.Contains(readDocument(t, page).slugs, heading) {
+			t.Errorf("%s is no heading of the documents", m[1])
 		}
 	}
 }
@@ -38,6 +49,13 @@ func TestMetricsInTextExist(t *testing.T) {
 		for _, span := range d.spans() {
 			if name := pattern.FindString(span); name != "" && !strings.Contains(metrics, "`"+name+"`") {
 				t.Errorf("%s: there is no metric %s", d.name, name)
+			}
+		}
+	}
+	for _, file := range []string{"examples/prometheus/rules.yaml", "examples/prometheus/dashboard.json"} {
+		for _, name := range pattern.FindAllString(readFile(t, file), -1) {
+			if !strings.Contains(metrics, "`"+name+"`") {
+				t.Errorf("%s: there is no metric %s", file, name)
 			}
 		}
 	}

@@ -4,7 +4,8 @@
 //
 // dockerfile_test.go builds the program, manifests_test.go renders and checks manifests,
 // fleet_test.go makes the network and the disks of a cluster, and kubernetes_test.go and
-// systemd_test.go run one.
+// systemd_test.go run one. prometheus_test.go evaluates rules and the dashboard with the metrics of
+// daemons, and promql_test.go finds the metrics in their expressions.
 package examples
 
 import (

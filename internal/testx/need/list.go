@@ -9,7 +9,10 @@ type Program struct {
 	Packages string // Debian packages, separated by spaces
 	Module   string // instead of Packages: a Go program with its version, for "go run"
 	NPM      string // instead of Packages: the folder of a package.json
-	Reason   string // why tests need it, for users; completes "tests use it to …"
+	// Extract is the path of the program in its package, if only this file is copied from it. It is for packages that start
+	// a service when they are installed.
+	Extract string
+	Reason  string // why tests need it, for users; completes "tests use it to …"
 }
 
 // Go programs of List.
@@ -43,6 +46,7 @@ var List = []Program{
 	{Name: "node", Packages: "nodejs", Reason: "upload with tus-js-client"},
 	{Name: "npm", Packages: "npm", Reason: "install tus-js-client"},
 	{Name: "openssl", Packages: "openssl", Reason: "issue certificates as the documents show"},
+	{Name: "promtool", Packages: "prometheus", Extract: "usr/bin/promtool", Reason: "evaluate the rules and the dashboard of examples/prometheus"},
 	{Name: "qemu-img", Packages: "qemu-utils", Reason: "write and check qcow2 images"},
 	{Name: "qemu-io", Packages: "qemu-utils", Reason: "write into qcow2 images"},
 	{Name: "runc", Packages: "runc", Reason: "run the daemon in containers as Kubernetes does"},

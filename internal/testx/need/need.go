@@ -146,8 +146,8 @@ func mark(t T) {
 	}
 }
 
-// Path returns the full path of the program, from $PATH or SystemFolders. For a program that Fetch
-// installs, Path returns "", and an error only if testall could not fetch it.
+// Path returns the full path of the program, from $PATH, SystemFolders or the folder into which Fetch
+// extracts. For a Go program or an npm package, Path returns "", and an error only if testall could not fetch it.
 func (p Program) Path() (string, error) {
 	if missing, set := os.LookupEnv(MissingVar); set && slices.Contains(strings.Fields(missing), p.Name) {
 		return "", fmt.Errorf("%s: %w", p.Name, exec.ErrNotFound)
@@ -164,7 +164,20 @@ func (p Program) Path() (string, error) {
 			return path, nil
 		}
 	}
+	if p.Extract != "" {
+		file, err := p.extracted()
+		if err != nil {
+			return "", err
+		}
+		return exec.LookPath(file)
+	}
 	return "", err
+}
+
+// extracted returns the file into which Fetch extracts the program.
+func (p Program) extracted() (string, error) {
+	cache, err := os.UserCacheDir()
+	return filepath.Join(cache, "backing-image-manager-tests", p.Name), err
 }
 
 // Go returns a go command that compiles with the settings of "make build". It finds in the build cache
@@ -175,9 +188,15 @@ func Go(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Fetch builds a Go program, or installs an npm package, so that no test has to wait for it. It does
-// nothing if this was done before. root is the folder of this module.
+// Fetch builds a Go program, installs an npm package, or extracts a program from its Debian package, so
+// that no test has to wait for it. It does nothing if this was done before. root is the folder of this module.
 func (p Program) Fetch(ctx context.Context, root string) error {
+	if p.Extract != "" {
+		if _, err := p.Path(); err == nil {
+			return nil
+		}
+		return p.extract(ctx)
+	}
 	cmd := Go(ctx, "run", "-exec", "true", p.Module)
 	if p.NPM != "" {
 		installing.Lock()
@@ -196,10 +215,37 @@ func (p Program) Fetch(ctx context.Context, root string) error {
 
 var installing sync.Mutex // npm
 
+// extract downloads the Debian package and copies the program from it. It needs rights only if the lists of packages are not
+// up to date.
+func (p Program) extract(ctx context.Context) error {
+	to, err := p.extracted()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(to), "package")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	const script = `get() { apt-get download -qq "$1"; }; get "$1" || { apt-get update -qq && get "$1"; } && dpkg-deb --fsys-tarfile ./*.deb | tar -xO "./$2" >program && test -s program && chmod 755 program`
+	cmd := exec.CommandContext(ctx, "sh", "-c", script, "sh", p.Packages, p.Extract)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("extract %s from the Debian package %s: %w\n%s", p.Extract, p.Packages, err, out)
+	}
+	return os.Rename(filepath.Join(dir, "program"), to)
+}
+
 // skipText returns the reason for a skip. testall groups skips by this text, but does not parse it.
 func (p Program) skipText() string {
 	if p.Packages == "" {
 		return fmt.Sprintf("needs %s (%s): it could not be fetched", p.Name, p.Module+p.NPM)
+	}
+	if p.Extract != "" {
+		return fmt.Sprintf("needs %s (Debian package %s): it could not be extracted", p.Name, p.Packages)
 	}
 	return fmt.Sprintf("needs %s (Debian package %s): it is not installed", p.Name, strings.ReplaceAll(p.Packages, " ", ", "))
 }

@@ -36,6 +36,7 @@ func TestPrograms(t *testing.T) {
 		{"", "", "zstd node", "skip: needs node (Debian package nodejs): it is not installed"},
 		{"", "1", "node", "fatal: needs node (Debian package nodejs): it is not installed"},
 		{"versitygw", "", "versitygw", "skip: needs versitygw (" + Versitygw + "): it could not be fetched"},
+		{"promtool", "", "promtool", "skip: needs promtool (Debian package prometheus): it could not be extracted"},
 		{"", "", "nodejs", "fatal: internal/testx/need has no program nodejs: add it to List"},
 	} {
 		t.Setenv(MissingVar, c.missing)
@@ -53,6 +54,9 @@ func TestListIsSortedAndComplete(t *testing.T) {
 	for _, p := range List {
 		if p.Name == "" || p.Reason == "" || (p.Packages == "") == (p.Module+p.NPM == "") {
 			t.Errorf("%+v needs a name, a reason, and packages, a module or a folder", p)
+		}
+		if p.Extract != "" && len(strings.Fields(p.Packages)) != 1 {
+			t.Errorf("%+v needs one package to extract from", p)
 		}
 	}
 }

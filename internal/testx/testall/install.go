@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -19,7 +20,7 @@ func installMissing(ctx context.Context) {
 	var packages []string
 	var reasons strings.Builder
 	for _, p := range need.List {
-		if p.Packages == "" || isThere(ctx, p) {
+		if p.Packages == "" || p.Extract != "" || isThere(ctx, p) {
 			continue
 		}
 		fmt.Fprintf(&reasons, "  %-16s package %-16s tests use it to %s\n", p.Name, strings.ReplaceAll(p.Packages, " ", ", "), p.Reason)
@@ -87,15 +88,15 @@ type missing struct {
 }
 
 // findMissing finds the missing programs. It also fetches the programs of need.List that are not
-// Debian packages.
+// installed as Debian packages.
 func findMissing(ctx context.Context) missing {
 	m := missing{compiles: compiles(ctx)}
 	_, noKubectl := exec.LookPath("kubectl")
 	for _, p := range need.List {
 		switch {
 		case p.Name == "kustomize" && noKubectl == nil: // kubectl includes kustomize
-		case p.Packages == "":
-			fmt.Printf("Fetching %s, which tests use to %s\n", p.Module+p.NPM, p.Reason)
+		case p.Packages == "", p.Extract != "":
+			fmt.Printf("Fetching %s, which tests use to %s\n", cmp.Or(p.Module, p.NPM, p.Name), p.Reason)
 			if err := p.Fetch(ctx, "."); err != nil {
 				fmt.Println(err)
 				m.names = append(m.names, p.Name)

@@ -2,7 +2,7 @@
 //
 //  1. install the missing programs of package need with apt, if the process is root or sudo needs
 //     no password, and print the names and reasons;
-//  2. fetch the programs that are not Debian packages, so that no test has to wait for them;
+//  2. fetch the programs that are not installed as Debian packages, so that no test has to wait for them;
 //  3. run "go test ./...", and the packages of raced again with the race detector if there is a C
 //     compiler. "make check" has run go vet, so go test does not. With -race ("make race") it runs all
 //     packages with the race detector, without those of sequential, and nothing else;
