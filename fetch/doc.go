@@ -50,6 +50,10 @@
 //   - Bucket and OpenFolder read and write several files, for package backup.
 //   - CountReader, RateLimitReader and StallReader are wrappers for the readers of all sources.
 //
+// # Messages
+//
+// Send sends a small document to a server under the same rules, but follows no redirect.
+//
 // # Errors
 //
 // Every failure has a Class, and Backoff returns the delay before the next attempt for a class.

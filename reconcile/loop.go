@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -25,6 +26,7 @@ type LoopOptions struct {
 	Node     string        // the name of this node
 	Disks    []string      // see plan.NewDesired
 	Peers    *peer.Client  // queries the other declared nodes; nil: there are no peers
+	Client   fetch.Client  // sends reports
 	// SignedCommits are the rules for commits of Dir; nil: Dir need not be in a checkout, and commits need no signature.
 	SignedCommits *SignedCommits
 	Log           *slog.Logger
@@ -52,6 +54,7 @@ type Loop struct {
 	directory *directory
 	queue     *requestQueue
 	view      atomic.Pointer[status.View]
+	reporter  *reporter
 }
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
@@ -67,6 +70,7 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	if o.SignedCommits != nil {
 		l.commits.rules = *o.SignedCommits
 	}
+	l.reporter = newReporter(l, o)
 	return l
 }
 
@@ -79,7 +83,9 @@ func (l *Loop) Status() (status.Status, bool) {
 	if v == nil {
 		return status.Status{}, false
 	}
-	return v.Status(l.Transfers()), true
+	s := v.Status(l.Transfers())
+	s.Report = l.reporter.state.status()
+	return s, true
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
@@ -91,7 +97,11 @@ func (l *Loop) PeerServer() *peer.Server {
 func (l *Loop) Transfers() map[plan.CopyRef]job.Transfer { return l.reconciler.Transfers() }
 
 // Counts returns totals since the start.
-func (l *Loop) Counts() Counts { return l.reconciler.jobs.transfers.counts() }
+func (l *Loop) Counts() Counts {
+	c := l.reconciler.jobs.transfers.counts()
+	c.Reports = l.reporter.state.total()
+	return c
+}
 
 // Run reconciles until ctx ends, and returns nil then. It stops all jobs, keeps what was
 // transferred, and releases the disks.
@@ -106,6 +116,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	events := make(chan struct{}, 1)
 	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
 	beside.Go(func() { l.directory.run(ctx, events) })
+	beside.Go(func() { l.reporter.run(ctx) })
 	replicas := newReplicaWatch(l.options.Log)
 	defer replicas.close()
 	return errors.Join(l.run(ctx, replicas), l.reconciler.Close())
@@ -269,6 +280,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	l.requested.dropObsolete(v.Desired, v.Observed, v.Plan)
 	l.health.update(v.Desired, v.Observed)
 	l.view.Store(v)
+	notify(l.reporter.viewed)
 	next := l.options.Interval
 	for _, a := range v.Plan.Actions {
 		if wait := a.Until.Sub(v.Observed.Now); !a.Until.IsZero() && wait > 0 {

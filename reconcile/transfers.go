@@ -28,6 +28,8 @@ type Counts struct {
 	Failed map[string]int64
 	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
 	Proofs map[plan.ProofResult]int64
+	// Reports are the status documents that were sent to settings.report.
+	Reports DeliveryCounts
 }
 
 func (t *transfers) add(key plan.CopyRef, one job.Transfer) {

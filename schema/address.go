@@ -50,7 +50,7 @@ func (d *decoder) url(text string, at document.Path) {
 		d.file(u, at)
 		return
 	}
-	d.host(u, at)
+	d.host(u, at, "invalid download URL")
 }
 
 func (d *decoder) file(u *url.URL, at document.Path) {
@@ -62,20 +62,21 @@ func (d *decoder) file(u *url.URL, at document.Path) {
 	}
 }
 
-func (d *decoder) host(u *url.URL, at document.Path) {
+// host checks the host of an address. The messages begin with what.
+func (d *decoder) host(u *url.URL, at document.Path, what string) {
 	name := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	kind := host.Of(name)
 	switch {
 	case name == "":
-		d.report(at, "invalid download URL: it has no host", "")
+		d.report(at, what+": it has no host", "")
 	case u.Scheme == "s3":
 		// The host of s3://bucket/key is a bucket.
 	case kind != "":
 		d.result.loopback = append(d.result.loopback, document.Problem{Path: at,
-			Message: fmt.Sprintf("invalid download URL: %s is %s", name, kind),
+			Message: fmt.Sprintf("%s: %s is %s", what, name, kind),
 			Hint:    "settings.allowLoopbackSources allows it, for tests and demos"})
 	case isUnusualIP(name):
-		d.report(at, fmt.Sprintf("invalid download URL: %s is neither a name nor an IP address", name), "write four decimal numbers")
+		d.report(at, fmt.Sprintf("%s: %s is neither a name nor an IP address", what, name), "write four decimal numbers")
 	}
 }
 

@@ -116,6 +116,8 @@ type Settings struct {
 	// Verify is which images need a signature; nil: none does. It is encoded only if it is declared, so that the
 	// config digest is that of versions without the field.
 	Verify *VerifyPolicy `json:"verify,omitempty"`
+	// Report is where each node puts its status document; nil: nowhere. It is encoded like Verify.
+	Report *Report `json:"report,omitempty"`
 }
 
 // MarshalJSON encodes the settings like a configuration file: intervals as "1h0m0s", orphans

@@ -94,6 +94,9 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 	if v := s.Verify; v == nil || !v.Required || !slices.Equal(v.Exempt, []string{"exported", "lab-*"}) {
 		t.Errorf("settings.verify is %+v", v)
 	}
+	if r := s.Report; r == nil || r.Credentials != "reports" || r.URLOf("node-1.b") != "https://status.example.com/edge/node-1.b.json?key=1" {
+		t.Errorf("settings.report is %+v", r)
+	}
 	if !c.Images["uploaded"].FollowReplicas {
 		t.Error("uploaded does not have followReplicas of the settings")
 	}

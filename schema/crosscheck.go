@@ -56,6 +56,9 @@ func (m *merger) checkImages() {
 
 func (m *merger) checkLoopback() {
 	for k, defined := range m.declared {
+		if k.section != imagesSection {
+			continue // checkReport has rejected it
+		}
 		for _, d := range defined {
 			for _, p := range d.checked.loopback {
 				m.reject(k, d.place(p))

@@ -30,7 +30,9 @@ type (
 		AllowLoopbackSources            bool
 		Suspend                         *rawSuspend
 		Verify                          *rawVerifyPolicy
+		Report                          *rawReport
 	}
+	rawReport       struct{ URL, Credentials string }
 	rawVerifyPolicy struct {
 		Required bool
 		Exempt   []string
@@ -150,6 +152,7 @@ func (d *decoder) settings(raw rawSettings) *Settings {
 	if v := raw.Verify; v != nil {
 		s.Verify = &VerifyPolicy{Required: v.Required, Exempt: sorted(v.Exempt)}
 	}
+	s.Report = d.reportTo(raw.Report)
 	var err error
 	s.CleanupWaitInterval, err = interval(raw.CleanupWaitInterval, time.Minute)
 	d.reportError(err, "cleanupWaitInterval")

@@ -148,6 +148,10 @@ func (m *merger) checkSection(s section, l *Loader) {
 	switch s {
 	case settingsSection:
 		m.settings = l.settings(m.all(settingsSection))
+	case nodesSection:
+		if m.checkReport(l) {
+			m.settings = l.settings(m.all(settingsSection))
+		}
 	case imagesSection:
 		m.dropLoopback()
 	}

@@ -121,7 +121,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	client := fetch.Client{SecretsDir: d.secretsDir, KeysDir: d.keysDir, FileRoots: d.fileRoots}
 	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{
 		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: peer.NewClient(credentials.ForPeers()), Log: log,
-		SignedCommits: d.signedCommits(),
+		SignedCommits: d.signedCommits(), Client: client,
 	})
 	s := api.NewServer(loop, authorizer, max(minRoundAge, 10*d.interval), log)
 	return d.serve(ctx, loop, s, listener, log)

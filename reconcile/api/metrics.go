@@ -75,6 +75,8 @@ var (
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
 	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970. A repair does not change it, and it is forgotten with the copy. Disks without such a copy have no value.", "disk")
 	rounds        = counter("rounds_total", "Number of reconcile rounds.")
+	deliveries    = counter("deliveries_total", "Number of messages that this node sent to the server of a setting (\"report\"), by result: \"accepted\" or \"failed\".", "setting", "result")
+	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\") did not accept the last message of this node, 0 otherwise. Without the setting there is no value.", "setting")
 	lastRound     = gauge("last_round_timestamp_seconds", "Start of the last reconcile round, in seconds since 1970.")
 )
 
@@ -83,7 +85,7 @@ var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
 	copies, signedCopies, desiredCopies, readyCopies, missingCopies, leftCopies, peerReachable, peerAge,
 	planned, idle, running, succeeded, failed, fetched, proofs, unproven,
-	diskUsable, diskSize, diskFree, diskReserved, diskDamage, rounds, lastRound,
+	diskUsable, diskSize, diskFree, diskReserved, diskDamage, deliveries, failing, rounds, lastRound,
 }
 
 // collector implements prometheus.Collector.
@@ -111,6 +113,8 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for result, name := range proofNames {
 		send.value(proofs, float64(counts.Proofs[result]), name)
 	}
+	send.value(deliveries, float64(counts.Reports.Accepted), "report", "accepted")
+	send.value(deliveries, float64(counts.Reports.Failed), "report", "failed")
 	v := c.loop.View()
 	if v == nil {
 		return
@@ -124,6 +128,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	send.desired(status.Images)
 	send.suspended(status)
 	send.peers(time.Now(), status.Peers)
+	send.failing("report", status.Report)
 	send.plan(status.Plan)
 	active := map[plan.Op]int{}
 	for _, t := range c.loop.Transfers() {
@@ -288,6 +293,12 @@ func (s sender) peers(now time.Time, peers []status.PeerStatus) {
 		}
 	}
 	s.value(configSkew, float64(skewed))
+}
+
+func (s sender) failing(setting string, d *status.Delivery) {
+	if d != nil {
+		s.value(failing, oneIf(d.Problem != ""), setting)
+	}
 }
 
 func oneIf(yes bool) float64 {

@@ -25,6 +25,7 @@ func WriteStatus(w io.Writer, s status.Status) error {
 	var b lines
 	b.linef("Node %s, as of %s", s.Node, s.Time.Format(time.RFC3339))
 	writeConfig(&b, s.Config)
+	writeDelivery(&b, "report", s.Report)
 	writePeers(&b, s)
 	writeDisks(&b, s)
 	writeImages(&b, s)
@@ -58,6 +59,13 @@ func writeConfig(b *lines, c status.ConfigStatus) {
 	}
 	for _, p := range c.Warnings {
 		b.linef("  warning: %s", p)
+	}
+}
+
+// writeDelivery says that the server of a setting does not accept messages.
+func writeDelivery(b *lines, setting string, d *status.Delivery) {
+	if d != nil && d.Problem != "" {
+		b.linef("  warning: settings.%s: %s has accepted nothing since %s: %s", setting, d.Server, d.ProblemSince.Format(time.RFC3339), d.Problem)
 	}
 }
 

@@ -248,8 +248,8 @@ func renameDisks(keys []plan.CopyRef, renamed map[schema.DiskRef]schema.DiskRef)
 	return out
 }
 
-// maxSavedFile is the size limit of a saved status or plan in bytes, because the whole file is in memory.
-const maxSavedFile = 256 << 20
+// MaxSavedFile is the size limit of a saved status or plan in bytes, because the whole file is in memory.
+const MaxSavedFile = 256 << 20
 
 // ReadSavedFile decodes a JSON file that this program saved, such as a status or a plan,
 // into v. The error is an *fs.PathError if the file cannot be read, and otherwise says why its content
@@ -260,15 +260,15 @@ func ReadSavedFile(file string, v any) error {
 		return err
 	}
 	defer f.Close()
-	tooLarge := &fs.PathError{Op: "read", Path: file, Err: fmt.Errorf("it has more than %s", humanize.IBytes(maxSavedFile))}
-	if fi, err := f.Stat(); err != nil || fi.Size() > maxSavedFile {
+	tooLarge := &fs.PathError{Op: "read", Path: file, Err: fmt.Errorf("it has more than %s", humanize.IBytes(MaxSavedFile))}
+	if fi, err := f.Stat(); err != nil || fi.Size() > MaxSavedFile {
 		return cmp.Or[error](err, tooLarge)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, maxSavedFile+1)) // a pipe or a device has the size 0
+	text, err := io.ReadAll(io.LimitReader(f, MaxSavedFile+1)) // a pipe or a device has the size 0
 	switch {
 	case err != nil:
 		return err
-	case len(text) > maxSavedFile:
+	case len(text) > MaxSavedFile:
 		return tooLarge
 	}
 	err = json.Unmarshal(text, v)

@@ -6,7 +6,8 @@
 // planned again without the cluster: see SavedCluster.
 //
 // Reading order: status.go, image.go, copy.go and peer.go make the document; ready.go and select.go
-// answer questions about it; decode.go and saved.go read saved documents.
+// answer questions about it; change.go compares documents, delivery.go has what was sent to servers; decode.go and saved.go
+// read saved documents.
 package status
 
 import (
@@ -34,6 +35,8 @@ type Status struct {
 	Disks  []DiskStatus  `json:"disks"`  // the declared and the observed disks, sorted by name
 	Images []ImageStatus `json:"images"` // sorted by name and uuid
 	Plan   plan.Plan     `json:"plan"`   // of this node
+	// Report is the outcome of settings.report; null without that setting, and in the reported document.
+	Report *Delivery `json:"report,omitempty"`
 }
 
 // ConfigStatus is the configuration that the node applies, and what is wrong with it.

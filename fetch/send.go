@@ -1,0 +1,104 @@
+package fetch
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"io"
+	"net/http"
+
+	"github.com/minio/minio-go/v7"
+)
+
+// Message is a small document to send to a server.
+type Message struct {
+	URL         string // http, https, or s3 in the forms of OpenBucket
+	Credentials string // name of a folder below SecretsDir; empty: none
+	Method      string // http.MethodPut or http.MethodPost; S3 addresses accept PUT only
+	ContentType string
+	Body        []byte
+}
+
+// maxSendResponse limits how much of a response Send reads.
+const maxSendResponse = 64 << 10
+
+// Send sends a message with one request. The rules for hosts, proxies, authorities and credentials are those of Download,
+// but no redirect is followed, so that neither the message nor the credentials reach another server than the declared one.
+// A 2xx response is success. The request ends when a part of it stalls, and with ctx; a caller sets a deadline. The
+// error is an *Error without an address, or the cause of the end of ctx.
+func (c *Client) Send(ctx context.Context, m Message) error {
+	a, err := parseBucket(m.URL) // accepts the addresses of S3, and no other ones
+	if err == nil {
+		return c.putObject(ctx, m)
+	}
+	if a, err = parseAddress(m.URL); err != nil {
+		return err
+	}
+	if a.force != "" || a.url.Scheme != "http" && a.url.Scheme != "https" {
+		return failf(BadConfig, "the scheme %q is not supported here: use https or http", a.url.Scheme)
+	}
+	creds, err := c.credentials(m.Credentials)
+	if err != nil {
+		return err
+	}
+	n, err := c.network(creds, a)
+	if err != nil {
+		return err
+	}
+	defer n.close()
+	if err := n.checkHost(a.url); err != nil {
+		return err
+	}
+	r, err := http.NewRequestWithContext(ctx, m.Method, a.url.String(), bytes.NewReader(m.Body))
+	if err != nil {
+		return failf(BadConfig, "the address cannot be used") // err contains it
+	}
+	r.GetBody = nil // no transport sends it twice
+	r.Header.Set("Content-Type", m.ContentType)
+	r.Header.Set("User-Agent", c.userAgent())
+	transport := n.anonymous
+	if n.mayAuthenticate(a.url) {
+		creds.setHeaders(r.Header)
+		transport = n.authenticated
+	}
+	resp, err := (&stallTransport{transport, c.timings().stall, c.timings().firstByte}).RoundTrip(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, _ = io.CopyN(io.Discard, resp.Body, maxSendResponse) // the status has arrived
+	s := httpSource{net: n, url: a.url}
+	switch code := resp.StatusCode; {
+	case code >= 300 && code < 400:
+		return failf(Refused, "the server redirects (%d %s), which is not followed: declare the address that it redirects to", code, http.StatusText(code))
+	case code < 200 || code >= 300:
+		return s.statusError(resp, a.url)
+	}
+	return nil
+}
+
+// putObject puts a message as an object of a bucket.
+func (c *Client) putObject(ctx context.Context, m Message) error {
+	if m.Method != http.MethodPut {
+		return failf(BadConfig, "an S3 address is not supported here: use https or http")
+	}
+	b, err := c.OpenBucket(m.URL, m.Credentials)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if b.Path == "" {
+		return failf(BadConfig, "the address does not name an object")
+	}
+	sum := sha256.Sum256(m.Body)
+	o := minio.PutObjectOptions{ContentType: m.ContentType, DisableContentSha256: true}
+	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.Path, bytes.NewReader(m.Body), int64(len(m.Body)), "", hex.EncodeToString(sum[:]), o)
+	if err != nil {
+		return b.Classify(ctx, err)
+	}
+	if info.ETag == "" {
+		return errNotS3
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// delivery is the outcome of the messages that this node sends to one server. It may be used concurrently.
+type delivery struct {
+	what   string // "status document", for the log
+	log    *slog.Logger
+	now    func() Instant
+	random func() float64
+
+	mu       sync.Mutex
+	state    status.Delivery
+	attempts int // failed ones since the last success
+	counts   DeliveryCounts
+}
+
+// DeliveryCounts are totals since the start of the process.
+type DeliveryCounts struct{ Accepted, Failed int64 }
+
+// maxProblem limits the text about a failed attempt. It may contain words from the server.
+const maxProblem = 300
+
+// to makes server the one that gets the messages from now on; "": none does.
+func (d *delivery) to(server string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.state, d.attempts = status.Delivery{Server: server}, 0
+}
+
+// done records the outcome of an attempt, and returns how long to wait after a failed one. It logs a problem when it begins,
+// when its text changes and when it ends.
+func (d *delivery) done(err error) (wait time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.now().Wall
+	if err == nil {
+		if d.state.Problem != "" {
+			d.log.Info(d.what+" accepted again", "server", d.state.Server)
+		}
+		d.state, d.attempts = status.Delivery{Server: d.state.Server, LastSuccess: now}, 0
+		d.counts.Accepted++
+		return 0
+	}
+	wait = deliveryBackoff(err, d.attempts, d.random())
+	problem := []rune(printable.Line(err.Error()))
+	if len(problem) > maxProblem {
+		problem = append(problem[:maxProblem], '…')
+	}
+	if d.state.Problem != string(problem) {
+		d.log.Warn(d.what+" not accepted", "server", d.state.Server, "error", string(problem), "next", wait.Round(time.Second).String())
+	}
+	if d.state.Problem == "" {
+		d.state.ProblemSince = now
+	}
+	d.state.Problem = string(problem)
+	d.attempts++
+	d.counts.Failed++
+	return wait
+}
+
+// deliveryBackoff returns the delay after a failed attempt. Unlike a download, no attempt is the last one: the server or the
+// credentials may be corrected.
+func deliveryBackoff(err error, attempts int, rnd float64) time.Duration {
+	failure := &fetch.Error{Class: fetch.Network}
+	if e, ok := errors.AsType[*fetch.Error](err); ok {
+		failure = e
+	}
+	wait, final := failure.Backoff(attempts, rnd)
+	if final {
+		wait, _ = fetch.Backoff(fetch.Refused, attempts, rnd)
+	}
+	return wait
+}
+
+// status returns the state for the status document; nil: no server gets messages.
+func (d *delivery) status() *status.Delivery {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.state.Server == "" {
+		return nil
+	}
+	state := d.state
+	return &state
+}
+
+func (d *delivery) total() DeliveryCounts {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.counts
+}
+
+// sendTimeout is how long one message may take as a whole. A stall ends it sooner.
+const sendTimeout = 5 * time.Minute
+
+// sender sends a message with the settings of a round.
+type sender func(context.Context, schema.Settings, fetch.Message) error
+
+// newSender returns a sender that uses client.
+func newSender(client fetch.Client) sender {
+	return func(ctx context.Context, s schema.Settings, m fetch.Message) error {
+		client := client // a copy, because the setting may change
+		client.AllowLoopback = s.AllowLoopbackSources
+		ctx, cancel := context.WithTimeoutCause(ctx, sendTimeout, fmt.Errorf("the request was not done within %v", sendTimeout))
+		defer cancel()
+		return client.Send(ctx, m)
+	}
+}

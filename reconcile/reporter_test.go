@@ -1,0 +1,218 @@
+package reconcile
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// reporting is a reporter in a bubble of package synctest, with a server that answers with fail.
+type reporting struct {
+	*reporter
+	log   bytes.Buffer
+	fail  error
+	hang  bool // until the context ends
+	times []time.Duration
+	sent  []fetch.Message
+	began time.Time
+}
+
+func startReporting(t *testing.T, ctx context.Context) *reporting {
+	p := &reporting{began: time.Now()}
+	log := slog.New(slog.NewTextHandler(&p.log, nil))
+	l := NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: "node01", Log: log})
+	p.reporter = l.reporter
+	p.state.random = func() float64 { return 0 }
+	p.send = func(ctx context.Context, _ schema.Settings, m fetch.Message) error {
+		p.times, p.sent = append(p.times, time.Since(p.began)), append(p.sent, m)
+		if p.hang {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
+		return p.fail
+	}
+	go p.run(ctx)
+	return p
+}
+
+// view ends a round with this view, and waits until the reporter waits.
+func (p *reporting) view(v status.View, change ...func(*status.View)) {
+	next := v
+	next.Loaded = true
+	for _, f := range change {
+		f(&next)
+	}
+	p.loop.view.Store(&next)
+	notify(p.viewed)
+	synctest.Wait()
+}
+
+// wantTimes asserts when documents were sent, and forgets them.
+func (p *reporting) wantTimes(t *testing.T, want ...time.Duration) {
+	t.Helper()
+	synctest.Wait()
+	if !reflect.DeepEqual(p.times, want) {
+		t.Errorf("documents were sent after %v, want %v", p.times, want)
+	}
+	p.times = nil
+}
+
+func reportTo(url string) func(*status.View) {
+	return func(v *status.View) {
+		v.Desired.Config.Settings.Report = &schema.Report{URL: url, Credentials: "reports"}
+	}
+}
+
+// later is a round in which only the time and the free space have changed.
+func later(v *status.View) {
+	v.Observed.Now = v.Observed.Now.Add(time.Second)
+	disks := map[schema.DiskRef]plan.Disk{}
+	for ref, d := range v.Observed.Disks {
+		d.Space.Free -= 4096
+		disks[ref] = d
+	}
+	v.Observed.Disks = disks
+}
+
+// failed is a round with a failed copy.
+func failed(v *status.View) {
+	for id := range v.Observed.Disks[schema.DiskRef{Node: "node01", Disk: "disk1"}].Copies {
+		v.Observed.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: "node01", Disk: "disk1"}, ID: id}: {Attempts: 1, Message: "broken"}}
+	}
+}
+
+func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
+		v.Observed.Peers["node03"] = plan.Peer{Queried: true} // the text about an unreachable node changes with time
+		node1 := reportTo("https://status.example.com/{node}.json?key=secret")
+		p.view(v) // without the setting
+		time.Sleep(10 * time.Minute)
+		p.wantTimes(t)
+		p.view(v, node1)
+		p.wantTimes(t, 10*time.Minute) // the setting is new
+		m := p.sent[0]
+		if m.URL != "https://status.example.com/node01.json?key=secret" || m.Credentials != "reports" || m.Method != http.MethodPut || m.ContentType != "application/json" {
+			t.Errorf("the message is %+v", m)
+		}
+		if d := p.state.status(); d.Server != "https://status.example.com" || d.LastSuccess.IsZero() || d.Problem != "" {
+			t.Errorf("the status is %+v", d)
+		}
+		p.view(v, node1, later)
+		time.Sleep(30 * time.Minute)
+		p.wantTimes(t)
+		p.view(v, node1, failed)
+		time.Sleep(5 * time.Second)
+		p.wantTimes(t)
+		time.Sleep(time.Minute)
+		p.wantTimes(t, 41*time.Minute)
+		time.Sleep(3 * time.Hour)
+		p.wantTimes(t, 101*time.Minute, 161*time.Minute, 221*time.Minute) // nothing changed: once an hour
+		p.view(v, reportTo("https://other.example.com/{node}.json"), failed)
+		time.Sleep(61*time.Minute + time.Second)
+		if len(p.times) != 2 || p.sent[len(p.sent)-1].URL != "https://other.example.com/node01.json" {
+			t.Errorf("the new server got documents after %v", p.times)
+		}
+		p.times = nil
+		p.view(v)
+		time.Sleep(3 * time.Hour)
+		p.wantTimes(t)
+		if p.state.status() != nil || p.state.total() != (DeliveryCounts{Accepted: 7}) {
+			t.Errorf("the status is %+v, the counts are %+v", p.state.status(), p.state.total())
+		}
+	})
+}
+
+func TestReportIsRetriedWithBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
+		p.fail = &fetch.Error{Class: fetch.Network, Err: errors.New("the server responds with 503\x1b[31m " + strings.Repeat("x", 1000))}
+		set := reportTo("s3://reports@eu-west-1/{node}.json")
+		p.view(v, set)
+		time.Sleep(8 * time.Minute)
+		p.wantTimes(t, 0, time.Minute, 3*time.Minute, 7*time.Minute)
+		d := p.state.status()
+		if d.Server != "s3://reports" || d.ProblemSince != p.began.UTC() || strings.Contains(d.Problem, "\x1b") || len([]rune(d.Problem)) != maxProblem+1 {
+			t.Errorf("the status is %+v", d)
+		}
+		time.Sleep(7 * time.Minute) // 15m
+		p.wantTimes(t, 12*time.Minute)
+		if n := strings.Count(p.log.String(), "not accepted"); n != 1 {
+			t.Errorf("the log has the problem %d times:\n%s", n, p.log.String())
+		}
+		p.fail = &fetch.Error{Class: fetch.BadConfig, Err: errors.New("the folder does not exist")} // a person may correct it
+		time.Sleep(8 * time.Minute)                                                                 // 23m
+		p.wantTimes(t, 17*time.Minute, 22*time.Minute)
+		if n := strings.Count(p.log.String(), "not accepted"); n != 2 {
+			t.Errorf("the log has %d problems:\n%s", n, p.log.String())
+		}
+		p.fail = nil
+		time.Sleep(10 * time.Minute)
+		p.wantTimes(t, 27*time.Minute)
+		if d := p.state.status(); d.Problem != "" || !d.ProblemSince.IsZero() || p.state.total() != (DeliveryCounts{Accepted: 1, Failed: 7}) {
+			t.Errorf("the status is %+v, the counts are %+v", d, p.state.total())
+		}
+		if !strings.Contains(p.log.String(), "accepted again") {
+			t.Errorf("the log does not have the end of the problem:\n%s", p.log.String())
+		}
+	})
+}
+
+// A server that never responds ends neither the rounds nor the process.
+func TestReportToADeadServerEndsWithTheLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
+		p.hang = true
+		for range 3 { // rounds go on
+			p.view(v, reportTo("https://status.example.com/{node}.json"), later)
+		}
+		stop()
+		synctest.Wait() // the bubble fails if run does not end
+		if p.state.total() != (DeliveryCounts{}) {
+			t.Errorf("the end of the process counts as a failure: %+v", p.state.total())
+		}
+	})
+}
+
+// The reported document is one that --state reads.
+func TestReportIsASavedStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
+		p.view(v, reportTo("https://status.example.com/{node}.json"))
+		file := filepath.Join(t.TempDir(), "node01.json")
+		must(t, os.WriteFile(file, p.sent[0].Body, 0o600))
+		var saved status.SavedCluster
+		must(t, saved.AddFile(file))
+		var got, want any
+		must(t, json.Unmarshal(p.sent[0].Body, &got))
+		text, err := json.Marshal(v.Status(nil))
+		must(t, err)
+		must(t, json.Unmarshal(text, &want))
+		if !reflect.DeepEqual(got, want) || !saved.Knows(v.Desired.Node) {
+			t.Errorf("the document is\n%s\nwant\n%s", p.sent[0].Body, text)
+		}
+	})
+}

@@ -1,0 +1,45 @@
+package status
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"slices"
+	"time"
+)
+
+// ContentSum returns a hash of the document without what changes all the time: the time of the observation and of the last
+// responses of peers, times that are computed from a duration in each round, the progress of jobs, and the free space of
+// disks.
+func (s Status) ContentSum() [sha256.Size]byte {
+	s.Time, s.Report = time.Time{}, nil
+	s.Peers, s.Disks, s.Images = slices.Clone(s.Peers), slices.Clone(s.Disks), slices.Clone(s.Images)
+	for i := range s.Peers {
+		p := &s.Peers[i]
+		p.LastResponse, p.UnreachableSince, p.SkewSince = time.Time{}, time.Time{}, time.Time{}
+	}
+	for i := range s.Disks {
+		s.Disks[i].Free, s.Disks[i].ProblemSince = 0, time.Time{}
+	}
+	for i := range s.Images {
+		s.Images[i].Copies = slices.Clone(s.Images[i].Copies)
+		for j := range s.Images[i].Copies {
+			c := &s.Images[i].Copies[j]
+			c.Progress, c.Done, c.RealSize, c.Sends = 0, 0, 0, 0
+			c.Until, c.LastUsed, c.AwaitedSince = time.Time{}, time.Time{}, time.Time{}
+			if c.Found != nil {
+				found := *c.Found
+				found.PartBytes = 0
+				c.Found = &found
+			}
+		}
+	}
+	s.Plan.Actions = slices.Clone(s.Plan.Actions)
+	for i := range s.Plan.Actions {
+		s.Plan.Actions[i].Until = time.Time{}
+	}
+	sum := sha256.New()
+	if err := json.NewEncoder(sum).Encode(s); err != nil {
+		panic("status: encode a status: " + err.Error()) // its types have no values that JSON lacks
+	}
+	return [sha256.Size]byte(sum.Sum(nil))
+}
