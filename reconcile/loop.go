@@ -55,6 +55,7 @@ type Loop struct {
 	queue     *requestQueue
 	view      atomic.Pointer[status.View]
 	reporter  *reporter
+	nextRound atomic.Pointer[chan struct{}] // closed at the end of the next round
 }
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
@@ -67,6 +68,8 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 		config: configuration{dir: o.Dir, log: o.Log, desired: plan.Desired{Node: o.Node}},
 		health: healthLog{log: o.Log, unhealthy: map[string]bool{}},
 	}
+	next := make(chan struct{})
+	l.nextRound.Store(&next)
 	if o.SignedCommits != nil {
 		l.commits.rules = *o.SignedCommits
 	}
@@ -76,6 +79,18 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 
 // View returns the last round, nil before the first one.
 func (l *Loop) View() *status.View { return l.view.Load() }
+
+// NextRound returns a channel that is closed when View returns a later round. A caller that waits must call it before View:
+// otherwise it could miss a round.
+func (l *Loop) NextRound() <-chan struct{} { return *l.nextRound.Load() }
+
+// publish makes v the last round.
+func (l *Loop) publish(v *status.View) {
+	l.view.Store(v)
+	next := make(chan struct{})
+	close(*l.nextRound.Swap(&next))
+	notify(l.reporter.viewed)
+}
 
 // Status returns the last round and the jobs that run now; false before the first round.
 func (l *Loop) Status() (status.Status, bool) {
@@ -279,8 +294,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)
 	l.requested.dropObsolete(v.Desired, v.Observed, v.Plan)
 	l.health.update(v.Desired, v.Observed)
-	l.view.Store(v)
-	notify(l.reporter.viewed)
+	l.publish(v)
 	next := l.options.Interval
 	for _, a := range v.Plan.Actions {
 		if wait := a.Until.Sub(v.Observed.Now); !a.Until.IsZero() && wait > 0 {

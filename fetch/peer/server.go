@@ -102,21 +102,22 @@ func (s *Server) Handler() http.Handler {
 var (
 	errNotFound    = httperror.New(http.StatusNotFound, "not found")
 	errNotObserved = httperror.New(http.StatusServiceUnavailable, "the disks were not read yet: retry later")
-	errShutdown    = httperror.New(http.StatusServiceUnavailable, "the node is shutting down")
-	errOverloaded  = httperror.New(http.StatusServiceUnavailable, "too many requests at once: retry later")
+	// ErrShutdown is the response to a request that waits for a change, at the end of the server.
+	ErrShutdown   = httperror.New(http.StatusServiceUnavailable, "the node is shutting down")
+	errOverloaded = httperror.New(http.StatusServiceUnavailable, "too many requests at once: retry later")
 )
 
 func (s *Server) state(w http.ResponseWriter, r *http.Request) {
-	wait, err := parseWait(r)
-	if err != nil {
-		httperror.New(http.StatusBadRequest, "wait must be a duration such as 30s").Write(w)
+	wait, refused := ParseWait(r)
+	if refused != nil {
+		refused.Write(w)
 		return
 	}
 	etag := r.Header.Get("If-None-Match")
 	current, _ := s.cache.latest()
 	if current != nil && current.etag == etag && wait > 0 {
 		if current = s.waitForChange(w, r, etag, wait); r.Context().Err() != nil {
-			errShutdown.Write(w) // or the client has disconnected, and receives nothing
+			ErrShutdown.Write(w) // or the client has disconnected, and receives nothing
 			return
 		}
 	}
@@ -147,13 +148,17 @@ func (s *Server) waitForChange(w http.ResponseWriter, r *http.Request, etag stri
 	return s.cache.waitForChange(ctx, etag)
 }
 
-func parseWait(r *http.Request) (time.Duration, error) {
+// ParseWait returns how long a request waits for a change, by its parameter "wait": at most a minute, 0 without the parameter.
+func ParseWait(r *http.Request) (time.Duration, *httperror.Error) {
 	text := r.URL.Query().Get("wait")
 	if text == "" {
 		return 0, nil
 	}
 	wait, err := time.ParseDuration(text)
-	return min(wait, maxWait), err
+	if err != nil {
+		return 0, httperror.New(http.StatusBadRequest, "wait must be a duration such as 30s")
+	}
+	return min(wait, maxWait), nil
 }
 
 func (s *Server) copies(w http.ResponseWriter, r *http.Request) {

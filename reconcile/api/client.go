@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -62,8 +63,29 @@ func (c *Client) Credentials() (token string, config *tls.Config) { return c.cre
 // Status returns the status of the daemon.
 func (c *Client) Status(ctx context.Context) (status.Status, error) {
 	var s status.Status
-	err := c.do(ctx, http.MethodGet, "/v1/status", &s)
+	err := c.do(ctx, http.MethodGet, statusPath, &s)
 	return s, err
+}
+
+// StatusAfter returns the status of the daemon with its ETag, as soon as the ETag is not the known one, "" for none. If it has
+// not changed after the wait, the status is nil. A daemon that cannot wait returns no ETag.
+func (c *Client) StatusAfter(ctx context.Context, known string, wait time.Duration) (s *status.Status, etag string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, wait+clientTimeout)
+	defer cancel()
+	query := url.Values{"wait": {wait.String()}}
+	response, err := c.send(ctx, http.MethodGet, statusPath+"?"+query.Encode(), http.Header{"If-None-Match": {known}})
+	if err != nil {
+		return nil, "", err
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotModified {
+		return nil, known, nil
+	}
+	s = &status.Status{}
+	if err := c.decode(response, s); err != nil {
+		return nil, "", err
+	}
+	return s, response.Header.Get("ETag"), nil
 }
 
 // Verify requests that the daemon verifies every ready copy of an image on its disks. It
@@ -98,10 +120,21 @@ func (c *Client) Retry(ctx context.Context, image string, on []string) (message 
 func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout)
 	defer cancel()
+	response, err := c.send(ctx, method, path, nil)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	return c.decode(response, v)
+}
+
+// send sends one request. The caller closes the body of the response.
+func (c *Client) send(ctx context.Context, method, path string, header http.Header) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, c.url+path, nil)
 	if err != nil {
-		return fmt.Errorf("make a request for %s: %w", c.Address(), err)
+		return nil, fmt.Errorf("make a request for %s: %w", c.Address(), err)
 	}
+	maps.Copy(r.Header, header)
 	token, config := c.Credentials()
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
@@ -116,10 +149,9 @@ func (c *Client) do(ctx context.Context, method, path string, v any) error {
 	}
 	response, err := client.Do(r)
 	if err != nil {
-		return c.Unreachable(err)
+		return nil, c.Unreachable(err)
 	}
-	defer response.Body.Close()
-	return c.decode(response, v)
+	return response, nil
 }
 
 func (c *Client) decode(response *http.Response, v any) error {

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -63,7 +62,7 @@ func TestRoutesAreDocumented(t *testing.T) {
 		documented = append(documented, names.Replace(m[1]))
 	}
 	loop := startLoop(t, t.TempDir(), t.TempDir())
-	for _, r := range (server{loop, loop.PeerServer(), localAuthorizer(t), time.Minute, &sync.Mutex{}}).routes() {
+	for _, r := range newServer(loop, localAuthorizer(t), time.Minute).routes() {
 		served = append(served, r.path)
 	}
 	slices.Sort(documented)

@@ -2,11 +2,11 @@
 // the commands use.
 //
 // The server reads only what the loop published after its last round. A request therefore
-// costs the disks nothing, and it never waits for a round. Every path needs a role (package
+// costs the disks nothing, and it never waits for a round, except a long poll. Every path needs a role (package
 // fetch/auth), except /healthz and the status code of /readyz. The server passes the paths
 // of the peer protocol to fetch/peer and those of uploads to fetch/upload.
 //
-// Reading order: server.go (routes and handlers), metrics.go, client.go.
+// Reading order: server.go (routes and handlers), documents.go (status), metrics.go, client.go.
 package api
 
 import (
@@ -20,7 +20,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -51,16 +50,19 @@ type server struct {
 	auth  *auth.Authorizer
 	// maxRoundAge is the greatest age of the last round at which the daemon is ready.
 	maxRoundAge time.Duration
-	// making is held while a status document is made: with many images and copies it takes many
-	// times its size, and any number of callers may request it at the same time.
-	making *sync.Mutex
+	documents   *documents
 }
 
 // NewServer returns the HTTP server of a daemon. The caller starts and stops it. With TLS,
 // it has the certificate in its TLSConfig. A daemon whose last round is older than
 // maxRoundAge is not ready.
 func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration, log *slog.Logger) *http.Server {
-	return newHTTPServer(server{loop, loop.PeerServer(), a, maxRoundAge, &sync.Mutex{}}.handler(), a, log)
+	return newHTTPServer(newServer(loop, a, maxRoundAge).handler(), a, log)
+}
+
+func newServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration) server {
+	peers := loop.PeerServer()
+	return server{loop, peers, a, maxRoundAge, &documents{loop: loop, peers: peers}}
 }
 
 func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
@@ -120,8 +122,11 @@ const (
 	readyPath  = "/readyz"
 )
 
-// statePath has the only requests that wait, by the parameter "wait".
-const statePath = "/v1/state"
+// Only requests for these paths wait, by the parameter "wait".
+const (
+	statePath  = "/v1/state"
+	statusPath = "/v1/status"
+)
 
 // route is one path of the API.
 type route struct {
@@ -144,7 +149,7 @@ func (r route) acceptsBody() bool { return r.methods == nil }
 
 // isLongPoll reports whether a request waits for a change before the response.
 func isLongPoll(r *http.Request) bool {
-	return r.URL.Path == statePath && r.URL.Query().Get("wait") != ""
+	return (r.URL.Path == statePath || r.URL.Path == statusPath) && r.URL.Query().Get("wait") != ""
 }
 
 // routes returns all routes.
@@ -154,7 +159,7 @@ func (s server) routes() []route {
 		{healthPath, getOrHead, auth.RoleNone, s.health},
 		{readyPath, getOrHead, auth.RoleNone, s.ready},
 		{"/metrics", getOrHead, auth.RolePeer, metrics.ServeHTTP},
-		{"/v1/status", getOrHead, auth.RolePeer, s.status},
+		{statusPath, getOrHead, auth.RolePeer, s.status},
 		{"/v1/images/{name}/verify", post, auth.RoleAdmin, s.verify},
 		{"/v1/images/{name}/cleanup", post, auth.RoleAdmin, s.cleanup},
 		{"/v1/images/{name}/retry", post, auth.RoleAdmin, s.retry},
@@ -295,28 +300,6 @@ func (s server) ready(w http.ResponseWriter, r *http.Request) {
 }
 
 const notReadYet = "the disks were not read yet: retry later"
-
-func (s server) status(w http.ResponseWriter, _ *http.Request) {
-	document, ok := s.statusDocument()
-	if !ok {
-		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
-		return
-	}
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(document) // fails if the caller has closed the connection
-}
-
-// statusDocument returns the JSON of the status; false before the first round.
-func (s server) statusDocument() (document []byte, ok bool) {
-	s.making.Lock()
-	defer s.making.Unlock()
-	status, ok := s.loop.Status()
-	if !ok {
-		return nil, false
-	}
-	status.AddSends(s.peers.Sends)
-	return encode(status), true
-}
 
 func (s server) verify(w http.ResponseWriter, r *http.Request) {
 	copies, err := s.loop.Verify(r.Context(), r.PathValue("name"))

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -37,7 +36,7 @@ func startServer(t *testing.T, config string) runningLoop {
 	}
 	writeFile(t, filepath.Join(conf, "config.yaml"), config)
 	loop := startLoop(t, conf, dir)
-	s := httptest.NewServer(server{loop, loop.PeerServer(), localAuthorizer(t), time.Minute, &sync.Mutex{}}.handler())
+	s := httptest.NewServer(newServer(loop, localAuthorizer(t), time.Minute).handler())
 	t.Cleanup(s.Close)
 	return runningLoop{t, s.URL, loop}
 }

@@ -3,13 +3,14 @@ package status
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"regexp"
 	"slices"
 	"time"
 )
 
 // ContentSum returns a hash of the document without what changes all the time: the time of the observation and of the last
-// responses of peers, times that are computed from a duration in each round, the progress of jobs, and the free space of
-// disks.
+// responses of peers, times that are computed from a duration in each round, durations in messages, the progress of jobs, and
+// the free space of disks.
 func (s Status) ContentSum() [sha256.Size]byte {
 	s.Time, s.Report = time.Time{}, nil
 	s.Peers, s.Disks, s.Images = slices.Clone(s.Peers), slices.Clone(s.Disks), slices.Clone(s.Images)
@@ -37,9 +38,15 @@ func (s Status) ContentSum() [sha256.Size]byte {
 	for i := range s.Plan.Actions {
 		s.Plan.Actions[i].Until = time.Time{}
 	}
-	sum := sha256.New()
-	if err := json.NewEncoder(sum).Encode(s); err != nil {
+	document, err := json.Marshal(s)
+	if err != nil {
 		panic("status: encode a status: " + err.Error()) // its types have no values that JSON lacks
 	}
-	return [sha256.Size]byte(sum.Sum(nil))
+	return sha256.Sum256(durations.ReplaceAll(document, nil))
 }
+
+// durations are those in messages, such as "has not responded for 1m12s".
+var durations = regexp.MustCompile(`\b(?:\d+h)?(?:\d+m)?\d+(?:\.\d+)?(?:s|ms)\b`)
+
+// WithoutDurations removes the durations from a message, to compare it with an earlier one.
+func WithoutDurations(message string) string { return durations.ReplaceAllString(message, "") }

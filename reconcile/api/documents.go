@@ -1,0 +1,156 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+)
+
+// documents makes status documents. It may be used concurrently.
+type documents struct {
+	loop  *reconcile.Loop
+	peers *peer.Server
+
+	// mu is held while a document is made: with many images and copies it takes many times its size,
+	// and any number of callers may request it at the same time.
+	mu sync.Mutex
+	// etag is that of the document of view with the progress. All callers that wait for a change compare it, and each
+	// round makes it once.
+	etag     string
+	view     *status.View
+	progress string
+}
+
+// progressInterval is how often a request that waits for a change looks at the progress of transfers, which does
+// not begin a round.
+const progressInterval = time.Second
+
+// status responds with the status. With If-None-Match and the parameter "wait" it is a long poll.
+func (s server) status(w http.ResponseWriter, r *http.Request) {
+	wait, refused := peer.ParseWait(r)
+	if refused != nil {
+		refused.Write(w)
+		return
+	}
+	known := r.Header.Get("If-None-Match")
+	if wait > 0 && known != "" {
+		// The write timeout of the server runs since the request arrived. If the deadline cannot be set there is no timeout.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + writeTimeout))
+		if s.documents.wait(r.Context(), known, wait); r.Context().Err() != nil {
+			peer.ErrShutdown.Write(w) // or the client has disconnected, and receives nothing
+			return
+		}
+	}
+	document, etag, ok := s.documents.make(known)
+	if !ok {
+		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
+		return
+	}
+	w.Header().Set("ETag", etag)
+	if document == nil {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(document) // fails if the caller has closed the connection
+}
+
+// make returns the JSON of the status with its ETag, or nil if that is the known one; false before the first round.
+func (d *documents) make(known string) (document []byte, etag string, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, ok := d.current()
+	if !ok {
+		return nil, "", false
+	}
+	if d.etag == known {
+		return nil, known, true
+	}
+	if s == nil {
+		made, _ := d.loop.Status()
+		s = &made
+	}
+	s.AddSends(d.peers.Sends)
+	return encode(s), d.etag, true
+}
+
+// current updates the ETag. If it had to make the status for that, it returns it. It is false before the first round.
+// The caller holds d.mu.
+func (d *documents) current() (s *status.Status, ok bool) {
+	view, transfers := d.loop.View(), d.loop.Transfers()
+	if view == nil {
+		return nil, false
+	}
+	progress := progressOf(transfers)
+	if view == d.view && progress == d.progress {
+		return nil, true
+	}
+	made := view.Status(transfers)
+	content := made.ContentSum()
+	sum := sha256.Sum256(append(content[:], progress...))
+	d.view, d.progress, d.etag = view, progress, `"`+hex.EncodeToString(sum[:16])+`"`
+	return &made, true
+}
+
+// changed reports whether the status has another ETag than the known one.
+func (d *documents) changed(known string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.current()
+	return !ok || d.etag != known
+}
+
+// wait returns when the ETag of the status differs from the known one, after the time, or when ctx ends.
+func (d *documents) wait(ctx context.Context, known string, most time.Duration) {
+	over := time.NewTimer(most)
+	defer over.Stop()
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
+	for {
+		next, began := d.loop.NextRound(), time.Now()
+		if d.changed(known) {
+			return
+		}
+		// Many rounds of a large cluster must not keep a processor busy.
+		pause := time.NewTimer(9 * time.Since(began))
+		select {
+		case <-ctx.Done():
+			return
+		case <-over.C:
+			return
+		case <-pause.C:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-over.C:
+			return
+		case <-next:
+		case <-tick.C:
+		}
+	}
+}
+
+// progressOf identifies the transfers that run, with their whole percents.
+func progressOf(transfers map[plan.CopyRef]job.Transfer) string {
+	var all []string
+	for ref, t := range transfers {
+		done, total := t.Progress.Done.Load(), t.Progress.Total.Load()
+		all = append(all, fmt.Sprint(ref, t.Action.Op, done > 0, done*100/max(total, 1)))
+	}
+	slices.Sort(all)
+	return strings.Join(all, "\n")
+}
