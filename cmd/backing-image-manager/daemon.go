@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"syscall"
 	"time"
 
@@ -39,6 +40,7 @@ type daemonCmd struct {
 	tokenFile string
 	tls       auth.TLSFiles
 	insecure  bool
+	webPrefix string
 	log       logOptions
 }
 
@@ -52,7 +54,7 @@ change of the directory, on every change of a peer, and every --interval. SIGTER
 SIGINT stop it with exit status 0. Incomplete transfers are kept, and the next start
 resumes them.
 
-On --listen it serves GET /healthz, /readyz, /metrics, /v1/status and
+On --listen it serves a web page at /, GET /healthz, /readyz, /metrics, /v1/status and
 /v1/images/NAME/download, POST /v1/images/NAME/verify, /v1/images/NAME/cleanup and
 /v1/images/NAME/retry, uploads with the protocol tus 1.0 at /v1/uploads, and the
 requests of other managers.
@@ -77,6 +79,7 @@ roles, or lines of "peer TOKEN" and "admin TOKEN". /healthz and the status code 
 	flags.StringVar(&d.tokenFile, "token-file", "", "`FILE` with the tokens of callers, and the token to send to peers")
 	addTLSFlags(cmd, &d.tls, "PEM `FILE` with the certificate of this daemon, as server and as client of peers", "PEM `FILE` with the authority of the certificates of callers and peers")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS and tokens, give every caller that can connect the role admin")
+	flags.StringVar(&d.webPrefix, "web-prefix", "", "serve the web page and all other paths also below `PATH`, for a proxy that serves them there, such as /images")
 	flags.StringVar(&d.log.file, "log-file", "", "also log to `FILE`, as JSON")
 	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", autoLog, textLog, jsonLog)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -93,7 +96,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	if d.interval < minInterval {
 		return fmt.Errorf("--interval is %v: the minimum is %v", d.interval, minInterval)
 	}
-	if err := d.tls.CheckServer(); err != nil {
+	if err := errors.Join(d.tls.CheckServer(), checkWebPrefix(d.webPrefix)); err != nil {
 		return err
 	}
 	log, done, err := d.log.open(os.Stderr)
@@ -123,8 +126,16 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: peer.NewClient(credentials.ForPeers()), Log: log,
 		SignedCommits: d.signedCommits(), Client: client,
 	})
-	s := api.NewServer(loop, authorizer, max(minRoundAge, 10*d.interval), log)
+	s := api.NewServer(loop, authorizer, api.Options{MaxRoundAge: max(minRoundAge, 10*d.interval), WebPrefix: d.webPrefix, ConfigDir: d.configDir}, log)
 	return d.serve(ctx, loop, s, listener, log)
+}
+
+// checkWebPrefix checks --web-prefix: it becomes part of links, so that it must be a plain path.
+func checkWebPrefix(prefix string) error {
+	if prefix != "" && !regexp.MustCompile(`^(/[A-Za-z0-9_-]+)+$`).MatchString(prefix) {
+		return fmt.Errorf("--web-prefix is %q: write a path like /images, without a slash at its end", prefix)
+	}
+	return nil
 }
 
 // resolveRoots makes the roots absolute, as the paths of sources are.

@@ -13,7 +13,7 @@
 // A ConnLimiter limits the number of connections to a server, and decides which connection is closed
 // if there are too many. Callers without a role cannot displace callers with a role.
 //
-// Reading order: authorize.go, page.go, credentials.go, tokens.go, tls.go, reload.go, limit.go.
+// Reading order: authorize.go, page.go, session.go, credentials.go, tokens.go, tls.go, reload.go, limit.go.
 package auth
 
 import (
@@ -44,6 +44,9 @@ type Authorizer struct {
 	Credentials
 	insecure bool   // without credentials, accept every caller
 	host     string // of the listen address
+
+	signedOut signedOut
+	guesses   guesses
 }
 
 // NewAuthorizer returns the Authorizer of a daemon that listens on address (HOST:PORT). Without
@@ -56,7 +59,7 @@ func NewAuthorizer(c Credentials, address string, insecure bool) (*Authorizer, e
 	if !isLoopback(host) && c.empty() && !insecure {
 		return nil, fmt.Errorf("--listen %s can be reached from other machines: add --token-file, or --tls-cert, --tls-key and --tls-ca, or --insecure to accept every caller", address)
 	}
-	return &Authorizer{c, insecure, host}, nil
+	return &Authorizer{Credentials: c, insecure: insecure, host: host}, nil
 }
 
 // ServerTLS returns the TLS configuration for the server, or nil without TLS. The configuration
@@ -75,22 +78,50 @@ func (a *Authorizer) ServerTLS() *tls.Config {
 // Authorize returns the role of the sender of a request. isDeclared reports whether a host name
 // belongs to a declared node, in lower case. The error is an *httperror.Error with status 401 or 403.
 //
-// A token proves that its sender knows it. The place of the caller, or its client certificate, does
-// not: a browser sends the requests of every page from this place and with this certificate. They
-// count only for a request that no foreign page can cause.
+// A token proves that its sender knows it. The place of the caller, its client certificate, or its
+// session do not: a browser sends the requests of every page from this place, with this certificate and
+// perhaps with this cookie. They count only for a request that no foreign page can cause.
 func (a *Authorizer) Authorize(r *http.Request, isDeclared func(host string) bool) (Role, error) {
+	return a.authorize(r, isDeclared, checkSite)
+}
+
+// AuthorizePage returns the role of a reader of the web page. In contrast to Authorize, a person may also follow a link
+// on another web site: the page there can neither read nor embed the response, and reading changes nothing.
+func (a *Authorizer) AuthorizePage(r *http.Request, isDeclared func(host string) bool) (Role, error) {
+	if isNavigation(r) {
+		return a.authorize(r, isDeclared, func(*http.Request) error { return nil })
+	}
+	return a.Authorize(r, isDeclared)
+}
+
+func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) bool, checkSite func(*http.Request) error) (Role, error) {
 	byToken := RoleNone
 	if a.tokens != nil {
 		byToken = a.tokens.current().role(r.Header.Get("Authorization"))
 	}
 	ambient, denied := a.ambientRole(r)
 	if ambient > byToken {
-		denied = a.checkPage(r, isDeclared)
+		denied = checkSite(r)
+		if denied == nil {
+			denied = a.checkHost(r, isDeclared)
+		}
 		if denied != nil {
 			ambient = RoleNone
 		}
 	}
-	if role := max(byToken, ambient); role != RoleNone {
+	role := max(byToken, ambient)
+	if s, ok := a.Session(r); ok && s.Role > role {
+		// The host does not matter: the browser sends the cookie only to the host that it has it from.
+		failed := checkSite(r)
+		if failed == nil && !s.hasRequestToken(r) {
+			failed = errNoRequestToken
+		}
+		if failed == nil {
+			return s.Role, nil
+		}
+		denied = failed
+	}
+	if role != RoleNone {
 		return role, nil
 	}
 	return RoleNone, denied

@@ -173,10 +173,12 @@ func closeConn(conn net.Conn) {
 	_ = conn.Close()
 }
 
-// networkOf returns the network of the remote address. All addresses without an IP share the zero
-// Prefix.
-func networkOf(conn net.Conn) netip.Prefix {
-	from, _ := netip.ParseAddrPort(conn.RemoteAddr().String())
+// networkOf returns the network of the remote address of a connection.
+func networkOf(conn net.Conn) netip.Prefix { return networkOfAddress(conn.RemoteAddr().String()) }
+
+// networkOfAddress returns the network of HOST:PORT. All addresses without an IP share the zero Prefix.
+func networkOfAddress(address string) netip.Prefix {
+	from, _ := netip.ParseAddrPort(address)
 	ip := from.Addr().Unmap().WithZone("")
 	bits := 64
 	if ip.Is4() {

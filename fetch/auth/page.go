@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
@@ -16,20 +17,42 @@ var (
 	errUnknownHost = httperror.New(http.StatusForbidden, "requests for this host name are not allowed: use an IP address, localhost, a name of the daemon's certificate, or the name or address of a declared node")
 )
 
-// checkPage returns an error for a request that a foreign web page can cause in a browser. Such a
-// request has an Origin header, the Sec-Fetch-Site header of another site or, after DNS rebinding,
-// the Host header of another host. Browsers send "none" if a person opens the address.
-func (a *Authorizer) checkPage(r *http.Request, isDeclared func(host string) bool) error {
-	for _, origin := range r.Header.Values("Origin") {
-		if origin != "" {
-			return errCrossOrigin
-		}
-	}
-	for _, site := range r.Header.Values("Sec-Fetch-Site") {
+// checkSite returns an error for a request that a page of another web site can cause in a browser. Such a
+// request has the Origin or the Sec-Fetch-Site header of another site. Browsers send "none" if a person
+// opens the address.
+func checkSite(r *http.Request) error {
+	sites := r.Header.Values("Sec-Fetch-Site")
+	for _, site := range sites {
 		if site != "none" && site != "same-origin" {
 			return errCrossSite
 		}
 	}
+	for _, origin := range r.Header.Values("Origin") {
+		// Behind a proxy with TLS, only the browser knows the scheme of the page.
+		if origin != "" && !isOwnOrigin(r, origin) && !slices.Equal(sites, []string{"same-origin"}) {
+			return errCrossOrigin
+		}
+	}
+	return nil
+}
+
+// isOwnOrigin reports whether an origin is that of a page of this daemon, as the browser sees it.
+func isOwnOrigin(r *http.Request, origin string) bool {
+	scheme := "http://"
+	if r.TLS != nil {
+		scheme = "https://"
+	}
+	return r.Host != "" && strings.EqualFold(origin, scheme+r.Host)
+}
+
+// isNavigation reports whether a person follows a link, so that the response is a page of its own.
+func isNavigation(r *http.Request) bool {
+	return r.Method == http.MethodGet && r.Header.Get("Origin") == "" &&
+		r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
+}
+
+// checkHost returns an error for a request to a host name that is not that of the daemon, as after DNS rebinding.
+func (a *Authorizer) checkHost(r *http.Request, isDeclared func(host string) bool) error {
 	host := hostName(r.Host)
 	switch {
 	case a.empty() && !a.insecure:

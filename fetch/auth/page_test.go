@@ -76,6 +76,10 @@ func TestOnlyOwnHostsAreServed(t *testing.T) {
 func TestRequestsOfForeignPagesAreNotServed(t *testing.T) {
 	for name, rig := range pageRigs(t) {
 		for _, host := range []string{"localhost:8000", "127.0.0.1:8000"} {
+			own, other := "http://"+host, "https://"+host
+			if rig.request().TLS != nil {
+				own, other = other, own
+			}
 			for _, tt := range []struct {
 				header http.Header
 				served bool
@@ -83,7 +87,11 @@ func TestRequestsOfForeignPagesAreNotServed(t *testing.T) {
 				{http.Header{}, true},
 				{http.Header{"Origin": {""}}, true},
 				{http.Header{"Origin": {"null"}}, false},
-				{http.Header{"Origin": {"http://" + host}}, false},
+				{http.Header{"Origin": {own}}, true},
+				{http.Header{"Origin": {own, "https://evil.example"}}, false},
+				{http.Header{"Origin": {own + "0"}}, false}, // another port
+				{http.Header{"Origin": {own + ".evil.example"}}, false},
+				{http.Header{"Origin": {other}}, false}, // the other scheme
 				{http.Header{"Origin": {"https://evil.example"}}, false},
 				{http.Header{"Origin": {"", "https://evil.example"}}, false},
 				{http.Header{"Sec-Fetch-Site": {"none"}}, true}, // a person opened the address
@@ -93,7 +101,10 @@ func TestRequestsOfForeignPagesAreNotServed(t *testing.T) {
 				{http.Header{"Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"navigate"}}, false},
 				{http.Header{"Sec-Fetch-Site": {"none", "cross-site"}}, false},
 				{http.Header{"Sec-Fetch-Site": {"unknown"}}, false},
-				{http.Header{"Sec-Fetch-Site": {"same-origin"}, "Origin": {"http://" + host}}, false},
+				{http.Header{"Sec-Fetch-Site": {"same-origin"}, "Origin": {other}}, true}, // a proxy has the other scheme
+				{http.Header{"Sec-Fetch-Site": {"cross-site"}, "Origin": {own}}, false},
+				{http.Header{"Sec-Fetch-Site": {"same-origin", "cross-site"}, "Origin": {own}}, false},
+				{http.Header{"Sec-Fetch-Site": {"none"}, "Origin": {other}}, false},
 			} {
 				r := rig.request()
 				r.Host, r.Header = host, tt.header
@@ -117,6 +128,36 @@ func TestTokenCountsForEveryHostAndPage(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer 0123456789a-peer")
 		if role, err := a.Authorize(r, noHost); role != RolePeer {
 			t.Errorf("with a token and %v the role is %v, error %v", header, role, err)
+		}
+	}
+}
+
+// A person may follow a link on another web site to a page, but nothing else.
+func TestPagesCanBeLinked(t *testing.T) {
+	link := http.Header{"Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"navigate"}, "Sec-Fetch-Dest": {"document"}}
+	for name, rig := range pageRigs(t) {
+		for _, tt := range []struct {
+			what         string
+			change       func(*http.Request)
+			served       bool
+			servedToPage bool
+		}{
+			{"a link", func(*http.Request) {}, false, true},
+			{"a form", func(r *http.Request) { r.Method = "POST" }, false, false},
+			{"a frame", func(r *http.Request) { r.Header.Set("Sec-Fetch-Dest", "iframe") }, false, false},
+			{"a script", func(r *http.Request) { r.Header.Set("Sec-Fetch-Mode", "cors") }, false, false},
+			{"a page with an origin", func(r *http.Request) { r.Header.Set("Origin", "https://evil.example") }, false, false},
+			{"a rebound name", func(r *http.Request) { r.Host = "evil.example" }, false, false},
+		} {
+			r := rig.request()
+			r.Host, r.Header = "localhost:8000", link.Clone()
+			tt.change(r)
+			if role, err := rig.authorizer.Authorize(r, isNode1); (role == RoleAdmin) != tt.served {
+				t.Errorf("%s: %s has role %v, error %v", name, tt.what, role, err)
+			}
+			if role, err := rig.authorizer.AuthorizePage(r, isNode1); (role == RoleAdmin) != tt.servedToPage {
+				t.Errorf("%s: %s to a page has role %v, error %v", name, tt.what, role, err)
+			}
 		}
 	}
 }

@@ -105,6 +105,19 @@ func (d *documents) current() (s *status.Status, ok bool) {
 	return &made, true
 }
 
+// snapshot returns the last round with its status; false before the first round.
+func (d *documents) snapshot() (*status.View, status.Status, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	view := d.loop.View()
+	if view == nil {
+		return nil, status.Status{}, false
+	}
+	s := view.Status(d.loop.Transfers())
+	s.AddSends(d.peers.Sends)
+	return view, s, true
+}
+
 // changed reports whether the status has another ETag than the known one.
 func (d *documents) changed(known string) bool {
 	d.mu.Lock()

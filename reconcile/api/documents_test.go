@@ -22,7 +22,7 @@ func TestStatusIsALongPoll(t *testing.T) {
 	writeFile(t, filepath.Join(conf, "config.yaml"), `images: {parrot: {source: {upload: {}}}}`)
 	loop := startLoop(t, conf, dir)
 	ctx, stop := context.WithCancel(t.Context())
-	handler := newServer(loop, localAuthorizer(t), time.Minute).handler()
+	handler := newServer(loop, localAuthorizer(t), Options{MaxRoundAge: time.Minute}).handler()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler.ServeHTTP(w, r.WithContext(ctx)) // a daemon that stops ends ctx
 	}))

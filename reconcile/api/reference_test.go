@@ -56,13 +56,17 @@ func TestRoutesAreDocumented(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(string(text), "\n| route |")
 	table, _, _ = strings.Cut(table, "\n## ")
-	names := strings.NewReplacer("NAME", "{name}", "UUID", "{uuid}", "ID", "{id}")
+	names := strings.NewReplacer("NAME", "{name}", "UUID", "{uuid}", "ID", "{id}", "FILE", "{file}")
 	var documented, served []string
-	for _, m := range regexp.MustCompile("`(/[^`]+)`").FindAllStringSubmatch(table, -1) {
-		documented = append(documented, names.Replace(m[1]))
+	for _, m := range regexp.MustCompile("`(/[^`]*)`").FindAllStringSubmatch(table, -1) {
+		path := names.Replace(m[1])
+		if path == "/" {
+			path = "/{$}" // only this path, and not those below it
+		}
+		documented = append(documented, path)
 	}
 	loop := startLoop(t, t.TempDir(), t.TempDir())
-	for _, r := range newServer(loop, localAuthorizer(t), time.Minute).routes() {
+	for _, r := range newServer(loop, localAuthorizer(t), Options{MaxRoundAge: time.Minute}).routes() {
 		served = append(served, r.path)
 	}
 	slices.Sort(documented)

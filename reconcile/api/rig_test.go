@@ -74,7 +74,7 @@ func startDaemon(t *testing.T, a *auth.Authorizer) *daemon {
 	writeFile(t, filepath.Join(conf, "config.yaml"), "images: {parrot: {uuid: '6846a0b2', source: {upload: {}}}}")
 	fillDisk(t, path)
 	loop := startLoop(t, conf, path)
-	s := NewServer(loop, a, time.Minute, slog.New(slog.DiscardHandler))
+	s := NewServer(loop, a, Options{MaxRoundAge: time.Minute}, slog.New(slog.DiscardHandler))
 	// A timeout must not end what the server has to end at once.
 	s.ReadTimeout, s.ReadHeaderTimeout = time.Hour, time.Hour
 	d := &daemon{t, serve(t, s), s.TLSConfig != nil}

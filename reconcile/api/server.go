@@ -6,7 +6,7 @@
 // fetch/auth), except /healthz and the status code of /readyz. The server passes the paths
 // of the peer protocol to fetch/peer and those of uploads to fetch/upload.
 //
-// Reading order: server.go (routes and handlers), documents.go (status), metrics.go, client.go.
+// Reading order: server.go (routes and handlers), documents.go (status), metrics.go, client.go. The web page is in package web.
 package api
 
 import (
@@ -32,6 +32,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/reconcile/web"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"golang.org/x/time/rate"
 )
@@ -45,24 +46,32 @@ const (
 
 // server has the handlers of a daemon.
 type server struct {
-	loop  *reconcile.Loop
-	peers *peer.Server
-	auth  *auth.Authorizer
-	// maxRoundAge is the greatest age of the last round at which the daemon is ready.
-	maxRoundAge time.Duration
-	documents   *documents
+	loop      *reconcile.Loop
+	peers     *peer.Server
+	auth      *auth.Authorizer
+	options   Options
+	documents *documents
+}
+
+// Options are settings of a server.
+type Options struct {
+	// MaxRoundAge is the greatest age of the last round at which the daemon is ready.
+	MaxRoundAge time.Duration
+	// WebPrefix is the path below which readers see the web page, "" for the root. All routes are also below it.
+	WebPrefix string
+	// ConfigDir is the config directory, for people.
+	ConfigDir string
 }
 
 // NewServer returns the HTTP server of a daemon. The caller starts and stops it. With TLS,
-// it has the certificate in its TLSConfig. A daemon whose last round is older than
-// maxRoundAge is not ready.
-func NewServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration, log *slog.Logger) *http.Server {
-	return newHTTPServer(newServer(loop, a, maxRoundAge).handler(), a, log)
+// it has the certificate in its TLSConfig.
+func NewServer(loop *reconcile.Loop, a *auth.Authorizer, o Options, log *slog.Logger) *http.Server {
+	return newHTTPServer(newServer(loop, a, o).handler(), a, log)
 }
 
-func newServer(loop *reconcile.Loop, a *auth.Authorizer, maxRoundAge time.Duration) server {
+func newServer(loop *reconcile.Loop, a *auth.Authorizer, o Options) server {
 	peers := loop.PeerServer()
-	return server{loop, peers, a, maxRoundAge, &documents{loop: loop, peers: peers}}
+	return server{loop, peers, a, o, &documents{loop: loop, peers: peers}}
 }
 
 func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *http.Server {
@@ -173,7 +182,18 @@ func (s server) routes() []route {
 		all = append(all, route{path, get, auth.RolePeer, peers.ServeHTTP})
 	}
 	all = append(all, route{"/v1/images/{name}/download", getOrHead, auth.RolePeer, peers.ServeHTTP})
+	for _, page := range s.site().Routes() {
+		all = append(all, route{page.Pattern, page.Methods, auth.RoleNone, page.Handler})
+	}
 	return all
+}
+
+// site returns the web page.
+func (s server) site() *web.Site {
+	return web.New(web.Options{
+		View: s.loop.View, NextRound: s.loop.NextRound, Document: s.documents.snapshot, Prefix: s.options.WebPrefix, Dir: s.options.ConfigDir,
+		Auth: s.auth, IsDeclared: s.isDeclared,
+	})
 }
 
 // handler returns the handler of all routes. It does not wrap the ResponseWriter of a
@@ -187,7 +207,7 @@ func (s server) handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		httperror.New(http.StatusNotFound, "not found").Write(w)
 	})
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return withoutPrefix(s.options.WebPrefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, pattern := mux.Handler(r)
@@ -200,6 +220,25 @@ func (s server) handler() http.Handler {
 			return
 		}
 		mux.ServeHTTP(w, r)
+	}))
+}
+
+// withoutPrefix serves requests below a prefix as if they had none, and leaves all others as they are: a proxy may remove the
+// prefix, or not.
+func withoutPrefix(prefix string, h http.Handler) http.Handler {
+	if prefix == "" {
+		return h
+	}
+	stripped := http.StripPrefix(prefix, h)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == prefix:
+			http.Redirect(w, r, prefix+"/", http.StatusMovedPermanently)
+		case strings.HasPrefix(r.URL.Path, prefix+"/"):
+			stripped.ServeHTTP(w, r)
+		default:
+			h.ServeHTTP(w, r)
+		}
 	})
 }
 
@@ -289,7 +328,7 @@ type unreadyBody struct {
 }
 
 func (s server) ready(w http.ResponseWriter, r *http.Request) {
-	if reasons := s.loop.View().Unready(time.Now(), s.maxRoundAge); len(reasons) > 0 {
+	if reasons := s.loop.View().Unready(time.Now(), s.options.MaxRoundAge); len(reasons) > 0 {
 		if _, err := s.auth.Authorize(r, s.isDeclared); err != nil {
 			reasons = nil
 		}

@@ -36,7 +36,7 @@ func startServer(t *testing.T, config string) runningLoop {
 	}
 	writeFile(t, filepath.Join(conf, "config.yaml"), config)
 	loop := startLoop(t, conf, dir)
-	s := httptest.NewServer(newServer(loop, localAuthorizer(t), time.Minute).handler())
+	s := httptest.NewServer(newServer(loop, localAuthorizer(t), Options{MaxRoundAge: time.Minute}).handler())
 	t.Cleanup(s.Close)
 	return runningLoop{t, s.URL, loop}
 }
@@ -90,7 +90,7 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 	}{
 		{"GET", "/healthz", `{"alive":true}`, 200},
 		{"HEAD", "/healthz", ``, 200},
-		{"GET", "/", `{"error":"not found"}`, 404},
+		{"GET", "/none", `{"error":"not found"}`, 404},
 		{"GET", "/v1/images", `{"error":"not found"}`, 404},
 		{"POST", "/v1/status", `{"error":"method not allowed: use GET or HEAD"}`, 405},
 		{"POST", "/v1/state", `{"error":"method not allowed: use GET"}`, 405},
@@ -213,7 +213,7 @@ func TestEveryPanicOfAHandlerIsLogged(t *testing.T) {
 func TestRequestsBeforeTheConfigurationIsRead(t *testing.T) {
 	root := t.TempDir()
 	loop := startLoop(t, filepath.Join(root, "missing"), filepath.Join(root, "disk"))
-	s := NewServer(loop, localAuthorizer(t), time.Minute, slog.New(slog.DiscardHandler))
+	s := NewServer(loop, localAuthorizer(t), Options{MaxRoundAge: time.Minute}, slog.New(slog.DiscardHandler))
 	waitFor(t, "there is no round", func() bool { return loop.View() != nil })
 	for _, path := range []string{"verify", "retry", "retry?disk=node1/disk1", "cleanup?disk=node1/disk1", "cleanup?disk=node1/disk1&uuid=6846a0b2"} {
 		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/v1/images/parrot/"+path, nil)

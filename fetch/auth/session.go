@@ -1,0 +1,245 @@
+package auth
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+)
+
+// A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
+// does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
+// that is derived from the token. So a session survives a restart of the daemon, and ends when its token is removed. Only
+// the sessions that were signed out are stored, until they would end.
+//
+// A browser sends the cookie by itself. So a request that changes state also needs RequestToken in the header
+// RequestTokenHeader, which only a page of the same origin can read.
+
+const (
+	sessionCookie       = "backing-image-manager-session"
+	secureSessionCookie = "__Host-" + sessionCookie // browsers accept it over TLS only, and for this host only
+
+	// sessionLifetime is how long a session lasts after it began.
+	sessionLifetime = 12 * time.Hour
+
+	// RequestTokenHeader is the header with Session.RequestToken.
+	RequestTokenHeader = "X-Request-Token"
+)
+
+// Session is a session that is valid now.
+type Session struct {
+	Role Role
+	// RequestToken must be in the header RequestTokenHeader of requests other than GET and HEAD.
+	RequestToken string
+}
+
+// sessionID is the part of a cookie that identifies the session: its end in Unix seconds, and random bytes.
+type sessionID [8 + 16]byte
+
+func (id sessionID) ends() time.Time {
+	return time.Unix(int64(binary.BigEndian.Uint64(id[:8])), 0)
+}
+
+// code returns the code of a session for a purpose.
+func (id sessionID) code(token, purpose string) []byte {
+	key := hmac.New(sha256.New, []byte(token))
+	key.Write([]byte("backing-image-manager session"))
+	mac := hmac.New(sha256.New, key.Sum(nil))
+	mac.Write([]byte(purpose))
+	mac.Write(id[:])
+	return mac.Sum(nil)
+}
+
+// signedOut has the sessions that were ended by their owner. It is safe for concurrent use.
+type signedOut struct {
+	mu  sync.Mutex
+	all map[sessionID]bool
+}
+
+func (s *signedOut) add(id sessionID, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for old := range s.all {
+		if now.After(old.ends()) {
+			delete(s.all, old)
+		}
+	}
+	if s.all == nil {
+		s.all = map[sessionID]bool{}
+	}
+	s.all[id] = true
+}
+
+func (s *signedOut) has(id sessionID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all[id]
+}
+
+// isSecure reports whether the browser uses TLS, with the daemon or with a proxy before it. A caller that lies about that
+// only gets another cookie.
+func isSecure(r *http.Request) bool {
+	return r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https"
+}
+
+func cookieName(r *http.Request) string {
+	if isSecure(r) {
+		return secureSessionCookie
+	}
+	return sessionCookie
+}
+
+// Session returns the session of the sender of a request, false if it has none. It does not check whether the request is one
+// that a foreign page can cause: Authorize does.
+func (a *Authorizer) Session(r *http.Request) (Session, bool) {
+	s, _, ok := a.session(r, time.Now())
+	return s, ok
+}
+
+func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sessionID, ok bool) {
+	if a.tokens == nil {
+		return s, id, false
+	}
+	for _, cookie := range r.CookiesNamed(cookieName(r)) {
+		raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
+		if err != nil || len(raw) != len(id)+sha256.Size {
+			continue
+		}
+		copy(id[:], raw)
+		if ends := id.ends(); !now.Before(ends) || ends.After(now.Add(sessionLifetime+time.Minute)) || a.signedOut.has(id) {
+			continue
+		}
+		for _, known := range a.tokens.current() {
+			if hmac.Equal(raw[len(id):], id.code(known.token, "session")) && known.role > s.Role {
+				s = Session{known.role, base64.RawURLEncoding.EncodeToString(id.code(known.token, "request"))}
+			}
+		}
+		if s.Role > RoleNone {
+			return s, id, true
+		}
+	}
+	return s, id, false
+}
+
+// hasRequestToken reports whether a request has the token of its session, or needs none because it changes nothing.
+func (s Session) hasRequestToken(r *http.Request) bool {
+	return r.Method == http.MethodGet || r.Method == http.MethodHead || hmac.Equal([]byte(r.Header.Get(RequestTokenHeader)), []byte(s.RequestToken))
+}
+
+// CanSignIn reports whether the daemon has tokens, for which it gives sessions.
+func (a *Authorizer) CanSignIn() bool { return a.tokens != nil }
+
+// SignIn sets the cookie of a new session in the response if the token is valid. The error is an *httperror.Error: the token is
+// not valid (401), its sender tried too often (429), or a page of another web site caused the request (403). After a wrong token,
+// SignIn takes some time.
+func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string) error {
+	if err := checkSite(r); err != nil {
+		return err
+	}
+	if a.tokens == nil {
+		return httperror.New(http.StatusForbidden, "this daemon has no tokens")
+	}
+	from := networkOfAddress(r.RemoteAddr)
+	if wait := a.guesses.wait(from, time.Now()); wait > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
+		return httperror.New(http.StatusTooManyRequests, "too many wrong tokens: try again in %v", (wait + time.Second).Round(time.Second))
+	}
+	if a.tokens.current().role("Bearer "+token) == RoleNone {
+		a.guesses.add(from, time.Now())
+		select {
+		case <-time.After(wrongTokenDelay):
+		case <-r.Context().Done():
+		}
+		return httperror.New(http.StatusUnauthorized, "the token is not valid")
+	}
+	var id sessionID
+	ends := time.Now().Add(sessionLifetime)
+	binary.BigEndian.PutUint64(id[:8], uint64(ends.Unix()))
+	_, _ = rand.Read(id[8:]) // never fails
+	http.SetCookie(w, a.cookie(r, base64.RawURLEncoding.EncodeToString(append(id[:], id.code(token, "session")...)), int(sessionLifetime/time.Second)))
+	return nil
+}
+
+// SignOut ends the session of the sender of a request, and removes its cookie. The request needs the token of the session, as every
+// other one that changes state.
+func (a *Authorizer) SignOut(w http.ResponseWriter, r *http.Request) error {
+	if err := checkSite(r); err != nil {
+		return err
+	}
+	s, id, ok := a.session(r, time.Now())
+	if ok && !s.hasRequestToken(r) {
+		return errNoRequestToken
+	}
+	if ok {
+		a.signedOut.add(id, time.Now())
+	}
+	http.SetCookie(w, a.cookie(r, "", -1))
+	return nil
+}
+
+func (a *Authorizer) cookie(r *http.Request, value string, maxAge int) *http.Cookie {
+	return &http.Cookie{Name: cookieName(r), Value: value, Path: "/", MaxAge: maxAge, HttpOnly: true, Secure: isSecure(r), SameSite: http.SameSiteStrictMode}
+}
+
+var errNoRequestToken = httperror.New(http.StatusForbidden, "the header %s is missing or wrong: load the page again", RequestTokenHeader)
+
+const (
+	// wrongTokenDelay is how long the response to a wrong token takes.
+	wrongTokenDelay = 300 * time.Millisecond
+	// Each network may send some wrong tokens at once, and then one in this interval.
+	guessInterval, maxGuesses = 10 * time.Second, 5
+	// maxGuessers limits the memory: beyond it, all other networks together have the limit of one.
+	maxGuessers = 4096
+)
+
+// guesses limits how many wrong tokens a network may send. It is safe for concurrent use.
+type guesses struct {
+	mu   sync.Mutex
+	from map[netip.Prefix]*rate.Limiter
+}
+
+// limiter returns the limiter of a network.
+func (g *guesses) limiter(from netip.Prefix, now time.Time) *rate.Limiter {
+	if g.from == nil {
+		g.from = map[netip.Prefix]*rate.Limiter{}
+	}
+	if g.from[from] == nil && len(g.from) >= maxGuessers {
+		for network, l := range g.from {
+			if l.TokensAt(now) >= maxGuesses {
+				delete(g.from, network)
+			}
+		}
+		if len(g.from) >= maxGuessers {
+			from = netip.Prefix{}
+		}
+	}
+	if g.from[from] == nil {
+		g.from[from] = rate.NewLimiter(rate.Every(guessInterval), maxGuesses)
+	}
+	return g.from[from]
+}
+
+// wait returns how long a network must wait before it may send a token, 0: not at all.
+func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	missing := 1 - g.limiter(from, now).TokensAt(now)
+	return max(0, time.Duration(missing*float64(guessInterval)))
+}
+
+// add counts a wrong token.
+func (g *guesses) add(from netip.Prefix, now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.limiter(from, now).AllowN(now, 1)
+}

@@ -1,0 +1,171 @@
+package web
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+const (
+	imagesPerPage = 50
+	disksPerPage  = 30
+)
+
+// clusterModel is the matrix of images and disks.
+type clusterModel struct {
+	Config status.ConfigStatus
+	Query  query
+	States []stateCount // the groups of states, with links that select them
+	Nodes  []nodeHead
+	Rows   []imageRow
+	Images pager
+	Disks  pager
+}
+
+// stateCount is how many images are in a group.
+type stateCount struct {
+	Word, Class, Link string
+	Count             int
+	Selected          bool
+}
+
+// nodeHead is a node with those of its disks that are shown.
+type nodeHead struct {
+	Name        string
+	Disks       []string
+	Unreachable bool
+}
+
+// imageRow is one generation of an image.
+type imageRow struct {
+	Name, UUID, Title string
+	State             imageState
+	Ready, Desired    int
+	Why               string // what it waits for; "": nothing
+	Cells             []cell // one for each disk that is shown
+}
+
+// cell is the copy of an image on a disk. Without a copy it is zero.
+type cell struct {
+	State    disk.State
+	Progress int
+	About    string // for people, if there is more to say than the state
+}
+
+func clusterView(_ *http.Request, q query) view {
+	return view{"Images", "cluster", func(s *snapshot, _ auth.Role) (any, int) { return newCluster(s.doc, q), http.StatusOK }}
+}
+
+func newCluster(doc status.Status, q query) clusterModel {
+	m := clusterModel{Config: doc.Config, Query: q}
+	counts := map[string]int{}
+	type found struct {
+		image status.ImageStatus
+		state imageState
+	}
+	var all []found
+	for _, image := range doc.Images {
+		if !q.matches(image.Name, image.Title, image.UUID) {
+			continue
+		}
+		state := stateOf(image)
+		for _, group := range []string{"", stateReady, stateUnready, stateFailed, stateUndeclared} {
+			if state.in(group) {
+				counts[group]++
+			}
+		}
+		if state.in(q.State) {
+			all = append(all, found{image, state})
+		}
+	}
+	if q.Sort == "state" {
+		rank := map[string]int{stateFailed: 0, stateUnready: 1, stateUndeclared: 2, stateReady: 3}
+		slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(rank[a.state.Group], rank[b.state.Group]) })
+	}
+	for _, g := range []stateCount{
+		{Word: "all"}, {Word: "ready", Class: stateReady}, {Word: "not ready", Class: stateUnready}, {Word: "failed", Class: stateFailed}, {Word: "not declared", Class: stateUndeclared},
+	} {
+		selected := q
+		selected.State, selected.Page = g.Class, 1
+		g.Link, g.Count, g.Selected = cmp.Or(selected.String(), "?"), counts[g.Class], q.State == g.Class
+		m.States = append(m.States, g)
+	}
+	shown, images := part(all, imagesPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
+	disks, pages := part(doc.Disks, disksPerPage, q.Disks, func(page int) string { p := q; p.Disks = page; return p.String() })
+	m.Images, m.Disks = images, pages
+	column := map[schema.DiskRef]int{}
+	for i, d := range disks {
+		column[schema.DiskRef{Node: d.Node, Disk: d.Disk}] = i
+		if n := len(m.Nodes); n == 0 || m.Nodes[n-1].Name != d.Node {
+			m.Nodes = append(m.Nodes, nodeHead{Name: d.Node, Unreachable: d.Unreachable != ""})
+		}
+		n := &m.Nodes[len(m.Nodes)-1]
+		n.Disks = append(n.Disks, d.Disk)
+	}
+	for _, f := range shown {
+		row := imageRow{Name: f.image.Name, UUID: f.image.UUID, Title: f.image.Title, State: f.state, Ready: f.image.Ready, Desired: f.image.Desired, Why: why(f.image), Cells: make([]cell, len(disks))}
+		for _, c := range f.image.Copies {
+			i, isShown := column[schema.DiskRef{Node: c.Node, Disk: c.Disk}]
+			if !isShown || c.Absent() && c.Code == "" && c.Message == "" {
+				continue
+			}
+			row.Cells[i] = cell{State: c.State, Progress: c.Progress}
+			if c.State != disk.Ready {
+				row.Cells[i].About = c.Summary()
+			}
+		}
+		m.Rows = append(m.Rows, row)
+	}
+	return m
+}
+
+// why returns what an image that is not ready waits for.
+func why(image status.ImageStatus) string {
+	switch {
+	case image.Code == plan.CodeInvalidImage:
+		return image.Message
+	case !image.Declared, image.AllReady():
+		return ""
+	case image.Suspended != nil && !image.Suspended.Over:
+		return "suspended: " + image.Suspended.Reason
+	}
+	var waiting []status.CopyStatus
+	for _, c := range image.Copies {
+		if c.State != disk.Ready && c.Summary() != "" {
+			waiting = append(waiting, c)
+		}
+	}
+	if len(waiting) > 0 {
+		c := slices.MinFunc(waiting, compareWaits)
+		return c.DiskName() + ": " + c.Summary()
+	}
+	if image.Message == "" && len(image.PassedOver) > 0 {
+		return image.PassedOver[0].Reason
+	}
+	return image.Message
+}
+
+// compareWaits orders copies that are not ready: what is nearest to a ready copy first, and then what says most about why the
+// image waits. That a copy waits for the first one says little, and so does a node that does not respond.
+func compareWaits(a, b status.CopyStatus) int {
+	rank := func(c status.CopyStatus) int {
+		switch {
+		case c.State == disk.InProgress, c.State == disk.Starting:
+			return 0
+		case c.State == disk.Failed:
+			return 1
+		case c.Code == plan.CodeFirstCopy:
+			return 3
+		case c.Code == plan.CodePeerUnreachable, c.Code == plan.CodePeerUnqueried:
+			return 4
+		}
+		return 2
+	}
+	return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.Progress, a.Progress), cmp.Compare(a.DiskName(), b.DiskName()))
+}

@@ -1,0 +1,59 @@
+package web
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+)
+
+// maxProblems limits the errors, warnings and documents that are shown. The rest is counted.
+const maxProblems = 200
+
+// configurationModel is the configuration that the daemon applies, and what is wrong with it.
+type configurationModel struct {
+	status.ConfigStatus
+	Dir            string
+	Images, Nodes  int
+	Suspended      []plan.Suspension
+	SuspendedCount int
+	Skipped        []string
+	More           int // problems and documents that are not shown
+}
+
+func (s *Site) configurationView(*http.Request, query) view {
+	return view{"Configuration", "configuration", func(now *snapshot, _ auth.Role) (any, int) {
+		return newConfiguration(now, s.options.Dir), http.StatusOK
+	}}
+}
+
+func newConfiguration(s *snapshot, dir string) configurationModel {
+	config := s.view.Desired.Config
+	m := configurationModel{ConfigStatus: s.doc.Config, Dir: dir, Images: len(config.Images), Nodes: len(config.Nodes)}
+	for _, d := range s.view.Config.Skipped {
+		m.Skipped = append(m.Skipped, fmt.Sprintf("%s: %s %s: %s", d.Position, d.Kind, d.Name, d.Why))
+	}
+	for _, texts := range []*[]string{&m.Errors, &m.Warnings, &m.Skipped} {
+		if n := len(*texts); n > maxProblems {
+			m.More += n - maxProblems
+			*texts = (*texts)[:maxProblems]
+		}
+	}
+	if by := plan.NewSuspension(config.Settings.Suspend, s.doc.Time); by != nil {
+		m.Suspended = append(m.Suspended, *by)
+	}
+	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
+		if by := plan.NewSuspension(config.Images[name].Suspend, s.doc.Time); by != nil {
+			by.Image = name
+			m.Suspended = append(m.Suspended, *by)
+		}
+	}
+	if m.SuspendedCount = len(m.Suspended); m.SuspendedCount > maxProblems {
+		m.Suspended = m.Suspended[:maxProblems]
+	}
+	return m
+}

@@ -1,0 +1,131 @@
+package web
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// imageModel is one image with all its generations.
+type imageModel struct {
+	Name, Title string
+	Address     string // of the source; "": it has none
+	Image       *schema.Image
+	Generations []generation
+	Admin       bool
+	Here        string // the node of the daemon
+	// CanDownload: this node has a copy to read, and CanUpload: an upload is what the image waits for.
+	CanDownload, CanUpload bool
+	HasOwnCopies           bool
+}
+
+// generation is one generation of an image, the declared one first.
+type generation struct {
+	status.ImageStatus
+	State imageState
+	Why   string
+	Rows  []copyRow
+}
+
+// copyRow is one copy, or a desired one.
+type copyRow struct {
+	status.CopyStatus
+	About string
+	Own   bool   // on a disk of the daemon
+	Link  string // to the page of the node of the copy; "": unknown
+}
+
+func imageView(r *http.Request, _ query) view {
+	name := r.PathValue("name")
+	return view{name, "image", func(s *snapshot, role auth.Role) (any, int) { return newImage(s, name, role) }}
+}
+
+func newImage(s *snapshot, name string, role auth.Role) (imageModel, int) {
+	m := imageModel{Name: name, Admin: role >= auth.RoleAdmin, Here: s.doc.Node}
+	links := map[string]string{}
+	for _, p := range s.doc.Peers {
+		if p.Address != "" {
+			links[p.Node] = redact.URL(p.Address) + "/images/" + name
+		}
+	}
+	var all []status.ImageStatus
+	for _, image := range s.doc.Images {
+		if image.Name == name {
+			image.Copies = status.CopiesOn(image.Copies, nil)
+			all = append(all, image)
+		}
+	}
+	if len(all) == 0 {
+		return m, http.StatusNotFound
+	}
+	slices.SortFunc(all, status.CompareGenerations)
+	if declared, ok := s.view.Desired.Config.Images[name]; ok {
+		m.Image, m.Title, m.Address = &declared, declared.Title, address(declared.Source)
+	}
+	for _, image := range all {
+		g := generation{ImageStatus: image, State: stateOf(image), Why: why(image)}
+		for _, c := range image.Copies {
+			row := copyRow{CopyStatus: c, About: c.Summary(), Own: c.Node == s.doc.Node}
+			if !row.Own {
+				row.Link = links[c.Node]
+			}
+			m.HasOwnCopies = m.HasOwnCopies || row.Own && !c.Absent()
+			g.Rows = append(g.Rows, row)
+		}
+		m.Generations = append(m.Generations, g)
+	}
+	_, _, err := s.doc.FindReady(name, nil)
+	m.CanDownload = err == nil
+	m.CanUpload = m.Admin && m.Image != nil && m.Image.Source.Upload != nil && all[0].Ready == 0
+	return m, http.StatusOK
+}
+
+// address returns where the bytes of a source come from, without secrets; "": it has no address.
+func address(s schema.Source) string {
+	switch {
+	case s.Download != nil:
+		return redact.URL(s.Download.URL)
+	case s.ExportFromVolume != nil:
+		return s.ExportFromVolume.VolumeName
+	case s.Restore != nil:
+		return redact.URL(s.Restore.BackupURL)
+	case s.Clone != nil:
+		return s.Clone.BackingImage
+	}
+	return ""
+}
+
+// Checksums returns the digests of a generation that are known, the declared one first.
+func (g generation) Checksums() []string {
+	var all []string
+	add := func(d disk.Digest) {
+		if text := d.String(); !d.IsZero() && !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	add(g.Expected)
+	for _, c := range g.Copies {
+		if c.State == disk.Ready {
+			add(c.SHA512)
+			add(c.SHA256)
+		}
+	}
+	return all
+}
+
+// Signers returns who signed the copies of a generation.
+func (g generation) Signers() string {
+	var all []string
+	for _, c := range g.Copies {
+		if text := c.Signature.String(); c.Signature.Signer != "" && !slices.Contains(all, text) {
+			all = append(all, text)
+		}
+	}
+	return strings.Join(all, ", ")
+}

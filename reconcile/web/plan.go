@@ -1,0 +1,57 @@
+package web
+
+import (
+	"net/http"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+)
+
+const actionsPerPage = 100
+
+// planModel is what the daemon does next on its disks.
+type planModel struct {
+	Node    string
+	Query   query
+	Summary plan.Summary
+	Counts  []opCount
+	Actions []actionRow
+	Pages   pager
+}
+
+// opCount is how many actions have an operation.
+type opCount struct {
+	Op    plan.Op
+	Count int
+}
+
+// actionRow is one action.
+type actionRow struct {
+	plan.Action
+	Running bool
+}
+
+func planView(_ *http.Request, q query) view {
+	return view{"Plan", "plan", func(s *snapshot, _ auth.Role) (any, int) { return newPlan(s, q), http.StatusOK }}
+}
+
+func newPlan(s *snapshot, q query) planModel {
+	m := planModel{Node: s.doc.Node, Query: q, Summary: s.doc.Plan.Summary}
+	for _, op := range append(append([]plan.Op{}, plan.Ops...), plan.Wait, plan.Blocked) {
+		if n := m.Summary.Counts[op]; n > 0 {
+			m.Counts = append(m.Counts, opCount{op, n})
+		}
+	}
+	var all []plan.Action
+	for _, a := range s.doc.Plan.Actions {
+		if q.matches(a.Image, a.Disk, string(a.Op), string(a.Code)) {
+			all = append(all, a)
+		}
+	}
+	shown, pages := part(all, actionsPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
+	m.Pages = pages
+	for _, a := range shown {
+		m.Actions = append(m.Actions, actionRow{a, s.view.Observed.Running[a.CopyRef()]})
+	}
+	return m
+}

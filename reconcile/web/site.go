@@ -1,0 +1,391 @@
+package web
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"mime"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+)
+
+//go:embed assets templates
+var files embed.FS
+
+// parseTemplates returns the templates of a page below a prefix.
+func parseTemplates(prefix string) *template.Template {
+	return template.Must(template.New("").Funcs(template.FuncMap{
+		"size":   report.Size,
+		"count":  report.Count,
+		"text":   func(v any) string { return printable.Line(fmt.Sprint(v)) },
+		"when":   when,
+		"path":   url.PathEscape,
+		"prefix": func() string { return prefix },
+	}).ParseFS(files, "templates/*.html"))
+}
+
+// when formats a time for people; the script shows it in the time zone of the reader.
+func when(t time.Time) template.HTML {
+	if t.IsZero() {
+		return ""
+	}
+	utc := t.UTC()
+	return template.HTML(fmt.Sprintf(`<time datetime="%s">%s</time>`, utc.Format(time.RFC3339), utc.Format("2006-01-02 15:04:05 UTC")))
+}
+
+// Options are what a Site needs from the daemon.
+type Options struct {
+	// Document returns the last round and its status document; false before the first round.
+	Document func() (*status.View, status.Status, bool)
+	// View returns the last round, nil before the first one, and NextRound a channel that is closed when there is another one.
+	View      func() *status.View
+	NextRound func() <-chan struct{}
+	// Auth decides who may read, and IsDeclared reports whether a host name belongs to a declared node.
+	Auth       *auth.Authorizer
+	IsDeclared func(host string) bool
+	// Prefix is the path below which readers see the page, such as "/images"; "": the root.
+	Prefix string
+	// Dir is the config directory, for people.
+	Dir string
+}
+
+// Site serves the page. It is safe for concurrent use.
+type Site struct {
+	options   Options
+	templates *template.Template
+	snapshots snapshots
+	assets    map[string]asset
+}
+
+// asset is a file that does not change while the daemon runs.
+type asset struct {
+	content, packed []byte
+	kind            string
+	link            string // with a hash of the content, so that browsers may keep it
+}
+
+// New returns the Site of a daemon.
+func New(o Options) *Site {
+	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{document: o.Document}, assets: readAssets(o.Prefix)}
+}
+
+func readAssets(prefix string) map[string]asset {
+	all := map[string]asset{}
+	entries, err := fs.ReadDir(files, "assets")
+	for _, e := range entries {
+		content, readErr := files.ReadFile("assets/" + e.Name())
+		if readErr != nil {
+			err = readErr
+		}
+		sum := sha256.Sum256(content)
+		all[e.Name()] = asset{content, pack(content), mime.TypeByExtension(path.Ext(e.Name())), prefix + "/assets/" + e.Name() + "?v=" + hex.EncodeToString(sum[:6])}
+	}
+	if err != nil {
+		panic("web: read an embedded file: " + err.Error())
+	}
+	return all
+}
+
+func pack(content []byte) []byte {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, err := w.Write(content)
+	if closed := w.Close(); err != nil || closed != nil {
+		panic("web: compress into memory: " + fmt.Sprint(err, closed))
+	}
+	return b.Bytes()
+}
+
+// view is one view of the page.
+type view struct {
+	name     string // in the navigation
+	template string
+	// model returns what the template shows, and the HTTP status.
+	model func(*snapshot, auth.Role) (any, int)
+}
+
+// Route is one path of the page.
+type Route struct {
+	Pattern string
+	Methods []string // nil: the handler checks the method, and accepts a body
+	Handler http.HandlerFunc
+}
+
+// Routes returns the routes of the page. They authorize their readers themselves, because a reader without
+// credentials gets a page, too.
+func (s *Site) Routes() []Route {
+	read := []string{http.MethodGet, http.MethodHead}
+	routes := []Route{
+		{"/assets/{file}", read, s.asset},
+		{"/signin", nil, s.signIn},
+		{"/signout", []string{http.MethodPost}, s.signOut},
+	}
+	for pattern, v := range map[string]func(*http.Request, query) view{
+		"/{$}":           clusterView,
+		"/images/{name}": imageView,
+		"/disks":         disksView,
+		"/plan":          planView,
+		"/configuration": s.configurationView,
+	} {
+		routes = append(routes, Route{pattern, read, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, v) }})
+	}
+	return routes
+}
+
+// securityPolicy allows only what comes from this daemon.
+const securityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+
+func setSecurity(h http.Header) {
+	h.Set("Content-Security-Policy", securityPolicy)
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+func (s *Site) asset(w http.ResponseWriter, r *http.Request) {
+	a, ok := s.assets[r.PathValue("file")]
+	setSecurity(w.Header())
+	if !ok {
+		httperror.New(http.StatusNotFound, "not found").Write(w)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", a.kind)
+	h.Set("Cache-Control", "public, max-age=31536000, immutable")
+	h.Set("Vary", "Accept-Encoding")
+	content := a.content
+	if acceptsGzip(r) {
+		h.Set("Content-Encoding", "gzip")
+		content = a.packed
+	}
+	_, _ = w.Write(content) // fails if the reader has closed the connection
+}
+
+func acceptsGzip(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")
+}
+
+// page is what the layout shows around a view.
+type page struct {
+	Node    string
+	Title   string
+	Current string // the name of the view in the navigation
+	Role    string
+	Session string // the request token of the session; "": there is none
+	Tag     string // of Main, for the script; "": there is no live view
+	Main    template.HTML
+	Style   string
+	Script  string
+	Mark    string
+	Refresh string // the address to load at once instead; "": none
+}
+
+func (s *Site) page(title string) page {
+	return page{Title: title, Style: s.assets["style.css"].link, Script: s.assets["page.js"].link, Mark: s.assets["mark.svg"].link}
+}
+
+// serve sends a view. With the parameter "poll", it waits until the view differs from the one with that tag, and sends only
+// the view, or 204 if it did not change.
+func (s *Site) serve(w http.ResponseWriter, r *http.Request, make func(*http.Request, query) view) {
+	setSecurity(w.Header())
+	role, err := s.options.Auth.AuthorizePage(r, s.options.IsDeclared)
+	if err == nil && role < auth.RolePeer {
+		err = httperror.New(http.StatusForbidden, "role %s is required", auth.RolePeer)
+	}
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
+	values := r.URL.Query()
+	tag := values.Get("poll")
+	if !auth.Admit(r.Context(), tag != "") {
+		httperror.New(http.StatusServiceUnavailable, "too many connections: close some of them, or retry later").Write(w)
+		return
+	}
+	q := parseQuery(values)
+	v := make(r, q)
+	key := r.URL.Path + q.String()
+	ctx, cancel := context.WithTimeout(r.Context(), maxPoll)
+	defer cancel()
+	for {
+		next := s.options.NextRound()
+		now := s.snapshots.current(s.options.View())
+		out := notReadYet
+		if now != nil {
+			if out, err = now.render(s.templates, key, role, v); err != nil {
+				panic("web: render a view: " + err.Error()) // a fault of a template: the server logs it
+			}
+		}
+		switch {
+		case tag == "":
+			p := s.page(v.name)
+			p.Current, p.Role, p.Tag, p.Main, p.Node = v.name, role.String(), out.tag, out.html, s.node()
+			if session, ok := s.options.Auth.Session(r); ok {
+				p.Session = session.RequestToken
+			}
+			s.write(w, r, out.code, p)
+			return
+		case out.tag != tag:
+			w.Header().Set("X-View", out.tag)
+			s.send(w, r, http.StatusOK, []byte(out.html))
+			return
+		}
+		if now.wait(ctx, next); ctx.Err() != nil {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+	}
+}
+
+// notReadYet is the view before the first round.
+var notReadYet = rendered{
+	html: `<section class="note" data-live id="note"><h1>Starting</h1><p>The daemon has not read its disks yet.</p></section>`,
+	tag:  "starting", code: http.StatusServiceUnavailable,
+}
+
+func (s *Site) node() string {
+	if v := s.options.View(); v != nil {
+		return v.Desired.Node
+	}
+	return ""
+}
+
+// refused is the page for a reader without a role.
+type refused struct {
+	Message string
+	SignIn  bool   // a token would help
+	Next    string // the address to show after that
+	Reload  bool   // the browser sends the cookie of a session only if this page requests the address
+}
+
+// refuse sends the reason why a reader gets no view. If a token would help, the page asks for one.
+func (s *Site) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	denied := httperror.New(http.StatusForbidden, "%v", err)
+	if e, ok := errors.AsType[*httperror.Error](err); ok {
+		denied = e
+	}
+	w.Header().Set("Connection", "close")
+	if r.URL.Query().Has("poll") {
+		denied.Write(w)
+		return
+	}
+	model := refused{Message: denied.Message}
+	if s.options.Auth.CanSignIn() && denied.Status == http.StatusUnauthorized {
+		model.SignIn, model.Next = true, s.next(r.URL.RequestURI())
+		model.Reload = r.Header.Get("Sec-Fetch-Site") == "cross-site"
+		model.Message = "This daemon shows its state to callers with a token only."
+	}
+	s.writeRefused(w, r, denied.Status, model)
+}
+
+func (s *Site) writeRefused(w http.ResponseWriter, r *http.Request, code int, model refused) {
+	var main bytes.Buffer
+	if err := s.templates.ExecuteTemplate(&main, "refused", model); err != nil {
+		panic("web: render a refusal: " + err.Error())
+	}
+	p := s.page("Not allowed")
+	if model.SignIn {
+		p.Title = "Sign in"
+	}
+	if model.Reload {
+		p.Refresh = s.options.Prefix + model.Next
+	}
+	p.Main = template.HTML(main.String()) // escaped by the template
+	s.write(w, r, code, p)
+}
+
+// next returns the path and the query of one of the own views, without the prefix. For anything else, which a foreign page
+// could have chosen, it returns "/".
+func (s *Site) next(text string) string {
+	u, err := url.Parse(strings.TrimPrefix(text, s.options.Prefix))
+	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || u.User != nil || !strings.HasPrefix(u.Path, "/") || u.Path != path.Clean(u.Path) || strings.Contains(u.Path, "\\") {
+		return "/"
+	}
+	switch first, _, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/"); first {
+	case "images", "disks", "plan", "configuration", "lines":
+		return (&url.URL{Path: u.Path, RawQuery: u.Query().Encode()}).String()
+	case "":
+		return (&url.URL{Path: "/", RawQuery: u.Query().Encode()}).String()
+	}
+	return "/"
+}
+
+// maxSignIn is the size of the form with a token.
+const maxSignIn = 8 << 10
+
+// signIn starts a session, and leads to the view that the reader wanted to see.
+func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
+	setSecurity(w.Header())
+	w.Header().Set("Connection", "close")
+	next := "/"
+	switch r.Method {
+	case http.MethodGet:
+		s.writeRefused(w, r, http.StatusOK, refused{SignIn: s.options.Auth.CanSignIn(), Next: next, Message: "Sign in with a token of this daemon."})
+		return
+	case http.MethodPost:
+	default:
+		w.Header().Set("Allow", "GET, POST")
+		httperror.New(http.StatusMethodNotAllowed, "method not allowed: use GET or POST").Write(w)
+		return
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxSignIn)
+	if err := r.ParseForm(); err != nil {
+		httperror.New(http.StatusBadRequest, "the form cannot be read").Write(w)
+		return
+	}
+	next = s.next(r.PostForm.Get("next"))
+	err := s.options.Auth.SignIn(w, r, strings.TrimSpace(r.PostForm.Get("token")))
+	if denied, ok := errors.AsType[*httperror.Error](err); ok {
+		s.writeRefused(w, r, denied.Status, refused{SignIn: s.options.Auth.CanSignIn(), Next: next, Message: denied.Message})
+		return
+	}
+	http.Redirect(w, r, s.options.Prefix+next, http.StatusSeeOther)
+}
+
+// signOut ends the session of the reader.
+func (s *Site) signOut(w http.ResponseWriter, r *http.Request) {
+	setSecurity(w.Header())
+	if denied, ok := errors.AsType[*httperror.Error](s.options.Auth.SignOut(w, r)); ok {
+		denied.Write(w)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// write sends a whole page.
+func (s *Site) write(w http.ResponseWriter, r *http.Request, code int, p page) {
+	var b bytes.Buffer
+	if err := s.templates.ExecuteTemplate(&b, "layout", p); err != nil {
+		panic("web: render the page: " + err.Error())
+	}
+	s.send(w, r, code, b.Bytes())
+}
+
+func (s *Site) send(w http.ResponseWriter, r *http.Request, code int, content []byte) {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Vary", "Accept-Encoding")
+	if acceptsGzip(r) {
+		h.Set("Content-Encoding", "gzip")
+		content = pack(content)
+	}
+	w.WriteHeader(code)
+	_, _ = w.Write(content) // fails if the reader has closed the connection
+}

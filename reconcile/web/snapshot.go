@@ -1,0 +1,122 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"html/template"
+	"sync"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+)
+
+const (
+	// progressInterval is how often the progress of running jobs may change a view.
+	progressInterval = time.Second
+	// keepSnapshot is how long a snapshot is kept without readers.
+	keepSnapshot = time.Minute
+	// maxPoll is how long a request waits for a change. It is less than the write timeout of the server.
+	maxPoll = 40 * time.Second
+	// maxRendered limits the memory for the views of one snapshot.
+	maxRendered = 64
+)
+
+// snapshot is one status document with the views that were rendered from it.
+type snapshot struct {
+	view *status.View
+	doc  status.Status
+	made time.Time
+	busy bool // jobs run, so that their progress changes without a round
+
+	mu       sync.Mutex
+	rendered map[string]rendered
+}
+
+// rendered is the HTML of a view, and what identifies its content.
+type rendered struct {
+	html template.HTML
+	tag  string
+	code int // HTTP status
+}
+
+// snapshots keeps the last snapshot.
+type snapshots struct {
+	document func() (*status.View, status.Status, bool)
+
+	mu    sync.Mutex
+	last  *snapshot
+	clear *time.Timer
+}
+
+// current returns the snapshot of the last round, nil before the first one.
+func (s *snapshots) current(view *status.View) *snapshot {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if last := s.last; last != nil && last.view == view && (!last.busy || now.Sub(last.made) < progressInterval) {
+		s.clear.Reset(keepSnapshot)
+		return last
+	}
+	made, doc, ok := s.document()
+	if !ok {
+		return nil
+	}
+	s.last = &snapshot{view: made, doc: doc, made: now, busy: hasRunning(doc), rendered: map[string]rendered{}}
+	if s.clear != nil {
+		s.clear.Stop()
+	}
+	s.clear = time.AfterFunc(keepSnapshot, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.last = nil
+	})
+	return s.last
+}
+
+func hasRunning(doc status.Status) bool {
+	for _, image := range doc.Images {
+		for _, c := range image.Copies {
+			if c.Running && c.Node == doc.Node { // those of other nodes change with a round only
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// render returns a view of the snapshot for readers of a role. key identifies the view with its parameters.
+func (s *snapshot) render(t *template.Template, key string, role auth.Role, v view) (rendered, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key = role.String() + " " + key
+	if r, ok := s.rendered[key]; ok {
+		return r, nil
+	}
+	model, code := v.model(s, role)
+	var b bytes.Buffer
+	if err := t.ExecuteTemplate(&b, v.template, model); err != nil {
+		return rendered{}, err
+	}
+	sum := sha256.Sum256(b.Bytes())
+	r := rendered{template.HTML(b.String()), hex.EncodeToString(sum[:8]), code} // escaped by the template
+	if len(s.rendered) < maxRendered {
+		s.rendered[key] = r
+	}
+	return r, nil
+}
+
+// wait waits until a snapshot may differ from s.
+func (s *snapshot) wait(ctx context.Context, next <-chan struct{}) {
+	if s != nil && s.busy {
+		timed, cancel := context.WithTimeout(ctx, progressInterval)
+		defer cancel()
+		ctx = timed
+	}
+	select {
+	case <-next:
+	case <-ctx.Done():
+	}
+}
