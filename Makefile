@@ -4,19 +4,29 @@ FUZZTIME ?= 60s
 SEEDS ?= 10000
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+NFPM := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
+CYCLONEDX := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.10.0
 
 # All targets compile with the settings of the static binary, so that each package is compiled once.
 # Only the tests with the race detector need other settings.
 export CGO_ENABLED := 0
 export GOFLAGS += -trimpath
 
-.PHONY: help build demo test race check bench fuzz hostile simulate mutants chaos vulncheck
+.PHONY: help build dist dist-check demo test race check bench fuzz hostile simulate mutants chaos vulncheck
 
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2; next } /^## / { printf "%16s%s\n", "", substr($$0, 4) }' Makefile
 
 build: ## Build bin/backing-image-manager, a static binary.
 	$(GO) build -buildvcs=auto -ldflags='-s -w' -o $(BIN) ./cmd/backing-image-manager
+
+dist: ## Build dist/: deb, rpm and static binary for amd64 and arm64, with bills of materials and checksums.
+	rm -rf dist
+	NFPM=$(NFPM) CYCLONEDX=$(CYCLONEDX) internal/packages/build dist amd64 arm64
+
+dist-check: ## Build two clones of the commit and compare them, check the debs with lintian, and install them in a clean Debian.
+## Needs root, lintian, mmdebstrap and a mirror of Debian.
+	$(GO) test -timeout 2h -count 1 -run '^TestDist$$' -v ./examples -packages.check
 
 demo: build ## Show the program at work with two small images, without network or root.
 	$(BIN) demo

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,17 +45,17 @@ func (u unit) last(key string) string {
 // it.
 func TestSystemdAcceptsTheUnit(t *testing.T) {
 	need.Programs(t, "systemd-analyze")
-	for _, dropIn := range []string{"", "longhorn.conf"} {
+	for _, dropIns := range [][]string{nil, {"certificates.conf"}, {"certificates.conf", "longhorn.conf"}} {
 		dir := t.TempDir()
 		put := func(from, to string) {
 			data, err := os.ReadFile(filepath.Join("systemd", from))
 			if err != nil {
 				t.Fatal(err)
 			}
-			write(t, filepath.Join(dir, to, from), strings.ReplaceAll(string(data), "/usr/local/bin/backing-image-manager", builtImage(t).program))
+			write(t, filepath.Join(dir, to, from), strings.ReplaceAll(string(data), "ExecStart=backing-image-manager ", "ExecStart="+builtImage(t).program+" "))
 		}
 		put("backing-image-manager.service", "")
-		if dropIn != "" {
+		for _, dropIn := range dropIns {
 			put(dropIn, "backing-image-manager.service.d")
 		}
 		if out := run(t, dir, "systemd-analyze", "verify", "--man=no", "./backing-image-manager.service"); strings.Contains(out, "backing-image") {
@@ -66,18 +67,16 @@ func TestSystemdAcceptsTheUnit(t *testing.T) {
 }
 
 func TestSystemd(t *testing.T) {
-	for _, dropIn := range []string{"", "systemd/longhorn.conf"} {
-		t.Run(filepath.Base(dropIn), func(t *testing.T) {
+	for name, config := range map[string]string{"certificates.conf": "kubernetes/base/config", "longhorn.conf": "kubernetes/overlays/longhorn/config"} {
+		t.Run(name, func(t *testing.T) {
 			u := readUnit(t, "systemd/backing-image-manager.service")
-			config := configFiles(t, "kubernetes/base/config")
-			if dropIn != "" {
-				more := readUnit(t, dropIn)
+			for _, dropIn := range slices.Compact([]string{"certificates.conf", name}) {
+				more := readUnit(t, filepath.Join("systemd", dropIn))
 				for key := range maps.Keys(more) {
 					u[key] = append(u[key], more[key]...)
 				}
-				config = configFiles(t, "kubernetes/overlays/longhorn/config")
 			}
-			boot(t, u, config)
+			boot(t, u, configFiles(t, config))
 		})
 	}
 }
@@ -94,7 +93,7 @@ func boot(t *testing.T, u unit, config map[string]string) {
 	for _, n := range f.nodes {
 		disk := f.newDisk(t, user, user)
 		s := f.service(t, u, n, user, config, filepath.Join(crypto, n.Name))
-		s.Mounts = append(s.Mounts, container.Mount{Source: disk, Target: u.last("ReadWritePaths")})
+		s.Mounts = append(s.Mounts, container.Mount{Source: disk, Target: strings.TrimPrefix(u.last("ReadWritePaths"), "-")})
 		s.Start(t)
 		disks, started = append(disks, disk), append(started, s)
 	}
@@ -144,7 +143,7 @@ func (f *fleet) service(t *testing.T, u unit, n node, user int64, config map[str
 	if err := os.Chmod(configDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	args := strings.Fields(strings.ReplaceAll(u.last("ExecStart"), "%d", folder))
+	args := strings.Fields(strings.ReplaceAll("/usr/bin/"+u.last("ExecStart"), "%d", folder))
 	return &container.Container{
 		Args: args, Hostname: n.Name, Network: f.networks[n.Name], RootFS: f.rootFS(t), ReadOnly: u.last("ProtectSystem") == "strict",
 		NoNewPrivileges: u.last("NoNewPrivileges") == "yes", UID: user, GID: user, Memory: most << 20, StopTimeout: stop,

@@ -23,6 +23,8 @@ const (
 	// Kustomize builds the manifests of examples/kubernetes where kubectl, which includes it, is not
 	// installed. It is not a requirement of this module either.
 	Kustomize = "sigs.k8s.io/kustomize/kustomize/v5@v5.7.1"
+	// NFPM makes packages. It is the version of the Makefile.
+	NFPM = "github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2"
 )
 
 // List contains the programs in alphabetical order.
@@ -43,20 +45,22 @@ var List = []Program{
 	{Name: "mkfs.ext4", Packages: "e2fsprogs", Reason: "make a file system that does not share blocks"},
 	{Name: "mkfs.xfs", Packages: "xfsprogs", Reason: "make a file system that shares blocks between files"},
 	{Name: "mount", Packages: "mount", Reason: "mount small and read-only disks"},
+	{Name: "nfpm", Module: NFPM, Reason: "make packages of Debian and rpm"},
 	{Name: "node", Packages: "nodejs", Reason: "upload with tus-js-client"},
 	{Name: "npm", Packages: "npm", Reason: "install tus-js-client"},
 	{Name: "openssl", Packages: "openssl", Reason: "issue certificates as the documents show"},
 	{Name: "promtool", Packages: "prometheus", Extract: "usr/bin/promtool", Reason: "evaluate the rules and the dashboard of examples/prometheus"},
 	{Name: "qemu-img", Packages: "qemu-utils", Reason: "write and check qcow2 images"},
 	{Name: "qemu-io", Packages: "qemu-utils", Reason: "write into qcow2 images"},
+	{Name: "rpm", Packages: "rpm", Reason: "install the package"},
 	{Name: "runc", Packages: "runc", Reason: "run the daemon in containers as Kubernetes does"},
 	{Name: "setpriv", Packages: "util-linux", Reason: "run the program without privileges"},
 	{Name: "signify-openbsd", Packages: "signify-openbsd", Reason: "sign and verify as vendors do"},
 	{Name: "ssh-keygen", Packages: "openssh-client", Reason: "sign commits and verify their signatures"},
-	{Name: "systemd-analyze", Packages: "systemd", Reason: "check the units of examples/systemd"},
+	{Name: "systemd-analyze", Packages: "systemd", Reason: "check the units of examples/systemd, and boot a machine with the packages"},
 	{Name: "tc", Packages: "iproute2", Reason: "limit the rate of links between nodes"},
 	{Name: "tus-js-client", NPM: "testdata/tus", Reason: "upload as web pages do"},
-	{Name: "unshare", Packages: "util-linux", Reason: "run the program without a network"},
+	{Name: "unshare", Packages: "util-linux", Reason: "run the program without a network, and a machine in namespaces"},
 	{Name: "versitygw", Module: Versitygw, Reason: "serve S3"},
 	{Name: "xz", Packages: "xz-utils", Reason: "pack images for downloads"},
 	{Name: "zstd", Packages: "zstd", Reason: "unpack the disks that Longhorn wrote"},
