@@ -8,5 +8,5 @@
 //
 // Reading order: text.go (tables and words), plan.go (the plan of one node), cluster.go (the
 // plan of all nodes, and the difference of two configurations), markdown.go, status.go,
-// list.go, validation.go.
+// changes.go (what differs between two status documents), list.go, validation.go.
 package report
