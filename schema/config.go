@@ -118,6 +118,15 @@ type Settings struct {
 	Verify *VerifyPolicy `json:"verify,omitempty"`
 	// Report is where each node puts its status document; nil: nowhere. It is encoded like Verify.
 	Report *Report `json:"report,omitempty"`
+	// Web is what the web page needs to know. Like Image.Title it decides nothing, so it is neither encoded nor part of the
+	// config digest.
+	Web Web `json:"-"`
+}
+
+// Web is what the web page of a daemon needs to know.
+type Web struct {
+	// EditURL is the address at which a person can edit a file, with {file} in place of its path; "": unknown.
+	EditURL string
 }
 
 // MarshalJSON encodes the settings like a configuration file: intervals as "1h0m0s", orphans

@@ -31,7 +31,9 @@ type (
 		Suspend                         *rawSuspend
 		Verify                          *rawVerifyPolicy
 		Report                          *rawReport
+		Web                             *rawWeb
 	}
+	rawWeb          struct{ EditURL string }
 	rawReport       struct{ URL, Credentials string }
 	rawVerifyPolicy struct {
 		Required bool
@@ -153,6 +155,9 @@ func (d *decoder) settings(raw rawSettings) *Settings {
 		s.Verify = &VerifyPolicy{Required: v.Required, Exempt: sorted(v.Exempt)}
 	}
 	s.Report = d.reportTo(raw.Report)
+	if raw.Web != nil {
+		s.Web = Web{raw.Web.EditURL}
+	}
 	var err error
 	s.CleanupWaitInterval, err = interval(raw.CleanupWaitInterval, time.Minute)
 	d.reportError(err, "cleanupWaitInterval")

@@ -22,7 +22,8 @@ type imageModel struct {
 	Here        string // the node of the daemon
 	// CanDownload: this node has a copy to read, and CanUpload: an upload is what the image waits for.
 	CanDownload, CanUpload bool
-	HasOwnCopies           bool
+	// HasOwnCopies: a disk of this node has a copy, and CanRetry: an action on one has failed.
+	HasOwnCopies, CanRetry bool
 }
 
 // generation is one generation of an image, the declared one first.
@@ -76,6 +77,7 @@ func newImage(s *snapshot, name string, role auth.Role) (imageModel, int) {
 				row.Link = links[c.Node]
 			}
 			m.HasOwnCopies = m.HasOwnCopies || row.Own && !c.Absent()
+			m.CanRetry = m.CanRetry || row.Own && c.Failure != nil && c.Failure.Attempts > 0
 			g.Rows = append(g.Rows, row)
 		}
 		m.Generations = append(m.Generations, g)

@@ -142,6 +142,7 @@ func (s *Site) Routes() []Route {
 		"/disks":         disksView,
 		"/plan":          planView,
 		"/configuration": s.configurationView,
+		"/lines":         linesView,
 	} {
 		routes = append(routes, Route{pattern, read, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, v) }})
 	}
@@ -221,7 +222,8 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, make func(*http.Req
 	}
 	q := parseQuery(values)
 	v := make(r, q)
-	key := r.URL.Path + q.String()
+	values.Del("poll")
+	key := r.URL.Path + "?" + values.Encode()
 	ctx, cancel := context.WithTimeout(r.Context(), maxPoll)
 	defer cancel()
 	for {

@@ -442,3 +442,78 @@ func BenchmarkView(b *testing.B) {
 		})
 	}
 }
+
+func TestLinesToCommit(t *testing.T) {
+	v := newView(t)
+	v.Desired.Config.Settings.Web.EditURL = "https://git.example.com/edit/main/{file}"
+	r := newRig(t, v, "", "")
+	for query, want := range map[string]string{
+		"kind=create&name=new&source=download&url=https://example.com/a.raw&copies=all": "images:\n  new:\n    minNumberOfCopies: all\n    source:\n      download:\n        url: https://example.com/a.raw\n",
+		"kind=create&name=new&source=upload&url=":                                       "images:\n  new:\n    source:\n      upload: {}\n",
+		"kind=drain&place=node1":                                                        "nodes:\n  node1:\n    evictionRequested: true\n",
+		"kind=drain&place=node1/disk2":                                                  "nodes:\n  node1:\n    disks:\n      disk2:\n        evictionRequested: true\n",
+		"kind=suspend&image=parrot&reason=a:+%23b&until=2026-12-01":                     "images:\n  parrot:\n    suspend:\n      reason: &#39;a: #b&#39;\n      until: &#34;2026-12-01&#34;\n",
+		"kind=suspend&image=&reason=maintenance":                                        "settings:\n  suspend:\n    reason: maintenance\n",
+		"kind=checksum&image=parrot&checksum=sha256:" + strings.Repeat("a", 64):         "images:\n  parrot:\n    checksum: sha256:" + strings.Repeat("a", 64) + "\n",
+	} {
+		html := r.get("/lines?" + query).Body.String()
+		if !strings.Contains(html, ">"+want+"</pre>") {
+			t.Errorf("%s: no lines\n%s\nin\n%s", query, want, html)
+		}
+		if existing := !strings.Contains(query, "create") && !strings.Contains(query, "image=&"); existing != strings.Contains(html, `href="https://git.example.com/edit/main/config.yaml"`) {
+			t.Errorf("%s: wrong link to the file:\n%s", query, html)
+		}
+	}
+	for query, want := range map[string]string{
+		"kind=create&name=Bad+Name&url=https://example.com/a.raw":                   "name &#34;Bad Name&#34;",
+		"kind=create&name=new&source=download":                                      "an address is required",
+		"kind=create&name=parrot&url=https://example.com/a.raw":                     "is declared already",
+		"kind=create&name=new&url=ftp://example.com/a.raw":                          "url",
+		"kind=create&name=new&url=https://example.com/a.raw&copies=0.5":             "minNumberOfCopies",
+		"kind=create&name=new&url=https://example.com/a.raw&checksum=x%0Aimages:+1": "checksum",
+		"kind=checksum&image=parrot&checksum=abc":                                   "checksum",
+		"kind=suspend&image=&reason=x&until=soon":                                   "until",
+	} {
+		html := r.get("/lines?" + query).Body.String()
+		_, problems, _ := strings.Cut(html, `<div id="result"`)
+		if strings.Contains(html, "<pre") || !strings.Contains(problems, want) || !strings.Contains(problems, "alert failed") {
+			t.Errorf("%s: no problem with %q\n%s", query, want, problems)
+		}
+	}
+	for _, query := range []string{"", "kind=x", "kind=drain&place=node9", "kind=drain&place=node1/none", "kind=checksum&image=none&checksum=x", "kind=prune&confirm=yes", "kind=create&name=" + strings.Repeat("x", 5000)} {
+		if w := r.get("/lines?" + query); w.Code != http.StatusOK || strings.Contains(w.Body.String(), "<pre") {
+			t.Errorf("%s: status %d\n%s", query, w.Code, w.Body)
+		}
+	}
+}
+
+// The lines that confirm a prune name all orphans that the limit holds back, and those that are confirmed already.
+func TestLinesThatConfirmAPrune(t *testing.T) {
+	v := newView(t)
+	v.Desired.Config.Settings.PruneConfirmed = []disk.ID{{Name: "gone", UUID: "00000003"}}
+	for i, name := range []string{"old", "older"} {
+		ref := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: name, UUID: fmt.Sprintf("0000000%d", i)}}
+		a := plan.NewAction(plan.Blocked, ref, plan.Reason{Code: plan.CodePruneLimit, Text: "too many"}, 0)
+		v.Plan.Actions = append(v.Plan.Actions, a)
+	}
+	html := newRig(t, v, "", "").get("/lines?kind=prune&confirm=yes").Body.String()
+	if want := ">settings:\n  pruneConfirmed:\n  - gone-00000003\n  - old-00000000\n  - older-00000001\n</pre>"; !strings.Contains(html, want) {
+		t.Errorf("no %q in\n%s", want, html)
+	}
+}
+
+// Only admins see actions.
+func TestOnlyAdminsSeeActions(t *testing.T) {
+	r := newRig(t, newView(t), tokens, "")
+	for token, want := range map[string]bool{"0123456789a-peer": false, "0123456789a-admin": true} {
+		html := r.get("/images/parrot", func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }).Body.String()
+		for _, text := range []string{"data-post", "data-cleanup", "data-disk"} {
+			if strings.Contains(html, text) != want {
+				t.Errorf("%s: the page has %s: %v, want %v", token, text, !want, want)
+			}
+		}
+		if !strings.Contains(html, "Download the image") {
+			t.Errorf("%s: no download", token)
+		}
+	}
+}

@@ -18,23 +18,35 @@ function say(text) {
   live.textContent = text;
 }
 
-// update replaces the live parts of the view that differ. It keeps the focus and the checked boxes.
+// shown has the HTML of each live part as the daemon sent it.
+const shown = new Map();
+for (const part of document.querySelectorAll("[data-live]")) shown.set(part.id, part.outerHTML);
+
+// reveal shows what works with this script only.
+function reveal(root) {
+  for (const e of root.querySelectorAll("button[hidden]:not([data-stop]), .drop[hidden]")) e.hidden = false;
+}
+
+// update replaces the live parts of the view that differ. It keeps the focus, the checked boxes and what is open.
 function update(html) {
   const next = new DOMParser().parseFromString(html, "text/html");
-  localTimes(next);
   for (const part of next.querySelectorAll("[data-live]")) {
     const old = document.getElementById(part.id);
-    if (!old || old.innerHTML === part.innerHTML) continue;
+    const text = part.outerHTML;
+    if (!old || shown.get(part.id) === text) continue;
+    shown.set(part.id, text);
     const focused = old.contains(document.activeElement) && document.activeElement.id;
     const checked = [...old.querySelectorAll("input:checked")].map((box) => box.id);
-    const opened = [...old.querySelectorAll("details[open]")].map((d) => d.textContent);
+    const opened = [...old.querySelectorAll("details[open] summary")].map((d) => d.textContent);
     const scrolled = [...old.querySelectorAll(".scroll")].map((s) => s.scrollLeft);
+    localTimes(part);
+    reveal(part);
     old.replaceWith(document.adoptNode(part));
     for (const id of checked) {
       const box = id && document.getElementById(id);
       if (box) box.checked = true;
     }
-    for (const d of part.querySelectorAll("details")) d.open = opened.includes(d.textContent);
+    for (const d of part.querySelectorAll("details")) d.open = opened.includes(d.querySelector("summary").textContent);
     part.querySelectorAll(".scroll").forEach((s, i) => (s.scrollLeft = scrolled[i] ?? 0));
     if (focused) document.getElementById(focused)?.focus();
   }
@@ -92,14 +104,186 @@ function request(method, path, options = {}) {
   return fetch(body.dataset.prefix + path, { ...options, method, headers });
 }
 
-const signOut = document.getElementById("signout");
-if (signOut) {
-  signOut.hidden = false;
-  signOut.addEventListener("click", async () => {
-    await request("POST", "/signout");
-    location.assign(body.dataset.prefix + "/signin");
-  });
+document.getElementById("signout")?.addEventListener("click", async () => {
+  await request("POST", "/signout");
+  location.assign(body.dataset.prefix + "/signin");
+});
+
+// messageOf returns what a response says.
+async function messageOf(response) {
+  const text = await response.text();
+  try {
+    const body = JSON.parse(text);
+    return body.error ?? body.message ?? (body.copies ? "Requested for " + body.copies + " copies." : "Requested.");
+  } catch {
+    return response.ok ? "Requested." : "The daemon responds with status " + response.status + ".";
+  }
 }
 
+async function post(path) {
+  try {
+    return await messageOf(await request("POST", path));
+  } catch {
+    return "The daemon does not respond.";
+  }
+}
+
+// cleanUp requests the deletion of the selected copies, one after the other.
+async function cleanUp(image) {
+  const selected = [...document.querySelectorAll("input[data-disk]:checked")];
+  if (selected.length === 0) return say("Select copies first.");
+  const names = selected.map((box) => box.dataset.disk).join(", ");
+  if (!confirm("Delete the copies on " + names + "? A copy that is in use or needed is kept.")) return;
+  const results = [];
+  for (const box of selected) {
+    const query = new URLSearchParams({ disk: box.dataset.disk, uuid: box.dataset.uuid });
+    results.push(box.dataset.disk + ": " + (await post("/v1/images/" + image + "/cleanup?" + query)));
+    box.checked = false;
+  }
+  say(results.join("\n"));
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("button");
+  if (!button) return;
+  const { post: path, cleanup, copy } = button.dataset;
+  if (path) {
+    button.disabled = true;
+    say(await post(path));
+    button.disabled = false;
+  } else if (cleanup) {
+    await cleanUp(cleanup);
+  } else if (copy) {
+    await navigator.clipboard.writeText(document.getElementById(copy).textContent);
+    say("Copied.");
+  } else if ("stop" in button.dataset) {
+    uploading?.abort();
+  }
+});
+
+// Uploads use tus 1.0. The daemon knows how much it has, so that an upload continues after a pause, a cut or a restart of
+// either side when the same file is chosen again.
+
+const pieceSize = 4 << 20;
+let uploading = null;
+
+const base64 = (text) => btoa(String.fromCharCode(...new TextEncoder().encode(text)));
+
+function isZero(bytes) {
+  const words = new BigUint64Array(bytes, 0, bytes.byteLength >> 3);
+  for (let i = 0; i < words.length; i++) if (words[i] !== 0n) return false;
+  const rest = new Uint8Array(bytes, words.length * 8);
+  return rest.every((b) => b === 0);
+}
+
+// UploadError is the end of an upload, and not a cut.
+class UploadError extends Error {}
+
+async function tus(method, path, headers, content, signal) {
+  const response = await request(method, path, { headers: { "Tus-Resumable": "1.0.0", ...headers }, body: content, signal });
+  if (response.ok) return response;
+  const again = [409, 423, 429, 500, 502, 503, 504].includes(response.status) || (response.status === 404 && method !== "POST");
+  const message = method === "HEAD" ? "status " + response.status : await messageOf(response);
+  throw again ? new Error(message) : new UploadError(message);
+}
+
+// find returns the path and the offset of the upload of a file, which it begins if there is none.
+async function find(image, file, signal) {
+  const fingerprint = ["page", file.name, file.size, file.lastModified].join(" ");
+  const all = await (await tus("GET", "/v1/uploads", {}, undefined, signal)).json();
+  const known = all.find((u) => u.image === image);
+  if (known && (known.fingerprint !== fingerprint || known.length !== file.size)) {
+    throw new UploadError("Another file is being uploaded for this image.");
+  }
+  let id = known?.id;
+  if (!id) {
+    const metadata = "name " + base64(image) + ",fingerprint " + base64(fingerprint);
+    const created = await tus("POST", "/v1/uploads", { "Upload-Length": file.size, "Upload-Metadata": metadata }, undefined, signal);
+    id = created.headers.get("Location").split("/").pop();
+  }
+  const head = await tus("HEAD", "/v1/uploads/" + id, {}, undefined, signal);
+  return { path: "/v1/uploads/" + id, offset: Number(head.headers.get("Upload-Offset")) };
+}
+
+// send sends a file from an offset on. It returns when the daemon has accepted the whole file.
+async function send(to, file, progress, signal) {
+  for (let { path, offset } = to; offset < file.size; ) {
+    progress(offset);
+    let zeros = 0;
+    let piece = null;
+    while (offset + zeros < file.size) {
+      const bytes = await file.slice(offset + zeros, offset + zeros + pieceSize).arrayBuffer();
+      if (!isZero(bytes)) {
+        piece = bytes;
+        break;
+      }
+      zeros += bytes.byteLength;
+      if (zeros >= 64 * pieceSize) break;
+    }
+    const headers = { "Upload-Offset": offset, "Content-Type": "application/offset+octet-stream" };
+    const response = zeros
+      ? await tus("PATCH", path, { ...headers, "Upload-Zeros": zeros }, undefined, signal)
+      : await tus("PATCH", path, headers, piece, signal);
+    offset = Number(response.headers.get("Upload-Offset"));
+  }
+}
+
+async function upload(image, file) {
+  if (uploading) return;
+  const stop = (uploading = new AbortController());
+  const part = (id) => document.getElementById(id);
+  const show = (text) => part("uploaded") && (part("uploaded").textContent = text);
+  const progress = (sent) => {
+    const bar = part("progress");
+    if (!bar) return;
+    bar.hidden = false;
+    bar.value = sent / file.size;
+    show(Math.floor((sent / file.size) * 100) + " % of " + file.name);
+  };
+  const pause = document.querySelector("[data-stop]");
+  pause.hidden = false;
+  say("Uploading " + file.name + ".");
+  try {
+    for (let failures = 0; ; ) {
+      try {
+        const to = await find(image, file, stop.signal);
+        let before = to.offset;
+        await send(to, file, (sent) => (sent > before && (failures = 0), (before = sent), progress(sent)), stop.signal);
+        break;
+      } catch (e) {
+        if (e instanceof UploadError || stop.signal.aborted) throw e;
+        failures++;
+        show("interrupted: " + e.message + "; trying again");
+        await sleep(Math.min(10000, 250 * 2 ** failures));
+      }
+    }
+    progress(file.size);
+    show("uploaded");
+    say(file.name + " is uploaded.");
+  } catch (e) {
+    const text = stop.signal.aborted ? "Paused. Choose the same file again to continue." : "The upload failed: " + e.message;
+    show(text);
+    say(text);
+  } finally {
+    uploading = null;
+    pause.hidden = true;
+  }
+}
+
+document.addEventListener("change", (event) => {
+  const drop = event.target.closest?.("[data-upload]");
+  if (drop && event.target.files?.length) upload(drop.dataset.upload, event.target.files[0]);
+});
+for (const kind of ["dragover", "drop"]) {
+  document.addEventListener(kind, (event) => {
+    const drop = event.target.closest?.("[data-upload]");
+    if (!drop) return;
+    event.preventDefault();
+    if (kind === "drop" && event.dataTransfer.files.length) upload(drop.dataset.upload, event.dataTransfer.files[0]);
+  });
+}
+addEventListener("beforeunload", (event) => uploading && event.preventDefault());
+
+reveal(document);
 localTimes(document);
 if (body.dataset.view) follow(body.dataset.view);

@@ -1,0 +1,241 @@
+package web
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
+	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+)
+
+// linesModel is a form for one change of the configuration, and the lines to commit for it. The page never writes them.
+type linesModel struct {
+	Kind   string
+	Values map[string]string
+	Images []string // declared
+	Places []string // declared nodes, and disks as NODE/DISK
+	// Confirmed and Prunable are the orphans that the prune limit holds back: named in pruneConfirmed, and not.
+	Prunable []string
+	NoNodes  bool   // no nodes are declared: the command line names the disks
+	Lines    string // "": the form is not complete
+	Where    string // what to do with the lines
+	File     string // that has the declaration; "": a new one
+	Edit     string // the address at which the file can be edited; "": unknown
+	Problems []string
+}
+
+// The kinds of changes.
+const (
+	createImage    = "create"
+	changeChecksum = "checksum"
+	drain          = "drain"
+	suspendImage   = "suspend"
+	confirmPrune   = "prune"
+)
+
+// fields are the values of each form.
+var fields = map[string][]string{
+	createImage:    {"name", "source", "url", "checksum", "copies"},
+	changeChecksum: {"image", "checksum", "url"},
+	drain:          {"place"},
+	suspendImage:   {"image", "reason", "by", "until"},
+	confirmPrune:   {"confirm"},
+}
+
+const maxValue = 2000
+
+func linesView(r *http.Request, _ query) view {
+	values := r.URL.Query()
+	return view{"Lines to commit", "lines", func(s *snapshot, _ auth.Role) (any, int) {
+		return newLines(s, values), http.StatusOK
+	}}
+}
+
+func newLines(s *snapshot, values url.Values) linesModel {
+	config := s.view.Desired.Config
+	m := linesModel{Kind: values.Get("kind"), Values: map[string]string{}, Images: slices.Sorted(maps.Keys(config.Images)), Prunable: prunable(s)}
+	if fields[m.Kind] == nil {
+		m.Kind = createImage
+	}
+	for _, name := range fields[m.Kind] {
+		text := printable.Line(strings.TrimSpace(values.Get(name)))
+		if len(text) > maxValue {
+			text = ""
+		}
+		m.Values[name] = text
+	}
+	for _, name := range slices.Sorted(maps.Keys(config.Nodes)) {
+		node := config.Nodes[name]
+		m.Places = append(m.Places, name)
+		for _, d := range slices.Sorted(maps.Keys(node.Disks)) {
+			m.Places = append(m.Places, schema.DiskRef{Node: name, Disk: d}.String())
+		}
+	}
+	m.NoNodes = len(m.Places) == 0
+	switch m.Kind {
+	case createImage:
+		m.create()
+	case changeChecksum:
+		m.changeChecksum(config)
+	case drain:
+		m.drain(config)
+	case suspendImage:
+		m.suspend(config)
+	case confirmPrune:
+		m.confirmPrune(config)
+	}
+	if edit := config.Settings.Web.EditURL; edit != "" && m.File != "" && m.Lines != "" {
+		m.Edit = strings.ReplaceAll(edit, "{file}", (&url.URL{Path: m.File}).EscapedPath())
+	}
+	return m
+}
+
+// object is a mapping in the lines.
+type object = map[string]any
+
+// write sets the lines.
+func (m *linesModel) write(o object, where, file string) {
+	text, err := yaml.Marshal(o)
+	if err != nil {
+		panic("web: encode lines: " + err.Error()) // they consist of texts and numbers
+	}
+	m.Lines, m.Where, m.File = string(text), where, file
+}
+
+// check sets the problems that the lines have as a configuration of their own.
+func (m *linesModel) check() {
+	r := schema.NewLoader().Load(context.Background(), configdir.Snapshot{Files: []configdir.File{{Path: "lines.yaml", Data: []byte(m.Lines)}}})
+	for _, p := range r.Errors {
+		m.Problems = append(m.Problems, p.String())
+	}
+	if len(m.Problems) > 0 {
+		m.Lines = ""
+	}
+}
+
+func (m *linesModel) create() {
+	name, source := m.Values["name"], object{}
+	switch {
+	case name == "":
+		return
+	case m.Values["source"] == "upload":
+		source["upload"] = object{}
+	case m.Values["url"] == "":
+		m.Problems = []string{"an address is required, unless the source is an upload"}
+		return
+	default:
+		source["download"] = object{"url": m.Values["url"]}
+	}
+	image := object{"source": source}
+	if m.Values["checksum"] != "" {
+		image["checksum"] = m.Values["checksum"]
+	}
+	switch n, err := strconv.Atoi(m.Values["copies"]); {
+	case m.Values["copies"] == "":
+	case err == nil:
+		image["minNumberOfCopies"] = n
+	default:
+		image["minNumberOfCopies"] = m.Values["copies"]
+	}
+	if slices.Contains(m.Images, name) {
+		m.Problems = []string{fmt.Sprintf("an image %s is declared already", name)}
+		return
+	}
+	m.write(object{"images": object{name: image}}, "Commit these lines as a new file "+name+".yaml of the config directory.", "")
+	m.check()
+}
+
+// changed returns where to write lines into the declaration of an image.
+func changed(image schema.Image) (where, file string) {
+	return fmt.Sprintf("Change the declaration in %s, line %d, so that it has these values. In a manifest, the fields have other names.", image.Pos.File, image.Pos.Line), image.Pos.File
+}
+
+func (m *linesModel) changeChecksum(config schema.Config) {
+	image, declared := config.Images[m.Values["image"]]
+	if !declared || m.Values["checksum"] == "" {
+		return
+	}
+	if _, err := disk.ParseDigest(m.Values["checksum"]); err != nil {
+		m.Problems = []string{err.Error()}
+		return
+	}
+	change := object{"checksum": m.Values["checksum"]}
+	if m.Values["url"] != "" {
+		change["source"] = object{"download": object{"url": m.Values["url"]}}
+	}
+	where, file := changed(image)
+	m.write(object{"images": object{image.ID.Name: change}}, where, file)
+}
+
+func (m *linesModel) drain(config schema.Config) {
+	node, name, isDisk := strings.Cut(m.Values["place"], "/")
+	declared, ok := config.Nodes[node]
+	if _, known := declared.Disks[name]; !ok || isDisk && !known {
+		return
+	}
+	change := object{"evictionRequested": true}
+	if isDisk {
+		change = object{"disks": object{name: change}}
+	}
+	m.write(object{"nodes": object{node: change}},
+		fmt.Sprintf("Add evictionRequested to the declaration of the node in %s, line %d. Its copies move to other disks, and are deleted here when that is safe.", declared.Pos.File, declared.Pos.Line), declared.Pos.File)
+}
+
+func (m *linesModel) suspend(config schema.Config) {
+	if m.Values["reason"] == "" {
+		return
+	}
+	by := object{"reason": m.Values["reason"]}
+	for _, name := range []string{"by", "until"} {
+		if m.Values[name] != "" {
+			by[name] = m.Values[name]
+		}
+	}
+	image, declared := config.Images[m.Values["image"]]
+	switch {
+	case declared:
+		where, file := changed(image)
+		m.write(object{"images": object{image.ID.Name: object{"suspend": by}}}, where, file)
+	case m.Values["image"] == "":
+		m.write(object{"settings": object{"suspend": by}}, "Add this to the settings, in the file that has them or in a new one. Nothing starts and nothing is deleted while it holds.", "")
+		m.check()
+	}
+}
+
+func (m *linesModel) confirmPrune(config schema.Config) {
+	if m.Values["confirm"] == "" || len(m.Prunable) == 0 {
+		return
+	}
+	all := slices.Clone(m.Prunable)
+	for _, id := range config.Settings.PruneConfirmed {
+		if !slices.Contains(all, id.String()) {
+			all = append(all, id.String())
+		}
+	}
+	slices.Sort(all)
+	m.write(object{"settings": object{"pruneConfirmed": all}},
+		"Set this in the settings, in the file that has them or in a new one. The copies of these images are then deleted after their clean-up interval.", "")
+}
+
+// prunable returns the orphans that the prune limit holds back on this node.
+func prunable(s *snapshot) []string {
+	var all []string
+	for _, a := range s.doc.Plan.Actions {
+		if id := a.CopyRef().ID.String(); a.Code == plan.CodePruneLimit && !slices.Contains(all, id) {
+			all = append(all, id)
+		}
+	}
+	return all
+}
