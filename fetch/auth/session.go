@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"maps"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -20,7 +21,7 @@ import (
 // A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
 // does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
 // that is derived from the token. So a session survives a restart of the daemon, and ends when its token is removed. Only
-// the sessions that were signed out are stored, until they would end.
+// the sessions that were signed out are stored, until they would end or the daemon ends.
 //
 // A browser sends the cookie by itself. So a request that changes state also needs RequestToken in the header
 // RequestTokenHeader, which only a page of the same origin can read.
@@ -60,30 +61,42 @@ func (id sessionID) code(token, purpose string) []byte {
 	return mac.Sum(nil)
 }
 
-// signedOut has the sessions that were ended by their owner. It is safe for concurrent use.
+// maxSignedOut limits how many sessions of a role are stored because they were signed out: whoever knows a token can begin and
+// end any number of them.
+const maxSignedOut = 4096
+
+// signedOut has the sessions that were ended by their owner, by role. If a role has too many of them, all its sessions end. It
+// is safe for concurrent use.
 type signedOut struct {
-	mu  sync.Mutex
-	all map[sessionID]bool
+	mu sync.Mutex
+	of [RoleAdmin + 1]struct {
+		all   map[sessionID]bool
+		until time.Time // all sessions that would end by then have ended
+	}
 }
 
-func (s *signedOut) add(id sessionID, now time.Time) {
+func (s *signedOut) add(role Role, id sessionID, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for old := range s.all {
-		if now.After(old.ends()) {
-			delete(s.all, old)
-		}
+	of := &s.of[role]
+	if len(of.all) >= maxSignedOut {
+		maps.DeleteFunc(of.all, func(old sessionID, _ bool) bool { return now.After(old.ends()) })
 	}
-	if s.all == nil {
-		s.all = map[sessionID]bool{}
+	if len(of.all) >= maxSignedOut {
+		of.until = now.Add(sessionLifetime)
+		clear(of.all)
 	}
-	s.all[id] = true
+	if of.all == nil {
+		of.all = map[sessionID]bool{}
+	}
+	of.all[id] = true
 }
 
-func (s *signedOut) has(id sessionID) bool {
+func (s *signedOut) has(role Role, id sessionID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.all[id]
+	of := &s.of[role]
+	return of.all[id] || !id.ends().After(of.until)
 }
 
 // isSecure reports whether the browser uses TLS, with the daemon or with a proxy before it. A caller that lies about that
@@ -116,7 +129,7 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 			continue
 		}
 		copy(id[:], raw)
-		if ends := id.ends(); !now.Before(ends) || ends.After(now.Add(sessionLifetime+time.Minute)) || a.signedOut.has(id) {
+		if ends := id.ends(); !now.Before(ends) || ends.After(now.Add(sessionLifetime+time.Minute)) {
 			continue
 		}
 		for _, known := range a.tokens.current() {
@@ -124,9 +137,10 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 				s = Session{known.role, base64.RawURLEncoding.EncodeToString(id.code(known.token, "request"))}
 			}
 		}
-		if s.Role > RoleNone {
+		if s.Role > RoleNone && !a.signedOut.has(s.Role, id) {
 			return s, id, true
 		}
+		s = Session{}
 	}
 	return s, id, false
 }
@@ -181,7 +195,7 @@ func (a *Authorizer) SignOut(w http.ResponseWriter, r *http.Request) error {
 		return errNoRequestToken
 	}
 	if ok {
-		a.signedOut.add(id, time.Now())
+		a.signedOut.add(s.Role, id, time.Now())
 	}
 	http.SetCookie(w, a.cookie(r, "", -1))
 	return nil

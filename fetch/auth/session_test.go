@@ -154,6 +154,40 @@ func TestSignOutEndsTheSession(t *testing.T) {
 	}
 }
 
+// A caller with a token of the role peer may sign out as often as it likes: that takes limited memory, brings no ended session
+// back, and ends no session of an admin.
+func TestSignedOutSessionsTakeLimitedMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAuthorizer(t, loadTokenText(t, "peer "+peerToken+"\nadmin "+adminToken), ":8000", false)
+		valid := func(cookie *http.Cookie) bool { _, ok := a.Session(send("GET", cookie)); return ok }
+		signOut := func(cookie *http.Cookie) {
+			t.Helper()
+			s, _ := a.Session(send("GET", cookie))
+			if err := a.SignOut(httptest.NewRecorder(), send("POST", cookie, RequestTokenHeader, s.RequestToken)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ended, admin := signIn(t, a, peerToken), signIn(t, a, adminToken)
+		signOut(ended)
+		for range maxSignedOut {
+			signOut(signIn(t, a, peerToken))
+		}
+		if n := len(a.signedOut.of[RolePeer].all); n > maxSignedOut {
+			t.Errorf("%d sessions are stored", n)
+		}
+		if valid(ended) {
+			t.Error("an ended session is valid again")
+		}
+		if !valid(admin) {
+			t.Error("the session of an admin has ended")
+		}
+		time.Sleep(time.Second)
+		if !valid(signIn(t, a, peerToken)) {
+			t.Error("a new session is not valid")
+		}
+	})
+}
+
 // Sessions survive a restart, and end when their token is removed.
 func TestSessionDependsOnItsToken(t *testing.T) {
 	load := func(text string) *Authorizer { return newAuthorizer(t, loadTokenText(t, text), ":8000", false) }
