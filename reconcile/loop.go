@@ -26,7 +26,7 @@ type LoopOptions struct {
 	Node     string        // the name of this node
 	Disks    []string      // see plan.NewDesired
 	Peers    *peer.Client  // queries the other declared nodes; nil: there are no peers
-	Client   fetch.Client  // sends reports
+	Client   fetch.Client  // sends reports and notifications
 	// SignedCommits are the rules for commits of Dir; nil: Dir need not be in a checkout, and commits need no signature.
 	SignedCommits *SignedCommits
 	Log           *slog.Logger
@@ -56,6 +56,7 @@ type Loop struct {
 	view      atomic.Pointer[status.View]
 	reporter  *reporter
 	nextRound atomic.Pointer[chan struct{}] // closed at the end of the next round
+	notifier  *notifier
 }
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
@@ -73,7 +74,7 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	if o.SignedCommits != nil {
 		l.commits.rules = *o.SignedCommits
 	}
-	l.reporter = newReporter(l, o)
+	l.reporter, l.notifier = newReporter(l, o), newNotifier(l, o)
 	return l
 }
 
@@ -99,8 +100,13 @@ func (l *Loop) Status() (status.Status, bool) {
 		return status.Status{}, false
 	}
 	s := v.Status(l.Transfers())
-	s.Report = l.reporter.state.status()
+	l.AddDeliveries(&s)
 	return s, true
+}
+
+// AddDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
+func (l *Loop) AddDeliveries(s *status.Status) {
+	s.Report, s.Notify = l.reporter.state.status(), l.notifier.state.status()
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
@@ -114,7 +120,7 @@ func (l *Loop) Transfers() map[plan.CopyRef]job.Transfer { return l.reconciler.T
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts {
 	c := l.reconciler.jobs.transfers.counts()
-	c.Reports = l.reporter.state.total()
+	c.Reports, c.Notifications = l.reporter.state.total(), l.notifier.state.total()
 	return c
 }
 
@@ -132,9 +138,20 @@ func (l *Loop) Run(ctx context.Context) error {
 	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
 	beside.Go(func() { l.directory.run(ctx, events) })
 	beside.Go(func() { l.reporter.run(ctx) })
+	beside.Go(func() { l.notifier.run(ctx) })
 	replicas := newReplicaWatch(l.options.Log)
 	defer replicas.close()
-	return errors.Join(l.run(ctx, replicas), l.reconciler.Close())
+	err := l.run(ctx, replicas)
+	if v := l.View(); v != nil {
+		l.recordNotifications(v) // what was sent since the last round
+	}
+	return errors.Join(err, l.reconciler.Close())
+}
+
+// recordNotifications writes the record of the notifications to the disks, if it changed.
+func (l *Loop) recordNotifications(v *status.View) {
+	failed := l.notifier.persist(v, slices.Collect(maps.Values(l.reconciler.disks.folders())))
+	l.health.set(notificationsNotRecorded, l.options.Node, failed != nil, fmt.Sprint(failed))
 }
 
 func (l *Loop) run(ctx context.Context, replicas *replicaWatch) error {
@@ -295,6 +312,7 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	l.requested.dropObsolete(v.Desired, v.Observed, v.Plan)
 	l.health.update(v.Desired, v.Observed)
 	l.publish(v)
+	l.recordNotifications(v)
 	next := l.options.Interval
 	for _, a := range v.Plan.Actions {
 		if wait := a.Until.Sub(v.Observed.Now); !a.Until.IsZero() && wait > 0 {
@@ -324,7 +342,9 @@ var (
 	diskReadOnly    = condition{"disk", "disk read-only", "disk writable again", "effect"}
 	// Until the commit is recorded, a restarted manager accepts an older one.
 	commitNotRecorded = condition{"node", "commit not recorded on a disk", "commit recorded on all disks", "error"}
-	diskDisputed      = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
+	// Until they are recorded, a restarted manager may repeat notifications.
+	notificationsNotRecorded = condition{"node", "notifications not recorded on a disk", "notifications recorded on all disks", "error"}
+	diskDisputed             = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
 )
 
 // update logs what changed since the last round.

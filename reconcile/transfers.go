@@ -28,8 +28,8 @@ type Counts struct {
 	Failed map[string]int64
 	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
 	Proofs map[plan.ProofResult]int64
-	// Reports are the status documents that were sent to settings.report.
-	Reports DeliveryCounts
+	// Reports are the status documents that were sent to settings.report, and Notifications the messages to settings.notify.
+	Reports, Notifications DeliveryCounts
 }
 
 func (t *transfers) add(key plan.CopyRef, one job.Transfer) {

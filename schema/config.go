@@ -118,6 +118,8 @@ type Settings struct {
 	Verify *VerifyPolicy `json:"verify,omitempty"`
 	// Report is where each node puts its status document; nil: nowhere. It is encoded like Verify.
 	Report *Report `json:"report,omitempty"`
+	// Notify is where changes of state are sent; nil: nowhere. It is encoded like Verify.
+	Notify *Notify `json:"notify,omitempty"`
 	// Web is what the web page needs to know. Like Image.Title it decides nothing, so it is neither encoded nor part of the
 	// config digest.
 	Web Web `json:"-"`

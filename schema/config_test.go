@@ -97,6 +97,9 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 	if r := s.Report; r == nil || r.Credentials != "reports" || r.URLOf("node-1.b") != "https://status.example.com/edge/node-1.b.json?key=1" {
 		t.Errorf("settings.report is %+v", r)
 	}
+	if n := s.Notify; n == nil || *n != (Notify{"https://alerts.example.com/api/v2/alerts", NotifyAlertmanager, "alerts", "edge-7"}) {
+		t.Errorf("settings.notify is %+v", n)
+	}
 	if want := "https://git.example.com/edit/main/{file}"; s.Web.EditURL != want {
 		t.Errorf("settings.web is %+v", s.Web)
 	}

@@ -57,7 +57,7 @@ func (m *merger) checkImages() {
 func (m *merger) checkLoopback() {
 	for k, defined := range m.declared {
 		if k.section != imagesSection {
-			continue // checkReport has rejected it
+			continue // checkDestination has rejected it
 		}
 		for _, d := range defined {
 			for _, p := range d.checked.loopback {

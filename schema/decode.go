@@ -31,10 +31,12 @@ type (
 		Suspend                         *rawSuspend
 		Verify                          *rawVerifyPolicy
 		Report                          *rawReport
+		Notify                          *rawNotify
 		Web                             *rawWeb
 	}
 	rawWeb          struct{ EditURL string }
 	rawReport       struct{ URL, Credentials string }
+	rawNotify       struct{ URL, Format, Credentials, Cluster string }
 	rawVerifyPolicy struct {
 		Required bool
 		Exempt   []string
@@ -154,7 +156,7 @@ func (d *decoder) settings(raw rawSettings) *Settings {
 	if v := raw.Verify; v != nil {
 		s.Verify = &VerifyPolicy{Required: v.Required, Exempt: sorted(v.Exempt)}
 	}
-	s.Report = d.reportTo(raw.Report)
+	s.Report, s.Notify = d.reportTo(raw.Report), d.notify(raw.Notify)
 	if raw.Web != nil {
 		s.Web = Web{raw.Web.EditURL}
 	}

@@ -149,7 +149,8 @@ func (m *merger) checkSection(s section, l *Loader) {
 	case settingsSection:
 		m.settings = l.settings(m.all(settingsSection))
 	case nodesSection:
-		if m.checkReport(l) {
+		report, notify := m.checkDestination(l, "report"), m.checkDestination(l, "notify")
+		if report || notify {
 			m.settings = l.settings(m.all(settingsSection))
 		}
 	case imagesSection:

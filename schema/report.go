@@ -62,6 +62,42 @@ func (d *decoder) reportTo(raw *rawReport) *Report {
 	return r
 }
 
+// Notify is where changes of state are sent.
+type Notify struct {
+	URL         string       `json:"url"`
+	Format      NotifyFormat `json:"format"`
+	Credentials string       `json:"credentials,omitempty"` // name of a folder below --secrets-dir; "": none
+	Cluster     string       `json:"cluster,omitempty"`     // name of this cluster in the messages; "": none
+}
+
+// NotifyFormat is the form of messages, spelled as in the configuration.
+type NotifyFormat string
+
+// The formats.
+const (
+	NotifyAlertmanager NotifyFormat = "alertmanager"
+	NotifyCloudEvents  NotifyFormat = "cloudevents"
+)
+
+// Server returns the scheme and host of the address, without secrets.
+func (n Notify) Server() string { return server(n.URL) }
+
+func (d *decoder) notify(raw *rawNotify) *Notify {
+	if raw == nil {
+		return nil
+	}
+	n := &Notify{URL: strings.TrimSpace(raw.URL), Format: NotifyFormat(raw.Format), Credentials: raw.Credentials, Cluster: raw.Cluster}
+	if n.URL == unknownURL {
+		return n
+	}
+	at := document.Path{"notify", "url"}
+	u := d.destination(n.URL, at, "http", "https")
+	if u != nil && n.Format == NotifyAlertmanager && !strings.HasSuffix(u.Path, "/api/v2/alerts") {
+		d.report(at, "is not the address of alerts of an Alertmanager", "end it with /api/v2/alerts")
+	}
+	return n
+}
+
 // destination checks an address to which this program sends documents, and returns it if it is one. No message contains
 // the address: it may contain a password or a token.
 func (d *decoder) destination(text string, at document.Path, schemes ...string) *url.URL {
@@ -93,10 +129,10 @@ func (d *decoder) destination(text string, at document.Path, schemes ...string) 
 	return nil
 }
 
-// checkReport checks the setting report against the other settings and the nodes: two nodes must not write one document. It
-// reports whether another definition of it is in force now, or none.
-func (m *merger) checkReport(l *Loader) (changed bool) {
-	k := key{settingsSection, "report"}
+// checkDestination checks one of the settings report and notify against the other settings and the nodes: two nodes must not
+// write one document. It reports whether another definition of it is in force now, or none.
+func (m *merger) checkDestination(l *Loader, setting string) (changed bool) {
+	k := key{settingsSection, setting}
 	reject := func(d *definition) *document.Problem {
 		switch r := d.checked.settings; {
 		case len(d.checked.loopback) > 0 && !m.settings.AllowLoopbackSources:

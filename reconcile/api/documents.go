@@ -99,6 +99,7 @@ func (d *documents) current() (s *status.Status, ok bool) {
 		return nil, true
 	}
 	made := view.Status(transfers)
+	d.loop.AddDeliveries(&made)
 	content := made.ContentSum()
 	sum := sha256.Sum256(append(content[:], progress...))
 	d.view, d.progress, d.etag = view, progress, `"`+hex.EncodeToString(sum[:16])+`"`
@@ -114,6 +115,7 @@ func (d *documents) snapshot() (*status.View, status.Status, bool) {
 		return nil, status.Status{}, false
 	}
 	s := view.Status(d.loop.Transfers())
+	d.loop.AddDeliveries(&s)
 	s.AddSends(d.peers.Sends)
 	return view, s, true
 }

@@ -75,8 +75,8 @@ var (
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
 	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970. A repair does not change it, and it is forgotten with the copy. Disks without such a copy have no value.", "disk")
 	rounds        = counter("rounds_total", "Number of reconcile rounds.")
-	deliveries    = counter("deliveries_total", "Number of messages that this node sent to the server of a setting (\"report\"), by result: \"accepted\" or \"failed\".", "setting", "result")
-	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\") did not accept the last message of this node, 0 otherwise. Without the setting there is no value.", "setting")
+	deliveries    = counter("deliveries_total", "Number of messages that this node sent to the server of a setting (\"report\" or \"notify\"), by result: \"accepted\" or \"failed\".", "setting", "result")
+	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\" or \"notify\") did not accept the last message of this node, 0 otherwise. Without the setting there is no value.", "setting")
 	lastRound     = gauge("last_round_timestamp_seconds", "Start of the last reconcile round, in seconds since 1970.")
 )
 
@@ -113,8 +113,10 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for result, name := range proofNames {
 		send.value(proofs, float64(counts.Proofs[result]), name)
 	}
-	send.value(deliveries, float64(counts.Reports.Accepted), "report", "accepted")
-	send.value(deliveries, float64(counts.Reports.Failed), "report", "failed")
+	for setting, n := range map[string]reconcile.DeliveryCounts{"report": counts.Reports, "notify": counts.Notifications} {
+		send.value(deliveries, float64(n.Accepted), setting, "accepted")
+		send.value(deliveries, float64(n.Failed), setting, "failed")
+	}
 	v := c.loop.View()
 	if v == nil {
 		return
@@ -129,6 +131,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	send.suspended(status)
 	send.peers(time.Now(), status.Peers)
 	send.failing("report", status.Report)
+	send.failing("notify", status.Notify)
 	send.plan(status.Plan)
 	active := map[plan.Op]int{}
 	for _, t := range c.loop.Transfers() {

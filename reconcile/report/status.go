@@ -26,6 +26,7 @@ func WriteStatus(w io.Writer, s status.Status) error {
 	b.linef("Node %s, as of %s", s.Node, s.Time.Format(time.RFC3339))
 	writeConfig(&b, s.Config)
 	writeDelivery(&b, "report", s.Report)
+	writeDelivery(&b, "notify", s.Notify)
 	writePeers(&b, s)
 	writeDisks(&b, s)
 	writeImages(&b, s)

@@ -12,7 +12,7 @@ import (
 // responses of peers, times that are computed from a duration in each round, durations in messages, the progress of jobs, and
 // the free space of disks.
 func (s Status) ContentSum() [sha256.Size]byte {
-	s.Time, s.Report = time.Time{}, nil
+	s.Time = time.Time{}
 	s.Peers, s.Disks, s.Images = slices.Clone(s.Peers), slices.Clone(s.Disks), slices.Clone(s.Images)
 	for i := range s.Peers {
 		p := &s.Peers[i]

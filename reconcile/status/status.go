@@ -35,8 +35,10 @@ type Status struct {
 	Disks  []DiskStatus  `json:"disks"`  // the declared and the observed disks, sorted by name
 	Images []ImageStatus `json:"images"` // sorted by name and uuid
 	Plan   plan.Plan     `json:"plan"`   // of this node
-	// Report is the outcome of settings.report; null without that setting, and in the reported document.
+	// Report and Notify are the outcomes of settings.report and settings.notify; null without the setting, and in a reported
+	// document.
 	Report *Delivery `json:"report,omitempty"`
+	Notify *Delivery `json:"notify,omitempty"`
 }
 
 // ConfigStatus is the configuration that the node applies, and what is wrong with it.

@@ -1,0 +1,310 @@
+package reconcile
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// notifying is a cluster of notifiers in a bubble of package synctest, with one server that records what it accepts.
+type notifying struct {
+	t       *testing.T
+	format  schema.NotifyFormat
+	nodes   map[string]*notifyingNode
+	failing string // the node whose copy fails; "": none
+	refuse  map[string]error
+	got     []received // what the server accepted, since the last call of events
+}
+
+type notifyingNode struct {
+	*notifier
+	disks []*disk.Disk
+	stop  context.CancelFunc
+	away  bool
+	mute  bool // it does not send, and claims nothing else
+}
+
+type received struct{ node, kind, id string }
+
+func startNotifying(t *testing.T, format schema.NotifyFormat, nodes int) *notifying {
+	c := &notifying{t: t, format: format, nodes: map[string]*notifyingNode{}, refuse: map[string]error{}}
+	for i := range nodes {
+		c.start(fmt.Sprintf("node%d", i+1), nil)
+	}
+	c.round()
+	return c
+}
+
+// start starts the process of a node, with the disks of the one before.
+func (c *notifying) start(node string, disks []*disk.Disk) {
+	if disks == nil {
+		dir := c.t.TempDir()
+		_, err := disk.Init(dir)
+		must(c.t, err)
+		d, err := disk.Open(dir)
+		must(c.t, err)
+		c.t.Cleanup(func() { d.Close() })
+		disks = []*disk.Disk{d}
+	}
+	ctx, stop := context.WithCancel(c.t.Context())
+	log := slog.New(slog.DiscardHandler)
+	n := &notifyingNode{NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: node, Log: log}).notifier, disks, stop, false, false}
+	n.state.random = func() float64 { return 0 }
+	n.send = func(_ context.Context, _ schema.Settings, m fetch.Message) error { return c.receive(n, m) }
+	c.nodes[node] = n
+	go n.run(ctx)
+}
+
+func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
+	switch err := c.refuse[n.node]; {
+	case n.mute:
+		return nil
+	case err != nil:
+		return err
+	}
+	if c.format == schema.NotifyCloudEvents {
+		var e struct{ ID, Type string }
+		must(c.t, json.Unmarshal(m.Body, &e))
+		c.got = append(c.got, received{n.node, strings.TrimPrefix(e.Type, "backing-image-manager."), e.ID})
+		return nil
+	}
+	var alerts []struct {
+		Labels map[string]string
+		EndsAt time.Time
+	}
+	must(c.t, json.Unmarshal(m.Body, &alerts))
+	for _, a := range alerts {
+		kind := a.Labels["alertname"]
+		if !a.EndsAt.After(time.Now()) {
+			kind += " over"
+		}
+		c.got = append(c.got, received{n.node, kind, fmt.Sprint(a.Labels)})
+	}
+	return nil
+}
+
+// view returns what a node observes.
+func (c *notifying) view(node string) *status.View {
+	v := &status.View{Loaded: true, Desired: plan.Desired{Node: node, Digest: "d1", Allowed: schema.Everything}, Observed: plan.Observed{
+		Now: time.Now().UTC(), Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{},
+	}}
+	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	image := schema.Image{ID: id, Copies: len(c.nodes), Source: schema.Source{Upload: &schema.Upload{}}}
+	v.Desired.Config = schema.Config{
+		Settings: schema.Settings{RecoveryWaitInterval: 5 * time.Minute, Notify: &schema.Notify{URL: "https://a.example/api/v2/alerts", Format: c.format}},
+		Nodes:    map[string]schema.Node{}, Images: map[string]schema.Image{"parrot": image},
+	}
+	for name, n := range c.nodes {
+		v.Desired.Config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/d", AllowScheduling: true}}}
+		ref := schema.DiskRef{Node: name, Disk: "disk1"}
+		v.Observed.Disks[ref] = plan.Disk{Path: "/d", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{
+			id: {Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, Size: 1, SHA512: disk.Digest{}}}}}
+		if name == c.failing {
+			v.Observed.Disks[ref].Copies[id] = plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
+			v.Observed.Failures[plan.CopyRef{Disk: ref, ID: id}] = plan.Failure{Attempts: 1, Since: time.Now(), RetryAt: time.Now().Add(time.Hour), Message: "no route to host"}
+		}
+		if name == node {
+			continue
+		}
+		p := plan.Peer{Queried: true, ConfigDigest: "d1", LastResponse: time.Now().UTC()}
+		if n.away {
+			p.Problem, p.UnreachableFor = "connection refused", time.Hour
+		}
+		v.Observed.Peers[name] = p
+	}
+	return v
+}
+
+// round does a round of every node.
+func (c *notifying) round() {
+	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
+		if n := c.nodes[name]; !n.away {
+			v := c.view(name)
+			n.loop.view.Store(v)
+			must(c.t, n.persist(v, n.disks))
+		}
+	}
+}
+
+// pass lets time pass, with a round every five seconds.
+func (c *notifying) pass(d time.Duration) {
+	for range d / (5 * time.Second) {
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		c.round()
+	}
+}
+
+// events returns the kinds of what the server accepted since the last call, sorted.
+func (c *notifying) events() (kinds []string) {
+	for _, r := range c.got {
+		kinds = append(kinds, r.kind)
+	}
+	c.got = nil
+	slices.Sort(kinds)
+	return kinds
+}
+
+// want asserts which events the server accepted since the last call.
+func (c *notifying) want(what string, want ...string) {
+	c.t.Helper()
+	if got := c.events(); !slices.Equal(got, want) {
+		c.t.Errorf("%s: the server got %q, want %q", what, got, want)
+	}
+}
+
+func (c *notifying) end() {
+	for _, n := range c.nodes {
+		n.stop()
+	}
+	synctest.Wait()
+}
+
+// Each change is sent once per cluster, and nothing of a condition that flaps within five minutes.
+func TestNotifiesOncePerCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startNotifying(t, schema.NotifyCloudEvents, 3)
+		defer c.end()
+		c.pass(10 * time.Minute)
+		c.want("ready from the beginning")
+		for range 10 { // it flaps
+			c.failing = "node3"
+			c.pass(4 * time.Minute)
+			c.failing = ""
+			c.pass(time.Minute)
+		}
+		c.want("flapping")
+		c.failing = "node3"
+		c.pass(5*time.Minute - 10*time.Second)
+		c.want("before five minutes")
+		c.pass(time.Minute)
+		first := slices.Clone(c.got)
+		c.want("after five minutes", "failed", "not-ready")
+		for range 4 {
+			c.failing = ""
+			c.pass(4 * time.Minute)
+			c.failing = "node3"
+			c.pass(30 * time.Second)
+		}
+		repeated := slices.Clone(c.got)
+		c.want("the second node, after the recovery interval", "failed", "not-ready")
+		c.failing = ""
+		c.pass(5*time.Minute - 10*time.Second)
+		c.want("gone for less than five minutes")
+		c.pass(time.Minute)
+		c.want("over", "failed.resolved", "not-ready.resolved")
+		c.pass(3 * time.Hour)
+		c.want("the second node", "failed.resolved", "not-ready.resolved")
+		for _, r := range repeated {
+			if !slices.ContainsFunc(first, func(f received) bool { return f.id == r.id && f.kind == r.kind && f.node != r.node }) {
+				t.Errorf("the second node sent %v, the first one %v", repeated, first)
+			}
+		}
+	})
+}
+
+// The second node sends what the first one pretends to send, with the same id, and nobody else does.
+func TestSilentNodeSilencesNothingForLongerThanTheRecoveryInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var first []received
+		for _, mute := range []bool{false, true} {
+			c := startNotifying(t, schema.NotifyCloudEvents, 5)
+			for name, n := range c.nodes {
+				n.mute = mute && notification.Rank(notification.Condition{Kind: notification.Failed, Image: "parrot"}, name, slices.Collect(maps.Keys(c.nodes))) == 0
+			}
+			c.failing = "node3"
+			c.pass(6 * time.Minute)
+			if !mute {
+				first = c.got
+				c.got = nil
+			}
+			c.pass(4*time.Minute + 45*time.Second)
+			failed := slices.DeleteFunc(c.got, func(r received) bool { return r.kind != "failed" })
+			first = slices.DeleteFunc(first, func(r received) bool { return r.kind != "failed" })
+			if len(failed) != 1 || len(first) != 1 || failed[0].node == first[0].node {
+				t.Errorf("mute %t: the first node sent %v, the second one %v", mute, first, failed)
+			}
+			if !mute && failed[0].id != first[0].id {
+				t.Errorf("the ids differ: %v, %v", first, failed)
+			}
+			c.pass(5 * time.Hour)
+			failed = slices.DeleteFunc(c.got, func(r received) bool { return r.kind != "failed" })
+			if len(failed) != 1 {
+				t.Errorf("mute %t: more nodes sent: %v", mute, failed)
+			}
+			c.end()
+		}
+	})
+}
+
+// After a restart nothing is sent twice, and the end of what was sent is not lost, also if it came while no process ran.
+func TestNotificationsSurviveARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startNotifying(t, schema.NotifyCloudEvents, 1)
+		defer c.end()
+		restart := func(away time.Duration) {
+			old := c.nodes["node1"]
+			old.stop()
+			synctest.Wait()
+			time.Sleep(away)
+			c.start("node1", old.disks)
+		}
+		c.failing = "node1"
+		c.pass(7 * time.Minute)
+		c.want("on", "failed", "not-ready")
+		restart(20 * time.Minute)
+		c.pass(2 * time.Hour)
+		c.want("after a restart")
+		c.failing = ""
+		restart(time.Hour)
+		c.pass(4 * time.Minute)
+		c.want("less than five minutes after the restart")
+		c.pass(2 * time.Minute)
+		c.want("over", "failed.resolved", "not-ready.resolved")
+		restart(time.Minute)
+		c.pass(time.Hour)
+		c.want("after it was over")
+	})
+}
+
+// Alertmanager gets an alert again and again while it goes on, and its end. A server that does not accept it is tried again.
+func TestAlertsAreRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startNotifying(t, schema.NotifyAlertmanager, 3)
+		defer c.end()
+		c.failing = "node3"
+		for name := range c.nodes {
+			c.refuse[name] = &fetch.Error{Class: fetch.Network, Err: errors.New("503")}
+		}
+		c.pass(20 * time.Minute)
+		c.want("refused")
+		clear(c.refuse)
+		c.pass(10 * time.Minute)
+		got := c.events()
+		if n := len(got); n < 2*8 || n > 2*2*11 {
+			t.Errorf("in ten minutes the server got %d alerts", n)
+		}
+		c.failing = ""
+		c.pass(time.Minute)
+		c.events()
+		c.pass(3*time.Minute + 30*time.Second)
+		c.want("an interruption")
+		c.pass(2 * time.Minute)
+		c.want("over", "BackingImageFailed over", "BackingImageNotReady over")
+	})
+}
