@@ -79,7 +79,7 @@ roles, or lines of "peer TOKEN" and "admin TOKEN". /healthz and the status code 
 	flags.StringVar(&d.tokenFile, "token-file", "", "`FILE` with the tokens of callers, and the token to send to peers")
 	addTLSFlags(cmd, &d.tls, "PEM `FILE` with the certificate of this daemon, as server and as client of peers", "PEM `FILE` with the authority of the certificates of callers and peers")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS and tokens, give every caller that can connect the role admin")
-	flags.StringVar(&d.webPrefix, "web-prefix", "", "serve the web page and all other paths also below `PATH`, for a proxy that serves them there, such as /images")
+	flags.StringVar(&d.webPrefix, "web-prefix", "", "serve the web page and all other paths also below `PATH`, for a proxy that serves them there, such as /backing-images")
 	flags.StringVar(&d.log.file, "log-file", "", "also log to `FILE`, as JSON")
 	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", autoLog, textLog, jsonLog)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -133,7 +133,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 // checkWebPrefix checks --web-prefix: it becomes part of links, so that it must be a plain path.
 func checkWebPrefix(prefix string) error {
 	if prefix != "" && !regexp.MustCompile(`^(/[A-Za-z0-9_-]+)+$`).MatchString(prefix) {
-		return fmt.Errorf("--web-prefix is %q: write a path like /images, without a slash at its end", prefix)
+		return fmt.Errorf("--web-prefix is %q: write a path like /backing-images, without a slash at its end", prefix)
 	}
 	return nil
 }

@@ -207,7 +207,12 @@ func (s server) handler() http.Handler {
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		httperror.New(http.StatusNotFound, "not found").Write(w)
 	})
-	return withoutPrefix(s.options.WebPrefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	isRoute := func(r *http.Request) bool {
+		_, pattern := mux.Handler(r)
+		_, known := routes[pattern]
+		return known
+	}
+	return withoutPrefix(s.options.WebPrefix, isRoute, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, pattern := mux.Handler(r)
@@ -224,18 +229,23 @@ func (s server) handler() http.Handler {
 }
 
 // withoutPrefix serves requests below a prefix as if they had none, and leaves all others as they are: a proxy may remove the
-// prefix, or not.
-func withoutPrefix(prefix string, h http.Handler) http.Handler {
+// prefix, or not. A path whose rest is no route is one of the others, because the prefix may be the beginning of a route, as
+// /images is.
+func withoutPrefix(prefix string, isRoute func(*http.Request) bool, h http.Handler) http.Handler {
 	if prefix == "" {
 		return h
 	}
-	stripped := http.StripPrefix(prefix, h)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == prefix:
-			http.Redirect(w, r, prefix+"/", http.StatusMovedPermanently)
+			http.Redirect(w, r, prefix+"/", http.StatusTemporaryRedirect) // no browser remembers it
 		case strings.HasPrefix(r.URL.Path, prefix+"/"):
-			stripped.ServeHTTP(w, r)
+			http.StripPrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, below *http.Request) {
+				if !isRoute(below) {
+					below = r
+				}
+				h.ServeHTTP(w, below)
+			})).ServeHTTP(w, r)
 		default:
 			h.ServeHTTP(w, r)
 		}

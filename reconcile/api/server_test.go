@@ -223,3 +223,31 @@ func TestRequestsBeforeTheConfigurationIsRead(t *testing.T) {
 		}
 	}
 }
+
+// A proxy may remove the prefix or keep it, and the prefix may be the beginning of a route: an image stays an image.
+func TestPathsBelowThePrefix(t *testing.T) {
+	s := startServer(t, "")
+	s.until("/v1/status", func(status int, _ string) bool { return status == http.StatusOK })
+	for _, prefix := range []string{"/images", "/v1", "/a/b"} {
+		h := newServer(s.loop, localAuthorizer(t), Options{WebPrefix: prefix}).handler()
+		get := func(path string) *httptest.ResponseRecorder {
+			w, r := httptest.NewRecorder(), httptest.NewRequest("GET", "http://127.0.0.1:8000"+path, nil)
+			r.RemoteAddr = "127.0.0.1:5"
+			h.ServeHTTP(w, r)
+			return w
+		}
+		if got := get(prefix); got.Code != http.StatusTemporaryRedirect || got.Header().Get("Location") != prefix+"/" {
+			t.Errorf("%s: status %d to %q", prefix, got.Code, got.Header().Get("Location"))
+		}
+		for path, want := range map[string]string{
+			"/": "<h1>Images</h1>", "/plan": "<h1>Plan", "/images/parrot": "no image of this name", "/healthz": "alive", "/v1/state": `"node"`,
+			"//evil.example": "not found", "/../plan": "not found", "/no/such/path": "not found", "/%2Fevil.example": "not found",
+		} {
+			for _, path := range []string{path, prefix + path} {
+				if got := get(path); !strings.Contains(got.Body.String(), want) || got.Header().Get("Location") != "" {
+					t.Errorf("prefix %s: %s has status %d, location %q and\n%s", prefix, path, got.Code, got.Header().Get("Location"), got.Body)
+				}
+			}
+		}
+	}
+}
