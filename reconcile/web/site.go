@@ -16,6 +16,7 @@ import (
 	"net/url"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
@@ -102,9 +103,14 @@ func readAssets(prefix string) map[string]asset {
 	return all
 }
 
+// packers are compressors to use again: a new one takes 800 kB.
+var packers = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
+
 func pack(content []byte) []byte {
 	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
+	w := packers.Get().(*gzip.Writer)
+	defer packers.Put(w)
+	w.Reset(&b)
 	_, err := w.Write(content)
 	if closed := w.Close(); err != nil || closed != nil {
 		panic("web: compress into memory: " + fmt.Sprint(err, closed))
@@ -380,11 +386,15 @@ func (s *Site) write(w http.ResponseWriter, r *http.Request, code int, p page) {
 	s.send(w, r, code, b.Bytes())
 }
 
+// minPacked is the size of a view that is worth compressing. The sign-in is smaller, and refusals are never compressed, so
+// that strangers cost no compression.
+const minPacked = 4 << 10
+
 func (s *Site) send(w http.ResponseWriter, r *http.Request, code int, content []byte) {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Vary", "Accept-Encoding")
-	if acceptsGzip(r) {
+	if code < http.StatusBadRequest && len(content) >= minPacked && acceptsGzip(r) {
 		h.Set("Content-Encoding", "gzip")
 		content = pack(content)
 	}

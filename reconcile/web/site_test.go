@@ -310,6 +310,23 @@ func TestSignIn(t *testing.T) {
 	}
 }
 
+// Strangers do not make the daemon compress: each view is compressed for readers with a role, as often as they like.
+func TestStrangersCostNoCompression(t *testing.T) {
+	r := newRig(t, largeView(t, 20, 3), tokens, "")
+	packed := func(path string, change ...func(*http.Request)) bool {
+		w := r.get(path, append(change, func(r *http.Request) { r.Header.Set("Accept-Encoding", "gzip") })...)
+		return w.Header().Get("Content-Encoding") == "gzip"
+	}
+	for _, path := range []string{"/", "/signin", "/?q=" + strings.Repeat("a&", 4000)} {
+		if packed(path) {
+			t.Errorf("%.20s is compressed", path)
+		}
+	}
+	if !packed("/", func(r *http.Request) { r.Header.Set("Authorization", "Bearer 0123456789a-peer") }) {
+		t.Error("a view is not compressed")
+	}
+}
+
 // The address after the sign-in is always a view of this daemon.
 func TestSignInLeadsOnlyToOwnViews(t *testing.T) {
 	for _, prefix := range []string{"", "/a/images"} {
