@@ -29,8 +29,10 @@ const (
 
 // List contains the programs in alphabetical order.
 var List = []Program{
+	{Name: "axe-core", NPM: "testdata/axe", Reason: "find what makes the web page hard to use for some people"},
 	{Name: "bzip2", Packages: "bzip2", Reason: "pack images for downloads"},
 	{Name: "casync", Packages: "casync", Reason: "compare indexes and chunk stores with those of casync"},
+	{Name: "chromium", Packages: "chromium", Reason: "read the web page as people do"},
 	{Name: "cryptsetup", Packages: "cryptsetup-bin", Reason: "write and check LUKS2 images"},
 	{Name: "curl", Packages: "curl", Reason: "call the HTTP API and upload as users do"},
 	{Name: "fusermount3", Packages: "fuse3", Reason: "mount a file system that injects faults, as an ordinary user"},
@@ -47,7 +49,7 @@ var List = []Program{
 	{Name: "mount", Packages: "mount", Reason: "mount small and read-only disks"},
 	{Name: "nfpm", Module: NFPM, Reason: "make packages of Debian and rpm"},
 	{Name: "node", Packages: "nodejs", Reason: "upload with tus-js-client"},
-	{Name: "npm", Packages: "npm", Reason: "install tus-js-client"},
+	{Name: "npm", Packages: "npm", Reason: "install tus-js-client and axe-core"},
 	{Name: "openssl", Packages: "openssl", Reason: "issue certificates as the documents show"},
 	{Name: "promtool", Packages: "prometheus", Extract: "usr/bin/promtool", Reason: "evaluate the rules and the dashboard of examples/prometheus"},
 	{Name: "qemu-img", Packages: "qemu-utils", Reason: "write and check qcow2 images"},

@@ -1,0 +1,154 @@
+package browser
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+)
+
+// shownView is a view of the page.
+type shownView struct {
+	name, address string
+	status        int
+}
+
+// allViews returns all views of two daemons: one that needs no token, and one that does.
+func allViews(d, withToken *daemon) []shownView {
+	var all []shownView
+	for name, path := range map[string]string{
+		"images": "/", "image-ready": "/images/debian", "image-in-progress": "/images/alpine", "image-failed": "/images/fedora",
+		"image-suspended": "/images/ubuntu", "image-upload": "/images/windows", "disks": "/disks", "plan": "/plan", "configuration": "/configuration",
+		"lines": "/lines",
+	} {
+		all = append(all, shownView{name, d.url + path, 200})
+	}
+	return append(all,
+		shownView{"no-match", d.url + "/?q=none", 200},
+		shownView{"no-image", d.url + "/images/none", 404},
+		shownView{"sign-in", withToken.url + "/", 401},
+		shownView{"not-allowed", strings.Replace(d.url, "127.0.0.1", "rebound.test", 1) + "/", 403},
+	)
+}
+
+// axe returns the script of axe-core, which finds what makes a page hard to use for some people.
+func axe(t testing.TB) string {
+	t.Helper()
+	need.Programs(t, "npm", "axe-core")
+	p, _ := need.Lookup("axe-core")
+	const root = "../../.."
+	if err := p.Fetch(t.Context(), root); err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(filepath.Join(root, p.NPM, "node_modules/axe-core/axe.min.js"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(script)
+}
+
+// findViolations is evaluated in a page with axe-core.
+const findViolations = `axe.run().then((r) => r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + n.html.slice(0, 200) + " " + n.failureSummary)))`
+
+// Each view, in light and dark, wide and narrow, satisfies all rules of axe-core, needs no horizontal scrolling, loads nothing
+// from elsewhere, and writes nothing to the console.
+func TestEveryViewIsAccessible(t *testing.T) {
+	script := axe(t)
+	d, withToken := newShown(t), newDaemon(t, oneDisk, withTokens(t)...)
+	d.awaitShown()
+	d.commit("broken.yaml", "images: {broken: {source: {upload: {}}, minNumberOfCopies: none}}\n")
+	d.await("/configuration", "broken.yaml:1")
+	tab := newTab(t)
+	for _, v := range allViews(d, withToken) {
+		t.Run(v.name, func(t *testing.T) {
+			tab.TB = t
+			defer tab.checkMessages()
+			tab.emulate(1280, 1)
+			if got := tab.open(v.address); got != v.status {
+				t.Fatalf("status %d", got)
+			}
+			tab.run(evaluate(script))
+			for _, width := range []int{1280, 320} {
+				for _, scheme := range []string{"light", "dark"} {
+					tab.emulate(width, 1, "prefers-color-scheme: "+scheme)
+					for _, violation := range eval[[]string](tab, findViolations) {
+						t.Errorf("%s, %d pixels: %s", scheme, width, violation)
+					}
+				}
+			}
+			for width, scale := range map[int]float64{320: 1, 640: 2} { // 640 pixels are 1280 at 200 %
+				tab.emulate(width, scale)
+				if wide := eval[[]string](tab, findOverflow); len(wide) > 0 {
+					t.Errorf("the page is wider than %d pixels: %q", width, wide)
+				}
+			}
+			tab.emulate(1280, 1, "prefers-reduced-motion: reduce")
+			if moving := eval[[]string](tab, findMotion); len(moving) > 0 {
+				t.Errorf("moves although the reader wants no motion: %q", moving)
+			}
+			tab.checkOwnRequests(v.address)
+		})
+	}
+}
+
+// findOverflow returns what is wider than the page.
+const findOverflow = `document.documentElement.scrollWidth <= innerWidth ? [] :
+	[...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth && !e.parentElement.closest(".scroll")).map((e) => e.outerHTML.slice(0, 100))`
+
+// findMotion returns what is animated.
+const findMotion = `[...document.querySelectorAll("*")].filter((e) => {
+	const s = getComputedStyle(e);
+	return s.animationName !== "none" || s.transitionDuration.split(", ").some((d) => d !== "0s") || s.scrollBehavior === "smooth";
+}).map((e) => e.outerHTML.slice(0, 100))`
+
+// Without JavaScript every view can be read, and lists can be filtered, sorted and paged.
+func TestReadingNeedsNoScript(t *testing.T) {
+	images := oneDisk + "images:\n"
+	for i := range 60 {
+		images += fmt.Sprintf("  image%02d: {uuid: \"000000%02d\", source: {upload: {}}}\n", i, i)
+	}
+	images += fmt.Sprintf("  zebra: {source: {download: {url: \"%s/zebra.raw\"}}}\n", newUpstream(t))
+	d := newDaemon(t, images)
+	d.await("/images/zebra", "1 of 1 ready")
+	tab := newTab(t)
+	tab.run(disableScripts())
+
+	tab.open(d.url + "/")
+	if got := eval[int](tab, `document.querySelectorAll("#matrix tbody tr").length`); got != 50 {
+		t.Errorf("the first page has %d rows", got)
+	}
+	tab.load(click(`a[rel=next]`))
+	if got := tab.text("#matrix tbody"); strings.Count(got, "\n") < 10 || !strings.Contains(got, "zebra") {
+		t.Errorf("the second page shows %q", got)
+	}
+	tab.load(click(`a[rel=prev]`))
+	tab.load(press("#q", "zebra\r"))
+	if got := tab.text("#matrix tbody th"); got != "zebra" {
+		t.Errorf("the filter finds %q", got)
+	}
+	tab.load(click(`#matrix a[href*="/images/zebra"]`))
+	if got := tab.text("main"); !strings.Contains(got, "1 of 1 ready") || !strings.Contains(got, "node1/disk1") {
+		t.Errorf("the view of the image shows %q", got)
+	}
+	if got := eval[string](tab, `document.querySelector("a[download]").href`); got != d.url+"/v1/images/zebra/download" {
+		t.Errorf("the download is at %s", got)
+	}
+	tab.load(click(`.mark`))
+	tab.load(click(`a[href="?sort=state"]`))
+	if got := tab.text("#matrix tbody tr:first-child th"); got != "image00" {
+		t.Errorf("the first image by state is %q", got)
+	}
+	tab.load(click(`.states a.ready`))
+	if got := tab.text("#matrix tbody"); !strings.Contains(got, "zebra") || strings.Contains(got, "image00") {
+		t.Errorf("the ready images are %q", got)
+	}
+	for path, want := range map[string]string{"/disks": "disk1", "/plan": "wait", "/configuration": "61 images, 1 node"} {
+		tab.open(d.url + path)
+		if got := tab.text("main"); !strings.Contains(got, want) {
+			t.Errorf("%s shows %q, and not %q", path, got, want)
+		}
+	}
+}
