@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,5 +84,18 @@ func TestStatusRejectsAWaitThatIsNoDuration(t *testing.T) {
 	s.until("/v1/status", func(status int, _ string) bool { return status == 200 })
 	if status, body := s.do("GET", "/v1/status?wait=long"); status != http.StatusBadRequest {
 		t.Errorf("%d %s", status, body)
+	}
+}
+
+// Each response has all parts of the status, also the first one after a round.
+func TestStatusHasTheStateOfReports(t *testing.T) {
+	s := startServer(t, `settings: {report: {url: "https://status.example/{node}.json"}}`)
+	s.until("/v1/status", func(_ int, body string) bool { return strings.Contains(body, `"server":"`) })
+	for range 5 {
+		next := s.loop.NextRound()
+		<-next // each test loop has a round every 100 ms
+		if _, body := s.do("GET", "/v1/status"); !strings.Contains(body, `"server":"`) {
+			t.Fatalf("the status after a round lacks the report: %s", body)
+		}
 	}
 }

@@ -3,10 +3,10 @@
 //
 // The server reads only what the loop published after its last round. A request therefore
 // costs the disks nothing, and it never waits for a round, except a long poll. Every path needs a role (package
-// fetch/auth), except /healthz and the status code of /readyz. The server passes the paths
-// of the peer protocol to fetch/peer and those of uploads to fetch/upload.
+// fetch/auth), except /healthz, the status code of /readyz, and the files and the sign-in of the web page. The server passes the
+// paths of the peer protocol to fetch/peer, those of uploads to fetch/upload, and those of the page to package web.
 //
-// Reading order: server.go (routes and handlers), documents.go (status), metrics.go, client.go. The web page is in package web.
+// Reading order: server.go (routes and handlers), documents.go (status), metrics.go, client.go.
 package api
 
 import (
