@@ -129,6 +129,9 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 				did = true
 				break
 			}
+			if image.Source.Clone == nil {
+				c.served[upstream(image)] = content // otherwise nobody could get the declared bytes
+			}
 			image.Checksum = c.digest(content)
 			image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 			config.Images[name] = image
