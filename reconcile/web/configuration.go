@@ -11,18 +11,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// maxProblems limits the errors, warnings and documents that are shown. The rest is counted.
+// maxProblems limits the errors, warnings, suspensions and documents that are shown. The rest is counted.
 const maxProblems = 200
 
 // configurationModel is the configuration that the daemon applies, and what is wrong with it.
 type configurationModel struct {
 	status.ConfigStatus
-	Dir            string
-	Images, Nodes  int
-	Suspended      []plan.Suspension
-	SuspendedCount int
-	Skipped        []string
-	More           int // problems and documents that are not shown
+	Dir           string
+	Images, Nodes int
+	Suspended     []plan.Suspension
+	Skipped       []string
+	More          int // problems, suspensions and documents that are not shown
 }
 
 func (s *Site) configurationView(*http.Request, query) view {
@@ -52,7 +51,8 @@ func newConfiguration(s *snapshot, dir string) configurationModel {
 			m.Suspended = append(m.Suspended, *by)
 		}
 	}
-	if m.SuspendedCount = len(m.Suspended); m.SuspendedCount > maxProblems {
+	if n := len(m.Suspended); n > maxProblems {
+		m.More += n - maxProblems
 		m.Suspended = m.Suspended[:maxProblems]
 	}
 	return m

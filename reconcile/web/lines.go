@@ -22,17 +22,16 @@ import (
 
 // linesModel is a form for one change of the configuration, and the lines to commit for it. The page never writes them.
 type linesModel struct {
-	Kind   string
-	Values map[string]string
-	Images []string // declared
-	Places []string // declared nodes, and disks as NODE/DISK
-	// Confirmed and Prunable are the orphans that the prune limit holds back: named in pruneConfirmed, and not.
-	Prunable []string
-	NoNodes  bool   // no nodes are declared: the command line names the disks
-	Lines    string // "": the form is not complete
-	Where    string // what to do with the lines
-	File     string // that has the declaration; "": a new one
-	Edit     string // the address at which the file can be edited; "": unknown
+	Kind     string
+	Values   map[string]string
+	Images   []string // declared
+	Places   []string // declared nodes, and disks as NODE/DISK
+	Prunable []string // the orphans that the prune limit holds back
+	NoNodes  bool     // no nodes are declared: the command line names the disks
+	Lines    string   // "": the form is not complete
+	Where    string   // what to do with the lines
+	File     string   // that has the declaration; "": a new one
+	Edit     string   // the address at which the file can be edited; "": unknown
 	Problems []string
 }
 

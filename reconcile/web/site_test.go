@@ -327,6 +327,20 @@ func TestStrangersCostNoCompression(t *testing.T) {
 	}
 }
 
+// What is not shown of a long list is counted.
+func TestConfigurationCountsWhatItDoesNotShow(t *testing.T) {
+	var config strings.Builder
+	config.WriteString(testConfig)
+	for i := range maxProblems + 4 {
+		fmt.Fprintf(&config, "  i%d: {suspend: {reason: not tested}, source: {upload: {}}}\n", i)
+	}
+	v := newView(t)
+	v.Desired.Config = plantest.Load(t, config.String()).Config
+	if w := newRig(t, v, "", "").get("/configuration"); !strings.Contains(w.Body.String(), "and 5 more") {
+		t.Errorf("got\n%s", w.Body)
+	}
+}
+
 // The address after the sign-in is always a view of this daemon.
 func TestSignInLeadsOnlyToOwnViews(t *testing.T) {
 	for _, prefix := range []string{"", "/a/images"} {
