@@ -5,6 +5,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 const actionsPerPage = 100
@@ -17,6 +19,11 @@ type planModel struct {
 	Counts  []opCount
 	Actions []actionRow
 	Pages   pager
+	Config  status.ConfigStatus
+	Matches bool // no action is planned because the disks match the configuration
+	// Suspended is what this node leaves undone, and More how many suspensions are not shown.
+	Suspended []plan.Suspension
+	More      int
 }
 
 // opCount is how many actions have an operation.
@@ -41,6 +48,11 @@ func newPlan(s *snapshot, q query) planModel {
 		if n := m.Summary.Counts[op]; n > 0 {
 			m.Counts = append(m.Counts, opCount{op, n})
 		}
+	}
+	m.Config, m.Suspended = s.doc.Config, s.doc.Plan.Suspended
+	m.Matches = len(m.Suspended) == 0 && s.view.Desired.Allowed == schema.Everything
+	if n := len(m.Suspended); n > maxProblems {
+		m.Suspended, m.More = m.Suspended[:maxProblems], n-maxProblems
 	}
 	var all []plan.Action
 	for _, a := range s.doc.Plan.Actions {

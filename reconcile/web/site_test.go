@@ -133,7 +133,7 @@ func TestEveryViewShowsWhatItIsAbout(t *testing.T) {
 		"/images/parrot": {"1 of 2 ready", "https://", "example.com/parrot.raw", "config.yaml:6", "node1/disk1", `href="https://node2.example:8000/images/parrot"`, "Download the image"},
 		"/images/held":   {"not tested", "(ann)"},
 		"/disks":         {"node1", "this node", "eviction requested", "40 GiB", "100 GiB", "1.0 GiB", "connection refused"},
-		"/plan":          {"parrot", "Plan of node node1"},
+		"/plan":          {"parrot", "Plan of node node1", "held</a>: not tested (ann)"},
 		"/configuration": {"/etc/images", "2 images, 2 nodes", "everything", "not tested"},
 	} {
 		w := r.get(path)
@@ -545,6 +545,27 @@ func TestOnlyAdminsSeeActions(t *testing.T) {
 		}
 		if !strings.Contains(html, "Download the image") {
 			t.Errorf("%s: no download", token)
+		}
+	}
+}
+
+// A plan without actions does not mean that the disks are as declared.
+func TestPlanSaysWhyItIsEmpty(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		allowed schema.Allowed
+		held    []plan.Suspension
+		want    string
+	}{
+		{"nothing to do", schema.Everything, nil, "the disks match the configuration"},
+		{"broken configuration", schema.ObserveOnly, nil, "This node may do nothing now"},
+		{"suspended", schema.Everything, []plan.Suspension{{Reason: "maintenance"}}, "everything: maintenance"},
+	} {
+		v := newView(t)
+		v.Desired.Allowed, v.Plan = tt.allowed, plan.Plan{Suspended: tt.held}
+		html := newRig(t, v, "", "").get("/plan").Body.String()
+		if !strings.Contains(html, tt.want) || tt.want != "the disks match the configuration" && strings.Contains(html, "the disks match the configuration") {
+			t.Errorf("%s:\n%s", tt.name, html)
 		}
 	}
 }

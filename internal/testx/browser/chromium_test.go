@@ -2,6 +2,7 @@ package browser
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -263,4 +264,27 @@ func disableScripts() chromedp.Action[chromedp.Void] {
 		_, err := cdp.Call(ctx, t, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
 		return err
 	})
+}
+
+// await waits until an expression is true in the page that is shown, or in the one that replaces it.
+func (t *tab) await(expression string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	defer cancel()
+	action := chromedp.Evaluate[bool](`new Promise((done) => {
+		const holds = () => (`+expression+`) && (observer.disconnect(), done(true));
+		const observer = new MutationObserver(holds);
+		observer.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
+		holds();
+	})`, chromedp.EvalAwaitPromise)
+	for {
+		_, err := chromedp.Run(ctx, action)
+		_, fault := errors.AsType[*chromedp.ExceptionError](err)
+		switch {
+		case err == nil:
+			return
+		case fault || ctx.Err() != nil:
+			t.Fatalf("%s: %v; the page shows:\n%s", expression, err, eval[string](t, "document.body?.innerText ?? ''"))
+		}
+	}
 }

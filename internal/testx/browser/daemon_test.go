@@ -284,3 +284,17 @@ func (d *daemon) awaitShown() {
 	d.await("/images/alpine", "50 %")
 	d.await("/images/fedora", "failed attempt")
 }
+
+// writeFiles writes files with a few bytes below a folder.
+func writeFiles(dir string, names ...string) error {
+	for _, name := range names {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(path, []byte("a few bytes"), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}

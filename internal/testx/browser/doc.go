@@ -1,5 +1,5 @@
-// Package browser tests the web page in a real Chromium: views of real daemons.
-// It contains nothing but tests.
+// Package browser tests the web page in a real Chromium: views of real daemons, and what
+// other web sites and peers may try. It contains nothing but tests.
 //
 // All tests share one process of Chromium. Each tab has its own storage, as one in a new private window. A test fails if a tab of it
 // writes to the console, opens a dialog or sends a request to another host, unless the test expects this.
