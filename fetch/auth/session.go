@@ -30,6 +30,10 @@ const (
 	sessionCookie       = "backing-image-manager-session"
 	secureSessionCookie = "__Host-" + sessionCookie // browsers accept it over TLS only, and for this host only
 
+	// maxCookies is how many cookies with the name of a session are looked at. A browser sends more than one only if another
+	// service on the same host has set one.
+	maxCookies = 4
+
 	// sessionLifetime is how long a session lasts after it began.
 	sessionLifetime = 12 * time.Hour
 
@@ -123,7 +127,8 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 	if a.tokens == nil {
 		return s, id, false
 	}
-	for _, cookie := range r.CookiesNamed(cookieName(r)) {
+	cookies := r.CookiesNamed(cookieName(r))
+	for _, cookie := range cookies[:min(len(cookies), maxCookies)] {
 		raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
 		if err != nil || len(raw) != len(id)+sha256.Size {
 			continue
@@ -170,10 +175,7 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 	}
 	if a.tokens.current().role("Bearer "+token) == RoleNone {
 		a.guesses.add(from, time.Now())
-		select {
-		case <-time.After(wrongTokenDelay):
-		case <-r.Context().Done():
-		}
+		delay(r)
 		return httperror.New(http.StatusUnauthorized, "the token is not valid")
 	}
 	var id sessionID
@@ -206,6 +208,25 @@ func (a *Authorizer) cookie(r *http.Request, value string, maxAge int) *http.Coo
 }
 
 var errNoRequestToken = httperror.New(http.StatusForbidden, "the header %s is missing or wrong: load the page again", RequestTokenHeader)
+
+// delay waits for wrongTokenDelay, or until the sender of the request has disconnected.
+func delay(r *http.Request) {
+	select {
+	case <-time.After(wrongTokenDelay):
+	case <-r.Context().Done():
+	}
+}
+
+// slowDown delays the response to a request with a wrong token in its header if its network has sent too many of them. The right
+// token is never refused there: a program with an old token must not keep out others of its network.
+func (a *Authorizer) slowDown(r *http.Request) {
+	from, now := networkOfAddress(r.RemoteAddr), time.Now()
+	if a.headerGuesses.wait(from, now) > 0 {
+		delay(r)
+	} else {
+		a.headerGuesses.add(from, now)
+	}
+}
 
 const (
 	// wrongTokenDelay is how long the response to a wrong token takes.

@@ -96,10 +96,13 @@ func newLines(s *snapshot, values url.Values) linesModel {
 		m.confirmPrune(config)
 	}
 	if edit := config.Settings.Web.EditURL; edit != "" && m.File != "" && m.Lines != "" {
-		m.Edit = strings.ReplaceAll(edit, "{file}", (&url.URL{Path: m.File}).EscapedPath())
+		m.Edit = strings.ReplaceAll(edit, "{file}", inQuery.Replace((&url.URL{Path: m.File}).EscapedPath()))
 	}
 	return m
 }
+
+// inQuery escapes what a path may contain, and the value of a parameter may not.
+var inQuery = strings.NewReplacer("&", "%26", "=", "%3D", "+", "%2B")
 
 // object is a mapping in the lines.
 type object = map[string]any

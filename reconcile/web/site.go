@@ -210,7 +210,7 @@ func (s *Site) page(title string) page {
 
 // serve sends a view. With the parameter "poll", it waits until the view differs from the one with that tag, and sends only
 // the view, or 204 if it did not change.
-func (s *Site) serve(w http.ResponseWriter, r *http.Request, make func(*http.Request, query) view) {
+func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Request, query) view) {
 	setSecurity(w.Header())
 	role, err := s.options.Auth.AuthorizePage(r, s.options.IsDeclared)
 	if err == nil && role < auth.RolePeer {
@@ -227,7 +227,7 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, make func(*http.Req
 		return
 	}
 	q := parseQuery(values)
-	v := make(r, q)
+	v := build(r, q)
 	values.Del("poll")
 	key := r.URL.Path + "?" + values.Encode()
 	ctx, cancel := context.WithTimeout(r.Context(), maxPoll)

@@ -29,7 +29,8 @@ type snapshot struct {
 	view *status.View
 	doc  status.Status
 	made time.Time
-	busy bool // jobs run, so that their progress changes without a round
+	took time.Duration // how long it took to make the document
+	busy bool          // jobs run, so that their progress changes without a round
 
 	mu       sync.Mutex
 	rendered map[string]rendered
@@ -64,7 +65,7 @@ func (s *snapshots) current(view *status.View) *snapshot {
 	if !ok {
 		return nil
 	}
-	s.last = &snapshot{view: made, doc: doc, made: now, busy: hasRunning(doc), rendered: map[string]rendered{}}
+	s.last = &snapshot{view: made, doc: doc, made: now, took: time.Since(now), busy: hasRunning(doc), rendered: map[string]rendered{}}
 	if s.clear != nil {
 		s.clear.Stop()
 	}
@@ -102,21 +103,30 @@ func (s *snapshot) render(t *template.Template, key string, role auth.Role, v vi
 	}
 	sum := sha256.Sum256(b.Bytes())
 	r := rendered{template.HTML(b.String()), hex.EncodeToString(sum[:8]), code} // escaped by the template
-	if len(s.rendered) < maxRendered {
-		s.rendered[key] = r
+	if len(s.rendered) >= maxRendered {
+		clear(s.rendered) // whoever asks for many views must not make the others expensive
 	}
+	s.rendered[key] = r
 	return r, nil
 }
 
-// wait waits until a snapshot may differ from s.
+// wait waits until a snapshot may differ from s. In a large cluster, that is not before a pause: many rounds must not keep a
+// processor busy.
 func (s *snapshot) wait(ctx context.Context, next <-chan struct{}) {
-	if s != nil && s.busy {
-		timed, cancel := context.WithTimeout(ctx, progressInterval)
-		defer cancel()
-		ctx = timed
+	var progress <-chan time.Time
+	if s != nil {
+		select {
+		case <-time.After(9 * s.took):
+		case <-ctx.Done():
+			return
+		}
+		if s.busy {
+			progress = time.After(progressInterval)
+		}
 	}
 	select {
 	case <-next:
+	case <-progress:
 	case <-ctx.Done():
 	}
 }

@@ -105,8 +105,13 @@ function request(method, path, options = {}) {
 }
 
 document.getElementById("signout")?.addEventListener("click", async () => {
-  await request("POST", "/signout");
-  location.assign(body.dataset.prefix + "/signin");
+  try {
+    const response = await request("POST", "/signout");
+    if (!response.ok) return say("You are still signed in: " + (await messageOf(response)));
+    location.assign(body.dataset.prefix + "/signin");
+  } catch {
+    say("You are still signed in: the daemon does not respond.");
+  }
 });
 
 // messageOf returns what a response says.
@@ -154,8 +159,14 @@ document.addEventListener("click", async (event) => {
   } else if (cleanup) {
     await cleanUp(cleanup);
   } else if (copy) {
-    await navigator.clipboard.writeText(document.getElementById(copy).textContent);
-    say("Copied.");
+    const lines = document.getElementById(copy);
+    try {
+      await navigator.clipboard.writeText(lines.textContent); // only with TLS or on the own machine
+      say("Copied.");
+    } catch {
+      getSelection().selectAllChildren(lines);
+      say("The lines are selected: copy them with the keyboard.");
+    }
   } else if ("stop" in button.dataset) {
     uploading?.abort();
   }
