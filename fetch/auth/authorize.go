@@ -46,9 +46,7 @@ type Authorizer struct {
 	host     string // of the listen address
 
 	signedOut signedOut
-	guesses   guesses // at the sign-in
-	// headerGuesses are those in the header Authorization.
-	headerGuesses guesses
+	guesses   guesses
 }
 
 // NewAuthorizer returns the Authorizer of a daemon that listens on address (HOST:PORT). Without
@@ -99,10 +97,7 @@ func (a *Authorizer) AuthorizePage(r *http.Request, isDeclared func(host string)
 func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) bool, checkSite func(*http.Request) error) (Role, error) {
 	byToken := RoleNone
 	if a.tokens != nil {
-		header := r.Header.Get("Authorization")
-		if byToken = a.tokens.current().role(header); byToken == RoleNone && header != "" {
-			a.slowDown(r)
-		}
+		byToken = a.tokens.current().role(r.Header.Get("Authorization"))
 	}
 	ambient, denied := a.ambientRole(r)
 	if ambient > byToken {

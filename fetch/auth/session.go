@@ -217,17 +217,6 @@ func delay(r *http.Request) {
 	}
 }
 
-// slowDown delays the response to a request with a wrong token in its header if its network has sent too many of them. The right
-// token is never refused there: a program with an old token must not keep out others of its network.
-func (a *Authorizer) slowDown(r *http.Request) {
-	from, now := networkOfAddress(r.RemoteAddr), time.Now()
-	if a.headerGuesses.wait(from, now) > 0 {
-		delay(r)
-	} else {
-		a.headerGuesses.add(from, now)
-	}
-}
-
 const (
 	// wrongTokenDelay is how long the response to a wrong token takes.
 	wrongTokenDelay = 300 * time.Millisecond
