@@ -150,7 +150,7 @@ func (l *Loop) Run(ctx context.Context) error {
 
 // recordNotifications writes the record of the notifications to the disks, if it changed.
 func (l *Loop) recordNotifications(v *status.View) {
-	failed := l.notifier.persist(v, slices.Collect(maps.Values(l.reconciler.disks.folders())))
+	failed := l.notifier.persist(v, l.reconciler.disks.folders)
 	l.health.set(notificationsNotRecorded, l.options.Node, failed != nil, fmt.Sprint(failed))
 }
 

@@ -210,11 +210,15 @@ func (n *notifier) updateRecord() {
 
 // persist reads the records of the disks at the first call with a setting, and later writes the current record to the disks that
 // do not have it. The error is why a disk does not have it. It is for the goroutine of the rounds.
-func (n *notifier) persist(v *status.View, disks []*disk.Disk) (failed error) {
+func (n *notifier) persist(v *status.View, folders func() map[schema.DiskRef]*disk.Disk) (failed error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	declared := v.Desired.Config.Settings.Notify
-	if declared == nil || len(disks) == 0 {
+	if declared == nil {
+		return nil
+	}
+	disks := folders()
+	if len(disks) == 0 {
 		return nil
 	}
 	if !n.restored {
@@ -235,7 +239,7 @@ func (n *notifier) persist(v *status.View, disks []*disk.Disk) (failed error) {
 }
 
 // restore adds the episodes of the disks. A record that cannot be read is none: its episodes are sent again.
-func (n *notifier) restore(target schema.Notify, disks []*disk.Disk) {
+func (n *notifier) restore(target schema.Notify, disks map[schema.DiskRef]*disk.Disk) {
 	for _, d := range disks {
 		data, err := d.Notified()
 		if err != nil || data == nil {

@@ -33,7 +33,7 @@ type notifying struct {
 
 type notifyingNode struct {
 	*notifier
-	disks []*disk.Disk
+	disks map[schema.DiskRef]*disk.Disk
 	stop  context.CancelFunc
 	away  bool
 	mute  bool // it does not send, and claims nothing else
@@ -51,7 +51,7 @@ func startNotifying(t *testing.T, format schema.NotifyFormat, nodes int) *notify
 }
 
 // start starts the process of a node, with the disks of the one before.
-func (c *notifying) start(node string, disks []*disk.Disk) {
+func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
 	if disks == nil {
 		dir := c.t.TempDir()
 		_, err := disk.Init(dir)
@@ -59,7 +59,7 @@ func (c *notifying) start(node string, disks []*disk.Disk) {
 		d, err := disk.Open(dir)
 		must(c.t, err)
 		c.t.Cleanup(func() { d.Close() })
-		disks = []*disk.Disk{d}
+		disks = map[schema.DiskRef]*disk.Disk{{Node: node, Disk: "disk1"}: d}
 	}
 	ctx, stop := context.WithCancel(c.t.Context())
 	log := slog.New(slog.DiscardHandler)
@@ -136,7 +136,7 @@ func (c *notifying) round() {
 		if n := c.nodes[name]; !n.away {
 			v := c.view(name)
 			n.loop.view.Store(v)
-			must(c.t, n.persist(v, n.disks))
+			must(c.t, n.persist(v, func() map[schema.DiskRef]*disk.Disk { return n.disks }))
 		}
 	}
 }

@@ -34,7 +34,6 @@ func TestContentSumChangesOnlyWithTheState(t *testing.T) {
 		"bytes":         func(s *Status) { s.Images[0].Copies[0].Done, s.Images[0].Copies[0].Found.PartBytes = 101, 101 },
 		"readers":       func(s *Status) { s.Images[0].Copies[0].Sends = 3 },
 		"last use":      func(s *Status) { s.Images[0].Copies[0].LastUsed = later },
-		"report":        func(s *Status) { s.Report = &Delivery{Problem: "no route"} },
 		"end of a wait": func(s *Status) { s.Plan.Actions[0].Until, s.Images[0].Copies[0].Until = later, later },
 	} {
 		s := fullStatus()
@@ -51,6 +50,7 @@ func TestContentSumChangesOnlyWithTheState(t *testing.T) {
 		"response":        func(s *Status) { s.Peers[0].Responds = true },
 		"image":           func(s *Status) { s.Images[0].Declared = false },
 		"planned action":  func(s *Status) { s.Plan.Actions[0].Code = plan.CodeInUse },
+		"report":          func(s *Status) { s.Report = &Delivery{Problem: "no route"} },
 		"planned actions": func(s *Status) { s.Plan.Actions = nil },
 	} {
 		s := fullStatus()
