@@ -85,7 +85,7 @@ func newLines(s *snapshot, values url.Values) linesModel {
 	m.NoNodes = len(m.Places) == 0
 	switch m.Kind {
 	case createImage:
-		m.create()
+		m.create(config)
 	case changeChecksum:
 		m.changeChecksum(config)
 	case drain:
@@ -116,9 +116,13 @@ func (m *linesModel) write(o object, where, file string) {
 	m.Lines, m.Where, m.File = string(text), where, file
 }
 
-// check sets the problems that the lines have as a configuration of their own.
-func (m *linesModel) check() {
-	r := schema.NewLoader().Load(context.Background(), configdir.Snapshot{Files: []configdir.File{{Path: "lines.yaml", Data: []byte(m.Lines)}}})
+// check sets the problems that the lines have as a configuration of their own, with the setting on which valid addresses depend.
+func (m *linesModel) check(config schema.Config) {
+	files := []configdir.File{{Path: "lines.yaml", Data: []byte(m.Lines)}}
+	if config.Settings.AllowLoopbackSources {
+		files = append(files, configdir.File{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}\n")})
+	}
+	r := schema.NewLoader().Load(context.Background(), configdir.Snapshot{Files: files})
 	for _, p := range r.Errors {
 		m.Problems = append(m.Problems, p.String())
 	}
@@ -127,7 +131,7 @@ func (m *linesModel) check() {
 	}
 }
 
-func (m *linesModel) create() {
+func (m *linesModel) create(config schema.Config) {
 	name, source := m.Values["name"], object{}
 	switch {
 	case name == "":
@@ -156,7 +160,7 @@ func (m *linesModel) create() {
 		return
 	}
 	m.write(object{"images": object{name: image}}, "Commit these lines as a new file "+name+".yaml of the config directory.", "")
-	m.check()
+	m.check(config)
 }
 
 // changed returns where to write lines into the declaration of an image.
@@ -212,7 +216,7 @@ func (m *linesModel) suspend(config schema.Config) {
 		m.write(object{"images": object{image.ID.Name: object{"suspend": by}}}, where, file)
 	case m.Values["image"] == "":
 		m.write(object{"settings": object{"suspend": by}}, "Add this to the settings, in the file that has them or in a new one. Nothing starts and nothing is deleted while it holds.", "")
-		m.check()
+		m.check(config)
 	}
 }
 

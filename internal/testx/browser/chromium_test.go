@@ -19,6 +19,7 @@ import (
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -84,6 +85,24 @@ type tab struct {
 func newTab(t testing.TB) *tab {
 	t.Helper()
 	return openTab(t, chromium.start(t), chromedp.WithNewBrowserContext())
+}
+
+// cover opens another tab before this one, in the same window, so that this one is hidden.
+func (t *tab) cover() (uncover func()) {
+	t.Helper()
+	front := openTab(t.TB, t.ctx, chromedp.WithNewWindow(false))
+	front.run(activate())
+	return func() {
+		t.Helper()
+		t.run(activate())
+	}
+}
+
+func activate() chromedp.Action[chromedp.Void] {
+	return chromedp.Func(func(ctx context.Context, t *chromedp.Target) error {
+		_, err := cdp.Call(ctx, t, page.BringToFront, cdp.Empty{})
+		return err
+	})
 }
 
 func openTab(t testing.TB, parent context.Context, option chromedp.ContextOption) *tab {
@@ -209,6 +228,12 @@ func eval[T any](t *tab, expression string) T {
 	return v
 }
 
+// awaitText waits until an element of the page contains a text.
+func (t *tab) awaitText(selector, text string) {
+	t.Helper()
+	t.await(fmt.Sprintf("document.querySelector(%q)?.innerText.includes(%q)", selector, text))
+}
+
 // text returns the text of an element as the reader sees it.
 func (t *tab) text(selector string) string {
 	t.Helper()
@@ -246,6 +271,18 @@ func (t *tab) checkOwnRequests(address string) {
 // evaluate runs a script in the page and ignores its value. The policy of the page does not apply to it.
 func evaluate(script string) chromedp.Action[chromedp.Void] {
 	return chromedp.Evaluate[chromedp.Void](script)
+}
+
+// tabTo presses the Tab key until the element with the focus satisfies an expression, in which it is e.
+func (t *tab) tabTo(expression string) {
+	t.Helper()
+	for range 100 {
+		t.run(chromedp.KeyEvent(kb.Tab))
+		if eval[bool](t, "((e) => !!("+expression+"))(document.activeElement)") {
+			return
+		}
+	}
+	t.Fatalf("the Tab key does not reach an element with %s", expression)
 }
 
 // click clicks on the first element that a CSS selector finds.

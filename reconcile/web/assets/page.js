@@ -27,6 +27,9 @@ function reveal(root) {
   for (const e of root.querySelectorAll("button[hidden]:not([data-stop]), .drop[hidden]")) e.hidden = false;
 }
 
+// nameOf identifies an element that can have the focus, also in the next version of its part.
+const nameOf = (e) => e.id || e.getAttribute("href") || e.ariaLabel || e.textContent;
+
 // update replaces the live parts of the view that differ. It keeps the focus, the checked boxes and what is open.
 function update(html) {
   const next = new DOMParser().parseFromString(html, "text/html");
@@ -35,7 +38,7 @@ function update(html) {
     const text = part.outerHTML;
     if (!old || shown.get(part.id) === text) continue;
     shown.set(part.id, text);
-    const focused = old.contains(document.activeElement) && document.activeElement.id;
+    const focused = old.contains(document.activeElement) && nameOf(document.activeElement);
     const checked = [...old.querySelectorAll("input:checked")].map((box) => box.id);
     const opened = [...old.querySelectorAll("details[open] summary")].map((d) => d.textContent);
     const scrolled = [...old.querySelectorAll(".scroll")].map((s) => s.scrollLeft);
@@ -48,7 +51,7 @@ function update(html) {
     }
     for (const d of part.querySelectorAll("details")) d.open = opened.includes(d.querySelector("summary").textContent);
     part.querySelectorAll(".scroll").forEach((s, i) => (s.scrollLeft = scrolled[i] ?? 0));
-    if (focused) document.getElementById(focused)?.focus();
+    if (focused) [...part.querySelectorAll("a, button, input, summary, [tabindex]")].find((e) => nameOf(e) === focused)?.focus();
   }
 }
 
