@@ -1,11 +1,21 @@
 package browser
 
 import (
+	"bytes"
+	"flag"
 	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/chromedp/chromedp"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -151,4 +161,78 @@ func TestReadingNeedsNoScript(t *testing.T) {
 			t.Errorf("%s shows %q, and not %q", path, got, want)
 		}
 	}
+}
+
+var update = flag.Bool("update", false, "write the screenshots of docs/images")
+
+// TestScreenshots writes the pictures of the documents. They show the time and other things that differ in each run, so that it
+// does not compare them.
+func TestScreenshots(t *testing.T) {
+	if !*update {
+		t.Skip("writes the screenshots only with -update")
+	}
+	d, withToken := newShown(t), newDaemon(t, oneDisk, withTokens(t)...)
+	d.awaitShown()
+	const folder = "../../../docs/images"
+	if err := os.MkdirAll(folder, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	shown := []string{"images", "image-failed", "image-upload", "disks", "plan", "configuration", "lines", "sign-in"}
+	tab := newTab(t)
+	for _, v := range allViews(d, withToken) {
+		if !slices.Contains(shown, v.name) {
+			continue
+		}
+		for _, look := range []struct {
+			name   string
+			width  int
+			scheme string
+		}{{"", 1280, "light"}, {"-dark", 1280, "dark"}, {"-narrow", 320, "light"}, {"-narrow-dark", 320, "dark"}} {
+			tab.emulate(look.width, 1, "prefers-color-scheme: "+look.scheme)
+			tab.open(v.address)
+			picture, err := chromedp.Run(tab.ctx, chromedp.FullScreenshot(100))
+			if err == nil {
+				picture, err = withFewColours(picture)
+			}
+			if err == nil {
+				err = os.WriteFile(filepath.Join(folder, "web-"+v.name+look.name+".png"), picture, 0o644)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// withFewColours returns a PNG with at most 64 colours, which is less than half of the size. They are the most frequent ones, and
+// then those that differ from all others.
+func withFewColours(content []byte) ([]byte, error) {
+	full, err := png.Decode(bytes.NewReader(content))
+	if err != nil {
+		return nil, err
+	}
+	count := map[color.RGBA]int{}
+	for y := range full.Bounds().Dy() {
+		for x := range full.Bounds().Dx() {
+			count[color.RGBAModel.Convert(full.At(x, y)).(color.RGBA)]++
+		}
+	}
+	var few color.Palette
+	for _, c := range slices.SortedFunc(maps.Keys(count), func(a, b color.RGBA) int { return count[b] - count[a] }) {
+		if len(few) < 24 || len(few) < 64 && !slices.ContainsFunc(few, func(f color.Color) bool { return distance(f.(color.RGBA), c) < 600 }) {
+			few = append(few, c)
+		}
+	}
+	reduced := image.NewPaletted(full.Bounds(), few)
+	draw.Draw(reduced, reduced.Bounds(), full, image.Point{}, draw.Src)
+	var b bytes.Buffer
+	encoder := png.Encoder{CompressionLevel: png.BestCompression}
+	err = encoder.Encode(&b, reduced)
+	return b.Bytes(), err
+}
+
+// distance returns the square of the distance of two colours.
+func distance(a, b color.RGBA) int {
+	square := func(x, y uint8) int { return (int(x) - int(y)) * (int(x) - int(y)) }
+	return square(a.R, b.R) + square(a.G, b.G) + square(a.B, b.B)
 }
