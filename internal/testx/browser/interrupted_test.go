@@ -1,0 +1,173 @@
+package browser
+
+import (
+	"crypto/sha512"
+	"encoding/hex"
+	"flag"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+)
+
+var uploadSize = flag.Int64("upload.size", 256<<20, "size of the sparse file of TestInterruptedUpload, in bytes")
+
+// cutter is a proxy before a daemon that counts the bytes of callers, and cuts all connections after some of them.
+type cutter struct {
+	url  string
+	sent atomic.Int64
+
+	mu   sync.Mutex
+	at   []int64 // the numbers of bytes after which it cuts, ascending
+	open map[net.Conn]bool
+	cuts chan int // receives the number of each cut
+}
+
+func newCutter(t testing.TB, address string, at []int64) *cutter {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	c := &cutter{url: "http://" + l.Addr().String(), at: at, open: map[net.Conn]bool{}, cuts: make(chan int, len(at))}
+	go func() {
+		for {
+			from, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go c.serve(from, address)
+		}
+	}()
+	return c
+}
+
+func (c *cutter) serve(from net.Conn, address string) {
+	defer from.Close()
+	to, err := net.Dial("tcp", address)
+	if err != nil {
+		return // the daemon restarts
+	}
+	defer to.Close()
+	c.mu.Lock()
+	c.open[from] = true
+	c.mu.Unlock()
+	go func() {
+		defer from.Close()
+		_, _ = io.Copy(from, to) // until one side closes
+	}()
+	_, _ = io.Copy(to, io.TeeReader(from, c))
+	c.mu.Lock()
+	delete(c.open, from)
+	c.mu.Unlock()
+}
+
+// Write counts bytes of a caller.
+func (c *cutter) Write(p []byte) (int, error) {
+	sent := c.sent.Add(int64(len(p)))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.at) > 0 && sent >= c.at[0] {
+		c.at = c.at[1:]
+		c.cuts <- cap(c.cuts) - len(c.at)
+		for conn := range c.open {
+			conn.Close()
+		}
+	}
+	return len(p), nil
+}
+
+// An upload of a sparse file through the page survives 20 cuts, a daemon that is killed, and a new browser in which the file is
+// chosen again. Nearly nothing is sent twice.
+func TestInterruptedUpload(t *testing.T) {
+	const pieces, pieceSize, step = 12, 2 << 20, 4 << 20
+	file := filepath.Join(t.TempDir(), "windows.raw")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.NewChaCha8([32]byte{1})
+	for i := range int64(pieces) { // each at the begin of a step of the page, which sends it whole
+		at := i * (*uploadSize / pieces) / step * step
+		if _, err := io.Copy(io.NewOffsetWriter(f, at), io.LimitReader(random, pieceSize)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := f.Truncate(*uploadSize); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d := newDaemon(t, oneDisk+"images: {windows: {source: {upload: {}}}}\n")
+	d.await("/images/windows", "0 of 1 ready")
+	var at []int64
+	for i := range int64(20) {
+		at = append(at, (i+1)*pieces*step/21)
+	}
+	c := newCutter(t, d.address, at)
+	choose := func(tab *tab) {
+		tab.open(c.url + "/images/windows")
+		tab.run(chromedp.SetUploadFiles(chromedp.CSS("#file"), []string{file}))
+	}
+	one := newTab(t)
+	choose(one)
+	for n := range c.cuts {
+		switch n {
+		case 7:
+			if err := d.cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			<-d.ended
+			_ = d.cmd.Wait() // it was killed
+			d.start()
+		case 14:
+			one.run(chromedp.Navigate("about:blank"))
+			one.takeMessages() // each request that failed
+			one = newTab(t)
+			choose(one)
+		case 20:
+			close(c.cuts)
+		}
+	}
+	one.awaitText("#facts", "1 of 1 ready")
+	one.takeMessages()
+	sent, once := c.sent.Load(), int64(pieces*step)
+	t.Logf("%d MiB were sent of a file with %d MiB in pieces with data", sent>>20, once>>20)
+	if sent-once > 64<<20 || sent < once {
+		t.Errorf("%d bytes were sent instead of %d", sent, once)
+	}
+	copies, err := filepath.Glob(filepath.Join(d.dir, "disk*", "backing-images", "windows-*", "backing"))
+	if err != nil || len(copies) != 1 {
+		t.Fatalf("copies %q, error %v", copies, err)
+	}
+	if got, want := sum(t, copies[0]), sum(t, file); got != want {
+		t.Errorf("the copy has the digest %s, want %s", got, want)
+	}
+	if got := one.text("#facts"); !strings.Contains(got, sum(t, file)) {
+		t.Errorf("the page does not show the digest of the file:\n%s", got)
+	}
+}
+
+// sum returns the SHA-512 of a file.
+func sum(t testing.TB, path string) string {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	h := sha512.New()
+	if _, err := io.Copy(h, f); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
