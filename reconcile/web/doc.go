@@ -16,6 +16,6 @@
 // through html/template. The content security policy allows nothing that is not of this daemon, and
 // neither inline scripts nor inline styles.
 //
-// Reading order: site.go (routes, roles, headers), snapshot.go (rendering and waiting), query.go, then one
+// Reading order: site.go (routes, roles, headers), signin.go, asset.go, snapshot.go (rendering and waiting), query.go, then one
 // file for each view: cluster.go, image.go, disks.go, plan.go, configuration.go, lines.go.
 package web
