@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 // The default limits of a ConnLimiter.
@@ -80,6 +82,9 @@ type admissionKey struct{}
 func (l *ConnLimiter) ConnContext(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, admissionKey{}, admission{l, conn})
 }
+
+// ErrTooManyConnections is the response to a request that Admit does not admit.
+var ErrTooManyConnections = httperror.New(http.StatusServiceUnavailable, "too many connections: close some of them, or retry later")
 
 // Admit records that the connection of a request belongs to a caller with a role. ctx is that of the
 // request. waits means that the request waits for a change, like a long poll. Admit returns false if

@@ -267,8 +267,6 @@ func refuse(w http.ResponseWriter, r *http.Request, err *httperror.Error) {
 	err.Write(w)
 }
 
-var errTooManyConnections = httperror.New(http.StatusServiceUnavailable, "too many connections: close some of them, or retry later")
-
 // isDeclared reports whether a host name is the name of a declared node, or in its address. Before
 // the first round no node is known.
 func (s server) isDeclared(host string) bool {
@@ -284,7 +282,7 @@ func (s server) check(r *http.Request, to route) *httperror.Error {
 			return denied
 		}
 		if !auth.Admit(r.Context(), isLongPoll(r)) {
-			return errTooManyConnections
+			return auth.ErrTooManyConnections
 		}
 		if role < to.role {
 			return httperror.New(http.StatusForbidden, "role %s is required: the caller has role %s", to.role, role)

@@ -152,7 +152,7 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 	values := r.URL.Query()
 	tag := values.Get("poll")
 	if !auth.Admit(r.Context(), tag != "") {
-		httperror.New(http.StatusServiceUnavailable, "too many connections: close some of them, or retry later").Write(w)
+		auth.ErrTooManyConnections.Write(w)
 		return
 	}
 	q := parseQuery(values)

@@ -569,3 +569,19 @@ func TestPlanSaysWhyItIsEmpty(t *testing.T) {
 		}
 	}
 }
+
+// An image whose declaration is invalid has failed, and says why.
+func TestInvalidImageSaysWhy(t *testing.T) {
+	v := newView(t)
+	ref := plan.CopyRef{Disk: schema.DiskRef{Node: "node1"}, ID: disk.ID{Name: "broken"}}
+	v.Plan.Actions = append(v.Plan.Actions, plan.NewAction(plan.Blocked, ref, plan.Reason{Code: plan.CodeInvalidImage, Text: "a.yaml:3:1: has no source"}, 0))
+	r := newRig(t, v, "", "")
+	for _, path := range []string{"/?q=broken", "/?state=failed", "/images/broken"} {
+		html := r.get(path).Body.String()
+		for _, want := range []string{`<span class="state failed">invalid</span>`, "a.yaml:3:1: has no source"} {
+			if !strings.Contains(html, want) {
+				t.Errorf("%s does not show %q:\n%s", path, want, html)
+			}
+		}
+	}
+}
