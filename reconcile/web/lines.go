@@ -12,7 +12,6 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -105,23 +104,38 @@ func newLines(s *snapshot, values url.Values) linesModel {
 var inQuery = strings.NewReplacer("&", "%26", "=", "%3D", "+", "%2B")
 
 // object is a mapping in the lines.
-type object = map[string]any
+type object map[string]any
 
-// write sets the lines.
-func (m *linesModel) write(o object, where, file string) {
+func (o object) encode() []byte {
 	text, err := yaml.Marshal(o)
 	if err != nil {
 		panic("web: encode lines: " + err.Error()) // they consist of texts and numbers
 	}
-	m.Lines, m.Where, m.File = string(text), where, file
+	return text
 }
 
-// check sets the problems that the lines have as a configuration of their own, with the setting on which valid addresses depend.
-func (m *linesModel) check(config schema.Config) {
-	files := []configdir.File{{Path: "lines.yaml", Data: []byte(m.Lines)}}
+// write sets the lines.
+func (m *linesModel) write(o object, where, file string) {
+	m.Lines, m.Where, m.File = string(o.encode()), where, file
+}
+
+// writeChange sets the lines for a change of a declared image.
+func (m *linesModel) writeChange(config schema.Config, image schema.Image, change object) {
+	m.write(object{"images": object{image.ID.Name: change}},
+		fmt.Sprintf("Change the declaration in %s, line %d, so that it has these values. In a manifest, the fields have other names.", image.Pos.File, image.Pos.Line), image.Pos.File)
+	whole := object{"source": object{"upload": object{}}} // a valid image, whose source the change may replace
+	maps.Copy(whole, change)
+	m.check(config, object{"images": object{image.ID.Name: whole}})
+}
+
+// check sets the problems that o has as a configuration of its own, with the setting on which valid addresses depend, and removes
+// the lines if there is one.
+func (m *linesModel) check(config schema.Config, o object) {
+	files := []configdir.File{{Path: "lines.yaml", Data: o.encode()}}
 	if config.Settings.AllowLoopbackSources {
 		files = append(files, configdir.File{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}\n")})
 	}
+	// It takes milliseconds, and all readers get the result: the end of one request must not interrupt it.
 	r := schema.NewLoader().Load(context.Background(), configdir.Snapshot{Files: files})
 	for _, p := range r.Errors {
 		m.Problems = append(m.Problems, p.String())
@@ -159,13 +173,9 @@ func (m *linesModel) create(config schema.Config) {
 		m.Problems = []string{fmt.Sprintf("an image %s is declared already", name)}
 		return
 	}
-	m.write(object{"images": object{name: image}}, "Commit these lines as a new file "+name+".yaml of the config directory.", "")
-	m.check(config)
-}
-
-// changed returns where to write lines into the declaration of an image.
-func changed(image schema.Image) (where, file string) {
-	return fmt.Sprintf("Change the declaration in %s, line %d, so that it has these values. In a manifest, the fields have other names.", image.Pos.File, image.Pos.Line), image.Pos.File
+	lines := object{"images": object{name: image}}
+	m.write(lines, "Commit these lines as a new file "+name+".yaml of the config directory.", "")
+	m.check(config, lines)
 }
 
 func (m *linesModel) changeChecksum(config schema.Config) {
@@ -173,16 +183,11 @@ func (m *linesModel) changeChecksum(config schema.Config) {
 	if !declared || m.Values["checksum"] == "" {
 		return
 	}
-	if _, err := disk.ParseDigest(m.Values["checksum"]); err != nil {
-		m.Problems = []string{err.Error()}
-		return
-	}
 	change := object{"checksum": m.Values["checksum"]}
 	if m.Values["url"] != "" {
 		change["source"] = object{"download": object{"url": m.Values["url"]}}
 	}
-	where, file := changed(image)
-	m.write(object{"images": object{image.ID.Name: change}}, where, file)
+	m.writeChange(config, image, change)
 }
 
 func (m *linesModel) drain(config schema.Config) {
@@ -212,11 +217,11 @@ func (m *linesModel) suspend(config schema.Config) {
 	image, declared := config.Images[m.Values["image"]]
 	switch {
 	case declared:
-		where, file := changed(image)
-		m.write(object{"images": object{image.ID.Name: object{"suspend": by}}}, where, file)
+		m.writeChange(config, image, object{"suspend": by})
 	case m.Values["image"] == "":
-		m.write(object{"settings": object{"suspend": by}}, "Add this to the settings, in the file that has them or in a new one. Nothing starts and nothing is deleted while it holds.", "")
-		m.check(config)
+		lines := object{"settings": object{"suspend": by}}
+		m.write(lines, "Add this to the settings, in the file that has them or in a new one. Nothing starts and nothing is deleted while it holds.", "")
+		m.check(config, lines)
 	}
 }
 

@@ -496,14 +496,16 @@ func TestLinesToCommit(t *testing.T) {
 		}
 	}
 	for query, want := range map[string]string{
-		"kind=create&name=Bad+Name&url=https://example.com/a.raw":                   "name &#34;Bad Name&#34;",
-		"kind=create&name=new&source=download":                                      "an address is required",
-		"kind=create&name=parrot&url=https://example.com/a.raw":                     "is declared already",
-		"kind=create&name=new&url=ftp://example.com/a.raw":                          "url",
-		"kind=create&name=new&url=https://example.com/a.raw&copies=0.5":             "minNumberOfCopies",
-		"kind=create&name=new&url=https://example.com/a.raw&checksum=x%0Aimages:+1": "checksum",
-		"kind=checksum&image=parrot&checksum=abc":                                   "checksum",
-		"kind=suspend&image=&reason=x&until=soon":                                   "until",
+		"kind=create&name=Bad+Name&url=https://example.com/a.raw":                                       "name &#34;Bad Name&#34;",
+		"kind=create&name=new&source=download":                                                          "an address is required",
+		"kind=create&name=parrot&url=https://example.com/a.raw":                                         "is declared already",
+		"kind=create&name=new&url=ftp://example.com/a.raw":                                              "url",
+		"kind=create&name=new&url=https://example.com/a.raw&copies=0.5":                                 "minNumberOfCopies",
+		"kind=create&name=new&url=https://example.com/a.raw&checksum=x%0Aimages:+1":                     "checksum",
+		"kind=checksum&image=parrot&checksum=abc":                                                       "checksum",
+		"kind=suspend&image=&reason=x&until=soon":                                                       "until",
+		"kind=suspend&image=parrot&reason=x&until=soon":                                                 "until",
+		"kind=checksum&image=parrot&url=ftp://example.com/a&checksum=sha256:" + strings.Repeat("a", 64): "ftp",
 	} {
 		html := r.get("/lines?" + query).Body.String()
 		_, problems, _ := strings.Cut(html, `<div id="result"`)
