@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/reconcile/web"
 )
 
 // documents makes status documents. It may be used concurrently.
@@ -33,10 +34,6 @@ type documents struct {
 	view     *status.View
 	progress string
 }
-
-// progressInterval is how often a request that waits for a change looks at the progress of transfers, which does
-// not begin a round.
-const progressInterval = time.Second
 
 // status responds with the status. With If-None-Match and the parameter "wait" it is a long poll.
 func (s server) status(w http.ResponseWriter, r *http.Request) {
@@ -132,7 +129,7 @@ func (d *documents) changed(known string) bool {
 func (d *documents) wait(ctx context.Context, known string, most time.Duration) {
 	over := time.NewTimer(most)
 	defer over.Stop()
-	tick := time.NewTicker(progressInterval)
+	tick := time.NewTicker(web.ProgressInterval)
 	defer tick.Stop()
 	for {
 		next, began := d.loop.NextRound(), time.Now()

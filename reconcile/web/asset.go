@@ -10,6 +10,7 @@ import (
 	"mime"
 	"net/http"
 	"path"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -74,6 +75,15 @@ func (s *Site) asset(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(content) // fails if the reader has closed the connection
 }
 
+// acceptsGzip reports whether a request names gzip among the codings that it accepts: "gzip;q=0" names it as one that it does not.
 func acceptsGzip(r *http.Request) bool {
-	return strings.Contains(r.Header.Get("Accept-Encoding"), "gzip")
+	for _, coding := range strings.Split(strings.Join(r.Header.Values("Accept-Encoding"), ","), ",") {
+		name, weight, hasWeight := strings.Cut(coding, ";")
+		if !strings.EqualFold(strings.TrimSpace(name), "gzip") {
+			continue
+		}
+		q, err := strconv.ParseFloat(strings.TrimPrefix(strings.ToLower(strings.TrimSpace(weight)), "q="), 64)
+		return !hasWeight || err == nil && q > 0
+	}
+	return false
 }

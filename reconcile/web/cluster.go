@@ -22,6 +22,7 @@ type clusterModel struct {
 	Config status.ConfigStatus
 	Query  query
 	States []stateCount // the groups of states, with links that select them
+	Sort   string       // parameters of the other order
 	Nodes  []nodeHead
 	Rows   []imageRow
 	Images pager
@@ -96,6 +97,12 @@ func newCluster(doc status.Status, q query) clusterModel {
 		g.Link, g.Count, g.Selected = cmp.Or(selected.String(), "?"), counts[g.Class], q.State == g.Class
 		m.States = append(m.States, g)
 	}
+	other := q
+	other.Page, other.Sort = 1, "state"
+	if q.Sort != "" {
+		other.Sort = ""
+	}
+	m.Sort = cmp.Or(other.String(), "?")
 	shown, images := part(all, imagesPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
 	disks, pages := part(doc.Disks, disksPerPage, q.Disks, func(page int) string { p := q; p.Disks = page; return p.String() })
 	m.Images, m.Disks = images, pages

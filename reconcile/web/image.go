@@ -52,7 +52,7 @@ func newImage(s *snapshot, name string, role auth.Role) (imageModel, int) {
 	links := map[string]string{}
 	for _, p := range s.doc.Peers {
 		if p.Address != "" {
-			links[p.Node] = redact.URL(p.Address) + "/images/" + name
+			links[p.Node] = p.Address + "/images/" + name
 		}
 	}
 	var all []status.ImageStatus

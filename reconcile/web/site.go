@@ -164,7 +164,7 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 	for {
 		next := s.options.NextRound()
 		now := s.snapshots.current(s.options.View())
-		out := notReadYet
+		out := starting
 		if now != nil {
 			if out, err = now.render(s.templates, key, role, v); err != nil {
 				panic("web: render a view: " + err.Error()) // a fault of a template: the server logs it
@@ -191,8 +191,8 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 	}
 }
 
-// notReadYet is the view before the first round.
-var notReadYet = rendered{
+// starting is the view before the first round.
+var starting = rendered{
 	html: `<section class="note" data-live id="note"><h1>Starting</h1><p>The daemon has not read its disks yet.</p></section>`,
 	tag:  "starting", code: http.StatusServiceUnavailable,
 }

@@ -327,6 +327,21 @@ func TestStrangersCostNoCompression(t *testing.T) {
 	}
 }
 
+func TestViewsAreCompressedOnlyForReadersThatAcceptIt(t *testing.T) {
+	r := newRig(t, largeView(t, 20, 3), "", "")
+	for header, want := range map[string]bool{
+		"": false, "gzip": true, "br, GZIP": true, "gzip;q=0.5": true, "gzip; q=1": true, "deflate, gzip;q=1.0, *;q=0.5": true,
+		"gzip;q=0": false, "gzip; Q=0.000, br": false, "x-gzip-like": false, "br": false, "gzip;q=x": false,
+	} {
+		for _, path := range []string{"/", "/assets/page.js"} {
+			w := r.get(path, func(r *http.Request) { r.Header.Set("Accept-Encoding", header) })
+			if got := w.Header().Get("Content-Encoding") == "gzip"; got != want {
+				t.Errorf("%s with Accept-Encoding %q: compressed is %v, want %v", path, header, got, want)
+			}
+		}
+	}
+}
+
 // What is not shown of a long list is counted.
 func TestConfigurationCountsWhatItDoesNotShow(t *testing.T) {
 	var config strings.Builder
@@ -390,6 +405,14 @@ func TestLargeClusterIsShownInParts(t *testing.T) {
 	for _, want := range []string{"101 to 120 of 120", "91 to 100 of 100", `href="?disks=4&amp;page=2&amp;sort=state"`} {
 		if !strings.Contains(html, want) {
 			t.Errorf("the last page has no %q", want)
+		}
+	}
+	for path, want := range map[string]string{
+		"/?q=image&state=unready&page=1&disks=2":            `href="?disks=2&amp;q=image&amp;sort=state&amp;state=unready"`,
+		"/?q=image&state=unready&sort=state&page=2&disks=2": `href="?disks=2&amp;q=image&amp;state=unready"`,
+	} {
+		if html := r.get(path).Body.String(); !strings.Contains(html, want) {
+			t.Errorf("%s: the link to the other order is not %s", path, want)
 		}
 	}
 	for _, path := range []string{"/?page=99", "/?page=-1", "/?page=x&disks=0&state=none&sort=x", "/?page=99999999999999999999"} {

@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// progressInterval is how often the progress of running jobs may change a view.
-	progressInterval = time.Second
+	// ProgressInterval is how often the progress of running jobs, which begins no round, may change what callers wait for: a view,
+	// and the status document of package api.
+	ProgressInterval = time.Second
 	// keepSnapshot is how long a snapshot is kept without readers.
 	keepSnapshot = time.Minute
 	// maxPoll is how long a request waits for a change. It is less than the write timeout of the server.
@@ -57,7 +58,7 @@ func (s *snapshots) current(view *status.View) *snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	if last := s.last; last != nil && last.view == view && (!last.busy || now.Sub(last.made) < progressInterval) {
+	if last := s.last; last != nil && last.view == view && (!last.busy || now.Sub(last.made) < ProgressInterval) {
 		s.clear.Reset(keepSnapshot)
 		return last
 	}
@@ -121,7 +122,7 @@ func (s *snapshot) wait(ctx context.Context, next <-chan struct{}) {
 			return
 		}
 		if s.busy {
-			progress = time.After(progressInterval)
+			progress = time.After(ProgressInterval)
 		}
 	}
 	select {
