@@ -184,7 +184,11 @@ func networkOf(conn net.Conn) netip.Prefix { return networkOfAddress(conn.Remote
 // networkOfAddress returns the network of HOST:PORT. All addresses without an IP share the zero Prefix.
 func networkOfAddress(address string) netip.Prefix {
 	from, _ := netip.ParseAddrPort(address)
-	ip := from.Addr().Unmap().WithZone("")
+	return networkOfIP(from.Addr())
+}
+
+func networkOfIP(ip netip.Addr) netip.Prefix {
+	ip = ip.Unmap().WithZone("")
 	bits := 64
 	if ip.Is4() {
 		bits = 32

@@ -28,7 +28,7 @@ func checkSite(r *http.Request) error {
 		}
 	}
 	for _, origin := range r.Header.Values("Origin") {
-		// Behind a proxy with TLS, only the browser knows the scheme of the page.
+		// Behind a proxy that does not send X-Forwarded-Proto, only the browser knows the scheme of the page.
 		if origin != "" && !isOwnOrigin(r, origin) && !slices.Equal(sites, []string{"same-origin"}) {
 			return errCrossOrigin
 		}
@@ -39,7 +39,7 @@ func checkSite(r *http.Request) error {
 // isOwnOrigin reports whether an origin is that of a page of this daemon, as the browser sees it.
 func isOwnOrigin(r *http.Request, origin string) bool {
 	scheme := "http://"
-	if r.TLS != nil {
+	if isSecure(r) {
 		scheme = "https://"
 	}
 	return r.Host != "" && strings.EqualFold(origin, scheme+r.Host)

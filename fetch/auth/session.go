@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -168,7 +169,7 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 	if a.tokens == nil {
 		return httperror.New(http.StatusForbidden, "this daemon has no tokens")
 	}
-	from := networkOfAddress(r.RemoteAddr)
+	from := networkOfSender(r)
 	if wait := a.guesses.wait(from, time.Now()); wait > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
 		return httperror.New(http.StatusTooManyRequests, "too many wrong tokens: try again in %v", (wait + time.Second).Round(time.Second))
@@ -259,6 +260,18 @@ func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
 	defer g.mu.Unlock()
 	missing := 1 - g.limiter(from, now).TokensAt(now)
 	return max(0, time.Duration(missing*float64(guessInterval)))
+}
+
+// networkOfSender returns the network whose wrong tokens a request counts for. A proxy on this machine writes the address of its
+// caller to the end of X-Forwarded-For. A process of this machine that lies about that gains nothing: the HTTP API has no limit.
+func networkOfSender(r *http.Request) netip.Prefix {
+	if forwarded := r.Header.Values("X-Forwarded-For"); len(forwarded) > 0 && isLocalAddress(r.RemoteAddr) {
+		last := forwarded[len(forwarded)-1]
+		if ip, err := netip.ParseAddr(strings.TrimSpace(last[strings.LastIndex(last, ",")+1:])); err == nil {
+			return networkOfIP(ip)
+		}
+	}
+	return networkOfAddress(r.RemoteAddr)
 }
 
 // add counts a wrong token.

@@ -274,6 +274,45 @@ func TestWrongTokensAreLimited(t *testing.T) {
 	})
 }
 
+// Behind a proxy on this machine, the wrong tokens of one caller do not count for the others. No other caller can choose for whom
+// its wrong tokens count.
+func TestWrongTokensAreLimitedBehindAProxy(t *testing.T) {
+	for _, tt := range []struct {
+		remote    string
+		forwarded []string
+		want      string
+	}{
+		{"127.0.0.1:5", nil, "127.0.0.1/32"},
+		{"127.0.0.1:5", []string{"192.0.2.1"}, "192.0.2.1/32"},
+		{"[::1]:5", []string{"2001:db8:1:2:3::4"}, "2001:db8:1:2::/64"},
+		{"127.0.0.1:5", []string{"::ffff:192.0.2.1"}, "192.0.2.1/32"},
+		{"127.0.0.1:5", []string{"198.51.100.1, 192.0.2.1"}, "192.0.2.1/32"}, // the caller sent the first one
+		{"127.0.0.1:5", []string{"198.51.100.1", " 192.0.2.1 "}, "192.0.2.1/32"},
+		{"127.0.0.1:5", []string{"192.0.2.1, unknown"}, "127.0.0.1/32"},
+		{"127.0.0.1:5", []string{""}, "127.0.0.1/32"},
+		{"203.0.113.1:5", []string{"192.0.2.1"}, "203.0.113.1/32"},
+	} {
+		r := httptest.NewRequest("POST", "/signin", nil)
+		r.RemoteAddr, r.Header["X-Forwarded-For"] = tt.remote, tt.forwarded
+		if got := networkOfSender(r).String(); got != tt.want {
+			t.Errorf("%s with X-Forwarded-For %q: %s, want %s", tt.remote, tt.forwarded, got, tt.want)
+		}
+	}
+}
+
+// Behind a proxy with TLS, the pages have another scheme than the daemon.
+func TestOriginBehindAProxy(t *testing.T) {
+	a := newAuthorizer(t, loadTokenText(t, adminToken), ":8000", false)
+	for origin, want := range map[string]int{"https://images.example": 0, "http://images.example": http.StatusForbidden, "https://images.example:8443": http.StatusForbidden, "https://evil.example": http.StatusForbidden} {
+		r := httptest.NewRequest("POST", "http://images.example/signin", nil)
+		r.Header.Set("X-Forwarded-Proto", "https")
+		r.Header.Set("Origin", origin)
+		if err := a.SignIn(httptest.NewRecorder(), r, adminToken); statusOf(err) != want {
+			t.Errorf("a page of %s: %v", origin, err)
+		}
+	}
+}
+
 func TestManyCookiesCostLittle(t *testing.T) {
 	a := newAuthorizer(t, loadTokenText(t, adminToken), ":8000", false)
 	cookie := signIn(t, a, adminToken)

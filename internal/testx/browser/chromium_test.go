@@ -27,13 +27,14 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	chromium.stop()
+	withCertificates.stop()
 	os.Exit(code)
 }
 
 // limit is how long a step of a reader may take, also on a busy machine.
 const limit = time.Minute
 
-// process is the Chromium of all tests.
+// process is a Chromium that many tests use.
 type process struct {
 	once sync.Once
 	ctx  context.Context
@@ -41,14 +42,14 @@ type process struct {
 	err  error
 }
 
-var chromium process
+var chromium process // of all tests that need no certificates
 
-// start starts the browser at the first call.
-func (p *process) start(t testing.TB) context.Context {
+// start starts the browser at the first call, with some options.
+func (p *process) start(t testing.TB, more ...chromedp.ExecAllocatorOption) context.Context {
 	t.Helper()
 	path := need.Command(t, "chromium").Path
 	p.once.Do(func() {
-		options := append(chromedp.DefaultExecAllocatorOptions[:],
+		options := append(slices.Concat(chromedp.DefaultExecAllocatorOptions[:], more),
 			chromedp.ExecPath(path),
 			chromedp.NoSandbox, // it needs rights that containers do not give; only own pages are shown
 			chromedp.Flag("disable-gpu", true),

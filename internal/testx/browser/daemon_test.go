@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha512"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"net/http"
@@ -51,8 +52,9 @@ var built = sync.OnceValues(func() (string, error) {
 type daemon struct {
 	testing.TB
 	url   string
-	token string // for requests of the test itself; "": none
-	dir   string // with the folders config, disk1, disk2 and disk3
+	token string      // for requests of the test itself; "": none
+	trust *tls.Config // for requests of the test itself
+	dir   string      // with the folders config, disk1, disk2 and disk3
 	flags []string
 
 	address string
@@ -181,7 +183,9 @@ func (d *daemon) request(method, path string, headers ...string) (*http.Response
 			r.Host = headers[i+1]
 		}
 	}
-	client := http.Client{Timeout: limit, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	transport := &http.Transport{TLSClientConfig: d.trust}
+	defer transport.CloseIdleConnections()
+	client := http.Client{Transport: transport, Timeout: limit, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := client.Do(r)
 	if err != nil {
 		d.Fatal(err)

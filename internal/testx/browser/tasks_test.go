@@ -52,29 +52,39 @@ func TestTaskUploadAndDownload(t *testing.T) {
 		t.Error("the page was loaded again")
 	}
 
+	if got := download(tab); !bytes.Equal(got, image) {
+		t.Errorf("the download has %d bytes that differ from those of the upload", len(got))
+	}
+}
+
+// download downloads the image whose page is shown, and returns its content.
+func download(t *tab) []byte {
+	t.Helper()
 	dir, events := t.TempDir(), true
-	if _, err := chromedp.Call(tab.ctx, browser.SetDownloadBehavior, browser.SetDownloadBehaviorParams{
-		Behavior: browser.SetDownloadBehaviorBehaviorAllowAndName, DownloadPath: dir, EventsEnabled: &events, BrowserContextID: chromedp.FromContext(tab.ctx).BrowserContextID,
+	if _, err := chromedp.Call(t.ctx, browser.SetDownloadBehavior, browser.SetDownloadBehaviorParams{
+		Behavior: browser.SetDownloadBehaviorBehaviorAllowAndName, DownloadPath: dir, EventsEnabled: &events, BrowserContextID: chromedp.FromContext(t.ctx).BrowserContextID,
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(tab.ctx, limit)
+	ctx, cancel := context.WithTimeout(t.ctx, limit)
 	defer cancel()
 	downloads := chromedp.Events(ctx, browser.DownloadProgress)
-	tab.await(`document.querySelector("a[download]")`)
-	tab.run(click("a[download]"))
+	t.await(`document.querySelector("a[download]")`)
+	t.run(click("a[download]"))
 	for e, err := range downloads {
 		if err != nil || e.State == browser.DownloadProgressStateCanceled {
 			t.Fatalf("the download ended: %v, %v", e, err)
 		}
 		if e.State == browser.DownloadProgressStateCompleted {
-			got, err := os.ReadFile(filepath.Join(dir, e.GUID))
-			if err != nil || !bytes.Equal(got, image) {
-				t.Errorf("the download has %d bytes that differ from those of the upload: %v", len(got), err)
+			content, err := os.ReadFile(filepath.Join(dir, e.GUID))
+			if err != nil {
+				t.Fatal(err)
 			}
-			return
+			return content
 		}
 	}
+	t.Fatal("the download has no end")
+	return nil
 }
 
 // An admin cleans up two of three copies, and the page refuses nothing and deletes nothing else.
