@@ -7,6 +7,10 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -155,6 +159,54 @@ func TestInterruptedUpload(t *testing.T) {
 	if got := one.text("#facts"); !strings.Contains(got, sum(t, file)) {
 		t.Errorf("the page does not show the digest of the file:\n%s", got)
 	}
+}
+
+// The view changes when an upload begins. The upload is still shown then, can be paused, and continues when the same file is
+// chosen again.
+func TestPausedUpload(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "windows.raw")
+	image := make([]byte, 12<<20)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(image) // never fails
+	if err := os.WriteFile(file, image, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := newDaemon(t, oneDisk+"images: {windows: {source: {upload: {}}}}\n")
+	d.await("/images/windows", "0 of 1 ready")
+	to, err := url.Parse(d.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	var pieces atomic.Int64
+	paused := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPatch && pieces.Add(1) == 2 {
+			<-paused // the second piece gets no response before, and does not arrive
+			panic(http.ErrAbortHandler)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	resume := sync.OnceFunc(func() { close(paused) })
+	defer resume()
+	tab := newTab(t)
+	tab.open(server.URL + "/images/windows")
+	tab.run(chromedp.SetUploadFiles(chromedp.CSS("#file"), []string{file}))
+	tab.awaitText("#actions", "Verify the copies")
+	tab.awaitText("#uploaded", "33 % of windows.raw")
+	tab.await(`document.querySelector("#progress:not([hidden])")?.value > 0.3`)
+	tab.run(click("[data-stop]"))
+	tab.awaitText("#uploaded", "Paused.")
+	if !eval[bool](tab, `document.querySelector("[data-stop]").hidden && document.querySelector("#file").value === ""`) {
+		t.Error("the button is shown, or the file cannot be chosen again")
+	}
+	resume()
+	tab.run(chromedp.SetUploadFiles(chromedp.CSS("#file"), []string{file}))
+	tab.awaitText("#facts", "1 of 1 ready")
+	if got := tab.text("#facts"); !strings.Contains(got, sum(t, file)) {
+		t.Errorf("the page does not show the digest of the file:\n%s", got)
+	}
+	tab.takeMessages() // requests that were stopped
 }
 
 // sum returns the SHA-512 of a file.

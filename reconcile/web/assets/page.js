@@ -51,11 +51,16 @@ function update(html) {
     }
     for (const d of part.querySelectorAll("details")) d.open = opened.includes(d.querySelector("summary").textContent);
     part.querySelectorAll(".scroll").forEach((s, i) => (s.scrollLeft = scrolled[i] ?? 0));
+    drawUpload();
     if (focused) [...part.querySelectorAll("a, button, input, summary, [tabindex]")].find((e) => nameOf(e) === focused)?.focus();
   }
 }
 
-const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+const sleep = (ms, signal) =>
+  new Promise((done) => {
+    setTimeout(done, ms);
+    signal?.addEventListener("abort", done);
+  });
 const visible = () =>
   new Promise((done) => {
     if (!document.hidden) return done();
@@ -78,9 +83,10 @@ async function follow(tag) {
     try {
       const response = await fetch(address, { signal: stop.signal, headers: { Accept: "text/html" } });
       if (response.status === 200) {
-        const html = await response.text();
-        tag = response.headers.get("X-View");
-        update(html);
+        const next = response.headers.get("X-View");
+        if (!next) throw new Error("no view"); // a proxy responds in place of the daemon
+        update(await response.text());
+        tag = next;
       } else if (response.status === 401 || response.status === 403) {
         say("You are not signed in any more. Load the page again.");
         return;
@@ -122,7 +128,7 @@ async function messageOf(response) {
   const text = await response.text();
   try {
     const body = JSON.parse(text);
-    return body.error ?? body.message ?? (body.copies ? "Requested for " + body.copies + " copies." : "Requested.");
+    return body.error ?? body.message ?? (body.copies ? "Requested for " + body.copies + (body.copies === 1 ? " copy." : " copies.") : "Requested.");
   } catch {
     return response.ok ? "Requested." : "The daemon responds with status " + response.status + ".";
   }
@@ -179,7 +185,8 @@ document.addEventListener("click", async (event) => {
 // either side when the same file is chosen again.
 
 const pieceSize = 4 << 20;
-let uploading = null;
+let uploading = null; // stops the upload that runs
+let drawn = null; // what is shown of the last upload: its share and a text
 
 const base64 = (text) => btoa(String.fromCharCode(...new TextEncoder().encode(text)));
 
@@ -242,21 +249,31 @@ async function send(to, file, progress, signal) {
   }
 }
 
+// drawUpload shows the last upload, also after its part of the view was replaced.
+function drawUpload() {
+  const bar = document.getElementById("progress");
+  if (!bar || !drawn) return;
+  bar.hidden = false;
+  bar.value = drawn.share;
+  document.getElementById("uploaded").textContent = drawn.text;
+  document.querySelector("[data-stop]").hidden = !uploading;
+}
+
 async function upload(image, file) {
   if (uploading) return;
   const stop = (uploading = new AbortController());
-  const part = (id) => document.getElementById(id);
-  const show = (text) => part("uploaded") && (part("uploaded").textContent = text);
-  const progress = (sent) => {
-    const bar = part("progress");
-    if (!bar) return;
-    bar.hidden = false;
-    bar.value = sent / file.size;
-    show(Math.floor((sent / file.size) * 100) + " % of " + file.name);
+  drawn = { share: 0, text: "" };
+  const show = (text) => {
+    drawn.text = text;
+    drawUpload();
   };
-  const pause = document.querySelector("[data-stop]");
-  pause.hidden = false;
+  const progress = (sent) => {
+    drawn.share = sent / file.size;
+    show(Math.floor(drawn.share * 100) + " % of " + file.name);
+  };
+  show("");
   say("Uploading " + file.name + ".");
+  let end;
   try {
     for (let failures = 0; ; ) {
       try {
@@ -268,25 +285,24 @@ async function upload(image, file) {
         if (e instanceof UploadError || stop.signal.aborted) throw e;
         failures++;
         show("interrupted: " + e.message + "; trying again");
-        await sleep(Math.min(10000, 250 * 2 ** failures));
+        await sleep(Math.min(10000, 250 * 2 ** failures), stop.signal);
       }
     }
     progress(file.size);
-    show("uploaded");
-    say(file.name + " is uploaded.");
+    end = file.name + " is uploaded.";
   } catch (e) {
-    const text = stop.signal.aborted ? "Paused. Choose the same file again to continue." : "The upload failed: " + e.message;
-    show(text);
-    say(text);
-  } finally {
-    uploading = null;
-    pause.hidden = true;
+    end = stop.signal.aborted ? "Paused. Choose the same file again to continue." : "The upload failed: " + e.message;
   }
+  uploading = null;
+  show(end);
+  say(end);
 }
 
 document.addEventListener("change", (event) => {
   const drop = event.target.closest?.("[data-upload]");
-  if (drop && event.target.files?.length) upload(drop.dataset.upload, event.target.files[0]);
+  if (!drop || !event.target.files?.length) return;
+  upload(drop.dataset.upload, event.target.files[0]);
+  event.target.value = ""; // so that choosing the same file again is a change
 });
 for (const kind of ["dragover", "drop"]) {
   document.addEventListener(kind, (event) => {
