@@ -21,22 +21,26 @@ import (
 
 // A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
 // does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
-// that is derived from the token. So a session survives a restart of the daemon, and ends when its token is removed. Only
-// the sessions that were signed out are stored, until they would end or the daemon ends.
+// that is derived from the token. So a session survives a restart of the daemon, and ends when its token is removed. The
+// daemon stores only the sessions that were signed out, until they would have ended, or until the daemon stops.
 //
-// A browser sends the cookie by itself. So a request that changes state also needs RequestToken in the header
-// RequestTokenHeader, which only a page of the same origin can read.
+// A browser sends the cookie with every request, whichever page causes it. So a request that changes state also needs
+// RequestToken in the header RequestTokenHeader. Only a page of the same origin can read that token.
 
 const (
 	sessionCookie       = "backing-image-manager-session"
 	secureSessionCookie = "__Host-" + sessionCookie // browsers accept it over TLS only, and for this host only
 
-	// maxCookies is how many cookies with the name of a session are looked at. A browser sends more than one only if another
+	// maxCookies limits how many cookies with the name of a session are checked. A browser sends more than one only if another
 	// service on the same host has set one.
 	maxCookies = 4
 
 	// sessionLifetime is how long a session lasts after it began.
 	sessionLifetime = 12 * time.Hour
+
+	// maxClockStep is by how much the clock may have been set back since a session began. Beyond it, the session would last too
+	// long, and does not count.
+	maxClockStep = time.Minute
 
 	// RequestTokenHeader is the header with Session.RequestToken.
 	RequestTokenHeader = "X-Request-Token"
@@ -66,17 +70,17 @@ func (id sessionID) code(token, purpose string) []byte {
 	return mac.Sum(nil)
 }
 
-// maxSignedOut limits how many sessions of a role are stored because they were signed out: whoever knows a token can begin and
-// end any number of them.
+// maxSignedOut limits how many signed-out sessions of a role are stored: whoever knows a token can begin and end any number of
+// sessions.
 const maxSignedOut = 4096
 
-// signedOut has the sessions that were ended by their owner, by role. If a role has too many of them, all its sessions end. It
-// is safe for concurrent use.
+// signedOut has the sessions that their owners signed out, by role. If a role has too many of them, all sessions of the role
+// end. It is safe for concurrent use.
 type signedOut struct {
 	mu sync.Mutex
 	of [RoleAdmin + 1]struct {
 		all   map[sessionID]bool
-		until time.Time // all sessions that would end by then have ended
+		until time.Time // no session that would end by then counts
 	}
 }
 
@@ -135,7 +139,7 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 			continue
 		}
 		copy(id[:], raw)
-		if ends := id.ends(); !now.Before(ends) || ends.After(now.Add(sessionLifetime+time.Minute)) {
+		if ends := id.ends(); !now.Before(ends) || ends.After(now.Add(sessionLifetime+maxClockStep)) {
 			continue
 		}
 		for _, known := range a.tokens.current() {

@@ -3,6 +3,7 @@ package auth
 import (
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/http"
@@ -118,6 +119,20 @@ func TestForgedAndOldSessionsAreNotValid(t *testing.T) {
 			t.Error("the session does not end")
 		}
 	})
+}
+
+// A session never lasts longer than its lifetime, also if the clock was ahead when it began, and was corrected then.
+func TestSessionFromAClockThatWasAhead(t *testing.T) {
+	a := newAuthorizer(t, loadTokenText(t, adminToken), ":8000", false)
+	now := time.Now()
+	for ahead, want := range map[time.Duration]bool{0: true, 50 * time.Second: true, 70 * time.Second: false, 1000 * time.Hour: false} {
+		var id sessionID
+		binary.BigEndian.PutUint64(id[:8], uint64(now.Add(ahead+sessionLifetime).Unix()))
+		value := base64.RawURLEncoding.EncodeToString(append(id[:], id.code(adminToken, "session")...))
+		if _, _, ok := a.session(send("GET", &http.Cookie{Name: sessionCookie, Value: value}), now); ok != want {
+			t.Errorf("with a clock that was %v ahead, the session is valid: %v, want %v", ahead, ok, want)
+		}
+	}
 }
 
 // A new sign-in has a new session, whatever the browser had before.
