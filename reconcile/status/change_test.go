@@ -14,7 +14,7 @@ func fullStatus() Status {
 	return Status{
 		Node: "node1", Time: testNow,
 		Peers: []PeerStatus{{Node: "node2", Problem: "no route", LastResponse: testNow, UnreachableSince: testNow}},
-		Disks: []DiskStatus{{Node: "node1", Disk: "disk1", Free: 1, Total: 2}, {Node: "node2", Disk: "disk1", Unreachable: "node node2 has not responded for 12s: no route"}},
+		Disks: []DiskStatus{{Node: "node1", Disk: "disk1", Free: 1, Total: 2}, {Node: "node2", Disk: "disk1", Unreachable: "node node2 has not responded since 2026-12-01T11:59:48Z: no data for 12s"}},
 		Images: []ImageStatus{{Name: "parrot", Declared: true, Copies: []CopyStatus{{
 			Node: "node1", Disk: "disk1", State: disk.InProgress, Progress: 10, Done: 100, Found: &Found{PartBytes: 100}, Failure: &FailureStatus{Attempts: 1, RetryAt: testNow},
 		}}}},
@@ -28,7 +28,9 @@ func TestContentSumChangesOnlyWithTheState(t *testing.T) {
 	for name, change := range map[string]func(*Status){
 		"time":          func(s *Status) { s.Time = later },
 		"last response": func(s *Status) { s.Peers[0].LastResponse, s.Peers[0].UnreachableSince = later, later },
-		"duration":      func(s *Status) { s.Disks[1].Unreachable = "node node2 has not responded for 1h2m3s: no route" },
+		"duration": func(s *Status) {
+			s.Disks[1].Unreachable = "node node2 has not responded since 2026-12-01T11:59:48Z: no data for 1h2m3s"
+		},
 		"free space":    func(s *Status) { s.Disks[0].Free = 2 },
 		"percent":       func(s *Status) { s.Images[0].Copies[0].Progress = 11 },
 		"bytes":         func(s *Status) { s.Images[0].Copies[0].Done, s.Images[0].Copies[0].Found.PartBytes = 101, 101 },

@@ -288,8 +288,8 @@ func (v *View) peers() []PeerStatus {
 	return peers
 }
 
-// unreachable returns how long and why a node has not responded, zero if the observed state of
-// its disks is current.
+// unreachable returns since when and why a node has not responded, zero if the observed state of
+// its disks is current. The text has no duration, with which the status would differ after each round.
 func (v *View) unreachable(node string) plan.Reason {
 	if node == v.Desired.Node {
 		return plan.Reason{}
@@ -303,5 +303,6 @@ func (v *View) unreachable(node string) plan.Reason {
 	case !p.Queried:
 		return plan.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s has not responded yet", node)}
 	}
-	return plan.Reason{Code: plan.CodePeerUnreachable, Text: fmt.Sprintf("node %s has not responded for %v: %s", node, p.UnreachableFor.Round(time.Second), p.Problem)}
+	since := v.Observed.Now.Add(-p.UnreachableFor).Round(time.Second).UTC()
+	return plan.Reason{Code: plan.CodePeerUnreachable, Text: fmt.Sprintf("node %s has not responded since %s: %s", node, since.Format(time.RFC3339), p.Problem)}
 }

@@ -36,8 +36,8 @@ func TestPeersShowSkewAndUnreachability(t *testing.T) {
 		{"an invalid configuration there", "d1", plan.Peer{Queried: true, LastResponse: testNow}, SkewInvalid, ""},
 		{"an invalid configuration here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewUnknown, ""},
 		{"not queried yet", "d1", plan.Peer{Problem: "not queried yet"}, SkewUnknown, "node node2 has not responded yet"},
-		{"no response yet", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, SkewUnknown, "node node2 has not responded for 1m0s: no route"},
-		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not responded for 12s: no route"},
+		{"no response yet", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, SkewUnknown, "node node2 has not responded since 2026-12-01T11:59:00Z: no route"},
+		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not responded since 2026-12-01T11:59:48Z: no route"},
 	} {
 		v := View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: testNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
 		got := v.peers()[0]
@@ -103,9 +103,9 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		{"being verified", &ready, nil, true, false, "ready 100 a job runs on its node"},
 		{"leaving", &away, nil, true, false, "ready 100 withdrawn: its deletion is pending"},
 		{"rejected", &full, nil, false, false, "pending 0 takes no copy: not enough space"},
-		{"unreachable", &ready, nil, false, true, "unknown 0 node node2 has not responded for 12s: no route; it was ready then"},
-		{"unreachable with a failure", &part, &failed, true, true, "unknown 0 node node2 has not responded for 12s: no route; it was pending then"},
-		{"unreachable without a copy", nil, nil, false, true, "unknown 0 node node2 has not responded for 12s: no route"},
+		{"unreachable", &ready, nil, false, true, "unknown 0 node node2 has not responded since 2026-12-01T11:59:48Z: no route; it was ready then"},
+		{"unreachable with a failure", &part, &failed, true, true, "unknown 0 node node2 has not responded since 2026-12-01T11:59:48Z: no route; it was pending then"},
+		{"unreachable without a copy", nil, nil, false, true, "unknown 0 node node2 has not responded since 2026-12-01T11:59:48Z: no route"},
 	} {
 		o := plan.Observed{
 			Now: testNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[plan.CopyRef]bool{}, Failures: map[plan.CopyRef]plan.Failure{},

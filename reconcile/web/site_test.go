@@ -227,7 +227,11 @@ func TestPollReturnsTheChangedView(t *testing.T) {
 		began := time.Now()
 		go poll()
 		time.Sleep(10 * time.Second) // of the bubble
-		r.show(newView(t))           // another round, with nothing new
+		later := newView(t)          // another round, in which a node still does not respond
+		away := later.Observed.Peers["node2"]
+		away.UnreachableFor += 10 * time.Second
+		later.Observed.Now, later.Observed.Peers["node2"] = later.Observed.Now.Add(10*time.Second+3*time.Millisecond), away
+		r.show(later)
 		w := <-done
 		if w.Code != http.StatusNoContent || time.Since(began) != maxPoll {
 			t.Errorf("without a change: status %d after %v", w.Code, time.Since(began))
