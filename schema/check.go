@@ -120,6 +120,9 @@ func (c *checker) check(t task) (result checked) {
 	if t.kind != nil {
 		return c.checkManifest(t)
 	}
+	if p, ok := misplacedField(c.specs.sections[t.section], t); ok {
+		return checked{problems: []document.Problem{p}}
+	}
 	result = c.checkNative(c.specs.sections[t.section], t)
 	if err := checkName(t.key); err != nil { // report the other problems, too
 		name := document.Problem{AtName: true, Message: err.Error()}
@@ -127,6 +130,19 @@ func (c *checker) check(t task) (result checked) {
 	}
 	return result
 }
+
+// misplacedField returns the problem of a field that is not indented, so that it looks like another image or node:
+// it has the name of a field, and nothing in it that an image or node has.
+func misplacedField(sp *spec, t task) (document.Problem, bool) {
+	if t.section == settingsSection || sp.fields[t.name] == nil || knownFields(t.value, sp) > 0 || t.value.Kind == document.Map && len(t.value.Fields) == 0 {
+		return document.Problem{}, false
+	}
+	return document.Problem{AtName: true, Message: fmt.Sprintf("is a field of %s, and has the place of a name", article[t.section]),
+		Hint: fmt.Sprintf("indent %q like the other fields", t.name)}, true
+}
+
+// article names what a section declares.
+var article = [sections]string{nodesSection: "a node", imagesSection: "an image"}
 
 // checkNative validates a definition in the native form, without its name. If it has
 // mistakes of structure, the rest is validated, too.

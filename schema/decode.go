@@ -400,6 +400,14 @@ func (d *decoder) lacks(at document.Path) bool {
 	return v == nil || v.Kind == document.Text && strings.TrimSpace(v.Text) == ""
 }
 
+// hasOtherSource reports whether the image declares a source that is no download. If it does not, the source
+// has a mistake, which is reported already.
+func (d *decoder) hasOtherSource() bool {
+	return slices.ContainsFunc([]SourceKind{KindUpload, KindExportFromVolume, KindRestore, KindClone}, func(k SourceKind) bool {
+		return !d.lacks(document.Path{"source", string(k)})
+	})
+}
+
 // unpack resolves "auto" by the extension in the address. Mirrors have the same bytes,
 // so they must have the same extension.
 func (d *decoder) unpack(declared string, w *Download) Unpack {

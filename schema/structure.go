@@ -84,7 +84,7 @@ func (s *structure) list(v *document.Value, sp *spec, at document.Path) []any {
 func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[string]any {
 	m := make(map[string]any, len(v.Fields))
 	seen := make(map[string]bool, len(v.Fields))
-	for _, f := range v.Fields {
+	for i, f := range v.Fields {
 		below := at.With(f.Name)
 		if seen[f.Name] {
 			s.report(document.Problem{Path: below, AtName: true, Message: "duplicate field", Hint: "keep one of them"})
@@ -107,7 +107,11 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[s
 		}
 		if !known {
 			s.unknown = append(s.unknown, below)
-			s.report(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: s.unknownFieldHint(f.Name, sp)})
+			hint := s.unknownFieldHint(f.Name, sp)
+			if i > 0 && v.Fields[i-1].Value.Kind == document.Null && sp.isMapping(v.Fields[i-1].Name) {
+				hint = fmt.Sprintf("if it belongs in %s, indent it", v.Fields[i-1].Name)
+			}
+			s.report(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: hint})
 			continue
 		}
 		if p, ok := s.plain(f.Value, fieldSpec, below); ok {
@@ -115,6 +119,12 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[s
 		}
 	}
 	return m
+}
+
+// isMapping reports whether a field of a mapping is itself a mapping.
+func (s *spec) isMapping(field string) bool {
+	below := s.fields[field]
+	return below != nil && below.kind == document.Map
 }
 
 func (s *structure) unknownFieldHint(name string, sp *spec) string {
@@ -160,11 +170,10 @@ func listHint(sp *spec, v *document.Value) string {
 // quoteIt returns the problem of a string without quotes that YAML reads as a value of
 // another kind: 00000224 is 148 in YAML.
 func quoteIt(v *document.Value, sp *spec, at document.Path) document.Problem {
-	p := document.Problem{Path: at, Message: fmt.Sprintf("must be a string; without quotes it is %s", v.Kind)}
-	if !sp.private {
-		p.Hint = fmt.Sprintf("quote it: %q", v.Text)
+	if sp.private { // such as an address, which no number is
+		return document.Problem{Path: at, Message: mustBe(sp, v)}
 	}
-	return p
+	return document.Problem{Path: at, Message: fmt.Sprintf("must be a string; without quotes it is %s", v.Kind), Hint: fmt.Sprintf("quote it: %q", v.Text)}
 }
 
 // mustBe returns the message that v must be another value.

@@ -51,6 +51,9 @@ func (d *decoder) track(raw *rawTrack, download *Download) *Track {
 	}
 	at := document.Path{"track"}
 	if download == nil {
+		if !d.hasOtherSource() {
+			return nil
+		}
 		d.report(at, "is not used by this kind of source", "only a download can be tracked")
 		return nil
 	}

@@ -82,8 +82,8 @@ func (d *decoder) verify(raw *rawVerify, download *Download) *Verify {
 	}
 	at := document.Path{"verify"}
 	if download == nil {
-		if !d.lacks(document.Path{"source", "download"}) {
-			return nil // it has a mistake, which is reported already
+		if !d.hasOtherSource() {
+			return nil
 		}
 		d.report(at, "is not used by this kind of source", "only a download has a signature; settings.verify.exempt names images without one")
 		return nil

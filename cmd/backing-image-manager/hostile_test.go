@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,4 +96,13 @@ func TestLogLinesArePrintable(t *testing.T) {
 	var b bytes.Buffer
 	slog.New(redacted(terminalHandler{w: &b})).With("copy", hostileText).Info(hostileText, "action", hostileText, "error", hostileText)
 	wantLines(t, "the message on a terminal", b.String(), 1)
+}
+
+// A command that does not say how to continue ends with one word after a signal, and other errors stay.
+func TestSignalsEndCommandsWithoutTheWordsOfLibraries(t *testing.T) {
+	err := stopped(errors.Join(fmt.Errorf("read image.raw: %w", context.Canceled), errors.New("close the disk: input/output error")))
+	got := strings.Join(errorLines(err), "\n")
+	if want := "stopped\nclose the disk: input/output error"; got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
 }

@@ -40,7 +40,26 @@ func run() int {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal kills the process
 	err := newRoot().ExecuteContext(ctx)
+	if ctx.Err() != nil {
+		err = stopped(err)
+	}
 	return exitCode(err)
+}
+
+// stopped returns the error of a command that a signal stopped. Without this, a command that does not say how to
+// continue would print the words of package context.
+func stopped(err error) error {
+	if all, ok := joined(err); ok {
+		clear := make([]error, 0, len(all))
+		for _, one := range all {
+			clear = append(clear, stopped(one))
+		}
+		return errors.Join(clear...)
+	}
+	if errors.Is(err, context.Canceled) {
+		return errors.New("stopped")
+	}
+	return err
 }
 
 // memoryGoal is when the garbage collector begins to work harder. Without it, the garbage of a load
@@ -87,15 +106,23 @@ func writeError(w io.Writer, err error) {
 // errorLines returns a line for each of the joined errors. An error may contain the name of a file or
 // the response of another program, which must not control a terminal or add a line.
 func errorLines(err error) (lines []string) {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		if all := joined.Unwrap(); errors.Join(all...).Error() == err.Error() { // not a message with several causes
-			for _, one := range all {
-				lines = append(lines, errorLines(one)...)
-			}
-			return lines
+	if all, ok := joined(err); ok {
+		for _, one := range all {
+			lines = append(lines, errorLines(one)...)
 		}
+		return lines
 	}
 	return []string{printable.Line(strings.TrimSpace(err.Error()))}
+}
+
+// joined returns the errors of errors.Join. It returns false for a message with several causes.
+func joined(err error) (all []error, ok bool) {
+	e, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return nil, false
+	}
+	all = e.Unwrap()
+	return all, errors.Join(all...).Error() == err.Error()
 }
 
 // hinter is an error that knows what the user can do about it.

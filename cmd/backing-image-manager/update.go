@@ -108,7 +108,7 @@ func (u *updater) run(ctx context.Context, dir string, s configdir.Snapshot, nam
 	}
 	found := u.resolve(ctx, loaded, names)
 	if ctx.Err() != nil {
-		return result, context.Cause(ctx)
+		return result, ctx.Err()
 	}
 	if err := u.edit(ctx, dir, s, loaded, found); err != nil {
 		return result, err

@@ -178,7 +178,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	case errors.Is(err, upload.ErrLost):
 		return u.checkLost(ctx, request.Content, fmt.Errorf("upload to %s: %w", daemon.Address(), err))
 	case err != nil && ctx.Err() != nil:
-		return stoppedError(request.Content)
+		return stoppedError(request.Content, "the daemon keeps the data for a day")
 	case err != nil && p.Done.Load() == 0:
 		return daemon.Unreachable(err)
 	case err != nil:
@@ -188,12 +188,13 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	return err
 }
 
-// stoppedError returns the error for an upload that the user stopped: it can be resumed, or not.
-func stoppedError(c upload.Content) error {
+// stoppedError returns the error for an upload that the user stopped: it can be resumed, or not. The argument kept
+// says what there is to resume.
+func stoppedError(c upload.Content, kept string) error {
 	if _, isFile := c.(*upload.File); !isFile {
 		return errors.New("stopped; data from a pipe or a packed file must be sent again from the start")
 	}
-	return errors.New("stopped; the daemon keeps the data for a day, and the same command resumes the upload")
+	return fmt.Errorf("stopped; %s, and the same command resumes the upload", kept)
 }
 
 // readyDigest returns the digest of the image if the daemon has a ready copy, or the zero
@@ -352,7 +353,7 @@ func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Req
 	case final || !isFile:
 		return disk.Copy{}, errors.Join(err, part.Discard())
 	case ctx.Err() != nil:
-		err = stoppedError(request.Content)
+		err = stoppedError(request.Content, "the partial file stays on the disk")
 	}
 	return disk.Copy{}, errors.Join(err, part.Close())
 }

@@ -320,6 +320,8 @@ func yamlHint(message string, line []byte) string {
 		return "close each bracket, and quote a string that contains one of , : ? [ ] { }"
 	case strings.Contains(message, "expected ':'"):
 		return "write \"name: value\""
+	case strings.Contains(message, "expected <document start>"):
+		return "indent it like the lines above it, and begin documents with ---"
 	case strings.Contains(message, "expected key"), strings.Contains(message, "expected '-'"),
 		strings.Contains(message, "not allowed in this context"):
 		return "indent it like the lines around it, and put a space after each colon and dash"

@@ -109,7 +109,11 @@ func (f *File) named(m manifest) (manifest, bool) {
 	case name == nil:
 		f.AddProblem(pos, namePath, "is missing", "a manifest needs a name")
 	case name.Kind != document.Text:
-		f.AddProblem(name.Pos, namePath, "must be a string, not "+name.Kind.String(), fmt.Sprintf("quote it: %q", document.Printable(name.Text)))
+		hint := ""
+		if name.IsScalar() {
+			hint = fmt.Sprintf("quote it: %q", document.Printable(name.Text))
+		}
+		f.AddProblem(name.Pos, namePath, "must be a string, not "+name.Kind.String(), hint)
 	default:
 		m.pos = name.Pos
 		return m, true
