@@ -91,10 +91,11 @@ func (o *Observation) observeImage(s status.Status, image status.ImageStatus, aw
 	}
 	for _, c := range image.Copies {
 		o.partial[image.Name] = o.partial[image.Name] || away[c.Node]
-		if f := c.Failure; f != nil && f.Attempts > 0 && c.State != disk.Ready {
+		code := codeOf(s, c)
+		if f := c.Failure; f != nil && f.Attempts > 0 && c.State != disk.Ready && code != plan.CodeCleanupInterval {
 			o.add(Condition{Failed, image.Name}, c.DiskName()+": "+f.Message)
 		}
-		if code := codeOf(s, c); blockingCodes[code] {
+		if blockingCodes[code] {
 			o.add(Condition{Blocked, image.Name}, fmt.Sprintf("%s: %s", c.DiskName(), cmp.Or(c.Message, string(code))))
 		}
 		switch age := s.Time.Sub(c.DamagedAt); {

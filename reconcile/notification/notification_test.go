@@ -44,6 +44,12 @@ func TestObserve(t *testing.T) {
 		{"fails here", with(func(i *status.ImageStatus) {
 			i.Copies = []status.CopyStatus{{Node: "n1", State: disk.InProgress, Failure: &status.FailureStatus{Attempts: 2}}}
 		}), "[parrot failed]"},
+		{"failed before another disk got the copy", with(func(i *status.ImageStatus) {
+			for _, node := range []string{"n1", "n2"} {
+				i.Copies = append(i.Copies, status.CopyStatus{Node: node, State: disk.Pending, Failure: &status.FailureStatus{Attempts: 2},
+					Code: plan.CodeCleanupInterval, Published: &plan.Reason{Code: plan.CodeCleanupInterval}})
+			}
+		}), "[]"},
 		{"a failed backup of a ready copy", with(func(i *status.ImageStatus) {
 			i.Copies = []status.CopyStatus{{Node: "n1", State: disk.Ready, Failure: &status.FailureStatus{Attempts: 2}}}
 		}), "[]"},

@@ -150,12 +150,25 @@ func (b *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
 	if b.view.Observed.Disks[ref.Disk].Problem != "" && s.State == disk.Pending {
 		s.State = disk.Unknown // nothing is known of the copies on the disk
 	}
-	if f.Attempts > 0 && s.State != disk.Ready {
+	if f.Attempts > 0 && s.State != disk.Ready && !s.awaitsDeletion(a) {
 		s.State = disk.Failed
 		if !describesFailure(a) {
 			s.Message = f.Message
 		}
 	}
+}
+
+// awaitsDeletion reports whether the copy only waits for the end of its clean-up interval, as the planned action a of this
+// node or its own node says. Then nothing tries again what failed, and nobody needs it.
+func (s *CopyStatus) awaitsDeletion(a plan.Action) bool {
+	return cmp.Or(a.Code, s.publishedCode()) == plan.CodeCleanupInterval
+}
+
+func (s *CopyStatus) publishedCode() plan.Code {
+	if s.Published == nil {
+		return ""
+	}
+	return s.Published.Code
 }
 
 // setPlan sets the action a that is planned for a copy of this node. An existing message stays
@@ -192,7 +205,7 @@ func describesFailure(a plan.Action) bool {
 // setPeerState sets what another node does with its copy, as far as the node published that. The
 // argument delay is why the copy is delayed, zero if it is not.
 func (s *CopyStatus) setPeerState(now time.Time, f plan.Failure, delay plan.Delay) {
-	waits := f.Attempts > 0 && f.RetryAt.After(now)
+	waits := f.Attempts > 0 && f.RetryAt.After(now) && !s.awaitsDeletion(plan.Action{})
 	switch {
 	case s.Leaving:
 		s.Message = "withdrawn: its deletion is pending"

@@ -80,9 +80,10 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 	failed := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Minute), Message: "it failed"}
 	final := plan.Failure{Attempts: 1, Message: "it failed", Final: true}
 	rare := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Hour), Message: "it failed", Final: true}
-	waiting, surplus := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}, ready
+	waiting, surplus, surplusPart := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}, ready, part
 	waiting.Published = plan.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
 	surplus.Published = plan.Reason{Code: plan.CodeCleanupInterval, Text: "surplus copy"}
+	surplusPart.Published = surplus.Published
 	for _, tt := range []struct {
 		name        string
 		c           *plan.Copy
@@ -99,6 +100,7 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		{"wrong bytes", &part, &rare, false, false, "failed 25 it failed until"},
 		{"waiting", &waiting, nil, false, false, "pending 0 the limit is 0"},
 		{"surplus", &surplus, nil, false, false, "ready 100 surplus copy"},
+		{"surplus after a failure", &surplusPart, &failed, false, false, "pending 25 surplus copy"},
 		{"ready", &ready, nil, false, false, "ready 100 "},
 		{"being verified", &ready, nil, true, false, "ready 100 a job runs on its node"},
 		{"leaving", &away, nil, true, false, "ready 100 withdrawn: its deletion is pending"},
