@@ -131,7 +131,6 @@ func (l *Loop) Counts() Counts {
 // to its disks and none can be used. After the start, these errors do not end it.
 func (l *Loop) Run(ctx context.Context) error {
 	var beside sync.WaitGroup
-	defer beside.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := make(chan struct{}, 1)
@@ -142,6 +141,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	replicas := newReplicaWatch(l.options.Log)
 	defer replicas.close()
 	err := l.run(ctx, replicas)
+	cancel()
+	beside.Wait()
 	if v := l.View(); v != nil {
 		l.recordNotifications(v) // what was sent since the last round
 	}
@@ -187,6 +188,9 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 		l.directory.conclude(r, l.config.result)
 		return changed, err
 	case <-l.directory.slow: // the status shows it
+	case <-l.notifier.unrecorded: // after a crash, it would be sent again
+		l.recordNotifications(l.View())
+		return false, nil
 	case <-on.tick.C: // most changes of disks are no events
 	case <-on.replicas.changed: // a replica may need an image
 		on.looks = looksAfterReplica

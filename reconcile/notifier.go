@@ -8,13 +8,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -26,16 +31,20 @@ type notifier struct {
 	loop  *Loop
 	node  string
 	send  sender
+	ask   func(ctx context.Context, at peer.Address) ([]byte, error) // what another node told; see told
 	state delivery
 	next  time.Time // no attempt before it, by the steady clock; for the goroutine of run
 
-	mu       sync.Mutex
-	target   schema.Notify // zero: none
-	tracker  notification.Tracker
-	restored bool            // the records of the disks were read
-	record   []byte          // what the disks have to have; nil: nothing yet
-	nothing  bool            // record has no episode, so that no disk needs a new file for it
-	on       map[string]bool // the disks that have a record, by their uuid; true: this record
+	unrecorded chan struct{} // receives when the server has accepted an event
+
+	mu      sync.Mutex
+	target  schema.Notify // zero: none
+	tracker notification.Tracker
+	record  []byte          // what the disks have to have; nil: nothing yet
+	nothing bool            // record has no episode, so that no disk needs a new file for it
+	on      map[string]bool // the disks that have a record, by their uuid; true: this record
+
+	restored bool // the records of the disks were read; for the goroutine of the rounds
 }
 
 const (
@@ -50,14 +59,22 @@ const (
 	minTakeover = time.Minute
 	// notifyTimeout is how long a message may take.
 	notifyTimeout = 30 * time.Second
+	// askTimeout is how long the questions to other nodes may take together.
+	askTimeout = 10 * time.Second
+	// maxAsked is how many nodes are asked at the same time.
+	maxAsked = 8
 )
 
 func newNotifier(l *Loop, o LoopOptions) *notifier {
 	s := l.reconciler.system
-	return &notifier{
-		loop: l, node: o.Node, send: newSender(o.Client), on: map[string]bool{},
+	n := &notifier{
+		loop: l, node: o.Node, send: newSender(o.Client), on: map[string]bool{}, unrecorded: make(chan struct{}, 1),
 		state: delivery{what: "notification", log: o.Log, now: s.Now, random: s.Random},
 	}
+	if o.Peers != nil {
+		n.ask = o.Peers.Notifications
+	}
+	return n
 }
 
 // run observes and sends until ctx ends.
@@ -81,6 +98,9 @@ func (n *notifier) step(ctx context.Context, v *status.View) {
 	if !n.observe(v) {
 		return
 	}
+	if n.target.Format == schema.NotifyCloudEvents { // Alertmanager combines what several nodes send
+		n.learn(ctx, v)
+	}
 	now := n.state.now()
 	if now.Steady.Before(n.next) {
 		return
@@ -92,7 +112,7 @@ func (n *notifier) step(ctx context.Context, v *status.View) {
 			URL: n.target.URL, Credentials: n.target.Credentials, Method: http.MethodPost, ContentType: m.ContentType, Body: m.Body,
 		})
 		cancel()
-		if ctx.Err() != nil {
+		if err != nil && ctx.Err() != nil {
 			return
 		}
 		n.next = n.state.now().Steady.Add(n.state.done(err))
@@ -119,7 +139,6 @@ func (n *notifier) observe(v *status.View) bool {
 	}
 	now := n.state.now()
 	n.tracker.Update(notification.Observe(v.Status(nil)), now.Wall, now.Steady)
-	n.updateRecord()
 	return true
 }
 
@@ -130,13 +149,59 @@ func (n *notifier) retarget(target schema.Notify) {
 	case target == (schema.Notify{}):
 		n.tracker = notification.Tracker{}
 	case targetKey(target) != targetKey(n.target) && n.target != (schema.Notify{}):
-		n.tracker.Unsend()
+		n.tracker.Forget()
 	}
 	if target != (schema.Notify{}) {
 		server = target.Server()
 	}
 	n.target, n.next = target, time.Time{}
 	n.state.to(server)
+}
+
+// learn asks other nodes whether they have sent what the server does not have. A node that does not respond has sent nothing, as far as
+// this node knows.
+func (n *notifier) learn(ctx context.Context, v *status.View) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var questions errgroup.Group
+	questions.SetLimit(maxAsked)
+	for _, node := range n.partners(v) {
+		at := peer.Address{Node: node, URL: v.Desired.Config.Nodes[node].Address}
+		questions.Go(func() error {
+			data, err := n.ask(ctx, at)
+			var r notificationRecord
+			if err != nil || json.Unmarshal(data, &r) != nil {
+				return nil
+			}
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if r.Target == targetKey(n.target) {
+				n.tracker.Learn(r.Episodes)
+			}
+			return nil
+		})
+	}
+	_ = questions.Wait() // no question returns an error
+}
+
+// partners returns the nodes that may have sent what the server does not have: for each condition, the first and the second node send.
+func (n *notifier) partners(v *status.View) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	nodes, partners := senders(v, v.Desired.Config.Settings.RecoveryWaitInterval), map[string]bool{}
+	for _, c := range n.tracker.News() {
+		if len(nodes) > 0 && notification.Rank(c, n.node, nodes) <= 1 {
+			partners[notification.Partner(c, n.node, nodes)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(partners))
+}
+
+// told returns what this node tells others that ask: which events the server has got.
+func (n *notifier) told() []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return encodeRecord(notificationRecord{targetKey(n.target), n.tracker.Told()})
 }
 
 // due returns the messages that are due.
@@ -177,10 +242,10 @@ func (n *notifier) accepted(events []notification.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.tracker.Sent(events, n.state.now().Steady)
-	n.updateRecord()
+	notify(n.unrecorded)
 }
 
-// notificationRecord is the content of the record on the disks.
+// notificationRecord is the content of the record on the disks, and of what a node tells others.
 type notificationRecord struct {
 	Target   string               `json:"target"` // targetKey
 	Episodes []notification.Saved `json:"episodes"`
@@ -193,13 +258,23 @@ func targetKey(t schema.Notify) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// updateRecord makes the record that the disks have to have.
-func (n *notifier) updateRecord() {
-	r := notificationRecord{targetKey(n.target), n.tracker.Record()}
+func encodeRecord(r notificationRecord) []byte {
 	data, err := json.Marshal(r)
 	if err != nil {
 		panic("reconcile: encode a record: " + err.Error()) // its types have no values that JSON lacks
 	}
+	return data
+}
+
+// updateRecord makes the record that the disks have to have. Before the first observation there is none.
+func (n *notifier) updateRecord() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.target == (schema.Notify{}) {
+		return
+	}
+	r := notificationRecord{targetKey(n.target), n.tracker.Record()}
+	data := encodeRecord(r)
 	if !bytes.Equal(data, n.record) {
 		n.record, n.nothing = data, len(r.Episodes) == 0
 		for uuid := range n.on {
@@ -211,8 +286,6 @@ func (n *notifier) updateRecord() {
 // persist reads the records of the disks at the first call with a setting, and later writes the current record to the disks that
 // do not have it. The error is why a disk does not have it. It is for the goroutine of the rounds.
 func (n *notifier) persist(v *status.View, folders func() map[schema.DiskRef]*disk.Disk) (failed error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	declared := v.Desired.Config.Settings.Notify
 	if declared == nil {
 		return nil
@@ -225,17 +298,38 @@ func (n *notifier) persist(v *status.View, folders func() map[schema.DiskRef]*di
 		n.restore(*declared, disks)
 		return nil
 	}
+	n.updateRecord()
 	for _, d := range disks {
-		has, exists := n.on[d.UUID()]
-		if has || n.record == nil || n.nothing && !exists {
+		record := n.missing(d.UUID())
+		if record == nil {
 			continue
 		}
-		err := d.SetNotified(n.record)
-		if n.on[d.UUID()] = err == nil; err != nil && !errors.Is(err, disk.ErrReadOnly) {
+		switch err := d.SetNotified(record); { // without the mutex: a slow disk must not delay the sender
+		case err == nil:
+			n.recorded(d.UUID(), record)
+		case !errors.Is(err, disk.ErrReadOnly):
 			failed = errors.Join(failed, err)
 		}
 	}
 	return failed
+}
+
+// missing returns the record that a disk has to have, and does not have; nil: it needs none.
+func (n *notifier) missing(uuid string) []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	has, exists := n.on[uuid]
+	if has || n.nothing && !exists {
+		return nil
+	}
+	return n.record
+}
+
+// recorded notes that a disk has a record.
+func (n *notifier) recorded(uuid string, record []byte) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.on[uuid] = bytes.Equal(record, n.record)
 }
 
 // restore adds the episodes of the disks. A record that cannot be read is none: its episodes are sent again.
@@ -245,15 +339,24 @@ func (n *notifier) restore(target schema.Notify, disks map[schema.DiskRef]*disk.
 		if err != nil || data == nil {
 			continue
 		}
-		n.on[d.UUID()] = false
-		var r notificationRecord
-		if json.Unmarshal(data, &r) != nil {
-			continue
-		}
-		for i := range r.Episodes {
-			r.Episodes[i].Sent = r.Episodes[i].Sent && r.Target == targetKey(target)
-		}
-		n.tracker.Restore(r.Episodes, n.state.now().Steady)
+		n.restoreFrom(d.UUID(), data, target)
 	}
 	n.restored = true
+}
+
+func (n *notifier) restoreFrom(uuid string, data []byte, target schema.Notify) {
+	var r notificationRecord
+	if json.Unmarshal(data, &r) != nil {
+		r = notificationRecord{}
+	}
+	saved := notification.Tracker{}
+	now := n.state.now().Steady
+	saved.Restore(r.Episodes, now)
+	if r.Target != targetKey(target) {
+		saved.Forget()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.on[uuid] = false
+	n.tracker.Restore(saved.Record(), now)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -65,6 +66,12 @@ func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
 	log := slog.New(slog.DiscardHandler)
 	n := &notifyingNode{NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: node, Log: log}).notifier, disks, stop, false, false}
 	n.state.random = func() float64 { return 0 }
+	n.ask = func(_ context.Context, at peer.Address) ([]byte, error) {
+		if to := c.nodes[at.Node]; !to.away {
+			return to.told(), nil
+		}
+		return nil, errors.New("connection refused")
+	}
 	n.send = func(_ context.Context, _ schema.Settings, m fetch.Message) error { return c.receive(n, m) }
 	c.nodes[node] = n
 	go n.run(ctx)
@@ -193,7 +200,6 @@ func TestNotifiesOncePerCluster(t *testing.T) {
 		c.pass(5*time.Minute - 10*time.Second)
 		c.want("before five minutes")
 		c.pass(time.Minute)
-		first := slices.Clone(c.got)
 		c.want("after five minutes", "failed", "not-ready")
 		for range 4 {
 			c.failing = ""
@@ -201,55 +207,131 @@ func TestNotifiesOncePerCluster(t *testing.T) {
 			c.failing = "node3"
 			c.pass(30 * time.Second)
 		}
-		repeated := slices.Clone(c.got)
-		c.want("the second node, after the recovery interval", "failed", "not-ready")
+		c.want("interruptions, and longer than the recovery interval")
 		c.failing = ""
 		c.pass(5*time.Minute - 10*time.Second)
 		c.want("gone for less than five minutes")
 		c.pass(time.Minute)
 		c.want("over", "failed.resolved", "not-ready.resolved")
-		c.pass(3 * time.Hour)
-		c.want("the second node", "failed.resolved", "not-ready.resolved")
-		for _, r := range repeated {
-			if !slices.ContainsFunc(first, func(f received) bool { return f.id == r.id && f.kind == r.kind && f.node != r.node }) {
-				t.Errorf("the second node sent %v, the first one %v", repeated, first)
-			}
+		c.failing = "node3"
+		c.pass(5*time.Minute - 10*time.Second)
+		c.want("before five minutes, again")
+		c.pass(time.Minute)
+		c.want("again", "failed", "not-ready")
+		c.failing = ""
+		c.pass(6 * time.Minute)
+		c.want("over again", "failed.resolved", "not-ready.resolved")
+		c.pass(5 * time.Hour)
+		c.want("the second node")
+		if n := len(c.nodes["node1"].told()); n > 100 {
+			t.Errorf("what was sent hours ago is kept: %s", c.nodes["node1"].told())
 		}
 	})
 }
 
-// The second node sends what the first one pretends to send, with the same id, and nobody else does.
-func TestSilentNodeSilencesNothingForLongerThanTheRecoveryInterval(t *testing.T) {
+// first returns the node that sends first that a copy failed.
+func (c *notifying) first() *notifyingNode {
+	for name, n := range c.nodes {
+		if notification.Rank(notification.Condition{Kind: notification.Failed, Image: "parrot"}, name, slices.Collect(maps.Keys(c.nodes))) == 0 {
+			return n
+		}
+	}
+	panic("no node is first")
+}
+
+// failed asserts which nodes sent that a copy failed, since the last call.
+func (c *notifying) failed(what string, want ...string) {
+	c.t.Helper()
+	var nodes []string
+	for _, r := range c.got {
+		if strings.HasPrefix(r.kind, "failed") || strings.HasPrefix(r.kind, "BackingImageFailed") {
+			nodes = append(nodes, r.node)
+		}
+	}
+	if c.got = nil; !slices.Equal(nodes, want) {
+		c.t.Errorf("%s: %q sent, want %q", what, nodes, want)
+	}
+}
+
+// Whichever of the nodes can send does, once: also if the first one cannot, is away for some time, or loses what it knows.
+func TestAnotherNodeSendsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var first []received
-		for _, mute := range []bool{false, true} {
-			c := startNotifying(t, schema.NotifyCloudEvents, 5)
-			for name, n := range c.nodes {
-				n.mute = mute && notification.Rank(notification.Condition{Kind: notification.Failed, Image: "parrot"}, name, slices.Collect(maps.Keys(c.nodes))) == 0
+		c := startNotifying(t, schema.NotifyCloudEvents, 3)
+		defer c.end()
+		first := c.first()
+		second := ""
+		for name := range c.nodes {
+			if name != first.node && notification.Rank(notification.Condition{Kind: notification.Failed, Image: "parrot"}, name, slices.Collect(maps.Keys(c.nodes))) == 1 {
+				second = name
 			}
-			c.failing = "node3"
-			c.pass(6 * time.Minute)
-			if !mute {
-				first = c.got
-				c.got = nil
-			}
-			c.pass(4*time.Minute + 45*time.Second)
-			failed := slices.DeleteFunc(c.got, func(r received) bool { return r.kind != "failed" })
-			first = slices.DeleteFunc(first, func(r received) bool { return r.kind != "failed" })
-			if len(failed) != 1 || len(first) != 1 || failed[0].node == first[0].node {
-				t.Errorf("mute %t: the first node sent %v, the second one %v", mute, first, failed)
-			}
-			if !mute && failed[0].id != first[0].id {
-				t.Errorf("the ids differ: %v, %v", first, failed)
-			}
-			c.pass(5 * time.Hour)
-			failed = slices.DeleteFunc(c.got, func(r received) bool { return r.kind != "failed" })
-			if len(failed) != 1 {
-				t.Errorf("mute %t: more nodes sent: %v", mute, failed)
-			}
-			c.end()
+		}
+		c.failing = first.node
+		c.refuse[first.node] = &fetch.Error{Class: fetch.Network, Err: errors.New("no route")}
+		c.pass(9 * time.Minute)
+		c.failed("the first node cannot send")
+		c.pass(2 * time.Minute)
+		c.failed("after the recovery interval", second)
+		clear(c.refuse)
+		c.pass(time.Hour)
+		c.failed("the first node can send again")
+
+		// It crashes, and comes back with empty disks.
+		first.stop()
+		synctest.Wait()
+		c.start(first.node, nil)
+		c.pass(time.Hour)
+		c.failed("the first node has forgotten everything")
+
+		c.failing = ""
+		c.pass(6 * time.Minute)
+		c.failed("over", first.node)
+		c.pass(5 * time.Hour)
+		c.failed("long over")
+
+		// The first node dies soon after it has sent the beginning.
+		c.failing = second
+		c.pass(5*time.Minute + 30*time.Second)
+		c.failed("again", first.node)
+		c.nodes[first.node].stop()
+		c.nodes[first.node].away = true
+		c.pass(3 * time.Hour)
+		c.failed("the first node is dead")
+		c.failing = ""
+		c.pass(6 * time.Minute)
+		c.failed("unknown without the first node")
+		delete(c.nodes, first.node)
+		c.pass(6 * time.Minute)
+		c.failed("over without the first node", second)
+		c.pass(5 * time.Hour)
+		c.failed("long over without the first node")
+	})
+}
+
+// An Alertmanager gets the alerts from two nodes, so that a node that only pretends to send silences nothing.
+func TestSilentNodeSilencesNoAlertForLongerThanTheRecoveryInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startNotifying(t, schema.NotifyAlertmanager, 5)
+		defer c.end()
+		c.failing, c.first().mute = "node3", true
+		c.pass(9 * time.Minute)
+		c.failed("the first node is silent")
+		c.pass(2 * time.Minute)
+		if nodes := c.senders("BackingImageFailed"); len(nodes) != 1 {
+			t.Errorf("%v sent", nodes)
 		}
 	})
+}
+
+// senders returns which nodes sent a kind since the last call, and how often.
+func (c *notifying) senders(kind string) map[string]int {
+	nodes := map[string]int{}
+	for _, r := range c.got {
+		if r.kind == kind {
+			nodes[r.node]++
+		}
+	}
+	c.got = nil
+	return nodes
 }
 
 // After a restart nothing is sent twice, and the end of what was sent is not lost, also if it came while no process ran.

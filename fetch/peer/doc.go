@@ -16,6 +16,8 @@
 //	/v1/images/NAME/copies                      State with the copies of this image name
 //	                                            in all generations, observed after the
 //	                                            request arrived
+//	/v1/notifications                           which notifications the server has got from this node, or
+//	                                            from another one, as this node knows
 //	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk manifest: the SHA-256 of each
 //	                                            chunk, 32 bytes each
 //	                                            (application/octet-stream)

@@ -37,6 +37,8 @@ type Node interface {
 	// ReportDamage is called when a ready copy of an image did not match its chunk manifest while it
 	// was sent. It may block until ctx ends.
 	ReportDamage(ctx context.Context, name string)
+	// Notifications returns a JSON document about the notifications that were sent. Package reconcile defines its content.
+	Notifications() []byte
 }
 
 const (
@@ -69,7 +71,7 @@ func NewServer(cache *StateCache, node Node) *Server {
 
 const downloadPath = "/v1/images/{name}/download"
 
-// Handler serves the routes in the package comment, below /v1/state and /v1/images/. When the context
+// Handler serves the routes in the package comment. When the context
 // of a request ends, its long poll or send ends immediately; at a shutdown, the BaseContext of the
 // http.Server ends all of them. The handler extends the write timeout of the http.Server for
 // responses that take longer.
@@ -81,6 +83,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/v1/images/{name}/{uuid}/index", s.index)
 	mux.HandleFunc("/v1/images/{name}/{uuid}/data", s.data)
 	mux.HandleFunc(downloadPath, s.download)
+	mux.HandleFunc("/v1/notifications", s.notifications)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { errNotFound.Write(w) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		methods := []string{http.MethodGet}
@@ -180,6 +183,11 @@ func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeState(w, r, &snapshot{state: state})
+}
+
+func (s *Server) notifications(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(s.node.Notifications()) // fails only if the peer has disconnected; it asks again
 }
 
 func writeState(w http.ResponseWriter, r *http.Request, s *snapshot) {

@@ -18,6 +18,18 @@ func Rank(c Condition, self string, nodes []string) int {
 	return rank
 }
 
+// Partner returns the node that comes first among the other nodes for a condition; "" if there are none. It is the one that sends
+// the events of the condition if self does not.
+func Partner(c Condition, self string, nodes []string) string {
+	partner, first := "", ""
+	for _, node := range nodes {
+		if s := score(c, node); node != self && (partner == "" || s < first) {
+			partner, first = node, s
+		}
+	}
+	return partner
+}
+
 // score returns the hash as a string, which is comparable.
 func score(c Condition, node string) string {
 	var b []byte
