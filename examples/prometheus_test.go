@@ -3,6 +3,8 @@ package examples
 import (
 	"bytes"
 	"crypto/sha512"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,6 +24,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/certtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/freeport"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -135,7 +138,7 @@ func TestRulesAndDashboardUseWhatDaemonsExport(t *testing.T) {
 			wants = append(wants, selectorsOf(t, rule.Alert, rule.Expr)...)
 		}
 	}
-	if len(wants) < 18 {
+	if len(wants) < 21 {
 		t.Fatalf("found only %v", wants)
 	}
 	wants = append(wants, dashboardWants(t)...)
@@ -259,13 +262,18 @@ func TestWrongNamesInExpressionsAreFound(t *testing.T) {
 }
 
 // exportedSeries runs a cluster with a failed image, a damaged copy, a suspended image, images removed at once, and
-// a node that does not respond, and returns the series that Prometheus gets from its daemons.
+// a node that does not respond, and returns the series that Prometheus gets from its daemons. They have a certificate, and a server
+// that accepts no reports.
 func exportedSeries(t *testing.T) []inputSeries {
 	t.Helper()
 	dir := t.TempDir()
 	content := make([]byte, 1<<20)
 	_, _ = rand.NewChaCha8([32]byte{1}).Read(content) // never fails
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPut || r.Method == http.MethodPost {
+			http.Error(w, "no messages are accepted here", http.StatusInternalServerError)
+			return
+		}
 		http.ServeContent(w, r, "image.raw", time.Time{}, bytes.NewReader(content))
 	}))
 	t.Cleanup(server.Close)
@@ -276,10 +284,15 @@ images:
   parrot: {uuid: "00000001", minNumberOfCopies: 2, nodeSelector: [storage], %[1]s}
   macaw: {uuid: "00000002", nodeSelector: [storage], checksum: %[2]q, %[1]s}
   finch: {uuid: "00000003", nodeSelector: [storage], checksum: "%[3]x", suspend: {reason: test}, %[1]s}
-settings: {allowLoopbackSources: true, pruneLimit: 1}
-`, source, strings.Repeat("0", 128), sha512.Sum512(content)))
+settings:
+  allowLoopbackSources: true
+  pruneLimit: 1
+  report: {url: "%[4]s/{node}.json"}
+  notify: {url: "%[4]s/events", format: cloudevents}
+`, source, strings.Repeat("0", 128), sha512.Sum512(content), server.URL))
 	removed := filepath.Join(config, "removed.yaml")
 	write(t, removed, fmt.Sprintf(`images: {owl: {uuid: "00000004", nodeSelector: [storage], %[1]s}, heron: {uuid: "00000005", nodeSelector: [storage], %[1]s}}`, source))
+	files, trust := certificateOfAllNodes(t, dir)
 	addresses := map[string]string{}
 	nodes := "nodes:\n"
 	for i, name := range []string{"edge-1", "edge-2", "edge-3"} {
@@ -294,7 +307,7 @@ settings: {allowLoopbackSources: true, pruneLimit: 1}
 		}
 		run(t, "", builtImage(t).program, "disk", "init", disk)
 		tag := map[bool]string{true: "storage", false: "none"}[i < 2]
-		nodes += fmt.Sprintf("  %s: {address: \"http://%s\", tags: [%s], disks: {system: {path: %q}}}\n", name, at, tag, disk)
+		nodes += fmt.Sprintf("  %s: {address: \"https://%s\", tags: [%s], disks: {system: {path: %q}}}\n", name, at, tag, disk)
 	}
 	write(t, filepath.Join(config, "nodes.yaml"), nodes)
 	run(t, config, "git", "init", "-q")
@@ -303,7 +316,7 @@ settings: {allowLoopbackSources: true, pruneLimit: 1}
 
 	daemons := map[string]*exec.Cmd{}
 	for name, at := range addresses {
-		cmd := exec.Command(builtImage(t).program, "daemon", "--config-dir", config, "--node", name, "--listen", at, "--interval", "500ms", "--log-file", filepath.Join(dir, name+".log"))
+		cmd := exec.Command(builtImage(t).program, append([]string{"daemon", "--config-dir", config, "--node", name, "--listen", at, "--interval", "500ms", "--log-file", filepath.Join(dir, name+".log")}, files...)...)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -313,7 +326,7 @@ settings: {allowLoopbackSources: true, pruneLimit: 1}
 			_ = cmd.Wait()
 		})
 	}
-	run(t, "", builtImage(t).program, "wait", "--for", "ready", "--url", "http://"+addresses["edge-1"], "--timeout", timeout.String(), "parrot", "owl", "heron")
+	run(t, "", append([]string{builtImage(t).program, "wait", "--for", "ready", "--url", "https://" + addresses["edge-1"], "--timeout", timeout.String(), "parrot", "owl", "heron"}, files...)...)
 	if err := os.Remove(removed); err != nil {
 		t.Fatal(err)
 	}
@@ -322,11 +335,38 @@ settings: {allowLoopbackSources: true, pruneLimit: 1}
 	}
 	delete(addresses, "edge-3")
 	damage(t, filepath.Join(dir, "edge-1/backing-images/parrot-00000001/backing"))
-	return waitForSeries(t, addresses,
+	return waitForSeries(t, addresses, trust,
 		`copies\{.*state="ready"\} [1-9]`, `config_info\{.*revision="[0-9a-f]{40}"\}`, `peer_reachable\{.*peer="edge-3"\} 0`,
 		`disk_last_damage_timestamp_seconds\{.*disk="system"\}`, `failures_total\{.*class=`, `actions_total\{.*action="sync"\}`, `missing_copies\{.*image="macaw"\}`, `remaining_copies\{.*image="macaw"\}`,
+		`certificate_expiration_timestamp_seconds\{`, `delivery_failing\{.*setting="report"\} 1`, `delivery_failing\{.*setting="notify"\} 0`,
 		`waiting_actions\{.*action="blocked",code="prune-limit"\}`, `waiting_actions\{.*action="blocked",code="suspended"\}`, `waiting_actions\{.*action="blocked",code="rejected"\}`,
 	)
+}
+
+// certificateOfAllNodes writes a certificate below dir that is valid for 127.0.0.1 to 127.0.0.3. It returns the flags with it, and
+// the TLS configuration of a caller that has it.
+func certificateOfAllNodes(t *testing.T, dir string) (flags []string, caller *tls.Config) {
+	t.Helper()
+	authority, err := certtest.NewAuthority("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := authority.Issue("edge", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(c.Cert, c.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, content := range map[string][]byte{"cert": c.Cert, "key": c.Key, "ca": authority.PEM()} {
+		path := filepath.Join(dir, "tls."+file)
+		write(t, path, string(content))
+		flags = append(flags, "--tls-"+file, path)
+	}
+	caller = &tls.Config{Certificates: []tls.Certificate{pair}, RootCAs: x509.NewCertPool()}
+	caller.RootCAs.AppendCertsFromPEM(authority.PEM())
+	return flags, caller
 }
 
 // damage changes one byte of a file.
@@ -350,18 +390,21 @@ var exposed = regexp.MustCompile(`(?m)^(\w+)(?:\{(.*)\})? (\S+)$`)
 
 // waitForSeries returns the series of the daemons at the addresses, by node, as soon as each pattern matches one of
 // them. The label instance is the name of the node.
-func waitForSeries(t *testing.T, addresses map[string]string, patterns ...string) []inputSeries {
+func waitForSeries(t *testing.T, addresses map[string]string, caller *tls.Config, patterns ...string) []inputSeries {
 	t.Helper()
 	over := time.After(timeout)
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
+	transport := &http.Transport{TLSClientConfig: caller}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: timeout}
 	for {
 		var all []inputSeries
 		var text strings.Builder
 		for node, at := range addresses {
 			labels := fmt.Sprintf("job=%q,instance=%q", "backing-image-manager", node)
 			all = append(all, inputSeries{"up{" + labels + "}", "1x40"})
-			for _, m := range exposed.FindAllStringSubmatch(scrape(t, "http://"+at+"/metrics"), -1) {
+			for _, m := range exposed.FindAllStringSubmatch(scrape(t, client, "https://"+at+"/metrics"), -1) {
 				value, err := strconv.ParseFloat(m[3], 64)
 				if err != nil {
 					t.Fatal(err)
@@ -383,9 +426,8 @@ func waitForSeries(t *testing.T, addresses map[string]string, patterns ...string
 	}
 }
 
-func scrape(t *testing.T, url string) string {
+func scrape(t *testing.T, client *http.Client, url string) string {
 	t.Helper()
-	client := &http.Client{Timeout: timeout}
 	response, err := client.Get(url)
 	if err != nil {
 		t.Fatal(err)

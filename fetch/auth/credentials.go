@@ -3,6 +3,7 @@ package auth
 import (
 	"crypto/tls"
 	"log/slog"
+	"time"
 )
 
 // Credentials are the tokens and the TLS files of a process. The zero value is empty. They are safe
@@ -29,6 +30,16 @@ func Load(log *slog.Logger, tokenFile string, files TLSFiles) (c Credentials, er
 }
 
 func (c Credentials) empty() bool { return c.tokens == nil && c.identity == nil }
+
+// CertificateExpiry returns when the certificate that this process uses now stops being valid: when it or the authority that signed it
+// expires. It returns false without a certificate.
+func (c Credentials) CertificateExpiry() (at time.Time, ok bool) {
+	if c.identity == nil {
+		return time.Time{}, false
+	}
+	at = c.identity.current().expires
+	return at, !at.IsZero()
+}
 
 // ForPeers returns the credentials that a daemon sends to other daemons: the token with the lowest
 // role, and the TLS configuration. Both functions return the current value at each call. A function

@@ -35,6 +35,7 @@ type identity struct {
 	authorities []*x509.Certificate
 	server      *tls.Config // nil without a certificate
 	client      *tls.Config
+	expires     time.Time // of the certificate; zero without one
 }
 
 // loadIdentity reads the files. Without a certificate, the identity can only be used by a client: it
@@ -71,6 +72,11 @@ func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 	i.server.Certificates = []tls.Certificate{pair}
 	i.server.ClientAuth = tls.VerifyClientCertIfGiven
 	i.server.ClientCAs = newPool(i.authorities)
+	chain, err := parseCertificates(cert)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert %s: %w", f.Cert, err)
+	}
+	i.expires = expiry(chain, i.authorities)
 	return i, nil
 }
 
@@ -92,6 +98,24 @@ func checkClientUse(leaf *x509.Certificate) error {
 		return nil
 	}
 	return errors.New("its extended key usage lacks clientAuth, which other daemons require")
+}
+
+// expiry returns when a certificate, the first of a file, stops being valid: when it expires, or when an authority has expired in each
+// chain from it to the authorities.
+func expiry(file, authorities []*x509.Certificate) time.Time {
+	leaf := file[0]
+	chains, err := leaf.Verify(x509.VerifyOptions{Roots: newPool(authorities), Intermediates: newPool(file[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
+	if err != nil {
+		return leaf.NotAfter // the authority that signed it is not one of those that this process trusts
+	}
+	var last time.Time
+	for _, chain := range chains {
+		first := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }).NotAfter
+		if first.After(last) {
+			last = first
+		}
+	}
+	return last
 }
 
 func parseCertificates(data []byte) ([]*x509.Certificate, error) {

@@ -146,6 +146,51 @@ func startServer(t *testing.T, c Credentials) (url string) {
 	return s.URL
 }
 
+func TestExpiryOfTheCertificate(t *testing.T) {
+	f := newCertFolder(t)
+	end := func(in time.Duration) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.NotAfter = time.Now().Add(in) }
+	}
+	c := f.load(t, "server")
+	checkExpiry := func(what string, c Credentials, in time.Duration) {
+		t.Helper()
+		at, ok := c.CertificateExpiry()
+		if left := time.Until(at); !ok || (left-in).Abs() > time.Minute {
+			t.Errorf("%s: it expires in %v (%v), want %v", what, left, ok, in)
+		}
+	}
+	checkExpiry("at the start", c, time.Hour)
+	f.issue(t, "server", end(30*time.Minute))
+	checkExpiry("files that were not read yet", c, time.Hour)
+	expireCache(c)
+	checkExpiry("after a replacement", c, 30*time.Minute)
+	f.issue(t, "server", certtest.Expired)
+	expireCache(c)
+	checkExpiry("after a replacement that is not used", c, 30*time.Minute)
+
+	f.issue(t, "server", end(48*time.Hour))
+	checkExpiry("the authority expires first", f.load(t, "server"), time.Hour)
+	other := newCertFolder(t)
+	f.put(t, "ca.crt", other.authority.PEM())
+	checkExpiry("the authority is not known", f.load(t, "server"), 48*time.Hour)
+
+	for name, c := range map[string]Credentials{"no TLS": {}, "a client without a certificate": loadAuthority(t, f)} {
+		if at, ok := c.CertificateExpiry(); ok {
+			t.Errorf("%s: it expires at %v", name, at)
+		}
+	}
+}
+
+// loadAuthority loads the credentials of a client that has no certificate.
+func loadAuthority(t *testing.T, f certFolder) Credentials {
+	t.Helper()
+	c, err := Load(slog.New(slog.DiscardHandler), "", TLSFiles{CA: filepath.Join(f.dir, "ca.crt")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func TestReplacedFilesTakeEffect(t *testing.T) {
 	own, foreign := newCertFolder(t), newCertFolder(t)
 	server, client := own.load(t, "server"), foreign.load(t, "peer")

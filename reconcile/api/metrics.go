@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -16,10 +17,10 @@ import (
 )
 
 // newRegistry returns the metrics of one daemon. Each collection computes them from the
-// last round of the loop.
-func newRegistry(loop *reconcile.Loop) *prometheus.Registry {
+// last round of the loop, and from the current certificate.
+func newRegistry(loop *reconcile.Loop, a *auth.Authorizer) *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	r.MustRegister(collector{loop}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(collector{loop, a}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }
 
@@ -74,6 +75,7 @@ var (
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
 	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970. A repair does not change it, and it is forgotten with the copy. Disks without such a copy have no value.", "disk")
+	certificate   = gauge("certificate_expiration_timestamp_seconds", "Time at which the certificate of this daemon expires, or the authority that signed it if that is sooner, in seconds since 1970. The daemon uses the certificate for its callers and for its peers. After the files are replaced, it is the time of the new one. Without TLS there is no value.")
 	rounds        = counter("rounds_total", "Number of reconcile rounds.")
 	deliveries    = counter("deliveries_total", "Number of messages that this node sent to the server of a setting (\"report\" or \"notify\"), by result: \"accepted\" or \"failed\".", "setting", "result")
 	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\" or \"notify\") did not accept the last message of this node, 0 otherwise. Without the setting there is no value.", "setting")
@@ -85,11 +87,14 @@ var metrics = []metric{
 	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
 	copies, signedCopies, desiredCopies, readyCopies, missingCopies, leftCopies, peerReachable, peerAge,
 	planned, idle, running, succeeded, failed, fetched, proofs, unproven,
-	diskUsable, diskSize, diskFree, diskReserved, diskDamage, deliveries, failing, rounds, lastRound,
+	diskUsable, diskSize, diskFree, diskReserved, diskDamage, deliveries, failing, certificate, rounds, lastRound,
 }
 
 // collector implements prometheus.Collector.
-type collector struct{ loop *reconcile.Loop }
+type collector struct {
+	loop *reconcile.Loop
+	auth *auth.Authorizer
+}
 
 // Describe sends all descriptions.
 func (collector) Describe(out chan<- *prometheus.Desc) {
@@ -98,7 +103,7 @@ func (collector) Describe(out chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect sends the current values. Before the first round these are only the counters.
+// Collect sends the current values. Before the first round these are only the counters and the certificate.
 func (c collector) Collect(out chan<- prometheus.Metric) {
 	send := sender(out)
 	counts := c.loop.Counts()
@@ -116,6 +121,9 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for setting, n := range map[string]reconcile.DeliveryCounts{"report": counts.Reports, "notify": counts.Notifications} {
 		send.value(deliveries, float64(n.Accepted), setting, "accepted")
 		send.value(deliveries, float64(n.Failed), setting, "failed")
+	}
+	if at, ok := c.auth.CertificateExpiry(); ok {
+		send.value(certificate, float64(at.Unix()))
 	}
 	v := c.loop.View()
 	if v == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -149,6 +150,33 @@ func TestLastDamageOfADiskIsThatOfItsCopies(t *testing.T) {
 	got = slices.DeleteFunc(got, func(line string) bool { return !strings.HasPrefix(line, "disk_last_damage") })
 	if want := []string{"disk_last_damage_timestamp_seconds{disk1} 300"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestMetricsHaveTheExpiryOfTheCertificate(t *testing.T) {
+	loop := startLoop(t, t.TempDir(), t.TempDir())
+	for name, tt := range map[string]struct {
+		files auth.TLSFiles
+		want  bool
+	}{"no TLS": {}, "TLS": {writeCertificates(t), true}} {
+		families, err := newRegistry(loop, newAuthorizer(t, "", tt.files)).Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, f := range families {
+			if f.GetName() != certificate.name {
+				continue
+			}
+			found = true
+			at := time.Unix(int64(f.GetMetric()[0].GetGauge().GetValue()), 0)
+			if left := time.Until(at); left < 58*time.Minute || left > time.Hour {
+				t.Errorf("%s: the certificate expires in %v, want an hour", name, left)
+			}
+		}
+		if found != tt.want {
+			t.Errorf("%s: the metrics have the expiry: %v, want %v", name, found, tt.want)
+		}
 	}
 }
 

@@ -163,7 +163,7 @@ func isLongPoll(r *http.Request) bool {
 
 // routes returns all routes.
 func (s server) routes() []route {
-	metrics := promhttp.HandlerFor(newRegistry(s.loop), promhttp.HandlerOpts{})
+	metrics := promhttp.HandlerFor(newRegistry(s.loop, s.auth), promhttp.HandlerOpts{})
 	all := []route{
 		{healthPath, getOrHead, auth.RoleNone, s.health},
 		{readyPath, getOrHead, auth.RoleNone, s.ready},

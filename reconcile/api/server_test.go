@@ -131,7 +131,7 @@ images:
 			t.Errorf("no %s in the metrics:\n%s", want, body)
 		}
 	}
-	families, err := newRegistry(s.loop).Gather()
+	families, err := newRegistry(s.loop, localAuthorizer(t)).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
