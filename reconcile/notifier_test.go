@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,7 +30,9 @@ type notifying struct {
 	nodes   map[string]*notifyingNode
 	failing string // the node whose copy fails; "": none
 	refuse  map[string]error
-	got     []received // what the server accepted, since the last call of events
+
+	mu  sync.Mutex
+	got []received // what the server accepted, since the last call of events
 }
 
 type notifyingNode struct {
@@ -78,6 +81,8 @@ func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
 }
 
 func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	switch err := c.refuse[n.node]; {
 	case n.mute:
 		return nil
