@@ -53,6 +53,21 @@ func TestViewsStayCurrent(t *testing.T) {
 	}
 }
 
+// The view of an image appears when the image is declared, and ends with it.
+func TestViewOfAnImageThatComesAndGoes(t *testing.T) {
+	d := newDaemon(t, oneDisk)
+	d.await("/", "No image is declared")
+	tab := newTab(t)
+	if status := tab.open(d.url + "/images/windows"); status != http.StatusNotFound {
+		t.Errorf("an unknown image has the status %d", status)
+	}
+	d.commit("image.yaml", "images: {windows: {source: {upload: {}}}}\n")
+	tab.awaitText("#facts", "0 of 1 ready")
+	d.commit("image.yaml", "images: {}\n")
+	tab.awaitText("main", "This node knows no image of this name.")
+	tab.takeMessages() // the status of the view
+}
+
 // The page says that the daemon does not respond, and when it responds again, without a load.
 func TestThePageSurvivesARestart(t *testing.T) {
 	d := newDaemon(t, oneDisk)

@@ -33,10 +33,15 @@ const nameOf = (e) => e.id || e.getAttribute("href") || e.ariaLabel || e.textCon
 // update replaces the live parts of the view that differ. It keeps the focus, the checked boxes and what is open.
 function update(html) {
   const next = new DOMParser().parseFromString(html, "text/html");
-  for (const part of next.querySelectorAll("[data-live]")) {
+  const parts = [...next.querySelectorAll("[data-live]")];
+  if (parts.length !== shown.size || parts.some((part) => !shown.has(part.id))) {
+    location.reload(); // the address has another view now, such as that of an image that was declared
+    return;
+  }
+  for (const part of parts) {
     const old = document.getElementById(part.id);
     const text = part.outerHTML;
-    if (!old || shown.get(part.id) === text) continue;
+    if (shown.get(part.id) === text) continue;
     shown.set(part.id, text);
     const focused = old.contains(document.activeElement) && nameOf(document.activeElement);
     const checked = [...old.querySelectorAll("input:checked")].map((box) => box.id);
