@@ -79,9 +79,17 @@ func reportTo(url string) func(*status.View) {
 	}
 }
 
-// later is a round in which only the time and the free space have changed.
+// later is a round in which only the time and the free space have changed. Some nodes still do not respond.
 func later(v *status.View) {
 	v.Observed.Now = v.Observed.Now.Add(time.Second)
+	peers := map[string]plan.Peer{}
+	for name, p := range v.Observed.Peers {
+		if p.Problem != "" {
+			p.UnreachableFor += time.Second
+		}
+		peers[name] = p
+	}
+	v.Observed.Peers = peers
 	disks := map[schema.DiskRef]plan.Disk{}
 	for ref, d := range v.Observed.Disks {
 		d.Space.Free -= 4096
@@ -102,7 +110,7 @@ func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
-		v.Observed.Peers["node03"] = plan.Peer{Queried: true} // the text about an unreachable node changes with time
+		v.Observed.Peers["node03"] = plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}
 		node1 := reportTo("https://status.example.com/{node}.json?key=secret")
 		p.view(v) // without the setting
 		time.Sleep(10 * time.Minute)

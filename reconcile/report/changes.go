@@ -10,12 +10,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// WriteStatusChanges writes a line for each configuration, peer, disk, image and copy of which now says something else than
-// was. Durations, progress and times do not count. The zero Status stands for a cluster without a problem: then the lines are the
+// WriteStatusChanges writes what differs between two documents: a line for the configuration, and one for each peer, disk,
+// image and copy. Durations, progress and times alone make no difference. If was is the zero Status, the lines are the
 // configuration, the images, and what is not ready.
 func WriteStatusChanges(w io.Writer, was, now status.Status) error {
-	before := map[string]string{}
-	for _, f := range facts(was) {
+	before, old := map[string]string{}, facts(was)
+	for _, f := range old {
 		before[f.subject] = f.text
 	}
 	first := was.Node == ""
@@ -28,7 +28,7 @@ func WriteStatusChanges(w io.Writer, was, now status.Status) error {
 			add(f.subject, f.text)
 		}
 	}
-	for _, f := range facts(was) {
+	for _, f := range old {
 		if _, removed := before[f.subject]; removed {
 			add(f.subject, "removed")
 		}
@@ -39,7 +39,7 @@ func WriteStatusChanges(w io.Writer, was, now status.Status) error {
 // fact is what a status says about one subject.
 type fact struct {
 	subject, text string
-	good          bool // nobody needs to know it at first
+	good          bool // the first lines leave it out
 }
 
 // facts returns what a status says, in the order of its tables.

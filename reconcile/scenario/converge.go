@@ -24,7 +24,7 @@ func (w *world) observeAll() {
 		for _, n := range w.running() {
 			if n.due || !n.observed.Now.Equal(w.now) {
 				unchanged = false
-				_ = n.converge(context.Background(), false)
+				_ = n.converge(context.Background(), false) // it starts no job, and only jobs wait for the context
 			}
 		}
 		if unchanged {

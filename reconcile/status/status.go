@@ -6,8 +6,7 @@
 // planned again without the cluster: see SavedCluster.
 //
 // Reading order: status.go, image.go, copy.go and peer.go make the document; ready.go and select.go
-// answer questions about it; change.go compares documents, delivery.go has what was sent to servers; decode.go and saved.go
-// read saved documents.
+// answer questions about it; change.go compares documents; decode.go and saved.go read saved documents.
 package status
 
 import (
@@ -39,6 +38,18 @@ type Status struct {
 	// document.
 	Report *Delivery `json:"report,omitempty"`
 	Notify *Delivery `json:"notify,omitempty"`
+}
+
+// Delivery is the outcome of the messages that a daemon sends to one server.
+type Delivery struct {
+	// Server is the scheme and host of the address, or the bucket.
+	Server string `json:"server"`
+	// LastSuccess is when the server last accepted a message; zero: since the start of the process, it accepted none.
+	LastSuccess time.Time `json:"lastSuccess,omitzero"`
+	// Problem is why the server did not accept the last message, and ProblemSince when the first of the failed attempts
+	// ended; zero if it did.
+	Problem      string    `json:"problem,omitempty"`
+	ProblemSince time.Time `json:"problemSince,omitzero"`
 }
 
 // ConfigStatus is the configuration that the node applies, and what is wrong with it.
