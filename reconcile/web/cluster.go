@@ -55,6 +55,7 @@ type imageRow struct {
 // cell is the copy of an image on a disk. Without a copy it is zero.
 type cell struct {
 	State    disk.State
+	Disk     string // NODE/DISK
 	Progress int
 	About    string // for people, if there is more to say than the state
 }
@@ -122,7 +123,7 @@ func newCluster(doc status.Status, q query) clusterModel {
 			if !isShown || c.Absent() && c.Code == "" && c.Message == "" {
 				continue
 			}
-			row.Cells[i] = cell{State: c.State, Progress: c.Progress}
+			row.Cells[i] = cell{State: c.State, Disk: c.DiskName(), Progress: c.Progress}
 			if c.State != disk.Ready {
 				row.Cells[i].About = c.Summary()
 			}

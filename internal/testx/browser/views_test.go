@@ -63,8 +63,8 @@ func axe(t testing.TB) string {
 // findViolations is evaluated in a page with axe-core.
 const findViolations = `axe.run().then((r) => r.violations.flatMap((v) => v.nodes.map((n) => v.id + ": " + n.html.slice(0, 200) + " " + n.failureSummary)))`
 
-// Each view, in light and dark, wide and narrow, satisfies all rules of axe-core, needs no horizontal scrolling, except for the
-// matrix of images × disks, loads nothing from elsewhere, and writes nothing to the console.
+// Each view, in light and dark, wide and narrow, satisfies all rules of axe-core, needs no horizontal scrolling, loads nothing
+// from elsewhere, and writes nothing to the console.
 func TestEveryViewIsAccessible(t *testing.T) {
 	script := axe(t)
 	d, withToken := newShown(t), newDaemon(t, oneDisk, withTokens(t)...)
