@@ -1,5 +1,5 @@
-// Package web is the web page of a daemon: what people look at in a browser, without an account at any other
-// service and without files from any other host.
+// Package web is the web page of a daemon, for people with a browser. It needs no account at another service, and
+// loads nothing from another host.
 //
 // A view of the page is HTML that this package renders from the status document, which the loop publishes
 // after each round. Reading needs no JavaScript. With it, the view stays current: the script requests the
