@@ -179,7 +179,7 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 			}
 			s.write(w, r, out.code, p)
 			return
-		case out.tag != tag:
+		case now != nil && out.tag != tag: // before the first round, an open page keeps what it shows
 			w.Header().Set("X-View", out.tag)
 			s.send(w, r, http.StatusOK, []byte(out.html))
 			return

@@ -258,9 +258,26 @@ func TestPageBeforeTheFirstRound(t *testing.T) {
 	if w := r.get("/"); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "not read its disks") {
 		t.Errorf("%d\n%s", w.Code, w.Body)
 	}
-	if w := r.get("/?poll=other"); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "not read its disks") {
-		t.Errorf("%d\n%s", w.Code, w.Body)
-	}
+}
+
+// After a restart of the daemon, the pages that are open keep what they show until the first round.
+func TestPollWaitsForTheFirstRound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil, "", "")
+		for _, tag := range []string{starting.tag, "of-an-earlier-process"} {
+			if w := r.get("/?poll=" + tag); w.Code != http.StatusNoContent {
+				t.Errorf("before the first round: %d\n%s", w.Code, w.Body)
+			}
+		}
+		done := make(chan *httptest.ResponseRecorder, 1)
+		go func() { done <- r.get("/?poll=of-an-earlier-process") }()
+		time.Sleep(3 * time.Second) // of the bubble
+		r.show(newView(t))
+		if w := <-done; w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "parrot") {
+			t.Errorf("after the first round: %d\n%s", w.Code, w.Body)
+		}
+		r.snapshots.clear.Stop()
+	})
 }
 
 const tokens = "peer 0123456789a-peer\nadmin 0123456789a-admin"
