@@ -146,7 +146,8 @@ func TestInterruptedUpload(t *testing.T) {
 	one.takeMessages()
 	sent, once := c.sent.Load(), int64(pieces*step)
 	t.Logf("%d MiB were sent of a file with %d MiB in pieces with data", sent>>20, once>>20)
-	if sent-once > 64<<20 || sent < once {
+	const most = (20 + 2) * step // each cut, the kill and the new browser can cost the piece that was being sent
+	if sent-once > most || sent < once {
 		t.Errorf("%d bytes were sent instead of %d", sent, once)
 	}
 	copies, err := filepath.Glob(filepath.Join(d.dir, "disk*", "backing-images", "windows-*", "backing"))
