@@ -369,6 +369,10 @@ func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
 		return q
 	}
 	for _, problem := range r.Problems {
+		if r.Document == nil { // nothing was evaluated, so that the problem is not only about one definition
+			p.Problems = append(p.Problems, problem)
+			continue
+		}
 		p.addCUEProblem(problem)
 	}
 	return p

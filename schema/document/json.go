@@ -66,7 +66,7 @@ func (r *jsonReader) token() (json.Token, Position, *Problem) {
 	}
 	e := &Problem{Position: r.at(start), Message: "not valid JSON: " + err.Error()}
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		e.Message = "not valid JSON: it ends too early"
+		e.Message, e.Hint = "not valid JSON: it ends too early", "close each bracket and each string"
 	}
 	return nil, e.Position, e
 }

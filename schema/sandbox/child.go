@@ -6,10 +6,12 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"testing/fstest" // MapFS, a file system in memory; it does not link package testing
 	"time"
 
+	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/errors"
 	cueload "cuelang.org/go/cue/load"
@@ -175,14 +177,19 @@ func (e *evaluator) evaluate(u *Unit) (r Result) {
 		FS: files, Env: []string{"CUE_REGISTRY=none"}, Tests: true, Tools: true,
 	})[0]
 	if instance.Err != nil {
-		return Result{Problems: u.problems(instance.Err)}
+		return Result{Problems: u.problems(instance.Err, slices.ContainsFunc(u.Files, e.isInvalid))}
 	}
 	root := cuecontext.New().BuildInstance(instance)
-	w := walker{unit: u, problems: u.problems(root.Validate()), left: e.maxValues}
+	incomplete := root.Validate(cue.Concrete(true)) // includes all other errors
+	w := walker{unit: u, left: e.maxValues}
+	if incomplete != nil {
+		w.problems = u.problems(root.Validate(), false)
+	}
 	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
 	if w.left < 0 {
 		return u.tooMuch(fmt.Sprintf("%d values", e.maxValues))
 	}
+	w.addIncomplete(u.problems(incomplete, false))
 	return Result{Document: doc, Values: e.maxValues - w.left, Problems: w.problems}
 }
 
@@ -205,8 +212,8 @@ const (
 	maxMessage  = 500 // bytes
 )
 
-// problems converts the errors of CUE.
-func (u *Unit) problems(err error) []document.Problem {
+// problems converts the errors of CUE. The argument invalid says that a file cannot be parsed.
+func (u *Unit) problems(err error, invalid bool) []document.Problem {
 	var all []document.Problem
 	for _, e := range errors.Errors(err) {
 		if len(all) == maxProblems {
@@ -225,6 +232,9 @@ func (u *Unit) problems(err error) []document.Problem {
 		}
 		if strings.HasPrefix(p.Message, "import failed") {
 			p.Hint = "only packages of the config directory and of CUE itself can be imported"
+		}
+		if invalid && len(p.Path) == 0 && p.Hint == "" {
+			p.Message = "not valid CUE: " + p.Message
 		}
 		if p.Line == 0 {
 			p.Position = document.Position{File: u.Files[0].Path}
@@ -260,10 +270,13 @@ func (u *Unit) hasFile(name string) bool {
 	return false
 }
 
-// unquote turns the labels of a CUE path into names.
+// unquote turns the labels of a CUE path into names. It ends before a comprehension, whose fields have no names yet.
 func unquote(labels []string) document.Path {
 	path := make(document.Path, 0, len(labels))
 	for _, l := range labels {
+		if strings.HasSuffix(l, "[]") || strings.HasPrefix(l, "<") {
+			break
+		}
 		path = append(path, strings.Trim(l, `"`))
 	}
 	return path

@@ -1,7 +1,9 @@
 package sandbox
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"cuelang.org/go/cue"
@@ -55,6 +57,18 @@ func (w *walker) value(v cue.Value, at document.Path, parent document.Position) 
 func (w *walker) problem(n *document.Value, at document.Path, msg, hint string) {
 	if len(w.problems) < maxProblems {
 		w.problems = append(w.problems, document.Problem{Path: at, Position: n.Pos, Message: msg, Hint: hint})
+	}
+}
+
+// addIncomplete adds the problems that neither the validation nor the walk has found: an "if" whose condition has no
+// definite value, or a field whose name has none. CUE leaves out what depends on it, which would look like a removal.
+func (w *walker) addIncomplete(problems []document.Problem) {
+	for _, p := range problems {
+		known := slices.ContainsFunc(w.problems, func(q document.Problem) bool { return p.Path.Within(q.Path) })
+		if !known && len(w.problems) < maxProblems {
+			p.Hint = cmp.Or(p.Hint, "give it a definite value")
+			w.problems = append(w.problems, p)
+		}
 	}
 }
 
