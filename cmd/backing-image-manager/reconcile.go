@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -488,6 +489,9 @@ func readStates(files []string) (*status.SavedCluster, error) {
 	saved := &status.SavedCluster{}
 	for _, file := range files {
 		err := saved.AddFile(file)
+		if errors.Is(err, syscall.EISDIR) {
+			return nil, fmt.Errorf("--state %s is a directory: name each status document in it by a --state of its own", file)
+		}
 		if _, unread := errors.AsType[*fs.PathError](err); unread {
 			return nil, fmt.Errorf("read --state: %w", err)
 		}
