@@ -8,9 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,13 +31,18 @@ type notifier struct {
 	send  sender
 	ask   func(ctx context.Context, at peer.Address) ([]byte, error) // what another node told; see told
 	state delivery
-	next  time.Time // no attempt before it, by the steady clock; for the goroutine of run
+
+	// For the goroutine of run, by the steady clock.
+	next   time.Time // no attempt before it
+	failed time.Time // the last failed attempt; zero: none
+	joined bool      // this node has asked others about all conditions since it started, or was alone
 
 	unrecorded chan struct{} // receives when the server has accepted an event
 
 	mu      sync.Mutex
 	target  schema.Notify // zero: none
 	tracker notification.Tracker
+	tells   []byte          // what this node tells others; nil: the tracker has changed
 	record  []byte          // what the disks have to have; nil: nothing yet
 	nothing bool            // record has no episode, so that no disk needs a new file for it
 	on      map[string]bool // the disks that have a record, by their uuid; true: this record
@@ -55,8 +58,12 @@ const (
 	// alertExpires is after what time, beside the recovery interval, Alertmanager resolves an alert that nobody sends again. It is longer
 	// than an interruption of a condition that does not count, and than a restart.
 	alertExpires = 3 * notification.Hold
-	// minTakeover is the least time after which the second node sends what the first one should have sent.
-	minTakeover = time.Minute
+	// minTakeover is the least time after which the second node sends what the first one should have sent. It is longer than the first
+	// one waits between two attempts.
+	minTakeover = 6 * time.Minute
+	// keepOver is for how long an episode that is over is kept, with what was sent, if each event is sent once: its end waits for
+	// the server, and a node that returns learns that it was sent.
+	keepOver = 7 * 24 * time.Hour
 	// notifyTimeout is how long a message may take.
 	notifyTimeout = 30 * time.Second
 	// askTimeout is how long the questions to other nodes may take together.
@@ -107,6 +114,9 @@ func (n *notifier) step(ctx context.Context, v *status.View) {
 	}
 	settings := v.Desired.Config.Settings
 	for _, m := range n.due(v, now) {
+		if n.state.now().Steady.Sub(now.Steady) >= observeGap {
+			return // the conditions are older than the next look: it continues
+		}
 		timed, cancel := context.WithTimeoutCause(ctx, notifyTimeout, fmt.Errorf("the request was not done within %v", notifyTimeout))
 		err := n.send(timed, settings, fetch.Message{
 			URL: n.target.URL, Credentials: n.target.Credentials, Method: http.MethodPost, ContentType: m.ContentType, Body: m.Body,
@@ -117,6 +127,7 @@ func (n *notifier) step(ctx context.Context, v *status.View) {
 		}
 		n.next = n.state.now().Steady.Add(n.state.done(err))
 		if err != nil {
+			n.failed = n.state.now().Steady
 			return
 		}
 		n.accepted(m.Events)
@@ -133,11 +144,13 @@ func (n *notifier) observe(v *status.View) bool {
 	}
 	if target != n.target {
 		n.retarget(target)
+		n.tells = nil
 	}
 	if target == (schema.Notify{}) {
 		return false
 	}
 	now := n.state.now()
+	n.tells = nil
 	n.tracker.Update(notification.Observe(v.Status(nil)), now.Wall, now.Steady)
 	return true
 }
@@ -154,18 +167,24 @@ func (n *notifier) retarget(target schema.Notify) {
 	if target != (schema.Notify{}) {
 		server = target.Server()
 	}
-	n.target, n.next = target, time.Time{}
+	n.tracker.Repeat = 0
+	if target.Format == schema.NotifyAlertmanager {
+		n.tracker.Repeat = alertRepeat
+	}
+	n.target, n.next, n.failed, n.joined = target, time.Time{}, time.Time{}, false
 	n.state.to(server)
 }
 
-// learn asks other nodes whether they have sent what the server does not have. A node that does not respond has sent nothing, as far as
-// this node knows.
+// learn asks other nodes what they have sent. A node that does not respond has sent nothing, as far as this node knows.
 func (n *notifier) learn(ctx context.Context, v *status.View) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	nodes := responding(v)
+	n.joined = n.joined && len(nodes) > 0
+	join := !n.joined
 	var questions errgroup.Group
 	questions.SetLimit(maxAsked)
-	for _, node := range n.partners(v) {
+	for node, about := range n.questions(v, nodes, join) {
 		at := peer.Address{Node: node, URL: v.Desired.Config.Nodes[node].Address}
 		questions.Go(func() error {
 			data, err := n.ask(ctx, at)
@@ -175,80 +194,134 @@ func (n *notifier) learn(ctx context.Context, v *status.View) {
 			}
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			if r.Target == targetKey(n.target) {
-				n.tracker.Learn(r.Episodes)
+			if r.Target != targetKey(n.target) {
+				return nil
 			}
+			n.tells = nil
+			now := n.state.now()
+			if join {
+				declared := func(image string) bool { _, ok := v.Desired.Config.Images[image]; return ok }
+				n.tracker.Join(r.Episodes, declared, now.Wall, now.Steady)
+				n.joined = true
+			}
+			n.tracker.Learn(about, r.Episodes, now.Wall, now.Steady)
 			return nil
 		})
 	}
 	_ = questions.Wait() // no question returns an error
 }
 
-// partners returns the nodes that may have sent what the server does not have: for each condition, the first and the second node send.
-func (n *notifier) partners(v *status.View) []string {
+// questions returns which nodes to ask about which conditions: those that may have sent their events, and all that respond to join them.
+func (n *notifier) questions(v *status.View, nodes []string, join bool) map[string][]notification.Condition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	nodes, partners := senders(v, v.Desired.Config.Settings.RecoveryWaitInterval), map[string]bool{}
-	for _, c := range n.tracker.News() {
-		if len(nodes) > 0 && notification.Rank(c, n.node, nodes) <= 1 {
-			partners[notification.Partner(c, n.node, nodes)] = true
+	questions := map[string][]notification.Condition{}
+	if join {
+		for _, node := range nodes {
+			questions[node] = nil
 		}
 	}
-	return slices.Sorted(maps.Keys(partners))
+	all, _ := senders(v)
+	for _, c := range n.tracker.Questions() {
+		for _, node := range notification.Partners(c, n.node, all) {
+			questions[node] = append(questions[node], c)
+		}
+	}
+	return questions
 }
 
-// told returns what this node tells others that ask: which events the server has got.
-func (n *notifier) told() []byte {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return encodeRecord(notificationRecord{targetKey(n.target), n.tracker.Told()})
-}
-
-// due returns the messages that are due.
-func (n *notifier) due(v *status.View, now Instant) []notification.Message {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	recovery := v.Desired.Config.Settings.RecoveryWaitInterval
-	nodes := senders(v, recovery)
-	rank := func(c notification.Condition) int { return notification.Rank(c, n.node, nodes) }
-	x := notification.Context{
-		Cluster: n.target.Cluster, Now: now.Wall, Expires: alertExpires + max(recovery, minTakeover), Address: v.Desired.Config.Nodes[n.node].Address,
-	}
-	repeat := time.Duration(0)
-	if n.target.Format == schema.NotifyAlertmanager {
-		repeat = alertRepeat
-	}
-	events := n.tracker.Due(now.Steady, rank, max(recovery, minTakeover), repeat)
-	if n.target.Format == schema.NotifyAlertmanager {
-		return x.Alerts(events)
-	}
-	return x.CloudEvents(events)
-}
-
-// senders returns the other nodes that send notifications, as far as this node knows: they have its configuration, and have
-// responded within the recovery interval.
-func senders(v *status.View, recovery time.Duration) []string {
+// responding returns the other nodes that respond.
+func responding(v *status.View) []string {
 	var nodes []string
 	for name, p := range v.Observed.Peers {
-		responds := p.Responds() || p.Queried && !p.LastResponse.IsZero() && p.UnreachableFor < recovery
-		if responds && (v.Desired.Digest == "" || p.ConfigDigest == v.Desired.Digest) {
+		if p.Responds() {
 			nodes = append(nodes, name)
 		}
 	}
 	return nodes
 }
 
+// told returns what this node tells others that ask: which events the server has got.
+func (n *notifier) told() []byte {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.tells == nil { // a node that asks again and again must not delay the others
+		n.tells = encodeRecord(notificationRecord{targetKey(n.target), n.tracker.Told()})
+	}
+	return n.tells
+}
+
+// due returns the messages that are due.
+func (n *notifier) due(v *status.View, now Instant) []notification.Message {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	takeover := takeoverInterval(v)
+	keep := 2*takeover + time.Hour // nobody sends it any more
+	if n.target.Format == schema.NotifyCloudEvents {
+		keep = keepOver
+	}
+	n.tells = nil
+	events := n.tracker.Due(now.Steady, n.turns(v, now.Steady), keep)
+	x := notification.Context{Cluster: n.target.Cluster, Now: now.Wall, Expires: alertExpires + takeover, Address: v.Desired.Config.Nodes[n.node].Address}
+	if n.target.Format == schema.NotifyAlertmanager {
+		return x.Alerts(events)
+	}
+	return x.CloudEvents(events)
+}
+
+// takeoverInterval returns for how long a node leaves an event to the node before it.
+func takeoverInterval(v *status.View) time.Duration {
+	return max(v.Desired.Config.Settings.RecoveryWaitInterval, minTakeover)
+}
+
+// turns returns when this node sends. All nodes that respond have ranks, so that all agree which one is first, also while their
+// configurations differ. The first two may not send: they have another configuration, or were not there when the episode began. So the
+// first one of those with the same configuration, and the one that sent the beginning, are last. After the server refused messages,
+// the first one is first again.
+func (n *notifier) turns(v *status.View, now time.Time) func(c notification.Condition, own bool) notification.Turn {
+	all, alike := senders(v)
+	takeover := takeoverInterval(v)
+	return func(c notification.Condition, own bool) notification.Turn {
+		turn := notification.Rank(c, n.node, all)
+		if turn > 1 && (own || notification.Rank(c, n.node, alike) == 0) {
+			turn = 2
+		}
+		wait := time.Duration(turn) * takeover
+		if turn > 2 || turn > 0 && !n.failed.IsZero() && now.Sub(n.failed) < wait {
+			return notification.Turn{}
+		}
+		return notification.Turn{Sends: true, After: wait}
+	}
+}
+
+// senders returns the other nodes that may send notifications: those that have responded within the recovery interval, and which of
+// them have the configuration of this node.
+func senders(v *status.View) (all, alike []string) {
+	recovery := v.Desired.Config.Settings.RecoveryWaitInterval
+	for name, p := range v.Observed.Peers {
+		if !p.Responds() && (!p.Queried || p.LastResponse.IsZero() || p.UnreachableFor >= recovery) {
+			continue
+		}
+		all = append(all, name)
+		if p.ConfigDigest == v.Desired.Digest {
+			alike = append(alike, name)
+		}
+	}
+	return all, alike
+}
+
 func (n *notifier) accepted(events []notification.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.tells = nil
 	n.tracker.Sent(events, n.state.now().Steady)
 	notify(n.unrecorded)
 }
 
 // notificationRecord is the content of the record on the disks, and of what a node tells others.
 type notificationRecord struct {
-	Target   string               `json:"target"` // targetKey
-	Episodes []notification.Saved `json:"episodes"`
+	Target   string                 `json:"target"` // targetKey
+	Episodes notification.SavedList `json:"episodes"`
 }
 
 // targetKey identifies the receiver of messages, without secrets.
@@ -346,17 +419,12 @@ func (n *notifier) restore(target schema.Notify, disks map[schema.DiskRef]*disk.
 
 func (n *notifier) restoreFrom(uuid string, data []byte, target schema.Notify) {
 	var r notificationRecord
-	if json.Unmarshal(data, &r) != nil {
-		r = notificationRecord{}
-	}
-	saved := notification.Tracker{}
-	now := n.state.now().Steady
-	saved.Restore(r.Episodes, now)
-	if r.Target != targetKey(target) {
-		saved.Forget()
+	if json.Unmarshal(data, &r) != nil || r.Target != targetKey(target) {
+		r = notificationRecord{} // another server got nothing of it
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.on[uuid] = false
-	n.tracker.Restore(saved.Record(), now)
+	n.on[uuid], n.tells = false, nil
+	now := n.state.now()
+	n.tracker.Restore(r.Episodes, now.Wall, now.Steady)
 }

@@ -1,12 +1,15 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -28,8 +31,10 @@ type notifying struct {
 	t       *testing.T
 	format  schema.NotifyFormat
 	nodes   map[string]*notifyingNode
-	failing string // the node whose copy fails; "": none
+	step    time.Duration // between two rounds
+	failing string        // the node whose copy fails; "": none
 	refuse  map[string]error
+	digests map[string]string // config digests of nodes with another configuration
 
 	mu  sync.Mutex
 	got []received // what the server accepted, since the last call of events
@@ -40,13 +45,18 @@ type notifyingNode struct {
 	disks map[schema.DiskRef]*disk.Disk
 	stop  context.CancelFunc
 	away  bool
-	mute  bool // it does not send, and claims nothing else
+	since time.Time // when it went away or came back
+	cut   bool      // it is away because no other node and no server reaches it; otherwise, because it does not run
+	mute  bool      // it does not send, and claims nothing else
 }
 
-type received struct{ node, kind, id string }
+type received struct {
+	node, kind, id string
+	at             time.Time
+}
 
 func startNotifying(t *testing.T, format schema.NotifyFormat, nodes int) *notifying {
-	c := &notifying{t: t, format: format, nodes: map[string]*notifyingNode{}, refuse: map[string]error{}}
+	c := &notifying{t: t, format: format, step: 5 * time.Second, nodes: map[string]*notifyingNode{}, refuse: map[string]error{}, digests: map[string]string{}}
 	for i := range nodes {
 		c.start(fmt.Sprintf("node%d", i+1), nil)
 	}
@@ -67,23 +77,29 @@ func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
 	}
 	ctx, stop := context.WithCancel(c.t.Context())
 	log := slog.New(slog.DiscardHandler)
-	n := &notifyingNode{NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: node, Log: log}).notifier, disks, stop, false, false}
+	n := &notifyingNode{notifier: NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: node, Log: log}).notifier, disks: disks, stop: stop}
 	n.state.random = func() float64 { return 0 }
 	n.ask = func(_ context.Context, at peer.Address) ([]byte, error) {
-		if to := c.nodes[at.Node]; !to.away {
+		if to := c.nodes[at.Node]; !to.away && !n.away {
 			return to.told(), nil
 		}
 		return nil, errors.New("connection refused")
 	}
 	n.send = func(_ context.Context, _ schema.Settings, m fetch.Message) error { return c.receive(n, m) }
 	c.nodes[node] = n
-	go n.run(ctx)
+	offset := time.Duration(node[len(node)-1]-'0') * time.Second // so that no two nodes send at the same moment
+	go func() {
+		time.Sleep(offset)
+		n.run(ctx)
+	}()
 }
 
 func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch err := c.refuse[n.node]; {
+	case n.cut:
+		return &fetch.Error{Class: fetch.Network, Err: errors.New("no route")}
 	case n.mute:
 		return nil
 	case err != nil:
@@ -92,7 +108,7 @@ func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
 	if c.format == schema.NotifyCloudEvents {
 		var e struct{ ID, Type string }
 		must(c.t, json.Unmarshal(m.Body, &e))
-		c.got = append(c.got, received{n.node, strings.TrimPrefix(e.Type, "backing-image-manager."), e.ID})
+		c.got = append(c.got, received{n.node, strings.TrimPrefix(e.Type, "backing-image-manager."), e.ID, time.Now()})
 		return nil
 	}
 	var alerts []struct {
@@ -105,14 +121,14 @@ func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
 		if !a.EndsAt.After(time.Now()) {
 			kind += " over"
 		}
-		c.got = append(c.got, received{n.node, kind, fmt.Sprint(a.Labels)})
+		c.got = append(c.got, received{n.node, kind, fmt.Sprint(a.Labels), time.Now()})
 	}
 	return nil
 }
 
 // view returns what a node observes.
 func (c *notifying) view(node string) *status.View {
-	v := &status.View{Loaded: true, Desired: plan.Desired{Node: node, Digest: "d1", Allowed: schema.Everything}, Observed: plan.Observed{
+	v := &status.View{Loaded: true, Desired: plan.Desired{Node: node, Digest: c.digest(node), Allowed: schema.Everything}, Observed: plan.Observed{
 		Now: time.Now().UTC(), Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{},
 	}}
 	id := disk.ID{Name: "parrot", UUID: "0000000a"}
@@ -126,26 +142,28 @@ func (c *notifying) view(node string) *status.View {
 		ref := schema.DiskRef{Node: name, Disk: "disk1"}
 		v.Observed.Disks[ref] = plan.Disk{Path: "/d", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{
 			id: {Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, Size: 1, SHA512: disk.Digest{}}}}}
-		if name == c.failing {
+		if reaches := name == node || !n.away && !c.nodes[node].away; name == c.failing && reaches {
 			v.Observed.Disks[ref].Copies[id] = plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
 			v.Observed.Failures[plan.CopyRef{Disk: ref, ID: id}] = plan.Failure{Attempts: 1, Since: time.Now(), RetryAt: time.Now().Add(time.Hour), Message: "no route to host"}
 		}
 		if name == node {
 			continue
 		}
-		p := plan.Peer{Queried: true, ConfigDigest: "d1", LastResponse: time.Now().UTC()}
-		if n.away {
-			p.Problem, p.UnreachableFor = "connection refused", time.Hour
+		p := plan.Peer{Queried: true, ConfigDigest: c.digest(name), LastResponse: time.Now().UTC()}
+		if self := c.nodes[node]; n.away || self.away {
+			p.Problem, p.UnreachableFor = "connection refused", min(time.Since(n.since), time.Since(self.since))
 		}
 		v.Observed.Peers[name] = p
 	}
 	return v
 }
 
+func (c *notifying) digest(node string) string { return cmp.Or(c.digests[node], "d1") }
+
 // round does a round of every node.
 func (c *notifying) round() {
 	for _, name := range slices.Sorted(maps.Keys(c.nodes)) {
-		if n := c.nodes[name]; !n.away {
+		if n := c.nodes[name]; !n.away || n.cut {
 			v := c.view(name)
 			n.loop.view.Store(v)
 			must(c.t, n.persist(v, func() map[schema.DiskRef]*disk.Disk { return n.disks }))
@@ -153,10 +171,10 @@ func (c *notifying) round() {
 	}
 }
 
-// pass lets time pass, with a round every five seconds.
+// pass lets time pass, with a round after each step.
 func (c *notifying) pass(d time.Duration) {
-	for range d / (5 * time.Second) {
-		time.Sleep(5 * time.Second)
+	for range d / c.step {
+		time.Sleep(c.step)
 		synctest.Wait()
 		c.round()
 	}
@@ -228,8 +246,10 @@ func TestNotifiesOncePerCluster(t *testing.T) {
 		c.want("over again", "failed.resolved", "not-ready.resolved")
 		c.pass(5 * time.Hour)
 		c.want("the second node")
+		time.Sleep(keepOver)
+		c.pass(time.Minute)
 		if n := len(c.nodes["node1"].told()); n > 100 {
-			t.Errorf("what was sent hours ago is kept: %s", c.nodes["node1"].told())
+			t.Errorf("what was sent a week ago is kept: %s", c.nodes["node1"].told())
 		}
 	})
 }
@@ -272,7 +292,7 @@ func TestAnotherNodeSendsOnce(t *testing.T) {
 		}
 		c.failing = first.node
 		c.refuse[first.node] = &fetch.Error{Class: fetch.Network, Err: errors.New("no route")}
-		c.pass(9 * time.Minute)
+		c.pass(10 * time.Minute)
 		c.failed("the first node cannot send")
 		c.pass(2 * time.Minute)
 		c.failed("after the recovery interval", second)
@@ -320,7 +340,7 @@ func TestSilentNodeSilencesNoAlertForLongerThanTheRecoveryInterval(t *testing.T)
 		c.failing, c.first().mute = "node3", true
 		c.pass(9 * time.Minute)
 		c.failed("the first node is silent")
-		c.pass(2 * time.Minute)
+		c.pass(3 * time.Minute)
 		if nodes := c.senders("BackingImageFailed"); len(nodes) != 1 {
 			t.Errorf("%v sent", nodes)
 		}
@@ -394,4 +414,183 @@ func TestAlertsAreRepeated(t *testing.T) {
 		c.pass(2 * time.Minute)
 		c.want("over", "BackingImageFailed over", "BackingImageNotReady over")
 	})
+}
+
+// Random failures, outages of nodes and of the server, restarts, lost disks and configurations that differ: the receiver of CloudEvents
+// gets beginnings and ends in turn, none of what was shorter than five minutes, and each beginning has its end. A node that has just
+// sent an event is not disturbed for a minute: the other ones ask it.
+func TestEventsAlternate(t *testing.T) {
+	for seed := range uint64(*notifyingSeeds) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { eventsAlternate(t, rand.New(rand.NewPCG(seed, 0))) })
+		})
+	}
+}
+
+var notifyingSeeds = flag.Int("notifying.seeds", 2, "number of clusters of TestEventsAlternate")
+
+// othersKnow reports whether the nodes that respond know together what a node has sent; true if there are no other nodes.
+func (c *notifying) othersKnow(n *notifyingNode) bool {
+	known := map[notification.Saved]bool{}
+	episodes := func(n *notifyingNode) notification.SavedList {
+		var r notificationRecord
+		must(c.t, json.Unmarshal(n.told(), &r))
+		for i := range r.Episodes {
+			r.Episodes[i].Own, r.Episodes[i].After = false, time.Time{}
+		}
+		return r.Episodes
+	}
+	for _, other := range c.nodes {
+		if other != n && !other.away {
+			for _, e := range episodes(other) {
+				known[e] = true
+			}
+		}
+	}
+	return len(c.nodes) == 1 || !slices.ContainsFunc(episodes(n), func(e notification.Saved) bool { return !known[e] })
+}
+
+func eventsAlternate(t *testing.T, rnd *rand.Rand) {
+	c := startNotifying(t, schema.NotifyCloudEvents, 1+rnd.IntN(5))
+	defer c.end()
+	c.step = observeGap
+	names := slices.Sorted(maps.Keys(c.nodes))
+	anyNode := func() string { return names[rnd.IntN(len(names))] }
+	var log []string
+	note := func(format string, args ...any) {
+		log = append(log, time.Now().Format("02 15:04:05 ")+fmt.Sprintf(format, args...))
+	}
+	longest, began := 0, time.Time{} // how many failures lasted long enough, and when the last one began
+	fail := func(node string) {
+		if began != (time.Time{}) && time.Since(began) >= notification.Hold-2*observeGap {
+			longest++
+		}
+		began = time.Time{}
+		if node != "" {
+			began = time.Now()
+		}
+		c.failing = node
+		note("failing: %q", node)
+	}
+	refuse := func(nodes ...string) {
+		clear(c.refuse)
+		for _, name := range nodes {
+			c.refuse[name] = &fetch.Error{Class: fetch.Network, Err: errors.New("503")}
+		}
+		note("the server refuses %q", nodes)
+	}
+	back := func(n *notifyingNode, lost bool) {
+		switch {
+		case n.cut:
+			n.away, n.cut = false, false
+		case lost:
+			c.start(n.node, nil)
+		default:
+			c.start(n.node, n.disks)
+		}
+		c.nodes[n.node].since = time.Now()
+		c.round()
+		note("%s is back; its disks were lost: %t", n.node, lost)
+	}
+	settled := func(d time.Duration) { // waits until nodes had the time to ask each other
+		for len(c.got) > 0 && time.Since(c.got[len(c.got)-1].at) < d {
+			c.pass(observeGap)
+		}
+	}
+	pass := func() {
+		switch rnd.IntN(3) {
+		case 0:
+			c.pass(time.Duration(rnd.IntN(60)) * time.Second)
+		case 1:
+			c.pass(time.Duration(rnd.IntN(12)) * time.Minute)
+		default:
+			c.pass(time.Duration(rnd.IntN(60)) * time.Minute)
+		}
+	}
+	for range 40 {
+		pass()
+		switch what := rnd.IntN(10); {
+		case what < 3:
+			if c.failing == "" {
+				fail(anyNode())
+			} else {
+				fail("")
+			}
+		case what == 3:
+			refuse()
+		case what == 4:
+			refuse(names...)
+		case what == 5: // only while the others know what this node cannot send
+			if !slices.ContainsFunc(names, func(name string) bool {
+				return c.nodes[name].away || time.Since(c.nodes[name].since) < 2*notification.Hold
+			}) {
+				refuse(anyNode())
+				pass()
+				refuse()
+				c.pass(notification.Hold + time.Minute)
+			}
+		case what == 6:
+			settled(time.Minute)
+			if name := anyNode(); c.digests[name] == "" {
+				c.digests[name] = fmt.Sprint("d", rnd.IntN(3))
+				note("%s has the configuration %s", name, c.digests[name])
+			} else {
+				clear(c.digests)
+				note("all have the same configuration")
+			}
+		default:
+			settled(time.Minute)
+			n := c.nodes[anyNode()]
+			if n.away {
+				back(n, false)
+				break
+			}
+			if !c.othersKnow(n) {
+				break
+			}
+			n.away, n.since, n.cut = true, time.Now(), rnd.IntN(2) == 0
+			if !n.cut {
+				n.stop()
+				synctest.Wait()
+			}
+			note("%s is away; it runs: %t", n.node, n.cut)
+			if rnd.IntN(4) == 0 && len(names) > 1 && len(c.refuse) == 0 && !slices.ContainsFunc(names, func(name string) bool { return name != n.node && c.nodes[name].away }) {
+				c.pass(time.Duration(rnd.IntN(60)) * time.Minute)
+				back(n, !n.cut)
+				c.pass(11 * time.Minute) // it learns from the others
+			}
+		}
+	}
+	fail("")
+	refuse()
+	clear(c.digests)
+	for _, name := range names {
+		if n := c.nodes[name]; n.away {
+			back(n, false)
+		}
+	}
+	c.pass(3 * time.Hour)
+	begins, last := map[string]int{}, map[string]bool{}
+	for _, r := range c.got {
+		kind, over := strings.CutSuffix(r.kind, ".resolved")
+		log = append(log, fmt.Sprintf("%s %s sent %s", r.at.Format("02 15:04:05"), r.node, r.kind))
+		if last[kind] == !over {
+			t.Errorf("%s: over is %t twice, sent by %s at %v", kind, over, r.node, r.at)
+		}
+		if last[kind] = !over; !over {
+			begins[kind]++
+		}
+	}
+	for kind, on := range last {
+		if on {
+			t.Errorf("%s has no end", kind)
+		}
+	}
+	if begins["failed"] > longest {
+		t.Errorf("%d failures were sent, and %d were long enough", begins["failed"], longest)
+	}
+	if t.Failed() {
+		slices.SortStableFunc(log, func(a, b string) int { return strings.Compare(a[:11], b[:11]) })
+		t.Logf("%d nodes:\n%s", len(names), strings.Join(log, "\n"))
+	}
 }

@@ -86,12 +86,12 @@ func TestObserve(t *testing.T) {
 func TestUnknownEndsNothing(t *testing.T) {
 	c := Condition{Failed, "parrot"}
 	tracker, on := Tracker{}, Observation{on: map[Condition]string{c: "x"}}
-	first := func(Condition) int { return 0 }
+	first := func(Condition, bool) Turn { return Turn{Sends: true} }
 	at := start
 	pass := func(o Observation, d time.Duration) (due []Event) {
 		for end := at.Add(d); at.Before(end); at = at.Add(15 * time.Second) {
 			tracker.Update(o, at, at)
-			due = append(due, tracker.Due(at, first, time.Minute, 0)...)
+			due = append(due, tracker.Due(at, first, time.Hour)...)
 			tracker.Sent(due, at)
 		}
 		return due
@@ -158,7 +158,7 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 	for _, at := range []time.Time{start, start.Add(Hold)} {
 		tracker.Update(Observe(s), at, at)
 	}
-	events := tracker.Due(start.Add(Hold+time.Minute), func(Condition) int { return 0 }, time.Minute, 0)
+	events := tracker.Due(start.Add(Hold+time.Minute), func(Condition, bool) Turn { return Turn{Sends: true} }, time.Hour)
 	if len(events) != 4000 || len(tracker.Record()) != 4000 {
 		t.Fatalf("%d events, %d episodes in the record", len(events), len(tracker.Record()))
 	}
@@ -212,23 +212,46 @@ func TestForms(t *testing.T) {
 	}
 }
 
+// The records of the disks of a node may differ. What any of them has counts, in each order.
+func TestRestoreCombinesRecords(t *testing.T) {
+	old := Saved{Kind: Failed, Image: "parrot", Since: start.Add(-time.Hour), Begin: true}
+	ended := Saved{Kind: Failed, Image: "parrot", Since: old.Since, Begin: true, Over: true, End: true}
+	later := Saved{Kind: Failed, Image: "parrot", Since: start.Add(-time.Minute), After: old.Since}
+	for _, tt := range []struct{ first, second, want Saved }{{old, ended, ended}, {ended, old, ended}, {old, later, later}, {later, old, later}} {
+		var tracker Tracker
+		tracker.Restore(SavedList{tt.first}, start, start)
+		tracker.Restore(SavedList{tt.second}, start, start)
+		if got := tracker.Record(); len(got) != 1 || got[0] != tt.want {
+			t.Errorf("%+v and %+v: got %+v, want %+v", tt.first, tt.second, got, tt.want)
+		}
+	}
+}
+
+// A small document with millions of episodes costs no memory for them.
+func TestManyEpisodesAreNotDecoded(t *testing.T) {
+	var l SavedList
+	if err := json.Unmarshal([]byte("["+strings.Repeat("{},", 1_000_000)+"{}]"), &l); err != nil || len(l) != maxTold {
+		t.Errorf("%d episodes, %v", len(l), err)
+	}
+}
+
 // A record may come from anybody who can write to the disk, and what a node tells from a compromised one.
 func FuzzRestore(f *testing.F) {
 	f.Add([]byte(`[{"kind":"failed","image":"parrot","since":"2026-12-01T12:00:00Z","begin":true},{"kind":"blocked","since":"2026-12-01T12:00:00Z","begin":true,"over":true,"end":true}]`))
 	f.Add([]byte(`[{"kind":"x"},{"kind":"failed","image":"../x","since":"2026-12-01T12:00:00Z"},{"kind":"blocked","since":"9999-12-31T23:59:59-23:59"}]`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var saved []Saved
+		var saved SavedList
 		if json.Unmarshal(data, &saved) != nil {
 			return
 		}
 		var tracker Tracker
-		tracker.Restore(saved, start)
+		tracker.Restore(saved, start, start)
 		again, err := json.Marshal(tracker.Record())
 		if err != nil {
 			t.Fatal(err)
 		}
 		tracker.Update(Observe(clusterStatus()), start, start)
-		for _, m := range (Context{Now: start}).Alerts(tracker.Due(start, func(Condition) int { return 0 }, 0, 0)) {
+		for _, m := range (Context{Now: start}).Alerts(tracker.Due(start, func(Condition, bool) Turn { return Turn{Sends: true} }, time.Hour)) {
 			if !json.Valid(m.Body) {
 				t.Errorf("%s", m.Body)
 			}
@@ -237,7 +260,12 @@ func FuzzRestore(f *testing.F) {
 		ask.Update(Observe(clusterStatus()), start, start)
 		ask.Update(Observe(clusterStatus()), start, start.Add(Hold))
 		before := len(ask.Record())
-		ask.Learn(saved)
+		ask.Join(saved, func(image string) bool { return image == "parrot" }, start, start)
+		if more := len(ask.Record()) - before; more > 2*len(kinds) {
+			t.Errorf("another node made %d episodes", more)
+		}
+		before = len(ask.Record())
+		ask.Learn(ask.Questions(), saved, start, start)
 		if told, err := json.Marshal(ask.Told()); err != nil || len(ask.Record()) != before {
 			t.Errorf("another node made %d episodes from %d: %s, %v", len(ask.Record()), before, told, err)
 		}
@@ -246,7 +274,7 @@ func FuzzRestore(f *testing.F) {
 		if err := json.Unmarshal(again, &saved); err != nil {
 			t.Fatal(err)
 		}
-		twice.Restore(saved, start)
+		twice.Restore(saved, start, start)
 		if b, _ := json.Marshal(twice.Record()); !bytes.Equal(b, again) {
 			t.Errorf("%s, want %s", b, again)
 		}

@@ -3,6 +3,8 @@ package notification
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
+	"strings"
 )
 
 // Rank returns how many of the nodes come before the node self for a condition, by rendezvous hashing: 0 is the first one. The
@@ -18,16 +20,21 @@ func Rank(c Condition, self string, nodes []string) int {
 	return rank
 }
 
-// Partner returns the node that comes first among the other nodes for a condition; "" if there are none. It is the one that sends
-// the events of the condition if self does not.
-func Partner(c Condition, self string, nodes []string) string {
-	partner, first := "", ""
+// Partners returns the two nodes that come first among the other nodes for a condition, or fewer if there are fewer. They are the ones
+// that send its events if self does not.
+func Partners(c Condition, self string, nodes []string) []string {
+	var partners []string
+	scores := map[string]string{}
 	for _, node := range nodes {
-		if s := score(c, node); node != self && (partner == "" || s < first) {
-			partner, first = node, s
+		if node == self {
+			continue
 		}
+		scores[node] = score(c, node)
+		partners = append(partners, node)
+		slices.SortFunc(partners, func(a, b string) int { return strings.Compare(scores[a], scores[b]) })
+		partners = partners[:min(len(partners), 2)]
 	}
-	return partner
+	return partners
 }
 
 // score returns the hash as a string, which is comparable.

@@ -4,22 +4,24 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 // Hold is how long a condition must hold before it is sent, and must not hold before its end is.
 const Hold = 5 * time.Minute
 
-// Tracker has the episodes of conditions. The zero value has none. It is for one goroutine.
+// Tracker has the episodes of conditions. It is for one goroutine.
 type Tracker struct {
+	// Repeat is after what time an episode that goes on is sent again; 0: never, because the server gets each event once.
+	Repeat time.Duration
+
 	episodes map[Condition]*episode
 }
 
-// episode is one time during which a condition holds, with interruptions shorter than Hold. Times other than since are of a
+// episode is one time during which a condition holds, with interruptions shorter than Hold. Times other than since and after are of a
 // steady clock.
 type episode struct {
-	since   time.Time // by the wall clock, in UTC: when the condition was first observed
+	since   time.Time // by the wall clock, in UTC: when the condition was first observed. It identifies the episode
+	after   time.Time // since of the episode before, of which other nodes may still tell; zero: none is known
 	text    string
 	begun   time.Time // when it was first observed; for a restored episode, when it was restored
 	gone    time.Time // since when the condition does not hold; zero: it holds, or it is unknown
@@ -29,7 +31,12 @@ type episode struct {
 	sent    time.Time // when this node last sent it; zero: never
 	begin   bool      // the server has its beginning
 	end     bool      // the server has its end
+	own     bool      // this node has sent its beginning
 	next    *episode  // the condition holds again; set only if over
+}
+
+func newEpisode(wall, now time.Time) *episode {
+	return &episode{since: wall.UTC().Truncate(time.Second), begun: now}
 }
 
 // Update continues the episodes. wall and now are the same moment by the wall clock and by a steady one.
@@ -39,31 +46,30 @@ func (t *Tracker) Update(o Observation, wall, now time.Time) {
 	}
 	for c, text := range o.on {
 		e := t.episodes[c]
-		switch {
-		case e == nil:
-			e = &episode{since: wall.UTC().Truncate(time.Second), begun: now}
+		if e == nil {
+			e = newEpisode(wall, now)
 			t.episodes[c] = e
-		case e.over && e.next == nil:
-			e.next = &episode{since: wall.UTC().Truncate(time.Second), begun: now}
 		}
 		if e.over {
-			// For some time, the end may still have to be sent, and other nodes ask whether it was.
-			if e = e.next; now.Sub(t.episodes[c].changed) >= Hold {
-				t.episodes[c] = e
+			if e.next == nil {
+				e.next = newEpisode(wall, now)
 			}
+			e = e.next
 		}
 		e.text, e.gone = text, time.Time{}
 	}
 	for c, e := range t.episodes {
 		_, on := o.on[c]
 		switch {
-		case e.over && !on && !o.isUnknown(c):
+		case e.over && on:
+			t.follow(c, now)
+		case e.over && !o.isUnknown(c):
 			e.next = nil
 		case e.over:
+		case !on && !e.active: // also if it is unknown: it has to be observed for Hold
+			delete(t.episodes, c)
 		case !on && o.isUnknown(c):
 			e.gone = time.Time{}
-		case !on && !e.active:
-			delete(t.episodes, c)
 		case !on && e.gone.IsZero():
 			e.gone = now
 		case !on && now.Sub(e.gone) >= Hold:
@@ -74,6 +80,23 @@ func (t *Tracker) Update(o Observation, wall, now time.Time) {
 	}
 }
 
+// follow replaces an episode that is over by the next one once that is active. If the server gets each event once, it must have the end
+// before. Until then, other nodes learn from the episode what was sent.
+func (t *Tracker) follow(c Condition, now time.Time) {
+	e, next := t.episodes[c], t.episodes[c].next
+	if now.Sub(next.begun) < Hold || !e.end && t.Repeat == 0 {
+		return
+	}
+	next.active, next.changed = true, now
+	if e.end {
+		next.after = e.since
+	}
+	if !next.since.After(e.since) { // the clock was set back, or that of another node is ahead
+		next.since = e.since.Add(time.Second)
+	}
+	t.episodes[c] = next
+}
+
 // Event is the beginning or the end of an episode, to be sent.
 type Event struct {
 	Condition
@@ -82,48 +105,46 @@ type Event struct {
 	Text  string
 }
 
-// Due returns what this node has to send, sorted: rank is its rank for a condition. A node of rank 0 sends at once, and one of
-// rank 1 after the delay second. An episode that goes on is sent again after repeat; 0: never. An episode that is over is forgotten
-// when no node sends it any more.
-func (t *Tracker) Due(now time.Time, rank func(Condition) int, second, repeat time.Duration) []Event {
+// Turn is whether a node sends the events of a condition, and for how long it leaves them to other nodes before.
+type Turn struct {
+	Sends bool
+	After time.Duration
+}
+
+// Due returns what this node has to send, sorted by condition. own is whether it has sent the beginning. If each event is sent once, the beginning of an episode comes before its
+// end, even if the server accepted nothing until it was over. An episode that is over is forgotten after keep.
+func (t *Tracker) Due(now time.Time, turn func(c Condition, own bool) Turn, keep time.Duration) []Event {
 	var due []Event
 	for _, c := range slices.SortedFunc(maps.Keys(t.episodes), compareConditions) {
 		e := t.episodes[c]
 		waited := now.Sub(e.changed)
-		if e.over && waited > 2*second+time.Hour {
+		if e.over && waited > keep {
 			delete(t.episodes, c)
 			continue
 		}
-		again := repeat > 0 && e.begin && !e.over && e.gone.IsZero() && now.Sub(e.sent) >= repeat
+		again := t.Repeat > 0 && e.begin && !e.over && e.gone.IsZero() && now.Sub(e.sent) >= t.Repeat
 		if !e.news() && !again {
 			continue
 		}
-		if place := rank(c); place == 0 || place == 1 && waited >= second {
-			due = append(due, Event{c, e.since, e.over, e.text})
+		if turn := turn(c, e.own); !turn.Sends || waited < turn.After {
+			continue
 		}
+		if e.over && !e.begin && t.Repeat == 0 {
+			due = append(due, Event{c, e.since, false, e.text})
+		}
+		due = append(due, Event{c, e.since, e.over, e.text})
 	}
 	return due
 }
 
-// News returns the conditions with an event that the server does not have, as far as this node knows, sorted.
-func (t *Tracker) News() []Condition {
-	var news []Condition
-	for c, e := range t.episodes {
-		if e.news() {
-			news = append(news, c)
-		}
-	}
-	slices.SortFunc(news, compareConditions)
-	return news
-}
-
-// news reports whether an episode has an event that the server does not have.
+// news reports whether an episode has an event that the server does not have, as far as this node knows.
 func (e *episode) news() bool { return e.active && !e.end && (e.over || !e.begin) }
 
 // Sent records that the server has accepted events of this node.
 func (t *Tracker) Sent(events []Event, now time.Time) {
 	for _, event := range events {
 		if e := t.episodes[event.Condition]; e != nil && e.since.Equal(event.Since) {
+			e.own = e.own || !event.Over
 			e.sent, e.begin, e.end = now, true, event.Over
 		}
 	}
@@ -135,87 +156,6 @@ func (t *Tracker) Forget() {
 		if e.over {
 			delete(t.episodes, c)
 		}
-		e.sent, e.begin = time.Time{}, false
-	}
-}
-
-// Saved is an active episode, as it is recorded and as other nodes learn of it.
-type Saved struct {
-	Kind  Kind      `json:"kind"`
-	Image string    `json:"image,omitempty"`
-	Since time.Time `json:"since"`
-	Begin bool      `json:"begin,omitempty"` // the server has its beginning
-	Over  bool      `json:"over,omitempty"`
-	End   bool      `json:"end,omitempty"` // the server has its end
-}
-
-const (
-	// maxSaved limits a record, so that it stays below the size of a small file of a disk: the configuration may declare more images.
-	maxSaved = 5000
-	// maxTold limits what a node tells another one: about 3 MiB.
-	maxTold = 20_000
-)
-
-// Record returns the active episodes, sorted. It has at most maxSaved.
-func (t *Tracker) Record() []Saved {
-	return t.saved(maxSaved, func(e *episode) bool { return e.active })
-}
-
-// Told returns the episodes of which the server has the beginning or the end, sorted. It has at most maxTold.
-func (t *Tracker) Told() []Saved {
-	return t.saved(maxTold, func(e *episode) bool { return e.begin || e.end })
-}
-
-func (t *Tracker) saved(limit int, include func(*episode) bool) []Saved {
-	saved := []Saved{}
-	for _, c := range slices.SortedFunc(maps.Keys(t.episodes), compareConditions) {
-		if e := t.episodes[c]; include(e) && len(saved) < limit {
-			saved = append(saved, Saved{c.Kind, c.Image, e.since, e.begin, e.over, e.end})
-		}
-	}
-	return saved
-}
-
-// check returns the condition and the beginning of an episode that another program wrote; false if no episode can have them.
-func (s Saved) check() (c Condition, since time.Time, ok bool) {
-	_, known := kinds[s.Kind]
-	since = s.Since.UTC() // its year may be one that JSON does not have
-	named := s.Image == "" || disk.CheckName(s.Image) == nil
-	return Condition{s.Kind, s.Image}, since, known && named && !since.IsZero() && since.Year() >= 0 && since.Year() <= 9999
-}
-
-// Restore adds the episodes of a record to those that are not known yet. An episode whose condition ceased to hold while nobody
-// looked ends like any other one. What no record can have is ignored: a disk may come from anybody.
-func (t *Tracker) Restore(saved []Saved, now time.Time) {
-	if t.episodes == nil {
-		t.episodes = map[Condition]*episode{}
-	}
-	for _, s := range saved[:min(len(saved), maxSaved)] {
-		c, since, ok := s.check()
-		if !ok {
-			continue
-		}
-		if e := t.episodes[c]; e == nil || !e.active {
-			t.episodes[c] = &episode{
-				since: since, text: "not observed since the start of the daemon", begun: now, changed: now,
-				active: true, over: s.Over, begin: s.Begin, end: s.Over && s.End,
-			}
-		}
-	}
-}
-
-// Learn adopts what another node told (Told) about episodes that this node has, too. This node then also adopts when such an
-// episode began, so that it has one identity on all nodes. What no node can tell is ignored.
-func (t *Tracker) Learn(told []Saved) {
-	for _, s := range told[:min(len(told), maxTold)] {
-		c, since, ok := s.check()
-		e := t.episodes[c]
-		switch {
-		case !ok || e == nil || !e.active || e.end:
-		case s.Over:
-			e.end = s.End && e.over && e.since.Equal(since)
-		case s.Begin && !e.begin:
-			e.since, e.begin = since, true
-		}
+		e.sent, e.begin, e.own = time.Time{}, false, false
 	}
 }
