@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -33,9 +34,10 @@ type notifier struct {
 	state delivery
 
 	// For the goroutine of run, by the steady clock.
-	next   time.Time // no attempt before it
-	failed time.Time // the last failed attempt; zero: none
-	joined bool      // this node has asked others about all conditions since it started, or was alone
+	next    time.Time              // no attempt before it
+	failed  time.Time              // the last failed attempt; zero: none
+	refused notification.Condition // of the last failed attempt
+	joined  bool                   // this node has asked others about all conditions since it started, or was alone
 
 	unrecorded chan struct{} // receives when the server has accepted an event
 
@@ -113,7 +115,7 @@ func (n *notifier) step(ctx context.Context, v *status.View) {
 		return
 	}
 	settings := v.Desired.Config.Settings
-	for _, m := range n.due(v, now) {
+	for _, m := range n.afterRefused(n.due(v, now)) {
 		if n.state.now().Steady.Sub(now.Steady) >= observeGap {
 			return // the conditions are older than the next look: it continues
 		}
@@ -127,11 +129,21 @@ func (n *notifier) step(ctx context.Context, v *status.View) {
 		}
 		n.next = n.state.now().Steady.Add(n.state.done(err))
 		if err != nil {
-			n.failed = n.state.now().Steady
+			n.failed, n.refused = n.state.now().Steady, m.Events[0].Condition
 			return
 		}
 		n.accepted(m.Events)
 	}
+}
+
+// afterRefused orders messages so that the next attempt begins after the message that failed: a server that never accepts one message must
+// not block the others.
+func (n *notifier) afterRefused(messages []notification.Message) []notification.Message {
+	i := slices.IndexFunc(messages, func(m notification.Message) bool {
+		return notification.CompareConditions(m.Events[0].Condition, n.refused) > 0
+	})
+	i = max(i, 0)
+	return slices.Concat(messages[i:], messages[:i])
 }
 
 // observe adopts the setting of a view, and continues the episodes. It returns false without the setting.

@@ -34,6 +34,7 @@ type notifying struct {
 	step    time.Duration // between two rounds
 	failing string        // the node whose copy fails; "": none
 	refuse  map[string]error
+	never   string            // a kind of event that the server refuses for ever; "": none
 	digests map[string]string // config digests of nodes with another configuration
 
 	mu  sync.Mutex
@@ -108,6 +109,9 @@ func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
 	if c.format == schema.NotifyCloudEvents {
 		var e struct{ ID, Type string }
 		must(c.t, json.Unmarshal(m.Body, &e))
+		if strings.HasSuffix(e.Type, c.never) && c.never != "" {
+			return &fetch.Error{Class: fetch.Refused, Err: errors.New("400 Bad Request")}
+		}
 		c.got = append(c.got, received{n.node, strings.TrimPrefix(e.Type, "backing-image-manager."), e.ID, time.Now()})
 		return nil
 	}
@@ -386,6 +390,20 @@ func TestNotificationsSurviveARestart(t *testing.T) {
 		restart(time.Minute)
 		c.pass(time.Hour)
 		c.want("after it was over")
+	})
+}
+
+// A server that never accepts one event gets the other ones.
+func TestRefusedEventBlocksNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := startNotifying(t, schema.NotifyCloudEvents, 1)
+		defer c.end()
+		c.failing, c.never = "node1", ".failed"
+		c.pass(20 * time.Minute)
+		c.want("one event is refused", "not-ready")
+		c.never = ""
+		c.pass(6 * time.Minute)
+		c.want("it is accepted", "failed")
 	})
 }
 

@@ -32,7 +32,8 @@ type Condition struct {
 	Image string
 }
 
-func compareConditions(a, b Condition) int {
+// CompareConditions orders conditions by image and kind.
+func CompareConditions(a, b Condition) int {
 	return cmp.Or(strings.Compare(a.Image, b.Image), strings.Compare(string(a.Kind), string(b.Kind)))
 }
 

@@ -71,7 +71,7 @@ func (t *Tracker) saved(limit int, include func(*episode) bool) SavedList {
 	slices.SortFunc(saved, func(a, b Saved) int {
 		switch {
 		case a.End == b.End:
-			return compareConditions(a.condition(), b.condition())
+			return CompareConditions(a.condition(), b.condition())
 		case b.End:
 			return -1
 		}
@@ -148,7 +148,7 @@ func (t *Tracker) Questions() []Condition {
 			asked = append(asked, c)
 		}
 	}
-	slices.SortFunc(asked, compareConditions)
+	slices.SortFunc(asked, CompareConditions)
 	return asked
 }
 

@@ -115,7 +115,7 @@ type Turn struct {
 // end, even if the server accepted nothing until it was over. An episode that is over is forgotten after keep.
 func (t *Tracker) Due(now time.Time, turn func(c Condition, own bool) Turn, keep time.Duration) []Event {
 	var due []Event
-	for _, c := range slices.SortedFunc(maps.Keys(t.episodes), compareConditions) {
+	for _, c := range slices.SortedFunc(maps.Keys(t.episodes), CompareConditions) {
 		e := t.episodes[c]
 		waited := now.Sub(e.changed)
 		if e.over && waited > keep {
