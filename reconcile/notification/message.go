@@ -52,6 +52,14 @@ func (e Event) summary() string {
 	return "image " + e.Image + ": " + text
 }
 
+// text returns what was observed. At the end of an episode, that is what held before.
+func (e Event) text() string {
+	if e.Over {
+		return "before: " + e.Text
+	}
+	return e.Text
+}
+
 // alert is one alert of the Alertmanager API v2 (postableAlert in its OpenAPI document).
 type alert struct {
 	Labels       map[string]string `json:"labels"`
@@ -79,7 +87,7 @@ func (x Context) Alerts(events []Event) []Message {
 				labels["cluster"] = x.Cluster
 			}
 			alerts[i] = alert{
-				Labels: labels, Annotations: map[string]string{"summary": e.summary(), "description": e.Text},
+				Labels: labels, Annotations: map[string]string{"summary": e.summary(), "description": e.text()},
 				StartsAt: e.Since, EndsAt: x.Now.Add(x.Expires), GeneratorURL: x.Address,
 			}
 			if e.Over {
@@ -123,7 +131,7 @@ func (x Context) CloudEvents(events []Event) []Message {
 		c := cloudEvent{
 			SpecVersion: "1.0", ID: x.id(e), Source: "/backing-image-manager/" + url.PathEscape(x.Cluster), Subject: e.Image, DataType: "application/json",
 			Type: "backing-image-manager." + string(e.Kind), Time: e.Since,
-			Data: cloudEventData{e.Kind, e.Image, x.Cluster, e.Over, e.Since, e.summary(), e.Text},
+			Data: cloudEventData{e.Kind, e.Image, x.Cluster, e.Over, e.Since, e.summary(), e.text()},
 		}
 		if e.Over {
 			c.Type, c.Time = c.Type+".resolved", x.Now.UTC().Truncate(time.Second)

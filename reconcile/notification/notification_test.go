@@ -185,7 +185,7 @@ func TestForms(t *testing.T) {
 	const alerts = `[{"labels":{"alertname":"BackingImageFailed","cluster":"edge-7","image":"parrot","job":"backing-image-manager","severity":"warning"},` +
 		`"annotations":{"description":"n1/d1: no route to host","summary":"image parrot: a copy fails"},"startsAt":"2026-12-01T12:00:00Z","endsAt":"2026-12-01T12:30:00Z","generatorURL":"http://10.0.0.1:8000"},` +
 		`{"labels":{"alertname":"BackingImageNotReady","cluster":"edge-7","image":"parrot","job":"backing-image-manager","severity":"warning"},` +
-		`"annotations":{"description":"0 of 1 desired copies are ready","summary":"image parrot: ready"},"startsAt":"2026-12-01T12:00:00Z","endsAt":"2026-12-01T12:10:00Z","generatorURL":"http://10.0.0.1:8000"}]`
+		`"annotations":{"description":"before: 0 of 1 desired copies are ready","summary":"image parrot: ready"},"startsAt":"2026-12-01T12:00:00Z","endsAt":"2026-12-01T12:10:00Z","generatorURL":"http://10.0.0.1:8000"}]`
 	if m := x.Alerts([]Event{e, ended}); len(m) != 1 || string(m[0].Body) != alerts {
 		t.Errorf("the alerts are\n%s\nwant\n%s", m[0].Body, alerts)
 	}
@@ -196,7 +196,7 @@ func TestForms(t *testing.T) {
 	}
 	id := c["id"].(string)
 	want := `{"specversion":"1.0","id":"` + id + `","source":"/backing-image-manager/edge-7","type":"backing-image-manager.not-ready.resolved","subject":"parrot","time":"2026-12-01T12:10:00Z",` +
-		`"datacontenttype":"application/json","data":{"kind":"not-ready","image":"parrot","cluster":"edge-7","resolved":true,"since":"2026-12-01T12:00:00Z","summary":"image parrot: ready","text":"0 of 1 desired copies are ready"}}`
+		`"datacontenttype":"application/json","data":{"kind":"not-ready","image":"parrot","cluster":"edge-7","resolved":true,"since":"2026-12-01T12:00:00Z","summary":"image parrot: ready","text":"before: 0 of 1 desired copies are ready"}}`
 	if string(m[1].Body) != want || len(id) != 32 {
 		t.Errorf("the event is\n%s\nwant\n%s", m[1].Body, want)
 	}

@@ -111,8 +111,9 @@ type Turn struct {
 	After time.Duration
 }
 
-// Due returns what this node has to send, sorted by condition. own is whether it has sent the beginning. If each event is sent once, the beginning of an episode comes before its
-// end, even if the server accepted nothing until it was over. An episode that is over is forgotten after keep.
+// Due returns what this node has to send, sorted by condition. The function turn gets whether this node has sent the beginning. If each
+// event is sent once, the beginning of an episode comes before its end, even if the server accepted nothing until it was over. An episode
+// that is over is forgotten after keep.
 func (t *Tracker) Due(now time.Time, turn func(c Condition, own bool) Turn, keep time.Duration) []Event {
 	var due []Event
 	for _, c := range slices.SortedFunc(maps.Keys(t.episodes), CompareConditions) {
