@@ -6,8 +6,8 @@
 //  3. run "go test ./...", and the packages of raced again with the race detector if there is a C
 //     compiler. "make check" has run go vet, so go test does not. With -race ("make race") it runs all
 //     packages with the race detector, without those of sequential, and nothing else;
-//  4. run the packages with failures again, each alone: a test may fail because the other packages use
-//     all processors. A data race, a panic and a failure of the simulation are failures in any case;
+//  4. run the tests that failed again, without the others: a test may fail because the others use all
+//     processors. A data race, a panic and a failure of the simulation are failures in any case;
 //  5. print every reason for a skip with the affected tests, the tests that passed only alone, and the
 //     line "N passed, N failed, N skipped".
 //
@@ -143,12 +143,14 @@ func run(ctx context.Context, o options) (bool, error) {
 	return ok, nil
 }
 
-// again runs the packages with failures again, each alone, and reports whether all passed.
-func again(ctx context.Context, r *results, env, flags []string) (passed bool, err error) {
+// again runs the tests that failed again, and reports whether all passed.
+func again(ctx context.Context, r *results, env, flags []string) (bool, error) {
 	retriable := r.retriable()
-	for _, pkg := range retriable {
-		args := slices.Concat(flags, []string{"-vet=off", "-trimpath", "-count=1", "./" + pkg})
-		if passed, err = goTest(ctx, newResults(r.out), env, args); err != nil || !passed {
+	for _, p := range retriable {
+		alone := newResults(r.out)
+		args := slices.Concat(flags, []string{"-vet=off", "-trimpath", "-count=1", "-run=" + p.pattern(), "./" + p.pkg})
+		passed, err := goTest(ctx, alone, env, args)
+		if err != nil || !passed || alone.passed < len(p.tests) {
 			return false, err
 		}
 	}

@@ -209,26 +209,52 @@ func (r *results) skip(reason, test string) {
 	}
 }
 
-// retriable returns the packages with failures, if a run of each alone can show that only the load of the
-// machine made their tests fail. Otherwise it returns nothing: a failure is final, a package has not ended, or
+// retry is a package with the tests to run again: those that failed, and no subtest of them did.
+type retry struct {
+	pkg   string // as short returns it
+	tests []string
+}
+
+// pattern returns the value of the flag -run that selects these tests.
+func (r retry) pattern() string {
+	patterns := make([]string, len(r.tests))
+	for i, name := range r.tests {
+		levels := strings.Split(name, "/")
+		for j, level := range levels {
+			levels[j] = "^" + regexp.QuoteMeta(level) + "$"
+		}
+		patterns[i] = strings.Join(levels, "/")
+	}
+	return strings.Join(patterns, "|")
+}
+
+// retriable returns the tests that failed, if a run without the others can show that only the load of the
+// machine made them fail. Otherwise it returns nothing: a failure is final, a package has not ended, or
 // so many packages failed that the load is not the reason.
-func (r *results) retriable() []string {
+func (r *results) retriable() []retry {
 	const most = 3
-	var found []string
+	failed := map[string][]string{}
 	for _, f := range r.failures {
 		if f.final || slices.Contains(random, f.pkg) {
 			return nil
 		}
-		found = append(found, f.pkg)
+		failed[f.pkg] = append(failed[f.pkg], f.test)
 	}
-	slices.Sort(found)
-	if found = slices.Compact(found); len(found) > most || len(r.running) > 0 {
+	if len(failed) > most || len(r.running) > 0 {
 		return nil
+	}
+	var found []retry
+	for _, pkg := range slices.Sorted(maps.Keys(failed)) {
+		all := failed[pkg]
+		leaves := slices.DeleteFunc(slices.Clone(all), func(name string) bool {
+			return slices.ContainsFunc(all, func(other string) bool { return strings.HasPrefix(other, name+"/") })
+		})
+		found = append(found, retry{pkg, leaves})
 	}
 	return found
 }
 
-// passedAlone takes all failures back: their packages have passed in a second run.
+// passedAlone takes all failures back: these tests have passed in a second run.
 func (r *results) passedAlone() {
 	for _, f := range r.failures {
 		r.unsteady = append(r.unsteady, f.String())

@@ -73,15 +73,15 @@ func failed(pkg, test, line string) string {
 `)
 }
 
-// Packages whose tests the load of the machine may have made fail are run again. What a second run cannot take back is
-// not.
-func TestWhichPackagesRunAgain(t *testing.T) {
-	late := failed("disk", "TestOne/late", "    a_test.go:3: too late") + failed("fetch", "TestOne", "    a_test.go:3: too late")
+// Tests that the load of the machine may have made fail are run again, without the others. What a second run cannot take back is not.
+func TestWhichTestsRunAgain(t *testing.T) {
+	late := `{"Action":"output","Package":"` + module + `/disk","Test":"TestOne","Output":"=== RUN TestOne\n"}` + "\n" +
+		failed("disk", "TestOne/a.late", "    a_test.go:3: too late") + failed("fetch", "TestOne", "    a_test.go:3: too late")
 	for _, tt := range []struct {
 		name, stream string
 		want         []string
 	}{
-		{"late", late, []string{"disk", "fetch"}},
+		{"late", late, []string{`disk ^TestOne$/^a\.late$`, "fetch ^TestOne$"}},
 		{"race", late + failed("schema", "TestOne", "WARNING: DATA RACE"), nil},
 		{"violation", failed("internal/testx/chaos", "TestOne", "    chaos_test.go:61: violation at 3s: a copy is lost"), nil},
 		{"race of another test", late + failed("schema", "TestOne", "    testing.go:1490: race detected during execution of test"), nil},
@@ -96,7 +96,11 @@ func TestWhichPackagesRunAgain(t *testing.T) {
 		if err := r.read(strings.NewReader(tt.stream)); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.retriable(); !slices.Equal(got, tt.want) {
+		var got []string
+		for _, p := range r.retriable() {
+			got = append(got, p.pkg+" "+p.pattern())
+		}
+		if !slices.Equal(got, tt.want) {
 			t.Errorf("%s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}
@@ -110,7 +114,8 @@ func TestWhichPackagesRunAgain(t *testing.T) {
 	r.summary()
 	const want = `
 Failed beside other packages, and passed alone:
-  disk.TestOne/late
+  disk.TestOne
+  disk.TestOne/a.late
   fetch.TestOne
 
 0 passed, 0 failed, 0 skipped
