@@ -3,6 +3,7 @@ package browser
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/url"
 	"os"
@@ -31,8 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// limit is how long a step of a reader may take, also on a busy machine.
-const limit = time.Minute
+var limit = flag.Duration("limit", time.Minute, "how long a step of a reader may take")
 
 // process is a Chromium that many tests use.
 type process struct {
@@ -182,7 +182,7 @@ func (t *tab) takeRequests() []string {
 
 func (t *tab) run(actions ...chromedp.Action[chromedp.Void]) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	ctx, cancel := context.WithTimeout(t.ctx, *limit)
 	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		t.Fatal(err)
@@ -192,7 +192,7 @@ func (t *tab) run(actions ...chromedp.Action[chromedp.Void]) {
 // load runs actions that lead to another page, and returns its status.
 func (t *tab) load(actions ...chromedp.Action[chromedp.Void]) int {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	ctx, cancel := context.WithTimeout(t.ctx, *limit)
 	defer cancel()
 	response, err := chromedp.RunResponse(ctx, actions...)
 	if err != nil {
@@ -220,7 +220,7 @@ func (t *tab) open(address string) int {
 // eval returns the value of an expression in the page.
 func eval[T any](t *tab, expression string) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	ctx, cancel := context.WithTimeout(t.ctx, *limit)
 	defer cancel()
 	v, err := chromedp.Run(ctx, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
 	if err != nil {
@@ -307,7 +307,7 @@ func disableScripts() chromedp.Action[chromedp.Void] {
 // await waits until an expression is true in the page that is shown, or in the one that replaces it.
 func (t *tab) await(expression string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	ctx, cancel := context.WithTimeout(t.ctx, *limit)
 	defer cancel()
 	action := chromedp.Evaluate[bool](`new Promise((done) => {
 		const holds = () => (`+expression+`) && (observer.disconnect(), done(true));

@@ -185,7 +185,7 @@ func (d *daemon) request(method, path string, headers ...string) (*http.Response
 	}
 	transport := &http.Transport{TLSClientConfig: d.trust}
 	defer transport.CloseIdleConnections()
-	client := http.Client{Transport: transport, Timeout: limit, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := http.Client{Transport: transport, Timeout: *limit, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := client.Do(r)
 	if err != nil {
 		d.Fatal(err)
@@ -202,7 +202,7 @@ func (d *daemon) request(method, path string, headers ...string) (*http.Response
 func (d *daemon) await(path, text string) {
 	d.Helper()
 	last, tag := "", "none"
-	for deadline := time.Now().Add(limit); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(*limit); time.Now().Before(deadline); {
 		response, content := d.request("GET", path+"?poll="+tag)
 		switch response.StatusCode {
 		case http.StatusOK:

@@ -92,7 +92,7 @@ func (c *cutter) Write(p []byte) (int, error) {
 // An upload of a sparse file through the page survives 20 cuts, a daemon that is killed, and a new browser in which the file is
 // chosen again. Nearly nothing is sent twice.
 func TestInterruptedUpload(t *testing.T) {
-	const pieces, pieceSize, step = 12, 2 << 20, 4 << 20
+	const pieces, pieceSize, step = 24, 1 << 20, 2 << 20
 	file := filepath.Join(t.TempDir(), "windows.raw")
 	f, err := os.Create(file)
 	if err != nil {
@@ -166,7 +166,7 @@ func TestInterruptedUpload(t *testing.T) {
 // chosen again.
 func TestPausedUpload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "windows.raw")
-	image := make([]byte, 12<<20)
+	image := make([]byte, 6<<20)
 	_, _ = rand.NewChaCha8([32]byte{2}).Read(image) // never fails
 	if err := os.WriteFile(file, image, 0o644); err != nil {
 		t.Fatal(err)

@@ -66,7 +66,7 @@ func download(t *tab) []byte {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.ctx, limit)
+	ctx, cancel := context.WithTimeout(t.ctx, *limit)
 	defer cancel()
 	downloads := chromedp.Events(ctx, browser.DownloadProgress)
 	t.await(`document.querySelector("a[download]")`)

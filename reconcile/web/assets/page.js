@@ -189,7 +189,7 @@ document.addEventListener("click", async (event) => {
 // Uploads use tus 1.0. The daemon knows how much it has, so that an upload continues after a pause, a cut or a restart of
 // either side when the same file is chosen again.
 
-const pieceSize = 4 << 20;
+const pieceSize = 2 << 20; // a cut costs one piece at most
 let uploading = null; // stops the upload that runs
 let drawn = null; // what is shown of the last upload: its share and a text
 
@@ -244,7 +244,7 @@ async function send(to, file, progress, signal) {
         break;
       }
       zeros += bytes.byteLength;
-      if (zeros >= 64 * pieceSize) break;
+      if (zeros >= 128 * pieceSize) break;
     }
     const headers = { "Upload-Offset": offset, "Content-Type": "application/offset+octet-stream" };
     const response = zeros
