@@ -30,7 +30,7 @@ type notifier struct {
 	loop  *Loop
 	node  string
 	send  sender
-	ask   func(ctx context.Context, at peer.Address) ([]byte, error) // what another node told; see told
+	ask   func(ctx context.Context, at peer.Address) ([]byte, error) // what another node published; see published
 	state delivery
 
 	// For the goroutine of run, by the steady clock.
@@ -41,13 +41,13 @@ type notifier struct {
 
 	unrecorded chan struct{} // receives when the server has accepted an event
 
-	mu      sync.Mutex
-	target  schema.Notify // zero: none
-	tracker notification.Tracker
-	tells   []byte          // what this node tells others; nil: the tracker has changed
-	record  []byte          // what the disks have to have; nil: nothing yet
-	nothing bool            // record has no episode, so that no disk needs a new file for it
-	on      map[string]bool // the disks that have a record, by their uuid; true: this record
+	mu       sync.Mutex
+	target   schema.Notify // zero: none
+	tracker  notification.Tracker
+	response []byte          // the response to other nodes; nil: the tracker has changed
+	record   []byte          // what the disks have to have; nil: nothing yet
+	nothing  bool            // record has no episode, so that no disk needs a new file for it
+	on       map[string]bool // the disks that have a record, by their uuid; true: this record
 
 	restored bool // the records of the disks were read; for the goroutine of the rounds
 }
@@ -156,13 +156,13 @@ func (n *notifier) observe(v *status.View) bool {
 	}
 	if target != n.target {
 		n.retarget(target)
-		n.tells = nil
+		n.response = nil
 	}
 	if target == (schema.Notify{}) {
 		return false
 	}
 	now := n.state.now()
-	n.tells = nil
+	n.response = nil
 	n.tracker.Update(notification.Observe(v.Status(nil)), now.Wall, now.Steady)
 	return true
 }
@@ -209,7 +209,7 @@ func (n *notifier) learn(ctx context.Context, v *status.View) {
 			if r.Target != targetKey(n.target) {
 				return nil
 			}
-			n.tells = nil
+			n.response = nil
 			now := n.state.now()
 			if join {
 				declared := func(image string) bool { _, ok := v.Desired.Config.Images[image]; return ok }
@@ -253,14 +253,14 @@ func responding(v *status.View) []string {
 	return nodes
 }
 
-// told returns what this node tells others that ask: which events the server has got.
-func (n *notifier) told() []byte {
+// published returns what other nodes can read: which events the server has got.
+func (n *notifier) published() []byte {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.tells == nil { // a node that asks again and again must not delay the others
-		n.tells = encodeRecord(notificationRecord{targetKey(n.target), n.tracker.Told()})
+	if n.response == nil { // a node that asks again and again must not delay the others
+		n.response = encodeRecord(notificationRecord{targetKey(n.target), n.tracker.Published()})
 	}
-	return n.tells
+	return n.response
 }
 
 // due returns the messages that are due.
@@ -272,7 +272,7 @@ func (n *notifier) due(v *status.View, now Instant) []notification.Message {
 	if n.target.Format == schema.NotifyCloudEvents {
 		keep = keepOver
 	}
-	n.tells = nil
+	n.response = nil
 	events := n.tracker.Due(now.Steady, n.turns(v, now.Steady), keep)
 	x := notification.Context{Cluster: n.target.Cluster, Now: now.Wall, Expires: alertExpires + takeover, Address: v.Desired.Config.Nodes[n.node].Address}
 	if n.target.Format == schema.NotifyAlertmanager {
@@ -325,12 +325,12 @@ func senders(v *status.View) (all, alike []string) {
 func (n *notifier) accepted(events []notification.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.tells = nil
+	n.response = nil
 	n.tracker.Sent(events, n.state.now().Steady)
 	notify(n.unrecorded)
 }
 
-// notificationRecord is the content of the record on the disks, and of what a node tells others.
+// notificationRecord is the content of the record on the disks, and of what a node publishes.
 type notificationRecord struct {
 	Target   string                 `json:"target"` // targetKey
 	Episodes notification.SavedList `json:"episodes"`
@@ -436,7 +436,7 @@ func (n *notifier) restoreFrom(uuid string, data []byte, target schema.Notify) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.on[uuid], n.tells = false, nil
+	n.on[uuid], n.response = false, nil
 	now := n.state.now()
 	n.tracker.Restore(r.Episodes, now.Wall, now.Steady)
 }

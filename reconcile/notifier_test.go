@@ -82,7 +82,7 @@ func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
 	n.state.random = func() float64 { return 0 }
 	n.ask = func(_ context.Context, at peer.Address) ([]byte, error) {
 		if to := c.nodes[at.Node]; !to.away && !n.away {
-			return to.told(), nil
+			return to.published(), nil
 		}
 		return nil, errors.New("connection refused")
 	}
@@ -252,8 +252,8 @@ func TestNotifiesOncePerCluster(t *testing.T) {
 		c.want("the second node")
 		time.Sleep(keepOver)
 		c.pass(time.Minute)
-		if n := len(c.nodes["node1"].told()); n > 100 {
-			t.Errorf("what was sent a week ago is kept: %s", c.nodes["node1"].told())
+		if n := len(c.nodes["node1"].published()); n > 100 {
+			t.Errorf("what was sent a week ago is kept: %s", c.nodes["node1"].published())
 		}
 	})
 }
@@ -452,7 +452,7 @@ func (c *notifying) othersKnow(n *notifyingNode) bool {
 	known := map[notification.Saved]bool{}
 	episodes := func(n *notifyingNode) notification.SavedList {
 		var r notificationRecord
-		must(c.t, json.Unmarshal(n.told(), &r))
+		must(c.t, json.Unmarshal(n.published(), &r))
 		for i := range r.Episodes {
 			r.Episodes[i].Own, r.Episodes[i].After = false, time.Time{}
 		}

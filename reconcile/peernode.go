@@ -153,7 +153,7 @@ func (n peerNode) Disk(name string) (*disk.Disk, bool) {
 func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
 
 // Notifications implements peer.Node.
-func (n peerNode) Notifications() []byte { return n.loop.notifier.told() }
+func (n peerNode) Notifications() []byte { return n.loop.notifier.published() }
 
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
 func (n peerNode) Leaving(name string, id disk.ID) bool {

@@ -3,7 +3,7 @@
 //	each observation (a status document):
 //	    on       := the conditions that hold in the cluster, as this node sees it   (Observe)
 //	    episodes := begin, continue and end with the conditions                    (Tracker.Update)
-//	    learn what other nodes have sent (CloudEvents only)                        (Tracker.Told, Tracker.Join, Tracker.Learn)
+//	    learn what other nodes have sent (CloudEvents only)                        (Tracker.Published, Join, Learn)
 //	    due      := what this node has to send now                                 (Tracker.Due)
 //
 // # Promises

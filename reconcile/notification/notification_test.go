@@ -230,12 +230,12 @@ func TestRestoreCombinesRecords(t *testing.T) {
 // A small document with millions of episodes costs no memory for them.
 func TestManyEpisodesAreNotDecoded(t *testing.T) {
 	var l SavedList
-	if err := json.Unmarshal([]byte("["+strings.Repeat("{},", 1_000_000)+"{}]"), &l); err != nil || len(l) != maxTold {
+	if err := json.Unmarshal([]byte("["+strings.Repeat("{},", 1_000_000)+"{}]"), &l); err != nil || len(l) != maxPublished {
 		t.Errorf("%d episodes, %v", len(l), err)
 	}
 }
 
-// A record may come from anybody who can write to the disk, and what a node tells from a compromised one.
+// A record may come from anybody who can write to the disk, and what a node publishes from a compromised one.
 func FuzzRestore(f *testing.F) {
 	f.Add([]byte(`[{"kind":"failed","image":"parrot","since":"2026-12-01T12:00:00Z","begin":true},{"kind":"blocked","since":"2026-12-01T12:00:00Z","begin":true,"over":true,"end":true}]`))
 	f.Add([]byte(`[{"kind":"x"},{"kind":"failed","image":"../x","since":"2026-12-01T12:00:00Z"},{"kind":"blocked","since":"9999-12-31T23:59:59-23:59"}]`))
@@ -266,8 +266,8 @@ func FuzzRestore(f *testing.F) {
 		}
 		before = len(ask.Record())
 		ask.Learn(ask.Questions(), saved, start, start)
-		if told, err := json.Marshal(ask.Told()); err != nil || len(ask.Record()) != before {
-			t.Errorf("another node made %d episodes from %d: %s, %v", len(ask.Record()), before, told, err)
+		if published, err := json.Marshal(ask.Published()); err != nil || len(ask.Record()) != before {
+			t.Errorf("another node made %d episodes from %d: %s, %v", len(ask.Record()), before, published, err)
 		}
 		var twice Tracker
 		saved = nil

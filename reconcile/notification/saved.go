@@ -14,7 +14,7 @@ type Saved struct {
 	Kind  Kind      `json:"kind"`
 	Image string    `json:"image,omitempty"`
 	Since time.Time `json:"since"`
-	After time.Time `json:"after,omitzero"`  // since of the episode before, of which the server has the end
+	After time.Time `json:"after,omitzero"`  // since of the previous episode, if the server has its end
 	Begin bool      `json:"begin,omitempty"` // the server has its beginning
 	Over  bool      `json:"over,omitempty"`
 	End   bool      `json:"end,omitempty"` // the server has its end
@@ -24,8 +24,8 @@ type Saved struct {
 const (
 	// maxSaved limits a record, so that it stays below the size of a small file of a disk: the configuration may declare more images.
 	maxSaved = 5000
-	// maxTold limits what a node tells another one: about 3 MiB.
-	maxTold = 20_000
+	// maxPublished limits what a node publishes for the others: about 3 MiB.
+	maxPublished = 20_000
 	// maxAhead is by how much the clocks of two nodes may differ.
 	maxAhead = 24 * time.Hour
 )
@@ -40,7 +40,7 @@ func (l *SavedList) UnmarshalJSON(data []byte) error {
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
 		return err // null, or no list
 	}
-	for d.More() && len(*l) < maxTold {
+	for d.More() && len(*l) < maxPublished {
 		var s Saved
 		if err := d.Decode(&s); err != nil {
 			return err
@@ -55,10 +55,10 @@ func (t *Tracker) Record() SavedList {
 	return t.saved(maxSaved, func(e *episode) bool { return e.active })
 }
 
-// Told returns the episodes of which the server has the beginning, or the end of the one before: those that go on first. It has at most
-// maxTold.
-func (t *Tracker) Told() SavedList {
-	return t.saved(maxTold, func(e *episode) bool { return e.begin || !e.after.IsZero() })
+// Published returns what other nodes may need: the episodes whose beginning the server has, or whose previous episode has ended there.
+// Those that go on come first. It has at most maxPublished.
+func (t *Tracker) Published() SavedList {
+	return t.saved(maxPublished, func(e *episode) bool { return e.begin || !e.after.IsZero() })
 }
 
 func (t *Tracker) saved(limit int, include func(*episode) bool) SavedList {
@@ -120,10 +120,10 @@ func (s Saved) episode(own bool, now time.Time) *episode {
 	}
 }
 
-// Join adopts what another node told (Told) to a node that has just started, or was alone: it may have missed beginnings and ends.
-// Only what is about declared images counts, so that no node can make up many.
-func (t *Tracker) Join(told SavedList, declared func(image string) bool, wall, now time.Time) {
-	for _, s := range told {
+// Join adopts what another node published (Published). It is for a node that has just started, or was alone: it may have missed
+// beginnings and ends. Only what is about declared images counts, so that no node can make up many.
+func (t *Tracker) Join(published SavedList, declared func(image string) bool, wall, now time.Time) {
+	for _, s := range published {
 		s, ok := s.check(wall.Add(maxAhead))
 		if !ok || s.Image != "" && !declared(s.Image) {
 			continue
@@ -152,11 +152,11 @@ func (t *Tracker) Questions() []Condition {
 	return asked
 }
 
-// Learn adopts what another node told (Told) about conditions about which it was asked. This node then also adopts when such an
-// episode began, so that it has one identity on all nodes. What no node can tell is ignored.
-func (t *Tracker) Learn(asked []Condition, told SavedList, wall, now time.Time) {
+// Learn adopts what another node published (Published) about conditions about which it was asked. This node then also adopts when such an
+// episode began, so that it has one identity on all nodes. What no node can publish is ignored.
+func (t *Tracker) Learn(asked []Condition, published SavedList, wall, now time.Time) {
 	about := map[Condition]Saved{}
-	for _, s := range told {
+	for _, s := range published {
 		if s, ok := s.check(wall.Add(maxAhead)); ok {
 			about[s.condition()] = s
 		}
@@ -169,7 +169,7 @@ func (t *Tracker) Learn(asked []Condition, told SavedList, wall, now time.Time) 
 	}
 }
 
-// learn adopts what another node told about an episode. Of two episodes, the later one counts: the other node has observed the end of
+// learn adopts what another node published about an episode. Of two episodes, the later one counts: the other node has observed the end of
 // the earlier one.
 func (t *Tracker) learn(e *episode, s Saved, now time.Time) {
 	switch {

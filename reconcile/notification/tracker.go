@@ -21,7 +21,7 @@ type Tracker struct {
 // steady clock.
 type episode struct {
 	since   time.Time // by the wall clock, in UTC: when the condition was first observed. It identifies the episode
-	after   time.Time // since of the episode before, of which other nodes may still tell; zero: none is known
+	after   time.Time // since of the previous episode, which other nodes may still publish; zero: none is known
 	text    string
 	begun   time.Time // when it was first observed; for a restored episode, when it was restored
 	gone    time.Time // since when the condition does not hold; zero: it holds, or it is unknown
