@@ -7,38 +7,42 @@ import (
 	"time"
 )
 
-// Demand is the need of replicas on a disk for an image that has no file there. Their volumes cannot start
-// without it.
+// Demand is what replicas on a disk name an image for. Their volumes cannot start without it.
 type Demand struct {
 	Replicas []string // names of the replica folders that name the image, sorted
-	// Since is when the volume.meta of one of the replicas last changed, the earliest time of all.
+	// Since is when the volume.meta of one of the replicas last changed, the earliest time of all. Zero: not known.
 	Since time.Time
 	// OtherWriter is when Longhorn's manager last wrote to a temporary file of the image; zero: there is
-	// none. That manager may be creating the file, and deletes one of unexpected bytes.
+	// none, or the image has a file. That manager may be creating the file, and deletes one of unexpected bytes.
 	OtherWriter time.Time
 }
 
-// Demands returns the images that replicas name by <name>-<uuid> and that have no file on the disk, at the
-// time of the call. A replica whose metadata cannot be read demands nothing.
+// Demands returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or not. It leaves out
+// an image whose folder is a symlink, or was set aside by Remove, which puts the folder back if there is a user. A replica
+// whose metadata cannot be read demands nothing.
 func (u Users) Demands() map[ID]Demand {
 	var all map[ID]Demand
 	for folder, replicas := range u.replicas {
 		id, err := ParseID(folder)
-		if err != nil || !u.disk.hasNoFile(id) {
+		if err != nil || isLink(u.disk.root, folder) {
 			continue
+		}
+		one := Demand{Replicas: replicas}
+		if since, known := u.since[folder]; known {
+			one.Since = time.Unix(0, since).UTC()
+		}
+		if _, err := u.disk.root.Lstat(id.file(imageFile)); errors.Is(err, fs.ErrNotExist) {
+			if _, err := u.disk.root.Lstat(path.Join(imagesFolder, removingPrefix+folder)); err == nil {
+				continue
+			}
+			one.OtherWriter = u.disk.otherWriter(id)
 		}
 		if all == nil {
 			all = map[ID]Demand{}
 		}
-		all[id] = Demand{Replicas: replicas, Since: time.Unix(0, u.since[folder]).UTC(), OtherWriter: u.disk.otherWriter(id)}
+		all[id] = one
 	}
 	return all
-}
-
-// hasNoFile reports whether it is certain that an image has no file, and that its folder is not a symlink.
-func (d *Disk) hasNoFile(id ID) bool {
-	_, err := d.root.Lstat(id.file(imageFile))
-	return errors.Is(err, fs.ErrNotExist) && !isLink(d.root, id.String())
 }
 
 // otherWriter returns when Longhorn's manager last wrote to one of its temporary files of an image: it

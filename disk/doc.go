@@ -16,6 +16,9 @@
 //	                                    backing.part.manifest  a peer's manifest; the name is removed immediately
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
+//	<disk>/backing-image-manager.users                which replicas named images when they were last read
+//	<disk>/backing-image-manager.commit .notified     the last accepted commit; the notifications that are not over
+//
 // State is stored nowhere else. All files are opened through an os.Root, so that no name and no link
 // can refer to a file outside the disk.
 //
@@ -31,8 +34,8 @@
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
 //	index.go                      the index of an image, for downloads of its later generations
 //	configcommit.go               the last accepted commit of the configuration
-//	users.go                      which images are in use
-//	demand.go                     which images replicas need and the disk does not have
+//	users.go lastusers.go         which images are in use, and when a use has ended
+//	demand.go                     which images replicas need
 //	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
 //

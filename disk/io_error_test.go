@@ -210,7 +210,7 @@ func TestCommitWithoutSHA256IsNotChecksumError(t *testing.T) {
 func TestUnlistableReplicasCountAsUse(t *testing.T) {
 	d, v := faultyDisk(t)
 	replica(t, d, "vol-12345678", "")
-	if why, inUse := d.Users().InUse(testID); inUse {
+	if why, inUse := d.Users().mayBeInUse(testID); inUse {
 		t.Fatalf("in use: %s", why)
 	}
 	v.Plan(func(op faultfs.Op) error {
@@ -219,7 +219,7 @@ func TestUnlistableReplicasCountAsUse(t *testing.T) {
 		}
 		return nil
 	})
-	if _, inUse := d.Users().InUse(testID); !inUse {
+	if _, inUse := d.Users().mayBeInUse(testID); !inUse {
 		t.Error("after a read error no image counts as in use")
 	}
 	v.Plan(nil)
@@ -227,7 +227,7 @@ func TestUnlistableReplicasCountAsUse(t *testing.T) {
 	if err := errors.Join(os.Rename(at, at+"-moved")); err != nil {
 		t.Fatal(err)
 	}
-	if why, inUse := d.Users().InUse(testID); inUse {
+	if why, inUse := d.Users().mayBeInUse(testID); inUse {
 		t.Errorf("without replicas: in use: %s", why)
 	}
 }

@@ -26,7 +26,7 @@ func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.I
 // checkUnused returns an *InUseError if a replica names the image, or a process has file open. file
 // is the path of the image's file, which may have been renamed.
 func (f imageFolder) checkUnused(file string) error {
-	if reason, inUse := f.disk.Users().InUse(f.id); inUse {
+	if reason, inUse := f.disk.Users().mayBeInUse(f.id); inUse {
 		return &InUseError{ID: f.id, Reason: reason}
 	}
 	if reason, open := f.disk.leases.fileOpen(f.disk.root, file); open {
@@ -120,7 +120,7 @@ func (r *folderRemoval) CheckUnused(bool) error {
 
 // checkLeased is checkUnused for an image with a lease of this removal.
 func (r *folderRemoval) checkLeased() error {
-	if reason, inUse := r.folder.disk.Users().InUse(r.folder.id); inUse {
+	if reason, inUse := r.folder.disk.Users().mayBeInUse(r.folder.id); inUse {
 		return &InUseError{ID: r.folder.id, Reason: reason}
 	}
 	if r.leased != nil && !r.leased.held() {

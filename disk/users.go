@@ -66,17 +66,25 @@ type Users struct {
 	err      error
 }
 
-// Replicas returns the names of the replica folders that use the image, sorted.
-func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
-
 // Err returns an error if a replica cannot be read. The list is then incomplete, and every image of
-// the disk counts as in use.
+// the node counts as in use.
 func (u Users) Err() error { return u.err }
 
-// InUse reports whether the image counts as in use by a replica, and the reason.
+// Replicas returns the names of the replica folders that name the image, sorted.
+func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
+
+// InUse reports whether a replica names the image, and the reason.
 func (u Users) InUse(id ID) (reason string, inUse bool) {
 	if by := u.Replicas(id); len(by) > 0 {
 		return "used by replica " + strings.Join(by, ", "), true
+	}
+	return "", false
+}
+
+// mayBeInUse is InUse that counts an image as in use, too, if a replica cannot be read.
+func (u Users) mayBeInUse(id ID) (reason string, inUse bool) {
+	if reason, inUse := u.InUse(id); inUse {
+		return reason, true
 	}
 	if u.err != nil {
 		return "cannot determine what is in use: " + u.err.Error(), true
@@ -91,39 +99,45 @@ func (u Users) FileOpen(id ID) (reason string, open bool) {
 }
 
 // Users reads the metadata of all replicas on the disk, in every state. It reads only files that
-// changed since the last call.
+// changed since the last call. A replica that was not deleted, as far as that is known, is still a user
+// (see lastUsers).
 func (d *Disk) Users() Users {
 	u := d.replicas.users(d.root)
 	u.disk = d
 	return u
 }
 
+// add adds a replica that names the folder of an image.
+func (u *Users) add(image, replica string) { u.replicas[image] = append(u.replicas[image], replica) }
+
 // replicaCache caches the image of each replica while its volume.meta is unchanged. It is safe for
 // concurrent use.
 type replicaCache struct {
 	mu       sync.Mutex
 	replicas map[string]cachedReplica // by folder
+	last     lastUsers
 }
 
 type cachedReplica struct {
-	evidence Evidence // of volume.meta
-	image    string   // folder of the image below the volume; "": none
+	evidence   Evidence // of volume.meta
+	image      string   // folder of the image below the volume; "": none
+	fileSystem string   // of the folder: see fileSystemOf
 }
 
 func (c *replicaCache) users(root *os.Root) Users {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := Users{replicas: map[string][]string{}, since: map[string]int64{}}
+	u.err = c.last.load(root)
 	entries, err := fs.ReadDir(root.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err := root.Lstat(replicaFolder); errors.Is(err, fs.ErrNotExist) {
-			return u
+		if _, err = root.Lstat(replicaFolder); err == nil {
+			err = errors.New("dangling symlink")
 		}
-		err = fmt.Errorf("%s is a dangling symlink", replicaFolder)
 	}
-	if err != nil {
+	listed := ignoreMissing(err) == nil
+	if !listed {
 		u.err = fmt.Errorf("list %s: %w", replicaFolder, err)
-		return u
 	}
 	present := make(map[string]cachedReplica, len(entries))
 	for _, e := range entries {
@@ -142,9 +156,10 @@ func (c *replicaCache) users(root *os.Root) Users {
 		if since, known := u.since[replica.image]; !known || replica.evidence.ChangeTime < since {
 			u.since[replica.image] = replica.evidence.ChangeTime
 		}
-		u.replicas[replica.image] = append(u.replicas[replica.image], e.Name())
+		u.add(replica.image, e.Name())
 	}
 	c.replicas = present
+	c.last.update(root, present, listed, &u)
 	return u
 }
 
@@ -158,6 +173,10 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 	if last.evidence == evidenceOf(info) {
 		return last, nil
 	}
+	fileSystem, err := fileSystemOf(root, path.Dir(name))
+	if err != nil {
+		return cachedReplica{}, err
+	}
 	data, err := readSmall(root, name)
 	if err != nil {
 		return cachedReplica{}, err
@@ -167,7 +186,7 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 		return cachedReplica{}, err
 	}
 	image, _, err := m.BackingImage()
-	return cachedReplica{evidence: evidenceOf(info), image: image}, err
+	return cachedReplica{evidence: evidenceOf(info), image: image, fileSystem: fileSystem}, err
 }
 
 // isLink reports whether the folder of an image or its file is a symlink. A symlink may refer to the

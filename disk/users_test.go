@@ -50,7 +50,7 @@ func TestUsedByReplica(t *testing.T) {
 	} {
 		d := newDisk(t)
 		replica(t, d, "volume-1a2b3c4d", c.path)
-		if why, inUse := d.Users().InUse(testID); inUse != c.used {
+		if why, inUse := d.Users().mayBeInUse(testID); inUse != c.used {
 			t.Errorf("BackingFilePath %q: in use: %q, want %v", c.path, why, c.used)
 		}
 	}
@@ -179,7 +179,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
 			}
-			if why, inUse := d.Users().InUse(ID{"willow", "00000224"}); inUse != test.others {
+			if why, inUse := d.Users().mayBeInUse(ID{"willow", "00000224"}); inUse != test.others {
 				t.Errorf("another image is in use: %q", why)
 			}
 			if err := os.RemoveAll(dir); err != nil {

@@ -153,12 +153,6 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	for id, demand := range found.Users.Demands() {
-		if seen.Demands == nil {
-			seen.Demands = map[disk.ID]plan.Demand{}
-		}
-		seen.Demands[id] = plan.NewDemand(demand)
-	}
 	seen.Copies = make(map[disk.ID]plan.Copy, len(found.Copies))
 	for _, c := range found.Copies {
 		using, inUse := found.Users.InUse(c.ID)
@@ -171,6 +165,15 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 		}
 		seen.Copies[c.ID] = plan.Copy{Copy: c, UsedBy: using}
 	}
+	for id, demand := range found.Users.Demands() {
+		if _, ready := seen.Ready(id); ready {
+			continue
+		}
+		if seen.Demands == nil {
+			seen.Demands = map[disk.ID]plan.Demand{}
+		}
+		seen.Demands[id] = plan.NewDemand(demand)
+	}
 	return seen
 }
 
@@ -180,6 +183,15 @@ func (o *openDisk) writeUsage(u plan.Usage) error {
 		record.InUse, record.LastUsed, record.SurplusSince, record.ReplacedAt, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
 		record.Declaration = u.Declaration
 	})
+}
+
+// endUses ends the uses of an image by replicas that are not found any more.
+func (s *disks) endUses(image, uuid string) {
+	for _, o := range s.open {
+		if o.handle != nil {
+			o.handle.EndUses(image, uuid)
+		}
+	}
 }
 
 // close closes the disk if it is open.

@@ -233,6 +233,23 @@ func (d servedDisk) list(on, name string) peer.Disk {
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
+	for id, demand := range found.Users.Demands() {
+		if id.Name == name {
+			seen.Copies = addDemand(seen.Copies, id, plan.NewDemand(demand))
+		}
+	}
 	seen.Total, seen.Free = found.Space.Total, found.Space.Free
 	return seen
+}
+
+// addDemand adds the demand of replicas on a disk to its copies, unless the copy is ready.
+func addDemand(copies []peer.Copy, id disk.ID, demand plan.Demand) []peer.Copy {
+	i := slices.IndexFunc(copies, func(c peer.Copy) bool { return c.ID == id })
+	if i < 0 {
+		copies, i = append(copies, absentCopy(id)), len(copies)
+	}
+	if copies[i].State != disk.Ready {
+		copies[i].Demand, copies[i].DemandSince = demand.By, demand.Since
+	}
+	return copies
 }

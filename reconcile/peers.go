@@ -137,7 +137,14 @@ func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time
 	offset := at.Sub(a.State.Clock)
 	sameDisks := slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks)))
 	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !isSameState(last.state, a.State) || !sameDisks {
-		last = peerState{state: a.State, clockOffset: offset, node: node, disks: disksFromPeer(d.Config.Nodes, name, a.State)}
+		disks := disksFromPeer(d.Config.Nodes, name, a.State)
+		for ref, seen := range disks {
+			if seen.Problem != "" { // what replicas need there is what its last listing had (U7)
+				seen.Demands = last.disks[ref].Demands
+				disks[ref] = seen
+			}
+		}
+		last = peerState{state: a.State, clockOffset: offset, node: node, disks: disks}
 		if !a.State.Clock.IsZero() {
 			last.translate(offset)
 		}
@@ -217,14 +224,11 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 		seen := plan.Disk{Path: declared.Path, UUID: one.UUID, Problem: one.Problem}
 		if seen.Problem == "" {
 			seen.Space, seen.ReadOnly, seen.UsageUnknown = disk.Space{Total: one.Total, Free: one.Free}, one.ReadOnly, one.UsageUnknown
-			seen.Copies = make(map[disk.ID]plan.Copy, len(one.Copies))
+			seen.Copies, seen.Demands = make(map[disk.ID]plan.Copy, len(one.Copies)), map[disk.ID]plan.Demand{}
 			for _, c := range one.Copies {
 				seen.Copies[c.ID] = copyFromPeer(c)
 				if c.Demand != "" {
-					if seen.Demands == nil {
-						seen.Demands = map[disk.ID]plan.Demand{}
-					}
-					seen.Demands[c.ID] = plan.Demand{By: c.Demand}
+					seen.Demands[c.ID] = plan.Demand{By: c.Demand, Since: c.DemandSince}
 				}
 			}
 		}

@@ -41,7 +41,7 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
 // on a disk is included if a job for it runs or failed there, if it waits, if the disk rejects it, or if
-// replicas there need it.
+// replicas there need it, whether it is declared or not (U4).
 func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[schema.DiskRef]map[disk.ID]*peer.Copy {
 	encoded := map[schema.DiskRef]map[disk.ID]*peer.Copy{}
 	for ref, seen := range o.Disks {
@@ -60,16 +60,15 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 		}
 		c := copies[key.ID]
 		if c == nil {
-			c = &peer.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
+			absent := absentCopy(key.ID)
+			c = &absent
 			copies[key.ID] = c
 		}
 		change(c)
 	}
 	for ref, seen := range o.Disks {
 		for id, demand := range seen.Demands {
-			if d.Config.Images[id.Name].ID == id { // a peer needs no others
-				update(plan.CopyRef{Disk: ref, ID: id}, func(c *peer.Copy) { c.Demand = demand.By })
-			}
+			update(plan.CopyRef{Disk: ref, ID: id}, func(c *peer.Copy) { c.Demand, c.DemandSince = demand.By, demand.Since })
 		}
 	}
 	for key, run := range running.running {
@@ -88,9 +87,6 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 		})
 	}
 	for _, a := range p.Actions {
-		if a.Code == plan.CodeDemandUndeclared {
-			continue // a peer must not count it as an orphan
-		}
 		if a.Idle() && running.running[a.CopyRef()] == nil {
 			update(a.CopyRef(), func(c *peer.Copy) { c.Reason, c.ReasonCode = a.Text, string(a.Code) })
 		}
@@ -102,6 +98,9 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 	}
 	return encoded
 }
+
+// absentCopy is the entry of an image that has no folder on a disk.
+func absentCopy(id disk.ID) peer.Copy { return peer.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}} }
 
 func diskToPeer(ref schema.DiskRef, seen plan.Disk) peer.Disk {
 	return peer.Disk{

@@ -83,6 +83,7 @@ type requested struct {
 // cleanupRequest is a requested clean-up.
 type cleanupRequest struct {
 	expires  time.Time // by the steady clock
+	despite  []string  // nodes whose claims do not keep the copy
 	accepted bool      // a round has planned the deletion, and its client knows that
 }
 
@@ -94,9 +95,9 @@ func newRequested() requested {
 // time now.
 func (r *requested) addTo(d *plan.Desired, now time.Time) {
 	maps.DeleteFunc(r.cleanups, func(_ plan.CopyRef, c cleanupRequest) bool { return now.After(c.expires) })
-	d.Cleanup = map[plan.CopyRef]bool{}
-	for key := range r.cleanups {
-		d.Cleanup[key] = true
+	d.Cleanup, d.DespiteNeed = map[plan.CopyRef]bool{}, map[plan.CopyRef][]string{}
+	for key, request := range r.cleanups {
+		d.Cleanup[key], d.DespiteNeed[key] = true, request.despite
 	}
 	d.Verify, d.Uploads = maps.Clone(r.verify), maps.Clone(r.uploads)
 }
@@ -198,17 +199,31 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 
 // Cleanup requests that the copy of an image on a disk of this node is deleted before its
 // clean-up interval is over, if it is surplus and no other rule prevents its deletion. An empty
-// uuid stands for the uuid of the declared image. It returns what is planned for the copy: a
+// uuid stands for the uuid of the declared image. What the nodes despite claim to use or to need does not keep the copy. It
+// returns what is planned for the copy: a
 // deletion, which is tried for a minute, or an idle action with the reason why there is none. The
 // error is ErrNotDeclared, ErrNotReady, the cause of the end of ctx, or another one before the config
 // directory was read.
-func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef) (plan.Action, error) {
-	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, done) })
+func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef, despite ...string) (plan.Action, error) {
+	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, despite, done) })
+}
+
+// EndUses ends the uses of an image by replicas on the disks of this node that are not found any more, because a person
+// says that they have ended (U6). An empty uuid stands for all generations. It returns when a round has recorded that. The error
+// is the cause of the end of ctx.
+func (l *Loop) EndUses(ctx context.Context, image, uuid string) error {
+	_, err := await(ctx, func(done func(struct{}, error)) {
+		l.queue.add(request{
+			note:    func(*requested) { l.reconciler.disks.endUses(image, uuid) },
+			planned: func(*status.View) { done(struct{}{}, nil) },
+		})
+	})
+	return err
 }
 
 // RequestCleanup is Cleanup that does not wait: done is called with the outcome, at once or by
 // the next Step.
-func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(plan.Action, error)) {
+func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, despite []string, done func(plan.Action, error)) {
 	v := l.View()
 	key := plan.CopyRef{Disk: on, ID: disk.ID{Name: image, UUID: uuid}}
 	declared, err := declaredImage(v, image)
@@ -225,7 +240,7 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, done func(p
 	}
 	l.queue.add(request{
 		note: func(r *requested) {
-			r.cleanups[key] = cleanupRequest{expires: l.reconciler.clock.now().Steady.Add(cleanupRequestTTL)}
+			r.cleanups[key] = cleanupRequest{expires: l.reconciler.clock.now().Steady.Add(cleanupRequestTTL), despite: despite}
 		},
 		planned: func(v *status.View) {
 			if !v.Observed.HasCopy(key) { // an earlier request has deleted it meanwhile

@@ -43,6 +43,11 @@ type Disk interface {
 	List(name string) (Contents, error)
 	// Update changes the record of a copy durably.
 	Update(id disk.ID, change func(*disk.Record)) error
+	// RecordUsers records durably which replicas name images, as List last found them, so that a later process does not
+	// take a folder that is not mounted for the end of a use (U6).
+	RecordUsers() error
+	// EndUses ends the uses of an image by replicas that List does not find any more. uuid "" stands for all generations.
+	EndUses(name, uuid string)
 	// Close unlocks the disk.
 	Close() error
 }
@@ -58,12 +63,12 @@ type Contents struct {
 
 // Users reports which copies on a disk are in use, and by what.
 type Users interface {
-	// Err returns why the users cannot be determined, nil if they can. All copies then count as
+	// Err returns why not all users can be determined, nil if they can. All copies of the node then count as
 	// in use.
 	Err() error
-	// InUse reports whether a replica uses the copy, and which one.
+	// InUse reports whether a replica names the copy, and which one.
 	InUse(id disk.ID) (reason string, inUse bool)
-	// Demands returns the images that replicas on the disk name and that have no file there.
+	// Demands returns the images that replicas on the disk name.
 	Demands() map[disk.ID]disk.Demand
 	// FileOpen reports whether a process has the file of the copy open, and which one. It also
 	// finds this process, and is slower than InUse.

@@ -32,7 +32,7 @@ func (p pendingUsage) applyTo(o plan.Observed) {
 
 // unrecorded are the disks on which the use of copies cannot be recorded. Each round tries again, but
 // only changes are logged, because a full disk may stay full and may have hundreds of copies.
-type unrecorded map[schema.DiskRef]plan.CopyRef // the copy whose failure was logged
+type unrecorded map[schema.DiskRef]plan.CopyRef // the copy whose failure was logged; without an image: the disk
 
 // set logs the error of a write to the record of a copy, unless another error of the disk was logged.
 func (u unrecorded) set(log *slog.Logger, key plan.CopyRef, err error) {
@@ -51,7 +51,7 @@ func (u unrecorded) set(log *slog.Logger, key plan.CopyRef, err error) {
 func (u unrecorded) keepOnly(pending pendingUsage) {
 	maps.DeleteFunc(u, func(_ schema.DiskRef, logged plan.CopyRef) bool {
 		_, exists := pending[logged]
-		return !exists
+		return !exists && logged.ID != disk.ID{}
 	})
 }
 
@@ -95,10 +95,20 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 		changed = true
 	}
 	r.unrecorded.keepOnly(r.pendingUsage)
+	r.recordUsers(o)
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) && seen.Problem == "" && !incomplete[ref] {
 			r.clock.record(seen.UUID)
 		}
 	}
 	return changed
+}
+
+// recordUsers records which replicas name images on the disks that can be written to.
+func (r *Reconciler) recordUsers(o plan.Observed) {
+	for ref, one := range r.disks.open {
+		if seen := o.Disks[ref]; one.handle != nil && seen.Problem == "" && !seen.ReadOnly {
+			r.unrecorded.set(r.log, plan.CopyRef{Disk: ref}, one.handle.RecordUsers())
+		}
+	}
 }

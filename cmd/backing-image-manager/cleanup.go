@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/spf13/cobra"
@@ -12,14 +13,19 @@ import (
 
 func newImageCleanup() *cobra.Command {
 	var daemon daemonFlags
-	var uuid string
+	var request api.CleanupRequest
 	var disks []string
 	cmd := &cobra.Command{
-		Use:   "cleanup NAME --on NODE/DISK... [--url URL] [flags]",
+		Use:   "cleanup NAME [--on NODE/DISK]... [--url URL] [flags]",
 		Short: "Delete a surplus copy before the clean-up interval ends",
 		Long: `Requests that a daemon deletes the copies of an image on some of its disks without waiting
 for the clean-up interval. All other rules apply: the daemon deletes a copy only if it
 is surplus, not in use, and enough other copies are ready.
+
+A use ends when the folder of its replica was deleted. If the folder cannot be seen, for
+example because it is not mounted, the use continues: --use-ended ends such uses on all
+disks of the daemon. Without --on, no copy is deleted. --despite-need NODE deletes a copy
+although that node claims to use or to need it. "backing-image users NAME" lists both.
 
 NAME selects the declared generation. --uuid selects an older generation, or a
 generation of an image that is no longer declared.
@@ -30,15 +36,18 @@ before it.
 Exit status: 0 if each copy is being deleted or does not exist, 1 if one is kept, with
 the reason.`,
 		Example: `  backing-image-manager backing-image cleanup parrot --on node1/disk1
-  backing-image-manager backing-image cleanup parrot --on node2/disk1 --uuid 6846a0b2 --url http://node2:8000 --token-file token`,
+  backing-image-manager backing-image cleanup parrot --on node2/disk1 --uuid 6846a0b2 --url http://node2:8000 --token-file token
+  backing-image-manager backing-image cleanup parrot --use-ended`,
 		Args:              exactArgs("NAME"),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	daemon.add(cmd)
 	cmd.Flags().StringArrayVar(&disks, "on", nil, "the disk of the copy, as `NODE/DISK`; may be repeated")
-	cmd.Flags().StringVar(&uuid, "uuid", "", "select the generation with this `UUID` instead of the declared one")
+	cmd.Flags().StringVar(&request.UUID, "uuid", "", "select the generation with this `UUID` instead of the declared one")
+	cmd.Flags().BoolVar(&request.UseEnded, "use-ended", false, "end the uses by replicas that are not found any more")
+	cmd.Flags().StringArrayVar(&request.DespiteNeed, "despite-need", nil, "delete the copy although this `NODE` claims to use or to need it; may be repeated")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(disks) == 0 {
+		if len(disks) == 0 && !request.UseEnded {
 			return errors.New("--on is missing: name the disk of the copy with --on NODE/DISK")
 		}
 		for _, on := range disks {
@@ -50,9 +59,17 @@ the reason.`,
 		if err != nil {
 			return err
 		}
+		if len(disks) == 0 {
+			message, err := client.Cleanup(cmd.Context(), args[0], request)
+			if err != nil {
+				return err
+			}
+			return report.WriteLine(cmd.OutOrStdout(), "%s: %s", args[0], printable.Line(message))
+		}
 		var kept []error
 		for _, on := range disks {
-			message, err := client.Cleanup(cmd.Context(), args[0], uuid, on)
+			request.On = on
+			message, err := client.Cleanup(cmd.Context(), args[0], request)
 			if err == nil {
 				err = report.WriteLine(cmd.OutOrStdout(), "%s on %s: %s", args[0], on, printable.Line(message))
 			} else if len(disks) > 1 {

@@ -18,12 +18,12 @@ import (
 func newImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "backing-image",
-		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup", "retry"},
-		Short:      "List, verify, upload, download, back up, retry and clean up images",
+		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup", "retry", "users"},
+		Short:      "List, verify, upload, download, back up, retry and clean up images, and list their users",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}
-	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageUpload(), newImageDownload(), newImageBackup(), newImageCleanup(), newImageRetry())
+	cmd.AddCommand(newImageList(), newImageGet(), newImageVerify(), newImageUpload(), newImageDownload(), newImageBackup(), newImageCleanup(), newImageUsers(), newImageRetry())
 	return cmd
 }
 

@@ -157,7 +157,7 @@ func etagOf(s State) string {
 // It keeps whether there is a partial file, but not the size of the file. It does not change Failure.
 func (c Copy) withoutVolatile() Copy {
 	c.PartBytes, c.Reason = min(c.PartBytes, 1), ""
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt} {
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
 		*t = t.UTC().Round(0)
 	}
 	return c

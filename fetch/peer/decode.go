@@ -146,8 +146,8 @@ func (d *decoder) decodeCopy() error {
 // own, so that none can displace another one:
 //
 //   - copies of the declared generations: as many as there are
-//   - copies of other generations, and those of images that are not declared which are orphans or in
-//     use: they decide about the deletion of orphans, and may be read by images with the same bytes
+//   - copies of other generations, and those of images that are not declared which are orphans, in
+//     use or needed: they decide about the deletion of orphans, and may be read by images with the same bytes
 //   - all other copies: nobody needs them, and the status shows some
 func (d *decoder) keeps(c *Copy) (bool, error) {
 	switch uuid, declared := d.scope.Images[c.Name]; {
@@ -156,7 +156,7 @@ func (d *decoder) keeps(c *Copy) (bool, error) {
 			return false, fmt.Errorf("disk %q: duplicate copy %s", d.disk.Name, c.ID)
 		}
 		return true, nil
-	case declared || c.Owned || c.UsedBy != "" || d.scope.Images == nil:
+	case declared || c.Owned || c.UsedBy != "" || c.Demand != "" || d.scope.Images == nil:
 		if d.others == d.scope.maxOthers() {
 			d.state.Omitted++
 			return false, nil
@@ -226,7 +226,7 @@ func (c *Copy) check() error {
 			*size = 0
 		}
 	}
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt} {
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
 		*t = disk.ValidTime(*t)
 	}
 	switch c.State {

@@ -162,7 +162,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 				SHA512: sha512, SHA256: sha256, ManifestDigest: sha256, Owned: true,
 				VerifiedAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, ReplacedAt: at, PartBytes: 4, PartTotal: 5,
 			},
-			UsedBy: "u", Demand: "d", Leaving: true, Action: "verify", FromPeers: true,
+			UsedBy: "u", Demand: "d", DemandSince: at, Leaving: true, Action: "verify", FromPeers: true,
 			Rejection: "r", RejectionTemporary: true, Reason: "r", ReasonCode: "no-space", Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},
 	}}}
@@ -237,7 +237,7 @@ func TestDecodeRemovesInvalidTimes(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := s.Disks[0].Copies[0]
-		for _, got := range []time.Time{c.VerifiedAt, c.DamagedAt, c.LastUsed, c.SurplusSince, c.ReplacedAt} {
+		for _, got := range []time.Time{c.VerifiedAt, c.DamagedAt, c.LastUsed, c.SurplusSince, c.ReplacedAt, c.DemandSince} {
 			if got.IsZero() == valid {
 				t.Errorf("%s is %v", text, got)
 			}

@@ -49,8 +49,10 @@ type Disk struct {
 type Copy struct {
 	disk.Copy        // the fields with JSON tags
 	UsedBy    string `json:"using,omitempty"` // why the copy is in use; "": it is not in use
-	// Demand describes the replicas on the disk that need the image, which has no file there; "": none does.
-	Demand string `json:"demand,omitempty"`
+	// Demand describes the replicas on the disk that need the image, which is not ready there; "": none does. They have
+	// needed it since DemandSince; zero: not known. An image that is not declared has a Copy, too.
+	Demand      string    `json:"demand,omitempty"`
+	DemandSince time.Time `json:"demandSince,omitzero"`
 	// Leaving: the copy is withdrawn and may be deleted at any time.
 	Leaving bool `json:"leaving,omitempty"`
 	// Action is the running action for this copy; "": no action runs.

@@ -94,13 +94,29 @@ func (c *Client) Verify(ctx context.Context, image string) error {
 	return c.do(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/verify", nil)
 }
 
-// Cleanup requests the deletion of a copy on a disk (NODE/DISK), and returns the message of
-// the daemon. An empty uuid stands for the declared generation. A copy that the daemon
+// CleanupRequest selects the copy of an image that Cleanup deletes, and what keeps it no longer.
+type CleanupRequest struct {
+	UUID string // "": the declared generation
+	On   string // NODE/DISK; "": no copy is deleted, and UseEnded is set
+	// UseEnded ends the uses by replicas on the disks of the daemon that are not found any more.
+	UseEnded bool
+	// DespiteNeed are nodes whose claims of a use or a need do not keep the copy.
+	DespiteNeed []string
+}
+
+// Cleanup requests the deletion of a copy on a disk, and returns the message of
+// the daemon. A copy that the daemon
 // keeps is a *RefusedError.
-func (c *Client) Cleanup(ctx context.Context, image, uuid, on string) (message string, err error) {
-	query := url.Values{"disk": {on}}
-	if uuid != "" {
-		query.Set("uuid", uuid)
+func (c *Client) Cleanup(ctx context.Context, image string, r CleanupRequest) (message string, err error) {
+	query := url.Values{"despiteNeed": r.DespiteNeed}
+	if r.On != "" {
+		query.Set("disk", r.On)
+	}
+	if r.UUID != "" {
+		query.Set("uuid", r.UUID)
+	}
+	if r.UseEnded {
+		query.Set("useEnded", "true")
 	}
 	var body cleanupBody
 	err = c.do(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/cleanup?"+query.Encode(), &body)

@@ -371,23 +371,35 @@ type cleanupBody struct {
 	Message string `json:"message"`
 }
 
-// cleanup requests the deletion of a copy, and responds with the decision about it.
+// cleanup requests the deletion of a copy, and responds with the decision about it. With useEnded it first ends the uses by
+// replicas that are not found any more, also without a disk.
 func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
-	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
-	on, err := schema.ParseDiskRef(r.URL.Query().Get("disk"))
-	if err != nil {
-		httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
-		return
-	}
+	query := r.URL.Query()
+	name, uuid, useEnded := r.PathValue("name"), query.Get("uuid"), query.Get("useEnded") == "true"
 	if err := errors.Join(disk.CheckName(name), checkUUID(uuid)); err != nil {
 		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
 		return
+	}
+	on, err := schema.ParseDiskRef(query.Get("disk"))
+	if err != nil && !(useEnded && query.Get("disk") == "") {
+		httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
+		return
+	}
+	if useEnded {
+		if err := s.loop.EndUses(r.Context(), name, uuid); err != nil {
+			httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
+			return
+		}
+		if on == (schema.DiskRef{}) {
+			respond(w, http.StatusOK, cleanupBody{"the uses by replicas that are not found any more have ended"})
+			return
+		}
 	}
 	if refusal := s.checkOwnDisks(on); refusal != nil {
 		refusal.Write(w)
 		return
 	}
-	action, err := s.loop.Cleanup(r.Context(), name, uuid, on)
+	action, err := s.loop.Cleanup(r.Context(), name, uuid, on, query["despiteNeed"]...)
 	switch {
 	case errors.Is(err, reconcile.ErrNotDeclared):
 		httperror.New(http.StatusNotFound, "%v: name the copy of an undeclared image with --uuid", err).Write(w)

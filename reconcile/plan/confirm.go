@@ -25,11 +25,11 @@ import (
 // one of them therefore observes that the other copy is leaving, and cancels.
 
 // NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
-// copies it counts on, and for an orphan all other nodes.
+// copies it counts on, and for an orphan and an older generation all other nodes: a replica there may need it.
 func (d Desired) NodesToQuery(o Observed, a Action) []string {
 	ix := newIndex(d, o)
 	image, declared := d.Config.Images[a.Image]
-	if !declared {
+	if !declared || image.ID != a.CopyRef().ID && needsProofs(o, a) {
 		return ix.otherNodes()
 	}
 	nodes := map[string]bool{}
@@ -66,7 +66,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 		case responded:
 			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest, Omitted: peer.Omitted}
 		case slices.Contains(queried, node):
-			peer = Peer{Queried: true, Problem: "it did not respond to a query", UnreachableFor: peer.UnreachableFor}
+			peer = Peer{Queried: true, Problem: "it did not respond to a query", UnreachableFor: peer.UnreachableFor, LastResponse: peer.LastResponse, Omitted: peer.Omitted}
 		default:
 			peer.unconfirmed = true
 		}
@@ -93,6 +93,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 	if responded {
 		d.UUID, d.Problem, d.ReadOnly, d.UsageUnknown = now.UUID, now.Problem, now.ReadOnly, now.UsageUnknown
+		d.Demands = now.demandsAfter(d.Demands, name)
 	}
 	d.Copies = maps.Clone(d.Copies)
 	for id, c := range d.Copies {
@@ -113,6 +114,24 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 		d.Copies[id] = c
 	}
 	return d
+}
+
+// demandsAfter returns the demands of a disk after a response about one name, which d is. They are those of the earlier
+// responses for other names, and for all names if the disk cannot be read.
+func (d Disk) demandsAfter(earlier map[disk.ID]Demand, name string) map[disk.ID]Demand {
+	if d.Problem != "" {
+		return earlier
+	}
+	demands := maps.Clone(d.Demands)
+	if demands == nil {
+		demands = map[disk.ID]Demand{}
+	}
+	for id, one := range earlier {
+		if id.Name != name {
+			demands[id] = one
+		}
+	}
+	return demands
 }
 
 // ConfirmDeletion returns nil if the withdrawn copy of a may be deleted according to o, which

@@ -9,11 +9,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Demand is the need of replicas on a disk for an image that has no file there (G2). Their volumes cannot
-// start without it, so that the disk is a desired disk for as long as one of the replicas exists.
+// Demand is the need of replicas on a disk for an image that has no verified copy there. Their volumes cannot
+// start without it. So while one of the replicas exists, a disk without a file of the declared generation is a desired
+// disk (G2), and every copy of another generation is in use on every node (U4, see neededBy).
 //
-// A demand decides about the disk of the node that observes it, and about nothing else. The copy that is
-// created for it is in use: S1 keeps it, and S4 counts it only if its disk is ranked or named. A demand that
+// G2 decides about the disks of the node that observes the demand. The copy that is
+// created for it is in use: S1 keeps it, and S4 counts it only if its disk is ranked or named. For G2, a demand that
 // another node publishes is a claim, which changes no plan, with one exception: see firstOfDemanded.
 type Demand struct {
 	By string // the replicas, for people
@@ -199,6 +200,9 @@ func undeclaredDemands(ix *index) []Action {
 		demands := ix.observed.Disks[ref].Demands
 		for _, id := range slices.SortedFunc(maps.Keys(demands), CompareIDs) {
 			image, declared := ix.desired.Config.Images[id.Name]
+			if state := ix.copyAt(CopyRef{ref, id}).State; state != "" && state != disk.Pending {
+				continue // its file is not verified, and planned for
+			}
 			if declared && image.ID == id || !ix.desired.invalidReason(id.Name).IsZero() {
 				continue
 			}

@@ -44,6 +44,8 @@ type Desired struct {
 	// Cleanup are surplus copies whose deletion an operator requested before the clean-up
 	// interval has passed.
 	Cleanup map[CopyRef]bool
+	// DespiteNeed are nodes whose claims of a use or a need do not keep such a copy, because an operator said so (U8).
+	DespiteNeed map[CopyRef][]string
 	// Uploads are copies on this node that a client has started to upload; nil: this process
 	// accepts no uploads.
 	Uploads map[CopyRef]bool

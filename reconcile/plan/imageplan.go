@@ -61,7 +61,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 	} else if a, delayed := p.delayedElsewhere(); delayed {
 		actions = append(actions, a)
 	}
-	if a, needed := p.backup(inspections); needed {
+	if a, needed := p.backup(inspections); needed && !slices.ContainsFunc(actions, func(other Action) bool { return !other.Idle() && other.CopyRef() == a.CopyRef() }) {
 		actions = append(actions, a)
 	}
 	actions = append(actions, p.rejectedCleanups()...)
@@ -127,8 +127,8 @@ func (p imagePlanner) inspect(ref CopyRef) (a Action, needed bool) {
 		a = p.ix.attempt(Verify, ref, Suspected, c.Size)
 	case c.State == disk.Failed && isRepairable(p.state, ref):
 		a = p.repair(ref)
-	case c.State == disk.Failed && c.UsedBy != "":
-		a = blocked(ref, because(CodeDamagedInUse, "the copy failed (%s) and cannot be replaced: %s", c.Message, c.UsedBy))
+	case c.State == disk.Failed && p.ix.inUse(ref) != "":
+		a = blocked(ref, because(CodeDamagedInUse, "the copy failed (%s) and cannot be replaced: %s", c.Message, p.ix.inUse(ref)))
 	case mismatch.Code == CodeDigestUnknown:
 		a = p.ix.attempt(Verify, ref, mismatch, c.Size)
 	case !mismatch.IsZero():

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -26,6 +27,11 @@ type index struct {
 	// suspects are copies that gave wrong bytes. They are verified before they are read or
 	// counted on again.
 	suspects map[CopyRef]bool
+	// needs are the disks with replicas that need a generation, on all nodes: see needsOf.
+	needs map[disk.ID][]schema.DiskRef
+	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
+	usageUnknown  string
+	unknownUsages map[bool]Reason // cache of unknownUsage
 	// proofsWaived: copies on other nodes count without a proof.
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
@@ -37,9 +43,19 @@ type index struct {
 
 // emptyIndex returns an index without copies.
 func emptyIndex(d Desired, o Observed) *index {
+	var unknown []string
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
-		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
+		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache, needs: needsOf(o), unknownUsages: map[bool]Reason{},
+	}
+	for name := range d.Config.Nodes[d.Node].Disks {
+		ref := schema.DiskRef{Node: d.Node, Disk: name}
+		if seen := o.Disks[ref]; d.Owns(ref) && seen.Problem == "" && seen.UsageUnknown != "" {
+			unknown = append(unknown, fmt.Sprintf("%s: %s", ref, seen.UsageUnknown))
+		}
+	}
+	if slices.Sort(unknown); len(unknown) > 0 {
+		ix.usageUnknown = "it cannot be determined what is in use: " + JoinMax(unknown, "; ", 3)
 	}
 	if ix.rankings == nil {
 		ix.rankings = NewRankCache(d.Config.Nodes, 0)

@@ -106,18 +106,18 @@ type Disk struct {
 	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
 	// so that their clean-up intervals restart.
 	ClockStepped bool
-	// Demands are the images that replicas on the disk need and that have no file there. It is nil if there
-	// is none.
+	// Demands are the images that replicas on the disk name and that have no ready copy there. Those of another node's disk
+	// with a problem are from its last listing, and nil if it had none since this process started.
 	Demands map[disk.ID]Demand
 	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
-	// copies of the disk then count as in use, until a person repairs the metadata.
+	// copies of its node then count as in use (U7), until a person repairs the metadata.
 	UsageUnknown string
 }
 
 // Copy is the observed state of a copy.
 type Copy struct {
 	disk.Copy
-	// UsedBy describes the user of the copy; "": it is not in use.
+	// UsedBy describes the replica on its disk that names the copy, or the process that has it open; "": there is none.
 	UsedBy string
 	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
 	Leaving bool

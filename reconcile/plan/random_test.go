@@ -95,8 +95,8 @@ func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 		switch {
 		case !c.Owned || o.Disks[u.Copy.Disk].Problem != "":
 			t.Errorf("an update of a copy that this node must not change: %+v", u)
-		case u.InUse != (c.UsedBy != ""):
-			t.Errorf("%+v, and its user is %q", u, c.UsedBy)
+		case u.InUse != (plantest.InUse(d, o, u.Copy) != ""):
+			t.Errorf("%+v, and its user is %q", u, plantest.InUse(d, o, u.Copy))
 		case !u.LastUsed.Equal(c.LastUsed) && !u.LastUsed.Equal(o.Now):
 			t.Errorf("the last use of %s was %s, the update has %s", u.Copy, c.LastUsed, u.LastUsed)
 		case !u.SurplusSince.IsZero() && !u.SurplusSince.Equal(c.SurplusSince) && !u.SurplusSince.Equal(o.Now):

@@ -57,7 +57,7 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on the node is disabled"}, Intended}
 	case !declared.AllowScheduling:
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on the disk is disabled"}, Intended}
-	case c.State == disk.Failed && c.UsedBy != "" && !isRepairable(s, s.on(ref)):
+	case c.State == disk.Failed && s.ix.inUse(s.on(ref)) != "" && !isRepairable(s, s.on(ref)):
 		return Rejection{Reason: Reason{CodeDamagedInUse, "the copy on it failed and is in use"}}
 	case s.ix.observed.Running[s.on(ref)]: // the job reserved its space
 		return Rejection{}
@@ -188,9 +188,9 @@ func isRepairable(s *imageState, ref CopyRef) bool {
 		return false
 	case s.digestDeclared() && c.SHA512 != s.image.Checksum && c.SHA256 != s.image.Checksum:
 		return false
-	case c.UsedBy == "" && s.otherBytesReady(c):
+	case s.ix.inUse(ref) == "" && s.otherBytesReady(c):
 		return false
-	case s.ix.observed.Failures[ref].Unrepairable && c.UsedBy == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(Copy{})).IsZero():
+	case s.ix.observed.Failures[ref].Unrepairable && s.ix.inUse(ref) == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(Copy{})).IsZero():
 		return false
 	}
 	return len(s.intact(ref)) > 0 || upstreamHasRanges(s.image)

@@ -138,12 +138,16 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 		reason = Reason{CodeIncomplete, "partial file on a disk that is not desired"}
 	}
 	rest, ready := p.countWithout(ref), slices.Contains(p.state.ready, ref)
-	end := d.intervalEnd(p.ix.observed, ref)
+	end, use := p.ix.intervalEnd(ref), p.ix.inUse(ref)
+	unknown := Reason{}
+	if ref.ID != p.state.image.ID && !oldPart {
+		unknown = p.ix.unknownUsage(false)
+	}
 	switch {
 	case d.Allowed != schema.Everything:
 		return wait(ref, d.deletionsOff(reason)).asWaitFor(op, true)
-	case c.UsedBy != "":
-		return keepInUse(p.ix, ref, reason.with(CodeInUse, ", but %s", c.UsedBy)).asWaitFor(op, true)
+	case use != "":
+		return keepInUse(p.ix, ref, reason.with(CodeInUse, ", but %s", use)).asWaitFor(op, true)
 	case p.placement.ranked.len() == 0:
 		none := noRankedDisk(d.Config.Nodes, p.state.image)
 		return blocked(ref, none.with(none.Code, ": every copy is kept")).asWaitFor(op, true)
@@ -152,6 +156,8 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
 	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
 		return waitUntil(ref, reason.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(op, false)
+	case !unknown.IsZero():
+		return blocked(ref, reason.with(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(op, true)
 	}
 	a := planDeletion(p.ix, op, ref, reason)
 	if a.Idle() {
@@ -219,14 +225,4 @@ func planDeletion(ix *index, op Op, ref CopyRef, reason Reason) Action {
 	}
 	c := ix.copyAt(ref)
 	return NewAction(op, ref, reason, c.RealSize+c.PartBytes)
-}
-
-// keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
-// needs a person, so that the copy is blocked (R1).
-func keepInUse(ix *index, ref CopyRef, reason Reason) Action {
-	a := wait(ref, reason)
-	if ix.observed.Disks[ref.Disk].UsageUnknown != "" {
-		a.Op, a.Code = Blocked, CodeUsageUnknown
-	}
-	return a
 }

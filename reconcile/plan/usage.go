@@ -42,7 +42,7 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 	for _, refs := range ix.ownByName {
 		for _, ref := range refs {
 			c := ix.copyAt(ref)
-			if u := newUsage(d, o, ref, stays[ref]); c.Owned && u != recordedUsage(ref, c) {
+			if u := newUsage(ix, ref, stays[ref]); c.Owned && u != recordedUsage(ref, c) {
 				updates = append(updates, u)
 			}
 		}
@@ -60,10 +60,10 @@ func recordedUsage(ref CopyRef, c Copy) Usage {
 // newUsage returns what should be recorded of a copy; stays: its disk is a desired disk, or
 // keepGenerations keeps it. The time since when a copy is surplus starts only under a valid
 // configuration, and restarts after the wall clock was wrong (S4).
-func newUsage(d Desired, o Observed, ref CopyRef, stays bool) Usage {
-	c := o.Disks[ref.Disk].Copies[ref.ID]
+func newUsage(ix *index, ref CopyRef, stays bool) Usage {
+	d, o, c := ix.desired, ix.observed, ix.copyAt(ref)
 	u := recordedUsage(ref, c)
-	u.InUse = c.UsedBy != ""
+	u.InUse = ix.inUse(ref) != ""
 	if c.InUseRecorded && !u.InUse || d.otherClock(c) && !u.LastUsed.IsZero() || implausible(u.LastUsed, o.Now) && !u.LastUsed.IsZero() {
 		u.LastUsed = o.Now
 	}
@@ -109,12 +109,12 @@ func (d Disk) ApplyUsage(u Usage) {
 // intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
 // when the copy became surplus, whichever is later. It restarts now when a recorded time is
 // missing or implausible, or by another clock (S4); UsageUpdates records that.
-func (d Desired) intervalEnd(o Observed, ref CopyRef) time.Time {
-	c, stepped := o.Disks[ref.Disk].Copies[ref.ID], o.Disks[ref.Disk].ClockStepped
+func (ix *index) intervalEnd(ref CopyRef) time.Time {
+	d, o, c, stepped := ix.desired, ix.observed, ix.copyAt(ref), ix.observed.Disks[ref.Disk].ClockStepped
 	since := c.SurplusSince
 	switch {
 	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),
-		c.InUseRecorded && c.UsedBy == "", // the use has just ended
+		c.InUseRecorded && ix.inUse(ref) == "", // the use has just ended
 		!c.LastUsed.IsZero() && implausible(c.LastUsed, o.Now):
 		since = o.Now
 	case c.LastUsed.After(since):

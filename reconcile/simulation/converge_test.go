@@ -68,7 +68,7 @@ func (c *cluster) pendingWork() string {
 // checkConverged compares the disks with the declaration.
 func (c *cluster) checkConverged(began time.Duration) {
 	head := c.latest()
-	always := c.overPruneLimit() || head.config.Settings.ConcurrentReplenishPerNodeLimit == 0
+	always := !c.allDisksPresent() || c.overPruneLimit() || head.config.Settings.ConcurrentReplenishPerNodeLimit == 0
 	lacks, any := map[string]bool{}, false
 	for _, name := range slices.Sorted(maps.Keys(head.config.Images)) {
 		lacks[name] = c.checkImage(head.config.Images[name])
@@ -165,7 +165,7 @@ func (c *cluster) overPruneLimit() bool {
 	gone, confirmed := map[string]bool{}, true
 	for _, d := range c.disks {
 		for id, s := range d.Copies {
-			if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() {
+			if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && !c.keptByUse()[id.Name] {
 				gone[id.Name] = true
 				confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 			}
@@ -192,7 +192,8 @@ func (c *cluster) checkLeftovers() {
 			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
 				c.violation("converge", "a partial upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
 			case !s.Owned || c.users(plan.CopyRef{Disk: ref, ID: id}) > 0:
-			case !declared && !pruneBlocked && !c.isUsedAnywhere(id.Name) && c.allDisksPresent():
+			case image.ID != id && (len(c.needing(plan.CopyRef{Disk: ref, ID: id})) > 0 || !c.allDisksPresent()):
+			case !declared && !pruneBlocked && !c.isUsedAnywhere(id.Name):
 				c.violation("converge", "%s is left on %s", id, ref)
 			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks && !c.mayStay(image, plan.CopyRef{Disk: ref, ID: id}):
 				c.violation("converge", "%s, an older generation, is left on %s", id, ref)
@@ -210,6 +211,18 @@ func (c *cluster) isUsedAnywhere(name string) bool {
 		}
 	}
 	return false
+}
+
+// keptByUse returns the images with a copy that is in use or that a replica on another disk needs.
+func (c *cluster) keptByUse() map[string]bool {
+	kept := map[string]bool{}
+	for ref, d := range c.disks {
+		for id := range d.Copies {
+			key := plan.CopyRef{Disk: ref, ID: id}
+			kept[id.Name] = kept[id.Name] || c.users(key) > 0 || len(c.needing(key)) > 0
+		}
+	}
+	return kept
 }
 
 // allDisksPresent reports whether every declared disk is attached.
@@ -275,7 +288,7 @@ func (c *cluster) removeImageAtEnd() {
 }
 
 // checkRemovedImage checks that no copy of a removed image is left, except if one of its copies is in
-// use, and except unmanaged copies and copies on disks that are not declared.
+// use or needed, and except unmanaged copies and copies on disks that are not declared.
 func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
@@ -287,7 +300,7 @@ func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
 			_, declared := c.latest().config.Nodes[ref.Node].Disks[ref.Disk]
-			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned {
+			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned && c.allDisksPresent() && len(c.needing(plan.CopyRef{Disk: ref, ID: id})) == 0 {
 				c.violation("converge", "%s exists 10 minutes after its image was removed from the configuration", plan.CopyRef{Disk: ref, ID: id})
 			}
 		}

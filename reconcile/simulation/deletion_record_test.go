@@ -39,8 +39,12 @@ type deletion struct {
 	relayed map[readyCopy]bool
 	// deceived: a compromised node has responded.
 	deceived bool
-	conf     *declaration // the configuration of the decision; nil before it
-	phase    string
+	// needs are the disks with replicas that have needed the generation at every moment since began, and unlimited the images
+	// that were in use or needed then, so that the prune limit does not count them.
+	needs     map[schema.DiskRef]bool
+	unlimited map[string]bool
+	conf      *declaration // the configuration of the decision; nil before it
+	phase     string
 }
 
 // readyCopy is a ready copy that is not leaving, with its recorded content and the config digest of
@@ -64,6 +68,7 @@ type decision struct {
 func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {
 	r := &deletion{c: c, node: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
 		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}, proven: map[plan.CopyRef]bool{}, relayed: map[readyCopy]bool{}}
+	r.needs, r.unlimited = c.needing(w.key), c.keptByUse()
 	if c.withdrawnByTwo(r) {
 		c.pairs[pairWithdrawals]++
 	}
@@ -90,6 +95,8 @@ func (r *deletion) sample() {
 	if r.conf != nil {
 		return
 	}
+	now := r.c.needing(r.key)
+	maps.DeleteFunc(r.needs, func(ref schema.DiskRef, _ bool) bool { return !now[ref] })
 	for _, name := range r.c.names {
 		if config := r.c.nodes[name].observedDigest; config == "" {
 			r.reachable[name] = r.reachable[name] || name == r.node.name || r.c.reachable(r.node.name, name)

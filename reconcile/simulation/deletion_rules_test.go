@@ -43,6 +43,9 @@ func (r *deletion) checkDecision(o plan.Observed) {
 	if declared && r.key.ID != image.ID {
 		r.checkKept(image, s)
 	}
+	if (!declared || r.key.ID != image.ID) && s.File != "" {
+		r.checkNeeds(o)
+	}
 	accepted, requested := m.requestedCleanups[r.key]
 	if !evicted && !(requested && r.began-accepted <= time.Minute) { // a request is in force for a minute
 		r.checkInterval(s)
@@ -161,7 +164,7 @@ func (r *deletion) checkOrphan() {
 				if id.Name == r.key.ID.Name && c.users(plan.CopyRef{Disk: schema.DiskRef{Node: name, Disk: d}, ID: id}) > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
-				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began {
+				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began && !r.unlimited[id.Name] && c.liar == nil {
 					gone[id.Name] = true
 					confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 				}

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -38,7 +40,8 @@ func (c *cluster) injectDemands() {
 	})
 }
 
-// placeReplica places a replica of a declared image on a disk that has no file of the image. It stays for a
+// placeReplica places a replica of an image on a disk that has no file of the image: of a declared image, or of any that
+// has a copy, also an older generation or an orphan. It stays for a
 // random time: for a moment, or for long enough that a copy can be created for it.
 func (c *cluster) placeReplica() {
 	config := c.latest().config
@@ -50,9 +53,12 @@ func (c *cluster) placeReplica() {
 	if c.demands.oneIn(10) {
 		id.UUID = "0badcafe"
 	}
+	if existing := c.existingIDs(); len(existing) > 0 && c.demands.oneIn(2) {
+		id = pick(c.demands, existing...)
+	}
 	key := plan.CopyRef{Disk: pick(c.demands, c.diskRefs()...), ID: id}
 	d := c.disks[key.Disk]
-	if s := d.Copies[id]; !d.Attached || s != nil && s.File != "" {
+	if s := d.Copies[id]; !d.Attached || d.ReplicasAway || s != nil && s.File != "" {
 		return
 	}
 	r := d.Replicas[id]
@@ -71,7 +77,81 @@ func (c *cluster) placeReplica() {
 	if c.demands.oneIn(3) {
 		wait = c.demandMoment(0, time.Minute)
 	}
+	if c.demands.oneIn(4) {
+		c.after(c.demandMoment(0, wait+1), func() { c.unmountReplicas(key.Disk, d) })
+	}
 	c.after(wait, func() { c.unlessHealed(func() { c.removeReplica(key, d) }) })
+}
+
+// existingIDs returns the images with a file on any disk.
+func (c *cluster) existingIDs() []disk.ID {
+	existing := map[disk.ID]bool{}
+	for _, d := range c.disks {
+		for id, s := range d.Copies {
+			existing[id] = existing[id] || s.File != ""
+		}
+	}
+	maps.DeleteFunc(existing, func(_ disk.ID, file bool) bool { return !file })
+	return slices.SortedFunc(maps.Keys(existing), plan.CompareIDs)
+}
+
+// unmountReplicas hides the replicas of a disk for a while, if a manager has recorded them.
+func (c *cluster) unmountReplicas(ref schema.DiskRef, d *Disk) {
+	if c.healed || c.disks[ref] != d || !maps.Equal(d.recorded, d.named()) {
+		return
+	}
+	d.ReplicasAway = true
+	c.logf("", "the folder of the replicas on %s is not mounted", ref)
+	if c.demands.oneIn(2) {
+		c.crashAndRestart(c.nodes[ref.Node])
+	}
+	c.after(c.demandMoment(0, 10*time.Minute), func() { d.ReplicasAway = false })
+}
+
+// needing returns the disks, other than that of a copy, on which replicas need the generation of the copy, and which have no
+// ready copy of it.
+func (c *cluster) needing(key plan.CopyRef) map[schema.DiskRef]bool {
+	disks := map[schema.DiskRef]bool{}
+	for ref, d := range c.disks {
+		on := plan.CopyRef{Disk: ref, ID: key.ID}
+		if ref != key.Disk && d.Attached && c.users(on) > 0 && (!d.Copies[key.ID].Ready() || c.deletionOf(on) != nil) {
+			disks[ref] = true
+		}
+	}
+	return disks
+}
+
+// checkNeeds checks that no replica on another disk needs the generation that is deleted, as far as the node can know: U4, U7.
+func (r *deletion) checkNeeds(o plan.Observed) {
+	for ref := range r.needs {
+		peer := r.node.peers[ref.Node]
+		_, declared := r.conf.config.Nodes[ref.Node].Disks[ref.Disk]
+		switch {
+		case !declared || r.c.nodes[ref.Node].liar != nil:
+		case ref.Node == r.node.name, r.responded[ref.Node] && !*clusterWorld:
+			r.c.violation("U4", "%s is deleted, and a replica on %s needs it", r.key, ref)
+		case peer != nil && peer.publication != nil && publishes(peer.publication.state, ref.Disk, r.key.ID):
+			r.c.violation("U7", "%s is deleted, and a replica on %s needed it when that node last responded", r.key, ref)
+		}
+	}
+	for name, node := range r.conf.config.Nodes {
+		for d := range node.Disks {
+			ref := schema.DiskRef{Node: name, Disk: d}
+			if name == r.node.name && o.Disks[ref].Problem != "" {
+				r.c.violation("U7", "%s is deleted, and the replicas on %s cannot be read: %s", r.key, ref, o.Disks[ref].Problem)
+			}
+		}
+		if p := r.node.peers[name]; name != r.node.name && (p == nil || p.publication == nil) && !r.responded[name] {
+			r.c.violation("U7", "%s is deleted, and node %s has not responded since the process started", r.key, name)
+		}
+	}
+}
+
+// publishes reports whether a node has published that replicas on a disk need an image.
+func publishes(s peer.State, name string, id disk.ID) bool {
+	return slices.ContainsFunc(s.Disks, func(d peer.Disk) bool {
+		return d.Name == name && slices.ContainsFunc(d.Copies, func(c peer.Copy) bool { return c.ID == id && c.Demand != "" })
+	})
 }
 
 // leaveReserve declares a reserve for a disk, and fills the disk for a while, so that an image fits on it only
@@ -135,7 +215,7 @@ func (c *cluster) users(key plan.CopyRef) int {
 func (c *cluster) isDemanded(d *declaration, key plan.CopyRef, began time.Duration) bool {
 	image := d.config.Images[key.ID.Name]
 	last, ended := c.lastDemand[key]
-	return image.ID == key.ID && image.FollowReplicas && (c.disks[key.Disk].Replicas[key.ID].Count > 0 || ended && last >= began)
+	return image.ID == key.ID && image.FollowReplicas && (c.users(key) > 0 || c.disks[key.Disk].replicasOf(key.ID) != "" || ended && last >= began)
 }
 
 // checkDemanded checks that a job that creates a copy on a disk that is not desired was demanded when its

@@ -25,6 +25,9 @@ type Disk struct {
 	// Replicas are the replicas that came when the disk had no file of their image, by image. Those that
 	// came later are Copy.Users.
 	Replicas map[disk.ID]Replicas
+	// ReplicasAway: the folder of the replicas is not mounted. A manager finds the replicas that it has recorded.
+	ReplicasAway bool
+	recorded     map[disk.ID]bool
 	// UsersUnknown: the metadata of a replica cannot be read, so that no copy counts as unused.
 	UsersUnknown bool
 	// ReadOnly: all writes fail.
@@ -168,18 +171,40 @@ func (c *Copy) Ready() bool {
 	return c != nil && c.File != "" && c.Owned && !c.Changed && c.Failure == "" && !c.Aside
 }
 
-// UsedBy returns what uses a copy on the disk, "" if nothing does.
+// UsedBy returns what uses a copy on the disk, or may use it; "": nothing does.
 func (d *Disk) UsedBy(id disk.ID) string {
-	c := d.Copies[id]
+	if user := d.replicasOf(id); user != "" || !d.UsersUnknown {
+		return user
+	}
+	return "cannot determine what is in use"
+}
+
+// replicasOf returns which replicas name an image, as far as a manager finds them; "": none.
+func (d *Disk) replicasOf(id disk.ID) string {
+	c, count := d.Copies[id], d.Replicas[id].Count
+	if c != nil {
+		count += c.Users
+	}
 	switch {
+	case d.ReplicasAway && !d.recorded[id], !d.ReplicasAway && count == 0:
+		return ""
 	case c != nil && c.Users > 0:
 		return cmp.Or(c.UsedBy, "used by a replica")
-	case d.Replicas[id].Count > 0:
-		return "used by a replica"
-	case d.UsersUnknown:
-		return "cannot determine what is in use"
 	}
-	return ""
+	return "used by a replica"
+}
+
+// named returns the images that replicas name, as far as a manager finds them.
+func (d *Disk) named() map[disk.ID]bool {
+	named := map[disk.ID]bool{}
+	for _, ids := range [][]disk.ID{slices.Collect(maps.Keys(d.Replicas)), slices.Collect(maps.Keys(d.Copies)), slices.Collect(maps.Keys(d.recorded))} {
+		for _, id := range ids {
+			if d.replicasOf(id) != "" {
+				named[id] = true
+			}
+		}
+	}
+	return named
 }
 
 // Open opens the disk that current returns, as reconcile.System.OpenDisk does. current returns the
@@ -221,7 +246,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 			continue
 		}
 		c.Copies = append(c.Copies, o.disk.Copy(id))
-		u.reasons[id] = o.disk.UsedBy(id)
+		u.reasons[id] = o.disk.replicasOf(id)
 	}
 	c.Space, c.ReadOnly, c.Users = disk.Space{Total: o.disk.Total, Free: o.disk.Free()}, o.disk.ReadOnly, u
 	return c, nil
@@ -239,6 +264,20 @@ func (o openDisk) Update(id disk.ID, change func(*disk.Record)) error {
 	return nil
 }
 
+// RecordUsers implements reconcile.Disk.
+func (o openDisk) RecordUsers() error {
+	if o.Check() != nil || o.disk.ReadOnly {
+		return errIO
+	}
+	o.disk.recorded = o.disk.named()
+	return nil
+}
+
+// EndUses implements reconcile.Disk.
+func (o openDisk) EndUses(name, uuid string) {
+	maps.DeleteFunc(o.disk.recorded, func(id disk.ID, _ bool) bool { return id.Name == name && (uuid == "" || id.UUID == uuid) })
+}
+
 // Close implements reconcile.Disk.
 func (openDisk) Close() error { return nil }
 
@@ -252,12 +291,12 @@ type users struct {
 // Demands implements reconcile.Users.
 func (u users) Demands() map[disk.ID]disk.Demand { return u.demands }
 
-// demands returns the images that replicas need and that have no file on the disk.
+// demands returns what replicas name.
 func (d *Disk) demands() map[disk.ID]disk.Demand {
 	demands := map[disk.ID]disk.Demand{}
-	for id, r := range d.Replicas {
-		if c := d.Copies[id]; r.Count > 0 && (c == nil || c.File == "") {
-			demands[id] = disk.Demand{Replicas: []string{"vol-1"}, Since: r.Since}
+	for id := range d.named() {
+		if c := d.Copies[id]; c == nil || !c.Aside {
+			demands[id] = disk.Demand{Replicas: []string{"vol-1"}, Since: d.Replicas[id].Since}
 		}
 	}
 	return demands

@@ -297,7 +297,7 @@ func (m *node) requestCleanup(key plan.CopyRef) {
 	if m.liar != nil {
 		return
 	}
-	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, func(_ plan.Action, err error) {
+	m.loop.RequestCleanup(key.ID.Name, key.ID.UUID, key.Disk, nil, func(_ plan.Action, err error) {
 		if err == nil {
 			m.requestedCleanups[key] = m.c.now
 		}
@@ -341,8 +341,8 @@ func (c *cluster) attach(key plan.CopyRef) {
 		c.pairs[pairAttach]++
 		c.logf("", "a volume tries to use %s, whose deletion is %s", key, r.phase)
 	}
-	if s.Aside || s.File == "" {
-		return // the volume finds no file
+	if s.Aside || s.File == "" || c.disks[key.Disk].ReplicasAway {
+		return // the volume finds no file, or has no place for its replica
 	}
 	if s.Users++; s.Users == 1 {
 		c.history(s).usedFrom = c.now

@@ -26,6 +26,7 @@ func (c *cluster) heal(fit bool) {
 		if !d.Attached && c.nodes[ref.Node].liar == nil {
 			d.reattach(true)
 		}
+		d.ReplicasAway = false
 		d.UsersUnknown, d.ReadOnly, d.FailsWrites, d.OtherFiles = false, false, false, -100*gib
 		c.removeReplicas(ref, fit)
 		for _, id := range d.IDs() {

@@ -82,7 +82,7 @@ func (k *checker) checkActions() {
 		case plan.Repair:
 			k.forbid(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || k.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
 		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync:
-			k.forbid(file && (c.State != disk.Failed || c.UsedBy != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, c.UsedBy)
+			k.forbid(file && (c.State != disk.Failed || InUse(k.d, k.o, key) != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, InUse(k.d, k.o, key))
 			k.checkTarget(a)
 			k.checkFirstCopy(a)
 		case plan.Backup:
@@ -90,7 +90,8 @@ func (k *checker) checkActions() {
 			k.forbid(!declared || c.State != disk.Ready || c.Leaving || k.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
 		case plan.Cleanup, plan.Evict:
 			k.forbid(!there || !c.Owned, "%s of a copy that is not owned: %s", a.Op, key)
-			k.forbid(c.UsedBy != "", "%s of %s, which is in use", a.Op, key)
+			k.forbid(InUse(k.d, k.o, key) != "", "%s of %s: %s", a.Op, key, InUse(k.d, k.o, key))
+			k.checkNeedsKnown(key)
 			k.forbid(k.d.Allowed != schema.Everything, "%s while the configuration is invalid", a.Op)
 		default:
 			k.forbid(true, "unknown action %s", a.Op)
@@ -166,7 +167,8 @@ func (k *checker) checkTarget(a plan.Action) {
 	matches := slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
 	_, demanded := k.o.Disks[key.Disk].Demands[key.ID]
-	demanded = demanded && image.FollowReplicas
+	c := k.o.Disks[key.Disk].Copies[key.ID]
+	demanded = demanded && image.FollowReplicas && (c.State == "" || c.State == disk.Pending)
 	k.forbid(a.Demanded != demanded, "%s of %s: demanded %v, want %v", a.Op, key, a.Demanded, demanded)
 	k.forbid(!demanded && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
 	k.forbid(!demanded && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
@@ -175,7 +177,7 @@ func (k *checker) checkTarget(a plan.Action) {
 		return
 	}
 	from := k.sourceOf(a)
-	c := k.o.Disks[from.Disk].Copies[from.ID]
+	c = k.o.Disks[from.Disk].Copies[from.ID]
 	ok := c.State == disk.Ready && !c.Leaving && k.o.Disks[from.Disk].Problem == "" && k.responds(from.Disk.Node)
 	ok = ok && (from.Disk.Node == k.d.Node && a.LocalSource == from || a.LocalSource == plan.CopyRef{} && !c.ManifestDigest.IsZero())
 	// A running sync continues if its source temporarily does not respond.
@@ -273,7 +275,7 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 		for id, c := range seen.Copies {
 			_, declared := k.d.Config.Images[id.Name]
 			declaration, invalid := k.d.Invalid[id.Name]
-			if seen.Problem == "" && c.Owned && hadBytes(c) && !declared && !(invalid && !declaration.Stale) {
+			if seen.Problem == "" && c.Owned && hadBytes(c) && !k.isUsed(id) && !declared && !(invalid && !declaration.Stale) {
 				orphans[id.Name] = true
 				confirmed = confirmed && slices.Contains(k.d.Config.Settings.PruneConfirmed, id)
 			}
@@ -289,6 +291,56 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 		for name := range n.Disks {
 			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
 			k.forbid(!known || seen.Problem != "" || !k.counts(node), "cleanup of %s while its use on %s/%s is unknown", key, node, name)
+		}
+	}
+}
+
+// InUse returns why a copy of the node of d is in use; "": it is not.
+func InUse(d plan.Desired, o plan.Observed, key plan.CopyRef) string {
+	c := o.Disks[key.Disk].Copies[key.ID]
+	if c.UsedBy != "" {
+		return c.UsedBy
+	}
+	for ref, seen := range o.Disks {
+		switch other := seen.Copies[key.ID]; {
+		case ref.Node == key.Disk.Node && seen.Problem == "" && seen.UsageUnknown != "":
+			return "any copy of the node may be in use"
+		case ref == key.Disk || c.State == disk.Pending || d.Config.Images[key.ID.Name].ID == key.ID:
+		case seen.Demands[key.ID].By != "" && (other.State != disk.Ready || other.Leaving || seen.Problem != ""):
+			return fmt.Sprintf("a replica on %s needs it", ref)
+		}
+	}
+	return ""
+}
+
+// isUsed reports whether an orphan does not count for the prune limit.
+func (k *checker) isUsed(id disk.ID) bool {
+	for _, seen := range k.o.Disks {
+		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || seen.Problem != "") {
+			return true
+		}
+		for other, c := range seen.Copies {
+			if other.Name == id.Name && seen.Problem == "" && c.UsedBy != "" {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// checkNeedsKnown checks that it is known whether replicas need a generation that is not declared, before it is deleted.
+func (k *checker) checkNeedsKnown(key plan.CopyRef) {
+	if k.d.Config.Images[key.ID.Name].ID == key.ID || k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending {
+		return
+	}
+	for node, n := range k.d.Config.Nodes {
+		p := k.o.Peers[node]
+		own := node == k.d.Node
+		k.forbid(!own && p.Omitted > 0, "deletion of %s, and needs of %s are left out", key, node)
+		k.forbid(!own && !p.Responds() && p.LastResponse.IsZero(), "deletion of %s before %s has responded", key, node)
+		for name := range n.Disks {
+			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			k.forbid(!known || seen.Problem != "" && (own || seen.Demands == nil), "deletion of %s while the needs on %s/%s are unknown", key, node, name)
 		}
 	}
 }

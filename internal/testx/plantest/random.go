@@ -201,6 +201,9 @@ func (r generator) clone(name string) schema.Source {
 func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map[plan.CopyRef]bool) {
 	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
 	allUsed := r.oneIn(15) // as on a disk where the metadata of a replica cannot be read
+	if r.oneIn(15) {
+		seen.UsageUnknown = "replica vol-2: read volume.meta: unexpected end of JSON input"
+	}
 	if r.oneIn(12) {
 		seen.Problem, seen.ProblemFor = "not there", pick(r, 0, 4*time.Minute, time.Hour)
 	}
@@ -216,7 +219,7 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 			if r.oneIn(2) {
 				seen.Copies[id] = r.copy(id, o.Now, allUsed)
 			}
-			if c, exists := seen.Copies[id]; r.oneIn(6) && (!exists || c.State == disk.Pending) {
+			if c, exists := seen.Copies[id]; r.oneIn(6) && (!exists || c.State != disk.Ready) {
 				if seen.Demands == nil {
 					seen.Demands = map[disk.ID]plan.Demand{}
 				}
@@ -237,7 +240,10 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 		}
 	}
 	if seen.Problem != "" { // nothing is known of its copies
-		seen.Copies, seen.Demands = nil, nil
+		seen.Copies, seen.UsageUnknown = nil, ""
+		if ref.Node == "node1" || r.oneIn(2) { // otherwise it was read before
+			seen.Demands = nil
+		}
 	}
 	o.Disks[ref] = seen
 }

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/spf13/cobra"
+)
+
+func newImageUsers() *cobra.Command {
+	var daemon daemonFlags
+	cmd := &cobra.Command{
+		Use:   "users NAME[-UUID] [--url URL] [flags]",
+		Short: "List what uses or needs the copies of an image",
+		Long: `Lists what keeps the copies of an image, as the daemon knows it, and what ends each use:
+
+  used      a replica on the disk of a copy names it, or a process has it open
+  needed    a replica names a generation that its disk has no verified copy of. Every
+            other copy of it is kept, on all nodes, unless the generation is declared:
+            then it is protected as long as it is
+  unknown   the users on a disk cannot be read, so that every copy of its node is kept
+
+NAME may also be <name>-<uuid>, for one generation.`,
+		Example: `  backing-image-manager backing-image users parrot
+  backing-image-manager backing-image users parrot-6846a0b2 -o json`,
+		Args:              exactArgs("NAME"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	daemon.add(cmd)
+	format := outputFlag(cmd, report.Table, report.JSON)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		s, err := daemon.status(cmd.Context())
+		if err != nil {
+			return err
+		}
+		name, uuid := args[0], ""
+		isNamed := func(image status.ImageStatus) bool { return image.Name == name && (uuid == "" || image.UUID == uuid) }
+		if id, err := disk.ParseID(name); err == nil && !slices.ContainsFunc(s.Images, isNamed) {
+			name, uuid = id.Name, id.UUID
+		}
+		if !slices.ContainsFunc(s.Images, isNamed) {
+			return fmt.Errorf("no image %s is declared, and no disk has a copy of it", args[0])
+		}
+		users := report.Users(s, name, uuid)
+		if format.value == report.JSON {
+			return report.WriteJSON(cmd.OutOrStdout(), users)
+		}
+		_, err = io.WriteString(cmd.OutOrStdout(), report.UsersTable(users))
+		return err
+	}
+	return cmd
+}

@@ -1,0 +1,118 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// needsOf returns the disks of all nodes on which replicas name a generation that its disk has no verified copy of. They are
+// sorted by image. Those of a node that does not respond, and of a disk that cannot be read any more, are those of the last
+// response.
+func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
+	needs := map[disk.ID][]schema.DiskRef{}
+	for ref, seen := range o.Disks {
+		for id := range seen.Demands {
+			if c := seen.Copies[id]; seen.Problem != "" || c.State != disk.Ready || c.Leaving {
+				needs[id] = append(needs[id], ref)
+			}
+		}
+	}
+	for _, refs := range needs {
+		slices.SortFunc(refs, CompareDisks)
+	}
+	return needs
+}
+
+// inUse returns why a copy is in use, as far as this node knows; "": it is not. A use that cannot be read on one disk of this node may be
+// a use of any copy of it (U7).
+func (ix *index) inUse(ref CopyRef) string {
+	c := ix.copyAt(ref)
+	switch {
+	case c.UsedBy != "":
+		return c.UsedBy
+	case ix.usageUnknown != "" && ix.desired.Owns(ref.Disk):
+		return ix.usageUnknown
+	case c.State == disk.Pending:
+		return ""
+	}
+	return ix.neededBy(ref)
+}
+
+// neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. The declared
+// generation is protected by S2 and S4, so that a need keeps no surplus copy of it. A person may end the claim of a node.
+func (ix *index) neededBy(ref CopyRef) string {
+	if ix.desired.Config.Images[ref.ID.Name].ID == ref.ID {
+		return ""
+	}
+	for _, on := range ix.needs[ref.ID] {
+		if on != ref.Disk && !ix.isWaived(ref, on.Node) {
+			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
+		}
+	}
+	return ""
+}
+
+// isWaived reports whether a requested clean-up of a copy is not to be held by what a node claims.
+func (ix *index) isWaived(ref CopyRef, node string) bool {
+	return node != ix.desired.Node && slices.Contains(ix.desired.DespiteNeed[ref], node)
+}
+
+// unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason. For
+// an older generation, a node that has responded since this process started counts with its last response (U7): a silent node
+// cannot get a replica of an image that it does not have. For an orphan, each node must respond (D2).
+func (ix *index) unknownUsage(orphan bool) Reason {
+	if cached, known := ix.unknownUsages[orphan]; known {
+		return cached
+	}
+	reason := Reason{}
+	for _, node := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes)) {
+		if reason = ix.unknownUsageOn(node, orphan); !reason.IsZero() {
+			break
+		}
+	}
+	ix.unknownUsages[orphan] = reason
+	return reason
+}
+
+// unknownUsageOn is unknownUsage for the disks of one node.
+func (ix *index) unknownUsageOn(node string, orphan bool) Reason {
+	own, peer := node == ix.desired.Node, ix.observed.Peers[node]
+	reason := Reason{}
+	switch {
+	case own:
+	case orphan:
+		reason = ix.whyIgnored(node)
+	case !peer.Responds() && peer.LastResponse.IsZero():
+		reason = because(CodeUsageUnknown, "node %s has not responded since this process started", node)
+	}
+	if reason.IsZero() {
+		reason = peer.incomplete(node)
+	}
+	disks := ix.desired.Config.Nodes[node].Disks
+	for _, name := range slices.Sorted(maps.Keys(disks)) {
+		on := schema.DiskRef{Node: node, Disk: name}
+		seen, known := ix.observed.Disks[on]
+		switch {
+		case !reason.IsZero():
+		case !known:
+			reason = because(CodeUsageUnknown, "%s: not observed", on)
+		case seen.Problem != "" && (own || orphan || seen.Demands == nil):
+			reason = because(CodeUsageUnknown, "%s: %s", on, seen.Problem)
+		}
+	}
+	return reason
+}
+
+// keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
+// needs a person, so that the copy is blocked (R1).
+func keepInUse(ix *index, ref CopyRef, reason Reason) Action {
+	a := wait(ref, reason)
+	if ix.usageUnknown != "" {
+		a.Op, a.Code = Blocked, CodeUsageUnknown
+	}
+	return a
+}
