@@ -5,14 +5,17 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestConfigCommit(t *testing.T) {
 	d := newDisk(t)
-	if c, err := d.ConfigCommit(); c != "" || err != nil {
+	if c, err := d.ConfigCommit(); c != (ConfigCommit{}) || err != nil {
 		t.Errorf("of a new disk: %q, %v", c, err)
 	}
-	for _, want := range []string{strings.Repeat("a", 40), strings.Repeat("1", 64)} {
+	signed, committed := strings.Repeat("5", 64), time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
+	for _, name := range []string{strings.Repeat("a", 40), strings.Repeat("1", 64)} {
+		want := ConfigCommit{Name: name, Signed: signed, Committed: committed}
 		if err := d.SetConfigCommit(want); err != nil {
 			t.Fatal(err)
 		}
@@ -25,13 +28,22 @@ func TestConfigCommit(t *testing.T) {
 	}
 	// Nothing is known then, and that must not look like a new disk.
 	path := filepath.Join(d.Path(), commitFile)
-	for _, content := range []string{"", "abc", strings.Repeat("A", 40), strings.Repeat("a", 41)} {
+	name := strings.Repeat("a", 40)
+	for _, content := range []string{"", "abc", strings.Repeat("A", 40), name + "a", name + " ", name + " " + signed, name + " " + signed + " x",
+		name + "  " + signed + " 1", name + " " + signed + " 1234567890123", name + "\n" + name} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if c, err := d.ConfigCommit(); err == nil {
 			t.Errorf("%q is the commit %q", content, c)
 		}
+	}
+	// An earlier version recorded the name alone.
+	if err := os.WriteFile(path, []byte(name+"\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := d.ConfigCommit(); c != (ConfigCommit{Name: name}) || err != nil {
+		t.Errorf("of an earlier version: %+v, %v", c, err)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -42,7 +54,7 @@ func TestConfigCommit(t *testing.T) {
 	if c, err := d.ConfigCommit(); err == nil {
 		t.Errorf("a symlink is the commit %q", c)
 	}
-	if err := d.SetConfigCommit(strings.Repeat("b", 40)); err != nil {
+	if err := d.SetConfigCommit(ConfigCommit{Name: name, Signed: signed}); err != nil {
 		t.Error(err)
 	}
 }

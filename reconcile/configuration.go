@@ -19,18 +19,17 @@ type configuration struct {
 	log      *slog.Logger
 	removals configdir.RemovalConfirmer
 
-	loaded      bool           // a configuration was applied
-	result      schema.Result  // the last one that was applied
-	desired     plan.Desired   // of result; before that, only the name of the node
-	fault       string         // why the directory cannot be used; "": it can
-	notDeclared string         // why result has no part for this node; "": it has one
-	pending     *schema.Result // the last one, if its commit was refused; nil: it was applied
-	refused     string         // why the last read that changed something was not applied; "": it was
+	loaded      bool          // a configuration was applied
+	result      schema.Result // the last one that was applied
+	desired     plan.Desired  // of result; before that, only the name of the node
+	fault       string        // why the directory cannot be used; "": it can
+	notDeclared string        // why result has no part for this node; "": it has one
+	refused     *Reading      // the last read with a Result or Revision, if its commit was refused; nil: it was applied
 }
 
-// refuse records why a commit must not be applied, until the directory has another one.
-func (c *configuration) refuse(why string) (changed bool) {
-	c.refused = why
+// refuse records why the commit of a read must not be applied, until the directory has another one.
+func (c *configuration) refuse(r Reading, why string) (changed bool) {
+	c.refused = &r
 	return c.setFault(why)
 }
 
@@ -56,6 +55,9 @@ func (c *configuration) setFault(fault string) (changed bool) {
 
 // setRevision records that the same configuration is at another revision now.
 func (c *configuration) setRevision(revision string) {
+	if revision == c.result.Revision {
+		return
+	}
 	c.desired.Revision, c.result.Revision = revision, revision
 	c.log.Info("configuration unchanged at a new revision", "revision", revision, "digest", c.result.Digest)
 }
@@ -118,62 +120,57 @@ func (c *configuration) view(loading *time.Time) *status.View {
 // The error says that the Loop cannot start with its first configuration: this node is not
 // declared, or another process writes to its disks and none can be used.
 func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
-	changed = l.config.setFault(cmp.Or(r.Fault, l.config.refused))
-	r = l.withPending(r)
+	r = l.config.withRefused(r)
 	switch {
 	case r.Fault != "":
-		return changed, nil
+		return l.config.setFault(r.Fault), nil
 	case r.Result != nil:
-		if changed, err = l.configure(ctx, *r.Result, r.Checkout); err != nil || l.config.refused != "" {
+		if changed, err = l.configure(ctx, r); err != nil || l.config.refused != nil {
 			return changed, err
 		}
 	case r.Revision != nil:
-		if why := l.acceptCommit(ctx, r.Checkout, *r.Revision); why != "" {
-			return l.config.refuse(why), nil
+		if accepted, changed := l.acceptCommit(ctx, r, *r.Revision); !accepted {
+			return changed, nil
 		}
 		changed = true
 		l.config.setRevision(*r.Revision)
-	case l.config.refused != "": // by a disk, after the configuration was applied
-		if why := l.acceptCommit(ctx, r.Checkout, l.config.result.Revision); why != "" {
-			return l.config.refuse(why), nil
-		}
-		changed = true
+	default:
+		changed = l.config.setFault("")
 	}
 	confirmed := l.config.confirmRemovals(r)
 	return changed || confirmed, nil
 }
 
-// withPending returns the reading with the configuration that was refused before, if the directory still has it: its commit may be
-// accepted now, or another commit has the same files.
-func (l *Loop) withPending(r Reading) Reading {
-	if l.config.pending != nil && r.Fault == "" && r.Result == nil {
-		result := *l.config.pending
+// withRefused returns the reading with what was refused before, if the directory still has it: it may be accepted now, or another
+// commit has the same files.
+func (c *configuration) withRefused(r Reading) Reading {
+	if c.refused == nil || r.Fault != "" || r.Result != nil {
+		return r
+	}
+	if c.refused.Result != nil {
+		result := *c.refused.Result
 		if r.Revision != nil {
 			result.Revision = *r.Revision
 		}
 		r.Result, r.Revision = &result, nil
+	} else if r.Revision == nil {
+		r.Revision = c.refused.Revision
 	}
 	return r
 }
 
-// configure applies a configuration. At the start it fails if this node is not declared, or if
+// configure applies the Result of a read. At the start it fails if this node is not declared, or if
 // another process has locked its disks so that none can be used. Later the node only observes in the
 // first case. A single disk that is locked has a problem, at the start and later: the others work, and
 // this one is opened as soon as the lock ends. A commit that the disks do not accept changes nothing.
-func (l *Loop) configure(ctx context.Context, result schema.Result, at configdir.Checkout) (changed bool, err error) {
-	atStart := !l.config.loaded
-	l.config.logProblems(result, l.reconciler.clock.now().Wall)
-	notDeclared := ""
-	desired, err := plan.NewDesired(result, l.options.Node, l.options.Disks)
-	switch {
-	case err == nil:
-	case atStart && result.Allowed == schema.Everything:
-		return false, err
-	default:
-		l.options.Log.Error("observe-only until the configuration is corrected", "error", err)
-		if desired = desired.ObserveOnly(l.config.desired); result.Allowed == schema.Everything {
-			notDeclared = err.Error()
+func (l *Loop) configure(ctx context.Context, r Reading) (changed bool, err error) {
+	result, atStart := *r.Result, !l.config.loaded
+	desired, undeclared := plan.NewDesired(result, l.options.Node, l.options.Disks)
+	if undeclared != nil {
+		if atStart && result.Allowed == schema.Everything {
+			return false, undeclared
 		}
+		desired = desired.ObserveOnly(l.config.desired)
 	}
 	if atStart || l.options.SignedCommits != nil {
 		l.reconciler.Observe(desired) // opens and locks the disks
@@ -183,25 +180,31 @@ func (l *Loop) configure(ctx context.Context, result schema.Result, at configdir
 			return false, err
 		}
 	}
-	if why := l.acceptCommit(ctx, at, result.Revision); why != "" {
-		l.config.pending = &result
-		return l.config.refuse(why), nil
+	if accepted, changed := l.acceptCommit(ctx, r, result.Revision); !accepted {
+		return changed, nil
 	}
-	l.config.pending = nil
+	l.config.logProblems(result, l.reconciler.clock.now().Wall)
+	notDeclared := ""
+	if undeclared != nil {
+		l.options.Log.Error("observe-only until the configuration is corrected", "error", undeclared)
+		if result.Allowed == schema.Everything {
+			notDeclared = undeclared.Error()
+		}
+	}
 	l.config.set(desired, result, notDeclared)
 	l.reconciler.peers.follow(ctx, desired)
 	return true, nil
 }
 
-// acceptCommit returns why a commit must not be applied, "" if it may. It is the last accepted one then.
-func (l *Loop) acceptCommit(ctx context.Context, at configdir.Checkout, commit string) (why string) {
-	if l.options.SignedCommits == nil {
-		return ""
+// acceptCommit reports whether the commit of a read may be applied. It is the last accepted one then. Otherwise changed reports that a
+// Step is due.
+func (l *Loop) acceptCommit(ctx context.Context, r Reading, commit string) (accepted, changed bool) {
+	if l.options.SignedCommits != nil {
+		if err := l.commits.accept(ctx, r.Checkout, commit, l.reconciler.disks.folders()); err != nil {
+			return false, l.config.refuse(r, err.Error())
+		}
 	}
-	if err := l.commits.accept(ctx, at, commit, l.reconciler.disks.folders()); err != nil {
-		return err.Error()
-	}
-	l.config.refused = ""
+	l.config.refused = nil
 	l.config.setFault("")
-	return ""
+	return true, false
 }

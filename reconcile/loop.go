@@ -301,12 +301,13 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		return l.options.Interval // the config directory was not read yet
 	}
 	l.rounds++
-	if l.commits.current != "" {
+	if l.commits.current.Name != "" {
 		l.reconciler.Observe(l.config.desired) // opens the disks that appeared, so that the plan follows the check of their commits
 	}
 	refused, failed := l.commits.record(ctx, l.reconciler.disks.folders)
-	if refused != nil {
-		l.config.refuse(refused.Error()) // a disk that was not there before has another commit
+	if refused != nil && l.config.refused == nil { // a disk that was not there before has another commit
+		revision := l.config.result.Revision
+		l.config.refuse(Reading{Revision: &revision}, refused.Error())
 	}
 	l.health.set(commitNotRecorded, l.options.Node, failed != nil, fmt.Sprint(failed))
 	v := l.config.view(l.directory.loading.Load())

@@ -57,7 +57,26 @@ func (c SignedCommits) Verify(ctx context.Context, s configdir.Snapshot) (by sig
 	if by, err = keys.Verify(object, time.Now()); err != nil {
 		return by, err
 	}
+	if !slices.Contains(c.AllowOlder, s.Revision) {
+		_, dated := commit.Identify(object)
+		if err := r.EachParent(ctx, object, func(id string, parent []byte) error {
+			_, before := commit.Identify(parent)
+			return compareDates(dated, before, id)
+		}); err != nil {
+			return by, err
+		}
+	}
 	return by, r.Compare(ctx, s.Revision, at.Folder, s.Files)
+}
+
+// compareDates returns an error for a commit that is dated before an earlier one. A key that has expired could have signed it: the
+// validity of a key is judged by the date of the commit, which the signer chooses.
+func compareDates(dated, before time.Time, earlier string) error {
+	if dated.Before(before.Add(-signature.MaxSkew)) {
+		return fmt.Errorf("it is dated %s, and the earlier commit %s is dated %s: sign it again by a correct clock, or accept it with --allow-older-commit",
+			dated.Format(time.RFC3339), earlier, before.Format(time.RFC3339))
+	}
+	return nil
 }
 
 // checkKeysDir returns an error if a commit could bring its own keys.
@@ -133,18 +152,37 @@ type commitMemory struct {
 	rules SignedCommits
 	repo  repository.Repository
 	// current is the last accepted commit, and recorded has the disks that are known to have it, by their uuid.
-	current  string
+	current  disk.ConfigCommit
 	recorded map[string]bool
+	// descent is whether a commit came after another one, by both names: to read a long history takes seconds.
+	descent map[[2]string]descent
 }
+
+type descent struct {
+	newer bool
+	err   error     // why it is not known
+	again time.Time // when an error is no longer valid
+}
+
+// maxDescents limits the memory.
+const maxDescents = 1000
 
 // accept makes a commit the current one, if it is one of the allowed commits, or came after the current one and after those
 // that are recorded on the disks. Otherwise it changes nothing.
-func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, commit string, disks map[schema.DiskRef]*disk.Disk) error {
-	next := commitMemory{rules: m.rules, repo: repository.Open(at.GitDir), current: commit, recorded: map[string]bool{}}
+func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name string, disks map[schema.DiskRef]*disk.Disk) error {
+	if m.descent == nil || len(m.descent) > maxDescents {
+		m.descent = map[[2]string]descent{}
+	}
+	next := commitMemory{rules: m.rules, repo: repository.Open(at.GitDir), current: disk.ConfigCommit{Name: name}, recorded: map[string]bool{}, descent: m.descent}
+	object, err := next.repo.Commit(ctx, name)
+	if err != nil {
+		return fmt.Errorf("commit %s is not accepted: %w", name, err)
+	}
+	next.current.Signed, next.current.Committed = commit.Identify(object)
 	if err := next.check(ctx, disks); err != nil {
 		return err
 	}
-	if m.current != "" && m.current != commit && !slices.Contains(m.rules.AllowOlder, commit) {
+	if m.current.Name != "" && !slices.Contains(m.rules.AllowOlder, name) {
 		// No disk need have it: disks may be away or read-only, and another configuration may name others.
 		if err := next.compare(ctx, m.current, "the last one that was applied"); err != nil {
 			return err
@@ -156,40 +194,56 @@ func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, commit
 
 // check returns an error if a disk has a commit from which the current one does not descend, or none that can be read.
 func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk.Disk) error {
-	if slices.Contains(m.rules.AllowOlder, m.current) {
+	if slices.Contains(m.rules.AllowOlder, m.current.Name) {
 		return nil
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(disks), plan.CompareDisks) {
-		if m.recorded[disks[ref].UUID()] {
+		uuid := disks[ref].UUID()
+		if m.recorded[uuid] {
 			continue
 		}
 		last, err := disks[ref].ConfigCommit()
 		if err != nil {
 			return fmt.Errorf("commit %s is not accepted: it is not known which commit was the last one on disk %s: %w; accept it with --allow-older-commit",
-				m.current, ref, err)
+				m.current.Name, ref, err)
 		}
-		if last == "" || last == m.current {
+		if last.Name == "" {
 			continue
 		}
 		if err := m.compare(ctx, last, "the last one on disk "+ref.String()); err != nil {
 			return err
 		}
+		m.recorded[uuid] = last.Signed == m.current.Signed
 	}
 	return nil
 }
 
-// compare returns an error if the current commit does not descend from another one. The argument what says which one that is.
-func (m *commitMemory) compare(ctx context.Context, last, what string) error {
-	newer, err := m.repo.IsDescendant(ctx, m.current, last)
+// compare returns an error if the current commit does not descend from another one, or is dated before it. The argument what says
+// which one that is.
+func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
+	key := [2]string{m.current.Name, last.Name}
+	d, known := m.descent[key]
+	if !known || d.err != nil && time.Now().After(d.again) {
+		d.newer, d.err = m.repo.IsDescendant(ctx, m.current.Name, last.Name, func(object []byte) bool {
+			signed, _ := commit.Identify(object)
+			return signed == last.Signed
+		})
+		d.again = time.Now().Add(rejectAgain)
+		m.descent[key] = d
+	}
+	err := d.err
 	switch {
 	case errors.Is(err, repository.ErrMissing):
 		return fmt.Errorf("commit %s is not accepted: whether it came after %s, %s, is not known, because the history is "+
-			"incomplete: fetch all of it, or accept the commit with --allow-older-commit", m.current, last, what)
-	case err != nil:
-		return fmt.Errorf("commit %s is not accepted: %w", m.current, err)
-	case !newer:
+			"incomplete: fetch all of it, or accept the commit with --allow-older-commit", m.current.Name, last.Name, what)
+	case err == nil && !d.newer:
 		return fmt.Errorf("commit %s is not accepted: it did not come after %s, %s: accept it with --allow-older-commit if it is right",
-			m.current, last, what)
+			m.current.Name, last.Name, what)
+	case err == nil:
+		err = compareDates(m.current.Committed, last.Committed, last.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("commit %s is not accepted: %w", m.current.Name, err)
 	}
 	return nil
 }
@@ -197,7 +251,7 @@ func (m *commitMemory) compare(ctx context.Context, last, what string) error {
 // record records the current commit on all disks that do not have it. It first checks the disks that it did not know:
 // refused is why the commit is not accepted. failed is why a disk does not have it yet.
 func (m *commitMemory) record(ctx context.Context, folders func() map[schema.DiskRef]*disk.Disk) (refused, failed error) {
-	if m.current == "" {
+	if m.current.Name == "" {
 		return nil, nil
 	}
 	disks := folders()

@@ -27,6 +27,7 @@ type signedCheckout struct {
 	t         *testing.T
 	dir, keys string // the config directory is dir/conf
 	author    string // private key
+	date      string // of commits; "": now
 }
 
 func newSignedCheckout(t *testing.T) signedCheckout {
@@ -51,6 +52,9 @@ func (c signedCheckout) git(args ...string) string {
 	c.t.Helper()
 	cmd := exec.Command("git", append([]string{"-C", c.dir, "-c", "user.name=t", "-c", "user.email=t@t", "-c", "gpg.format=ssh", "-c", "user.signingkey=" + c.author}, args...)...)
 	cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+	if c.date != "" {
+		cmd.Env = append(cmd.Env, "GIT_COMMITTER_DATE="+c.date)
+	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		c.t.Fatalf("git %v: %v\n%s", args, err, out)
@@ -188,24 +192,15 @@ func TestCommitMemory(t *testing.T) {
 	disks := map[schema.DiskRef]*disk.Disk{}
 	addDisk := func(name string) *disk.Disk {
 		t.Helper()
-		dir := t.TempDir()
-		if _, err := disk.Init(dir); err != nil {
-			t.Fatal(err)
-		}
-		d, err := disk.Open(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { d.Close() })
-		disks[schema.DiskRef{Node: "n", Disk: name}] = d
-		return d
+		disks[schema.DiskRef{Node: "n", Disk: name}] = openDiskFolder(t)
+		return disks[schema.DiskRef{Node: "n", Disk: name}]
 	}
 	folders := func() map[schema.DiskRef]*disk.Disk { return disks }
 	wantRecorded := func(want string) {
 		t.Helper()
 		for ref, d := range disks {
-			if got, err := d.ConfigCommit(); got != want || err != nil {
-				t.Errorf("%s has %q, %v, want %s", ref, got, err, want)
+			if got, err := d.ConfigCommit(); got.Name != want || err != nil {
+				t.Errorf("%s has %q, %v, want %s", ref, got.Name, err, want)
 			}
 		}
 	}
@@ -246,19 +241,19 @@ func TestCommitMemory(t *testing.T) {
 		t.Errorf("the last accepted commit: %v", err)
 	}
 	// A running process also remembers it while no disk can be read.
-	if err := m.accept(t.Context(), at, one, nil); err == nil || m.current != two {
-		t.Errorf("without disks, an older commit is accepted: %v, current %s", err, m.current)
+	if err := m.accept(t.Context(), at, one, nil); err == nil || m.current.Name != two {
+		t.Errorf("without disks, an older commit is accepted: %v, current %s", err, m.current.Name)
 	}
 	// A disk of another cluster.
 	other := addDisk("c")
-	if err := other.SetConfigCommit(side); err != nil {
+	if err := other.SetConfigCommit(disk.ConfigCommit{Name: side, Signed: strings.Repeat("5", 64)}); err != nil {
 		t.Fatal(err)
 	}
 	if refused, _ := m.record(t.Context(), folders); refused == nil || !strings.Contains(refused.Error(), "n/c") {
 		t.Errorf("got %v", refused)
 	}
-	if got, _ := other.ConfigCommit(); got != side {
-		t.Errorf("the commit of the disk was replaced by %s", got)
+	if got, _ := other.ConfigCommit(); got.Name != side {
+		t.Errorf("the commit of the disk was replaced by %s", got.Name)
 	}
 	if err := os.WriteFile(filepath.Join(other.Path(), "backing-image-manager.commit"), []byte("?"), 0o600); err != nil {
 		t.Fatal(err)
@@ -275,6 +270,183 @@ func TestCommitMemory(t *testing.T) {
 		t.Errorf("the named commit: %v", err)
 	}
 	wantRecorded(one)
+}
+
+func openDiskFolder(t *testing.T) *disk.Disk {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := disk.Init(dir); err != nil {
+		t.Fatal(err)
+	}
+	d, err := disk.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// acceptOn accepts a commit, and records it on the disk.
+func (c signedCheckout) acceptOn(m *commitMemory, commit string, d *disk.Disk) error {
+	c.t.Helper()
+	disks := map[schema.DiskRef]*disk.Disk{{Node: "n", Disk: "d"}: d}
+	if err := m.accept(c.t.Context(), c.read().Checkout, commit, disks); err != nil {
+		return err
+	}
+	refused, failed := m.record(c.t.Context(), func() map[schema.DiskRef]*disk.Disk { return disks })
+	return errors.Join(refused, failed)
+}
+
+// checkOut makes another object of a commit: with a change of its text. It returns its name.
+func (c signedCheckout) checkOut(commit string, change func(object string) string) string {
+	c.t.Helper()
+	file := filepath.Join(c.t.TempDir(), "object")
+	if err := os.WriteFile(file, []byte(change(c.git("cat-file", "commit", commit)+"\n")), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	changed := c.git("hash-object", "-t", "commit", "-w", "--literally", file)
+	c.git("checkout", "-q", "--detach", changed)
+	return changed
+}
+
+// A git server changes the line breaks in the signature of a commit, which has another name then, and still is validly signed. The
+// commit of the author is accepted afterwards, and what comes after it, by the same process and by a later one.
+func TestChangedSignatureIsTheSameCommit(t *testing.T) {
+	c := newSignedCheckout(t)
+	c.write("conf/a.yaml", "images: {}\n")
+	one, two := c.commit(sign), c.commit(sign)
+	three := c.commit(sign)
+	changed := c.checkOut(two, func(object string) string {
+		end := strings.Index(object, "\n -----END")
+		return object[:end-5] + "\n " + object[end-5:]
+	})
+	if _, err := (SignedCommits{KeysDir: c.keys}).Verify(t.Context(), c.read()); err != nil || changed == two {
+		t.Fatalf("the signature of the changed commit %s is not valid: %v", changed, err)
+	}
+	for _, restarts := range []bool{false, true} {
+		d, m := openDiskFolder(t), &commitMemory{}
+		for i, step := range []struct {
+			commit   string
+			accepted bool
+		}{
+			{one, true}, {changed, true}, {two, true}, {changed, true}, {one, false}, {three, true}, {changed, false}, {two, false}, {three, true},
+		} {
+			if err := c.acceptOn(m, step.commit, d); (err == nil) != step.accepted {
+				t.Errorf("step %d, with restarts: %v: %v", i, restarts, err)
+			}
+			if restarts {
+				m = &commitMemory{}
+			}
+		}
+	}
+}
+
+// The changed commit is not recorded in place of the one that the author made.
+func TestChangedSignatureIsNotRecorded(t *testing.T) {
+	c := newSignedCheckout(t)
+	c.write("conf/a.yaml", "images: {}\n")
+	one := c.commit(sign)
+	changed := c.checkOut(one, func(object string) string { return strings.Replace(object, "gpgsig ", "gpgsig-sha256 ", 1) })
+	d := openDiskFolder(t)
+	for _, commit := range []string{one, changed} {
+		if err := c.acceptOn(&commitMemory{}, commit, d); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := d.ConfigCommit(); got.Name != one || err != nil {
+			t.Errorf("after %s, the disk has %s, %v, want %s", commit, got.Name, err, one)
+		}
+	}
+}
+
+// Whoever has a key whose validity is over signs with an old date. The commit comes after one that is newer: as its parent, or as the
+// last one that was accepted.
+func TestDatesDoNotGoBack(t *testing.T) {
+	c := newSignedCheckout(t)
+	c.write("conf/a.yaml", "images: {}\n")
+	now := time.Now().Truncate(time.Second)
+	commit := func(ago time.Duration, signed string) string {
+		t.Helper()
+		c.date = now.Add(-ago).Format(time.RFC3339)
+		return c.commit(signed)
+	}
+	verify := func(rules SignedCommits) error {
+		t.Helper()
+		rules.KeysDir = c.keys
+		_, err := rules.Verify(t.Context(), c.read())
+		return err
+	}
+	const hour, skew = time.Hour, 5 * time.Minute
+	root := commit(10*hour, sign)
+	last := commit(5*hour, sign)
+	for ago, want := range map[time.Duration]bool{9 * hour: false, 5*hour + skew + time.Second: false, 5*hour + skew: true, 5 * hour: true, 0: true, -skew + time.Minute: true, -skew - hour: false} {
+		c.git("checkout", "-q", "--detach", last)
+		child := commit(ago, sign)
+		if err := verify(SignedCommits{}); (err == nil) != want {
+			t.Errorf("a child that is %v newer than now: %v", -ago, err)
+		}
+		allowed := SignedCommits{AllowOlder: []string{child}}
+		if err := verify(allowed); (err == nil) != (ago > -skew) {
+			t.Errorf("the same one, allowed: %v", err)
+		}
+		// As the child of a commit between them that has no signature and is as old as it claims.
+		d := openDiskFolder(t)
+		if err := c.acceptOn(&commitMemory{}, last, d); err != nil {
+			t.Fatal(err)
+		}
+		c.git("checkout", "-q", "--detach", last)
+		commit(max(ago, 0), dontSign)
+		grandchild := commit(ago, sign)
+		if err := verify(SignedCommits{}); (err == nil) != (ago > -skew) {
+			t.Errorf("a grandchild that is %v newer than now: %v", -ago, err)
+		}
+		if err := c.acceptOn(&commitMemory{}, grandchild, d); (err == nil) != (want || ago < 0) {
+			t.Errorf("a grandchild after the recorded commit that is %v newer than now: %v", -ago, err)
+		}
+		if err := c.acceptOn(&commitMemory{rules: SignedCommits{AllowOlder: []string{grandchild}}}, grandchild, d); err != nil {
+			t.Errorf("the same one, allowed: %v", err)
+		}
+	}
+	// Each parent counts.
+	c.git("checkout", "-q", "-b", "old", root)
+	commit(9*hour, sign)
+	for ago, want := range map[time.Duration]bool{8 * hour: false, hour: true} {
+		for _, first := range []string{"old", last} {
+			c.git("checkout", "-q", "--detach", first)
+			c.date = now.Add(-ago).Format(time.RFC3339)
+			other := last
+			if first == last {
+				other = "old"
+			}
+			c.git("merge", "-q", "--no-ff", sign, "-m", "merge", other)
+			if err := verify(SignedCommits{}); (err == nil) != want {
+				t.Errorf("a merge %v ago of commits of 9 and 5 hours ago: %v", ago, err)
+			}
+		}
+	}
+}
+
+// A history does not change, so it is not read again each time that the same commit is rejected.
+func TestRejectionIsRemembered(t *testing.T) {
+	c := newSignedCheckout(t)
+	c.write("conf/a.yaml", "images: {}\n")
+	one, two, three := c.commit(sign), c.commit(sign), c.commit(sign)
+	d, m := openDiskFolder(t), &commitMemory{}
+	if err := c.acceptOn(m, three, d); err != nil {
+		t.Fatal(err)
+	}
+	first := c.acceptOn(m, two, d)
+	if first == nil {
+		t.Fatal("a replay is accepted")
+	}
+	if err := os.Remove(filepath.Join(c.dir, ".git/objects", one[:2], one[2:])); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.acceptOn(m, two, d); err == nil || err.Error() != first.Error() {
+		t.Errorf("got %v, want %v", err, first)
+	}
+	if err := c.acceptOn(&commitMemory{}, two, d); err == nil || !strings.Contains(err.Error(), "incomplete") {
+		t.Errorf("in another process: %v", err)
+	}
 }
 
 // After a refusal, the author merges the last accepted commit, and the merge has the files that were refused. They are not a new
@@ -341,6 +513,42 @@ func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply(Reading{Checkout: s.Checkout}, false, "two")
+}
+
+// A replayed commit has the files that are applied. It stays rejected as long as it is checked out.
+func TestReplayWithTheSameFilesStaysRefused(t *testing.T) {
+	c, folder := newSignedCheckout(t), t.TempDir()
+	if _, err := disk.Init(folder); err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{
+		Dir: filepath.Join(c.dir, "conf"), Interval: time.Second, Node: "n", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
+	})
+	t.Cleanup(func() { l.reconciler.Close() })
+	c.write("conf/a.yaml", "images: {parrot: {uuid: \"00000001\", source: {upload: {}}}}\nnodes: {n: {disks: {d: {path: "+folder+"}}}}\n")
+	one, two := c.commit(sign), c.commit(sign)
+	at := c.read().Checkout
+	revision := func(name string) Reading { return Reading{Revision: &name, Checkout: at} }
+	loaded := schema.NewLoader().Load(t.Context(), c.read())
+	for i, step := range []struct {
+		r       Reading
+		refused bool
+	}{
+		{Reading{Result: &loaded, Checkout: at}, false}, {Reading{Checkout: at}, false},
+		{revision(one), true}, {Reading{Checkout: at}, true}, {Reading{Fault: "busy"}, true}, {Reading{Checkout: at}, true},
+		{revision(two), false}, {Reading{Checkout: at}, false},
+		{revision(one), true}, {Reading{Result: &loaded, Checkout: at}, false},
+	} {
+		if _, err := l.Apply(t.Context(), step.r); err != nil {
+			t.Fatal(err)
+		}
+		l.Step(t.Context())
+		v := l.View()
+		if (v.Fault != "") != step.refused || (v.Desired.Allowed == schema.Everything) == step.refused || v.Config.Revision != two {
+			t.Errorf("step %d: fault %q, allowed %v, revision %s", i, v.Fault, v.Desired.Allowed, v.Config.Revision)
+		}
+	}
 }
 
 func TestParseCommit(t *testing.T) {

@@ -205,9 +205,8 @@ func (key *openPGPKey) judge(sig *packet.Signature, now time.Time) (Result, *Err
 		return Result{}, Errorf(UnknownKey, "key %s may not sign: %s", id, key.usable)
 	case !acceptedHashes[sig.Hash]:
 		return Result{}, Errorf(WeakHash, "the signature by key %s uses %v", id, sig.Hash)
-	case made.After(now.Add(maxSkew)):
-		return Result{}, Errorf(FromFuture, "it is dated %s, and it is %s", made.UTC().Format(time.RFC3339),
-			now.UTC().Format(time.RFC3339))
+	case made.After(now.Add(MaxSkew)):
+		return Result{}, Errorf(FromFuture, "it is dated %s, ahead of the clock of this node", made.UTC().Format(time.RFC3339))
 	case made.Before(key.created):
 		return Result{}, Errorf(OlderThanKey, "it is dated %s, and key %s was made on %s", day(made), id, day(key.created))
 	case sig.SigExpired(now) && !made.After(now):

@@ -33,29 +33,30 @@ type Reason string
 
 // The reasons.
 const (
-	NoKeys         Reason = "no-keys"                   // the folder contains no key of the scheme
-	BadKeyFile     Reason = "bad-key-file"              // a file of the folder is not a key
-	UnknownKey     Reason = "unknown-key"               // no key of the folder made the signature, or not one for signing
-	BadSignature   Reason = "bad-signature"             // the bytes are not those that were signed
-	Malformed      Reason = "malformed"                 // not a signature of the scheme
-	WeakHash       Reason = "weak-hash"                 // a hash weaker than SHA-256
-	WeakKey        Reason = "weak-key"                  // RSA below 2048 bits, DSA or ElGamal
-	KeyRevoked     Reason = "key-revoked"               // the key or its primary key is revoked
-	KeyExpired     Reason = "key-expired"               // the key had expired when it signed
-	KeyNotYetValid Reason = "key-not-yet-valid"         // an SSH key signed before its first day
-	SigExpired     Reason = "signature-expired"         // the signature itself has expired
-	FromFuture     Reason = "signature-from-the-future" // it is dated more than 5 minutes after now
-	OlderThanKey   Reason = "older-than-key"            // it is dated before its key was made
-	OtherFile      Reason = "other-file"                // it is a signature of a file with another name
-	Unsigned       Reason = "unsigned"                  // there is no signature
-	Namespace      Reason = "namespace"                 // an SSH signature for another purpose
+	NoKeys          Reason = "no-keys"                   // the folder contains no key of the scheme
+	BadKeyFile      Reason = "bad-key-file"              // a file of the folder is not a key
+	UnknownKey      Reason = "unknown-key"               // no key of the folder made the signature, or not one for signing
+	BadSignature    Reason = "bad-signature"             // the bytes are not those that were signed
+	Malformed       Reason = "malformed"                 // not a signature of the scheme
+	WeakHash        Reason = "weak-hash"                 // a hash weaker than SHA-256
+	WeakKey         Reason = "weak-key"                  // RSA below 2048 bits, DSA or ElGamal
+	KeyRevoked      Reason = "key-revoked"               // the key or its primary key is revoked
+	KeyExpired      Reason = "key-expired"               // the key had expired when it signed
+	KeyNotYetValid  Reason = "key-not-yet-valid"         // an SSH key signed before its first day
+	SigExpired      Reason = "signature-expired"         // the signature itself has expired
+	FromFuture      Reason = "signature-from-the-future" // it is dated more than 5 minutes after now
+	OlderThanKey    Reason = "older-than-key"            // it is dated before its key was made
+	OlderThanCommit Reason = "older-than-commit"         // it is dated more than 5 minutes before the commit that it signs
+	OtherFile       Reason = "other-file"                // it is a signature of a file with another name
+	Unsigned        Reason = "unsigned"                  // there is no signature
+	Namespace       Reason = "namespace"                 // an SSH signature for another purpose
 
 	// KeyExpiredSince is a warning, not an error: the key expired after it signed.
 	KeyExpiredSince Reason = "key-expired-since"
 )
 
-// maxSkew is how far the clock of a signer may be ahead.
-const maxSkew = 5 * time.Minute
+// MaxSkew is how far the clock of a signer may be ahead.
+const MaxSkew = 5 * time.Minute
 
 // Error says why a signature, or a folder with keys, is not accepted.
 type Error struct {

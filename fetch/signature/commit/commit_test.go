@@ -3,13 +3,18 @@ package commit
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ProtonMail/go-crypto/openpgp"
+	"github.com/ProtonMail/go-crypto/openpgp/packet"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
@@ -107,6 +112,106 @@ func TestCommits(t *testing.T) {
 				t.Errorf("result %+v with error %v", r, err)
 			}
 		})
+	}
+}
+
+// Whoever serves a commit can change the bytes of its signature, and with them the name of the commit. It stays the same commit.
+func TestIdentify(t *testing.T) {
+	repository := filepath.Join(t.TempDir(), "repository")
+	git(t, "", "clone", "-q", "--mirror", "testdata/git/site-config.bundle", repository)
+	var commits []struct{ Commit, Name string }
+	readJSON(t, "git.json", &commits)
+	keys, err := ReadKeys("testdata/git/keys")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rewrap := func(object string) string { // one line of the armour becomes two
+		lines := strings.Split(object, "\n")
+		i := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, " ") && len(line) > 60 })
+		lines[i] = lines[i][:20] + "\n " + lines[i][20:]
+		return strings.Join(lines, "\n")
+	}
+	tested := 0
+	for _, c := range commits {
+		if c.Name != "openpgp" && c.Name != "ssh-ed25519" {
+			continue
+		}
+		tested++
+		object := string(git(t, repository, "cat-file", "commit", c.Commit))
+		signed, committed := Identify([]byte(object))
+		if committed.IsZero() {
+			t.Errorf("%s has no date", c.Name)
+		}
+		for what, change := range map[string]struct {
+			object         string
+			same, accepted bool
+		}{
+			"other line breaks":           {rewrap(object), true, true},
+			"another header":              {strings.Replace(object, "gpgsig ", "gpgsig-sha256 ", 1), true, true},
+			"text after the armour":       {strings.Replace(object, "SIGNATURE-----\n\n", "SIGNATURE-----\n text\n\n", 1), true, c.Name == "openpgp"},
+			"no signature":                {signatureOf.ReplaceAllString(object, ""), true, false},
+			"another message":             {object + "x", false, false},
+			"a header after the armour":   {strings.Replace(object, "SIGNATURE-----\n\n", "SIGNATURE-----\nencoding latin1\n\n", 1), false, false},
+			"a continued header after it": {strings.Replace(object, "SIGNATURE-----\n\n", "SIGNATURE-----\nmergetag a\n b\n\n", 1), false, false},
+			"another date":                {strings.Replace(object, "> 1", "> 2", 2), false, false},
+		} {
+			got, _ := Identify([]byte(change.object))
+			if change.object == object || (got == signed) != change.same {
+				t.Errorf("%s with %s: it is the same commit: %v, want %v", c.Name, what, got == signed, change.same)
+			}
+			if _, err := keys.Verify([]byte(change.object), time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)); (err == nil) != change.accepted {
+				t.Errorf("%s with %s: %v, want accepted: %v", c.Name, what, err, change.accepted)
+			}
+		}
+	}
+	if tested != 2 {
+		t.Errorf("%d commits were tested", tested)
+	}
+}
+
+// signatureOf matches the header with the signature.
+var signatureOf = regexp.MustCompile(`(?m)^gpgsig .*\n(?: .*\n)*`)
+
+// The date of a commit decides whether its key was valid, so it must be that of its signature, and not in the future.
+func TestDatesOfCommits(t *testing.T) {
+	const format = "tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904\ncommitter A <a@example.com> %d +0000\n%s\nmessage\n"
+	now := time.Date(2026, 11, 26, 0, 0, 0, 0, time.UTC)
+	at := func(when time.Time) *packet.Config {
+		return &packet.Config{Time: func() time.Time { return when }, Algorithm: packet.PubKeyAlgoEdDSA}
+	}
+	key, err := openpgp.NewEntity("A", "", "a@example.com", at(now.AddDate(-1, 0, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file, err := os.Create(filepath.Join(dir, "a.gpg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(key.Serialize(file), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := ReadKeys(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const second = time.Second
+	for _, tt := range []struct {
+		committed, signed time.Duration // after now
+		want              signature.Reason
+	}{
+		{0, 0, ""}, {-time.Hour, -time.Hour, ""}, {-time.Hour, 0, ""}, {0, -signature.MaxSkew, ""}, {signature.MaxSkew, signature.MaxSkew, ""},
+		{signature.MaxSkew + second, 0, signature.FromFuture}, {0, -signature.MaxSkew - second, signature.OlderThanCommit},
+	} {
+		committed := now.Add(tt.committed).Unix()
+		var armoured strings.Builder
+		unsigned := fmt.Sprintf(format, committed, "")
+		if err := openpgp.ArmoredDetachSign(&armoured, key, strings.NewReader(unsigned), at(now.Add(tt.signed))); err != nil {
+			t.Fatal(err)
+		}
+		header := "gpgsig " + strings.ReplaceAll(armoured.String(), "\n", "\n ") + "\n"
+		_, err := keys.Verify(fmt.Appendf(nil, format, committed, header), now)
+		checkReason(t, err, tt.want)
 	}
 }
 

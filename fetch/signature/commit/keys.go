@@ -58,28 +58,39 @@ func (k *Keys) Warnings() []string {
 	return k.openPGP.Warnings()
 }
 
-// Verify judges the signature of a commit object. Errors are a *signature.Error.
+// Verify judges the signature of a commit object. Its date counts for the validity of its key, so it must not be ahead of now, nor of
+// that of an OpenPGP signature. Errors are a *signature.Error.
 func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
 	o, err := parse(object)
 	if err != nil {
 		return signature.Result{}, err
 	}
-	if !o.isSSH {
-		if k.openPGP == nil {
-			return signature.Result{}, signature.Errorf(signature.UnknownKey,
-				"the commit has an OpenPGP signature, and the folder contains no OpenPGP key")
-		}
-		v, err := k.openPGP.NewVerifier(o.signature, "", now)
-		if err != nil {
-			return signature.Result{}, err
-		}
-		v.Write(o.signed) // a hash returns no error
-		return v.Verify()
+	r, err := k.verify(o, now)
+	switch dated := o.committed.Add(-signature.MaxSkew); {
+	case err != nil:
+		return signature.Result{}, err
+	case dated.After(now):
+		return signature.Result{}, signature.Errorf(signature.FromFuture, "the commit is dated %s, ahead of the clock of this node", o.committed.Format(time.RFC3339))
+	case dated.After(r.Time):
+		return signature.Result{}, signature.Errorf(signature.OlderThanCommit, "it is dated %s, and the commit %s", r.Time.Format(time.RFC3339), o.committed.Format(time.RFC3339))
 	}
-	const namespace = "git"
-	signer, err := verifySSH(k.ssh, o.signed, o.signature, namespace, o.committed)
+	return r, nil
+}
+
+func (k *Keys) verify(o object, now time.Time) (signature.Result, error) {
+	if o.isSSH() {
+		const namespace = "git"
+		signer, err := verifySSH(k.ssh, o.signed, o.signature, namespace, o.committed)
+		return signature.Result{Scheme: SSH, Signer: signer.principals, Time: o.committed}, err
+	}
+	if k.openPGP == nil {
+		return signature.Result{}, signature.Errorf(signature.UnknownKey,
+			"the commit has an OpenPGP signature, and the folder contains no OpenPGP key")
+	}
+	v, err := k.openPGP.NewVerifier(o.signature, "", now)
 	if err != nil {
 		return signature.Result{}, err
 	}
-	return signature.Result{Scheme: SSH, Signer: signer.principals, Time: o.committed}, nil
+	v.Write(o.signed) // a hash returns no error
+	return v.Verify()
 }

@@ -2,6 +2,8 @@ package commit
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"fmt"
 	"regexp"
 	"strconv"
 	"time"
@@ -11,10 +13,11 @@ import (
 
 // object is a commit object without its signature.
 type object struct {
-	signed    []byte
-	signature []byte // armoured
-	isSSH     bool
-	committed time.Time
+	signed     []byte
+	signature  []byte // armoured
+	committed  time.Time
+	signatures int
+	dates      int // committers with a date
 }
 
 // maxObject is the maximum size of a commit object in bytes. Git has no limit.
@@ -23,18 +26,11 @@ const maxObject = 1 << 20
 // committer matches the end of a committer line: seconds since 1970 and a time zone.
 var committer = regexp.MustCompile(`> ([0-9]{1,12}) [-+][0-9]{4}$`)
 
-// parse splits a commit object: headers, an empty line, and the message. A line that begins with a blank continues the
+// split splits a commit object: headers, an empty line, and the message. A line that begins with a blank continues the
 // header before.
-func parse(b []byte) (object, error) {
-	var o object
-	if len(b) > maxObject {
-		return o, signature.Errorf(signature.Malformed, "the commit is larger than %d bytes", maxObject)
-	}
-	headers, message, ok := bytes.Cut(b, []byte("\n\n"))
-	if !ok {
-		return o, signature.Errorf(signature.Malformed, "the object is not a commit")
-	}
-	signatures, dates, inSignature := 0, 0, false
+func split(b []byte) (o object) {
+	headers, message, _ := bytes.Cut(b, []byte("\n\n"))
+	inSignature := false
 	for line := range bytes.SplitSeq(headers, []byte("\n")) {
 		name, value, _ := bytes.Cut(line, []byte(" "))
 		switch {
@@ -42,35 +38,53 @@ func parse(b []byte) (object, error) {
 			o.signature = append(append(o.signature, value...), '\n')
 			continue
 		case string(name) == "gpgsig" || string(name) == "gpgsig-sha256":
-			signatures++
+			o.signatures++
 			inSignature = true
 			o.signature = append(append(o.signature, value...), '\n')
 			continue
 		case string(name) == "committer":
-			dates++
-			m := committer.FindSubmatch(line)
-			if m == nil {
-				return o, signature.Errorf(signature.Malformed, "the commit has no date")
+			if m := committer.FindSubmatch(line); m != nil {
+				o.dates++
+				seconds, _ := strconv.ParseInt(string(m[1]), 10, 64) // at most 12 digits
+				o.committed = time.Unix(seconds, 0).UTC()
 			}
-			seconds, err := strconv.ParseInt(string(m[1]), 10, 64)
-			if err != nil {
-				return o, signature.Errorf(signature.Malformed, "the commit has no date")
-			}
-			o.committed = time.Unix(seconds, 0).UTC()
 		}
 		inSignature = false
 		o.signed = append(append(o.signed, line...), '\n')
 	}
 	o.signed = append(append(o.signed, '\n'), message...)
+	return o
+}
+
+// parse returns a commit object that has one signature and one date.
+func parse(b []byte) (object, error) {
+	o := split(b)
 	switch {
-	case signatures == 0:
+	case len(b) > maxObject:
+		return o, signature.Errorf(signature.Malformed, "the commit is larger than %d bytes", maxObject)
+	case !bytes.Contains(b, []byte("\n\n")):
+		return o, signature.Errorf(signature.Malformed, "the object is not a commit")
+	case o.signatures == 0:
 		return o, signature.Errorf(signature.Unsigned, "the commit has no signature")
-	case signatures > 1 || dates != 1:
-		return o, signature.Errorf(signature.Malformed, "the commit has %d signatures and %d committers", signatures, dates)
-	case bytes.HasPrefix(o.signature, []byte("-----BEGIN SSH SIGNATURE-----\n")):
-		o.isSSH = true
-	case !bytes.HasPrefix(o.signature, []byte("-----BEGIN PGP SIGNATURE-----\n")):
+	case o.signatures > 1 || o.dates != 1:
+		return o, signature.Errorf(signature.Malformed, "the commit has %d signatures and %d dates", o.signatures, o.dates)
+	case !o.isSSH() && !bytes.HasPrefix(o.signature, []byte("-----BEGIN PGP SIGNATURE-----\n")):
 		return o, signature.Errorf(signature.Malformed, "the commit has a signature that is neither OpenPGP nor SSH")
 	}
 	return o, nil
+}
+
+func (o object) isSSH() bool {
+	return bytes.HasPrefix(o.signature, []byte("-----BEGIN SSH SIGNATURE-----\n"))
+}
+
+// Identify returns the SHA-256, in hex, of what the signature of a commit object covers, and its date, zero if it is not clear. The
+// name by which git knows the object also covers the bytes of the signature, which anybody can change without making it invalid:
+// the line breaks of the armour, text after it, and what a signature algorithm allows. The object need not have a signature.
+func Identify(object []byte) (signed string, committed time.Time) {
+	o := split(object)
+	if o.dates != 1 {
+		o.committed = time.Time{}
+	}
+	return fmt.Sprintf("%x", sha256.Sum256(o.signed)), o.committed
 }

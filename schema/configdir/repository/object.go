@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -15,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pjbgf/sha1cd"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
@@ -42,6 +43,25 @@ func (r Repository) Commit(ctx context.Context, id string) (object []byte, err e
 		return err
 	})
 	return object, err
+}
+
+// EachParent calls f with the parents of a commit object that the repository has. A shallow clone lacks some.
+func (r Repository) EachParent(ctx context.Context, object []byte, f func(id string, parent []byte) error) error {
+	return r.read(ctx, func(o *objects) error {
+		for _, id := range headers(object, "parent") {
+			parent, err := o.get(id, "commit", maxCommit)
+			if errors.Is(err, ErrMissing) {
+				continue
+			}
+			if err == nil {
+				err = f(id, parent)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // read runs git while f reads objects.
@@ -132,11 +152,12 @@ func (o *objects) get(id, kind string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// newHash returns the hash by which objects of the repository with the object id are named.
+// newHash returns the hash by which objects of the repository with the object id are named. In place of the SHA-1 of bytes that were
+// made for a collision, by a known method, sha1cd returns another value.
 func newHash(id string) (hash.Hash, error) {
 	switch len(id) {
-	case 2 * sha1.Size:
-		return sha1.New(), nil
+	case 2 * sha1cd.Size:
+		return sha1cd.New(), nil
 	case 2 * sha256.Size:
 		return sha256.New(), nil
 	}
@@ -160,9 +181,9 @@ func noEOF(err error) error {
 // maxHistory limits how many commits IsDescendant reads.
 const maxHistory = 200_000
 
-// IsDescendant reports whether a commit is the other one, or came after it. ErrMissing means that this is not known, because
-// the repository does not have the whole history.
-func (r Repository) IsDescendant(ctx context.Context, commit, of string) (bool, error) {
+// IsDescendant reports whether a commit is the other one, or came after it: after the commit with the name of, or after one for
+// which isOther is true. ErrMissing means that this is not known, because the repository does not have the whole history.
+func (r Repository) IsDescendant(ctx context.Context, commit, of string, isOther func(object []byte) bool) (bool, error) {
 	found := false
 	err := r.read(ctx, func(o *objects) error {
 		seen, next, missing := map[string]bool{commit: true}, []string{commit}, error(nil)
@@ -180,6 +201,7 @@ func (r Repository) IsDescendant(ctx context.Context, commit, of string) (bool, 
 			if err != nil {
 				return err
 			}
+			found = isOther(b)
 			for _, parent := range headers(b, "parent") {
 				if !seen[parent] {
 					seen[parent] = true

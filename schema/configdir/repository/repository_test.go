@@ -3,6 +3,7 @@ package repository
 import (
 	"bytes"
 	"compress/zlib"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -172,6 +173,8 @@ func TestSymlinksOfACommitAreNoFiles(t *testing.T) {
 	}
 }
 
+func isNone([]byte) bool { return false }
+
 func TestIsDescendant(t *testing.T) {
 	c := newCheckout(t)
 	one := c.commit("one")
@@ -188,18 +191,88 @@ func TestIsDescendant(t *testing.T) {
 		{one, one, true}, {two, one, true}, {one, two, false}, {side, two, false}, {two, side, false},
 		{merge, one, true}, {merge, two, true}, {merge, side, true}, {two, merge, false}, {merge, strings.Repeat("a", 40), false},
 	} {
-		if got, err := c.repository().IsDescendant(t.Context(), tt.commit, tt.of); got != tt.want || err != nil {
+		if got, err := c.repository().IsDescendant(t.Context(), tt.commit, tt.of, isNone); got != tt.want || err != nil {
 			t.Errorf("%.7s of %.7s: got %v, %v", tt.commit, tt.of, got, err)
 		}
 	}
 	// A shallow clone does not know.
 	clone := checkout{t, filepath.Join(t.TempDir(), "clone")}
 	c.git("clone", "-q", "--depth=1", "file://"+c.dir, clone.dir)
-	if got, err := clone.repository().IsDescendant(t.Context(), merge, one); got || !errors.Is(err, ErrMissing) {
+	if got, err := clone.repository().IsDescendant(t.Context(), merge, one, isNone); got || !errors.Is(err, ErrMissing) {
 		t.Errorf("in a shallow clone: got %v, %v", got, err)
 	}
-	if got, err := clone.repository().IsDescendant(t.Context(), merge, merge); !got || err != nil {
+	if got, err := clone.repository().IsDescendant(t.Context(), merge, merge, isNone); !got || err != nil {
 		t.Errorf("in a shallow clone, the same commit: got %v, %v", got, err)
+	}
+}
+
+func TestIsDescendantByContent(t *testing.T) {
+	c := newCheckout(t)
+	c.commit("one")
+	c.commit("two")
+	three := c.commit("three")
+	for message, want := range map[string]bool{"one": true, "two": true, "three": true, "four": false} {
+		is := func(object []byte) bool { return strings.HasSuffix(string(object), "\n\n"+message+"\n") }
+		if got, err := c.repository().IsDescendant(t.Context(), three, strings.Repeat("a", 40), is); got != want || err != nil {
+			t.Errorf("three of %s: got %v, %v", message, got, err)
+		}
+	}
+}
+
+func TestEachParent(t *testing.T) {
+	c := newCheckout(t)
+	one := c.commit("one")
+	c.git("checkout", "-q", "-b", "side")
+	side := c.commit("side")
+	c.git("checkout", "-q", "main")
+	two := c.commit("two")
+	c.git("merge", "-q", "-m", "merge", "side")
+	merge := c.git("rev-parse", "HEAD")
+	parents := func(r Repository, commit string) (ids []string, err error) {
+		t.Helper()
+		object, err := r.Commit(t.Context(), commit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = r.EachParent(t.Context(), object, func(id string, parent []byte) error {
+			if want := c.git("cat-file", "commit", id); want != strings.TrimSpace(string(parent)) {
+				t.Errorf("parent %s is %q, want %q", id, parent, want)
+			}
+			ids = append(ids, id)
+			return nil
+		})
+		return ids, err
+	}
+	for commit, want := range map[string][]string{one: nil, side: {one}, merge: {two, side}} {
+		if got, err := parents(c.repository(), commit); !slices.Equal(got, want) || err != nil {
+			t.Errorf("parents of %.7s: got %v, %v, want %v", commit, got, err, want)
+		}
+	}
+	clone := checkout{t, filepath.Join(t.TempDir(), "clone")}
+	c.git("clone", "-q", "--depth=1", "file://"+c.dir, clone.dir)
+	if got, err := parents(clone.repository(), merge); len(got) > 0 || err != nil {
+		t.Errorf("in a shallow clone: got %v, %v", got, err)
+	}
+}
+
+// The first 320 bytes of the two files of https://shattered.io have this SHA-1.
+func TestCollisionsAreNoNames(t *testing.T) {
+	const sha1 = "f92d74e3874587aaf443d1db961d4e26dde13e9c"
+	text, err := os.ReadFile("testdata/shattered.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := newHash(sha1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Write(b)
+	if got := hex.EncodeToString(h.Sum(nil)); got == sha1 {
+		t.Error("bytes with a known collision have the name that they collide with")
 	}
 }
 
