@@ -47,6 +47,7 @@ type Authorizer struct {
 
 	signedOut signedOut
 	guesses   guesses
+	forwarded guesses // those that a proxy on this machine forwards
 }
 
 // NewAuthorizer returns the Authorizer of a daemon that listens on address (HOST:PORT). Without

@@ -2,9 +2,11 @@ package auth
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
@@ -14,12 +16,22 @@ import (
 )
 
 const (
-	reloadInterval = 2 * time.Second // minimum interval between two reads of the files
-	maxFileSize    = 1 << 20         // enough for the certificates of 500 authorities
+	reloadInterval = 2 * time.Second        // minimum interval between two reads of the files
+	writeTime      = 500 * time.Millisecond // how long a program may need to write a file that it has emptied
+	maxFileSize    = 1 << 20                // enough for the certificates of 500 authorities
 )
 
+// nothingTrusted is the error of an empty or missing file that says who is trusted. The value that was parsed trusts nobody.
+type nothingTrusted struct{ error }
+
+func isNothingTrusted(err error) bool {
+	_, ok := errors.AsType[nothingTrusted](err)
+	return ok
+}
+
 // reloader stores a value that it parses from small files. It parses them again when they change. If
-// the files become invalid, it keeps the value.
+// the files become invalid, it keeps the value. If they trust nobody any more, it does not: whoever empties or removes a file revokes
+// what it contained.
 type reloader[T any] struct {
 	what  string   // name of the value, for messages
 	paths []string // "": the file is not given
@@ -36,12 +48,8 @@ type reloader[T any] struct {
 // file is only logged as a warning, once for each change.
 func newReloader[T any](log *slog.Logger, what string, parse func([][]byte) (T, error), paths ...string) (*reloader[T], error) {
 	r := &reloader[T]{what: what, paths: paths, parse: parse, log: log, readAt: time.Now()}
-	contents, err := readFiles(paths)
-	r.content = fingerprint(contents, err)
-	if err == nil {
-		r.value, err = parse(contents)
-	}
-	if err != nil {
+	var err error
+	if r.value, r.content, err = r.read(); err != nil {
 		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
 	return r, nil
@@ -54,37 +62,60 @@ func (r *reloader[T]) current() T {
 	if time.Since(r.readAt) < reloadInterval {
 		return r.value
 	}
+	value, found, err := r.read()
+	if isNothingTrusted(err) && !bytes.Equal(found, r.content) {
+		time.Sleep(writeTime) // a program may be writing the file now
+		value, found, err = r.read()
+	}
 	r.readAt = time.Now()
-	contents, err := readFiles(r.paths)
-	found := fingerprint(contents, err)
 	if bytes.Equal(found, r.content) {
 		return r.value
 	}
 	r.content = found
-	if err == nil {
-		var value T
-		if value, err = r.parse(contents); err == nil {
-			r.value = value
-			r.log.Info("reloaded "+r.what, "files", strings.Join(r.paths, ", "))
-			return r.value
-		}
+	switch {
+	case err == nil:
+		r.value = value
+		r.log.Info("reloaded "+r.what, "files", strings.Join(r.paths, ", "))
+	case isNothingTrusted(err):
+		r.value = value
+		r.log.Error("accepting no "+r.what+" any more", "error", err)
+	default:
+		r.log.Warn("using the last valid "+r.what+": the changed files are invalid", "error", err)
 	}
-	r.log.Warn("using the last valid "+r.what+": the changed files are invalid", "error", err)
 	return r.value
 }
 
-func readFiles(paths []string) ([][]byte, error) {
-	contents := make([][]byte, len(paths))
+// read reads and parses the files. found is their fingerprint.
+func (r *reloader[T]) read() (value T, found []byte, err error) {
+	contents, err := readFiles(r.paths)
+	found = fingerprint(contents, err)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return value, found, err
+	}
+	value, failed := r.parse(contents)
+	switch {
+	case err == nil:
+		err = failed
+	case isNothingTrusted(failed):
+		err = nothingTrusted{err} // that it is missing says more than that it is empty
+	}
+	return value, found, err
+}
+
+// readFiles returns the contents of files. A missing file is an error, and is empty in the contents.
+func readFiles(paths []string) (contents [][]byte, err error) {
+	contents = make([][]byte, len(paths))
 	for i, path := range paths {
 		if path == "" {
 			continue
 		}
-		var err error
-		if contents[i], err = readFile(path); err != nil {
-			return nil, err
+		data, failed := readFile(path)
+		if failed != nil && !errors.Is(failed, fs.ErrNotExist) {
+			return nil, failed
 		}
+		contents[i], err = data, cmp.Or(err, failed)
 	}
-	return contents, nil
+	return contents, err
 }
 
 func readFile(path string) ([]byte, error) {

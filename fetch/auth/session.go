@@ -21,8 +21,8 @@ import (
 
 // A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
 // does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
-// that is derived from the token. So a session survives a restart of the daemon, and ends when its token is removed. The
-// daemon stores only the sessions that were signed out, until they would have ended, or until the daemon stops.
+// that is derived from the token and its role. So a session survives a restart of the daemon, and ends when its token is removed
+// or gets another role. The daemon stores only the sessions that were signed out, until they would have ended, or until the daemon stops.
 //
 // A browser sends the cookie with every request, whichever page causes it. So a request that changes state also needs
 // RequestToken in the header RequestTokenHeader. Only a page of the same origin can read that token.
@@ -30,10 +30,6 @@ import (
 const (
 	sessionCookie       = "backing-image-manager-session"
 	secureSessionCookie = "__Host-" + sessionCookie // browsers accept it over TLS only, and for this host only
-
-	// maxCookies limits how many cookies with the name of a session are checked. A browser sends more than one only if another
-	// service on the same host has set one.
-	maxCookies = 4
 
 	// sessionLifetime is how long a session lasts after it began.
 	sessionLifetime = 12 * time.Hour
@@ -60,10 +56,10 @@ func (id sessionID) ends() time.Time {
 	return time.Unix(int64(binary.BigEndian.Uint64(id[:8])), 0)
 }
 
-// code returns the code of a session for a purpose.
-func (id sessionID) code(token, purpose string) []byte {
-	key := hmac.New(sha256.New, []byte(token))
-	key.Write([]byte("backing-image-manager session"))
+// code returns the code of a session for a purpose. Without the role, a session that was signed out would come back with another one.
+func (id sessionID) code(t roleToken, purpose string) []byte {
+	key := hmac.New(sha256.New, []byte(t.token))
+	key.Write([]byte("backing-image-manager session " + t.role.String()))
 	mac := hmac.New(sha256.New, key.Sum(nil))
 	mac.Write([]byte(purpose))
 	mac.Write(id[:])
@@ -132,8 +128,8 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 	if a.tokens == nil {
 		return s, id, false
 	}
-	cookies := r.CookiesNamed(cookieName(r))
-	for _, cookie := range cookies[:min(len(cookies), maxCookies)] {
+	// A browser sends more than one only if other services on the same host have set some. maxHeader of the server limits them.
+	for _, cookie := range r.CookiesNamed(cookieName(r)) {
 		raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
 		if err != nil || len(raw) != len(id)+sha256.Size {
 			continue
@@ -143,8 +139,8 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 			continue
 		}
 		for _, known := range a.tokens.current() {
-			if hmac.Equal(raw[len(id):], id.code(known.token, "session")) && known.role > s.Role {
-				s = Session{known.role, base64.RawURLEncoding.EncodeToString(id.code(known.token, "request"))}
+			if hmac.Equal(raw[len(id):], id.code(known, "session")) {
+				s = Session{known.role, base64.RawURLEncoding.EncodeToString(id.code(known, "request"))}
 			}
 		}
 		if s.Role > RoleNone && !a.signedOut.has(s.Role, id) {
@@ -173,13 +169,14 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 	if a.tokens == nil {
 		return httperror.New(http.StatusForbidden, "this daemon has no tokens")
 	}
-	from := networkOfSender(r)
-	if wait := a.guesses.wait(from, time.Now()); wait > 0 {
+	guesses, from := a.guessesOf(r)
+	if wait := guesses.wait(from, time.Now()); wait > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(wait/time.Second)+1))
 		return httperror.New(http.StatusTooManyRequests, "too many wrong tokens: try again in %v", (wait + time.Second).Round(time.Second))
 	}
-	if a.tokens.current().role("Bearer "+token) == RoleNone {
-		a.guesses.add(from, time.Now())
+	role := a.tokens.current().role("Bearer " + token)
+	if role == RoleNone {
+		guesses.add(from, time.Now())
 		delay(r)
 		return httperror.New(http.StatusUnauthorized, "the token is not valid")
 	}
@@ -187,7 +184,7 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 	ends := time.Now().Add(sessionLifetime)
 	binary.BigEndian.PutUint64(id[:8], uint64(ends.Unix()))
 	_, _ = rand.Read(id[8:]) // never fails
-	http.SetCookie(w, a.cookie(r, base64.RawURLEncoding.EncodeToString(append(id[:], id.code(token, "session")...)), int(sessionLifetime/time.Second)))
+	http.SetCookie(w, a.cookie(r, base64.RawURLEncoding.EncodeToString(append(id[:], id.code(roleToken{role, token}, "session")...)), int(sessionLifetime/time.Second)))
 	return nil
 }
 
@@ -266,16 +263,17 @@ func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
 	return max(0, time.Duration(missing*float64(guessInterval)))
 }
 
-// networkOfSender returns the network whose wrong tokens a request counts for. A proxy on this machine writes the address of its
-// caller to the end of X-Forwarded-For. A process of this machine that lies about that gains nothing: the HTTP API has no limit.
-func networkOfSender(r *http.Request) netip.Prefix {
+// guessesOf returns the network whose wrong tokens a request counts for, and where. A proxy on this machine writes the address of its
+// caller to the end of X-Forwarded-For. A process of this machine that lies about that gains nothing, because the HTTP API has no limit,
+// and locks out nobody who does not use the proxy.
+func (a *Authorizer) guessesOf(r *http.Request) (*guesses, netip.Prefix) {
 	if forwarded := r.Header.Values("X-Forwarded-For"); len(forwarded) > 0 && isLocalAddress(r.RemoteAddr) {
 		last := forwarded[len(forwarded)-1]
 		if ip, err := netip.ParseAddr(strings.TrimSpace(last[strings.LastIndex(last, ",")+1:])); err == nil {
-			return networkOfIP(ip)
+			return &a.forwarded, networkOfIP(ip)
 		}
 	}
-	return networkOfAddress(r.RemoteAddr)
+	return &a.guesses, networkOfAddress(r.RemoteAddr)
 }
 
 // add counts a wrong token.

@@ -6,8 +6,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -128,7 +131,7 @@ func TestSessionFromAClockThatWasAhead(t *testing.T) {
 	for ahead, want := range map[time.Duration]bool{0: true, 50 * time.Second: true, 70 * time.Second: false, 1000 * time.Hour: false} {
 		var id sessionID
 		binary.BigEndian.PutUint64(id[:8], uint64(now.Add(ahead+sessionLifetime).Unix()))
-		value := base64.RawURLEncoding.EncodeToString(append(id[:], id.code(adminToken, "session")...))
+		value := base64.RawURLEncoding.EncodeToString(append(id[:], id.code(roleToken{RoleAdmin, adminToken}, "session")...))
 		if _, _, ok := a.session(send("GET", &http.Cookie{Name: sessionCookie, Value: value}), now); ok != want {
 			t.Errorf("with a clock that was %v ahead, the session is valid: %v, want %v", ahead, ok, want)
 		}
@@ -210,8 +213,11 @@ func TestSessionDependsOnItsToken(t *testing.T) {
 	if _, ok := load("peer " + peerToken + "\nadmin " + adminToken).Session(send("GET", cookie)); !ok {
 		t.Error("the session ends with a restart")
 	}
-	if s, _ := load("peer " + adminToken).Session(send("GET", cookie)); s.Role != RolePeer {
-		t.Errorf("the session has role %v, and its token peer", s.Role)
+	if s, ok := load("peer " + adminToken).Session(send("GET", cookie)); ok {
+		t.Errorf("the session has role %v after its token got another one", s.Role)
+	}
+	if s, _ := load("peer " + adminToken + "\nadmin " + adminToken).Session(send("GET", cookie)); s.Role != RoleAdmin {
+		t.Errorf("the session has role %v, and its token both", s.Role)
 	}
 	if _, ok := load("admin " + peerToken).Session(send("GET", cookie)); ok {
 		t.Error("the session is valid without its token")
@@ -292,25 +298,48 @@ func TestWrongTokensAreLimited(t *testing.T) {
 // Behind a proxy on this machine, the wrong tokens of one caller do not count for the others. No other caller can choose for whom
 // its wrong tokens count.
 func TestWrongTokensAreLimitedBehindAProxy(t *testing.T) {
+	a := newAuthorizer(t, loadTokenText(t, adminToken), ":8000", false)
 	for _, tt := range []struct {
 		remote    string
 		forwarded []string
 		want      string
+		byProxy   bool
 	}{
-		{"127.0.0.1:5", nil, "127.0.0.1/32"},
-		{"127.0.0.1:5", []string{"192.0.2.1"}, "192.0.2.1/32"},
-		{"[::1]:5", []string{"2001:db8:1:2:3::4"}, "2001:db8:1:2::/64"},
-		{"127.0.0.1:5", []string{"::ffff:192.0.2.1"}, "192.0.2.1/32"},
-		{"127.0.0.1:5", []string{"198.51.100.1, 192.0.2.1"}, "192.0.2.1/32"}, // the caller sent the first one
-		{"127.0.0.1:5", []string{"198.51.100.1", " 192.0.2.1 "}, "192.0.2.1/32"},
-		{"127.0.0.1:5", []string{"192.0.2.1, unknown"}, "127.0.0.1/32"},
-		{"127.0.0.1:5", []string{""}, "127.0.0.1/32"},
-		{"203.0.113.1:5", []string{"192.0.2.1"}, "203.0.113.1/32"},
+		{"127.0.0.1:5", nil, "127.0.0.1/32", false},
+		{"127.0.0.1:5", []string{"192.0.2.1"}, "192.0.2.1/32", true},
+		{"[::1]:5", []string{"2001:db8:1:2:3::4"}, "2001:db8:1:2::/64", true},
+		{"127.0.0.1:5", []string{"::ffff:192.0.2.1"}, "192.0.2.1/32", true},
+		{"127.0.0.1:5", []string{"198.51.100.1, 192.0.2.1"}, "192.0.2.1/32", true}, // the caller sent the first one
+		{"127.0.0.1:5", []string{"198.51.100.1", " 192.0.2.1 "}, "192.0.2.1/32", true},
+		{"127.0.0.1:5", []string{"192.0.2.1, unknown"}, "127.0.0.1/32", false},
+		{"127.0.0.1:5", []string{""}, "127.0.0.1/32", false},
+		{"203.0.113.1:5", []string{"192.0.2.1"}, "203.0.113.1/32", false},
 	} {
 		r := httptest.NewRequest("POST", "/signin", nil)
 		r.RemoteAddr, r.Header["X-Forwarded-For"] = tt.remote, tt.forwarded
-		if got := networkOfSender(r).String(); got != tt.want {
-			t.Errorf("%s with X-Forwarded-For %q: %s, want %s", tt.remote, tt.forwarded, got, tt.want)
+		counted, got := a.guessesOf(r)
+		if got.String() != tt.want || (counted == &a.forwarded) != tt.byProxy {
+			t.Errorf("%s with X-Forwarded-For %q: %s, by a proxy: %v, want %s", tt.remote, tt.forwarded, got, !tt.byProxy, tt.want)
+		}
+	}
+	// A process of this machine sends wrong tokens in the name of a network, and of more networks than are stored. Those who
+	// connect directly can sign in.
+	const user = "192.0.2.1:5"
+	for range maxGuesses {
+		a.forwarded.add(networkOfAddress(user), time.Now())
+	}
+	for i := range maxGuessers + 100 {
+		a.forwarded.add(networkOfAddress(fmt.Sprintf("11.0.%d.%d:1", i/256, i%256)), time.Now())
+	}
+	for range maxGuesses {
+		a.forwarded.add(networkOfAddress("11.1.0.0:1"), time.Now())
+	}
+	for remote, want := range map[string]int{user: 0, "198.51.100.1:5": 0, "127.0.0.1:5": http.StatusTooManyRequests} {
+		r := httptest.NewRequest("POST", "/signin", nil)
+		r.RemoteAddr = remote
+		r.Header.Set("X-Forwarded-For", "192.0.2.1")
+		if err := a.SignIn(httptest.NewRecorder(), r, adminToken); statusOf(err) != want {
+			t.Errorf("from %s: %v, want %d", remote, err, want)
 		}
 	}
 }
@@ -328,17 +357,59 @@ func TestOriginBehindAProxy(t *testing.T) {
 	}
 }
 
-func TestManyCookiesCostLittle(t *testing.T) {
+// Other services on the host may have set cookies with the name of the session, as many as browsers store for a host.
+func TestOtherCookiesDoNotHideTheSession(t *testing.T) {
 	a := newAuthorizer(t, loadTokenText(t, adminToken), ":8000", false)
 	cookie := signIn(t, a, adminToken)
-	for before, want := range map[int]bool{maxCookies - 1: true, maxCookies: false} {
+	other := signIn(t, newAuthorizer(t, loadTokenText(t, "admin "+peerToken), ":8001", false), peerToken)
+	for name, value := range map[string]string{"no session": "x", "of another daemon": other.Value} {
 		r := httptest.NewRequest("GET", "http://images.example/", nil)
-		for range before {
-			r.AddCookie(&http.Cookie{Name: cookie.Name, Value: "x"})
+		for range 180 {
+			r.AddCookie(&http.Cookie{Name: cookie.Name, Value: value})
 		}
 		r.AddCookie(cookie)
-		if _, ok := a.Session(r); ok != want {
-			t.Errorf("after %d other cookies, the session is found: %v", before, ok)
+		if _, ok := a.Session(r); !ok {
+			t.Errorf("after other cookies (%s), the session is not found", name)
 		}
 	}
+}
+
+// A session that was signed out stays so, whatever roles its token gets.
+func TestRolesDoNotBringSessionsBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "tokens")
+		write := func(text string) {
+			t.Helper()
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(reloadInterval)
+		}
+		write("peer " + peerToken)
+		c, err := Load(slog.New(slog.DiscardHandler), file, TLSFiles{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newAuthorizer(t, c, ":8000", false)
+		ended, open := signIn(t, a, peerToken), signIn(t, a, peerToken)
+		s, _ := a.Session(send("GET", ended))
+		if err := a.SignOut(httptest.NewRecorder(), send("POST", ended, RequestTokenHeader, s.RequestToken)); err != nil {
+			t.Fatal(err)
+		}
+		for _, tt := range []struct {
+			text string
+			open Role
+		}{
+			{"peer " + peerToken, RolePeer}, {"admin " + peerToken, RoleNone}, {"admin " + adminToken, RoleNone},
+			{"peer " + peerToken + "\nadmin " + adminToken, RolePeer}, {peerToken, RoleNone},
+		} {
+			write(tt.text)
+			if s, ok := a.Session(send("GET", ended)); ok {
+				t.Errorf("with %q, the session that was signed out has role %v", tt.text, s.Role)
+			}
+			if s, _ := a.Session(send("GET", open)); s.Role != tt.open {
+				t.Errorf("with %q, the other session has role %v, want %v", tt.text, s.Role, tt.open)
+			}
+		}
+	})
 }

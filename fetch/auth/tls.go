@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -48,15 +49,20 @@ func loadIdentity(log *slog.Logger, f TLSFiles) (*reloader[*identity], error) {
 
 func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 	i := &identity{client: baseTLS()}
+	var revoked error
 	if f.CA != "" {
 		var err error
 		if i.authorities, err = parseCertificates(ca); err != nil {
-			return nil, fmt.Errorf("--tls-ca %s: %w", f.CA, err)
+			err = fmt.Errorf("--tls-ca %s: %w", f.CA, err)
+			if len(bytes.TrimSpace(ca)) > 0 {
+				return nil, err
+			}
+			revoked = nothingTrusted{err}
 		}
 		i.client.RootCAs = newPool(i.authorities)
 	}
 	if f.Cert == "" {
-		return i, nil
+		return i, revoked
 	}
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
@@ -77,7 +83,7 @@ func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 		return nil, fmt.Errorf("--tls-cert %s: %w", f.Cert, err)
 	}
 	i.expires = expiry(chain, i.authorities)
-	return i, nil
+	return i, revoked
 }
 
 // baseTLS returns the settings that client and server share. HTTP/2 is off, because it would use one

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"io"
 	"log"
 	"log/slog"
 	"net"
@@ -82,8 +83,11 @@ func handshake(t *testing.T, server *tls.Config, client *tls.Config) (tls.Connec
 	client = client.Clone()
 	client.ServerName = "localhost"
 	s, c := tls.Server(here, server), tls.Client(there, client)
-	clientDone := make(chan error)
-	go func() { clientDone <- c.Handshake() }()
+	clientDone := make(chan error, 1)
+	go func() {
+		clientDone <- c.Handshake()
+		_, _ = io.Copy(io.Discard, there) // the alert of the server, until the connection is closed
+	}()
 	err := s.Handshake()
 	if err != nil {
 		here.Close()

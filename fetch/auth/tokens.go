@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// tokens are the valid tokens with their roles. There is at least one.
+// tokens are the valid tokens with their roles.
 type tokens []roleToken
 
 type roleToken struct {
@@ -71,7 +71,7 @@ func parseTokens(text string) (tokens, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, errors.New("it is empty: write one token, or lines of \"peer TOKEN\" and \"admin TOKEN\"")
+		return nil, nothingTrusted{errors.New("it is empty: write one token, or lines of \"peer TOKEN\" and \"admin TOKEN\"")}
 	case withoutRole > 0 && len(found) > 1:
 		return nil, errors.New("a token without a role must be the only line: write \"peer TOKEN\" or \"admin TOKEN\"")
 	}
@@ -98,10 +98,10 @@ func (t tokens) role(authorization string) Role {
 	return role
 }
 
-// highest returns an admin token if there is one. Commands use it.
+// highest returns an admin token if there is one, "" if there are no tokens. Commands use it.
 func (t tokens) highest() string { return t.prefer(RoleAdmin) }
 
-// lowest returns a peer token if there is one. Requests that only read use it.
+// lowest returns a peer token if there is one, "" if there are no tokens. Requests that only read use it.
 func (t tokens) lowest() string { return t.prefer(RolePeer) }
 
 func (t tokens) prefer(role Role) string {
@@ -109,6 +109,9 @@ func (t tokens) prefer(role Role) string {
 		if known.role == role {
 			return known.token
 		}
+	}
+	if len(t) == 0 {
+		return ""
 	}
 	return t[0].token
 }
