@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // configuration is the configuration that a Loop applies: the last valid content of the config
@@ -68,8 +70,6 @@ func (c *configuration) set(desired plan.Desired, result schema.Result, notDecla
 		c.removals = configdir.RemovalConfirmer{} // only valid configurations may confirm a removal
 	}
 	c.desired, c.loaded, c.result, c.notDeclared = desired, true, result, notDeclared
-	c.log.Info("configuration applied", "images", len(desired.Config.Images), "allowed", desired.Allowed.String(),
-		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
 }
 
 // confirmRemovals counts a read for the removals of images, if the configuration is valid. It reports
@@ -85,15 +85,25 @@ func (c *configuration) confirmRemovals(r Reading) (confirmed bool) {
 	return c.removals.Observe(r.Began, r.Ended, declared)
 }
 
-// logProblems logs the errors of a configuration, and the warnings that it has at the wall time in
-// the argument now.
-func (c *configuration) logProblems(result schema.Result, now time.Time) {
+// logResult logs a configuration that is to be applied, with the warnings that it has at the wall time in the argument now. undeclared is
+// why it has no part for this node, or nil. It logs nothing if a load was continued and found nothing new: it may never have time for
+// everything.
+func (c *configuration) logResult(desired plan.Desired, result schema.Result, undeclared error, now time.Time) {
+	same := func(a, b document.Problem) bool { return a.String() == b.String() }
+	if c.result.Unfinished && result.Unfinished && slices.EqualFunc(c.result.Errors, result.Errors, same) {
+		return
+	}
 	for _, p := range result.Errors {
 		c.log.Error("configuration error", "problem", p.String())
 	}
 	for _, p := range result.WarningsAt(now) {
 		c.log.Warn("configuration warning", "problem", p.String())
 	}
+	if undeclared != nil {
+		c.log.Error("observe-only until the configuration is corrected", "error", undeclared)
+	}
+	c.log.Info("configuration applied", "images", len(desired.Config.Images), "allowed", desired.Allowed.String(),
+		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
 }
 
 // view returns the view of a round that begins now. The argument loading is since when files that
@@ -183,13 +193,10 @@ func (l *Loop) configure(ctx context.Context, r Reading) (changed bool, err erro
 	if accepted, changed := l.acceptCommit(ctx, r, result.Revision); !accepted {
 		return changed, nil
 	}
-	l.config.logProblems(result, l.reconciler.clock.now().Wall)
+	l.config.logResult(desired, result, undeclared, l.reconciler.clock.now().Wall)
 	notDeclared := ""
-	if undeclared != nil {
-		l.options.Log.Error("observe-only until the configuration is corrected", "error", undeclared)
-		if result.Allowed == schema.Everything {
-			notDeclared = undeclared.Error()
-		}
+	if undeclared != nil && result.Allowed == schema.Everything {
+		notDeclared = undeclared.Error()
 	}
 	l.config.set(desired, result, notDeclared)
 	l.reconciler.peers.follow(ctx, desired)

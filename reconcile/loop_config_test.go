@@ -2,13 +2,16 @@ package reconcile
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -193,4 +196,29 @@ func TestRevisionFollowsTheDirectory(t *testing.T) {
 	revisionIs(strings.Repeat("b", 40))
 	files.Remove(t, conf, ".git")
 	revisionIs("")
+}
+
+// A load that continues every few seconds, perhaps for ever, logs what is wrong once.
+func TestContinuedLoadsLogTheirProblemsOnce(t *testing.T) {
+	var log strings.Builder
+	dir, conf := newDisk(t), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(conf, "a.yaml"), []byte("images: {parrot: {uuid: x}}\nnodes: {n: {disks: {d: {path: "+dir+"}}}}\n"), 0o600))
+	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{Dir: conf, Interval: time.Second, Node: "n", Log: slog.New(slog.NewTextHandler(&log, nil))})
+	defer l.reconciler.Close()
+	snapshot, err := configdir.Read(conf)
+	must(t, err)
+	finished := schema.NewLoader().Load(t.Context(), snapshot)
+	unfinished, other := finished, finished
+	unfinished.Unfinished, other.Unfinished, other.Errors = true, true, append(slices.Clone(finished.Errors), finished.Errors[0])
+	for i, step := range []struct {
+		result schema.Result
+		logged int
+	}{{unfinished, 1}, {unfinished, 0}, {unfinished, 0}, {other, 1}, {other, 0}, {finished, 1}, {finished, 1}} {
+		log.Reset()
+		_, err := l.Apply(t.Context(), Reading{Result: &step.result})
+		must(t, err)
+		if n := strings.Count(log.String(), "configuration applied"); n != step.logged || strings.Contains(log.String(), "configuration error") != (n > 0) {
+			t.Errorf("step %d: %s", i, &log)
+		}
+	}
 }

@@ -39,7 +39,7 @@ func (c SignedCommits) Verify(ctx context.Context, s configdir.Snapshot) (by sig
 	}
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("commit %s is not accepted: %w", s.Revision, err)
+			err = notAccepted(s.Revision, err)
 		}
 	}()
 	if err := c.checkKeysDir(at); err != nil {
@@ -154,42 +154,42 @@ type commitMemory struct {
 	// current is the last accepted commit, and recorded has the disks that are known to have it, by their uuid.
 	current  disk.ConfigCommit
 	recorded map[string]bool
-	// descent is whether a commit came after another one, by both names: to read a long history takes seconds.
-	descent map[[2]string]descent
+	// descents are the comparisons of two commits, by their names. A history does not change, and to read a long one takes seconds.
+	descents map[[2]string]descent
 }
 
 type descent struct {
 	newer bool
 	err   error     // why it is not known
-	again time.Time // when an error is no longer valid
+	again time.Time // when to try again after an error
 }
-
-// maxDescents limits the memory.
-const maxDescents = 1000
 
 // accept makes a commit the current one, if it is one of the allowed commits, or came after the current one and after those
 // that are recorded on the disks. Otherwise it changes nothing.
 func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name string, disks map[schema.DiskRef]*disk.Disk) error {
-	if m.descent == nil || len(m.descent) > maxDescents {
-		m.descent = map[[2]string]descent{}
+	if m.descents == nil || len(m.descents) > 1000 {
+		m.descents = map[[2]string]descent{}
 	}
-	next := commitMemory{rules: m.rules, repo: repository.Open(at.GitDir), current: disk.ConfigCommit{Name: name}, recorded: map[string]bool{}, descent: m.descent}
+	next := commitMemory{rules: m.rules, repo: repository.Open(at.GitDir), recorded: map[string]bool{}, descents: m.descents}
 	object, err := next.repo.Commit(ctx, name)
-	if err != nil {
-		return fmt.Errorf("commit %s is not accepted: %w", name, err)
+	signed, committed := commit.Identify(object)
+	next.current = disk.ConfigCommit{Name: name, Signed: signed, Committed: committed}
+	if err == nil {
+		err = next.check(ctx, disks)
 	}
-	next.current.Signed, next.current.Committed = commit.Identify(object)
-	if err := next.check(ctx, disks); err != nil {
-		return err
-	}
-	if m.current.Name != "" && !slices.Contains(m.rules.AllowOlder, name) {
+	if err == nil && m.current.Name != "" && !slices.Contains(m.rules.AllowOlder, name) {
 		// No disk need have it: disks may be away or read-only, and another configuration may name others.
-		if err := next.compare(ctx, m.current, "the last one that was applied"); err != nil {
-			return err
-		}
+		err = next.compare(ctx, m.current, "the last one that was applied")
+	}
+	if err != nil {
+		return notAccepted(name, err)
 	}
 	*m = next
 	return nil
+}
+
+func notAccepted(commit string, err error) error {
+	return fmt.Errorf("commit %s is not accepted: %w", commit, err)
 }
 
 // check returns an error if a disk has a commit from which the current one does not descend, or none that can be read.
@@ -204,8 +204,7 @@ func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk
 		}
 		last, err := disks[ref].ConfigCommit()
 		if err != nil {
-			return fmt.Errorf("commit %s is not accepted: it is not known which commit was the last one on disk %s: %w; accept it with --allow-older-commit",
-				m.current.Name, ref, err)
+			return fmt.Errorf("it is not known which commit was the last one on disk %s: %w; accept it with --allow-older-commit", ref, err)
 		}
 		if last.Name == "" {
 			continue
@@ -222,30 +221,25 @@ func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk
 // which one that is.
 func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
 	key := [2]string{m.current.Name, last.Name}
-	d, known := m.descent[key]
+	d, known := m.descents[key]
 	if !known || d.err != nil && time.Now().After(d.again) {
 		d.newer, d.err = m.repo.IsDescendant(ctx, m.current.Name, last.Name, func(object []byte) bool {
 			signed, _ := commit.Identify(object)
 			return signed == last.Signed
 		})
 		d.again = time.Now().Add(rejectAgain)
-		m.descent[key] = d
+		m.descents[key] = d
 	}
-	err := d.err
 	switch {
-	case errors.Is(err, repository.ErrMissing):
-		return fmt.Errorf("commit %s is not accepted: whether it came after %s, %s, is not known, because the history is "+
-			"incomplete: fetch all of it, or accept the commit with --allow-older-commit", m.current.Name, last.Name, what)
-	case err == nil && !d.newer:
-		return fmt.Errorf("commit %s is not accepted: it did not come after %s, %s: accept it with --allow-older-commit if it is right",
-			m.current.Name, last.Name, what)
-	case err == nil:
-		err = compareDates(m.current.Committed, last.Committed, last.Name)
+	case errors.Is(d.err, repository.ErrMissing):
+		return fmt.Errorf("whether it came after %s, %s, is not known, because the history is incomplete: fetch all of it, or accept the "+
+			"commit with --allow-older-commit", last.Name, what)
+	case d.err != nil:
+		return d.err
+	case !d.newer:
+		return fmt.Errorf("it did not come after %s, %s: accept it with --allow-older-commit if it is right", last.Name, what)
 	}
-	if err != nil {
-		return fmt.Errorf("commit %s is not accepted: %w", m.current.Name, err)
-	}
-	return nil
+	return compareDates(m.current.Committed, last.Committed, last.Name)
 }
 
 // record records the current commit on all disks that do not have it. It first checks the disks that it did not know:
@@ -256,7 +250,7 @@ func (m *commitMemory) record(ctx context.Context, folders func() map[schema.Dis
 	}
 	disks := folders()
 	if err := m.check(ctx, disks); err != nil {
-		return err, nil
+		return notAccepted(m.current.Name, err), nil
 	}
 	for _, d := range disks {
 		if m.recorded[d.UUID()] {

@@ -17,6 +17,7 @@
 package auth
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -102,11 +103,7 @@ func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) boo
 	}
 	ambient, denied := a.ambientRole(r)
 	if ambient > byToken {
-		denied = checkSite(r)
-		if denied == nil {
-			denied = a.checkHost(r, isDeclared)
-		}
-		if denied != nil {
+		if denied = cmp.Or(checkSite(r), a.checkHost(r, isDeclared)); denied != nil {
 			ambient = RoleNone
 		}
 	}

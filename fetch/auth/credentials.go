@@ -46,7 +46,7 @@ func (c Credentials) CertificateExpiry() (at time.Time, ok bool) {
 // is nil if there is no such credential.
 func (c Credentials) ForPeers() (token func() string, config func() *tls.Config) {
 	if c.tokens != nil {
-		token = func() string { return c.tokens.current().lowest() }
+		token = func() string { return c.tokens.current().prefer(RolePeer) }
 	}
 	if c.identity != nil {
 		config = func() *tls.Config { return c.identity.current().client }
@@ -58,7 +58,7 @@ func (c Credentials) ForPeers() (token func() string, config func() *tls.Config)
 // role ("": none), and the TLS configuration, which is never nil.
 func (c Credentials) ForCommand() (token string, config *tls.Config) {
 	if c.tokens != nil {
-		token = c.tokens.current().highest()
+		token = c.tokens.current().prefer(RoleAdmin)
 	}
 	if c.identity != nil {
 		return token, c.identity.current().client

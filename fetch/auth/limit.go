@@ -113,7 +113,7 @@ func (l *ConnLimiter) admit(conn net.Conn, waits bool) bool {
 
 // add adds a new connection, which is a stranger.
 func (l *ConnLimiter) add(conn net.Conn) {
-	from := networkOf(conn)
+	from := networkOfAddress(conn.RemoteAddr().String())
 	if strangers, callers := l.count(); strangers >= l.maxStrangers || strangers+callers >= l.max {
 		if !l.replace(false, from) {
 			closeConn(conn)
@@ -177,9 +177,6 @@ func closeConn(conn net.Conn) {
 	}
 	_ = conn.Close()
 }
-
-// networkOf returns the network of the remote address of a connection.
-func networkOf(conn net.Conn) netip.Prefix { return networkOfAddress(conn.RemoteAddr().String()) }
 
 // networkOfAddress returns the network of HOST:PORT. All addresses without an IP share the zero Prefix.
 func networkOfAddress(address string) netip.Prefix {

@@ -21,13 +21,8 @@ const (
 	maxFileSize    = 1 << 20                // enough for the certificates of 500 authorities
 )
 
-// nothingTrusted is the error of an empty or missing file that says who is trusted. The value that was parsed trusts nobody.
-type nothingTrusted struct{ error }
-
-func isNothingTrusted(err error) bool {
-	_, ok := errors.AsType[nothingTrusted](err)
-	return ok
-}
+// errNothingTrusted is the error of an empty or missing file that says who is trusted. The value that was parsed trusts nobody.
+var errNothingTrusted = errors.New("it is empty")
 
 // reloader stores a value that it parses from small files. It parses them again when they change. If
 // the files become invalid, it keeps the value. If they trust nobody any more, it does not: whoever empties or removes a file revokes
@@ -63,7 +58,7 @@ func (r *reloader[T]) current() T {
 		return r.value
 	}
 	value, found, err := r.read()
-	if isNothingTrusted(err) && !bytes.Equal(found, r.content) {
+	if errors.Is(err, errNothingTrusted) && !bytes.Equal(found, r.content) {
 		time.Sleep(writeTime) // a program may be writing the file now
 		value, found, err = r.read()
 	}
@@ -76,7 +71,7 @@ func (r *reloader[T]) current() T {
 	case err == nil:
 		r.value = value
 		r.log.Info("reloaded "+r.what, "files", strings.Join(r.paths, ", "))
-	case isNothingTrusted(err):
+	case errors.Is(err, errNothingTrusted):
 		r.value = value
 		r.log.Error("accepting no "+r.what+" any more", "error", err)
 	default:
@@ -93,13 +88,10 @@ func (r *reloader[T]) read() (value T, found []byte, err error) {
 		return value, found, err
 	}
 	value, failed := r.parse(contents)
-	switch {
-	case err == nil:
-		err = failed
-	case isNothingTrusted(failed):
-		err = nothingTrusted{err} // that it is missing says more than that it is empty
+	if err != nil && errors.Is(failed, errNothingTrusted) {
+		return value, found, fmt.Errorf("%w (%w)", err, failed)
 	}
-	return value, found, err
+	return value, found, cmp.Or(err, failed)
 }
 
 // readFiles returns the contents of files. A missing file is an error, and is empty in the contents.

@@ -85,11 +85,7 @@ func (s *signedOut) add(role Role, id sessionID, now time.Time) {
 	defer s.mu.Unlock()
 	of := &s.of[role]
 	if len(of.all) >= maxSignedOut {
-		maps.DeleteFunc(of.all, func(old sessionID, _ bool) bool { return now.After(old.ends()) })
-	}
-	if len(of.all) >= maxSignedOut {
-		of.until = now.Add(sessionLifetime)
-		clear(of.all)
+		of.until, of.all = now.Add(sessionLifetime), nil
 	}
 	if of.all == nil {
 		of.all = map[sessionID]bool{}
@@ -177,7 +173,10 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 	role := a.tokens.current().role("Bearer " + token)
 	if role == RoleNone {
 		guesses.add(from, time.Now())
-		delay(r)
+		select {
+		case <-time.After(wrongTokenDelay):
+		case <-r.Context().Done():
+		}
 		return httperror.New(http.StatusUnauthorized, "the token is not valid")
 	}
 	var id sessionID
@@ -211,14 +210,6 @@ func (a *Authorizer) cookie(r *http.Request, value string, maxAge int) *http.Coo
 
 var errNoRequestToken = httperror.New(http.StatusForbidden, "the header %s is missing or wrong: load the page again", RequestTokenHeader)
 
-// delay waits for wrongTokenDelay, or until the sender of the request has disconnected.
-func delay(r *http.Request) {
-	select {
-	case <-time.After(wrongTokenDelay):
-	case <-r.Context().Done():
-	}
-}
-
 const (
 	// wrongTokenDelay is how long the response to a wrong token takes.
 	wrongTokenDelay = 300 * time.Millisecond
@@ -240,11 +231,7 @@ func (g *guesses) limiter(from netip.Prefix, now time.Time) *rate.Limiter {
 		g.from = map[netip.Prefix]*rate.Limiter{}
 	}
 	if g.from[from] == nil && len(g.from) >= maxGuessers {
-		for network, l := range g.from {
-			if l.TokensAt(now) >= maxGuesses {
-				delete(g.from, network)
-			}
-		}
+		maps.DeleteFunc(g.from, func(_ netip.Prefix, l *rate.Limiter) bool { return l.TokensAt(now) >= maxGuesses })
 		if len(g.from) >= maxGuessers {
 			from = netip.Prefix{}
 		}

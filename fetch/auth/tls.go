@@ -53,11 +53,10 @@ func parseIdentity(f TLSFiles, cert, key, ca []byte) (*identity, error) {
 	if f.CA != "" {
 		var err error
 		if i.authorities, err = parseCertificates(ca); err != nil {
-			err = fmt.Errorf("--tls-ca %s: %w", f.CA, err)
 			if len(bytes.TrimSpace(ca)) > 0 {
-				return nil, err
+				return nil, fmt.Errorf("--tls-ca %s: %w", f.CA, err)
 			}
-			revoked = nothingTrusted{err}
+			revoked = fmt.Errorf("--tls-ca %s: %w", f.CA, errNothingTrusted)
 		}
 		i.client.RootCAs = newPool(i.authorities)
 	}

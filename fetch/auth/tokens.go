@@ -71,7 +71,7 @@ func parseTokens(text string) (tokens, error) {
 	}
 	switch {
 	case len(found) == 0:
-		return nil, nothingTrusted{errors.New("it is empty: write one token, or lines of \"peer TOKEN\" and \"admin TOKEN\"")}
+		return nil, fmt.Errorf("%w: write one token, or lines of \"peer TOKEN\" and \"admin TOKEN\"", errNothingTrusted)
 	case withoutRole > 0 && len(found) > 1:
 		return nil, errors.New("a token without a role must be the only line: write \"peer TOKEN\" or \"admin TOKEN\"")
 	}
@@ -98,12 +98,7 @@ func (t tokens) role(authorization string) Role {
 	return role
 }
 
-// highest returns an admin token if there is one, "" if there are no tokens. Commands use it.
-func (t tokens) highest() string { return t.prefer(RoleAdmin) }
-
-// lowest returns a peer token if there is one, "" if there are no tokens. Requests that only read use it.
-func (t tokens) lowest() string { return t.prefer(RolePeer) }
-
+// prefer returns a token with a role if there is one, otherwise another one, "" if there are none.
 func (t tokens) prefer(role Role) string {
 	for _, known := range t {
 		if known.role == role {

@@ -40,8 +40,8 @@ func TestParseTokens(t *testing.T) {
 			}
 		case err != nil:
 			t.Errorf("%q: %v", tt.text, err)
-		case got.highest() != tt.highest || got.lowest() != tt.lowest:
-			t.Errorf("%q: sends %s and %s, want %s and %s", tt.text, got.highest(), got.lowest(), tt.highest, tt.lowest)
+		case got.prefer(RoleAdmin) != tt.highest || got.prefer(RolePeer) != tt.lowest:
+			t.Errorf("%q: sends %s and %s, want %s and %s", tt.text, got.prefer(RoleAdmin), got.prefer(RolePeer), tt.highest, tt.lowest)
 		}
 	}
 }
