@@ -231,7 +231,7 @@ func TestDecodeRemovesInvalidTimes(t *testing.T) {
 		"2026-11-20T10:00:00Z": true, "9000-12-31T23:59:59Z": true,
 		"9001-01-01T00:00:00Z": false, "9999-12-31T23:59:59-23:59": false, "0000-01-01T00:00:00+23:59": false,
 	} {
-		times := fmt.Sprintf(`,"verified":%[1]q,"damaged":%[1]q,"lastUsed":%[1]q,"unwantedSince":%[1]q,"replaced":%[1]q`, text)
+		times := fmt.Sprintf(`,"verified":%[1]q,"damaged":%[1]q,"lastUsed":%[1]q,"unwantedSince":%[1]q,"replaced":%[1]q,"demandSince":%[1]q`, text)
 		s, err := decodeState(strings.NewReader(stateWithCopy(times)), Scope{})
 		if err != nil {
 			t.Fatal(err)

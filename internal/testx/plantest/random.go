@@ -201,7 +201,7 @@ func (r generator) clone(name string) schema.Source {
 func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map[plan.CopyRef]bool) {
 	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
 	allUsed := r.oneIn(15) // as on a disk where the metadata of a replica cannot be read
-	if r.oneIn(15) {
+	if r.oneIn(60) {
 		seen.UsageUnknown = "replica vol-2: read volume.meta: unexpected end of JSON input"
 	}
 	if r.oneIn(12) {
