@@ -35,8 +35,9 @@ import (
 //	virtual-hosted-style   S3: "true" if the host name of a request contains the bucket
 //
 // The secret of a Longhorn backup target can be used unchanged. For S3 it has AWS_ACCESS_KEY_ID,
-// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt) and VIRTUAL_HOSTED_STYLE. So can the secret of
-// a DataVolume of CDI. Its accessKeyId and secretKey are the keys of S3, and the user and password of HTTP.
+// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt), VIRTUAL_HOSTED_STYLE, HTTP_PROXY, HTTPS_PROXY and
+// NO_PROXY. So can the secret of a DataVolume of CDI. Its accessKeyId and secretKey are the keys of S3, and the user and
+// password of HTTP. Other files, which belong to other programs, are ignored with a warning.
 type credentials struct {
 	files       map[string]string
 	headers     http.Header
@@ -54,6 +55,7 @@ var credentialFiles = []string{
 var aliases = map[string][]string{
 	"AWS_ACCESS_KEY_ID": {"access-key-id"}, "AWS_SECRET_ACCESS_KEY": {"secret-access-key"},
 	"AWS_ENDPOINTS": {"endpoint"}, "AWS_CERT": {"ca.crt"}, "VIRTUAL_HOSTED_STYLE": {"virtual-hosted-style"},
+	"HTTP_PROXY": {"HTTP_PROXY"}, "HTTPS_PROXY": {"HTTPS_PROXY"}, "NO_PROXY": {"NO_PROXY"},
 	"accessKeyId": {"access-key-id", "username"}, "secretKey": {"secret-access-key", "password"},
 }
 
@@ -79,9 +81,6 @@ func (c *Client) credentials(name string) (*credentials, error) {
 		unknown = append(unknown, file)
 		return false
 	})
-	if err == nil && len(unknown) > 0 {
-		err = fmt.Errorf("file %q is not supported: use %s", unknown[0], strings.Join(credentialFiles, ", "))
-	}
 	if err == nil {
 		err = creds.addFiles(files)
 	}
@@ -90,6 +89,9 @@ func (c *Client) credentials(name string) (*credentials, error) {
 	}
 	if err != nil {
 		return nil, failf(BadConfig, "credentials %q: %w", name, err)
+	}
+	if len(unknown) > 0 && c.Warn != nil {
+		c.Warn(fmt.Sprintf("credentials %q: files that are not used: %.200q (known files: %s)", name, unknown, strings.Join(credentialFiles, ", ")))
 	}
 	return creds, nil
 }
@@ -156,7 +158,7 @@ func readSecretFile(folder *os.Root, name string) ([]byte, error) {
 // for values that are not set.
 func (c *credentials) addFiles(files map[string][]byte) error {
 	if len(files) == 0 {
-		return fmt.Errorf("the folder is empty: add files named %s", strings.Join(credentialFiles, ", "))
+		return fmt.Errorf("the folder has no file that is used: add files named %s", strings.Join(credentialFiles, ", "))
 	}
 	for _, file := range slices.Sorted(maps.Keys(files)) {
 		content := string(bytes.TrimSpace(files[file]))

@@ -82,10 +82,10 @@ func TestInvalidCredentialsFolder(t *testing.T) {
 		{"half", "vendor", map[string]string{"username": secretMarker}, BadConfig, "one is missing"},
 		{"half of CDI", "vendor", map[string]string{"secretKey": secretMarker}, BadConfig, "one is missing"},
 		{"twice with CDI", "vendor", map[string]string{"secretKey": secretMarker, "accessKeyId": "a", "username": "b", "password": "c"}, BadConfig, "keep only one"},
-		{"unknown file", "vendor", map[string]string{"passwd": secretMarker}, BadConfig, `"passwd" is not supported: use username`},
+		{"unknown file", "vendor", map[string]string{"passwd": secretMarker}, BadConfig, "no file that is used: add files named username"},
 		{"two kinds", "vendor", map[string]string{"username": "a", "password": secretMarker, "token": secretMarker}, BadConfig, "more than one"},
 		{"empty", "vendor", map[string]string{"token": "\n"}, BadConfig, "is empty"},
-		{"empty folder", "vendor", map[string]string{}, BadConfig, "folder is empty"},
+		{"empty folder", "vendor", map[string]string{}, BadConfig, "no file that is used"},
 		{"bad header", "vendor", map[string]string{"headers": secretMarker}, BadConfig, "Name: value"},
 		{"reserved header", "vendor", map[string]string{"headers": "Range: " + secretMarker}, BadConfig, "reserved"},
 		{"bad pair", "vendor", map[string]string{"tls.crt": secretMarker, "tls.key": secretMarker}, BadConfig, "PEM"},
@@ -102,6 +102,22 @@ func TestInvalidCredentialsFolder(t *testing.T) {
 			url := r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Basic})
 			wantError(t, r.download(Request{URL: url, Credentials: tt.folder}), tt.class, tt.word)
 		})
+	}
+}
+
+// TestFilesOfOtherProgramsAreIgnored downloads with the secret of a Longhorn backup target, and one with files of other programs.
+func TestFilesOfOtherProgramsAreIgnored(t *testing.T) {
+	r := newFixture(t)
+	var warnings []string
+	r.client.Warn = func(text string) { warnings = append(warnings, text) }
+	r.writeCredentials("vendor", map[string]string{"token": "token", "AWS_IAM_ROLE_ARN": secretMarker, "ca-bundle.crt": secretMarker, "HTTPS_PROXY": ""})
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Bearer}), Credentials: "vendor"}
+	if err := r.download(req); err != nil {
+		t.Fatal(err)
+	}
+	const want = `credentials "vendor": files that are not used: ["AWS_IAM_ROLE_ARN" "ca-bundle.crt"]`
+	if len(warnings) == 0 || !strings.HasPrefix(warnings[0], want) || strings.Contains(warnings[0], secretMarker) {
+		t.Errorf("got %q, want %q", warnings, want)
 	}
 }
 

@@ -21,6 +21,9 @@ type Client struct {
 	AllowLoopback bool     // allow loopback and link-local hosts, for tests and demos
 	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 
+	// Warn receives what is ignored in a credentials folder, each time that it is read; nil: nobody needs it.
+	Warn func(text string)
+
 	timing timing
 	now    func() time.Time // at which signatures are judged; nil: time.Now
 }

@@ -232,7 +232,7 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 		return files
 	}
 	server.Serve("/images/image.raw", fetchtest.Bytes(image))
-	for name, change := range map[string]map[string]string{"as-it-is": {}, "host": {"AWS_ENDPOINTS": host}} {
+	for name, change := range map[string]map[string]string{"as-it-is": {}, "host": {"AWS_ENDPOINTS": host}, "azure": {"AZBLOB_ACCOUNT_NAME": secretMarker, "AWS_IAM_ROLE_ARN": ""}} {
 		r.writeCredentials(name, secret(change))
 		server.ClearRequests()
 		if err := r.into(r.openPart(disk.PartOptions{}), Request{URL: "s3://images/image.raw", Credentials: name}); err != nil {
@@ -260,7 +260,6 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 		"style":    {map[string]string{"VIRTUAL_HOSTED_STYLE": "yes"}, `neither "true" nor "false"`},
 		"half":     {map[string]string{"AWS_SECRET_ACCESS_KEY": ""}, "one is missing"},
 		"bad cert": {map[string]string{"AWS_CERT": secretMarker}, "no certificate"},
-		"azure":    {map[string]string{"AZBLOB_ACCOUNT_NAME": secretMarker}, "not supported"},
 	} {
 		r.writeCredentials(name, secret(tt.change))
 		_, err := r.client.OpenBucket("s3://images@eu-central-1/", name)

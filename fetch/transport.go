@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"time"
 
 	"golang.org/x/net/http/httpproxy"
@@ -16,7 +18,7 @@ import (
 )
 
 // network connects one transfer to servers. It uses the credentials of the transfer and the proxy of
-// the environment, and rejects hosts that are not allowed.
+// these or of the environment, and rejects hosts that are not allowed.
 type network struct {
 	client            *Client
 	creds             *credentials
@@ -32,7 +34,7 @@ func (c *Client) network(creds *credentials, declared address) (*network, error)
 	if creds.hasHeaders() && declared.url.Scheme == "http" && !n.mayAuthenticate(declared.url) {
 		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", declared)
 	}
-	proxy, err := proxyFromEnvironment()
+	proxy, err := creds.proxy()
 	if err != nil {
 		return nil, err
 	}
@@ -140,20 +142,25 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), port)
 }
 
-// proxy is the proxy configuration of the environment.
+// proxy is the configuration of the proxies of one transfer.
 type proxy struct {
 	find      func(*url.URL) (*url.URL, error)
 	addresses map[string]bool // host and port of the proxies themselves, as they are dialed
 }
 
-// proxyFromEnvironment reads the environment for each transfer, because net/http would cache it.
-func proxyFromEnvironment() (*proxy, error) {
-	p := &proxy{find: httpproxy.FromEnvironment().ProxyFunc(), addresses: map[string]bool{}}
+// proxy reads the environment for each transfer, because net/http would cache it. As in Longhorn, a variable in the
+// credentials replaces that of the environment.
+func (c *credentials) proxy() (*proxy, error) {
+	config, all := httpproxy.FromEnvironment(), cmp.Or(os.Getenv("ALL_PROXY"), os.Getenv("all_proxy"))
+	config.HTTPProxy = cmp.Or(c.files["HTTP_PROXY"], config.HTTPProxy, all)
+	config.HTTPSProxy = cmp.Or(c.files["HTTPS_PROXY"], config.HTTPSProxy, all)
+	config.NoProxy = cmp.Or(c.files["NO_PROXY"], config.NoProxy)
+	p := &proxy{find: config.ProxyFunc(), addresses: map[string]bool{}}
 	for _, scheme := range []string{"http", "https"} {
 		// ".invalid" is a reserved domain: NO_PROXY matches it only if NO_PROXY is "*".
 		u, err := p.find(&url.URL{Scheme: scheme, Host: "proxied.invalid"})
 		if err != nil { // err contains the address, which may contain a password
-			return nil, failf(BadConfig, "the proxy in the environment (%s_PROXY) is not a valid address", scheme)
+			return nil, failf(BadConfig, "the proxy for %s in the credentials or the environment is not a valid address", scheme)
 		}
 		if u != nil {
 			p.addresses[hostPort(u)] = true

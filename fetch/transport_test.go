@@ -14,8 +14,6 @@ import (
 // TestDownloadThroughProxy downloads from a host that does not exist, through a proxy on loopback.
 // The proxy is allowed, although loopback sources are not.
 func TestDownloadThroughProxy(t *testing.T) {
-	r := newFixture(t)
-	r.client.AllowLoopback = false
 	origin := fetchtest.New()
 	origin.Serve("/image.raw", fetchtest.Bytes(image))
 	var requested []string
@@ -24,13 +22,37 @@ func TestDownloadThroughProxy(t *testing.T) {
 		origin.ServeHTTP(w, q)
 	}))
 	t.Cleanup(proxy.Close)
-	t.Setenv("HTTP_PROXY", proxy.URL)
-	if err := r.download(Request{URL: "http://images.invalid/image.raw"}); err != nil {
-		t.Fatal(err)
-	}
-	r.wantImage(image)
-	if len(requested) != 1 || requested[0] != "images.invalid" {
-		t.Errorf("the proxy received requests for %q", requested)
+	for _, tt := range []struct {
+		name        string
+		environment map[string]string
+		files       map[string]string // of the credentials
+		direct      bool              // not through the proxy
+	}{
+		{"environment", map[string]string{"HTTP_PROXY": proxy.URL, "ALL_PROXY": "http://127.0.0.1:1"}, nil, false},
+		{"environment for all schemes", map[string]string{"ALL_PROXY": proxy.URL}, nil, false},
+		{"environment for all schemes in lower case", map[string]string{"all_proxy": proxy.URL}, nil, false},
+		{"secret of Longhorn", nil, map[string]string{"HTTP_PROXY": proxy.URL + "\n", "HTTPS_PROXY": "", "NO_PROXY": "a.invalid", "AWS_ACCESS_KEY_ID": ""}, false},
+		{"secret of Longhorn before the environment", map[string]string{"HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "*"}, map[string]string{"HTTP_PROXY": proxy.URL, "NO_PROXY": "a.invalid"}, false},
+		{"exception in the secret of Longhorn", map[string]string{"HTTP_PROXY": proxy.URL}, map[string]string{"NO_PROXY": "images.invalid"}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newFixture(t)
+			r.client.AllowLoopback, requested = false, nil
+			for name, value := range tt.environment {
+				t.Setenv(name, value)
+			}
+			req := Request{URL: "http://images.invalid/image.raw"}
+			if tt.files != nil {
+				req.Credentials = "backups"
+				r.writeCredentials("backups", tt.files)
+			}
+			if err := r.download(req); (err != nil) != tt.direct {
+				t.Fatal(err)
+			}
+			if !tt.direct && (len(requested) != 1 || requested[0] != "images.invalid") || tt.direct && requested != nil {
+				t.Errorf("the proxy received requests for %q", requested)
+			}
+		})
 	}
 }
 
@@ -38,6 +60,13 @@ func TestProxyPasswordIsNotInErrors(t *testing.T) {
 	r := newFixture(t)
 	t.Setenv("HTTPS_PROXY", "http://user:"+secretMarker+"@127.0.0.1:1/")
 	wantError(t, r.download(Request{URL: "https://images.invalid/image.raw"}), Network, "refused")
+	for _, proxy := range []string{"http://user:" + secretMarker + "@127.0.0.1:1/", "http://user:" + secretMarker + "@[/"} {
+		r.writeCredentials("backups", map[string]string{"HTTPS_PROXY": proxy})
+		err := r.download(Request{URL: "https://images.invalid/image.raw", Credentials: "backups"})
+		if err == nil || strings.Contains(err.Error(), secretMarker) {
+			t.Errorf("got error %v", err)
+		}
+	}
 }
 
 func TestLoopbackAndLinkLocalHostsAreRefused(t *testing.T) {

@@ -90,10 +90,12 @@ declaration.`,
 type storeFlags struct {
 	secretsDir, credentials string
 	limit                   int
+	warn                    func(text string)
 }
 
 // add adds the flags for a target that stores pieces, and by default so many in parallel.
 func (f *storeFlags) add(cmd *cobra.Command, target, pieces string, workers int) {
+	f.warn = once(func(text string) { report.WriteLine(cmd.ErrOrStderr(), "warning: %s", text) })
 	flags := cmd.Flags()
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	flags.StringVar(&f.credentials, "credentials", "", "`FOLDER` below --secrets-dir with the credentials for "+target)
@@ -116,7 +118,7 @@ func (f *storeFlags) client() (*fetch.Client, error) {
 			return nil, fmt.Errorf("read --secrets-dir: %w", err)
 		}
 	}
-	return &fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true}, nil
+	return &fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true, Warn: f.warn}, nil
 }
 
 // open opens the store.

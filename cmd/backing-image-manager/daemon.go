@@ -121,7 +121,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	}
 	limitGarbage()
 	log.Info("listening", "address", listener.Addr().String(), "version", version())
-	client := fetch.Client{SecretsDir: d.secretsDir, KeysDir: d.keysDir, FileRoots: d.fileRoots}
+	client := fetch.Client{SecretsDir: d.secretsDir, KeysDir: d.keysDir, FileRoots: d.fileRoots, Warn: logWarning(log)}
 	loop := reconcile.NewLoop(reconcile.New(client, log, false), reconcile.LoopOptions{
 		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Peers: peer.NewClient(credentials.ForPeers()), Log: log,
 		SignedCommits: d.signedCommits(), Client: client,

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	slogmulti "github.com/samber/slog-multi"
 	"golang.org/x/term"
@@ -51,6 +52,21 @@ func (o logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, 
 		handlers, done = append(handlers, slog.NewJSONHandler(f, nil)), f.Close
 	}
 	return slog.New(slogmulti.Pipe(redacted).Handler(slogmulti.Fanout(handlers...))), done, nil
+}
+
+// once returns a function that passes each text to warn once.
+func once(warn func(text string)) func(text string) {
+	var passed sync.Map
+	return func(text string) {
+		if _, again := passed.LoadOrStore(text, true); !again {
+			warn(text)
+		}
+	}
+}
+
+// logWarning returns a function that logs each text once as a warning.
+func logWarning(log *slog.Logger) func(text string) {
+	return once(func(text string) { log.Warn("some files are ignored", "problem", text) })
 }
 
 // terminalHandler writes records for a person at a terminal: without time and level, and

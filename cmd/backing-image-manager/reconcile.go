@@ -262,7 +262,8 @@ func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 // converge executes the plan until nothing is left that can be done now.
 func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result schema.Result) error {
 	bars := newProgress(c.err)
-	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, KeysDir: c.keysDir, AllowAnyFile: true}, bars.logger(), false)
+	log := bars.logger()
+	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, KeysDir: c.keysDir, AllowAnyFile: true, Warn: logWarning(log)}, log, false)
 	if err := c.connect(ctx, r, d); err != nil {
 		return errors.Join(err, r.Close())
 	}

@@ -55,6 +55,7 @@ Exit status: 0 if each image is updated or up to date, 1 if one is refused, and 
 		},
 	}
 	flags := cmd.Flags()
+	u.warn = once(func(text string) { report.WriteLine(cmd.ErrOrStderr(), "warning: %s", text) })
 	flags.BoolVar(&u.dryRun, "dry-run", false, "write no file")
 	flags.StringArrayVar(&u.confirmed, "confirm", nil, "accept that the checksum of the image `NAME` changed although its version did not; may be repeated")
 	flags.StringVar(&u.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
@@ -90,6 +91,7 @@ type updater struct {
 	confirmed  []string
 	secretsDir string
 	keysDir    string
+	warn       func(text string)
 }
 
 // maxResolving is how many images are resolved at the same time.
@@ -150,7 +152,7 @@ type imageUpdate struct {
 
 // resolve finds the newest versions of images.
 func (u *updater) resolve(ctx context.Context, loaded schema.Result, names []string) []imageUpdate {
-	resolver := track.NewResolver(&fetch.Client{SecretsDir: u.secretsDir, KeysDir: u.keysDir, AllowLoopback: loaded.Config.Settings.AllowLoopbackSources})
+	resolver := track.NewResolver(&fetch.Client{SecretsDir: u.secretsDir, KeysDir: u.keysDir, Warn: u.warn, AllowLoopback: loaded.Config.Settings.AllowLoopbackSources})
 	declared := map[string]bool{} // the packing, instead of the one that the address shows
 	for _, o := range loaded.Origins() {
 		for _, v := range o.Values {
