@@ -118,6 +118,10 @@ func (c *cluster) pod(t *testing.T, n node, disk string) *container.Container {
 		Memory: manager.Resources.Limits.Memory().Value(), NoNewPrivileges: !*manager.SecurityContext.AllowPrivilegeEscalation,
 		ReadOnly: *manager.SecurityContext.ReadOnlyRootFilesystem, StopTimeout: time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second,
 	}
+	if pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("the profile of seccomp is %+v", pod.SecurityContext.SeccompProfile)
+	}
+	p.Seccomp = runtimeDefault(t)
 	vars := map[string]string{}
 	for _, e := range manager.Env {
 		if vars[e.Name] = e.Value; e.ValueFrom != nil {

@@ -121,10 +121,6 @@ func (f *fleet) service(t *testing.T, u unit, n node, user int64, config map[str
 	if err != nil {
 		t.Fatal(err)
 	}
-	var most int64
-	if _, err := fmt.Sscanf(u.last("MemoryMax"), "%dM", &most); err != nil {
-		t.Fatal(err)
-	}
 	credentials, folder := t.TempDir(), "/run/credentials/backing-image-manager.service"
 	for _, line := range u["LoadCredential"] {
 		to := loaded.FindStringSubmatch(line)
@@ -144,12 +140,13 @@ func (f *fleet) service(t *testing.T, u unit, n node, user int64, config map[str
 		t.Fatal(err)
 	}
 	args := strings.Fields(strings.ReplaceAll("/usr/bin/"+u.last("ExecStart"), "%d", folder))
-	return &container.Container{
-		Args: args, Hostname: n.Name, Network: f.networks[n.Name], RootFS: f.rootFS(t), ReadOnly: u.last("ProtectSystem") == "strict",
-		NoNewPrivileges: u.last("NoNewPrivileges") == "yes", UID: user, GID: user, Memory: most << 20, StopTimeout: stop,
+	c := &container.Container{
+		Args: args, Hostname: n.Name, Network: f.networks[n.Name], RootFS: f.rootFS(t), UID: user, GID: user, StopTimeout: stop,
 		Mounts: []container.Mount{
 			f.etcHosts(t), {Source: f.program, Target: args[0], Options: []string{"ro"}},
 			{Source: configDir, Target: "/etc/backing-image-manager/config", Options: []string{"ro"}}, {Source: credentials, Target: folder, Options: []string{"ro"}},
 		},
 	}
+	u.restrict(t, c)
+	return c
 }

@@ -1,10 +1,10 @@
 package fetch
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
@@ -18,7 +18,10 @@ type hostError struct {
 
 // ownAddress is the kind of an address of this machine. Services may trust requests that come from their
 // own machine. A configuration with such an address is valid, because the address is usual on other nodes.
-const ownAddress host.Kind = "an address of this machine"
+const (
+	ownAddress      host.Kind = "an address of this machine"
+	bindableAddress host.Kind = "an address that this machine can bind (it may not list its addresses: allow AF_NETLINK)"
+)
 
 func (e *hostError) Error() string {
 	return fmt.Sprintf("host %s is %s: refused unless allowLoopbackSources is set", e.host, e.kind)
@@ -48,10 +51,11 @@ func checkDial(_, address string, _ syscall.RawConn) error {
 
 // checkIP checks an address, and the IPv4 addresses to which a gateway would translate it.
 func checkIP(name string, ip netip.Addr) error {
-	kind, own := host.OfAddress(ip), ownAddresses()
-	isOwn := func(ip netip.Addr) bool { return slices.Contains(own, ip.Unmap().WithZone("")) }
-	if kind == "" && slices.ContainsFunc(append(host.Embedded(ip), ip), isOwn) {
-		kind = ownAddress
+	kind := host.OfAddress(ip)
+	for _, ip := range append(host.Embedded(ip), ip) {
+		if kind == "" {
+			kind = ownKind(ip.Unmap().WithZone(""), net.InterfaceAddrs)
+		}
 	}
 	if kind != "" {
 		return &hostError{name, kind}
@@ -59,15 +63,25 @@ func checkIP(name string, ip netip.Addr) error {
 	return nil
 }
 
-// ownAddresses returns the addresses of the network interfaces. They are read for each connection, because
-// they change. If they cannot be read, there are none: a download does not fail for that.
-func ownAddresses() []netip.Addr {
-	networks, _ := net.InterfaceAddrs()
-	var own []netip.Addr
+// ownKind returns the kind of an address of this machine; "" for all other addresses. list returns those of the network
+// interfaces, which are read for each connection, because they change. Where that is impossible, such as under a filter of
+// system calls without AF_NETLINK, an address that can be bound counts, and one of which that is unknown.
+func ownKind(ip netip.Addr, list func() ([]net.Addr, error)) host.Kind {
+	networks, err := list()
+	if err != nil {
+		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(ip, 0)))
+		if errors.Is(err, syscall.EADDRNOTAVAIL) {
+			return ""
+		}
+		if err == nil {
+			c.Close()
+		}
+		return bindableAddress
+	}
 	for _, n := range networks {
-		if p, err := netip.ParsePrefix(n.String()); err == nil {
-			own = append(own, p.Addr().Unmap().WithZone(""))
+		if p, err := netip.ParsePrefix(n.String()); err == nil && p.Addr().Unmap().WithZone("") == ip {
+			return ownAddress
 		}
 	}
-	return own
+	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
@@ -26,9 +27,24 @@ func TestSpecialAddressesAreRefused(t *testing.T) {
 	}
 }
 
+// TestAddressesOfThisMachineAreRefused: also where the process may not list them.
 func TestAddressesOfThisMachineAreRefused(t *testing.T) {
+	networks, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlisted := func() ([]net.Addr, error) { return nil, syscall.EAFNOSUPPORT }
+	for _, other := range []string{"192.0.2.1", "2001:db8::1"} {
+		if kind := ownKind(netip.MustParseAddr(other), unlisted); kind != "" {
+			t.Errorf("%s: %s", other, kind)
+		}
+	}
 	found := 0
-	for _, own := range ownAddresses() {
+	for _, n := range networks {
+		own := netip.MustParsePrefix(n.String()).Addr()
+		if kind := ownKind(own, unlisted); kind != bindableAddress && !own.IsLinkLocalUnicast() {
+			t.Errorf("%s: %q", own, kind)
+		}
 		if host.OfAddress(own) != "" {
 			continue // loopback and link-local
 		}

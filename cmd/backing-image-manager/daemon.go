@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"syscall"
@@ -52,7 +53,7 @@ func newDaemon() *cobra.Command {
 		Long: `Reconciles the disks of one node with the config directory: at the start, on every
 change of the directory, on every change of a peer, and every --interval. SIGTERM and
 SIGINT stop it with exit status 0. Incomplete transfers are kept, and the next start
-resumes them.
+resumes them. SIGHUP opens --log-file again, and does nothing else.
 
 On --listen it serves a web page at /, GET /healthz, /readyz, /metrics, /v1/status and
 /v1/images/NAME/download, POST /v1/images/NAME/verify, /v1/images/NAME/cleanup and
@@ -104,6 +105,9 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // it would end the process
+	defer signal.Stop(hangups)
 	credentials, err := auth.Load(log, d.tokenFile, d.tls)
 	if err != nil {
 		return err
@@ -127,7 +131,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 		SignedCommits: d.signedCommits(), Client: client,
 	})
 	s := api.NewServer(loop, authorizer, api.Options{MaxRoundAge: max(minRoundAge, 10*d.interval), WebPrefix: d.webPrefix, ConfigDir: d.configDir}, log)
-	return d.serve(ctx, loop, s, listener, log)
+	return d.serve(ctx, loop, s, listener, log, hangups)
 }
 
 // checkWebPrefix checks --web-prefix: it becomes part of links, so that it must be a plain path.
@@ -151,7 +155,7 @@ func (d *daemonCmd) resolveRoots() error {
 }
 
 // serve runs the loop and the server until ctx is done or one of them fails.
-func (d *daemonCmd) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server, l net.Listener, log *slog.Logger) error {
+func (d *daemonCmd) serve(ctx context.Context, loop *reconcile.Loop, s *http.Server, l net.Listener, log *slog.Logger, hangups <-chan os.Signal) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	all, ctx := errgroup.WithContext(ctx)
@@ -159,6 +163,10 @@ func (d *daemonCmd) serve(ctx context.Context, loop *reconcile.Loop, s *http.Ser
 	all.Go(func() error {
 		defer cancel()
 		return loop.Run(ctx)
+	})
+	all.Go(func() error {
+		d.log.reopen(ctx, hangups, log)
+		return nil
 	})
 	all.Go(func() error {
 		serve := s.Serve

@@ -71,7 +71,7 @@ func TestLogLinesArePrintable(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stderr.Close()
-		log, done, err := logOptions{format: format, file: filepath.Join(dir, "log")}.open(stderr)
+		log, done, err := (&logOptions{format: format, file: filepath.Join(dir, "log")}).open(stderr)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"sync"
 
 	slogmulti "github.com/samber/slog-multi"
+	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
@@ -23,6 +25,7 @@ import (
 type logOptions struct {
 	format logFormat
 	file   string // JSON is appended to it; "": no file
+	opened *os.File
 }
 
 // logFormat is the format of the log on stderr.
@@ -36,7 +39,7 @@ const (
 
 // open returns a logger that writes to stderr and to the file. It removes the secrets in
 // addresses. done closes the file.
-func (o logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, err error) {
+func (o *logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, err error) {
 	handlers := []slog.Handler{}
 	if o.format == textLog || o.format == autoLog && term.IsTerminal(int(stderr.Fd())) {
 		handlers = append(handlers, slog.NewTextHandler(stderr, nil))
@@ -45,13 +48,42 @@ func (o logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, 
 	}
 	done = func() error { return nil }
 	if o.file != "" {
-		f, err := os.OpenFile(o.file, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-		if err != nil {
-			return nil, nil, fmt.Errorf("open log: %w", err)
+		if o.opened, err = openLog(o.file); err != nil {
+			return nil, nil, err
 		}
-		handlers, done = append(handlers, slog.NewJSONHandler(f, nil)), f.Close
+		handlers, done = append(handlers, slog.NewJSONHandler(o.opened, nil)), o.opened.Close
 	}
 	return slog.New(slogmulti.Pipe(redacted).Handler(slogmulti.Fanout(handlers...))), done, nil
+}
+
+func openLog(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	return f, nil
+}
+
+// reopen opens the file again after each signal until ctx is done, because another program may have renamed it. If that
+// fails, the log continues in the old file.
+func (o *logOptions) reopen(ctx context.Context, signals <-chan os.Signal, log *slog.Logger) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-signals:
+		}
+		if o.opened == nil {
+			continue
+		}
+		named, err := openLog(o.file)
+		if err == nil {
+			err = errors.Join(unix.Dup3(int(named.Fd()), int(o.opened.Fd()), unix.O_CLOEXEC), named.Close())
+		}
+		if err != nil {
+			log.Error("the log file is not opened again", "error", err)
+		}
+	}
 }
 
 // once returns a function that passes each text to warn once.

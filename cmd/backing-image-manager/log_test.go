@@ -28,7 +28,7 @@ func TestLogHidesSecrets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stderr.Close()
-	log, done, err := logOptions{file: filepath.Join(dir, "log")}.open(stderr)
+	log, done, err := (&logOptions{file: filepath.Join(dir, "log")}).open(stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +68,7 @@ func TestLogHasTheChosenFormat(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer stderr.Close()
-		log, _, err := logOptions{format: format}.open(stderr)
+		log, _, err := (&logOptions{format: format}).open(stderr)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -30,11 +31,39 @@ type Container struct {
 	ReadOnly        bool // for the root file system; Mounts have their own options
 	Hostname        string
 	NoNewPrivileges bool
+	Umask           uint32
+	Seccomp         *Seccomp      // nil: all system calls are allowed
+	Proc            []string      // options of /proc
+	UserNamespace   bool          // with root and UID as they are outside; files of all other owners belong to nobody
 	StopTimeout     time.Duration // maximum time between SIGTERM and the end of the process
 
 	cmd    *exec.Cmd
 	output bytes.Buffer
 	exited chan struct{}
+}
+
+// Seccomp is the filter of system calls in the OCI runtime specification.
+type Seccomp struct {
+	DefaultAction   string     `json:"defaultAction"`
+	DefaultErrnoRet uint       `json:"defaultErrnoRet"`
+	Architectures   []string   `json:"architectures,omitempty"` // none: that of this machine
+	Syscalls        []Syscalls `json:"syscalls"`
+}
+
+// Syscalls is what happens to some system calls. With Args, it applies to calls of which all arguments match.
+type Syscalls struct {
+	Names    []string `json:"names"`
+	Action   string   `json:"action"`
+	ErrnoRet *uint    `json:"errnoRet,omitempty"`
+	Args     []Arg    `json:"args,omitempty"`
+}
+
+// Arg compares an argument of a system call.
+type Arg struct {
+	Index    uint   `json:"index"`
+	Value    uint64 `json:"value"`
+	ValueTwo uint64 `json:"valueTwo,omitempty"`
+	Op       string `json:"op"`
 }
 
 // Mount is a folder or a file that the container sees.
@@ -97,20 +126,39 @@ func (c *Container) Stop(t testing.TB) {
 	}
 }
 
+// Wait waits until the process ends by itself, and returns what it wrote and its exit code.
+func (c *Container) Wait(t testing.TB) (output string, code int) {
+	t.Helper()
+	select {
+	case <-c.exited:
+	case <-time.After(c.StopTimeout):
+		t.Fatalf("%q still runs after %v", c.Args, c.StopTimeout)
+	}
+	return c.output.String(), c.cmd.ProcessState.ExitCode()
+}
+
 // config returns the config.json of the OCI runtime specification.
 func (c *Container) config(id string) map[string]any {
 	none := []string{}
 	mounts := []map[string]any{
-		{"destination": "/proc", "type": "proc", "source": "proc"},
+		{"destination": "/proc", "type": "proc", "source": "proc", "options": c.Proc},
 		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=65536k"}},
 	}
 	for _, m := range c.Mounts {
 		mounts = append(mounts, map[string]any{"destination": m.Target, "type": "bind", "source": m.Source, "options": append([]string{"rbind"}, m.Options...)})
 	}
+	namespaces := []map[string]any{{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network", "path": filepath.Join("/run/netns", string(c.Network))}}
+	var ids []map[string]any
+	if c.UserNamespace {
+		namespaces = append(namespaces, map[string]any{"type": "user"})
+		for _, id := range slices.Compact([]int64{0, c.UID}) {
+			ids = append(ids, map[string]any{"containerID": id, "hostID": id, "size": 1})
+		}
+	}
 	return map[string]any{
 		"ociVersion": "1.0.2",
 		"process": map[string]any{
-			"user": map[string]any{"uid": c.UID, "gid": c.GID, "additionalGids": c.Groups}, "cwd": "/",
+			"user": map[string]any{"uid": c.UID, "gid": c.GID, "additionalGids": c.Groups, "umask": c.Umask}, "cwd": "/",
 			"args": c.Args, "env": append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, c.Env...),
 			"capabilities":    map[string]any{"bounding": none, "effective": none, "permitted": none, "inheritable": none, "ambient": none},
 			"noNewPrivileges": c.NoNewPrivileges,
@@ -120,7 +168,7 @@ func (c *Container) config(id string) map[string]any {
 		"mounts":   mounts,
 		"linux": map[string]any{
 			"cgroupsPath": "/" + id,
-			"namespaces":  []map[string]any{{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network", "path": filepath.Join("/run/netns", string(c.Network))}},
+			"namespaces":  namespaces, "uidMappings": ids, "gidMappings": ids, "seccomp": c.Seccomp,
 			"resources":   map[string]any{"memory": map[string]any{"limit": c.Memory}},
 			"maskedPaths": []string{"/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sched_debug", "/proc/scsi"}, "readonlyPaths": []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
 		},
