@@ -26,8 +26,9 @@ var forcedPattern = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 
 // parseAddress parses an address in the subset of go-getter's grammar that this package supports: an
 // absolute URL, with the prefix "s3::" before an https URL of an S3 server. go-getter interprets more
-// syntax. parseAddress rejects some of it ("//" in a path, other prefixes). getterURL hides the query
-// from go-getter, so that the server receives it unchanged.
+// syntax. parseAddress rejects other prefixes. getterURL hides path and query from go-getter, so that the
+// server receives them unchanged. The validation of a configuration (schema/address.go) rejects at least what
+// parseAddress and newS3Source reject.
 func parseAddress(raw string) (address, error) {
 	a := address{raw: strings.TrimSpace(raw)}
 	rest := a.raw
@@ -59,10 +60,8 @@ func (a address) check() error {
 		return failf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
 	case u.User != nil:
 		return failf(BadConfig, "address %s contains a user or password: move them to a credentials folder", redact(u))
-	case u.Opaque != "" || !strings.HasPrefix(u.Path, "/"):
+	case u.Opaque != "" || u.Path == "" && (u.Scheme == "file" || u.Scheme == "s3"):
 		return failf(BadConfig, "address %s has no path", redact(u))
-	case strings.Contains(u.EscapedPath(), "//"):
-		return failf(BadConfig, "address %s has \"//\" in its path: a subfolder of a source is not supported", redact(u))
 	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
 		return failf(BadConfig, "address %s has a host: use file:/// and an absolute path", redact(u))
 	case u.Scheme != "file" && u.Hostname() == "":
@@ -79,14 +78,10 @@ func supported(scheme string) bool {
 	return false
 }
 
-// getterURL returns the address without its query. go-getter uses it to select a getter. go-getter
-// would interpret "checksum" and "archive" in a query.
+// getterURL returns what go-getter needs to select a getter: the address without path and query, in which it
+// would interpret "//", "checksum" and "archive".
 func (a address) getterURL() string {
-	prefix := ""
-	if a.force != "" {
-		prefix = a.force + "::"
-	}
-	return prefix + redact(a.url)
+	return address{force: a.force, url: &url.URL{Scheme: a.url.Scheme, Host: a.url.Host, Path: "/"}}.String()
 }
 
 // id returns a hash that identifies the address in a disk.PartSource without revealing it.
@@ -99,7 +94,13 @@ func (a address) id() string {
 var addressIDPattern = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
 // String returns the address without secrets, for messages.
-func (a address) String() string { return a.getterURL() }
+func (a address) String() string {
+	prefix := ""
+	if a.force != "" {
+		prefix = a.force + "::"
+	}
+	return prefix + redact(a.url)
+}
 
 // base returns the last element of the path: the name of the file.
 func (a address) base() string { return path.Base(a.url.Path) }

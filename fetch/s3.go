@@ -28,10 +28,10 @@ func (t *transfer) newS3Source(a address) (source, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.Path == "" {
+	if b.key == "" {
 		return nil, failf(BadConfig, "address %s does not name a bucket and a key", a)
 	}
-	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.Path}, nil
+	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.key}, nil
 }
 
 // get sends one GetObject request. With If-Match, the server returns only the version that q
@@ -83,6 +83,7 @@ type Bucket struct {
 	Name string // the name of the bucket
 	Path string // without a slash at the beginning or end; empty: the whole bucket
 
+	key     string // Path with all slashes of the address
 	address string
 	net     *network
 }
@@ -172,7 +173,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	if a.region != "" {
 		shown = "s3://" + name + "@" + a.region + a.url.Path
 	}
-	return &Bucket{Client: client, Name: name, Path: strings.Trim(path, "/"), address: strings.TrimRight(shown, "/"), net: n}, nil
+	return &Bucket{Client: client, Name: name, Path: strings.Trim(path, "/"), key: path, address: strings.TrimRight(shown, "/"), net: n}, nil
 }
 
 // s3Credentials returns the keys that sign requests to endpoint. It returns anonymous credentials if

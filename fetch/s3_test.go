@@ -39,6 +39,7 @@ func TestDownloadFromS3(t *testing.T) {
 		ranges []string
 	}{
 		{name: "by endpoint", url: "s3://images/dir/image.raw", ranges: []string{""}},
+		{name: "slashes in the key", url: "s3://images//slashes//image.raw/", ranges: []string{""}},
 		{name: "by address", url: "s3::SERVER/images/dir/image.raw", ranges: []string{""}},
 		{name: "cut", url: "s3://images/dir/image.raw", faults: []fault{{Kind: fetchtest.Cut, At: 1 << 20, Times: 2}},
 			ranges: []string{"", "bytes=1048576-", "bytes=2097152-"}},
@@ -53,6 +54,7 @@ func TestDownloadFromS3(t *testing.T) {
 			r := newFixture(t)
 			r.useS3Credentials()
 			r.server.Serve("/images/dir/image.raw", fetchtest.Bytes(image), tt.faults...)
+			r.server.Serve("/images//slashes//image.raw/", fetchtest.Bytes(image))
 			err := r.download(Request{URL: strings.ReplaceAll(tt.url, "SERVER", r.server.URL), Credentials: "bucket"})
 			if tt.class != 0 {
 				wantError(t, err, tt.class, tt.word)

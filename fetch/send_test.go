@@ -127,7 +127,7 @@ func TestSendRefusesAddresses(t *testing.T) {
 		{"http://status.example.com/x", "unencrypted"},
 		{"file:///etc/passwd", "not supported"},
 		{"https://u:" + secretMarker + "@a.example/x", "contains a user or password"},
-		{"https://a.example", "no path"},
+		{"file://", "no path"},
 	} {
 		wantError(t, f.client.Send(t.Context(), Message{URL: tt.url, Credentials: "hook", Method: http.MethodPut}), BadConfig, tt.word)
 	}

@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"net/url"
@@ -8,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/minio/minio-go/v7/pkg/s3utils"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
@@ -50,7 +53,26 @@ func (d *decoder) url(text string, at document.Path) {
 		d.file(u, at)
 		return
 	}
-	d.host(u, at, "invalid download URL")
+	if d.host(u, at, "invalid download URL") && (forced != nil || u.Scheme == "s3") {
+		d.object(u, at)
+	}
+}
+
+// object checks the address of a file on an S3 server, and reports whether it is one.
+func (d *decoder) object(u *url.URL, at document.Path) bool {
+	bucket, key := cmp.Or(u.User.Username(), u.Host), strings.TrimPrefix(u.Path, "/")
+	if u.Scheme != "s3" {
+		bucket, key, _ = strings.Cut(key, "/")
+	}
+	switch err := s3utils.CheckValidBucketName(bucket); {
+	case err != nil || key == "" && at[len(at)-1] != "store": // a store may be a whole bucket
+		d.report(at, "does not name a bucket and a file in it", "write s3://bucket/path/of/file, or s3::https://host/bucket/path/of/file")
+	case u.RawQuery != "":
+		d.report(at, "has a query: addresses of S3 have none", "")
+	default:
+		return true
+	}
+	return false
 }
 
 func (d *decoder) file(u *url.URL, at document.Path) {
@@ -62,13 +84,14 @@ func (d *decoder) file(u *url.URL, at document.Path) {
 	}
 }
 
-// host checks the host of an address. The messages begin with what.
-func (d *decoder) host(u *url.URL, at document.Path, what string) {
+// host checks the host of an address, and reports whether it is one. The messages begin with what.
+func (d *decoder) host(u *url.URL, at document.Path, what string) bool {
 	name := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	kind := host.Of(name)
 	switch {
 	case name == "":
 		d.report(at, what+": it has no host", "")
+		return false
 	case u.Scheme == "s3":
 		// The host of s3://bucket/key is a bucket.
 	case kind != "":
@@ -77,7 +100,9 @@ func (d *decoder) host(u *url.URL, at document.Path, what string) {
 			Hint:    "settings.allowLoopbackSources allows it, for tests and demos"})
 	case isUnusualIP(name):
 		d.report(at, fmt.Sprintf("%s: %s is neither a name nor an IP address", what, name), "write four decimal numbers")
+		return false
 	}
+	return true
 }
 
 var numeric = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*$`)
@@ -179,8 +204,8 @@ func (d *decoder) bucket(u *url.URL, at document.Path) bool {
 		name = u.User.Username()
 	}
 	switch {
-	case len(name) < 3 || len(name) > 63:
-		d.report(at, fmt.Sprintf("invalid backup URL: %q is not the name of a bucket: it must have 3 to 63 characters", name), "")
+	case s3utils.CheckValidBucketName(name) != nil:
+		d.report(at, "invalid backup URL: it has no valid name of a bucket", "use 3 to 63 letters, digits, \".\" and \"-\"")
 	case u.Path == "":
 		d.report(at, "invalid backup URL: it has no path", "to use the whole bucket, end it with a slash")
 	default:

@@ -118,12 +118,10 @@ func (d *decoder) destination(text string, at document.Path, schemes ...string) 
 		d.report(at, "contains a user", "put user and password into a folder below --secrets-dir, and set credentials to its name")
 	case u.Fragment != "":
 		d.report(at, "has a fragment", "remove the part from # on: it is never sent")
-	case (forced || u.Scheme == "s3") && u.RawQuery != "":
-		d.report(at, "has a query: addresses of S3 have none", "")
-	case (forced || u.Scheme == "s3") && strings.Trim(u.Path, "/") == "", strings.HasSuffix(u.Path, "/") && slices.Contains(schemes, "s3"):
+	case strings.HasSuffix(u.Path, "/") && slices.Contains(schemes, "s3"):
 		d.report(at, "does not name a file", "end it with a name, like /{node}.json")
+	case !d.host(u, at, "invalid URL") || (forced || u.Scheme == "s3") && !d.object(u, at):
 	default:
-		d.host(u, at, "invalid URL")
 		return u
 	}
 	return nil

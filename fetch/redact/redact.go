@@ -1,5 +1,6 @@
 // Package redact removes secrets from addresses before they are printed or logged: user,
-// password, query and fragment. Package fetch prints its addresses by address.String instead.
+// password, query and fragment. In s3://bucket@region/path, the user is a bucket, which stays. Package fetch prints its
+// addresses by address.String instead.
 package redact
 
 import (
@@ -19,6 +20,9 @@ func URL(address string) string {
 		return "the address"
 	}
 	shown := url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}
+	if isBucket(u.Scheme, u.User.String()) {
+		shown.User = u.User
+	}
 	return cmp.Or(shown.String(), "the address")
 }
 
@@ -61,5 +65,14 @@ func cutSecrets(address string) string {
 	if i := strings.Index(rest, "/"); i >= 0 {
 		host, path = rest[:i], rest[i:]
 	}
-	return scheme + "://" + host[strings.LastIndex(host, "@")+1:] + path
+	if user, region, _ := strings.Cut(host, "@"); !isBucket(scheme, user) || strings.Contains(region, "@") {
+		host = host[strings.LastIndex(host, "@")+1:]
+	}
+	return scheme + "://" + host + path
 }
+
+// bucketName matches the names of buckets, and no key or password with an upper-case letter or a colon.
+var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
+
+// isBucket reports whether the user in an address is the name of a bucket.
+func isBucket(scheme, user string) bool { return scheme == "s3" && bucketName.MatchString(user) }

@@ -18,9 +18,27 @@ func TestTextRemovesSecrets(t *testing.T) {
 		{"https://example.com/@latest/a", "https://example.com/@latest/a"},
 		{`s3::https://k:SECRET@s3.example.com/b "HTTPS://a:SECRET@b/c?SECRET"`, `s3::https://s3.example.com/b "HTTPS://b/c"`},
 		{"https://a/b?SECRET and https://c/d?SECRET", "https://a/b and https://c/d"},
+		{"in the address of a backup (s3://bucket@region/path)", "in the address of a backup (s3://bucket@region/path)"},
+		{"s3://my.bucket-1@eu-central-1/?backingImage=SECRET", "s3://my.bucket-1@eu-central-1/"},
+		{"s3://AKIASECRET@bucket/a s3://user:secret@bucket/a s3://a/b?secret s3://bucket@se:cret@region/a", "s3://bucket/a s3://bucket/a s3://a/b s3://region/a"},
+		{"http://bucket@region/a s3::https://bucket@region/a", "http://region/a s3::https://region/a"},
 	} {
 		if got := Text(tt.text); got != tt.want {
 			t.Errorf("%q becomes %q, want %q", tt.text, got, tt.want)
+		}
+	}
+}
+
+func TestURLRemovesSecrets(t *testing.T) {
+	for _, tt := range []struct{ address, want string }{
+		{"https://user:SECRET@example.com/a?SECRET#SECRET", "https://example.com/a"},
+		{"s3://bucket@region/a?SECRET", "s3://bucket@region/a"},
+		{"s3://bucket:SECRET@region/a", "s3://region/a"},
+		{"https://%zz:SECRET@example.com", "the address"},
+		{"", "the address"},
+	} {
+		if got := URL(tt.address); got != tt.want {
+			t.Errorf("%q becomes %q, want %q", tt.address, got, tt.want)
 		}
 	}
 }
