@@ -171,13 +171,15 @@ func (c *checker) evaluateNative(sp *spec, t task) checked {
 
 // checkManifest validates the manifest, and then its native form.
 func (c *checker) checkManifest(t task) checked {
-	if problems := c.manifestProblems(t.kind, manifest.Own(t.value)); len(problems) > 0 {
+	problems, warnings := c.manifestProblems(t.kind, manifest.Own(t.value))
+	if len(problems) > 0 {
 		return checked{problems: problems}
 	}
 	if !t.kind.Declares() {
 		return checked{}
 	}
 	conversion := t.kind.Convert(t.value)
+	conversion.Warnings = append(conversion.Warnings, warnings...)
 	if len(conversion.Problems) > 0 {
 		return checked{problems: conversion.Problems}
 	}
@@ -195,18 +197,18 @@ func (c *checker) checkManifest(t task) checked {
 }
 
 // manifestProblems validates a manifest by the CUE definition of its kind.
-func (c *checker) manifestProblems(k *manifest.Kind, v *document.Value) []document.Problem {
+func (c *checker) manifestProblems(k *manifest.Kind, v *document.Value) (problems, warnings []document.Problem) {
 	sp := c.specs.manifests[k]
 	if sp.rule.accept(v, reflect.Value{}) {
-		return nil
+		return nil, nil
 	}
 	return c.evaluateManifest(sp, k, v)
 }
 
 // evaluateManifest is manifestProblems with CUE alone.
-func (c *checker) evaluateManifest(sp *spec, k *manifest.Kind, v *document.Value) []document.Problem {
+func (c *checker) evaluateManifest(sp *spec, k *manifest.Kind, v *document.Value) (problems, warnings []document.Problem) {
 	_, s, _ := c.validate(func(schema *compiled) cue.Value { return schema.manifests[k] }, sp, v, nil)
-	return s.problems
+	return s.problems, s.warnings
 }
 
 // maxPasses limits how often a definition is validated again without its wrong parts.

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 // TestHarvester loads each file of testdata/harvester as one directory.
@@ -101,5 +103,38 @@ func TestManyVirtualMachineImages(t *testing.T) {
 	}
 	if r := load(t, text.String()); len(r.Errors) != 1 || !strings.Contains(r.Errors[0].Message, "images, nodes and settings") {
 		t.Errorf("%d errors:\n%.1000s", len(r.Errors), describe(r))
+	}
+}
+
+// TestImagesWithoutFilesAreSkipped: an image of the data engine v2 or of CDI has no file. Its dump is valid, nothing that names
+// the image declares it, and its name protects copies that were declared in any other way.
+func TestImagesWithoutFilesAreSkipped(t *testing.T) {
+	v2 := strings.Replace(itsBackingImage, "spec: {", "spec: {dataEngine: v2, ", 1)
+	const class = `apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: class}
+provisioner: driver.longhorn.io
+parameters: {backingImage: vmi-2827688d-e6a1-4a3b-8d46-4138a6233255%s}
+---
+`
+	for name, text := range map[string]string{
+		"a BackingImage":        v2,
+		"a VirtualMachineImage": machineImage + v2 + itsClaim,
+		"a VirtualMachineImage by its name": machineImage + itsClaim +
+			strings.Replace(v2, ", annotations: {harvesterhci.io/imageId: default/golden}", "", 1),
+		"a StorageClass with its name": v2 + fmt.Sprintf(class, ""),
+		"a StorageClass with a source": v2 + fmt.Sprintf(class, `, backingImageDataSourceType: download, backingImageDataSourceParameters: '{"url": "https://example.com/a"}'`),
+		"an image of CDI":              strings.Replace(machineImage, "spec: {", "spec: {backend: cdi, ", 1),
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			r := load(t, text+"images: {other: {source: {upload: {}}}}\n")
+			mustBeValid(t, r)
+			if len(r.Config.Images) != 1 {
+				t.Errorf("declared: %v", sortedKeys(r.Config.Images))
+			}
+			if _, undecided := r.Undecided().MayDeclare("vmi-2827688d-e6a1-4a3b-8d46-4138a6233255", disk.Declaration{}); !undecided {
+				t.Errorf("the image may be deleted:\n%s", describe(r))
+			}
+		})
 	}
 }

@@ -22,6 +22,8 @@ type merger struct {
 	references map[key][]*definition    // sorted by file and line
 	titles     map[key]string           // that references give the images
 
+	withheld map[string]bool // images of which the cluster has no file
+
 	unread map[string]document.Problem // the first problem of each file that has problems
 
 	settings      Settings
@@ -36,9 +38,12 @@ type merger struct {
 func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	m := &merger{
 		active: l.last.active, current: map[key]*definition{}, broken: map[key]document.Problem{}, declared: map[key][]*definition{},
-		references: map[key][]*definition{}, titles: map[key]string{}, unread: map[string]document.Problem{},
+		references: map[key][]*definition{}, titles: map[key]string{}, withheld: map[string]bool{}, unread: map[string]document.Problem{},
 	}
 	m.manifests, m.skipped = documentsOf(files, d)
+	for _, s := range m.skipped {
+		m.withheld[s.Image] = m.withheld[s.Image] || s.Withheld
+	}
 	for _, f := range files {
 		m.errors = append(append(m.errors, f.Problems...), d.resolved[&f.File].Problems...)
 		if len(f.Problems) > 0 {
@@ -197,7 +202,7 @@ func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 			_, unread := m.unread[last.file]
 			wait = !last.isReference() || unread
 		}
-		if len(m.declared[k]) > 0 || m.current[k] != nil || wait != afterUnread {
+		if len(m.declared[k]) > 0 || m.current[k] != nil || wait != afterUnread || m.withheld[k.name] {
 			continue
 		}
 		if d := definingReference(refs, last); d != nil {
@@ -254,8 +259,8 @@ func (m *merger) checkReferences() {
 func (m *merger) mismatches(d *definition, images []string) []document.Problem {
 	r, image := d.checked.conversion.Reference, m.current[d.key]
 	switch {
-	case image == nil && (m.declared[d.key] != nil || m.fileUnknown):
-		return nil // its definition is broken, or may be in a file that cannot be read
+	case image == nil && (m.declared[d.key] != nil || m.fileUnknown || m.withheld[d.name]):
+		return nil // its definition is broken or withheld, or may be in a file that cannot be read
 	case image == nil:
 		return []document.Problem{d.place(r.Undeclared(d.kind.ImagePath, d.name, m.suggestions.hint(d.name, images)))}
 	case m.stale(image):

@@ -66,6 +66,7 @@ type spec struct {
 	fields   map[string]*spec
 	elements *spec // of a list, or of a mapping with any names
 	open     bool  // the schema ignores other fields
+	grows    bool  // later versions of the program of a manifest may have other fields: they are ignored with a warning
 	rule     *rule // of a section or a kind of manifests; nil below
 }
 
@@ -97,6 +98,7 @@ func specOf(v cue.Value) *spec {
 	s.missing, _, _ = want.Lookup(1, "missing")
 	s.private, _ = want.Flag(1, "private")
 	s.foreign, _ = want.Flag(1, "foreign")
+	s.grows, _ = want.Flag(1, "grows")
 	v = withoutCount(v)
 	switch v.IncompleteKind() {
 	case cue.StringKind:

@@ -16,6 +16,7 @@ import (
 type structure struct {
 	root     *spec
 	problems []document.Problem
+	warnings []document.Problem
 	unknown  []document.Path // of the unknown fields
 }
 
@@ -106,11 +107,17 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[s
 			continue
 		}
 		if !known {
-			s.unknown = append(s.unknown, below)
-			hint := s.unknownFieldHint(f.Name, sp)
+			hint, meant := s.unknownFieldHint(f.Name, sp)
 			if i > 0 && v.Fields[i-1].Value.Kind == document.Null && sp.isMapping(v.Fields[i-1].Name) {
-				hint = fmt.Sprintf("if it belongs in %s, indent it", v.Fields[i-1].Name)
+				hint, meant = fmt.Sprintf("if it belongs in %s, indent it", v.Fields[i-1].Name), true
 			}
+			if sp.grows && !meant {
+				if len(s.warnings) < maxProblems {
+					s.warnings = append(s.warnings, document.Problem{Path: below, AtName: true, Message: "is not a field that this program knows: it is ignored", Hint: hint})
+				}
+				continue
+			}
+			s.unknown = append(s.unknown, below)
 			s.report(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: hint})
 			continue
 		}
@@ -127,20 +134,21 @@ func (s *spec) isMapping(field string) bool {
 	return below != nil && below.kind == document.Map
 }
 
-func (s *structure) unknownFieldHint(name string, sp *spec) string {
+// unknownFieldHint returns a hint, and whether it says which known field is meant.
+func (s *structure) unknownFieldHint(name string, sp *spec) (hint string, meant bool) {
 	if near, ok := document.Nearest(name, sp.names); ok {
-		return fmt.Sprintf("did you mean %q?", near)
+		return fmt.Sprintf("did you mean %q?", near), true
 	}
 	if at := s.root.find(name); len(at) > 0 {
-		return fmt.Sprintf("%q belongs in %s", name, at)
+		return fmt.Sprintf("%q belongs in %s", name, at), true
 	}
 	if name == "sourceType" || name == "sourceParameters" {
-		return "write \"source: {download: {url: …}}\""
+		return "write \"source: {download: {url: …}}\"", true
 	}
 	if len(sp.names) == 0 {
-		return "no fields are allowed here"
+		return "no fields are allowed here", false
 	}
-	return "known fields: " + strings.Join(sp.names, ", ")
+	return "known fields: " + strings.Join(sp.names, ", "), false
 }
 
 func nullHint(sp *spec, at document.Path) string {

@@ -11,12 +11,21 @@ import (
 var backingImageKind = &Kind{
 	Group: "longhorn.io", Versions: longhornVersions, Name: "BackingImage", Definition: "#BackingImage",
 	read: func(f *File, m manifest) {
-		if m, ok := f.named(m); ok {
+		m, ok := f.named(m)
+		switch {
+		case ok && isV2(m.doc):
+			f.withhold(m.doc, whyV2, LonghornName(m.name))
+			f.withheld = append(f.withheld, (&File{Path: f.Path}).definition(m, imagesSection, LonghornName(m.name), namePath))
+		case ok:
 			f.define(m, imagesSection, LonghornName(m.name))
 		}
 	},
 	convert: convertBackingImage,
 }
+
+const whyV2 = "has the data engine v2, whose images are no files"
+
+func isV2(doc *document.Value) bool { return doc.TextAt("spec", "dataEngine") == "v2" }
 
 // credentialsAnnotation is the annotation with the folder of credentials. Longhorn has no
 // field for it.
@@ -39,9 +48,6 @@ func convertBackingImage(c *Conversion) {
 
 	if v := c.get(path("spec.secret")); v != nil && c.get(path("spec.secretNamespace")) == nil {
 		c.problem(path("spec.secretNamespace"), "is missing", "a secret is identified by its name and its namespace")
-	}
-	if c.text(path("spec.dataEngine")) == "v2" {
-		c.problem(path("spec.dataEngine"), "v2 backing image is not supported", "write v1, or remove it")
 	}
 	if c.get(path("metadata.deletionTimestamp")) != nil {
 		c.warn(path("metadata.deletionTimestamp"), "is being deleted in Longhorn, and is declared here", "to delete the image, remove the manifest")

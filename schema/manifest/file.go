@@ -34,9 +34,10 @@ type File struct {
 	snapshots []manifest
 	claims    []manifest // PersistentVolumeClaims that are bound to a volume
 
-	machineImages []manifest // VirtualMachineImages
-	dataVolumes   []manifest // DataVolumes and VolumeImportSources
-	importCrons   []manifest // DataImportCrons
+	withheld      []*Definition // BackingImages that are skipped because of their data engine
+	machineImages []manifest    // VirtualMachineImages
+	dataVolumes   []manifest    // DataVolumes and VolumeImportSources
+	importCrons   []manifest    // DataImportCrons
 }
 
 // Document is a manifest in a file.
@@ -160,6 +161,8 @@ type Skipped struct {
 	// Image is the image that the document would declare if another document, which is
 	// missing, were there. Existing copies of the image are kept.
 	Image string `json:"mayDeclare,omitempty"`
+	// Withheld is true if the cluster has the image, but no file of it. References to it declare nothing either.
+	Withheld bool `json:"-"`
 	// Malformed is true if the document is not surely a manifest of another program: it may
 	// be meant to declare anything.
 	Malformed bool `json:"-"`
@@ -173,6 +176,13 @@ type Skipped struct {
 // Skip adds a document of a known kind that declares nothing here, with the reason.
 func (f *File) Skip(doc *document.Value, why string) {
 	f.Skipped = append(f.Skipped, f.skipped(doc, why))
+}
+
+// withhold is Skip for a document of an image without a file.
+func (f *File) withhold(doc *document.Value, why, image string) {
+	s := f.skipped(doc, why)
+	s.Image, s.Withheld = image, true
+	f.Skipped = append(f.Skipped, s)
 }
 
 // NewSkipped returns the document of a definition that declined, with the reason.

@@ -46,7 +46,8 @@ func readMachineImage(f *File, m manifest) {
 	switch {
 	case !ok:
 	case m.doc.TextAt("spec", "backend") == "cdi":
-		f.Skip(m.doc, "has the backend cdi: Harvester makes no BackingImage of it")
+		_, image := m.imageNames()
+		f.withhold(m.doc, "has the backend cdi: Harvester makes no BackingImage of it", image)
 	case m.doc.TextAt("metadata", "namespace") == "":
 		f.AddProblem(m.pos, path("metadata.namespace"), "is missing", "the name of the image depends on it")
 	case m.doc.Field("status") != nil && m.doc.TextAt("metadata", "uid") == "":
@@ -107,7 +108,7 @@ func findMachineImages(files []*File) machineImages {
 		byName: map[string]*Definition{}, annotated: map[string][]*Definition{}, maybe: map[string]Skipped{}}
 	for _, f := range files {
 		dumped := false
-		for _, d := range f.Definitions {
+		for _, d := range slices.Concat(f.Definitions, f.withheld) {
 			if d.Kind == backingImageKind {
 				dumped = true
 				found.addBackingImage(d)
@@ -188,6 +189,10 @@ func (found machineImages) findBackingImage(m *machineImage) {
 
 // resolveMachineImage adds the image that a VirtualMachineImage refers to or defines.
 func (r *resolver) resolveMachineImage(f *File, m *machineImage) {
+	if m.defined != nil && isV2(m.defined.Doc) && m.problem == nil {
+		r.skip(f, m.doc, "has a BackingImage that "+whyV2, m.image)
+		return
+	}
 	facts := &document.Value{Kind: document.Map, Pos: m.pos}
 	add := func(name, value string) {
 		facts.Fields = append(facts.Fields, document.Field{Name: name, Pos: m.pos, Value: &document.Value{Kind: document.Text, Text: value, Pos: m.pos}})
