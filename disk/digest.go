@@ -56,13 +56,12 @@ type Digest struct {
 }
 
 // ParseDigest parses a checksum: the 128 hex digits of a SHA-512 as Longhorn writes them, or
-// "sha512:" or "sha256:" followed by hex digits. Surrounding space is ignored. The digits must be in
-// lower case.
+// "sha512:" or "sha256:" followed by hex digits, in upper or lower case. Surrounding space is ignored.
 func ParseDigest(s string) (Digest, error) {
 	s = strings.TrimSpace(s)
 	a, digits := SHA512, s
 	if name, rest, ok := strings.Cut(s, ":"); ok {
-		switch name {
+		switch strings.ToLower(name) {
 		case "sha512":
 		case "sha256":
 			a = SHA256
@@ -78,9 +77,6 @@ func ParseDigest(s string) (Digest, error) {
 	}
 	if len(digits) != 2*size {
 		return Digest{}, checksumLength(a, len(digits), digits == s)
-	}
-	if strings.ToLower(digits) != digits {
-		return Digest{}, fmt.Errorf("checksum has upper-case digits: write it in lower case")
 	}
 	if _, err := hex.Decode(d.sum[:], []byte(digits)); err != nil {
 		panic("disk: " + err.Error())

@@ -8,6 +8,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"hash"
+	"maps"
 	"slices"
 	"strconv"
 )
@@ -112,8 +113,8 @@ var hashes = map[string]func() hash.Hash{
 	"sha1": sha1.New, "sha224": sha256.New224, "sha256": sha256.New, "sha384": sha512.New384, "sha512": sha512.New,
 }
 
-// SupportsHash reports whether Header.Open supports headers with this hash.
-func SupportsHash(name string) bool { return hashes[name] != nil }
+// Hashes returns the names of the hashes of headers that Header.Open supports, sorted.
+func Hashes() []string { return slices.Sorted(maps.Keys(hashes)) }
 
 func findDigest(digests map[string]digest) (digest, error) {
 	var found []digest

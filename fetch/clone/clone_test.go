@@ -225,7 +225,7 @@ func TestInvalidRequests(t *testing.T) {
 		{sourceID, Encrypt, "provider", fetch.BadConfig, "key provider that is not supported"},
 		{sourceID, Encrypt, "cipher", fetch.BadConfig, "cipher that is not supported"},
 		{sourceID, Encrypt, "size", fetch.BadConfig, "256 or 512"},
-		{sourceID, Encrypt, "hash", fetch.BadConfig, "a hash that is not supported"},
+		{sourceID, Encrypt, "hash", fetch.BadConfig, "a hash that is not supported: use one of sha1, sha224, sha256, sha384, sha512"},
 		{sourceID, Encrypt, "pbkdf", fetch.BadConfig, "argon2i, argon2id or pbkdf2"},
 		{sourceID, Encrypt, "iterations", fetch.BadConfig, "does not contain a number"},
 		{sourceID, Encrypt, "unknown", fetch.BadConfig, "CRYPTO_KEY_CYPHER"},

@@ -85,8 +85,8 @@ func parseSecret(files map[string][]byte) (*secret, error) {
 		return nil, fmt.Errorf("file %q contains a key provider that is not supported: use \"secret\"", fileProvider)
 	case text(fileCipher, cipher) != cipher:
 		return nil, fmt.Errorf("file %q contains a cipher that is not supported: use %s", fileCipher, cipher)
-	case !luks.SupportsHash(s.hash):
-		return nil, fmt.Errorf("file %q contains a hash that is not supported: use sha256 or sha512", fileHash)
+	case !slices.Contains(luks.Hashes(), s.hash):
+		return nil, fmt.Errorf("file %q contains a hash that is not supported: use one of %s", fileHash, strings.Join(luks.Hashes(), ", "))
 	case s.pbkdf != "argon2i" && s.pbkdf != "argon2id" && s.pbkdf != "pbkdf2":
 		return nil, fmt.Errorf("file %q must contain argon2i, argon2id or pbkdf2", filePBKDF)
 	}
