@@ -110,6 +110,34 @@ func (d *Disk) Users() Users {
 // add adds a replica that names the folder of an image.
 func (u *Users) add(image, replica string) { u.replicas[image] = append(u.replicas[image], replica) }
 
+// addError adds the error of a replica.
+func (u *Users) addError(err error) {
+	all, several := u.err.(replicaErrors)
+	if !several && u.err != nil {
+		all = replicaErrors{u.err}
+	}
+	u.err = append(all, err)
+}
+
+// replicaErrors are the errors of several replicas.
+type replicaErrors []error
+
+// maxReplicaErrors limits how many of them a message has.
+const maxReplicaErrors = 10
+
+func (l replicaErrors) Error() string {
+	var texts []string
+	for _, err := range l[:min(len(l), maxReplicaErrors)] {
+		texts = append(texts, err.Error())
+	}
+	if more := len(l) - len(texts); more > 0 {
+		texts = append(texts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (l replicaErrors) Unwrap() []error { return l }
+
 // replicaCache caches the image of each replica while its volume.meta is unchanged. It is safe for
 // concurrent use.
 type replicaCache struct {
@@ -128,7 +156,9 @@ func (c *replicaCache) users(root *os.Root) Users {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := Users{replicas: map[string][]string{}, since: map[string]int64{}}
-	u.err = c.last.load(root)
+	if err := c.last.load(root); err != nil {
+		u.addError(err)
+	}
 	entries, err := fs.ReadDir(root.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err = root.Lstat(replicaFolder); err == nil {
@@ -137,13 +167,13 @@ func (c *replicaCache) users(root *os.Root) Users {
 	}
 	listed := ignoreMissing(err) == nil
 	if !listed {
-		u.err = fmt.Errorf("list %s: %w", replicaFolder, err)
+		u.addError(fmt.Errorf("list %s: %w", replicaFolder, err))
 	}
 	present := make(map[string]cachedReplica, len(entries))
 	for _, e := range entries {
 		replica, err := readReplica(root, e.Name(), c.replicas[e.Name()])
 		if err != nil {
-			u.err = fmt.Errorf("replica %s: %w", e.Name(), err)
+			u.addError(fmt.Errorf("replica %s: %w", e.Name(), err))
 			continue
 		}
 		present[e.Name()] = replica
@@ -151,7 +181,7 @@ func (c *replicaCache) users(root *os.Root) Users {
 			continue
 		}
 		if u.replicas[replica.image] == nil && isLink(root, replica.image) {
-			u.err = fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image)
+			u.addError(fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image))
 		}
 		if since, known := u.since[replica.image]; !known || replica.evidence.ChangeTime < since {
 			u.since[replica.image] = replica.evidence.ChangeTime

@@ -3,6 +3,7 @@ package disk
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -53,6 +54,18 @@ func TestUsedByReplica(t *testing.T) {
 		if why, inUse := d.Users().mayBeInUse(testID); inUse != c.used {
 			t.Errorf("BackingFilePath %q: in use: %q, want %v", c.path, why, c.used)
 		}
+	}
+}
+
+// TestAllUnreadableReplicasAreNamed: a person repairs all of them at once. The message has a limit.
+func TestAllUnreadableReplicasAreNamed(t *testing.T) {
+	d := newDisk(t)
+	for i := range maxReplicaErrors + 2 {
+		replica(t, d, fmt.Sprintf("volume-%08d", i), "/some/link/to/it")
+	}
+	err := d.Users().Err()
+	if err == nil || !strings.Contains(err.Error(), "replica volume-00000000: ") || !strings.Contains(err.Error(), "; replica volume-00000009: ") || !strings.HasSuffix(err.Error(), "; and 2 more") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -110,7 +110,7 @@ func configurationReference(t *testing.T) string {
 
 This file is generated from ` + "`" + schemaFile + "`: `go test ./docs -run TestConfigurationReferenceIsCurrent -update`" + ` writes it.
 
-All files ` + "`*.yaml`, `*.yml`, `*.json` and `*.cue`" + ` of the config directory together are one configuration.
+All files ` + "`*.yaml`, `*.yml` (in capitals, too), `*.json` and `*.cue`" + ` of the config directory together are one configuration.
 Each image, node and setting is defined once. [examples](../examples) has directories to start from,
 [sources](sources.md) explains the sources, and [manifests](manifests.md) the manifests of Longhorn,
 Harvester, CDI and Kubernetes that are accepted, too. ` + "`backing-image-manager schema`" + ` prints the schema, and

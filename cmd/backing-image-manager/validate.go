@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -70,7 +69,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 			all = append(all, report.Validation{Path: path, Result: result})
 			continue
 		}
-		if !slices.Contains([]string{".yaml", ".yml", ".json", ".cue"}, filepath.Ext(path)) {
+		if !configdir.IsConfig("x" + filepath.Ext(path)) {
 			return nil, fmt.Errorf("%s is not a configuration file: its name must be *.yaml, *.yml, *.json or *.cue", path)
 		}
 		folder := filepath.Dir(path)

@@ -65,8 +65,8 @@ func TestRead(t *testing.T) {
 		want  string
 	}{
 		{"nothing", nil, ""},
-		{"file types", map[string]string{"a.yaml": "1", "b.yml": "2", "c.json": "3", "d.cue": "4", "README.md": "", "e": ""},
-			"a.yaml=1 b.yml=2 c.json=3 d.cue=4"},
+		{"file types", map[string]string{"a.yaml": "1", "b.yml": "2", "c.json": "3", "d.cue": "4", "E.YAML": "5", "F.Yml": "6", "README.md": "", "e": ""},
+			"E.YAML=5 F.Yml=6 a.yaml=1 b.yml=2 c.json=3 d.cue=4"},
 		{"sorted by the whole path", map[string]string{"b/a.yaml": "1", "b.yaml": "2", "a/z/q.yaml": "3", "b-c.yaml": "4"},
 			"a/z/q.yaml=3 b-c.yaml=4 b.yaml=2 b/a.yaml=1"},
 		{"hidden", map[string]string{".git/config.yaml": "", ".x.yaml": "", "..2026/a.yaml": "", "a.yaml": "1"}, "a.yaml=1"},

@@ -78,13 +78,11 @@ type found struct {
 }
 
 // IsConfig reports whether the config directory reads files with that name. It ignores
-// left-overs of editors: x.yaml~, #x.yaml#, .x.yaml.swp, 4913.
+// left-overs of editors: x.yaml~, #x.yaml#, .x.yaml.swp, 4913. Some programs write YAML to x.YAML or x.YML.
 func IsConfig(name string) bool {
-	switch path.Ext(name) {
-	case ".yaml", ".yml", ".json", ".cue":
-		return name[0] != '.'
-	}
-	return false
+	ext := path.Ext(name)
+	known := ext == ".json" || ext == ".cue" || strings.EqualFold(ext, ".yaml") || strings.EqualFold(ext, ".yml")
+	return known && name[0] != '.'
 }
 
 func openTree(dir string) (t *tree, err error) {

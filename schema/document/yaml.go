@@ -240,7 +240,8 @@ func yamlNumber(y *yaml.Node) any {
 
 var (
 	parserMessage = regexp.MustCompile(`^yaml: (?:line ([0-9]+): )?(.*)`)
-	conflictMark  = regexp.MustCompile(`^(<<<<<<<|=======|>>>>>>>)`)
+	conflictMark  = regexp.MustCompile(`(?m)^(<<<<<<<|>>>>>>>)[ \r\n]`)
+	colonInValue  = regexp.MustCompile(`^\s*(-\s+)*[^\s:"'{\[]+:\s+[^\s"'{\[|>].*:(\s|$)`)
 	unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 )
 
@@ -257,6 +258,11 @@ func yamlError(file string, data []byte, err error, limits *Limits) *Problem {
 		if i := bytes.Index(data, []byte("*"+a[1])); i >= 0 {
 			e.Position = PositionOf(file, data, i)
 		}
+		return e
+	}
+	// The parser may name a later line, because a mark can be read as text.
+	if at := conflictMark.FindIndex(data); at != nil {
+		e.Position, e.Hint = PositionOf(file, data, at[0]), "resolve the git merge conflict"
 		return e
 	}
 	search := len(data) * bits.Len(uint(bytes.Count(data, []byte("\n")))) / 2 // half of the file on average
@@ -308,8 +314,6 @@ func parseAll(data []byte) error {
 func yamlHint(message string, line []byte) string {
 	indent := line[:len(line)-len(bytes.TrimLeft(line, " \t"))]
 	switch {
-	case conflictMark.Match(line):
-		return "resolve the git merge conflict"
 	case bytes.Contains(indent, []byte("\t")):
 		return "indent with spaces: YAML does not allow tabs"
 	case strings.Contains(message, "cannot start any token"):
@@ -322,6 +326,8 @@ func yamlHint(message string, line []byte) string {
 		return "write \"name: value\""
 	case strings.Contains(message, "expected <document start>"):
 		return "indent it like the lines above it, and begin documents with ---"
+	case strings.Contains(message, "not allowed in this context") && colonInValue.Match(line):
+		return "quote the value, because it contains a colon: \"…: …\""
 	case strings.Contains(message, "expected key"), strings.Contains(message, "expected '-'"),
 		strings.Contains(message, "not allowed in this context"):
 		return "indent it like the lines around it, and put a space after each colon and dash"
