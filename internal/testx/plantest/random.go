@@ -120,6 +120,9 @@ func (r generator) peer() plan.Peer {
 	p := plan.Peer{Queried: !r.oneIn(10), ConfigDigest: pick(r, "d1", "d1", "d1", "d1", "d2", "")}
 	if !p.Queried || r.oneIn(4) {
 		p.Problem, p.UnreachableFor = "no answer", pick(r, 0, time.Second, 4*time.Minute, time.Hour)
+		if p.Queried && !r.oneIn(3) {
+			p.LastResponse = time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
+		}
 	}
 	if p.ConfigDigest != "d1" {
 		p.OtherConfigFor = pick(r, 0, 4*time.Minute, time.Hour)
