@@ -64,6 +64,7 @@ type Users struct {
 	replicas map[string][]string // folder of the image -> names of replica folders
 	since    map[string]int64    // folder of the image -> earliest ctime of their volume.meta
 	err      error
+	failed   int // number of replicas in err
 }
 
 // Err returns an error if a replica cannot be read. The list is then incomplete, and every image of
@@ -110,33 +111,21 @@ func (d *Disk) Users() Users {
 // add adds a replica that names the folder of an image.
 func (u *Users) add(image, replica string) { u.replicas[image] = append(u.replicas[image], replica) }
 
-// addError adds the error of a replica.
-func (u *Users) addError(err error) {
-	all, several := u.err.(replicaErrors)
-	if !several && u.err != nil {
-		all = replicaErrors{u.err}
-	}
-	u.err = append(all, err)
-}
-
-// replicaErrors are the errors of several replicas.
-type replicaErrors []error
-
-// maxReplicaErrors limits how many of them a message has.
+// maxReplicaErrors limits how many replicas a message names that cannot be read.
 const maxReplicaErrors = 10
 
-func (l replicaErrors) Error() string {
-	var texts []string
-	for _, err := range l[:min(len(l), maxReplicaErrors)] {
-		texts = append(texts, err.Error())
+// addError adds the error of a replica.
+func (u *Users) addError(err error) {
+	u.failed++
+	switch {
+	case u.err == nil:
+		u.err = err
+	case u.failed <= maxReplicaErrors:
+		u.err = fmt.Errorf("%w; %w", u.err, err)
+	case u.failed == maxReplicaErrors+1:
+		u.err = fmt.Errorf("%w; and others", u.err)
 	}
-	if more := len(l) - len(texts); more > 0 {
-		texts = append(texts, fmt.Sprintf("and %d more", more))
-	}
-	return strings.Join(texts, "; ")
 }
-
-func (l replicaErrors) Unwrap() []error { return l }
 
 // replicaCache caches the image of each replica while its volume.meta is unchanged. It is safe for
 // concurrent use.
