@@ -1,16 +1,10 @@
 package fetch
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"path"
-	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -20,35 +14,66 @@ import (
 // has 100 KiB.
 const maxChecksumFile = 1 << 20
 
-// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL. It searches for the file
-// name in r.URL, or in a mirror. For a packed image, packed is the digest that the checksum file
-// lists for this name, and stored is the digest that it lists for the name without the suffix of the
-// packing. For an image that is not packed, stored is the digest of the name. One of the two may be
-// zero. Errors are those of Download.
-func (c *Client) LookUpChecksum(ctx context.Context, r Request) (stored, packed disk.Digest, err error) {
+// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL, and returns the request with the digests that
+// the file lists. It searches for the file name in r.URL, or in a mirror. For a packed image, the list may have the packed
+// file, or the name without the suffix of the packing, or both. A declared digest of the packed file has precedence.
+// Errors are those of Download.
+func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
-		return stored, packed, err
+		return r, err
 	}
 	defer t.net.close()
 	list, err := parseAddress(r.ChecksumURL)
 	if err != nil {
-		return stored, packed, err
+		return r, err
 	}
 	b, err := t.readSmall(ctx, list)
 	if err != nil {
-		return stored, packed, err
+		return r, err
 	}
-	return t.lookUp(b, list)
+	found, err := t.lookUp(b, list, true)
+	if err != nil {
+		return r, err
+	}
+	if !r.PackedDigest.IsZero() {
+		found.Packed = nil
+	}
+	return r, r.require(found)
 }
 
-// lookUp finds the image of t in the checksum file b.
-func (t *transfer) lookUp(b []byte, list address) (stored, packed disk.Digest, err error) {
-	stored, packed, err = digestsOf(parseChecksumList(b), list, t.addresses, t.packing)
+// lookUp finds the image of t in the checksum file b. If byList is true, the list need not have its name.
+func (t *transfer) lookUp(b []byte, list address, byList bool) (Listed, error) {
+	found, err := parseChecksumList(b, list.base()).find(list, t.addresses, t.packing, byList, byList)
 	if err != nil { // not final, like a 404: the list may be completed later
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
-	return stored, packed, err
+	return found, err
+}
+
+// require adds listed digests to those that the bytes must have. If a digest of the same algorithm is declared, and differs,
+// the error is a *disk.ChecksumError.
+func (r *Request) require(found Listed) error {
+	var err error
+	for _, d := range found.Stored {
+		err = cmp.Or(err, require(&r.Digest, &r.alsoStored, d))
+	}
+	for _, d := range found.Packed {
+		err = cmp.Or(err, require(&r.PackedDigest, &r.alsoPacked, d))
+	}
+	return err
+}
+
+func require(digest, also *disk.Digest, listed disk.Digest) error {
+	switch {
+	case digest.IsZero():
+		*digest = listed
+	case digest.Algorithm() != listed.Algorithm():
+		*also = listed
+	case *digest != listed:
+		return &disk.ChecksumError{Want: *digest, Got: listed}
+	}
+	return nil
 }
 
 // readSmall reads a checksum file, or a signature, under the rules and with the credentials of t.
@@ -63,48 +88,7 @@ func (t *transfer) readSmall(ctx context.Context, a address) ([]byte, error) {
 	return file.bytes, nil
 }
 
-// digestsOf finds the image with one of the addresses. A single checksum without a file name is the
-// checksum of the packed file, unless the name of the checksum file indicates the unpacked file
-// (a.raw.sha256 for a.raw.xz).
-func digestsOf(s checksumList, list address, addresses []address, p packing) (stored, packed disk.Digest, err error) {
-	if d, ok := s.single(); ok {
-		if p == notPacked || strings.TrimSuffix(list.base(), path.Ext(list.base())) == unpackedName(addresses[0]) {
-			return d, packed, nil
-		}
-		return stored, d, nil
-	}
-	for _, a := range addresses {
-		var conflict, conflict2 bool
-		base := a.base()
-		if p == notPacked {
-			stored, conflict = s.find(base)
-		} else {
-			packed, conflict = s.find(base)
-			stored, conflict2 = s.find(unpackedName(a))
-		}
-		if conflict || conflict2 {
-			return disk.Digest{}, disk.Digest{}, fmt.Errorf("%q %w", base, ErrListedTwice)
-		}
-		if !stored.IsZero() || !packed.IsZero() {
-			return stored, packed, nil
-		}
-	}
-	return stored, packed, notListed(s, addresses[0].base())
-}
-
-func unpackedName(a address) string { return strings.TrimSuffix(a.base(), path.Ext(a.base())) }
-
-func notListed(s checksumList, base string) error {
-	switch similar := s.similar(base); {
-	case len(s.entries) == 0 && s.weak:
-		return errors.New("the file lists no SHA-256 or SHA-512 checksums, only weaker ones")
-	case len(s.entries) == 0:
-		return errors.New("the file lists no checksums")
-	case len(similar) > 0:
-		return fmt.Errorf("%q is not listed: similar names are %s", base, strings.Join(similar, ", "))
-	}
-	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
-}
+func unpackedName(name string) string { return strings.TrimSuffix(name, path.Ext(name)) }
 
 // memorySink stores a small file in memory.
 type memorySink struct {
@@ -134,117 +118,3 @@ func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 	}
 	return int64(len(b)), err
 }
-
-// checksumList is a parsed checksum file.
-type checksumList struct {
-	entries []checksumEntry
-	weak    bool // the file also has entries of other algorithms (MD5, SHA-1), which are ignored
-	// malformed is a checksum whose length is that of no algorithm, such as one that was cut off; "": none
-	malformed string
-}
-
-type checksumEntry struct {
-	name   string // as in the file; empty for a single checksum without a name
-	digest disk.Digest
-}
-
-var (
-	gnuLine = regexp.MustCompile(`^\\?([0-9A-Fa-f]{32,128})[ \t]+\*?(\S.*)$`)
-	bsdLine = regexp.MustCompile(`^(SHA256|SHA512|SHA2-256|SHA2-512|MD5|SHA1) ?\((.+)\) ?= ?([0-9A-Fa-f]+)$`)
-	hexOnly = regexp.MustCompile(`^[0-9A-Fa-f]{32,128}$`)
-)
-
-// weakLengths are the lengths of the checksums that are ignored: MD5, SHA-1, SHA-224 and SHA-384.
-var weakLengths = []int{32, 40, 56, 96}
-
-// parseChecksumList parses the output of sha256sum and sha512sum, and of the BSD programs with the
-// same purpose. It ignores all other lines, such as comments, blank lines and the armour of a
-// clear-signed file. It does not verify signatures: ReadSignature passes only the signed bytes.
-func parseChecksumList(b []byte) checksumList {
-	var s checksumList
-	scan := bufio.NewScanner(bytes.NewReader(b))
-	scan.Buffer(nil, len(b)+1)
-	for scan.Scan() {
-		s.addLine(strings.TrimSpace(strings.TrimPrefix(scan.Text(), "\ufeff")))
-	}
-	return s
-}
-
-func (s *checksumList) addLine(line string) {
-	var name, digits string
-	if m := bsdLine.FindStringSubmatch(line); m != nil {
-		name, digits = m[2], m[3]
-	} else if m := gnuLine.FindStringSubmatch(line); m != nil {
-		name, digits = m[2], m[1]
-	} else if hexOnly.MatchString(line) {
-		digits = line
-	} else {
-		return
-	}
-	algorithm := map[int]string{64: "sha256:", 128: "sha512:"}[len(digits)]
-	d, err := disk.ParseDigest(algorithm + strings.ToLower(digits))
-	if algorithm == "" || err != nil {
-		s.weak = true
-		if !slices.Contains(weakLengths, len(digits)) {
-			s.malformed = digits
-		}
-		return
-	}
-	s.entries = append(s.entries, checksumEntry{strings.TrimSpace(name), d})
-}
-
-// find returns the digest that is listed for a file called base, in any folder. If the list has
-// several algorithms for the file, the result is the SHA-512, because a SHA-512 is computed in any
-// case. conflict is true if two digests of the same algorithm differ.
-func (s *checksumList) find(base string) (d disk.Digest, conflict bool) {
-	found := map[disk.Algorithm]disk.Digest{}
-	for _, e := range s.entries {
-		if fileName(e.name) != base {
-			continue
-		}
-		if old, ok := found[e.digest.Algorithm()]; ok && old != e.digest {
-			return disk.Digest{}, true
-		}
-		found[e.digest.Algorithm()] = e.digest
-	}
-	if d, ok := found[disk.SHA512]; ok {
-		return d, false
-	}
-	return found[disk.SHA256], false
-}
-
-// single returns the checksum of a checksum file that contains only one checksum without a file name.
-func (s *checksumList) single() (disk.Digest, bool) {
-	if len(s.entries) == 1 && s.entries[0].name == "" {
-		return s.entries[0].digest, true
-	}
-	return disk.Digest{}, false
-}
-
-// similar returns up to three file names of the list that are most similar to base, for an error
-// message.
-func (s *checksumList) similar(base string) []string {
-	var names []string
-	for _, e := range s.entries {
-		name := fileName(e.name)
-		if name != "" && 3*inCommon(name, base) >= 2*max(len(name), len(base)) {
-			names = append(names, name)
-		}
-	}
-	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(inCommon(b, base), inCommon(a, base)) })
-	return names[:min(3, len(names))]
-}
-
-// inCommon returns the length of the common prefix plus the length of the common suffix of a and b.
-func inCommon(a, b string) int {
-	n, shorter := 0, min(len(a), len(b))
-	for n < shorter && a[n] == b[n] {
-		n++
-	}
-	for prefix := n; n < shorter && a[len(a)-1-n+prefix] == b[len(b)-1-n+prefix]; {
-		n++
-	}
-	return n
-}
-
-func fileName(name string) string { return name[strings.LastIndexAny(name, `/\`)+1:] }

@@ -7,8 +7,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-
-	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 // Document is a small file that ReadDocument read.
@@ -81,31 +79,32 @@ var (
 	ErrMalformedList = errors.New("is malformed")
 )
 
-// ListedChecksum finds the checksum of the file at an address in a checksum list. listURL is the address of the list, and
-// unpack that of Request. The results are those of LookUpChecksum. The errors wrap ErrNotListed, ErrListedTwice or
+// ListedChecksum finds the digests of the file at an address in a checksum list. listURL is the address of the list, and
+// unpack that of Request. Another name is never that of the file, because it may be that of another version; a single
+// checksum without a name is one if the list is not signed. The errors wrap ErrNotListed, ErrListedTwice or
 // ErrMalformedList, or are an *Error for a wrong address.
-func ListedChecksum(list []byte, listURL, fileURL, unpack string) (stored, packed disk.Digest, err error) {
+func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (Listed, error) {
 	at, err := parseAddress(listURL)
 	if err != nil {
-		return stored, packed, err
+		return Listed{}, err
 	}
 	files, err := oneAddress(fileURL)
 	if err != nil {
-		return stored, packed, err
+		return Listed{}, err
 	}
 	p, err := packingOf(unpack, files)
 	if err != nil {
-		return stored, packed, err
+		return Listed{}, err
 	}
-	parsed := parseChecksumList(list)
+	parsed := parseChecksumList(list, at.base())
 	if parsed.malformed != "" {
-		return stored, packed, fmt.Errorf("the checksum list %w: a checksum has %d hex digits", ErrMalformedList, len(parsed.malformed))
+		return Listed{}, fmt.Errorf("the checksum list %w: a checksum has %d hex digits", ErrMalformedList, len(parsed.malformed))
 	}
-	stored, packed, err = digestsOf(parsed, at, files, p)
+	found, err := parsed.find(at, files, p, !signed, false)
 	if err != nil && !errors.Is(err, ErrListedTwice) {
 		err = &notListedError{err}
 	}
-	return stored, packed, err
+	return found, err
 }
 
 // notListedError is ErrNotListed with the reason.

@@ -52,7 +52,9 @@ type Request struct {
 
 	Digest       disk.Digest // of the stored (unpacked) image; zero: not declared
 	PackedDigest disk.Digest // of the packed file; zero: not declared
-	Unpack       string      // "", "auto", "none", "gz", "xz", "zst" or "bz2"
+	// alsoStored and alsoPacked are digests in the list at ChecksumURL that the request has in another algorithm; zero: none.
+	alsoStored, alsoPacked disk.Digest
+	Unpack                 string // "", "auto", "none", "gz", "xz", "zst" or "bz2"
 
 	// Verify is who must have signed the image; nil: nobody. ReadSignature must be called before Download then, and the
 	// partial file must be opened with SignatureCheck.

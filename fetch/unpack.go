@@ -69,12 +69,9 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 		return err
 	}
 	u.source, u.offset, u.hashes = o, 0, nil
-	want := []disk.Digest{u.request.PackedDigest}
-	if v := u.request.signed; v != nil {
-		want = append(want, v.packed)
-		if v.newVerifier != nil {
-			u.signed = v.begin()
-		}
+	want := []disk.Digest{u.request.PackedDigest, u.request.alsoPacked}
+	if v := u.request.signed; v != nil && v.newVerifier != nil {
+		u.signed = v.begin()
 	}
 	for _, d := range want {
 		if !d.IsZero() {

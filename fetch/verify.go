@@ -28,9 +28,7 @@ type verification struct {
 	by       signature.Result // who signed the list
 	warnings []string
 
-	// stored and packed are digests in the signed list that the request has in another algorithm; zero: none.
-	stored, packed disk.Digest
-	needsPacked    bool // only the bytes of the packed file are signed
+	needsPacked bool // only the bytes of the packed file are signed
 
 	newVerifier func() (*signature.Verifier, error) // of the signature of a file; nil: the list is signed
 	verifier    *signature.Verifier                 // of the bytes since the last begin
@@ -107,18 +105,18 @@ func (r Request) NeedsPackedFile() bool { return r.signed != nil && r.signed.nee
 // errNotRead is a mistake of the caller. The image is rejected.
 var errNotRead = errors.New("the signature was not read before the download")
 
-// SignatureCheck returns what the partial file of r must be judged by, after ReadSignature.
+// SignatureCheck returns what the partial file of r must be judged by, after ReadSignature and LookUpChecksum.
 func (r Request) SignatureCheck() disk.SignatureCheck {
 	v := r.signed
 	switch {
 	case r.Verify == nil:
-		return disk.SignatureCheck{}
+		return disk.SignatureCheck{Digest: r.alsoStored}
 	case v == nil:
 		return disk.SignatureCheck{End: func() (disk.Signature, error) { return disk.Signature{}, errNotRead }}
 	case v.newVerifier == nil || v.needsPacked:
-		return disk.SignatureCheck{Digest: v.stored, End: v.end}
+		return disk.SignatureCheck{Digest: r.alsoStored, End: v.end}
 	}
-	return disk.SignatureCheck{Begin: v.begin, End: v.end}
+	return disk.SignatureCheck{Digest: r.alsoStored, Begin: v.begin, End: v.end}
 }
 
 // begin starts the verification of a file. It returns a writer for its bytes.
@@ -174,34 +172,16 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 	if err != nil {
 		return r, err
 	}
-	stored, packed, err := t.lookUp(signed, list)
+	declared := !r.Digest.IsZero() || !r.PackedDigest.IsZero() // which says whose list it is
+	found, err := t.lookUp(signed, list, declared)
 	if err != nil {
 		return r, fmt.Errorf("look up checksum: %w", err)
 	}
-	v := r.signed
-	v.by, v.needsPacked = by, stored.IsZero()
-	if v.stored, err = add(&r.Digest, stored); err == nil {
-		v.packed, err = add(&r.PackedDigest, packed)
+	r.signed.by, r.signed.needsPacked = by, len(found.Stored) == 0
+	if err := r.require(found); err != nil {
+		return r, &Error{Class: BadSource, URL: list.String(), Err: fmt.Errorf("the signed list has another checksum than the declaration: %w", err)}
 	}
-	if err != nil {
-		err = &Error{Class: BadSource, URL: list.String(), Err: fmt.Errorf("the signed list has another checksum than the declaration: %w", err)}
-	}
-	return r, err
-}
-
-// add sets a declared digest to the listed one, if none is declared. It returns the listed one if both must be compared,
-// because they have different algorithms.
-func add(declared *disk.Digest, listed disk.Digest) (also disk.Digest, err error) {
-	switch {
-	case listed.IsZero() || listed == *declared:
-		return also, nil
-	case declared.IsZero():
-		*declared = listed
-		return also, nil
-	case declared.Algorithm() != listed.Algorithm():
-		return listed, nil
-	}
-	return also, &disk.ChecksumError{Want: *declared, Got: listed}
+	return r, nil
 }
 
 // VerifyList returns the signed bytes of a list that was read from an address. read reads the signature from its address, if

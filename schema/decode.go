@@ -69,10 +69,10 @@ type (
 	rawVerify     struct{ OpenPGP, Minisign, Signify, Cosign *rawVerifyKeys }
 	rawVerifyKeys struct{ Keys, SignatureURL string }
 	rawTrack      struct {
-		Simplestreams *struct{ URL, Product, Item string }
+		Simplestreams *struct{ URL, Product, Item, Keys string }
 		CoreOS        *struct{ Stream, URL, Arch, Artifact, Format string }
-		Listing       *struct{ URL, Match, Checksum string }
-		HTTP          *struct{}
+		Listing       *struct{ URL, Match, Checksum, Keys, Signature string }
+		HTTP          *struct{ Keys, Signature string }
 	}
 	rawBackup struct {
 		Target, Credentials, Compression string

@@ -8,12 +8,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Track is where the vendor of an image publishes its versions. Exactly one field is set.
+// Track is where the vendor of an image publishes its versions. Exactly one of the first four fields is set.
 type Track struct {
 	Simplestreams *TrackSimplestreams
 	CoreOS        *TrackCoreOS
 	Listing       *TrackListing
 	HTTP          *TrackHTTP
+
+	Keys      string // name of the folder below --keys-dir with the keys of the lists; "": those of Verify
+	Signature string // address of the signature of a list, or its name beside the list, with "{file}"; "": as in Verify
 }
 
 // TrackSimplestreams is a product of an image server with simplestreams.
@@ -60,6 +63,7 @@ func (d *decoder) track(raw *rawTrack, download *Download) *Track {
 	t := &Track{}
 	switch {
 	case raw.Simplestreams != nil:
+		t.Keys = raw.Simplestreams.Keys
 		t.Simplestreams = &TrackSimplestreams{strings.TrimSpace(raw.Simplestreams.URL), raw.Simplestreams.Product, raw.Simplestreams.Item}
 		d.trackedURL(t.Simplestreams.URL, at.With("simplestreams").With("url"))
 	case raw.CoreOS != nil:
@@ -70,11 +74,21 @@ func (d *decoder) track(raw *rawTrack, download *Download) *Track {
 		t.Listing = &TrackListing{strings.TrimSpace(raw.Listing.URL), raw.Listing.Match, raw.Listing.Checksum}
 		d.trackedURL(t.Listing.URL, at.With("listing").With("url"))
 		d.pattern(raw.Listing.Match, at.With("listing").With("match"))
+		at = at.With("listing")
+		t.Keys, t.Signature = raw.Listing.Keys, raw.Listing.Signature
 	case raw.HTTP != nil:
 		t.HTTP = &TrackHTTP{}
+		at = at.With("http")
+		t.Keys, t.Signature = raw.HTTP.Keys, raw.HTTP.Signature
 		if download.ChecksumURL == "" {
-			d.report(at.With("http"), "needs source.download.checksumURL", "only a checksum list says which bytes are new")
+			d.report(at, "needs source.download.checksumURL", "only a checksum list says which bytes are new")
 		}
+	}
+	if strings.Contains(t.Signature, "://") {
+		d.trackedURL(t.Signature, at.With("signature"))
+	}
+	if t.Signature != "" && t.Keys == "" {
+		d.report(at.With("signature"), "has a signature without keys", "write the name of the folder below --keys-dir with the keys of the list")
 	}
 	return t
 }

@@ -25,17 +25,18 @@ func newUpdate() *cobra.Command {
 		Use:   "update DIR [NAME]... [flags]",
 		Short: "Write the newest versions of tracked images into the configuration",
 		Long: `Finds the newest version of each image that has the field "track", or of the named images,
-and writes it into the files of the config directory DIR. Only the values of url, index
-and checksum change. All other bytes of the files stay, such as comments.
+and writes it into the files of the config directory DIR. Only the values of url, index,
+checksum, checksumURL and signatureURL change. All other bytes of the files stay, such as
+comments.
 
 An update never goes back in time. A checksum that changed although the version did not
 is refused, until the image is named with --confirm. If the newest version has no checksum
 yet, the version before it counts. If a value cannot be changed by itself, the message has
 the place and the lines to write.
 
-If an image has the field "verify", its lists must be signed by a key in --keys-dir: what
-is not signed is not used. A refusal concerns one image: the others are updated. Managers
-ignore the field "track".
+If an image has the field "verify", or its tracker has keys, the lists must be signed by a
+key in --keys-dir: what is not signed is not used. A refusal concerns one image: the others
+are updated. Managers ignore the field "track".
 
 Exit status: 0 if each image is updated or up to date, 1 if one is refused, and after an error.`,
 		Example: `  backing-image-manager update config --dry-run
@@ -189,7 +190,7 @@ func (u *updater) resolve(ctx context.Context, loaded schema.Result, names []str
 // tracker converts the tracker of the configuration.
 func tracker(t schema.Track) track.Tracker {
 	return track.Tracker{Simplestreams: (*track.Simplestreams)(t.Simplestreams), CoreOS: (*track.CoreOS)(t.CoreOS),
-		Listing: (*track.Listing)(t.Listing), HTTP: (*track.HTTP)(t.HTTP)}
+		Listing: (*track.Listing)(t.Listing), HTTP: (*track.HTTP)(t.HTTP), Keys: t.Keys, Signature: t.Signature}
 }
 
 func newImageUpdate(name string, m schema.Image, answer track.Answer, err error) imageUpdate {
@@ -207,7 +208,7 @@ func newImageUpdate(name string, m schema.Image, answer track.Answer, err error)
 		return u
 	}
 	u.Result, u.To = report.Updated, report.NewImageVersion(answer.Version, answer.URL, answer.Checksum.String())
-	u.values = edit.Values{URL: answer.URL, Index: d.Index, Checksum: answer.Checksum}
+	u.values = edit.Values{URL: answer.URL, Index: d.Index, Checksum: answer.Checksum, ChecksumURL: answer.ChecksumURL, SignatureURL: answer.SignatureURL}
 	if reason, message := mustStay(m, answer); reason != "" {
 		u.refuse(reason, reason+": "+message)
 	} else if d.Index != "" {
@@ -227,8 +228,6 @@ func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 		return "pinned-uuid", "the declared uuid belongs to the declared version: remove it"
 	case moved && len(d.Mirrors) > 0:
 		return "pinned-mirrors", "the mirrors have the declared version: remove them, or change them by hand"
-	case moved && m.Verify != nil && d.ChecksumURL != a.ListURL:
-		return "pinned-checksum-url", "checksumURL is the list of the declared version, and verify needs that of the new one: change it and signatureURL by hand"
 	case !d.PackedChecksum.IsZero():
 		return "pinned-packed-checksum", "packedChecksum is that of the declared version: remove it"
 	case moved && d.Index != "" && !strings.HasPrefix(d.Index, d.URL):

@@ -1,6 +1,7 @@
 package signature
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"os"
@@ -65,6 +66,9 @@ func NewKeys(scheme Scheme, files []KeyFile) (*Keys, error) {
 }
 
 func (k *Keys) add(name string, b []byte) error {
+	if bytes.HasPrefix(bytes.TrimSpace(b), []byte("<")) {
+		return Errorf(BadKeyFile, "%s is a web page, not a key: get the file itself", name)
+	}
 	switch k.scheme {
 	case OpenPGP:
 		return k.addOpenPGP(name, b)

@@ -33,7 +33,14 @@ const minRSABits = 2048
 // others. All calls pass no time, so that the result does not depend on the clock.
 var selfSignatures = &packet.Config{}
 
+// errNoUserID is the error of go-crypto for a key without user ids, as keys.openpgp.org sends it. Only the self-signature of a user
+// id says when the key expires and what it may sign.
+const errNoUserID = pgperrors.StructuralError("v4 entity without any identities")
+
 func (k *Keys) addOpenPGP(name string, b []byte) error {
+	if len(b) > 12 && string(b[8:12]) == "KBXf" {
+		return Errorf(BadKeyFile, "%s is a keybox of GnuPG: write its keys into a file with gpg --export", name)
+	}
 	found := 0
 	err := eachKeyBlock(b, func(r io.Reader) error {
 		packets := packet.NewReader(r)
@@ -49,8 +56,11 @@ func (k *Keys) addOpenPGP(name string, b []byte) error {
 			k.addEntity(name, e)
 		}
 	})
-	if err == nil && found == 0 {
-		err = errors.New("it contains no key")
+	switch {
+	case err == nil && found == 0, errors.Is(err, io.EOF):
+		err = errors.New("it contains no complete key")
+	case errors.Is(err, errNoUserID):
+		err = errors.New("it has no user id, so that nothing says when it expires: get the key with its user id from the vendor")
 	}
 	if err != nil {
 		return Errorf(BadKeyFile, "%s is not a readable OpenPGP key: %v", name, err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	openpgp "github.com/ProtonMail/go-crypto/openpgp/v2"
+
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 )
 
@@ -207,5 +209,42 @@ func wantReason(t *testing.T, err error, want signature.Reason) {
 	var e *signature.Error
 	if !errors.As(err, &e) || e.Reason != want {
 		t.Errorf("error %v, want reason %s", err, want)
+	}
+}
+
+// TestFilesThatAreNoKeys reads what people put into a folder in place of a key. The message says what to do.
+func TestFilesThatAreNoKeys(t *testing.T) {
+	file, err := os.Open("testdata/signed/keys/vendor/vendor.asc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	entities, err := openpgp.ReadArmoredKeyRing(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var bare bytes.Buffer // as keys.openpgp.org sends a key whose address is not verified
+	if err := entities[0].PrimaryKey.Serialize(&bare); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, text string
+		scheme     signature.Scheme
+		word       string
+	}{
+		{"key.gpg", bare.String(), signature.OpenPGP, "it has no user id, so that nothing says when it expires"},
+		{"pubring.kbx", "\x00\x00\x00\x20\x01\x01\x00\x02KBXf\x00\x00\x00\x00\x5f\x5e\x10\x00\x5f\x5e\x10\x00\x00\x00\x00\x00\x00\x00\x00\x00", signature.OpenPGP, "gpg --export"},
+		{"key.asc", "<!DOCTYPE html>\n<title>Not found</title>\n", signature.OpenPGP, "is a web page"},
+		{"key.pub", "\n<html>", signature.Minisign, "is a web page"},
+		{"empty.asc", "", signature.OpenPGP, "it contains no complete key"},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, c.name), []byte(c.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := signature.ReadKeys(dir, c.scheme)
+		if e, ok := errors.AsType[*signature.Error](err); !ok || e.Reason != signature.BadKeyFile || !strings.Contains(e.Text, c.word) || !strings.Contains(e.Text, c.name) {
+			t.Errorf("%s: got %v, want %q", c.name, err, c.word)
+		}
 	}
 }

@@ -72,7 +72,7 @@ func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error
 		}
 		var err error
 		if sum != "" {
-			f.checksum, err = parseChecksum(disk.SHA256, sum)
+			f.checksums, err = parseChecksum(disk.SHA256, sum)
 		}
 		return f, err
 	}}})

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"path"
+	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -17,39 +19,41 @@ func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 	if m.ChecksumURL == "" {
 		return Answer{}, refuse(NoChecksum, "the image has no checksumURL, and nothing else says which bytes are new")
 	}
-	d, err := r.readList(ctx, m.ChecksumURL, m)
+	d, err := r.readList(ctx, m.ChecksumURL, path.Base(m.path()), m)
 	if err != nil {
 		return Answer{}, unreadable(err)
 	}
-	sum, err := listedChecksum(d.Data, m.ChecksumURL, m.URL, m.Unpack)
-	answer := Answer{Release: Release{URL: m.URL, Checksum: sum}, ListURL: m.ChecksumURL}
+	answer := Answer{Release: Release{URL: m.URL, Checksum: m.Checksum}}
+	sums, err := listedChecksums(d.Data, m.ChecksumURL, m.URL, m)
 	switch {
 	case err != nil:
 		return answer, err
-	case sum.IsZero():
+	case len(sums) == 0:
 		return answer, refuse(PackedChecksumOnly, "the list has only the checksum of the packed file")
-	case isPlaceholder(sum):
+	case isPlaceholder(sums[0]):
 		return answer, refuse(PlaceholderChecksum, "the checksum consists of zeros")
 	}
-	answer.Update = sum != m.Checksum
+	if !slices.Contains(sums, m.Checksum) {
+		answer.Checksum, answer.Update = sums[0], true
+	}
 	return answer, nil
 }
 
-// listedChecksum returns the checksum of the unpacked file at an address in a checksum list. It is zero if the list has
-// only that of the packed file.
-func listedChecksum(list []byte, listURL, fileURL, unpack string) (disk.Digest, error) {
+// listedChecksums returns the checksums of the unpacked file at an address in the checksum list of an image. There are none if the
+// list has only those of the packed file. A list that must be signed must name the file.
+func listedChecksums(list []byte, listURL, fileURL string, m Image) ([]disk.Digest, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(list), []byte("<")) {
-		return disk.Digest{}, refuse(Malformed, "the checksum list is a web page")
+		return nil, refuse(Malformed, "the checksum list is a web page")
 	}
-	stored, _, err := fetch.ListedChecksum(list, listURL, fileURL, unpack)
+	listed, err := fetch.ListedChecksum(list, listURL, fileURL, m.Unpack, m.Verify != nil)
 	reason := Malformed
 	switch {
 	case err == nil:
-		return stored, nil
+		return listed.Stored, nil
 	case errors.Is(err, fetch.ErrNotListed):
 		reason = NoChecksum
 	case errors.Is(err, fetch.ErrListedTwice):
 		reason = Ambiguous
 	}
-	return stored, &Refusal{Reason: reason, Err: err}
+	return nil, &Refusal{Reason: reason, Err: err}
 }

@@ -19,10 +19,10 @@ type candidate struct {
 
 // found is a release before it is judged.
 type found struct {
-	version  version // may have more parts than that of the candidate
-	url      string
-	list     string      // address of the checksum list; empty: none
-	checksum disk.Digest // of the unpacked file; zero: only that of the packed file is published
+	version version // may have more parts than that of the candidate
+	url     string
+	// checksums are those of the unpacked file, the strongest first; empty: only that of the packed file is published
+	checksums []disk.Digest
 }
 
 var errIncomplete = errors.New("has no checksum")
@@ -37,13 +37,14 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return b.version.compare(a.version) })
 	answer := Answer{Pinned: pinned.String()}
+	var incomplete error
 	for i, c := range candidates {
 		order := 1
 		if pinned != nil { // the name of a folder may have the first parts only
 			order = c.version.compare(pinned[:min(len(pinned), len(c.version))])
 		}
 		if order < 0 {
-			return answer, notNewer(answer, c)
+			return answer, notNewer(answer, c, incomplete)
 		}
 		if i+1 < len(candidates) && c.version.compare(candidates[i+1].version) == 0 {
 			return answer, refuse(Ambiguous, "%s and %s are the same version", c.name, candidates[i+1].name)
@@ -55,7 +56,7 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 		if !errors.Is(err, errIncomplete) {
 			return answer, err
 		}
-		answer.PassedOver = append(answer.PassedOver, c.version.String())
+		answer.PassedOver, incomplete = append(answer.PassedOver, c.version.String()), err
 		if order == 0 { // its checksum was published before
 			answer.Release = Release{Version: pinned.String(), URL: m.URL, Checksum: m.Checksum}
 			return answer, nil
@@ -64,24 +65,28 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 			break
 		}
 	}
-	return answer, noChecksum(answer)
+	return answer, noChecksum(answer, incomplete)
 }
 
-func noChecksum(a Answer) error {
-	return refuse(NoChecksum, "no checksum is published for %s", strings.Join(a.PassedOver, ", "))
+// noChecksum is the error if each version was passed over, the last one because of err.
+func noChecksum(a Answer, err error) error {
+	return refuse(NoChecksum, "no checksum is published for %s (the last one %w)", strings.Join(a.PassedOver, ", "), err)
 }
 
 // notNewer is the error if the newest version that remains is older than the declared one.
-func notNewer(a Answer, c candidate) error {
-	if len(a.PassedOver) > 0 {
-		return noChecksum(a)
+func notNewer(a Answer, c candidate, incomplete error) error {
+	if incomplete != nil {
+		return noChecksum(a, incomplete)
 	}
 	return refuse(OlderThanPinned, "the newest version is %s, and %s is declared", c.version, a.Pinned)
 }
 
 // judge compares a release with the declaration.
 func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
-	a.Release, a.ListURL = Release{Version: f.version.String(), URL: f.url, Checksum: f.checksum}, f.list
+	a.Release, a.from, a.to = Release{Version: f.version.String(), URL: f.url}, pinned, f.version
+	if len(f.checksums) > 0 {
+		a.Checksum = f.checksums[0]
+	}
 	order := 1
 	if f.url == m.URL {
 		order = 0
@@ -91,13 +96,14 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 	switch {
 	case order < 0:
 		return a, refuse(OlderThanPinned, "the newest version is %s, and %s is declared", f.version, pinned)
-	case f.checksum.IsZero():
+	case len(f.checksums) == 0:
 		return a, refuse(PackedChecksumOnly, "the checksum of %s is that of the packed file", f.version)
-	case isPlaceholder(f.checksum):
+	case isPlaceholder(a.Checksum):
 		return a, refuse(PlaceholderChecksum, "the checksum of %s consists of zeros", f.version)
 	case order > 0 || m.Checksum.IsZero() || isPlaceholder(m.Checksum):
 		a.Update = true
-	case m.Checksum.Algorithm() == f.checksum.Algorithm() && m.Checksum != f.checksum:
+	case contradicts(f.checksums, m.Checksum):
+		a.URL = m.URL
 		return a, refuse(ChangedInPlace, "%s has another checksum than the declared one", f.version)
 	}
 	if !a.Update { // another address of the same version, such as a mirror, stays as it is
@@ -106,15 +112,20 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 	return a, nil
 }
 
+// contradicts reports whether digests of a file have another one of the same algorithm than d, and not d.
+func contradicts(digests []disk.Digest, d disk.Digest) bool {
+	return slices.ContainsFunc(digests, func(e disk.Digest) bool { return e.Algorithm() == d.Algorithm() && e != d })
+}
+
 func isPlaceholder(d disk.Digest) bool {
 	return strings.Trim(strings.TrimPrefix(d.String(), d.Algorithm().String()+":"), "0") == ""
 }
 
 // parseChecksum parses the checksum in hex that a document has for a file.
-func parseChecksum(algorithm disk.Algorithm, hex string) (disk.Digest, error) {
+func parseChecksum(algorithm disk.Algorithm, hex string) ([]disk.Digest, error) {
 	d, err := disk.ParseDigest(algorithm.String() + ":" + strings.ToLower(hex))
 	if err != nil {
-		return d, &Refusal{Reason: Malformed, Err: err}
+		return nil, &Refusal{Reason: Malformed, Err: err}
 	}
-	return d, nil
+	return []disk.Digest{d}, nil
 }

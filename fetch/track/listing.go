@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/url"
 	"regexp"
 	"slices"
@@ -150,17 +151,17 @@ func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url
 // withChecksum finds the checksum of a file of a folder in the list beside it.
 func (r *Resolver) withChecksum(ctx context.Context, t Listing, m Image, folder *url.URL, name string, v version) (found, error) {
 	list := below(folder, strings.ReplaceAll(t.Checksum, "{file}", name)).String()
-	d, err := r.readList(ctx, list, m)
+	d, err := r.readList(ctx, list, name, m)
 	if errors.Is(err, fetch.ErrNoDocument) {
 		return found{}, errIncomplete
 	}
 	if err != nil {
 		return found{}, unreadable(err)
 	}
-	f := found{version: v, url: below(folder, name).String(), list: list}
-	f.checksum, err = listedChecksum(d.Data, list, f.url, m.Unpack)
+	f := found{version: v, url: below(folder, name).String()}
+	f.checksums, err = listedChecksums(d.Data, list, f.url, m)
 	if e, ok := errors.AsType[*Refusal](err); ok && e.Reason == NoChecksum {
-		return f, errIncomplete
+		return f, fmt.Errorf("%w: %w", errIncomplete, e.Err)
 	}
 	return f, err
 }

@@ -26,6 +26,10 @@ const (
 	PackedChecksumOnly Reason = "packed-checksum-only"
 	// ChangedInPlace: the declared version has another checksum now.
 	ChangedInPlace Reason = "changed-in-place"
+	// PinnedChecksumURL: the list that must vouch for the image is that of the declared version.
+	PinnedChecksumURL Reason = "pinned-checksum-url"
+	// PinnedSignatureURL: the signature of the file is that of the declared version.
+	PinnedSignatureURL Reason = "pinned-signature-url"
 	// ForeignAddress: an address is outside of where the vendor publishes.
 	ForeignAddress Reason = "foreign-address"
 	// Ambiguous: two files or two checksums are equally right.

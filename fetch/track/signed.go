@@ -1,41 +1,62 @@
 package track
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/url"
 	"path"
+	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 )
 
-// readList returns the list at an address. If m needs a signature, the document has only the signed bytes of the list, and
-// without a valid signature the error is a *Refusal.
-func (r *Resolver) readList(ctx context.Context, addr string, m Image) (*doc, error) {
-	plain, err := r.read(ctx, addr, m.Credentials)
+// readList returns the list at an address, for a file with a name. If m needs a signature, the document has only the signed
+// bytes of the list, and without a valid signature the error is a *Refusal.
+func (r *Resolver) readList(ctx context.Context, addr, file string, m Image) (*doc, error) {
 	if m.Verify == nil {
-		return plain, err
+		return r.read(ctx, addr, m.Credentials)
 	}
+	v, err := *m.Verify, error(nil)
+	switch {
+	case m.signature != "": // an address, or a name beside the list
+		at, errAt := url.Parse(addr)
+		if errAt == nil {
+			at, errAt = at.Parse(strings.ReplaceAll(m.signature, "{file}", file))
+		}
+		if errAt != nil { // it has the whole address
+			return nil, refuse(ForeignAddress, "the address of the list or of its signature is not a URL")
+		}
+		v.SignatureURL = at.String()
+	case v.SignsFile && m.ChecksumURL == "":
+		return nil, refuse(Unsigned, "source.download.checksumURL is missing, so that signatureURL is that of the file, and no list is signed: declare the list, or keys in track")
+	case v.SignsFile:
+		return nil, refuse(Unsigned, "the signature of the image is that of the file, and the list has none: declare keys in track, or change the image by hand")
+	case v.SignatureURL != "":
+		v.SignatureURL, err = signatureOf(addr, m)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return r.readSigned(ctx, addr, m.Credentials, v)
+}
+
+// readSigned returns the signed bytes of the list at an address.
+func (r *Resolver) readSigned(ctx context.Context, addr, credentials string, v fetch.Verify) (*doc, error) {
+	plain, err := r.read(ctx, addr, credentials)
 	if errors.Is(err, fetch.ErrNoDocument) && strings.HasSuffix(addr, ".sjson") {
 		return nil, &Refusal{Reason: Unsigned, Err: err}
 	}
 	if err != nil {
 		return nil, err
 	}
-	v := *m.Verify
-	if v.SignsFile {
-		return nil, refuse(Unsigned, "the signature of the image is that of the file, and the list has none: change it by hand")
-	}
-	if v.SignatureURL != "" {
-		if v.SignatureURL, err = signatureOf(addr, m); err != nil {
-			return nil, err
-		}
-	}
-	return r.load(ctx, docKey{addr, m.Credentials, v}, func() (fetch.Document, error) {
+	return r.load(ctx, docKey{addr, credentials, v}, func() (fetch.Document, error) {
 		text, err := r.client.VerifyList(v, plain.Data, addr, func(at string) ([]byte, error) {
-			d, err := r.read(ctx, at, m.Credentials)
+			d, err := r.read(ctx, at, credentials)
 			if errors.Is(err, fetch.ErrNoDocument) {
 				return nil, signature.Errorf(signature.Unsigned, "the list has no signature: %v", err)
 			}
@@ -75,4 +96,69 @@ func signatureOf(list string, m Image) (string, error) {
 		}
 	}
 	return "", refuse(Unsigned, "the name of the signature at signatureURL is not that of the list and an extension")
+}
+
+// follow sets the addresses of the list and of the signature of m for a new version. Without a signature of the list, its old
+// address stays unless the new list has the new file. With one, it must vouch for the new file.
+func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
+	a.ChecksumURL, a.SignatureURL = a.moved(m.ChecksumURL), a.moved(a.SignatureURL)
+	v, signed := m.Verify, m.Verify != nil && !m.Verify.SignsFile
+	if v != nil && v.SignsFile && v.SignatureURL != "" {
+		if _, err := r.read(ctx, a.SignatureURL, m.Credentials); err != nil || a.SignatureURL == v.SignatureURL {
+			return refuse(PinnedSignatureURL, "there is no signature of %s at %s: wait, or change signatureURL by hand", a.Version, redact.URL(a.SignatureURL))
+		}
+	}
+	if m.ChecksumURL == "" || !signed && a.ChecksumURL == m.ChecksumURL {
+		return nil
+	}
+	list, err := r.read(ctx, a.ChecksumURL, m.Credentials)
+	if signed {
+		of := *v
+		of.SignatureURL = a.SignatureURL
+		list, err = r.readSigned(ctx, a.ChecksumURL, m.Credentials, of)
+	}
+	if _, refused := errors.AsType[*Refusal](err); refused || ctx.Err() != nil {
+		return err
+	}
+	if err == nil {
+		var sums []disk.Digest
+		sums, err = listedChecksums(list.Data, a.ChecksumURL, a.URL, m)
+		switch {
+		case slices.Contains(sums, a.Checksum):
+			return nil
+		case contradicts(sums, a.Checksum):
+			return refuse(Ambiguous, "the list at the new checksumURL has another checksum for %s than the tracker", a.Version)
+		}
+		err = cmp.Or(err, errors.New("it has no checksum of the same algorithm"))
+	}
+	if signed {
+		return refuse(PinnedChecksumURL, "the list at checksumURL does not vouch for %s: %w: wait, or change it and signatureURL by hand", a.Version, err)
+	}
+	a.ChecksumURL = m.ChecksumURL
+	return nil
+}
+
+// moved returns an address with the new version in its path in place of the declared one. Other digits beside a part of a
+// version belong to another number.
+func (a Answer) moved(addr string) string {
+	u, err := url.Parse(addr)
+	if err != nil {
+		return addr
+	}
+	path := u.Path
+	for i := 0; i < len(path); i++ {
+		for j, part := range a.from[:min(len(a.from), len(a.to))] {
+			after, ok := strings.CutPrefix(path[i:], part)
+			if ok && part != "" && (i == 0 || !isDigit(path[i-1])) && (after == "" || !isDigit(after[0])) {
+				path = path[:i] + a.to[j] + after
+				i += len(a.to[j]) - 1
+				break
+			}
+		}
+	}
+	if path != u.Path {
+		u.Path, u.RawPath = path, ""
+		return u.String()
+	}
+	return addr
 }

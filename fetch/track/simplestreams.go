@@ -79,7 +79,7 @@ func (r *Resolver) readStreams(ctx context.Context, base *url.URL, file string, 
 		embedded.SignatureURL = ""
 		m.Verify = &embedded
 	}
-	return r.readList(ctx, below(base, file).String(), m)
+	return r.readList(ctx, below(base, file).String(), "", m)
 }
 
 // parseStreamsIndex returns the path of the product file with a product.
@@ -221,9 +221,8 @@ func streamsCandidates(base *url.URL, versions []streamsVersion, name, unpack st
 			if err := checkPath(item.Path); err != nil {
 				return f, err
 			}
-			digest, err := parseChecksum(disk.SHA256, item.SHA256)
-			if err == nil && !(fetch.Request{URL: f.url, Unpack: unpack}).IsPacked() {
-				f.checksum = digest
+			if f.checksums, err = parseChecksum(disk.SHA256, item.SHA256); (fetch.Request{URL: f.url, Unpack: unpack}).IsPacked() {
+				f.checksums = nil
 			}
 			return f, err
 		}})

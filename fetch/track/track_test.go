@@ -87,6 +87,9 @@ func TestRefusals(t *testing.T) {
 		"no such folder":   {http.NotFound, "", track.Unreadable},
 		"no list":          {func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<p>Please sign in</p>") }, "", track.Malformed},
 		"only weak sums":   {lists("d41d8cd98f00b204e9800998ecf8427e  a-1.qcow2\n"), "", track.NoChecksum},
+		"BLAKE2b":          {lists("# BLAKE2B HASH\n" + strings.Repeat("2", 128) + "  a-1.qcow2\n"), "", track.NoChecksum},
+		"another name":     {lists(digits(sum1) + "  a-0.qcow2\n"), "", track.NoChecksum},
+		"two algorithms":   {lists(digits(sum1) + "  a-1.qcow2\n" + strings.Repeat("2", 128) + "  a-1.qcow2\n"), "a-1.qcow2", track.ChangedInPlace},
 		"cut checksum":     {lists("SHA256 (a-1.qcow2) = 1111\n"), "", track.Malformed},
 		"web page as list": {lists("<html>no</html>"), "", track.Malformed},
 		"older":            {lists(digits(sum1) + "  a-1.qcow2\n"), "a-2.qcow2", track.OlderThanPinned},
@@ -97,7 +100,8 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			base := serve(t, c.serve)
-			_, err := resolver().Resolve(t.Context(), listingOf(base), track.Image{URL: base + "/images/" + c.pinned})
+			declared, _ := disk.ParseDigest("sha256:" + strings.Repeat("3", 64)) // the list may have a SHA-512 besides
+			_, err := resolver().Resolve(t.Context(), listingOf(base), track.Image{URL: base + "/images/" + c.pinned, Checksum: declared})
 			refusal, ok := errors.AsType[*track.Refusal](err)
 			if !ok || refusal.Reason != c.want {
 				t.Errorf("got %v, want %s", err, c.want)
@@ -206,7 +210,7 @@ func TestDeclaredAddressMayBeThatOfAMirror(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := track.Image{URL: "https://mirror.example.com/ubuntu/" + strings.TrimPrefix(c.Expect.URL, base+"/releases/"), Checksum: want}
-	answer, err := resolver().Resolve(t.Context(), track.Tracker(c.Track), m)
+	answer, err := resolver().Resolve(t.Context(), c.Track, m)
 	if err != nil || answer.Update || answer.URL != m.URL || answer.Pinned != c.Expect.Version {
 		t.Errorf("got %+v, %v: the address of the mirror must stay", answer, err)
 	}

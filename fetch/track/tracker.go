@@ -10,25 +10,33 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 )
 
-// Tracker says where a vendor publishes the versions of an image. Exactly one field is set.
+// Tracker says where a vendor publishes the versions of an image. Exactly one of the first four fields is set.
 type Tracker struct {
 	Simplestreams *Simplestreams
 	CoreOS        *CoreOS
 	Listing       *Listing
 	HTTP          *HTTP
+
+	Keys string // name of the folder with the keys of the lists; empty: those of the image, if it has any
+	// Signature is the address of the signature of a list, or its name in the folder of the list. "{file}" stands for the name
+	// of the image. Empty: as in fetch.Verify.
+	Signature string
 }
 
 // Image is what the configuration declares about a tracked image.
 type Image struct {
 	URL         string      // empty: none
 	Checksum    disk.Digest // zero: none
-	ChecksumURL string      // of the checksum list, for HTTP; empty: none
+	ChecksumURL string      // of the checksum list; empty: none
 	Credentials string      // name of a folder of the client's secrets; empty: none
 	Unpack      string      // like fetch.Request.Unpack
-	// Verify is who must have signed the lists; nil: nobody. What is not signed is not used then.
-	Verify *fetch.Verify
+	// Verify is who must have signed the image, and the lists of a tracker without keys; nil: nobody. What is not signed is
+	// not used then.
+	Verify    *fetch.Verify
+	signature string // like Tracker.Signature, if Verify has the keys of the tracker
 }
 
 // path returns the path of the declared address, without escapes.
@@ -54,10 +62,12 @@ type Answer struct {
 	Update bool
 	// Pinned is the declared version, or empty if it is unknown.
 	Pinned string
-	// ListURL is the address of the checksum list that has Release, for listings.
-	ListURL string
+	// ChecksumURL and SignatureURL are those of the declaration for URL.
+	ChecksumURL, SignatureURL string
 	// PassedOver are newer versions without a checksum: their upload is probably not complete.
 	PassedOver []string
+
+	from, to version // Pinned, which may be unknown, and Release.Version
 }
 
 // Resolver finds releases. It keeps each document that it read, so use a new Resolver for each command. It is safe for
@@ -103,6 +113,25 @@ const (
 // Resolve returns the newest release that t publishes for m. If ctx ends, it returns the error of ctx, and otherwise
 // every error is a *Refusal.
 func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, error) {
+	lists := m
+	if t.Keys != "" {
+		lists.Verify, lists.signature = &fetch.Verify{Scheme: signature.OpenPGP, Keys: t.Keys}, t.Signature
+		if m.Verify != nil {
+			lists.Verify.Scheme = m.Verify.Scheme
+		}
+	}
+	answer, err := r.resolve(ctx, t, lists)
+	answer.ChecksumURL = m.ChecksumURL
+	if m.Verify != nil {
+		answer.SignatureURL = m.Verify.SignatureURL
+	}
+	if err == nil && answer.Update && answer.URL != m.URL {
+		err = r.follow(ctx, m, &answer)
+	}
+	return answer, err
+}
+
+func (r *Resolver) resolve(ctx context.Context, t Tracker, m Image) (Answer, error) {
 	switch {
 	case t.Simplestreams != nil:
 		return r.simplestreams(ctx, *t.Simplestreams, m)

@@ -21,13 +21,8 @@ import (
 type vendorCase struct {
 	Case, Root, Vendor string
 	Optional           bool
-	Track              struct {
-		Simplestreams *track.Simplestreams
-		CoreOS        *track.CoreOS
-		Listing       *track.Listing
-		HTTP          *track.HTTP
-	}
-	Verify *struct {
+	Track              track.Tracker
+	Verify             *struct {
 		OpenPGP struct{ Keys, SignatureURL string }
 	}
 	ChecksumURL string
@@ -108,7 +103,7 @@ func TestVendors(t *testing.T) {
 				signed++
 			}
 			resolver := track.NewResolver(&fetch.Client{AllowLoopback: true, KeysDir: "testdata/vendors/keys"})
-			answer, err := resolver.Resolve(t.Context(), track.Tracker(c.Track), m)
+			answer, err := resolver.Resolve(t.Context(), c.Track, m)
 			c.check(t, m, answer, err)
 		})
 	}

@@ -24,8 +24,8 @@ func (j Job) download(ctx context.Context, id disk.ID) error {
 		j.WarnKeys(text)
 	}
 	if r.Digest.IsZero() && r.ChecksumURL != "" {
-		if err := j.lookUpChecksum(ctx, &r); err != nil {
-			return err
+		if r, err = j.Client.LookUpChecksum(ctx, r); err != nil {
+			return fmt.Errorf("look up checksum: %w", err)
 		}
 	}
 	if r.Digest.IsZero() {
@@ -46,20 +46,6 @@ func DownloadRequest(image schema.Image) fetch.Request {
 		r.Verify = &fetch.Verify{Scheme: signature.Scheme(v.Scheme), Keys: v.Keys, SignatureURL: v.SignatureURL, SignsFile: v.SignsFile(*d)}
 	}
 	return r
-}
-
-// lookUpChecksum sets the digests of r from the checksum list at its ChecksumURL: that of the
-// stored image or that of the packed file, whichever the list has.
-func (j Job) lookUpChecksum(ctx context.Context, r *fetch.Request) error {
-	stored, packed, err := j.Client.LookUpChecksum(ctx, *r)
-	if err != nil {
-		return fmt.Errorf("look up checksum: %w", err)
-	}
-	r.Digest = stored
-	if r.PackedDigest.IsZero() { // a declared digest has precedence
-		r.PackedDigest = packed
-	}
-	return nil
 }
 
 // downloadVerified downloads until the bytes are right or no other bytes can be had. If a download

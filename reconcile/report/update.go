@@ -102,8 +102,8 @@ func (i ImageUpdate) details() string {
 		return i.Message
 	case Updated:
 		text = fmt.Sprintf("%s -> %s", versionText(i.From), versionText(i.To))
-		for _, place := range i.Places {
-			text += " " + place
+		if len(i.Places) > 0 {
+			text += " in " + strings.Join(i.Places, ", ")
 		}
 	}
 	for _, v := range i.Incomplete {

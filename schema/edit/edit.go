@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -19,6 +20,8 @@ type Values struct {
 	URL      string
 	Index    string // empty if the image has none
 	Checksum disk.Digest
+	// ChecksumURL and SignatureURL are those of Download and of Verify; empty if the image has none.
+	ChecksumURL, SignatureURL string
 }
 
 // Refusal says why the values of an image cannot be edited, and what to write instead.
@@ -102,15 +105,30 @@ func changesOf(m schema.Image, o schema.Origin, want Values) ([]Change, error) {
 		}
 		return nil
 	}
-	d := m.Source.Download
-	errURL := set("source.download.url", d.URL, want.URL)
-	if d.Index != "" {
-		errURL = errors.Join(errURL, set("source.download.index", d.Index, want.Index))
+	var err error
+	for _, a := range addresses(m, want) {
+		if a.old != a.new || a.path == "source.download.url" {
+			err = errors.Join(err, set(a.path, a.old, a.new))
+		}
 	}
-	if err := errors.Join(errURL, set("checksum", m.Checksum.String(), want.Checksum.String())); err != nil {
+	if err := errors.Join(err, set("checksum", m.Checksum.String(), want.Checksum.String())); err != nil {
 		return nil, err
 	}
 	return changes, nil
+}
+
+// addressChange is the change of an address.
+type addressChange struct{ path, old, new string }
+
+// addresses returns the addresses of an image that may change.
+func addresses(m schema.Image, want Values) []addressChange {
+	d := m.Source.Download
+	all := []addressChange{{"source.download.url", d.URL, want.URL}, {"source.download.index", d.Index, want.Index},
+		{"source.download.checksumURL", d.ChecksumURL, want.ChecksumURL}}
+	if v := m.Verify; v != nil {
+		all = append(all, addressChange{"verify." + string(v.Scheme) + ".signatureURL", v.SignatureURL, want.SignatureURL})
+	}
+	return all
 }
 
 // styled returns a new text in the style of the old one: a SHA-512 may have no prefix, as in Longhorn.
@@ -158,12 +176,10 @@ func (e *editor) refuse(name string, err error) {
 			p.Path = append(p.Path, placed.Path)
 		}
 	}
-	// A value that stays may have a secret in its query.
 	var lines []string
-	if d := m.Source.Download; d.URL != want.URL {
-		lines = append(lines, fmt.Sprintf("url: %q", want.URL))
-		if want.Index != "" {
-			lines = append(lines, fmt.Sprintf("index: %q", want.Index))
+	for _, a := range addresses(m, want) {
+		if a.old != a.new {
+			lines = append(lines, fmt.Sprintf("%s: %q", a.path[strings.LastIndexByte(a.path, '.')+1:], redact.URL(a.new)))
 		}
 	}
 	p.Hint = "write " + strings.Join(append(lines, fmt.Sprintf("checksum: %q", styled("sha", want.Checksum.String()))), ", ")

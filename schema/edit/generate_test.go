@@ -88,7 +88,7 @@ func (g *generator) image() (name string, v newValues) {
 	if err != nil {
 		panic(err)
 	}
-	g.wanted[name] = Values{v.url, v.index, digest}
+	g.wanted[name] = Values{URL: v.url, Index: v.index, Checksum: digest}
 	return name, v
 }
 

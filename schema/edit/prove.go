@@ -100,12 +100,17 @@ func (e *editor) compare(after schema.Config, names []string) error {
 		b, ok := after.Images[name]
 		if slices.Contains(names, name) && ok {
 			want := e.wanted[name]
-			if d := b.Source.Download; d == nil || d.URL != want.URL || d.Index != want.Index || b.Checksum != want.Checksum {
+			d := *a.Source.Download
+			d.URL, d.Index, d.ChecksumURL = want.URL, want.Index, want.ChecksumURL
+			if a.Verify != nil {
+				v := *a.Verify
+				v.SignatureURL = want.SignatureURL
+				a.Verify = &v
+			}
+			a.Source.Download, a.Checksum, a.ID = &d, want.Checksum, b.ID
+			if b.Checksum != want.Checksum || !reflect.DeepEqual(a.Verify, b.Verify) || !reflect.DeepEqual(a.Source, b.Source) {
 				return fmt.Errorf("the values of the image %q would not be the wanted ones", name)
 			}
-			d := *a.Source.Download
-			d.URL, d.Index = want.URL, want.Index
-			a.Source.Download, a.Checksum, a.ID = &d, want.Checksum, b.ID
 		}
 		a.Pos, b.Pos = document.Position{}, document.Position{}
 		if !ok || !reflect.DeepEqual(a, b) {

@@ -18,7 +18,7 @@ import (
 
 var upstreamCommands = []command{
 	{name: "serve", args: "VAR DIR", min: 2, max: 2, run: serve,
-		doc: "Serves the current files below DIR over HTTP, and sets $VAR to the URL. A URL can request a fault, as package `fetchtest` documents: `$VAR/image.raw?fault=cut&at=4096&times=1`."},
+		doc: "Serves the current files below DIR over HTTP, and sets $VAR to the URL. A folder is its index.html. A URL can request a fault, as package `fetchtest` documents: `$VAR/image.raw?fault=cut&at=4096&times=1`."},
 	{name: "requests", args: "VAR PATTERN N|N+", asserts: true, min: 3, max: 3, run: requests,
 		doc: "Asserts the number of received requests (N+: N or more) of the server of $VAR that match the regular expression. A request has the form `GET /image.raw?fault=cut range=bytes=4096- status=206 sent=1024`."},
 	{name: "sent-bytes", args: "VAR <|=|> SIZE", asserts: true, min: 3, max: 3, run: sentBytes,
@@ -56,6 +56,9 @@ func (u *upstream) refresh(path string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	name := filepath.Join(u.dir, filepath.Clean(path))
+	if strings.HasSuffix(path, "/") {
+		name = filepath.Join(name, "index.html")
+	}
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {
 		return

@@ -1,0 +1,255 @@
+package fetch
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/text/encoding/unicode"
+	"golang.org/x/text/transform"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Listed are the digests that a checksum list has for a file, the strongest first. A list may have several algorithms.
+type Listed struct {
+	Stored []disk.Digest // of the unpacked file, or of a file that is not packed
+	Packed []disk.Digest // of the packed file
+}
+
+// checksumList is a parsed checksum file.
+type checksumList struct {
+	entries []checksumEntry
+	// section is the algorithm in the heading above a line, or in the name of the list; "": none. The length of a checksum
+	// decides only if nothing names its algorithm: SHA-512 and BLAKE2b, and SHA-256 and BLAKE3, are as long.
+	section string
+	// malformed is a checksum whose length is not that of its algorithm, such as one that was cut off; "": none
+	malformed string
+}
+
+type checksumEntry struct {
+	name      string // with slashes; empty: the line has none
+	algorithm string
+	digest    disk.Digest // zero: of an algorithm that is not used, such as MD5 and BLAKE2b
+}
+
+// algorithmWord is the beginning of the names of algorithms, for places where another word may stand. It is too short for a
+// checksum, which may begin with "b2".
+const algorithmWord = `(?:md|sha|blake|b2|b3|rmd|ripemd|whirlpool|sm3|streebog|tiger)[\w/-]{0,12}`
+
+var (
+	// checksumLines are the forms of a line, the first that matches counts:
+	//
+	//	SHA256 (NAME) = HEX          BSD programs, --tag, openssl; the algorithm may be missing
+	//	HEX  NAME    HEX *NAME       sha256sum; "sha256:" or a column may be before it, and the name may be missing
+	//	NAME: HEX
+	checksumLines = []*regexp.Regexp{
+		regexp.MustCompile(`^(?P<escaped>\\)?(?P<algorithm>[A-Za-z][\w/-]*)? ?\((?P<name>.+)\) ?= ?(?P<hex>[0-9A-Fa-f]+)$`),
+		regexp.MustCompile(`^(?P<escaped>\\)?(?:(?P<algorithm>(?i:` + algorithmWord + `))[ \t]*[:= \t][ \t]*)?(?P<hex>[0-9A-Fa-f]{32,128})(?:[ \t]+\*?(?P<name>\S.*))?$`),
+		regexp.MustCompile(`^(?P<name>\S.*?)[ \t]*:[ \t]*(?:(?P<algorithm>(?i:` + algorithmWord + `))[:=])?(?P<hex>[0-9A-Fa-f]{32,128})(?P<escaped>)$`),
+	}
+	// checksumHeading is a line that names the algorithm of the lines below it, such as "# SHA512 HASH" or "SHA256:". A name
+	// that is not known here is one only in the form of Gentoo.
+	checksumHeading = regexp.MustCompile(`^(?:[#=* -]*((?i:` + algorithmWord + `))(?i: (?:hash(?:es)?|checksums?|sums?|digests?))?[:=* -]*|# ?([A-Z0-9/_-]+) HASH)$`)
+	// otherLists are names of lists of an algorithm that is not used and has the length of one that is.
+	otherLists = regexp.MustCompile(`(?i)(?:^|[^a-z0-9])(b[23]sums?|blake[23][a-z]*|sha3(?:[_-]?\d+)?|sha-?512[_-]?256)(?:sums?)?(?:\.[a-z]+)?$|\.(b[23])$`)
+	unescape   = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r")
+)
+
+// parseChecksumList parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of others:
+// docs/sources.md has a table. It ignores all other lines, such as comments, blank lines and the armour of a
+// clear-signed file. It does not verify signatures: ReadSignature passes only the signed bytes. base is the name of the list.
+func parseChecksumList(b []byte, base string) *checksumList {
+	var s checksumList
+	if m := otherLists.FindStringSubmatch(base); m != nil {
+		s.section = algorithmName(m[1] + m[2])
+	}
+	b, _, _ = transform.Bytes(unicode.BOMOverride(transform.Nop), b) // PowerShell writes UTF-16. Wrong bytes are replaced
+	scan := bufio.NewScanner(bytes.NewReader(b))
+	scan.Buffer(nil, len(b)+1)
+	for scan.Scan() {
+		s.addLine(strings.TrimSpace(scan.Text()))
+	}
+	return &s
+}
+
+// addLine adds the checksum of a line, or notes the algorithm of a heading.
+func (s *checksumList) addLine(line string) {
+	for _, form := range checksumLines {
+		if m := form.FindStringSubmatch(line); m != nil {
+			part := func(name string) string { return m[form.SubexpIndex(name)] }
+			name := strings.TrimSpace(part("name"))
+			if part("escaped") != "" {
+				name = unescape.Replace(name)
+			} else {
+				name = strings.ReplaceAll(name, `\`, "/")
+			}
+			if name == "-" || name == "stdin" { // as sha256sum and openssl name their standard input
+				name = ""
+			}
+			hex := strings.ToLower(part("hex"))
+			algorithm := cmp.Or(algorithmName(part("algorithm")), s.section, lengths[len(hex)], cutOff)
+			digest, err := disk.ParseDigest(algorithm + ":" + hex)
+			if err != nil && slices.Contains([]string{"sha256", "sha512", cutOff}, algorithm) {
+				s.malformed, algorithm = hex, cutOff
+			}
+			s.entries = append(s.entries, checksumEntry{name, algorithm, digest})
+			return
+		}
+	}
+	if m := checksumHeading.FindStringSubmatch(line); m != nil {
+		s.section = algorithmName(m[1] + m[2])
+	}
+}
+
+// lengths are the algorithms of checksums by their digits, if nothing else names them.
+var lengths = map[int]string{32: "md5", 40: "sha1", 56: "sha224", 64: "sha256", 96: "sha384", 128: "sha512"}
+
+const cutOff = "cut off"
+
+// algorithmName returns the name of an algorithm in one spelling: "sha256" for "SHA2-256" or "SHA256SUMS". It is empty for a
+// name that says less than the length of a checksum.
+func algorithmName(s string) string {
+	s = strings.NewReplacer("-", "", "_", "", "/", "").Replace(strings.ToLower(s))
+	s = strings.TrimSuffix(strings.TrimSuffix(s, "s"), "sum")
+	if bits, ok := strings.CutPrefix(s, "sha2"); ok && len(bits) == 3 { // sha2256
+		s = "sha" + bits
+	}
+	if s == "sha" || s == "sha2" {
+		return ""
+	}
+	return s
+}
+
+// find finds the image with one of the addresses, of which one is enough, in the list at an address.
+//
+// The name of the image is the last element in the path of an address that the list has: ".../a.iso/download" is a.iso. An
+// entry that counts without this name is that of the packed file, unless the name of the list indicates the unpacked one
+// (a.raw.sha256 for a.raw.xz). If unnamed is true, a single checksum without a name counts, and if renamed is true, one with another
+// name, too, in a list that is called like the image, such as a.img.sha256. The name in a signed list is all that keeps it
+// from standing for another file of the vendor.
+func (s *checksumList) find(list address, addresses []address, p packing, unnamed, renamed bool) (found Listed, err error) {
+	folder, base := path.Dir(list.url.Path), addresses[0].base()
+	for _, a := range addresses {
+		for file := a.url.Path; len(file) > 1; file = path.Dir(file) {
+			var errPacked error
+			if p == notPacked {
+				found.Stored, err = s.digests(folder, file)
+			} else {
+				found.Packed, errPacked = s.digests(folder, file)
+				found.Stored, err = s.digests(folder, unpackedName(file))
+			}
+			if err = cmp.Or(errPacked, err); err != nil || len(found.Stored)+len(found.Packed) > 0 {
+				return found, err
+			}
+		}
+	}
+	only, isOnly := s.onlyName()
+	forUnpacked := unpackedName(list.base()) == unpackedName(base)
+	called := forUnpacked || strings.HasPrefix(list.base(), base+".")
+	var all []disk.Digest
+	if isOnly && (renamed && called || unnamed && only == "") {
+		all, err = digests(s.entries, base)
+	}
+	switch {
+	case err == nil && len(all) == 0:
+		return found, s.notListed(base)
+	case p == notPacked || forUnpacked:
+		found.Stored = all
+	default:
+		found.Packed = all
+	}
+	return found, err
+}
+
+// digests returns the digests of the file with a path on its server. The entries with exactly this path count, relative to the
+// folder of the list, and otherwise those with the name of the file, in any folder.
+func (s *checksumList) digests(folder, file string) ([]disk.Digest, error) {
+	other := func(e checksumEntry) bool { return e.name == "" || path.Join(folder, e.name) != file }
+	same := slices.DeleteFunc(slices.Clone(s.entries), other)
+	if len(same) == 0 {
+		other = func(e checksumEntry) bool { return path.Base(e.name) != path.Base(file) }
+		same = slices.DeleteFunc(slices.Clone(s.entries), other)
+	}
+	return digests(same, path.Base(file))
+}
+
+// digests returns the different digests of the entries of one file, the strongest first.
+func digests(entries []checksumEntry, file string) ([]disk.Digest, error) {
+	found := map[disk.Algorithm]disk.Digest{}
+	for _, e := range entries {
+		d, a := e.digest, e.digest.Algorithm()
+		if found[a] != d && !found[a].IsZero() {
+			return nil, fmt.Errorf("%q %w", file, ErrListedTwice)
+		}
+		found[a] = d
+	}
+	all := []disk.Digest{found[disk.SHA512], found[disk.SHA256]}
+	return slices.DeleteFunc(all, disk.Digest.IsZero), nil
+}
+
+// onlyName returns the name that all entries have.
+func (s *checksumList) onlyName() (name string, ok bool) {
+	if len(s.entries) == 0 {
+		return "", false
+	}
+	name = s.entries[0].name
+	return name, !slices.ContainsFunc(s.entries, func(e checksumEntry) bool { return e.name != name })
+}
+
+// notListed returns why the list has no digest for the file with a name.
+func (s *checksumList) notListed(base string) error {
+	only, isOnly := s.onlyName()
+	var others []string // algorithms
+	for _, e := range s.entries {
+		if e.digest.IsZero() && (isOnly || path.Base(e.name) == base) {
+			others = append(others, e.algorithm)
+		}
+	}
+	slices.Sort(others)
+	switch similar := s.similar(base); {
+	case len(s.entries) == 0:
+		return errors.New("the file lists no checksums in hex")
+	case len(others) > 0:
+		return fmt.Errorf("%q has no SHA-256 or SHA-512 in the list, only other checksums: %s", base, strings.Join(slices.Compact(others), ", "))
+	case isOnly && only == "":
+		return errors.New("the signed list has no file name, so it may be that of another file: declare the checksum as well")
+	case isOnly:
+		return fmt.Errorf("%q is not listed: the only name is %q; if that is the image, declare its checksum, or an address with this name", base, only)
+	case len(similar) > 0:
+		return fmt.Errorf("%q is not listed: similar names are %s", base, strings.Join(similar, ", "))
+	}
+	return fmt.Errorf("%q is not listed among %d checksums", base, len(s.entries))
+}
+
+// similar returns up to three file names of the list that are most similar to base, for an error
+// message.
+func (s *checksumList) similar(base string) []string {
+	var names []string
+	for _, e := range s.entries {
+		name := path.Base(e.name)
+		if e.name != "" && 3*inCommon(name, base) >= 2*max(len(name), len(base)) {
+			names = append(names, name)
+		}
+	}
+	slices.SortStableFunc(names, func(a, b string) int { return cmp.Compare(inCommon(b, base), inCommon(a, base)) })
+	return names[:min(3, len(names))]
+}
+
+// inCommon returns the length of the common prefix plus the length of the common suffix of a and b.
+func inCommon(a, b string) int {
+	n, shorter := 0, min(len(a), len(b))
+	for n < shorter && a[n] == b[n] {
+		n++
+	}
+	for prefix := n; n < shorter && a[len(a)-1-n+prefix] == b[len(b)-1-n+prefix]; {
+		n++
+	}
+	return n
+}
