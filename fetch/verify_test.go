@@ -196,8 +196,10 @@ func TestDownloadsOfSignedFixtures(t *testing.T) {
 func TestReadSignatureOfList(t *testing.T) {
 	vendor, mallory := newSignifyKey("vendor!!"), newSignifyKey("mallory!")
 	list, changed := hash256+"  a.img\n", other+"  a.img\n"
+	unnamed, renamed := hash256+"\n", hash256+"  b.img\n"
 	tests := []struct {
 		name, list, sig string // sig is empty: no file
+		declared        string // checksum; empty: none
 		keys            map[string]string
 		folder          string
 		class           Class
@@ -211,6 +213,10 @@ func TestReadSignatureOfList(t *testing.T) {
 		{name: "unsigned lines before the signature", list: other + "  a.img\n" + vendor.sign(list) + list, class: BadSource,
 			reason: signature.Malformed},
 		{name: "a text as signature", list: list, sig: "not found", class: BadSource, reason: signature.Malformed},
+		{name: "without a name", list: unnamed, sig: vendor.sign(unnamed), class: Refused},
+		{name: "with another name", list: renamed, sig: vendor.sign(renamed), class: Refused},
+		{name: "without a name, declared", list: unnamed, sig: vendor.sign(unnamed), declared: "sha256:" + hash256},
+		{name: "without a name, that of another file", list: unnamed, sig: vendor.sign(unnamed), declared: "sha256:" + other, class: BadSource},
 		{name: "no signature", list: list, class: Refused},
 		{name: "too large signature", list: list, sig: strings.Repeat("a", maxChecksumFile+1), class: BadSource},
 		{name: "no key", list: list, sig: vendor.sign(list), keys: map[string]string{}, class: BadConfig, reason: signature.NoKeys},
@@ -234,10 +240,13 @@ func TestReadSignatureOfList(t *testing.T) {
 			}
 			req := Request{URL: "https://images.invalid/a.img", ChecksumURL: r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(tt.list))),
 				Verify: &Verify{Scheme: signature.Signify, Keys: tt.folder}}
+			if tt.declared != "" {
+				req.Digest = mustParseDigest(t, tt.declared)
+			}
 			got, err := r.client.ReadSignature(context.Background(), req)
 			if tt.class != 0 {
 				wantError(t, err, tt.class, string(tt.reason))
-				if reason := signatureReason(err); reason != tt.reason || !got.Digest.IsZero() {
+				if reason := signatureReason(err); reason != tt.reason || got.Digest != req.Digest {
 					t.Errorf("got reason %q, digest %v; want %q", reason, got.Digest, tt.reason)
 				}
 				return

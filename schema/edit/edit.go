@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -179,7 +178,8 @@ func (e *editor) refuse(name string, err error) {
 	var lines []string
 	for _, a := range addresses(m, want) {
 		if a.old != a.new {
-			lines = append(lines, fmt.Sprintf("%s: %q", a.path[strings.LastIndexByte(a.path, '.')+1:], redact.URL(a.new)))
+			public, _, _ := strings.Cut(a.new, "?") // the query of a list may be a secret
+			lines = append(lines, fmt.Sprintf("%s: %q", a.path[strings.LastIndexByte(a.path, '.')+1:], public))
 		}
 	}
 	p.Hint = "write " + strings.Join(append(lines, fmt.Sprintf("checksum: %q", styled("sha", want.Checksum.String()))), ", ")

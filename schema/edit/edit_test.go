@@ -89,6 +89,45 @@ func TestEditAndWrite(t *testing.T) {
 	}
 }
 
+// The addresses of the list and of its signature are edited where they are. If that is not possible, the message has the
+// lines to write, without secrets.
+func TestAddressesOfListsAreEdited(t *testing.T) {
+	old := strings.NewReplacer("VERSION", "1", "DIGEST", "sha256:"+strings.Repeat("a", 64))
+	next := strings.NewReplacer("VERSION", "2", "DIGEST", "sha256:"+strings.Repeat("b", 64))
+	digest, err := disk.ParseDigest(next.Replace("DIGEST"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const url, list = "https://example.com/VERSION/a.raw", "https://example.com/VERSION/SHA256SUMS?token=hunter2"
+	want := Values{URL: next.Replace(url), Checksum: digest, ChecksumURL: next.Replace(list), SignatureURL: next.Replace(url + ".asc")}
+	for name, text := range map[string]string{
+		"a.yaml": "images:\n  golden:\n    source: {download: {checksumURL: '" + list + "', url: " + url + "}}\n    checksum: DIGEST\n" +
+			"    verify:\n      openpgp: {keys: a, signatureURL: \"" + url + ".asc\"} # x\n",
+		"a.json": `{"images": {"golden": {"verify": {"minisign": {"keys": "a", "signatureURL": "` + url + `.asc"}}, "source": {"download": {"url": "` + url + `", "checksumURL": "` + list + `"}}, "checksum": "DIGEST"}}}`,
+		"a.cue": "images: golden: {\n\tsource: download: {url: \"" + url + "\", checksumURL: \"" + list + "\"}\n\tchecksum: \"DIGEST\"\n" +
+			"\tverify: openpgp: {keys: \"a\", signatureURL: \"" + url + ".asc\"}\n}\n",
+		"b.cue": "_v: \"VERSION\"\nimages: golden: {\n\tsource: download: {url: \"https://example.com/\\(_v)/a.raw\", checksumURL: \"" + list + "\"}\n\tchecksum: \"DIGEST\"\n" +
+			"\tverify: openpgp: {keys: \"a\", signatureURL: \"" + url + ".asc\"}\n}\n",
+	} {
+		s := configdir.Snapshot{Files: []configdir.File{{Path: name, Data: []byte(old.Replace(text))}}}
+		edited, err := Edit(t.Context(), s, schema.NewLoader().Load(t.Context(), s), map[string]Values{"golden": want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		refusal := edited.Refused["golden"]
+		if name == "b.cue" {
+			if refusal == nil || !strings.Contains(refusal.Error(), `checksumURL: "https://example.com/2/SHA256SUMS", signatureURL: "https://example.com/2/a.raw.asc"`) ||
+				strings.Contains(refusal.Error(), "hunter2") {
+				t.Errorf("%s: got %v", name, refusal)
+			}
+			continue
+		}
+		if refusal != nil || len(edited.Files) != 1 || string(edited.Files[0].Data) != next.Replace(text) || len(edited.Places["golden"]) != 4 {
+			t.Errorf("%s: got %v, %s", name, refusal, edited.Files)
+		}
+	}
+}
+
 // A VirtualMachineImage can only have a SHA-512, so a SHA-256 is not written to it.
 func TestVirtualMachineImageIsEdited(t *testing.T) {
 	const manifest = "apiVersion: harvesterhci.io/v1beta1\nkind: VirtualMachineImage\nmetadata: {name: b, namespace: a}\n" +
