@@ -51,8 +51,8 @@ var (
 	//	NAME: HEX
 	checksumLines = []*regexp.Regexp{
 		regexp.MustCompile(`^(?P<escaped>\\)?(?P<algorithm>[A-Za-z][\w/-]*)? ?\((?P<name>.+)\) ?= ?(?P<hex>[0-9A-Fa-f]+)$`),
-		regexp.MustCompile(`^(?P<escaped>\\)?(?:(?P<algorithm>(?i:` + algorithmWord + `))[ \t]*[:= \t][ \t]*)?(?P<hex>[0-9A-Fa-f]{32,128})(?:[ \t]+\*?(?P<name>\S.*))?$`),
-		regexp.MustCompile(`^(?P<name>\S.*?)[ \t]*:[ \t]*(?:(?P<algorithm>(?i:` + algorithmWord + `))[:=])?(?P<hex>[0-9A-Fa-f]{32,128})(?P<escaped>)$`),
+		regexp.MustCompile(`^(?P<escaped>\\)?(?:(?P<algorithm>(?i:` + algorithmWord + `))[ \t]*[:= \t][ \t]*)?(?P<hex>[0-9A-Fa-f]+)(?:[ \t]+\*?(?P<name>\S.*))?$`),
+		regexp.MustCompile(`^(?P<name>\S.*?)[ \t]*:[ \t]*(?:(?P<algorithm>(?i:` + algorithmWord + `))[:=])?(?P<hex>[0-9A-Fa-f]+)(?P<escaped>)$`),
 	}
 	// checksumHeading is a line that names the algorithm of the lines below it, such as "# SHA512 HASH" or "SHA256:". A name
 	// that is not known here is one only in the form of Gentoo.
@@ -81,8 +81,12 @@ func parseChecksumList(b []byte, base string) *checksumList {
 
 // addLine adds the checksum of a line, or notes the algorithm of a heading.
 func (s *checksumList) addLine(line string) {
-	for _, form := range checksumLines {
-		if m := form.FindStringSubmatch(line); m != nil {
+	if len(line) > maxChecksumLine {
+		return
+	}
+	for i, form := range checksumLines {
+		m := form.FindStringSubmatch(line)
+		if m != nil && (i == 0 || len(m[form.SubexpIndex("hex")]) >= md5Digits) {
 			part := func(name string) string { return m[form.SubexpIndex(name)] }
 			name := strings.TrimSpace(part("name"))
 			if part("escaped") != "" {
@@ -111,7 +115,11 @@ func (s *checksumList) addLine(line string) {
 // lengths are the algorithms of checksums by their digits, if nothing else names them.
 var lengths = map[int]string{32: "md5", 40: "sha1", 56: "sha224", 64: "sha256", 96: "sha384", 128: "sha512"}
 
-const cutOff = "cut off"
+const (
+	cutOff          = "cut off"
+	md5Digits       = 32   // a shorter word is no checksum
+	maxChecksumLine = 4096 // in bytes, so that a hostile list takes no minutes
+)
 
 // algorithmName returns the name of an algorithm in one spelling: "sha256" for "SHA2-256" or "SHA256SUMS". It is empty for a
 // name that says less than the length of a checksum.
