@@ -103,15 +103,15 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []func()) {
 	for _, key := range r.jobs.deletionsToConfirm() {
 		run := r.jobs.running[key]
-		if run.stopped {
+		if run.stopped != "" {
 			r.endJob(jobEnd{key, context.Canceled, true})
-			delete(o.Running, key)
+			o.DropJob(key)
 			continue
 		}
 		if err := r.confirm(d, o, run); err != nil {
 			r.cancelDeletion(key, err)
 			o.Failures[key] = r.failures[key].OnWallClock(r.clock.now().Steady, o.Now)
-			delete(o.Running, key)
+			o.DropJob(key)
 			continue
 		}
 		run.deletion.phase = deleting

@@ -30,13 +30,13 @@ type activeJob struct {
 	task     Task
 	started  Instant
 	stop     context.CancelFunc
-	stopped  bool      // its end was requested
+	stopped  string    // why its end was requested; "": it was not
 	deletion *deletion // nil unless the action deletes the copy
 }
 
 // cancel requests the end of the job.
-func (r *activeJob) cancel() {
-	r.stopped = true
+func (r *activeJob) cancel(why string) {
+	r.stopped = why
 	r.stop()
 }
 
@@ -103,9 +103,7 @@ func (j *jobs) addTo(o plan.Observed) {
 	for key, run := range j.running {
 		a := run.task.Action
 		o.Running[key] = true
-		if a.Op == plan.Sync {
-			o.Syncing[key] = true
-		}
+		o.Jobs[key] = plan.Job{Action: a, Image: run.task.Image}
 		if a.LocalSource != (plan.CopyRef{}) {
 			o.BeingRead[a.LocalSource] = true
 		}
@@ -153,28 +151,10 @@ func (s *slots) acquire(a plan.Action) bool {
 	return *n >= 0
 }
 
-// stopObsolete stops jobs that are not in the plan any more, and jobs of an image whose
-// declaration changed. A transfer continues even if there is a nearer source by now.
-func (j *jobs) stopObsolete(d plan.Desired, p plan.Plan) {
-	planned := map[plan.CopyRef]plan.Action{}
-	for _, a := range p.Actions {
-		if !a.Idle() {
-			planned[a.CopyRef()] = a
-		}
-	}
-	for key, run := range j.running {
-		// The plan has an action for each running job that is still needed: observed jobs count.
-		next, ok := planned[key]
-		if a := run.task.Action; !ok || a.SupersededBy(run.task.Image, next) || !a.Op.SameDeclaration(run.task.Image, d.Config.Images[key.ID.Name]) {
-			run.cancel()
-		}
-	}
-}
-
 // stopAll stops all jobs.
 func (j *jobs) stopAll() {
 	for _, run := range j.running {
-		run.cancel()
+		run.cancel("the manager ends")
 	}
 }
 
@@ -374,7 +354,7 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 		}
 		log.Info("done", "seconds", r.clock.now().Steady.Sub(run.started.Steady).Seconds())
 	case e.stopped:
-		log.Info("stopped")
+		log.Info("stopped", "reason", run.stopped)
 	case upload.IsDiscarded(e.err):
 		r.failures.clearFailure(e.key)
 		log.Info("upload discarded", "reason", e.err)

@@ -17,12 +17,11 @@ import (
 // keepsRunning reports whether the next round lets a running action of an image continue, and
 // returns the plan of that round.
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Order: job.Order{Action: a, Image: image}}, stop: func() {}}
 	o.Running[a.CopyRef()] = true
+	o.Jobs = map[plan.CopyRef]plan.Job{a.CopyRef(): {Action: a, Image: image}}
 	now = d.Plan(o)
-	r.jobs.stopObsolete(d, now)
-	return !r.jobs.running[a.CopyRef()].stopped, now
+	_, ends := now.Ends[a.CopyRef()]
+	return !ends, now
 }
 
 // While a first copy without a checksum is created, from its source or from another image with
@@ -228,11 +227,10 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 			d, o := plantest.AsNode(refs[which].Node, c, o)
 			a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[which], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 			a.SourceDigest = sum
-			o.Syncing = map[plan.CopyRef]bool{a.CopyRef(): true}
 			if on, now := keepsRunning(d, o, a, image); !on {
 				t.Errorf("declared %v: the sync on the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
 			}
-			a.Op, o.Syncing = plan.Download, nil
+			a.Op = plan.Download
 			if on, now := keepsRunning(d, o, a, image); on && which == 2 {
 				t.Errorf("declared %v: a download continues beside one on a better disk: %+v", checksum, now.Actions)
 			}
@@ -263,7 +261,7 @@ func TestSeedsAreBeingRead(t *testing.T) {
 	new := plan.CopyRef{Disk: at, ID: disk.ID{Name: "parrot", UUID: "00000002"}}
 	j := newJobs()
 	j.running[new] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Sync}}, Seeds: []Seed{{Ref: old}}}}
-	o := plan.Observed{Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Disks: map[schema.DiskRef]plan.Disk{}}
+	o := plan.Observed{Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, Disks: map[schema.DiskRef]plan.Disk{}}
 	j.addTo(o)
 	if !j.read(old) || !o.BeingRead[old] {
 		t.Errorf("read %v, being read %v", j.read(old), o.BeingRead[old])

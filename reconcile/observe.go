@@ -19,7 +19,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	now := r.clock.observe()
 	o := plan.Observed{
 		Now: now.Wall, Disks: map[schema.DiskRef]plan.Disk{},
-		Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
+		Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{},
 	}
 	for ref, one := range r.disks.open {
 		seen := one.observe(func(id disk.ID) bool { return r.jobs.read(plan.CopyRef{Disk: ref, ID: id}) })

@@ -94,7 +94,9 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	begin := r.decideDeletions(d, o)
 	p := d.Plan(o)
 	r.awaited.note(d, o, p, r.clock.now().Steady)
-	r.jobs.stopObsolete(d, p)
+	for key, why := range p.Ends {
+		r.jobs.running[key].cancel(why)
+	}
 	free := r.jobs.freeSlots(d)
 	r.backlog = backlog{desired: d, observed: o}
 	for _, a := range p.StartOrder() {

@@ -43,7 +43,7 @@ func TestValidAddressesAreNotRefused(t *testing.T) {
 		}
 		valid++
 		client := fetch.Client{AllowAnyFile: true, AllowLoopback: true}
-		_, _, err := client.LookUpChecksum(canceled, DownloadRequest(image))
+		_, err := client.LookUpChecksum(canceled, DownloadRequest(image))
 		if e, refused := errors.AsType[*fetch.Error](err); refused && e.Class == fetch.BadConfig {
 			t.Errorf("%s: %v", a, err)
 		}

@@ -2,13 +2,11 @@ package plan
 
 import (
 	"fmt"
-	"reflect"
 	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Op is the operation of an action. Saved plans and the output as JSON contain its values, so
@@ -54,26 +52,6 @@ func (op Op) Deletes() bool { return op == Cleanup || op == Evict }
 
 // NeedsFile reports whether the operation works on an existing file.
 func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repair }
-
-// SameDeclaration reports whether an operation that was started for one of two declarations may
-// continue under the other one.
-func (op Op) SameDeclaration(a, b schema.Image) bool {
-	return sameImage(a, b) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
-}
-
-// sameImage reports whether two declarations declare the same bytes from the same places.
-// Placement does not matter to a running transfer.
-func sameImage(a, b schema.Image) bool { return reflect.DeepEqual(WithoutPolicy(a), WithoutPolicy(b)) }
-
-// WithoutPolicy returns the declaration without the fields that affect neither the bytes nor
-// how they are transferred.
-func WithoutPolicy(image schema.Image) schema.Image {
-	image.Copies, image.AllDisks, image.Disks = 0, false, nil
-	image.NodeSelector, image.DiskSelector = nil, nil
-	image.UUIDDeclared, image.Pos, image.Declaration = false, document.Position{}, disk.Declaration{}
-	image.Backup, image.Suspend, image.KeepGenerations, image.FollowReplicas = nil, nil, 0, false
-	return image
-}
 
 // UnknownBytes is Action.Bytes of a transfer whose size is not known before it starts.
 const UnknownBytes = -1
@@ -188,26 +166,6 @@ func (a Action) Eventually() (op Op, follows bool) {
 		return a.Op, true
 	}
 	return a.Next, a.Next != "" && !a.Blocked
-}
-
-// SupersededBy reports whether the running action a must stop when the current plan has the action
-// in the argument now for the same copy. The argument image is the declaration with which a
-// started.
-func (a Action) SupersededBy(image schema.Image, now Action) bool {
-	switch {
-	case a.Op.Deletes() || now.Op.Deletes():
-		return a.Op != now.Op // a deletion was confirmed for its own reason only
-	case a.Op.IsFirstCopy() && !now.Op.IsFirstCopy():
-		// A ready copy appeared. Without a checksum the bytes of a first copy may differ from
-		// it, and a client need not send what exists.
-		return image.Checksum.IsZero() || a.Op == Upload
-	case a.Scrub && now.Op == Verify && !now.Scrub:
-		return true // a request covers all bytes, and those that the scrub has read may have changed since
-	case !image.Checksum.IsZero() || !a.Op.IsFirstCopy() && !a.Op.ReadsCopies():
-		return false
-	}
-	target := now.targetDigest()
-	return !target.IsZero() && a.targetDigest() != target
 }
 
 // targetDigest returns the digest that the copy of an image without a checksum will have. It

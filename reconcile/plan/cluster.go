@@ -17,6 +17,7 @@ type Cluster struct {
 	Disks              map[schema.DiskRef]Disk
 	Failures           map[CopyRef]Failure
 	Running, BeingRead map[CopyRef]bool // as in Observed, of all nodes
+	Jobs               map[CopyRef]Job  // as in Observed, of all nodes
 	// Unreachable are the nodes that do not respond, as the others observe them.
 	Unreachable map[string]Peer
 	// CannotPrepare is as in Observed, by node.
@@ -87,7 +88,7 @@ func (d Disk) addRejection(id disk.ID, r Rejection) {
 func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Observed {
 	o := Observed{
 		Now: c.Now, Disks: maps.Clone(published), Failures: c.Failures, Peers: map[string]Peer{},
-		Running: map[CopyRef]bool{}, BeingRead: map[CopyRef]bool{}, CannotPrepare: c.CannotPrepare[d.Node], BackedUp: map[disk.ID]bool{},
+		Running: map[CopyRef]bool{}, Jobs: c.Jobs, BeingRead: map[CopyRef]bool{}, CannotPrepare: c.CannotPrepare[d.Node], BackedUp: map[disk.ID]bool{},
 	}
 	maps.Copy(o.Running, c.Running)
 	maps.Copy(o.BeingRead, c.BeingRead)

@@ -50,7 +50,7 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 // its own; that of d.Node is o. Half of the other nodes are unreachable.
 func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster {
 	c := &plan.Cluster{
-		Now: o.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
+		Now: o.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{},
 		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
 	}
 	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
@@ -78,6 +78,11 @@ func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster 
 		for key := range o.Running {
 			if key.Disk.Node == node {
 				c.Running[key] = true
+			}
+		}
+		for key, job := range o.Jobs {
+			if job.Action.Node = node; key.Disk.Node == d.Node && d.Allowed != schema.ObserveOnly { // the plan of the cluster is empty then
+				c.Jobs[job.Action.CopyRef()], c.Running[job.Action.CopyRef()] = job, true
 			}
 		}
 		c.CannotPrepare[node] = o.CannotPrepare

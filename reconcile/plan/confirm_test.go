@@ -84,8 +84,9 @@ func TestConfirmNeedsTheSameReason(t *testing.T) {
 		if err := d.ConfirmDeletion(o, test.withdrawn); (err == nil) != test.confirmed {
 			t.Errorf("%s: %v", test.withdrawn.Op, err)
 		}
-		if test.withdrawn.SupersededBy(d.Config.Images["parrot"], cleanup) == test.confirmed {
-			t.Errorf("a cleanup supersedes a running %s: %v", test.withdrawn.Op, test.confirmed)
+		o.Jobs = map[plan.CopyRef]plan.Job{test.withdrawn.CopyRef(): {Action: test.withdrawn}}
+		if _, ends := d.Plan(o).Ends[test.withdrawn.CopyRef()]; ends == test.confirmed {
+			t.Errorf("a running %s ends, and a cleanup is planned: %v", test.withdrawn.Op, ends)
 		}
 	}
 }

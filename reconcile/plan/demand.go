@@ -159,9 +159,6 @@ func (t targetPlanner) demandReason() Reason {
 // whether Longhorn's manager creates the file.
 func (t targetPlanner) waitForReplica() (reason Reason, until time.Time) {
 	now := t.ix.observed.Now
-	if t.ix.observed.Running[t.copy] {
-		return Reason{}, time.Time{}
-	}
 	if end, isNew := t.demand.isNew(now); isNew && t.demandOnly {
 		return Reason{CodeDemand, "a copy is created if the replica stays"}, end
 	}

@@ -34,9 +34,6 @@ func (t targetPlanner) planFirstCopy() Action {
 		return backOff(t.copy, f)
 	}
 	if why, until := waitForPeers(t.state); !why.IsZero() {
-		if from, ok := t.interruptedSource(); ok {
-			return t.ix.withSource(NewAction(Sync, t.copy, t.reason, UnknownBytes), from)
-		}
 		return waitUntil(t.copy, why, until)
 	}
 	switch op {
@@ -84,7 +81,7 @@ func (t targetPlanner) createFirstCopy(op Op) Action {
 func (t targetPlanner) planUpload() Action {
 	c := t.ix.copyAt(t.copy)
 	started, requested := c.PartSourceID == disk.PartFromUpload, t.ix.desired.Uploads[t.copy]
-	if t.ix.desired.Uploads == nil || !(started || requested || t.ix.observed.Running[t.copy]) {
+	if t.ix.desired.Uploads == nil || !(started || requested) {
 		return t.waitForUpload()
 	}
 	bytes := int64(UnknownBytes)
@@ -132,7 +129,7 @@ func (t targetPlanner) planClone() Action {
 	image := t.state.image
 	source := image.Source.Clone.BackingImage
 	own, peers := t.state.cloneSources()
-	if len(own) == 0 && !(isPlainClone(image) && len(peers) > 0) && !t.ix.observed.Running[t.copy] {
+	if len(own) == 0 && !(isPlainClone(image) && len(peers) > 0) {
 		if _, declared := t.ix.desired.Config.Images[source]; !declared {
 			return blocked(t.copy, because(CodeCloneUndeclared, "image %s, which it is cloned from, is not declared", source))
 		}
@@ -240,7 +237,7 @@ func unsettledCopy(s *imageState) Reason {
 func waitForNode(s *imageState) (reason Reason, until time.Time) {
 	for _, name := range s.ix.otherNodes() {
 		peer, queried := s.ix.observed.Peers[name]
-		if peer.Outdated && !isRunning(s) {
+		if peer.Outdated {
 			return because(CodePeerUnqueried, "node %s has not responded yet under this configuration", name), time.Time{}
 		}
 		if !queried || peer.Responds() {
@@ -258,11 +255,6 @@ func waitForNode(s *imageState) (reason Reason, until time.Time) {
 		}
 	}
 	return reason, until
-}
-
-// isRunning reports whether a job for the image runs on this node. It need not stop for a moment.
-func isRunning(s *imageState) bool {
-	return slices.ContainsFunc(s.ix.ownDisks, func(ref schema.DiskRef) bool { return s.ix.observed.Running[s.on(ref)] })
 }
 
 // hadReady reports whether an unreachable node had a ready copy when it last responded.

@@ -1,7 +1,6 @@
 package plan_test
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -123,51 +122,6 @@ func TestUploadNeedsAnExemptionIfSignaturesAreRequired(t *testing.T) {
 		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 		if to, err := d.UploadTo(o, image, disk.Digest{}); (err == nil) != tt.good || !tt.good && !strings.Contains(err.Error(), "settings.verify") {
 			t.Errorf("exempt %v: %v, %v", tt.exempt, to, err)
-		}
-	}
-}
-
-// A download runs after a sync has failed. A peer that claims a copy with a pending deletion must not turn the
-// download into a sync: the running job does not read that copy.
-func TestClaimedCopyDoesNotReplaceARunningDownload(t *testing.T) {
-	c, image, refs := plantest.TwoNodes(1)
-	o := plantest.EmptyDisks(c)
-	own, there := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
-	leaving := plantest.ReadyCopy(image, image.Checksum)
-	leaving.Leaving = true
-	o.Disks[there.Disk].Copies[image.ID] = leaving
-	o.Running[own] = true
-	o.Failures[own] = plan.Failure{Op: plan.Sync, Attempts: 1, Since: plantest.Now, RetryAt: plantest.Now.Add(time.Minute), Message: "failed"}
-	d, o := plantest.AsNode(refs[0].Node, c, o)
-	for _, a := range d.Plan(o).Actions {
-		if a.Op == plan.Sync {
-			t.Errorf("planned: %+v", a)
-		}
-	}
-	o.Syncing = map[plan.CopyRef]bool{own: true}
-	if !slices.ContainsFunc(d.Plan(o).Actions, func(a plan.Action) bool { return a.Op == plan.Sync && a.CopyRef() == own }) {
-		t.Errorf("a running sync from that copy does not continue: %+v", d.Plan(o).Actions)
-	}
-}
-
-// Only some actions of the next plan may stop a running first copy. The table lists them.
-func TestSupersededBy(t *testing.T) {
-	declared, established := plantest.NewImage("parrot"), plantest.NewImage("parrot")
-	established.Checksum = disk.Digest{}
-	for _, test := range []struct {
-		image         schema.Image
-		running, next plan.Op
-		want          bool
-	}{
-		{established, plan.Download, plan.Sync, true},
-		{established, plan.Download, plan.Repair, true},
-		{established, plan.Download, plan.Restore, false},
-		{declared, plan.Download, plan.Sync, false},
-		{declared, plan.Upload, plan.Sync, true},
-		{declared, plan.Upload, plan.Upload, false},
-	} {
-		if got := (plan.Action{Op: test.running}).SupersededBy(test.image, plan.Action{Op: test.next}); got != test.want {
-			t.Errorf("%s by %s, checksum %v: got %v", test.running, test.next, test.image.Checksum, got)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 // to it.
 type goldenState struct {
 	t                   *testing.T
-	config              schema.Config
+	config, before      schema.Config // the last one, and that of config.yaml
 	node                string
 	directoryUnreadable bool // the config directory cannot be read any more
 	removed             func(string) bool
@@ -30,9 +30,9 @@ type goldenState struct {
 	o                   plan.Observed
 }
 
-func parseState(t *testing.T, text string, r schema.Result) goldenState {
-	s := goldenState{t: t, config: r.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
-		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Awaited: map[plan.CopyRef]time.Duration{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+func parseState(t *testing.T, text string, before, r schema.Result) goldenState {
+	s := goldenState{t: t, config: r.Config, before: before.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
+		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Awaited: map[plan.CopyRef]time.Duration{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
 		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
@@ -80,7 +80,7 @@ func (s *goldenState) line(keyword string, words []string) {
 		}
 		s.o.Awaited[s.key(words)] = waited
 	case "running":
-		s.o.Running[s.key(words)] = true
+		s.running(words)
 	case "being-read":
 		s.o.BeingRead[s.key(words)] = true
 	case "no-uploads":
@@ -269,6 +269,35 @@ func (s *goldenState) failure(words []string) {
 		}
 	}
 	s.o.Failures[s.key(words)] = f
+}
+
+// running reads a job. Without an operation a job of this node is one of the kind of the source. It began with the
+// declaration of the last configuration, or of config.yaml with "before".
+func (s *goldenState) running(words []string) {
+	key := s.key(words)
+	s.o.Running[key] = true
+	if key.Disk.Node != s.node {
+		return
+	}
+	image := s.config.Images[key.ID.Name]
+	op := plan.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume"))
+	j := plan.Job{Image: image}
+	for _, w := range words[2:] {
+		switch name, value := option(w); name {
+		case "op":
+			op = plan.Op(value)
+		case "sha512":
+			j.Action.SourceDigest = plantest.Digest(disk.SHA512, value)
+		case "before":
+			j.Image = s.before.Images[key.ID.Name]
+		default:
+			s.t.Fatalf("running: unknown option %q", w)
+		}
+	}
+	digest := j.Action.SourceDigest
+	j.Action = plan.NewAction(op, key, plan.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
+	j.Action.SourceDigest = digest
+	s.o.Jobs[key] = j
 }
 
 // peer reads a peer, which responds and has the same configuration unless an option says

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -76,14 +77,17 @@ func runGolden(t *testing.T, file string) {
 func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	t.Helper()
 	loader := schema.NewLoader()
-	var r schema.Result
+	var before, r schema.Result
 	for _, name := range []string{"config.yaml", "changed.yaml"} {
 		if data, ok := section(a, name); ok {
 			r = loader.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: unfoldDigests(data)}}})
 		}
+		if name == "config.yaml" {
+			before = r
+		}
 	}
 	lines, _ := section(a, "state")
-	s := parseState(t, string(lines), r)
+	s := parseState(t, string(lines), before, r)
 	d, err := plan.NewDesired(r, s.node, s.paths(r.Config))
 	if err != nil {
 		if d.Allowed == schema.Everything {
@@ -137,6 +141,9 @@ func goldenPlan(p plan.Plan, now time.Time) string {
 		panic(err)
 	}
 	fmt.Fprintf(&b, "empty=%t %s\n", p.Empty(), summary)
+	for _, ref := range slices.SortedFunc(maps.Keys(p.Ends), func(a, b plan.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
+		fmt.Fprintf(&b, "end %s\n\t%s\n", ref, p.Ends[ref])
+	}
 	return b.String()
 }
 

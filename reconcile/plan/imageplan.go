@@ -37,7 +37,7 @@ func newImagePlanner(ix *index, image schema.Image) imagePlanner {
 // plan returns the actions for the image on the disks of this node.
 func (p imagePlanner) plan() []Action {
 	suspension := p.ix.desired.SuspensionOf(p.state.image, p.ix.observed.Now)
-	return suspend(p.planUnsuspended(), suspension, p.ix.observed.Running)
+	return suspend(p.planUnsuspended(), suspension)
 }
 
 // planUnsuspended returns the plan as it would be without a suspension. Its order matters: an
@@ -234,6 +234,11 @@ func planScrub(ix *index, planned []Action) []Action {
 	if ix.desired.Config.Settings.ScrubInterval == 0 {
 		return nil
 	}
+	for ref, j := range ix.observed.Jobs {
+		if j.Action.Scrub && ix.desired.Owns(ref.Disk) {
+			return nil
+		}
+	}
 	busy := map[CopyRef]bool{}
 	for _, a := range planned {
 		busy[a.CopyRef()] = true
@@ -256,17 +261,10 @@ type scrubCandidate struct {
 	ref      CopyRef
 	verified time.Time
 	size     int64
-	running  bool
 }
 
-// compareScrubs orders running verifications first, then by the last verification.
+// compareScrubs orders by the last verification.
 func compareScrubs(a, b scrubCandidate) int {
-	switch {
-	case a.running && !b.running:
-		return -1
-	case b.running && !a.running:
-		return 1
-	}
 	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.ref.String(), b.ref.String()))
 }
 
@@ -280,13 +278,13 @@ func dueForScrub(ix *index) []scrubCandidate {
 				continue // the scrub would begin again and again, because its time cannot be recorded
 			}
 			ref := CopyRef{on, image.ID}
-			c, running := ix.copyAt(ref), ix.observed.Running[ref]
+			c := ix.copyAt(ref)
 			age := now.Sub(c.VerifiedAt)
 			recent := age >= 0 && age < ix.desired.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || recent || suspended && !running || ix.observed.Failures[ref].delays(Verify, now) {
+			if c.State != disk.Ready || recent || suspended || ix.observed.Failures[ref].delays(Verify, now) {
 				continue
 			}
-			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size, running})
+			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size})
 		}
 	}
 	return all

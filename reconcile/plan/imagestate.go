@@ -100,6 +100,11 @@ func (s *imageState) countable(ref CopyRef) bool {
 	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed && s.ix.hasProven(ref)
 }
 
+// creates reports whether a job runs on a copy and does not delete it.
+func (s *imageState) creates(ref CopyRef) bool {
+	return s.ix.observed.Running[ref] && !s.ix.copyAt(ref).Leaving
+}
+
 // hadCopy reports whether the image had a copy that has failed since.
 func (s *imageState) hadCopy() bool {
 	return slices.ContainsFunc(s.ix.copiesNamed(s.image.ID.Name), func(ref CopyRef) bool {

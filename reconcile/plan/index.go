@@ -36,9 +36,10 @@ type index struct {
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
 	rankings     *RankCache
-	working      map[string]bool // cache of isWorking
-	awaited      []CopyRef       // for Plan.Awaited
-	scratch      []rankedDisk    // memory for rankings that are not cached
+	ends         map[CopyRef]string // for Plan.Ends
+	working      map[string]bool    // cache of isWorking
+	awaited      []CopyRef          // for Plan.Awaited
+	scratch      []rankedDisk       // memory for rankings that are not cached
 }
 
 // emptyIndex returns an index without copies.
@@ -46,7 +47,7 @@ func emptyIndex(d Desired, o Observed) *index {
 	var unknown []string
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
-		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache, needs: needsOf(o), unknownUsages: map[bool]Reason{},
+		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache, needs: needsOf(o), unknownUsages: map[bool]Reason{}, ends: map[CopyRef]string{},
 	}
 	for name := range d.Config.Nodes[d.Node].Disks {
 		ref := schema.DiskRef{Node: d.Node, Disk: name}

@@ -27,8 +27,8 @@ type Observed struct {
 	// Running are the copies on which a job runs, on any node. A job reserved its space when
 	// it started.
 	Running map[CopyRef]bool
-	// Syncing are the running syncs to disks of this node.
-	Syncing map[CopyRef]bool
+	// Jobs are the running jobs of this node. Their copies are in Running, too.
+	Jobs map[CopyRef]Job
 	// BeingRead are copies on this node that running jobs read.
 	BeingRead map[CopyRef]bool
 	// CannotPrepare are the images whose first copy this node cannot create, because it has
@@ -178,6 +178,12 @@ func (d Disk) MarkLeaving(ref CopyRef, op Op) {
 		c.Leaving = true
 		d.Copies[ref.ID] = c
 	}
+}
+
+// DropJob removes a job of this node from the observation.
+func (o Observed) DropJob(ref CopyRef) {
+	delete(o.Running, ref)
+	delete(o.Jobs, ref)
 }
 
 // LostFile reports whether a readable disk has no file of the copy any more.

@@ -30,7 +30,7 @@ func planOrphans(ix *index) []Action {
 		}
 	}
 	// The suspension of an image ended with its declaration. That of the settings remains.
-	return suspend(actions, ix.desired.SuspensionOf(schema.Image{}, ix.observed.Now), ix.observed.Running)
+	return suspend(actions, ix.desired.SuspensionOf(schema.Image{}, ix.observed.Now))
 }
 
 // isOrphan reports whether the copies of an image are orphans. Those of an image with an

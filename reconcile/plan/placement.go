@@ -69,13 +69,16 @@ func place(s *imageState, ranked *ranking) placement {
 	}
 	// A failing disk is a target only if no other disk is left. The disk with the earliest next
 	// attempt is the first one.
-	slices.SortStableFunc(failing, func(a, b schema.DiskRef) int { return retryTime(s, a).Compare(retryTime(s, b)) })
+	slices.SortStableFunc(failing, func(a, b schema.DiskRef) int { return longFailure(s, a).RetryAt.Compare(longFailure(s, b).RetryAt) })
 	for _, rest := range [][]schema.DiskRef{failing, overdue} {
 		pl.targets = append(pl.targets, rest[:min(len(rest), pl.copies-len(pl.targets))]...)
 	}
 	pl.missing = pl.copies - len(pl.targets)
 	pl.addNamedDisks(s)
 	pl.addDemandedDisks(s)
+	if len(started) == 0 {
+		pl.keepFirst(s)
+	}
 	return pl
 }
 
@@ -98,6 +101,24 @@ func (pl *placement) addNamedDisks(s *imageState) {
 			continue
 		}
 		pl.targets = append(pl.targets, ref)
+	}
+}
+
+// keepFirst lets a disk without a rank, which the image names or replicas need, go on with the first copy that it creates.
+func (pl *placement) keepFirst(s *imageState) {
+	if len(s.ready) > 0 {
+		return
+	}
+	refs := s.ix.peerByName[s.image.ID.Name]
+	for _, on := range s.ix.ownDisks { // a job may not have created the folder yet
+		refs = append(slices.Clip(refs), s.on(on))
+	}
+	for _, ref := range refs {
+		_, demanded := s.demandOn(ref.Disk)
+		if ref.ID == s.image.ID && stageOf(s, ref) == running && (demanded || pl.isTarget(ref.Disk)) && !isOverdue(s, ref.Disk) {
+			pl.first(ref.Disk)
+			return
+		}
 	}
 }
 
@@ -126,7 +147,7 @@ func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
 	}
 	for _, on := range s.ix.ownDisks { // a job may not have created the folder yet
 		ref := s.on(on)
-		if (s.ix.observed.Running[ref] || s.ix.desired.Uploads[ref]) && !slices.Contains(refs, ref) && ranked.has(on) && !isFailing(s, on) {
+		if (s.creates(ref) || s.ix.desired.Uploads[ref]) && !slices.Contains(refs, ref) && ranked.has(on) && !isFailing(s, on) {
 			refs = append(refs, ref)
 		}
 	}
@@ -143,7 +164,7 @@ func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
 func stageOf(s *imageState, ref CopyRef) stage {
 	c := s.ix.copyAt(ref)
 	switch {
-	case s.ix.observed.Running[ref]:
+	case s.creates(ref):
 		return running
 	case s.ix.desired.Uploads[ref]:
 		return uploading
@@ -155,23 +176,14 @@ func stageOf(s *imageState, ref CopyRef) stage {
 	return notStarted
 }
 
-// retryTime returns the time of the next attempt on a failing disk. It is zero for a running
-// attempt, which thus sorts first.
-func retryTime(s *imageState, ref schema.DiskRef) time.Time {
-	if s.ix.observed.Running[s.on(ref)] {
-		return time.Time{}
-	}
-	return longFailure(s, ref).RetryAt
-}
-
 // isFailing reports whether the disk, or the connection of its node to the source, has failed
-// for the recovery interval, so that another disk creates the first copy (F3).
+// for the recovery interval, so that another disk creates the first copy (F3). While an attempt runs, none does.
 func isFailing(s *imageState, ref schema.DiskRef) bool { return longFailure(s, ref).Attempts > 0 }
 
 // longFailure returns the failure for which isFailing is true.
 func longFailure(s *imageState, ref schema.DiskRef) Failure {
-	if s.ix.copyAt(s.on(ref)).State == disk.Ready {
-		return Failure{} // the failure is over
+	if s.ix.copyAt(s.on(ref)).State == disk.Ready || s.creates(s.on(ref)) {
+		return Failure{} // the failure is over, or may be
 	}
 	if s.image.Source.Upload != nil && len(s.ready) == 0 {
 		return Failure{} // no other disk can continue a partial upload

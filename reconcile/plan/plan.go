@@ -23,6 +23,8 @@ type Plan struct {
 	Suspended []Suspension `json:"suspended,omitempty"`
 	// Awaited are the copies on other nodes for which images without a ready copy wait (placement.go).
 	Awaited []CopyRef `json:"-"`
+	// Ends are the running jobs of this node that must end, with the reasons (running.go).
+	Ends map[CopyRef]string `json:"-"`
 	// Digest is the config digest, "" while any part of the configuration is invalid.
 	Digest string `json:"digest,omitempty"`
 	// Revision is the commit of the configuration, "" when it is not known.
@@ -70,7 +72,7 @@ func (p Plan) WithSizes(change func(*Action)) Plan {
 		change(&actions[i])
 	}
 	sized := newPlan(actions, p.Digest, p.Revision)
-	sized.Suspended, sized.Awaited = p.Suspended, p.Awaited
+	sized.Suspended, sized.Awaited, sized.Ends = p.Suspended, p.Awaited, p.Ends
 	return sized
 }
 
@@ -108,13 +110,15 @@ func (p Plan) Without(base Plan) Plan {
 // Plan returns the actions on the disks of d.Node. It is a pure function of d and o and reads
 // no clock (R2).
 func (d Desired) Plan(o Observed) Plan {
-	if d.Allowed == schema.ObserveOnly {
-		return newPlan([]Action{}, d.Digest, d.Revision)
-	}
 	ix := newIndex(d, o)
+	if d.Allowed == schema.ObserveOnly {
+		p := newPlan(ix.withRunning([]Action{}), d.Digest, d.Revision)
+		p.Ends = ix.ends
+		return p
+	}
 	p := newPlan(planImages(ix, maps.Values(d.Config.Images)), d.Digest, d.Revision)
 	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), compareCopies)
-	p.Suspended = activeSuspensions(d.Config, o.Now)
+	p.Suspended, p.Ends = activeSuspensions(d.Config, o.Now), ix.ends
 	return p
 }
 
@@ -137,10 +141,10 @@ func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
 	}
 	actions := slices.Concat(append(parts, planOrphans(ix), undeclaredDemands(ix))...)
 	actions = append(actions, planScrub(ix, actions)...)
-	if actions == nil {
+	if actions = ix.withRunning(keepSources(actions)); actions == nil {
 		return []Action{} // never null in JSON
 	}
-	return keepSources(actions)
+	return actions
 }
 
 // keepSources turns the deletion of a copy into a wait while another action reads the copy.

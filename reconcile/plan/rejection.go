@@ -53,14 +53,14 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 		return Rejection{Reason: Reason{CodeDiskReadOnly, readOnlyText}}
 	case c.State == disk.Unknown: // it is verified first, unless nobody does
 		return Rejection{Reason: idleReason(s, ref)}
+	case s.creates(s.on(ref)): // the job reserved its space, and goes on
+		return Rejection{}
 	case !node.AllowScheduling:
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on the node is disabled"}, Intended}
 	case !declared.AllowScheduling:
 		return Rejection{Reason{CodeSchedulingOff, "scheduling on the disk is disabled"}, Intended}
 	case c.State == disk.Failed && s.ix.inUse(s.on(ref)) != "" && !isRepairable(s, s.on(ref)):
 		return Rejection{Reason: Reason{CodeDamagedInUse, "the copy on it failed and is in use"}}
-	case s.ix.observed.Running[s.on(ref)]: // the job reserved its space
-		return Rejection{}
 	// A temporary rejection ends with the first copy. If one is ready, the node of the disk may have
 	// published the rejection before it knew of that copy.
 	case c.Rejects != "" && !(c.RejectsForNow && len(s.ready) > 0):

@@ -22,6 +22,8 @@ images:
 `, "/disk")
 	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
 	key := func(name string) plan.CopyRef { return plan.CopyRef{Disk: ref, ID: d.Config.Images[name].ID} }
+	scrub := plan.NewAction(plan.Verify, key("aa"), plan.Reason{Code: plan.CodeScrub, Text: "scrub: begun before"}, 512)
+	scrub.Scrub = true
 	for _, tt := range []struct {
 		name     string
 		verified map[string]time.Duration // ago
@@ -36,8 +38,16 @@ images:
 		{name: "a time in the future", verified: map[string]time.Duration{"aa": -time.Minute, "bb": 0, "cc": 0},
 			want: "aa scrub: last verified 2026-11-20T12:01:00Z"},
 		{name: "a running scrub continues", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
-			change: func(_ *plan.Desired, o *plan.Observed) { o.Running[key("aa")] = true },
-			want:   "aa scrub: last verified 2026-11-19T11:00:00Z"},
+			change: func(_ *plan.Desired, o *plan.Observed) {
+				o.Jobs = map[plan.CopyRef]plan.Job{key("aa"): {Action: scrub}}
+			},
+			want: "aa scrub: begun before"},
+		{name: "a running scrub ends for a request", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
+			change: func(d *plan.Desired, o *plan.Observed) {
+				o.Jobs = map[plan.CopyRef]plan.Job{key("aa"): {Action: scrub}}
+				d.Verify = map[plan.CopyRef]bool{key("aa"): true}
+			},
+			want: "aa requested"},
 		{name: "a copy that failed waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
 			change: func(_ *plan.Desired, o *plan.Observed) {
 				o.Failures[key("bb")] = plan.Failure{Attempts: 1, RetryAt: now.Add(time.Minute)}

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Suspension of an image or of everything: running jobs continue, none starts, no copy is
+// Suspension of an image or of everything: running jobs continue (running.go), none starts, no copy is
 // deleted. The plan is made first and suspended afterwards. Copies count, are served, and
 // their use is recorded as usual, so that no decision about other images or by other nodes depends
 // on a suspension.
@@ -33,15 +33,13 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 }
 
 // suspend turns the actions that would start something into waits or blocked actions. The argument
-// by is the suspension in effect, nil for none; running are the copies with a running job, which
-// continues unless the action deletes.
-func suspend(actions []Action, by *schema.Suspension, running map[CopyRef]bool) []Action {
+// by is the suspension in effect, nil for none.
+func suspend(actions []Action, by *schema.Suspension) []Action {
 	if by == nil {
 		return actions
 	}
 	for i, a := range actions {
-		continues := !a.Idle() && !a.Op.Deletes() && running[a.CopyRef()]
-		if !continues && a.Op != Blocked {
+		if a.Op != Blocked {
 			actions[i] = a.suspendedBy(by)
 		}
 	}

@@ -66,11 +66,6 @@ func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
 	own, peers := t.state.ownSources(), t.state.peerSources()
 	switch {
 	case len(t.state.ready) == 0 && t.first != t.copy.Disk:
-		// A running sync continues while its source does not respond for a moment. A running
-		// download yields to a better disk.
-		if from, ok := t.interruptedSource(); ok {
-			return t.ix.withSource(NewAction(Sync, t.copy, t.reason, UnknownBytes), from)
-		}
 		return t.waitForFirstCopy()
 	case t.state.digestDeclared() && t.state.clonesLocally():
 		return t.planClone() // a local clone depends on no other node
@@ -120,20 +115,4 @@ func (t targetPlanner) waitForFirstCopy() Action {
 	}
 	reason := because(CodePeerUnreachable, "the first copy is created on %s, which does not respond: %s", t.first, peer.Problem)
 	return waitUntil(t.copy, reason, t.ix.giveUpAt(peer))
-}
-
-// interruptedSource returns the copy that a running sync reads while its node does not respond
-// for a moment. The bytes may still arrive; if not, the sync ends by its own timeouts.
-func (t targetPlanner) interruptedSource() (from CopyRef, ok bool) {
-	if !t.ix.observed.Syncing[t.copy] {
-		return CopyRef{}, false
-	}
-	for _, other := range t.ix.peerByName[t.copy.ID.Name] {
-		c, peer := t.ix.copyAt(other), t.ix.observed.Peers[other.Disk.Node]
-		unreachable := peer.Queried && !peer.Responds() && t.ix.giveUpAt(peer).After(t.ix.observed.Now)
-		if other.ID == t.copy.ID && c.State == disk.Ready && (unreachable || c.Leaving) {
-			return other, true
-		}
-	}
-	return CopyRef{}, false
 }

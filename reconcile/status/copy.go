@@ -46,7 +46,7 @@ type CopyStatus struct {
 	Unproven           bool           `json:"unproven,omitempty"`  // its node claims that it is ready, and sent other bytes or none
 	Published          *plan.Reason   `json:"published,omitempty"` // why its node does nothing for it now, as it published that
 	Running            bool           `json:"running,omitempty"`   // a job runs, here or on its node
-	Syncing            bool           `json:"syncing,omitempty"`   // the job is a sync to a disk of this node
+	Job                plan.Op        `json:"job,omitempty"`       // the operation of the job, if it runs on this node
 	BeingRead          bool           `json:"read,omitempty"`      // a running job reads it
 	Sends              int            `json:"sends,omitempty"`     // peers and clients that this node sends it to now
 	Sender             string         `json:"sender,omitempty"`    // the address of the peer that sends it to this node now
@@ -94,7 +94,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Signature: c.Signature,
 		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt,
-		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Syncing: b.view.Observed.Syncing[key], BeingRead: b.view.Observed.BeingRead[key],
+		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Job: b.view.Observed.Jobs[key].Action.Op, BeingRead: b.view.Observed.BeingRead[key],
 	}
 	if there {
 		s.Found = &Found{c.State, c.Message, c.PartBytes, c.PartTotal, c.PartSourceID, c.HasCfg, c.HasIndex, c.InUseRecorded, c.ClockNode, c.Declaration}

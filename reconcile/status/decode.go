@@ -23,7 +23,7 @@ func (s Status) observed() (plan.Observed, error) {
 	}
 	o := plan.Observed{
 		Now: s.Time, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Awaited: map[plan.CopyRef]time.Duration{},
-		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Syncing: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
+		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{}, CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
 	}
 	for _, p := range s.Peers {
 		o.Peers[p.Node] = p.toPeer(s)
@@ -121,8 +121,8 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true
 	}
-	if c.Syncing {
-		o.Syncing[key] = true
+	if c.Job != "" {
+		o.Jobs[key] = plan.NewJob(c.Job, key)
 	}
 	if c.BeingRead {
 		o.BeingRead[key] = true

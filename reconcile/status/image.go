@@ -119,7 +119,7 @@ const maxPassedOver = 100_000
 
 // declaration returns ImageStatus.Declaration of an image.
 func declaration(image schema.Image) string {
-	b, err := json.Marshal(plan.WithoutPolicy(image))
+	b, err := json.Marshal(plan.Basis(image))
 	if err != nil {
 		panic("status: encode a declaration: " + err.Error()) // impossible: it was decoded from text
 	}

@@ -141,7 +141,7 @@ func comparePeers(p, q plan.Peer) int {
 // Cluster returns what is known of the nodes that d declares, at the time of the newest status.
 func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 	c := &plan.Cluster{
-		Now: s.now(), Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{},
+		Now: s.now(), Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{},
 		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
 	}
 	for node := range d.Config.Nodes {
@@ -201,6 +201,12 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	for key := range s.observed.Running {
 		if to, ok := renamed[key.Disk]; ok {
 			c.Running[plan.CopyRef{Disk: to, ID: key.ID}] = true
+		}
+	}
+	for key, job := range s.observed.Jobs {
+		if to, ok := renamed[key.Disk]; ok {
+			job.Action.Disk = to.Disk
+			c.Jobs[job.Action.CopyRef()] = job
 		}
 	}
 	for key := range s.observed.BeingRead {

@@ -27,6 +27,7 @@ func violations(d plan.Desired, o plan.Observed, p plan.Plan) []string {
 	k.checkDeletions()
 	k.checkSuspensions()
 	k.checkGenerations()
+	k.checkJobs()
 	for _, image := range d.Config.Images {
 		k.checkImage(image)
 	}
@@ -51,7 +52,6 @@ func (k *checker) forbid(broken bool, format string, args ...any) {
 // checkActions checks each action separately.
 func (k *checker) checkActions() {
 	busy := map[plan.CopyRef]plan.Op{}
-	k.forbid(k.d.Allowed == schema.ObserveOnly && len(k.p.Actions) > 0, "an action in observe-only mode")
 	for _, a := range k.p.Actions {
 		k.forbid(a.Text == "" || a.Code == "", "no reason for %+v", a)
 		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait until a time that has passed: %+v", a)
@@ -61,6 +61,10 @@ func (k *checker) checkActions() {
 		key := a.CopyRef()
 		k.forbid(busy[key] != "", "%s and %s of %s at the same time", busy[key], a.Op, key)
 		busy[key] = a.Op
+		if k.goesOn(a) {
+			continue // it began under other conditions
+		}
+		k.forbid(k.d.Allowed == schema.ObserveOnly, "%s in observe-only mode", a.Op)
 		seen, known := k.o.Disks[key.Disk]
 		k.forbid(!known || seen.Problem != "" || key.Disk.Node != k.d.Node, "%s on a disk that this node cannot use: %s", a.Op, key)
 		c, there := seen.Copies[key.ID]
@@ -99,6 +103,36 @@ func (k *checker) checkActions() {
 	}
 }
 
+// goesOn reports whether an action is a running job of this node that creates, verifies or repairs a copy.
+func (k *checker) goesOn(a plan.Action) bool {
+	j, runs := k.o.Jobs[a.CopyRef()]
+	_, ends := k.p.Ends[a.CopyRef()]
+	return runs && !ends && j.Action.Op == a.Op && !a.Op.Deletes() && !a.VerifiesPeer()
+}
+
+// checkJobs checks that each running job of this node is in the plan or ends for a reason, and that no job ends if only
+// other nodes and other images are not as they were when it began.
+func (k *checker) checkJobs() {
+	for key, j := range k.o.Jobs {
+		planned := slices.ContainsFunc(k.p.Actions, func(a plan.Action) bool { return a.CopyRef() == key && a.Op == j.Action.Op })
+		why, ends := k.p.Ends[key]
+		k.forbid(!planned && !ends || ends && why == "", "%s of %s: planned %v, ends %v for %q", j.Action.Op, key, planned, ends, why)
+		image, declared := k.d.Config.Images[key.ID.Name]
+		seen := k.o.Disks[key.Disk]
+		wanted := declared && image.ID == key.ID && j.Action.Op.CreatesCopy() && seen.Problem == "" && !seen.ReadOnly &&
+			!image.Checksum.IsZero() && slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
+		alone := true
+		for ref, other := range k.o.Disks {
+			_, exists := other.Copies[key.ID]
+			alone = alone && (ref == key.Disk || !exists && !k.o.Running[plan.CopyRef{Disk: ref, ID: key.ID}])
+		}
+		if j.Action.Op == plan.Upload { // it ends if the bytes exist under another name
+			alone = alone && len(k.o.Disks) == 1
+		}
+		k.forbid(wanted && alone && ends, "%s of %s ends: %s", j.Action.Op, key, why)
+	}
+}
+
 // checkSuspensions checks the actions for suspended images. It also checks that a suspension only
 // removes actions from the plan, and adds none.
 func (k *checker) checkSuspensions() {
@@ -118,7 +152,7 @@ func (k *checker) checkSuspensions() {
 		}
 	}
 	for _, a := range k.p.Actions {
-		if a.Idle() {
+		if a.Idle() || k.goesOn(a) {
 			continue
 		}
 		key := a.CopyRef()
@@ -171,7 +205,7 @@ func (k *checker) checkTarget(a plan.Action) {
 	demanded = demanded && image.FollowReplicas && (c.State == "" || c.State == disk.Pending)
 	k.forbid(a.Demanded != demanded, "%s of %s: demanded %v, want %v", a.Op, key, a.Demanded, demanded)
 	k.forbid(!demanded && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
-	k.forbid(!demanded && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
+	k.forbid(!demanded && !k.o.Running[key] && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
 	k.forbid(!k.o.Running[key] && k.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s on a full disk: %s", a.Op, key)
 	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (plan.CopyRef{}) && k.o.Running[key]) {
 		return
@@ -361,31 +395,28 @@ func (k *checker) checkImage(image schema.Image) {
 		differs := k.o.Disks[key.Disk].Copies[key.ID].SHA512 != k.o.Disks[ready[0].Disk].Copies[ready[0].ID].SHA512
 		conflict = conflict || image.Checksum.IsZero() && differs
 	}
-	var created, continued, first, all int
+	var created, first, all int
 	var deleted []plan.CopyRef
 	for _, a := range k.p.Actions {
 		if a.Image != image.ID.Name {
 			continue
 		}
-		all++
+		if all++; k.goesOn(a) {
+			continue
+		}
 		switch a.Op {
 		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone:
 			created++
 			first++
 		case plan.Sync:
-			// A running sync continues while its source does not respond for a moment. No copy is known
-			// to be ready then, and several disks may sync.
-			if created++; k.o.Syncing[a.CopyRef()] {
-				continued++
-			}
+			created++
 		case plan.Cleanup, plan.Evict:
 			if !k.isOldPart(a.CopyRef()) { // an old partial file does not count as a copy
 				deleted = append(deleted, a.CopyRef())
 			}
 		}
 	}
-	k.forbid(first > 1 || len(ready) == 0 && created-continued > 1, "%d disks create the first copy of %s at the same time", created-continued, image.ID)
-	k.forbid(first > 0 && continued > 0, "a first copy of %s, which is synced at the same time", image.ID)
+	k.forbid(first > 1 || len(ready) == 0 && created > 1, "%d disks create the first copy of %s at the same time", created, image.ID)
 	k.forbid(first > 0 && len(ready) > 0, "a first copy of %s, which has ready copies", image.ID)
 	k.forbid(conflict && created+len(deleted) > 0, "copies of %s are created or deleted although its ready copies differ", image.ID)
 	k.forbid(created > 0 && len(ready) > 0 && k.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)

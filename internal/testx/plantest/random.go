@@ -1,12 +1,14 @@
 package plantest
 
 import (
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -96,7 +98,34 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 		}
 	}
 	r.suspend(&d.Config, now)
+	o.Jobs = r.jobs(d, o)
 	return d, o
+}
+
+// jobs returns jobs for most of the running copies of node1.
+func (r generator) jobs(d plan.Desired, o plan.Observed) map[plan.CopyRef]plan.Job {
+	jobs := map[plan.CopyRef]plan.Job{}
+	for _, key := range slices.SortedFunc(maps.Keys(o.Running), func(a, b plan.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
+		image, declared := d.Config.Images[key.ID.Name]
+		op := plan.Cleanup
+		if declared {
+			op = pick(r, plan.Sync, plan.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume")))
+		}
+		switch c := o.Disks[key.Disk].Copies[key.ID]; {
+		case key.Disk.Node != d.Node || r.oneIn(4):
+			continue
+		case declared && (c.State == disk.Ready || c.State == disk.Unknown):
+			op = pick(r, plan.Verify, plan.Verify, plan.Backup, plan.Cleanup)
+		case declared && c.State == disk.Failed:
+			op = pick(r, op, plan.Repair)
+		}
+		a := plan.NewAction(op, key, plan.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
+		if op.ReadsCopies() {
+			a.SourceDigest = Digest(disk.SHA512, pick(r, "a", "a", "b"))
+		}
+		jobs[key] = plan.Job{Action: a, Image: image}
+	}
+	return jobs
 }
 
 // suspend suspends some or all images: without an end, until a later time, or until a time that has
@@ -335,7 +364,7 @@ func Describe(d plan.Desired, o plan.Observed, planned plan.Plan) string {
 	}
 	b, err := json.MarshalIndent(map[string]any{
 		"config": d.Config, "invalid": d.Invalid, "allowed": d.Allowed.String(), "now": o.Now,
-		"running": fmt.Sprint(o.Running), "copies": copies, "failures": failures, "plan": planned,
+		"running": fmt.Sprint(o.Running), "jobs": fmt.Sprint(o.Jobs), "ends": fmt.Sprint(planned.Ends), "copies": copies, "failures": failures, "plan": planned,
 	}, "", " ")
 	if err != nil {
 		panic(err)

@@ -1,0 +1,192 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"reflect"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Job is a running job of this node.
+type Job struct {
+	Action Action
+	// Image is the declaration with which the job began; zero: none, or it is not known.
+	Image schema.Image
+}
+
+// NewJob returns a job of which only the operation is known.
+func NewJob(op Op, ref CopyRef) Job {
+	return Job{Action: NewAction(op, ref, Reason{CodeNoCopy, "a job runs"}, UnknownBytes)}
+}
+
+// Basis returns the part of a declaration that decides which bytes an image has, and how they are obtained. A failure
+// under one declaration says nothing about another one with a different basis.
+func Basis(image schema.Image) schema.Image {
+	return schema.Image{ID: image.ID, Source: image.Source, Checksum: image.Checksum, Format: image.Format, Verify: image.Verify}
+}
+
+// SameDeclaration reports whether what an operation has found under one of two declarations holds under the other one.
+func (op Op) SameDeclaration(a, b schema.Image) bool {
+	return reflect.DeepEqual(Basis(a), Basis(b)) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
+}
+
+// fits reports whether the job does what the declaration demands. Limits do not matter, nor do addresses that were
+// added: the next job uses them.
+func (j Job) fits(image schema.Image) bool {
+	was, now := Basis(j.Image), Basis(image)
+	switch ref := j.Action.CopyRef(); {
+	case j.Image.ID.Name == "": // not known
+		return !j.Action.Op.CreatesCopy() || ref.ID == image.ID
+	case j.Action.Op == Backup:
+		a, b := j.Image.Backup, image.Backup
+		return b != nil && was.ID == now.ID && a.Target == b.Target && a.Credentials == b.Credentials
+	case j.Action.Op == Adopt || j.Action.Op == Verify:
+		return ref.ID != now.ID || was.Checksum == now.Checksum && was.Format == now.Format
+	}
+	if a, b := was.Source.Download, now.Source.Download; a != nil && b != nil {
+		declared := append([]string{b.URL}, b.Mirrors...)
+		if !slices.ContainsFunc(append([]string{a.URL}, a.Mirrors...), func(url string) bool { return !slices.Contains(declared, url) }) {
+			same := *b
+			same.URL, same.Mirrors = a.URL, a.Mirrors
+			now.Source.Download = &same
+		}
+	}
+	if a, b := was.Source.Restore, now.Source.Restore; a != nil && b != nil {
+		same := *b
+		same.ConcurrentLimit = a.ConcurrentLimit
+		now.Source.Restore = &same
+	}
+	return reflect.DeepEqual(was, now)
+}
+
+// withRunning returns the actions with the running jobs in place of what would begin on their copies now, and records why
+// jobs end.
+//
+// A job began under a valid plan, and an end has a price: an upstream may be read again from its first byte. So a job
+// goes on although no plan would begin it now, as while a new node has not responded yet, unless one of the reasons in
+// whyEnd holds (R5).
+func (ix *index) withRunning(actions []Action) []Action {
+	jobs := ix.observed.Jobs
+	planned, goesOn := map[CopyRef]Action{}, map[CopyRef]bool{}
+	for _, a := range actions {
+		ref := a.CopyRef()
+		if last, found := planned[ref]; len(jobs) > 0 && (!found || last.Idle()) {
+			planned[ref] = a
+		}
+	}
+	for ref, j := range jobs {
+		next, found := planned[ref]
+		if !found {
+			next = wait(ref, Reason{CodeDesired, "the copy stays"})
+		}
+		if !ix.desired.Owns(ref.Disk) {
+			continue
+		}
+		if why := ix.whyEnd(j, next); why != "" {
+			ix.ends[ref] = why
+		} else {
+			goesOn[ref] = next.Op != j.Action.Op
+		}
+	}
+	actions = slices.DeleteFunc(actions, func(a Action) bool {
+		return goesOn[a.CopyRef()] && (!a.Idle() || jobs[a.CopyRef()].Action.Op.CreatesCopy())
+	})
+	for ref, so := range goesOn {
+		if so {
+			actions = append(actions, jobs[ref].Action)
+		}
+	}
+	return actions
+}
+
+// whyEnd returns why a job must end, "" if it goes on: its result would be wrong, nobody wants it, or it is impossible.
+// next is what is planned for the copy without the job. The list is complete and ordered. Besides, a job ends by itself,
+// and all jobs end with the process.
+func (ix *index) whyEnd(j Job, next Action) string {
+	a, d := j.Action, ix.desired
+	ref, seen := a.CopyRef(), ix.observed.Disks[a.CopyRef().Disk]
+	image, declared := d.Config.Images[a.Image]
+	var p imagePlanner
+	if declared && d.Allowed != schema.ObserveOnly {
+		p = newImagePlanner(ix, image)
+	}
+	switch {
+	case (a.Op.Deletes() || a.VerifiesPeer()) && next.Op == a.Op:
+	case a.Op.Deletes() || a.VerifiesPeer(): // a deletion is confirmed for its own reason only
+		return "the deletion is not planned any more: " + next.Text
+	case next.Op.Deletes():
+		return "the copy is to be deleted: " + next.Text
+	case seen.Problem != "":
+		return "the disk cannot be used: " + seen.Problem
+	case seen.ReadOnly && (a.Op.CreatesCopy() || a.Op == Repair):
+		return readOnlyText
+	case d.IsRemoved(a.Image):
+		return "the image is not declared any more"
+	case p.state == nil: // the removal is not confirmed, or this node only observes
+	case !j.fits(image):
+		return "the declaration changed"
+	case a.Scrub && (d.Verify[ref] || d.Config.Settings.ScrubInterval == 0):
+		return "a verification at full rate is requested, or scrubInterval is 0"
+	case (a.Op.CreatesCopy() || a.Op == Backup) && !p.conflict().IsZero():
+		return p.conflict().Text
+	case p.wrongBytes(a, next):
+		return "copies exist from which it may differ"
+	case a.Op.CreatesCopy():
+		return p.unwanted(a)
+	}
+	return ""
+}
+
+// wrongBytes reports whether the bytes that a job creates may be wrong by now, or need not be sent.
+func (p imagePlanner) wrongBytes(a, next Action) bool {
+	s, ref := p.state, a.CopyRef()
+	exists := len(s.ready) > 0 || !next.Idle() && !next.Op.IsFirstCopy()
+	switch {
+	case a.Op == Upload && exists: // a client need not send what exists
+		return true
+	case s.digestDeclared() || !a.Op.CreatesCopy() && a.Op != Repair:
+		return false
+	case a.Op.IsFirstCopy() && exists:
+		return true
+	case a.Op.ReadsCopies() && s.otherBytesReady(Copy{Copy: disk.Copy{SHA512: a.SourceDigest}}):
+		return a.Op == Sync || p.ix.copyAt(ref).UsedBy == "" // as isRepairable
+	}
+	pinned := targetPlanner{ix: p.ix, state: s, copy: ref}.pinnedDigest().Digest
+	if target := cmp.Or(next.targetDigest(), pinned); a.Op != Repair && !target.IsZero() && a.targetDigest() != target {
+		return true
+	}
+	clone := s.image.Source.Clone
+	if clone == nil || len(s.ready) > 0 {
+		return false
+	}
+	source, declared := p.ix.desired.Config.Images[clone.BackingImage]
+	return !s.cloneConflict().IsZero() || declared && a.From.ID.Name == source.ID.Name && a.From.ID != source.ID
+}
+
+// unwanted returns why no copy is wanted on the disk of a job that creates one, "" if it is.
+func (p imagePlanner) unwanted(a Action) string {
+	s, pl, on := p.state, p.placement, a.CopyRef().Disk
+	if reason := s.lacksVerify(); a.Op.IsFirstCopy() && !reason.IsZero() {
+		return reason.Text
+	}
+	if len(pl.targets) > 0 {
+		if first := pl.targets[0]; a.Op.IsFirstCopy() && len(s.ready) == 0 && first != on && stageOf(s, s.on(first)) == running {
+			return fmt.Sprintf("the first copy is created on %s", first)
+		}
+	}
+	_, demanded := s.demandOn(on)
+	isReady := func(ref schema.DiskRef) bool { return slices.Contains(s.ready, s.on(ref)) }
+	switch {
+	case pl.isTarget(on) || demanded:
+	case p.ix.desired.evicting(on):
+		return "eviction of the disk is requested"
+	case !s.isEligible(on) && pl.ranked.len() > 0:
+		return "the disk does not match the selectors"
+	case len(pl.targets) > 0 && !slices.ContainsFunc(pl.targets, func(ref schema.DiskRef) bool { return !isReady(ref) }):
+		return "the image is ready on all desired disks"
+	}
+	return ""
+}
