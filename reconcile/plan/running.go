@@ -133,7 +133,7 @@ func (ix *index) whyEnd(j Job, next Action) string {
 	case (a.Op.CreatesCopy() || a.Op == Backup) && !p.conflict().IsZero():
 		return p.conflict().Text
 	case p.wrongBytes(a, next):
-		return "copies exist from which it may differ"
+		return "its bytes may differ from those of other copies, or exist already"
 	case a.Op.CreatesCopy():
 		return p.unwanted(a)
 	}

@@ -178,7 +178,7 @@ func (m *node) round() {
 	m.failedJobs = map[plan.CopyRef]bool{}
 	v := m.loop.View()
 	m.desired, m.observed, m.plan, m.rounds = v.Desired, v.Observed, v.Plan, v.Rounds
-	if m.rounds%checkEvery == 0 {
+	if m.rounds%checkEvery == 0 || len(m.plan.Ends) > 0 {
 		plantest.CheckPlan(planErrors{c: m.c, node: m.name}, m.desired, m.observed, m.plan)
 	}
 	m.checkObservedDisks()

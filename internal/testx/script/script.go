@@ -220,7 +220,7 @@ func buildPlain(pkg, dir string) (string, error) {
 	if err := os.Mkdir(filepath.Join(dir, "mixed"), 0o755); err != nil {
 		return "", err
 	}
-	text := "#!/bin/sh\ncase $1 in daemon | upload) exec \"$RACED\" \"$@\" ;; esac\nexec " + filepath.Join(dir, Program) + " \"$@\"\n"
+	text := "#!/bin/sh\ncase \"$1 $2\" in \"daemon \"* | \"backing-image upload\") exec \"$RACED\" \"$@\" ;; esac\nexec " + filepath.Join(dir, Program) + " \"$@\"\n"
 	return dir, os.WriteFile(filepath.Join(dir, "mixed", Program), []byte(text), 0o755)
 }
 
