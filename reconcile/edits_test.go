@@ -301,7 +301,8 @@ func (e *editRig) edit() {
 	case 7:
 		toggle(e.others, one("macaw", "kea", "lory"), "{source: {upload: {}}, minNumberOfCopies: 2}")
 	case 8:
-		e.settings[one("concurrentReplenishPerNodeLimit", "cleanupWaitInterval", "recoveryWaitInterval", "scrubInterval")] = fmt.Sprint(e.IntN(4) * 60)
+		e.settings[one("concurrentReplenishPerNodeLimit", "cleanupWaitInterval", "recoveryWaitInterval")] = fmt.Sprint(e.IntN(4) * 60)
+		toggle(e.settings, "scrubInterval", "720h")
 	}
 }
 

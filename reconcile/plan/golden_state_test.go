@@ -279,9 +279,11 @@ func (s *goldenState) running(words []string) {
 	if key.Disk.Node != s.node {
 		return
 	}
-	image := s.config.Images[key.ID.Name]
-	op := plan.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume"))
-	j := plan.Job{Image: image}
+	image, declared := s.config.Images[key.ID.Name]
+	j, op := plan.Job{Image: image}, plan.Op("")
+	if declared {
+		op = plan.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume"))
+	}
 	for _, w := range words[2:] {
 		switch name, value := option(w); name {
 		case "op":
