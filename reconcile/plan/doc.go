@@ -26,6 +26,7 @@
 //	for each owned copy of another image:     orphans.go    orphanPlanner: S6
 //	one scrub                                 imageplan.go
 //	suspensions                               suspend.go
+//	running jobs go on, or end for a reason   running.go  R5
 //
 // Data flows in this order. An imageState only answers queries about what was observed; a
 // placement is computed from it and does not change; the planners read both and return actions.

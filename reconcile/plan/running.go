@@ -70,34 +70,31 @@ func (j Job) fits(image schema.Image) bool {
 // whyEnd holds (R5).
 func (ix *index) withRunning(actions []Action) []Action {
 	jobs := ix.observed.Jobs
-	planned, goesOn := map[CopyRef]Action{}, map[CopyRef]bool{}
+	planned, goesOn := map[CopyRef]Action{}, map[CopyRef]Job{}
+	for ref := range jobs {
+		planned[ref] = wait(ref, Reason{CodeDesired, "the copy stays"})
+	}
 	for _, a := range actions {
-		ref := a.CopyRef()
-		if last, found := planned[ref]; len(jobs) > 0 && (!found || last.Idle()) {
-			planned[ref] = a
+		if last, runs := planned[a.CopyRef()]; runs && last.Idle() {
+			planned[a.CopyRef()] = a
 		}
 	}
-	for ref, j := range jobs {
-		next, found := planned[ref]
-		if !found {
-			next = wait(ref, Reason{CodeDesired, "the copy stays"})
-		}
+	for ref, next := range planned {
 		if !ix.desired.Owns(ref.Disk) {
 			continue
 		}
-		if why := ix.whyEnd(j, next); why != "" {
+		if why := ix.whyEnd(jobs[ref], next); why != "" {
 			ix.ends[ref] = why
-		} else {
-			goesOn[ref] = next.Op != j.Action.Op
+		} else if next.Op != jobs[ref].Action.Op {
+			goesOn[ref] = jobs[ref]
 		}
 	}
 	actions = slices.DeleteFunc(actions, func(a Action) bool {
-		return goesOn[a.CopyRef()] && (!a.Idle() || jobs[a.CopyRef()].Action.Op.CreatesCopy())
+		j, replaced := goesOn[a.CopyRef()]
+		return replaced && (!a.Idle() || j.Action.Op.CreatesCopy())
 	})
-	for ref, so := range goesOn {
-		if so {
-			actions = append(actions, jobs[ref].Action)
-		}
+	for _, j := range goesOn {
+		actions = append(actions, j.Action)
 	}
 	return actions
 }

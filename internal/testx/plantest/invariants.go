@@ -3,6 +3,7 @@ package plantest
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -119,7 +120,7 @@ func (k *checker) checkJobs() {
 		k.forbid(!planned && !ends || ends && why == "", "%s of %s: planned %v, ends %v for %q", j.Action.Op, key, planned, ends, why)
 		image, declared := k.d.Config.Images[key.ID.Name]
 		seen := k.o.Disks[key.Disk]
-		wanted := declared && image.ID == key.ID && j.Action.Op.CreatesCopy() && seen.Problem == "" && !seen.ReadOnly &&
+		wanted := declared && image.ID == key.ID && reflect.DeepEqual(plan.Basis(j.Image), plan.Basis(image)) && j.Action.Op.CreatesCopy() && seen.Problem == "" && !seen.ReadOnly &&
 			!image.Checksum.IsZero() && slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
 		alone := true
 		for ref, other := range k.o.Disks {
