@@ -21,16 +21,19 @@
 //     memory: at most 4 MiB. Other bodies are appended while they are received.
 //  5. A request whose body stalls is aborted, and its received bytes are kept. A stall delays
 //     only this image.
-//  6. A wrong checksum, a wrong format, a lack of space, or more bytes than announced end the
-//     upload and discard its bytes. A termination by the client, and 24 hours without a byte,
-//     have the same effect.
+//  6. A wrong checksum, a wrong format or a lack of space end the upload and discard its bytes. A
+//     termination by the client, and 24 hours without a byte, have the same effect.
+//  7. A request with more bytes than are missing does not complete the image. The upload stays.
 //
 // # Extensions of tus
 //
 // A client need not send zeros: a PATCH request without a body and with the header Upload-Zeros: N
-// appends N zeros. GET /v1/uploads lists the uploads in progress. GET of one upload returns its
-// state, for a while even after it has ended. Upload-Metadata must contain the name of the image
-// under the key name, and may contain its digest under sha512, sha256 or checksum.
+// appends N zeros. A browser repeats a request by itself when a connection that it has used before
+// breaks before the response. Therefore a PATCH request with the header Upload-Overlap: 1 may begin
+// before the offset: the bytes that the upload has already are skipped. GET /v1/uploads lists the
+// uploads in progress. GET of one upload returns its state, for a while even after it has ended.
+// Upload-Metadata must contain the name of the image under the key name, and may contain its digest
+// under sha512, sha256 or checksum.
 //
 // # Reading order
 //

@@ -339,7 +339,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	if hasEncoding(r) {
 		return errEncoded
 	}
-	d := &delivery{length: r.ContentLength, total: -1}
+	d := &delivery{length: r.ContentLength, total: -1, repeat: r.Header.Get("Upload-Overlap") != ""}
 	var err error
 	if d.from, err = parseCount("Upload-Offset", r.Header.Get("Upload-Offset")); err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)
@@ -358,10 +358,11 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 		}
 	}
 	now, past := s.sessions.find(id)
+	end := d.from + max(d.length, d.zeros)
 	switch {
 	case past != nil && past.err != nil:
 		return responseError(past.err)
-	case past != nil && d.from == past.Offset && r.ContentLength == 0 && d.zeros == 0: // the client repeats a request because it did not receive the response
+	case past != nil && end == past.Offset && (d.from == end || d.repeat && d.from < end): // the client repeats a request because it did not receive the response
 		setOffsetHeaders(w.Header(), *past)
 		w.WriteHeader(http.StatusNoContent)
 		return nil

@@ -175,7 +175,6 @@ func TestInvalidImageEndsUpload(t *testing.T) {
 		"checksum mismatch": {named + ",sha512 " + base64.StdEncoding.EncodeToString([]byte(hex.EncodeToString(sum[:]))), bytes.NewReader(make([]byte, 1024))},
 		"web page":          {named, bytes.NewReader(web)},
 		"version 9":         {named, bytes.NewReader(qcow)},
-		"more bytes were received than announced": {named, io.MultiReader(bytes.NewReader(make([]byte, 1025)))}, // of unknown length
 	} {
 		t.Run(words, func(t *testing.T) {
 			r := newFixture(t)
@@ -189,6 +188,60 @@ func TestInvalidImageEndsUpload(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A request with more bytes than are missing does not complete the image, whether its length is known or not.
+func TestTooLongRequestKeepsTheUpload(t *testing.T) {
+	r := newFixture(t)
+	want := testImage(5, 1<<20+1024)
+	longer := append(bytes.Clone(want), "more"...)
+	at := r.create(fmt.Sprint(len(want)))
+	r.patch(at, "0", longer).want(t, 413, "are missing")
+	if a := r.request("HEAD", at, nil); a.header.Get("Upload-Offset") != "0" {
+		t.Errorf("the response to HEAD has %v", a.header)
+	}
+	a := r.request("PATCH", at, io.MultiReader(bytes.NewReader(longer)), "Content-Type: "+bodyType, "Upload-Offset: 0") // of unknown length
+	a.want(t, 413, "are missing")
+	last := len(want) - 1
+	if a := r.request("HEAD", at, nil); a.header.Get("Upload-Offset") != fmt.Sprint(last) {
+		t.Errorf("the response to HEAD has %v", a.header)
+	}
+	r.patch(at, fmt.Sprint(last), want[last:]).want(t, 204, "")
+	r.wantImage(want)
+}
+
+// A browser repeats a request by itself. The daemon may have received some of its bytes, or all.
+func TestRepeatedRequestContinuesTheUpload(t *testing.T) {
+	r := newFixture(t)
+	want := append(append(testImage(6, 2<<20), make([]byte, 1<<20)...), "the end"...)
+	want = append(want, make([]byte, 512-len(want)%512)...)
+	at := r.create(fmt.Sprint(len(want)))
+	repeat := func(from, to int, headers ...string) response {
+		return r.patch(at, fmt.Sprint(from), want[from:to], append(headers, "Upload-Overlap: 1")...)
+	}
+	appended := func(a response, offset int) {
+		t.Helper()
+		a.want(t, 204, "")
+		if got := a.header.Get("Upload-Offset"); got != fmt.Sprint(offset) {
+			t.Errorf("the offset is %s, want %d", got, offset)
+		}
+	}
+	appended(repeat(0, 1000), 1000)
+	r.patch(at, "0", want[:2000]).want(t, 409, "the upload has 1000 bytes")
+	repeat(0, 999).want(t, 409, "the upload has 1000 bytes") // not even all of what it has
+	repeat(1001, 2000).want(t, 409, "the upload has 1000 bytes")
+	appended(repeat(0, 1000), 1000)
+	sum := sha1.Sum(want[500:3000])
+	appended(repeat(500, 3000, "Upload-Checksum: sha1 "+base64.StdEncoding.EncodeToString(sum[:])), 3000)
+	appended(repeat(0, 2<<20), 2<<20)
+	for _, zeros := range []int{1000, 1 << 20, 1 << 20} {
+		appended(r.patch(at, fmt.Sprint(2<<20), nil, fmt.Sprint("Upload-Zeros: ", zeros), "Upload-Overlap: 1"), 2<<20+zeros)
+	}
+	for range 2 { // the image is ready before the second one
+		appended(repeat(3<<20, len(want)), len(want))
+	}
+	r.patch(at, fmt.Sprint(3<<20), want[3<<20:]).want(t, 409, "the image is ready")
+	r.wantImage(want)
 }
 
 // Zeros cost the client and the disk nothing, but the daemon hashes each of them.

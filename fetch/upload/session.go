@@ -1,6 +1,7 @@
 package upload
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -83,6 +84,8 @@ type delivery struct {
 	total  int64     // of the image; -1: not given
 	body   io.Reader // nil: no body
 	zeros  int64
+	repeat bool  // the client may have sent the first bytes before
+	skip   int64 // number of bytes that the upload has already
 
 	done chan error
 }
@@ -302,7 +305,11 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 		}
 		size = d.total
 	}
-	switch more := max(d.length, d.zeros); {
+	more := max(d.length, d.zeros)
+	if had := offset - d.from; d.repeat && had > 0 && had <= more {
+		d.from, d.skip, d.zeros, more = offset, had, max(0, d.zeros-had), more-had
+	}
+	switch {
 	case d.from != offset:
 		return httperror.New(http.StatusConflict, "the upload has %d bytes, but the request begins at %d", offset, d.from)
 	case size < 0 && more > maxDeferred-offset:
@@ -358,31 +365,37 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 	if d.body == nil {
 		return nil, nil
 	}
-	counted := fetch.CountReader(d.ctx, fetch.RateLimitReader(d.ctx, d.body, s.pace), &progress.Done, &progress.UpstreamBytes)
-	body := &fetch.ErrorRecorder{R: counted}
+	sent := fetch.RateLimitReader(d.ctx, d.body, s.pace)
+	_, err = io.CopyN(io.Discard, sent, d.skip)
+	body := &fetch.ErrorRecorder{R: fetch.CountReader(d.ctx, sent, &progress.Done, &progress.UpstreamBytes), Err: err}
 	limit := int64(1<<63 - 1)
 	s.mu.Lock()
 	if s.size >= 0 {
 		limit = s.size - part.Offset()
 	}
 	s.mu.Unlock()
-	_, err = part.ReadFrom(io.LimitReader(body, limit))
+	// The last byte is appended only after the end of the body: the beginning of a larger file must not
+	// become an image.
+	_, err = part.ReadFrom(io.LimitReader(body, limit-1))
+	var last [2]byte
+	n := 0
+	if err == nil && body.Err == nil {
+		n, _ = io.ReadFull(body, last[:]) // body has the error
+	}
 	if body.Err != nil {
 		if cause := context.Cause(d.ctx); cause != nil {
 			return cause, nil
 		}
 		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke"), nil
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case n == len(last):
+		return httperror.New(http.StatusRequestEntityTooLarge, "the request has more bytes than are missing: the last missing byte was not appended"), nil
 	}
-	if s.isComplete(part) {
-		var one [1]byte
-		if n, _ := io.ReadFull(d.body, one[:]); n > 0 {
-			return nil, &fetch.Error{Class: fetch.BadSource, Err: errors.New("more bytes were received than announced")}
-		}
-	}
-	return nil, nil
+	_, err = part.ReadFrom(bytes.NewReader(last[:n]))
+	return nil, err
 }
 
 // appendZeros appends zeros: holes for whole chunks, and bytes for the rest.

@@ -187,9 +187,10 @@ document.addEventListener("click", async (event) => {
 });
 
 // Uploads use tus 1.0. The daemon knows how much it has, so that an upload continues after a pause, a cut or a restart of
-// either side when the same file is chosen again.
+// either side when the same file is chosen again. A cut costs one piece at most. A browser sends the piece again by itself if it has
+// used the connection before: then the daemon skips what it has.
 
-const pieceSize = 2 << 20; // a cut costs one piece at most
+const pieceSize = 2 << 20;
 let uploading = null; // stops the upload that runs
 let drawn = null; // what is shown of the last upload: its share and a text
 
@@ -209,26 +210,29 @@ async function tus(method, path, headers, content, signal) {
   const response = await request(method, path, { headers: { "Tus-Resumable": "1.0.0", ...headers }, body: content, signal });
   if (response.ok) return response;
   const again = [409, 423, 429, 500, 502, 503, 504].includes(response.status) || (response.status === 404 && method !== "POST");
-  const message = method === "HEAD" ? "status " + response.status : await messageOf(response);
-  throw again ? new Error(message) : new UploadError(message);
+  const message = await messageOf(method === "HEAD" ? await request("GET", path) : response);
+  throw Object.assign(again ? new Error(message) : new UploadError(message), { status: response.status });
 }
 
-// find returns the path and the offset of the upload of a file, which it begins if there is none.
-async function find(image, file, signal) {
+// find returns the path and the offset of the upload of a file, which it begins if there is none. last is the path of an upload that
+// may have ended.
+async function find(image, file, last, signal) {
   const fingerprint = ["page", file.name, file.size, file.lastModified].join(" ");
-  const all = await (await tus("GET", "/v1/uploads", {}, undefined, signal)).json();
-  const known = all.find((u) => u.image === image);
+  const all = async () => (await tus("GET", "/v1/uploads", {}, undefined, signal)).json();
+  const known = (await all()).find((u) => u.image === image);
   if (known && (known.fingerprint !== fingerprint || known.length !== file.size)) {
     throw new UploadError("Another file is being uploaded for this image.");
   }
-  let id = known?.id;
-  if (!id) {
+  let path = known ? "/v1/uploads/" + known.id : last;
+  if (!path) {
     const metadata = "name " + base64(image) + ",fingerprint " + base64(fingerprint);
-    const created = await tus("POST", "/v1/uploads", { "Upload-Length": file.size, "Upload-Metadata": metadata }, undefined, signal);
-    id = created.headers.get("Location").split("/").pop();
+    const created = await tus("POST", "/v1/uploads", { "Upload-Length": file.size, "Upload-Metadata": metadata }, undefined, signal).catch(async (e) => {
+      throw e.status === 409 && !(await all()).some((u) => u.image === image) ? new UploadError(e.message) : e; // such as: it is ready
+    });
+    path = "/v1/uploads/" + created.headers.get("Location").split("/").pop();
   }
-  const head = await tus("HEAD", "/v1/uploads/" + id, {}, undefined, signal);
-  return { path: "/v1/uploads/" + id, offset: Number(head.headers.get("Upload-Offset")) };
+  const head = await tus("HEAD", path, {}, undefined, signal);
+  return { path, offset: Number(head.headers.get("Upload-Offset")) };
 }
 
 // send sends a file from an offset on. It returns when the daemon has accepted the whole file.
@@ -238,7 +242,8 @@ async function send(to, file, progress, signal) {
     let zeros = 0;
     let piece = null;
     while (offset + zeros < file.size) {
-      const bytes = await file.slice(offset + zeros, offset + zeros + pieceSize).arrayBuffer();
+      const from = offset + zeros;
+      const bytes = await file.slice(from, (Math.floor(from / pieceSize) + 1) * pieceSize).arrayBuffer();
       if (!isZero(bytes)) {
         piece = bytes;
         break;
@@ -246,7 +251,7 @@ async function send(to, file, progress, signal) {
       zeros += bytes.byteLength;
       if (zeros >= 128 * pieceSize) break;
     }
-    const headers = { "Upload-Offset": offset, "Content-Type": "application/offset+octet-stream" };
+    const headers = { "Upload-Offset": offset, "Upload-Overlap": 1, "Content-Type": "application/offset+octet-stream" };
     const response = zeros
       ? await tus("PATCH", path, { ...headers, "Upload-Zeros": zeros }, undefined, signal)
       : await tus("PATCH", path, headers, piece, signal);
@@ -280,14 +285,16 @@ async function upload(image, file) {
   say("Uploading " + file.name + ".");
   let end;
   try {
-    for (let failures = 0; ; ) {
+    for (let failures = 0, last = null; ; ) {
       try {
-        const to = await find(image, file, stop.signal);
+        const to = await find(image, file, last, stop.signal);
+        last = to.path;
         let before = to.offset;
         await send(to, file, (sent) => (sent > before && (failures = 0), (before = sent), progress(sent)), stop.signal);
         break;
       } catch (e) {
         if (e instanceof UploadError || stop.signal.aborted) throw e;
+        if (e.status === 404) last = null; // the daemon has forgotten it
         failures++;
         show("interrupted: " + e.message + "; trying again");
         await sleep(Math.min(10000, 250 * 2 ** failures), stop.signal);
