@@ -5,12 +5,11 @@ import (
 	"io"
 	"net/http"
 	"runtime"
-	"runtime/metrics"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/heap"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -71,25 +70,24 @@ func floods() []flood {
 	}
 }
 
-// A peer answers every poll with another flood. The poller never takes more than 64 MiB for it, two
-// states and the garbage of their decoding included, and polls the other nodes meanwhile.
+// A peer answers every poll with another flood. The poller never holds more than 32 MiB for it, two
+// states and what their decoding needs included, and polls the other nodes meanwhile.
 func TestPollerBoundsTheMemoryForAPeer(t *testing.T) {
 	race.Skip(t)
-	const allowed = 64 << 20
+	const allowed = 32 << 20
 	for _, f := range floods() {
 		t.Run(f.name, func(t *testing.T) {
 			var served atomic.Int64
-			var watch heapWatch
 			flooded := make(chan struct{})
 			at := startFakePeer(t, func(w http.ResponseWriter, _ *http.Request) {
 				n := served.Add(1)
 				w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n))
-				f.write(io.MultiWriter(w, &watch))
+				f.write(w)
 				if n == 2 {
 					close(flooded)
 				}
 			})
-			watch.begin()
+			grown := heap.Watch(t)
 			p := NewPoller(newClient(t))
 			p.config.idleFactor, p.config.firstRetry = 0, 0 // without pauses
 			p.SetPeers(t.Context(), map[string]Target{"node1": {URL: at.URL, Scope: Scope{
@@ -97,38 +95,12 @@ func TestPollerBoundsTheMemoryForAPeer(t *testing.T) {
 			}}})
 			<-flooded
 			p.Close()
-			if grown := watch.peak.Load() - watch.base; grown > allowed {
-				t.Errorf("the heap grew by %d MiB", grown>>20)
+			if grown := grown(); grown > allowed {
+				t.Errorf("%d MiB were in use", grown>>20)
 			} else {
-				t.Logf("the heap grew by %d KiB", grown>>10)
+				t.Logf("%d KiB were in use", grown>>10)
 			}
 			runtime.KeepAlive(p)
 		})
 	}
-}
-
-// heapWatch is a writer that notes the largest size of the heap at each write.
-type heapWatch struct {
-	base int64
-	peak atomic.Int64
-	mu   sync.Mutex
-}
-
-func (h *heapWatch) begin() {
-	runtime.GC()
-	runtime.GC() // frees what finalizers released
-	h.base = heapSize()
-}
-
-func (h *heapWatch) Write(p []byte) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.peak.Store(max(h.peak.Load(), heapSize()))
-	return len(p), nil
-}
-
-func heapSize() int64 {
-	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
-	metrics.Read(sample)
-	return int64(sample[0].Value.Uint64())
 }
