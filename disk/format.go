@@ -94,7 +94,7 @@ type Info struct {
 // for direct I/O.
 func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
 	if size == 0 {
-		return Info{}, checkSize(size)
+		return Info{}, CheckSize(size)
 	}
 	s := inspection{r, size}
 	head, err := s.read(0, min(filetype.HeadSize, size))
@@ -105,7 +105,7 @@ func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
 	// 512".
 	format, err := detect(head, declared)
 	if err == nil {
-		err = checkSize(size)
+		err = CheckSize(size)
 	}
 	switch {
 	case err != nil:
@@ -144,9 +144,9 @@ func inspectHead(head []byte, declared Format) error {
 // whole number of sectors.
 const unknownSize = math.MaxInt64 &^ (sector - 1)
 
-// checkSize returns an error for sizes that an image cannot have. Longhorn reads and writes whole
+// CheckSize returns a *FormatError for sizes that an image cannot have. Longhorn reads and writes whole
 // sectors, and never finishes an image that ends within a sector.
-func checkSize(size int64) error {
+func CheckSize(size int64) error {
 	switch {
 	case size == 0:
 		return refuse("check what the address serves, or what was uploaded", "the file is empty")

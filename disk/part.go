@@ -412,7 +412,7 @@ func (p *Part) flush() error {
 			return err
 		}
 		if size := p.Source().Size; size >= 0 {
-			if err := checkSize(size); err != nil {
+			if err := CheckSize(size); err != nil {
 				return err
 			}
 		}

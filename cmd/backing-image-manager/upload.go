@@ -164,6 +164,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	err = client.Send(ctx, request, p)
 	stop()
 	refused, isRefused := errors.AsType[*httperror.Error](err)
+	_, isUnreadable := errors.AsType[*upload.ContentError](err)
 	switch {
 	case isRefused:
 		err = daemon.Refused(refused)
@@ -179,6 +180,8 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 		return u.checkLost(ctx, request.Content, fmt.Errorf("upload to %s: %w", daemon.Address(), err))
 	case err != nil && ctx.Err() != nil:
 		return stoppedError(request.Content, "the daemon keeps the data for a day")
+	case isUnreadable:
+		return err
 	case err != nil && p.Done.Load() == 0:
 		return daemon.Unreachable(err)
 	case err != nil:

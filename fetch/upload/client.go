@@ -68,8 +68,11 @@ func (c *Client) do(ctx context.Context, method, path string, header map[string]
 
 // err returns the error of an error response, and nil for any other response.
 func (a response) err() *httperror.Error {
-	if a.status < http.StatusMultipleChoices {
+	switch {
+	case a.status < http.StatusMultipleChoices:
 		return nil
+	case a.status == http.StatusRequestEntityTooLarge && a.header.Get("Tus-Resumable") == "":
+		return httperror.New(a.status, "a proxy, not the daemon, responds 413 to a request of at most %d MiB: set client_max_body_size to 0 if it is nginx", pieceSize>>20)
 	}
 	return httperror.Read(a.status, a.body)
 }
@@ -422,16 +425,16 @@ func (s *sender) classify(err error) (done bool, _ error) {
 	return !isTemporary(refusal), err
 }
 
-// giveUp discards an upload that cannot be resumed.
+// giveUp discards an upload that cannot be resumed, or that was refused before it had any bytes.
 func (s *sender) giveUp(ctx context.Context, err error) error {
 	_, refused := errors.AsType[*httperror.Error](err)
 	_, again := s.Content.(*File)
-	if s.path == "" || refused || again && s.Content.check() == nil {
+	if s.path == "" || refused && s.maxOffset > 0 || !refused && again && s.Content.check() == nil {
 		return err
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDelay)
 	defer cancel()
-	if terminateErr := s.terminate(end, s.path); terminateErr != nil {
+	if terminateErr := s.terminate(end, s.path); terminateErr != nil && !refused {
 		return fmt.Errorf("%w; the daemon discards the received bytes after %v", err, sessionTTL)
 	}
 	return err

@@ -10,9 +10,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -145,12 +147,12 @@ func TestSendRestart(t *testing.T) {
 func TestSendErrors(t *testing.T) {
 	short := bytes.NewReader(make([]byte, 1024))
 	for words, o := range map[string]Request{
-		"multiple of 512":                 newRequest(newFile(t, testFile(t, testImage(1, 1000)))),
-		"an image cannot have 0 bytes":    newRequest(NewPipe(strings.NewReader(""), -1)),
-		"an image cannot have 1001 bytes": newRequest(NewPipe(strings.NewReader(strings.Repeat("x", 1001)), -1)),
-		"got 1024 bytes of 2048":          newRequest(NewPipe(short, 2048)),
-		"no image macaw":                  {Image: "macaw", Content: newFile(t, testFile(t, testImage(1, 1024)))},
-		"checksum mismatch: want 1111":    {Image: "parrot", Digest: digestOfOnes(t), Content: newFile(t, testFile(t, testImage(1, 1024)))},
+		"the file is empty":            newRequest(NewPipe(strings.NewReader(""), -1)),
+		"size 1001 is not a multiple":  newRequest(NewPipe(strings.NewReader(strings.Repeat("x", 1001)), -1)),
+		"got 1024 bytes of 2048":       newRequest(NewPipe(short, 2048)),
+		"file to upload: unexpected":   newRequest(NewPipe(io.MultiReader(bytes.NewReader(make([]byte, 1024)), iotest.ErrReader(io.ErrUnexpectedEOF)), -1)),
+		"no image macaw":               {Image: "macaw", Content: newFile(t, testFile(t, testImage(1, 1024)))},
+		"checksum mismatch: want 1111": {Image: "parrot", Digest: digestOfOnes(t), Content: newFile(t, testFile(t, testImage(1, 1024)))},
 	} {
 		t.Run(words, func(t *testing.T) {
 			r := newFixture(t)
@@ -162,6 +164,56 @@ func TestSendErrors(t *testing.T) {
 				r.wantEmptyDisk()
 			}
 		})
+	}
+}
+
+// A file that has no size of an image is refused before it is sent, with what it is if that is known.
+func TestNewFileRefusesSizes(t *testing.T) {
+	for words, content := range map[string]string{
+		"the file is empty":                          "",
+		"the file is packed with gzip":               "\x1f\x8b\x08" + strings.Repeat("x", 1000),
+		"size 1000 is not a multiple of 512 bytes":   strings.Repeat("x", 1000),
+		"size 200000 is not a multiple of 512 bytes": "QFI\xfb\x00\x00\x00\x03" + strings.Repeat("x", 200_000-8),
+	} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "image.img"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := f.WriteString(content); err != nil {
+			t.Fatal(err)
+		}
+		_, err = NewFile(f)
+		if refusal, ok := errors.AsType[*disk.FormatError](err); !ok || refusal.Reason != words || refusal.Hint == "" {
+			t.Errorf("%s: %v", words, err)
+		}
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+// A proxy refuses pieces, as nginx does without client_max_body_size. An upload that has no bytes then does not stay.
+func TestProxyRefusesPieces(t *testing.T) {
+	for refused := range 2 {
+		r := newFixture(t)
+		c, piece := r.client(), 0
+		c.Transport = roundTrip(func(q *http.Request) (*http.Response, error) {
+			if q.Method == http.MethodPatch {
+				if piece++; piece > refused {
+					return &http.Response{StatusCode: 413, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("<html>"))}, nil
+				}
+			}
+			return http.DefaultTransport.RoundTrip(q)
+		})
+		err := c.Send(t.Context(), newRequest(newFile(t, testFile(t, bytes.Repeat([]byte("image "), 1<<20)))), &fetch.Progress{})
+		if err == nil || !strings.Contains(err.Error(), "a proxy, not the daemon, responds 413") {
+			t.Errorf("the error is %v", err)
+		}
+		if left := len(r.sessions.list()); left != refused {
+			t.Errorf("after %d pieces, %d uploads are left", refused, left)
+		}
 	}
 }
 

@@ -47,6 +47,13 @@ type Content interface {
 	check() error
 }
 
+// ContentError means that the content cannot be read. The daemon is not its cause.
+type ContentError struct{ Err error }
+
+func (e *ContentError) Error() string { return fmt.Sprintf("read the file to upload: %v", e.Err) }
+
+func (e *ContentError) Unwrap() error { return e.Err }
+
 // File is a file or a block device.
 type File struct {
 	f     *os.File
@@ -67,6 +74,9 @@ func NewFile(f *os.File) (*File, error) {
 		}
 	}
 	size, err := f.Seek(0, io.SeekEnd) // works for block devices too
+	if err == nil && disk.CheckSize(size) != nil {
+		_, err = disk.Inspect(f, size, "") // names the format of a packed file
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +107,7 @@ func (c *File) piece(at int64) (piece, error) {
 	}
 	buf := make([]byte, min(pieceSize-at%pieceSize, c.size-at))
 	if _, err := c.f.ReadAt(buf, at); err != nil {
-		return piece{}, fmt.Errorf("read %s at %d: %w", c.f.Name(), at, err)
+		return piece{}, &ContentError{err}
 	}
 	return newPiece(at, buf), nil
 }
@@ -175,7 +185,7 @@ func (c *File) check() error {
 // Pipe is content that can be read only once. It keeps the last bytes, because the daemon may lose
 // some.
 type Pipe struct {
-	r      io.Reader
+	r      fetch.ErrorRecorder
 	size   int64
 	name   string
 	pieces []piece // the last pieces, in order
@@ -184,7 +194,9 @@ type Pipe struct {
 }
 
 // NewPipe returns the content of r, of size bytes; -1: unknown.
-func NewPipe(r io.Reader, size int64) *Pipe { return &Pipe{r: r, size: size, name: rand.Text()} }
+func NewPipe(r io.Reader, size int64) *Pipe {
+	return &Pipe{r: fetch.ErrorRecorder{R: r}, size: size, name: rand.Text()}
+}
 
 func (c *Pipe) length() int64 { return c.size }
 
@@ -205,13 +217,11 @@ func (c *Pipe) piece(at int64) (piece, error) {
 		return piece{}, io.EOF
 	}
 	buf := make([]byte, pieceSize)
-	n, err := io.ReadFull(c.r, buf)
-	switch {
-	case err == io.EOF || err == io.ErrUnexpectedEOF:
-		c.ended = true
-	case err != nil:
-		return piece{}, fmt.Errorf("read the file to upload: %w", err)
+	n, err := io.ReadFull(&c.r, buf)
+	if c.r.Err != nil { // also the io.ErrUnexpectedEOF of a packed file without its end
+		return piece{}, &ContentError{c.r.Err}
 	}
+	c.ended = err != nil
 	if c.ended && c.size >= 0 && c.next+int64(n) != c.size || c.size >= 0 && c.next+int64(n) > c.size {
 		return piece{}, fmt.Errorf("standard input does not have the given size: got %d bytes of %d", c.next+int64(n), c.size)
 	}

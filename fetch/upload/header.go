@@ -155,8 +155,8 @@ const (
 
 // checkLength returns an error if an image cannot have n bytes.
 func checkLength(n int64) error {
-	if n == 0 || n%512 != 0 || n > maxLength {
-		return fmt.Errorf("an image cannot have %d bytes: its size must be a positive multiple of 512, at most 64 TiB", n)
+	if n > maxLength {
+		return fmt.Errorf("an image cannot have %d bytes: at most 64 TiB are possible", n)
 	}
-	return nil
+	return disk.CheckSize(n)
 }

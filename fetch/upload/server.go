@@ -290,7 +290,7 @@ func parseLength(text string) (int64, error) {
 		err = checkLength(n)
 	}
 	if err != nil {
-		return 0, httperror.New(http.StatusBadRequest, "%v", err)
+		return 0, httperror.New(http.StatusBadRequest, "%s", oneLine(err))
 	}
 	return n, nil
 }

@@ -35,8 +35,8 @@ func TestProtocol(t *testing.T) {
 		words   string
 		headers []string
 	}{
-		{400, "multiple of 512", []string{"Upload-Length: 1000", named}},
-		{400, "positive multiple", []string{"Upload-Length: 0", named}},
+		{400, "then pad it: truncate -s %512 FILE", []string{"Upload-Length: 1000", named}},
+		{400, "the file is empty", []string{"Upload-Length: 0", named}},
 		{400, "at most 64 TiB", []string{"Upload-Length: 70368744178176", named}},
 		{400, "at most 64 TiB", []string{"Upload-Length: 9223372036854775296", named}},
 		{400, "number of bytes", []string{"Upload-Length: -512", named}},

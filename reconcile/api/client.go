@@ -258,6 +258,8 @@ func (e *UnreachableError) Hint() (hint string, ok bool) {
 		return "the daemon does not use TLS: write --url http://HOST:PORT", true
 	case unknownAuthority:
 		return "name the authority of its certificate with --tls-ca FILE", true
+	case strings.Contains(e.Err.Error(), "protocol version"): // crypto/tls has no value for it
+		return "the server must use TLS 1.3", true
 	case otherHost:
 		return "in --url, use a name or an address that its certificate is valid for", true
 	}

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/pem"
 	"errors"
 	"io"
@@ -56,6 +57,8 @@ func TestHintNamesTheFlagForAWrongAddressOrAuthority(t *testing.T) {
 	plain := httptest.NewServer(http.NotFoundHandler())
 	defer plain.Close()
 	secure, other := serveTLS(t, "127.0.0.1:0"), serveTLS(t, "127.0.0.2:0") // the certificate is for 127.0.0.1
+	old := serveTLS(t, "127.0.0.1:0")
+	old.TLS.MaxVersion = tls.VersionTLS12
 	authority := filepath.Join(t.TempDir(), "ca.pem")
 	block := &pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}
 	if err := os.WriteFile(authority, pem.EncodeToMemory(block), 0o600); err != nil {
@@ -65,6 +68,7 @@ func TestHintNamesTheFlagForAWrongAddressOrAuthority(t *testing.T) {
 		{strings.Replace(plain.URL, "http:", "https:", 1), "", "write --url http://"},
 		{secure.URL, "", "with --tls-ca"},
 		{other.URL, authority, "that its certificate is valid for"},
+		{old.URL, authority, "TLS 1.3"},
 	} {
 		c := newClient(t, tt.url, tt.ca)
 		_, err := c.Status(t.Context())

@@ -254,11 +254,15 @@ func TestUploadWithoutResponses(t *testing.T) {
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	var mu sync.Mutex
-	var statuses []string // of the daemon
+	var statuses []string    // of the daemon
+	const isCut = "X-Is-Cut" // marks the request whose response nobody receives
 	cut, lost := false, 0
 	proxy.ModifyResponse = func(r *http.Response) error {
 		if r.Request.Method != http.MethodPatch {
 			return nil
+		}
+		if r.Request.Header.Get(isCut) != "" {
+			return errors.New("the connection is broken")
 		}
 		mu.Lock()
 		defer mu.Unlock()
@@ -273,6 +277,7 @@ func TestUploadWithoutResponses(t *testing.T) {
 		mu.Lock()
 		if r.Method == http.MethodPatch && r.Header.Get("Upload-Offset") == fmt.Sprint(2<<20) && !cut {
 			cut = true
+			r.Header.Set(isCut, "1")
 			r.Body = io.NopCloser(io.MultiReader(io.LimitReader(r.Body, 1<<20), iotest.ErrReader(io.ErrUnexpectedEOF)))
 		}
 		mu.Unlock()
@@ -290,6 +295,35 @@ func TestUploadWithoutResponses(t *testing.T) {
 	if !cut || lost == 0 || slices.ContainsFunc(statuses, func(s string) bool { return !strings.HasPrefix(s, "204") }) {
 		t.Errorf("cut %t, %d lost responses; the daemon responds to pieces with %q", cut, lost, statuses)
 	}
+}
+
+// The page says that a proxy refuses the pieces, and the image waits for an upload again.
+func TestProxyRefusesPieces(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "windows.raw")
+	if err := os.WriteFile(file, content, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d := newDaemon(t, oneDisk+"images: {windows: {source: {upload: {}}}}\n")
+	d.await("/images/windows", "waiting for upload")
+	to, err := url.Parse(d.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPatch {
+			http.Error(w, "<html>", http.StatusRequestEntityTooLarge)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	tab := newTab(t)
+	tab.open(server.URL + "/images/windows")
+	tab.run(chromedp.SetUploadFiles(chromedp.CSS("#file"), []string{file}))
+	tab.awaitText("#live", "The upload failed: A proxy, not the daemon, responds 413")
+	d.await("/images/windows", "waiting for upload")
+	tab.takeMessages() // the request that failed
 }
 
 // sum returns the SHA-512 of a file.

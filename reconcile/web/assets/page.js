@@ -210,7 +210,10 @@ async function tus(method, path, headers, content, signal) {
   const response = await request(method, path, { headers: { "Tus-Resumable": "1.0.0", ...headers }, body: content, signal });
   if (response.ok) return response;
   const again = [409, 423, 429, 500, 502, 503, 504].includes(response.status) || (response.status === 404 && method !== "POST");
-  const message = await messageOf(method === "HEAD" ? await request("GET", path) : response);
+  const proxied = response.status === 413 && !response.headers.has("Tus-Resumable");
+  const message = proxied
+    ? "A proxy, not the daemon, responds 413 to a request of 2 MiB: set client_max_body_size to 0 if it is nginx."
+    : await messageOf(method === "HEAD" ? await request("GET", path) : response);
   throw Object.assign(again ? new Error(message) : new UploadError(message), { status: response.status });
 }
 
@@ -284,8 +287,9 @@ async function upload(image, file) {
   show("");
   say("Uploading " + file.name + ".");
   let end;
+  let last = null;
   try {
-    for (let failures = 0, last = null; ; ) {
+    for (let failures = 0; ; ) {
       try {
         const to = await find(image, file, last, stop.signal);
         last = to.path;
@@ -305,6 +309,7 @@ async function upload(image, file) {
   } catch (e) {
     end = stop.signal.aborted ? "Paused. Choose the same file again to continue." : "The upload failed: " + e.message;
   }
+  if (last && !drawn.share && !stop.signal.aborted) await tus("DELETE", last, {}).catch(() => {}); // nothing to continue
   uploading = null;
   show(end);
   say(end);
