@@ -158,7 +158,7 @@ func TestBucketRequestStalls(t *testing.T) {
 	}
 	defer deaf.Close()
 	for url, word := range map[string]string{silent.URL: "no response in time", halfway.URL: "stalled", "http://" + deaf.Addr().String(): "stalled"} {
-		r := &fixture{t: t, client: &Client{AllowLoopback: true, timing: timing{connect: time.Second, firstByte: 200 * time.Millisecond, stall: 100 * time.Millisecond}}}
+		r := &fixture{t: t, client: &Client{AllowLoopback: true, timing: timing{connect: time.Minute, firstByte: time.Second, stall: time.Second}}}
 		b := r.bucket("s3::"+url+"/images/", "")
 		if url != halfway.URL {
 			wantError(t, put(t, b, make([]byte, 32<<20)), Network, word)

@@ -84,7 +84,6 @@ func TestSendDoesNotFollowRedirects(t *testing.T) {
 
 func TestSendClassifiesFailures(t *testing.T) {
 	f := newFixture(t)
-	f.client.timing = timing{connect: time.Second, firstByte: 100 * time.Millisecond, stall: 100 * time.Millisecond}
 	f.writeCredentials("hook", map[string]string{"token": secretMarker})
 	status := func(code int) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
@@ -108,6 +107,9 @@ func TestSendClassifiesFailures(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startRecorder(t, tt.answer)
+			if f.client.timing = defaultTiming; tt.word == "no response in time" {
+				f.client.timing.firstByte = 500 * time.Millisecond
+			}
 			err := f.client.Send(t.Context(), Message{URL: s.URL + "/x?" + secretMarker, Credentials: "hook", Method: http.MethodPost, Body: []byte("{}")})
 			wantError(t, err, tt.class, tt.word)
 			if e := (*Error)(nil); errors.As(err, &e) && strings.HasPrefix(tt.word, "503") && e.RetryAfter != 77*time.Second {

@@ -21,7 +21,7 @@ import (
 )
 
 // deadline limits the wait for events that usually take milliseconds.
-const deadline = 20 * time.Second
+const deadline = time.Minute
 
 func must(t testing.TB, err error) {
 	t.Helper()

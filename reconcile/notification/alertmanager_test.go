@@ -65,7 +65,7 @@ func TestAlertmanager(t *testing.T) {
 			if got != want {
 				t.Errorf("the receiver got %q, want %q", got, want)
 			}
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("the receiver does not get %q", want)
 		}
 	}
@@ -112,7 +112,7 @@ func startAlertmanager(t *testing.T, receiver string) string {
 			t.Logf("output of alertmanager:\n%s", output.Bytes())
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for {
 		r, err := http.DefaultClient.Do(must(http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/-/ready", nil)))

@@ -19,7 +19,7 @@ import (
 const never = time.Hour
 
 // waitLimit is how long a test waits for something that usually happens within milliseconds.
-const waitLimit = 20 * time.Second
+const waitLimit = time.Minute
 
 // watching is a running Watch.
 type watching struct {

@@ -165,7 +165,7 @@ var executable = sync.OnceValues(func() (*os.File, error) {
 func listening(address string, ended <-chan struct{}) error {
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
-	late := time.After(30 * time.Second)
+	late := time.After(time.Minute)
 	for {
 		conn, err := net.Dial("tcp", address)
 		if err == nil {
