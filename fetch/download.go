@@ -21,6 +21,9 @@ type sink interface {
 	io.ReaderFrom
 }
 
+// finisher is a sink that judges the file when it has all bytes. Its error is one of the address that sent them.
+type finisher interface{ finish() error }
+
 // source is a file at one address.
 type source interface {
 	// get sends one request. It returns errChanged if the file is not the version that q requests.
@@ -104,7 +107,7 @@ func (t *transfer) fetchFrom(ctx context.Context, a address, src source, dst sin
 	for {
 		err := t.fetchOnce(ctx, a, src, dst)
 		if errors.Is(err, errComplete) {
-			return t.checkNotEmpty(dst)
+			return t.finish(dst)
 		}
 		var e *Error
 		if ctx.Err() != nil || !errors.As(err, &e) || e.Class != Dropped {
@@ -119,12 +122,25 @@ func (t *transfer) fetchFrom(ctx context.Context, a address, src source, dst sin
 	}
 }
 
-// checkNotEmpty returns an error if no bytes were received.
-func (t *transfer) checkNotEmpty(dst sink) error {
+// finish returns an error if the received file is empty or if dst rejects it.
+func (t *transfer) finish(dst sink) error {
 	if dst.Offset() == 0 {
-		return failf(BadSource, "the file is empty")
+		return t.emptyError()
+	}
+	if f, ok := dst.(finisher); ok {
+		return f.finish()
 	}
 	return nil
+}
+
+// emptyError is the error for an answer without bytes. Servers send one while a file is uploaded to them, or if their
+// disk is full: it is like a missing file, unless a digest shows that the bytes are wrong.
+func (t *transfer) emptyError() error {
+	class := Refused
+	if t.hasDigest {
+		class = BadSource
+	}
+	return failf(class, "the file is empty")
 }
 
 // fetchOnce requests the missing bytes of dst. If the file has changed, it requests the whole file.
@@ -195,7 +211,7 @@ func (t *transfer) begin(a address, got *response, dst sink) error {
 		return failf(BadSource, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
 	}
 	if got.total == 0 {
-		return failf(BadSource, "the file is empty")
+		return t.emptyError()
 	}
 	err := dst.Begin(disk.PartSource{ID: a.id(), ETag: got.etag, LastModified: got.lastModified, Size: got.total})
 	t.restart = t.restart && err != nil

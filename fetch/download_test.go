@@ -47,7 +47,7 @@ func TestDownloadWithFaultyServer(t *testing.T) {
 		{name: "stall", faults: []fault{{Kind: fetchtest.Stall, At: mid}}, class: Network, words: []string{"stalled", "1 KiB/s"}},
 		{name: "drip", faults: []fault{{Kind: fetchtest.Drip, At: mid}}, class: Network, words: []string{"stalled"}},
 		{name: "flip", faults: []fault{{Kind: fetchtest.Flip, At: mid}}, declared: true, class: BadSource, words: []string{"checksum mismatch"}},
-		{name: "empty", faults: []fault{{Kind: fetchtest.Empty}}, class: BadSource, words: []string{"empty"}},
+		{name: "empty", faults: []fault{{Kind: fetchtest.Empty}}, class: Refused, words: []string{"empty"}},
 		{name: "empty, no length", declared: true, faults: []fault{{Kind: fetchtest.Empty}, {Kind: fetchtest.NoLength}}, class: BadSource, words: []string{"empty"}},
 		{name: "no length", faults: []fault{{Kind: fetchtest.NoLength}}, class: BadSource, words: []string{"length", "declare a checksum"}},
 		{name: "no length, declared", declared: true, faults: []fault{{Kind: fetchtest.NoLength}}},

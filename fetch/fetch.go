@@ -84,6 +84,15 @@ func (r Request) CanResume(o disk.PartSource) bool {
 	return o.Size >= 0
 }
 
+// Address returns the address with an index, as Progress.AddressIndex has it, without secrets. "": it is not valid.
+func (r Request) Address(index int) string {
+	a, err := parseAddress(append([]string{r.URL}, r.Mirrors...)[index])
+	if err != nil {
+		return ""
+	}
+	return a.String()
+}
+
 // IsPacked reports whether the file at the address is packed, so that ranges of it are not ranges of the image.
 func (r Request) IsPacked() bool {
 	addresses, err := oneAddress(r.URL)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -128,14 +129,25 @@ func validators(h http.Header) (etag, lastModified string) {
 // checkEncoding returns an error for an encoded body. Content-Encoding: gzip is accepted for a .gz
 // file, because some servers send it for the unchanged file.
 func (s *httpSource) checkEncoding(h http.Header) error {
-	switch e := strings.ToLower(h.Get("Content-Encoding")); {
-	case e == "", e == "identity":
-		return nil
-	case s.packing == packedGz && (e == "gzip" || e == "x-gzip"):
-		return nil
-	default:
+	if e := Encoding(h); e != "" && (s.packing != packedGz || e != "gzip" && e != "x-gzip") {
 		return failf(BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
 	}
+	return nil
+}
+
+// noEncodings are values of Content-Encoding with which the body is the file itself: servers keep what a client declared
+// when it stored the file, such as the framing of its own request (aws-chunked) or a character set.
+var noEncodings = []string{"", "identity", "aws-chunked", "utf-8", "utf8", "binary", "none"}
+
+// Encoding returns how a body is encoded, by its Content-Encoding; "": it is the file itself.
+func Encoding(h http.Header) string {
+	var encodings []string
+	for e := range strings.SplitSeq(strings.ToLower(strings.Join(h.Values("Content-Encoding"), ",")), ",") {
+		if e = strings.TrimSpace(e); !slices.Contains(noEncodings, e) {
+			encodings = append(encodings, e)
+		}
+	}
+	return strings.Join(encodings, ", ")
 }
 
 // statusError returns the error for a response with an unexpected status.

@@ -1,22 +1,13 @@
 package fetch
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"hash"
 	"io"
-	"path"
-	"runtime"
-	"strings"
 	"sync/atomic"
 
-	"github.com/dsnet/compress/bzip2"
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/xz"
 )
 
 // unpack downloads the packed file through a decompressor into part. After a broken connection, the
@@ -25,10 +16,7 @@ import (
 func (t *transfer) unpack(ctx context.Context, part *disk.Part) error {
 	u := &unpacker{part: part, packing: t.packing, request: t.request}
 	defer u.stop()
-	if err := t.fetchAny(ctx, u); err != nil {
-		return err
-	}
-	return u.finish()
+	return t.fetchAny(ctx, u)
 }
 
 // errStopped is the error that stops a decompressor if its result is not needed.
@@ -92,23 +80,11 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 func (u *unpacker) run(out io.Reader) error {
 	var packed atomic.Int64 // in bytes; decompressors read ahead in other goroutines
 	// The pipe is closed when the download ends, so no context is needed here.
-	r, err := u.packing.reader(CountReader(context.Background(), out, &packed))
-	if err != nil {
-		return u.corruptError(err)
-	}
+	trailer := !u.request.Digest.IsZero() || len(u.hashes) > 0 || u.signed != nil
+	r := u.packing.reader(CountReader(context.Background(), out, &packed), trailer)
 	defer r.Close()
-	_, err = u.part.ReadFrom(&boundedReader{unpacker: u, from: r, packed: &packed})
+	_, err := u.part.ReadFrom(&boundedReader{unpacker: u, from: r, packed: &packed})
 	return err
-}
-
-func (u *unpacker) corruptError(err error) error {
-	switch {
-	case errors.Is(err, errStopped):
-		return errStopped
-	case errors.Is(err, xz.ErrDictionary):
-		return failf(BadSource, "unpack %s: the dictionary is larger than %d MiB, which is not supported", u.packing, maxWindow>>20)
-	}
-	return failf(BadSource, "unpack %s: %w", u.packing, withoutURL(err))
 }
 
 // ReadFrom writes the packed bytes of r to the decompressor.
@@ -188,83 +164,11 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {
 		return n, failf(BadSource, "unpack %s: the first %d packed bytes unpack to more than %d times their size, like a decompression bomb", r.packing, in, maxRatio)
 	}
+	if errors.Is(err, errStopped) {
+		return n, errStopped
+	}
 	if err != nil && err != io.EOF {
-		return n, r.corruptError(err)
+		return n, &Error{Class: BadSource, Err: err}
 	}
 	return n, err
-}
-
-// packing is the format of a packed file.
-type packing string
-
-const (
-	notPacked packing = "none"
-	packedGz  packing = "gz"
-	packedXz  packing = "xz"
-	packedZst packing = "zst"
-	packedBz2 packing = "bz2"
-)
-
-// endings maps file name extensions to packings, for "auto".
-var endings = map[string]packing{
-	".gz": packedGz, ".gzip": packedGz, ".xz": packedXz, ".zst": packedZst, ".zstd": packedZst, ".bz2": packedBz2,
-}
-
-// packingOf returns the packing of the file. "auto" determines it from the extension of the first
-// address. Mirrors have the same file, so a mirror with the extension of another packing is an error.
-func packingOf(unpack string, addresses []address) (packing, error) {
-	switch p := packing(unpack); p {
-	case "", "auto":
-		p = ending(addresses[0])
-		for _, mirror := range addresses[1:] {
-			if q := ending(mirror); q != notPacked && q != p {
-				return "", failf(BadConfig, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
-			}
-		}
-		return p, nil
-	case notPacked, packedGz, packedXz, packedZst, packedBz2:
-		return p, nil
-	}
-	return "", failf(BadConfig, "unpack %q is not known: use auto, none, gz, xz, zst or bz2", unpack)
-}
-
-func ending(a address) packing {
-	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
-}
-
-// UnpackByName returns the unpacked bytes of r if the extension of name is that of a packed file.
-// Otherwise it returns r, and packed is false.
-func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool, err error) {
-	p := endings[strings.ToLower(path.Ext(name))]
-	if p == "" {
-		return r, false, nil
-	}
-	unpacked, err = p.reader(r)
-	return unpacked, true, err
-}
-
-// maxWindow limits the memory for unpacking. The programs zstd and xz do not use a larger window
-// unless an option allows it.
-const maxWindow = 128 << 20
-
-// reader returns the unpacked bytes of r. Truncated data is an error, and also trailing bytes that
-// are not packed data.
-func (p packing) reader(r io.Reader) (io.ReadCloser, error) {
-	switch p {
-	case packedGz:
-		return gzip.NewReader(r)
-	case packedZst:
-		// With several goroutines, the decoder needs half as much processor time again. disk.Part hashes and writes
-		// at the same time anyway.
-		d, err := zstd.NewReader(r, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
-		if err != nil {
-			return nil, err
-		}
-		return d.IOReadCloser(), nil
-	case packedXz:
-		return xz.NewReader(r, maxWindow, runtime.GOMAXPROCS(0)), nil
-	case packedBz2:
-		return bzip2.NewReader(r, nil)
-	}
-	panic("fetch: nothing to unpack: " + string(p))
 }

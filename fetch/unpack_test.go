@@ -2,22 +2,24 @@ package fetch
 
 import (
 	"bytes"
-	"compress/bzip2"
 	"compress/gzip"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"hash/crc32"
 	"io"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -54,19 +56,26 @@ func packWith(t testing.TB, p packing, b []byte) []byte {
 	return out.Bytes()
 }
 
-func TestDownloadUnpacks(t *testing.T) {
+// packedFile is a file of two packed files, one after the other.
+type packedFile struct{ packed, image []byte }
+
+func files(t *testing.T) map[packing]packedFile {
 	small := append(fetchtest.Random(3, 400<<10), make([]byte, 2<<20)...)
-	files := map[packing]struct{ packed, image []byte }{}
+	files := map[packing]packedFile{}
 	for _, p := range []packing{packedGz, packedZst, packedXz} {
 		first, second := packWith(t, p, small[:300<<10]), packWith(t, p, small[300<<10:])
-		files[p] = struct{ packed, image []byte }{append(first, second...), small}
+		files[p] = packedFile{append(first, second...), small}
 	}
 	packed, err := base64.StdEncoding.DecodeString(bz2)
 	if err != nil {
 		t.Fatal(err)
 	}
-	files[packedBz2] = struct{ packed, image []byte }{packed, bz2Image}
-	for p, f := range files {
+	files[packedBz2] = packedFile{packed, bz2Image}
+	return files
+}
+
+func TestDownloadUnpacks(t *testing.T) {
+	for p, f := range files(t) {
 		half := int64(len(f.packed) / 2)
 		wrong := append(bytes.Clone(f.packed[:half]), f.packed[half]^0xff)
 		wrong = append(wrong, f.packed[half+1:]...)
@@ -84,9 +93,10 @@ func TestDownloadUnpacks(t *testing.T) {
 			{name: "wrong packed digest", body: f.packed, req: Request{PackedDigest: digest(f.image)}, word: "packed file: checksum mismatch"},
 			{name: "wrong digest", body: f.packed, req: Request{Digest: digest(f.packed)}, word: "checksum mismatch"},
 			{name: "truncated", body: f.packed[:len(f.packed)-3], word: "unpack " + string(p)},
-			{name: "other bytes after the end", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "unpack " + string(p)},
+			{name: "other bytes after the end", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), word: "other bytes follow the packed ones"},
+			{name: "other bytes after the end, and a digest", body: append(bytes.Clone(f.packed), "garbage, and more of it"...), req: Request{Digest: digest(f.image)}},
 			{name: "damaged", body: wrong, word: "unpack " + string(p)},
-			{name: "not packed", body: image, word: "unpack " + string(p)},
+			{name: "not packed", body: image, word: "declare unpack: none"},
 			{name: "too large", body: f.packed, req: Request{MaxSize: 16 << 10}, word: "larger than allowed"},
 		}
 		for i, tt := range tests {
@@ -111,25 +121,132 @@ func TestDownloadUnpacks(t *testing.T) {
 	}
 }
 
-// FuzzBzip2 compares the decoder with that of the standard library. Each rejects some damaged files that
-// the other accepts, but files that both accept must have the same bytes.
-func FuzzBzip2(f *testing.F) {
-	packed, err := base64.StdEncoding.DecodeString(bz2)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(packed)
-	f.Add(packed[:len(packed)/2])
-	f.Add(append(bytes.Clone(packed), "BZh9"...))
-	f.Fuzz(func(t *testing.T, packed []byte) {
-		const limit = 8 << 20
-		want, wantErr := io.ReadAll(io.LimitReader(bzip2.NewReader(bytes.NewReader(packed)), limit))
-		r, err := packedBz2.reader(bytes.NewReader(packed))
-		if err != nil {
-			t.Fatal(err)
+// TestUnpackWhatFollows puts bytes behind a packed file. Zeros are padding; other bytes are accepted if a checksum decides.
+func TestUnpackWhatFollows(t *testing.T) {
+	for p := range files(t) {
+		f := files(t)[p]
+		for name, more := range map[string]string{
+			"zeros": strings.Repeat("\x00", 512), "a few zeros": "\x00\x00\x00\x00", "text": "{\"metadata\": true} and a signature", "zeros, then text": strings.Repeat("\x00", 16) + strings.Repeat("text", 5000),
+		} {
+			for _, trailer := range []bool{true, false} {
+				r := p.reader(strings.NewReader(string(f.packed)+more), trailer)
+				got, err := io.ReadAll(r)
+				r.Close()
+				if accepted := trailer || !strings.Contains(name, "text"); accepted != (err == nil) || accepted && !bytes.Equal(got, f.image) {
+					t.Errorf("%s followed by %s, trailer allowed: %t: got %d bytes, %v", p, name, trailer, len(got), err)
+				}
+			}
 		}
-		got, err := io.ReadAll(io.LimitReader(r, limit))
-		if err == nil && wantErr == nil && !bytes.Equal(got, want) {
+	}
+}
+
+// TestUnpackMessages checks that no text of a library is all that a person reads.
+func TestUnpackMessages(t *testing.T) {
+	for p, f := range files(t) {
+		for name, tt := range map[string]struct{ packed, want string }{
+			"unpacked":  {string(image[:1<<20]), "the file is not packed with " + string(p) + ": if it is the image itself, declare unpack: none"},
+			"truncated": {string(f.packed[:len(f.packed)-7]), "the file is "},
+		} {
+			_, err := io.ReadAll(p.reader(strings.NewReader(tt.packed), false))
+			if err == nil || !strings.HasPrefix(err.Error(), "unpack "+string(p)+": "+tt.want) {
+				t.Errorf("%s, %s: got %v, want %s", p, name, err, tt.want)
+			}
+		}
+	}
+	var large bytes.Buffer
+	cmd := need.Command(t, "zstd", "--long=31", "-c", "--stream-size=4000000000")
+	cmd.Stdin, cmd.Stdout = bytes.NewReader(image), &large
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadAll(packedZst.reader(&large, false)); err == nil || !strings.Contains(err.Error(), "dictionary of more than 128 MiB") {
+		t.Errorf("a window of 2 GiB: got %v", err)
+	}
+}
+
+// xzOptions are options of the program xz: checksums, blocks, filters, and sizes of the dictionary.
+var xzOptions = []string{
+	"-0", "-6", "-T2 --block-size=300KiB", "-1 -T2 --block-size=99999 --check=none", "-1 -T1 --block-size=100KiB",
+	"-0 --check=none", "-0 --check=crc32", "-0 --check=sha256", "--lzma2=preset=0,dict=4KiB", "--lzma2=preset=1,lc=0,lp=4,pb=0",
+	"--lzma2=preset=1,lc=1,lp=3,pb=4", "--lzma2=preset=1,lc=4,pb=1", "--lzma2=preset=1,dict=128MiB", "--x86 --lzma2=preset=1",
+	"--x86=start=4096 --lzma2=preset=1", "-T2 --block-size=300KiB --x86 --lzma2=preset=1", "--delta=dist=4 --lzma2", "--arm --lzma2", "--armthumb --lzma2",
+	"--powerpc --lzma2", "--ia64 --lzma2", "--sparc --lzma2", "--delta=dist=1 --x86 --arm --lzma2",
+}
+
+// packXz packs b with the program xz.
+func packXz(t testing.TB, b []byte, options string) []byte {
+	cmd := need.Command(t, "xz", append(strings.Fields(options), "-c")...)
+	cmd.Stdin = bytes.NewReader(b)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestUnpackWhatXzPacks(t *testing.T) {
+	name, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	code, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code = code[:1<<18]
+	var all, packed []byte
+	for _, options := range xzOptions {
+		one := packXz(t, code, options)
+		if got, err := io.ReadAll(packedXz.reader(iotest.HalfReader(bytes.NewReader(one)), false)); err != nil || !bytes.Equal(got, code) {
+			t.Errorf("%s: got %d bytes, %v", options, len(got), err)
+		}
+		all, packed = append(all, code...), append(append(packed, one...), 0, 0, 0, 0)
+	}
+	if got, err := io.ReadAll(packedXz.reader(bytes.NewReader(packed), false)); err != nil || !bytes.Equal(got, all) {
+		t.Errorf("all streams: got %d bytes of %d, %v", len(got), len(all), err)
+	}
+	if _, err := io.ReadAll(packedXz.reader(bytes.NewReader(packXz(t, code, "--arm64 --lzma2")), false)); err == nil || !strings.Contains(err.Error(), "filters that are not supported") {
+		t.Errorf("a filter that the library does not have: got %v", err)
+	}
+}
+
+// TestEachDamageOfXzIsAnError changes and cuts a file at each byte.
+func TestEachDamageOfXzIsAnError(t *testing.T) {
+	race.Skip(t)
+	text := bytes.Repeat([]byte("the quick brown fox jumps over the lazy dog. "), 30)
+	for _, options := range []string{"-T2 --block-size=400", "-0", "--x86 --lzma2"} {
+		packed := packXz(t, text, options)
+		for i := range packed {
+			wrong := bytes.Clone(packed)
+			wrong[i] ^= 1 << (i % 8)
+			// The first byte of each chunk of LZMA says nothing.
+			if got, err := io.ReadAll(packedXz.reader(bytes.NewReader(wrong), false)); err == nil && !bytes.Equal(got, text) {
+				t.Errorf("%s: a change of byte %d of %d is not detected", options, i, len(packed))
+			}
+			if _, err := io.ReadAll(packedXz.reader(bytes.NewReader(packed[:i]), false)); err == nil {
+				t.Errorf("%s: a cut at byte %d of %d is not detected", options, i, len(packed))
+			}
+		}
+	}
+}
+
+// FuzzXz compares the decoder with another one.
+func FuzzXz(f *testing.F) {
+	text := bytes.Repeat([]byte("the quick brown fox \xe8\x00\x01\x00\x00"), 30)
+	for _, options := range []string{"-T2 --block-size=300", "--x86 --lzma2=dict=4KiB", "--check=sha256", "--check=none", "--delta=dist=3 --arm --lzma2=dict=4KiB"} {
+		f.Add(packXz(f, text, options))
+	}
+	f.Fuzz(func(t *testing.T, packed []byte) {
+		const limit = 4 << 20
+		got, err := io.ReadAll(io.LimitReader(packedXz.reader(bytes.NewReader(packed), false), limit))
+		if err != nil || len(got) == limit {
+			return
+		}
+		r, err := xz.ReaderConfig{DictCap: 1 << 20}.NewReader(bytes.NewReader(packed))
+		if err != nil {
+			return
+		}
+		if want, err := io.ReadAll(r); err == nil && !bytes.Equal(got, want) {
 			t.Errorf("got %d bytes, want %d other bytes", len(got), len(want))
 		}
 	})

@@ -117,10 +117,7 @@ func (u *uploadCmd) content() (c upload.Content, done func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	r, packed, err := fetch.UnpackByName(u.file, f)
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("unpack %s: %w", u.file, err), f.Close())
-	}
+	r, packed := fetch.UnpackByName(u.file, f)
 	info, err := f.Stat()
 	switch {
 	case err == nil && info.IsDir():
@@ -273,10 +270,7 @@ func (u *uploadCmd) digest(ctx context.Context) (disk.Digest, error) {
 		return disk.Digest{}, err
 	}
 	defer f.Close()
-	r, _, err := fetch.UnpackByName(u.file, f)
-	if err != nil {
-		return disk.Digest{}, err
-	}
+	r, _ := fetch.UnpackByName(u.file, f)
 	defer r.Close()
 	h := disk.SHA512.New()
 	if _, err := io.Copy(h, fetch.CountReader(ctx, r)); err != nil {

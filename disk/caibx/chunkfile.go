@@ -8,8 +8,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
-
-	"github.com/seed-26586806/backing-image-manager/disk/xz"
+	"github.com/mikelolasagasti/xz"
 )
 
 // packedSuffix is the suffix of packed chunks in a chunk store.
@@ -64,6 +63,7 @@ const maxDictionary = 8 << 20
 type Unpacker struct {
 	zstd *zstd.Decoder
 	gzip gzip.Reader
+	xz   *xz.Reader
 	in   bytes.Reader
 }
 
@@ -74,7 +74,11 @@ func NewUnpacker() *Unpacker {
 	if err != nil {
 		panic("caibx: " + err.Error()) // the options are valid
 	}
-	return &Unpacker{zstd: z}
+	x, err := xz.NewReader(nil, maxDictionary)
+	if err != nil {
+		panic("caibx: " + err.Error()) // it has read nothing
+	}
+	return &Unpacker{zstd: z, xz: x}
 }
 
 // Unpack unpacks a chunk of len(chunk) bytes. The first bytes tell whether zstd, gzip or xz has packed
@@ -101,9 +105,10 @@ func (u *Unpacker) unpack(chunk, packed []byte) error {
 		}
 		return readExactly(&u.gzip, chunk)
 	case bytes.HasPrefix(packed, []byte(xzMagic)):
-		r := xz.NewReader(&u.in, maxDictionary, 1) // unpacks no more than is read
-		defer r.Close()
-		return readExactly(r, chunk)
+		if err := u.xz.Reset(&u.in); err != nil {
+			return err
+		}
+		return readExactly(u.xz, chunk)
 	}
 	return errors.New("neither zstd nor gzip nor xz has packed them")
 }

@@ -56,7 +56,7 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 
 // checkHeader returns an error if the body is not the object itself.
 func checkHeader(h http.Header) error {
-	if e := h.Get("Content-Encoding"); e != "" && e != "identity" {
+	if e := fetch.Encoding(h); e != "" {
 		return errorf(fetch.BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
 	}
 	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {

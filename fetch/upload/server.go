@@ -251,7 +251,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		return httperror.New(http.StatusBadRequest, "the name of the image is missing: send Upload-Metadata: name NAME, with NAME in base64")
 	case r.ContentLength != 0 && !hasBodyType(r):
 		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type of a body must be %s", bodyType)
-	case hasEncoding(r):
+	case fetch.Encoding(r.Header) != "":
 		return errEncoded
 	}
 	now, err := s.openSession(r.Context(), m, size)
@@ -322,13 +322,6 @@ func hasBodyType(r *http.Request) bool {
 	return err == nil && kind == bodyType
 }
 
-// hasEncoding reports whether the body has a Content-Encoding: its bytes then differ from those of
-// the image.
-func hasEncoding(r *http.Request) bool {
-	how := r.Header.Get("Content-Encoding")
-	return how != "" && how != "identity"
-}
-
 var errEncoded = httperror.New(http.StatusUnsupportedMediaType, "send the body without a Content-Encoding")
 
 // patch appends a body, or zeros.
@@ -336,7 +329,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 	if !hasBodyType(r) {
 		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type must be %s", bodyType)
 	}
-	if hasEncoding(r) {
+	if fetch.Encoding(r.Header) != "" {
 		return errEncoded
 	}
 	d := &delivery{length: r.ContentLength, total: -1, repeat: r.Header.Get("Upload-Overlap") != ""}

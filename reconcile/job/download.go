@@ -66,10 +66,12 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 			return nil
 		}
 		address := int(j.Progress.AddressIndex.Load())
-		wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)
-		if wrong && len(r.Mirrors) > 0 {
-			err = fmt.Errorf("address %d of %d: %w", address+1, len(r.Mirrors)+1, err)
+		failed, ok := errors.AsType[*fetch.Error](err)
+		if !ok && (isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)) {
+			failed, ok = &fetch.Error{Class: fetch.BadSource, URL: r.Address(address), Err: err}, true
+			err = failed
 		}
+		wrong := ok && failed.Class == fetch.BadSource
 		switch {
 		case wrong && j.Progress.Joined.Load() && !r.Restart:
 			if r.Index != "" {

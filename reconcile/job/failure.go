@@ -9,7 +9,6 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -20,16 +19,16 @@ const inUseRetry = time.Minute
 // copy is replaced if that is possible.
 const maxRepairs = 2
 
-// If a network transfer has wrong bytes or no valid signature, the declaration is usually wrong, and a person must correct it.
-// Sometimes the cause is a proxy, or a server that replaces its file. So, after all mirrors have failed,
-// the manager tries again after an hour. The delay then doubles up to a day, so that a large image is
-// not transferred in vain again and again.
+// If a server sends a file that cannot be the image (other bytes, a damaged packed file, another format, no valid
+// signature), the declaration is usually wrong, and a person must correct it. Sometimes the cause is a proxy, or a server
+// that replaces its file. So, after all mirrors have failed, the manager tries again after an hour. The delay then doubles
+// up to a day, so that a large image is not transferred in vain again and again.
 const (
 	firstRareRetry = time.Hour
 	lastRareRetry  = 24 * time.Hour
 )
 
-// rareBackoff returns the delay after wrong bytes or a signature that is not valid. attempts is the number of earlier failed attempts, and
+// rareBackoff returns the delay after such a file. attempts is the number of earlier failed attempts, and
 // rnd spreads the attempts over a tenth of the delay.
 func rareBackoff(attempts int, rnd float64) time.Duration {
 	wait := min(firstRareRetry<<min(attempts, 5), lastRareRetry)
@@ -70,7 +69,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		return next
 	}
 	if c.final {
-		if (isA[*disk.ChecksumError](err) || isA[*signature.Error](err)) && (a.Op == plan.Download || a.Op == plan.Restore) {
+		if a.Op == plan.Download || a.Op == plan.Restore {
 			next.RetryAt = now.Add(rareBackoff(previous.Attempts, rnd))
 		}
 		return next

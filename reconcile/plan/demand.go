@@ -145,8 +145,8 @@ func rejectsDemanded(s *imageState, ref schema.DiskRef) Rejection {
 // demandReason returns why a target with a demand gets a copy.
 func (t targetPlanner) demandReason() Reason {
 	reason := t.demand.reason()
-	if c := t.ix.copyAt(t.copy); c.PartBytes > 0 {
-		reason = reason.with(reason.Code, "; resumes at %s", FormatBytes(c.PartBytes))
+	if t.reason.Code == CodeResume {
+		reason = reason.with(reason.Code, "; %s", t.reason.Text)
 	}
 	declared, _ := t.ix.desired.Disk(t.copy.Disk)
 	if !hasAll(t.ix.desired.Config.Nodes[t.copy.Disk.Node].Tags, t.state.image.NodeSelector) || !hasAll(declared.Tags, t.state.image.DiskSelector) {

@@ -64,7 +64,7 @@ func (s *imageState) lacksVerify() Reason {
 // createFirstCopy returns the action that creates the first copy from the source.
 func (t targetPlanner) createFirstCopy(op Op) Action {
 	bytes := int64(UnknownBytes)
-	if c := t.ix.copyAt(t.copy); c.PartTotal > 0 {
+	if c := t.ix.copyAt(t.copy); c.PartTotal > 0 && !downloadBeginsAnew(t.state.image) {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
 	reason := t.reason

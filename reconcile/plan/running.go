@@ -42,7 +42,7 @@ func (j Job) fits(image schema.Image) bool {
 		return !j.Action.Op.CreatesCopy() || ref.ID == image.ID
 	case j.Action.Op == Backup:
 		a, b := j.Image.Backup, image.Backup
-		return b != nil && was.ID == now.ID && a.Target == b.Target && a.Credentials == b.Credentials
+		return a != nil && b != nil && was.ID == now.ID && a.Target == b.Target && a.Credentials == b.Credentials
 	case j.Action.Op == Adopt || j.Action.Op == Verify:
 		return ref.ID != now.ID || was.Checksum == now.Checksum && was.Format == now.Format
 	}

@@ -28,13 +28,19 @@ func newTargetPlanner(p imagePlanner, ref CopyRef) targetPlanner {
 	switch c := p.ix.copyAt(ref); {
 	case c.State == disk.Failed:
 		t.reason = because(CodeCopyFailed, "the copy failed: %s", c.Message)
-	case c.PartBytes > 0:
+	case c.PartBytes > 0 && (c.FromPeers() || !downloadBeginsAnew(p.state.image)):
 		t.reason = because(CodeResume, "resumes at %s", FormatBytes(c.PartBytes))
 	}
 	if t.demand, t.demanded = p.state.demandOn(ref.Disk); t.demanded {
 		t.reason, t.demandOnly = t.demandReason(), slices.Contains(p.placement.demanded, ref.Disk)
 	}
 	return t
+}
+
+// downloadBeginsAnew reports whether a download of the image never resumes: a packed file is unpacked from its beginning.
+func downloadBeginsAnew(image schema.Image) bool {
+	d := image.Source.Download
+	return d != nil && d.Unpack != schema.UnpackNone && d.Index == ""
 }
 
 // plan returns the action that creates the copy, or what it waits for.
