@@ -103,7 +103,7 @@ func TestLookUpChecksumWithFaultyServer(t *testing.T) {
 		{fetchtest.Fault{Kind: fetchtest.NoLength}, 0},
 		{fetchtest.Fault{Kind: fetchtest.NotFound}, Refused},
 		{fetchtest.Fault{Kind: fetchtest.Unavailable}, Network},
-		{fetchtest.Fault{Kind: fetchtest.Empty}, BadSource},
+		{fetchtest.Fault{Kind: fetchtest.Empty}, Refused},
 	}
 	for _, tt := range tests {
 		r := newFixture(t)

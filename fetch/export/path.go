@@ -202,7 +202,8 @@ func (d *blockDevice) Unchanged() error {
 	return nil
 }
 
-// readWriteCount returns the kernel's counters of writes to the device and of discards.
+// readWriteCount returns the kernel's counters of sectors that were written to the device and of those that were discarded. The
+// counters of requests would not do: on a device with a write cache, Sync itself is a write of no sectors.
 func (d *blockDevice) readWriteCount() (string, error) {
 	// The kernel counts a write through the page cache only when it writes the page to the device.
 	if err := d.file.Sync(); err != nil {
@@ -220,9 +221,9 @@ func (d *blockDevice) readWriteCount() (string, error) {
 	if len(fields) < 11 {
 		return "", fmt.Errorf("unknown format of the kernel's device statistics: %q", text)
 	}
-	counts := fields[4:7:7]
+	counts := fields[6]
 	if len(fields) > 13 {
-		counts = append(counts, fields[11], fields[13]) // discards
+		counts += " " + fields[13]
 	}
-	return strings.Join(counts, " "), nil
+	return counts, nil
 }

@@ -2,6 +2,7 @@ package export
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // TestFileChangedThroughMappingIsRefused checks that a write through a mapping is detected if the
@@ -55,4 +57,83 @@ func TestFindDoesNotOpenPipes(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// TestDeviceWithAWriteCache exports an idle block device: a flush of its write cache, which is how the export finds out
+// whether it was written to, is no write. A write, also one through the page cache, is detected.
+func TestDeviceWithAWriteCache(t *testing.T) {
+	need.Root(t, "use a loop device")
+	image := fetchtest.Random(1, 6<<20)
+	for _, cache := range []string{"write back", "write through"} {
+		for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+			t.Run(cache+" "+string(format), func(t *testing.T) {
+				device := loopDevice(t, image)
+				if err := os.WriteFile(filepath.Join("/sys/block", filepath.Base(device), "queue/write_cache"), []byte(cache), 0); err != nil {
+					t.Fatal(err)
+				}
+				d := openDisk(t, t.TempDir())
+				s := find(t, d, Request{Path: device, Format: format})
+				if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); err != nil || c.VirtualSize != int64(len(image)) {
+					t.Errorf("got %s, %v", c, err)
+				}
+				doHalfway(s, func() {
+					f, err := os.OpenFile(device, os.O_WRONLY, 0)
+					if err == nil {
+						_, err = f.WriteAt([]byte("parrot"), 1<<20)
+					}
+					if err := errors.Join(err, f.Close()); err != nil {
+						t.Error(err)
+					}
+				})
+				if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000002"}, s); !errors.Is(err, disk.ErrModified) {
+					t.Errorf("the copy is %s (%v), want disk.ErrModified", c.State, err)
+				}
+			})
+		}
+	}
+}
+
+// loopDevice returns a block device with the bytes, which exists until the end of the test.
+func loopDevice(t *testing.T, content []byte) string {
+	file := filepath.Join(t.TempDir(), "device")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	backing, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer backing.Close()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("needs loop devices: ", err)
+	}
+	defer control.Close()
+	for range 100 { // another process may take the free device
+		n, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			t.Skip("needs a free loop device: ", err)
+		}
+		device := fmt.Sprintf("/dev/loop%d", n)
+		loop, err := os.OpenFile(device, os.O_RDWR, 0)
+		if err != nil {
+			t.Skip("needs a loop device: ", err)
+		}
+		err = unix.IoctlLoopConfigure(int(loop.Fd()), &unix.LoopConfig{Fd: uint32(backing.Fd())})
+		if err == nil {
+			t.Cleanup(func() {
+				if _, err := unix.IoctlRetInt(int(loop.Fd()), unix.LOOP_CLR_FD); err != nil {
+					t.Error(err)
+				}
+				loop.Close()
+			})
+			return device
+		}
+		loop.Close()
+		if !errors.Is(err, unix.EBUSY) {
+			t.Skip("needs a loop device: ", err)
+		}
+	}
+	t.Fatal("no loop device is free")
+	return ""
 }
