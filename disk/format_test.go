@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 func TestParseFormat(t *testing.T) {
@@ -48,8 +50,24 @@ func TestOtherFileTypesAreRefused(t *testing.T) {
 		{"zstd", withStart(0, "\x28\xb5\x2f\xfd"), "packed with zstd", "set unpack"},
 		{"bzip2", withStart(0, "BZh91AY&SY"), "packed with bzip2", "set unpack"},
 		{"zip", withStart(0, "PK\x03\x04"), "packed with zip", "set unpack"},
-		{"7z", withStart(0, "7z\xbc\xaf\x27\x1c"), "packed with 7z", "7z"},
+		{"7z", withStart(0, "7z\xbc\xaf\x27\x1c"), "packed with 7z", "unpack it"},
 		{"tar", withStart(257, "ustar\x0000"), "a tar archive", "extract the disk"},
+		{"tar of Unix V7", run(t, "", "tar", "--format=v7", "-C", "testdata", "-c", "."), "a tar archive", "extract the disk"},
+		{"cpio", withStart(0, "07070100000001000081A4"), "a cpio archive", "extract the disk"},
+		{"cpio with checksums", withStart(0, "07070200000001000081A4"), "a cpio archive", "extract the disk"},
+		{"old cpio", withStart(0, "0707070000010000011006440000000000000000010000000000000000000000200000000000name"), "a cpio archive", "extract the disk"},
+		{"lzip", withStart(0, "LZIP\x01\x0c"), "packed with lzip", "unpack it"},
+		{"lzma", withStart(0, "\x5d\x00\x00\x80\x00\xff\xff\xff\xff\xff\xff\xff\xff\x00"), "packed with lzma", "unpack it"},
+		{"lzma of xz", run(t, "text", "xz", "--format=lzma", "-9", "-c"), "packed with lzma", "unpack it"},
+		{"lzma with a size", withStart(0, "\x5d\x00\x00\x00\x04\x00\x00\x00\x80\x00\x00\x00\x00\x00"), "packed with lzma", "unpack it"},
+		{"lz4", withStart(0, "\x04\x22\x4d\x18\x64\x40"), "packed with lz4", "unpack it"},
+		{"lz4 of Linux", withStart(0, "\x02\x21\x4c\x18"), "packed with lz4", "unpack it"},
+		{"lzop", withStart(0, "\x89LZO\x00\r\n\x1a\n\x10\x40"), "packed with lzop", "unpack it"},
+		{"compress", withStart(0, "\x1f\x9d\x90"), "packed with compress", "unpack it"},
+		{"RAR 5", withStart(0, "Rar!\x1a\x07\x01\x00"), "a RAR archive", "extract"},
+		{"CAB", withStart(0, "MSCF\x00\x00\x00\x00"), "a CAB archive", "extract"},
+		{"deb", withStart(0, "!<arch>\ndebian-binary   "), "an ar archive", "extract"},
+		{"RPM", withStart(0, "\xed\xab\xee\xdb\x03\x00"), "an RPM package", "extract"},
 		{"page", withStart(0, "\xef\xbb\xbf\r\n <!DOCTYPE HTML PUBLIC>"), "a web page", "address"},
 		{"page without a type", withStart(0, "<HTML>"), "a web page", "address"},
 		{"error document", withStart(0, "<?xml version=\"1.0\"?><Error>"), "a web page", "address"},
@@ -58,6 +76,44 @@ func TestOtherFileTypesAreRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			checkRefusedUnlessRaw(t, c.bytes, c.what, c.hint)
 		})
+	}
+}
+
+// run returns the output of a program, in whole sectors.
+func run(t *testing.T, in, program string, args ...string) []byte {
+	cmd := exec.Command(program, args...)
+	if program != "tar" { // a part of each system
+		cmd = need.Command(t, program, args...)
+	}
+	cmd.Stdin = strings.NewReader(in)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(out, make([]byte, sector-len(out)%sector)...)
+}
+
+// TestDisksAreNoArchives checks that first sectors of real disks are not taken for other files.
+func TestDisksAreNoArchives(t *testing.T) {
+	for name, b := range map[string][]byte{
+		"zeros":          withStart(0, ""),
+		"boot code":      withStart(0, "\xfa\xb8\x00\x10\x8e\xd0\xbc\x00\xb0\xb8\x00\x00\x8e\xd8\x8e\xc0"),
+		"GRUB":           withStart(0, "\xeb\x63\x90\x10\x8e\xd0\xbc\x00\xb0"),
+		"FAT":            withStart(0, "\xeb\x58\x90mkfs.fat\x00\x02\x08"),
+		"NTFS":           withStart(0, "\xeb\x52\x90NTFS    "),
+		"XFS":            withStart(0, "XFSB\x00\x00\x10\x00"),
+		"Apple":          withStart(0, "ER\x02\x00"),
+		"pop, add":       withStart(0, "\x5d\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00"),
+		"pop, popf":      withStart(0, "\x1f\x9d\xcf"),
+		"octal digits":   withStart(0, "disk"+strings.Repeat("\x00", 144)+"000777\x00 "),
+		"text":           withStart(0, "07071 is no number of cpio"),
+		"LVM":            withStart(512, "LABELONE"),
+		"partition":      withStart(446, "\x80\x20\x21\x00\x83"),
+		"boot signature": withStart(510, "\x55\xaa"),
+	} {
+		if info, err := Inspect(bytes.NewReader(b), int64(len(b)), ""); err != nil || info.Format != Raw {
+			t.Errorf("%s: got %+v, %v", name, info, err)
+		}
 	}
 }
 

@@ -10,7 +10,10 @@ package filetype
 
 import (
 	"bytes"
+	"encoding/binary"
+	"math"
 	"slices"
+	"strconv"
 )
 
 // HeadSize is the number of bytes at the beginning of a file that this package looks at. A file may be
@@ -30,13 +33,19 @@ type Type struct {
 const (
 	hintRaw     = "declare format: raw if these bytes are the disk itself"
 	hintConvert = "convert it: qemu-img convert -O qcow2 (with -f raw if these bytes are the disk itself)"
-	hintUnpack  = "unpack it first (for a download, set unpack), or " + hintRaw
+	hintUnpack  = "unpack it first (for a download, set unpack, which removes one layer of packing), or " + hintRaw
+	hintProgram = "unpack it with the program that packed it, or " + hintRaw
+	hintExtract = "extract the disk from it, or " + hintRaw
 )
 
 var (
 	vmdk       = Type{"a VMDK image", hintConvert}
 	descriptor = Type{"a VMDK descriptor", "convert it together with the files that it names, on a trusted machine: qemu-img convert -f vmdk -O qcow2"}
 	parallels  = Type{"a Parallels image", hintConvert}
+	tar        = Type{"a tar archive (an OVA is one)", hintExtract}
+	cpio       = Type{"a cpio archive", hintExtract}
+	lz4        = Type{"packed with lz4", hintProgram}
+	lzma       = Type{"packed with lzma", hintProgram}
 	webPage    = Type{"a web page that the server sent instead of an image", "check what the address serves: it may need credentials, or the image may have moved"}
 )
 
@@ -107,15 +116,27 @@ func isDescriptor(text []byte) bool {
 // packed are types of files that users often declare as an image by mistake. No program opens them as
 // a disk of another format. The boot code of a raw disk may begin with a short signature by chance. A
 // short one therefore includes the bytes that follow it in every real file, such as gzip's method or
-// bzip2's first block.
+// bzip2's first block. Binary cpio archives and other levels of compress have only 2 bytes, and are not recognised.
 var packed = []signature{
 	{"\x1f\x8b\x08", 0, Type{"packed with gzip", hintUnpack}},
 	{"\xfd7zXZ\x00", 0, Type{"packed with xz", hintUnpack}},
 	{"\x28\xb5\x2f\xfd", 0, Type{"packed with zstd", hintUnpack}},
 	{"1AY&SY", 4, Type{"packed with bzip2", hintUnpack}},
 	{"PK\x03\x04", 0, Type{"packed with zip", hintUnpack}},
-	{"7z\xbc\xaf\x27\x1c", 0, Type{"packed with 7z", "unpack it with 7z, or " + hintRaw}},
-	{"ustar", 257, Type{"a tar archive (an OVA is one)", "extract the disk from it, or " + hintRaw}},
+	{"7z\xbc\xaf\x27\x1c", 0, Type{"packed with 7z", hintProgram}},
+	{"LZIP\x01", 0, Type{"packed with lzip", hintProgram}},
+	{"\x04\x22\x4d\x18", 0, lz4},
+	{"\x02\x21\x4c\x18", 0, lz4}, // of Linux
+	{"\x89LZO\x00\r\n\x1a\n", 0, Type{"packed with lzop", hintProgram}},
+	{"\x1f\x9d\x90", 0, Type{"packed with compress", hintProgram}},
+	{"Rar!\x1a\x07", 0, Type{"a RAR archive", hintExtract}},
+	{"MSCF\x00\x00\x00\x00", 0, Type{"a CAB archive", hintExtract}},
+	{"!<arch>\n", 0, Type{"an ar archive (a deb package is one)", hintExtract}},
+	{"\xed\xab\xee\xdb", 0, Type{"an RPM package", hintExtract}},
+	{"070701", 0, cpio},
+	{"070702", 0, cpio},
+	{"070707", 0, cpio},
+	{"ustar", 257, tar},
 }
 
 // Mistake returns the type of a file that is probably declared by mistake: a packed file or a web page.
@@ -124,6 +145,12 @@ func Mistake(head []byte) (Type, bool) {
 	if t, ok := find(packed, head); ok {
 		return t, true
 	}
+	switch {
+	case isOldTar(head):
+		return tar, true
+	case isLZMA(head):
+		return lzma, true
+	}
 	text := bytes.ToLower(bytes.TrimSpace(bytes.TrimPrefix(head, []byte("\xef\xbb\xbf"))))
 	for _, start := range []string{"<!doctype html", "<html", "<?xml"} {
 		if bytes.HasPrefix(text, []byte(start)) {
@@ -131,6 +158,34 @@ func Mistake(head []byte) (Type, bool) {
 		}
 	}
 	return Type{}, false
+}
+
+// isOldTar reports whether the first block is the header of a tar archive without a magic number: it has a name, and its
+// checksum, in octal digits, is right.
+func isOldTar(head []byte) bool {
+	const block, at, size = 512, 148, 8
+	if len(head) < block || head[0] == 0 {
+		return false
+	}
+	want, err := strconv.ParseUint(string(bytes.Trim(head[at:at+size], " \x00")), 8, 32)
+	sum := uint64(size * ' ') // the header is summed with spaces in place of the checksum
+	for i, b := range head[:block] {
+		if i < at || i >= at+size {
+			sum += uint64(b)
+		}
+	}
+	return err == nil && want == sum
+}
+
+// isLZMA reports whether a file begins as the programs lzma and 7z begin a .lzma file, which has no magic number: the usual
+// properties, a dictionary of a multiple of 64 KiB up to 4 GiB, a size that is unknown or below 256 GiB, and the zero of
+// the coder. The bytes are no sensible boot code.
+func isLZMA(head []byte) bool {
+	if len(head) < 14 || !bytes.HasPrefix(head, []byte("\x5d\x00\x00")) || head[13] != 0 {
+		return false
+	}
+	size := binary.LittleEndian.Uint64(head[5:])
+	return binary.LittleEndian.Uint16(head[3:]) != 0 && size != 0 && (size == math.MaxUint64 || size < 1<<38)
 }
 
 const (
