@@ -240,6 +240,9 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	}
 	m.Checksum = d.digest(raw.Checksum, "checksum")
 	m.Source = d.source(raw.Source)
+	if e := m.Source.ExportFromVolume; e != nil && m.Format != "" && m.Format != e.ExportType {
+		d.report(document.Path{"format"}, fmt.Sprintf("is %s, but exportType is %s", m.Format, e.ExportType), "set exportType only: it is the format of the image")
+	}
 	m.Backup = d.backup(raw.Backup)
 	m.Suspend = d.suspension(raw.Suspend)
 	m.Track = d.track(raw.Track, m.Source.Download)

@@ -29,6 +29,9 @@ type Source struct {
 	open    func() (flatDisk, error)
 }
 
+// String returns the volume, the file or the device.
+func (s *Source) String() string { return s.name }
+
 // Find finds the source of r on the disks of this node. It reads only small files. Errors are
 // *fetch.Error.
 func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"strings"
 
@@ -55,7 +56,7 @@ func openPath(c *fetch.Client, path string) (flatDisk, error) {
 	}
 	p := flatFile{File: f, ahead: f.ReadAhead()}
 	if !device {
-		if err := fetch.PrepareChangeDetection(opened); err != nil {
+		if err := errors.Join(fetch.PrepareChangeDetection(opened), checkIsDisk(f, path)); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		return &p, nil
@@ -87,6 +88,24 @@ func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s has %d bytes: the size of a disk must be a positive multiple of 512", path, size)}
 	}
 	return info, err
+}
+
+// checkIsDisk returns an error for a file that is an image already, or packed, or no disk at all: an export would put the
+// file as it is into an image, and its guest would see the header of the file. A volume and a block device are different:
+// their bytes are the disk, whatever a guest has written there.
+func checkIsDisk(f *disk.File, path string) error {
+	info, err := disk.Inspect(f, f.Size(), "")
+	rejected, ok := errors.AsType[*disk.FormatError](err)
+	switch {
+	case ok:
+		err = fmt.Errorf("%s (%s)", rejected.Reason, rejected.Hint)
+	case err == nil && info.Format == disk.QCOW2:
+		err = errors.New("the file is a qcow2 image")
+	default:
+		return err
+	}
+	at := url.URL{Scheme: "file", Path: path}
+	return &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s is no raw disk: %w; an image, also a packed one, is downloaded: source: {download: {url: %q}}", path, err, at.String())}
 }
 
 // flatFile reads a raw file as a disk.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -25,9 +26,15 @@ func (j Job) export(ctx context.Context, id disk.ID) error {
 	if want.IsZero() {
 		want = j.Action.Pinned.Digest
 	}
-	return j.fill(ctx, id, want, disk.SignatureCheck{}, source.CanResume, func(part *disk.Part) error {
+	err = j.fill(ctx, id, want, disk.SignatureCheck{}, source.CanResume, func(part *disk.Part) error {
 		return source.Fill(ctx, part, j.Progress)
 	})
+	if rejected, ok := errors.AsType[*disk.FormatError](err); ok && j.format() == disk.Raw {
+		// A guest may have written anything there. The hint of the error is for a file.
+		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take it for another one (%s): declare exportType: qcow2, an image in which they are the disk",
+			source, strings.TrimPrefix(rejected.Reason, "declared raw, but "))}
+	}
+	return err
 }
 
 // ExportRequest returns a declared export as a request of package export.
