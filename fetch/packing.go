@@ -147,7 +147,7 @@ func (u *unpackReader) explain(err error) error {
 		}
 		return &unpackError{u.packing, err}
 	case foreign:
-		err = fmt.Errorf("the file is not packed with %s: if it is the image itself, declare unpack: none", u.packing)
+		err = fmt.Errorf("the file is not packed with %s: if it is the image itself, declare unpack: none, or rename the file to upload", u.packing)
 	case errors.Is(err, xz.ErrMemlimit), errors.Is(err, zstd.ErrWindowSizeExceeded):
 		err = fmt.Errorf("unpacking needs a dictionary of more than %d MiB, which is not supported: pack the file without options for a larger one", maxWindow>>20)
 	case errors.Is(err, xz.ErrOptions):

@@ -66,11 +66,8 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 			return nil
 		}
 		address := int(j.Progress.AddressIndex.Load())
+		err = fromAddress(r.Address(address), err)
 		failed, ok := errors.AsType[*fetch.Error](err)
-		if !ok && (isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)) {
-			failed, ok = &fetch.Error{Class: fetch.BadSource, URL: r.Address(address), Err: err}, true
-			err = failed
-		}
 		wrong := ok && failed.Class == fetch.BadSource
 		switch {
 		case wrong && j.Progress.Joined.Load() && !r.Restart:
@@ -85,6 +82,15 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 		}
 		r.Restart = true
 	}
+}
+
+// fromAddress returns err as an error of the address that sent the bytes, if they are judged to be wrong after the last one.
+func fromAddress(address string, err error) error {
+	wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)
+	if !wrong || isA[*fetch.Error](err) {
+		return err
+	}
+	return &fetch.Error{Class: fetch.BadSource, URL: address, Err: err}
 }
 
 // downloadByIndex downloads the chunks that no copy on this node has.

@@ -33,6 +33,8 @@ func (j Job) export(ctx context.Context, id disk.ID) error {
 		// A guest may have written anything there. The hint of the error is for a file.
 		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take it for another one (%s): declare exportType: qcow2, an image in which they are the disk",
 			source, strings.TrimPrefix(rejected.Reason, "declared raw, but "))}
+	} else if isA[*disk.ChecksumError](err) {
+		err = fmt.Errorf("%s: %w", source, err)
 	}
 	return err
 }
@@ -101,7 +103,8 @@ func (j Job) restore(ctx context.Context, id disk.ID) error {
 		return err
 	}
 	r := backup.Restore{Store: store, Backup: b, Workers: declared.ConcurrentLimit, BandwidthLimit: j.Image.BandwidthLimit, Memory: j.Restores}
-	return j.fill(ctx, id, want, disk.SignatureCheck{}, r.CanResume, func(part *disk.Part) error { return r.Fill(ctx, part, j.Progress) })
+	err = j.fill(ctx, id, want, disk.SignatureCheck{}, r.CanResume, func(part *disk.Part) error { return r.Fill(ctx, part, j.Progress) })
+	return fromAddress(backup.URL(store.String(), name), err)
 }
 
 // expectedDigest returns the digest that the bytes of a backup must have; zero: any. It fails
