@@ -2,7 +2,10 @@ package fetch
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 func TestContentRange(t *testing.T) {
@@ -42,6 +45,30 @@ func TestValidators(t *testing.T) {
 		h := http.Header{"Etag": {tt.etag}, "Last-Modified": {tt.modified}, "Date": {tt.date}}
 		if tag, date := validators(h); tag != tt.wantTag || date != tt.wantDate {
 			t.Errorf("validators(%v) = %q, %q, want %q, %q", h, tag, date, tt.wantTag, tt.wantDate)
+		}
+	}
+}
+
+// TestContentEncodings sends an image with a Content-Encoding that a client declared when it stored the file.
+func TestContentEncodings(t *testing.T) {
+	race.Skip(t)
+	for encoding, accepted := range map[string]bool{
+		"": true, "identity": true, "Identity": true, "aws-chunked": true, "UTF-8": true, "utf8": true, "binary": true, "none": true,
+		"aws-chunked,": true, "aws-chunked, utf-8": true, "gzip": false, "aws-chunked,gzip": false, "br": false, "deflate": false,
+	} {
+		r := newFixture(t)
+		small := image[:1<<20]
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", encoding)
+			_, _ = w.Write(small)
+		}))
+		err := r.download(Request{URL: server.URL + "/image.raw", Digest: digest(small)})
+		if server.Close(); accepted {
+			if err != nil {
+				t.Errorf("%q: %v", encoding, err)
+			}
+		} else {
+			wantError(t, err, BadSource, "the server encoded the body")
 		}
 	}
 }
