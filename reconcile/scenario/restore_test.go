@@ -73,7 +73,7 @@ func TestNodeThatRestartsForgetsFailures(t *testing.T) {
 	}
 	w.setSource("parrot", source{size: initialSize, err: failures["format"]})
 	for _, want := range []int{1, 0, 1} { // attempts
-		history, err := w.converge(t.Context(), time.Hour)
+		history, err := w.converge(t.Context(), 20*time.Minute)
 		attempts := 0
 		for _, e := range history {
 			if e.Node == "node1" && e.Op == plan.Download {
