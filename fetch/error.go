@@ -26,8 +26,8 @@ const (
 	Refused
 	// BadSource: the file differs from the declaration, is not an image, or may be truncated. It is
 	// final: only another declaration helps, unless the server changes the file. In case it has, package
-	// job tries a download again after a wrong checksum or signature, rarely. A signature that is not valid
-	// has this class, too.
+	// job tries a download or a restore again, rarely. A damaged packed file and a signature that is not valid
+	// have this class, too.
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace
