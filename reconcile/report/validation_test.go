@@ -59,7 +59,7 @@ func TestPrintedConfigurationCanBeLoadedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := loadText(t, "all.json", strings.Replace(string(text), `s3://region/`, `s3://bucket@region/?backingImage=x1`, 1)).Config
+	got := loadText(t, "all.json", strings.Replace(string(text), `s3://bucket@region/`, `s3://bucket@region/?backingImage=x1`, 1)).Config
 	for name, image := range want.Images {
 		image.UUIDDeclared, image.Pos, image.Declaration = true, got.Images[name].Pos, got.Images[name].Declaration
 		want.Images[name] = image
@@ -77,8 +77,8 @@ func TestPrintedConfigurationCanBeLoadedAgain(t *testing.T) {
 
 func TestPrintedConfigurationHasNoSecrets(t *testing.T) {
 	c := loadText(t, "c.yaml", `images: {parrot: {source: {download: {
-		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/b/p?key=hunter2", "https://y.example/p?key=<hunter2>&b=hunter2"], checksumURL: "https://x.example/S?hunter2",
-		index: "https://x.example/p.caibx?token=hunter2", store: "s3::https://x.example/b/castr?token=hunter2"}}, checksum: "sha256:`+strings.Repeat("0", 64)+`"}}`).Config
+		url: "https://x.example/p?token=hunter2", mirrors: ["s3::https://y.example/bucket/p", "https://y.example/p?key=<hunter2>&b=hunter2"], checksumURL: "https://x.example/S?hunter2",
+		index: "https://x.example/p.caibx?token=hunter2", store: "https://x.example/b/castr?token=hunter2"}}, checksum: "sha256:`+strings.Repeat("0", 64)+`"}}`).Config
 	text, err := json.Marshal(redacted{c})
 	if err != nil || strings.Contains(string(text), "hunter2") {
 		t.Errorf("error %v; the JSON is %s", err, text)
