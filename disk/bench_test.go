@@ -245,3 +245,33 @@ func BenchmarkSend(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkProve measures what a deletion costs for each copy on which it counts: it selects a chunk from the manifest, and
+// reads the chunk past the page cache.
+func BenchmarkProve(b *testing.B) {
+	d, _ := benchImage(b)
+	for secret := uint64(0); b.Loop(); secret++ {
+		m, err := d.Manifest(testID)
+		if err != nil {
+			b.Fatal(err)
+		}
+		chunk, err := SelectChunk(m.Encoded(), m.Size(), secret)
+		if err = errors.Join(err, m.Close()); err == nil {
+			err = d.Prove(testID, chunk)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkReadBack measures what an eviction costs for the copy that replaces the evicted one: one full read.
+func BenchmarkReadBack(b *testing.B) {
+	d, _ := benchImage(b)
+	b.SetBytes(benchSize)
+	for b.Loop() {
+		if c, err := d.Verify(b.Context(), testID, Expected{}, func(int64) {}); err != nil || c.ReadBackAt.IsZero() {
+			b.Fatal(c, err)
+		}
+	}
+}

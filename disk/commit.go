@@ -142,7 +142,7 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
 		r.ManifestDigest, r.Size = p.writer.manifest.Digest(), p.offset
 		r.IndexDigest, r.Signature = index, signature
-		r.Evidence, r.Failed, r.VerifiedAt = nil, "", verified
+		r.Evidence, r.Failed, r.VerifiedAt, r.ReadBackAt = nil, "", verified, time.Time{}
 	}, nil
 }
 

@@ -29,6 +29,8 @@ const (
 // the tag "-" are not published.
 type Copy struct {
 	ID // JSON: name and uuid
+	// Folder is the identity of the folder.
+	Folder FolderID `json:"-"`
 
 	State State `json:"state"`
 	// Message is why the state is Failed or Unknown, or a warning about a ready copy.
@@ -54,8 +56,9 @@ type Copy struct {
 	CfgExpected Digest `json:"-"`
 	HasCfg      bool   `json:"-"` // backing.cfg is readable and describes this file
 
-	Owned      bool      `json:"owned,omitempty"`   // this program created or adopted it
-	VerifiedAt time.Time `json:"verified,omitzero"` // when all its bytes last matched its digest
+	Owned      bool      `json:"owned,omitempty"`     // this program created or adopted it
+	VerifiedAt time.Time `json:"verified,omitzero"`   // when all its bytes last matched its digest
+	ReadBackAt time.Time `json:"readBackAt,omitzero"` // Record.ReadBackAt
 	// DamagedAt is the time when a file of this copy was last found damaged. The file may have been
 	// repaired or replaced since then.
 	DamagedAt time.Time `json:"damaged,omitzero"`
@@ -202,6 +205,9 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ReplacedAt: r.ReplacedAt, ClockNode: r.ClockNode,
 		BackupID: r.BackupID, Declaration: r.Declaration,
 	}
+	if info, err := folder.Stat("."); err == nil {
+		c.Folder = folderID(info)
+	}
 	c.addPart(r, folder)
 	info, err := folder.Lstat(imageFile)
 	switch {
@@ -223,7 +229,7 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 	if c.State == Ready && f.disk.metadata.isDamaged(f.id, evidenceOf(info)) {
 		c.State, c.Message = Unknown, "the last read found it damaged, and the record could not be written"
 	}
-	c.VerifiedAt = r.VerifiedAt
+	c.VerifiedAt, c.ReadBackAt = r.VerifiedAt, r.ReadBackAt
 	if c.State == Ready || c.State == Failed {
 		c.ManifestDigest = f.disk.metadata.manifestDigest(f.id, r, info, folder)
 		c.HasIndex = !r.IndexDigest.IsZero()

@@ -164,7 +164,7 @@ func (d *Disk) Check() error {
 }
 
 // Lock makes this process the only writer of the disk until it calls unlock or ends. Lock also
-// restores folders if a crash interrupted their removal. It does not wait: if another process has the
+// restores folders if a crash interrupted their removal, and removes old marks. It does not wait: if another process has the
 // lock, it returns ErrLocked.
 func (d *Disk) Lock() (unlock func() error, err error) {
 	f, err := d.root.Open(identityFile)
@@ -190,6 +190,7 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		_ = unlock() // the first error is returned
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
+	d.removeOldMarks()
 	return unlock, nil
 }
 

@@ -19,11 +19,11 @@ var ErrModified = errors.New("file was modified while it was read")
 var ErrDamaged = errors.New("is damaged")
 
 // Reader reads the bytes of a ready image. After Close, the page cache contains the same pages of the
-// image as before. ReadAt may be called concurrently.
+// image as before, or fewer of them after OpenUncached. ReadAt may be called concurrently.
 type Reader struct {
 	*io.SectionReader
 	chunks *chunkReader
-	pages  *cachedPages
+	pages  *cachedPages // nil after OpenUncached
 	retain func([]Span) // pages that Close could not drop
 }
 
@@ -52,6 +52,66 @@ func (d *Disk) Open(id ID) (*Reader, error) {
 	}, nil
 }
 
+// OpenUncached is Open for a reader past the page cache: ReadAt returns what the medium has, also if the medium has lost
+// bytes whose pages are cached, as those of an image in use are. The Reader has no Send, and one ReadAt at a time.
+// If the file system refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
+func (d *Disk) OpenUncached(id ID) (*Reader, error) {
+	c := d.Stat(id)
+	if c.State != Ready {
+		return nil, fmt.Errorf("open: %s", c)
+	}
+	chunks, err := openChunkReader(d.root, id.file(imageFile))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", id, err)
+	}
+	return &Reader{SectionReader: io.NewSectionReader(uncachedFile{chunks}, 0, chunks.size), chunks: chunks}, nil
+}
+
+// Direct reports whether the Reader reads past the page cache.
+func (r *Reader) Direct() bool { return r.pages == nil && r.chunks.direct }
+
+// errCached: a proof on this node would come from the page cache.
+var errCached = errors.New("its file system refuses reads past the page cache, so that its proof counts for copies on other nodes only")
+
+// Prove reads a chunk of a ready copy past the page cache. ErrDamaged: it has not the hash.
+func (d *Disk) Prove(id ID, chunk SelectedChunk) error {
+	r, err := d.OpenUncached(id)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if !r.Direct() {
+		return errCached
+	}
+	data := make([]byte, chunk.To-chunk.From)
+	if _, err := r.ReadAt(data, chunk.From); err != nil {
+		return fmt.Errorf("read %s: %w", id, err)
+	}
+	if !chunk.Hash.Matches(data) {
+		return fmt.Errorf("%s %w at %d", id, ErrDamaged, chunk.From)
+	}
+	return nil
+}
+
+// uncachedFile implements io.ReaderAt past the page cache.
+type uncachedFile struct{ r *chunkReader }
+
+// ReadAt implements io.ReaderAt. Some file systems accept direct reads, and answer them from the page cache, such
+// as btrfs for compressed extents. So it drops the pages first.
+func (u uncachedFile) ReadAt(b []byte, offset int64) (read int, err error) {
+	c := chunk{buf: NewChunkBuffer()}
+	for read < len(b) {
+		at := offset + int64(read)
+		start := at / ChunkSize * ChunkSize
+		_ = unix.Fadvise(int(u.r.f.Fd()), start, ChunkSize, unix.FADV_DONTNEED) // if this fails, they stay cached
+		if err := u.r.read(&c, start); err != nil {
+			return read, err
+		}
+		read += copy(b[read:], c.data[at-start:])
+	}
+	return read, nil
+}
+
 // Unchanged returns ErrModified if the file was modified since Open.
 func (r *Reader) Unchanged() error {
 	_, err := r.chunks.unchanged()
@@ -61,8 +121,10 @@ func (r *Reader) Unchanged() error {
 // Close closes the file. It drops the pages that were added to the page cache. Pages that the network
 // stack is still sending stay until the next Reader of the image is closed.
 func (r *Reader) Close() error {
-	if spans := r.pages.release(); len(spans) > 0 {
-		r.retain(spans)
+	if r.pages != nil {
+		if spans := r.pages.release(); len(spans) > 0 {
+			r.retain(spans)
+		}
 	}
 	return r.chunks.close()
 }
@@ -203,6 +265,9 @@ func openChunkReader(root *os.Root, name string) (*chunkReader, error) {
 	if err != nil {
 		f.Close()
 		return nil, err
+	}
+	if !direct {
+		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // what stays cached is read from there
 	}
 	return &chunkReader{f: f, direct: direct, size: info.Size(), holes: extents{f: f}, before: evidenceOf(info)}, nil
 }

@@ -37,7 +37,9 @@ type Record struct {
 	// Evidence is nil until the file is verified.
 	Evidence   *Evidence `json:"evidence,omitempty"`
 	VerifiedAt time.Time `json:"verified,omitzero"` // when all bytes last matched their digest
-	Failed     string    `json:"failed,omitempty"`  // why the file must not be used; "": it may be used
+	// ReadBackAt is when all bytes were last read from the disk and matched. Zero: not since they were written.
+	ReadBackAt time.Time `json:"readBackAt,omitzero"`
+	Failed     string    `json:"failed,omitempty"` // why the file must not be used; "": it may be used
 	// DamagedAt is the time when a file of this copy last failed. A repair does not reset it.
 	DamagedAt time.Time `json:"damaged,omitzero"`
 	// InUse is true if the image was in use when a manager last observed it. If the use ended while no
@@ -117,7 +119,7 @@ func ParseRecord(data []byte) (Record, error) {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
 	r.Signature = r.Signature.valid()
-	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince, &r.ReplacedAt} {
+	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.ReadBackAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince, &r.ReplacedAt} {
 		*t = ValidTime(*t)
 	}
 	return r, nil

@@ -196,6 +196,9 @@ var ownFiles = []string{
 }
 
 func removeOwnFiles(root *os.Root, folder string) error {
+	if err := removeMarks(root, folder); err != nil {
+		return err
+	}
 	for _, name := range ownFiles {
 		if err := ignoreMissing(root.Remove(path.Join(folder, name))); err != nil {
 			return err

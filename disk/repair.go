@@ -225,6 +225,7 @@ func (r *repair) recordSuccess() error {
 		return errors.New("the record of another image replaced its record")
 	}
 	now.SHA256, now.Failed, now.VerifiedAt = r.record.SHA256, "", time.Now().UTC()
+	now.ReadBackAt = now.VerifiedAt
 	return r.folder.markReady(now, r.want, r.reader.before)
 }
 

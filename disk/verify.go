@@ -178,6 +178,7 @@ func (f imageFolder) recordResult(r Record, want Expected, got content) error {
 	r.SHA512, r.SHA256, r.Failed = got.sum512, got.sum256, ""
 	r.ManifestDigest, r.Size = got.manifest, got.file.Size
 	r.Format, r.VirtualSize, r.VerifiedAt = info.Format, info.VirtualSize, time.Now().UTC()
+	r.ReadBackAt = r.VerifiedAt
 	if err := renameDurably(f.disk.root, f.file(newManifestFile), f.file(chunksFile)); err != nil {
 		return err
 	}

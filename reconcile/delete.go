@@ -13,7 +13,8 @@ import (
 // through these steps (D1 to D4):
 //
 //	withdraw   The copy is marked as leaving. From here on direct queries show it as
-//	           leaving. The round then publishes its state and begins the queries.
+//	           leaving. A mark in its folder shows who has the same folder (marks.go). The round
+//	           then publishes its state and begins the queries.
 //	query      The holder queries the node of each copy that it counts on; for an image
 //	           that is not declared any more, all other nodes. It queries them directly,
 //	           and every query starts after the withdrawal. Then each copy that the responses
@@ -35,6 +36,8 @@ import (
 type deletion struct {
 	phase     deletionPhase
 	unproven  bool                     // a requested proof did not pass
+	mark      mark                     // of the copy; zero for an orphan, whose deletion counts on no copy
+	shared    error                    // whose copy has the same folder, or why that is not known; nil: no other one
 	queried   []string                 // the nodes to query
 	responses map[string]plan.Response // by node; a node that did not respond is missing
 }
@@ -59,6 +62,7 @@ const (
 type queryResponses struct {
 	key       plan.CopyRef
 	responses map[string]plan.Response // by node
+	shared    error                    // deletion.shared
 	stopped   bool                     // the deletion was stopped before the queries ended
 }
 
@@ -68,17 +72,21 @@ type queryResponses struct {
 func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
 	key, queried := run.task.Action.CopyRef(), d.NodesToQuery(o, run.task.Action)
 	run.deletion = &deletion{queried: queried}
+	if _, declared := d.Config.Images[run.task.Action.Image]; declared {
+		run.deletion.mark = newMark(run.task, r.system.Secret)
+	}
 	r.served.leaving.add(key)
 	nodes := make([]peer.Address, 0, len(run.deletion.queried))
 	for _, name := range queried {
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
-	proofs := prover{r.system, &r.served, r.peers.claims}
+	m := run.deletion.mark
+	proofs := prover{r.system, &r.served, r.peers.claims, m, r.jobs.reports.addDamaged}
 	return func() {
-		r.system.Jobs.Query(ctx, run.task.Action, nodes, func(states map[string]peer.State) {
-			responses := responsesFromPeers(d.Config.Nodes, states)
+		r.system.Jobs.Query(ctx, run.task.Action, m.Name, nodes, func(states map[string]peer.State) {
+			responses, shared := responsesFromPeers(d.Config.Nodes, states), m.seenBy(key, states, &r.served)
 			proofs.request(ctx, d, o, run.task.Action, queried, responses, func() {
-				r.jobs.reports.addResponses(queryResponses{key, responses, ctx.Err() != nil})
+				r.jobs.reports.addResponses(queryResponses{key, responses, shared, ctx.Err() != nil})
 			})
 		})
 	}
@@ -91,7 +99,7 @@ func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool)
 		return r.endJob(jobEnd{q.key, context.Canceled, true}), true
 	}
 	deletion := r.jobs.running[q.key].deletion
-	deletion.phase, deletion.responses = confirming, q.responses
+	deletion.phase, deletion.responses, deletion.shared = confirming, q.responses, q.shared
 	deletion.unproven = !r.peers.claims.record(q.responses, r.clock.now().Steady, r.jobs.transfers.addProof)
 	return endedJob{}, false
 }
@@ -130,6 +138,9 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 		return fmt.Errorf("the responses are %v old", age.Round(time.Second))
 	}
 	a := run.task.Action
+	if run.deletion.shared != nil {
+		return run.deletion.shared
+	}
 	return d.ConfirmDeletion(o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses), a)
 }
 

@@ -114,8 +114,11 @@ func (s *disks) onlyLocked() error {
 
 // rejectDuplicates gives disks with the same uuid a problem (I10): one of them is a copy of the
 // other, or they are one disk at two paths. It cannot be known which one the configuration means.
+//
+// Of two disks with different uuids and one folder of copies, the later one by name is rejected (U5): its copies are those of
+// the first one.
 func (s *disks) rejectDuplicates() {
-	first := map[string]schema.DiskRef{}
+	first, folders := map[string]schema.DiskRef{}, map[disk.FolderID]schema.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
 		o := s.open[ref]
 		if o.uuid == "" {
@@ -124,6 +127,7 @@ func (s *disks) rejectDuplicates() {
 		twin, duplicate := first[o.uuid]
 		if !duplicate {
 			first[o.uuid] = ref
+			o.rejectSharedFolder(ref, folders)
 			continue
 		}
 		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
@@ -132,6 +136,19 @@ func (s *disks) rejectDuplicates() {
 		if o.handle != nil || other.handle != nil {
 			o.locked, other.locked = nil, nil // one disk at two paths: this process has the lock
 		}
+	}
+}
+
+// rejectSharedFolder gives the disk a problem if its folder of copies is in folders, and adds it otherwise.
+func (o *openDisk) rejectSharedFolder(ref schema.DiskRef, folders map[disk.FolderID]schema.DiskRef) {
+	if o.handle == nil || o.problem != "" {
+		return
+	}
+	folder, err := o.handle.Folder()
+	if other, shared := folders[folder]; shared {
+		o.problem = fmt.Sprintf("%s and %s show the same folder backing-images: a copy there is one copy, so that only %s is used; unmount one, or remove %s from the configuration", other, ref, other, ref)
+	} else if err == nil && folder != (disk.FolderID{}) {
+		folders[folder] = ref
 	}
 }
 

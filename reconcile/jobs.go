@@ -142,7 +142,7 @@ func (s *slots) acquire(a plan.Action) bool {
 		return s.others > 0
 	case a.Op.Deletes():
 		n = &s.deletions
-	case a.VerifiesPeer():
+	case a.VerifiesPeer(), a.Code == plan.CodeReadBack: // other nodes cause it
 		n = &s.verifications
 	case a.Demanded:
 		n = &s.demanded
@@ -162,6 +162,9 @@ func (j *jobs) stopAll() {
 func (j *jobs) remove(e jobEnd) *activeJob {
 	run := j.running[e.key]
 	delete(j.running, e.key)
+	if run.deletion != nil && run.deletion.mark.Name != "" {
+		_ = run.task.Disk.RemoveMark(e.key.ID, run.deletion.mark.Name) // otherwise the next process removes it
+	}
 	run.stop() // releases its context
 	j.transfers.end(e)
 	return run

@@ -245,12 +245,12 @@ func (l *localJobs) job(t Task) job.Job {
 }
 
 // Query implements Jobs.
-func (l *localJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
+func (l *localJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State)) {
 	go func() {
 		if l.peers.client == nil {
 			nodes = nil // without responses, no deletion that needs them is confirmed
 		}
-		done(queryPeers(ctx, l.peers.client, nodes, a.Image))
+		done(queryPeers(ctx, l.peers.client, nodes, a.Image, mark))
 	}()
 }
 
@@ -274,10 +274,10 @@ func foldersOf(disks map[string]Disk) map[string]*disk.Disk {
 	return folders
 }
 
-// queryPeers requests the current copies of an image from all nodes at the same time. The
+// queryPeers requests the current copies of an image from all nodes at the same time, see peer.Client.Copies. The
 // responses are by node name; a node that fails or does not respond within QueryTimeout is
 // missing.
-func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, image string) map[string]peer.State {
+func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, image, mark string) map[string]peer.State {
 	ctx, cancel := context.WithTimeout(ctx, QueryTimeout)
 	defer cancel()
 	var mu sync.Mutex
@@ -285,7 +285,7 @@ func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, 
 	responses := map[string]peer.State{}
 	for _, at := range nodes {
 		all.Go(func() {
-			state, err := client.Copies(ctx, at, image)
+			state, err := client.Copies(ctx, at, image, mark)
 			if err != nil {
 				return // a failed query counts as no response
 			}

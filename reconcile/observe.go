@@ -26,6 +26,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 		seen.ClockStepped = r.clock.outdated(seen.UUID)
 		o.Disks[ref] = seen
 	}
+	o.MarkSameCopies()
 	r.pendingUsage.applyTo(o)
 	r.failures.dropStale(d, o)
 	o.Failures = r.failures.onWallClock(now)

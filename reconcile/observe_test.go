@@ -6,7 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -71,6 +73,8 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 			t.Errorf("%s: a deletion is planned: %v; in use: %q", when, got, o.Disks[key.Disk].Copies[key.ID].UsedBy)
 		}
 	}
+	other := schema.DiskRef{Node: "node1", Disk: "disk2"}
+	must(t, r.disks.open[other].handle.Update(key.ID, func(r *disk.Record) { r.ReadBackAt = time.Now().Add(time.Hour) }))
 	expectDeletion("a process has the copy open", false)
 	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}}, stop: func() {}}
 	expectDeletion("a job verifies it, too", false)

@@ -172,28 +172,30 @@ func (n peerNode) DeclaredUUID(name string) (string, bool) {
 }
 
 // Copies implements peer.Node.
-func (n peerNode) Copies(_ context.Context, name string) (peer.State, error) {
-	return n.served.copies(name)
+func (n peerNode) Copies(_ context.Context, name, mark string) (peer.State, error) {
+	return n.served.copies(name, mark)
 }
 
 // Copies returns the copies of one image name on the disks of this node, as PeerNode does for a
 // direct query. It may be called concurrently.
-func (r *Reconciler) Copies(name string) (peer.State, error) { return r.served.copies(name) }
+func (r *Reconciler) Copies(name, mark string) (peer.State, error) {
+	return r.served.copies(name, mark)
+}
 
-// copies observes the copies of one image name. A copy that is withdrawn at any moment of the
+// copies observes the copies of one image name, and which of them have the mark with a name. A copy that is withdrawn at any moment of the
 // observation is leaving: a slow listing can outlast a whole deletion, whose copy it still has. The
 // config digest is the one from before the observation. So a change during the observation makes
 // the response count for less, never for more.
-func (s *served) copies(name string) (peer.State, error) {
+func (s *served) copies(name, mark string) (peer.State, error) {
 	endWatch := s.leaving.watch()
 	now := s.disks.Load()
 	if now == nil {
 		endWatch()
 		return peer.State{}, errNotRead
 	}
-	state := peer.State{Node: now.node, Config: now.config}
+	state := peer.State{Node: now.node, Config: now.config, Mark: mark}
 	for _, on := range slices.Sorted(maps.Keys(now.byName)) {
-		state.Disks = append(state.Disks, now.byName[on].list(on, name))
+		state.Disks = append(state.Disks, now.byName[on].list(on, name, mark))
 	}
 	leaving := endWatch()
 	for _, one := range state.Disks {
@@ -210,7 +212,7 @@ func (s *served) copies(name string) (peer.State, error) {
 
 // list returns the copies of one image name on the disk. If the disk has a problem before or after
 // the listing, nothing is known about its copies.
-func (d servedDisk) list(on, name string) peer.Disk {
+func (d servedDisk) list(on, name, mark string) peer.Disk {
 	seen := peer.Disk{Name: on, UUID: d.uuid, Problem: d.problem, Copies: []peer.Copy{}}
 	if seen.Problem != "" {
 		return seen
@@ -221,7 +223,11 @@ func (d servedDisk) list(on, name string) peer.Disk {
 		if !inUse {
 			using, _ = found.Users.FileOpen(c.ID)
 		}
-		seen.Copies = append(seen.Copies, copyToPeer(plan.Copy{Copy: c, UsedBy: using}))
+		wire := copyToPeer(plan.Copy{Copy: c, UsedBy: using})
+		if err == nil && mark != "" {
+			wire.Mark, err = d.handle.ReadMark(c.ID, mark)
+		}
+		seen.Copies = append(seen.Copies, wire)
 	}
 	if err == nil {
 		// It fails if the disk was closed or unmounted meanwhile: the list may be too short then.

@@ -57,7 +57,7 @@ func TestSendSurvivesTheCloseOfItsDisk(t *testing.T) {
 	if err != nil || !bytes.Equal(append(got, rest...), content) {
 		t.Errorf("%d bytes were received, error %v", len(got)+len(rest), err)
 	}
-	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
+	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
 	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 0 {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
@@ -80,7 +80,7 @@ func TestClosedDiskIsNeverListedAsEmpty(t *testing.T) {
 				return
 			default:
 			}
-			s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
+			s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
 			if err != nil {
 				t.Error(err)
 			}
@@ -110,7 +110,7 @@ func TestResponseHasNoCopiesOfAnUnmountedDisk(t *testing.T) {
 	path := with.Config.Nodes[with.Node].Disks["disk1"].Path
 	must(t, os.Rename(path, path+"-unmounted"))
 	defer func() { must(t, os.Rename(path+"-unmounted", path)) }()
-	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot")
+	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
 	if err != nil || len(s.Disks) != 1 || s.Disks[0].Problem == "" || len(s.Disks[0].Copies) > 0 {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
@@ -135,7 +135,7 @@ func TestClonedDiskIsDisputedOnBothNodes(t *testing.T) {
 			}
 			return disputed == 2
 		})
-		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot")
+		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot", "")
 		if err != nil || s.Disks[0].Problem != "" {
 			t.Errorf("the response of %s is %+v, %v; it observes %+v", m.name, s, err, v.Observed.Disks)
 		}
@@ -169,14 +169,14 @@ func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
 	}}
 	now.byName = map[string]servedDisk{"disk1": one}
 	r.served.disks.Store(&now)
-	s, err := r.Copies("parrot")
+	s, err := r.Copies("parrot", "")
 	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 1 || !s.Disks[0].Copies[0].Leaving {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
 	one.handle = one.handle.(listingDisk).Disk
 	now.byName = map[string]servedDisk{"disk1": one}
 	r.served.disks.Store(&now)
-	if s, err := r.Copies("parrot"); err != nil || s.Disks[0].Copies[0].Leaving || len(r.served.leaving.watches) > 0 {
+	if s, err := r.Copies("parrot", ""); err != nil || s.Disks[0].Copies[0].Leaving || len(r.served.leaving.watches) > 0 {
 		t.Errorf("later the response is %+v, %v", s, err)
 	}
 }

@@ -162,10 +162,12 @@ func isSameState(a, b peer.State) bool {
 func (t peerState) translate(offset time.Duration) {
 	for _, seen := range t.disks {
 		for id, c := range seen.Copies {
-			if !c.DamagedAt.IsZero() {
-				c.DamagedAt = c.DamagedAt.Add(offset)
-				seen.Copies[id] = c
+			for _, at := range []*time.Time{&c.DamagedAt, &c.ReadBackAt, &c.SurplusSince, &c.LastUsed} {
+				if !at.IsZero() {
+					*at = at.Add(offset)
+				}
 			}
+			seen.Copies[id] = c
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/v1/state":
 		s, _, err = l.client.State(r.Context(), at, "", 0)
 	case isQuery(r):
-		s, err = l.client.Copies(r.Context(), at, "parrot")
+		s, err = l.client.Copies(r.Context(), at, "parrot", r.URL.Query().Get("mark"))
 	case strings.HasSuffix(r.URL.Path, "/data"):
 		l.proof(w, r)
 		return
@@ -57,6 +57,7 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.UUID = "the disk of the liar"
 		for j := range d.Copies {
 			d.Copies[j].Leaving, d.Copies[j].Action, d.Copies[j].UsedBy = false, "", ""
+			d.Copies[j].ReadBackAt = time.Now().Add(time.Hour)
 			if l.change != nil {
 				l.change(&d.Copies[j])
 			}

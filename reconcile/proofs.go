@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -11,12 +12,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// ProofTask is the request that a copy on another node proves that it has its bytes: see
-// plan.ProofRequest.
+// ProofTask is the request that a copy proves that it has its bytes: see plan.ProofRequest.
 type ProofTask struct {
 	Copy   plan.CopyRef
-	Source peer.Source
-	Size   int64 // of the copy
+	Own    Disk        // of a copy on this node; nil: Source is asked
+	Source peer.Source // of a copy on another node
+	Size   int64       // of the copy
 	// Secret selects the chunk. It was chosen after the withdrawal of the copy that may be deleted, so
 	// that nobody could get the chunk from that copy in time.
 	Secret uint64
@@ -30,6 +31,9 @@ type prover struct {
 	system System
 	served *served
 	claims *claims
+	mark   mark // of the copy that may be deleted
+	// damaged is called with a copy on this node that does not have its bytes any more.
+	damaged func(plan.CopyRef)
 }
 
 // request requests the proofs that the deletion a needs, adds them to the responses of the queried nodes,
@@ -40,7 +44,7 @@ func (r prover) request(ctx context.Context, d plan.Desired, o plan.Observed, a 
 	var tasks []ProofTask
 	for _, p := range d.ProofRequests(asked, a, r.claims.unanswered()) {
 		t, err := r.task(d, asked, p)
-		if err != nil {
+		if err = cmp.Or(r.mark.mayBeSame(o, a.CopyRef(), p.Copy), err); err != nil {
 			setProof(responses, p.Copy, plan.Proof{Problem: err.Error()})
 			continue
 		}
@@ -53,6 +57,10 @@ func (r prover) request(ctx context.Context, d plan.Desired, o plan.Observed, a 
 	}
 	r.system.Jobs.Prove(ctx, a, tasks, func(proofs map[plan.CopyRef]plan.Proof) {
 		for ref, p := range proofs {
+			if p.Result == plan.ProofWrong && d.Owns(ref.Disk) {
+				r.damaged(ref) // it is verified, and nobody claims anything
+				p.Result = plan.ProofMissing
+			}
 			setProof(responses, ref, p)
 		}
 		done()
@@ -74,7 +82,7 @@ func withdrawnCopies(o plan.Observed, leaving map[plan.CopyRef]bool) plan.Observ
 
 var (
 	errUntrustedManifest = errors.New("no other node has the same chunk manifest")
-	errDiskClosed        = errors.New("the disk with the chunk manifest was closed")
+	errDiskClosed        = errors.New("a disk of this node was closed")
 )
 
 // task returns the task of a request, or why the proof cannot be made.
@@ -87,6 +95,11 @@ func (r prover) task(d plan.Desired, o plan.Observed, p plan.ProofRequest) (Proo
 	t := ProofTask{
 		Copy: p.Copy, Size: c.Size, Secret: r.system.Secret(),
 		Source: peer.Source{Address: at, Disk: p.Copy.Disk.Disk, ID: p.Copy.ID, ManifestDigest: c.ManifestDigest, Size: c.Size},
+	}
+	if d.Owns(p.Copy.Disk) {
+		if t.Own = r.served.handle(p.Copy.Disk.Disk); t.Own == nil {
+			return ProofTask{}, errDiskClosed
+		}
 	}
 	if p.Local != (plan.CopyRef{}) {
 		t.Local = LocalCopy{Disk: r.served.handle(p.Local.Disk.Disk), ID: p.Local.ID}
@@ -126,19 +139,22 @@ func requestChunks(ctx context.Context, client *peer.Client, tasks []ProofTask) 
 	return proofs
 }
 
-// requestChunk requests one proof.
+// requestChunk requests or makes one proof.
 func requestChunk(ctx context.Context, client *peer.Client, t ProofTask) plan.Proof {
 	err := func() error {
 		chunk, err := selectChunk(ctx, client, t)
 		if err != nil {
 			return err
 		}
+		if t.Own != nil {
+			return folderOf(t.Own).Prove(t.Copy.ID, chunk)
+		}
 		return client.Prove(ctx, t.Source, chunk)
 	}()
 	switch {
 	case err == nil:
 		return plan.Proof{Result: plan.ProofPassed}
-	case errors.Is(err, peer.ErrWrongChunk):
+	case errors.Is(err, peer.ErrWrongChunk), t.Own != nil && (errors.Is(err, disk.ErrDamaged) || disk.IsMediaError(err)):
 		return plan.Proof{Result: plan.ProofWrong, Problem: err.Error()}
 	}
 	return plan.Proof{Problem: err.Error()}

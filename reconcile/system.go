@@ -48,6 +48,11 @@ type Disk interface {
 	RecordUsers() error
 	// EndUses ends the uses of an image by replicas that List does not find any more. uuid "" stands for all generations.
 	EndUses(name, uuid string)
+	// SetMark, ReadMark, RemoveMark and Folder are those of disk.Disk.
+	SetMark(id disk.ID, m disk.Mark) error
+	ReadMark(id disk.ID, name string) (secret string, err error)
+	RemoveMark(id disk.ID, name string) error
+	Folder() (disk.FolderID, error)
 	// Close unlocks the disk.
 	Close() error
 }
@@ -104,11 +109,11 @@ type Jobs interface {
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, t Task, done func(error))
 	// Query requests the current copies of the image of a deletion directly from each of the
-	// nodes. A node that does not respond within QueryTimeout is missing in the responses, which
-	// are by node name.
-	Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State))
-	// Prove requests one chunk of each copy for a deletion, and reports the outcomes. A copy that sends
-	// no chunk within ProofTimeout may be missing in them.
+	// nodes, which look for the mark with that name. A node that does not respond within QueryTimeout is missing
+	// in the responses, which are by node name.
+	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State))
+	// Prove requests one chunk of each copy for a deletion, or reads it if the copy is on this node, and reports the
+	// outcomes. A copy that sends no chunk within ProofTimeout may be missing in them.
 	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[plan.CopyRef]plan.Proof))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error

@@ -69,7 +69,7 @@ func (c *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 
 // EqualStates reports whether two states are equal except for volatile values.
 func EqualStates(a, b *State) bool {
-	return a.Node == b.Node && a.Config == b.Config && slices.EqualFunc(a.Disks, b.Disks, equalDisks)
+	return a.Node == b.Node && a.Config == b.Config && a.Mark == b.Mark && slices.EqualFunc(a.Disks, b.Disks, equalDisks)
 }
 
 func equalDisks(a, b Disk) bool {
@@ -157,7 +157,7 @@ func etagOf(s State) string {
 // It keeps whether there is a partial file, but not the size of the file. It does not change Failure.
 func (c Copy) withoutVolatile() Copy {
 	c.PartBytes, c.Reason = min(c.PartBytes, 1), ""
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.ReadBackAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
 		*t = t.UTC().Round(0)
 	}
 	return c

@@ -73,6 +73,8 @@ func TestETagChangesWithEachFieldExceptVolatileOnes(t *testing.T) {
 // change sets a field to another value.
 func change(t *testing.T, f reflect.Value) {
 	switch v := f.Addr().Interface().(type) {
+	case *disk.FolderID:
+		v.Inode++
 	case *disk.Digest:
 		*v = digestOf(disk.SHA256, "another")
 	case *disk.Declaration:

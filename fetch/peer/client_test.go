@@ -177,11 +177,11 @@ func TestRetryAfterIsLimited(t *testing.T) {
 
 func TestCopiesRejectsOtherImages(t *testing.T) {
 	at := startFakePeer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(encode(stateWith("node1", 2))) })
-	_, err := newClient(t).Copies(t.Context(), at, "image-0000")
+	_, err := newClient(t).Copies(t.Context(), at, "image-0000", "")
 	if err == nil || !strings.HasSuffix(err.Error(), "the response for image image-0000 has a copy of image-0001") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := newClient(t).Copies(t.Context(), at, "../state"); err == nil {
+	if _, err := newClient(t).Copies(t.Context(), at, "../state", ""); err == nil {
 		t.Error("the client sent a request for an invalid name")
 	}
 }
@@ -241,7 +241,7 @@ func TestRequestsTimeOut(t *testing.T) {
 		{"incomplete body", "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{", queryState(at, "", 0), 30 * time.Second},
 		{"long poll", "", queryState(at, `"x"`, 30*time.Second), 40 * time.Second},
 		{"long poll beyond the limit", "", queryState(at, `"x"`, time.Hour), 70 * time.Second},
-		{"copies", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot"); return err }, 30 * time.Second},
+		{"copies", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot", ""); return err }, 30 * time.Second},
 		{"data", "", func(ctx context.Context, c *Client) error {
 			_, err := c.openRange(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
 			return err

@@ -61,6 +61,8 @@ func (d *decoder) decodeState() error {
 			return d.decode(&d.state.Config)
 		case "clock":
 			return d.decode(&d.state.Clock)
+		case "mark":
+			return d.decode(&d.state.Mark)
 		case "disks":
 			return d.array(d.decodeDisk)
 		}
@@ -132,7 +134,7 @@ func (d *decoder) decodeCopy() error {
 	if err != nil || !kept {
 		return err
 	}
-	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Demand, &c.Action, &c.Rejection, &c.Reason, &c.ReasonCode} {
+	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Demand, &c.Action, &c.Rejection, &c.Reason, &c.ReasonCode, &c.Mark} {
 		*text = d.texts.keep(*text)
 	}
 	if c.Failure != nil {
@@ -179,7 +181,7 @@ func (s *State) check() error {
 	if len(s.Config) > maxName {
 		return errors.New("the config digest is too long")
 	}
-	s.Config = shortLine(s.Config, maxName)
+	s.Config, s.Mark = shortLine(s.Config, maxName), shortLine(s.Mark, maxName)
 	slices.SortFunc(s.Disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
 	for i := range s.Disks[min(1, len(s.Disks)):] {
 		if s.Disks[i].Name == s.Disks[i+1].Name {
@@ -226,7 +228,7 @@ func (c *Copy) check() error {
 			*size = 0
 		}
 	}
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
+	for _, t := range []*time.Time{&c.VerifiedAt, &c.ReadBackAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
 		*t = disk.ValidTime(*t)
 	}
 	switch c.State {
@@ -248,6 +250,7 @@ func (c *Copy) check() error {
 	c.Message, c.UsedBy, c.Demand = shortLine(c.Message, maxMessage), shortLine(c.UsedBy, maxMessage), shortLine(c.Demand, maxMessage)
 	c.Action, c.Rejection = shortLine(c.Action, maxName), shortLine(c.Rejection, maxMessage)
 	c.Reason, c.ReasonCode = shortLine(c.Reason, maxMessage), shortLine(c.ReasonCode, maxName)
+	c.Mark = shortLine(c.Mark, maxName)
 	if c.Failure != nil {
 		c.Failure.check()
 	}

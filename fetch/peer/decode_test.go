@@ -154,15 +154,15 @@ func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 func TestDecodeReadsEachField(t *testing.T) {
 	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 	sha512, sha256 := digestOf(disk.SHA512, ""), digestOf(disk.SHA256, "")
-	want := State{Node: "node1", Config: "c", Clock: at, Disks: []Disk{{
+	want := State{Node: "node1", Config: "c", Clock: at, Mark: "m", Disks: []Disk{{
 		Name: "disk1", UUID: "u", Problem: "p", ReadOnly: true, UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
 			Copy: disk.Copy{
 				ID: parrot, State: disk.Ready, Message: "m", Format: disk.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
 				SHA512: sha512, SHA256: sha256, ManifestDigest: sha256, Owned: true,
-				VerifiedAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, ReplacedAt: at, PartBytes: 4, PartTotal: 5,
+				VerifiedAt: at, ReadBackAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, ReplacedAt: at, PartBytes: 4, PartTotal: 5,
 			},
-			UsedBy: "u", Demand: "d", DemandSince: at, Leaving: true, Action: "verify", FromPeers: true,
+			UsedBy: "u", Demand: "d", DemandSince: at, Leaving: true, Mark: "m", Action: "verify", FromPeers: true,
 			Rejection: "r", RejectionTemporary: true, Reason: "r", ReasonCode: "no-space", Failure: &Failure{Action: "a", Message: "m", Attempts: 6, Since: -7, RetryIn: 8, Final: true, Disk: true, Link: true},
 		}},
 	}}}

@@ -42,7 +42,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer release()
-	image, err := openVerifiedImage(on.disk, c.ID)
+	image, err := openVerifiedImage(on.disk, c.ID, on.disk.Open)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
@@ -136,7 +136,7 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 // generation is uuid or, if uuid is "", the declared one. If no generation is declared, the node must
 // have exactly one generation.
 func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCopy, Copy, *httperror.Error) {
-	state, err := s.node.Copies(ctx, name)
+	state, err := s.node.Copies(ctx, name, "")
 	if err != nil {
 		return localCopy{}, Copy{}, httperror.New(http.StatusServiceUnavailable, "%v", err)
 	}
@@ -183,12 +183,13 @@ type verifiedImage struct {
 	readErr  error // the last error of Read: http.ServeContent does not return it
 }
 
-func openVerifiedImage(d *disk.Disk, id disk.ID) (*verifiedImage, error) {
+// openVerifiedImage opens the image of a copy by d.Open or d.OpenUncached.
+func openVerifiedImage(d *disk.Disk, id disk.ID, open func(disk.ID) (*disk.Reader, error)) (*verifiedImage, error) {
 	m, err := d.Manifest(id)
 	if err != nil {
 		return nil, err
 	}
-	r, err := d.Open(id)
+	r, err := open(id)
 	if err == nil && r.Size() != m.Size() {
 		err = errors.Join(fmt.Errorf("open %s: the file has %d bytes, but its chunk manifest is for %d bytes", id, r.Size(), m.Size()), r.Close())
 	}

@@ -50,7 +50,7 @@ func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)
 	n.put(t, id, content)
 	d, path := n.disk, n.backing(id)
-	image, err := openVerifiedImage(d, id)
+	image, err := openVerifiedImage(d, id, n.disk.Open)
 	if err != nil {
 		t.Fatal(err)
 	}

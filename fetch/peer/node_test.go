@@ -41,9 +41,9 @@ func (n *testNode) Notifications() []byte { return []byte(`{"target":"t","episod
 
 func (n *testNode) ReportDamage(ctx context.Context, name string) { n.damaged(ctx, name) }
 
-func (n *testNode) Copies(_ context.Context, name string) (State, error) {
+func (n *testNode) Copies(_ context.Context, name, mark string) (State, error) {
 	l, err := n.disk.List()
-	s := State{Node: n.name, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
+	s := State{Node: n.name, Mark: mark, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
 	for _, c := range l.Copies {
 		if c.Name == name {
 			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{Copy: c, Leaving: n.Leaving("disk1", c.ID)})

@@ -156,7 +156,7 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 const (
-	// maxProofs is how many proofs a node sends at once: each needs a chunk of memory. Further requests
+	// maxProofs is how many proofs a node sends at once: each needs some chunks of memory. Further requests
 	// wait.
 	maxProofs = 4
 	// proofTimeout is for one proof, with its wait. A node waits for a shorter time, so that a receiver that
@@ -164,8 +164,8 @@ const (
 	proofTimeout = 30 * time.Second
 )
 
-// proof sends one chunk of a copy. It compares the chunk with the chunk manifest before that: a damaged
-// copy proves nothing, and is verified.
+// proof sends one chunk of a copy. It reads the chunk past the page cache, because the medium may have lost
+// what the cache has, and compares it with the chunk manifest: a damaged copy proves nothing, and is verified.
 func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) {
 	ctx, cancel := context.WithTimeout(r.Context(), proofTimeout)
 	defer cancel()
@@ -177,7 +177,7 @@ func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) {
 		errOverloaded.Write(w)
 		return
 	}
-	image, err := openVerifiedImage(c.disk, c.id)
+	image, err := openVerifiedImage(c.disk, c.id, c.disk.OpenUncached)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
@@ -200,7 +200,7 @@ func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, 
 	chunk := make([]byte, part.to-part.from)
 	if _, err := image.ReadAt(chunk, part.from); err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		if errors.Is(err, disk.ErrDamaged) {
+		if errors.Is(err, disk.ErrDamaged) || disk.IsMediaError(err) {
 			_ = http.NewResponseController(w).Flush() // fails only if the receiver has disconnected
 			s.node.ReportDamage(r.Context(), c.id.Name)
 		}

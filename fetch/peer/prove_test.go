@@ -100,7 +100,7 @@ func TestProofOfADamagedChunk(t *testing.T) {
 	damaged := make(chan string, 1)
 	n.damaged = func(_ context.Context, name string) { damaged <- name }
 	n.put(t, parrot, randomBytes(4096))
-	image, err := openVerifiedImage(n.disk, parrot)
+	image, err := openVerifiedImage(n.disk, parrot, n.disk.Open)
 	if err != nil {
 		t.Fatal(err)
 	}

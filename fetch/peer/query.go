@@ -58,21 +58,26 @@ func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag st
 }
 
 // Copies returns the State of the node at an address with only the copies of one image name. The node
-// observes its disks after it received the request, so the response is current. The timeout is 30 s
-// or the deadline of ctx.
-func (c *Client) Copies(ctx context.Context, at Address, name string) (State, error) {
+// observes its disks after it received the request, so the response is current, and looks for the mark with that
+// name in the folders of the copies, unless it is "". The timeout is 30 s or the deadline of ctx.
+func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (State, error) {
 	if err := disk.CheckName(name); err != nil {
 		return State{}, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, stateTimeout, errTimeout)
 	defer cancel()
-	resp, err := c.do(ctx, request{
-		address: at, path: []string{"v1", "images", name, "copies"}, header: acceptGzip(), timeout: stateTimeout,
-	})
+	r := request{address: at, path: []string{"v1", "images", name, "copies"}, header: acceptGzip(), timeout: stateTimeout}
+	if mark != "" {
+		r.query = url.Values{markParameter: {mark}}
+	}
+	resp, err := c.do(ctx, r)
 	if err != nil {
 		return State{}, err
 	}
 	s, _, err := c.readState(resp, at, Scope{})
+	if err == nil && s.Mark != mark {
+		err = fmt.Errorf("query %s: the node does not look for marks: update backing-image-manager there", at.URL)
+	}
 	if err == nil && s.Omitted > 0 {
 		err = fmt.Errorf("query %s: the response has more than %d copies", at.URL, Scope{}.maxOthers())
 	}
@@ -88,6 +93,9 @@ func (c *Client) Copies(ctx context.Context, at Address, name string) (State, er
 	}
 	return s, nil
 }
+
+// markParameter has the name of a mark.
+const markParameter = "mark"
 
 // maxNotifications limits the response of Notifications, in bytes.
 const maxNotifications = 8 << 20

@@ -42,7 +42,7 @@ func TestClientRejectsStateOfAnotherNode(t *testing.T) {
 	if _, _, err := c.State(t.Context(), at, "", 0); err == nil || err.Error() != want {
 		t.Errorf("state: got %v, want %s", err, want)
 	}
-	if _, err := c.Copies(t.Context(), at, "parrot"); err == nil || err.Error() != want {
+	if _, err := c.Copies(t.Context(), at, "parrot", ""); err == nil || err.Error() != want {
 		t.Errorf("copies: got %v, want %s", err, want)
 	}
 }
@@ -103,11 +103,11 @@ func TestCopiesObservesTheDiskAfterTheRequest(t *testing.T) {
 	n := startNode(t, "node1")
 	id := disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
 	c := newClient(t)
-	if s, err := c.Copies(t.Context(), n.address(), "parrot"); err != nil || len(s.Disks[0].Copies) != 0 {
+	if s, err := c.Copies(t.Context(), n.address(), "parrot", ""); err != nil || len(s.Disks[0].Copies) != 0 {
 		t.Fatalf("got %+v, %v", s, err)
 	}
 	n.put(t, id, randomBytes(1<<20))
-	s, err := c.Copies(t.Context(), n.address(), "parrot")
+	s, err := c.Copies(t.Context(), n.address(), "parrot", "")
 	if err != nil || len(s.Disks[0].Copies) != 1 || s.Disks[0].Copies[0].State != disk.Ready {
 		t.Errorf("got %+v, %v", s, err)
 	}

@@ -22,8 +22,8 @@ type Node interface {
 	// Copies observes the disks now and returns the node's State with only the copies of one image
 	// name. Withdrawn copies have Leaving set. If the content of a disk is uncertain, the disk has a
 	// Problem: an empty list of copies proves that there are none. The client receives an error as a
-	// 503.
-	Copies(ctx context.Context, name string) (State, error)
+	// 503. It looks for the mark with a name in the folders of the copies: State.Mark, Copy.Mark. "": for none.
+	Copies(ctx context.Context, name, mark string) (State, error)
 	// Disk returns the disk with this name. It returns false if there is no such disk, or if its files
 	// must not be read because the disk has a problem.
 	Disk(name string) (*disk.Disk, bool)
@@ -170,6 +170,11 @@ func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 		httperror.New(http.StatusBadRequest, "%v", err).Write(w)
 		return
 	}
+	mark := r.URL.Query().Get(markParameter)
+	if mark != "" && !disk.IsMarkName(mark) {
+		httperror.New(http.StatusBadRequest, "a mark is 16 hex digits").Write(w)
+		return
+	}
 	select {
 	case s.observations <- struct{}{}:
 		defer func() { <-s.observations }()
@@ -177,7 +182,7 @@ func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 		errOverloaded.Write(w)
 		return
 	}
-	state, err := s.node.Copies(r.Context(), name)
+	state, err := s.node.Copies(r.Context(), name, mark)
 	if err != nil {
 		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
 		return

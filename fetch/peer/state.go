@@ -15,7 +15,10 @@ type State struct {
 	Config string `json:"config"`
 	// Clock is the wall time of the node. It does not change the ETag.
 	Clock time.Time `json:"clock,omitzero"`
-	Disks []Disk    `json:"disks"` // sorted by name
+	// Mark is the name of the mark that the node was asked for and has looked for in the folders of the copies. A node of
+	// an earlier version does not look for any.
+	Mark  string `json:"mark,omitempty"`
+	Disks []Disk `json:"disks"` // sorted by name
 
 	// Partial and Omitted say what the reader left out because its Scope does not need it: Partial is
 	// true if there are disks that are not declared, or more copies than maxIdle that nobody needs.
@@ -55,6 +58,8 @@ type Copy struct {
 	DemandSince time.Time `json:"demandSince,omitzero"`
 	// Leaving: the copy is withdrawn and may be deleted at any time.
 	Leaving bool `json:"leaving,omitempty"`
+	// Mark is the secret of the mark State.Mark in the folder of the copy: disk.Mark.
+	Mark string `json:"mark,omitempty"`
 	// Action is the running action for this copy; "": no action runs.
 	Action string `json:"doing,omitempty"`
 	// FromPeers: the partial file was synced from peers. It is not a first copy.

@@ -54,14 +54,16 @@ type Response struct {
 // WithResponses returns o with the responses about the images of that name. The queries must
 // have started after the withdrawal. Earlier observations do not count any more: a node that
 // was queried and did not respond is unreachable, and a node that was not queried confirms
-// nothing. A copy on another node counts only if it has proven that it has its bytes. Evidence
-// against the deletion still counts, from every node.
+// nothing. A copy counts only if it has proven that it has its bytes. Evidence against the deletion still
+// counts, from every node. responses also has the proofs of copies on this node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	o.proofs = map[CopyRef]Proof{}
+	for _, response := range responses {
+		maps.Copy(o.proofs, response.Proofs)
+	}
 	for node, peer := range o.Peers {
 		response, responded := responses[node]
-		maps.Copy(o.proofs, response.Proofs)
 		switch {
 		case responded:
 			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest, Omitted: peer.Omitted}
@@ -95,6 +97,7 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 		d.UUID, d.Problem, d.ReadOnly, d.UsageUnknown = now.UUID, now.Problem, now.ReadOnly, now.UsageUnknown
 		d.Demands = now.demandsAfter(d.Demands, name)
 	}
+	earlier := d.Copies
 	d.Copies = maps.Clone(d.Copies)
 	for id, c := range d.Copies {
 		if id.Name != name {
@@ -111,6 +114,7 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 		if d.Copies == nil {
 			d.Copies = map[disk.ID]Copy{}
 		}
+		c.ReadBackAt = earlier[id].ReadBackAt // that one is by the clock of this node
 		d.Copies[id] = c
 	}
 	return d
@@ -163,12 +167,13 @@ func (d Desired) ConfirmDeletion(o Observed, a Action) error {
 }
 
 // A node is trusted with what it says about its own copies, except for one thing: before this node
-// deletes a copy, each copy on another node on which the deletion counts proves that it has its bytes
-// (H3). After the withdrawal the holder chooses a chunk at random, requests it, and compares it with a
-// chunk manifest that it trusts. The withdrawn copy is not sent any more, so the other node cannot
-// get the chunk from it.
+// deletes a copy, each copy on which the deletion counts proves that it has its bytes (H3). After the
+// withdrawal the holder chooses a chunk at random, requests it, and compares it with a
+// chunk manifest that it trusts. The withdrawn copy is not sent any more, so another node cannot
+// get the chunk from it. The chunk is read past the page cache, also that of a copy on this node: a medium may
+// have lost bytes that the cache still has.
 
-// Proof is how a copy on another node answered the request to prove that it has its bytes.
+// Proof is how a copy answered the request to prove that it has its bytes.
 type Proof struct {
 	Result ProofResult
 	// Problem is why the copy has not proven it; "" if it has.
@@ -187,7 +192,7 @@ const (
 	ProofWrong
 )
 
-// ProofRequest is the request that a copy on another node proves that it has its bytes.
+// ProofRequest is the request that a copy proves that it has its bytes.
 type ProofRequest struct {
 	Copy CopyRef
 	// Local is a copy on this node with the same bytes. Its chunk manifest is compared with the
@@ -220,22 +225,22 @@ func (d Desired) ProofRequests(o Observed, a Action, last map[CopyRef]bool) []Pr
 }
 
 // proofRequests returns the requests for the deletion of a copy of this node: see Desired.ProofRequests.
-// It prefers copies whose chunk manifest is trusted.
+// It prefers copies on this node, and copies whose chunk manifest is trusted.
 func (p imagePlanner) proofRequests(deleted CopyRef, last map[CopyRef]bool) []ProofRequest {
-	var others []ProofRequest // best ranked first
+	var counted []ProofRequest // best ranked first
 	for _, ref := range p.state.ready {
-		if !p.ix.desired.Owns(ref.Disk) && p.state.countable(ref) {
-			others = append(others, p.proofRequest(ref, deleted))
+		if ref != deleted && p.state.countable(ref) {
+			counted = append(counted, p.proofRequest(ref, deleted))
 		}
 	}
-	slices.SortStableFunc(others, func(a, b ProofRequest) int {
+	slices.SortStableFunc(counted, func(a, b ProofRequest) int {
 		return cmp.Or(
-			compareBool(!p.state.isEligible(a.Copy.Disk), !p.state.isEligible(b.Copy.Disk)),
-			compareBool(last[a.Copy], last[b.Copy]), compareBool(a.Untrusted, b.Untrusted))
+			compareBool(!p.state.isEligible(a.Copy.Disk), !p.state.isEligible(b.Copy.Disk)), compareBool(last[a.Copy], last[b.Copy]),
+			compareBool(!p.ix.desired.Owns(a.Copy.Disk), !p.ix.desired.Owns(b.Copy.Disk)), compareBool(a.Untrusted, b.Untrusted))
 	})
-	missing := p.missingOnOwnDisks(deleted)
+	missing := p.requiredWithout(deleted)
 	var requests []ProofRequest
-	for _, r := range others {
+	for _, r := range counted {
 		eligible := p.state.isEligible(r.Copy.Disk)
 		if missing.total <= 0 && missing.placed <= 0 || missing.placed > 0 && !eligible {
 			break
@@ -286,13 +291,19 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// missingOnOwnDisks returns how many copies must remain after the deletion of a copy of this node, minus
-// the ready copies that this node keeps. The deletion must count on that many copies on other nodes.
-func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
-	missing := readyCount{placed: p.placement.requiredCopies()}
+// requiredWithout returns how many copies must remain after the deletion of a copy of this node.
+func (p imagePlanner) requiredWithout(deleted CopyRef) readyCount {
+	required := readyCount{placed: p.placement.requiredCopies()}
 	if slices.Contains(p.state.ready, deleted) {
-		missing.total = p.placement.copies
+		required.total = p.placement.copies
 	}
+	return required
+}
+
+// missingOnOwnDisks returns requiredWithout minus the ready copies that this node keeps. The deletion must
+// count on that many copies on other nodes.
+func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
+	missing := p.requiredWithout(deleted)
 	for _, ref := range p.state.ready {
 		if ref == deleted || !p.ix.desired.Owns(ref.Disk) || !p.state.countable(ref) {
 			continue
@@ -354,8 +365,8 @@ func (p imagePlanner) trustsManifest(ref, deleted CopyRef) bool {
 	return !p.state.digestDeclared() && !contradicted && p.ix.copyAt(deleted).SHA512 != c.SHA512
 }
 
-// hasProven reports whether a copy on another node has proven that it has its bytes. While no deletion
-// is confirmed, no proof is needed.
+// hasProven reports whether a copy has proven that it has its bytes. While no deletion is confirmed, no
+// proof is needed.
 func (ix *index) hasProven(ref CopyRef) bool {
 	return ix.observed.proofs == nil || ix.proofsWaived || ix.observed.proofs[ref].Result == ProofPassed
 }
@@ -364,13 +375,15 @@ func (ix *index) hasProven(ref CopyRef) bool {
 // Nobody on this node counts on it or reads it.
 var Unproven = Reason{CodeUnproven, "it did not prove that it has its bytes: other bytes were received, or none"}
 
-// unprovenCopies returns why a deletion does not count on copies of the declared generation on other
-// nodes that claim to be ready.
+// unprovenCopies returns why a deletion does not count on copies of the declared generation that claim to be
+// ready.
 func (s *imageState) unprovenCopies() (reasons []string) {
-	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
+	for _, ref := range s.ix.copiesNamed(s.image.ID.Name) {
 		c := s.ix.copyAt(ref)
 		switch {
-		case ref.ID != s.image.ID || !s.ix.sameConfig(ref.Disk.Node):
+		case ref.ID != s.image.ID || !s.ix.desired.Owns(ref.Disk) && !s.ix.sameConfig(ref.Disk.Node):
+		case c.SameAs != (schema.DiskRef{}):
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it is that on %s, because both disks show its folder", ref.Disk, c.SameAs))
 		case c.Unproven:
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s", ref.Disk, Unproven.Text))
 		case c.State == disk.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.observed.proofs[ref].Problem != "":

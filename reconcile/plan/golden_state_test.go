@@ -201,6 +201,8 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 		c.SurplusSince = s.time(value)
 	case "replaced":
 		c.ReplacedAt = s.time(value)
+	case "read-back":
+		c.ReadBackAt = s.time(value)
 	case "verified":
 		c.VerifiedAt = s.time(value)
 	case "declared-by": // the manifest KIND/NAME in config.yaml; without a value: an image of config.yaml

@@ -138,7 +138,11 @@ func (p imagePlanner) inspect(ref CopyRef) (a Action, needed bool) {
 	case c.State == disk.Ready && c.ManifestDigest.IsZero():
 		a = p.ix.attempt(Verify, ref, because(CodeManifestMissing, "the chunk manifest is missing"), c.Size)
 	default:
-		return Action{}, false
+		evicted, unread := p.evictedFor(ref)
+		if !unread {
+			return Action{}, false
+		}
+		a = p.ix.attempt(Verify, ref, because(CodeReadBack, "it replaces the copy on %s, which is evicted: it is read back in full", evicted.Disk), c.Size)
 	}
 	return a, true
 }

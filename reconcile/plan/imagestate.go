@@ -88,16 +88,15 @@ func (s *imageState) counts(ref CopyRef) bool {
 
 // countable reports whether a deletion may count on a ready copy: it is not leaving, not a
 // suspect, no job works on it, its disk is not disputed, and its node responds and has the same
-// configuration. When a deletion is confirmed, a copy on another node must have proven that it has its
-// bytes.
+// configuration. When a deletion is confirmed, the copy must have proven that it has its bytes.
 func (s *imageState) countable(ref CopyRef) bool {
-	if s.ix.copyAt(ref).Leaving || s.ix.observed.Disks[ref.Disk].Disputed != "" {
+	if c := s.ix.copyAt(ref); c.Leaving || c.SameAs != (schema.DiskRef{}) || s.ix.observed.Disks[ref.Disk].Disputed != "" || !s.ix.hasProven(ref) {
 		return false
 	}
 	if s.ix.desired.Owns(ref.Disk) {
 		return !s.ix.suspects[ref] && !s.ix.observed.Running[ref]
 	}
-	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed && s.ix.hasProven(ref)
+	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed
 }
 
 // creates reports whether a job runs on a copy and does not delete it.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -43,7 +44,7 @@ type Observed struct {
 	// Unanswered are copies on other nodes that did not answer the last request for a proof, or were not
 	// sent in full. Others are asked first.
 	Unanswered map[CopyRef]bool
-	// proofs are the proofs of the copies on other nodes. It is nil unless a deletion is confirmed.
+	// proofs are the proofs of the copies. It is nil unless a deletion is confirmed.
 	proofs map[CopyRef]Proof
 }
 
@@ -121,6 +122,9 @@ type Copy struct {
 	UsedBy string
 	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
 	Leaving bool
+	// SameAs is the disk of this node with the same folder of the copy, by a bind mount: this copy is not another one, and
+	// counts for nothing. Zero: there is none.
+	SameAs schema.DiskRef
 	// Rejects is the reason, published by its node, why a disk of another node does not take the
 	// copy; "": no rejection is published.
 	Rejects string
@@ -214,6 +218,21 @@ func (o Observed) AnyReady(id disk.ID) bool {
 		}
 	}
 	return false
+}
+
+// MarkSameCopies sets Copy.SameAs of the copies on the disks of this node.
+func (o Observed) MarkSameCopies() {
+	first := map[disk.FolderID]schema.DiskRef{}
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
+		for id, c := range o.Disks[ref].Copies {
+			if other, shared := first[c.Folder]; shared {
+				c.SameAs = other
+				o.Disks[ref].Copies[id] = c
+			} else if c.Folder != (disk.FolderID{}) {
+				first[c.Folder] = ref
+			}
+		}
+	}
 }
 
 // MarkDisputedDisks marks the disks with a uuid that disks of two nodes have, which both respond and

@@ -82,6 +82,7 @@ const (
 	CodeInUse             Code = "in-use"              // a replica names the copy, or a process has it open
 	CodeTooFewReady       Code = "too-few-ready"       // fewer copies are ready elsewhere than are required
 	CodeUnproven          Code = "unproven"            // a copy elsewhere did not prove that it has its bytes
+	CodeReadBack          Code = "read-back"           // the copy that replaces an evicted one is read in full first
 	CodeCleanupInterval   Code = "cleanup-interval"    // the clean-up interval has not passed
 	CodeBeingRead         Code = "being-read"          // a running job reads the copy
 	CodeSourceOfCopy      Code = "source-of-copy"      // another copy is created from it first

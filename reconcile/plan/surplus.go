@@ -163,6 +163,9 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	if a.Idle() {
 		return a
 	}
+	if a = p.readBack(a); a.Idle() {
+		return a
+	}
 	return p.readFirst(a)
 }
 

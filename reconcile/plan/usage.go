@@ -42,7 +42,7 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 	for _, refs := range ix.ownByName {
 		for _, ref := range refs {
 			c := ix.copyAt(ref)
-			if u := newUsage(ix, ref, stays[ref]); c.Owned && u != recordedUsage(ref, c) {
+			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (schema.DiskRef{}) && u != recordedUsage(ref, c) {
 				updates = append(updates, u)
 			}
 		}

@@ -45,7 +45,7 @@ func (l contents) computeSHA256(c *simulation.Copy, declared disk.Digest) {
 func (l contents) restore(c schema.Config, saved plan.Copy) *simulation.Copy {
 	restored := &simulation.Copy{
 		Partial: saved.PartBytes, PartialTotal: saved.PartTotal, PartialSource: saved.PartSourceID,
-		Owned: saved.Owned, NoCfg: !saved.HasCfg, VerifiedAt: saved.VerifiedAt, DamagedAt: saved.DamagedAt, UsedBy: saved.UsedBy,
+		Owned: saved.Owned, NoCfg: !saved.HasCfg, VerifiedAt: saved.VerifiedAt, ReadBackAt: saved.ReadBackAt, DamagedAt: saved.DamagedAt, UsedBy: saved.UsedBy,
 		Usage: plan.Usage{InUse: saved.InUseRecorded, LastUsed: saved.LastUsed, SurplusSince: saved.SurplusSince, ReplacedAt: saved.ReplacedAt, By: saved.ClockNode, Declaration: saved.Declaration},
 	}
 	if saved.UsedBy != "" {

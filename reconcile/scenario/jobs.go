@@ -31,11 +31,11 @@ func (j nodeJobs) Start(_ context.Context, t reconcile.Task, done func(error)) {
 }
 
 // Query implements reconcile.Jobs.
-func (j nodeJobs) Query(_ context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
+func (j nodeJobs) Query(_ context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State)) {
 	responses := map[string]peer.State{}
 	for _, at := range nodes {
 		if n := j.world.nodes[at.Node]; n != nil {
-			if s, err := n.reconciler.Copies(a.Image); err == nil {
+			if s, err := n.reconciler.Copies(a.Image, mark); err == nil {
 				responses[at.Node] = s
 			}
 		}

@@ -315,6 +315,7 @@ func (l *liar) respond(w *runningJob, send func(peer.State)) {
 		return
 	}
 	s := l.state(m, to, l.digest(m, to))
+	s.Mark = w.query.mark
 	for i := range s.Disks {
 		s.Disks[i].Copies = slices.DeleteFunc(s.Disks[i].Copies, func(one peer.Copy) bool { return one.Name != w.key.ID.Name })
 	}
@@ -459,6 +460,7 @@ func firstCopyOf(image schema.Image) plan.Op {
 // fill sets v to a ready copy with the given content.
 func (l *liar) fill(v *peer.Copy, m *mood, content string, image schema.Image) {
 	p := l.node.c.library.Properties(content)
+	v.ReadBackAt = startTime.Add(1000 * time.Hour)
 	v.State, v.Format, v.Size, v.RealSize, v.VirtualSize, v.SHA512 = disk.Ready, p.Format, p.Size, p.RealSize, p.VirtualSize, p.SHA512
 	v.VerifiedAt = startTime.Add(m.ready)
 	if v.ManifestDigest = p.ManifestDigest; m.forged {

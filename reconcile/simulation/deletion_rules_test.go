@@ -97,12 +97,11 @@ func (r *deletion) checkEnough(image schema.Image, s *Copy) {
 	}
 }
 
-// counted returns the copies on which the deletion may count: those of the node itself, and those on
-// other nodes that have proven that they have their bytes.
+// counted returns the copies on which the deletion may count: those that have proven that they have their bytes.
 func (r *deletion) counted() map[readyCopy]bool {
 	copies := map[readyCopy]bool{}
 	for one := range r.readyDuring {
-		if _, proven := r.proven[one.key]; proven || one.key.Disk.Node == r.node.name {
+		if r.proven[one.key] {
 			copies[one] = true
 		}
 	}
@@ -198,7 +197,8 @@ func (r *deletion) isElsewhere(image schema.Image, s *Copy) bool {
 	return false
 }
 
-// checkUnlink checks the last step, which deletes the files, against the disks. A copy that a fault
+// checkUnlink checks the last step, which deletes the files, against the disks: a copy that shows the same folder, or
+// whose medium has lost the bytes, is none (a partial file needs no proofs). A copy that a fault
 // destroyed after the withdrawal counts as ready: no manager can prevent this.
 func (r *deletion) checkUnlink(s *Copy) {
 	c := r.c
@@ -221,7 +221,7 @@ func (r *deletion) checkUnlink(s *Copy) {
 		left[content][key] = true
 	}
 	for ref, d := range c.disks {
-		if one := d.Copies[image.ID]; d.Attached && one.Ready() {
+		if one := d.Copies[image.ID]; d.Attached && one.Ready() && (one.File == one.Recorded || s.File == "") && one != s {
 			count(plan.CopyRef{Disk: ref, ID: image.ID}, one.Recorded)
 		}
 	}

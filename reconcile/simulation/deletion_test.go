@@ -36,6 +36,7 @@ func (m *node) deletionStep(job *runningJob, do func()) {
 // deletionQuery has the direct queries of a deletion, and the responses.
 type deletionQuery struct {
 	nodes     []peer.Address
+	mark      string // the name of the mark that the nodes look for
 	responses map[string]peer.State
 	done      func(map[string]peer.State)
 	pending   int    // queries without a response
@@ -84,6 +85,16 @@ func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done 
 			local = Opened(t.Local.Disk.(watchedDisk).Disk)
 		}
 		manifest, answered := ProofManifest(t, local), false
+		if t.Own != nil {
+			m.afterMoment(func() {
+				proofs[t.Copy] = m.proveOwn(t, manifest, job)
+				if pending--; pending == 0 && !job.ended && !job.stopped {
+					done(proofs)
+					m.endProofs(job)
+				}
+			})
+			continue
+		}
 		end := func() {
 			if answered || job.ended || job.stopped {
 				return
@@ -112,6 +123,22 @@ func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done 
 		})
 		m.after(reconcile.ProofTimeout, end)
 	}
+}
+
+// proveOwn reads a chunk of a copy of the node itself from its medium.
+func (m *node) proveOwn(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) plan.Proof {
+	d := m.c.disks[t.Copy.Disk]
+	if d == nil {
+		return plan.Proof{Problem: errIO.Error()}
+	}
+	p := d.Prove(t.Copy.ID, manifest)
+	if c := d.Copies[t.Copy.ID]; d.Attached && c.Ready() && c.File != c.Recorded {
+		p.Result = plan.ProofWrong
+	}
+	if p.Result == plan.ProofPassed {
+		of.deletion.recordProof(t.Copy)
+	}
+	return p
 }
 
 // prove is the response of the node to the request for a chunk.
@@ -173,7 +200,7 @@ func (m *node) respond(job *runningJob, send func(peer.State)) {
 	listed := map[readyCopy]bool{}
 	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
 	m.c.spawn(f, func() {
-		s, err := m.loop.PeerNode().Copies(m.ctx, job.key.ID.Name)
+		s, err := m.loop.PeerNode().Copies(m.ctx, job.key.ID.Name, job.query.mark)
 		if err == nil {
 			job.deletion.recordResponse(m, s.Config, listed)
 			send(s)

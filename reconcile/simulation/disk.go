@@ -57,6 +57,7 @@ type Copy struct {
 	// Changed: the evidence in the record does not match the file.
 	Changed               bool
 	VerifiedAt, DamagedAt time.Time
+	ReadBackAt            time.Time
 	BackupID              string
 	Usage                 plan.Usage // without Copy
 	// NoCfg: the file has no valid backing.cfg.
@@ -67,6 +68,8 @@ type Copy struct {
 	UsedBy string
 	// Aside: a deletion has renamed the folder.
 	Aside bool
+	// Marks are the marks in the folder: the secrets by name.
+	Marks map[string]string
 }
 
 // Replicas are replicas of volumes that need the same image.
@@ -125,7 +128,7 @@ func (d *Disk) occupied() int64 {
 func (d *Disk) Copy(id disk.ID) disk.Copy {
 	c := d.Copies[id]
 	v := disk.Copy{
-		ID: id, State: disk.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
+		ID: id, State: disk.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
 		InUseRecorded: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ReplacedAt: c.Usage.ReplacedAt, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration,
 	}
 	if c.Partial > 0 || c.PartialSource == disk.PartFromUpload {
@@ -277,6 +280,38 @@ func (o openDisk) RecordUsers() error {
 func (o openDisk) EndUses(name, uuid string) {
 	maps.DeleteFunc(o.disk.recorded, func(id disk.ID, _ bool) bool { return id.Name == name && (uuid == "" || id.UUID == uuid) })
 }
+
+// SetMark implements reconcile.Disk.
+func (o openDisk) SetMark(id disk.ID, m disk.Mark) error {
+	c := o.disk.Copies[id]
+	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
+		return errIO
+	}
+	if c.Marks == nil {
+		c.Marks = map[string]string{}
+	}
+	c.Marks[m.Name] = m.Secret
+	return nil
+}
+
+// ReadMark implements reconcile.Disk.
+func (o openDisk) ReadMark(id disk.ID, name string) (secret string, err error) {
+	if c := o.disk.Copies[id]; c != nil {
+		secret = c.Marks[name]
+	}
+	return secret, o.Check()
+}
+
+// RemoveMark implements reconcile.Disk.
+func (o openDisk) RemoveMark(id disk.ID, name string) error {
+	if c := o.disk.Copies[id]; c != nil {
+		delete(c.Marks, name)
+	}
+	return nil
+}
+
+// Folder implements reconcile.Disk. No simulated node sees that two disks have one folder: only the mark shows it.
+func (openDisk) Folder() (disk.FolderID, error) { return disk.FolderID{}, nil }
 
 // Close implements reconcile.Disk.
 func (openDisk) Close() error { return nil }

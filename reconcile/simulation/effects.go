@@ -39,7 +39,7 @@ func (d *Disk) Fill(id disk.ID, content string, want disk.Digest, reserve int64,
 	if user := d.UsedBy(id); c.File != "" && user != "" {
 		return &disk.InUseError{ID: id, Reason: user}
 	}
-	c.File, c.Recorded, c.Failure, c.Changed, c.NoCfg, c.VerifiedAt = content, content, "", false, false, now
+	c.File, c.Recorded, c.Failure, c.Changed, c.NoCfg, c.VerifiedAt, c.ReadBackAt = content, content, "", false, false, now, time.Time{}
 	return nil
 }
 
@@ -67,7 +67,7 @@ func (d *Disk) Verify(id disk.ID, now time.Time) error {
 		c.MarkDamaged(now)
 		return nil
 	}
-	c.VerifiedAt = now
+	c.VerifiedAt, c.ReadBackAt = now, now
 	return nil
 }
 
@@ -84,7 +84,7 @@ func (d *Disk) Repair(id disk.ID, content string, now time.Time) error {
 	case c.Recorded != content:
 		return errors.New("the source has other bytes than the recorded ones")
 	}
-	c.File, c.Failure, c.VerifiedAt = content, "", now
+	c.File, c.Failure, c.VerifiedAt, c.ReadBackAt = content, "", now, now
 	return nil
 }
 

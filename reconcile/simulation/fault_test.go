@@ -204,6 +204,7 @@ func (c *cluster) hideUsage() {
 // corruptVisibly also changes the evidence, and touchFile changes nothing else.
 func (c *cluster) corruptSilently() {
 	if key, ok := c.randomCopy(hasFile); ok {
+		c.recordLoss(key, c.copyAt(key)) // a medium may lose the bytes after the proof
 		c.copyAt(key).File = "rotten"
 		c.logf("", "%s is damaged without evidence", key)
 		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub detects it

@@ -44,6 +44,14 @@ type edit struct{ file, find, replace string }
 // simulation also checks the responses and proofs of the nodes, in clusters with a compromised node.
 func (m mutant) isAboutProofs() bool { return strings.HasPrefix(m.rule, "H3") }
 
+// test returns the test that detects the mutant.
+func (m mutant) test() string {
+	if strings.HasPrefix(m.rule, "U5") {
+		return "^TestSharedFolder$"
+	}
+	return "^TestCluster$"
+}
+
 // kind returns the kind of clusters that detects the mutant soonest: see adversity.
 func (m mutant) kind() string {
 	switch {
@@ -214,7 +222,7 @@ func (m mutant) run(t *testing.T) {
 	}
 	began := time.Now()
 	out, err := need.Go(t.Context(), "test", "-overlay", filepath.Join(dir, "overlay.json"), "-count=1", "-timeout=60m",
-		"-run=^TestCluster$", "-v", "-cluster.world="+strconv.FormatBool(!m.isAboutProofs()), "-cluster.kind="+m.kind(), "-cluster.seeds=1000", "-cluster.lines=1").CombinedOutput()
+		"-run="+m.test(), "-v", "-cluster.world="+strconv.FormatBool(!m.isAboutProofs()), "-cluster.kind="+m.kind(), "-cluster.seeds=1000", "-cluster.lines=1").CombinedOutput()
 	found := caught.FindSubmatch(out)
 	if err == nil || found == nil {
 		t.Errorf("%s\nwas not caught in 1,000 seeds:\n%s", m.rule, tail(out, 3000))

@@ -157,9 +157,9 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 }
 
 // Query implements reconcile.Jobs.
-func (j nodeJobs) Query(ctx context.Context, a plan.Action, nodes []peer.Address, done func(map[string]peer.State)) {
+func (j nodeJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State)) {
 	m := j.node
-	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, responses: map[string]peer.State{}, done: done}}
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, mark: mark, responses: map[string]peer.State{}, done: done}}
 	if d := m.c.disks[job.key.Disk]; d != nil {
 		job.diskUUID = d.UUID
 	}

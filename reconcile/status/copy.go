@@ -33,9 +33,10 @@ type CopyStatus struct {
 	ManifestDigest     disk.Digest    `json:"chunks,omitzero"`    // SHA-256 of its chunk manifest
 	Signature          disk.Signature `json:"signature,omitzero"` // who signed the bytes, as this node verified it; zero: it verified none
 	Owned              bool           `json:"owned"`
-	VerifiedAt         time.Time      `json:"verified,omitzero"` // when its bytes last matched
-	DamagedAt          time.Time      `json:"damaged,omitzero"`  // when they last did not match; they may have been replaced since
-	InUse              string         `json:"inUse,omitempty"`   // what uses it
+	VerifiedAt         time.Time      `json:"verified,omitzero"`   // when its bytes last matched
+	ReadBackAt         time.Time      `json:"readBackAt,omitzero"` // when its bytes were last read from the disk and matched
+	DamagedAt          time.Time      `json:"damaged,omitzero"`    // when they last did not match; they may have been replaced since
+	InUse              string         `json:"inUse,omitempty"`     // what uses it
 	LastUsed           time.Time      `json:"lastUsed,omitzero"`
 	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
 	ReplacedAt         time.Time      `json:"replaced,omitzero"`   // when another generation was declared in its place
@@ -93,7 +94,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
 		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Signature: c.Signature,
-		Owned: c.Owned, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt,
+		Owned: c.Owned, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt, InUse: c.UsedBy, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt,
 		Leaving: c.Leaving, Rejection: c.Rejects, RejectionTemporary: c.RejectsForNow, Unproven: c.Unproven, Running: b.view.Observed.Running[key], Job: b.view.Observed.Jobs[key].Action.Op, BeingRead: b.view.Observed.BeingRead[key],
 	}
 	if there {

@@ -168,7 +168,7 @@ func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
 		Copy: disk.Copy{
 			ID: id, State: c.Found.State, Message: c.Found.Message, Format: c.Format,
 			Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize,
-			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Signature: c.Signature, VerifiedAt: c.VerifiedAt, DamagedAt: c.DamagedAt,
+			SHA512: c.SHA512, SHA256: c.SHA256, ManifestDigest: c.ManifestDigest, Signature: c.Signature, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt,
 			HasCfg: c.Found.HasCfg, HasIndex: c.Found.HasIndex, Owned: c.Owned, PartBytes: c.Found.PartBytes, PartTotal: c.Found.PartTotal, PartSourceID: c.Found.PartSourceID,
 			InUseRecorded: c.Found.InUseRecorded, ClockNode: c.Found.ClockNode, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt, Declaration: c.Found.Declaration,
 		},

@@ -412,6 +412,9 @@ func (k *checker) checkImage(image schema.Image) {
 		case plan.Sync:
 			created++
 		case plan.Cleanup, plan.Evict:
+			if a.Op == plan.Evict {
+				k.checkReadBack(a.CopyRef(), ready)
+			}
 			if !k.isOldPart(a.CopyRef()) { // an old partial file does not count as a copy
 				deleted = append(deleted, a.CopyRef())
 			}
@@ -424,6 +427,19 @@ func (k *checker) checkImage(image schema.Image) {
 	k.checkEnoughCopies(image, ready, deleted)
 	elsewhere := slices.ContainsFunc(MatchingDisks(k.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != k.d.Node })
 	k.forbid(k.d.Allowed != schema.ObserveOnly && all == 0 && !elsewhere && len(ready) == 0, "no action for %s, which has no ready copy", image.ID)
+}
+
+// checkReadBack checks that a copy that remains was read in full since the eviction of a ready copy began (S5).
+func (k *checker) checkReadBack(evicted plan.CopyRef, ready []plan.CopyRef) {
+	c := k.o.Disks[evicted.Disk].Copies[evicted.ID]
+	read := slices.ContainsFunc(ready, func(key plan.CopyRef) bool {
+		at := k.o.Disks[key.Disk].Copies[key.ID].ReadBackAt
+		if key.Disk.Node != k.d.Node {
+			at = at.Add(10 * time.Second) // the clocks differ
+		}
+		return key != evicted && !at.Before(c.SurplusSince) && !at.Before(c.LastUsed)
+	})
+	k.forbid(slices.Contains(ready, evicted) && !read, "eviction of %s, and no copy that remains was read back in full", evicted)
 }
 
 // checkEnoughCopies checks the remaining copies after all deletions of the plan.

@@ -313,6 +313,9 @@ func (r generator) copy(id disk.ID, now time.Time, used bool) plan.Copy {
 		c.InUseRecorded = r.oneIn(6)
 		c.SurplusSince, c.LastUsed, c.ReplacedAt, c.ClockNode = r.when(now), r.when(now), r.when(now), pick(r, "", "node1", "node1", "node9")
 	}
+	if !c.InUseRecorded { // a draw of its own would change all situations
+		c.ReadBackAt = now
+	}
 	return c
 }
 

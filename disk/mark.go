@@ -1,0 +1,84 @@
+package disk
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"strings"
+	"syscall"
+)
+
+// Mark is a file in the folder of a withdrawn copy (U5). Who sees the name in the folder of a copy of its own has the
+// withdrawn copy itself, by another path: a bind mount, or a file system that two nodes share. The secret proves
+// that a node has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
+type Mark struct{ Name, Secret string }
+
+// The mark is a symbolic link to its secret: it needs no block on a full disk.
+const markPrefix = "backing.leaving."
+
+var markPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+// IsMarkName reports whether name may be Mark.Name.
+func IsMarkName(name string) bool { return markPattern.MatchString(name) }
+
+// SetMark puts a mark into the folder of a copy.
+func (d *Disk) SetMark(id ID, m Mark) error {
+	f := d.image(id)
+	if err := f.check(); err != nil {
+		return err
+	}
+	return noSpace(d.root.Symlink(m.Secret, f.file(markPrefix+m.Name)))
+}
+
+// ReadMark returns the secret of the mark with a name in the folder of a copy; "" if there is none.
+func (d *Disk) ReadMark(id ID, name string) (secret string, err error) {
+	secret, err = d.root.Readlink(d.image(id).file(markPrefix + name))
+	return secret, ignoreMissing(err)
+}
+
+// RemoveMark removes the mark with a name, if it is there.
+func (d *Disk) RemoveMark(id ID, name string) error {
+	return ignoreMissing(d.root.Remove(d.image(id).file(markPrefix + name)))
+}
+
+// removeMarks removes all marks in a folder.
+func removeMarks(root *os.Root, folder string) error {
+	entries, err := fs.ReadDir(root.FS(), folder)
+	err = ignoreMissing(err)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), markPrefix) && e.Type() == fs.ModeSymlink {
+			err = errors.Join(err, ignoreMissing(root.Remove(path.Join(folder, e.Name()))))
+		}
+	}
+	return err
+}
+
+// removeOldMarks removes the marks that an earlier process left. One that stays does no harm, because each
+// withdrawal has a name of its own.
+func (d *Disk) removeOldMarks() {
+	entries, _ := imageEntries(d.root)
+	for _, e := range entries {
+		if id, err := ParseID(e.Name()); err == nil && e.IsDir() {
+			_ = removeMarks(d.root, id.folder())
+		}
+	}
+}
+
+// FolderID identifies a folder on this machine.
+type FolderID struct{ Device, Inode uint64 }
+
+// Folder returns the identity of the folder with all copies. It is zero if there is none.
+func (d *Disk) Folder() (FolderID, error) {
+	info, err := d.root.Lstat(imagesFolder)
+	if err != nil {
+		return FolderID{}, ignoreMissing(err)
+	}
+	return folderID(info), nil
+}
+
+func folderID(info os.FileInfo) FolderID {
+	st := info.Sys().(*syscall.Stat_t)
+	return FolderID{st.Dev, st.Ino}
+}

@@ -1,0 +1,82 @@
+package reconcile
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind mount, or by a
+// file system that both mount. So a withdrawal puts a mark into the folder of the copy, and asks the nodes on which
+// it counts, and looks itself on the other disks of this node. If another copy has the mark, the deletion would
+// delete that copy, too, and what uses it there: nothing is deleted. A node that never saw the mark does not know
+// its secret, so that no claim prevents a deletion.
+
+// mark is the mark of a withdrawn copy.
+type mark struct {
+	disk.Mark
+	problem error // why it could not be written; nil: it was
+}
+
+// newMark puts a mark into the folder of the copy of a deletion.
+func newMark(t Task, secret func() uint64) mark {
+	m := mark{Mark: disk.Mark{Name: fmt.Sprintf("%016x", secret()), Secret: fmt.Sprintf("%016x", secret())}}
+	if err := t.Disk.SetMark(t.Action.CopyRef().ID, m.Mark); err != nil {
+		m.problem = fmt.Errorf("no mark could be written into the folder of the copy that is deleted, which may be the same folder: %w", err)
+	}
+	return m
+}
+
+// seenBy returns an error if the mark of the copy key is in the folder of another copy: on another disk of this node, also
+// on one that is not used, or according to the states of other nodes. It also returns one if the mark is gone: a node
+// that starts removes all marks in its folders, and its state may be from after that.
+func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served) error {
+	now := own.disks.Load()
+	switch {
+	case m.Name == "" || m.problem != nil:
+		return nil
+	case now == nil:
+		return errNotRead
+	}
+	same := func(node, name string) error {
+		return fmt.Errorf("not deleted: the folder of the copy is also that of %s: it is one copy at two paths; unmount one, or remove one disk from the configuration", schema.DiskRef{Node: node, Disk: name})
+	}
+	for _, name := range slices.Sorted(maps.Keys(now.byName)) {
+		handle := now.byName[name].handle
+		if handle == nil {
+			continue
+		}
+		switch secret, err := handle.ReadMark(key.ID, m.Name); {
+		case err != nil:
+			return fmt.Errorf("not deleted: disk %s: %w", name, err)
+		case secret != m.Secret && name == key.Disk.Disk:
+			return errors.New("not deleted: the mark in its folder was removed: another node may have the same folder")
+		case secret == m.Secret && name != key.Disk.Disk:
+			return same(now.node, name)
+		}
+	}
+	for _, node := range slices.Sorted(maps.Keys(states)) {
+		for _, one := range states[node].Disks {
+			if slices.ContainsFunc(one.Copies, func(c peer.Copy) bool { return c.ID == key.ID && c.Mark == m.Secret }) {
+				return same(node, one.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// mayBeSame returns an error if it cannot be excluded that the other copy is the copy key itself: no mark could be
+// written, and the other one is not on another file system of this node.
+func (m mark) mayBeSame(o plan.Observed, key, other plan.CopyRef) error {
+	a, b := o.Disks[key.Disk].Copies[key.ID].Folder, o.Disks[other.Disk].Copies[other.ID].Folder
+	if key.Disk.Node == other.Disk.Node && a.Device != b.Device {
+		return nil
+	}
+	return m.problem
+}
