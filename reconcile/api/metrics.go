@@ -68,7 +68,7 @@ var (
 	succeeded     = counter("actions_total", "Number of actions that succeeded, by action.", "action")
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
 	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
-	proofs        = counter("proofs_total", "Number of chunks that were requested from copies on other nodes before deletions, as the proof that they have their bytes, by result: \"passed\", \"wrong\" (other bytes were received) or \"missing\" (none was received).", "result")
+	proofs        = counter("proofs_total", "Number of chunks that were requested from copies before deletions, as the proof that they have their bytes, by result: \"passed\", \"wrong\" (other bytes were received from another node) or \"missing\" (none was received, or a copy of this node is damaged).", "result")
 	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because they sent wrong bytes as the proof that they have their bytes.")
 	diskUsable    = gauge("disk_usable", "1 if the disk is usable and not read-only, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
