@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
@@ -60,20 +61,17 @@ the reason.`,
 			return err
 		}
 		if len(disks) == 0 {
-			message, err := client.Cleanup(cmd.Context(), args[0], request)
-			if err != nil {
-				return err
-			}
-			return report.WriteLine(cmd.OutOrStdout(), "%s: %s", args[0], printable.Line(message))
+			disks = []string{""} // only ends uses
 		}
 		var kept []error
 		for _, on := range disks {
 			request.On = on
+			what := strings.TrimSuffix(args[0]+" on "+on, " on ")
 			message, err := client.Cleanup(cmd.Context(), args[0], request)
 			if err == nil {
-				err = report.WriteLine(cmd.OutOrStdout(), "%s on %s: %s", args[0], on, printable.Line(message))
+				err = report.WriteLine(cmd.OutOrStdout(), "%s: %s", what, printable.Line(message))
 			} else if len(disks) > 1 {
-				err = fmt.Errorf("%s on %s: %w", args[0], on, err)
+				err = fmt.Errorf("%s: %w", what, err)
 			}
 			kept = append(kept, err)
 		}

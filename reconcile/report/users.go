@@ -8,19 +8,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// User is what keeps copies of an image: a use of one copy, or a need of a generation that its disk has no verified copy of.
+// User is what keeps copies of an image: a use of one copy, or a need of a generation that its disk has no
+// verified copy of.
 type User struct {
 	UUID string `json:"uuid"` // of the generation; "": any, because the users of a node cannot be read
 	Node string `json:"node"`
 	Disk string `json:"disk"`
-	// Needed: the disk has no verified copy, so that the copies on all other disks are kept, unless the generation is declared.
+	// Needed: the disk has no verified copy. The copies on all other disks are kept, unless the generation is declared.
 	Needed bool      `json:"needed"`
 	By     string    `json:"by"`
 	Since  time.Time `json:"since,omitzero"` // by the clock of the node; zero: not known
 	Ends   string    `json:"ends"`           // what ends it
 }
 
-// Users returns the users of an image, of one generation or of all if uuid is "": as the node knows them whose status it is.
+// Users returns the users of an image, as the node of the status knows them. An empty uuid stands for all generations.
 func Users(s status.Status, name, uuid string) []User {
 	users := []User{}
 	for _, image := range s.Images {
@@ -30,14 +31,16 @@ func Users(s status.Status, name, uuid string) []User {
 		for _, c := range image.Copies {
 			u := User{UUID: image.UUID, Node: c.Node, Disk: c.Disk}
 			if c.InUse != "" {
-				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; if a replica is gone for good and its folder cannot be seen: "+cleanup(image, c, "--use-ended")
+				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; "+endUse(image, c.Node)
 				users = append(users, u)
 			}
 			if c.Demand != nil {
 				u.Needed, u.By, u.Since = true, c.Demand.By, c.Demand.Since
-				u.Ends = "the replica is deleted, or the disk has a verified copy; if the claim is wrong: " + cleanup(image, c, "--despite-need "+c.Node)
+				u.Ends = "the replica is deleted, or the disk has a verified copy; "
 				if c.Node == s.Node {
-					u.Ends = "the replica is deleted, or the disk has a verified copy; if it is gone for good and its folder cannot be seen: " + cleanup(image, c, "--use-ended")
+					u.Ends += endUse(image, c.Node)
+				} else {
+					u.Ends += "if the claim is wrong: " + cleanup(image, "--on NODE/DISK --despite-need "+c.Node)
 				}
 				users = append(users, u)
 			}
@@ -51,9 +54,13 @@ func Users(s status.Status, name, uuid string) []User {
 	return users
 }
 
-// cleanup returns the command that ends a use of a copy.
-func cleanup(image status.ImageStatus, c status.CopyStatus, flag string) string {
-	return fmt.Sprintf("backing-image cleanup %s --uuid %s --on %s/%s %s", image.Name, image.UUID, c.Node, c.Disk, flag)
+// endUse says how a person ends the uses by replicas of a node.
+func endUse(image status.ImageStatus, node string) string {
+	return "if the replica is gone for good and its folder cannot be seen, on " + node + ": " + cleanup(image, "--use-ended")
+}
+
+func cleanup(image status.ImageStatus, flags string) string {
+	return fmt.Sprintf("backing-image cleanup %s --uuid %s %s", image.Name, image.UUID, flags)
 }
 
 // UsersTable returns users as a table.
