@@ -92,17 +92,13 @@ func fileSystemOf(root *os.Root, folder string) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	var disk, here unix.Stat_t
 	var st unix.Statfs_t
-	top, err := root.Open(".")
-	if err != nil {
-		return "", err
-	}
-	defer top.Close()
-	if err := errors.Join(unix.Fstat(int(top.Fd()), &disk), unix.Fstat(int(f.Fd()), &here), unix.Fstatfs(int(f.Fd()), &st)); err != nil {
+	disk, errDisk := root.Stat(".")
+	here, errHere := f.Stat()
+	if err := errors.Join(errDisk, errHere, unix.Fstatfs(int(f.Fd()), &st)); err != nil {
 		return "", fmt.Errorf("file system of %s: %w", folder, err)
 	}
-	if here.Dev == disk.Dev {
+	if folderID(here).Device == folderID(disk).Device {
 		return "", nil
 	}
 	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), nil

@@ -266,7 +266,7 @@ func (p *surplusPlanner) readFirst(deletion Action) Action {
 	if !needsProofs(p.ix.observed, deletion) {
 		return deletion
 	}
-	for _, r := range (imagePlanner{p.ix, p.state, p.placement}).proofRequests(ref, p.ix.observed.Unanswered) {
+	for _, r := range p.proofRequests(ref, p.ix.observed.Unanswered) {
 		c := p.ix.copyAt(r.Copy)
 		switch {
 		case !r.Untrusted:

@@ -16,6 +16,8 @@
 //	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
 //	    add disks with replicas that need it  demand.go     G2: their volumes cannot start
 //	    surplus copies: delete or keep        surplus.go    surplusPlanner: S1 to S5
+//	        if nothing uses or needs them     inuse.go      U1 to U8
+//	        after what replaces them is read  readback.go   S5
 //	    older generations to keep             generations.go  keptGenerations: V6
 //	    each target without a ready copy:     target.go     targetPlanner
 //	        copy from this node or from peers
@@ -26,7 +28,7 @@
 //	for each owned copy of another image:     orphans.go    orphanPlanner: S6
 //	one scrub                                 imageplan.go
 //	suspensions                               suspend.go
-//	running jobs go on, or end for a reason   running.go  R5
+//	running jobs go on, or end for a reason   running.go    R5
 //
 // Data flows in this order. An imageState only answers queries about what was observed; a
 // placement is computed from it and does not change; the planners read both and return actions.

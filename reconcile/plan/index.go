@@ -2,7 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -31,7 +30,7 @@ type index struct {
 	needs map[disk.ID][]schema.DiskRef
 	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
 	usageUnknown  string
-	unknownUsages map[bool]Reason // cache of unknownUsage
+	unknownUsages map[undeclared]Reason // cache of unknownUsage
 	// proofsWaived: copies on other nodes count without a proof.
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
@@ -44,19 +43,10 @@ type index struct {
 
 // emptyIndex returns an index without copies.
 func emptyIndex(d Desired, o Observed) *index {
-	var unknown []string
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
-		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache, needs: needsOf(o), unknownUsages: map[bool]Reason{}, ends: map[CopyRef]string{},
-	}
-	for name := range d.Config.Nodes[d.Node].Disks {
-		ref := schema.DiskRef{Node: d.Node, Disk: name}
-		if seen := o.Disks[ref]; d.Owns(ref) && seen.Problem == "" && seen.UsageUnknown != "" {
-			unknown = append(unknown, fmt.Sprintf("%s: %s", ref, seen.UsageUnknown))
-		}
-	}
-	if slices.Sort(unknown); len(unknown) > 0 {
-		ix.usageUnknown = "it cannot be determined what is in use: " + JoinMax(unknown, "; ", 3)
+		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
+		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[undeclared]Reason{}, ends: map[CopyRef]string{},
 	}
 	if ix.rankings == nil {
 		ix.rankings = NewRankCache(d.Config.Nodes, 0)

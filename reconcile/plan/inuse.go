@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,9 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// needsOf returns the disks of all nodes on which replicas name a generation that its disk has no verified copy of. They are
-// sorted by image. Those of a node that does not respond, and of a disk that cannot be read any more, are those of the last
-// response.
+// needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it. For a
+// node that does not respond, and a disk that cannot be read any more, the last response counts.
 func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 	needs := map[disk.ID][]schema.DiskRef{}
 	for ref, seen := range o.Disks {
@@ -27,8 +27,8 @@ func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 	return needs
 }
 
-// inUse returns why a copy is in use, as far as this node knows; "": it is not. A use that cannot be read on one disk of this node may be
-// a use of any copy of it (U7).
+// inUse returns why a copy is in use, as far as this node knows; "": it is not. If the users on one disk of this node cannot be
+// read, each copy of this node may be in use (U7).
 func (ix *index) inUse(ref CopyRef) string {
 	c := ix.copyAt(ref)
 	switch {
@@ -56,55 +56,77 @@ func (ix *index) neededBy(ref CopyRef) string {
 	return ""
 }
 
-// isWaived reports whether a requested clean-up of a copy is not to be held by what a node claims.
+// isWaived reports whether the claims of a node do not keep a copy whose clean-up is requested (U8).
 func (ix *index) isWaived(ref CopyRef, node string) bool {
 	return node != ix.desired.Node && slices.Contains(ix.desired.DespiteNeed[ref], node)
 }
 
-// unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason. For
-// an older generation, a node that has responded since this process started counts with its last response (U7): a silent node
-// cannot get a replica of an image that it does not have. For an orphan, each node must respond (D2).
-func (ix *index) unknownUsage(orphan bool) Reason {
-	if cached, known := ix.unknownUsages[orphan]; known {
+// undeclared is why a generation is not declared. It decides from which nodes responses are needed.
+type undeclared int
+
+const (
+	// ofOlder: another generation of the image is declared. A node that has responded since this process started counts with
+	// its last response (U7): it cannot get a replica of an image that it does not have.
+	ofOlder undeclared = iota
+	// ofOrphan: the image is not declared. Each node must respond (D2).
+	ofOrphan
+)
+
+// unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason.
+func (ix *index) unknownUsage(of undeclared) Reason {
+	if cached, known := ix.unknownUsages[of]; known {
 		return cached
 	}
 	reason := Reason{}
 	for _, node := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes)) {
-		if reason = ix.unknownUsageOn(node, orphan); !reason.IsZero() {
+		if reason = ix.unknownUsageOn(node, of); !reason.IsZero() {
 			break
 		}
 	}
-	ix.unknownUsages[orphan] = reason
+	ix.unknownUsages[of] = reason
 	return reason
 }
 
 // unknownUsageOn is unknownUsage for the disks of one node.
-func (ix *index) unknownUsageOn(node string, orphan bool) Reason {
+func (ix *index) unknownUsageOn(node string, of undeclared) Reason {
 	own, peer := node == ix.desired.Node, ix.observed.Peers[node]
-	reason := Reason{}
+	reason := peer.incomplete(node)
 	switch {
 	case own:
-	case orphan:
-		reason = ix.whyIgnored(node)
+	case of == ofOrphan:
+		reason = cmp.Or(ix.whyIgnored(node), reason)
 	case !peer.Responds() && peer.LastResponse.IsZero():
 		reason = because(CodeUsageUnknown, "node %s has not responded since this process started", node)
 	}
-	if reason.IsZero() {
-		reason = peer.incomplete(node)
+	if !reason.IsZero() {
+		return reason
 	}
-	disks := ix.desired.Config.Nodes[node].Disks
-	for _, name := range slices.Sorted(maps.Keys(disks)) {
+	for _, name := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes[node].Disks)) {
 		on := schema.DiskRef{Node: node, Disk: name}
-		seen, known := ix.observed.Disks[on]
-		switch {
-		case !reason.IsZero():
+		switch seen, known := ix.observed.Disks[on]; {
 		case !known:
-			reason = because(CodeUsageUnknown, "%s: not observed", on)
-		case seen.Problem != "" && (own || orphan || seen.Demands == nil):
-			reason = because(CodeUsageUnknown, "%s: %s", on, seen.Problem)
+			return because(CodeUsageUnknown, "%s: not observed", on)
+		case seen.Problem != "" && (own || of == ofOrphan || seen.Demands == nil):
+			return because(CodeUsageUnknown, "%s: %s", on, seen.Problem)
 		}
 	}
-	return reason
+	return Reason{}
+}
+
+// unknownUsers returns why it is not known which copies of this node are in use (U7); "": it is known.
+func unknownUsers(d Desired, o Observed) string {
+	var unknown []string
+	for name := range d.Config.Nodes[d.Node].Disks {
+		ref := schema.DiskRef{Node: d.Node, Disk: name}
+		if seen := o.Disks[ref]; d.Owns(ref) && seen.Problem == "" && seen.UsageUnknown != "" {
+			unknown = append(unknown, fmt.Sprintf("%s: %s", ref, seen.UsageUnknown))
+		}
+	}
+	if len(unknown) == 0 {
+		return ""
+	}
+	slices.Sort(unknown)
+	return "it cannot be determined what is in use: " + JoinMax(unknown, "; ", 3)
 }
 
 // keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata

@@ -74,7 +74,7 @@ func (ix *index) readBackFor(evicted, by CopyRef, tolerance time.Duration) bool 
 // readBack returns the deletion of an evicted copy, or the wait for the read of the copy that replaces it.
 func (p *surplusPlanner) readBack(deletion Action) Action {
 	ref := deletion.CopyRef()
-	by, found := imagePlanner{p.ix, p.state, p.placement}.replacement()
+	by, found := p.replacement()
 	if deletion.Op != Evict || !slices.Contains(p.state.ready, ref) || !found || p.ix.readBackFor(ref, by, 2*clockTolerance) {
 		return deletion
 	}

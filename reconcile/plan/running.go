@@ -99,7 +99,7 @@ func (ix *index) withRunning(actions []Action) []Action {
 	return actions
 }
 
-// whyEnd returns why a job must end, "" if it goes on: its result would be wrong, nobody wants it, or it is impossible.
+// whyEnd returns why a job must end, "" if it goes on: its result would be wrong, is not desired, or is impossible.
 // next is what is planned for the copy without the job. The list is complete and ordered. Besides, a job ends by itself,
 // and all jobs end with the process.
 func (ix *index) whyEnd(j Job, next Action) string {
@@ -132,7 +132,7 @@ func (ix *index) whyEnd(j Job, next Action) string {
 	case p.wrongBytes(a, next):
 		return "its bytes may differ from those of other copies, or exist already"
 	case a.Op.CreatesCopy():
-		return p.unwanted(a)
+		return p.whyNotDesired(a)
 	}
 	return ""
 }
@@ -163,8 +163,8 @@ func (p imagePlanner) wrongBytes(a, next Action) bool {
 	return !s.cloneConflict().IsZero() || declared && a.From.ID.Name == source.ID.Name && a.From.ID != source.ID
 }
 
-// unwanted returns why no copy is wanted on the disk of a job that creates one, "" if it is.
-func (p imagePlanner) unwanted(a Action) string {
+// whyNotDesired returns why the copy that a job creates is not desired any more, "" if it is.
+func (p imagePlanner) whyNotDesired(a Action) string {
 	s, pl, on := p.state, p.placement, a.CopyRef().Disk
 	if reason := s.lacksVerify(); a.Op.IsFirstCopy() && !reason.IsZero() {
 		return reason.Text

@@ -10,10 +10,8 @@ import (
 
 // surplusPlanner plans what happens to the surplus copies of one image on this node.
 type surplusPlanner struct {
-	ix        *index
-	state     *imageState
-	placement placement
-	kept      map[CopyRef]bool // by keepGenerations
+	imagePlanner
+	kept map[CopyRef]bool // by keepGenerations
 	// count has the ready copies that remain after the deletions that are already planned.
 	count readyCount
 }
@@ -28,7 +26,7 @@ type readyCount struct {
 // is deleted, or kept until a known time, needs no inspection: planSurplus removes it from
 // inspections. If a requested clean-up is rejected, the plan says why, also beside another action on the copy.
 func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Action {
-	p := surplusPlanner{ix: image.ix, state: image.state, placement: image.placement}
+	p := surplusPlanner{imagePlanner: image}
 	surplus := p.copies()
 	if len(surplus) == 0 {
 		return nil
@@ -141,7 +139,7 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	end, use := p.ix.intervalEnd(ref), p.ix.inUse(ref)
 	unknown := Reason{}
 	if ref.ID != p.state.image.ID && !oldPart {
-		unknown = p.ix.unknownUsage(false)
+		unknown = p.ix.unknownUsage(ofOlder)
 	}
 	switch {
 	case d.Allowed != schema.Everything:
