@@ -14,6 +14,7 @@
 //	                                    backing.part.chunks  journal of the partial file; becomes the chunk manifest
 //	                                    backing.part.caibx   index of the partial file; becomes that of the image
 //	                                    backing.part.manifest  a peer's manifest; the name is removed immediately
+//	                                    backing.leaving.*      mark of a withdrawn copy
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
 //	<disk>/backing-image-manager.users                which replicas named images when they were last read
@@ -31,6 +32,7 @@
 //	part.go signature.go          partial file: append and resume; judge it by a signature
 //	clone.go share.go commit.go   fill it from another copy, share blocks; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
+//	mark.go                       whether two copies are one folder
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
 //	index.go                      the index of an image, for downloads of its later generations
 //	configcommit.go               the last accepted commit of the configuration

@@ -33,9 +33,9 @@
 // # Addresses
 //
 // go-getter selects one of this package's getters for an address: http, https, file or
-// s3 (s3://bucket/key and s3::https://host/bucket/key). The server receives the query of
-// a URL unchanged; the parameters that go-getter interprets ("checksum", "archive") have
-// no special meaning.
+// s3 (s3://bucket/key and s3::https://host/bucket/key). The server receives path and query of
+// a URL unchanged: what go-getter interprets in them ("//", "checksum", "archive") has no
+// special meaning.
 //
 // # Packed images
 //
@@ -61,6 +61,7 @@
 // # Reading order
 //
 // fetch.go (Client, Request, Download), download.go (attempts, resume), address.go,
-// http.go, s3.go, file.go, document.go (small files), checksum.go, checksumlist.go and verify.go (lists and signatures), then
-// transport.go and credentials.go (hosts, proxies, secrets), unpack.go, packing.go, error.go.
+// http.go, s3.go, file.go, document.go (small files), checksum.go, checksumlist.go and verify.go (lists
+// and signatures), then transport.go and credentials.go (hosts, proxies, secrets), unpack.go,
+// packing.go, error.go.
 package fetch

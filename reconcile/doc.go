@@ -8,7 +8,7 @@
 //	    write the usage of copies that changed                 (recordUsage)
 //	    plan     := desired.Plan(observed)                     (pure: package plan)
 //	    publish the state of this node                         (publish)
-//	    start the actions of the plan that do not run, and stop jobs that are not in it
+//	    start the actions of the plan that do not run, and stop the jobs that must end
 //
 // A round keeps nothing of the round before except what cannot be derived again: running jobs,
 // failures with the time of the next attempt, usage that could not be written yet, for how long a
@@ -32,8 +32,8 @@
 //	reconciler.go     one round. observe.go, disks.go, peers.go: its observation.
 //	                  failures.go, usage.go, clock.go, awaited.go: what lasts from round to round
 //	jobs.go           starting, stopping and ending jobs. transfers.go: their progress. delete.go:
-//	                  deletions. proofs.go: what other nodes must prove before one. claims.go: what is
-//	                  known against their claims
+//	                  deletions. marks.go, proofs.go: which copies are other files, and have their
+//	                  bytes. claims.go: what is known against the claims of other nodes
 //	replicawatch.go   the events of new replicas
 //	pace.go           what keeps n images from costing n rounds
 //	estimate.go       what the downloads of a plan transfer, for dry runs

@@ -230,7 +230,7 @@ async function find(image, file, last, signal) {
   if (!path) {
     const metadata = "name " + base64(image) + ",fingerprint " + base64(fingerprint);
     const created = await tus("POST", "/v1/uploads", { "Upload-Length": file.size, "Upload-Metadata": metadata }, undefined, signal).catch(async (e) => {
-      throw e.status === 409 && !(await all()).some((u) => u.image === image) ? new UploadError(e.message) : e; // such as: it is ready
+      throw e.status === 409 && !(await all()).some((u) => u.image === image) ? new UploadError(e.message) : e; // for example, the image is ready
     });
     path = "/v1/uploads/" + created.headers.get("Location").split("/").pop();
   }
