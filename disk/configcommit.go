@@ -16,15 +16,15 @@ const commitFile = "backing-image-manager.commit"
 // ConfigCommit is a commit of the configuration.
 type ConfigCommit struct {
 	Name string // by which git knows it
-	// Signed identifies what its signature covers, by a SHA-256, and Committed is its date. An earlier version recorded neither.
+	// Signed identifies what its signature covers, by a SHA-256. Committed is its date. Zero: an earlier version wrote it.
 	Signed    string
 	Committed time.Time
 }
 
 var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})(?: ([0-9a-f]{64}) (-?[0-9]{1,12}))?\n?$`)
 
-// ConfigCommit returns the commit that SetConfigCommit recorded, zero if there is none. The error is one of the disk, or says
-// that the file has another content, so that nothing is known.
+// ConfigCommit returns the commit that SetConfigCommit recorded, zero if there is none. The error is one of the disk, or
+// says that the file has another content, so that nothing is known.
 func (d *Disk) ConfigCommit() (ConfigCommit, error) {
 	data, err := readSmall(d.root, commitFile)
 	if errors.Is(err, fs.ErrNotExist) {

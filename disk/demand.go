@@ -10,16 +10,16 @@ import (
 // Demand is what replicas on a disk name an image for. Their volumes cannot start without it.
 type Demand struct {
 	Replicas []string // names of the replica folders that name the image, sorted
-	// Since is when the volume.meta of one of the replicas last changed, the earliest time of all. Zero: not known.
+	// Since is the earliest time at which the volume.meta of one of them last changed. Zero: not known.
 	Since time.Time
 	// OtherWriter is when Longhorn's manager last wrote to a temporary file of the image; zero: there is
-	// none, or the image has a file. That manager may be creating the file, and deletes one of unexpected bytes.
+	// none, or the image has a file. That manager may be creating it, and deletes one of unexpected bytes.
 	OtherWriter time.Time
 }
 
-// Demands returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or not. It leaves out
-// an image whose folder is a symlink, or was set aside by Remove, which puts the folder back if there is a user. A replica
-// whose metadata cannot be read demands nothing.
+// Demands returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or
+// not. It leaves out an image whose folder is a symlink, or was set aside by Remove, which puts the folder
+// back if there is a user. A replica whose metadata cannot be read demands nothing.
 func (u Users) Demands() map[ID]Demand {
 	var all map[ID]Demand
 	for folder, replicas := range u.replicas {

@@ -163,9 +163,9 @@ func (d *Disk) Check() error {
 	return nil
 }
 
-// Lock makes this process the only writer of the disk until it calls unlock or ends. Lock also
-// restores folders if a crash interrupted their removal, and removes old marks. It does not wait: if another process has the
-// lock, it returns ErrLocked.
+// Lock makes this process the only writer of the disk until it calls unlock or ends. Lock also restores
+// folders if a crash interrupted their removal, and removes old marks. It does not wait: if another
+// process has the lock, it returns ErrLocked.
 func (d *Disk) Lock() (unlock func() error, err error) {
 	f, err := d.root.Open(identityFile)
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// usersFile has the replicas that name images, as Users last found them. It is beside longhorn-disk.cfg, and belongs to the
-// whole disk: a replica may need an image that has no folder on the disk.
+// usersFile has the replicas that name images, as Users last found them. It is beside longhorn-disk.cfg, and belongs to
+// the whole disk: a replica may need an image that has no folder on the disk.
 const usersFile = "backing-image-manager.users"
 
-// lastUsers are the replicas that name images, by folder. A use ends by evidence, not by absence (U6): a replica that is not
-// found any more is a user until the folder that contained it, or the nearest one above that exists, is on the same file
-// system as when the replica was last read. So a folder that is not mounted ends no use, also while no manager runs.
+// lastUsers are the replicas that name images, by folder. A use ends by evidence, not by absence (U6): a replica that
+// is not found any more is a user until the nearest folder above it that exists is on the same file system as when the
+// replica was last read. So a folder that is not mounted ends no use, also across restarts.
 //
 // The zero value is not loaded. It is for one goroutine.
 type lastUsers struct {
@@ -84,8 +84,8 @@ func hasEnded(root *os.Root, replica string, last lastUser) bool {
 	}
 }
 
-// fileSystemOf identifies the file system of a folder, also after a restart of the machine. It is "" for the file system of
-// the disk, which the uuid of the disk identifies.
+// fileSystemOf identifies the file system of a folder, also after a restart of the machine. It is "" for the file
+// system of the disk, which the uuid of the disk identifies.
 func fileSystemOf(root *os.Root, folder string) (string, error) {
 	f, err := root.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -104,8 +104,8 @@ func fileSystemOf(root *os.Root, folder string) (string, error) {
 	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), nil
 }
 
-// RecordUsers records the replicas that name images, as Users last found them, durably. It writes only if they changed. The
-// disk must be locked.
+// RecordUsers records the replicas that name images, as Users last found them, durably. It writes only if they changed.
+// The disk must be locked.
 func (d *Disk) RecordUsers() error {
 	d.replicas.mu.Lock()
 	defer d.replicas.mu.Unlock()
@@ -127,8 +127,8 @@ func (d *Disk) RecordUsers() error {
 	return nil
 }
 
-// EndUses ends the uses of an image by replicas that are not found any more, because a person says that they have ended.
-// All generations of the image are meant if uuid is "". RecordUsers makes that durable.
+// EndUses ends the uses of an image by replicas that are not found any more, because a person says that they have
+// ended. All generations of the image are meant if uuid is "". RecordUsers makes that durable.
 func (d *Disk) EndUses(name, uuid string) {
 	d.replicas.mu.Lock()
 	defer d.replicas.mu.Unlock()

@@ -52,9 +52,9 @@ func (d *Disk) Open(id ID) (*Reader, error) {
 	}, nil
 }
 
-// OpenUncached is Open for a reader past the page cache: ReadAt returns what the medium has, also if the medium has lost
-// bytes whose pages are cached, as those of an image in use are. The Reader has no Send, and one ReadAt at a time.
-// If the file system refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
+// OpenUncached is Open for a reader past the page cache: ReadAt returns what the medium has, also if the cache
+// has bytes that the medium has lost. The Reader has no Send, and one ReadAt at a time. If the file system
+// refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
 func (d *Disk) OpenUncached(id ID) (*Reader, error) {
 	c := d.Stat(id)
 	if c.State != Ready {

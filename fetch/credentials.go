@@ -35,9 +35,9 @@ import (
 //	virtual-hosted-style   S3: "true" if the host name of a request contains the bucket
 //
 // The secret of a Longhorn backup target can be used unchanged. For S3 it has AWS_ACCESS_KEY_ID,
-// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt), VIRTUAL_HOSTED_STYLE, HTTP_PROXY, HTTPS_PROXY and
-// NO_PROXY. So can the secret of a DataVolume of CDI. Its accessKeyId and secretKey are the keys of S3, and the user and
-// password of HTTP. Other files, which belong to other programs, are ignored with a warning.
+// AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt), VIRTUAL_HOSTED_STYLE, HTTP_PROXY, HTTPS_PROXY
+// and NO_PROXY. So can the secret of a DataVolume of CDI. Its accessKeyId and secretKey are the keys of S3, and
+// the user and password of HTTP. Other files, which belong to other programs, are ignored with a warning.
 type credentials struct {
 	files       map[string]string
 	headers     http.Header

@@ -21,7 +21,7 @@ type sink interface {
 	io.ReaderFrom
 }
 
-// finisher is a sink that judges the file when it has all bytes. Its error is one of the address that sent them.
+// finisher is a sink that judges the whole file. Its error is one of the address that sent the file.
 type finisher interface{ finish() error }
 
 // source is a file at one address.
@@ -133,7 +133,7 @@ func (t *transfer) finish(dst sink) error {
 	return nil
 }
 
-// emptyError is the error for an answer without bytes. Servers send one while a file is uploaded to them, or if their
+// emptyError is the error for an answer without bytes. Servers send one during an upload, or if their
 // disk is full: it is like a missing file, unless a digest shows that the bytes are wrong.
 func (t *transfer) emptyError() error {
 	class := Refused

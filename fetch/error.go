@@ -24,10 +24,10 @@ const (
 	Network
 	// Refused: the server rejected the request with any other 4xx status.
 	Refused
-	// BadSource: the file differs from the declaration, is not an image, or may be truncated. It is
-	// final: only another declaration helps, unless the server changes the file. In case it has, package
-	// job tries a download or a restore again, rarely. A damaged packed file and a signature that is not valid
-	// have this class, too.
+	// BadSource: the file differs from the declaration, is not an image, or may be truncated. It is final:
+	// only another declaration helps, unless the server changes the file. In case it has, package job tries
+	// a download or a restore again, rarely. A damaged packed file and a signature that is not valid have
+	// this class, too.
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace

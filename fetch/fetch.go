@@ -52,7 +52,7 @@ type Request struct {
 
 	Digest       disk.Digest // of the stored (unpacked) image; zero: not declared
 	PackedDigest disk.Digest // of the packed file; zero: not declared
-	// alsoStored and alsoPacked are digests in the list at ChecksumURL that the request has in another algorithm; zero: none.
+	// alsoStored and alsoPacked are digests in another algorithm, from the list at ChecksumURL; zero: none.
 	alsoStored, alsoPacked disk.Digest
 	Unpack                 string // "", "auto", "none", "gz", "xz", "zst" or "bz2"
 

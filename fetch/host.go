@@ -63,9 +63,9 @@ func checkIP(name string, ip netip.Addr) error {
 	return nil
 }
 
-// ownKind returns the kind of an address of this machine; "" for all other addresses. list returns those of the network
-// interfaces, which are read for each connection, because they change. Where that is impossible, such as under a filter of
-// system calls without AF_NETLINK, an address that can be bound counts, and one of which that is unknown.
+// ownKind returns the kind of an address of this machine; "" for all other addresses. list returns those of
+// the network interfaces. They are read for each connection, because they change. Where that is impossible,
+// as in a unit without AF_NETLINK, an address counts unless it certainly cannot be bound.
 func ownKind(ip netip.Addr, list func() ([]net.Addr, error)) host.Kind {
 	networks, err := list()
 	if err != nil {

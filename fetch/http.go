@@ -135,8 +135,8 @@ func (s *httpSource) checkEncoding(h http.Header) error {
 	return nil
 }
 
-// noEncodings are values of Content-Encoding with which the body is the file itself: servers keep what a client declared
-// when it stored the file, such as the framing of its own request (aws-chunked) or a character set.
+// noEncodings are values of Content-Encoding with which the body is the file itself: servers keep what the
+// client that stored it declared, such as the framing of its request (aws-chunked) or a character set.
 var noEncodings = []string{"", "identity", "aws-chunked", "utf-8", "utf8", "binary", "none"}
 
 // Encoding returns how a body is encoded, by its Content-Encoding; "": it is the file itself.

@@ -85,9 +85,9 @@ func (c *configuration) confirmRemovals(r Reading) (confirmed bool) {
 	return c.removals.Observe(r.Began, r.Ended, declared)
 }
 
-// logResult logs a configuration that is to be applied, with the warnings that it has at the wall time in the argument now. undeclared is
-// why it has no part for this node, or nil. It logs nothing if a load was continued and found nothing new: it may never have time for
-// everything.
+// logResult logs a configuration that is to be applied, with the warnings that it has at the wall time in the argument now.
+// undeclared is why it has no part for this node, or nil. It logs nothing if a load was continued and found nothing new: it
+// may never have time for everything.
 func (c *configuration) logResult(desired plan.Desired, result schema.Result, undeclared error, now time.Time) {
 	same := func(a, b document.Problem) bool { return a.String() == b.String() }
 	if c.result.Unfinished && result.Unfinished && slices.EqualFunc(c.result.Errors, result.Errors, same) {
@@ -151,8 +151,8 @@ func (l *Loop) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 	return changed || confirmed, nil
 }
 
-// withRefused returns the reading with what was refused before, if the directory still has it: it may be accepted now, or another
-// commit has the same files.
+// withRefused returns the reading with what was refused before, if the directory still has it: it may be accepted now, or
+// another commit has the same files.
 func (c *configuration) withRefused(r Reading) Reading {
 	if c.refused == nil || r.Fault != "" || r.Result != nil {
 		return r
@@ -203,8 +203,8 @@ func (l *Loop) configure(ctx context.Context, r Reading) (changed bool, err erro
 	return true, nil
 }
 
-// acceptCommit reports whether the commit of a read may be applied. It is the last accepted one then. Otherwise changed reports that a
-// Step is due.
+// acceptCommit reports whether the commit of a read may be applied. It is the last accepted one then. Otherwise changed
+// reports that a Step is due.
 func (l *Loop) acceptCommit(ctx context.Context, r Reading, commit string) (accepted, changed bool) {
 	if l.options.SignedCommits != nil {
 		if err := l.commits.accept(ctx, r.Checkout, commit, l.reconciler.disks.folders()); err != nil {

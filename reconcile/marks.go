@@ -12,11 +12,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind mount, or by a
-// file system that both mount. So a withdrawal puts a mark into the folder of the copy, and asks the nodes on which
-// it counts, and looks itself on the other disks of this node. If another copy has the mark, the deletion would
-// delete that copy, too, and what uses it there: nothing is deleted. A node that never saw the mark does not know
-// its secret, so that no claim prevents a deletion.
+// Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
+// mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy, and asks the
+// nodes on which it counts, and looks itself on the other disks of this node. If another copy has the mark, the
+// deletion would delete that copy, too, and what uses it there: nothing is deleted. A node that never saw the mark does
+// not know its secret, so that no claim prevents a deletion.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {

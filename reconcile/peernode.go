@@ -182,10 +182,10 @@ func (r *Reconciler) Copies(name, mark string) (peer.State, error) {
 	return r.served.copies(name, mark)
 }
 
-// copies observes the copies of one image name, and which of them have the mark with a name. A copy that is withdrawn at any moment of the
-// observation is leaving: a slow listing can outlast a whole deletion, whose copy it still has. The
-// config digest is the one from before the observation. So a change during the observation makes
-// the response count for less, never for more.
+// copies observes the copies of one image name, and which of them have the mark with a name. A copy
+// that is withdrawn at any moment of the observation is leaving: a slow listing can outlast a whole
+// deletion, whose copy it still has. The config digest is the one from before the observation. So a
+// change during the observation makes the response count for less, never for more.
 func (s *served) copies(name, mark string) (peer.State, error) {
 	endWatch := s.leaving.watch()
 	now := s.disks.Load()

@@ -197,20 +197,19 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 	})
 }
 
-// Cleanup requests that the copy of an image on a disk of this node is deleted before its
-// clean-up interval is over, if it is surplus and no other rule prevents its deletion. An empty
-// uuid stands for the uuid of the declared image. What the nodes despite claim to use or to need does not keep the copy. It
-// returns what is planned for the copy: a
-// deletion, which is tried for a minute, or an idle action with the reason why there is none. The
-// error is ErrNotDeclared, ErrNotReady, the cause of the end of ctx, or another one before the config
-// directory was read.
+// Cleanup requests that the copy of an image on a disk of this node is deleted before its clean-up
+// interval is over, if it is surplus and no other rule prevents its deletion. An empty uuid stands for
+// the uuid of the declared image. What the nodes despite claim to use or to need does not keep the copy.
+// It returns what is planned for the copy: a deletion, which is tried for a minute, or an idle action
+// with the reason why there is none. The error is ErrNotDeclared, ErrNotReady, the cause of the end of
+// ctx, or another one before the config directory was read.
 func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef, despite ...string) (plan.Action, error) {
 	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, despite, done) })
 }
 
-// EndUses ends the uses of an image by replicas on the disks of this node that are not found any more, because a person
-// says that they have ended (U6). An empty uuid stands for all generations. It returns when a round has recorded that. The error
-// is the cause of the end of ctx.
+// EndUses ends the uses of an image by replicas on the disks of this node that are not found any more,
+// because a person says that they have ended (U6). An empty uuid stands for all generations. It returns
+// when a round has recorded that. The error is the cause of the end of ctx.
 func (l *Loop) EndUses(ctx context.Context, image, uuid string) error {
 	_, err := await(ctx, func(done func(struct{}, error)) {
 		l.queue.add(request{

@@ -69,8 +69,8 @@ func (c SignedCommits) Verify(ctx context.Context, s configdir.Snapshot) (by sig
 	return by, r.Compare(ctx, s.Revision, at.Folder, s.Files)
 }
 
-// compareDates returns an error for a commit that is dated before an earlier one. A key that has expired could have signed it: the
-// validity of a key is judged by the date of the commit, which the signer chooses.
+// compareDates returns an error for a commit that is dated before an earlier one. A key that has expired could have signed
+// it: the validity of a key is judged by the date of the commit, which the signer chooses.
 func compareDates(dated, before time.Time, earlier string) error {
 	if dated.Before(before.Add(-signature.MaxSkew)) {
 		return fmt.Errorf("it is dated %s, and the earlier commit %s is dated %s: sign it again by a correct clock, or accept it with --allow-older-commit",
@@ -154,7 +154,7 @@ type commitMemory struct {
 	// current is the last accepted commit, and recorded has the disks that are known to have it, by their uuid.
 	current  disk.ConfigCommit
 	recorded map[string]bool
-	// descents are the comparisons of two commits, by their names. A history does not change, and to read a long one takes seconds.
+	// descents are the comparisons of two commits, by their names. A history does not change, and a long one takes seconds.
 	descents map[[2]string]descent
 }
 
@@ -217,8 +217,8 @@ func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk
 	return nil
 }
 
-// compare returns an error if the current commit does not descend from another one, or is dated before it. The argument what says
-// which one that is.
+// compare returns an error if the current commit does not descend from another one, or is dated before it. The argument
+// what says which one that is.
 func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
 	key := [2]string{m.current.Name, last.Name}
 	d, known := m.descents[key]

@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Track is where the vendor of an image publishes its versions. Exactly one of the first four fields is set.
+// Track is where the vendor of an image publishes its versions. One of the first four fields is set.
 type Track struct {
 	Simplestreams *TrackSimplestreams
 	CoreOS        *TrackCoreOS

@@ -64,8 +64,8 @@ func openLog(name string) (*os.File, error) {
 	return f, nil
 }
 
-// reopen opens the file again after each signal until ctx is done, because another program may have renamed it. If that
-// fails, the log continues in the old file.
+// reopen opens the file again after each signal until ctx is done, because another program may have
+// renamed it. If that fails, the log continues in the old file.
 func (o *logOptions) reopen(ctx context.Context, signals <-chan os.Signal, log *slog.Logger) {
 	for {
 		select {

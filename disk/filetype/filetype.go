@@ -116,7 +116,7 @@ func isDescriptor(text []byte) bool {
 // packed are types of files that users often declare as an image by mistake. No program opens them as
 // a disk of another format. The boot code of a raw disk may begin with a short signature by chance. A
 // short one therefore includes the bytes that follow it in every real file, such as gzip's method or
-// bzip2's first block. Binary cpio archives and other levels of compress have only 2 bytes, and are not recognised.
+// bzip2's first block. Binary cpio and other levels of compress have 2 bytes only: they are not recognised.
 var packed = []signature{
 	{"\x1f\x8b\x08", 0, Type{"packed with gzip", hintUnpack}},
 	{"\xfd7zXZ\x00", 0, Type{"packed with xz", hintUnpack}},
@@ -160,8 +160,8 @@ func Mistake(head []byte) (Type, bool) {
 	return Type{}, false
 }
 
-// isOldTar reports whether the first block is the header of a tar archive without a magic number: it has a name, and its
-// checksum, in octal digits, is right.
+// isOldTar reports whether the first block is the header of a tar archive without a magic number: it
+// has a name, and its checksum, in octal digits, is right.
 func isOldTar(head []byte) bool {
 	const block, at, size = 512, 148, 8
 	if len(head) < block || head[0] == 0 {
@@ -177,9 +177,9 @@ func isOldTar(head []byte) bool {
 	return err == nil && want == sum
 }
 
-// isLZMA reports whether a file begins as the programs lzma and 7z begin a .lzma file, which has no magic number: the usual
-// properties, a dictionary of a multiple of 64 KiB up to 4 GiB, a size that is unknown or below 256 GiB, and the zero of
-// the coder. The bytes are no sensible boot code.
+// isLZMA reports whether a file begins as the programs lzma and 7z begin a .lzma file, which has no
+// magic number: the usual properties, a dictionary of a multiple of 64 KiB up to 4 GiB, a size that is
+// unknown or below 256 GiB, and the zero of the coder. The bytes are no sensible boot code.
 func isLZMA(head []byte) bool {
 	if len(head) < 14 || !bytes.HasPrefix(head, []byte("\x5d\x00\x00")) || head[13] != 0 {
 		return false

@@ -21,12 +21,12 @@ const (
 	maxFileSize    = 1 << 20                // enough for the certificates of 500 authorities
 )
 
-// errNothingTrusted is the error of an empty or missing file that says who is trusted. The value that was parsed trusts nobody.
+// errNothingTrusted: a file that says who is trusted is empty or missing. The value trusts nobody.
 var errNothingTrusted = errors.New("it is empty")
 
 // reloader stores a value that it parses from small files. It parses them again when they change. If
-// the files become invalid, it keeps the value. If they trust nobody any more, it does not: whoever empties or removes a file revokes
-// what it contained.
+// the files become invalid, it keeps the value. If they trust nobody any more, it does not: whoever
+// empties or removes a file revokes what it contained.
 type reloader[T any] struct {
 	what  string   // name of the value, for messages
 	paths []string // "": the file is not given

@@ -21,8 +21,8 @@ import (
 
 // A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
 // does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
-// that is derived from the token and its role. So a session survives a restart of the daemon, and ends when its token is removed
-// or gets another role. The daemon stores only the sessions that were signed out, until they would have ended, or until the daemon stops.
+// that is derived from the token and its role. So a session survives a restart, and ends when its token is removed or gets
+// another role. The daemon stores only signed-out sessions, until they would have ended or it stops.
 //
 // A browser sends the cookie with every request, whichever page causes it. So a request that changes state also needs
 // RequestToken in the header RequestTokenHeader. Only a page of the same origin can read that token.
@@ -56,7 +56,7 @@ func (id sessionID) ends() time.Time {
 	return time.Unix(int64(binary.BigEndian.Uint64(id[:8])), 0)
 }
 
-// code returns the code of a session for a purpose. Without the role, a session that was signed out would come back with another one.
+// code returns the code of a session for a purpose. It has the role: otherwise a signed-out session came back with a new one.
 func (id sessionID) code(t roleToken, purpose string) []byte {
 	key := hmac.New(sha256.New, []byte(t.token))
 	key.Write([]byte("backing-image-manager session " + t.role.String()))
@@ -124,7 +124,7 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 	if a.tokens == nil {
 		return s, id, false
 	}
-	// A browser sends more than one only if other services on the same host have set some. maxHeader of the server limits them.
+	// A browser also sends those that other services on the same host have set. maxHeader of the server limits them.
 	for _, cookie := range r.CookiesNamed(cookieName(r)) {
 		raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
 		if err != nil || len(raw) != len(id)+sha256.Size {
@@ -250,9 +250,9 @@ func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
 	return max(0, time.Duration(missing*float64(guessInterval)))
 }
 
-// guessesOf returns the network whose wrong tokens a request counts for, and where. A proxy on this machine writes the address of its
-// caller to the end of X-Forwarded-For. A process of this machine that lies about that gains nothing, because the HTTP API has no limit,
-// and locks out nobody who does not use the proxy.
+// guessesOf returns the network whose wrong tokens a request counts for, and where. A proxy on this machine writes the
+// address of its caller to the end of X-Forwarded-For. A process of this machine that lies about that gains nothing,
+// because the HTTP API has no limit, and locks out nobody who does not use the proxy.
 func (a *Authorizer) guessesOf(r *http.Request) (*guesses, netip.Prefix) {
 	if forwarded := r.Header.Values("X-Forwarded-For"); len(forwarded) > 0 && isLocalAddress(r.RemoteAddr) {
 		last := forwarded[len(forwarded)-1]

@@ -90,9 +90,9 @@ func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 	return info, err
 }
 
-// checkIsDisk returns an error for a file that is an image already, or packed, or no disk at all: an export would put the
-// file as it is into an image, and its guest would see the header of the file. A volume and a block device are different:
-// their bytes are the disk, whatever a guest has written there.
+// checkIsDisk returns an error for a file that is an image already, packed, or no disk at all: the guest of
+// an exported image would see the header of the file. The bytes of a volume or a block device are the disk,
+// whatever a guest has written there.
 func checkIsDisk(f *disk.File, path string) error {
 	info, err := disk.Inspect(f, f.Size(), "")
 	rejected, ok := errors.AsType[*disk.FormatError](err)
@@ -221,8 +221,8 @@ func (d *blockDevice) Unchanged() error {
 	return nil
 }
 
-// readWriteCount returns the kernel's counters of sectors that were written to the device and of those that were discarded. The
-// counters of requests would not do: on a device with a write cache, Sync itself is a write of no sectors.
+// readWriteCount returns the kernel's counters of written and of discarded sectors. Those of requests would
+// not do: on a device with a write cache, Sync itself is a write of no sectors.
 func (d *blockDevice) readWriteCount() (string, error) {
 	// The kernel counts a write through the page cache only when it writes the page to the device.
 	if err := d.file.Sync(); err != nil {

@@ -1,6 +1,6 @@
-// Package redact removes secrets from addresses before they are printed or logged: user,
-// password, query and fragment. In s3://bucket@region/path, the user is a bucket, which stays. Package fetch prints its
-// addresses by address.String instead.
+// Package redact removes secrets from addresses before they are printed or logged: user, password,
+// query and fragment. In s3://bucket@region/path, the user is a bucket, which stays. Package fetch
+// prints its addresses by address.String instead.
 package redact
 
 import (

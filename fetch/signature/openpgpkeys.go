@@ -33,8 +33,8 @@ const minRSABits = 2048
 // others. All calls pass no time, so that the result does not depend on the clock.
 var selfSignatures = &packet.Config{}
 
-// errNoUserID is the error of go-crypto for a key without user ids, as keys.openpgp.org sends it. Only the self-signature of a user
-// id says when the key expires and what it may sign.
+// errNoUserID is the error of go-crypto for a key without user ids, as keys.openpgp.org sends it. Only the self-signature
+// of a user id says when the key expires and what it may sign.
 const errNoUserID = pgperrors.StructuralError("v4 entity without any identities")
 
 func (k *Keys) addOpenPGP(name string, b []byte) error {

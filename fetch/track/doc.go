@@ -28,8 +28,8 @@
 //  5. Documents have limited sizes, and parsers run on the bytes of a document without requests. Anything that a parser
 //     does not understand is a Refusal. Hosts, redirects, proxies and credentials have the rules of package fetch.
 //  6. One Resolver reads each document once, for any number of images.
-//  7. If an image needs a signature, or the tracker has keys, only the signed text of lists is used. There is no answer without
-//     a valid signature.
+//  7. If an image needs a signature, or the tracker has keys, only the signed text of lists is used. There is no answer
+//     without a valid signature.
 //  8. The addresses of the declared list and of its signature change only if the new list vouches for the release.
 //
 // # Reading order

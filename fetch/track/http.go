@@ -39,8 +39,8 @@ func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 	return answer, nil
 }
 
-// listedChecksums returns the checksums of the unpacked file at an address in the checksum list of an image. There are none if the
-// list has only those of the packed file. A list that must be signed must name the file.
+// listedChecksums returns the checksums of the unpacked file at an address in the checksum list of an image. There are
+// none if the list has only those of the packed file. A list that must be signed must name the file.
 func listedChecksums(list []byte, listURL, fileURL string, m Image) ([]disk.Digest, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(list), []byte("<")) {
 		return nil, refuse(Malformed, "the checksum list is a web page")

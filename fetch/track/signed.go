@@ -98,8 +98,8 @@ func signatureOf(list string, m Image) (string, error) {
 	return "", refuse(Unsigned, "the name of the signature at signatureURL is not that of the list and an extension")
 }
 
-// follow sets the addresses of the list and of the signature of m for a new version. Without a signature of the list, its old
-// address stays unless the new list has the new file. With one, it must vouch for the new file.
+// follow sets the addresses of the list and of the signature of m for a new version. Without a signature of the list, its
+// old address stays unless the new list has the new file. With one, it must vouch for the new file.
 func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 	a.ChecksumURL, a.SignatureURL = a.moved(m.ChecksumURL), a.moved(a.SignatureURL)
 	v, signed := m.Verify, m.Verify != nil && !m.Verify.SignsFile

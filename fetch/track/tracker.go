@@ -21,8 +21,8 @@ type Tracker struct {
 	HTTP          *HTTP
 
 	Keys string // name of the folder with the keys of the lists; empty: those of the image, if it has any
-	// Signature is the address of the signature of a list, or its name in the folder of the list. "{file}" stands for the name
-	// of the image. Empty: as in fetch.Verify.
+	// Signature is the address of the signature of a list, or its name in the folder of the list. "{file}" stands for the
+	// name of the image. Empty: as in fetch.Verify.
 	Signature string
 }
 

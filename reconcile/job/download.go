@@ -84,7 +84,7 @@ func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) 
 	}
 }
 
-// fromAddress returns err as an error of the address that sent the bytes, if they are judged to be wrong after the last one.
+// fromAddress adds the address that sent the bytes to an error that is found after the last one.
 func fromAddress(address string, err error) error {
 	wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)
 	if !wrong || isA[*fetch.Error](err) {

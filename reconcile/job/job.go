@@ -2,9 +2,9 @@
 // upload, syncs, verifies, repairs or backs up a copy. It does not delete copies: package reconcile
 // does (delete.go).
 //
-// A job writes a new copy to a partial file and commits it when its digest is right (Job.fill), so
-// that no job leaves a wrong copy. Within one attempt it resumes after a dropped connection, and tries other addresses and
-// copies. It never waits for the next attempt: it returns an error, and NextFailure decides when the planner may try again.
+// A job writes a new copy to a partial file and commits it when its digest is right (Job.fill), so that no job leaves a
+// wrong copy. Within one attempt it resumes after a dropped connection, and tries other addresses and copies. It never
+// waits for the next attempt: it returns an error, and NextFailure decides when the planner may try again.
 //
 // Reading order: job.go has Order, Job and the way of every new copy; download.go, sources.go and sync.go
 // have the sources; repair.go verifies and repairs; possession.go verifies a copy on another node;

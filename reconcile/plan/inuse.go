@@ -10,8 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it. For a
-// node that does not respond, and a disk that cannot be read any more, the last response counts.
+// needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it.
+// For a node that does not respond, and a disk that cannot be read any more, the last response counts.
 func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 	needs := map[disk.ID][]schema.DiskRef{}
 	for ref, seen := range o.Disks {
@@ -27,8 +27,8 @@ func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 	return needs
 }
 
-// inUse returns why a copy is in use, as far as this node knows; "": it is not. If the users on one disk of this node cannot be
-// read, each copy of this node may be in use (U7).
+// inUse returns why a copy is in use, as far as this node knows; "": it is not. If the users on one disk of this node
+// cannot be read, each copy of this node may be in use (U7).
 func (ix *index) inUse(ref CopyRef) string {
 	c := ix.copyAt(ref)
 	switch {
@@ -65,8 +65,8 @@ func (ix *index) isWaived(ref CopyRef, node string) bool {
 type undeclared int
 
 const (
-	// ofOlder: another generation of the image is declared. A node that has responded since this process started counts with
-	// its last response (U7): it cannot get a replica of an image that it does not have.
+	// ofOlder: another generation of the image is declared. A node that has responded since this process started counts
+	// with its last response (U7): it cannot get a replica of an image that it does not have.
 	ofOlder undeclared = iota
 	// ofOrphan: the image is not declared. Each node must respond (D2).
 	ofOrphan

@@ -12,12 +12,12 @@ import (
 // node knows from the configuration which disks are evicted. So the node of the replacing copy plans its
 // verification, and the holder waits until that node has published it.
 
-// clockTolerance is by how much the clocks of two nodes may differ, as far as that is not known. The holder tolerates more than
-// the node that reads: otherwise it could wait for a read that this node has done.
+// clockTolerance is by how much the clocks of two nodes may differ without being known. The holder tolerates twice as
+// much as the node that reads: otherwise it could wait for a read that this node has done.
 const clockTolerance = 5 * time.Second
 
-// replacement returns the copy that replaces evicted ones; false: not enough copies are ready yet. When a disk leaves the ranking, the
-// others keep their order, so that the new one is the last of the desired ranked disks.
+// replacement returns the copy that replaces evicted ones; false: not enough copies are ready yet. When a disk leaves
+// the ranking, the others keep their order, so that the new one is the last of the desired ranked disks.
 func (p imagePlanner) replacement() (by CopyRef, found bool) {
 	best, n := 1, 0
 	for _, ref := range p.state.ready { // best ranked first
@@ -54,8 +54,8 @@ func (p imagePlanner) evictedFor(by CopyRef) (evicted CopyRef, unread bool) {
 	return p.state.ready[i], true
 }
 
-// readBackFor reports whether the copy by was read in full since an evicted one became surplus and was last used. tolerance is that
-// for the clock of another node.
+// readBackFor reports whether the copy by was read in full since an evicted one became surplus and was last used.
+// tolerance is that for the clock of another node.
 func (ix *index) readBackFor(evicted, by CopyRef, tolerance time.Duration) bool {
 	c, read := ix.copyAt(evicted), ix.copyAt(by).ReadBackAt
 	since := c.SurplusSince

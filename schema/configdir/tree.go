@@ -77,8 +77,8 @@ type found struct {
 	err            error
 }
 
-// IsConfig reports whether the config directory reads files with that name. It ignores
-// left-overs of editors: x.yaml~, #x.yaml#, .x.yaml.swp, 4913. Some programs write YAML to x.YAML or x.YML.
+// IsConfig reports whether the config directory reads files with that name. It ignores left-overs of
+// editors: x.yaml~, #x.yaml#, .x.yaml.swp, 4913. Some programs write YAML to x.YAML or x.YML.
 func IsConfig(name string) bool {
 	ext := path.Ext(name)
 	known := ext == ".json" || ext == ".cue" || strings.EqualFold(ext, ".yaml") || strings.EqualFold(ext, ".yml")

@@ -161,7 +161,7 @@ type Skipped struct {
 	// Image is the image that the document would declare if another document, which is
 	// missing, were there. Existing copies of the image are kept.
 	Image string `json:"mayDeclare,omitempty"`
-	// Withheld is true if the cluster has the image, but no file of it. References to it declare nothing either.
+	// Withheld: the cluster has the image, but no file of it. References to it declare nothing.
 	Withheld bool `json:"-"`
 	// Malformed is true if the document is not surely a manifest of another program: it may
 	// be meant to declare anything.

@@ -58,8 +58,8 @@ func (k *Keys) Warnings() []string {
 	return k.openPGP.Warnings()
 }
 
-// Verify judges the signature of a commit object. Its date counts for the validity of its key, so it must not be ahead of now, nor of
-// that of an OpenPGP signature. Errors are a *signature.Error.
+// Verify judges the signature of a commit object. Its date counts for the validity of its key, so it must not be ahead
+// of now, nor of that of an OpenPGP signature. Errors are a *signature.Error.
 func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
 	o, err := parse(object)
 	if err != nil {

@@ -152,8 +152,8 @@ func (o *objects) get(id, kind string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// newHash returns the hash by which objects of the repository with the object id are named. In place of the SHA-1 of bytes that were
-// made for a collision, by a known method, sha1cd returns another value.
+// newHash returns the hash by which objects of the repository with the object id are named. In place of the SHA-1 of bytes
+// that were made for a collision, by a known method, sha1cd returns another value.
 func newHash(id string) (hash.Hash, error) {
 	switch len(id) {
 	case 2 * sha1cd.Size:
@@ -181,8 +181,8 @@ func noEOF(err error) error {
 // maxHistory limits how many commits IsDescendant reads.
 const maxHistory = 200_000
 
-// IsDescendant reports whether a commit is the other one, or came after it: after the commit with the name of, or after one for
-// which isOther is true. ErrMissing means that this is not known, because the repository does not have the whole history.
+// IsDescendant reports whether a commit is the other one, or came after it: after the one with the name of, or after one
+// for which isOther is true. ErrMissing: this is not known, because the repository does not have the whole history.
 func (r Repository) IsDescendant(ctx context.Context, commit, of string, isOther func(object []byte) bool) (bool, error) {
 	found := false
 	err := r.read(ctx, func(o *objects) error {
