@@ -14,10 +14,10 @@ import (
 // has 100 KiB.
 const maxChecksumFile = 1 << 20
 
-// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL, and returns the request with the digests that
-// the file lists. It searches for the file name in r.URL, or in a mirror. For a packed image, the list may have the packed
-// file, or the name without the suffix of the packing, or both. A declared digest of the packed file has precedence.
-// Errors are those of Download.
+// LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL, and returns the request with
+// the digests that the file lists. It searches for the file name in r.URL, or in a mirror. For a packed
+// image, the list may have the packed file, or the name without the suffix of the packing, or both. A
+// declared digest of the packed file has precedence. Errors are those of Download.
 func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -32,7 +32,7 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error)
 	if err != nil {
 		return r, err
 	}
-	found, err := t.lookUp(b, list, true)
+	found, err := t.lookUp(b, list, renamed)
 	if err != nil {
 		return r, err
 	}
@@ -42,17 +42,17 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error)
 	return r, r.require(found)
 }
 
-// lookUp finds the image of t in the checksum file b. If byList is true, the list need not have its name.
-func (t *transfer) lookUp(b []byte, list address, byList bool) (Listed, error) {
-	found, err := parseChecksumList(b, list.base()).find(list, t.addresses, t.packing, byList, byList)
+// lookUp finds the image of t in the checksum file b.
+func (t *transfer) lookUp(b []byte, list address, without naming) (Listed, error) {
+	found, err := parseChecksumList(b, list.base()).find(list, t.addresses, t.packing, without)
 	if err != nil { // not final, like a 404: the list may be completed later
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
 	return found, err
 }
 
-// require adds listed digests to those that the bytes must have. If a digest of the same algorithm is declared, and differs,
-// the error is a *disk.ChecksumError.
+// require adds listed digests to those that the bytes must have. If a digest of the same algorithm is
+// declared, and differs, the error is a *disk.ChecksumError.
 func (r *Request) require(found Listed) error {
 	var err error
 	for _, d := range found.Stored {

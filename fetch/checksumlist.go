@@ -26,8 +26,8 @@ type Listed struct {
 // checksumList is a parsed checksum file.
 type checksumList struct {
 	entries []checksumEntry
-	// section is the algorithm in the heading above a line, or in the name of the list; "": none. The length of a checksum
-	// decides only if nothing names its algorithm: SHA-512 and BLAKE2b, and SHA-256 and BLAKE3, are as long.
+	// section is the algorithm in the heading above a line, or in the name of the list; "": none. The length of a
+	// checksum decides only if nothing names its algorithm: SHA-512 and BLAKE2b, and SHA-256 and BLAKE3, are as long.
 	section string
 	// malformed is a checksum whose length is not that of its algorithm, such as one that was cut off; "": none
 	malformed string
@@ -39,8 +39,8 @@ type checksumEntry struct {
 	digest    disk.Digest // zero: of an algorithm that is not used, such as MD5 and BLAKE2b
 }
 
-// algorithmWord is the beginning of the names of algorithms, for places where another word may stand. It is too short for a
-// checksum, which may begin with "b2".
+// algorithmWord is the beginning of the names of algorithms, for places where another word may stand. It is too short
+// for a checksum, which may begin with "b2".
 const algorithmWord = `(?:md|sha|blake|b2|b3|rmd|ripemd|whirlpool|sm3|streebog|tiger)[\w/-]{0,12}`
 
 var (
@@ -54,17 +54,17 @@ var (
 		regexp.MustCompile(`^(?P<escaped>\\)?(?:(?P<algorithm>(?i:` + algorithmWord + `))[ \t]*[:= \t][ \t]*)?(?P<hex>[0-9A-Fa-f]+)(?:[ \t]+\*?(?P<name>\S.*))?$`),
 		regexp.MustCompile(`^(?P<name>\S.*?)[ \t]*:[ \t]*(?:(?P<algorithm>(?i:` + algorithmWord + `))[:=])?(?P<hex>[0-9A-Fa-f]+)(?P<escaped>)$`),
 	}
-	// checksumHeading is a line that names the algorithm of the lines below it, such as "# SHA512 HASH" or "SHA256:". A name
-	// that is not known here is one only in the form of Gentoo.
+	// checksumHeading is a line that names the algorithm of the lines below it, such as "# SHA512 HASH" or "SHA256:". A
+	// name that is not known here is one only in the form of Gentoo.
 	checksumHeading = regexp.MustCompile(`^(?:[#=* -]*((?i:` + algorithmWord + `))(?i: (?:hash(?:es)?|checksums?|sums?|digests?))?[:=* -]*|# ?([A-Z0-9/_-]+) HASH)$`)
 	// otherLists are names of lists of an algorithm that is not used and has the length of one that is.
 	otherLists = regexp.MustCompile(`(?i)(?:^|[^a-z0-9])(b[23]sums?|blake[23][a-z]*|sha3(?:[_-]?\d+)?|sha-?512[_-]?256)(?:sums?)?(?:\.[a-z]+)?$|\.(b[23])$`)
 	unescape   = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r")
 )
 
-// parseChecksumList parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of others:
-// docs/sources.md has a table. It ignores all other lines, such as comments, blank lines and the armour of a
-// clear-signed file. It does not verify signatures: ReadSignature passes only the signed bytes. base is the name of the list.
+// parseChecksumList parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of
+// others: docs/sources.md has a table. It ignores all other lines, such as comments and the armour of a clear-signed
+// file. It does not verify signatures: ReadSignature passes only the signed bytes. base is the name of the list.
 func parseChecksumList(b []byte, base string) *checksumList {
 	var s checksumList
 	if m := otherLists.FindStringSubmatch(base); m != nil {
@@ -121,8 +121,8 @@ const (
 	maxChecksumLine = 4096 // in bytes, so that a hostile list takes no minutes
 )
 
-// algorithmName returns the name of an algorithm in one spelling: "sha256" for "SHA2-256" or "SHA256SUMS". It is empty for a
-// name that says less than the length of a checksum.
+// algorithmName returns the name of an algorithm in one spelling: "sha256" for "SHA2-256" or "SHA256SUMS". It is empty
+// for a name that says less than the length of a checksum.
 func algorithmName(s string) string {
 	s = strings.NewReplacer("-", "", "_", "", "/", "").Replace(strings.ToLower(s))
 	s = strings.TrimSuffix(strings.TrimSuffix(s, "s"), "sum")
@@ -135,14 +135,22 @@ func algorithmName(s string) string {
 	return s
 }
 
+// naming is which single checksum counts in a list without the name of the image. The name in a signed list is all that
+// keeps it from standing for another file of the vendor.
+type naming int
+
+const (
+	named   naming = iota // none
+	unnamed               // one without a name
+	renamed               // also one with another name, in a list that is called like the image, such as a.img.sha256
+)
+
 // find finds the image with one of the addresses, of which one is enough, in the list at an address.
 //
-// The name of the image is the last element in the path of an address that the list has: ".../a.iso/download" is a.iso. An
-// entry that counts without this name is that of the packed file, unless the name of the list indicates the unpacked one
-// (a.raw.sha256 for a.raw.xz). If unnamed is true, a single checksum without a name counts, and if renamed is true, one with another
-// name, too, in a list that is called like the image, such as a.img.sha256. The name in a signed list is all that keeps it
-// from standing for another file of the vendor.
-func (s *checksumList) find(list address, addresses []address, p packing, unnamed, renamed bool) (found Listed, err error) {
+// The name of the image is the last element in the path of an address that the list has: ".../a.iso/download" is a.iso.
+// An entry that counts without this name is that of the packed file, unless the name of the list indicates the unpacked
+// one (a.raw.sha256 for a.raw.xz).
+func (s *checksumList) find(list address, addresses []address, p packing, without naming) (found Listed, err error) {
 	folder, base := path.Dir(list.url.Path), addresses[0].base()
 	for _, a := range addresses {
 		for file := a.url.Path; len(file) > 1; file = path.Dir(file) {
@@ -162,7 +170,7 @@ func (s *checksumList) find(list address, addresses []address, p packing, unname
 	forUnpacked := unpackedName(list.base()) == unpackedName(base)
 	called := forUnpacked || strings.HasPrefix(list.base(), base+".")
 	var all []disk.Digest
-	if isOnly && (renamed && called || unnamed && only == "") {
+	if isOnly && (without == renamed && called || without != named && only == "") {
 		all, err = digests(s.entries, base)
 	}
 	switch {
@@ -176,8 +184,8 @@ func (s *checksumList) find(list address, addresses []address, p packing, unname
 	return found, err
 }
 
-// digests returns the digests of the file with a path on its server. The entries with exactly this path count, relative to the
-// folder of the list, and otherwise those with the name of the file, in any folder.
+// digests returns the digests of the file with a path on its server. The entries with exactly this path count, relative
+// to the folder of the list, and otherwise those with the name of the file, in any folder.
 func (s *checksumList) digests(folder, file string) ([]disk.Digest, error) {
 	other := func(e checksumEntry) bool { return e.name == "" || path.Join(folder, e.name) != file }
 	same := slices.DeleteFunc(slices.Clone(s.entries), other)

@@ -71,7 +71,7 @@ func (t *transfer) readDocument(ctx context.Context, a address, limit int) (Docu
 
 // Reasons why a checksum list has no checksum for a file.
 var (
-	// ErrNotListed means that the list does not have the file, or only weak checksums (MD5, SHA-1) of it.
+	// ErrNotListed means that the list does not have the file, or only checksums of it that are not used, such as MD5.
 	ErrNotListed = errors.New("is not listed")
 	// ErrListedTwice means that the list has different checksums of one algorithm for the file.
 	ErrListedTwice = errors.New("is listed with more than one checksum")
@@ -100,7 +100,11 @@ func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (
 	if parsed.malformed != "" {
 		return Listed{}, fmt.Errorf("the checksum list %w: a checksum has %d hex digits", ErrMalformedList, len(parsed.malformed))
 	}
-	found, err := parsed.find(at, files, p, !signed, false)
+	without := unnamed
+	if signed {
+		without = named
+	}
+	found, err := parsed.find(at, files, p, without)
 	if err != nil && !errors.Is(err, ErrListedTwice) {
 		err = &notListedError{err}
 	}

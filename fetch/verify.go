@@ -172,8 +172,11 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 	if err != nil {
 		return r, err
 	}
-	declared := !r.Digest.IsZero() || !r.PackedDigest.IsZero() // which says whose list it is
-	found, err := t.lookUp(signed, list, declared)
+	without := named
+	if !r.Digest.IsZero() || !r.PackedDigest.IsZero() { // the declared digest says whose list it is
+		without = renamed
+	}
+	found, err := t.lookUp(signed, list, without)
 	if err != nil {
 		return r, fmt.Errorf("look up checksum: %w", err)
 	}
