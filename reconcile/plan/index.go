@@ -30,7 +30,7 @@ type index struct {
 	needs map[disk.ID][]schema.DiskRef
 	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
 	usageUnknown  string
-	unknownUsages map[undeclared]Reason // cache of unknownUsage
+	unknownUsages map[Code]Reason // cache of unknownUsage
 	// proofsWaived: copies on other nodes count without a proof.
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
@@ -46,7 +46,7 @@ func emptyIndex(d Desired, o Observed) *index {
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
 		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
-		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[undeclared]Reason{}, ends: map[CopyRef]string{},
+		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[Code]Reason{}, ends: map[CopyRef]string{},
 	}
 	if ix.rankings == nil {
 		ix.rankings = NewRankCache(d.Config.Nodes, 0)

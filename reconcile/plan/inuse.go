@@ -61,39 +61,31 @@ func (ix *index) isWaived(ref CopyRef, node string) bool {
 	return node != ix.desired.Node && slices.Contains(ix.desired.DespiteNeed[ref], node)
 }
 
-// undeclared is why a generation is not declared. It decides from which nodes responses are needed.
-type undeclared int
-
-const (
-	// ofOlder: another generation of the image is declared. A node that has responded since this process started counts
-	// with its last response (U7): it cannot get a replica of an image that it does not have.
-	ofOlder undeclared = iota
-	// ofOrphan: the image is not declared. Each node must respond (D2).
-	ofOrphan
-)
-
-// unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason.
-func (ix *index) unknownUsage(of undeclared) Reason {
-	if cached, known := ix.unknownUsages[of]; known {
+// unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason. The
+// argument says why it is not declared. For CodeOrphan, each node must respond (D2). For CodeOldGeneration, a node that has
+// responded since this process started counts with its last response (U7): it cannot get a replica of an image that it
+// does not have.
+func (ix *index) unknownUsage(undeclared Code) Reason {
+	if cached, known := ix.unknownUsages[undeclared]; known {
 		return cached
 	}
 	reason := Reason{}
 	for _, node := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes)) {
-		if reason = ix.unknownUsageOn(node, of); !reason.IsZero() {
+		if reason = ix.unknownUsageOn(node, undeclared); !reason.IsZero() {
 			break
 		}
 	}
-	ix.unknownUsages[of] = reason
+	ix.unknownUsages[undeclared] = reason
 	return reason
 }
 
 // unknownUsageOn is unknownUsage for the disks of one node.
-func (ix *index) unknownUsageOn(node string, of undeclared) Reason {
+func (ix *index) unknownUsageOn(node string, undeclared Code) Reason {
 	own, peer := node == ix.desired.Node, ix.observed.Peers[node]
 	reason := peer.incomplete(node)
 	switch {
 	case own:
-	case of == ofOrphan:
+	case undeclared == CodeOrphan:
 		reason = cmp.Or(ix.whyIgnored(node), reason)
 	case !peer.Responds() && peer.LastResponse.IsZero():
 		reason = because(CodeUsageUnknown, "node %s has not responded since this process started", node)
@@ -106,7 +98,7 @@ func (ix *index) unknownUsageOn(node string, of undeclared) Reason {
 		switch seen, known := ix.observed.Disks[on]; {
 		case !known:
 			return because(CodeUsageUnknown, "%s: not observed", on)
-		case seen.Problem != "" && (own || of == ofOrphan || seen.Demands == nil):
+		case seen.Problem != "" && (own || undeclared == CodeOrphan || seen.Demands == nil):
 			return because(CodeUsageUnknown, "%s: %s", on, seen.Problem)
 		}
 	}

@@ -102,7 +102,7 @@ func (p *orphanPlanner) planOrphanCopy(ref CopyRef) Action {
 		limit = Reason{}
 	}
 	orphan := Reason{CodeOrphan, "not in the configuration any more"}
-	end, unknown := p.ix.intervalEnd(ref), p.ix.unknownUsage(ofOrphan)
+	end, unknown := p.ix.intervalEnd(ref), p.ix.unknownUsage(CodeOrphan)
 	undecided, maybe := d.Undecided.MayDeclare(ref.ID.Name, p.ix.copyAt(ref).Declaration)
 	switch {
 	case d.Allowed != schema.Everything:

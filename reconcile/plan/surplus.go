@@ -139,7 +139,7 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	end, use := p.ix.intervalEnd(ref), p.ix.inUse(ref)
 	unknown := Reason{}
 	if ref.ID != p.state.image.ID && !oldPart {
-		unknown = p.ix.unknownUsage(ofOlder)
+		unknown = p.ix.unknownUsage(CodeOldGeneration)
 	}
 	switch {
 	case d.Allowed != schema.Everything:
