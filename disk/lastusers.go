@@ -57,7 +57,7 @@ func (l *lastUsers) update(root *os.Root, present map[string]cachedReplica, list
 	for replica, last := range l.users {
 		if _, found := present[replica]; !found && !(listed && hasEnded(root, replica, last)) {
 			users[replica] = last
-			u.add(last.Image, replica+" (its folder is not there, and may not be mounted)")
+			u.replicas[last.Image] = append(u.replicas[last.Image], replica+" (its folder is not there, and may not be mounted)")
 		}
 	}
 	for replica, now := range present {

@@ -108,9 +108,6 @@ func (d *Disk) Users() Users {
 	return u
 }
 
-// add adds a replica that names the folder of an image.
-func (u *Users) add(image, replica string) { u.replicas[image] = append(u.replicas[image], replica) }
-
 // maxReplicaErrors limits how many replicas a message names that cannot be read.
 const maxReplicaErrors = 10
 
@@ -175,7 +172,7 @@ func (c *replicaCache) users(root *os.Root) Users {
 		if since, known := u.since[replica.image]; !known || replica.evidence.ChangeTime < since {
 			u.since[replica.image] = replica.evidence.ChangeTime
 		}
-		u.add(replica.image, e.Name())
+		u.replicas[replica.image] = append(u.replicas[replica.image], e.Name())
 	}
 	c.replicas = present
 	c.last.update(root, present, listed, &u)

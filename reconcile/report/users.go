@@ -30,18 +30,18 @@ func Users(s status.Status, name, uuid string) []User {
 		}
 		for _, c := range image.Copies {
 			u := User{UUID: image.UUID, Node: c.Node, Disk: c.Disk}
+			cleanup := fmt.Sprintf("backing-image cleanup %s --uuid %s", image.Name, image.UUID)
+			byHand := fmt.Sprintf("if the replica is gone for good and its folder cannot be seen, on %s: %s --use-ended", c.Node, cleanup)
 			if c.InUse != "" {
-				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; "+endUse(image, c.Node)
+				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; "+byHand
 				users = append(users, u)
 			}
 			if c.Demand != nil {
 				u.Needed, u.By, u.Since = true, c.Demand.By, c.Demand.Since
-				u.Ends = "the replica is deleted, or the disk has a verified copy; "
-				if c.Node == s.Node {
-					u.Ends += endUse(image, c.Node)
-				} else {
-					u.Ends += "if the claim is wrong: " + cleanup(image, "--on NODE/DISK --despite-need "+c.Node)
+				if c.Node != s.Node {
+					byHand = fmt.Sprintf("if the claim is wrong: %s --on NODE/DISK --despite-need %s", cleanup, c.Node)
 				}
+				u.Ends = "the replica is deleted, or the disk has a verified copy; " + byHand
 				users = append(users, u)
 			}
 		}
@@ -52,15 +52,6 @@ func Users(s status.Status, name, uuid string) []User {
 		}
 	}
 	return users
-}
-
-// endUse says how a person ends the uses by replicas of a node.
-func endUse(image status.ImageStatus, node string) string {
-	return "if the replica is gone for good and its folder cannot be seen, on " + node + ": " + cleanup(image, "--use-ended")
-}
-
-func cleanup(image status.ImageStatus, flags string) string {
-	return fmt.Sprintf("backing-image cleanup %s --uuid %s %s", image.Name, image.UUID, flags)
 }
 
 // UsersTable returns users as a table.
