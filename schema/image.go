@@ -182,15 +182,8 @@ type Restore struct {
 	Credentials     string `json:"credentials,omitempty"`
 }
 
-// Compression is how the blocks of a backup are compressed.
+// Compression is how the blocks of a backup are compressed, as in Longhorn: lz4, gzip or none.
 type Compression string
-
-// The compressions of Longhorn's backup stores.
-const (
-	CompressionLZ4  Compression = "lz4"
-	CompressionGzip Compression = "gzip"
-	CompressionNone Compression = "none"
-)
 
 // Backup is a backup store that keeps a backup of the image, in Longhorn's format.
 type Backup struct {

@@ -253,3 +253,9 @@ func (r *deletion) checkUnlink(s *Copy) {
 		c.violation("S2", "%s is deleted, and %d copies are left of %d", r.key, most, copies)
 	}
 }
+
+// hasBytes reports whether the folder has, or had, more than a record.
+func (c *Copy) hasBytes() bool {
+	return c.File != "" || c.Partial > 0 || c.Recorded != "" || c.Users > 0 ||
+		!c.VerifiedAt.IsZero() || !c.DamagedAt.IsZero() || !c.Usage.LastUsed.IsZero()
+}

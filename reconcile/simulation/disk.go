@@ -163,12 +163,6 @@ func (d *Disk) manifestOf(p Properties) disk.Digest {
 	return p.ManifestDigest
 }
 
-// hasBytes reports whether the folder has, or had, more than a record.
-func (c *Copy) hasBytes() bool {
-	return c.File != "" || c.Partial > 0 || c.Recorded != "" || c.Users > 0 ||
-		!c.VerifiedAt.IsZero() || !c.DamagedAt.IsZero() || !c.Usage.LastUsed.IsZero()
-}
-
 // Ready reports whether a listing shows the copy as ready. It is false for nil.
 func (c *Copy) Ready() bool {
 	return c != nil && c.File != "" && c.Owned && !c.Changed && c.Failure == "" && !c.Aside
