@@ -15,7 +15,8 @@
 //	                                            changes, or 304 after the wait
 //	/v1/images/NAME/copies                      State with the copies of this image name
 //	                                            in all generations, observed after the
-//	                                            request arrived
+//	                                            request arrived; with ?mark=NAME, the
+//	                                            secret of the mark in each folder
 //	/v1/notifications                           which notifications the server has got from this node, or
 //	                                            from another one, as this node knows
 //	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk manifest: the SHA-256 of each
@@ -27,8 +28,8 @@
 //	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with
 //	                                            Range: bytes=FROM-TO, one range of them
 //	/v1/images/NAME/UUID/data?disk=DISK&proof=chunk   with Range: exactly one chunk, which
-//	                                            the node verifies before it sends it, as the
-//	                                            proof that it has the bytes
+//	                                            the node reads past the page cache and
+//	                                            verifies, as the proof that it has the bytes
 //
 // Values that change all the time, such as free space and progress, are part of a State but do not
 // change its ETag. A wait is limited to one minute. A State is compressed for clients that accept

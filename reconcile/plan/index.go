@@ -31,7 +31,7 @@ type index struct {
 	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
 	usageUnknown  string
 	unknownUsages map[Code]Reason // cache of unknownUsage
-	// proofsWaived: copies on other nodes count without a proof.
+	// proofsWaived: copies count without a proof.
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
 	rankings     *RankCache
