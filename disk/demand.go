@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Demand is what replicas on a disk name an image for. Their volumes cannot start without it.
+// Demand describes the replicas on a disk that name an image. Their volumes cannot start without it.
 type Demand struct {
 	Replicas []string // names of the replica folders that name the image, sorted
 	// Since is the earliest time at which the volume.meta of one of them last changed. Zero: not known.

@@ -10,9 +10,9 @@ import (
 	"syscall"
 )
 
-// Mark is a file in the folder of a withdrawn copy (U5). Who sees the name in the folder of a copy of its own has the
+// Mark is a file in the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
 // withdrawn copy itself, by another path: a bind mount, or a file system that two nodes share. The secret proves
-// that a node has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
+// that it has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
 type Mark struct{ Name, Secret string }
 
 // The mark is a symbolic link to its secret: it needs no block on a full disk.

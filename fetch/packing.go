@@ -171,7 +171,7 @@ func (e *unpackError) Error() string { return fmt.Sprintf("unpack %s: %v", e.pac
 func (e *unpackError) Unwrap() error { return e.err }
 
 // foreign reports whether err means that the file, or what follows its packed bytes, does not begin as packed bytes do.
-// The decompressor has read so many of these bytes; of xz it is not known, but they are not zero.
+// read is how many of these bytes the decompressor has read; for xz it is -1, and they are not zero.
 func (p packing) foreign(err error) (read int, foreign bool) {
 	switch {
 	case errors.Is(err, errForeign), errors.Is(err, gzip.ErrHeader):

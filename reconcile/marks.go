@@ -13,10 +13,10 @@ import (
 )
 
 // Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
-// mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy, and asks the
-// nodes on which it counts, and looks itself on the other disks of this node. If another copy has the mark, the
-// deletion would delete that copy, too, and what uses it there: nothing is deleted. A node that never saw the mark does
-// not know its secret, so that no claim prevents a deletion.
+// mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
+// nodes look for it in their copies, and this node on its other disks. If another copy has the mark, its files would
+// be deleted, too: nothing is deleted. A node that never saw the mark does not know its secret, so that no claim
+// prevents a deletion.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {

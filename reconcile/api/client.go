@@ -94,7 +94,7 @@ func (c *Client) Verify(ctx context.Context, image string) error {
 	return c.do(ctx, http.MethodPost, "/v1/images/"+url.PathEscape(image)+"/verify", nil)
 }
 
-// CleanupRequest selects the copy of an image that Cleanup deletes, and what keeps it no longer.
+// CleanupRequest selects the copy of an image that Cleanup deletes, and the uses that do not keep it.
 type CleanupRequest struct {
 	UUID string // "": the declared generation
 	On   string // NODE/DISK; "": no copy is deleted, and UseEnded is set
@@ -104,9 +104,8 @@ type CleanupRequest struct {
 	DespiteNeed []string
 }
 
-// Cleanup requests the deletion of a copy on a disk, and returns the message of
-// the daemon. A copy that the daemon
-// keeps is a *RefusedError.
+// Cleanup requests the deletion of a copy on a disk, and returns the message of the daemon. If the
+// daemon keeps the copy, the error is a *RefusedError.
 func (c *Client) Cleanup(ctx context.Context, image string, r CleanupRequest) (message string, err error) {
 	query := url.Values{"despiteNeed": r.DespiteNeed}
 	if r.On != "" {
