@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,12 +18,19 @@ import (
 // file system that both mount. So a withdrawal puts a mark into the folder of the copy, and asks the nodes on which
 // it counts, and looks itself on the other disks of this node. If another copy has the mark, the deletion would
 // delete that copy, too, and what uses it there: nothing is deleted. A node that never saw the mark does not know
-// its secret, so that no claim prevents a deletion.
+// its secret, and responses have only a hash of it for the responding node, so that no claim prevents a deletion: the holder
+// itself responds to every node, and sees its own mark.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {
 	disk.Mark
 	problem error // why it could not be written; nil: it was
+}
+
+// responseFor returns how a node shows that it has seen a mark with this secret.
+func responseFor(secret, node string) string {
+	sum := sha256.Sum256([]byte(secret + node))
+	return hex.EncodeToString(sum[:16])
 }
 
 // newMark puts a mark into the folder of the copy of a deletion.
@@ -63,7 +72,7 @@ func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served
 	}
 	for _, node := range slices.Sorted(maps.Keys(states)) {
 		for _, one := range states[node].Disks {
-			if slices.ContainsFunc(one.Copies, func(c peer.Copy) bool { return c.ID == key.ID && c.Mark == m.Secret }) {
+			if slices.ContainsFunc(one.Copies, func(c peer.Copy) bool { return c.ID == key.ID && c.Mark == responseFor(m.Secret, node) }) {
 				return same(node, one.Name)
 			}
 		}

@@ -202,6 +202,9 @@ func (s *served) copies(name, mark string) (peer.State, error) {
 		for i := range one.Copies {
 			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = leaving[key]
+			if secret := one.Copies[i].Mark; secret != "" {
+				one.Copies[i].Mark = responseFor(secret, now.node)
+			}
 			if now.suspects[key] {
 				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.Suspected.Text
 			}

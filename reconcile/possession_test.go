@@ -187,6 +187,24 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 	}
 }
 
+// A peer asks the holder itself for the mark of the withdrawn copy, and claims to have the same folder. That prevents no
+// deletion.
+func TestLyingPeerCannotClaimTheFolder(t *testing.T) {
+	t.Parallel()
+	c := newLAN(t, 3)
+	content := fetchtest.Random(1, 3<<20)
+	holder, other, evil := c.nodes[0], c.nodes[1], c.nodes[2]
+	url := c.upstream.Serve("/a", fetchtest.Bytes(content))
+	c.nodes = c.nodes[:2]
+	c.start(clusterSettings + "\n" + c.image(2, url))
+	c.everywhere()
+	l := newLiar(t, holder, evil)
+	l.proof = respondWith(content) // relayed from the other node
+	c.nodes, c.evicted = []*manager{holder, other, evil}, holder
+	c.declare(clusterSettings+"\n"+c.image(2, url), holder, other)
+	holder.until("the copy deleted", func(v *status.View) bool { return !holder.holds(v) })
+}
+
 // A node has only a copy of an older generation, and a single other node claims to have the declared one.
 // The node has no chunk manifest of it, so it reads that copy in full first. It deletes its own copy only if
 // the other one has the declared bytes.

@@ -58,7 +58,8 @@ type Copy struct {
 	DemandSince time.Time `json:"demandSince,omitzero"`
 	// Leaving: the copy is withdrawn and may be deleted at any time.
 	Leaving bool `json:"leaving,omitempty"`
-	// Mark is the secret of the mark State.Mark in the folder of the copy: disk.Mark.
+	// Mark shows that the node has seen the mark State.Mark in the folder of the copy. It depends on the secret of the mark
+	// (disk.Mark) and on the node.
 	Mark string `json:"mark,omitempty"`
 	// Action is the running action for this copy; "": no action runs.
 	Action string `json:"doing,omitempty"`
