@@ -80,6 +80,19 @@ func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served
 	return nil
 }
 
+// mayBeUsed returns an error if another copy is in use that may be the copy key itself: see mayBeSame.
+func (m mark) mayBeUsed(o plan.Observed, key plan.CopyRef) error {
+	for ref, seen := range o.Disks {
+		if ref == key.Disk || seen.Copies[key.ID].UsedBy == "" {
+			continue
+		}
+		if err := m.mayBeSame(o, key, plan.CopyRef{Disk: ref, ID: key.ID}); err != nil {
+			return fmt.Errorf("not deleted: the copy on %s is in use: %w", ref, err)
+		}
+	}
+	return nil
+}
+
 // mayBeSame returns an error if it cannot be excluded that the other copy is the copy key itself: no mark could be
 // written, and the other one is not on another file system of this node.
 func (m mark) mayBeSame(o plan.Observed, key, other plan.CopyRef) error {

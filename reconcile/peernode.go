@@ -251,14 +251,12 @@ func (d servedDisk) list(on, name, mark string) peer.Disk {
 	return seen
 }
 
-// addDemand adds the demand of replicas on a disk to its copies, unless the copy is ready.
+// addDemand adds the demand of replicas on a disk to its copies.
 func addDemand(copies []peer.Copy, id disk.ID, demand plan.Demand) []peer.Copy {
 	i := slices.IndexFunc(copies, func(c peer.Copy) bool { return c.ID == id })
 	if i < 0 {
 		copies, i = append(copies, absentCopy(id)), len(copies)
 	}
-	if copies[i].State != disk.Ready {
-		copies[i].Demand, copies[i].DemandSince = demand.By, demand.Since
-	}
+	copies[i].Demand, copies[i].DemandSince = demand.By, demand.Since
 	return copies
 }

@@ -52,8 +52,8 @@ type Disk struct {
 type Copy struct {
 	disk.Copy        // the fields with JSON tags
 	UsedBy    string `json:"using,omitempty"` // why the copy is in use; "": it is not in use
-	// Demand describes the replicas on the disk that need the image, which is not ready there; "": none does. They have
-	// needed it since DemandSince; zero: not known. An image that is not declared has a Copy, too.
+	// Demand describes the replicas on the disk that name the image, whether it is ready there or not; "": none does. They
+	// have named it since DemandSince; zero: not known. An image that is not declared has a Copy, too.
 	Demand      string    `json:"demand,omitempty"`
 	DemandSince time.Time `json:"demandSince,omitzero"`
 	// Leaving: the copy is withdrawn and may be deleted at any time.

@@ -11,12 +11,14 @@ import (
 
 // needsOf returns the disks of all nodes on which replicas name a generation that its disk has no verified copy of. They are
 // sorted by image. Those of a node that does not respond, and of a disk that cannot be read any more, are those of the last
-// response.
+// response, whatever copy there was: it may be in a folder that another disk shows, and only a response shows that (U5).
 func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 	needs := map[disk.ID][]schema.DiskRef{}
 	for ref, seen := range o.Disks {
+		peer, other := o.Peers[ref.Node]
+		silent := seen.Problem != "" || other && !peer.Responds()
 		for id := range seen.Demands {
-			if c := seen.Copies[id]; seen.Problem != "" || c.State != disk.Ready || c.Leaving {
+			if c := seen.Copies[id]; silent || c.State != disk.Ready || c.Leaving {
 				needs[id] = append(needs[id], ref)
 			}
 		}
@@ -50,7 +52,11 @@ func (ix *index) neededBy(ref CopyRef) string {
 	}
 	for _, on := range ix.needs[ref.ID] {
 		if on != ref.Disk && !ix.isWaived(ref, on.Node) {
-			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
+			text := fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
+			if ix.copyAt(CopyRef{on, ref.ID}).State == disk.Ready {
+				text += ", and only a response of its node shows that it has another file"
+			}
+			return text
 		}
 	}
 	return ""

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -33,7 +34,7 @@ func Users(s status.Status, name, uuid string) []User {
 				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; if a replica is gone for good and its folder cannot be seen: "+cleanup(image, c, "--use-ended")
 				users = append(users, u)
 			}
-			if c.Demand != nil {
+			if c.Demand != nil && (c.InUse == "" || c.State != disk.Ready) {
 				u.Needed, u.By, u.Since = true, c.Demand.By, c.Demand.Since
 				u.Ends = "the replica is deleted, or the disk has a verified copy; if the claim is wrong: " + cleanup(image, c, "--despite-need "+c.Node)
 				if c.Node == s.Node {

@@ -341,17 +341,23 @@ func InUse(d plan.Desired, o plan.Observed, key plan.CopyRef) string {
 		case ref.Node == key.Disk.Node && seen.Problem == "" && seen.UsageUnknown != "":
 			return "any copy of the node may be in use"
 		case ref == key.Disk || c.State == disk.Pending || d.Config.Images[key.ID.Name].ID == key.ID:
-		case seen.Demands[key.ID].By != "" && (other.State != disk.Ready || other.Leaving || seen.Problem != ""):
+		case seen.Demands[key.ID].By != "" && (other.State != disk.Ready || other.Leaving || isSilent(o, ref)):
 			return fmt.Sprintf("a replica on %s needs it", ref)
 		}
 	}
 	return ""
 }
 
+// isSilent reports whether a disk is not known to have what was last seen there.
+func isSilent(o plan.Observed, ref schema.DiskRef) bool {
+	p, other := o.Peers[ref.Node]
+	return o.Disks[ref].Problem != "" || other && !p.Responds()
+}
+
 // isUsed reports whether an orphan does not count for the prune limit.
 func (k *checker) isUsed(id disk.ID) bool {
-	for _, seen := range k.o.Disks {
-		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || seen.Problem != "") {
+	for ref, seen := range k.o.Disks {
+		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || isSilent(k.o, ref)) {
 			return true
 		}
 		for other, c := range seen.Copies {
