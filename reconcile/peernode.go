@@ -198,10 +198,16 @@ func (s *served) copies(name, mark string) (peer.State, error) {
 		state.Disks = append(state.Disks, now.byName[on].list(on, name, mark))
 	}
 	leaving := endWatch()
+	first := map[disk.FolderID]schema.DiskRef{} // as plan.Observed.MarkSameCopies
 	for _, one := range state.Disks {
 		for i := range one.Copies {
 			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = leaving[key]
+			if other, shared := first[one.Copies[i].Folder]; shared {
+				markSame(&one.Copies[i], other)
+			} else if one.Copies[i].Folder != (disk.FolderID{}) {
+				first[one.Copies[i].Folder] = key.Disk
+			}
 			if secret := one.Copies[i].Mark; secret != "" {
 				one.Copies[i].Mark = responseFor(secret, now.node)
 			}
