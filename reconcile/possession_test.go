@@ -57,7 +57,7 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.UUID = "the disk of the liar"
 		for j := range d.Copies {
 			d.Copies[j].Leaving, d.Copies[j].Action, d.Copies[j].UsedBy = false, "", ""
-			d.Copies[j].ReadBackAt = time.Now().Add(time.Hour)
+			d.Copies[j].ReadBackAt = time.Now()
 			if l.change != nil {
 				l.change(&d.Copies[j])
 			}

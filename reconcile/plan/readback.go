@@ -68,7 +68,8 @@ func (ix *index) readBackFor(evicted, by CopyRef, tolerance time.Duration) bool 
 	if by.Disk.Node != evicted.Disk.Node {
 		since = since.Add(-tolerance)
 	}
-	return !read.IsZero() && !read.Before(since)
+	wrong := read.After(ix.observed.Now.Add(tolerance)) // the clock that gave it
+	return !read.IsZero() && !read.Before(since) && !wrong
 }
 
 // readBack returns the deletion of an evicted copy, or the wait for the read of the copy that replaces it.
