@@ -139,6 +139,7 @@ type cachedReplica struct {
 	evidence   Evidence // of volume.meta
 	image      string   // folder of the image below the volume; "": none
 	fileSystem string   // of the folder: see fileSystemOf
+	parent     uint64   // the inode of the folder of the replicas
 }
 
 func (c *replicaCache) users(root *os.Root) Users {
@@ -192,7 +193,11 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 	if last.evidence == evidenceOf(info) {
 		return last, nil
 	}
-	fileSystem, err := fileSystemOf(root, path.Dir(name))
+	fileSystem, _, err := fileSystemOf(root, path.Dir(name))
+	if err != nil {
+		return cachedReplica{}, err
+	}
+	_, parent, err := fileSystemOf(root, replicaFolder)
 	if err != nil {
 		return cachedReplica{}, err
 	}
@@ -205,7 +210,7 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 		return cachedReplica{}, err
 	}
 	image, _, err := m.BackingImage()
-	return cachedReplica{evidence: evidenceOf(info), image: image, fileSystem: fileSystem}, err
+	return cachedReplica{evidence: evidenceOf(info), image: image, fileSystem: fileSystem, parent: parent}, err
 }
 
 // isLink reports whether the folder of an image or its file is a symlink. A symlink may refer to the
