@@ -41,22 +41,20 @@ func (ix *index) inUse(ref CopyRef) string {
 	case c.State == disk.Pending:
 		return ""
 	}
-	return ix.neededBy(ref)
+	return ix.neededBy(ref, false)
 }
 
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. The declared
 // generation is protected by S2 and S4, so that a need keeps no surplus copy of it. A person may end the claim of a node.
-func (ix *index) neededBy(ref CopyRef) string {
+// unknown: it is one only if the copy on its disk, which was verified when its node last responded, is in the same folder.
+func (ix *index) neededBy(ref CopyRef, unknown bool) string {
 	if ix.desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
 	}
 	for _, on := range ix.needs[ref.ID] {
-		if on != ref.Disk && !ix.isWaived(ref, on.Node) {
-			text := fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
-			if ix.copyAt(CopyRef{on, ref.ID}).State == disk.Ready {
-				text += ", and only a response of its node shows that it has another file"
-			}
-			return text
+		c, readable := ix.observed.Disks[on].Ready(ref.ID)
+		if on != ref.Disk && !ix.isWaived(ref, on.Node) && unknown == (readable && !c.Leaving) {
+			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
 		}
 	}
 	return ""

@@ -341,7 +341,7 @@ func InUse(d plan.Desired, o plan.Observed, key plan.CopyRef) string {
 		case ref.Node == key.Disk.Node && seen.Problem == "" && seen.UsageUnknown != "":
 			return "any copy of the node may be in use"
 		case ref == key.Disk || c.State == disk.Pending || d.Config.Images[key.ID.Name].ID == key.ID:
-		case seen.Demands[key.ID].By != "" && (other.State != disk.Ready || other.Leaving || isSilent(o, ref)):
+		case seen.Demands[key.ID].By != "" && (other.State != disk.Ready || other.Leaving || seen.Problem != ""):
 			return fmt.Sprintf("a replica on %s needs it", ref)
 		}
 	}
@@ -381,6 +381,7 @@ func (k *checker) checkNeedsKnown(key plan.CopyRef) {
 		k.forbid(!own && !p.Responds() && p.LastResponse.IsZero(), "deletion of %s before %s has responded", key, node)
 		for name := range n.Disks {
 			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			k.forbid(!own && !p.Responds() && seen.Demands[key.ID].By != "", "deletion of %s, and a copy on %s/%s that is in use may be the same file", key, node, name)
 			k.forbid(!known || seen.Problem != "" && (own || seen.Demands == nil), "deletion of %s while the needs on %s/%s are unknown", key, node, name)
 		}
 	}
