@@ -160,7 +160,7 @@ func TestRecordUsersWritesOnlyChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d = restart(t, d, true)
+	restart(t, d, true)
 	if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the file was written again: %v", err)
 	}
