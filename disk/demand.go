@@ -18,13 +18,16 @@ type Demand struct {
 }
 
 // Demands returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or
-// not. It leaves out an image whose folder is a symlink, or was set aside by Remove, which puts the folder
-// back if there is a user. A replica whose metadata cannot be read demands nothing.
+// not. It leaves out an image whose folder is a symlink, or is set aside by a running Remove, which puts the
+// folder back if there is a user. A replica whose metadata cannot be read demands nothing.
 func (u Users) Demands() map[ID]Demand {
 	var all map[ID]Demand
 	for folder, replicas := range u.replicas {
 		id, err := ParseID(folder)
-		if err != nil || isLink(u.disk.root, folder) {
+		if err != nil {
+			continue
+		}
+		if link, _ := isLink(u.disk.root, folder); link {
 			continue
 		}
 		one := Demand{Replicas: replicas}
@@ -33,7 +36,10 @@ func (u Users) Demands() map[ID]Demand {
 		}
 		if _, err := u.disk.root.Lstat(id.file(imageFile)); errors.Is(err, fs.ErrNotExist) {
 			if _, err := u.disk.root.Lstat(path.Join(imagesFolder, removingPrefix+folder)); err == nil {
-				continue
+				if !u.disk.removals.TryLock() {
+					continue
+				}
+				u.disk.removals.Unlock() // a crash interrupted that removal
 			}
 			one.OtherWriter = u.disk.otherWriter(id)
 		}

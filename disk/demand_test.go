@@ -117,8 +117,13 @@ func TestDemandEnds(t *testing.T) {
 	if err := os.Rename(imagePath(d, ""), aside); err != nil {
 		t.Fatal(err)
 	}
+	d.removals.RLock()
 	if n := demands(); n != 0 {
 		t.Errorf("%d demands during a removal, want 0", n)
+	}
+	d.removals.RUnlock()
+	if n := demands(); n != 1 {
+		t.Errorf("%d demands after a removal that a crash interrupted, want 1", n)
 	}
 	if err := os.Rename(aside, imagePath(d, "")); err != nil {
 		t.Fatal(err)

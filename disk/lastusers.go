@@ -19,7 +19,8 @@ const usersFile = "backing-image-manager.users"
 
 // lastUsers are the replicas that name images, by folder. A use ends by evidence, not by absence (U6): a replica that
 // is not found any more is a user until the nearest folder above it that exists is on the same file system as when the
-// replica was last read. So a folder that is not mounted ends no use, also across restarts.
+// replica was last read, and is the same folder: a bind mount is no other file system. So a folder that is not mounted
+// ends no use, also across restarts.
 //
 // The zero value is not loaded. It is for one goroutine.
 type lastUsers struct {
@@ -32,6 +33,7 @@ type lastUsers struct {
 type lastUser struct {
 	Image      string `json:"image"`                // the folder of the image
 	FileSystem string `json:"fileSystem,omitempty"` // of the replica: see fileSystemOf
+	Parent     uint64 `json:"parent,omitempty"`     // the inode of the folder of the replicas
 }
 
 // load reads usersFile once. While that fails, it is not known which images are in use.
@@ -62,7 +64,7 @@ func (l *lastUsers) update(root *os.Root, present map[string]cachedReplica, list
 	}
 	for replica, now := range present {
 		if now.image != "" {
-			users[replica] = lastUser{now.image, now.fileSystem}
+			users[replica] = lastUser{now.image, now.fileSystem, now.parent}
 		}
 	}
 	for _, replicas := range u.replicas {
@@ -74,34 +76,35 @@ func (l *lastUsers) update(root *os.Root, present map[string]cachedReplica, list
 // hasEnded reports whether it is certain that a replica was deleted.
 func hasEnded(root *os.Root, replica string, last lastUser) bool {
 	for folder := path.Join(replicaFolder, replica); ; folder = path.Dir(folder) {
-		now, err := fileSystemOf(root, folder)
+		now, inode, err := fileSystemOf(root, folder)
 		if folder == path.Join(replicaFolder, replica) && err == nil {
 			return false // it is there, and cannot be read
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
-			return err == nil && now == last.FileSystem
+			return err == nil && now == last.FileSystem && (folder != replicaFolder || inode == last.Parent)
 		}
 	}
 }
 
-// fileSystemOf identifies the file system of a folder, also after a restart of the machine. It is "" for the file
-// system of the disk, which the uuid of the disk identifies.
-func fileSystemOf(root *os.Root, folder string) (string, error) {
+// fileSystemOf identifies the file system of a folder, also after a restart of the machine, and returns the inode of
+// the folder. It is "" for the file system of the disk, which the uuid of the disk identifies.
+func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err error) {
 	f, err := root.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
 	defer f.Close()
 	var st unix.Statfs_t
 	disk, errDisk := root.Stat(".")
-	here, errHere := f.Stat()
+	info, errHere := f.Stat()
 	if err := errors.Join(errDisk, errHere, unix.Fstatfs(int(f.Fd()), &st)); err != nil {
-		return "", fmt.Errorf("file system of %s: %w", folder, err)
+		return "", 0, fmt.Errorf("file system of %s: %w", folder, err)
 	}
-	if folderID(here).Device == folderID(disk).Device {
-		return "", nil
+	here := folderID(info)
+	if here.Device == folderID(disk).Device {
+		return "", here.Inode, nil
 	}
-	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), nil
+	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), here.Inode, nil
 }
 
 // RecordUsers records the replicas that name images, as Users last found them, durably. It writes only if they changed.

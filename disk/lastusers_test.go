@@ -49,9 +49,14 @@ func TestUseEndsByEvidence(t *testing.T) {
 	removeAll := func(d *Disk) error { return os.RemoveAll(folder(d)) }
 	other := func(d *Disk) error { return errors.Join(unmount(d), mount(d)) }
 	cover := mount
+	bind := func(d *Disk) error { // of a folder of the same file system
+		other := d.Path() + "-replicas"
+		return errors.Join(os.MkdirAll(folder(d), 0o755), os.MkdirAll(other, 0o755), unix.Mount(other, folder(d), "", unix.MS_BIND, ""))
+	}
 	for _, c := range []struct {
 		name    string
-		mounted bool // replicas is a file system of its own
+		mounted bool // replicas is a mount of its own
+		mount   func(*Disk) error
 		vanish  func(*Disk) error
 		ended   bool
 		back    func(*Disk) error // makes the replica visible again
@@ -63,13 +68,18 @@ func TestUseEndsByEvidence(t *testing.T) {
 		{name: "not mounted and removed", mounted: true, vanish: func(d *Disk) error { return errors.Join(unmount(d), removeAll(d)) }},
 		{name: "another file system", mounted: true, vanish: other},
 		{name: "covered", vanish: cover, back: unmount},
+		{name: "not bound", mounted: true, mount: bind, vanish: unmount},
+		{name: "deleted on a bind mount", mounted: true, mount: bind, vanish: remove, ended: true},
 	} {
 		for _, restarted := range []bool{false, true} {
 			d := newDisk(t)
 			path := folder(d)
 			t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
 			if c.mounted {
-				if err := mount(d); err != nil {
+				if c.mount == nil {
+					c.mount = mount
+				}
+				if err := c.mount(d); err != nil {
 					t.Fatal(err)
 				}
 			}

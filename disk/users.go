@@ -136,6 +136,7 @@ type cachedReplica struct {
 	evidence   Evidence // of volume.meta
 	image      string   // folder of the image below the volume; "": none
 	fileSystem string   // of the folder: see fileSystemOf
+	parent     uint64   // the inode of the folder of the replicas
 }
 
 func (c *replicaCache) users(root *os.Root) Users {
@@ -166,8 +167,12 @@ func (c *replicaCache) users(root *os.Root) Users {
 		if replica.image == "" {
 			continue
 		}
-		if u.replicas[replica.image] == nil && isLink(root, replica.image) {
-			u.addError(fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image))
+		if u.replicas[replica.image] == nil {
+			if link, err := isLink(root, replica.image); link {
+				u.addError(fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image))
+			} else if err != nil {
+				u.addError(fmt.Errorf("replica %s: the backing file may refer to any image: %w", e.Name(), err))
+			}
 		}
 		if since, known := u.since[replica.image]; !known || replica.evidence.ChangeTime < since {
 			u.since[replica.image] = replica.evidence.ChangeTime
@@ -189,7 +194,11 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 	if last.evidence == evidenceOf(info) {
 		return last, nil
 	}
-	fileSystem, err := fileSystemOf(root, path.Dir(name))
+	fileSystem, _, err := fileSystemOf(root, path.Dir(name))
+	if err != nil {
+		return cachedReplica{}, err
+	}
+	_, parent, err := fileSystemOf(root, replicaFolder)
 	if err != nil {
 		return cachedReplica{}, err
 	}
@@ -202,18 +211,22 @@ func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplic
 		return cachedReplica{}, err
 	}
 	image, _, err := m.BackingImage()
-	return cachedReplica{evidence: evidenceOf(info), image: image, fileSystem: fileSystem}, err
+	return cachedReplica{evidence: evidenceOf(info), image: image, fileSystem: fileSystem, parent: parent}, err
 }
 
 // isLink reports whether the folder of an image or its file is a symlink. A symlink may refer to the
-// folder of another image.
-func isLink(root *os.Root, image string) bool {
+// folder of another image. With an error that is not known.
+func isLink(root *os.Root, image string) (bool, error) {
 	for _, name := range []string{path.Join(imagesFolder, image), path.Join(imagesFolder, image, imageFile)} {
-		if info, err := root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			return true
+		info, err := root.Lstat(name)
+		switch {
+		case err == nil && info.Mode()&fs.ModeSymlink != 0:
+			return true, nil
+		case ignoreMissing(err) != nil && !errors.Is(err, unix.ENOTDIR) && !errors.Is(err, unix.ENAMETOOLONG):
+			return false, err
 		}
 	}
-	return false
+	return false, nil
 }
 
 // leaseProbe uses file leases to determine whether a file is open. It runs one probe at a time,

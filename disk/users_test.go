@@ -7,9 +7,11 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"golang.org/x/sys/unix"
 )
@@ -232,4 +234,24 @@ func FuzzParseVolumeMeta(f *testing.F) {
 			t.Errorf("%+v was written as %s, which reads as %+v, error %v", m, text, again, err)
 		}
 	})
+}
+
+// TestUnreadableFolderMayBeALink checks that every image counts as in use if it is not known whether the folder that a replica names
+// has a symlink.
+func TestUnreadableFolderMayBeALink(t *testing.T) {
+	need.Root(t, "read a folder without the rights")
+	d := newDisk(t)
+	replica(t, d, "vol-1", "/host/backing-images/"+testID.String()+"/backing")
+	must(t, os.MkdirAll(imagePath(d, ""), 0o700))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, _ = unix.SetfsuidRetUid(65534)
+	err := d.Users().Err()
+	_, _ = unix.SetfsuidRetUid(0)
+	if err == nil || !strings.Contains(err.Error(), "may refer to any image") {
+		t.Errorf("without the rights, the error is %v", err)
+	}
+	if err := d.Users().Err(); err != nil {
+		t.Error(err)
+	}
 }

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -84,7 +85,7 @@ func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observ
 	proofs := prover{r.system, &r.served, r.peers.claims, m, r.jobs.reports.addDamaged}
 	return func() {
 		r.system.Jobs.Query(ctx, run.task.Action, m.Name, nodes, func(states map[string]peer.State) {
-			responses, shared := responsesFromPeers(d.Config.Nodes, states), m.seenBy(key, states, &r.served)
+			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(m.seenBy(key, states, &r.served), m.mayBeUsed(o, key))
 			proofs.request(ctx, d, o, run.task.Action, queried, responses, func() {
 				r.jobs.reports.addResponses(queryResponses{key, responses, shared, ctx.Err() != nil})
 			})

@@ -183,9 +183,6 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 		seen.Copies[c.ID] = plan.Copy{Copy: c, UsedBy: using}
 	}
 	for id, demand := range found.Users.Demands() {
-		if _, ready := seen.Ready(id); ready {
-			continue
-		}
 		if seen.Demands == nil {
 			seen.Demands = map[disk.ID]plan.Demand{}
 		}

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,13 +17,20 @@ import (
 // Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
 // mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
 // nodes look for it in their copies, and this node on its other disks. If another copy has the mark, its files would
-// be deleted, too: nothing is deleted. A node that never saw the mark does not know its secret, so that no claim
-// prevents a deletion.
+// be deleted, too: nothing is deleted. A node that never saw the mark does not know its secret, and a
+// response has only a hash of it for the responding node. So no claim prevents a deletion, although the holder itself
+// responds to every node and sees its own mark.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {
 	disk.Mark
 	problem error // why it could not be written; nil: it was
+}
+
+// responseFor returns how a node shows that it has seen a mark with this secret.
+func responseFor(secret, node string) string {
+	sum := sha256.Sum256([]byte(secret + node))
+	return hex.EncodeToString(sum[:16])
 }
 
 // newMark puts a mark into the folder of the copy of a deletion.
@@ -63,9 +72,22 @@ func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served
 	}
 	for _, node := range slices.Sorted(maps.Keys(states)) {
 		for _, one := range states[node].Disks {
-			if slices.ContainsFunc(one.Copies, func(c peer.Copy) bool { return c.ID == key.ID && c.Mark == m.Secret }) {
+			if slices.ContainsFunc(one.Copies, func(c peer.Copy) bool { return c.ID == key.ID && c.Mark == responseFor(m.Secret, node) }) {
 				return same(node, one.Name)
 			}
+		}
+	}
+	return nil
+}
+
+// mayBeUsed returns an error if another copy is in use that may be the copy key itself: see mayBeSame.
+func (m mark) mayBeUsed(o plan.Observed, key plan.CopyRef) error {
+	for ref, seen := range o.Disks {
+		if ref == key.Disk || seen.Copies[key.ID].UsedBy == "" {
+			continue
+		}
+		if err := m.mayBeSame(o, key, plan.CopyRef{Disk: ref, ID: key.ID}); err != nil {
+			return fmt.Errorf("not deleted: the copy on %s is in use: %w", ref, err)
 		}
 	}
 	return nil

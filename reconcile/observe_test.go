@@ -74,7 +74,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 		}
 	}
 	other := schema.DiskRef{Node: "node1", Disk: "disk2"}
-	must(t, r.disks.open[other].handle.Update(key.ID, func(r *disk.Record) { r.ReadBackAt = time.Now().Add(time.Hour) }))
+	must(t, r.disks.open[other].handle.Update(key.ID, func(r *disk.Record) { r.ReadBackAt = time.Now() }))
 	expectDeletion("a process has the copy open", false)
 	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}}, stop: func() {}}
 	expectDeletion("a job verifies it, too", false)

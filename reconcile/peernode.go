@@ -198,10 +198,19 @@ func (s *served) copies(name, mark string) (peer.State, error) {
 		state.Disks = append(state.Disks, now.byName[on].list(on, name, mark))
 	}
 	leaving := endWatch()
+	first := map[disk.FolderID]schema.DiskRef{} // as plan.Observed.MarkSameCopies
 	for _, one := range state.Disks {
 		for i := range one.Copies {
 			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = leaving[key]
+			if other, shared := first[one.Copies[i].Folder]; shared {
+				markSame(&one.Copies[i], other)
+			} else if one.Copies[i].Folder != (disk.FolderID{}) {
+				first[one.Copies[i].Folder] = key.Disk
+			}
+			if secret := one.Copies[i].Mark; secret != "" {
+				one.Copies[i].Mark = responseFor(secret, now.node)
+			}
 			if now.suspects[key] {
 				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.Suspected.Text
 			}
@@ -248,14 +257,12 @@ func (d servedDisk) list(on, name, mark string) peer.Disk {
 	return seen
 }
 
-// addDemand adds the demand of replicas on a disk to its copies, unless the copy is ready.
+// addDemand adds the demand of replicas on a disk to its copies.
 func addDemand(copies []peer.Copy, id disk.ID, demand plan.Demand) []peer.Copy {
 	i := slices.IndexFunc(copies, func(c peer.Copy) bool { return c.ID == id })
 	if i < 0 {
 		copies, i = append(copies, absentCopy(id)), len(copies)
 	}
-	if copies[i].State != disk.Ready {
-		copies[i].Demand, copies[i].DemandSince = demand.By, demand.Since
-	}
+	copies[i].Demand, copies[i].DemandSince = demand.By, demand.Since
 	return copies
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -178,5 +179,24 @@ func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
 	r.served.disks.Store(&now)
 	if s, err := r.Copies("parrot", ""); err != nil || s.Disks[0].Copies[0].Leaving || len(r.served.leaving.watches) > 0 {
 		t.Errorf("later the response is %+v, %v", s, err)
+	}
+}
+
+// Two disks show one folder of a copy. Other nodes must not count the copy twice.
+func TestSharedFolderIsOneCopyForOtherNodes(t *testing.T) {
+	t.Parallel()
+	r, with, _ := newHolder(t, fetchtest.Random(3, 512))
+	now := *r.served.disks.Load()
+	now.byName = map[string]servedDisk{"disk1": now.byName["disk1"], "disk2": now.byName["disk1"]}
+	r.served.disks.Store(&now)
+	queried, err := r.Copies("parrot", "")
+	must(t, err)
+	o := r.Observe(with)
+	o.Disks[schema.DiskRef{Node: with.Node, Disk: "disk2"}] = plan.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
+	o.MarkSameCopies()
+	for _, s := range []peer.State{queried, publishedState(with, o, plan.Plan{}, &r.jobs)} {
+		if len(s.Disks) != 2 || s.Disks[0].Copies[0].State != disk.Ready || s.Disks[1].Copies[0].State != disk.Unknown {
+			t.Errorf("the state is %+v", s)
+		}
 	}
 }

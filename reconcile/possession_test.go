@@ -57,7 +57,7 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.UUID = "the disk of the liar"
 		for j := range d.Copies {
 			d.Copies[j].Leaving, d.Copies[j].Action, d.Copies[j].UsedBy = false, "", ""
-			d.Copies[j].ReadBackAt = time.Now().Add(time.Hour)
+			d.Copies[j].ReadBackAt = time.Now()
 			if l.change != nil {
 				l.change(&d.Copies[j])
 			}
@@ -185,6 +185,24 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A peer asks the holder itself for the mark of the withdrawn copy, and claims to have the same folder. That prevents no
+// deletion.
+func TestLyingPeerCannotClaimTheFolder(t *testing.T) {
+	t.Parallel()
+	c := newLAN(t, 3)
+	content := fetchtest.Random(1, 3<<20)
+	holder, other, evil := c.nodes[0], c.nodes[1], c.nodes[2]
+	url := c.upstream.Serve("/a", fetchtest.Bytes(content))
+	c.nodes = c.nodes[:2]
+	c.start(clusterSettings + "\n" + c.image(2, url))
+	c.everywhere()
+	l := newLiar(t, holder, evil)
+	l.proof = respondWith(content) // relayed from the other node
+	c.nodes, c.evicted = []*manager{holder, other, evil}, holder
+	c.declare(clusterSettings+"\n"+c.image(2, url), holder, other)
+	holder.until("the copy deleted", func(v *status.View) bool { return !holder.holds(v) })
 }
 
 // A node has only a copy of an older generation, and a single other node claims to have the declared one.

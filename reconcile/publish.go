@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -114,7 +115,17 @@ func copyToPeer(c plan.Copy) peer.Copy {
 	// These fields are for this node alone and have no JSON.
 	wire.CfgExpected, wire.HasCfg, wire.BackupID = disk.Digest{}, false, ""
 	wire.ClockNode, wire.InUseRecorded, wire.PartSourceID = "", false, ""
+	if c.SameAs != (schema.DiskRef{}) {
+		markSame(&wire, c.SameAs)
+	}
 	return wire
+}
+
+// markSame changes a copy that is the one on another disk of this node: other nodes would count one copy twice.
+func markSame(c *peer.Copy, as schema.DiskRef) {
+	if c.State == disk.Ready {
+		c.State, c.Message = disk.Unknown, fmt.Sprintf("it is the copy on %s, because both disks show its folder", as)
+	}
 }
 
 // failureToPeer returns a failure with times relative to now: the clocks of the nodes may differ.

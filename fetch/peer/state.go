@@ -52,13 +52,14 @@ type Disk struct {
 type Copy struct {
 	disk.Copy        // the fields with JSON tags
 	UsedBy    string `json:"using,omitempty"` // why the copy is in use; "": it is not in use
-	// Demand describes the replicas on the disk that need the image, which is not ready there; "": none does. They have
-	// needed it since DemandSince; zero: not known. An image that is not declared has a Copy, too.
+	// Demand describes the replicas on the disk that name the image, whether it is ready there or not; "": none does. They
+	// have named it since DemandSince; zero: not known. An image that is not declared has a Copy, too.
 	Demand      string    `json:"demand,omitempty"`
 	DemandSince time.Time `json:"demandSince,omitzero"`
 	// Leaving: the copy is withdrawn and may be deleted at any time.
 	Leaving bool `json:"leaving,omitempty"`
-	// Mark is the secret of the mark State.Mark in the folder of the copy: disk.Mark.
+	// Mark shows that the node has seen the mark State.Mark in the folder of the copy. It depends on the secret of the mark
+	// (disk.Mark) and on the node.
 	Mark string `json:"mark,omitempty"`
 	// Action is the running action for this copy; "": no action runs.
 	Action string `json:"doing,omitempty"`

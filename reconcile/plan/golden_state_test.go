@@ -312,6 +312,8 @@ func (s *goldenState) peer(words []string) {
 		switch name, value := option(w); name {
 		case "unreachable":
 			p.UnreachableFor, p.Problem = s.duration(value), cmp.Or(p.Problem, "connection refused")
+		case "responded":
+			p.LastResponse = s.time(value)
 		case "problem":
 			p.Problem = value
 		case "config":

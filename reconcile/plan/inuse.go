@@ -11,12 +11,15 @@ import (
 )
 
 // needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it.
-// For a node that does not respond, and a disk that cannot be read any more, the last response counts.
+// For a node that does not respond, and a disk that cannot be read any more, the last response counts, whatever copy
+// there was: it may be in a folder that another disk shows, and only a response shows that (U5).
 func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 	needs := map[disk.ID][]schema.DiskRef{}
 	for ref, seen := range o.Disks {
+		peer, other := o.Peers[ref.Node]
+		silent := seen.Problem != "" || other && !peer.Responds()
 		for id := range seen.Demands {
-			if c := seen.Copies[id]; seen.Problem != "" || c.State != disk.Ready || c.Leaving {
+			if c := seen.Copies[id]; silent || c.State != disk.Ready || c.Leaving {
 				needs[id] = append(needs[id], ref)
 			}
 		}
@@ -39,17 +42,19 @@ func (ix *index) inUse(ref CopyRef) string {
 	case c.State == disk.Pending:
 		return ""
 	}
-	return ix.neededBy(ref)
+	return ix.neededBy(ref, false)
 }
 
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. The declared
 // generation is protected by S2 and S4, so that a need keeps no surplus copy of it. A person may end the claim of a node.
-func (ix *index) neededBy(ref CopyRef) string {
+// unknown: it is one only if the copy on its disk, which was verified when its node last responded, is in the same folder.
+func (ix *index) neededBy(ref CopyRef, unknown bool) string {
 	if ix.desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
 	}
 	for _, on := range ix.needs[ref.ID] {
-		if on != ref.Disk && !ix.isWaived(ref, on.Node) {
+		c, readable := ix.observed.Disks[on].Ready(ref.ID)
+		if on != ref.Disk && !ix.isWaived(ref, on.Node) && unknown == (readable && !c.Leaving) {
 			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
 		}
 	}

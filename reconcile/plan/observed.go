@@ -107,8 +107,8 @@ type Disk struct {
 	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
 	// so that their clean-up intervals restart.
 	ClockStepped bool
-	// Demands are the images that replicas on the disk name and that have no ready copy there. Those of another node's disk
-	// with a problem are from its last listing, and nil if it had none since this process started.
+	// Demands are the images that replicas on the disk name, whether they have a copy there or not. Those of another node's
+	// disk with a problem are from its last listing, and nil if it had none since this process started.
 	Demands map[disk.ID]Demand
 	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
 	// copies of its node then count as in use (U7), until a person repairs the metadata.

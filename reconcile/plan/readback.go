@@ -16,6 +16,10 @@ import (
 // much as the node that reads: otherwise it could wait for a read that this node has done.
 const clockTolerance = 5 * time.Second
 
+// readBackGap is how long a node does not read a copy again for another node. Two nodes that show one folder write one
+// record, so that its copy becomes surplus again and again.
+const readBackGap = time.Minute
+
 // replacement returns the copy that replaces evicted ones; false: not enough copies are ready yet. When a disk leaves
 // the ranking, the others keep their order, so that the new one is the last of the desired ranked disks.
 func (p imagePlanner) replacement() (by CopyRef, found bool) {
@@ -44,9 +48,10 @@ func (p imagePlanner) evictedFor(by CopyRef) (evicted CopyRef, unread bool) {
 	if p.ix.desired.Allowed != schema.Everything {
 		return CopyRef{}, false // nothing is deleted now
 	}
+	age := p.ix.observed.Now.Sub(p.ix.copyAt(by).ReadBackAt)
 	i := slices.IndexFunc(p.state.ready, func(ref CopyRef) bool {
-		c := p.ix.copyAt(ref)
-		return p.ix.desired.evicting(ref.Disk) && !c.Leaving && c.UsedBy == "" && !p.ix.readBackFor(ref, by, clockTolerance)
+		c, recent := p.ix.copyAt(ref), ref.Disk.Node != by.Disk.Node && age >= 0 && age < readBackGap
+		return p.ix.desired.evicting(ref.Disk) && !c.Leaving && c.UsedBy == "" && !recent && !p.ix.readBackFor(ref, by, clockTolerance)
 	})
 	if replaces, found := p.replacement(); i < 0 || !found || replaces != by {
 		return CopyRef{}, false
@@ -68,7 +73,8 @@ func (ix *index) readBackFor(evicted, by CopyRef, tolerance time.Duration) bool 
 	if by.Disk.Node != evicted.Disk.Node {
 		since = since.Add(-tolerance)
 	}
-	return !read.IsZero() && !read.Before(since)
+	wrong := read.After(ix.observed.Now.Add(tolerance)) // the clock that gave it
+	return !read.IsZero() && !read.Before(since) && !wrong
 }
 
 // readBack returns the deletion of an evicted copy, or the wait for the read of the copy that replaces it.

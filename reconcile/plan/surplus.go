@@ -140,6 +140,9 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 	unknown := Reason{}
 	if ref.ID != p.state.image.ID && !oldPart {
 		unknown = p.ix.unknownUsage(CodeOldGeneration)
+		if maybe := p.ix.neededBy(ref, true); unknown.IsZero() && maybe != "" {
+			unknown = because(CodeUsageUnknown, "%s unless it has another file, which only a response of its node shows", maybe)
+		}
 	}
 	switch {
 	case d.Allowed != schema.Everything:

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -36,7 +37,7 @@ func Users(s status.Status, name, uuid string) []User {
 				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; "+byHand
 				users = append(users, u)
 			}
-			if c.Demand != nil {
+			if c.Demand != nil && (c.InUse == "" || c.State != disk.Ready) {
 				u.Needed, u.By, u.Since = true, c.Demand.By, c.Demand.Since
 				if c.Node != s.Node {
 					byHand = fmt.Sprintf("if the claim is wrong: %s --on NODE/DISK --despite-need %s", cleanup, c.Node)

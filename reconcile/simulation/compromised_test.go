@@ -349,6 +349,11 @@ func (l *liar) state(m *mood, to *node, digest string) peer.State {
 		}
 		if one.Problem == "" {
 			one.Copies = l.copies(m, to, config)
+			for i := range one.Copies { // a time in the future is not believed
+				if now := to.wallNow(); one.Copies[i].ReadBackAt.After(now) {
+					one.Copies[i].ReadBackAt = now
+				}
+			}
 		}
 		s.Disks = append(s.Disks, one)
 	}

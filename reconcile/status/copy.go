@@ -40,7 +40,7 @@ type CopyStatus struct {
 	LastUsed           time.Time      `json:"lastUsed,omitzero"`
 	SurplusSince       time.Time      `json:"unwantedSince,omitzero"`
 	ReplacedAt         time.Time      `json:"replaced,omitzero"`   // when another generation was declared in its place
-	Demand             *Demand        `json:"demand,omitempty"`    // replicas on the disk need it; null: none does
+	Demand             *Demand        `json:"demand,omitempty"`    // replicas on the disk name it; null: none does
 	Leaving            bool           `json:"leaving,omitempty"`   // withdrawn: it may be deleted at any moment
 	Rejection          string         `json:"refuses,omitempty"`   // why the disk of another node takes no copy
 	RejectionTemporary bool           `json:"later,omitempty"`     // the disk takes a copy once a first copy exists

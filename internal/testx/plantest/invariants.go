@@ -348,10 +348,16 @@ func InUse(d plan.Desired, o plan.Observed, key plan.CopyRef) string {
 	return ""
 }
 
+// isSilent reports whether a disk is not known to have what was last seen there.
+func isSilent(o plan.Observed, ref schema.DiskRef) bool {
+	p, other := o.Peers[ref.Node]
+	return o.Disks[ref].Problem != "" || other && !p.Responds()
+}
+
 // isUsed reports whether an orphan does not count for the prune limit.
 func (k *checker) isUsed(id disk.ID) bool {
-	for _, seen := range k.o.Disks {
-		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || seen.Problem != "") {
+	for ref, seen := range k.o.Disks {
+		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || isSilent(k.o, ref)) {
 			return true
 		}
 		for other, c := range seen.Copies {
@@ -375,6 +381,7 @@ func (k *checker) checkNeedsKnown(key plan.CopyRef) {
 		k.forbid(!own && !p.Responds() && p.LastResponse.IsZero(), "deletion of %s before %s has responded", key, node)
 		for name := range n.Disks {
 			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			k.forbid(!own && !p.Responds() && seen.Demands[key.ID].By != "", "deletion of %s, and a copy on %s/%s that is in use may be the same file", key, node, name)
 			k.forbid(!known || seen.Problem != "" && (own || seen.Demands == nil), "deletion of %s while the needs on %s/%s are unknown", key, node, name)
 		}
 	}
@@ -437,7 +444,7 @@ func (k *checker) checkReadBack(evicted plan.CopyRef, ready []plan.CopyRef) {
 		if key.Disk.Node != k.d.Node {
 			at = at.Add(10 * time.Second) // the clocks differ
 		}
-		return key != evicted && !at.Before(c.SurplusSince) && !at.Before(c.LastUsed)
+		return key != evicted && !at.Before(c.SurplusSince) && !at.Before(c.LastUsed) && at.Before(k.o.Now.Add(time.Minute))
 	})
 	k.forbid(slices.Contains(ready, evicted) && !read, "eviction of %s, and no copy that remains was read back in full", evicted)
 }

@@ -251,7 +251,7 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 			if r.oneIn(2) {
 				seen.Copies[id] = r.copy(id, o.Now, allUsed)
 			}
-			if c, exists := seen.Copies[id]; r.oneIn(6) && (!exists || c.State != disk.Ready) {
+			if r.oneIn(6) {
 				if seen.Demands == nil {
 					seen.Demands = map[disk.ID]plan.Demand{}
 				}

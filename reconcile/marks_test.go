@@ -1,0 +1,48 @@
+package reconcile
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// Without a mark it is not known which other copies are the withdrawn one. One that is in use, and is not on another file
+// system of the same node, keeps it.
+func TestUsedCopyMayBeTheWithdrawnOne(t *testing.T) {
+	t.Parallel()
+	id := disk.ID{Name: "parrot", UUID: "00000001"}
+	at := func(node string, device uint64, used string) plan.Observed {
+		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{}}
+		add := func(ref schema.DiskRef, device uint64, used string) {
+			c := plan.Copy{Copy: disk.Copy{ID: id, Folder: disk.FolderID{Device: device, Inode: 1}}, UsedBy: used}
+			o.Disks[ref] = plan.Disk{Copies: map[disk.ID]plan.Copy{id: c}}
+		}
+		add(schema.DiskRef{Node: "node1", Disk: "a"}, 1, "")
+		add(schema.DiskRef{Node: node, Disk: "b"}, device, used)
+		return o
+	}
+	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "a"}, ID: id}
+	for _, tt := range []struct {
+		name    string
+		o       plan.Observed
+		written bool
+		kept    bool
+	}{
+		{"same file system", at("node1", 1, "used by replica vol-1"), false, true},
+		{"other file system", at("node1", 2, "used by replica vol-1"), false, false},
+		{"other node", at("node2", 0, "used by replica vol-1"), false, true},
+		{"unused", at("node2", 0, ""), false, false},
+		{"the mark was written", at("node2", 0, "used by replica vol-1"), true, false},
+	} {
+		m := mark{Mark: disk.Mark{Name: "1", Secret: "2"}}
+		if !tt.written {
+			m.problem = errors.New("no space")
+		}
+		if err := m.mayBeUsed(tt.o, key); (err != nil) != tt.kept {
+			t.Errorf("%s: error %v, want one: %v", tt.name, err, tt.kept)
+		}
+	}
+}
