@@ -36,10 +36,11 @@ type Attempt struct {
 // It returns the attempts, sorted by disk, at least one. The error is ErrNotDeclared, ErrNothingFailed,
 // the cause of the end of ctx, or another one before the config directory was read.
 func (l *Loop) Retry(ctx context.Context, image string, on []schema.DiskRef) ([]Attempt, error) {
-	return await(ctx, func(done func([]Attempt, error)) { l.requestRetry(image, on, done) })
+	return await(ctx, func(done func([]Attempt, error)) { l.RequestRetry(image, on, done) })
 }
 
-func (l *Loop) requestRetry(image string, on []schema.DiskRef, done func([]Attempt, error)) {
+// RequestRetry is Retry that does not wait: done is called with the outcome, at once or by the next Step.
+func (l *Loop) RequestRetry(image string, on []schema.DiskRef, done func([]Attempt, error)) {
 	declared, err := declaredImage(l.View(), image)
 	if err != nil {
 		done(nil, fmt.Errorf("retry %s: %w", image, err))

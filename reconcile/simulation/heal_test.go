@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -109,11 +110,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 				config.Images[name] = image
 				did = true
 			}
-			if c.hasFinalFailure(image.ID) {
-				image.BandwidthLimit++ // a changed declaration ends final failures
-				config.Images[name] = image
-				did = true
-			}
+			did = c.retryFinalFailures(image.ID) || did
 		case len(differ) > 1 && encrypts(image):
 			image.ID.UUID = fmt.Sprintf("%08x", c.Uint32())
 			config.Images[name] = image
@@ -149,15 +146,21 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 	return did
 }
 
-// hasFinalFailure reports whether a node has a failure of the image without another attempt until the
-// declaration changes.
-func (c *cluster) hasFinalFailure(id disk.ID) bool {
-	for _, m := range c.nodes {
+// retryFinalFailures requests another attempt for each failure of the image that only another declaration would end. It
+// reports whether there is one.
+func (c *cluster) retryFinalFailures(id disk.ID) (any bool) {
+	for _, name := range c.names {
+		m := c.nodes[name]
 		for key, t := range m.observed.Failures {
-			if m.up && key.ID == id && t.Final {
-				return true
+			if !m.up || m.liar != nil || key.ID != id || !t.Final {
+				continue
+			}
+			if any = true; key.Disk.Node == name {
+				m.loop.RequestRetry(id.Name, nil, func([]reconcile.Attempt, error) {})
+				m.requestRound()
+				break
 			}
 		}
 	}
-	return false
+	return any
 }
