@@ -353,5 +353,10 @@ func (c *cluster) attach(key plan.CopyRef) {
 	if c.oneIn(2) {
 		wait = c.between(0, 5*time.Second)
 	}
-	c.after(wait, func() { c.unlessHealed(func() { s.Users = max(0, s.Users-1) }) })
+	c.after(wait, func() {
+		c.unlessHealed(func() {
+			s.Users = max(0, s.Users-1)
+			c.lastDemand[key] = c.now // it needed the copy, if the file was lost meanwhile
+		})
+	})
 }

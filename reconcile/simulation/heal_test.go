@@ -34,6 +34,7 @@ func (c *cluster) heal(fit bool) {
 			s := d.Copies[id]
 			if fit || c.oneIn(2) {
 				s.Users = 0
+				c.lastDemand[plan.CopyRef{Disk: ref, ID: id}] = c.now
 			}
 			if s.Ready() && s.File != s.Recorded { // a scrub finds it
 				c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, s)
