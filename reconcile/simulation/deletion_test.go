@@ -135,8 +135,8 @@ func (m *node) proveOwn(t reconcile.ProofTask, manifest disk.Digest, of *running
 	if c := d.Copies[t.Copy.ID]; d.Attached && c.Ready() && c.File != c.Recorded {
 		p.Result = plan.ProofWrong
 	}
-	if p.Result == plan.ProofPassed {
-		of.deletion.recordProof(t.Copy)
+	if p.Result == plan.ProofPassed { // also of a copy that was withdrawn meanwhile: the decision does not count it
+		of.deletion.proven[t.Copy] = true
 	}
 	return p
 }
