@@ -162,10 +162,10 @@ func (c *cluster) isReadyAnywhere(id disk.ID) bool {
 // overPruneLimit reports whether the prune limit blocks the deletion of orphans.
 func (c *cluster) overPruneLimit() bool {
 	config := c.latest().config
-	gone, confirmed := map[string]bool{}, true
+	gone, confirmed, kept := map[string]bool{}, true, c.keptByUse()
 	for _, d := range c.disks {
 		for id, s := range d.Copies {
-			if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && !c.keptByUse()[id.Name] {
+			if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && !kept[id] {
 				gone[id.Name] = true
 				confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 			}
@@ -213,13 +213,13 @@ func (c *cluster) isUsedAnywhere(name string) bool {
 	return false
 }
 
-// keptByUse returns the images with a copy that is in use or that a replica on another disk needs.
-func (c *cluster) keptByUse() map[string]bool {
-	kept := map[string]bool{}
+// keptByUse returns the generations that the prune limit does not count: those of images with a copy in use, and those that a
+// replica on another disk needs.
+func (c *cluster) keptByUse() map[disk.ID]bool {
+	kept := map[disk.ID]bool{}
 	for ref, d := range c.disks {
 		for id := range d.Copies {
-			key := plan.CopyRef{Disk: ref, ID: id}
-			kept[id.Name] = kept[id.Name] || c.users(key) > 0 || len(c.needing(key)) > 0
+			kept[id] = kept[id] || c.isUsedAnywhere(id.Name) || len(c.needing(plan.CopyRef{Disk: ref, ID: id})) > 0
 		}
 	}
 	return kept

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -39,10 +40,10 @@ type deletion struct {
 	relayed map[readyCopy]bool
 	// deceived: a compromised node has responded.
 	deceived bool
-	// needs are the disks with replicas that have needed the generation at every moment since began, and unlimited the images
+	// needs are the disks with replicas that have needed the generation at every moment since began, and unlimited the generations
 	// that were in use or needed then, so that the prune limit does not count them.
 	needs     map[schema.DiskRef]bool
-	unlimited map[string]bool
+	unlimited map[disk.ID]bool
 	conf      *declaration // the configuration of the decision; nil before it
 	phase     string
 }

@@ -163,7 +163,7 @@ func (r *deletion) checkOrphan() {
 				if id.Name == r.key.ID.Name && c.users(plan.CopyRef{Disk: schema.DiskRef{Node: name, Disk: d}, ID: id}) > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
-				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began && !r.unlimited[id.Name] && c.liar == nil {
+				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began && !r.unlimited[id] && c.liar == nil {
 					gone[id.Name] = true
 					confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 				}
