@@ -42,6 +42,7 @@ func (c *cluster) damageClones() {
 		c.addDifferentFile(source)
 	case 1:
 		for _, key := range c.readyCopies(c.latest().config, source) {
+			c.recordLoss(key, c.copyAt(key))
 			c.copyAt(key).File = "rotten"
 			c.logf("", "%s is damaged, which nobody has detected", key)
 		}

@@ -205,6 +205,7 @@ func (c *cluster) hideUsage() {
 func (c *cluster) corruptSilently() {
 	if key, ok := c.randomCopy(hasFile); ok {
 		c.recordLoss(key, c.copyAt(key)) // a medium may lose the bytes after the proof
+		c.recordLoss(key, c.copyAt(key))
 		c.copyAt(key).File = "rotten"
 		c.logf("", "%s is damaged without evidence", key)
 		if m := c.nodes[key.Disk.Node]; c.oneIn(2) && m.up { // a scrub detects it
