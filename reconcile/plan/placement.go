@@ -115,7 +115,9 @@ func (pl *placement) keepFirst(s *imageState) {
 	}
 	for _, ref := range refs {
 		_, demanded := s.demandOn(ref.Disk)
-		if ref.ID == s.image.ID && stageOf(s, ref) == running && (demanded || pl.isTarget(ref.Disk)) && !isOverdue(s, ref.Disk) {
+		peer := s.ix.observed.Peers[ref.Disk.Node]
+		lost := !s.ix.desired.Owns(ref.Disk) && !peer.Responds() && !s.ix.giveUpAt(peer).After(s.ix.observed.Now) // F3
+		if ref.ID == s.image.ID && stageOf(s, ref) == running && (demanded || pl.isTarget(ref.Disk)) && !isOverdue(s, ref.Disk) && !lost {
 			pl.first(ref.Disk)
 			return
 		}
