@@ -95,17 +95,24 @@ func (c *cluster) existingIDs() []disk.ID {
 	return slices.SortedFunc(maps.Keys(existing), plan.CompareIDs)
 }
 
-// unmountReplicas hides the replicas of a disk for a while, if a manager has recorded them.
+// unmountReplicas hides the replicas of a disk for a while, if they have not changed for a minute in which a manager had to
+// record them.
 func (c *cluster) unmountReplicas(ref schema.DiskRef, d *Disk) {
-	if c.healed || c.disks[ref] != d || !maps.Equal(d.recorded, d.named()) {
-		return
-	}
-	d.ReplicasAway = true
-	c.logf("", "the folder of the replicas on %s is not mounted", ref)
-	if c.demands.oneIn(2) {
-		c.crashAndRestart(c.nodes[ref.Node])
-	}
-	c.after(c.demandMoment(0, 10*time.Minute), func() { d.ReplicasAway = false })
+	m, named := c.nodes[ref.Node], d.named()
+	life := m.starts
+	c.after(time.Minute, func() {
+		seen, observed := m.observed.Disks[ref]
+		recorded := observed && seen.UUID == d.UUID && seen.Problem == "" && !seen.ReadOnly && m.desired.Allowed != schema.ObserveOnly
+		if c.healed || c.disks[ref] != d || !m.up || m.starts != life || !recorded || d.ReplicasAway || !maps.Equal(named, d.named()) {
+			return
+		}
+		d.ReplicasAway = true
+		c.logf("", "the folder of the replicas on %s is not mounted", ref)
+		if c.demands.oneIn(2) {
+			c.crashAndRestart(m)
+		}
+		c.after(c.demandMoment(0, 10*time.Minute), func() { d.ReplicasAway = false })
+	})
 }
 
 // needing returns the disks, other than that of a copy, on which replicas need the generation of the copy, and which have no
