@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // benchSize is the size of the images of the benchmarks, in bytes.
@@ -60,7 +62,7 @@ func BenchmarkCommit(b *testing.B) {
 				if _, err := p.ReadFrom(repeat(test.block, benchSize)); err != nil {
 					b.Fatal(err)
 				}
-				if _, err := p.Commit(Digest{}); err != nil {
+				if _, err := p.Commit(ident.Digest{}); err != nil {
 					b.Fatal(err)
 				}
 				if err := d.Remove(testID); err != nil {
@@ -87,13 +89,13 @@ func BenchmarkSHA512(b *testing.B) {
 func BenchmarkList(b *testing.B) {
 	d := newDisk(b)
 	for i := range 1000 {
-		id := ID{Name: fmt.Sprintf("image-%d", i), UUID: "6846a0b2"}
+		id := ident.ID{Name: fmt.Sprintf("image-%d", i), UUID: "6846a0b2"}
 		p, err := d.OpenPart(b.Context(), id, PartOptions{})
 		if err != nil {
 			b.Fatal(err)
 		}
 		fill(b, p, make([]byte, 512))
-		if _, err := p.Commit(Digest{}); err != nil {
+		if _, err := p.Commit(ident.Digest{}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -144,7 +146,7 @@ func BenchmarkAppendChunk(b *testing.B) {
 						buf, err = put(p, buf)
 					}
 					if err == nil {
-						_, err = p.Commit(Digest{})
+						_, err = p.Commit(ident.Digest{})
 					}
 					if err == nil {
 						err = d.Remove(testID)
@@ -169,7 +171,7 @@ func benchImage(b *testing.B) (*Disk, Copy) {
 	if _, err := p.ReadFrom(repeat(randomBlock(), benchSize)); err != nil {
 		b.Fatal(err)
 	}
-	c, err := p.Commit(Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -195,7 +197,7 @@ func BenchmarkRepair(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StartTimer()
-		_, err = d.Repair(b.Context(), testID, Digest{}, func(_ context.Context, n int64, _ ChunkHash, buf []byte) (int, error) {
+		_, err = d.Repair(b.Context(), testID, ident.Digest{}, func(_ context.Context, n int64, _ ChunkHash, buf []byte) (int, error) {
 			return copy(buf, block[n%4*ChunkSize:][:ChunkSize]), nil
 		}, func(int64) {})
 		if err != nil {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 const cfgFile = "backing.cfg"
@@ -42,10 +44,10 @@ func parseCfg(data []byte) (longhornCfg, error) {
 
 // Digest returns the checksum that the file had when the cfg was written. It is the zero Digest if
 // the cfg has no checksum, or one that cannot be parsed.
-func (c longhornCfg) Digest() Digest {
-	d, err := ParseDigest(c.CurrentChecksum)
-	if err != nil || d.Algorithm() != SHA512 {
-		return Digest{}
+func (c longhornCfg) Digest() ident.Digest {
+	d, err := ident.ParseDigest(c.CurrentChecksum)
+	if err != nil || d.Algorithm() != ident.SHA512 {
+		return ident.Digest{}
 	}
 	return d
 }
@@ -62,7 +64,7 @@ func (f imageFolder) readCfg() (longhornCfg, error) {
 }
 
 // writeCfg writes the backing.cfg of a ready image, for Longhorn.
-func (f imageFolder) writeCfg(r Record, expected Digest, info os.FileInfo) error {
+func (f imageFolder) writeCfg(r Record, expected ident.Digest, info os.FileInfo) error {
 	c := longhornCfg{
 		Name:             filepath.Join(f.disk.path, f.file(imageFile)),
 		UUID:             f.id.UUID,
@@ -72,7 +74,7 @@ func (f imageFolder) writeCfg(r Record, expected Digest, info os.FileInfo) error
 		CurrentChecksum:  r.SHA512.String(),
 		ModificationTime: formatMtime(info.ModTime()),
 	}
-	if expected.Algorithm() == SHA512 {
+	if expected.Algorithm() == ident.SHA512 {
 		c.ExpectedChecksum = expected.String()
 	}
 	return f.saveCfg(c)
@@ -104,7 +106,7 @@ func (f imageFolder) saveCfg(c longhornCfg) error {
 
 // WriteCfg writes a new backing.cfg from the record of a ready copy. It does not read the image.
 // expected is the digest to declare to Longhorn; zero: none.
-func (d *Disk) WriteCfg(id ID, expected Digest) error {
+func (d *Disk) WriteCfg(id ident.ID, expected ident.Digest) error {
 	f := d.image(id)
 	r, _, err := f.readRecord()
 	if err != nil {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // TestCfgFormatEqualsLonghorns compares a written cfg with a file of Longhorn, byte for byte.
@@ -230,7 +232,7 @@ func FuzzParseCfg(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if d := c.Digest(); !d.IsZero() && d.Algorithm() != SHA512 {
+		if d := c.Digest(); !d.IsZero() && d.Algorithm() != ident.SHA512 {
 			t.Errorf("digest %s", d)
 		}
 		if c.Size <= 0 || c.VirtualSize < 0 || c.RealSize < 0 {
@@ -267,7 +269,7 @@ func TestLonghornMustReadDamagedImage(t *testing.T) {
 		t.Errorf("cfg of a damaged file is %+v, error %v", cfg, err)
 	}
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || !c.HasCfg {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || !c.HasCfg {
 		t.Errorf("repaired: %+v, error %v", c, err)
 	}
 }

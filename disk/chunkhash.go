@@ -9,6 +9,8 @@ import (
 
 	"github.com/zeebo/blake3"
 	"golang.org/x/sys/cpu"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ChunkAlgorithm is a hash function for chunks. Its value is the version of the chunk files that have
@@ -108,7 +110,7 @@ type ManifestHash struct {
 
 // NewManifestHash returns the ManifestHash of a manifest with hashes of the algorithm a.
 func NewManifestHash(a ChunkAlgorithm) ManifestHash {
-	m := ManifestHash{a, SHA256.New()}
+	m := ManifestHash{a, ident.SHA256.New()}
 	m.hash.Write(a.prefix())
 	return m
 }
@@ -119,4 +121,4 @@ func (m ManifestHash) AddChunk(chunk []byte) { m.add(m.algorithm.Hash(chunk)) }
 func (m ManifestHash) add(h ChunkHash) { m.hash.Write(h.sum[:]) }
 
 // Digest returns the digest of the manifest of all chunks that were added.
-func (m ManifestHash) Digest() Digest { return SHA256.Digest(m.hash) }
+func (m ManifestHash) Digest() ident.Digest { return ident.SHA256.Digest(m.hash) }

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -68,7 +69,7 @@ type cloneRig struct {
 	reader *Reader
 }
 
-var cloneID = ID{Name: "polly", UUID: "00c0ffee"}
+var cloneID = ident.ID{Name: "polly", UUID: "00c0ffee"}
 
 func newCloneRig(t *testing.T, d *Disk, size int) *cloneRig {
 	t.Helper()
@@ -76,7 +77,7 @@ func newCloneRig(t *testing.T, d *Disk, size int) *cloneRig {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, r.image)
 	var err error
-	if r.copy, err = p.Commit(Digest{}); err != nil {
+	if r.copy, err = p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 	if r.reader, err = d.Open(testID); err != nil {
@@ -110,7 +111,7 @@ func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile(filepath.Join(p.folder.disk.path, cloneID.file(imageFile))); err != nil || !bytes.Equal(got, r.image) {
+	if got, err := os.ReadFile(filepath.Join(p.folder.disk.path, filePath(cloneID, imageFile))); err != nil || !bytes.Equal(got, r.image) {
 		t.Fatalf("the clone differs from the image (error %v)", err)
 	}
 	if c.ManifestDigest != r.copy.ManifestDigest || c.ManifestDigest.IsZero() {

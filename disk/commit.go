@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ChecksumError is the error for bytes that do not have the declared or established digest. It is
 // final: another attempt with the same bytes has the same result. The caller decides whether, and when, an
 // attempt may get other bytes.
-type ChecksumError struct{ Want, Got Digest }
+type ChecksumError struct{ Want, Got ident.Digest }
 
 // Error returns a message with both digests in full.
 func (e *ChecksumError) Error() string {
@@ -30,7 +32,7 @@ func (e *ChecksumError) Error() string {
 //
 // Commit replaces a failed image, but never one that is in use (*InUseError), and never a file that
 // was created after Begin: that file must be verified first.
-func (p *Part) Commit(want Digest) (_ Copy, err error) {
+func (p *Part) Commit(want ident.Digest) (_ Copy, err error) {
 	d, id := p.folder.disk, p.folder.id
 	defer func() {
 		if _, sized := errors.AsType[*NoSpaceError](err); !sized {
@@ -84,7 +86,7 @@ func (p *Part) Commit(want Digest) (_ Copy, err error) {
 
 // finish checks the bytes, makes them durable, closes the file and prepares swap. The function result
 // writes the result of the checks to a record.
-func (p *Part) finish(want Digest, swap *replacement) (result func(*Record), err error) {
+func (p *Part) finish(want ident.Digest, swap *replacement) (result func(*Record), err error) {
 	err = p.flush()
 	if err == nil {
 		err = p.pipeline.close()
@@ -117,7 +119,7 @@ func isFinal(err error) bool {
 }
 
 // check compares size, digest and format. The function result writes its findings to a record.
-func (p *Part) check(want Digest) (result func(*Record), err error) {
+func (p *Part) check(want ident.Digest) (result func(*Record), err error) {
 	if size := p.Source().Size; size >= 0 && size != p.offset {
 		return nil, fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
 	}
@@ -148,9 +150,9 @@ func (p *Part) check(want Digest) (result func(*Record), err error) {
 
 // matches returns a *ChecksumError if want is not zero and differs from the computed digest of the
 // same algorithm.
-func matches(want, sum512, sum256 Digest) error {
+func matches(want, sum512, sum256 ident.Digest) error {
 	got := sum512
-	if want.Algorithm() == SHA256 {
+	if want.Algorithm() == ident.SHA256 {
 		got = sum256
 	}
 	switch {
@@ -298,7 +300,7 @@ func (f imageFolder) renamePart(flags uint) error {
 // markReady makes the record r valid for the image. The digests in r are those of the file that had
 // the given evidence. markReady writes backing.cfg, removes the files of the partial file, and writes
 // the record last.
-func (f imageFolder) markReady(r Record, expected Digest, evidence Evidence) error {
+func (f imageFolder) markReady(r Record, expected ident.Digest, evidence Evidence) error {
 	root := f.disk.root
 	info, err := root.Lstat(f.file(imageFile))
 	if err == nil && evidenceOf(info) != evidence {

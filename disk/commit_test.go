@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -34,7 +35,7 @@ func TestCommitKeepsFailedImageOpenedBeforeSwap(t *testing.T) {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
 	swap := &replacement{folder: p.folder}
-	if _, err := p.finish(Digest{}, swap); err != nil {
+	if _, err := p.finish(ident.Digest{}, swap); err != nil {
 		t.Fatal(err)
 	}
 	user, err := os.Open(imagePath(d, imageFile))
@@ -66,7 +67,7 @@ func TestCommitKeepsUnverifiedFile(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, imageFile), theirs, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := p.Commit(Digest{}); err == nil {
+	if c, err := p.Commit(ident.Digest{}); err == nil {
 		t.Errorf("the file was replaced: %+v", c)
 	}
 	if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, theirs) {
@@ -87,7 +88,7 @@ func TestCommitKeepsOpenedImageWithoutRenameExchange(t *testing.T) {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
 	swap := &replacement{folder: p.folder}
-	if _, err := p.finish(Digest{}, swap); err != nil {
+	if _, err := p.finish(ident.Digest{}, swap); err != nil {
 		t.Fatal(err)
 	}
 	user, err := os.Open(imagePath(d, imageFile))
@@ -117,7 +118,7 @@ func TestCommitKeepsFileThatAppearsAtSwap(t *testing.T) {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(3*ChunkSize))
 	swap := &replacement{folder: p.folder}
-	if _, err := p.finish(Digest{}, swap); err != nil {
+	if _, err := p.finish(ident.Digest{}, swap); err != nil {
 		t.Fatal(err)
 	}
 	v.Plan(func(op faultfs.Op) error {
@@ -147,13 +148,13 @@ func TestCommitOfImageInUseKeepsItsRecord(t *testing.T) {
 		}
 		return nil
 	})
-	if c, err := p.Commit(Digest{}); !isA[*InUseError](err) {
+	if c, err := p.Commit(ident.Digest{}); !isA[*InUseError](err) {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	verifyFails(t, d)
 	var fetched []int64
 	image := sparseImage(2 * ChunkSize)
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 }
@@ -183,7 +184,7 @@ func TestCommitKeepsFileThatAppearsAfterCheck(t *testing.T) {
 				}
 				return nil
 			})
-			c, err := p.Commit(Digest{})
+			c, err := p.Commit(ident.Digest{})
 			v.Plan(nil)
 			if err == nil || puts == 0 {
 				t.Errorf("failed %v, flags %v: the file was replaced: %+v", failed, flags, c)

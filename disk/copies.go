@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // State is the state of a copy, in Longhorn's terms.
@@ -28,7 +30,7 @@ const (
 // Its JSON is part of the state that a manager publishes to its peers (GET /v1/state). Fields with
 // the tag "-" are not published.
 type Copy struct {
-	ID // JSON: name and uuid
+	ident.ID // JSON: name and uuid
 	// Folder is the identity of the folder.
 	Folder FolderID `json:"-"`
 
@@ -42,19 +44,19 @@ type Copy struct {
 	RealSize    int64  `json:"realSize,omitempty"`    // bytes allocated on the disk
 
 	// SHA512 is the established digest: always known for a ready copy.
-	SHA512 Digest `json:"sha512,omitzero"`
+	SHA512 ident.Digest `json:"sha512,omitzero"`
 	// SHA256 is zero unless a SHA-256 was declared when the copy was last verified.
-	SHA256 Digest `json:"sha256,omitzero"`
+	SHA256 ident.Digest `json:"sha256,omitzero"`
 	// ManifestDigest is the SHA-256 of the chunk manifest. It is zero if the copy has no manifest, or
 	// if the manifest does not match the record.
-	ManifestDigest Digest `json:"chunks,omitzero"`
+	ManifestDigest ident.Digest `json:"chunks,omitzero"`
 	// HasIndex is true if the record has the digest of an index of the copy: see Disk.Index.
 	HasIndex bool `json:"-"`
 	// Signature is Record.Signature.
 	Signature Signature `json:"-"`
 	// CfgExpected is the expectedChecksum of backing.cfg.
-	CfgExpected Digest `json:"-"`
-	HasCfg      bool   `json:"-"` // backing.cfg is readable and describes this file
+	CfgExpected ident.Digest `json:"-"`
+	HasCfg      bool         `json:"-"` // backing.cfg is readable and describes this file
 
 	Owned      bool      `json:"owned,omitempty"`     // this program created or adopted it
 	VerifiedAt time.Time `json:"verified,omitzero"`   // when all its bytes last matched its digest
@@ -92,13 +94,13 @@ func (c Copy) String() string {
 }
 
 // HasDigest reports whether the copy is ready and its bytes have the digest.
-func (c Copy) HasDigest(d Digest) bool {
+func (c Copy) HasDigest(d ident.Digest) bool {
 	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)
 }
 
 // Stat returns the state of one copy. It reads small files only, no image data. If the folder does
 // not exist, the copy is Pending and not owned.
-func (d *Disk) Stat(id ID) Copy {
+func (d *Disk) Stat(id ident.ID) Copy {
 	f := d.image(id)
 	if err := f.check(); err != nil {
 		return Copy{ID: id, State: Unknown, Message: err.Error()}
@@ -126,14 +128,14 @@ func (d *Disk) List() (Listing, error) {
 	}
 	var l Listing
 	for _, e := range entries {
-		id, err := ParseID(e.Name())
+		id, err := ident.ParseID(e.Name())
 		if err != nil || !e.IsDir() {
 			l.Unmanaged = append(l.Unmanaged, imagesFolder+"/"+e.Name())
 			continue
 		}
 		l.Copies = append(l.Copies, d.image(id).stat())
 	}
-	existing := make(map[ID]bool, len(l.Copies))
+	existing := make(map[ident.ID]bool, len(l.Copies))
 	for _, c := range l.Copies {
 		existing[c.ID] = true
 	}
@@ -157,7 +159,7 @@ func (d *Disk) ListGenerations(name string) ([]Copy, error) {
 	}
 	var copies []Copy
 	for _, e := range entries {
-		if id, err := ParseID(e.Name()); err == nil && id.Name == name && e.IsDir() {
+		if id, err := ident.ParseID(e.Name()); err == nil && id.Name == name && e.IsDir() {
 			copies = append(copies, d.image(id).stat())
 		}
 	}
@@ -176,9 +178,9 @@ func imageEntries(root *os.Root) ([]fs.DirEntry, error) {
 
 // PartSource returns the source of the partial file's bytes. It is zero if there is no partial file,
 // or if Begin was never called for it.
-func (d *Disk) PartSource(id ID) PartSource {
+func (d *Disk) PartSource(id ident.ID) PartSource {
 	r, _, err := d.image(id).readRecord()
-	if _, missing := d.root.Lstat(id.file(partFile)); err != nil || missing != nil || r.Source == nil {
+	if _, missing := d.root.Lstat(filePath(id, partFile)); err != nil || missing != nil || r.Source == nil {
 		return PartSource{}
 	}
 	return *r.Source
@@ -235,7 +237,7 @@ func (f imageFolder) statIn(folder *os.Root) Copy {
 		c.HasIndex = !r.IndexDigest.IsZero()
 	}
 	if hasCfg {
-		c.CfgExpected, _ = ParseDigest(cfg.ExpectedChecksum)
+		c.CfgExpected, _ = ident.ParseDigest(cfg.ExpectedChecksum)
 		c.HasCfg = cfg.ModificationTime == formatMtime(info.ModTime()) && cfg.Size == info.Size() && cfg.Digest() == r.SHA512
 	}
 	if hasCfg && !owned {

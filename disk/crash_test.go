@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -47,7 +48,7 @@ func (w *workload) allOperations() error {
 		return err
 	}
 	delete(w.reported, id)
-	if err := w.v.FlipBit(id.file(imageFile), 5); err != nil {
+	if err := w.v.FlipBit(filePath(id, imageFile), 5); err != nil {
 		return err
 	}
 	if err := w.verify(id); err != nil {
@@ -61,7 +62,7 @@ func (w *workload) allOperations() error {
 		return err
 	}
 	delete(w.reported, id)
-	if err := w.v.FlipBit(id.file(imageFile), int64(len(v.bytes))-1); err != nil {
+	if err := w.v.FlipBit(filePath(id, imageFile), int64(len(v.bytes))-1); err != nil {
 		return err
 	}
 	if err := w.verify(id); err != nil {
@@ -79,7 +80,7 @@ func (w *workload) allOperations() error {
 
 // sync receives the manifest of a peer, which has another algorithm, and replaces a failed image by the
 // chunks of this peer.
-func (w *workload) sync(id ID, v version) error {
+func (w *workload) sync(id ident.ID, v version) error {
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
 		return err
@@ -114,7 +115,7 @@ func (w *workload) sync(id ID, v version) error {
 // newWorkload creates a disk and starts a process on it.
 func newWorkload(t *testing.T, f *faultfs.FS, versions []version) *workload {
 	t.Helper()
-	w := &workload{t: t, random: rand.New(rand.NewPCG(1, 1)), versions: versions, ids: workloadIDs[:1], reported: map[ID]Digest{}}
+	w := &workload{t: t, random: rand.New(rand.NewPCG(1, 1)), versions: versions, ids: workloadIDs[:1], reported: map[ident.ID]ident.Digest{}}
 	v := newVolumeDisk(t, f)
 	w.start(v)
 	v.Restart() // count operations from this point

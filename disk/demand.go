@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"path"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Demand describes the replicas on a disk that name an image. Their volumes cannot start without it.
@@ -20,10 +22,10 @@ type Demand struct {
 // Demands returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or
 // not. It leaves out an image whose folder is a symlink, or is set aside by a running Remove, which puts the
 // folder back if there is a user. A replica whose metadata cannot be read demands nothing.
-func (u Users) Demands() map[ID]Demand {
-	var all map[ID]Demand
+func (u Users) Demands() map[ident.ID]Demand {
+	var all map[ident.ID]Demand
 	for folder, replicas := range u.replicas {
-		id, err := ParseID(folder)
+		id, err := ident.ParseID(folder)
 		if err != nil {
 			continue
 		}
@@ -34,7 +36,7 @@ func (u Users) Demands() map[ID]Demand {
 		if since, known := u.since[folder]; known {
 			one.Since = time.Unix(0, since).UTC()
 		}
-		if _, err := u.disk.root.Lstat(id.file(imageFile)); errors.Is(err, fs.ErrNotExist) {
+		if _, err := u.disk.root.Lstat(filePath(id, imageFile)); errors.Is(err, fs.ErrNotExist) {
 			if _, err := u.disk.root.Lstat(path.Join(imagesFolder, removingPrefix+folder)); err == nil {
 				if !u.disk.removals.TryLock() {
 					continue
@@ -44,7 +46,7 @@ func (u Users) Demands() map[ID]Demand {
 			one.OtherWriter = u.disk.otherWriter(id)
 		}
 		if all == nil {
-			all = map[ID]Demand{}
+			all = map[ident.ID]Demand{}
 		}
 		all[id] = one
 	}
@@ -53,9 +55,9 @@ func (u Users) Demands() map[ID]Demand {
 
 // otherWriter returns when Longhorn's manager last wrote to one of its temporary files of an image: it
 // prepares the first file of a cluster in tmp, and all others in the folder of the image.
-func (d *Disk) otherWriter(id ID) (last time.Time) {
+func (d *Disk) otherWriter(id ident.ID) (last time.Time) {
 	for _, name := range []string{
-		id.file("backing.tmp"), id.file("backing-raw.tmp"), path.Join("tmp", id.String()), path.Join("tmp", id.String()+".tmp"),
+		filePath(id, "backing.tmp"), filePath(id, "backing-raw.tmp"), path.Join("tmp", id.String()), path.Join("tmp", id.String()+".tmp"),
 		path.Join("tmp", id.String()+".tmp.qcow2tmp"), path.Join("tmp", id.String()+".tmp-raw.tmp"),
 	} {
 		if info, err := d.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.ModTime().After(last) {

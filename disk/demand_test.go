@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // expectedDemand is what a volume.meta in testdata/demand names.
@@ -51,8 +53,8 @@ func TestDemands(t *testing.T) {
 		if (u.Err() != nil) != want.Unreadable {
 			t.Errorf("%s: error %v, want one: %v", name, u.Err(), want.Unreadable)
 		}
-		id := ID{Name: want.Image, UUID: want.UUID}
-		if _, err := ParseID(id.String()); err != nil {
+		id := ident.ID{Name: want.Image, UUID: want.UUID}
+		if _, err := ident.ParseID(id.String()); err != nil {
 			if len(demands) > 0 {
 				t.Errorf("%s: demands %v, want none", name, demands)
 			}
@@ -77,8 +79,8 @@ func TestDemandsOfManyReplicas(t *testing.T) {
 		}
 	}
 	u := d.Users()
-	id := ID{Name: "vmi-2827688d-e6a1-4a3b-8d46-4138a6233255", UUID: "1cfb10f6"}
-	other, undeclared := ID{id.Name, "00000000"}, ID{"nobody", "0badcafe"}
+	id := ident.ID{Name: "vmi-2827688d-e6a1-4a3b-8d46-4138a6233255", UUID: "1cfb10f6"}
+	other, undeclared := ident.ID{Name: id.Name, UUID: "00000000"}, ident.ID{Name: "nobody", UUID: "0badcafe"}
 	got := u.Demands()
 	if ids := slices.Collect(maps.Keys(got)); u.Err() == nil || len(ids) != 3 || got[other].Replicas == nil || got[undeclared].Replicas == nil {
 		t.Errorf("demands of %v, error %v", ids, u.Err())

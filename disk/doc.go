@@ -25,7 +25,7 @@
 //
 // # Reading order
 //
-//	id.go digest.go format.go     values: image, digest, file format
+//	format.go                     the format of an image file; package ident has images and digests
 //	disk.go folder.go             a disk; the folder of one image
 //	record.go cfg.go              the two small files that describe a copy
 //	copies.go                     Copy: the observed state of one copy; Stat, List

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Files of an image folder. backing.cfg is in cfg.go.
@@ -44,20 +47,24 @@ func SpaceBeside(size int64) int64 {
 // imageFolder is the folder of one image on one disk, whether it exists or not.
 type imageFolder struct {
 	disk *Disk
-	id   ID
+	id   ident.ID
 }
 
-func (d *Disk) image(id ID) imageFolder { return imageFolder{d, id} }
+func (d *Disk) image(id ident.ID) imageFolder { return imageFolder{d, id} }
+
+// folderPath and filePath return paths below the root of the disk.
+func folderPath(id ident.ID) string            { return path.Join(imagesFolder, id.String()) }
+func filePath(id ident.ID, name string) string { return path.Join(imagesFolder, id.String(), name) }
 
 // path and file return paths below the root of the disk.
-func (f imageFolder) path() string            { return f.id.folder() }
-func (f imageFolder) file(name string) string { return f.id.file(name) }
+func (f imageFolder) path() string            { return folderPath(f.id) }
+func (f imageFolder) file(name string) string { return filePath(f.id, name) }
 
 // check returns an error if no file of the folder may be accessed: the id is not valid, or the path
 // exists and is not a folder, for example a link to the folder of another image. A missing folder is
 // not an error.
 func (f imageFolder) check() error {
-	if err := errors.Join(CheckName(f.id.Name), CheckUUID(f.id.UUID)); err != nil {
+	if err := errors.Join(ident.CheckName(f.id.Name), ident.CheckUUID(f.id.UUID)); err != nil {
 		return err
 	}
 	if err := checkFolder(f.disk.root, imagesFolder); err != nil {

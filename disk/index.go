@@ -7,6 +7,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 const (
@@ -52,12 +54,12 @@ func (p *Part) Index() (*os.File, error) {
 
 // PartIndex opens the index by which the partial file of a copy is downloaded, and returns the source of the file. The
 // file may be written meanwhile. fs.ErrNotExist: there is no index.
-func (d *Disk) PartIndex(id ID) (*os.File, PartSource, error) {
+func (d *Disk) PartIndex(id ident.ID) (*os.File, PartSource, error) {
 	source := d.PartSource(id)
 	if source.Index == "" {
 		return nil, source, fs.ErrNotExist
 	}
-	f, err := openRegular(d.root, id.file(partIndexFile), os.O_RDONLY)
+	f, err := openRegular(d.root, filePath(id, partIndexFile), os.O_RDONLY)
 	return f, source, err
 }
 
@@ -80,15 +82,15 @@ func (p *Part) Room() (int64, error) {
 
 // Index opens the index of a ready copy. fs.ErrNotExist: the copy has none, or it is not the one of these
 // bytes.
-func (d *Disk) Index(id ID) (*os.File, error) {
-	f, err := openRegular(d.root, id.file(indexFile), os.O_RDONLY)
+func (d *Disk) Index(id ident.ID) (*os.File, error) {
+	f, err := openRegular(d.root, filePath(id, indexFile), os.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	folder := d.image(id)
 	r, _, err := folder.readRecord()
 	if err == nil {
-		var digest Digest
+		var digest ident.Digest
 		if digest, err = fileDigest(f); err == nil && (r.IndexDigest.IsZero() || digest != r.IndexDigest) {
 			err = fs.ErrNotExist
 		}
@@ -101,23 +103,25 @@ func (d *Disk) Index(id ID) (*os.File, error) {
 }
 
 // DropIndex removes the index of a copy, if there is one.
-func (d *Disk) DropIndex(id ID) error { return ignoreMissing(d.root.Remove(id.file(indexFile))) }
+func (d *Disk) DropIndex(id ident.ID) error {
+	return ignoreMissing(d.root.Remove(filePath(id, indexFile)))
+}
 
 // fileDigest returns the SHA-256 of a file. The offset of the file is 0 afterwards.
-func fileDigest(f *os.File) (Digest, error) {
+func fileDigest(f *os.File) (ident.Digest, error) {
 	h := sha256.New()
 	if _, err := io.Copy(h, f); err != nil {
-		return Digest{}, err
+		return ident.Digest{}, err
 	}
 	_, err := f.Seek(0, io.SeekStart)
-	return SHA256.Digest(h), err
+	return ident.SHA256.Digest(h), err
 }
 
 // indexDigest returns the digest of the index of the partial file, zero if there is none.
-func (p *Part) indexDigest() (Digest, error) {
+func (p *Part) indexDigest() (ident.Digest, error) {
 	f, err := p.Index()
 	if err != nil {
-		return Digest{}, ignoreMissing(err)
+		return ident.Digest{}, ignoreMissing(err)
 	}
 	defer f.Close()
 	return fileDigest(f)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -88,7 +89,7 @@ func TestResumeStopsAtUnreadableChunk(t *testing.T) {
 func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
+	if err := v.FlipBit(filePath(testID, imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Remove(imagePath(d, cfgFile)); err != nil { // otherwise Verify could use its checksum
@@ -116,7 +117,7 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	if err := errors.Join(os.Remove(imagePath(d, recordFile)), v.FlipBit(testID.file(imageFile), 5)); err != nil {
+	if err := errors.Join(os.Remove(imagePath(d, recordFile)), v.FlipBit(filePath(testID, imageFile), 5)); err != nil {
 		t.Fatal(err)
 	}
 	v.Plan(fails("read", cfgFile, syscall.EIO))
@@ -139,7 +140,7 @@ func TestVerifyStatErrorIsNotDamage(t *testing.T) {
 	}
 	opened, failed := false, false
 	v.Plan(func(op faultfs.Op) error {
-		opened = opened || op.Kind == "open" && op.Path == testID.file(imageFile)
+		opened = opened || op.Kind == "open" && op.Path == filePath(testID, imageFile)
 		if opened && !failed && op.Kind == "stat" && op.Path == imagesFolder {
 			failed = true
 			return syscall.EMFILE
@@ -177,7 +178,7 @@ func TestCommitKeepsRecordUpdatesMadeMeanwhile(t *testing.T) {
 	if err := d.Update(testID, func(r *Record) { r.LastUsed, r.InUse, r.SurplusSince = used, true, used }); err != nil {
 		t.Fatal(err)
 	}
-	c, err := p.Commit(Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +244,7 @@ func TestStatKeepsDamageFoundMeanwhile(t *testing.T) {
 	}
 	d.metadata.invalidate(testID)
 	v.Plan(func(op faultfs.Op) error {
-		if op.Path == testID.file(recordFile) {
+		if op.Path == filePath(testID, recordFile) {
 			d.metadata.markDamaged(testID, evidenceOf(info))
 		}
 		return nil
@@ -289,7 +290,7 @@ func TestUnrecordedDamageIsNotReady(t *testing.T) {
 			t.Errorf("when the disk is writable again: %+v, error %v", c, err)
 		}
 		var fetched []int64
-		if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
+		if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 			t.Errorf("repaired: %+v, error %v", c, err)
 		}
 	}
@@ -297,7 +298,7 @@ func TestUnrecordedDamageIsNotReady(t *testing.T) {
 
 func flip(t *testing.T, v *faultfs.Volume) {
 	t.Helper()
-	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
+	if err := v.FlipBit(filePath(testID, imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -319,7 +320,7 @@ func TestFailedSyncDropsPageCache(t *testing.T) {
 	}
 	repair := func(d *Disk) error {
 		var fetched []int64
-		_, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
+		_, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		return err
 	}
 	for name, c := range map[string]struct {
@@ -347,7 +348,7 @@ func TestFailedSyncDropsPageCache(t *testing.T) {
 		}
 		err := c.work(d)
 		after := v.SurviveSynced()
-		left, readErr := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
+		left, readErr := os.ReadFile(filepath.Join(after.Path(), filePath(testID, imageFile)))
 		if c := d.Stat(testID); c.State != Ready || readErr != nil || c.SHA512 != digest512(left) {
 			t.Errorf("%s again: %s, error %v; digest equals the bytes on the disk: %v, error %v", name, c.State, err, c.SHA512 == digest512(left), readErr)
 		}
@@ -390,7 +391,7 @@ func TestVerifyOnReadOnlyDisk(t *testing.T) {
 	if c := d.Stat(testID); c.State != Unknown {
 		t.Errorf("without a record the copy is %+v", c)
 	}
-	if err := v.FlipBit(testID.file(imageFile), 0); err != nil {
+	if err := v.FlipBit(filePath(testID, imageFile), 0); err != nil {
 		t.Fatal(err)
 	}
 	before := tree(t, d.Path())
@@ -436,7 +437,7 @@ func TestCommitWithoutSpaceForTheRecord(t *testing.T) {
 	fill(t, p, image)
 	written := p.Written()
 	v.Plan(fails("create", recordFile+".tmp", syscall.ENOSPC))
-	_, err := p.Commit(Digest{})
+	_, err := p.Commit(ident.Digest{})
 	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need <= written+min(lack.Free, maxUnusable) {
 		t.Errorf("error is %v (%+v) after %d bytes", err, lack, written)
 	}

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -44,7 +45,7 @@ func TestPartFiller(t *testing.T) {
 
 // commitFilled commits the partial file of a filler, and prints the digest and the peak memory.
 func commitFilled(t *testing.T, p *Part) {
-	c, err := p.Commit(Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}

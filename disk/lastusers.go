@@ -11,6 +11,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // usersFile has the replicas that name images, as Users last found them. It is beside longhorn-disk.cfg, and belongs to
@@ -137,7 +139,7 @@ func (d *Disk) EndUses(name, uuid string) {
 	defer d.replicas.mu.Unlock()
 	maps.DeleteFunc(d.replicas.last.users, func(replica string, last lastUser) bool {
 		_, found := d.replicas.replicas[replica]
-		id, err := ParseID(last.Image)
+		id, err := ident.ParseID(last.Image)
 		return !found && err == nil && id.Name == name && (uuid == "" || id.UUID == uuid)
 	})
 }

@@ -13,18 +13,20 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // callAll calls every method that reads or writes files of id, and returns the names of the methods
 // that succeeded.
-func callAll(d *Disk, id ID) (succeeded []string) {
+func callAll(d *Disk, id ident.ID) (succeeded []string) {
 	for _, call := range []struct {
 		name string
 		do   func() error
 	}{
 		{"open", func() error { r, err := d.Open(id); return closed(r, err) }},
 		{"verify", func() error { _, err := d.Verify(context.Background(), id, Expected{}, func(int64) {}); return err }},
-		{"write cfg", func() error { return d.WriteCfg(id, Digest{}) }},
+		{"write cfg", func() error { return d.WriteCfg(id, ident.Digest{}) }},
 		{"update", func() error { return d.Update(id, func(r *Record) { r.InUse = true }) }},
 		{"part", func() error {
 			p, err := d.OpenPart(context.Background(), id, PartOptions{})
@@ -39,7 +41,7 @@ func callAll(d *Disk, id ID) (succeeded []string) {
 			if _, err := p.ReadFrom(bytes.NewReader(image)); err != nil {
 				return err
 			}
-			_, err = p.Commit(Digest{})
+			_, err = p.Commit(ident.Digest{})
 			return err
 		}},
 		{"remove", func() error { return d.Remove(id) }},
@@ -67,7 +69,7 @@ func TestInvalidIDsReachNoFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := tree(t, filepath.Dir(d.Path()))
-	for _, id := range []ID{
+	for _, id := range []ident.ID{
 		{Name: "a/../../replicas/vol", UUID: "12345678"},
 		{Name: "../replicas/vol", UUID: "12345678"},
 		{Name: "../../../../../../etc/x", UUID: "12345678"},
@@ -122,12 +124,12 @@ func TestLinksAreNotFollowed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
 			replica(t, d, "vol-12345678", "")
-			other, err := d.OpenPart(context.Background(), ID{"willow", "00000224"}, PartOptions{})
+			other, err := d.OpenPart(context.Background(), ident.ID{Name: "willow", UUID: "00000224"}, PartOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			fill(t, other, sparseImage(ChunkSize))
-			if _, err := other.Commit(Digest{}); err != nil {
+			if _, err := other.Commit(ident.Digest{}); err != nil {
 				t.Fatal(err)
 			}
 			if err := plant(func(name string) string { return filepath.Join(d.Path(), name) }); err != nil {
@@ -170,7 +172,7 @@ func TestTemporaryFileIsNotWrittenThroughLink(t *testing.T) {
 	if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
 		t.Errorf("update: %v", err)
 	}
-	if err := d.WriteCfg(testID, Digest{}); err != nil {
+	if err := d.WriteCfg(testID, ident.Digest{}); err != nil {
 		t.Errorf("write cfg: %v", err)
 	}
 	if after, err := os.ReadFile(meta); err != nil || !bytes.Equal(after, before) {
@@ -330,7 +332,7 @@ func TestLinkedImageIsReported(t *testing.T) {
 	if err != nil || c.State != Ready || !strings.Contains(c.Message, "2 names") {
 		t.Errorf("the copy is %+v, error %v", c, err)
 	}
-	if _, err := openRegular(d.root, testID.file(imageFile), os.O_RDWR); err == nil || !strings.Contains(err.Error(), "2 names") {
+	if _, err := openRegular(d.root, filePath(testID, imageFile), os.O_RDWR); err == nil || !strings.Contains(err.Error(), "2 names") {
 		t.Errorf("opened for writing: error is %v", err)
 	}
 	if err := os.Remove(other); err != nil {

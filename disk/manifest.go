@@ -9,6 +9,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ChunkSize is the size of a chunk, the unit in which an image is verified, resumed and repaired.
@@ -139,7 +141,7 @@ type Manifest struct {
 	start     int64 // offset of the encoded form in f
 	algorithm ChunkAlgorithm
 	size      int64
-	digest    Digest
+	digest    ident.Digest
 }
 
 // prefix returns the bytes of an encoded manifest before its hashes.
@@ -166,7 +168,7 @@ func (m *Manifest) Size() int64 { return m.size }
 func (m *Manifest) Algorithm() ChunkAlgorithm { return m.algorithm }
 
 // Digest returns the SHA-256 of the encoded manifest, which identifies it.
-func (m *Manifest) Digest() Digest { return m.digest }
+func (m *Manifest) Digest() ident.Digest { return m.digest }
 
 // Chunks returns the number of chunks of the image.
 func (m *Manifest) Chunks() int64 { return chunksOf(m.size) }
@@ -268,12 +270,12 @@ func (m *Manifest) hashes(size int64) *io.SectionReader {
 // Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image
 // had when it became ready. ErrNoManifest: the manifest is missing, or its digest differs from the
 // record. From then on, Stat returns no ManifestDigest for this copy.
-func (d *Disk) Manifest(id ID) (*Manifest, error) {
+func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 	c := d.Stat(id)
 	if c.ManifestDigest.IsZero() {
 		return nil, fmt.Errorf("manifest of %s: %w", id, ErrNoManifest)
 	}
-	f, err := openRegular(d.root, id.file(chunksFile), os.O_RDONLY)
+	f, err := openRegular(d.root, filePath(id, chunksFile), os.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s: %w", id, err)
 	}
@@ -299,18 +301,18 @@ func (m *Manifest) open() (err error) {
 		return errors.New("the file is not a chunk manifest")
 	}
 	m.start = chunkHeaderSize - int64(len(m.algorithm.prefix()))
-	h := SHA256.New()
+	h := ident.SHA256.New()
 	if _, err := io.Copy(h, m.Encoded()); err != nil {
 		return err
 	}
-	return matches(m.digest, Digest{}, SHA256.Digest(h))
+	return matches(m.digest, ident.Digest{}, ident.SHA256.Digest(h))
 }
 
 // ReceiveManifest reads the encoded manifest of an image of size bytes from r, up to the end of r. It returns
 // a *ChecksumError if the manifest does not have the digest want, and ErrTooLarge if size exceeds the
 // limit of the partial file. The manifest is in a file without a name, which does not exist any more
 // after Close or a crash. ReceiveManifest does not change the partial file.
-func (p *Part) ReceiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
+func (p *Part) ReceiveManifest(r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
 	m, err := p.writer.receiveManifest(r, size, want)
 	if err != nil {
 		return nil, fmt.Errorf("receive manifest of %s: %w", p.folder.id, err)
@@ -318,7 +320,7 @@ func (p *Part) ReceiveManifest(r io.Reader, size int64, want Digest) (*Manifest,
 	return m, nil
 }
 
-func (w *partWriter) receiveManifest(r io.Reader, size int64, want Digest) (*Manifest, error) {
+func (w *partWriter) receiveManifest(r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
 	if w.maxSize > 0 && size > w.maxSize {
 		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, w.maxSize)
 	}
@@ -350,7 +352,7 @@ func openUnlinked(root *os.Root, name string) (*os.File, error) {
 
 // ReceiveManifest is like Part.ReceiveManifest, but writes to the file f and has no limits. The
 // Manifest owns f. After an error f is closed.
-func ReceiveManifest(f *os.File, r io.Reader, size int64, want Digest) (*Manifest, error) {
+func ReceiveManifest(f *os.File, r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
 	algorithm, err := receiveInto(f, r, size, want)
 	if err != nil {
 		f.Close()
@@ -359,13 +361,13 @@ func ReceiveManifest(f *os.File, r io.Reader, size int64, want Digest) (*Manifes
 	return &Manifest{f: f, algorithm: algorithm, size: size, digest: want}, nil
 }
 
-func receiveInto(f *os.File, r io.Reader, size int64, want Digest) (ChunkAlgorithm, error) {
-	if size <= 0 || want.Algorithm() != SHA256 {
+func receiveInto(f *os.File, r io.Reader, size int64, want ident.Digest) (ChunkAlgorithm, error) {
+	if size <= 0 || want.Algorithm() != ident.SHA256 {
 		return 0, fmt.Errorf("no image of %d bytes has a manifest with the digest %s", size, want.Short())
 	}
 	encoded := bufio.NewReaderSize(r, 64<<10)
 	algorithm := readPrefix(encoded)
-	h := SHA256.New()
+	h := ident.SHA256.New()
 	to := io.MultiWriter(f, h)
 	if _, err := to.Write(algorithm.prefix()); err != nil {
 		return 0, noSpace(err)
@@ -373,7 +375,7 @@ func receiveInto(f *os.File, r io.Reader, size int64, want Digest) (ChunkAlgorit
 	if err := copyExactly(to, encoded, chunksOf(size)*ChunkHashSize); err != nil {
 		return 0, noSpace(err)
 	}
-	return algorithm, matches(want, Digest{}, SHA256.Digest(h))
+	return algorithm, matches(want, ident.Digest{}, ident.SHA256.Digest(h))
 }
 
 // copyExactly copies length bytes from r. It returns an error if r has fewer or more bytes.

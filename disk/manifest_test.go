@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"testing/iotest"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 func TestManifestMatchesImage(t *testing.T) {
@@ -64,7 +66,7 @@ func TestWrongManifestIsRejected(t *testing.T) {
 		{"it is long", func(t *testing.T, d *Disk) { truncate(t, imagePath(d, chunksFile), chunkHeaderSize+128) }, true},
 		{"it is missing", func(t *testing.T, d *Disk) { os.Remove(imagePath(d, chunksFile)) }, true},
 		{"its digest is not recorded", func(t *testing.T, d *Disk) {
-			if err := d.Update(testID, func(r *Record) { r.ManifestDigest, r.Size = Digest{}, 0 }); err != nil {
+			if err := d.Update(testID, func(r *Record) { r.ManifestDigest, r.Size = ident.Digest{}, 0 }); err != nil {
 				t.Fatal(err)
 			}
 		}, true},
@@ -106,7 +108,7 @@ func TestWrongManifestIsRejected(t *testing.T) {
 }
 
 // received receives a manifest for an empty partial file.
-func received(t testing.TB, d *Disk, o PartOptions, r io.Reader, size int64, want Digest) (*Manifest, error) {
+func received(t testing.TB, d *Disk, o PartOptions, r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
 	t.Helper()
 	p := openPart(t, d, o)
 	m, err := p.ReceiveManifest(r, size, want)
@@ -126,7 +128,7 @@ func TestReceiveManifest(t *testing.T) {
 		options PartOptions
 		from    io.Reader
 		size    int64
-		want    Digest
+		want    ident.Digest
 		is      func(error) bool // nil: no error expected
 	}{
 		{"three chunks", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, want, nil},
@@ -139,7 +141,7 @@ func TestReceiveManifest(t *testing.T) {
 		{"an error", PartOptions{}, iotest.ErrReader(boom), 3 * ChunkSize, want, is(boom)},
 		{"an error at the end", PartOptions{}, io.MultiReader(bytes.NewReader(hashes), iotest.ErrReader(boom)), 3 * ChunkSize, want, is(boom)},
 		{"other hashes", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 96)), 3 * ChunkSize, want, isA[*ChecksumError]},
-		{"no digest", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, Digest{}, isA[error]},
+		{"no digest", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, ident.Digest{}, isA[error]},
 		{"a digest of another algorithm", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, digest512(hashes), isA[error]},
 		{"no size", PartOptions{}, bytes.NewReader(nil), 0, digest256(nil), isA[error]},
 		{"a negative size", PartOptions{}, bytes.NewReader(nil), -5, want, isA[error]},
@@ -234,7 +236,7 @@ func FuzzManifest(f *testing.F) {
 		if err := os.WriteFile(journal, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		c, err := openChunks(d.root, testID.file("journal"))
+		c, err := openChunks(d.root, filePath(testID, "journal"))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"syscall"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Mark is a file in the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
@@ -24,7 +26,7 @@ var markPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
 func IsMarkName(name string) bool { return markPattern.MatchString(name) }
 
 // SetMark puts a mark into the folder of a copy.
-func (d *Disk) SetMark(id ID, m Mark) error {
+func (d *Disk) SetMark(id ident.ID, m Mark) error {
 	f := d.image(id)
 	if err := f.check(); err != nil {
 		return err
@@ -33,13 +35,13 @@ func (d *Disk) SetMark(id ID, m Mark) error {
 }
 
 // ReadMark returns the secret of the mark with a name in the folder of a copy; "" if there is none.
-func (d *Disk) ReadMark(id ID, name string) (secret string, err error) {
+func (d *Disk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	secret, err = d.root.Readlink(d.image(id).file(markPrefix + name))
 	return secret, ignoreMissing(err)
 }
 
 // RemoveMark removes the mark with a name, if it is there.
-func (d *Disk) RemoveMark(id ID, name string) error {
+func (d *Disk) RemoveMark(id ident.ID, name string) error {
 	return ignoreMissing(d.root.Remove(d.image(id).file(markPrefix + name)))
 }
 
@@ -60,8 +62,8 @@ func removeMarks(root *os.Root, folder string) error {
 func (d *Disk) removeOldMarks() {
 	entries, _ := imageEntries(d.root)
 	for _, e := range entries {
-		if id, err := ParseID(e.Name()); err == nil && e.IsDir() {
-			_ = removeMarks(d.root, id.folder())
+		if id, err := ident.ParseID(e.Name()); err == nil && e.IsDir() {
+			_ = removeMarks(d.root, folderPath(id))
 		}
 	}
 }

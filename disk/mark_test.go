@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // A mark changes neither the state of the copy nor its evidence, is listed nowhere, and disappears with the deletion or at
@@ -29,7 +31,7 @@ func TestMark(t *testing.T) {
 			t.Errorf("mark %s: %q, %v, want %q", name, got, err, want)
 		}
 	}
-	if got, err := d.ReadMark(ID{Name: "parrot", UUID: "0000000f"}, m.Name); err != nil || got != "" {
+	if got, err := d.ReadMark(ident.ID{Name: "parrot", UUID: "0000000f"}, m.Name); err != nil || got != "" {
 		t.Errorf("of a copy that does not exist: %q, %v", got, err)
 	}
 	must(t, d.RemoveMark(testID, m.Name))
@@ -43,7 +45,7 @@ func TestMark(t *testing.T) {
 	}
 	must(t, d.SetMark(testID, m))
 	must(t, d.Remove(testID))
-	if _, err := os.Lstat(filepath.Join(d.Path(), testID.folder())); !os.IsNotExist(err) {
+	if _, err := os.Lstat(filepath.Join(d.Path(), folderPath(testID))); !os.IsNotExist(err) {
 		t.Errorf("after the deletion: %v", err)
 	}
 	for _, name := range []string{"", "../../evil", "0123456789ABCDEF", strings.Repeat("a", 17)} {

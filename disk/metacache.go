@@ -4,13 +4,15 @@ import (
 	"maps"
 	"os"
 	"sync"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // metaCache caches the content of the small files of each image folder, so that List of a thousand
 // unchanged images reads none of these files. It is safe for concurrent use.
 type metaCache struct {
 	mu      sync.Mutex
-	folders map[ID]cachedFolder
+	folders map[ident.ID]cachedFolder
 }
 
 // cachedFolder is the cached state of one image folder.
@@ -32,7 +34,7 @@ type findings struct {
 // manifestFile identifies a manifest file that does not match its record.
 type manifestFile struct {
 	file     Evidence
-	recorded Digest // in the record
+	recorded ident.Digest // in the record
 }
 
 // cachedFile is the content of a small file. It is valid while the inode is unchanged.
@@ -62,7 +64,7 @@ func (c cachedFile[T]) update(folder *os.Root, name string, parse func([]byte) (
 
 // read returns the record and the cfg of an image folder. An unreadable record counts as missing: the
 // copy is then not owned until it is adopted, and it is verified before it is used.
-func (m *metaCache) read(id ID, folder *os.Root) (r Record, owned bool, cfg longhornCfg, hasCfg bool) {
+func (m *metaCache) read(id ident.ID, folder *os.Root) (r Record, owned bool, cfg longhornCfg, hasCfg bool) {
 	m.mu.Lock()
 	old := m.folders[id]
 	m.mu.Unlock()
@@ -79,18 +81,18 @@ func (m *metaCache) read(id ID, folder *os.Root) (r Record, owned bool, cfg long
 // invalidate makes the next read open the files of id again. After a write of this program, the
 // comparison of inodes is not enough: a freed inode that is reused within one clock tick looks
 // unchanged.
-func (m *metaCache) invalidate(id ID) {
+func (m *metaCache) invalidate(id ident.ID) {
 	m.change(id, func(c *cachedFolder) { *c = cachedFolder{findings: c.findings} })
 }
 
 // change calls f with the cached state of id.
-func (m *metaCache) change(id ID, f func(*cachedFolder)) {
+func (m *metaCache) change(id ident.ID, f func(*cachedFolder)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := m.folders[id]
 	f(&c)
 	if m.folders == nil {
-		m.folders = map[ID]cachedFolder{}
+		m.folders = map[ident.ID]cachedFolder{}
 	}
 	if c == (cachedFolder{}) {
 		delete(m.folders, id)
@@ -100,26 +102,26 @@ func (m *metaCache) change(id ID, f func(*cachedFolder)) {
 }
 
 // keepOnly removes all images that are not in existing.
-func (m *metaCache) keepOnly(existing map[ID]bool) {
+func (m *metaCache) keepOnly(existing map[ident.ID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	maps.DeleteFunc(m.folders, func(id ID, _ cachedFolder) bool { return !existing[id] })
+	maps.DeleteFunc(m.folders, func(id ident.ID, _ cachedFolder) bool { return !existing[id] })
 }
 
 // rejectManifest makes manifestDigest return the zero Digest until the manifest file, or its digest
 // in the record, changes.
-func (m *metaCache) rejectManifest(id ID, bad manifestFile) {
+func (m *metaCache) rejectManifest(id ident.ID, bad manifestFile) {
 	m.change(id, func(c *cachedFolder) { c.badManifest = bad })
 }
 
 // markDamaged makes isDamaged return true for the file with this evidence. The zero Evidence reverts
 // it.
-func (m *metaCache) markDamaged(id ID, file Evidence) {
+func (m *metaCache) markDamaged(id ident.ID, file Evidence) {
 	m.change(id, func(c *cachedFolder) { c.damaged = file })
 }
 
 // isDamaged reports whether the file is damaged although its record does not mark it as failed.
-func (m *metaCache) isDamaged(id ID, file Evidence) bool {
+func (m *metaCache) isDamaged(id ident.ID, file Evidence) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.folders[id].damaged == file
@@ -127,15 +129,15 @@ func (m *metaCache) isDamaged(id ID, file Evidence) bool {
 
 // manifestDigest returns the recorded digest of the chunk manifest, if a manifest file of the right
 // length exists and was not rejected.
-func (m *metaCache) manifestDigest(id ID, r Record, image os.FileInfo, folder *os.Root) Digest {
+func (m *metaCache) manifestDigest(id ident.ID, r Record, image os.FileInfo, folder *os.Root) ident.Digest {
 	info, err := folder.Lstat(chunksFile)
 	if err != nil || r.Size != image.Size() || info.Size() != chunkHeaderSize+chunksOf(r.Size)*ChunkHashSize {
-		return Digest{}
+		return ident.Digest{}
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.folders[id].badManifest == (manifestFile{file: evidenceOf(info), recorded: r.ManifestDigest}) {
-		return Digest{}
+		return ident.Digest{}
 	}
 	return r.ManifestDigest
 }

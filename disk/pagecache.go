@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Span is a piece of a file: [From, To).
@@ -177,7 +179,7 @@ func (p pagedFile) ReadAt(b []byte, offset int64) (read int, err error) {
 // reader of the image tries to drop them. It is safe for concurrent use.
 type retainedPages struct {
 	mu     sync.Mutex
-	images map[ID]retainedFile
+	images map[ident.ID]retainedFile
 }
 
 type retainedFile struct {
@@ -186,7 +188,7 @@ type retainedFile struct {
 }
 
 // take removes and returns the pages of an image, if it still has this inode.
-func (r *retainedPages) take(id ID, inode uint64) []Span {
+func (r *retainedPages) take(id ident.ID, inode uint64) []Span {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	had := r.images[id]
@@ -198,11 +200,11 @@ func (r *retainedPages) take(id ID, inode uint64) []Span {
 }
 
 // add adds pages of an image, and removes the pages of another inode.
-func (r *retainedPages) add(id ID, inode uint64, spans []Span) {
+func (r *retainedPages) add(id ident.ID, inode uint64, spans []Span) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.images == nil {
-		r.images = map[ID]retainedFile{}
+		r.images = map[ident.ID]retainedFile{}
 	}
 	had := r.images[id]
 	if had.inode != inode {
@@ -212,8 +214,8 @@ func (r *retainedPages) add(id ID, inode uint64, spans []Span) {
 }
 
 // keepOnly removes all images that are not in existing.
-func (r *retainedPages) keepOnly(existing map[ID]bool) {
+func (r *retainedPages) keepOnly(existing map[ident.ID]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.images, func(id ID, _ retainedFile) bool { return !existing[id] })
+	maps.DeleteFunc(r.images, func(id ident.ID, _ retainedFile) bool { return !existing[id] })
 }

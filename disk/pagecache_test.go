@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // residency reports for each page of a file whether it is in the page cache.
@@ -67,7 +69,7 @@ func TestCommitAndVerifyBypassPageCache(t *testing.T) {
 	if _, err := p.ReadFrom(repeat(randomBlock(), size)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Commit(Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := resident(t, imagePath(d, imageFile)); n > most {

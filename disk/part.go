@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ErrTooLarge: the image is larger than the limit.
@@ -90,7 +92,7 @@ type Part struct {
 //
 // If o.Accept returns false for the existing file, the Part has no Source and is empty; the old bytes
 // stay on the disk until Begin.
-func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error) {
+func (d *Disk) OpenPart(ctx context.Context, id ident.ID, o PartOptions) (*Part, error) {
 	folder := d.image(id)
 	record, err := folder.create()
 	if err != nil {
@@ -120,7 +122,7 @@ func (d *Disk) OpenPart(ctx context.Context, id ID, o PartOptions) (*Part, error
 
 // start creates the pipeline, which begins with the first chunk.
 func (p *Part) start() {
-	hashes, consumers := newHashes(p.options.SHA256 || p.options.Check.Digest.Algorithm() == SHA256)
+	hashes, consumers := newHashes(p.options.SHA256 || p.options.Check.Digest.Algorithm() == ident.SHA256)
 	if begin := p.options.Check.Begin; begin != nil {
 		w := begin()
 		consumers = append(consumers, func(c *chunk) error { _, err := w.Write(c.data); return err })

@@ -12,9 +12,11 @@ import (
 	"path/filepath"
 	"testing"
 	"testing/iotest"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-var testID = ID{Name: "parrot", UUID: "6846a0b2"}
+var testID = ident.ID{Name: "parrot", UUID: "6846a0b2"}
 
 // newDisk creates a disk in a temporary folder.
 func newDisk(t testing.TB) *Disk {
@@ -41,9 +43,9 @@ func sparseImage(size int) []byte {
 	return b
 }
 
-func digest512(b []byte) Digest { h := sha512.New(); h.Write(b); return SHA512.Digest(h) }
+func digest512(b []byte) ident.Digest { h := sha512.New(); h.Write(b); return ident.SHA512.Digest(h) }
 
-func digest256(b []byte) Digest { h := sha256.New(); h.Write(b); return SHA256.Digest(h) }
+func digest256(b []byte) ident.Digest { h := sha256.New(); h.Write(b); return ident.SHA256.Digest(h) }
 
 func openPart(t testing.TB, d *Disk, o PartOptions) *Part {
 	t.Helper()
@@ -65,7 +67,7 @@ func fill(t testing.TB, p *Part, image []byte) {
 	}
 }
 
-func imagePath(d *Disk, name string) string { return filepath.Join(d.path, testID.file(name)) }
+func imagePath(d *Disk, name string) string { return filepath.Join(d.path, filePath(testID, name)) }
 
 func TestCommitMakesAReadyImage(t *testing.T) {
 	for _, size := range []int{512, ChunkSize, ChunkSize + 512, 5*ChunkSize - 512, 9 * ChunkSize} {
@@ -188,12 +190,12 @@ func TestCommitRefusesWrongContent(t *testing.T) {
 	tests := []struct {
 		name  string
 		image []byte
-		want  Digest
+		want  ident.Digest
 		is    func(error) bool
 	}{
 		{"another checksum", image, digest512(image[1:]), isA[*ChecksumError]},
-		{"no bytes", nil, Digest{}, isA[*FormatError]},
-		{"an odd size", image[:1000], Digest{}, isA[*FormatError]},
+		{"no bytes", nil, ident.Digest{}, isA[*FormatError]},
+		{"an odd size", image[:1000], ident.Digest{}, isA[*FormatError]},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -284,7 +286,7 @@ func TestNoSpaceErrorWithUnknownSize(t *testing.T) {
 	}
 	_, err := p.ReadFrom(bytes.NewReader(sparseImage(64 << 20)))
 	if err == nil {
-		_, err = p.Commit(Digest{})
+		_, err = p.Commit(ident.Digest{})
 	}
 	lack, ok := errors.AsType[*NoSpaceError](err)
 	if !ok || lack.Need < ChunkSize || !errors.Is(err, ErrNoSpace) {
@@ -306,7 +308,7 @@ func TestNoSpaceErrorDuringSetSize(t *testing.T) {
 	if err := p.SetSize(size); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Commit(Digest{}); !errors.Is(err, ErrNoSpace) {
+	if _, err := p.Commit(ident.Digest{}); !errors.Is(err, ErrNoSpace) {
 		t.Errorf("the error is %v", err)
 	}
 	if got := p.Source().Size; got != size {
@@ -326,7 +328,7 @@ func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	p.writer.reserve = 1 << 60
 	_, err := p.ReadFrom(bytes.NewReader(sparseImage(size)))
 	if err == nil {
-		_, err = p.Commit(Digest{})
+		_, err = p.Commit(ident.Digest{})
 	}
 	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need != size+SpaceBeside(size) {
 		t.Errorf("got %v (%+v), want a *NoSpaceError of %d bytes", err, lack, size+SpaceBeside(size))
@@ -368,7 +370,7 @@ func TestReadyImageHasNoPart(t *testing.T) {
 	ways := map[string]func(t *testing.T, d *Disk) (Copy, error){
 		"repaired": func(t *testing.T, d *Disk) (Copy, error) {
 			var fetched []int64
-			return d.Repair(t.Context(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
+			return d.Repair(t.Context(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		},
 		"verified": func(t *testing.T, d *Disk) (Copy, error) {
 			poke(t, imagePath(d, imageFile), 7) // the bit is right again, as after the replacement of a bad cable
@@ -432,7 +434,7 @@ func TestModes(t *testing.T) {
 		fill(t, p, sparseImage(2*ChunkSize))
 		check(partFile, 0o600)
 		check(partChunksFile, 0o600)
-		if _, err := p.Commit(Digest{}); err != nil {
+		if _, err := p.Commit(ident.Digest{}); err != nil {
 			t.Fatal(err)
 		}
 		want := 0o644 &^ umask

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // pipelineDepth is the number of chunks in a pipeline. It limits the memory of a transfer, and the
@@ -152,10 +154,10 @@ type hashes struct{ sha512, sha256 hash.Hash }
 
 // newHashes returns hashes, and the consumers that write chunks to them.
 func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
-	h := &hashes{sha512: SHA512.New()}
+	h := &hashes{sha512: ident.SHA512.New()}
 	consumers := []func(*chunk) error{func(c *chunk) error { h.sha512.Write(c.data); return nil }}
 	if withSHA256 {
-		h.sha256 = SHA256.New()
+		h.sha256 = ident.SHA256.New()
 		consumers = append(consumers, func(c *chunk) error { h.sha256.Write(c.data); return nil })
 	}
 	return h, consumers
@@ -163,11 +165,11 @@ func newHashes(withSHA256 bool) (*hashes, []func(*chunk) error) {
 
 // digests returns the digests. The pipeline must be closed before. sum256 is zero if it was not
 // computed.
-func (h *hashes) digests() (sum512, sum256 Digest) {
+func (h *hashes) digests() (sum512, sum256 ident.Digest) {
 	if h.sha256 != nil {
-		sum256 = SHA256.Digest(h.sha256)
+		sum256 = ident.SHA256.Digest(h.sha256)
 	}
-	return SHA512.Digest(h.sha512), sum256
+	return ident.SHA512.Digest(h.sha512), sum256
 }
 
 func alignedBuffer(size int) []byte {

@@ -10,21 +10,22 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // checkReady checks that a ready copy has the right bytes, manifest and backing.cfg.
-func (w *workload) checkReady(id ID, c Copy) {
+func (w *workload) checkReady(id ident.ID, c Copy) {
 	w.t.Helper()
-	data, err := os.ReadFile(filepath.Join(w.d.path, id.file(imageFile)))
+	data, err := os.ReadFile(filepath.Join(w.d.path, filePath(id, imageFile)))
 	if err != nil {
 		w.fatalf("%s is ready: %v", id, err)
 	}
 	if !slices.ContainsFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 && bytes.Equal(v.bytes, data) }) {
 		w.fatalf("%s is ready with wrong bytes: %+v has %d bytes with sha512 %s", id, c, len(data), digest512(data).Short())
 	}
-	manifest, err := os.ReadFile(filepath.Join(w.d.path, id.file(chunksFile)))
+	manifest, err := os.ReadFile(filepath.Join(w.d.path, filePath(id, chunksFile)))
 	if err != nil {
 		w.fatalf("%s is ready without a manifest: %v", id, err)
 	}
@@ -84,7 +85,7 @@ func (w *workload) checkAfterCrash() {
 }
 
 // checkRepair checks that a failed image still has its manifest, and sometimes repairs the image.
-func (w *workload) checkRepair(id ID, c Copy) Copy {
+func (w *workload) checkRepair(id ident.ID, c Copy) Copy {
 	w.t.Helper()
 	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
 	if i < 0 || int64(len(w.versions[i].bytes)) != c.Size {
@@ -107,7 +108,7 @@ func (w *workload) checkRepair(id ID, c Copy) Copy {
 }
 
 // finish fetches the remaining bytes of the version in a partial file.
-func (w *workload) finish(id ID) {
+func (w *workload) finish(id ident.ID) {
 	w.t.Helper()
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
@@ -136,7 +137,7 @@ func TestPowerCut(t *testing.T) {
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			w := &workload{t: t, random: rand.New(rand.NewPCG(uint64(seed), 0)), versions: versions, ids: workloadIDs, unmanaged: unmanagedFiles, reported: map[ID]Digest{}}
+			w := &workload{t: t, random: rand.New(rand.NewPCG(uint64(seed), 0)), versions: versions, ids: workloadIDs, unmanaged: unmanagedFiles, reported: map[ident.ID]ident.Digest{}}
 			v := newVolumeDisk(t, f)
 			plant(t, v, w.unmanaged)
 			w.start(v)
@@ -188,7 +189,7 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 	}
 	for seed := range uint64(20) {
 		after := v.Survive(seed)
-		got, err := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
+		got, err := os.ReadFile(filepath.Join(after.Path(), filePath(testID, imageFile)))
 		if err != nil || !bytes.Equal(got, image) {
 			t.Errorf("seed %d: the file does not have the verified bytes (error %v)", seed, err)
 		}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ErrModified: a file was modified while it was read, so the bytes may be a mix of the old and the
@@ -29,12 +31,12 @@ type Reader struct {
 
 // Open opens the image of a ready copy for reading. Remove does not remove an image while a Reader of
 // it is open.
-func (d *Disk) Open(id ID) (*Reader, error) {
+func (d *Disk) Open(id ident.ID) (*Reader, error) {
 	c := d.Stat(id)
 	if c.State != Ready {
 		return nil, fmt.Errorf("open: %s", c)
 	}
-	f, err := openRegular(d.root, id.file(imageFile), os.O_RDONLY)
+	f, err := openRegular(d.root, filePath(id, imageFile), os.O_RDONLY)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", id, err)
 	}
@@ -55,12 +57,12 @@ func (d *Disk) Open(id ID) (*Reader, error) {
 // OpenUncached is Open for a reader past the page cache: ReadAt returns what the medium has, also if the cache
 // has bytes that the medium has lost. The Reader has no Send, and one ReadAt at a time. If the file system
 // refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
-func (d *Disk) OpenUncached(id ID) (*Reader, error) {
+func (d *Disk) OpenUncached(id ident.ID) (*Reader, error) {
 	c := d.Stat(id)
 	if c.State != Ready {
 		return nil, fmt.Errorf("open: %s", c)
 	}
-	chunks, err := openChunkReader(d.root, id.file(imageFile))
+	chunks, err := openChunkReader(d.root, filePath(id, imageFile))
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", id, err)
 	}
@@ -74,7 +76,7 @@ func (r *Reader) Direct() bool { return r.pages == nil && r.chunks.direct }
 var errCached = errors.New("its file system refuses reads past the page cache, so that its proof counts for copies on other nodes only")
 
 // Prove reads a chunk of a ready copy past the page cache. ErrDamaged: it has not the hash.
-func (d *Disk) Prove(id ID, chunk SelectedChunk) error {
+func (d *Disk) Prove(id ident.ID, chunk SelectedChunk) error {
 	r, err := d.OpenUncached(id)
 	if err != nil {
 		return err
@@ -172,7 +174,7 @@ func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 // manifest: it returns only bytes that the image had when it became ready. It does not read chunks of
 // zeros from the disk. It is not safe for concurrent use.
 type VerifyingReader struct {
-	id       ID
+	id       ident.ID
 	r        *Reader
 	manifest *Manifest
 	cached   []verifiedChunk // ring buffer of the last chunks
@@ -188,7 +190,7 @@ type verifiedChunk struct {
 // NewVerifyingReader returns a reader of the image id, which reads from r and compares with m. It
 // caches the last chunks, in ChunkSize bytes of memory each: 1 is enough to read in order. The caller
 // closes r and m after the last read.
-func NewVerifyingReader(id ID, r *Reader, m *Manifest, cached int) *VerifyingReader {
+func NewVerifyingReader(id ident.ID, r *Reader, m *Manifest, cached int) *VerifyingReader {
 	return &VerifyingReader{id: id, r: r, manifest: m, cached: make([]verifiedChunk, cached)}
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 const recordOwner = "backing-image-manager"
@@ -24,14 +26,14 @@ type Record struct {
 	VirtualSize int64       `json:"virtualSize,omitempty"` // bytes that a guest sees
 	// SHA512 and SHA256 are the established digests of the bytes that were verified when the copy
 	// became ready. SHA256 is zero unless a SHA-256 was declared at that time.
-	SHA512 Digest `json:"sha512"`
-	SHA256 Digest `json:"sha256"`
+	SHA512 ident.Digest `json:"sha512"`
+	SHA256 ident.Digest `json:"sha256"`
 	// ManifestDigest is the SHA-256 of the encoded manifest in backing.chunks, and Size is the size of the
 	// image. Both were recorded together with the digests.
-	ManifestDigest Digest `json:"chunks,omitzero"`
-	Size           int64  `json:"size,omitempty"`
+	ManifestDigest ident.Digest `json:"chunks,omitzero"`
+	Size           int64        `json:"size,omitempty"`
 	// IndexDigest is the SHA-256 of the index in backing.caibx; zero: there is none.
-	IndexDigest Digest `json:"index,omitzero"`
+	IndexDigest ident.Digest `json:"index,omitzero"`
 	// Signature is that of the bytes with SHA512; zero: none was verified.
 	Signature Signature `json:"signature,omitzero"`
 	// Evidence is nil until the file is verified.
@@ -115,7 +117,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.Owner != recordOwner {
 		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
 	}
-	if r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 || r.ManifestDigest.Algorithm() == SHA512 || r.IndexDigest.Algorithm() == SHA512 {
+	if r.SHA512.Algorithm() == ident.SHA256 || r.SHA256.Algorithm() == ident.SHA512 || r.ManifestDigest.Algorithm() == ident.SHA512 || r.IndexDigest.Algorithm() == ident.SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
 	r.Signature = r.Signature.valid()
@@ -168,7 +170,7 @@ func (f imageFolder) writeRecord(r Record) error {
 
 // Update calls change with the record of id and writes the result durably. fs.ErrNotExist: the copy
 // has no record.
-func (d *Disk) Update(id ID, change func(*Record)) error {
+func (d *Disk) Update(id ident.ID, change func(*Record)) error {
 	f := d.image(id)
 	r, owned, err := f.readRecord()
 	if err != nil {

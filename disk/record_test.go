@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // wholeRecord returns a record with every field set.
@@ -73,7 +75,7 @@ func TestParseRecord(t *testing.T) {
 func TestRecordWithoutDigestIsNotReady(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	if err := d.Update(testID, func(r *Record) { r.SHA512 = Digest{} }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.SHA512 = ident.Digest{} }); err != nil {
 		t.Fatal(err)
 	}
 	if c := d.Stat(testID); c.State != Unknown {
@@ -102,7 +104,7 @@ func FuzzParseRecord(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if r.Owner != recordOwner || r.SHA512.Algorithm() == SHA256 || r.SHA256.Algorithm() == SHA512 {
+		if r.Owner != recordOwner || r.SHA512.Algorithm() == ident.SHA256 || r.SHA256.Algorithm() == ident.SHA512 {
 			t.Errorf("record is %+v", r)
 		}
 		text, err := json.Marshal(r)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // removingPrefix marks a folder under removal. ParseID rejects names with this prefix, so the folder
@@ -16,7 +18,7 @@ const removingPrefix = ".removing-"
 // InUseError: an image was not removed or replaced, because it is in use, or because its use could
 // not be determined.
 type InUseError struct {
-	ID     ID
+	ID     ident.ID
 	Reason string
 }
 
@@ -75,7 +77,7 @@ func RemoveUnused(r Removal) error {
 // returns an error.
 //
 // *InUseError: the image is in use (see RemoveUnused).
-func (d *Disk) Remove(id ID) error {
+func (d *Disk) Remove(id ident.ID) error {
 	f := d.image(id)
 	_, owned, err := f.readRecord()
 	if err == nil && !owned {
@@ -223,7 +225,7 @@ func restoreRemoved(root *os.Root) error {
 	}
 	for _, e := range entries {
 		name, removing := strings.CutPrefix(e.Name(), removingPrefix)
-		if _, err := ParseID(name); !removing || !e.IsDir() || err != nil {
+		if _, err := ident.ParseID(name); !removing || !e.IsDir() || err != nil {
 			continue
 		}
 		if _, err := root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {

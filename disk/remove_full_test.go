@@ -24,7 +24,7 @@ func fullForRenames(before func(faultfs.Op) error) func(faultfs.Op) error {
 				return err
 			}
 		}
-		if op.Kind == "rename" && op.Path == testID.folder() {
+		if op.Kind == "rename" && op.Path == folderPath(testID) {
 			return syscall.ENOSPC
 		}
 		return nil
@@ -38,7 +38,7 @@ func TestRemoveWithoutSpaceForARename(t *testing.T) {
 	if err := d.Remove(testID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat(filepath.Join(d.Path(), testID.folder())); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(d.Path(), folderPath(testID))); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the folder exists, error %v", err)
 	}
 	if reason, open := d.Users().FileOpen(testID); open {
@@ -51,7 +51,7 @@ func TestRemoveWithoutSpaceKeepsImageInUse(t *testing.T) {
 	for name, isUsed := range map[string]func(faultfs.Op) bool{
 		"before": func(op faultfs.Op) bool { return op.Kind == "rename" },
 		"after": func(op faultfs.Op) bool {
-			return op.Kind == "open" && op.Path == testID.file(imageFile) && op.Count > 1
+			return op.Kind == "open" && op.Path == filePath(testID, imageFile) && op.Count > 1
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +79,7 @@ func TestRemoveWithoutSpaceKeepsImageInUse(t *testing.T) {
 func TestLeaseDetectsOpen(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
-	l, err := d.leases.lease(d.root, testID.file(imageFile))
+	l, err := d.leases.lease(d.root, filePath(testID, imageFile))
 	if err != nil || l == nil || !l.held() {
 		t.Fatalf("lease is %v, error %v", l, err)
 	}
@@ -97,7 +97,7 @@ func TestLeaseDetectsOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer used.Close()
-	if l, err := d.leases.lease(d.root, testID.file(imageFile)); err == nil {
+	if l, err := d.leases.lease(d.root, filePath(testID, imageFile)); err == nil {
 		t.Errorf("a lease on an open file: %v", l)
 	}
 }
@@ -165,7 +165,7 @@ func TestCrashDuringRemovalWithoutSpace(t *testing.T) {
 					t.Errorf("survivor %d: the copy is %+v", i, c)
 				}
 				v.Plan(fullForRenames(nil))
-				_, missing := os.Lstat(filepath.Join(d.Path(), testID.folder()))
+				_, missing := os.Lstat(filepath.Join(d.Path(), folderPath(testID)))
 				if err := d.Remove(testID); err != nil && missing == nil && c.Owned {
 					t.Errorf("survivor %d: the next removal: %v", i, err)
 				}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -23,7 +24,7 @@ func readyImage(t testing.TB, d *Disk, image []byte) {
 	t.Helper()
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, image)
-	if _, err := p.Commit(Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -125,11 +126,11 @@ func TestRemoveKeepsImageWithoutRecord(t *testing.T) {
 // TestRemoveFindsUserAfterRename adds a user while Remove runs. Remove either finds the user and
 // restores the image, or has already deleted it.
 func TestRemoveFindsUserAfterRename(t *testing.T) {
-	users := map[string]func(d *Disk, id ID, aside string) error{
-		"replica": func(d *Disk, id ID, _ string) error {
+	users := map[string]func(d *Disk, id ident.ID, aside string) error{
+		"replica": func(d *Disk, id ident.ID, _ string) error {
 			return writeReplica(d, "vol1", id)
 		},
-		"process": func(d *Disk, id ID, aside string) error {
+		"process": func(d *Disk, id ident.ID, aside string) error {
 			f, err := os.Open(filepath.Join(aside, imageFile))
 			if err == nil {
 				t.Cleanup(func() { f.Close() })
@@ -154,7 +155,7 @@ func TestRemoveFindsUserAfterRename(t *testing.T) {
 
 // useDuringRemove removes an image, and adds a user as soon as the folder is renamed. It reports
 // whether the user prevented the removal.
-func useDuringRemove(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string) error) bool {
+func useDuringRemove(t *testing.T, d *Disk, id ident.ID, use func(*Disk, ident.ID, string) error) bool {
 	t.Helper()
 	aside := filepath.Join(d.Path(), imagesFolder, removingPrefix+id.String())
 	removed := make(chan error, 1)
@@ -163,7 +164,7 @@ func useDuringRemove(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string) e
 		if _, err := os.Lstat(aside); err == nil {
 			break
 		}
-		if _, err := os.Lstat(filepath.Join(d.Path(), id.folder())); errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(filepath.Join(d.Path(), folderPath(id))); errors.Is(err, fs.ErrNotExist) {
 			break // renamed or removed
 		}
 	}
@@ -187,12 +188,12 @@ func useDuringRemove(t *testing.T, d *Disk, id ID, use func(*Disk, ID, string) e
 	return true
 }
 
-func writeReplica(d *Disk, volume string, id ID) error {
+func writeReplica(d *Disk, volume string, id ident.ID) error {
 	dir := filepath.Join(d.Path(), replicaFolder, volume)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	meta := `{"Size":1048576,"BackingFilePath":"/host/data/` + id.file(imageFile) + `"}`
+	meta := `{"Size":1048576,"BackingFilePath":"/host/data/` + filePath(id, imageFile) + `"}`
 	tmp := filepath.Join(dir, "volume.meta.tmp")
 	if err := os.WriteFile(tmp, []byte(meta), 0o644); err != nil {
 		return err
@@ -206,7 +207,7 @@ func TestLockRestoresInterruptedRemoval(t *testing.T) {
 	d, id := newDisk(t), testID
 	readyImage(t, d, sparseImage(ChunkSize))
 	aside := filepath.Join(d.Path(), imagesFolder, removingPrefix+id.String())
-	if err := os.Rename(filepath.Join(d.Path(), id.folder()), aside); err != nil {
+	if err := os.Rename(filepath.Join(d.Path(), folderPath(id)), aside); err != nil {
 		t.Fatal(err)
 	}
 	if l, err := d.List(); err != nil || len(l.Copies) > 0 || len(l.Unmanaged) != 1 {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // FetchChunk reads chunk n, which has the given hash, into buf and returns its length. buf has
@@ -26,7 +28,7 @@ type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (
 //
 // After any error the copy is not ready, unless it was ready and no damaged chunk was found. Repaired
 // chunks stay repaired.
-func (d *Disk) Repair(ctx context.Context, id ID, want Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
+func (d *Disk) Repair(ctx context.Context, id ident.ID, want ident.Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
 	r, err := openRepair(d.image(id), want)
 	if err != nil {
 		return Copy{}, fmt.Errorf("repair %s: %w", id, err)
@@ -58,7 +60,7 @@ func IsMediaError(err error) bool {
 // repair is one run of Repair over an image.
 type repair struct {
 	folder    imageFolder
-	want      Digest
+	want      ident.Digest
 	fetch     FetchChunk
 	manifest  *Manifest
 	record    Record       // the record at the start, with the findings of the run
@@ -68,7 +70,7 @@ type repair struct {
 	writer    imageWriter
 }
 
-func openRepair(f imageFolder, want Digest) (*repair, error) {
+func openRepair(f imageFolder, want ident.Digest) (*repair, error) {
 	d := f.disk
 	c := d.Stat(f.id)
 	if c.State != Failed && c.State != Ready {
@@ -77,7 +79,7 @@ func openRepair(f imageFolder, want Digest) (*repair, error) {
 	if c.SHA512.IsZero() {
 		return nil, errors.New("it has no established digest")
 	}
-	if want.Algorithm() == SHA512 && want != c.SHA512 {
+	if want.Algorithm() == ident.SHA512 && want != c.SHA512 {
 		return nil, fmt.Errorf("it never was the declared image: %w", &ChecksumError{Want: want, Got: c.SHA512})
 	}
 	m, err := d.Manifest(f.id)
@@ -114,7 +116,7 @@ func (r *repair) close() error {
 
 // run repairs every chunk, makes the file durable and checks its digest.
 func (r *repair) run(ctx context.Context, progress func(int64)) error {
-	h, consumers := newHashes(r.want.Algorithm() == SHA256 || !r.record.SHA256.IsZero())
+	h, consumers := newHashes(r.want.Algorithm() == ident.SHA256 || !r.record.SHA256.IsZero())
 	p := newPipeline(consumers...)
 	err := errors.Join(r.repairChunks(ctx, p, progress), p.close())
 	if err == nil {
@@ -128,7 +130,7 @@ func (r *repair) run(ctx context.Context, progress func(int64)) error {
 	}
 	sum512, sum256 := h.digests()
 	if err := matches(r.record.SHA512, sum512, sum256); err != nil {
-		r.record.ManifestDigest = Digest{}
+		r.record.ManifestDigest = ident.Digest{}
 		r.record.Failed = fmt.Sprintf("damaged: its chunks match its manifest, but %v", err)
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -108,33 +109,33 @@ func TestRepairRefusesUnusableCopies(t *testing.T) {
 	tests := []struct {
 		name    string
 		prepare func(t *testing.T, d *Disk)
-		want    Digest
+		want    ident.Digest
 		is      func(error) bool
 	}{
-		{"a ready copy that changed", func(t *testing.T, d *Disk) { poke(t, imagePath(d, imageFile), 5) }, Digest{}, isA[error]},
+		{"a ready copy that changed", func(t *testing.T, d *Disk) { poke(t, imagePath(d, imageFile), 5) }, ident.Digest{}, isA[error]},
 		{"a copy that changed since it failed", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 			poke(t, imagePath(d, imageFile), 6)
-		}, Digest{}, isA[error]},
+		}, ident.Digest{}, isA[error]},
 		{"a copy without a manifest", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 			os.Remove(imagePath(d, chunksFile))
-		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		}, ident.Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
 		{"a copy with a wrong manifest", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
 			poke(t, imagePath(d, chunksFile), chunkHeaderSize)
-		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		}, ident.Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
 		{"a file that is short", func(t *testing.T, d *Disk) {
 			truncate(t, imagePath(d, imageFile), 3*ChunkSize-512)
 			verifyFails(t, d)
-		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		}, ident.Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
 		{"a file that is long", func(t *testing.T, d *Disk) {
 			truncate(t, imagePath(d, imageFile), 3*ChunkSize+512)
 			verifyFails(t, d)
-		}, Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
+		}, ident.Digest{}, func(err error) bool { return errors.Is(err, ErrNoManifest) }},
 		{"another image", func(t *testing.T, d *Disk) {
 			poke(t, imagePath(d, imageFile), 5)
 			verifyFails(t, d)
@@ -151,7 +152,7 @@ func TestRepairRefusesUnusableCopies(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { f.Close() })
-		}, Digest{}, func(err error) bool { return errors.Is(err, ErrModified) }},
+		}, ident.Digest{}, func(err error) bool { return errors.Is(err, ErrModified) }},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -207,7 +208,7 @@ func TestRepairResumesAfterError(t *testing.T) {
 				}
 				return good(ctx, n, sum, buf)
 			}
-			_, err := d.Repair(ctx, testID, Digest{}, bad, func(int64) {})
+			_, err := d.Repair(ctx, testID, ident.Digest{}, bad, func(int64) {})
 			if err == nil || test.is != nil && !errors.Is(err, test.is) {
 				t.Fatalf("error is %v", err)
 			}
@@ -219,7 +220,7 @@ func TestRepairResumesAfterError(t *testing.T) {
 				t.Errorf("wrong bytes were written (error %v)", err)
 			}
 			fetched = nil
-			c, err := d.Repair(context.Background(), testID, Digest{}, good, func(int64) {})
+			c, err := d.Repair(context.Background(), testID, ident.Digest{}, good, func(int64) {})
 			if err != nil || c.State != Ready || slices.Contains(fetched, 2) {
 				t.Errorf("the second repair returned %+v, error %v, and fetched %v", c, err, fetched)
 			}
@@ -253,7 +254,7 @@ func TestRepairWithOpenReaders(t *testing.T) {
 		t.Fatal("no chunk is damaged")
 	}
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	got, err := io.ReadAll(user)
@@ -269,7 +270,7 @@ func TestRepairWithOpenReaders(t *testing.T) {
 		t.Cleanup(func() { f.Close() })
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
-	if c, err := d.Repair(context.Background(), testID, Digest{}, writer, func(int64) {}); !errors.Is(err, ErrModified) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, writer, func(int64) {}); !errors.Is(err, ErrModified) {
 		t.Errorf("with a writer: %+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State == Ready {
@@ -284,18 +285,18 @@ func TestRepairedFileIsDurable(t *testing.T) {
 	image := sparseImage(3*ChunkSize - 512)
 	readyImage(t, d, image)
 	for _, at := range []int64{5, 2*ChunkSize + 5} {
-		if err := v.FlipBit(testID.file(imageFile), at); err != nil {
+		if err := v.FlipBit(filePath(testID, imageFile), at); err != nil {
 			t.Fatal(err)
 		}
 	}
 	verifyFails(t, d)
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	after := v.SurviveSynced()
 	defer after.Close()
-	got, err := os.ReadFile(filepath.Join(after.Path(), testID.file(imageFile)))
+	got, err := os.ReadFile(filepath.Join(after.Path(), filePath(testID, imageFile)))
 	if err != nil || !bytes.Equal(got, image) {
 		t.Errorf("the file does not have the repaired bytes (error %v)", err)
 	}
@@ -313,7 +314,7 @@ func TestRepairDetectsConcurrentWrite(t *testing.T) {
 		poke(t, imagePath(d, imageFile), 7)
 		return copy(buf, image[n*ChunkSize:]), nil
 	}
-	if c, err := d.Repair(context.Background(), testID, Digest{}, meanwhile, func(int64) {}); !errors.Is(err, ErrModified) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, meanwhile, func(int64) {}); !errors.Is(err, ErrModified) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Unknown {
@@ -338,7 +339,7 @@ func TestRepairWithWrongManifestFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(wrong, &fetched), func(int64) {}); !isA[*ChecksumError](err) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(wrong, &fetched), func(int64) {}); !isA[*ChecksumError](err) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Failed || !c.ManifestDigest.IsZero() {
@@ -352,7 +353,7 @@ func TestRepairRewritesUnreadableChunks(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
-	if err := v.FlipBit(testID.file(imageFile), 5); err != nil {
+	if err := v.FlipBit(filePath(testID, imageFile), 5); err != nil {
 		t.Fatal(err)
 	}
 	verifyFails(t, d)
@@ -364,7 +365,7 @@ func TestRepairRewritesUnreadableChunks(t *testing.T) {
 		return nil
 	})
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {}); !errors.Is(err, syscall.EIO) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	v.Restart()
@@ -378,7 +379,7 @@ func TestRepairRewritesUnreadableChunks(t *testing.T) {
 		return nil
 	})
 	fetched = nil
-	c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, &fetched), func(int64) {})
+	c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
 	if err != nil || c.State != Ready || !slices.Equal(fetched, []int64{0, 2}) {
 		t.Errorf("%+v, error %v; fetched %v", c, err, fetched)
 	}
@@ -411,7 +412,7 @@ func TestRepairOfReadyImageWithMediaError(t *testing.T) {
 			}
 			return nil
 		})
-		_, err := d.Repair(context.Background(), testID, Digest{}, test.fetch, func(int64) {})
+		_, err := d.Repair(context.Background(), testID, ident.Digest{}, test.fetch, func(int64) {})
 		if !errors.Is(err, test.is) || (writes == 0) != (err != nil) {
 			t.Errorf("%s: error %v after %d writes", test.name, err, writes)
 		}
@@ -431,7 +432,7 @@ func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
 	readyImage(t, d, image)
-	if err := v.FlipBit(testID.file(imageFile), ChunkSize+5); err != nil {
+	if err := v.FlipBit(filePath(testID, imageFile), ChunkSize+5); err != nil {
 		t.Fatal(err)
 	}
 	evidence, err := d.image(testID).evidence(imageFile) // bit rot does not change the evidence
@@ -443,13 +444,13 @@ func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	}
 	boom := errors.New("boom")
 	unavailable := func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }
-	if c, err := d.Repair(context.Background(), testID, Digest{}, unavailable, func(int64) {}); !errors.Is(err, boom) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, unavailable, func(int64) {}); !errors.Is(err, boom) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 	if c := d.Stat(testID); c.State != Failed || c.DamagedAt.IsZero() || c.ManifestDigest.IsZero() {
 		t.Errorf("without a source: %+v", c)
 	}
-	if c, err := d.Repair(context.Background(), testID, Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {
 		t.Errorf("with a source: %+v, error %v", c, err)
 	}
 }

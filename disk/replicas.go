@@ -10,6 +10,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Replicas returns the names of the replica folders on the disk, sorted.
@@ -82,12 +84,12 @@ func (r *ReplicaFolder) Close() error { return r.root.Close() }
 // OpenBackingFile opens the file of the image below a volume, if the copy is Ready or Unknown: a
 // volume may use an image before it is verified. It does not open a Failed copy, because its file is
 // known to be wrong.
-func (d *Disk) OpenBackingFile(id ID) (*File, Copy, error) {
+func (d *Disk) OpenBackingFile(id ident.ID) (*File, Copy, error) {
 	c := d.Stat(id)
 	if c.State != Ready && c.State != Unknown {
 		return nil, c, fmt.Errorf("open backing file: %s", c)
 	}
-	f, err := openFile(d.root, id.file(imageFile))
+	f, err := openFile(d.root, filePath(id, imageFile))
 	if err == nil && d.metadata.isDamaged(id, f.Evidence()) {
 		return nil, c, errors.Join(fmt.Errorf("open backing file: %s", c), f.Close())
 	}

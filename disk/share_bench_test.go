@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // updateSize is the size of the images of BenchmarkUpdate, in bytes.
@@ -30,7 +32,7 @@ func BenchmarkUpdate(b *testing.B) {
 			if _, err := p.ReadFrom(repeat(block, updateSize)); err != nil {
 				b.Fatal(err)
 			}
-			if _, err := p.Commit(Digest{}); err != nil {
+			if _, err := p.Commit(ident.Digest{}); err != nil {
 				b.Fatal(err)
 			}
 			for _, how := range []string{"written", "shared"} {
@@ -84,7 +86,7 @@ func update(b *testing.B, d *Disk, block []byte, shared bool) {
 		}
 	}
 	if err == nil {
-		_, err = p.Commit(Digest{})
+		_, err = p.Commit(ident.Digest{})
 	}
 	if err == nil {
 		err = d.Remove(cloneID)

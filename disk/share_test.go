@@ -12,6 +12,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // shareMounts are file systems that share blocks between files.
@@ -128,9 +130,9 @@ func commitShared(t testing.TB, p *Part, want []byte) {
 }
 
 // checkDevice compares the bytes of an image on the disk, not those in the page cache, with want.
-func checkDevice(t testing.TB, d *Disk, id ID, want []byte) {
+func checkDevice(t testing.TB, d *Disk, id ident.ID, want []byte) {
 	t.Helper()
-	r, err := openChunkReader(d.root, id.file(imageFile))
+	r, err := openChunkReader(d.root, filePath(id, imageFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +184,7 @@ func TestAppendFromSharesBlocks(t *testing.T) {
 					t.Errorf("shift of %d: chunks %d are missing, want 6", len(shift), missing)
 				}
 				commitShared(t, p, want)
-				shared, used := sharedBytes(t, filepath.Join(dir, cloneID.file(imageFile))), before-free(t, d)
+				shared, used := sharedBytes(t, filepath.Join(dir, filePath(cloneID, imageFile))), before-free(t, d)
 				if most := int64(4 * ChunkSize); whole && (shared != (chunks/2-1)*ChunkSize || used > most) || !whole && shared != 0 {
 					t.Errorf("shift of %d: %d bytes are shared, %d used", len(shift), shared, used)
 				}
@@ -215,7 +217,7 @@ func TestAppendFromWritesOnOtherFileSystems(t *testing.T) {
 		appendShared(t, p, other, want[:2*ChunkSize], 0)
 		appendShared(t, p, r, want, 0)
 		commitShared(t, p, want)
-		if shared := sharedBytes(t, filepath.Join(d.path, cloneID.file(imageFile))); shared != 4*ChunkSize {
+		if shared := sharedBytes(t, filepath.Join(d.path, filePath(cloneID, imageFile))); shared != 4*ChunkSize {
 			t.Errorf("%d bytes are shared, want the four chunks with data of the image on the same file system", shared)
 		}
 	})
@@ -311,7 +313,7 @@ func TestAppendFromVerifiesTheDevice(t *testing.T) {
 			}
 			read()
 			commitShared(t, p, want)
-			if shared := sharedBytes(t, filepath.Join(at, cloneID.file(imageFile))); shared != 5*ChunkSize {
+			if shared := sharedBytes(t, filepath.Join(at, filePath(cloneID, imageFile))); shared != 5*ChunkSize {
 				t.Errorf("%d bytes are shared, want 5 chunks", shared)
 			}
 		})
@@ -355,17 +357,17 @@ func TestRepairOfSharedBlock(t *testing.T) {
 	appendShared(t, p, r, image, 0)
 	commitShared(t, p, image)
 	damageDevice(t, at, image[2*ChunkSize:][:4096])
-	for i, id := range []ID{cloneID, testID} {
+	for i, id := range []ident.ID{cloneID, testID} {
 		if c, err := d.Verify(t.Context(), id, Expected{}, func(int64) {}); err != nil || c.State != Failed {
 			t.Fatalf("%s is %s after the damage, error %v", id, c.State, err)
 		}
 		var fetched []int64
-		c, err := d.Repair(t.Context(), id, Digest{}, fetchFrom(image, &fetched), func(int64) {})
+		c, err := d.Repair(t.Context(), id, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		if err != nil || c.State != Ready || len(fetched) != 1 {
 			t.Fatalf("%s is %s after the repair of chunks %d, error %v", id, c.State, fetched, err)
 		}
 		checkDevice(t, d, id, image)
-		if shared := sharedBytes(t, filepath.Join(at, id.file(imageFile))); i == 0 && shared != 3*ChunkSize {
+		if shared := sharedBytes(t, filepath.Join(at, filePath(id, imageFile))); i == 0 && shared != 3*ChunkSize {
 			t.Errorf("%d bytes are shared, want 3 chunks", shared)
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"io"
 	"regexp"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Signature is who signed the bytes of a copy. The zero value is no signature.
@@ -44,7 +46,7 @@ func (s Signature) valid() Signature {
 // SignatureCheck judges the bytes of a partial file by a signature before they become a copy.
 type SignatureCheck struct {
 	// Digest is what the image must have besides the digest of Commit; zero: nothing.
-	Digest Digest
+	Digest ident.Digest
 	// Begin is called when the bytes begin, and when they begin again. It returns a writer for all bytes of the image, in
 	// order, also those that were in the partial file before. One goroutine writes to it. nil: the bytes are not needed.
 	Begin func() io.Writer

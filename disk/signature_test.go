@@ -9,6 +9,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 var testSignature = Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)}
@@ -67,7 +69,7 @@ func TestSignatureCheckReceivesAllBytes(t *testing.T) {
 			} else if _, err := p.ReadFrom(bytes.NewReader(image[p.Offset():])); err != nil {
 				t.Fatal(err)
 			}
-			c, err := p.Commit(Digest{})
+			c, err := p.Commit(ident.Digest{})
 			if err != nil || c.Signature != testSignature {
 				t.Fatalf("got %+v, %v", c.Signature, err)
 			}
@@ -99,7 +101,7 @@ func TestCommitRejectsBytesWithoutSignature(t *testing.T) {
 func TestCommitComparesBothDigests(t *testing.T) {
 	image := sparseImage(2 * ChunkSize)
 	for _, tt := range []struct {
-		also Digest
+		also ident.Digest
 		good bool
 	}{{digest256(image), true}, {digest512(image), true}, {digest256(nil), false}, {digest512(nil), false}} {
 		d := newDisk(t)
@@ -118,7 +120,7 @@ func TestSignatureIsOfTheRecordedBytes(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{Check: signatureCheck(image)})
 	fill(t, p, image)
-	if _, err := p.Commit(Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 	verify := func() Copy {

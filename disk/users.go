@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // VolumeMeta contains the keys of a replica's volume.meta that matter for the image below the volume,
@@ -72,10 +74,10 @@ type Users struct {
 func (u Users) Err() error { return u.err }
 
 // Replicas returns the names of the replica folders that name the image, sorted.
-func (u Users) Replicas(id ID) []string { return u.replicas[id.String()] }
+func (u Users) Replicas(id ident.ID) []string { return u.replicas[id.String()] }
 
 // InUse reports whether a replica names the image, and the reason.
-func (u Users) InUse(id ID) (reason string, inUse bool) {
+func (u Users) InUse(id ident.ID) (reason string, inUse bool) {
 	if by := u.Replicas(id); len(by) > 0 {
 		return "used by replica " + strings.Join(by, ", "), true
 	}
@@ -83,7 +85,7 @@ func (u Users) InUse(id ID) (reason string, inUse bool) {
 }
 
 // mayBeInUse is InUse that counts an image as in use, too, if a replica cannot be read.
-func (u Users) mayBeInUse(id ID) (reason string, inUse bool) {
+func (u Users) mayBeInUse(id ident.ID) (reason string, inUse bool) {
 	if reason, inUse := u.InUse(id); inUse {
 		return reason, true
 	}
@@ -95,8 +97,8 @@ func (u Users) mayBeInUse(id ID) (reason string, inUse bool) {
 
 // FileOpen reports whether any process, including this one, has the file of the image open, and the
 // reason.
-func (u Users) FileOpen(id ID) (reason string, open bool) {
-	return u.disk.leases.fileOpen(u.disk.root, id.file(imageFile))
+func (u Users) FileOpen(id ident.ID) (reason string, open bool) {
+	return u.disk.leases.fileOpen(u.disk.root, filePath(id, imageFile))
 }
 
 // Users reads the metadata of all replicas on the disk, in every state. It reads only files that

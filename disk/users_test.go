@@ -11,9 +11,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
-	"golang.org/x/sys/unix"
 )
 
 // replica writes the metadata of a replica with the given backing file.
@@ -194,7 +196,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 			if c := d.Stat(testID); c.State != Ready {
 				t.Errorf("copy is %+v", c)
 			}
-			if why, inUse := d.Users().mayBeInUse(ID{"willow", "00000224"}); inUse != test.others {
+			if why, inUse := d.Users().mayBeInUse(ident.ID{Name: "willow", UUID: "00000224"}); inUse != test.others {
 				t.Errorf("another image is in use: %q", why)
 			}
 			if err := os.RemoveAll(dir); err != nil {

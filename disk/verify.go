@@ -7,12 +7,14 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Expected contains the declared properties of an image.
 type Expected struct {
-	Digest Digest // zero: not declared
-	Format Format // "": not declared
+	Digest ident.Digest // zero: not declared
+	Format Format       // "": not declared
 }
 
 // Verify reads the image of id once and records the result durably, which makes the copy owned. The
@@ -28,7 +30,7 @@ type Expected struct {
 //
 // Verify returns an error if there is no result: the file cannot be read, a process is modifying it
 // (ErrModified), or ctx ended. Verify calls progress with the length of each chunk that it reads.
-func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(int64)) (Copy, error) {
+func (d *Disk) Verify(ctx context.Context, id ident.ID, want Expected, progress func(int64)) (Copy, error) {
 	f := d.image(id)
 	err := f.check()
 	if err != nil {
@@ -44,7 +46,7 @@ func (d *Disk) Verify(ctx context.Context, id ID, want Expected, progress func(i
 	if err := errors.Join(r.checkStable(), r.sync(), waitForTick(r.f)); err != nil {
 		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
-	withSHA256 := want.Digest.Algorithm() == SHA256 || !d.Stat(id).SHA256.IsZero()
+	withSHA256 := want.Digest.Algorithm() == ident.SHA256 || !d.Stat(id).SHA256.IsZero()
 	got, err := f.hash(ctx, r, withSHA256, progress)
 	if err == nil {
 		err = r.checkStable()
@@ -98,8 +100,8 @@ const newManifestFile = chunksFile + ".tmp"
 
 // content is the result of one pass over an image.
 type content struct {
-	sum512, sum256 Digest
-	manifest       Digest
+	sum512, sum256 ident.Digest
+	manifest       ident.Digest
 	file           Evidence // when the image was opened
 	unrecorded     bool     // the disk is read-only: the manifest was not written
 }
@@ -223,14 +225,14 @@ func (f imageFolder) compare(r Record, want Expected, got content) (failure, err
 		return damage(cfgFile+" has", cfg.Digest(), got.sum512), nil
 	}
 	// A checksum that was declared to Longhorn is used if no digest is declared here.
-	if expected, err := ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == SHA512 && want.Digest.IsZero() {
+	if expected, err := ident.ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == ident.SHA512 && want.Digest.IsZero() {
 		return damage(cfgFile+" expects", expected, got.sum512), nil
 	}
 	return nil, nil
 }
 
 // damage returns an error if the digests differ. source is the file or field that contains want.
-func damage(source string, want, got Digest) error {
+func damage(source string, want, got ident.Digest) error {
 	if want == got {
 		return nil
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -92,7 +93,7 @@ func TestVerifyAdoptsImagesOfLonghorn(t *testing.T) {
 	for name, want := range cases {
 		t.Run(name, func(t *testing.T) {
 			d := unpack(t, "testdata/longhorn/"+name+".tar.zst")
-			id := ID{Name: want.Image, UUID: want.UUID}
+			id := ident.ID{Name: want.Image, UUID: want.UUID}
 			before := d.Stat(id)
 			if before.State != Unknown || before.Owned {
 				t.Fatalf("before: %+v, want unknown and not owned", before)
@@ -125,7 +126,7 @@ func TestVerifyDetectsChanges(t *testing.T) {
 		d := newDisk(t)
 		p := openPart(t, d, PartOptions{})
 		fill(t, p, image)
-		if _, err := p.Commit(Digest{}); err != nil {
+		if _, err := p.Commit(ident.Digest{}); err != nil {
 			t.Fatal(err)
 		}
 		return d
@@ -227,7 +228,7 @@ func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 	d := newDisk(t)
 	image := sparseImage(2 * ChunkSize)
 	readyImage(t, d, image)
-	s, err := openChunkReader(d.root, testID.file(imageFile))
+	s, err := openChunkReader(d.root, filePath(testID, imageFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +256,7 @@ func TestWriteCfgRefusesChangedFile(t *testing.T) {
 	if err := os.Chtimes(imagePath(d, imageFile), r.VerifiedAt, r.VerifiedAt); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.WriteCfg(testID, Digest{}); err == nil {
+	if err := d.WriteCfg(testID, ident.Digest{}); err == nil {
 		t.Error("WriteCfg described a file that changed since it was verified")
 	}
 }
@@ -269,8 +270,8 @@ func TestCommitDetectsWriteAfterRename(t *testing.T) {
 	fill(t, p, image)
 	damage := append([]byte{image[0] ^ 1}, image[1:]...)
 	v.Plan(func(op faultfs.Op) error {
-		if op.Kind == "rename" && op.Path == testID.file(partChunksFile) {
-			v.Put(testID.file(imageFile), damage)
+		if op.Kind == "rename" && op.Path == filePath(testID, partChunksFile) {
+			v.Put(filePath(testID, imageFile), damage)
 		}
 		return nil
 	})

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -20,7 +21,7 @@ import (
 type version struct {
 	etag   string
 	bytes  []byte
-	digest Digest
+	digest ident.Digest
 }
 
 // testVersions returns images with a hole in the middle, at the end or nowhere.
@@ -47,14 +48,14 @@ type workload struct {
 	d         *Disk
 	end       func() // ends the process
 	versions  []version
-	ids       []ID
-	unmanaged map[string]string // files of other programs: path and content
-	reported  map[ID]Digest     // digests of copies that Commit or Verify reported as ready and that did not change since
+	ids       []ident.ID
+	unmanaged map[string]string         // files of other programs: path and content
+	reported  map[ident.ID]ident.Digest // digests of copies that Commit or Verify reported as ready and that did not change since
 	log       []string
 }
 
 var (
-	workloadIDs    = []ID{{"parrot", "6846a0b2"}, {"willow", "00000224"}}
+	workloadIDs    = []ident.ID{{Name: "parrot", UUID: "6846a0b2"}, {Name: "willow", UUID: "00000224"}}
 	unmanagedFiles = map[string]string{
 		"backing-images/README":                "not a folder",
 		"backing-images/parrot-6846a0b2/notes": "mine",
@@ -155,7 +156,7 @@ func (w *workload) randomSteps(steps int) error {
 }
 
 // use runs a random operation on a ready image.
-func (w *workload) use(id ID, c Copy) error {
+func (w *workload) use(id ident.ID, c Copy) error {
 	switch w.random.IntN(5) {
 	case 0:
 		w.note("update %s", id)
@@ -171,7 +172,7 @@ func (w *workload) use(id ID, c Copy) error {
 	case 2, 3:
 		w.note("damage %s", id)
 		delete(w.reported, id)
-		if err := w.v.FlipBit(id.file(imageFile), w.random.Int64N(c.Size)); err != nil {
+		if err := w.v.FlipBit(filePath(id, imageFile), w.random.Int64N(c.Size)); err != nil {
 			return err
 		}
 		return w.verify(id)
@@ -179,7 +180,7 @@ func (w *workload) use(id ID, c Copy) error {
 	return w.verify(id)
 }
 
-func (w *workload) verify(id ID) error {
+func (w *workload) verify(id ident.ID) error {
 	w.note("verify %s", id)
 	c, err := w.d.Verify(context.Background(), id, Expected{}, func(int64) {})
 	if err != nil {
@@ -193,10 +194,10 @@ func (w *workload) verify(id ID) error {
 }
 
 // repair repairs an image with the chunks of a peer.
-func (w *workload) repair(id ID, c Copy) error {
+func (w *workload) repair(id ident.ID, c Copy) error {
 	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
 	var fetched []int64
-	c, err := w.d.Repair(context.Background(), id, Digest{}, fetchFrom(w.versions[i].bytes, &fetched), func(int64) {})
+	c, err := w.d.Repair(context.Background(), id, ident.Digest{}, fetchFrom(w.versions[i].bytes, &fetched), func(int64) {})
 	w.note("repair %s: chunks %v, %s, error %v", id, fetched, c.State, err)
 	if err != nil {
 		return err
@@ -206,7 +207,7 @@ func (w *workload) repair(id ID, c Copy) error {
 }
 
 // fetch resumes or begins a partial file, in pieces. With stopEarly, it may stop before the end.
-func (w *workload) fetch(id ID, v version, stopEarly bool) (err error) {
+func (w *workload) fetch(id ident.ID, v version, stopEarly bool) (err error) {
 	p, err := w.d.OpenPart(context.Background(), id, PartOptions{})
 	if err != nil {
 		return err
@@ -238,7 +239,7 @@ func (w *workload) fetch(id ID, v version, stopEarly bool) (err error) {
 	}
 	want := v.digest
 	if w.random.IntN(2) == 0 {
-		want = Digest{}
+		want = ident.Digest{}
 	}
 	c, err := p.Commit(want)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // maxChecksumFile is the maximum size of a checksum file. The checksum file of a whole distribution
@@ -64,7 +65,7 @@ func (r *Request) require(found Listed) error {
 	return err
 }
 
-func require(digest, also *disk.Digest, listed disk.Digest) error {
+func require(digest, also *ident.Digest, listed ident.Digest) error {
 	switch {
 	case digest.IsZero():
 		*digest = listed

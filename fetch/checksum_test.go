@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -21,9 +22,9 @@ var (
 	other   = strings.Repeat("c3", 32)
 )
 
-func mustParseDigest(t testing.TB, s string) disk.Digest {
+func mustParseDigest(t testing.TB, s string) ident.Digest {
 	t.Helper()
-	d, err := disk.ParseDigest(s)
+	d, err := ident.ParseDigest(s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,10 +33,10 @@ func mustParseDigest(t testing.TB, s string) disk.Digest {
 
 func TestLookUpChecksum(t *testing.T) {
 	want256, want512 := mustParseDigest(t, "sha256:"+hash256), mustParseDigest(t, hash512)
-	var none disk.Digest
+	var none ident.Digest
 	tests := []struct {
 		name, image, list string
-		stored, packed    disk.Digest
+		stored, packed    ident.Digest
 		word              string // expected in the error; empty: no error
 	}{
 		{"in a folder", "a.img", hash256 + "  ./images/a.img", want256, none, ""},
@@ -125,7 +126,7 @@ func TestDownloadWithChecksumFile(t *testing.T) {
 	h := sha256.New()
 	h.Write(packed)
 	req := Request{URL: r.server.Serve("/image.raw.xz", fetchtest.Bytes(packed))}
-	line := strings.TrimPrefix(disk.SHA256.Digest(h).String(), "sha256:") + " *image.raw.xz\n"
+	line := strings.TrimPrefix(ident.SHA256.Digest(h).String(), "sha256:") + " *image.raw.xz\n"
 	req.ChecksumURL = r.server.Serve("/SHA256SUMS", fetchtest.Bytes([]byte(line)))
 	req, err := r.client.LookUpChecksum(context.Background(), req)
 	if err != nil {

@@ -14,13 +14,13 @@ import (
 	"golang.org/x/text/encoding/unicode"
 	"golang.org/x/text/transform"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Listed are the digests that a checksum list has for a file, the strongest first. A list may have several algorithms.
 type Listed struct {
-	Stored []disk.Digest // of the unpacked file, or of a file that is not packed
-	Packed []disk.Digest // of the packed file
+	Stored []ident.Digest // of the unpacked file, or of a file that is not packed
+	Packed []ident.Digest // of the packed file
 }
 
 // checksumList is a parsed checksum file.
@@ -36,7 +36,7 @@ type checksumList struct {
 type checksumEntry struct {
 	name      string // with slashes; empty: the line has none
 	algorithm string
-	digest    disk.Digest // zero: of an algorithm that is not used, such as MD5 and BLAKE2b
+	digest    ident.Digest // zero: of an algorithm that is not used, such as MD5 and BLAKE2b
 }
 
 // algorithmWord is the beginning of the names of algorithms, for places where another word may stand. It is too short
@@ -99,7 +99,7 @@ func (s *checksumList) addLine(line string) {
 			}
 			hex := strings.ToLower(part("hex"))
 			algorithm := cmp.Or(algorithmName(part("algorithm")), s.section, lengths[len(hex)], cutOff)
-			digest, err := disk.ParseDigest(algorithm + ":" + hex)
+			digest, err := ident.ParseDigest(algorithm + ":" + hex)
 			if err != nil && slices.Contains([]string{"sha256", "sha512", cutOff}, algorithm) {
 				s.malformed, algorithm = hex, cutOff
 			}
@@ -169,7 +169,7 @@ func (s *checksumList) find(list address, addresses []address, p packing, withou
 	only, isOnly := s.onlyName()
 	forUnpacked := unpackedName(list.base()) == unpackedName(base)
 	called := forUnpacked || strings.HasPrefix(list.base(), base+".")
-	var all []disk.Digest
+	var all []ident.Digest
 	if isOnly && (without == renamed && called || without != named && only == "") {
 		all, err = digests(s.entries, base)
 	}
@@ -186,7 +186,7 @@ func (s *checksumList) find(list address, addresses []address, p packing, withou
 
 // digests returns the digests of the file with a path on its server. The entries with exactly this path count, relative
 // to the folder of the list, and otherwise those with the name of the file, in any folder.
-func (s *checksumList) digests(folder, file string) ([]disk.Digest, error) {
+func (s *checksumList) digests(folder, file string) ([]ident.Digest, error) {
 	other := func(e checksumEntry) bool { return e.name == "" || path.Join(folder, e.name) != file }
 	same := slices.DeleteFunc(slices.Clone(s.entries), other)
 	if len(same) == 0 {
@@ -197,8 +197,8 @@ func (s *checksumList) digests(folder, file string) ([]disk.Digest, error) {
 }
 
 // digests returns the different digests of the entries of one file, the strongest first.
-func digests(entries []checksumEntry, file string) ([]disk.Digest, error) {
-	found := map[disk.Algorithm]disk.Digest{}
+func digests(entries []checksumEntry, file string) ([]ident.Digest, error) {
+	found := map[ident.Algorithm]ident.Digest{}
 	for _, e := range entries {
 		d, a := e.digest, e.digest.Algorithm()
 		if found[a] != d && !found[a].IsZero() {
@@ -206,8 +206,8 @@ func digests(entries []checksumEntry, file string) ([]disk.Digest, error) {
 		}
 		found[a] = d
 	}
-	all := []disk.Digest{found[disk.SHA512], found[disk.SHA256]}
-	return slices.DeleteFunc(all, disk.Digest.IsZero), nil
+	all := []ident.Digest{found[ident.SHA512], found[ident.SHA256]}
+	return slices.DeleteFunc(all, ident.Digest.IsZero), nil
 }
 
 // onlyName returns the name that all entries have.

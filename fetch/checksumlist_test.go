@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/crypto/blake2b"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 var update = flag.Bool("update", false, "write the table of checksum lists into docs/sources.md")
@@ -176,10 +176,10 @@ func (f listForm) check(t *testing.T, content []byte) {
 	}
 	var got []string
 	for _, d := range found.Stored {
-		got = append(got, map[disk.Algorithm]string{disk.SHA256: "SHA-256", disk.SHA512: "SHA-512"}[d.Algorithm()])
+		got = append(got, map[ident.Algorithm]string{ident.SHA256: "SHA-256", ident.SHA512: "SHA-512"}[d.Algorithm()])
 	}
 	for _, d := range found.Packed {
-		got = append(got, map[disk.Algorithm]string{disk.SHA256: "packed SHA-256", disk.SHA512: "packed SHA-512"}[d.Algorithm()])
+		got = append(got, map[ident.Algorithm]string{ident.SHA256: "packed SHA-256", ident.SHA512: "packed SHA-512"}[d.Algorithm()])
 	}
 	if err != nil || strings.Join(got, " ") != f.want {
 		t.Errorf("got %v, %v, want %s", found, err, f.want)

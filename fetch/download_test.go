@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -111,7 +111,7 @@ func TestDownloadComparesSHA256(t *testing.T) {
 	r := newFixture(t)
 	h := sha256.New()
 	h.Write(image)
-	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)), Digest: disk.SHA256.Digest(h)}
+	req := Request{URL: r.server.Serve("/image.raw", fetchtest.Bytes(image)), Digest: ident.SHA256.Digest(h)}
 	if err := r.download(req); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Client downloads images. It is safe for concurrent use if its fields are not changed after the
@@ -50,10 +51,10 @@ type Request struct {
 	Credentials string // name of a folder below SecretsDir; empty: none
 	ChecksumURL string // address of a SHA256SUMS or SHA512SUMS file, or of a file with one checksum
 
-	Digest       disk.Digest // of the stored (unpacked) image; zero: not declared
-	PackedDigest disk.Digest // of the packed file; zero: not declared
+	Digest       ident.Digest // of the stored (unpacked) image; zero: not declared
+	PackedDigest ident.Digest // of the packed file; zero: not declared
 	// alsoStored and alsoPacked are digests in another algorithm, from the list at ChecksumURL; zero: none.
-	alsoStored, alsoPacked disk.Digest
+	alsoStored, alsoPacked ident.Digest
 	Unpack                 string // "", "auto", "none", "gz", "xz", "zst" or "bz2"
 
 	// Verify is who must have signed the image; nil: nobody. ReadSignature must be called before Download then, and the

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -209,7 +210,7 @@ func TestResumeFromFile(t *testing.T) {
 	if err := r.into(p, Request{URL: "file://" + path}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Commit(disk.Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 	r.wantImage(append(make([]byte, 1<<20), image[1<<20:]...))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -19,7 +20,7 @@ import (
 // contain it.
 const secretMarker = "s3cr3t"
 
-var testID = disk.ID{Name: "parrot", UUID: "6846a0b2"}
+var testID = ident.ID{Name: "parrot", UUID: "6846a0b2"}
 
 // fixture contains a client, a disk and a faulty server.
 type fixture struct {
@@ -68,7 +69,7 @@ func (r *fixture) openPart(o disk.PartOptions) *disk.Part {
 // download downloads and commits an image like a job.
 func (r *fixture) download(req Request) error {
 	r.t.Helper()
-	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256})
+	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == ident.SHA256})
 	defer p.Close()
 	if err := r.into(p, req); err != nil {
 		return err
@@ -140,10 +141,10 @@ func wantError(t testing.TB, err error, class Class, words ...string) {
 	}
 }
 
-func digest(b []byte) disk.Digest {
+func digest(b []byte) ident.Digest {
 	h := sha512.New()
 	h.Write(b)
-	return disk.SHA512.Digest(h)
+	return ident.SHA512.Digest(h)
 }
 
 // rangeHeaders returns the Range headers of all requests.

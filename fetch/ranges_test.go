@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -108,7 +108,7 @@ func TestRangeReaderRefusesWhatDownloadRefuses(t *testing.T) {
 		word   string
 	}{
 		{"loopback", func(r *fixture, _ *Request) { r.client.AllowLoopback = false }, BadConfig, "loopback"},
-		{"no digest", func(_ *fixture, q *Request) { q.Digest = disk.Digest{} }, BadConfig, "declared checksum"},
+		{"no digest", func(_ *fixture, q *Request) { q.Digest = ident.Digest{} }, BadConfig, "declared checksum"},
 		{"packed", func(_ *fixture, q *Request) { q.Unpack = "gz" }, BadConfig, "packed"},
 		{"no credentials", func(_ *fixture, q *Request) { q.Credentials = "nobody" }, BadConfig, "no such folder"},
 	} {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // unpack downloads the packed file through a decompressor into part. After a broken connection, the
@@ -40,7 +41,7 @@ type unpacker struct {
 // packedHash computes a digest that the packed file must have.
 type packedHash struct {
 	hash.Hash
-	want disk.Digest
+	want ident.Digest
 }
 
 // Source returns the source of the packed bytes.
@@ -57,7 +58,7 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 		return err
 	}
 	u.source, u.offset, u.hashes = o, 0, nil
-	want := []disk.Digest{u.request.PackedDigest, u.request.alsoPacked}
+	want := []ident.Digest{u.request.PackedDigest, u.request.alsoPacked}
 	if v := u.request.signed; v != nil && v.newVerifier != nil {
 		u.signed = v.begin()
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
@@ -38,7 +39,7 @@ func (r *fixture) downloadSigned(req Request) (disk.Copy, error) {
 // commitSigned downloads and commits an image whose signature was read.
 func (r *fixture) commitSigned(req Request) (disk.Copy, error) {
 	r.t.Helper()
-	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == disk.SHA256, Check: req.SignatureCheck()})
+	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == ident.SHA256, Check: req.SignatureCheck()})
 	defer p.Close()
 	if err := r.client.Download(context.Background(), req, p, nil); err != nil {
 		return disk.Copy{}, err
@@ -357,7 +358,7 @@ func TestSignedFileAfterRestart(t *testing.T) {
 		req.URL = r.server.Serve("/x.raw", fetchtest.Bytes(first), stallOnce)
 		r.downloadHalf(Request{URL: req.URL, Digest: req.Digest})
 		req.URL = r.server.Serve("/x.raw", fetchtest.Bytes(image))
-		req.Digest = disk.Digest{} // so that only the signature judges
+		req.Digest = ident.Digest{} // so that only the signature judges
 		req, err := r.client.ReadSignature(context.Background(), req)
 		if err != nil {
 			t.Fatal(err)
@@ -393,7 +394,7 @@ func TestDownloadNeedsTheSignature(t *testing.T) {
 	if _, err := p.ReadFrom(bytes.NewReader(image)); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := p.Commit(disk.Digest{}); err == nil {
+	if c, err := p.Commit(ident.Digest{}); err == nil {
 		t.Errorf("committed %+v", c)
 	}
 	r.wantNoImage()
@@ -411,12 +412,12 @@ func TestSignedListAndDeclaredChecksum(t *testing.T) {
 	}
 	packed := buf.Bytes()
 	sum256 := func(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b)) }
-	d256 := func(b []byte) disk.Digest { return mustParseDigest(t, "sha256:"+sum256(b)) }
+	d256 := func(b []byte) ident.Digest { return mustParseDigest(t, "sha256:"+sum256(b)) }
 	hex512 := strings.TrimPrefix(digest(packed).String(), "sha512:")
 	for _, tt := range []struct {
 		name, path, list         string
 		sent                     []byte
-		declared, declaredPacked disk.Digest
+		declared, declaredPacked ident.Digest
 		good                     bool
 	}{
 		{name: "the same", path: "/x.raw", list: sum256(image) + "  x.raw\n", sent: image, declared: d256(image), good: true},

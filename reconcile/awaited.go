@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // awaited is for how long this node has waited for copies on other nodes: see plan.Plan.Awaited. It is
 // in memory only, so that a restart begins anew.
-type awaited map[plan.CopyRef]awaitedCopy
+type awaited map[ident.CopyRef]awaitedCopy
 
 type awaitedCopy struct {
 	total  time.Duration
@@ -25,14 +26,14 @@ type awaitedCopy struct {
 func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Time) {
 	type nodeImage struct {
 		node string
-		id   disk.ID
+		id   ident.ID
 	}
 	longest := map[nodeImage]time.Duration{}
 	for ref, one := range a {
 		key := nodeImage{ref.Disk.Node, ref.ID}
 		longest[key] = max(longest[key], one.total)
 	}
-	waiting := map[plan.CopyRef]bool{}
+	waiting := map[ident.CopyRef]bool{}
 	for _, ref := range p.Awaited {
 		waiting[ref] = true
 		one := a[ref]
@@ -41,7 +42,7 @@ func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Tim
 		}
 		a[ref] = awaitedCopy{max(one.total, longest[nodeImage{ref.Disk.Node, ref.ID}]), now, true}
 	}
-	maps.DeleteFunc(a, func(ref plan.CopyRef, one awaitedCopy) bool {
+	maps.DeleteFunc(a, func(ref ident.CopyRef, one awaitedCopy) bool {
 		one.active = waiting[ref]
 		a[ref] = one
 		_, declared := d.Disk(ref.Disk)
@@ -50,7 +51,7 @@ func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Tim
 }
 
 // hasReadyElsewhere reports whether a node other than that of the copy has a ready copy of the image.
-func hasReadyElsewhere(o plan.Observed, ref plan.CopyRef) bool {
+func hasReadyElsewhere(o plan.Observed, ref ident.CopyRef) bool {
 	for on, seen := range o.Disks {
 		if c, exists := seen.Copies[ref.ID]; exists && on.Node != ref.Disk.Node && c.State == disk.Ready {
 			return true
@@ -61,8 +62,8 @@ func hasReadyElsewhere(o plan.Observed, ref plan.CopyRef) bool {
 
 // durations returns the times in total, without the copies that note forgets: in the round in which an
 // image becomes ready, nobody waits for another node any more.
-func (a awaited) durations(o plan.Observed) map[plan.CopyRef]time.Duration {
-	all := make(map[plan.CopyRef]time.Duration, len(a))
+func (a awaited) durations(o plan.Observed) map[ident.CopyRef]time.Duration {
+	all := make(map[ident.CopyRef]time.Duration, len(a))
 	for ref, one := range a {
 		if !hasReadyElsewhere(o, ref) {
 			all[ref] = one.total

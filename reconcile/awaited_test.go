@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -12,18 +13,18 @@ import (
 // TestNothingIsAwaitedWhenACopyIsReady: status shows a row for each awaited copy, and would keep that of an
 // idle node until the next round, after wait has reported that the image is ready.
 func TestNothingIsAwaitedWhenACopyIsReady(t *testing.T) {
-	image := disk.ID{Name: "parrot", UUID: "00000001"}
-	idle := plan.CopyRef{Disk: schema.DiskRef{Node: "idle", Disk: "d"}, ID: image}
-	own := plan.CopyRef{Disk: schema.DiskRef{Node: "own", Disk: "d"}, ID: image}
+	image := ident.ID{Name: "parrot", UUID: "00000001"}
+	idle := ident.CopyRef{Disk: ident.DiskRef{Node: "idle", Disk: "d"}, ID: image}
+	own := ident.CopyRef{Disk: ident.DiskRef{Node: "own", Disk: "d"}, ID: image}
 	d := plan.Desired{Node: "own", Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: image}}, Nodes: map[string]schema.Node{
 		"idle": {Disks: map[string]schema.Disk{"d": {}}}, "own": {Disks: map[string]schema.Disk{"d": {}}},
 	}}}
-	observed := func(on plan.CopyRef, state disk.State) plan.Observed {
-		copies := map[disk.ID]plan.Copy{image: {Copy: disk.Copy{ID: image, State: state}}}
-		return plan.Observed{Disks: map[schema.DiskRef]plan.Disk{on.Disk: {Copies: copies}}}
+	observed := func(on ident.CopyRef, state disk.State) plan.Observed {
+		copies := map[ident.ID]plan.Copy{image: {Copy: disk.Copy{ID: image, State: state}}}
+		return plan.Observed{Disks: map[ident.DiskRef]plan.Disk{on.Disk: {Copies: copies}}}
 	}
 	a, start := awaited{}, time.Unix(0, 0)
-	p := plan.Plan{Awaited: []plan.CopyRef{idle}}
+	p := plan.Plan{Awaited: []ident.CopyRef{idle}}
 	for _, at := range []time.Duration{0, time.Minute} {
 		a.note(d, observed(own, disk.Pending), p, start.Add(at))
 	}
@@ -40,17 +41,17 @@ func TestNothingIsAwaitedWhenACopyIsReady(t *testing.T) {
 
 // A node is awaited with one of its disks after the other. It must not get the whole time for each.
 func TestDisksOfANodeAreAwaitedTogether(t *testing.T) {
-	image := disk.ID{Name: "parrot", UUID: "00000001"}
-	on := func(node, name string) plan.CopyRef {
-		return plan.CopyRef{Disk: schema.DiskRef{Node: node, Disk: name}, ID: image}
+	image := ident.ID{Name: "parrot", UUID: "00000001"}
+	on := func(node, name string) ident.CopyRef {
+		return ident.CopyRef{Disk: ident.DiskRef{Node: node, Disk: name}, ID: image}
 	}
 	d := plan.Desired{Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: image}}, Nodes: map[string]schema.Node{
 		"n1": {Disks: map[string]schema.Disk{"a": {}, "b": {}}}, "n2": {Disks: map[string]schema.Disk{"a": {}}},
 	}}}
 	a, now := awaited{}, time.Unix(0, 0)
-	for _, ref := range []plan.CopyRef{on("n1", "a"), on("n1", "b"), on("n1", "a"), on("n2", "a")} {
+	for _, ref := range []ident.CopyRef{on("n1", "a"), on("n1", "b"), on("n1", "a"), on("n2", "a")} {
 		for range 2 {
-			a.note(d, plan.Observed{}, plan.Plan{Awaited: []plan.CopyRef{ref}}, now)
+			a.note(d, plan.Observed{}, plan.Plan{Awaited: []ident.CopyRef{ref}}, now)
 			now = now.Add(time.Minute)
 		}
 	}

@@ -8,17 +8,17 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // disprove records that copies on other nodes have other bytes than their nodes claim: a job read these
 // copies and failed with err. It reports whether this is new for at least one of them.
 func (s *peers) disprove(sources []peer.Source, err error, now time.Time) (news bool) {
 	for _, one := range sources {
-		ref := plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}
+		ref := ident.CopyRef{Disk: ident.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}
 		news = s.claims.disprove(ref, err.Error(), now) || news
 	}
 	return news
@@ -31,14 +31,14 @@ type claims struct {
 	log *slog.Logger
 
 	mu          sync.Mutex
-	disproved   map[plan.CopyRef]disprovedClaim
-	missing     map[plan.CopyRef]bool       // see plan.Observed.Unanswered
-	manifests   map[disk.Digest]disk.Digest // see plan.Observed.ReadManifests
+	disproved   map[ident.CopyRef]disprovedClaim
+	missing     map[ident.CopyRef]bool        // see plan.Observed.Unanswered
+	manifests   map[ident.Digest]ident.Digest // see plan.Observed.ReadManifests
 	undelivered map[nodeBytes]undelivered
 }
 
 func newClaims(log *slog.Logger) *claims {
-	return &claims{log: log, disproved: map[plan.CopyRef]disprovedClaim{}, missing: map[plan.CopyRef]bool{}, manifests: map[disk.Digest]disk.Digest{}, undelivered: map[nodeBytes]undelivered{}}
+	return &claims{log: log, disproved: map[ident.CopyRef]disprovedClaim{}, missing: map[ident.CopyRef]bool{}, manifests: map[ident.Digest]ident.Digest{}, undelivered: map[nodeBytes]undelivered{}}
 }
 
 // disprovedClaim is the claim that a copy is ready, whose node has sent other bytes: as a proof, or to a job.
@@ -80,7 +80,7 @@ func (s *claims) record(responses map[string]plan.Response, now time.Time, count
 }
 
 // recordOne records the outcome of a proof that does not disprove the claim.
-func (s *claims) recordOne(ref plan.CopyRef, result plan.ProofResult) {
+func (s *claims) recordOne(ref ident.CopyRef, result plan.ProofResult) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if result == plan.ProofMissing {
@@ -93,7 +93,7 @@ func (s *claims) recordOne(ref plan.CopyRef, result plan.ProofResult) {
 
 // disprove records that a copy on another node has sent other bytes. It logs that unless the claim is
 // disproved already, and reports whether it was not.
-func (s *claims) disprove(ref plan.CopyRef, problem string, now time.Time) (news bool) {
+func (s *claims) disprove(ref ident.CopyRef, problem string, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.missing, ref)
@@ -106,7 +106,7 @@ func (s *claims) disprove(ref plan.CopyRef, problem string, now time.Time) (news
 }
 
 // addManifest records the digest of the chunk manifest of bytes that this node has read.
-func (s *claims) addManifest(manifest, sha512 disk.Digest) {
+func (s *claims) addManifest(manifest, sha512 ident.Digest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.manifests[manifest] = sha512
@@ -117,7 +117,7 @@ func (s *claims) addManifest(manifest, sha512 disk.Digest) {
 func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	maps.DeleteFunc(s.missing, func(ref plan.CopyRef, _ bool) bool { return !o.HasCopy(ref) })
+	maps.DeleteFunc(s.missing, func(ref ident.CopyRef, _ bool) bool { return !o.HasCopy(ref) })
 	o.ReadManifests, o.Unanswered = maps.Clone(s.manifests), maps.Clone(s.missing)
 	for ref, one := range s.disproved {
 		if _, declared := d.Disk(ref.Disk); !declared {
@@ -160,7 +160,7 @@ func (s *claims) mark(responses map[string]plan.Response) {
 }
 
 // withUnproven returns the disk with copies whose claims are disproved.
-func withUnproven(d plan.Disk, ids ...disk.ID) plan.Disk {
+func withUnproven(d plan.Disk, ids ...ident.ID) plan.Disk {
 	d.Copies = maps.Clone(d.Copies) // rounds and responses share it
 	for _, id := range ids {
 		c := d.Copies[id]
@@ -171,7 +171,7 @@ func withUnproven(d plan.Disk, ids ...disk.ID) plan.Disk {
 }
 
 // isDisproved reports whether bytes with the digest must not be read from the copy.
-func (s *claims) isDisproved(ref plan.CopyRef, digest disk.Digest) bool {
+func (s *claims) isDisproved(ref ident.CopyRef, digest ident.Digest) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one, known := s.disproved[ref]
@@ -179,17 +179,17 @@ func (s *claims) isDisproved(ref plan.CopyRef, digest disk.Digest) bool {
 }
 
 // unanswered returns plan.Observed.Unanswered.
-func (s *claims) unanswered() map[plan.CopyRef]bool {
+func (s *claims) unanswered() map[ident.CopyRef]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.missing)
 }
 
 // readable returns the sources of the bytes with the digest without those whose claim is disproved.
-func (s *claims) readable(from []peer.Source, digest disk.Digest) []peer.Source {
+func (s *claims) readable(from []peer.Source, digest ident.Digest) []peer.Source {
 	var rest []peer.Source
 	for _, one := range from {
-		if !s.isDisproved(plan.CopyRef{Disk: schema.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}, digest) {
+		if !s.isDisproved(ident.CopyRef{Disk: ident.DiskRef{Node: one.Node, Disk: one.Disk}, ID: one.ID}, digest) {
 			rest = append(rest, one)
 		}
 	}
@@ -199,7 +199,7 @@ func (s *claims) readable(from []peer.Source, digest disk.Digest) []peer.Source 
 // nodeBytes are bytes that a node claims to have, in one copy or several, of any image.
 type nodeBytes struct {
 	node   string
-	digest disk.Digest // as it is declared
+	digest ident.Digest // as it is declared
 }
 
 // undelivered says that a node has not delivered bytes that it claims to have. All its copies with these
@@ -213,7 +213,7 @@ type undelivered struct {
 // leaveAside leaves all copies aside that nodes claim to have of the bytes with a digest. The time doubles
 // with each failure, from minDisproved to maxDisproved. It reports whether the copies of any of the nodes
 // were not left aside yet.
-func (s *claims) leaveAside(sources []peer.Source, digest disk.Digest, why error, now time.Time) (news bool) {
+func (s *claims) leaveAside(sources []peer.Source, digest ident.Digest, why error, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	done := map[string]bool{}
@@ -233,12 +233,12 @@ func (s *claims) leaveAside(sources []peer.Source, digest disk.Digest, why error
 }
 
 // applyUndelivered marks the copies in disks that are left aside. s.mu is locked.
-func (s *claims) applyUndelivered(disks map[schema.DiskRef]plan.Disk) {
+func (s *claims) applyUndelivered(disks map[ident.DiskRef]plan.Disk) {
 	if len(s.undelivered) == 0 {
 		return
 	}
 	for ref, seen := range disks {
-		var ids []disk.ID
+		var ids []ident.ID
 		for id, c := range seen.Copies {
 			if c.State == disk.Ready && (s.undelivered[nodeBytes{ref.Node, c.SHA512}].holds || s.undelivered[nodeBytes{ref.Node, c.SHA256}].holds) {
 				ids = append(ids, id)
@@ -278,7 +278,7 @@ func (f failingReads) after(run *activeJob, fault plan.Fault) failingReads {
 // readsPeers reports whether an action creates or repairs a copy from copies on other nodes. A repair without
 // any reads the upstream only.
 func readsPeers(a plan.Action) bool {
-	return (a.Op == plan.Sync || a.Op == plan.Repair) && a.From != (plan.CopyRef{}) && a.LocalSource == (plan.CopyRef{})
+	return (a.Op == plan.Sync || a.Op == plan.Repair) && a.From != (ident.CopyRef{}) && a.LocalSource == (ident.CopyRef{})
 }
 
 // areHopeless reports whether the attempts have failed for the recovery interval and received next to nothing.

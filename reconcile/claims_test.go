@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -27,7 +28,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // claimant is a node with valid credentials that answers whatever a test wants.
@@ -128,7 +128,7 @@ func TestClaimedDiskStaysInService(t *testing.T) {
 		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: uuid, Total: 1 << 40, Free: 1 << 40, Copies: []peer.Copy{}}, {Name: "b", UUID: uuid}}}
 	})
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {nodeSelector: [own], source: {download: {url: %q}}}}\n", clusterSettings, url))
-	own := schema.DiskRef{Node: "n1", Disk: "a"}
+	own := ident.DiskRef{Node: "n1", Disk: "a"}
 	v := l.until("ready", isReady("parrot"))
 	claimed.Store(new(v.Observed.Disks[own].UUID))
 	v = l.until("disputed", func(v *status.View) bool { return v.Observed.Disks[own].Disputed != "" })
@@ -152,12 +152,12 @@ type wrongBytes struct {
 }
 
 func (w wrongBytes) Disk(string) (*disk.Disk, bool)       { return w.disk, true }
-func (w wrongBytes) Leaving(string, disk.ID) bool         { return false }
+func (w wrongBytes) Leaving(string, ident.ID) bool        { return false }
 func (w wrongBytes) DeclaredUUID(string) (string, bool)   { return "", false }
 func (w wrongBytes) ReportDamage(context.Context, string) {}
 
 // commitCopy creates a ready copy with these bytes on a new disk.
-func commitCopy(t *testing.T, id disk.ID, content []byte) (*disk.Disk, disk.Copy) {
+func commitCopy(t *testing.T, id ident.ID, content []byte) (*disk.Disk, disk.Copy) {
 	t.Helper()
 	d, err := disk.Open(newDisk(t))
 	must(t, err)
@@ -167,7 +167,7 @@ func commitCopy(t *testing.T, id disk.ID, content []byte) (*disk.Disk, disk.Copy
 	must(t, part.Begin(disk.PartSource{ID: "test", Size: int64(len(content))}))
 	_, err = part.ReadFrom(bytes.NewReader(content))
 	must(t, err)
-	c, err := part.Commit(disk.Digest{})
+	c, err := part.Commit(ident.Digest{})
 	must(t, err)
 	return d, c
 }
@@ -181,10 +181,10 @@ func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
 	right := fetchtest.Random(1, size)
 	upstream := fetchtest.Start(t)
 	url := upstream.Serve("/a", fetchtest.Bytes(right))
-	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	id := ident.ID{Name: "parrot", UUID: "0000000a"}
 	checksum := fmt.Sprintf("%x", sha512.Sum512(right))
 	wrong, c := commitCopy(t, id, fetchtest.Random(2, size))
-	digest, err := disk.ParseDigest(checksum)
+	digest, err := ident.ParseDigest(checksum)
 	must(t, err)
 	c.SHA512 = digest
 	evil := newClaimant(t, func() peer.State {
@@ -199,9 +199,9 @@ func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
 		bytes.ServeHTTP(w, r)
 	})
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", minNumberOfCopies: 2, checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
-	own := plan.CopyRef{Disk: schema.DiskRef{Node: "n1", Disk: "a"}, ID: id}
+	own := ident.CopyRef{Disk: ident.DiskRef{Node: "n1", Disk: "a"}, ID: id}
 	v := l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own.Disk].Copies[id].State == disk.Ready })
-	if got := v.Desired.ReadyCopies(v.Observed, v.Desired.Config.Images["parrot"]); !slices.Equal(got, []plan.CopyRef{own}) {
+	if got := v.Desired.ReadyCopies(v.Observed, v.Desired.Config.Images["parrot"]); !slices.Equal(got, []ident.CopyRef{own}) {
 		t.Errorf("the ready copies are %v", got)
 	}
 	if sent.Load() != 1 || len(upstream.Requests()) != 1 || v.Observed.Disks[own.Disk].Copies[id].SHA512 != digest {
@@ -220,7 +220,7 @@ func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
 		"final failures": {Copy: disk.Copy{State: disk.Pending}, Failure: &peer.Failure{Action: "download", Message: "not found", Attempts: 1, Final: true, RetryIn: 9e8}},
 		"retries":        {Copy: disk.Copy{State: disk.Pending}, Failure: &peer.Failure{Action: "download", Message: "not found", Attempts: 1, RetryIn: 9e8}},
 		"unknown files":  {Copy: disk.Copy{State: disk.Unknown}},
-		"leaving copies": {Copy: disk.Copy{State: disk.Ready, SHA512: plantest.Digest(disk.SHA512, "a")}, Leaving: true},
+		"leaving copies": {Copy: disk.Copy{State: disk.Ready, SHA512: plantest.Digest(ident.SHA512, "a")}, Leaving: true},
 		"nothing":        {Copy: disk.Copy{State: disk.Pending}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
 				url := upstream.Serve("/"+names[i], fetchtest.Bytes(content))
 				images += fmt.Sprintf("  %s: {uuid: \"0000000a\", checksum: %q, source: {download: {url: %q}}}\n", names[i], checksum, url)
 				c := claim
-				c.ID = disk.ID{Name: names[i], UUID: "0000000a"}
+				c.ID = ident.ID{Name: names[i], UUID: "0000000a"}
 				copies = append(copies, c)
 			}
 			var digest atomic.Pointer[string]
@@ -247,10 +247,10 @@ func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
 			l := startBeside(t, evil.URL, "settings: {allowLoopbackSources: true, recoveryWaitInterval: 1s, pruneLimit: \"100%\"}\n"+images)
 			v := l.until("a configuration", func(v *status.View) bool { return v.Loaded })
 			digest.Store(&v.Desired.Digest)
-			own := schema.DiskRef{Node: "n1", Disk: "a"}
+			own := ident.DiskRef{Node: "n1", Disk: "a"}
 			l.until("ready", func(v *status.View) bool {
 				for _, name := range names {
-					if v.Observed.Disks[own].Copies[disk.ID{Name: name, UUID: "0000000a"}].State != disk.Ready {
+					if v.Observed.Disks[own].Copies[ident.ID{Name: name, UUID: "0000000a"}].State != disk.Ready {
 						return false
 					}
 				}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
@@ -122,10 +123,10 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 		if _, _, err := r.Converge(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
-		key := plan.CopyRef{ID: d.Config.Images["parrot"].ID}
+		key := ident.CopyRef{ID: d.Config.Images["parrot"].ID}
 		for name, declared := range d.Config.Nodes[d.Node].Disks {
 			if declared.Path == v.Path() {
-				key.Disk = schema.DiskRef{Node: d.Node, Disk: name}
+				key.Disk = ident.DiskRef{Node: d.Node, Disk: name}
 			}
 		}
 		reads, written := 0, false
@@ -142,7 +143,7 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 			}
 			return nil
 		})
-		d.Verify = map[plan.CopyRef]bool{key: true}
+		d.Verify = map[ident.CopyRef]bool{key: true}
 		r.round(t.Context(), d)
 		<-r.jobs.reports.ready
 		ends, _ := r.jobs.reports.take()
@@ -185,7 +186,7 @@ func TestConvergeAmongDaemons(t *testing.T) {
 	best, other := c.ranked()[0], c.ranked()[1]
 	best.until("the first copy ready", func(v *status.View) bool { return best.holds(v) && len(v.Observed.Running) == 0 })
 	must(t, other.end())
-	here := schema.DiskRef{Node: other.name, Disk: "a"}
+	here := ident.DiskRef{Node: other.name, Disk: "a"}
 	declareAndRun := func(copies int) (plan.Observed, plan.Plan) {
 		c.declare(clusterSettings+"\n"+c.image(copies, url), c.nodes...)
 		best.until("the configuration applied", func(v *status.View) bool { return v.Desired.Config.Images["parrot"].Copies == copies })

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -61,7 +62,7 @@ const (
 
 // queryResponses are the responses to the queries of a deletion.
 type queryResponses struct {
-	key       plan.CopyRef
+	key       ident.CopyRef
 	responses map[string]plan.Response // by node
 	shared    error                    // deletion.shared
 	stopped   bool                     // the deletion was stopped before the queries ended
@@ -149,7 +150,7 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 // and the deletion is tried again soon. The random delay separates it from the next attempt of
 // another holder. If deletions in succession are cancelled because a copy did not prove that it has its
 // bytes, the delay doubles each time up to a limit, because the cause may persist.
-func (r *Reconciler) cancelDeletion(key plan.CopyRef, reason error) {
+func (r *Reconciler) cancelDeletion(key ident.CopyRef, reason error) {
 	run := r.jobs.remove(jobEnd{key, reason, true})
 	now := r.clock.now().Steady
 	delay := minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread))

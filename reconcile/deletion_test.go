@@ -8,11 +8,11 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // surplus returns a cluster of n nodes that all have a copy, the nodes in order of rank, and the
@@ -53,7 +53,7 @@ func (m *manager) response() peer.Copy {
 
 // sees returns the copy of another node in the last observation of m.
 func (m *manager) sees(other *manager) plan.Copy {
-	for _, c := range m.View().Observed.Disks[schema.DiskRef{Node: other.name, Disk: "a"}].Copies {
+	for _, c := range m.View().Observed.Disks[ident.DiskRef{Node: other.name, Disk: "a"}].Copies {
 		return c
 	}
 	return plan.Copy{}
@@ -157,7 +157,7 @@ func TestUnreachableCopyDoesNotCount(t *testing.T) {
 	best.pass(func(_ string, r *http.Request) bool { return !isQuery(r) })
 	c.declare(oneCopy, c.nodes...)
 	other.until("the deletion cancelled", func(v *status.View) bool {
-		t, failed := v.Observed.Failures[plan.CopyRef{Disk: schema.DiskRef{Node: other.name, Disk: "a"}, ID: v.Desired.Config.Images["parrot"].ID}]
+		t, failed := v.Observed.Failures[ident.CopyRef{Disk: ident.DiskRef{Node: other.name, Disk: "a"}, ID: v.Desired.Config.Images["parrot"].ID}]
 		return failed && t.Attempts == 0
 	})
 	if got := other.response(); got.Leaving || got.State != disk.Ready {
@@ -187,7 +187,7 @@ func TestRequestedCleanupDeletesOnlySurplus(t *testing.T) {
 		on   *manager
 		want plan.Op
 	}{{best, plan.Wait}, {other, plan.Cleanup}} {
-		a, err := tt.on.Cleanup(t.Context(), "parrot", "", schema.DiskRef{Node: tt.on.name, Disk: "a"})
+		a, err := tt.on.Cleanup(t.Context(), "parrot", "", ident.DiskRef{Node: tt.on.name, Disk: "a"})
 		if err != nil || a.Op != tt.want {
 			t.Errorf("on %s: %+v, %v", tt.on.name, a, err)
 		}
@@ -196,10 +196,10 @@ func TestRequestedCleanupDeletesOnlySurplus(t *testing.T) {
 	if v := best.rounds(2); !best.holds(v) {
 		t.Error("a desired copy was deleted")
 	}
-	if _, err := other.Cleanup(t.Context(), "parrot", "", schema.DiskRef{Node: other.name, Disk: "a"}); !errors.Is(err, ErrNotReady) {
+	if _, err := other.Cleanup(t.Context(), "parrot", "", ident.DiskRef{Node: other.name, Disk: "a"}); !errors.Is(err, ErrNotReady) {
 		t.Errorf("of a copy that does not exist: %v", err)
 	}
-	if _, err := other.Cleanup(t.Context(), "nobody", "", schema.DiskRef{Node: other.name, Disk: "a"}); !errors.Is(err, ErrNotDeclared) {
+	if _, err := other.Cleanup(t.Context(), "nobody", "", ident.DiskRef{Node: other.name, Disk: "a"}); !errors.Is(err, ErrNotDeclared) {
 		t.Errorf("of an image that is not declared: %v", err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -19,13 +20,13 @@ import (
 // goroutine; any goroutine may use a Disk.
 type disks struct {
 	openAt func(path string) (d Disk, uuid string, err error)
-	open   map[schema.DiskRef]*openDisk
+	open   map[ident.DiskRef]*openDisk
 
-	problems map[schema.DiskRef]diskProblem // since when disks have had a problem, see trackProblems
+	problems map[ident.DiskRef]diskProblem // since when disks have had a problem, see trackProblems
 }
 
 func newDisks(openAt func(path string) (d Disk, uuid string, err error)) disks {
-	return disks{openAt: openAt, open: map[schema.DiskRef]*openDisk{}, problems: map[schema.DiskRef]diskProblem{}}
+	return disks{openAt: openAt, open: map[ident.DiskRef]*openDisk{}, problems: map[ident.DiskRef]diskProblem{}}
 }
 
 // openDisk is a declared disk that is open, or the reason why it cannot be used.
@@ -40,7 +41,7 @@ type openDisk struct {
 // refresh opens the declared disks that are not open, and closes disks that are not declared
 // any more, or are not at their path any more. busy reports whether a job uses a disk, which then
 // stays open.
-func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schema.DiskRef) bool) {
+func (s *disks) refresh(declared map[ident.DiskRef]schema.Disk, busy func(ident.DiskRef) bool) {
 	for ref, o := range s.open {
 		if o.handle != nil {
 			o.problem = "" // determined again below; a disk that could not be opened keeps its problem
@@ -64,7 +65,7 @@ func (s *disks) refresh(declared map[schema.DiskRef]schema.Disk, busy func(schem
 }
 
 // uuid returns the uuid of a disk; "" if it is not known.
-func (s *disks) uuid(ref schema.DiskRef) string {
+func (s *disks) uuid(ref ident.DiskRef) string {
 	if one := s.open[ref]; one != nil {
 		return one.uuid
 	}
@@ -94,7 +95,7 @@ func (s *disks) openDisk(path string) *openDisk {
 // lockedElsewhere returns an error that is disk.ErrLocked if another process has locked one of
 // the disks, and nil otherwise.
 func (s *disks) lockedElsewhere() error {
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
 		if err := s.open[ref].locked; err != nil {
 			return fmt.Errorf("disk %s: %w", ref, err)
 		}
@@ -118,8 +119,8 @@ func (s *disks) onlyLocked() error {
 // Of two disks with different uuids and one folder of copies, the later one by name is rejected (U5): its copies are those of
 // the first one.
 func (s *disks) rejectDuplicates() {
-	first, folders := map[string]schema.DiskRef{}, map[disk.FolderID]schema.DiskRef{}
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
+	first, folders := map[string]ident.DiskRef{}, map[disk.FolderID]ident.DiskRef{}
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
 		o := s.open[ref]
 		if o.uuid == "" {
 			continue
@@ -140,7 +141,7 @@ func (s *disks) rejectDuplicates() {
 }
 
 // rejectSharedFolder gives the disk a problem if its folder of copies is in folders, and adds it otherwise.
-func (o *openDisk) rejectSharedFolder(ref schema.DiskRef, folders map[disk.FolderID]schema.DiskRef) {
+func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[disk.FolderID]ident.DiskRef) {
 	if o.handle == nil || o.problem != "" {
 		return
 	}
@@ -153,7 +154,7 @@ func (o *openDisk) rejectSharedFolder(ref schema.DiskRef, folders map[disk.Folde
 }
 
 // observe lists the copies on a disk. reads reports which of them a job of this process uses.
-func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
+func (o *openDisk) observe(reads func(ident.ID) bool) plan.Disk {
 	if o.handle == nil {
 		return plan.Disk{Problem: o.problem}
 	}
@@ -170,7 +171,7 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	seen.Copies = make(map[disk.ID]plan.Copy, len(found.Copies))
+	seen.Copies = make(map[ident.ID]plan.Copy, len(found.Copies))
 	for _, c := range found.Copies {
 		using, inUse := found.Users.InUse(c.ID)
 		switch {
@@ -184,7 +185,7 @@ func (o *openDisk) observe(reads func(disk.ID) bool) plan.Disk {
 	}
 	for id, demand := range found.Users.Demands() {
 		if seen.Demands == nil {
-			seen.Demands = map[disk.ID]plan.Demand{}
+			seen.Demands = map[ident.ID]plan.Demand{}
 		}
 		seen.Demands[id] = plan.NewDemand(demand)
 	}
@@ -222,7 +223,7 @@ func (s *disks) close() error {
 	for _, o := range s.open {
 		err = errors.Join(err, o.close())
 	}
-	s.open = map[schema.DiskRef]*openDisk{}
+	s.open = map[ident.DiskRef]*openDisk{}
 	return err
 }
 
@@ -235,7 +236,7 @@ type diskProblem struct {
 // trackProblems records since when disks have had a problem, and adds that to o. A disk that is
 // declared again, or at another path, is another disk.
 func (s *disks) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
-	maps.DeleteFunc(s.problems, func(ref schema.DiskRef, p diskProblem) bool {
+	maps.DeleteFunc(s.problems, func(ref ident.DiskRef, p diskProblem) bool {
 		declared, ok := d.Disk(ref)
 		return !ok || declared.Path != p.path || o.Disks[ref].Problem == ""
 	})
@@ -267,8 +268,8 @@ func (s *disks) usable() map[string]Disk {
 
 // cannotPrepare returns the images whose first copy this node cannot create because it has no
 // replica to export, with the reason. Images with a ready copy need no first copy.
-func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs Jobs) map[disk.ID]string {
-	reasons := map[disk.ID]string{}
+func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs Jobs) map[ident.ID]string {
+	reasons := map[ident.ID]string{}
 	usable := s.usable()
 	for _, image := range d.Config.Images {
 		e := image.Source.ExportFromVolume
@@ -289,9 +290,9 @@ func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []Lo
 	}
 	var copies []LocalCopy
 	want := d.DigestOf(o, a)
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
 		for id, c := range o.Disks[ref].Copies {
-			if c.HasDigest(want) && !c.Leaving && (plan.CopyRef{Disk: ref, ID: id}) != a.CopyRef() {
+			if c.HasDigest(want) && !c.Leaving && (ident.CopyRef{Disk: ref, ID: id}) != a.CopyRef() {
 				copies = append(copies, LocalCopy{Disk: s.open[ref].handle, ID: id})
 			}
 		}
@@ -305,14 +306,14 @@ const maxOtherSeeds = 4
 // seeds returns ready copies of other generations of an image, for a sync from other nodes or a download by an
 // index: those that were verified last, because they are probably the newest generations. For a download by an index,
 // copies of other images that have an index follow.
-func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damaged func(plan.CopyRef)) []Seed {
+func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damaged func(ident.CopyRef)) []Seed {
 	byIndex := a.Op == plan.Download && image.Source.Download != nil && image.Source.Download.Index != ""
-	if !byIndex && (a.Op != plan.Sync || a.LocalSource != (plan.CopyRef{})) {
+	if !byIndex && (a.Op != plan.Sync || a.LocalSource != (ident.CopyRef{})) {
 		return nil
 	}
 	var generations, others []plan.Copy
-	found := map[disk.ID]Seed{}
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), plan.CompareDisks) {
+	found := map[ident.ID]Seed{}
+	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
 		for id, c := range o.Disks[ref].Copies {
 			_, known := found[id]
 			if known || id == a.CopyRef().ID || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero() {
@@ -326,7 +327,7 @@ func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damage
 			default:
 				continue
 			}
-			key := plan.CopyRef{Disk: ref, ID: id}
+			key := ident.CopyRef{Disk: ref, ID: id}
 			found[id] = Seed{LocalCopy{Disk: s.open[ref].handle, ID: id}, key, func() { damaged(key) }}
 		}
 	}
@@ -340,7 +341,7 @@ func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damage
 // lastVerified returns the n copies that were verified last.
 func lastVerified(copies []plan.Copy, n int) []plan.Copy {
 	slices.SortFunc(copies, func(a, b plan.Copy) int {
-		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), plan.CompareIDs(a.ID, b.ID))
+		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
 	})
 	return copies[:min(len(copies), n)]
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -121,7 +122,7 @@ type heldJobs struct {
 	op      plan.Op
 	release chan struct{}
 	mu      sync.Mutex
-	starts  map[plan.CopyRef]int
+	starts  map[ident.CopyRef]int
 }
 
 func (h *heldJobs) Start(ctx context.Context, t Task, done func(error)) {
@@ -151,7 +152,7 @@ func newEditRig(t *testing.T, kind jobKind) *editRig {
 	must(t, os.WriteFile(e.file, e.content, 0o644))
 	log := slog.New(slog.NewTextHandler(&e.log, nil))
 	r := New(fetch.Client{AllowAnyFile: true}, log, false)
-	e.jobs = &heldJobs{Jobs: r.system.Jobs, op: kind.op, release: make(chan struct{}), starts: map[plan.CopyRef]int{}}
+	e.jobs = &heldJobs{Jobs: r.system.Jobs, op: kind.op, release: make(chan struct{}), starts: map[ident.CopyRef]int{}}
 	if kind.op == plan.Download { // the upstream holds it
 		close(e.jobs.release)
 	}
@@ -340,7 +341,7 @@ func (e *editRig) until(what string, is func() bool) {
 func (e *editRig) run(edits int) {
 	base := e.config()
 	e.apply(base)
-	var key plan.CopyRef
+	var key ident.CopyRef
 	runs := func() bool {
 		for ref, run := range e.loop.reconciler.jobs.running {
 			if run.task.Action.Op == e.kind.op && ref.ID.Name == "parrot" && run.stopped == "" {
@@ -351,7 +352,7 @@ func (e *editRig) run(edits int) {
 		return false
 	}
 	if e.kind.op == plan.Upload {
-		e.loop.RequestUpload("parrot", disk.Digest{}, func(_ plan.CopyRef, err error) { must(e.t, err) })
+		e.loop.RequestUpload("parrot", ident.Digest{}, func(_ ident.CopyRef, err error) { must(e.t, err) })
 		e.loop.Step(e.t.Context())
 	}
 	e.until("the job runs", runs)

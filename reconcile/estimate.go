@@ -8,7 +8,7 @@ import (
 	"maps"
 	"os"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -127,7 +127,7 @@ func (r *Reconciler) Estimate(ctx context.Context, e Estimator, d plan.Desired, 
 		if c := o.Disks[a.CopyRef().Disk].Copies[image.ID]; request.CanResume(source) {
 			hand.Offset, hand.PartSize = c.PartBytes, source.Size
 		}
-		for _, s := range r.disks.seeds(image, o, *a, func(plan.CopyRef) {}) {
+		for _, s := range r.disks.seeds(image, o, *a, func(ident.CopyRef) {}) {
 			f, err := folderOf(s.Disk).Index(s.ID)
 			if err != nil {
 				f = nil // as for the download
@@ -164,8 +164,8 @@ func (e Estimator) EstimateSaved(ctx context.Context, c *plan.Cluster, current, 
 }
 
 // olderGenerations returns the other generations of an image that are seeds on a node, as disks.seeds selects them.
-func olderGenerations(c *plan.Cluster, node string, current disk.ID) map[disk.ID]bool {
-	older := map[disk.ID]bool{}
+func olderGenerations(c *plan.Cluster, node string, current ident.ID) map[ident.ID]bool {
+	older := map[ident.ID]bool{}
 	for ref, seen := range c.Disks {
 		for id := range seen.Copies {
 			one, ready := seen.Ready(id)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -11,7 +12,7 @@ import (
 
 // failures are the last failures of jobs on this node, and the copies that are suspected because
 // of them. They are in memory only: after a restart everything is tried again.
-type failures map[plan.CopyRef]failureRecord
+type failures map[ident.CopyRef]failureRecord
 
 // failureRecord is a failure under one declaration. It does not apply to another declaration or
 // another disk. Its times are steady times, because the wall clock may be set while it waits.
@@ -39,8 +40,8 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 }
 
 // onWallClock returns the failures with their times converted to the wall clock.
-func (f failures) onWallClock(now Instant) map[plan.CopyRef]plan.Failure {
-	converted := make(map[plan.CopyRef]plan.Failure, len(f))
+func (f failures) onWallClock(now Instant) map[ident.CopyRef]plan.Failure {
+	converted := make(map[ident.CopyRef]plan.Failure, len(f))
 	for key, record := range f {
 		converted[key] = record.OnWallClock(now.Steady, now.Wall)
 	}
@@ -48,15 +49,15 @@ func (f failures) onWallClock(now Instant) map[plan.CopyRef]plan.Failure {
 }
 
 // clearCopy drops the failure of a copy, and all suspicions against it.
-func (f failures) clearCopy(key plan.CopyRef) {
+func (f failures) clearCopy(key ident.CopyRef) {
 	f.clearFailure(key)
-	f.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
+	f.clearSuspicions(func(suspect ident.CopyRef) bool { return suspect == key })
 }
 
 // clearDeleted drops what concerns a copy that was deleted. A lack of space is kept: without the copy the
 // disk has as much space as before the attempt that failed.
-func (f failures) clearDeleted(key plan.CopyRef) {
-	f.clearSuspicions(func(suspect plan.CopyRef) bool { return suspect == key })
+func (f failures) clearDeleted(key ident.CopyRef) {
+	f.clearSuspicions(func(suspect ident.CopyRef) bool { return suspect == key })
 	if record := f[key]; record.NeedsSpace == 0 || record.Op.Deletes() {
 		f.clearFailure(key)
 		return
@@ -69,7 +70,7 @@ func (f failures) clearDeleted(key plan.CopyRef) {
 
 // clearFailure drops the failure of a copy. It keeps the copies that are suspected because of the
 // failure: a later success, with bytes from elsewhere, does not show that a suspect is sound.
-func (f failures) clearFailure(key plan.CopyRef) {
+func (f failures) clearFailure(key ident.CopyRef) {
 	record, failed := f[key]
 	if failed {
 		f[key] = failureRecord{Failure: plan.Failure{Suspects: record.Suspects}, image: record.image, diskUUID: record.diskUUID}
@@ -80,7 +81,7 @@ func (f failures) clearFailure(key plan.CopyRef) {
 }
 
 // clearSuspicions drops the suspicions against the copies for which cleared returns true.
-func (f failures) clearSuspicions(cleared func(plan.CopyRef) bool) {
+func (f failures) clearSuspicions(cleared func(ident.CopyRef) bool) {
 	for key, record := range f {
 		if !slices.ContainsFunc(record.Suspects, cleared) {
 			continue

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // finished returns a Reconciler in which a job of an action has just ended with err.
@@ -34,10 +34,10 @@ func finishJob(r *Reconciler, a plan.Action, err error) {
 // delayed by a year.
 func TestBackoffUsesTheMonotonicClock(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
-	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(plan.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	right := time.Now().AddDate(-1, 0, 0).UTC()
 	pinned := a
-	pinned.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
+	pinned.Pinned = plan.PinnedDigest{Digest: plantest.Digest(ident.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
 	for what, r := range map[string]*Reconciler{
 		"a failure":       finished(a, context.DeadlineExceeded),
 		"a pinned digest": finished(pinned, &disk.ChecksumError{}),
@@ -61,18 +61,18 @@ func TestBackoffUsesTheMonotonicClock(t *testing.T) {
 func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	without := plan.Desired{Config: plantest.NewConfig(2, 1)}
-	suspect, sum := plan.CopyRef{Disk: refs[0], ID: image.ID}, plantest.Digest(disk.SHA512, "a")
-	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	suspect, sum := ident.CopyRef{Disk: refs[0], ID: image.ID}, plantest.Digest(ident.SHA512, "a")
+	read := plan.NewAction(plan.Sync, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	read.LocalSource, read.SourceDigest = suspect, sum
-	wrong := &disk.ChecksumError{Want: sum, Got: plantest.Digest(disk.SHA512, "b")}
+	wrong := &disk.ChecksumError{Want: sum, Got: plantest.Digest(ident.SHA512, "b")}
 	suspected := func(r *Reconciler) bool {
-		failures := map[plan.CopyRef]plan.Failure{}
+		failures := map[ident.CopyRef]plan.Failure{}
 		for key, f := range r.failures {
 			failures[key] = f.Failure
 		}
 		return plan.Suspects(failures)[suspect]
 	}
-	there := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{refs[0]: {Copies: map[disk.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
+	there := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{refs[0]: {Copies: map[ident.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
 		"the sync succeeded": func(r *Reconciler) {
 			finishJob(r, plan.NewAction(plan.Download, read.CopyRef(), plan.Reason{}, 0), nil)
@@ -106,7 +106,7 @@ func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 		d := plan.Desired{Node: refs[0].Node, Config: c}
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		problemFor := func() time.Duration {
-			o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{}}
+			o := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{}}
 			if declared, ok := d.Disk(refs[0]); ok {
 				o.Disks[refs[0]] = plan.Disk{Path: declared.Path, Problem: "not mounted"}
 			}
@@ -141,7 +141,7 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
 	c.Images["parrot"] = image
 	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	o.Disks[key.Disk].Copies[key.ID] = plantest.ReadyCopy(image, image.Checksum)
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
@@ -181,12 +181,12 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
 	c.Images["parrot"] = image
 	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	removed := key
 	removed.Disk.Disk = "removed"
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
-	for _, on := range []plan.CopyRef{key, removed} {
+	for _, on := range []ident.CopyRef{key, removed} {
 		r.failures[on] = failureRecord{Failure: job.NextFailure(plan.Failure{}, plan.Action{Op: plan.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), image: image}
 	}
 	r.failures.dropStale(d, o)
@@ -201,7 +201,7 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 // If a copy is deleted after its transfer failed for lack of space, the failure is kept: without the copy,
 // the disk has only as much space as before the attempt.
 func TestLackOfSpaceOutlivesTheCopy(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
 	for _, tt := range []struct {
 		failed, after plan.Failure
 	}{

@@ -10,17 +10,17 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // jobs are the running jobs of this node. Its methods are for one goroutine; reports and
 // transfers may be used by any.
 type jobs struct {
-	running   map[plan.CopyRef]*activeJob
+	running   map[ident.CopyRef]*activeJob
 	reports   *reports
 	transfers transfers
 }
@@ -44,19 +44,19 @@ func (r *activeJob) cancel(why string) {
 // only when it is confirmed.
 func (r *activeJob) usesFiles() bool { return r.deletion == nil || r.deletion.phase == deleting }
 
-func newJobs() jobs { return jobs{running: map[plan.CopyRef]*activeJob{}, reports: newReports()} }
+func newJobs() jobs { return jobs{running: map[ident.CopyRef]*activeJob{}, reports: newReports()} }
 
 // idle reports whether no job runs.
 func (j *jobs) idle() bool { return len(j.running) == 0 }
 
 // useFiles reports whether the job of the copy key reads or writes the files of that copy.
-func (j *jobs) useFiles(key plan.CopyRef) bool {
+func (j *jobs) useFiles(key ident.CopyRef) bool {
 	run := j.running[key]
 	return run != nil && run.usesFiles()
 }
 
 // read reports whether a job reads, writes or deletes the copy, as its own or as a source.
-func (j *jobs) read(key plan.CopyRef) bool {
+func (j *jobs) read(key ident.CopyRef) bool {
 	if j.useFiles(key) {
 		return true
 	}
@@ -69,7 +69,7 @@ func (j *jobs) read(key plan.CopyRef) bool {
 }
 
 // useDisk reports whether a job uses the disk.
-func (j *jobs) useDisk(ref schema.DiskRef) bool {
+func (j *jobs) useDisk(ref ident.DiskRef) bool {
 	for key, run := range j.running {
 		if key.Disk == ref || run.task.Action.LocalSource.Disk == ref {
 			return true
@@ -79,21 +79,21 @@ func (j *jobs) useDisk(ref schema.DiskRef) bool {
 }
 
 // isDeleting reports whether a deletion of the copy runs, in any phase.
-func (j *jobs) isDeleting(key plan.CopyRef) bool {
+func (j *jobs) isDeleting(key ident.CopyRef) bool {
 	run := j.running[key]
 	return run != nil && run.task.Action.Op.Deletes()
 }
 
 // deletionsToConfirm returns the deletions whose queries have ended, sorted.
-func (j *jobs) deletionsToConfirm() []plan.CopyRef {
-	var keys []plan.CopyRef
+func (j *jobs) deletionsToConfirm() []ident.CopyRef {
+	var keys []ident.CopyRef
 	for key, run := range j.running {
 		if run.deletion != nil && run.deletion.phase == confirming {
 			keys = append(keys, key)
 		}
 	}
-	slices.SortFunc(keys, func(a, b plan.CopyRef) int {
-		return cmp.Or(plan.CompareIDs(a.ID, b.ID), plan.CompareDisks(a.Disk, b.Disk))
+	slices.SortFunc(keys, func(a, b ident.CopyRef) int {
+		return cmp.Or(ident.ID.Compare(a.ID, b.ID), ident.DiskRef.Compare(a.Disk, b.Disk))
 	})
 	return keys
 }
@@ -104,7 +104,7 @@ func (j *jobs) addTo(o plan.Observed) {
 		a := run.task.Action
 		o.Running[key] = true
 		o.Jobs[key] = plan.Job{Action: a, Image: run.task.Image}
-		if a.LocalSource != (plan.CopyRef{}) {
+		if a.LocalSource != (ident.CopyRef{}) {
 			o.BeingRead[a.LocalSource] = true
 		}
 		for _, s := range run.task.Seeds {
@@ -172,7 +172,7 @@ func (j *jobs) remove(e jobEnd) *activeJob {
 
 // jobEnd is how a job ended. A job that was stopped has not failed, whatever err is.
 type jobEnd struct {
-	key     plan.CopyRef
+	key     ident.CopyRef
 	err     error
 	stopped bool
 }
@@ -183,7 +183,7 @@ type reports struct {
 	mu        sync.Mutex
 	ends      []jobEnd
 	responses []queryResponses
-	damaged   []plan.CopyRef
+	damaged   []ident.CopyRef
 }
 
 func newReports() *reports { return &reports{ready: make(chan struct{}, 1)} }
@@ -203,7 +203,7 @@ func (r *reports) addResponses(q queryResponses) {
 }
 
 // addDamaged reports that a copy does not have its own bytes any more.
-func (r *reports) addDamaged(copy plan.CopyRef) {
+func (r *reports) addDamaged(copy ident.CopyRef) {
 	r.mu.Lock()
 	r.damaged = append(r.damaged, copy)
 	r.mu.Unlock()
@@ -211,7 +211,7 @@ func (r *reports) addDamaged(copy plan.CopyRef) {
 }
 
 // takeDamaged returns the damaged copies since the last call.
-func (r *reports) takeDamaged() []plan.CopyRef {
+func (r *reports) takeDamaged() []ident.CopyRef {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	damaged := r.damaged
@@ -278,8 +278,8 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 	}
 	t.Progress.Total.Store(a.Bytes)
 	t.Digest, t.PeerCopies = r.peers.copiesFor(d, o, a)
-	t.Verified = func(manifest disk.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
-	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (plan.CopyRef{}) {
+	t.Verified = func(manifest ident.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
+	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (ident.CopyRef{}) {
 		t.Source = r.disks.open[a.LocalSource.Disk].handle
 	}
 	if a.Op == plan.Export {
@@ -291,7 +291,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 
 // endedJob is a job that is not running any more.
 type endedJob struct {
-	key     plan.CopyRef
+	key     ident.CopyRef
 	op      plan.Op
 	stopped bool
 	ofPeer  bool // see plan.Action.VerifiesPeer

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -18,7 +19,7 @@ import (
 // returns the plan of that round.
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	o.Running[a.CopyRef()] = true
-	o.Jobs = map[plan.CopyRef]plan.Job{a.CopyRef(): {Action: a, Image: image}}
+	o.Jobs = map[ident.CopyRef]plan.Job{a.CopyRef(): {Action: a, Image: image}}
 	now = d.Plan(o)
 	_, ends := now.Ends[a.CopyRef()]
 	return !ends, now
@@ -28,10 +29,10 @@ func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.I
 // the same bytes, a node responds that has a ready copy with other bytes. The job must stop, as
 // ready copies of one image must not differ.
 func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
-	otherDigest, digest := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	otherDigest, digest := plantest.Digest(ident.SHA512, "a"), plantest.Digest(ident.SHA512, "b")
 	for _, test := range []struct {
 		kind          plan.Op
-		sum, declared disk.Digest
+		sum, declared ident.Digest
 		failed        bool // a failed copy can be repaired now
 		stopped       bool
 	}{
@@ -51,7 +52,7 @@ func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 			o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, otherDigest)
 		}
 		d, o := plantest.AsNode(refs[1].Node, c, o)
-		a := plan.NewAction(test.kind, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
+		a := plan.NewAction(test.kind, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 		a.SourceDigest = test.sum
 		if on, now := keepsRunning(d, o, a, image); on == test.stopped {
 			t.Errorf("%s of %v, declared %v, failed %v: it continues: %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
@@ -63,19 +64,19 @@ func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 // ago. Until the recovery interval has passed, only the digest of that copy is accepted.
 func TestFirstCopyStopsWhenADigestIsPinned(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	c.Images["parrot"] = image
 	o := plantest.EmptyDisks(c)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
+	a := plan.NewAction(plan.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped without a reason: %+v", now.Actions)
 	}
-	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, plantest.Digest(disk.SHA512, "a"))
+	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, plantest.Digest(ident.SHA512, "a"))
 	if on, now := keepsRunning(d, o, a, image); on {
 		t.Errorf("a download that accepts any bytes continues, the plan is %+v", now.Actions)
 	}
-	a.Pinned = plan.PinnedDigest{Digest: plantest.Digest(disk.SHA512, "a"), Until: plantest.Now.Add(4 * time.Minute)}
+	a.Pinned = plan.PinnedDigest{Digest: plantest.Digest(ident.SHA512, "a"), Until: plantest.Now.Add(4 * time.Minute)}
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped although it has the pinned digest: %+v", now.Actions)
 	}
@@ -93,7 +94,7 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Backup, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(plan.Backup, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped without a reason: %+v", now.Actions)
 	}
@@ -103,7 +104,7 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	if on, now := keepsRunning(d, o, a, was); on {
 		t.Errorf("the backup continues to the old target, the plan is %+v", now.Actions)
 	}
-	download := plan.NewAction(plan.Download, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	download := plan.NewAction(plan.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	delete(o.Disks[refs[0]].Copies, image.ID)
 	if on, now := keepsRunning(d, o, download, was); !on {
 		t.Errorf("a change of the backup target stops a download: %+v", now.Actions)
@@ -119,12 +120,12 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Verify, plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(plan.Verify, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
 	a.Scrub = true
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped without a reason: %+v", now.Actions)
 	}
-	d.Verify = map[plan.CopyRef]bool{a.CopyRef(): true}
+	d.Verify = map[ident.CopyRef]bool{a.CopyRef(): true}
 	if on, now := keepsRunning(d, o, a, image); on {
 		t.Errorf("the scrub continues, the plan is %+v", now.Actions)
 	}
@@ -136,7 +137,7 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 
 // A scrub lasts for hours: neither its start nor its run may take the slot of a transfer.
 func TestScrubTakesNoSlot(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: plantest.NewImage("parrot").ID}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: plantest.NewImage("parrot").ID}
 	scrub, transfer := plan.NewAction(plan.Verify, key, plan.Reason{}, 0), plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
 	scrub.Scrub = true
 	j := newJobs()
@@ -154,7 +155,7 @@ func TestScrubTakesNoSlot(t *testing.T) {
 // fulfilled.
 func TestRequestsOutliveOtherJobs(t *testing.T) {
 	image := plantest.NewImage("parrot")
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
 		kind           plan.Op
 		end            jobEnd
@@ -183,11 +184,11 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 // A failed copy can be repaired from another image on its node, but by now another node has a
 // ready copy with other bytes: the failed copy must be replaced by a sync of those bytes.
 func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
-	otherDigest, digest := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	otherDigest, digest := plantest.Digest(ident.SHA512, "a"), plantest.Digest(ident.SHA512, "b")
 	c, image, refs := plantest.TwoNodes(2)
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	other := plantest.NewImage("other")
-	other.Checksum, other.Disks = digest, []schema.DiskRef{refs[1]}
+	other.Checksum, other.Disks = digest, []ident.DiskRef{refs[1]}
 	c.Images["parrot"], c.Images["other"] = image, other
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, otherDigest)
@@ -199,7 +200,7 @@ func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
 		}
 	}
-	repair := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	repair := plan.NewAction(plan.Repair, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	repair.SourceDigest = digest
 	if on, now := keepsRunning(d, o, repair, image); on {
 		t.Errorf("the repair continues, the plan is %+v", now.Actions)
@@ -209,8 +210,8 @@ func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 // The only source of two running syncs did not respond to one query. Their data may still flow:
 // neither the sync on the best remaining disk nor the other one must be stopped.
 func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
-	sum := plantest.Digest(disk.SHA512, "a")
-	for _, checksum := range []disk.Digest{sum, {}} {
+	sum := plantest.Digest(ident.SHA512, "a")
+	for _, checksum := range []ident.Digest{sum, {}} {
 		for which := 1; which <= 2; which++ {
 			c, image := plantest.NewConfig(3, 1), plantest.NewImage("parrot")
 			image.Copies, image.Checksum = 3, checksum
@@ -221,11 +222,11 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 			o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, sum)
 			for _, ref := range refs[1:] {
 				o.Disks[ref].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 19, PartTotal: 1 << 20}}
-				o.Running[plan.CopyRef{Disk: ref, ID: image.ID}] = true
+				o.Running[ident.CopyRef{Disk: ref, ID: image.ID}] = true
 			}
 			o.Peers[refs[0].Node] = plan.Peer{Queried: true, Problem: "it does not answer in time", UnreachableFor: 11 * time.Second}
 			d, o := plantest.AsNode(refs[which].Node, c, o)
-			a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[which], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
+			a := plan.NewAction(plan.Sync, ident.CopyRef{Disk: refs[which], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
 			a.SourceDigest = sum
 			if on, now := keepsRunning(d, o, a, image); !on {
 				t.Errorf("declared %v: the sync on the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
@@ -242,10 +243,10 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 // suspicion against the copy.
 func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
-	key, other := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
+	key, other := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Cleanup}, Image: image}}, stop: func() {}, deletion: &deletion{}}
-	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []plan.CopyRef{key}}, image: image}
+	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []ident.CopyRef{key}}, image: image}
 	r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
 	r.handleResponses(queryResponses{key: key, stopped: true})
 	if n := r.jobs.transfers.counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
@@ -256,12 +257,12 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 // TestSeedsAreBeingRead checks that a copy is not deleted while a sync reads chunks from it, and that this
 // is no use of it, which would restart its clean-up interval.
 func TestSeedsAreBeingRead(t *testing.T) {
-	at := schema.DiskRef{Node: "node1", Disk: "disk1"}
-	old := plan.CopyRef{Disk: at, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
-	new := plan.CopyRef{Disk: at, ID: disk.ID{Name: "parrot", UUID: "00000002"}}
+	at := ident.DiskRef{Node: "node1", Disk: "disk1"}
+	old := ident.CopyRef{Disk: at, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
+	new := ident.CopyRef{Disk: at, ID: ident.ID{Name: "parrot", UUID: "00000002"}}
 	j := newJobs()
 	j.running[new] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Sync}}, Seeds: []Seed{{Ref: old}}}}
-	o := plan.Observed{Running: map[plan.CopyRef]bool{}, BeingRead: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, Disks: map[schema.DiskRef]plan.Disk{}}
+	o := plan.Observed{Running: map[ident.CopyRef]bool{}, BeingRead: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, Disks: map[ident.DiskRef]plan.Disk{}}
 	j.addTo(o)
 	if !j.read(old) || !o.BeingRead[old] {
 		t.Errorf("read %v, being read %v", j.read(old), o.BeingRead[old])

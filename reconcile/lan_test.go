@@ -14,13 +14,13 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // lan is a cluster of nodes with one disk each, which query each other over real connections.
@@ -132,10 +132,10 @@ func (c *lan) ranked() []*manager {
 
 // holds reports whether the node has a ready copy in the view v.
 func (m *manager) holds(v *status.View) bool {
-	return isReadyOn(v, schema.DiskRef{Node: m.name, Disk: "a"})
+	return isReadyOn(v, ident.DiskRef{Node: m.name, Disk: "a"})
 }
 
-func isReadyOn(v *status.View, ref schema.DiskRef) bool {
+func isReadyOn(v *status.View, ref ident.DiskRef) bool {
 	for id, c := range v.Observed.Disks[ref].Copies {
 		if id.Name == "parrot" && c.State == disk.Ready {
 			return true
@@ -149,7 +149,7 @@ func (c *lan) everywhere() {
 	for _, m := range c.nodes {
 		m.until("ready everywhere", func(v *status.View) bool {
 			for _, other := range c.nodes {
-				if !isReadyOn(v, schema.DiskRef{Node: other.name, Disk: "a"}) {
+				if !isReadyOn(v, ident.DiskRef{Node: other.name, Disk: "a"}) {
 					return false
 				}
 			}

@@ -10,7 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
@@ -20,7 +23,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"golang.org/x/sys/unix"
 )
 
 // localNode implements System for the machine on which this process runs.
@@ -116,7 +118,7 @@ func (d localDisk) List(name string) (c Contents, err error) {
 }
 
 // Update implements Disk.
-func (d localDisk) Update(id disk.ID, change func(*disk.Record)) error {
+func (d localDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	err := d.Disk.Update(id, change)
 	d.WriteFailed(err)
 	return err
@@ -255,7 +257,7 @@ func (l *localJobs) Query(ctx context.Context, a plan.Action, mark string, nodes
 }
 
 // Prove implements Jobs.
-func (l *localJobs) Prove(ctx context.Context, _ plan.Action, tasks []ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+func (l *localJobs) Prove(ctx context.Context, _ plan.Action, tasks []ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
 	go func() { done(requestChunks(ctx, l.peers.client, tasks)) }()
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -115,7 +116,7 @@ func (l *Loop) PeerServer() *peer.Server {
 }
 
 // Transfers returns the running actions.
-func (l *Loop) Transfers() map[plan.CopyRef]job.Transfer { return l.reconciler.Transfers() }
+func (l *Loop) Transfers() map[ident.CopyRef]job.Transfer { return l.reconciler.Transfers() }
 
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts {
@@ -359,7 +360,7 @@ func (h *healthLog) update(d plan.Desired, o plan.Observed) {
 			h.set(nodeUnavailable, name, p.Problem != "", p.Problem)
 		}
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		seen, name := o.Disks[ref], ref.String()
 		if d.Owns(ref) {
 			h.set(diskUnavailable, name, seen.Problem != "", seen.Problem)

@@ -9,9 +9,9 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
@@ -45,7 +45,7 @@ func newMark(t Task, secret func() uint64) mark {
 // seenBy returns an error if the mark of the copy key is in the folder of another copy: on another disk of this node, also
 // on one that is not used, or according to the states of other nodes. It also returns one if the mark is gone: a node
 // that starts removes all marks in its folders, and its state may be from after that.
-func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served) error {
+func (m mark) seenBy(key ident.CopyRef, states map[string]peer.State, own *served) error {
 	now := own.disks.Load()
 	switch {
 	case m.Name == "" || m.problem != nil:
@@ -54,7 +54,7 @@ func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served
 		return errNotRead
 	}
 	same := func(node, name string) error {
-		return fmt.Errorf("not deleted: the folder of the copy is also that of %s: it is one copy at two paths; unmount one, or remove one disk from the configuration", schema.DiskRef{Node: node, Disk: name})
+		return fmt.Errorf("not deleted: the folder of the copy is also that of %s: it is one copy at two paths; unmount one, or remove one disk from the configuration", ident.DiskRef{Node: node, Disk: name})
 	}
 	for _, name := range slices.Sorted(maps.Keys(now.byName)) {
 		handle := now.byName[name].handle
@@ -81,12 +81,12 @@ func (m mark) seenBy(key plan.CopyRef, states map[string]peer.State, own *served
 }
 
 // mayBeUsed returns an error if another copy is in use that may be the copy key itself: see mayBeSame.
-func (m mark) mayBeUsed(o plan.Observed, key plan.CopyRef) error {
+func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	for ref, seen := range o.Disks {
 		if ref == key.Disk || seen.Copies[key.ID].UsedBy == "" {
 			continue
 		}
-		if err := m.mayBeSame(o, key, plan.CopyRef{Disk: ref, ID: key.ID}); err != nil {
+		if err := m.mayBeSame(o, key, ident.CopyRef{Disk: ref, ID: key.ID}); err != nil {
 			return fmt.Errorf("not deleted: the copy on %s is in use: %w", ref, err)
 		}
 	}
@@ -95,7 +95,7 @@ func (m mark) mayBeUsed(o plan.Observed, key plan.CopyRef) error {
 
 // mayBeSame returns an error if it cannot be excluded that the other copy is the copy key itself: no mark could be
 // written, and the other one is not on another file system of this node.
-func (m mark) mayBeSame(o plan.Observed, key, other plan.CopyRef) error {
+func (m mark) mayBeSame(o plan.Observed, key, other ident.CopyRef) error {
 	a, b := o.Disks[key.Disk].Copies[key.ID].Folder, o.Disks[other.Disk].Copies[other.ID].Folder
 	if key.Disk.Node == other.Disk.Node && a.Device != b.Device {
 		return nil

@@ -5,26 +5,26 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Without a mark it is not known which other copies are the withdrawn one. One that is in use, and is not on another file
 // system of the same node, keeps it.
 func TestUsedCopyMayBeTheWithdrawnOne(t *testing.T) {
 	t.Parallel()
-	id := disk.ID{Name: "parrot", UUID: "00000001"}
+	id := ident.ID{Name: "parrot", UUID: "00000001"}
 	at := func(node string, device uint64, used string) plan.Observed {
-		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{}}
-		add := func(ref schema.DiskRef, device uint64, used string) {
+		o := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{}}
+		add := func(ref ident.DiskRef, device uint64, used string) {
 			c := plan.Copy{Copy: disk.Copy{ID: id, Folder: disk.FolderID{Device: device, Inode: 1}}, UsedBy: used}
-			o.Disks[ref] = plan.Disk{Copies: map[disk.ID]plan.Copy{id: c}}
+			o.Disks[ref] = plan.Disk{Copies: map[ident.ID]plan.Copy{id: c}}
 		}
-		add(schema.DiskRef{Node: "node1", Disk: "a"}, 1, "")
-		add(schema.DiskRef{Node: node, Disk: "b"}, device, used)
+		add(ident.DiskRef{Node: "node1", Disk: "a"}, 1, "")
+		add(ident.DiskRef{Node: node, Disk: "b"}, device, used)
 		return o
 	}
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "a"}, ID: id}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "a"}, ID: id}
 	for _, tt := range []struct {
 		name    string
 		o       plan.Observed

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
@@ -370,7 +371,7 @@ func (n *notifier) updateRecord() {
 
 // persist reads the records of the disks at the first call with a setting, and later writes the current record to the disks that
 // do not have it. The error is why a disk does not have it. It is for the goroutine of the rounds.
-func (n *notifier) persist(v *status.View, folders func() map[schema.DiskRef]*disk.Disk) (failed error) {
+func (n *notifier) persist(v *status.View, folders func() map[ident.DiskRef]*disk.Disk) (failed error) {
 	declared := v.Desired.Config.Settings.Notify
 	if declared == nil {
 		return nil
@@ -418,7 +419,7 @@ func (n *notifier) recorded(uuid string, record []byte) {
 }
 
 // restore adds the episodes of the disks. A record that cannot be read is none: its episodes are sent again.
-func (n *notifier) restore(target schema.Notify, disks map[schema.DiskRef]*disk.Disk) {
+func (n *notifier) restore(target schema.Notify, disks map[ident.DiskRef]*disk.Disk) {
 	for _, d := range disks {
 		data, err := d.Notified()
 		if err != nil || data == nil {

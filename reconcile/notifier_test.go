@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
@@ -43,7 +44,7 @@ type notifying struct {
 
 type notifyingNode struct {
 	*notifier
-	disks map[schema.DiskRef]*disk.Disk
+	disks map[ident.DiskRef]*disk.Disk
 	stop  context.CancelFunc
 	away  bool
 	since time.Time // when it went away or came back
@@ -66,7 +67,7 @@ func startNotifying(t *testing.T, format schema.NotifyFormat, nodes int) *notify
 }
 
 // start starts the process of a node, with the disks of the one before.
-func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
+func (c *notifying) start(node string, disks map[ident.DiskRef]*disk.Disk) {
 	if disks == nil {
 		dir := c.t.TempDir()
 		_, err := disk.Init(dir)
@@ -74,7 +75,7 @@ func (c *notifying) start(node string, disks map[schema.DiskRef]*disk.Disk) {
 		d, err := disk.Open(dir)
 		must(c.t, err)
 		c.t.Cleanup(func() { d.Close() })
-		disks = map[schema.DiskRef]*disk.Disk{{Node: node, Disk: "disk1"}: d}
+		disks = map[ident.DiskRef]*disk.Disk{{Node: node, Disk: "disk1"}: d}
 	}
 	ctx, stop := context.WithCancel(c.t.Context())
 	log := slog.New(slog.DiscardHandler)
@@ -133,9 +134,9 @@ func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
 // view returns what a node observes.
 func (c *notifying) view(node string) *status.View {
 	v := &status.View{Loaded: true, Desired: plan.Desired{Node: node, Digest: c.digest(node), Allowed: schema.Everything}, Observed: plan.Observed{
-		Now: time.Now().UTC(), Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{},
+		Now: time.Now().UTC(), Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[ident.CopyRef]plan.Failure{},
 	}}
-	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	id := ident.ID{Name: "parrot", UUID: "0000000a"}
 	image := schema.Image{ID: id, Copies: len(c.nodes), Source: schema.Source{Upload: &schema.Upload{}}}
 	v.Desired.Config = schema.Config{
 		Settings: schema.Settings{RecoveryWaitInterval: 5 * time.Minute, Notify: &schema.Notify{URL: "https://a.example/api/v2/alerts", Format: c.format}},
@@ -143,12 +144,12 @@ func (c *notifying) view(node string) *status.View {
 	}
 	for name, n := range c.nodes {
 		v.Desired.Config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/d", AllowScheduling: true}}}
-		ref := schema.DiskRef{Node: name, Disk: "disk1"}
-		v.Observed.Disks[ref] = plan.Disk{Path: "/d", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{
-			id: {Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, Size: 1, SHA512: disk.Digest{}}}}}
+		ref := ident.DiskRef{Node: name, Disk: "disk1"}
+		v.Observed.Disks[ref] = plan.Disk{Path: "/d", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: map[ident.ID]plan.Copy{
+			id: {Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, Size: 1, SHA512: ident.Digest{}}}}}
 		if reaches := name == node || !n.away && !c.nodes[node].away; name == c.failing && reaches {
 			v.Observed.Disks[ref].Copies[id] = plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
-			v.Observed.Failures[plan.CopyRef{Disk: ref, ID: id}] = plan.Failure{Attempts: 1, Since: time.Now(), RetryAt: time.Now().Add(time.Hour), Message: "no route to host"}
+			v.Observed.Failures[ident.CopyRef{Disk: ref, ID: id}] = plan.Failure{Attempts: 1, Since: time.Now(), RetryAt: time.Now().Add(time.Hour), Message: "no route to host"}
 		}
 		if name == node {
 			continue
@@ -170,7 +171,7 @@ func (c *notifying) round() {
 		if n := c.nodes[name]; !n.away || n.cut {
 			v := c.view(name)
 			n.loop.view.Store(v)
-			must(c.t, n.persist(v, func() map[schema.DiskRef]*disk.Disk { return n.disks }))
+			must(c.t, n.persist(v, func() map[ident.DiskRef]*disk.Disk { return n.disks }))
 		}
 	}
 }

@@ -1,7 +1,7 @@
 package reconcile
 
 import (
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -9,20 +9,20 @@ import (
 // Observe observes the disks of d.Node, and adds the last observations of the other nodes. It
 // reads small files and no image data, and waits for no other node.
 func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
-	declared := map[schema.DiskRef]schema.Disk{}
+	declared := map[ident.DiskRef]schema.Disk{}
 	for name, one := range d.Config.Nodes[d.Node].Disks {
-		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); d.Owns(ref) {
+		if ref := (ident.DiskRef{Node: d.Node, Disk: name}); d.Owns(ref) {
 			declared[ref] = one
 		}
 	}
 	r.disks.refresh(declared, r.jobs.useDisk)
 	now := r.clock.observe()
 	o := plan.Observed{
-		Now: now.Wall, Disks: map[schema.DiskRef]plan.Disk{},
-		Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{},
+		Now: now.Wall, Disks: map[ident.DiskRef]plan.Disk{},
+		Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
 	}
 	for ref, one := range r.disks.open {
-		seen := one.observe(func(id disk.ID) bool { return r.jobs.read(plan.CopyRef{Disk: ref, ID: id}) })
+		seen := one.observe(func(id ident.ID) bool { return r.jobs.read(ident.CopyRef{Disk: ref, ID: id}) })
 		seen.ClockStepped = r.clock.outdated(seen.UUID)
 		o.Disks[ref] = seen
 	}

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // A disk is declared twice, by its path and by a link. Both must be rejected, or its copies would
@@ -54,7 +54,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 	d := plantest.Load(t, config)
 	_, _, err := r.Converge(t.Context(), d)
 	must(t, err)
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: d.Config.Images["parrot"].ID}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: d.Config.Images["parrot"].ID}
 	evicted := plantest.Load(t, strings.Replace(strings.Replace(config, "disk1: {", "disk1: {evictionRequested: true, ", 1), "Copies: 2", "Copies: 1", 1))
 	f, err := os.Open(filepath.Join(d.Config.Nodes["node1"].Disks["disk1"].Path, "backing-images", key.ID.String(), "backing"))
 	must(t, err)
@@ -73,7 +73,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 			t.Errorf("%s: a deletion is planned: %v; in use: %q", when, got, o.Disks[key.Disk].Copies[key.ID].UsedBy)
 		}
 	}
-	other := schema.DiskRef{Node: "node1", Disk: "disk2"}
+	other := ident.DiskRef{Node: "node1", Disk: "disk2"}
 	must(t, r.disks.open[other].handle.Update(key.ID, func(r *disk.Record) { r.ReadBackAt = time.Now() }))
 	expectDeletion("a process has the copy open", false)
 	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Verify, key, plan.Reason{}, 0)}}, stop: func() {}}

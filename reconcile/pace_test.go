@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
@@ -16,7 +17,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // exhausted returns the pace of a node that has spent its credit, so that each round that can wait is
@@ -104,7 +104,7 @@ func TestBacklogKeepsSlotsBusy(t *testing.T) {
 
 // A round cannot wait for a job that was stopped, for a deletion, or for the responses to its queries.
 func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	for _, tt := range []struct {
 		name   string
 		op     plan.Op
@@ -131,7 +131,7 @@ func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
 // A full disk would fail the whole backlog: the next plan has to decide. A source that fails concerns
 // its image only.
 func TestBacklogAfterFailures(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	for _, tt := range []struct {
 		err  error
 		left int
@@ -142,7 +142,7 @@ func TestBacklogAfterFailures(t *testing.T) {
 		{disk.ErrReadOnly, 0},
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-		r.backlog.add(plan.NewAction(plan.Download, plan.CopyRef{Disk: key.Disk, ID: disk.ID{Name: "other", UUID: "6846a0b2"}}, plan.Reason{}, 0))
+		r.backlog.add(plan.NewAction(plan.Download, ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "other", UUID: "6846a0b2"}}, plan.Reason{}, 0))
 		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Download, key, plan.Reason{}, 0)}}, stop: func() {}}
 		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Download}, Progress: &fetch.Progress{}})
 		r.endJob(jobEnd{key: key, err: tt.err})
@@ -154,7 +154,7 @@ func TestBacklogAfterFailures(t *testing.T) {
 
 func TestBacklogHasNoDeletions(t *testing.T) {
 	action := func(op plan.Op, name string) plan.Action {
-		return plan.NewAction(op, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: name, UUID: "6846a0b2"}}, plan.Reason{}, 0)
+		return plan.NewAction(op, ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: name, UUID: "6846a0b2"}}, plan.Reason{}, 0)
 	}
 	scrub := action(plan.Verify, "c")
 	scrub.Scrub = true

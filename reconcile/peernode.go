@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -24,7 +25,7 @@ type served struct {
 // servedDisks are the disks of this node as of one observation. A value does not change.
 type servedDisks struct {
 	node, config string // config is the digest that is published
-	suspects     map[plan.CopyRef]bool
+	suspects     map[ident.CopyRef]bool
 	byName       map[string]servedDisk
 	images       map[string]schema.Image
 }
@@ -40,7 +41,7 @@ type servedDisk struct {
 var errNotRead = errors.New("the disks were not read yet: retry later")
 
 // update replaces the disks that peers can read.
-func (s *served) update(d plan.Desired, o plan.Observed, open map[schema.DiskRef]*openDisk) {
+func (s *served) update(d plan.Desired, o plan.Observed, open map[ident.DiskRef]*openDisk) {
 	now := &servedDisks{node: d.Node, suspects: plan.Suspects(o.Failures), byName: map[string]servedDisk{}, images: d.Config.Images}
 	now.config, _ = d.PublishedDigest()
 	for ref, one := range open {
@@ -73,18 +74,18 @@ func (s *served) handle(name string) Disk {
 // leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
 type leavingCopies struct {
 	mu      sync.Mutex
-	keys    map[plan.CopyRef]bool
+	keys    map[ident.CopyRef]bool
 	watches map[*leavingWatch]bool
 }
 
 // leavingWatch collects the copies that are withdrawn at any moment of an observation.
-type leavingWatch struct{ keys map[plan.CopyRef]bool }
+type leavingWatch struct{ keys map[ident.CopyRef]bool }
 
-func (l *leavingCopies) add(key plan.CopyRef) {
+func (l *leavingCopies) add(key ident.CopyRef) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.keys == nil {
-		l.keys = map[plan.CopyRef]bool{}
+		l.keys = map[ident.CopyRef]bool{}
 	}
 	l.keys[key] = true
 	for w := range l.watches {
@@ -94,16 +95,16 @@ func (l *leavingCopies) add(key plan.CopyRef) {
 
 // watch begins an observation. The returned function ends it, and returns the copies that were
 // withdrawn at any moment since watch was called.
-func (l *leavingCopies) watch() (end func() map[plan.CopyRef]bool) {
+func (l *leavingCopies) watch() (end func() map[ident.CopyRef]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := &leavingWatch{keys: map[plan.CopyRef]bool{}}
+	w := &leavingWatch{keys: map[ident.CopyRef]bool{}}
 	maps.Copy(w.keys, l.keys)
 	if l.watches == nil {
 		l.watches = map[*leavingWatch]bool{}
 	}
 	l.watches[w] = true
-	return func() map[plan.CopyRef]bool {
+	return func() map[ident.CopyRef]bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		delete(l.watches, w)
@@ -112,21 +113,21 @@ func (l *leavingCopies) watch() (end func() map[plan.CopyRef]bool) {
 }
 
 // keep ends all withdrawals except those for which deleting is true.
-func (l *leavingCopies) keep(deleting func(plan.CopyRef) bool) {
+func (l *leavingCopies) keep(deleting func(ident.CopyRef) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.keys, func(key plan.CopyRef, _ bool) bool { return !deleting(key) })
+	maps.DeleteFunc(l.keys, func(key ident.CopyRef, _ bool) bool { return !deleting(key) })
 }
 
 // has reports whether the copy is withdrawn now.
-func (l *leavingCopies) has(key plan.CopyRef) bool {
+func (l *leavingCopies) has(key ident.CopyRef) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.keys[key]
 }
 
 // all returns the copies that are withdrawn now.
-func (l *leavingCopies) all() map[plan.CopyRef]bool {
+func (l *leavingCopies) all() map[ident.CopyRef]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.keys)
@@ -156,9 +157,9 @@ func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop
 func (n peerNode) Notifications() []byte { return n.loop.notifier.published() }
 
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
-func (n peerNode) Leaving(name string, id disk.ID) bool {
+func (n peerNode) Leaving(name string, id ident.ID) bool {
 	now := n.served.disks.Load()
-	return now == nil || n.served.leaving.has(plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: name}, ID: id})
+	return now == nil || n.served.leaving.has(ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: name}, ID: id})
 }
 
 // DeclaredUUID implements peer.Node.
@@ -198,10 +199,10 @@ func (s *served) copies(name, mark string) (peer.State, error) {
 		state.Disks = append(state.Disks, now.byName[on].list(on, name, mark))
 	}
 	leaving := endWatch()
-	first := map[disk.FolderID]schema.DiskRef{} // as plan.Observed.MarkSameCopies
+	first := map[disk.FolderID]ident.DiskRef{} // as plan.Observed.MarkSameCopies
 	for _, one := range state.Disks {
 		for i := range one.Copies {
-			key := plan.CopyRef{Disk: schema.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
+			key := ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
 			one.Copies[i].Leaving = leaving[key]
 			if other, shared := first[one.Copies[i].Folder]; shared {
 				markSame(&one.Copies[i], other)
@@ -258,7 +259,7 @@ func (d servedDisk) list(on, name, mark string) peer.Disk {
 }
 
 // addDemand adds the demand of replicas on a disk to its copies.
-func addDemand(copies []peer.Copy, id disk.ID, demand plan.Demand) []peer.Copy {
+func addDemand(copies []peer.Copy, id ident.ID, demand plan.Demand) []peer.Copy {
 	i := slices.IndexFunc(copies, func(c peer.Copy) bool { return c.ID == id })
 	if i < 0 {
 		copies, i = append(copies, absentCopy(id)), len(copies)

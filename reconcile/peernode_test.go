@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -20,7 +21,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // newHolder returns a Reconciler with a ready copy, the desired state with its only disk, and one with
@@ -143,7 +143,7 @@ func TestClonedDiskIsDisputedOnBothNodes(t *testing.T) {
 	}
 }
 
-func refOf(d plan.Desired) schema.DiskRef { return schema.DiskRef{Node: d.Node, Disk: "disk1"} }
+func refOf(d plan.Desired) ident.DiskRef { return ident.DiskRef{Node: d.Node, Disk: "disk1"} }
 
 // listingDisk is a Disk that calls listed after each listing.
 type listingDisk struct {
@@ -161,12 +161,12 @@ func (d listingDisk) List(name string) (Contents, error) {
 func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
 	t.Parallel()
 	r, with, _ := newHolder(t, fetchtest.Random(3, 512))
-	key := plan.CopyRef{Disk: refOf(with), ID: with.Config.Images["parrot"].ID}
+	key := ident.CopyRef{Disk: refOf(with), ID: with.Config.Images["parrot"].ID}
 	now := *r.served.disks.Load()
 	one := now.byName["disk1"]
 	one.handle = listingDisk{one.handle, func() {
 		r.served.leaving.add(key)
-		r.served.leaving.keep(func(plan.CopyRef) bool { return false })
+		r.served.leaving.keep(func(ident.CopyRef) bool { return false })
 	}}
 	now.byName = map[string]servedDisk{"disk1": one}
 	r.served.disks.Store(&now)
@@ -192,7 +192,7 @@ func TestSharedFolderIsOneCopyForOtherNodes(t *testing.T) {
 	queried, err := r.Copies("parrot", "")
 	must(t, err)
 	o := r.Observe(with)
-	o.Disks[schema.DiskRef{Node: with.Node, Disk: "disk2"}] = plan.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
+	o.Disks[ident.DiskRef{Node: with.Node, Disk: "disk2"}] = plan.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
 	o.MarkSameCopies()
 	for _, s := range []peer.State{queried, publishedState(with, o, plan.Plan{}, &r.jobs)} {
 		if len(s.Disks) != 2 || s.Disks[0].Copies[0].State != disk.Ready || s.Disks[1].Copies[0].State != disk.Unknown {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -33,7 +34,7 @@ type peerState struct {
 	state       peer.State
 	clockOffset time.Duration // this node's wall clock minus that node's
 	node        schema.Node   // its declaration when its state was converted
-	disks       map[schema.DiskRef]plan.Disk
+	disks       map[ident.DiskRef]plan.Disk
 }
 
 // follow polls the other nodes that d declares, and no others, until ctx ends. It does not wait
@@ -131,7 +132,7 @@ func (s *peers) trackConfig(d plan.Desired, name string, p plan.Peer, now time.T
 // disksOf returns the disks of a node from its last state, which was received at the wall time
 // at. It converts each state once, because most rounds find no new one, and again when one of the
 // clocks was set or other disks are declared.
-func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time.Time) map[schema.DiskRef]plan.Disk {
+func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time.Time) map[ident.DiskRef]plan.Disk {
 	node := d.Config.Nodes[name]
 	last, ok := s.states[name]
 	offset := at.Sub(a.State.Clock)
@@ -176,12 +177,12 @@ func (t peerState) translate(offset time.Duration) {
 func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time) {
 	sameConfig := a.State.Config == d.Digest && d.Digest != ""
 	for _, one := range a.State.Disks {
-		ref := schema.DiskRef{Node: a.State.Node, Disk: one.Name}
+		ref := ident.DiskRef{Node: a.State.Node, Disk: one.Name}
 		if _, declared := d.Disk(ref); !declared {
 			continue
 		}
 		for _, c := range one.Copies {
-			key := plan.CopyRef{Disk: ref, ID: c.ID}
+			key := ident.CopyRef{Disk: ref, ID: c.ID}
 			if c.Action != "" {
 				o.Running[key] = true
 			}
@@ -216,8 +217,8 @@ func failureFromPeer(t peer.Failure, at time.Time) plan.Failure {
 const longestBackoff = 48 * time.Hour
 
 // disksFromPeer returns the declared disks of a node from its state.
-func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[schema.DiskRef]plan.Disk {
-	disks := map[schema.DiskRef]plan.Disk{}
+func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[ident.DiskRef]plan.Disk {
+	disks := map[ident.DiskRef]plan.Disk{}
 	for _, one := range s.Disks {
 		declared, ok := nodes[node].Disks[one.Name]
 		if !ok {
@@ -226,7 +227,7 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 		seen := plan.Disk{Path: declared.Path, UUID: one.UUID, Problem: one.Problem}
 		if seen.Problem == "" {
 			seen.Space, seen.ReadOnly, seen.UsageUnknown = disk.Space{Total: one.Total, Free: one.Free}, one.ReadOnly, one.UsageUnknown
-			seen.Copies, seen.Demands = make(map[disk.ID]plan.Copy, len(one.Copies)), map[disk.ID]plan.Demand{}
+			seen.Copies, seen.Demands = make(map[ident.ID]plan.Copy, len(one.Copies)), map[ident.ID]plan.Demand{}
 			for _, c := range one.Copies {
 				seen.Copies[c.ID] = copyFromPeer(c)
 				if c.Demand != "" {
@@ -234,7 +235,7 @@ func disksFromPeer(nodes map[string]schema.Node, node string, s peer.State) map[
 				}
 			}
 		}
-		disks[schema.DiskRef{Node: node, Disk: one.Name}] = seen
+		disks[ident.DiskRef{Node: node, Disk: one.Name}] = seen
 	}
 	return disks
 }
@@ -260,9 +261,9 @@ func copyFromPeer(c peer.Copy) plan.Copy {
 // copiesFor returns the digest of the bytes that an action may read from peers, and a function that
 // returns the peer copies with these bytes at the time of the call. An action that reads a copy of this
 // node, or none, uses no peers.
-func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want disk.Digest, copies func() []peer.Source) {
-	if a.LocalSource != (plan.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != plan.Verify {
-		return disk.Digest{}, func() []peer.Source { return nil }
+func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want ident.Digest, copies func() []peer.Source) {
+	if a.LocalSource != (ident.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != plan.Verify {
+		return ident.Digest{}, func() []peer.Source { return nil }
 	}
 	want = d.DigestOf(o, a)
 	nodes := d.Config.Nodes
@@ -270,7 +271,7 @@ func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want 
 }
 
 // sources returns the copies with the digest want that the responding nodes offer.
-func sources(observations map[string]peer.Observation, nodes map[string]schema.Node, want disk.Digest) []peer.Source {
+func sources(observations map[string]peer.Observation, nodes map[string]schema.Node, want ident.Digest) []peer.Source {
 	var all []peer.Source
 	for _, name := range slices.Sorted(maps.Keys(observations)) {
 		a := observations[name]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -20,7 +21,7 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 	now := time.Now()
 	success, dropped := now.Add(-time.Minute), now.Add(-time.Second)
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
-		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[schema.DiskRef]plan.Disk{}}
+		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[ident.DiskRef]plan.Disk{}}
 		s := newPeers(nil, slog.New(slog.DiscardHandler))
 		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: success, LastSeen: dropped}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].LastResponse); ago != want {
@@ -34,13 +35,13 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 func TestPeerTimesFollowAClockStep(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	d, _ := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
-	failed := plantest.FailedCopy(image, plantest.Digest(disk.SHA512, "a"))
+	failed := plantest.FailedCopy(image, plantest.Digest(ident.SHA512, "a"))
 	observations := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: peer.State{
 		Node: refs[1].Node, Clock: plantest.Now, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
 	}}}
 	s := newPeers(nil, slog.New(slog.DiscardHandler))
 	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
-		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
+		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
 		s.mergeObservations(d, &o, observations, plantest.Now)
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
@@ -68,7 +69,7 @@ func TestFailoverWithAnInvalidConfiguration(t *testing.T) {
 	o.Peers = map[string]plan.Peer{second.Node: {Queried: true}}
 	own, _ := plantest.AsNode(first.Node, c, o)
 	own.Digest, own.Allowed = "", schema.NoDeletions
-	o.Failures[plan.CopyRef{Disk: first, ID: image.ID}] = failureFromPeer(*state.Disks[0].Copies[0].Failure, o.Now)
+	o.Failures[ident.CopyRef{Disk: first, ID: image.ID}] = failureFromPeer(*state.Disks[0].Copies[0].Failure, o.Now)
 	plantest.ExpectAction(t, own.Plan(o), otherPlan)
 }
 
@@ -76,11 +77,11 @@ func TestFailoverWithAnInvalidConfiguration(t *testing.T) {
 // wrong: another node must still pin that digest.
 func TestPinnedDigestWithASkewedPeerClock(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	c.Images["parrot"] = image
 	for _, skew := range []time.Duration{0, time.Minute, -10 * time.Minute} {
 		o := plantest.EmptyDisks(c)
-		o.Disks[refs[0]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: plantest.Digest(disk.SHA512, "b"), DamagedAt: plantest.Now.Add(-10 * time.Second).Add(skew)}, Rejects: "the copy there failed and is in use"}
+		o.Disks[refs[0]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: plantest.Digest(ident.SHA512, "b"), DamagedAt: plantest.Now.Add(-10 * time.Second).Add(skew)}, Rejects: "the copy there failed and is in use"}
 		peerState{disks: o.Disks}.translate(-skew)
 		d, o := plantest.AsNode(refs[1].Node, c, o)
 		for _, a := range d.Plan(o).Actions {
@@ -102,7 +103,7 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 		o.Disks[ref].Copies[image.ID] = ready
 	}
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
-	o0.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []plan.CopyRef{{Disk: refs[0], ID: image.ID}}}}
+	o0.Failures = map[ident.CopyRef]plan.Failure{{Disk: ident.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []ident.CopyRef{{Disk: refs[0], ID: image.ID}}}}
 	published := publishedState(d0, o0, plan.Plan{}, &jobs{})
 	o1 := o
 	o1.Disks[refs[0]] = disksFromPeer(c.Nodes, published.Node, published)[refs[0]]
@@ -119,7 +120,7 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 func TestReasonsOfCopiesArePublished(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	d, o := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
-	key := plan.CopyRef{Disk: refs[0], ID: image.ID}
+	key := ident.CopyRef{Disk: refs[0], ID: image.ID}
 	reason := plan.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
 	for op, want := range map[plan.Op]plan.Reason{plan.Blocked: reason, plan.Wait: reason, plan.Download: {}} {
 		p := plan.Plan{Actions: []plan.Action{plan.NewAction(op, key, reason, 0)}}
@@ -148,7 +149,7 @@ func TestFinalFailuresOfPeers(t *testing.T) {
 // a file is no started first copy.
 func TestPartSourceSurvivesPeerState(t *testing.T) {
 	for source, fromPeers := range map[string]bool{disk.PartFromPeers + " sha256:0a": true, disk.PartFromUpload: false, "": false} {
-		c := plan.Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: source}}
+		c := plan.Copy{Copy: disk.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: source}}
 		if received := copyFromPeer(copyToPeer(c)); c.FromPeers() != fromPeers || received.FromPeers() != fromPeers {
 			t.Errorf("a part from %q is from peers: %v, as a peer reports it: %v", source, c.FromPeers(), received.FromPeers())
 		}
@@ -159,12 +160,12 @@ func TestPartSourceSurvivesPeerState(t *testing.T) {
 // From the state that the other node publishes, this node has to pin the digest of that copy.
 func TestPinnedDigestFromPeerState(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	c.Images["parrot"] = image
 	now := time.Now()
 	o := plantest.EmptyDisks(c)
 	o.Now = now
-	failed := plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "b"))
+	failed := plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "b"))
 	failed.State, failed.DamagedAt, failed.UsedBy = disk.Failed, now.Add(-10*time.Second), "used by replica vol-1"
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
@@ -190,10 +191,10 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 // A running sync must use the new address of the node from which it reads, because a transfer may
 // take days.
 func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
-	want := plantest.Digest(disk.SHA512, "a")
+	want := plantest.Digest(ident.SHA512, "a")
 	cache := peer.NewStateCache()
 	cache.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{Copy: disk.Copy{
-		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: plantest.Digest(disk.SHA256, "chunks"),
+		ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: plantest.Digest(ident.SHA256, "chunks"),
 	}}}}}})
 	client := peer.NewClient(nil, nil)
 	local := &localPeers{}
@@ -247,7 +248,7 @@ func TestOtherConfigFor(t *testing.T) {
 	} {
 		now = now.Add(time.Minute)
 		d.Digest = step.own
-		o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}}
+		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}}
 		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: step.problem, LastSeen: now, LastSuccess: now, State: peer.State{Config: step.peer}}}, now)
 		if got := o.Peers["node2"].OtherConfigFor; got != step.want {
 			t.Errorf("step %d: got %v, want %v", i+1, got, step.want)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -171,7 +172,7 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 				return
 			}
 			v = honest.until("the claim disproved", func(v *status.View) bool {
-				return v.Observed.Disks[schema.DiskRef{Node: evil.name, Disk: "a"}].Copies[v.Desired.Config.Images["parrot"].ID].Unproven
+				return v.Observed.Disks[ident.DiskRef{Node: evil.name, Disk: "a"}].Copies[v.Desired.Config.Images["parrot"].ID].Unproven
 			})
 			for _, image := range v.Status(nil).Images {
 				for _, one := range image.Copies {
@@ -247,7 +248,7 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 		}
 		c.declare(next, holder)
 		v := holder.until("the claim disproved", func(v *status.View) bool {
-			claimed := v.Observed.Disks[schema.DiskRef{Node: evil.name, Disk: "a"}].Copies[disk.ID{Name: "parrot", UUID: uuid}]
+			claimed := v.Observed.Disks[ident.DiskRef{Node: evil.name, Disk: "a"}].Copies[ident.ID{Name: "parrot", UUID: uuid}]
 			return claimed.Unproven || !holder.holds(v)
 		})
 		if !holder.holds(v) {
@@ -272,7 +273,7 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 		}
 		c.declare(next, holder)
 		v := holder.until("the claim disproved, or read again", func(v *status.View) bool {
-			claimed := v.Observed.Disks[schema.DiskRef{Node: evil.name, Disk: "a"}].Copies[disk.ID{Name: "parrot", UUID: uuid}]
+			claimed := v.Observed.Disks[ident.DiskRef{Node: evil.name, Disk: "a"}].Copies[ident.ID{Name: "parrot", UUID: uuid}]
 			return claimed.Unproven || holder.Counts().Done[plan.Verify] >= 3
 		})
 		if done := holder.Counts().Done[plan.Verify]; done > 0 || !holder.holds(v) {
@@ -281,10 +282,10 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 	})
 }
 
-func digestOfBytes(content []byte) disk.Digest {
-	h := disk.SHA512.New()
+func digestOfBytes(content []byte) ident.Digest {
+	h := ident.SHA512.New()
 	h.Write(content)
-	return disk.SHA512.Digest(h)
+	return ident.SHA512.Digest(h)
 }
 
 // A deletion costs at most one chunk for each copy that it counts on, and asks no others. It must not
@@ -382,7 +383,7 @@ func TestDisprovedClaims(t *testing.T) {
 	log := &lines{}
 	s, now := newClaims(slog.New(slog.NewTextHandler(log, nil))), systemTime().Steady
 	isUnproven := func() bool {
-		o := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{ref.Disk: {Copies: map[disk.ID]plan.Copy{ref.ID: c}}}}
+		o := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{ref.Disk: {Copies: map[ident.ID]plan.Copy{ref.ID: c}}}}
 		s.apply(d, &o, now)
 		got := o.Disks[ref.Disk].Copies[ref.ID]
 		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref, c.SHA512)
@@ -412,7 +413,7 @@ func TestDisprovedClaims(t *testing.T) {
 	}
 }
 
-func disprovableCopy() (plan.Copy, plan.CopyRef) {
-	ref := plan.CopyRef{Disk: schema.DiskRef{Node: "n2", Disk: "a"}, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
+func disprovableCopy() (plan.Copy, ident.CopyRef) {
+	ref := ident.CopyRef{Disk: ident.DiskRef{Node: "n2", Disk: "a"}, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
 	return plan.Copy{Copy: disk.Copy{ID: ref.ID, State: disk.Ready}}, ref
 }

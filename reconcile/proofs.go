@@ -8,13 +8,14 @@ import (
 	"sync"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // ProofTask is the request that a copy proves that it has its bytes: see plan.ProofRequest.
 type ProofTask struct {
-	Copy   plan.CopyRef
+	Copy   ident.CopyRef
 	Own    Disk        // of a copy on this node; nil: Source is asked
 	Source peer.Source // of a copy on another node
 	Size   int64       // of the copy
@@ -33,7 +34,7 @@ type prover struct {
 	claims *claims
 	mark   mark // of the copy that may be deleted
 	// damaged is called with a copy on this node that does not have its bytes any more.
-	damaged func(plan.CopyRef)
+	damaged func(ident.CopyRef)
 }
 
 // request requests the proofs that the deletion a needs, adds them to the responses of the queried nodes,
@@ -55,7 +56,7 @@ func (r prover) request(ctx context.Context, d plan.Desired, o plan.Observed, a 
 		done()
 		return
 	}
-	r.system.Jobs.Prove(ctx, a, tasks, func(proofs map[plan.CopyRef]plan.Proof) {
+	r.system.Jobs.Prove(ctx, a, tasks, func(proofs map[ident.CopyRef]plan.Proof) {
 		for ref, p := range proofs {
 			if p.Result == plan.ProofWrong && d.Owns(ref.Disk) {
 				r.damaged(ref) // it is verified, and nobody claims anything
@@ -69,7 +70,7 @@ func (r prover) request(ctx context.Context, d plan.Desired, o plan.Observed, a 
 
 // withdrawnCopies returns o with the copies that this node has withdrawn marked as leaving: deletions
 // may have begun together, after o was observed.
-func withdrawnCopies(o plan.Observed, leaving map[plan.CopyRef]bool) plan.Observed {
+func withdrawnCopies(o plan.Observed, leaving map[ident.CopyRef]bool) plan.Observed {
 	o.Disks = maps.Clone(o.Disks)
 	for key := range leaving {
 		seen := o.Disks[key.Disk]
@@ -101,7 +102,7 @@ func (r prover) task(d plan.Desired, o plan.Observed, p plan.ProofRequest) (Proo
 			return ProofTask{}, errDiskClosed
 		}
 	}
-	if p.Local != (plan.CopyRef{}) {
+	if p.Local != (ident.CopyRef{}) {
 		t.Local = LocalCopy{Disk: r.served.handle(p.Local.Disk.Disk), ID: p.Local.ID}
 		if t.Local.Disk == nil {
 			return ProofTask{}, errDiskClosed
@@ -111,22 +112,22 @@ func (r prover) task(d plan.Desired, o plan.Observed, p plan.ProofRequest) (Proo
 }
 
 // setProof adds the outcome of a proof to the response of the node of the copy.
-func setProof(responses map[string]plan.Response, ref plan.CopyRef, p plan.Proof) {
+func setProof(responses map[string]plan.Response, ref ident.CopyRef, p plan.Proof) {
 	response := responses[ref.Disk.Node]
 	if response.Proofs == nil {
-		response.Proofs = map[plan.CopyRef]plan.Proof{}
+		response.Proofs = map[ident.CopyRef]plan.Proof{}
 	}
 	response.Proofs[ref] = p
 	responses[ref.Disk.Node] = response
 }
 
 // requestChunks requests the proofs of all tasks at the same time.
-func requestChunks(ctx context.Context, client *peer.Client, tasks []ProofTask) map[plan.CopyRef]plan.Proof {
+func requestChunks(ctx context.Context, client *peer.Client, tasks []ProofTask) map[ident.CopyRef]plan.Proof {
 	ctx, cancel := context.WithTimeout(ctx, ProofTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	proofs := map[plan.CopyRef]plan.Proof{}
+	proofs := map[ident.CopyRef]plan.Proof{}
 	for _, t := range tasks {
 		all.Go(func() {
 			p := requestChunk(ctx, client, t)

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // publish makes the state of this node available to its peers. A withdrawal ends only here, when
@@ -24,14 +24,14 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 	s := peer.State{Node: d.Node, Clock: o.Now, Disks: []peer.Disk{}}
 	s.Config, _ = d.PublishedDigest()
 	encoded := encodeCopies(d, o, p, running)
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		if !d.Owns(ref) {
 			continue
 		}
 		one := diskToPeer(ref, o.Disks[ref])
 		if one.Problem == "" {
 			one.Copies = make([]peer.Copy, 0, len(encoded[ref]))
-			for _, id := range slices.SortedFunc(maps.Keys(encoded[ref]), plan.CompareIDs) {
+			for _, id := range slices.SortedFunc(maps.Keys(encoded[ref]), ident.ID.Compare) {
 				one.Copies = append(one.Copies, *encoded[ref][id])
 			}
 		}
@@ -43,18 +43,18 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 // encodeCopies returns the copies on each disk of this node for its peers. An image without a copy
 // on a disk is included if a job for it runs or failed there, if it waits, if the disk rejects it, or if
 // replicas there need it, whether it is declared or not (U4).
-func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[schema.DiskRef]map[disk.ID]*peer.Copy {
-	encoded := map[schema.DiskRef]map[disk.ID]*peer.Copy{}
+func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[ident.DiskRef]map[ident.ID]*peer.Copy {
+	encoded := map[ident.DiskRef]map[ident.ID]*peer.Copy{}
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
-			encoded[ref] = make(map[disk.ID]*peer.Copy, len(seen.Copies))
+			encoded[ref] = make(map[ident.ID]*peer.Copy, len(seen.Copies))
 			for id, c := range seen.Copies {
 				wire := copyToPeer(c)
 				encoded[ref][id] = &wire
 			}
 		}
 	}
-	update := func(key plan.CopyRef, change func(*peer.Copy)) {
+	update := func(key ident.CopyRef, change func(*peer.Copy)) {
 		copies, ok := encoded[key.Disk]
 		if !ok {
 			return
@@ -69,7 +69,7 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 	}
 	for ref, seen := range o.Disks {
 		for id, demand := range seen.Demands {
-			update(plan.CopyRef{Disk: ref, ID: id}, func(c *peer.Copy) { c.Demand, c.DemandSince = demand.By, demand.Since })
+			update(ident.CopyRef{Disk: ref, ID: id}, func(c *peer.Copy) { c.Demand, c.DemandSince = demand.By, demand.Since })
 		}
 	}
 	for key, run := range running.running {
@@ -101,9 +101,11 @@ func encodeCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) m
 }
 
 // absentCopy is the entry of an image that has no folder on a disk.
-func absentCopy(id disk.ID) peer.Copy { return peer.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}} }
+func absentCopy(id ident.ID) peer.Copy {
+	return peer.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
+}
 
-func diskToPeer(ref schema.DiskRef, seen plan.Disk) peer.Disk {
+func diskToPeer(ref ident.DiskRef, seen plan.Disk) peer.Disk {
 	return peer.Disk{
 		Name: ref.Disk, UUID: seen.UUID, Problem: seen.Problem, ReadOnly: seen.ReadOnly, UsageUnknown: seen.UsageUnknown,
 		Total: seen.Space.Total, Free: seen.Space.Free, Copies: []peer.Copy{},
@@ -113,16 +115,16 @@ func diskToPeer(ref schema.DiskRef, seen plan.Disk) peer.Disk {
 func copyToPeer(c plan.Copy) peer.Copy {
 	wire := peer.Copy{Copy: c.Copy, UsedBy: c.UsedBy, FromPeers: c.FromPeers()}
 	// These fields are for this node alone and have no JSON.
-	wire.CfgExpected, wire.HasCfg, wire.BackupID = disk.Digest{}, false, ""
+	wire.CfgExpected, wire.HasCfg, wire.BackupID = ident.Digest{}, false, ""
 	wire.ClockNode, wire.InUseRecorded, wire.PartSourceID = "", false, ""
-	if c.SameAs != (schema.DiskRef{}) {
+	if c.SameAs != (ident.DiskRef{}) {
 		markSame(&wire, c.SameAs)
 	}
 	return wire
 }
 
 // markSame changes a copy that is the one on another disk of this node: other nodes would count one copy twice.
-func markSame(c *peer.Copy, as schema.DiskRef) {
+func markSame(c *peer.Copy, as ident.DiskRef) {
 	if c.State == disk.Ready {
 		c.State, c.Message = disk.Unknown, fmt.Sprintf("it is the copy on %s, because both disks show its folder", as)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -58,5 +59,5 @@ func TestPublishTimeOutOfRange(t *testing.T) {
 			t.Error(p)
 		}
 	}()
-	peer.NewStateCache().Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
+	peer.NewStateCache().Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: disk.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
 }

@@ -5,11 +5,11 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Reconciler keeps the disks of one node in the desired state, one round at a time. A Loop calls
@@ -57,7 +57,7 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() }
 
 // Transfers returns the running actions. It may be called concurrently.
-func (r *Reconciler) Transfers() map[plan.CopyRef]job.Transfer { return r.jobs.transfers.all() }
+func (r *Reconciler) Transfers() map[ident.CopyRef]job.Transfer { return r.jobs.transfers.all() }
 
 // SetPeers makes r query the other nodes through client. It must be called at most once, before
 // the first observation.
@@ -122,7 +122,7 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 // of jobs on the disks of d.Node, and for how long disks have had a problem. It must be called
 // before the first round. A scenario that starts from a saved status uses it; a process does not,
 // so that everything is tried again after its restart.
-func (r *Reconciler) Restore(d plan.Desired, failed map[plan.CopyRef]plan.Failure, problems map[schema.DiskRef]time.Duration) {
+func (r *Reconciler) Restore(d plan.Desired, failed map[ident.CopyRef]plan.Failure, problems map[ident.DiskRef]time.Duration) {
 	now := r.clock.now()
 	for key, f := range failed {
 		if d.Owns(key.Disk) {

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -90,7 +91,7 @@ func later(v *status.View) {
 		peers[name] = p
 	}
 	v.Observed.Peers = peers
-	disks := map[schema.DiskRef]plan.Disk{}
+	disks := map[ident.DiskRef]plan.Disk{}
 	for ref, d := range v.Observed.Disks {
 		d.Space.Free -= 4096
 		disks[ref] = d
@@ -100,8 +101,8 @@ func later(v *status.View) {
 
 // failed is a round with a failed copy.
 func failed(v *status.View) {
-	for id := range v.Observed.Disks[schema.DiskRef{Node: "node01", Disk: "disk1"}].Copies {
-		v.Observed.Failures = map[plan.CopyRef]plan.Failure{{Disk: schema.DiskRef{Node: "node01", Disk: "disk1"}, ID: id}: {Attempts: 1, Message: "broken"}}
+	for id := range v.Observed.Disks[ident.DiskRef{Node: "node01", Disk: "disk1"}].Copies {
+		v.Observed.Failures = map[ident.CopyRef]plan.Failure{{Disk: ident.DiskRef{Node: "node01", Disk: "disk1"}, ID: id}: {Attempts: 1, Message: "broken"}}
 	}
 }
 

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -75,9 +75,9 @@ func (q *requestQueue) take() []request {
 // requested are the copies for which clients requested an action that has not ended, or for which a job
 // requested a verification. It is in memory only: a restart drops all requests.
 type requested struct {
-	verify   map[plan.CopyRef]bool
-	cleanups map[plan.CopyRef]cleanupRequest
-	uploads  map[plan.CopyRef]bool
+	verify   map[ident.CopyRef]bool
+	cleanups map[ident.CopyRef]cleanupRequest
+	uploads  map[ident.CopyRef]bool
 }
 
 // cleanupRequest is a requested clean-up.
@@ -88,14 +88,14 @@ type cleanupRequest struct {
 }
 
 func newRequested() requested {
-	return requested{verify: map[plan.CopyRef]bool{}, cleanups: map[plan.CopyRef]cleanupRequest{}, uploads: map[plan.CopyRef]bool{}}
+	return requested{verify: map[ident.CopyRef]bool{}, cleanups: map[ident.CopyRef]cleanupRequest{}, uploads: map[ident.CopyRef]bool{}}
 }
 
 // addTo adds the requests to the desired state, and drops those that expired before the steady
 // time now.
 func (r *requested) addTo(d *plan.Desired, now time.Time) {
-	maps.DeleteFunc(r.cleanups, func(_ plan.CopyRef, c cleanupRequest) bool { return now.After(c.expires) })
-	d.Cleanup, d.DespiteNeed = map[plan.CopyRef]bool{}, map[plan.CopyRef][]string{}
+	maps.DeleteFunc(r.cleanups, func(_ ident.CopyRef, c cleanupRequest) bool { return now.After(c.expires) })
+	d.Cleanup, d.DespiteNeed = map[ident.CopyRef]bool{}, map[ident.CopyRef][]string{}
 	for key, request := range r.cleanups {
 		d.Cleanup[key], d.DespiteNeed[key] = true, request.despite
 	}
@@ -117,12 +117,12 @@ func (r *requested) jobsEnded(jobs []endedJob) {
 
 // dropObsolete drops the requests that a round has shown to be obsolete.
 func (r *requested) dropObsolete(d plan.Desired, o plan.Observed, p plan.Plan) {
-	maps.DeleteFunc(r.verify, func(key plan.CopyRef, _ bool) bool {
+	maps.DeleteFunc(r.verify, func(key ident.CopyRef, _ bool) bool {
 		_, ready := o.Disks[key.Disk].Ready(key.ID)
 		_, declared := d.Config.Images[key.ID.Name] // no orphan is verified
 		return !(ready && declared) && !o.Running[key]
 	})
-	deleted := map[plan.CopyRef]bool{}
+	deleted := map[ident.CopyRef]bool{}
 	for _, a := range p.Actions {
 		deleted[a.CopyRef()] = deleted[a.CopyRef()] || a.Op.Deletes()
 	}
@@ -177,10 +177,10 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 		done(0, fmt.Errorf("verify %s: %w", image, err))
 		return
 	}
-	var keys []plan.CopyRef
+	var keys []ident.CopyRef
 	for ref, seen := range v.Observed.Disks {
 		if _, ready := seen.Ready(declared.ID); ready && v.Desired.Owns(ref) {
-			keys = append(keys, plan.CopyRef{Disk: ref, ID: declared.ID})
+			keys = append(keys, ident.CopyRef{Disk: ref, ID: declared.ID})
 		}
 	}
 	if len(keys) == 0 {
@@ -203,7 +203,7 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 // It returns what is planned for the copy: a deletion, which is tried for a minute, or an idle action
 // with the reason why there is none. The error is ErrNotDeclared, ErrNotReady, the cause of the end of
 // ctx, or another one before the config directory was read.
-func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on schema.DiskRef, despite ...string) (plan.Action, error) {
+func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on ident.DiskRef, despite ...string) (plan.Action, error) {
 	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, despite, done) })
 }
 
@@ -222,9 +222,9 @@ func (l *Loop) EndUses(ctx context.Context, image, uuid string) error {
 
 // RequestCleanup is Cleanup that does not wait: done is called with the outcome, at once or by
 // the next Step.
-func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, despite []string, done func(plan.Action, error)) {
+func (l *Loop) RequestCleanup(image, uuid string, on ident.DiskRef, despite []string, done func(plan.Action, error)) {
 	v := l.View()
-	key := plan.CopyRef{Disk: on, ID: disk.ID{Name: image, UUID: uuid}}
+	key := ident.CopyRef{Disk: on, ID: ident.ID{Name: image, UUID: uuid}}
 	declared, err := declaredImage(v, image)
 	if err != nil && (uuid == "" || errors.Is(err, errNotLoaded)) {
 		done(plan.Action{}, fmt.Errorf("clean up %s: %w", image, err))
@@ -252,7 +252,7 @@ func (l *Loop) RequestCleanup(image, uuid string, on schema.DiskRef, despite []s
 }
 
 // plannedFor returns the action that a round planned for a copy.
-func plannedFor(v *status.View, key plan.CopyRef) (plan.Action, bool) {
+func plannedFor(v *status.View, key ident.CopyRef) (plan.Action, bool) {
 	for _, a := range v.Plan.Actions {
 		if a.CopyRef() == key {
 			return a, true
@@ -264,7 +264,7 @@ func plannedFor(v *status.View, key plan.CopyRef) (plan.Action, bool) {
 // cleanupDecision returns what a plan decides about the requested deletion of a copy: the
 // deletion, or else what keeps the copy. A rejection counts more than another action on the copy,
 // such as a verification, after which the request would be rejected anyway.
-func cleanupDecision(actions []plan.Action, key plan.CopyRef) plan.Action {
+func cleanupDecision(actions []plan.Action, key ident.CopyRef) plan.Action {
 	decision := plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeDesired, Text: "the image is desired on this disk"}, 0)
 	found := false
 	for _, a := range actions {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -16,8 +17,8 @@ import (
 )
 
 func TestRequestedCleanupReturnsTheActionThatDecidesAboutIt(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
-	other := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk2"}, ID: key.ID}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
+	other := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk2"}, ID: key.ID}
 	action := func(op plan.Op, code plan.Code) plan.Action {
 		return plan.NewAction(op, key, plan.Reason{Code: code}, 0)
 	}
@@ -47,10 +48,10 @@ func TestRequestedCleanupReturnsTheActionThatDecidesAboutIt(t *testing.T) {
 // an earlier deletion without a request was cancelled and will be tried again: with another
 // configuration it would delete the copy before its clean-up interval.
 func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	seen := plan.Observed{
-		Disks:    map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{key.ID: {}}}},
-		Failures: map[plan.CopyRef]plan.Failure{key: {Op: plan.Cleanup, Message: "not deleted: kept until 2 copies are ready"}},
+		Disks:    map[ident.DiskRef]plan.Disk{key.Disk: {Copies: map[ident.ID]plan.Copy{key.ID: {}}}},
+		Failures: map[ident.CopyRef]plan.Failure{key: {Op: plan.Cleanup, Message: "not deleted: kept until 2 copies are ready"}},
 	}
 	kept := plan.Plan{Actions: []plan.Action{plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeTooFewReady}, 0)}}
 	deleting := plan.Plan{Actions: []plan.Action{plan.NewAction(plan.Cleanup, key, plan.Reason{Code: plan.CodeSurplus}, 0)}}
@@ -79,29 +80,29 @@ func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
 // A copy of an image that is not declared any more is never verified. If the image is declared again,
 // its copy must not be read because of a request from before.
 func TestVerificationIsDroppedWithTheDeclaration(t *testing.T) {
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
-	older := plan.CopyRef{Disk: key.Disk, ID: disk.ID{Name: "parrot", UUID: "00000001"}}
-	seen := plan.Observed{Disks: map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
+	older := ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
+	seen := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{key.Disk: {Copies: map[ident.ID]plan.Copy{
 		key.ID: {Copy: disk.Copy{ID: key.ID, State: disk.Ready}}, older.ID: {Copy: disk.Copy{ID: older.ID, State: disk.Ready}},
 	}}}}
 	declared := plan.Desired{Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: key.ID}}}}
 	running := seen
-	running.Running = map[plan.CopyRef]bool{older: true}
+	running.Running = map[ident.CopyRef]bool{older: true}
 	r := newRequested()
 	r.verify[key], r.verify[older] = true, true
 	for _, step := range []struct {
 		name string
 		d    plan.Desired
 		o    plan.Observed
-		want []plan.CopyRef
+		want []ident.CopyRef
 	}{
-		{"declared", declared, seen, []plan.CopyRef{key, older}},
-		{"removed while one is verified", plan.Desired{}, running, []plan.CopyRef{older}},
+		{"declared", declared, seen, []ident.CopyRef{key, older}},
+		{"removed while one is verified", plan.Desired{}, running, []ident.CopyRef{older}},
 		{"removed", plan.Desired{}, seen, nil},
 		{"declared again", declared, seen, nil},
 	} {
 		r.dropObsolete(step.d, step.o, plan.Plan{})
-		want := map[plan.CopyRef]bool{}
+		want := map[ident.CopyRef]bool{}
 		for _, ref := range step.want {
 			want[ref] = true
 		}
@@ -122,8 +123,8 @@ func TestRequestBeforeTheConfigurationIsRead(t *testing.T) {
 		}
 		_, verified := l.Verify(t.Context(), "parrot")
 		_, retried := l.Retry(t.Context(), "parrot", nil)
-		_, cleaned := l.Cleanup(t.Context(), "parrot", "", schema.DiskRef{Node: "node1", Disk: "disk1"})
-		_, orphan := l.Cleanup(t.Context(), "parrot", "0000000a", schema.DiskRef{Node: "node1", Disk: "disk1"})
+		_, cleaned := l.Cleanup(t.Context(), "parrot", "", ident.DiskRef{Node: "node1", Disk: "disk1"})
+		_, orphan := l.Cleanup(t.Context(), "parrot", "0000000a", ident.DiskRef{Node: "node1", Disk: "disk1"})
 		for _, err := range []error{verified, retried, cleaned, orphan} {
 			if err == nil || errors.Is(err, ErrNotDeclared) || !strings.HasSuffix(err.Error(), "retry later") {
 				t.Errorf("got %v", err)

@@ -9,11 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // ErrNothingFailed: no action for an image waits on this node because an attempt failed.
@@ -35,18 +34,18 @@ type Attempt struct {
 //
 // It returns the attempts, sorted by disk, at least one. The error is ErrNotDeclared, ErrNothingFailed,
 // the cause of the end of ctx, or another one before the config directory was read.
-func (l *Loop) Retry(ctx context.Context, image string, on []schema.DiskRef) ([]Attempt, error) {
+func (l *Loop) Retry(ctx context.Context, image string, on []ident.DiskRef) ([]Attempt, error) {
 	return await(ctx, func(done func([]Attempt, error)) { l.RequestRetry(image, on, done) })
 }
 
 // RequestRetry is Retry that does not wait: done is called with the outcome, at once or by the next Step.
-func (l *Loop) RequestRetry(image string, on []schema.DiskRef, done func([]Attempt, error)) {
+func (l *Loop) RequestRetry(image string, on []ident.DiskRef, done func([]Attempt, error)) {
 	declared, err := declaredImage(l.View(), image)
 	if err != nil {
 		done(nil, fmt.Errorf("retry %s: %w", image, err))
 		return
 	}
-	var copies []plan.CopyRef
+	var copies []ident.CopyRef
 	l.queue.add(request{
 		note: func(*requested) {
 			copies = l.reconciler.failures.endDelays(declared.ID, on, l.reconciler.clock.now().Steady)
@@ -73,7 +72,7 @@ func (l *Loop) RequestRetry(image string, on []schema.DiskRef, done func([]Attem
 // and returns the copies, sorted. The numbers of attempts and the suspicions stay. Deletions are left
 // out, because their delays separate the nodes that delete copies of one image, and uploads, because
 // only a client can start them.
-func (f failures) endDelays(id disk.ID, on []schema.DiskRef, now time.Time) (copies []plan.CopyRef) {
+func (f failures) endDelays(id ident.ID, on []ident.DiskRef, now time.Time) (copies []ident.CopyRef) {
 	for key, record := range f {
 		waits := record.Attempts > 0 && (record.Final || record.RetryAt.After(now))
 		switch {
@@ -85,15 +84,15 @@ func (f failures) endDelays(id disk.ID, on []schema.DiskRef, now time.Time) (cop
 			copies = append(copies, key)
 		}
 	}
-	slices.SortFunc(copies, func(a, b plan.CopyRef) int { return plan.CompareDisks(a.Disk, b.Disk) })
+	slices.SortFunc(copies, func(a, b ident.CopyRef) int { return ident.DiskRef.Compare(a.Disk, b.Disk) })
 	return copies
 }
 
 // whyNotFailed returns what an image waits for if it is not a failed attempt on this node: "" or a text
 // that begins with a colon.
-func whyNotFailed(v *status.View, id disk.ID) string {
+func whyNotFailed(v *status.View, id ident.ID) string {
 	var reasons []string
-	byDisk := func(a, b plan.CopyRef) int { return plan.CompareDisks(a.Disk, b.Disk) }
+	byDisk := func(a, b ident.CopyRef) int { return ident.DiskRef.Compare(a.Disk, b.Disk) }
 	for _, key := range slices.SortedFunc(maps.Keys(v.Observed.Failures), byDisk) {
 		f := v.Observed.Failures[key]
 		if key.ID != id || v.Desired.Owns(key.Disk) || f.Attempts == 0 {

@@ -11,10 +11,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature/commit"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir/repository"
 )
@@ -106,7 +105,7 @@ type commitGate struct {
 
 // judged is a snapshot with the result of its verification.
 type judged struct {
-	files    disk.Digest
+	files    ident.Digest
 	revision string
 	err      error
 	at       time.Time
@@ -166,7 +165,7 @@ type descent struct {
 
 // accept makes a commit the current one, if it is one of the allowed commits, or came after the current one and after those
 // that are recorded on the disks. Otherwise it changes nothing.
-func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name string, disks map[schema.DiskRef]*disk.Disk) error {
+func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name string, disks map[ident.DiskRef]*disk.Disk) error {
 	if m.descents == nil || len(m.descents) > 1000 {
 		m.descents = map[[2]string]descent{}
 	}
@@ -193,11 +192,11 @@ func notAccepted(commit string, err error) error {
 }
 
 // check returns an error if a disk has a commit from which the current one does not descend, or none that can be read.
-func (m *commitMemory) check(ctx context.Context, disks map[schema.DiskRef]*disk.Disk) error {
+func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.Disk) error {
 	if slices.Contains(m.rules.AllowOlder, m.current.Name) {
 		return nil
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(disks), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(disks), ident.DiskRef.Compare) {
 		uuid := disks[ref].UUID()
 		if m.recorded[uuid] {
 			continue
@@ -244,7 +243,7 @@ func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what
 
 // record records the current commit on all disks that do not have it. It first checks the disks that it did not know:
 // refused is why the commit is not accepted. failed is why a disk does not have it yet.
-func (m *commitMemory) record(ctx context.Context, folders func() map[schema.DiskRef]*disk.Disk) (refused, failed error) {
+func (m *commitMemory) record(ctx context.Context, folders func() map[ident.DiskRef]*disk.Disk) (refused, failed error) {
 	if m.current.Name == "" {
 		return nil, nil
 	}
@@ -265,8 +264,8 @@ func (m *commitMemory) record(ctx context.Context, folders func() map[schema.Dis
 }
 
 // folders returns the disks of this node that this process has opened.
-func (d *disks) folders() map[schema.DiskRef]*disk.Disk {
-	all := map[schema.DiskRef]*disk.Disk{}
+func (d *disks) folders() map[ident.DiskRef]*disk.Disk {
+	all := map[ident.DiskRef]*disk.Disk{}
 	for ref, open := range d.open {
 		if folder := folderOf(open.handle); folder != nil && open.problem == "" {
 			all[ref] = folder

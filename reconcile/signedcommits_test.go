@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -189,13 +190,13 @@ func TestCommitMemory(t *testing.T) {
 	c.git("checkout", "-q", "-b", "side", one)
 	side := c.commit(sign)
 	at := c.read().Checkout
-	disks := map[schema.DiskRef]*disk.Disk{}
+	disks := map[ident.DiskRef]*disk.Disk{}
 	addDisk := func(name string) *disk.Disk {
 		t.Helper()
-		disks[schema.DiskRef{Node: "n", Disk: name}] = openDiskFolder(t)
-		return disks[schema.DiskRef{Node: "n", Disk: name}]
+		disks[ident.DiskRef{Node: "n", Disk: name}] = openDiskFolder(t)
+		return disks[ident.DiskRef{Node: "n", Disk: name}]
 	}
-	folders := func() map[schema.DiskRef]*disk.Disk { return disks }
+	folders := func() map[ident.DiskRef]*disk.Disk { return disks }
 	wantRecorded := func(want string) {
 		t.Helper()
 		for ref, d := range disks {
@@ -289,11 +290,11 @@ func openDiskFolder(t *testing.T) *disk.Disk {
 // acceptOn accepts a commit, and records it on the disk.
 func (c signedCheckout) acceptOn(m *commitMemory, commit string, d *disk.Disk) error {
 	c.t.Helper()
-	disks := map[schema.DiskRef]*disk.Disk{{Node: "n", Disk: "d"}: d}
+	disks := map[ident.DiskRef]*disk.Disk{{Node: "n", Disk: "d"}: d}
 	if err := m.accept(c.t.Context(), c.read().Checkout, commit, disks); err != nil {
 		return err
 	}
-	refused, failed := m.record(c.t.Context(), func() map[schema.DiskRef]*disk.Disk { return disks })
+	refused, failed := m.record(c.t.Context(), func() map[ident.DiskRef]*disk.Disk { return disks })
 	return errors.Join(refused, failed)
 }
 

@@ -21,6 +21,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/clone"
@@ -375,7 +376,7 @@ func (a *attempt) upload() string {
 }
 
 // writeForeignPart writes a partial file of another source with a number of chunks.
-func (a *attempt) writeForeignPart(id disk.ID, chunks int) {
+func (a *attempt) writeForeignPart(id ident.ID, chunks int) {
 	d, err := disk.Open(a.v.Path())
 	must(a.t, err)
 	defer d.Close()
@@ -465,7 +466,7 @@ func (a *attempt) checkReadyCopies(when string) {
 	}
 }
 
-func (a *attempt) checkBytes(id disk.ID, when string) {
+func (a *attempt) checkBytes(id ident.ID, when string) {
 	a.t.Helper()
 	if id.Name == "parrot" && a.c.derived != "" {
 		return // encryption never gives the same bytes; the image decrypted is checked instead

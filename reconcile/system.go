@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -42,16 +43,16 @@ type Disk interface {
 	// reads no image data.
 	List(name string) (Contents, error)
 	// Update changes the record of a copy durably.
-	Update(id disk.ID, change func(*disk.Record)) error
+	Update(id ident.ID, change func(*disk.Record)) error
 	// RecordUsers records durably which replicas name images, as List last found them, so that a later process does not
 	// take a folder that is not mounted for the end of a use (U6).
 	RecordUsers() error
 	// EndUses ends the uses of an image by replicas that List does not find any more. uuid "" stands for all generations.
 	EndUses(name, uuid string)
 	// SetMark, ReadMark, RemoveMark and Folder are those of disk.Disk.
-	SetMark(id disk.ID, m disk.Mark) error
-	ReadMark(id disk.ID, name string) (secret string, err error)
-	RemoveMark(id disk.ID, name string) error
+	SetMark(id ident.ID, m disk.Mark) error
+	ReadMark(id ident.ID, name string) (secret string, err error)
+	RemoveMark(id ident.ID, name string) error
 	Folder() (disk.FolderID, error)
 	// Close unlocks the disk.
 	Close() error
@@ -72,12 +73,12 @@ type Users interface {
 	// in use.
 	Err() error
 	// InUse reports whether a replica names the copy, and which one.
-	InUse(id disk.ID) (reason string, inUse bool)
+	InUse(id ident.ID) (reason string, inUse bool)
 	// Demands returns the images that replicas on the disk name.
-	Demands() map[disk.ID]disk.Demand
+	Demands() map[ident.ID]disk.Demand
 	// FileOpen reports whether a process has the file of the copy open, and which one. It also
 	// finds this process, and is slower than InUse.
-	FileOpen(id disk.ID) (reason string, open bool)
+	FileOpen(id ident.ID) (reason string, open bool)
 }
 
 // Peers are the managers of the other nodes.
@@ -114,7 +115,7 @@ type Jobs interface {
 	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State))
 	// Prove requests one chunk of each copy for a deletion, or reads it if the copy is on this node, and reports the
 	// outcomes. A copy that sends no chunk within ProofTimeout may be missing in them.
-	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[plan.CopyRef]plan.Proof))
+	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[ident.CopyRef]plan.Proof))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
 }
@@ -136,7 +137,7 @@ type Task struct {
 // Seed is a copy on this node that may have some of the bytes of another image.
 type Seed struct {
 	LocalCopy
-	Ref plan.CopyRef
+	Ref ident.CopyRef
 	// Damaged is called if the copy does not have its own bytes any more: it has to be verified. It may
 	// be called by any goroutine, and does not block.
 	Damaged func()
@@ -145,5 +146,5 @@ type Seed struct {
 // LocalCopy is a copy on a disk of this node.
 type LocalCopy struct {
 	Disk Disk
-	ID   disk.ID
+	ID   ident.ID
 }

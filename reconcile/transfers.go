@@ -4,6 +4,7 @@ import (
 	"maps"
 	"sync"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -13,7 +14,7 @@ import (
 // be called concurrently.
 type transfers struct {
 	mu      sync.Mutex
-	running map[plan.CopyRef]job.Transfer
+	running map[ident.CopyRef]job.Transfer
 	ended   Counts
 }
 
@@ -32,11 +33,11 @@ type Counts struct {
 	Reports, Notifications DeliveryCounts
 }
 
-func (t *transfers) add(key plan.CopyRef, one job.Transfer) {
+func (t *transfers) add(key ident.CopyRef, one job.Transfer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.running == nil {
-		t.running = map[plan.CopyRef]job.Transfer{}
+		t.running = map[ident.CopyRef]job.Transfer{}
 	}
 	t.running[key] = one
 }
@@ -88,7 +89,7 @@ func (c *Counts) addBytes(t job.Transfer) {
 }
 
 // all returns the running actions.
-func (t *transfers) all() map[plan.CopyRef]job.Transfer {
+func (t *transfers) all() map[ident.CopyRef]job.Transfer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return maps.Clone(t.running)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -44,7 +45,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 		{"a damaged copy, after a sync", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []plan.Op{plan.Repair, plan.Repair, plan.Repair, plan.Sync}, plan.Download},
 		{"a damaged copy, after a repair", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []plan.Op{plan.Repair, plan.Sync, plan.Repair, plan.Repair}, plan.Download},
 		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, nil, plan.Sync},
-		{"no checksum", func(i *schema.Image) { i.Checksum = disk.Digest{} }, io.ErrUnexpectedEOF, 0, nil, plan.Sync},
+		{"no checksum", func(i *schema.Image) { i.Checksum = ident.Digest{} }, io.ErrUnexpectedEOF, 0, nil, plan.Sync},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, image, refs := plantest.TwoNodes(2)
@@ -59,7 +60,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 				empty.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, digest)
 			}
 			d, o := plantest.AsNode(refs[1].Node, c, empty)
-			key := plan.CopyRef{Disk: refs[1], ID: image.ID}
+			key := ident.CopyRef{Disk: refs[1], ID: image.ID}
 			o.Peers[refs[0].Node] = plan.Peer{Queried: true, ConfigDigest: d.Digest}
 			c.Settings.RecoveryWaitInterval = 5 * time.Minute
 
@@ -74,7 +75,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 				}
 				attempts++
 				read := plan.NewAction(op, key, plan.Reason{}, 0)
-				read.From = plan.CopyRef{Disk: refs[0], ID: image.ID}
+				read.From = ident.CopyRef{Disk: refs[0], ID: image.ID}
 				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{RecoveryInterval: 5 * time.Minute, Order: job.Order{
 					Action: read, Image: image, Digest: digest, Progress: &fetch.Progress{},
 					PeerCopies: func() []peer.Source { return []peer.Source{source} },
@@ -88,7 +89,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 					err = test.err
 				}
 				r.endJob(jobEnd{key: key, err: err})
-				if r.peers.claims.isDisproved(plan.CopyRef{Disk: refs[0], ID: image.ID}, digest) && now.Sub(began) < 5*time.Minute {
+				if r.peers.claims.isDisproved(ident.CopyRef{Disk: refs[0], ID: image.ID}, digest) && now.Sub(began) < 5*time.Minute {
 					t.Fatalf("the source is left aside after %v", now.Sub(began))
 				}
 			}
@@ -117,13 +118,13 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 	upstream := fetchtest.Start(t)
 	url := upstream.Serve("/a", fetchtest.Bytes(right))
 	checksum := fmt.Sprintf("%x", sha512.Sum512(right))
-	digest, err := disk.ParseDigest(checksum)
+	digest, err := ident.ParseDigest(checksum)
 	must(t, err)
-	id := disk.ID{Name: "parrot", UUID: "0000000a"}
+	id := ident.ID{Name: "parrot", UUID: "0000000a"}
 	var copies []peer.Copy
 	wrong := map[string]*disk.Disk{} // by name
 	for i := range 6 {
-		name := disk.ID{Name: fmt.Sprint("orphan", i), UUID: "0000000b"}
+		name := ident.ID{Name: fmt.Sprint("orphan", i), UUID: "0000000b"}
 		d, c := commitCopy(t, name, fetchtest.Random(uint64(i+2), size))
 		c.SHA512, c.Owned, wrong[name.Name] = digest, true, d
 		copies = append(copies, copyToPeer(plan.Copy{Copy: c}))
@@ -139,7 +140,7 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 		peer.NewServer(peer.NewStateCache(), wrongBytes{disk: wrong[r.PathValue("name")]}).Handler().ServeHTTP(w, r)
 	})
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", nodeSelector: [own], checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
-	own := schema.DiskRef{Node: "n1", Disk: "a"}
+	own := ident.DiskRef{Node: "n1", Disk: "a"}
 	l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own].Copies[id].State == disk.Ready })
 	if sent.Load() != 1 {
 		t.Errorf("%d manifests were sent", sent.Load())
@@ -150,13 +151,13 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 // transfers, nor say anything about the copies of this node.
 func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
-	own, far := plan.CopyRef{Disk: refs[0], ID: image.ID}, plan.CopyRef{Disk: refs[1], ID: image.ID}
+	own, far := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
 	verify := plan.NewAction(plan.Verify, own, plan.Reason{}, 0)
 	verify.From = far
 	d := plan.Desired{Config: schema.Config{Settings: schema.Settings{ConcurrentReplenishPerNodeLimit: 2}}}
 	j := newJobs()
 	for i := range 2 {
-		j.running[plan.CopyRef{ID: disk.ID{Name: fmt.Sprint(i)}}] = &activeJob{task: Task{Order: job.Order{Action: verify}}}
+		j.running[ident.CopyRef{ID: ident.ID{Name: fmt.Sprint(i)}}] = &activeJob{task: Task{Order: job.Order{Action: verify}}}
 	}
 	free := j.freeSlots(d)
 	if free.acquire(verify) {
@@ -166,9 +167,9 @@ func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 		t.Error("no other job may start")
 	}
 
-	read := plan.NewAction(plan.Sync, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	read := plan.NewAction(plan.Sync, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	read.LocalSource, read.SourceDigest = own, image.Checksum
-	r := finished(read, &disk.ChecksumError{Want: image.Checksum, Got: plantest.Digest(disk.SHA512, "b")})
+	r := finished(read, &disk.ChecksumError{Want: image.Checksum, Got: plantest.Digest(ident.SHA512, "b")})
 	finishJob(r, verify, nil)
 	if len(r.failures[read.CopyRef()].Suspects) != 1 {
 		t.Error("a copy of this node is not suspected any more after a copy on another node was verified")

@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -21,9 +22,9 @@ func (l *Loop) Uploads() *upload.Server {
 type uploadHost struct{ loop *Loop }
 
 // Begin implements upload.Host.
-func (h uploadHost) Begin(ctx context.Context, image string, digest disk.Digest) error {
+func (h uploadHost) Begin(ctx context.Context, image string, digest ident.Digest) error {
 	_, err := await(ctx, func(done func(struct{}, error)) {
-		h.loop.RequestUpload(image, digest, func(_ plan.CopyRef, err error) { done(struct{}{}, err) })
+		h.loop.RequestUpload(image, digest, func(_ ident.CopyRef, err error) { done(struct{}{}, err) })
 	})
 	return err
 }
@@ -53,22 +54,22 @@ func (h uploadHost) Interrupted(id string) bool {
 // RequestUpload requests a job that receives the upload of a declared image, on the best disk of
 // this node. digest is the digest of the file, zero if the client does not know it. done is called
 // with the copy when the job is planned, or with an *httperror.Error, at once or by the next Step.
-func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.CopyRef, error)) {
+func (l *Loop) RequestUpload(image string, digest ident.Digest, done func(ident.CopyRef, error)) {
 	v := l.View()
 	declared, err := declaredImage(v, image)
 	if errors.Is(err, errNotLoaded) {
-		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%v", err))
+		done(ident.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%v", err))
 		return
 	} else if err != nil {
-		done(plan.CopyRef{}, httperror.New(http.StatusNotFound, "no image %s is declared", image))
+		done(ident.CopyRef{}, httperror.New(http.StatusNotFound, "no image %s is declared", image))
 		return
 	}
 	key, err := v.Desired.UploadTo(v.Observed, declared, digest)
 	if no, ok := errors.AsType[*plan.UploadError](err); ok && no.Temporary {
-		done(plan.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%s", no.Text))
+		done(ident.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%s", no.Text))
 		return
 	} else if err != nil {
-		done(plan.CopyRef{}, httperror.New(http.StatusConflict, "%v", err))
+		done(ident.CopyRef{}, httperror.New(http.StatusConflict, "%v", err))
 		return
 	}
 	l.queue.add(request{
@@ -86,7 +87,7 @@ func (l *Loop) RequestUpload(image string, digest disk.Digest, done func(plan.Co
 			// its request is withdrawn, so that no job starts after that.
 			l.queue.add(request{
 				note:    func(r *requested) { delete(r.uploads, key) },
-				planned: func(*status.View) { done(plan.CopyRef{}, uploadRejected(a)) },
+				planned: func(*status.View) { done(ident.CopyRef{}, uploadRejected(a)) },
 			})
 		},
 	})

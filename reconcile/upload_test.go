@@ -8,12 +8,12 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // The rejection of an upload must be temporary (503) if the planned action ends without a change
@@ -48,17 +48,17 @@ func TestUploadRejectedStatus(t *testing.T) {
 func TestInterruptedUpload(t *testing.T) {
 	d := plantest.Load(t, `images: {parrot: {source: {upload: {}}}}`, newDisk(t))
 	image := d.Config.Images["parrot"]
-	there := schema.DiskRef{Node: "node2", Disk: "disk1"}
+	there := ident.DiskRef{Node: "node2", Disk: "disk1"}
 	d.Config.Nodes["node2"] = d.Config.Nodes["node1"]
 	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
 	defer l.reconciler.Close()
 	l.reconciler.Observe(d)
-	part, err := l.reconciler.disks.open[schema.DiskRef{Node: "node1", Disk: "disk1"}].handle.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
+	part, err := l.reconciler.disks.open[ident.DiskRef{Node: "node1", Disk: "disk1"}].handle.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
 	must(t, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
 	o := l.reconciler.Observe(d)
-	o.Disks[there] = plan.Disk{Copies: map[disk.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "a"))}}
+	o.Disks[there] = plan.Disk{Copies: map[ident.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "a"))}}
 	for _, test := range []struct {
 		peer plan.Peer
 		id   string

@@ -6,13 +6,14 @@ import (
 	"maps"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // pendingUsage is the usage of copies that could not be written to their records yet. For this
 // process it counts as if it were written.
-type pendingUsage map[plan.CopyRef]usageOnDisk
+type pendingUsage map[ident.CopyRef]usageOnDisk
 
 // usageOnDisk is the usage of a copy on one disk. It does not apply to another disk at the same
 // path.
@@ -32,10 +33,10 @@ func (p pendingUsage) applyTo(o plan.Observed) {
 
 // unrecorded are the disks on which the use of copies cannot be recorded. Each round tries again, but
 // only changes are logged, because a full disk may stay full and may have hundreds of copies.
-type unrecorded map[schema.DiskRef]plan.CopyRef // the copy whose failure was logged; without an image: the disk
+type unrecorded map[ident.DiskRef]ident.CopyRef // the copy whose failure was logged; without an image: the disk
 
 // set logs the error of a write to the record of a copy, unless another error of the disk was logged.
-func (u unrecorded) set(log *slog.Logger, key plan.CopyRef, err error) {
+func (u unrecorded) set(log *slog.Logger, key ident.CopyRef, err error) {
 	logged, known := u[key.Disk]
 	switch {
 	case err != nil && !known:
@@ -49,9 +50,9 @@ func (u unrecorded) set(log *slog.Logger, key plan.CopyRef, err error) {
 
 // keepOnly forgets copies that need no record any more.
 func (u unrecorded) keepOnly(pending pendingUsage) {
-	maps.DeleteFunc(u, func(_ schema.DiskRef, logged plan.CopyRef) bool {
+	maps.DeleteFunc(u, func(_ ident.DiskRef, logged ident.CopyRef) bool {
 		_, exists := pending[logged]
-		return !exists && logged.ID != disk.ID{}
+		return !exists && logged.ID != ident.ID{}
 	})
 }
 
@@ -68,8 +69,8 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 	if d.Allowed == schema.ObserveOnly {
 		return false
 	}
-	incomplete := map[schema.DiskRef]bool{}
-	full := map[schema.DiskRef]error{} // disks on which a write failed for a reason that concerns all copies
+	incomplete := map[ident.DiskRef]bool{}
+	full := map[ident.DiskRef]error{} // disks on which a write failed for a reason that concerns all copies
 	for key, usage := range r.pendingUsage {
 		seen, observed := o.Disks[key.Disk]
 		if _, exists := seen.Copies[key.ID]; !exists || seen.UUID != usage.diskUUID {
@@ -108,7 +109,7 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 func (r *Reconciler) recordUsers(o plan.Observed) {
 	for ref, one := range r.disks.open {
 		if seen := o.Disks[ref]; one.handle != nil && seen.Problem == "" && !seen.ReadOnly {
-			r.unrecorded.set(r.log, plan.CopyRef{Disk: ref}, one.handle.RecordUsers())
+			r.unrecorded.set(r.log, ident.CopyRef{Disk: ref}, one.handle.RecordUsers())
 		}
 	}
 }

@@ -11,19 +11,18 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // unwritable is a node with one ready copy whose record cannot be written after obstruct.
 type unwritable struct {
 	*Reconciler
 	t                 *testing.T
-	id                disk.ID
+	id                ident.ID
 	obstacle          string       // a folder at this path prevents the write of the record
 	declared, removed plan.Desired // with and without the image
 }
@@ -133,7 +132,7 @@ func TestFailureDoesNotApplyToAnotherDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := newUnwritable(t)
 		defer u.Close()
-		key := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: u.id}
+		key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: u.id}
 		o := u.Observe(u.declared)
 		for ref := range o.Disks {
 			key.Disk = ref

@@ -12,7 +12,7 @@ import (
 
 	"github.com/minio/minio-go/v7/pkg/s3utils"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
@@ -154,8 +154,8 @@ func (d *decoder) backupURL(text string) {
 	case !d.backupTarget(target, at):
 	case err != nil || name == "":
 		d.report(at, "invalid backup URL: it names no backing image", "end it with ?backingImage=<name>")
-	case disk.CheckName(name) != nil:
-		d.report(at, fmt.Sprintf("invalid backup URL: %v", disk.CheckName(name)), "")
+	case ident.CheckName(name) != nil:
+		d.report(at, fmt.Sprintf("invalid backup URL: %v", ident.CheckName(name)), "")
 	case len(values) > 1 && !strings.HasPrefix(target, "nfs:"): // nfs has options of Longhorn
 		d.report(at, "invalid backup URL: its query has more than backingImage", "")
 	}

@@ -2,14 +2,13 @@ package schema
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -107,7 +106,7 @@ type Settings struct {
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
 	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted.
-	PruneConfirmed []disk.ID `json:"-"` // MarshalJSON encodes them
+	PruneConfirmed []ident.ID `json:"-"` // MarshalJSON encodes them
 	// FollowReplicas is the default of images. Image.FollowReplicas has it applied already. MarshalJSON
 	// encodes it only if it is false, so that the config digest is that of versions without the field.
 	FollowReplicas       bool        `json:"-"`
@@ -244,19 +243,4 @@ type Disk struct {
 	StorageReserved   int64    `json:"storageReserved"` // bytes that must stay free
 	AllowScheduling   bool     `json:"allowScheduling"`
 	EvictionRequested bool     `json:"evictionRequested"`
-}
-
-// DiskRef identifies a disk by the names in the configuration.
-type DiskRef struct{ Node, Disk string }
-
-// String returns "node/disk".
-func (r DiskRef) String() string { return r.Node + "/" + r.Disk }
-
-// ParseDiskRef parses NODE/DISK, the form that String returns. The names need not be declared.
-func ParseDiskRef(text string) (DiskRef, error) {
-	node, disk, ok := strings.Cut(text, "/")
-	if !ok || node == "" || disk == "" || strings.Contains(disk, "/") {
-		return DiskRef{}, errors.New("write NODE/DISK")
-	}
-	return DiskRef{Node: node, Disk: disk}, nil
 }

@@ -11,14 +11,15 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-func digest(t *testing.T, text string) disk.Digest {
+func digest(t *testing.T, text string) ident.Digest {
 	t.Helper()
-	var d disk.Digest
+	var d ident.Digest
 	if err := d.UnmarshalText([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +30,7 @@ func TestDefaults(t *testing.T) {
 	c := mustLoad(t, "nodes: {n1: {disks: {d1: {path: /d1}}}}\nimages: {parrot: {source: {download: {url: \"https://example.com/x.gz\"}}}}\n")
 	wantSettings := Settings{
 		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, MinNumberOfCopies: 1, FollowReplicas: true,
-		ConcurrentReplenishPerNodeLimit: 5, PruneLimit: PrunePercent(50), PruneConfirmed: []disk.ID{},
+		ConcurrentReplenishPerNodeLimit: 5, PruneLimit: PrunePercent(50), PruneConfirmed: []ident.ID{},
 	}
 	if !reflect.DeepEqual(c.Settings, wantSettings) {
 		t.Errorf("settings are\n%+v, want\n%+v", c.Settings, wantSettings)
@@ -39,9 +40,9 @@ func TestDefaults(t *testing.T) {
 		t.Errorf("node is\n%+v, want\n%+v", c.Nodes["n1"], wantNode)
 	}
 	wantImage := Image{
-		ID: disk.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: document.Position{File: "config.yaml", Line: 2, Column: 10},
+		ID: ident.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: document.Position{File: "config.yaml", Line: 2, Column: 10},
 		Source:       Source{Download: &Download{URL: "https://example.com/x.gz", Mirrors: []string{}, Unpack: UnpackGzip, MaxSize: 1 << 40}},
-		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []DiskRef{}, FollowReplicas: true, Declaration: disk.Declaration{File: "config.yaml"},
+		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []ident.DiskRef{}, FollowReplicas: true, Declaration: disk.Declaration{File: "config.yaml"},
 	}
 	if !reflect.DeepEqual(c.Images["parrot"], wantImage) {
 		t.Errorf("image is\n%+v, want\n%+v", c.Images["parrot"], wantImage)
@@ -83,9 +84,9 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 		t.Errorf("node1 is %+v", n)
 	}
 	m := c.Images["downloaded"]
-	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (DiskRef{"node2", "a"}) || m.Format != disk.Raw ||
+	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (ident.DiskRef{Node: "node2", Disk: "a"}) || m.Format != disk.Raw ||
 		m.KeepGenerations != 2 || m.FollowReplicas || m.Source.Download.Index != "https://example.com/image.raw.caibx" || m.Source.Download.Store != "s3://bucket/default.castr" ||
-		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != disk.SHA256 {
+		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != ident.SHA256 {
 		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)
 	}
 	if want := (Verify{VerifyOpenPGP, "alma", "https://example.com/SHA256SUMS.asc"}); m.Verify == nil || *m.Verify != want {
@@ -199,7 +200,7 @@ func TestInvalidNamesAreRejected(t *testing.T) {
 			t.Errorf("name %q: accepted is %t, want %t\n%s", name, ok, good, describe(r))
 		}
 		if good {
-			if id, err := disk.ParseID(r.Config.Images[name].ID.String()); err != nil || id.Name != name {
+			if id, err := ident.ParseID(r.Config.Images[name].ID.String()); err != nil || id.Name != name {
 				t.Errorf("the folder of %q parses as %v, %v", name, id, err)
 			}
 		}
@@ -253,19 +254,6 @@ func TestQuantities(t *testing.T) {
 	} {
 		if got, err := quantity(text); err != nil || got != want {
 			t.Errorf("%s is %v, %v, want %v", text, got, err, want)
-		}
-	}
-}
-
-// TestParseDiskRef: exactly two names make a disk.
-func TestParseDiskRef(t *testing.T) {
-	want := DiskRef{Node: "node1", Disk: "disk1"}
-	if got, err := ParseDiskRef(want.String()); err != nil || got != want {
-		t.Errorf("ParseDiskRef(%s) = %v, %v", want, got, err)
-	}
-	for _, text := range []string{"", "node1", "/disk1", "node1/", "node1/disk1/copy"} {
-		if got, err := ParseDiskRef(text); err == nil {
-			t.Errorf("ParseDiskRef(%q) = %v, want an error", text, got)
 		}
 	}
 }

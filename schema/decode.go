@@ -12,6 +12,7 @@ import (
 	"cuelang.org/go/cue"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -173,13 +174,13 @@ func (d *decoder) settings(raw rawSettings) *Settings {
 	d.reportError(err, "concurrentReplenishPerNodeLimit")
 	s.PruneLimit, err = pruneLimit(raw.PruneLimit)
 	d.reportError(err, "pruneLimit")
-	s.PruneConfirmed = []disk.ID{}
+	s.PruneConfirmed = []ident.ID{}
 	for i, text := range raw.PruneConfirmed {
-		id, err := disk.ParseID(text)
+		id, err := ident.ParseID(text)
 		d.reportError(err, "pruneConfirmed", fmt.Sprintf("[%d]", i))
 		s.PruneConfirmed = append(s.PruneConfirmed, id)
 	}
-	slices.SortFunc(s.PruneConfirmed, func(a, b disk.ID) int { return strings.Compare(a.String(), b.String()) })
+	slices.SortFunc(s.PruneConfirmed, func(a, b ident.ID) int { return strings.Compare(a.String(), b.String()) })
 	s.PruneConfirmed = slices.Compact(s.PruneConfirmed)
 	return s
 }
@@ -232,7 +233,7 @@ func sorted(list []string) []string {
 
 func (d *decoder) image(name string, raw rawImage) *Image {
 	m := &Image{
-		ID: disk.ID{Name: name, UUID: raw.UUID}, UUIDDeclared: raw.UUID != "",
+		ID: ident.ID{Name: name, UUID: raw.UUID}, UUIDDeclared: raw.UUID != "",
 		Format:       disk.Format(raw.Format),
 		Title:        raw.Title,
 		NodeSelector: sorted(raw.NodeSelector), DiskSelector: sorted(raw.DiskSelector),
@@ -258,14 +259,14 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	}
 	m.KeepGenerations, err = count(raw.KeepGenerations)
 	d.reportError(err, "keepGenerations")
-	m.Disks = []DiskRef{}
+	m.Disks = []ident.DiskRef{}
 	for _, text := range sorted(raw.Disks) {
-		ref, err := ParseDiskRef(text)
+		ref, err := ident.ParseDiskRef(text)
 		d.reportError(err, "disks")
 		m.Disks = append(m.Disks, ref)
 	}
 	if c := m.Source.Clone; c != nil && c.Encryption == Encrypt && !m.Checksum.IsZero() {
-		m.Checksum, m.ChecksumIgnored = disk.Digest{}, true
+		m.Checksum, m.ChecksumIgnored = ident.Digest{}, true
 	}
 	if c := m.Source.Clone; c != nil && c.BackingImage == name {
 		d.report(document.Path{"source", "clone", "backingImage"}, "is the image itself", "write the name of another image")
@@ -276,11 +277,11 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	return m
 }
 
-func (d *decoder) digest(text string, at ...string) disk.Digest {
+func (d *decoder) digest(text string, at ...string) ident.Digest {
 	if text == "" {
-		return disk.Digest{}
+		return ident.Digest{}
 	}
-	digest, err := disk.ParseDigest(text)
+	digest, err := ident.ParseDigest(text)
 	d.reportError(err, at...)
 	return digest
 }

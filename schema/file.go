@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
@@ -407,7 +408,7 @@ func checkName(k key) error {
 	case nodesSection:
 		return checkNodeName(k.name)
 	case imagesSection:
-		return disk.CheckName(k.name)
+		return ident.CheckName(k.name)
 	}
 	return nil
 }

@@ -8,7 +8,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
-	"github.com/seed-26586806/backing-image-manager/disk"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -103,7 +104,7 @@ func checkResult(t *testing.T, r Result) {
 		}
 	}
 	for name, m := range r.Config.Images {
-		if id, err := disk.ParseID(m.ID.String()); err != nil || id != m.ID || id.Name != name {
+		if id, err := ident.ParseID(m.ID.String()); err != nil || id != m.ID || id.Name != name {
 			t.Errorf("image %q has the folder %q", name, m.ID)
 		}
 		m.Source.Kind() // panics if there is none

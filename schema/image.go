@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
@@ -13,19 +14,19 @@ import (
 type Image struct {
 	// ID names the folder of a copy on a disk. Its uuid is the declared one. If none is
 	// declared, the function UUID computes it.
-	ID           disk.ID     `json:"-"` // MarshalJSON encodes the uuid
-	UUIDDeclared bool        `json:"-"`
-	Source       Source      `json:"source"`
-	Checksum     disk.Digest `json:"checksum,omitzero"` // zero: none is declared
-	Format       disk.Format `json:"format,omitempty"`  // "": none is declared
+	ID           ident.ID     `json:"-"` // MarshalJSON encodes the uuid
+	UUIDDeclared bool         `json:"-"`
+	Source       Source       `json:"source"`
+	Checksum     ident.Digest `json:"checksum,omitzero"` // zero: none is declared
+	Format       disk.Format  `json:"format,omitempty"`  // "": none is declared
 	// Copies is at least 1 and has the settings' default applied. AllDisks means
 	// one copy on every disk that matches; Copies is 1 then.
-	Copies         int       `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
-	AllDisks       bool      `json:"-"`
-	NodeSelector   []string  `json:"nodeSelector"`   // sorted, without duplicates
-	DiskSelector   []string  `json:"diskSelector"`   // sorted, without duplicates
-	Disks          []DiskRef `json:"-"`              // MarshalJSON encodes them
-	BandwidthLimit int64     `json:"bandwidthLimit"` // bytes per second; 0: no limit
+	Copies         int             `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
+	AllDisks       bool            `json:"-"`
+	NodeSelector   []string        `json:"nodeSelector"`   // sorted, without duplicates
+	DiskSelector   []string        `json:"diskSelector"`   // sorted, without duplicates
+	Disks          []ident.DiskRef `json:"-"`              // MarshalJSON encodes them
+	BandwidthLimit int64           `json:"bandwidthLimit"` // bytes per second; 0: no limit
 	// KeepGenerations is how many older ready generations each disk keeps. It is not encoded if it
 	// is 0, so that the config digest is that of versions without the field.
 	KeepGenerations int `json:"keepGenerations,omitempty"`
@@ -151,15 +152,15 @@ const (
 
 // Download fetches the image from an address.
 type Download struct {
-	URL            string      `json:"url"`
-	Mirrors        []string    `json:"mirrors"`               // in the order in which they are tried
-	Index          string      `json:"index,omitempty"`       // of a casync index of the unpacked file, or ""; only with Image.Checksum
-	Store          string      `json:"store,omitempty"`       // of a chunk store, or ""; only with Index
-	Credentials    string      `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
-	ChecksumURL    string      `json:"checksumURL,omitempty"` // of a list of checksums, or ""
-	PackedChecksum disk.Digest `json:"packedChecksum,omitzero"`
-	Unpack         Unpack      `json:"unpack"`  // "auto" is resolved
-	MaxSize        int64       `json:"maxSize"` // bytes; 0: only the disk limits it
+	URL            string       `json:"url"`
+	Mirrors        []string     `json:"mirrors"`               // in the order in which they are tried
+	Index          string       `json:"index,omitempty"`       // of a casync index of the unpacked file, or ""; only with Image.Checksum
+	Store          string       `json:"store,omitempty"`       // of a chunk store, or ""; only with Index
+	Credentials    string       `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
+	ChecksumURL    string       `json:"checksumURL,omitempty"` // of a list of checksums, or ""
+	PackedChecksum ident.Digest `json:"packedChecksum,omitzero"`
+	Unpack         Unpack       `json:"unpack"`  // "auto" is resolved
+	MaxSize        int64        `json:"maxSize"` // bytes; 0: only the disk limits it
 }
 
 // Upload waits until a person uploads the file.

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -262,12 +262,12 @@ func fieldNames(v *document.Value) string {
 func checkFormat(field, text string) error {
 	switch field {
 	case "checksum", "packedChecksum":
-		_, err := disk.ParseDigest(text)
+		_, err := ident.ParseDigest(text)
 		return err
 	case "uuid":
-		return disk.CheckUUID(text)
+		return ident.CheckUUID(text)
 	case "backingImage":
-		return disk.CheckName(text)
+		return ident.CheckName(text)
 	}
 	return nil
 }

@@ -5,7 +5,7 @@ import (
 	"encoding/hex"
 	"strconv"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // UUID derives the 8 hex digits of a generation of an image without a declared uuid.
@@ -32,7 +32,7 @@ import (
 //
 // The formula is frozen: another formula would declare a new generation of every
 // image on every disk. testdata/uuid.txt has test vectors.
-func UUID(name string, checksum disk.Digest, source Source) string {
+func UUID(name string, checksum ident.Digest, source Source) string {
 	h := sha256.New()
 	for _, f := range append([]string{"backing-image-uuid-1", name}, identifying(checksum, source)...) {
 		h.Write([]byte(strconv.Itoa(len(f)) + ":" + f))
@@ -40,7 +40,7 @@ func UUID(name string, checksum disk.Digest, source Source) string {
 	return hex.EncodeToString(h.Sum(nil)[:4])
 }
 
-func identifying(checksum disk.Digest, s Source) []string {
+func identifying(checksum ident.Digest, s Source) []string {
 	if !checksum.IsZero() {
 		return []string{"checksum", prefixed(checksum)}
 	}
@@ -64,11 +64,11 @@ func identifying(checksum disk.Digest, s Source) []string {
 }
 
 // prefixed returns a digest with its algorithm, which Digest.String omits for SHA-512.
-func prefixed(d disk.Digest) string {
+func prefixed(d ident.Digest) string {
 	if d.IsZero() {
 		return ""
 	}
-	if d.Algorithm() == disk.SHA512 {
+	if d.Algorithm() == ident.SHA512 {
 		return "sha512:" + d.String()
 	}
 	return d.String()

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/spf13/cobra"
 )
 
 func newImageCleanup() *cobra.Command {
@@ -52,7 +53,7 @@ the reason.`,
 			return errors.New("--on is missing: name the disk of the copy with --on NODE/DISK")
 		}
 		for _, on := range disks {
-			if _, err := schema.ParseDiskRef(on); err != nil {
+			if _, err := ident.ParseDiskRef(on); err != nil {
 				return fmt.Errorf("--on is %q: %w", on, err)
 			}
 		}

@@ -21,7 +21,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 func newDemo() *cobra.Command {
@@ -187,13 +187,13 @@ var demoImages embed.FS
 // demoServer serves the images of the demo.
 type demoServer struct {
 	url     string
-	digests map[string]disk.Digest // by the names of the files
+	digests map[string]ident.Digest // by the names of the files
 }
 
 // serveDemo unpacks the images into dir and serves them on loopback until the server is
 // closed.
 func serveDemo(dir string) (*http.Server, demoServer, error) {
-	o := demoServer{digests: map[string]disk.Digest{}}
+	o := demoServer{digests: map[string]ident.Digest{}}
 	if err := errors.Join(os.Mkdir(dir, 0o755), o.unpack(dir)); err != nil {
 		return nil, o, fmt.Errorf("create the images of the demo: %w", err)
 	}
@@ -237,9 +237,9 @@ func unpackDemo(name string) ([]byte, error) {
 }
 
 func (o *demoServer) save(dir, name string, data []byte) error {
-	h := disk.SHA256.New()
+	h := ident.SHA256.New()
 	h.Write(data)
-	o.digests[name] = disk.SHA256.Digest(h)
+	o.digests[name] = ident.SHA256.Digest(h)
 	f, err := os.Create(filepath.Join(dir, name))
 	if err != nil {
 		return err

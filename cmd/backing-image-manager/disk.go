@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
@@ -60,11 +61,11 @@ type diskReport struct {
 // copyReport is one copy. The fields that it repeats are always present in its JSON.
 type copyReport struct {
 	disk.Copy
-	Size     int64       `json:"size"`
-	RealSize int64       `json:"realSize"`
-	SHA512   disk.Digest `json:"sha512"`
-	Owned    bool        `json:"owned"`
-	InUse    string      `json:"inUse,omitempty"` // the replicas that use it
+	Size     int64        `json:"size"`
+	RealSize int64        `json:"realSize"`
+	SHA512   ident.Digest `json:"sha512"`
+	Owned    bool         `json:"owned"`
+	InUse    string       `json:"inUse,omitempty"` // the replicas that use it
 }
 
 func newDiskCheck() *cobra.Command {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -83,10 +84,10 @@ type imageSource interface {
 
 // imageInfo identifies a ready image.
 type imageInfo struct {
-	disk.ID
+	ident.ID
 	disk   string
 	size   int64
-	sha512 disk.Digest
+	sha512 ident.Digest
 }
 
 // openImage opens the image with a name, on a disk or at a daemon.
@@ -238,7 +239,7 @@ func openRemote(ctx context.Context, daemon daemonFlags, name string, on []strin
 	token, config := client.Credentials()
 	first := copies[0]
 	r := &remoteImage{
-		imageInfo: imageInfo{disk.ID{Name: image.Name, UUID: image.UUID}, first.DiskName(), first.Size, first.SHA512},
+		imageInfo: imageInfo{ident.ID{Name: image.Name, UUID: image.UUID}, first.DiskName(), first.Size, first.SHA512},
 		client:    peer.NewCLIClient(token, config), damaged: map[string]bool{},
 	}
 	for _, c := range copies {
@@ -268,7 +269,7 @@ func (r *remoteImage) isFinal(err error) bool {
 }
 
 func (r *remoteImage) manifest(ctx context.Context, newFile func() (*os.File, error)) (*disk.Manifest, error) {
-	m, err := r.pull().Manifest(ctx, func(body io.Reader, size int64, want disk.Digest) (*disk.Manifest, error) {
+	m, err := r.pull().Manifest(ctx, func(body io.Reader, size int64, want ident.Digest) (*disk.Manifest, error) {
 		f, err := newFile()
 		if err != nil {
 			return nil, err

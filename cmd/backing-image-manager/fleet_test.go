@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // fleetFiles are the inputs of a plan in CI: the configuration of a branch (head) and of its base,
@@ -85,25 +85,25 @@ func saveStatus(t testing.TB, f fleetFiles) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := plan.Observed{Now: time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC), Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	o := plan.Observed{Now: time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC), Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
 	for node, declared := range result.Config.Nodes {
 		if node != d.Node {
 			o.Peers[node] = plan.Peer{Queried: true, ConfigDigest: result.Digest, LastResponse: o.Now}
 		}
 		for name, one := range declared.Disks {
-			o.Disks[schema.DiskRef{Node: node, Disk: name}] = plan.Disk{
-				Path: one.Path, UUID: node + name, Space: disk.Space{Total: 1 << 42, Free: 1 << 41}, Copies: map[disk.ID]plan.Copy{},
+			o.Disks[ident.DiskRef{Node: node, Disk: name}] = plan.Disk{
+				Path: one.Path, UUID: node + name, Space: disk.Space{Total: 1 << 42, Free: 1 << 41}, Copies: map[ident.ID]plan.Copy{},
 			}
 		}
 	}
 	for _, image := range (&status.View{Desired: d, Observed: o}).Status(nil).Images {
-		id := disk.ID{Name: image.Name, UUID: image.UUID}
-		sum, err := disk.ParseDigest(strings.Repeat(image.UUID, 16))
+		id := ident.ID{Name: image.Name, UUID: image.UUID}
+		sum, err := ident.ParseDigest(strings.Repeat(image.UUID, 16))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range image.Copies {
-			o.Disks[schema.DiskRef{Node: c.Node, Disk: c.Disk}].Copies[id] = plan.Copy{Copy: disk.Copy{
+			o.Disks[ident.DiskRef{Node: c.Node, Disk: c.Disk}].Copies[id] = plan.Copy{Copy: disk.Copy{
 				ID: id, State: disk.Ready, Format: disk.Raw, Size: 8 << 30, VirtualSize: 8 << 30, RealSize: 2 << 30, Owned: true, HasCfg: true,
 				SHA512: sum, ManifestDigest: sum, VerifiedAt: o.Now.Add(-240 * time.Hour),
 			}}

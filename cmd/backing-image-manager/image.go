@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/spf13/cobra"
 )
 
 func newImage() *cobra.Command {
@@ -195,7 +197,7 @@ func closeDisks(disks []offlineDisk) error {
 // is its path, and no image is declared.
 func imagesOn(disks []offlineDisk) []status.ImageStatus {
 	var images []status.ImageStatus
-	at := map[disk.ID]int{}
+	at := map[ident.ID]int{}
 	for _, d := range disks {
 		users := d.Users()
 		for _, c := range d.copies {

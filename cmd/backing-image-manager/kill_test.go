@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -166,9 +167,9 @@ func TestKilledDownloadResumes(t *testing.T) {
 }
 
 func sum512(t *testing.T, r io.ReaderAt) string {
-	h := disk.SHA512.New()
+	h := ident.SHA512.New()
 	if _, err := io.Copy(h, io.NewSectionReader(r, 0, 1<<62)); err != nil {
 		t.Fatal(err)
 	}
-	return disk.SHA512.Digest(h).String()
+	return ident.SHA512.Digest(h).String()
 }

@@ -12,12 +12,13 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"golang.org/x/term"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"golang.org/x/term"
 )
 
 // terminal returns the file behind w if it is a terminal.
@@ -81,7 +82,7 @@ func (p *progress) erase() error {
 
 // watch draws the result of transfers several times a second until stop is called, which
 // removes the bars.
-func (p *progress) watch(transfers func() map[plan.CopyRef]job.Transfer) (stop func()) {
+func (p *progress) watch(transfers func() map[ident.CopyRef]job.Transfer) (stop func()) {
 	if p.tty == nil {
 		return func() {}
 	}
@@ -104,13 +105,13 @@ func (p *progress) watch(transfers func() map[plan.CopyRef]job.Transfer) (stop f
 }
 
 // singleTransfer is the argument of watch for one transfer outside a reconciler.
-func singleTransfer(kind plan.Op, id disk.ID, place string, p *fetch.Progress) func() map[plan.CopyRef]job.Transfer {
+func singleTransfer(kind plan.Op, id ident.ID, place string, p *fetch.Progress) func() map[ident.CopyRef]job.Transfer {
 	t := job.Transfer{
 		Action:   plan.Action{Op: kind, Image: id.Name, UUID: id.UUID, Disk: place},
 		Progress: p,
 	}
-	return func() map[plan.CopyRef]job.Transfer {
-		return map[plan.CopyRef]job.Transfer{t.Action.CopyRef(): t}
+	return func() map[ident.CopyRef]job.Transfer {
+		return map[ident.CopyRef]job.Transfer{t.Action.CopyRef(): t}
 	}
 }
 
@@ -160,7 +161,7 @@ func (p *progress) draw(lines []string) {
 
 // rateMeter turns the progress of transfers into lines with a rate.
 type rateMeter struct {
-	samples map[plan.CopyRef][]sample
+	samples map[ident.CopyRef][]sample
 }
 
 // sample is the progress of a transfer at one time. A rate must not be computed from samples before
@@ -180,15 +181,15 @@ var barWidths = []int{30, 20, 10, 6, 0}
 
 // lines returns a line for each transfer, sorted by image and disk, with fewer than width
 // columns. Deletions have no line, because they have no progress.
-func (m *rateMeter) lines(now time.Time, transfers map[plan.CopyRef]job.Transfer, width int) []string {
-	keys := slices.SortedFunc(maps.Keys(transfers), func(a, b plan.CopyRef) int {
+func (m *rateMeter) lines(now time.Time, transfers map[ident.CopyRef]job.Transfer, width int) []string {
+	keys := slices.SortedFunc(maps.Keys(transfers), func(a, b ident.CopyRef) int {
 		return strings.Compare(a.ID.String()+a.Disk.String(), b.ID.String()+b.Disk.String())
 	})
-	keys = slices.DeleteFunc(keys, func(key plan.CopyRef) bool {
+	keys = slices.DeleteFunc(keys, func(key ident.CopyRef) bool {
 		kind := transfers[key].Action.Op
 		return kind == plan.Cleanup || kind == plan.Evict
 	})
-	samples := map[plan.CopyRef][]sample{} // without those of transfers that ended
+	samples := map[ident.CopyRef][]sample{} // without those of transfers that ended
 	for _, key := range keys {
 		p := transfers[key].Progress
 		samples[key] = addSample(m.samples[key], sample{now, p.Resumed.Load(), p.Done.Load()})

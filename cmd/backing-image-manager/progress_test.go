@@ -9,13 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 func TestBarsShowRateAndRemainingTime(t *testing.T) {
-	running := map[plan.CopyRef]job.Transfer{}
+	running := map[ident.CopyRef]job.Transfer{}
 	transfer := func(kind plan.Op, image string, done, total int64) *fetch.Progress {
 		p := &fetch.Progress{}
 		p.Done.Store(done)
@@ -65,7 +66,7 @@ func TestRateOmitsResumedBytes(t *testing.T) {
 	a := plan.Action{Op: plan.Download, Image: "parrot", UUID: "6846a0b2", Node: "node1", Disk: "disk1"}
 	p := &fetch.Progress{}
 	p.Total.Store(1 << 30)
-	running := map[plan.CopyRef]job.Transfer{a.CopyRef(): {Action: a, Progress: p}}
+	running := map[ident.CopyRef]job.Transfer{a.CopyRef(): {Action: a, Progress: p}}
 
 	var m rateMeter
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)

@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/publish"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -277,7 +277,7 @@ func (p *publisher) cut(ctx context.Context, im *publish.Image, h caibx.Header) 
 
 func (p *publisher) watch(im *publish.Image, done *fetch.Progress) (stop func()) {
 	done.Total.Store(im.Size)
-	return p.bars.watch(singleTransfer("publish", disk.ID{Name: filepath.Base(im.Name())}, "", done))
+	return p.bars.watch(singleTransfer("publish", ident.ID{Name: filepath.Base(im.Name())}, "", done))
 }
 
 // write writes the chunks and then the index of an image.

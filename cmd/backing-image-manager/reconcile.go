@@ -16,6 +16,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
@@ -28,7 +31,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
-	"github.com/spf13/cobra"
 )
 
 // reconcileCmd is one run of the command reconcile. addPlanFlags adds the flags for
@@ -250,7 +252,7 @@ func (c *reconcileCmd) style(cluster bool) report.Style {
 }
 
 func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		seen := o.Disks[ref]
 		seen.UsageUnknown = "" // the plan says it for each copy
 		for _, fault := range seen.Faults() {
@@ -421,7 +423,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	}
 	cluster := saved.Cluster(nodes[0])
 	problems := cluster.Problems(nodes)
-	for _, ref := range slices.SortedFunc(maps.Keys(problems), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(problems), ident.DiskRef.Compare) {
 		report.WriteLine(c.err, "warning: disk %s: %s", ref, problems[ref])
 	}
 	var old schema.Result

@@ -3,10 +3,11 @@ package main
 import (
 	"fmt"
 
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/spf13/cobra"
 )
 
 func newImageRetry() *cobra.Command {
@@ -34,7 +35,7 @@ Exit status: 0 if at least one attempt starts; 1 otherwise, with the reason.`,
 	cmd.Flags().StringArrayVar(&on, "on", nil, "only attempts on the disk `NODE/DISK`; may be repeated")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for _, ref := range on {
-			if _, err := schema.ParseDiskRef(ref); err != nil {
+			if _, err := ident.ParseDiskRef(ref); err != nil {
 				return fmt.Errorf("--on is %q: %w", ref, err)
 			}
 		}

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 var (
@@ -206,7 +207,7 @@ func runAdopt(b *testing.B, program string, n int) cost {
 	text := bytes.NewBufferString("images:\n")
 	images := newNumberedImages()
 	for i := range n {
-		id := disk.ID{Name: numberedName(i), UUID: fmt.Sprintf("%08x", i)}
+		id := ident.ID{Name: numberedName(i), UUID: fmt.Sprintf("%08x", i)}
 		folder := filepath.Join(data, "backing-images", id.String())
 		if err := os.MkdirAll(folder, 0o755); err != nil {
 			b.Fatal(err)

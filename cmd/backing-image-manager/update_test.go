@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/netns"
@@ -141,11 +142,11 @@ func (u *updateSite) digest(name string) string {
 		u.t.Fatal(err)
 	}
 	defer f.Close()
-	h := disk.SHA512.New()
+	h := ident.SHA512.New()
 	if _, err := io.Copy(h, f); err != nil {
 		u.t.Fatal(err)
 	}
-	return disk.SHA512.Digest(h).String()
+	return ident.SHA512.Digest(h).String()
 }
 
 // command returns a command of the program.

@@ -11,16 +11,18 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"golang.org/x/time/rate"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
-	"github.com/spf13/cobra"
-	"golang.org/x/term"
-	"golang.org/x/time/rate"
 )
 
 // uploadCmd is one run of the command upload.
@@ -90,7 +92,7 @@ func (u *uploadCmd) run(ctx context.Context) error {
 	}
 	request := upload.Request{Image: u.name, Restart: u.restart, Warn: func(err error) {}}
 	var err error
-	if request.Digest, err = disk.ParseDigest(u.checksum); u.checksum != "" && err != nil {
+	if request.Digest, err = ident.ParseDigest(u.checksum); u.checksum != "" && err != nil {
 		return fmt.Errorf("--checksum: %w", err)
 	}
 	content, done, err := u.content()
@@ -153,7 +155,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 			bars.logger().Warn("interrupted; resuming", "error", daemon.Unreachable(err).Error())
 		})
 	}
-	stop := bars.watch(singleTransfer(plan.Upload, disk.ID{Name: u.name}, daemon.Address(), p))
+	stop := bars.watch(singleTransfer(plan.Upload, ident.ID{Name: u.name}, daemon.Address(), p))
 	client := upload.Client{Base: daemon.URL(), Transport: transport}
 	if token != "" {
 		client.Authorization = "Bearer " + token
@@ -199,10 +201,10 @@ func stoppedError(c upload.Content, kept string) error {
 
 // readyDigest returns the digest of the image if the daemon has a ready copy, or the zero
 // Digest.
-func (u *uploadCmd) readyDigest(ctx context.Context) (disk.Digest, error) {
+func (u *uploadCmd) readyDigest(ctx context.Context) (ident.Digest, error) {
 	s, err := u.status(ctx)
 	if err != nil {
-		return disk.Digest{}, err
+		return ident.Digest{}, err
 	}
 	for _, image := range s.Images {
 		if image.Name != u.name || !image.Declared {
@@ -214,7 +216,7 @@ func (u *uploadCmd) readyDigest(ctx context.Context) (disk.Digest, error) {
 			}
 		}
 	}
-	return disk.Digest{}, nil
+	return ident.Digest{}, nil
 }
 
 // mayBeReady reports whether a daemon refuses an upload with this status when it has the ready
@@ -239,7 +241,7 @@ func (u *uploadCmd) checkLost(ctx context.Context, c upload.Content, lost error)
 // compareReady compares the file with the digest of the ready image. If they differ, or if the
 // content comes from a pipe and cannot be read again, it returns the argument refusal with the
 // reason.
-func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready disk.Digest, refusal error) error {
+func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready ident.Digest, refusal error) error {
 	if !u.canReread(c) {
 		return fmt.Errorf("%w (data from a pipe cannot be compared with it)", refusal)
 	}
@@ -264,19 +266,19 @@ func (u *uploadCmd) canReread(c upload.Content) bool {
 }
 
 // digest returns the SHA-512 of the file, unpacked.
-func (u *uploadCmd) digest(ctx context.Context) (disk.Digest, error) {
+func (u *uploadCmd) digest(ctx context.Context) (ident.Digest, error) {
 	f, err := os.Open(u.file)
 	if err != nil {
-		return disk.Digest{}, err
+		return ident.Digest{}, err
 	}
 	defer f.Close()
 	r, _ := fetch.UnpackByName(u.file, f)
 	defer r.Close()
-	h := disk.SHA512.New()
+	h := ident.SHA512.New()
 	if _, err := io.Copy(h, fetch.CountReader(ctx, r)); err != nil {
-		return disk.Digest{}, err
+		return ident.Digest{}, err
 	}
-	return disk.SHA512.Digest(h), nil
+	return ident.SHA512.Digest(h), nil
 }
 
 // store writes the image to a disk that no daemon has locked.
@@ -318,7 +320,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 		return fmt.Errorf("%s already has an unverified file for %s (%s): run reconcile to verify it", on.Path(), image.ID, c.Message)
 	}
 	made, err := u.fill(ctx, on, request, disk.PartOptions{
-		SHA256: request.Digest.Algorithm() == disk.SHA256, Format: disk.Format(image.Format), Reserve: reservedBytes(result.Config.Nodes, on.Path()),
+		SHA256: request.Digest.Algorithm() == ident.SHA256, Format: disk.Format(image.Format), Reserve: reservedBytes(result.Config.Nodes, on.Path()),
 		Accept: request.CanResume,
 	}, image.ID)
 	if err != nil {
@@ -330,7 +332,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 
 // fill writes the content into a partial file and commits it. An interrupted file can be
 // resumed, and stays. Data from a pipe cannot, and is discarded.
-func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Request, options disk.PartOptions, id disk.ID) (disk.Copy, error) {
+func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Request, options disk.PartOptions, id ident.ID) (disk.Copy, error) {
 	part, err := on.OpenPart(ctx, id, options)
 	if err != nil {
 		return disk.Copy{}, err

@@ -5,10 +5,11 @@ import (
 	"io"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/spf13/cobra"
 )
 
 func newImageUsers() *cobra.Command {
@@ -39,7 +40,7 @@ NAME may also be <name>-<uuid>, for one generation.`,
 		}
 		name, uuid := args[0], ""
 		isNamed := func(image status.ImageStatus) bool { return image.Name == name && (uuid == "" || image.UUID == uuid) }
-		if id, err := disk.ParseID(name); err == nil && !slices.ContainsFunc(s.Images, isNamed) {
+		if id, err := ident.ParseID(name); err == nil && !slices.ContainsFunc(s.Images, isNamed) {
 			name, uuid = id.Name, id.UUID
 		}
 		if !slices.ContainsFunc(s.Images, isNamed) {

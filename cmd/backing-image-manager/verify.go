@@ -10,14 +10,16 @@ import (
 	"slices"
 	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 )
 
 func newImageVerify() *cobra.Command {
@@ -83,9 +85,9 @@ func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, n
 }
 
 // verifyCopy reads one copy and returns its digest if that is the expected one.
-func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, error) {
+func verifyCopy(ctx context.Context, c localCopy, bars *progress) (ident.Digest, error) {
 	if c.Size == 0 && c.State == disk.Pending {
-		return disk.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", c)
+		return ident.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", c)
 	}
 	p := &fetch.Progress{}
 	p.Total.Store(c.Size)
@@ -98,10 +100,10 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, 
 	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
 	now, err := c.disk.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
 	if err != nil {
-		return disk.Digest{}, err
+		return ident.Digest{}, err
 	}
 	if now.State != disk.Ready {
-		return disk.Digest{}, fmt.Errorf("%s is %s: %s", c, now.State, now.Message)
+		return ident.Digest{}, fmt.Errorf("%s is %s: %s", c, now.State, now.Message)
 	}
 	return now.SHA512, nil
 }
@@ -109,22 +111,22 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (disk.Digest, 
 // verifyUnmanaged compares the image of another program with its backing.cfg. It writes
 // nothing: a record would make the image an owned one, and an owned image is deleted if it
 // is not declared.
-func verifyUnmanaged(ctx context.Context, c localCopy, p *fetch.Progress) (disk.Digest, error) {
+func verifyUnmanaged(ctx context.Context, c localCopy, p *fetch.Progress) (ident.Digest, error) {
 	if c.SHA512.IsZero() {
-		return disk.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
+		return ident.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
 	}
 	f, err := os.Open(filepath.Join(c.disk.Path(), "backing-images", c.ID.String(), "backing"))
 	if err != nil {
-		return disk.Digest{}, err
+		return ident.Digest{}, err
 	}
 	defer f.Close()
 	defer unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // best effort: keep the page cache for VMs
-	h := disk.SHA512.New()
+	h := ident.SHA512.New()
 	if _, err := io.Copy(h, fetch.CountReader(ctx, f, &p.Done)); err != nil {
-		return disk.Digest{}, fmt.Errorf("read %s: %w", c, err)
+		return ident.Digest{}, fmt.Errorf("read %s: %w", c, err)
 	}
-	if got := disk.SHA512.Digest(h); got != c.SHA512 {
-		return disk.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", c, c.SHA512, got)
+	if got := ident.SHA512.Digest(h); got != c.SHA512 {
+		return ident.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", c, c.SHA512, got)
 	}
 	return c.SHA512, nil
 }
@@ -181,7 +183,7 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			continue
 		}
 		for _, c := range image.Copies {
-			id := disk.ID{Name: image.Name, UUID: image.UUID}
+			id := ident.ID{Name: image.Name, UUID: image.UUID}
 			was, wasReady := readyBefore(before, id, c)
 			switch {
 			case !wasReady, c.Node != now.Node: // its own daemon verifies it
@@ -202,7 +204,7 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 }
 
 // readyBefore returns a copy as it was in an earlier status, if it was ready then.
-func readyBefore(before status.Status, id disk.ID, c status.CopyStatus) (was status.CopyStatus, ready bool) {
+func readyBefore(before status.Status, id ident.ID, c status.CopyStatus) (was status.CopyStatus, ready bool) {
 	for _, image := range before.Images {
 		if image.Name != id.Name || image.UUID != id.UUID {
 			continue

@@ -10,6 +10,7 @@ import (
 	"path"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
@@ -86,7 +87,7 @@ func Check(at Location) error {
 type sourceFiles struct {
 	info        Info
 	files       []string // newest first
-	backing     disk.ID  // zero: the volume has no backing image
+	backing     ident.ID // zero: the volume has no backing image
 	backingDisk *disk.Disk
 }
 
@@ -124,17 +125,17 @@ func (at Location) resolve(r *disk.ReplicaFolder) (p sourceFiles, err error) {
 
 // findBackingImage returns the backing image of the volume and the disk that contains it. The path in
 // m is from another machine or container, so only the image name in it is used.
-func (at Location) findBackingImage(m disk.VolumeMeta) (disk.ID, *disk.Disk, error) {
+func (at Location) findBackingImage(m disk.VolumeMeta) (ident.ID, *disk.Disk, error) {
 	folder, ok, err := m.BackingImage()
 	if err != nil || !ok {
-		return disk.ID{}, nil, err
+		return ident.ID{}, nil, err
 	}
-	id, err := disk.ParseID(folder)
+	id, err := ident.ParseID(folder)
 	if end := path.Base(path.Clean(m.BackingFilePath)); err == nil && end != "backing" && end != folder {
 		err = errors.New("it is not the file of an image")
 	}
 	if err != nil {
-		return disk.ID{}, nil, fmt.Errorf("has the backing file %q: %w", m.BackingFilePath, err)
+		return ident.ID{}, nil, fmt.Errorf("has the backing file %q: %w", m.BackingFilePath, err)
 	}
 	state := "does not exist"
 	for _, d := range append([]*disk.Disk{at.Disk}, at.OtherDisks...) {
@@ -145,7 +146,7 @@ func (at Location) findBackingImage(m disk.VolumeMeta) (disk.ID, *disk.Disk, err
 			state = "is failed (" + c.Message + ")"
 		}
 	}
-	return disk.ID{}, nil, fmt.Errorf("uses the backing image %s, which %s on the disks of this node", id, state)
+	return ident.ID{}, nil, fmt.Errorf("uses the backing image %s, which %s on the disks of this node", id, state)
 }
 
 // open opens the layers and the backing image.

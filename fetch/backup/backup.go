@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -36,7 +37,7 @@ type Creator struct {
 // Create compares each chunk with the manifest of the copy. disk.ErrNoManifest and disk.ErrDamaged
 // mean that the copy must be verified first. After an interruption, the stored blocks and an
 // incomplete cfg remain, and the next Create resumes.
-func (w Creator) Create(ctx context.Context, d *disk.Disk, id disk.ID, progress *fetch.Progress) error {
+func (w Creator) Create(ctx context.Context, d *disk.Disk, id ident.ID, progress *fetch.Progress) error {
 	im, err := openSourceImage(d, id)
 	if err != nil {
 		return err
@@ -151,7 +152,7 @@ type sourceImage struct {
 	manifest *disk.Manifest
 }
 
-func openSourceImage(d *disk.Disk, id disk.ID) (*sourceImage, error) {
+func openSourceImage(d *disk.Disk, id ident.ID) (*sourceImage, error) {
 	r, err := d.Open(id)
 	if err != nil {
 		return nil, err

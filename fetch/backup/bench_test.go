@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -46,7 +47,7 @@ func BenchmarkRestore(b *testing.B) {
 			if _, err := part.ReadFrom(io.LimitReader(halfRandom{rand.NewChaCha8([32]byte{})}, *benchSize)); err != nil {
 				b.Fatal(err)
 			}
-			if _, err := part.Commit(disk.Digest{}); err != nil {
+			if _, err := part.Commit(ident.Digest{}); err != nil {
 				b.Fatal(err)
 			}
 			s := openTarget(b, dir)

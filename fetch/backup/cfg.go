@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Backup is the backup of one image in a Store: the content of its backing-image.cfg. The cfg is
@@ -46,10 +46,10 @@ type Block struct {
 func (b *Backup) Complete() bool { return !b.Completed.IsZero() }
 
 // Digest returns the checksum of the image. It is the zero Digest if the cfg has no valid checksum.
-func (b *Backup) Digest() disk.Digest {
-	d, err := disk.ParseDigest(b.Checksum)
-	if err != nil || d.Algorithm() != disk.SHA512 {
-		return disk.Digest{}
+func (b *Backup) Digest() ident.Digest {
+	d, err := ident.ParseDigest(b.Checksum)
+	if err != nil || d.Algorithm() != ident.SHA512 {
+		return ident.Digest{}
 	}
 	return d
 }

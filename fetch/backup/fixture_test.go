@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -86,7 +87,7 @@ func newDisk(t testing.TB) *disk.Disk {
 	return d
 }
 
-func id(name string) disk.ID { return disk.ID{Name: name, UUID: "6846a0b2"} }
+func id(name string) ident.ID { return ident.ID{Name: name, UUID: "6846a0b2"} }
 
 // restore creates the image of a backup on the disk d.
 func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy, error) {
@@ -119,14 +120,14 @@ func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) disk.Copy {
 	if _, err := part.ReadFrom(bytes.NewReader(data)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := part.Commit(disk.Digest{})
+	c, err := part.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return c
 }
 
-func verifiedDigest(t testing.TB, d *disk.Disk, id disk.ID) (size int64, digits string) {
+func verifiedDigest(t testing.TB, d *disk.Disk, id ident.ID) (size int64, digits string) {
 	t.Helper()
 	r, err := d.Open(id)
 	if err != nil {

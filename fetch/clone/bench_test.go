@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -26,7 +27,7 @@ func BenchmarkClone(b *testing.B) {
 	image := make([]byte, size)
 	rand.NewChaCha8([32]byte{}).Read(image)
 	r.addImage(b, sourceID, image)
-	encrypted := disk.ID{Name: "encrypted", UUID: "00c0ffee"}
+	encrypted := ident.ID{Name: "encrypted", UUID: "00c0ffee"}
 	if _, err := r.clone(b, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
 		b.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func BenchmarkClone(b *testing.B) {
 			spent := processorTime(b)
 			b.ResetTimer()
 			for i := range b.N {
-				to := disk.ID{Name: "clone", UUID: fmt.Sprintf("%08x", i)}
+				to := ident.ID{Name: "clone", UUID: fmt.Sprintf("%08x", i)}
 				if _, err := r.clone(b, context.Background(), from, to, how, "vault"); err != nil {
 					b.Fatal(err)
 				}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/crypto/xts"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -59,7 +60,7 @@ func TestEncryptAndDecrypt(t *testing.T) {
 				if encrypted.RealSize < int64(size)+16<<20 {
 					t.Errorf("%d of %d bytes are allocated: holes reveal where the data is", encrypted.RealSize, encrypted.Size)
 				}
-				again := disk.ID{Name: "again", UUID: "00c0ffee"}
+				again := ident.ID{Name: "again", UUID: "00c0ffee"}
 				decrypted, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault")
 				if err != nil {
 					t.Fatal(err)
@@ -168,7 +169,7 @@ func TestEncryptQCOW2AsRaw(t *testing.T) {
 	if c.Format != disk.Raw || c.Size != 21<<20 {
 		t.Errorf("the encrypted image is %+v", c)
 	}
-	again := disk.ID{Name: "again", UUID: "00c0ffee"}
+	again := ident.ID{Name: "again", UUID: "00c0ffee"}
 	if _, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
@@ -182,17 +183,17 @@ func TestInvalidRequests(t *testing.T) {
 	r := newFixture(t)
 	plain := randomBytes(17 << 20)
 	r.addImage(t, sourceID, plain)
-	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}
+	encrypted := ident.ID{Name: "encrypted", UUID: "00000001"}
 	if _, err := r.clone(t, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
-	small := disk.ID{Name: "small", UUID: "00000002"}
+	small := ident.ID{Name: "small", UUID: "00000002"}
 	r.addImage(t, small, randomBytes(1<<20))
-	cut := disk.ID{Name: "cut", UUID: "00000003"}
+	cut := ident.ID{Name: "cut", UUID: "00000003"}
 	r.addImage(t, cut, r.bytes(t, encrypted)[:8<<20])
-	empty := disk.ID{Name: "empty", UUID: "00000004"}
+	empty := ident.ID{Name: "empty", UUID: "00000004"}
 	r.addImage(t, empty, r.bytes(t, encrypted)[:16<<20])
-	old := disk.ID{Name: "old", UUID: "00000005"}
+	old := ident.ID{Name: "old", UUID: "00000005"}
 	luks1 := bytes.Clone(plain)
 	copy(luks1, "LUKS\xba\xbe\x00\x01")
 	r.addImage(t, old, toQCOW2(t, luks1)) // a raw LUKS1 disk is not accepted as an image
@@ -206,7 +207,7 @@ func TestInvalidRequests(t *testing.T) {
 	r.writeSecret(t, "iterations", map[string]string{fileValue: "x", fileIterations: "many"})
 	r.writeSecret(t, "unknown", map[string]string{fileValue: "x", "CRYPTO_KEY_CYPHER": "x"})
 	tests := []struct {
-		from   disk.ID
+		from   ident.ID
 		how    Encryption
 		secret string
 		class  fetch.Class
@@ -257,11 +258,11 @@ func TestDamagedSourceIsNotEncrypted(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	r := newFixture(t)
 	r.addImage(t, sourceID, randomBytes(3<<20))
-	encrypted := disk.ID{Name: "encrypted", UUID: "00000001"}
+	encrypted := ident.ID{Name: "encrypted", UUID: "00000001"}
 	if _, err := r.clone(t, context.Background(), sourceID, encrypted, Encrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
-	for from, how := range map[disk.ID]Encryption{sourceID: Encrypt, encrypted: Decrypt} {
+	for from, how := range map[ident.ID]Encryption{sourceID: Encrypt, encrypted: Decrypt} {
 		q := r.request(t, from, how)
 		f, err := os.OpenFile(r.path(from), os.O_RDWR, 0)
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -40,7 +40,7 @@ func TestCryptsetupGetsNoSecretInArgumentsOrEnvironment(t *testing.T) {
 	if _, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}
-	again := disk.ID{Name: "again", UUID: "00c0ffee"}
+	again := ident.ID{Name: "again", UUID: "00c0ffee"}
 	if _, err := r.clone(t, context.Background(), cloneID, again, Decrypt, "vault"); err != nil {
 		t.Fatal(err)
 	}

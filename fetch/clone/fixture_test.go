@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 var (
-	sourceID = disk.ID{Name: "parrot", UUID: "6846a0b2"}
-	cloneID  = disk.ID{Name: "polly", UUID: "00c0ffee"}
+	sourceID = ident.ID{Name: "parrot", UUID: "6846a0b2"}
+	cloneID  = ident.ID{Name: "polly", UUID: "00c0ffee"}
 )
 
 // fixture contains a disk, and a secret with cheap parameters.
@@ -67,7 +68,7 @@ func randomBytes(size int) []byte {
 }
 
 // addImage creates a ready image.
-func (r *fixture) addImage(t testing.TB, id disk.ID, b []byte) disk.Copy {
+func (r *fixture) addImage(t testing.TB, id ident.ID, b []byte) disk.Copy {
 	t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), id, disk.PartOptions{})
 	if err != nil {
@@ -79,7 +80,7 @@ func (r *fixture) addImage(t testing.TB, id disk.ID, b []byte) disk.Copy {
 	if _, err := p.ReadFrom(bytes.NewReader(b)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := p.Commit(disk.Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +88,7 @@ func (r *fixture) addImage(t testing.TB, id disk.ID, b []byte) disk.Copy {
 }
 
 // clone creates a clone of an image. If it fails, clone closes the partial file, like a job.
-func (r *fixture) clone(t testing.TB, ctx context.Context, from, to disk.ID, e Encryption, secret string) (disk.Copy, error) {
+func (r *fixture) clone(t testing.TB, ctx context.Context, from, to ident.ID, e Encryption, secret string) (disk.Copy, error) {
 	t.Helper()
 	source, err := r.disk.Open(from)
 	if err != nil {
@@ -109,10 +110,10 @@ func (r *fixture) clone(t testing.TB, ctx context.Context, from, to disk.ID, e E
 	if done, total := progress.Done.Load(), progress.Total.Load(); done != total || total != p.Offset() {
 		t.Errorf("progress is %d of %d bytes, want %d", done, total, p.Offset())
 	}
-	return p.Commit(disk.Digest{})
+	return p.Commit(ident.Digest{})
 }
 
-func (r *fixture) manifest(t testing.TB, id disk.ID) *disk.Manifest {
+func (r *fixture) manifest(t testing.TB, id ident.ID) *disk.Manifest {
 	t.Helper()
 	m, err := r.disk.Manifest(id)
 	if err != nil {
@@ -122,7 +123,7 @@ func (r *fixture) manifest(t testing.TB, id disk.ID) *disk.Manifest {
 	return m
 }
 
-func (r *fixture) bytes(t testing.TB, id disk.ID) []byte {
+func (r *fixture) bytes(t testing.TB, id ident.ID) []byte {
 	t.Helper()
 	b, err := os.ReadFile(r.path(id))
 	if err != nil {
@@ -131,7 +132,7 @@ func (r *fixture) bytes(t testing.TB, id disk.ID) []byte {
 	return b
 }
 
-func (r *fixture) path(id disk.ID) string {
+func (r *fixture) path(id ident.ID) string {
 	return filepath.Join(r.dir, "backing-images", id.String(), "backing")
 }
 

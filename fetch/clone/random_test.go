@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -34,7 +34,7 @@ func TestRandomDisksRoundTrip(t *testing.T) {
 		r.addImage(t, sourceID, source)
 		r.interrupt(t, r.request(t, sourceID, Encrypt), random.Int64N(int64(len(plain))+HeaderSize))
 		r.resume(t, r.request(t, sourceID, Encrypt), -1)
-		encrypted := disk.ID{Name: "encrypted", UUID: "00c0ffee"}
+		encrypted := ident.ID{Name: "encrypted", UUID: "00c0ffee"}
 		if err := os.Rename(filepath.Dir(r.path(cloneID)), filepath.Dir(r.path(encrypted))); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
@@ -45,12 +46,12 @@ func (r *fixture) resume(t *testing.T, q Request, kept int64) {
 	if err := Fill(context.Background(), p, q, &progress); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Commit(disk.Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (r *fixture) request(t *testing.T, from disk.ID, e Encryption) Request {
+func (r *fixture) request(t *testing.T, from ident.ID, e Encryption) Request {
 	t.Helper()
 	source, err := r.disk.Open(from)
 	if err != nil {
@@ -63,7 +64,7 @@ func (r *fixture) request(t *testing.T, from disk.ID, e Encryption) Request {
 func TestResume(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	const MiB = 1 << 20
-	again := disk.ID{Name: "again", UUID: "00c0ffee"}
+	again := ident.ID{Name: "again", UUID: "00c0ffee"}
 	tests := []struct {
 		name        string
 		how         Encryption
@@ -87,7 +88,7 @@ func TestResume(t *testing.T) {
 			r.addImage(t, sourceID, plain)
 			from := sourceID
 			if test.how == Decrypt {
-				from = disk.ID{Name: "encrypted", UUID: "00c0ffee"}
+				from = ident.ID{Name: "encrypted", UUID: "00c0ffee"}
 				if _, err := r.clone(t, context.Background(), sourceID, from, Encrypt, "vault"); err != nil {
 					t.Fatal(err)
 				}

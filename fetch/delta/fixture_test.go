@@ -19,12 +19,13 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 var (
-	oldID = disk.ID{Name: "parrot", UUID: "00000001"}
-	newID = disk.ID{Name: "parrot", UUID: "00000002"}
+	oldID = ident.ID{Name: "parrot", UUID: "00000001"}
+	newID = ident.ID{Name: "parrot", UUID: "00000002"}
 )
 
 // site is a web server and a disk.
@@ -93,7 +94,7 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 }
 
 // put makes a ready copy of a file on the disk.
-func (s *site) put(id disk.ID, file []byte) {
+func (s *site) put(id ident.ID, file []byte) {
 	s.t.Helper()
 	p, err := s.disk.OpenPart(context.Background(), id, disk.PartOptions{})
 	if err != nil {
@@ -106,13 +107,13 @@ func (s *site) put(id disk.ID, file []byte) {
 	if _, err := p.ReadFrom(bytes.NewReader(file)); err != nil {
 		s.t.Fatal(err)
 	}
-	if _, err := p.Commit(disk.Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
 // seed opens a ready copy as a seed.
-func (s *site) seed(id disk.ID, damaged *atomic.Int64) Seed {
+func (s *site) seed(id ident.ID, damaged *atomic.Int64) Seed {
 	s.t.Helper()
 	r, err := s.disk.Open(id)
 	if err != nil {
@@ -134,7 +135,7 @@ func (s *site) seed(id disk.ID, damaged *atomic.Int64) Seed {
 // request returns the request for a file of the server.
 func (s *site) request(name string, file []byte) fetch.Request {
 	sum := sha512.Sum512(file)
-	digest, err := disk.ParseDigest(hex.EncodeToString(sum[:]))
+	digest, err := ident.ParseDigest(hex.EncodeToString(sum[:]))
 	if err != nil {
 		s.t.Fatal(err)
 	}

@@ -9,11 +9,12 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Seed is a ready copy on this node. It is only read.
 type Seed struct {
-	ID       disk.ID
+	ID       ident.ID
 	Reader   *disk.Reader
 	Manifest *disk.Manifest // of the same copy
 	// Index is the index of the copy; nil: none. The download may close it.

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -56,7 +57,7 @@ func exportAlone(path string, format disk.Format) error {
 	if err := s.Fill(context.Background(), part, &fetch.Progress{}); err != nil {
 		return err
 	}
-	c, err := part.Commit(disk.Digest{})
+	c, err := part.Commit(ident.Digest{})
 	if err != nil {
 		return err
 	}

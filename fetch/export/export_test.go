@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
@@ -21,7 +22,7 @@ import (
 
 const fixtures = "../../disk/testdata/longhorn/replicas/"
 
-var imageID = disk.ID{Name: "exported", UUID: "00000001"}
+var imageID = ident.ID{Name: "exported", UUID: "00000001"}
 
 func openDisk(t testing.TB, dir string) *disk.Disk {
 	t.Helper()
@@ -56,7 +57,7 @@ func run(t testing.TB, name string, args ...string) {
 }
 
 // export exports to a disk, like a job.
-func export(ctx context.Context, to *disk.Disk, id disk.ID, s *Source) (disk.Copy, error) {
+func export(ctx context.Context, to *disk.Disk, id ident.ID, s *Source) (disk.Copy, error) {
 	part, err := to.OpenPart(ctx, id, disk.PartOptions{Format: s.request.Format})
 	if err != nil {
 		return disk.Copy{}, err
@@ -64,7 +65,7 @@ func export(ctx context.Context, to *disk.Disk, id disk.ID, s *Source) (disk.Cop
 	if err := s.Fill(ctx, part, &fetch.Progress{}); err != nil {
 		return disk.Copy{}, errors.Join(err, part.Close())
 	}
-	return part.Commit(disk.Digest{})
+	return part.Commit(ident.Digest{})
 }
 
 // TestExportLonghornReplicas exports every snapshot of the fixtures that Longhorn's own engine has
@@ -113,7 +114,7 @@ func TestExportLonghornReplicas(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			raw := disk.ID{Name: fmt.Sprintf("raw%d", n), UUID: "00000001"}
+			raw := ident.ID{Name: fmt.Sprintf("raw%d", n), UUID: "00000001"}
 			c, err := export(t.Context(), to, raw, s)
 			if err != nil || c.SHA512.String() != want.SHA512 || c.Size != want.Size || c.Format != disk.Raw {
 				t.Fatalf("raw image is %+v, error %v; want %.16s", c, err, want.SHA512)
@@ -122,12 +123,12 @@ func TestExportLonghornReplicas(t *testing.T) {
 				if s, err = find(disk.QCOW2, compress); err != nil {
 					t.Fatal(err)
 				}
-				packed := disk.ID{Name: fmt.Sprintf("qcow2-%d", n), UUID: fmt.Sprintf("0000000%d", len(fmt.Sprint(compress)))}
+				packed := ident.ID{Name: fmt.Sprintf("qcow2-%d", n), UUID: fmt.Sprintf("0000000%d", len(fmt.Sprint(compress)))}
 				c, err := export(t.Context(), to, packed, s)
 				if err != nil || c.VirtualSize != want.Size || c.Format != disk.QCOW2 {
 					t.Fatalf("qcow2 image is %+v, error %v", c, err)
 				}
-				file := func(id disk.ID) string { return filepath.Join(to.Path(), "backing-images", id.String(), "backing") }
+				file := func(id ident.ID) string { return filepath.Join(to.Path(), "backing-images", id.String(), "backing") }
 				run(t, "qemu-img", "check", "-q", "-f", "qcow2", file(packed))
 				run(t, "qemu-img", "compare", "-f", "raw", "-F", "qcow2", file(raw), file(packed))
 			}

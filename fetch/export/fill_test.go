@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -110,7 +111,7 @@ func TestResumeExport(t *testing.T) {
 		if r.Path != "" {
 			r.Path = filepath.Join(dir, "volume-snap-s1.img")
 		}
-		whole, err := export(t.Context(), d, disk.ID{Name: "whole", UUID: "00000001"}, find(t, d, r))
+		whole, err := export(t.Context(), d, ident.ID{Name: "whole", UUID: "00000001"}, find(t, d, r))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -272,7 +273,7 @@ func TestExportOfSecondGeneration(t *testing.T) {
 		for i := range want[:64<<10] {
 			want[i] = 7 + byte(i>>12)
 		}
-		id := disk.ID{Name: "again", UUID: "00000002"}
+		id := ident.ID{Name: "again", UUID: "00000002"}
 		c, err := export(t.Context(), d, id, find(t, d, Request{Volume: "second", Format: disk.Raw}))
 		if err != nil {
 			t.Fatal(err)

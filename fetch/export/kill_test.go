@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // TestResumeExportAfterKill kills the exporting process with SIGKILL several times. Each kill leaves
@@ -18,7 +19,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	dir := volume{disk: d, folder: "bench-00000001", size: 24 << 20, data: 3}.write(t)
 	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
-		want, err := export(t.Context(), d, disk.ID{Name: "whole", UUID: "00000001"}, find(t, d, Request{Volume: "bench", Format: format}))
+		want, err := export(t.Context(), d, ident.ID{Name: "whole", UUID: "00000001"}, find(t, d, Request{Volume: "bench", Format: format}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +59,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 		if c := d.Stat(imageID); c.SHA512 != want.SHA512 || c.Size != want.Size {
 			t.Errorf("%s: after %d kills the image is %+v, want %+v", format, kills, c, want)
 		}
-		for _, id := range []disk.ID{imageID, {Name: "whole", UUID: "00000001"}} {
+		for _, id := range []ident.ID{imageID, {Name: "whole", UUID: "00000001"}} {
 			if err := d.Remove(id); err != nil {
 				t.Fatal(err)
 			}

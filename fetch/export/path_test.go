@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
@@ -25,7 +26,7 @@ func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	s := find(t, d, Request{Path: f, Format: disk.Raw})
 	doHalfway(s, func() { write('b') })
-	if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrModified) {
+	if c, err := export(t.Context(), d, ident.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrModified) {
 		t.Errorf("the copy is %s (%v), want disk.ErrModified", c.State, err)
 	} else if strings.Count(err.Error(), f) != 1 {
 		t.Errorf("the error does not contain the path once: %v", err)
@@ -78,7 +79,7 @@ func TestDeviceWithAWriteCache(t *testing.T) {
 				}
 				d := openDisk(t, t.TempDir())
 				s := find(t, d, Request{Path: device, Format: format})
-				if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000001"}, s); err != nil || c.VirtualSize != int64(len(image)) {
+				if c, err := export(t.Context(), d, ident.ID{Name: "parrot", UUID: "00000001"}, s); err != nil || c.VirtualSize != int64(len(image)) {
 					t.Errorf("got %s, %v", c, err)
 				}
 				doHalfway(s, func() {
@@ -90,7 +91,7 @@ func TestDeviceWithAWriteCache(t *testing.T) {
 						t.Error(err)
 					}
 				})
-				if c, err := export(t.Context(), d, disk.ID{Name: "parrot", UUID: "00000002"}, s); !errors.Is(err, disk.ErrModified) {
+				if c, err := export(t.Context(), d, ident.ID{Name: "parrot", UUID: "00000002"}, s); !errors.Is(err, disk.ErrModified) {
 					t.Errorf("the copy is %s (%v), want disk.ErrModified", c.State, err)
 				}
 			})

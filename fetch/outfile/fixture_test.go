@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -17,12 +18,12 @@ const chunkSize = disk.ChunkSize
 type image struct {
 	content []byte
 	m       *disk.Manifest
-	sha512  disk.Digest
+	sha512  ident.Digest
 }
 
 func makeImage(t testing.TB, content []byte) image {
 	t.Helper()
-	path, id := t.TempDir(), disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	path, id := t.TempDir(), ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	if _, err := disk.Init(path); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +43,7 @@ func makeImage(t testing.TB, content []byte) image {
 	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := p.Commit(disk.Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}

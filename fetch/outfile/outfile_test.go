@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -112,7 +113,7 @@ func TestTruncatedStreamIsDetected(t *testing.T) {
 func TestCommitErrors(t *testing.T) {
 	i := makeImage(t, mixed())
 	to := Target{Path: filepath.Join(t.TempDir(), "out")}
-	wrong := disk.SHA512.Digest(disk.SHA512.New())
+	wrong := ident.SHA512.Digest(ident.SHA512.New())
 	w, _ := i.resume(t, to)
 	i.append(t, w, 2)
 	if err := w.Commit(i.sha512); err == nil {

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // partialSuffix is the suffix of a partial file. This program may truncate any file with this suffix.
@@ -66,7 +67,7 @@ func Create(t Target, size int64) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{size: size, hash: disk.SHA512.New(), part: &partialFile{t, f}}, nil
+	return &Writer{size: size, hash: ident.SHA512.New(), part: &partialFile{t, f}}, nil
 }
 
 // openLocked opens or creates a partial file and locks it.

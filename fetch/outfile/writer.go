@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Writer writes the chunks of one image. It is not safe for concurrent use.
@@ -32,7 +33,7 @@ type sink interface {
 // removed, so Commit only reports whether they were right. Commit also writes the end of a compressed
 // stream.
 func NewStreamWriter(w io.Writer, compression Compression, size int64) *Writer {
-	return &Writer{size: size, hash: disk.SHA512.New(), sink: streamSink{newStream(w, compression)}}
+	return &Writer{size: size, hash: ident.SHA512.New(), sink: streamSink{newStream(w, compression)}}
 }
 
 // Next returns the number of the next chunk.
@@ -70,11 +71,11 @@ func (w *Writer) advance(chunk []byte) {
 
 // Commit verifies that the image has the digest want, and creates the file. After a
 // *disk.ChecksumError, the partial file is removed.
-func (w *Writer) Commit(want disk.Digest) error {
+func (w *Writer) Commit(want ident.Digest) error {
 	if w.Offset() != w.size {
 		return fmt.Errorf("write image: it ends at %d of %d: %w", w.Offset(), w.size, io.ErrUnexpectedEOF)
 	}
-	got := disk.SHA512.Digest(w.hash)
+	got := ident.SHA512.Digest(w.hash)
 	switch {
 	case w.part == nil && got != want:
 		return &disk.ChecksumError{Want: want, Got: got}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // clone returns a deep copy of all fields of s that Publish compares.
@@ -75,8 +76,8 @@ func change(t *testing.T, f reflect.Value) {
 	switch v := f.Addr().Interface().(type) {
 	case *disk.FolderID:
 		v.Inode++
-	case *disk.Digest:
-		*v = digestOf(disk.SHA256, "another")
+	case *ident.Digest:
+		*v = digestOf(ident.SHA256, "another")
 	case *disk.Declaration:
 		v.File += "x"
 	case *disk.Signature:

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -44,15 +44,15 @@ type Address struct {
 type Source struct {
 	Address
 	Disk           string
-	ID             disk.ID
-	ManifestDigest disk.Digest // of its chunk manifest; zero: it has no manifest
-	Size           int64       // of the copy, in bytes
+	ID             ident.ID
+	ManifestDigest ident.Digest // of its chunk manifest; zero: it has no manifest
+	Size           int64        // of the copy, in bytes
 }
 
 // contents are the bytes that a source offers, as its node describes them. Two sources with the same
 // digest of the image may differ in them if one of their nodes lies.
 type contents struct {
-	manifest disk.Digest
+	manifest ident.Digest
 	size     int64
 }
 

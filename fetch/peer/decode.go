@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
@@ -219,7 +220,7 @@ func compareByID(a, b Copy) int {
 // check rejects a copy without a valid identity or with contradictory digests. It accepts other
 // values from a newer peer: unknown words are replaced, and long messages are truncated.
 func (c *Copy) check() error {
-	if err := errors.Join(disk.CheckName(c.Name), disk.CheckUUID(c.UUID)); err != nil {
+	if err := errors.Join(ident.CheckName(c.Name), ident.CheckUUID(c.UUID)); err != nil {
 		return err
 	}
 	for _, size := range []*int64{&c.Size, &c.VirtualSize, &c.RealSize, &c.PartBytes, &c.PartTotal} {
@@ -239,9 +240,9 @@ func (c *Copy) check() error {
 	if _, err := disk.ParseFormat(string(c.Format)); err != nil {
 		c.Format = ""
 	}
-	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != disk.SHA512 ||
-		!c.SHA256.IsZero() && c.SHA256.Algorithm() != disk.SHA256 ||
-		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != disk.SHA256 {
+	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != ident.SHA512 ||
+		!c.SHA256.IsZero() && c.SHA256.Algorithm() != ident.SHA256 ||
+		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != ident.SHA256 {
 		return fmt.Errorf("%s: the algorithm of a digest does not match its field", c.ID)
 	}
 	if c.State == disk.Ready && c.SHA512.IsZero() {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -114,7 +115,7 @@ func TestDecodeKeepsWhatTheConfigurationCanMean(t *testing.T) {
 			if got := len(copies) - 2; got != test.kept || s.Omitted != test.omitted || s.Partial != test.partial {
 				t.Errorf("%d copies, %d omitted, partial %v; want %d, %d, %v", got, s.Omitted, s.Partial, test.kept, test.omitted, test.partial)
 			}
-			for _, id := range []disk.ID{parrot, {Name: "zebra", UUID: "0000000f"}} {
+			for _, id := range []ident.ID{parrot, {Name: "zebra", UUID: "0000000f"}} {
 				if !slices.ContainsFunc(copies, func(c Copy) bool { return c.ID == id }) {
 					t.Errorf("%s is missing", id)
 				}
@@ -153,7 +154,7 @@ func TestDecodeAcceptsStatesOfOtherVersions(t *testing.T) {
 
 func TestDecodeReadsEachField(t *testing.T) {
 	at := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
-	sha512, sha256 := digestOf(disk.SHA512, ""), digestOf(disk.SHA256, "")
+	sha512, sha256 := digestOf(ident.SHA512, ""), digestOf(ident.SHA256, "")
 	want := State{Node: "node1", Config: "c", Clock: at, Mark: "m", Disks: []Disk{{
 		Name: "disk1", UUID: "u", Problem: "p", ReadOnly: true, UsageUnknown: "u", Total: 2, Free: 1,
 		Copies: []Copy{{
@@ -309,7 +310,7 @@ func checkInvariants(t *testing.T, s State) {
 		}
 		disks[d.Name] = true
 		for _, c := range d.Copies {
-			if disk.CheckName(c.Name) != nil || disk.CheckUUID(c.UUID) != nil || copies[d.Name+"/"+c.ID.String()] {
+			if ident.CheckName(c.Name) != nil || ident.CheckUUID(c.UUID) != nil || copies[d.Name+"/"+c.ID.String()] {
 				t.Fatalf("copy %+v", c)
 			}
 			copies[d.Name+"/"+c.ID.String()] = true

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 )
@@ -26,9 +27,9 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
 	packing, err := outfile.ParseCompression(r.URL.Query().Get("compress"))
 	if uuid != "" {
-		err = errors.Join(err, disk.CheckUUID(uuid))
+		err = errors.Join(err, ident.CheckUUID(uuid))
 	}
-	if err := errors.Join(disk.CheckName(name), err); err != nil {
+	if err := errors.Join(ident.CheckName(name), err); err != nil {
 		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
 		return
 	}
@@ -102,7 +103,7 @@ func (r pacedResponse) ReadFrom(src io.Reader) (int64, error) { return r.body.Re
 // sendCompressed sends the whole image compressed. It sends no length, because the length is not
 // known before the end. It does not support ranges, because another version of the compressor may
 // produce different bytes.
-func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, packing outfile.Compression, digest disk.Digest) error {
+func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, packing outfile.Compression, digest ident.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
 		return nil
@@ -168,7 +169,7 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCop
 	case len(rejected) > 0:
 		return localCopy{}, Copy{}, httperror.New(http.StatusConflict, "%s", strings.Join(rejected, "; "))
 	case uuid != "":
-		return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", disk.ID{Name: name, UUID: uuid})
+		return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", ident.ID{Name: name, UUID: uuid})
 	}
 	return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
 }
@@ -184,7 +185,7 @@ type verifiedImage struct {
 }
 
 // openVerifiedImage opens the image of a copy by d.Open or d.OpenUncached.
-func openVerifiedImage(d *disk.Disk, id disk.ID, open func(disk.ID) (*disk.Reader, error)) (*verifiedImage, error) {
+func openVerifiedImage(d *disk.Disk, id ident.ID, open func(ident.ID) (*disk.Reader, error)) (*verifiedImage, error) {
 	m, err := d.Manifest(id)
 	if err != nil {
 		return nil, err

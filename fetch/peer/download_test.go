@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 func TestDownloadSelectsTheGeneration(t *testing.T) {
 	n := startNode(t, "node1")
-	old, now := disk.ID{Name: "parrot", UUID: "00000001"}, disk.ID{Name: "parrot", UUID: "00000002"}
+	old, now := ident.ID{Name: "parrot", UUID: "00000001"}, ident.ID{Name: "parrot", UUID: "00000002"}
 	content := randomBytes(2*disk.ChunkSize + 512)
 	n.put(t, old, content[512:])
 	fails := func(query string, status int, message string) {
@@ -47,7 +48,7 @@ func TestDownloadSelectsTheGeneration(t *testing.T) {
 // of the damaged chunk.
 func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 	n := startNode(t, "node1")
-	id, content := disk.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)
+	id, content := ident.ID{Name: "parrot", UUID: "00000001"}, randomBytes(3*disk.ChunkSize)
 	n.put(t, id, content)
 	d, path := n.disk, n.backing(id)
 	image, err := openVerifiedImage(d, id, n.disk.Open)
@@ -77,7 +78,7 @@ func TestDownloadSendsNoDamagedChunk(t *testing.T) {
 
 func TestDownloadLimits(t *testing.T) {
 	n := startNode(t, "node1")
-	id := disk.ID{Name: "parrot", UUID: "00000001"}
+	id := ident.ID{Name: "parrot", UUID: "00000001"}
 	n.put(t, id, randomBytes(disk.ChunkSize))
 	for range maxSends {
 		if _, ok := n.server.sendLimits.acquire(id, "disk1", func() {}); !ok {
@@ -102,7 +103,7 @@ func TestDownloadLimits(t *testing.T) {
 func TestDownloadSendsTheWholeImageForSeveralRanges(t *testing.T) {
 	n := startNode(t, "node1")
 	content := randomBytes(3*disk.ChunkSize + 512)
-	n.put(t, disk.ID{Name: "parrot", UUID: "00000001"}, content)
+	n.put(t, ident.ID{Name: "parrot", UUID: "00000001"}, content)
 	whole := strconv.Itoa(len(content))
 	for _, tt := range []struct {
 		ranges, length string

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -55,9 +56,9 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 		}
 		hashes.Write(h.Sum(nil))
 	}
-	h := disk.SHA256.New()
+	h := ident.SHA256.New()
 	h.Write(hashes.Bytes())
-	m, err := p.ReceiveManifest(&hashes, chunks*mib, disk.SHA256.Digest(h))
+	m, err := p.ReceiveManifest(&hashes, chunks*mib, ident.SHA256.Digest(h))
 	if err != nil {
 		t.Fatal(err)
 	}

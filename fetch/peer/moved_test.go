@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
 
@@ -37,7 +38,7 @@ func indexOf(t *testing.T, image []byte) []byte {
 }
 
 // putIndexed makes a ready copy that has an index.
-func (n *node) putIndexed(t *testing.T, id disk.ID, content, index []byte) Source {
+func (n *node) putIndexed(t *testing.T, id ident.ID, content, index []byte) Source {
 	t.Helper()
 	p, err := n.disk.OpenPart(t.Context(), id, disk.PartOptions{})
 	if err != nil {
@@ -53,7 +54,7 @@ func (n *node) putIndexed(t *testing.T, id disk.ID, content, index []byte) Sourc
 	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := p.Commit(disk.Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +65,7 @@ func (n *node) putIndexed(t *testing.T, id disk.ID, content, index []byte) Sourc
 func indexedSeed(t *testing.T, content []byte, damaged *atomic.Int32) (delta.Seed, string) {
 	t.Helper()
 	n := startNode(t, "seed")
-	old := disk.ID{Name: parrot.Name, UUID: "00000001"}
+	old := ident.ID{Name: parrot.Name, UUID: "00000001"}
 	n.putIndexed(t, old, content, indexOf(t, content))
 	s := openSeed(t, n, old, damaged)
 	index, err := n.disk.Index(old)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // testNode implements Node. It has one disk, disk1.
@@ -24,12 +25,12 @@ type testNode struct {
 	damaged  func(ctx context.Context, name string) // nil: must not be called
 
 	mu      sync.Mutex
-	leaving map[disk.ID]bool
+	leaving map[ident.ID]bool
 }
 
 func (n *testNode) Disk(name string) (*disk.Disk, bool) { return n.disk, name == "disk1" }
 
-func (n *testNode) Leaving(_ string, id disk.ID) bool {
+func (n *testNode) Leaving(_ string, id ident.ID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.leaving[id]
@@ -72,7 +73,7 @@ func startNode(t *testing.T, name string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.Close() })
-	n := &node{testNode: testNode{name: name, disk: d, leaving: map[disk.ID]bool{}}, cache: NewStateCache()}
+	n := &node{testNode: testNode{name: name, disk: d, leaving: map[ident.ID]bool{}}, cache: NewStateCache()}
 	n.server = NewServer(n.cache, &n.testNode)
 	n.Server = httptest.NewUnstartedServer(n.server.Handler())
 	n.Config.ReadTimeout, n.Config.WriteTimeout = time.Second, 2*time.Second // requests must arrive before
@@ -84,7 +85,7 @@ func startNode(t *testing.T, name string) *node {
 func (n *node) address() Address { return Address{Node: n.name, URL: n.URL} }
 
 // put creates a ready copy with the given content.
-func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
+func (n *node) put(t *testing.T, id ident.ID, content []byte) Source {
 	t.Helper()
 	p, err := n.disk.OpenPart(t.Context(), id, disk.PartOptions{})
 	if err != nil {
@@ -97,19 +98,19 @@ func (n *node) put(t *testing.T, id disk.ID, content []byte) Source {
 	if _, err := p.ReadFrom(bytes.NewReader(content)); err != nil {
 		t.Fatal(err)
 	}
-	c, err := p.Commit(disk.Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return Source{Address: n.address(), Disk: "disk1", ID: id, ManifestDigest: c.ManifestDigest, Size: c.Size}
 }
 
-func (n *testNode) backing(id disk.ID) string {
+func (n *testNode) backing(id ident.ID) string {
 	return filepath.Join(n.disk.Path(), "backing-images", id.String(), "backing")
 }
 
 // withdraw marks the copies of id as leaving.
-func (n *node) withdraw(id disk.ID) {
+func (n *node) withdraw(id ident.ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.leaving[id] = true
@@ -129,7 +130,7 @@ func randomBytes(n int) []byte {
 }
 
 // digestOf returns the digest of a text.
-func digestOf(a disk.Algorithm, text string) disk.Digest {
+func digestOf(a ident.Algorithm, text string) ident.Digest {
 	h := a.New()
 	h.Write([]byte(text))
 	return a.Digest(h)
@@ -140,10 +141,10 @@ func stateWith(node string, copies int) State {
 	d := Disk{Name: "disk1", UUID: "3f1e", Total: 1 << 40, Free: 1 << 39}
 	for i := range copies {
 		d.Copies = append(d.Copies, Copy{Copy: disk.Copy{
-			ID:    disk.ID{Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i)},
+			ID:    ident.ID{Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i)},
 			State: disk.Ready, Format: disk.Raw, Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30,
 			Owned: true, VerifiedAt: time.Unix(1_700_000_000, 0).UTC(),
-			SHA512: digestOf(disk.SHA512, fmt.Sprint(i)), ManifestDigest: digestOf(disk.SHA256, fmt.Sprint("chunks", i)),
+			SHA512: digestOf(ident.SHA512, fmt.Sprint(i)), ManifestDigest: digestOf(ident.SHA256, fmt.Sprint("chunks", i)),
 		}})
 	}
 	return State{Node: node, Config: "c0ffee", Disks: []Disk{d}}

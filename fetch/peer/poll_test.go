@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 func TestPollerNoticesAChangeAtOnce(t *testing.T) {
@@ -252,7 +253,7 @@ func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
 		start := time.Now()
 		state := func() State {
 			return State{Node: "b", Config: "d", Disks: []Disk{{Name: "disk1", UUID: "u", Copies: []Copy{{
-				Copy:    disk.Copy{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Pending},
+				Copy:    disk.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Pending},
 				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(start).Seconds() - 180, RetryIn: 240},
 			}}}}}
 		}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -104,7 +105,7 @@ func startSender(tb testing.TB, node string, d *disk.Disk, listen string, prefix
 type pullJob struct {
 	Sources  []Source
 	Size     int64
-	Digest   disk.Digest
+	Digest   ident.Digest
 	NotifyAt int64 // prints a line when the partial file has this number of bytes; 0: never
 }
 
@@ -277,7 +278,7 @@ func fillDisk(tb testing.TB, d *disk.Disk, size int64, r io.Reader) disk.Copy {
 	if _, err := p.ReadFrom(r); err != nil {
 		tb.Fatal(err)
 	}
-	c, err := p.Commit(disk.Digest{})
+	c, err := p.Commit(ident.Digest{})
 	if err != nil {
 		tb.Fatal(err)
 	}

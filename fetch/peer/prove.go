@@ -12,6 +12,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -62,12 +63,12 @@ func (c *Client) SelectChunk(ctx context.Context, s Source, size int64, secret u
 		return disk.SelectedChunk{}, err
 	}
 	defer body.Close()
-	h := disk.SHA256.New()
+	h := ident.SHA256.New()
 	chunk, err := disk.SelectChunk(io.TeeReader(body, h), size, secret)
 	if err != nil {
 		return disk.SelectedChunk{}, fmt.Errorf("query %s: %w", s.URL, stripAddress(err))
 	}
-	if got := disk.SHA256.Digest(h); got != s.ManifestDigest {
+	if got := ident.SHA256.Digest(h); got != s.ManifestDigest {
 		return disk.SelectedChunk{}, fmt.Errorf("query %s: chunk manifest of %s: %w", s.URL, s.ID, &disk.ChecksumError{Want: s.ManifestDigest, Got: got})
 	}
 	return chunk, nil

@@ -15,10 +15,11 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // selectChunk selects a chunk of a copy by the manifest of the node itself.
-func (n *node) selectChunk(t *testing.T, id disk.ID, secret uint64) disk.SelectedChunk {
+func (n *node) selectChunk(t *testing.T, id ident.ID, secret uint64) disk.SelectedChunk {
 	t.Helper()
 	m, err := n.disk.Manifest(id)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
@@ -288,7 +289,7 @@ var errNoManifest = errors.New("no chunk manifest yet")
 // ManifestReceiver reads the chunk manifest of an image of size bytes from r and stores it. It
 // returns a *disk.ChecksumError if the digest of the manifest is not want. An example is
 // disk.Part.ReceiveManifest.
-type ManifestReceiver func(r io.Reader, size int64, want disk.Digest) (*disk.Manifest, error)
+type ManifestReceiver func(r io.Reader, size int64, want ident.Digest) (*disk.Manifest, error)
 
 // Manifest receives the chunk manifest of the image. If sources have different manifests or sizes, it
 // prefers what most nodes have. The errors are those of Into.

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
@@ -238,7 +238,7 @@ func TestPullErrorHasTheFailureOfEachSource(t *testing.T) {
 
 func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
 	s := startNode(t, "node1").put(t, parrot, image(mib))
-	s.ManifestDigest = disk.Digest{}
+	s.ManifestDigest = ident.Digest{}
 	r := newReceiver(t, s)
 	transfer := r.pull.newTransfer()
 	transfer.chunkProgress.start = time.Now().Add(-giveUpAfter)
@@ -295,8 +295,8 @@ func TestPullDoesNotBlameSourcesForAnotherSize(t *testing.T) {
 		"longer, in the last chunk":   func(s *Source) { s.Size += 512 },
 		"one chunk":                   func(s *Source) { s.Size = mib },
 		"a pebibyte":                  func(s *Source) { s.Size = 1 << 50 },
-		"shorter, with a manifest":    func(s *Source) { s.Size = 512; s.ManifestDigest = digestOf(disk.SHA256, "x") },
-		"a pebibyte, with a manifest": func(s *Source) { s.Size = 1 << 50; s.ManifestDigest = digestOf(disk.SHA256, "x") },
+		"shorter, with a manifest":    func(s *Source) { s.Size = 512; s.ManifestDigest = digestOf(ident.SHA256, "x") },
+		"a pebibyte, with a manifest": func(s *Source) { s.Size = 1 << 50; s.ManifestDigest = digestOf(ident.SHA256, "x") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -316,7 +316,7 @@ func TestPullDoesNotBlameSourcesForAnotherSize(t *testing.T) {
 
 // A node has many sources with contents that it made up. They must not outvote two other nodes.
 func TestVotesAreOfNodes(t *testing.T) {
-	made, right := digestOf(disk.SHA256, "made up"), digestOf(disk.SHA256, "right")
+	made, right := digestOf(ident.SHA256, "made up"), digestOf(ident.SHA256, "right")
 	var sources []Source
 	for i := range 10 {
 		sources = append(sources, Source{Address: Address{Node: "liar"}, Disk: fmt.Sprint("disk", i), ManifestDigest: made, Size: mib})

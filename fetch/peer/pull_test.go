@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -42,10 +43,10 @@ func dataBytes(image []byte) int64 {
 	return n
 }
 
-func sha512Of(b []byte) disk.Digest {
+func sha512Of(b []byte) ident.Digest {
 	h := sha512.New()
 	h.Write(b)
-	return disk.SHA512.Digest(h)
+	return ident.SHA512.Digest(h)
 }
 
 // receiver is a disk with a Pull.

@@ -12,7 +12,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ErrUnchanged means that the ETag of the State is still the ETag of the request.
@@ -61,7 +61,7 @@ func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag st
 // observes its disks after it received the request, so the response is current, and looks for the mark with that
 // name in the folders of the copies, unless it is "". The timeout is 30 s or the deadline of ctx.
 func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (State, error) {
-	if err := disk.CheckName(name); err != nil {
+	if err := ident.CheckName(name); err != nil {
 		return State{}, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, stateTimeout, errTimeout)

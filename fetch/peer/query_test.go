@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 func TestClientReceivesThePublishedState(t *testing.T) {
@@ -101,7 +102,7 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 
 func TestCopiesObservesTheDiskAfterTheRequest(t *testing.T) {
 	n := startNode(t, "node1")
-	id := disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
+	id := ident.ID{Name: "parrot", UUID: "0a1b2c3d"}
 	c := newClient(t)
 	if s, err := c.Copies(t.Context(), n.address(), "parrot", ""); err != nil || len(s.Disks[0].Copies) != 0 {
 		t.Fatalf("got %+v, %v", s, err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
@@ -21,12 +22,12 @@ import (
 func seedOf(t *testing.T, content []byte, damaged *atomic.Int32) (s delta.Seed, backing string) {
 	t.Helper()
 	n := startNode(t, "seed")
-	old := disk.ID{Name: parrot.Name, UUID: "00000001"}
+	old := ident.ID{Name: parrot.Name, UUID: "00000001"}
 	n.put(t, old, content)
 	return openSeed(t, n, old, damaged), n.backing(old)
 }
 
-func openSeed(t *testing.T, n *node, id disk.ID, damaged *atomic.Int32) delta.Seed {
+func openSeed(t *testing.T, n *node, id ident.ID, damaged *atomic.Int32) delta.Seed {
 	t.Helper()
 	r, err := n.disk.Open(id)
 	if err != nil {
@@ -95,7 +96,7 @@ func TestPullReadsChunksFromSeeds(t *testing.T) {
 func TestSeedWithAnotherAlgorithm(t *testing.T) {
 	old := image(5*mib + 512)
 	n := startNode(t, "seed")
-	id := disk.ID{Name: parrot.Name, UUID: "00000001"}
+	id := ident.ID{Name: parrot.Name, UUID: "00000001"}
 	n.put(t, id, old)
 	var hashes []byte
 	for chunk := range slices.Chunk(old, mib) {
@@ -106,9 +107,9 @@ func TestSeedWithAnotherAlgorithm(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(filepath.Dir(n.backing(id)), "backing.chunks"), append(header, hashes...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sum := disk.SHA256.New()
+	sum := ident.SHA256.New()
 	sum.Write(hashes)
-	if err := n.disk.Update(id, func(r *disk.Record) { r.ManifestDigest = disk.SHA256.Digest(sum) }); err != nil {
+	if err := n.disk.Update(id, func(r *disk.Record) { r.ManifestDigest = ident.SHA256.Digest(sum) }); err != nil {
 		t.Fatal(err)
 	}
 	want := bytes.Clone(old)

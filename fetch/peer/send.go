@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -135,7 +136,7 @@ func (s *Server) index(w http.ResponseWriter, r *http.Request) {
 type localCopy struct {
 	disk     *disk.Disk
 	diskName string
-	id       disk.ID
+	id       ident.ID
 }
 
 var errLeaving = errors.New("the copy is leaving")
@@ -156,8 +157,8 @@ func (s *Server) unlessLeaving(c localCopy, check func() error) func() error {
 // request is used as a path: the disk is found by its declared name, and disk.CheckName and
 // disk.CheckUUID limit the characters of the id.
 func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
-	id := disk.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
-	if err := errors.Join(disk.CheckName(id.Name), disk.CheckUUID(id.UUID)); err != nil {
+	id := ident.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
+	if err := errors.Join(ident.CheckName(id.Name), ident.CheckUUID(id.UUID)); err != nil {
 		return localCopy{}, httperror.New(http.StatusBadRequest, "%v", err)
 	}
 	diskName := r.URL.Query().Get("disk")
@@ -212,7 +213,7 @@ func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int
 const maxSends = 3
 
 // Sends returns how many peers and clients are reading a copy now. It is safe for concurrent use.
-func (s *Server) Sends(diskName string, id disk.ID) int {
+func (s *Server) Sends(diskName string, id ident.ID) int {
 	l := s.sendLimits
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,7 +236,7 @@ type sendLimiter struct {
 	minHold time.Duration
 
 	mu     sync.Mutex
-	active map[disk.ID][]*slot // oldest first
+	active map[ident.ID][]*slot // oldest first
 }
 
 type slot struct {
@@ -245,13 +246,13 @@ type slot struct {
 }
 
 func newSendLimiter() *sendLimiter {
-	return &sendLimiter{minHold: minHold, active: map[disk.ID][]*slot{}}
+	return &sendLimiter{minHold: minHold, active: map[ident.ID][]*slot{}}
 }
 
 // acquire returns a function that releases the acquired slot, or false if no slot is free. If no slot
 // is free and the oldest send has had its slot for minHold, acquire cancels this send, so that a
 // later attempt succeeds. cancel must end the send.
-func (l *sendLimiter) acquire(id disk.ID, diskName string, cancel context.CancelFunc) (release func(), ok bool) {
+func (l *sendLimiter) acquire(id ident.ID, diskName string, cancel context.CancelFunc) (release func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	active := l.active[id]
@@ -266,7 +267,7 @@ func (l *sendLimiter) acquire(id disk.ID, diskName string, cancel context.Cancel
 	return func() { l.release(id, acquired) }, true
 }
 
-func (l *sendLimiter) release(id disk.ID, released *slot) {
+func (l *sendLimiter) release(id ident.ID, released *slot) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	rest := slices.DeleteFunc(l.active[id], func(s *slot) bool { return s == released })

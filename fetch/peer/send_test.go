@@ -17,11 +17,12 @@ import (
 	"github.com/zeebo/blake3"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-var parrot = disk.ID{Name: "parrot", UUID: "0a1b2c3d"}
+var parrot = ident.ID{Name: "parrot", UUID: "0a1b2c3d"}
 
 func TestDataSendsTheRequestedRange(t *testing.T) {
 	n := startNode(t, "node1")
@@ -63,9 +64,9 @@ func TestManifestHasTheHashOfEachChunk(t *testing.T) {
 	if second := hashes[disk.ChunkHashSize : 2*disk.ChunkHashSize]; !bytes.Equal(second, sum[:]) {
 		t.Errorf("the second hash is %x, want %x", second, sum)
 	}
-	h := disk.SHA256.New()
+	h := ident.SHA256.New()
 	h.Write(got)
-	if digest := disk.SHA256.Digest(h); digest != s.ManifestDigest {
+	if digest := ident.SHA256.Digest(h); digest != s.ManifestDigest {
 		t.Errorf("the manifest has the digest %s, want %s", digest, s.ManifestDigest)
 	}
 }
@@ -112,7 +113,7 @@ func TestDataRangeSyntax(t *testing.T) {
 func TestDataAndManifestRejectUnsendableCopies(t *testing.T) {
 	n := startNode(t, "node1")
 	n.put(t, parrot, randomBytes(4096))
-	damaged, leaving := disk.ID{Name: "damaged", UUID: "00000001"}, disk.ID{Name: "leaving", UUID: "00000002"}
+	damaged, leaving := ident.ID{Name: "damaged", UUID: "00000001"}, ident.ID{Name: "leaving", UUID: "00000002"}
 	n.put(t, damaged, randomBytes(4096))
 	overwrite(t, n.backing(damaged), []byte("something else"))
 	n.put(t, leaving, randomBytes(4096))
@@ -203,7 +204,7 @@ const large = 24 << 20
 
 // occupySlot requests the whole image on a separate connection, and reads only the beginning of the
 // response.
-func occupySlot(t *testing.T, n *node, id disk.ID) net.Conn {
+func occupySlot(t *testing.T, n *node, id ident.ID) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", n.Listener.Addr().String())
 	if err != nil {
@@ -231,7 +232,7 @@ func TestSendLimitPerImage(t *testing.T) {
 	if !errors.As(err, &busy) || busy.retryAfter != time.Second {
 		t.Fatalf("the fourth send: got %v", err)
 	}
-	other := n.put(t, disk.ID{Name: "other", UUID: "00000001"}, randomBytes(4096))
+	other := n.put(t, ident.ID{Name: "other", UUID: "00000001"}, randomBytes(4096))
 	if b, err := c.openRange(t.Context(), other, 0, 512); err != nil {
 		t.Errorf("another image: got %v", err)
 	} else {

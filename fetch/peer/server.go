@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -30,7 +31,7 @@ type Node interface {
 	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent, and a send of it ends:
 	// it may be deleted at any time, and no other node may use it to prove that it has these bytes. It is
 	// called for each piece of a send.
-	Leaving(diskName string, id disk.ID) bool
+	Leaving(diskName string, id ident.ID) bool
 	// DeclaredUUID returns the uuid of the declared generation of an image; false if no
 	// image with this name is declared.
 	DeclaredUUID(name string) (string, bool)
@@ -166,7 +167,7 @@ func ParseWait(r *http.Request) (time.Duration, *httperror.Error) {
 
 func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	if err := disk.CheckName(name); err != nil {
+	if err := ident.CheckName(name); err != nil {
 		httperror.New(http.StatusBadRequest, "%v", err).Write(w)
 		return
 	}

@@ -6,7 +6,7 @@ import (
 	"net/url"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -72,7 +72,7 @@ func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error
 		}
 		var err error
 		if sum != "" {
-			f.checksums, err = parseChecksum(disk.SHA256, sum)
+			f.checksums, err = parseChecksum(ident.SHA256, sum)
 		}
 		return f, err
 	}}})

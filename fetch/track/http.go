@@ -7,7 +7,7 @@ import (
 	"path"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -41,7 +41,7 @@ func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 
 // listedChecksums returns the checksums of the unpacked file at an address in the checksum list of an image. There are
 // none if the list has only those of the packed file. A list that must be signed must name the file.
-func listedChecksums(list []byte, listURL, fileURL string, m Image) ([]disk.Digest, error) {
+func listedChecksums(list []byte, listURL, fileURL string, m Image) ([]ident.Digest, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(list), []byte("<")) {
 		return nil, refuse(Malformed, "the checksum list is a web page")
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // candidate is a published version.
@@ -22,7 +22,7 @@ type found struct {
 	version version // may have more parts than that of the candidate
 	url     string
 	// checksums are those of the unpacked file, the strongest first; empty: only that of the packed file is published
-	checksums []disk.Digest
+	checksums []ident.Digest
 }
 
 var errIncomplete = errors.New("has no checksum")
@@ -113,19 +113,19 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 }
 
 // contradicts reports whether digests of a file have another one of the same algorithm than d, and not d.
-func contradicts(digests []disk.Digest, d disk.Digest) bool {
-	return slices.ContainsFunc(digests, func(e disk.Digest) bool { return e.Algorithm() == d.Algorithm() && e != d })
+func contradicts(digests []ident.Digest, d ident.Digest) bool {
+	return slices.ContainsFunc(digests, func(e ident.Digest) bool { return e.Algorithm() == d.Algorithm() && e != d })
 }
 
-func isPlaceholder(d disk.Digest) bool {
+func isPlaceholder(d ident.Digest) bool {
 	return strings.Trim(strings.TrimPrefix(d.String(), d.Algorithm().String()+":"), "0") == ""
 }
 
 // parseChecksum parses the checksum in hex that a document has for a file.
-func parseChecksum(algorithm disk.Algorithm, hex string) ([]disk.Digest, error) {
-	d, err := disk.ParseDigest(algorithm.String() + ":" + strings.ToLower(hex))
+func parseChecksum(algorithm ident.Algorithm, hex string) ([]ident.Digest, error) {
+	d, err := ident.ParseDigest(algorithm.String() + ":" + strings.ToLower(hex))
 	if err != nil {
 		return nil, &Refusal{Reason: Malformed, Err: err}
 	}
-	return []disk.Digest{d}, nil
+	return []ident.Digest{d}, nil
 }

@@ -17,7 +17,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -104,8 +104,8 @@ func TestGroupsThatTakeNoPart(t *testing.T) {
 
 // TestJudge compares the answers about random lists of versions with the rules.
 func TestJudge(t *testing.T) {
-	sum := func(n int) disk.Digest {
-		d, err := disk.ParseDigest(fmt.Sprintf("sha256:%064x", n+1))
+	sum := func(n int) ident.Digest {
+		d, err := ident.ParseDigest(fmt.Sprintf("sha256:%064x", n+1))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestJudge(t *testing.T) {
 				if !complete[n] {
 					return found{}, errIncomplete
 				}
-				return found{version: version{fmt.Sprint(n)}, url: fmt.Sprintf("https://example.com/%d", n), checksums: []disk.Digest{published}}, nil
+				return found{version: version{fmt.Sprint(n)}, url: fmt.Sprintf("https://example.com/%d", n), checksums: []ident.Digest{published}}, nil
 			}})
 		}
 		r.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
@@ -180,14 +180,14 @@ func TestJudge(t *testing.T) {
 
 // The first values may be zeros.
 func TestDeclaredZerosAreReplaced(t *testing.T) {
-	zeros, err := disk.ParseDigest("sha256:" + strings.Repeat("0", 64))
-	ones, err2 := disk.ParseDigest("sha256:" + strings.Repeat("1", 64))
+	zeros, err := ident.ParseDigest("sha256:" + strings.Repeat("0", 64))
+	ones, err2 := ident.ParseDigest("sha256:" + strings.Repeat("1", 64))
 	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
 	m := Image{URL: "https://example.com/1", Checksum: zeros}
 	answer, err := judge(t.Context(), m, version{"1"}, []candidate{{version{"1"}, "1", func(context.Context) (found, error) {
-		return found{version: version{"1"}, url: m.URL, checksums: []disk.Digest{ones}}, nil
+		return found{version: version{"1"}, url: m.URL, checksums: []ident.Digest{ones}}, nil
 	}}})
 	if err != nil || !answer.Update || answer.Checksum != ones {
 		t.Errorf("got %+v, %v", answer, err)

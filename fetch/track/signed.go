@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
@@ -121,7 +121,7 @@ func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 		return err
 	}
 	if err == nil {
-		var sums []disk.Digest
+		var sums []ident.Digest
 		sums, err = listedChecksums(list.Data, a.ChecksumURL, a.URL, m)
 		switch {
 		case slices.Contains(sums, a.Checksum):

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -221,7 +221,7 @@ func streamsCandidates(base *url.URL, versions []streamsVersion, name, unpack st
 			if err := checkPath(item.Path); err != nil {
 				return f, err
 			}
-			if f.checksums, err = parseChecksum(disk.SHA256, item.SHA256); (fetch.Request{URL: f.url, Unpack: unpack}).IsPacked() {
+			if f.checksums, err = parseChecksum(ident.SHA256, item.SHA256); (fetch.Request{URL: f.url, Unpack: unpack}).IsPacked() {
 				f.checksums = nil
 			}
 			return f, err

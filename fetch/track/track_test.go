@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/track"
 )
@@ -100,7 +100,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			base := serve(t, c.serve)
-			declared, _ := disk.ParseDigest("sha256:" + strings.Repeat("3", 64)) // the list may have a SHA-512 besides
+			declared, _ := ident.ParseDigest("sha256:" + strings.Repeat("3", 64)) // the list may have a SHA-512 besides
 			_, err := resolver().Resolve(t.Context(), listingOf(base), track.Image{URL: base + "/images/" + c.pinned, Checksum: declared})
 			refusal, ok := errors.AsType[*track.Refusal](err)
 			if !ok || refusal.Reason != c.want {
@@ -140,11 +140,11 @@ func TestAddressWithoutAVersion(t *testing.T) {
 	if answer, err := resolver().Resolve(t.Context(), tracker, m); err != nil || !answer.Update {
 		t.Errorf("got %+v, %v: the checksum is missing", answer, err)
 	}
-	m.Checksum, _ = disk.ParseDigest(sum1)
+	m.Checksum, _ = ident.ParseDigest(sum1)
 	if answer, err := resolver().Resolve(t.Context(), tracker, m); err != nil || answer.Update {
 		t.Errorf("got %+v, %v: nothing is new", answer, err)
 	}
-	m.Checksum, _ = disk.ParseDigest("sha256:" + strings.Repeat("2", 64))
+	m.Checksum, _ = ident.ParseDigest("sha256:" + strings.Repeat("2", 64))
 	_, err := resolver().Resolve(t.Context(), tracker, m)
 	if refusal, ok := errors.AsType[*track.Refusal](err); !ok || refusal.Reason != track.ChangedInPlace {
 		t.Errorf("got %v", err)
@@ -205,7 +205,7 @@ func TestDeclaredAddressMayBeThatOfAMirror(t *testing.T) {
 	c := readCases(t)[0]
 	base := serveVendor(t, vendorCase{Root: "ubuntu/t1"}).URL
 	c = c.with(t, base)
-	want, err := disk.ParseDigest(c.Expect.Checksum)
+	want, err := ident.ParseDigest(c.Expect.Checksum)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
@@ -28,11 +28,11 @@ type Tracker struct {
 
 // Image is what the configuration declares about a tracked image.
 type Image struct {
-	URL         string      // empty: none
-	Checksum    disk.Digest // zero: none
-	ChecksumURL string      // of the checksum list; empty: none
-	Credentials string      // name of a folder of the client's secrets; empty: none
-	Unpack      string      // like fetch.Request.Unpack
+	URL         string       // empty: none
+	Checksum    ident.Digest // zero: none
+	ChecksumURL string       // of the checksum list; empty: none
+	Credentials string       // name of a folder of the client's secrets; empty: none
+	Unpack      string       // like fetch.Request.Unpack
 	// Verify is who must have signed the image, and the lists of a tracker without keys; nil: nobody. What is not signed is
 	// not used then.
 	Verify    *fetch.Verify
@@ -52,7 +52,7 @@ func (m Image) path() string {
 type Release struct {
 	Version  string // for people; empty if the tracker has none
 	URL      string
-	Checksum disk.Digest // of the unpacked file
+	Checksum ident.Digest // of the unpacked file
 }
 
 // Answer is the newest release of a tracked image.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/fetch/track"
@@ -94,7 +94,7 @@ func TestVendors(t *testing.T) {
 			m := track.Image{URL: c.Pinned.URL, ChecksumURL: c.ChecksumURL}
 			if c.Pinned.Checksum != "" {
 				var err error
-				if m.Checksum, err = disk.ParseDigest(c.Pinned.Checksum); err != nil {
+				if m.Checksum, err = ident.ParseDigest(c.Pinned.Checksum); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -132,7 +132,7 @@ func (c vendorCase) check(t *testing.T, m track.Image, answer track.Answer, err 
 			t.Errorf("the reason is %v, not %s%s", err, c.Reason, c.ReasonAny)
 		}
 	case "update":
-		want, err := disk.ParseDigest(c.Expect.Checksum)
+		want, err := ident.ParseDigest(c.Expect.Checksum)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -208,7 +208,7 @@ var ErrLost = errors.New("the daemon does not know the upload any more")
 // Request is an image to upload.
 type Request struct {
 	Image   string
-	Digest  disk.Digest // the digest that the daemon must verify; zero: the declared one
+	Digest  ident.Digest // the digest that the daemon must verify; zero: the declared one
 	Content Content
 	Restart bool // discard an existing upload of the image first
 	// Warn is called for temporary errors.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -217,8 +218,8 @@ func TestProxyRefusesPieces(t *testing.T) {
 	}
 }
 
-func digestOfOnes(t *testing.T) disk.Digest {
-	d, err := disk.ParseDigest(strings.Repeat("1", 128))
+func digestOfOnes(t *testing.T) ident.Digest {
+	d, err := ident.ParseDigest(strings.Repeat("1", 128))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,7 +298,7 @@ func TestFillLocal(t *testing.T) {
 		if err := FillLocal(ctx, part, newRequest(c), p); err != nil {
 			return err
 		}
-		_, err = part.Commit(disk.Digest{})
+		_, err = part.Commit(ident.Digest{})
 		return err
 	}
 	if err := store(ctx, &fetch.Progress{}, failingContent{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {

@@ -16,11 +16,12 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-var parrot = disk.ID{Name: "parrot", UUID: "6846a0b2"}
+var parrot = ident.ID{Name: "parrot", UUID: "6846a0b2"}
 
 // fixture is a server with a disk, and with jobs like those of a manager.
 type fixture struct {
@@ -62,7 +63,7 @@ func newFixture(t *testing.T) *fixture {
 }
 
 // Begin implements Host.
-func (r *fixture) Begin(_ context.Context, image string, digest disk.Digest) error {
+func (r *fixture) Begin(_ context.Context, image string, digest ident.Digest) error {
 	if image != parrot.Name {
 		return httperror.New(http.StatusNotFound, "no image %s is declared", image)
 	}
@@ -74,7 +75,7 @@ func (r *fixture) Begin(_ context.Context, image string, digest disk.Digest) err
 func (r *fixture) Interrupted(id string) bool { return r.disk.PartSource(parrot).ETag == id }
 
 // startJob starts a job for a created or interrupted upload.
-func (r *fixture) startJob(want disk.Digest) {
+func (r *fixture) startJob(want ident.Digest) {
 	ctx, stop := context.WithCancel(context.Background())
 	r.stop = stop
 	r.jobs.Go(func() {
@@ -85,7 +86,7 @@ func (r *fixture) startJob(want disk.Digest) {
 	})
 }
 
-func (r *fixture) runJob(ctx context.Context, want disk.Digest) error {
+func (r *fixture) runJob(ctx context.Context, want ident.Digest) error {
 	one, err := r.sessions.Begin(ctx, parrot, r.disk.PartSource(parrot))
 	if err != nil {
 		return err
@@ -124,7 +125,7 @@ func (r *fixture) restart() {
 	r.sessions.mu.Lock()
 	r.sessions.running, r.sessions.ended = map[string]*Session{}, nil
 	r.sessions.mu.Unlock()
-	r.startJob(disk.Digest{})
+	r.startJob(ident.Digest{})
 }
 
 // waitOpen waits until the server accepts requests for the upload.

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // maxMetadata is the maximum length of an Upload-Metadata header.
@@ -20,11 +21,11 @@ const maxMetadata = 4 << 10
 
 // metadata describes an upload when it is created.
 type metadata struct {
-	Name        string      // of the image
-	Digest      disk.Digest // the digest that the image must have; zero: not given
-	Fingerprint string      // the client recognizes its file by it
-	Data        int64       // upper bound of the bytes in chunks that are not all zeros; 0: not given
-	text        string      // the header as received
+	Name        string       // of the image
+	Digest      ident.Digest // the digest that the image must have; zero: not given
+	Fingerprint string       // the client recognizes its file by it
+	Data        int64        // upper bound of the bytes in chunks that are not all zeros; 0: not given
+	text        string       // the header as received
 }
 
 // parseMetadata parses an Upload-Metadata header: a comma-separated list of keys, each with an
@@ -61,7 +62,7 @@ func (m *metadata) set(key, value string) error {
 	switch key {
 	case "name":
 		m.Name = value
-		return disk.CheckName(value)
+		return ident.CheckName(value)
 	case "fingerprint":
 		m.Fingerprint = value
 	case "data":
@@ -74,7 +75,7 @@ func (m *metadata) set(key, value string) error {
 		if key != "checksum" && !strings.HasPrefix(value, key+":") {
 			value = key + ":" + value
 		}
-		digest, err := disk.ParseDigest(value)
+		digest, err := ident.ParseDigest(value)
 		if err != nil {
 			return fmt.Errorf("Upload-Metadata: %s: %w", key, err)
 		}

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 func FuzzParseMetadata(f *testing.F) {
@@ -19,7 +19,7 @@ func FuzzParseMetadata(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if m.Name != "" && disk.CheckName(m.Name) != nil {
+		if m.Name != "" && ident.CheckName(m.Name) != nil {
 			t.Errorf("%q is accepted as a name", m.Name)
 		}
 		again, err := parseMetadata(m.header())

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
@@ -42,7 +42,7 @@ type Host interface {
 	// Begin starts the job that receives a new upload of the image; the job calls Sessions.Begin.
 	// If digest is not zero, the image must have this digest. If no such job can be started, Begin
 	// returns an *httperror.Error with the reason.
-	Begin(ctx context.Context, image string, digest disk.Digest) error
+	Begin(ctx context.Context, image string, digest ident.Digest) error
 	// Interrupted reports whether a disk has a partial file of the upload and a job for it will
 	// start.
 	Interrupted(id string) bool

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -79,7 +80,7 @@ func (s *Sessions) create(m metadata, size int64) (*Session, error) {
 // the session of this upload, and otherwise the created session. If another job still has the
 // session, for example a job of another generation, Begin waits until that job ends. The caller must
 // call Session.Fill and then End.
-func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource) (*Session, error) {
+func (s *Sessions) Begin(ctx context.Context, id ident.ID, found disk.PartSource) (*Session, error) {
 	for {
 		now, mine, err := s.begin(id, found)
 		if mine || err != nil {
@@ -94,7 +95,7 @@ func (s *Sessions) Begin(ctx context.Context, id disk.ID, found disk.PartSource)
 }
 
 // begin returns the session of an image, and whether the caller is its first job.
-func (s *Sessions) begin(id disk.ID, found disk.PartSource) (session *Session, mine bool, err error) {
+func (s *Sessions) begin(id ident.ID, found disk.PartSource) (session *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, left := s.running[id.Name], found.ID == disk.PartFromUpload

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -58,7 +59,7 @@ func TestJobsDoNotShareUpload(t *testing.T) {
 	if _, err := s.Begin(t.Context(), parrot, disk.PartSource{}); err != nil {
 		t.Fatal(err)
 	}
-	older := disk.ID{Name: parrot.Name, UUID: "00000224"}
+	older := ident.ID{Name: parrot.Name, UUID: "00000224"}
 	left := disk.PartSource{ID: disk.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -11,11 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/reconcile/web"
 )
@@ -157,7 +157,7 @@ func (d *documents) wait(ctx context.Context, known string, most time.Duration) 
 }
 
 // progressOf identifies the transfers that run, with their whole percents.
-func progressOf(transfers map[plan.CopyRef]job.Transfer) string {
+func progressOf(transfers map[ident.CopyRef]job.Transfer) string {
 	var all []string
 	for ref, t := range transfers {
 		done, total := t.Progress.Done.Load(), t.Progress.Total.Load()

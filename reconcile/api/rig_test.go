@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -129,7 +130,7 @@ func fillDisk(t *testing.T, path string) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	p, err := d.OpenPart(t.Context(), disk.ID{Name: "parrot", UUID: "6846a0b2"}, disk.PartOptions{})
+	p, err := d.OpenPart(t.Context(), ident.ID{Name: "parrot", UUID: "6846a0b2"}, disk.PartOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +141,7 @@ func fillDisk(t *testing.T, path string) {
 	if _, err := p.ReadFrom(bytes.NewReader(fetchtest.Random(1, 3<<20))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Commit(disk.Digest{}); err != nil {
+	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -23,7 +23,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"golang.org/x/time/rate"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -33,8 +35,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/reconcile/web"
-	"github.com/seed-26586806/backing-image-manager/schema"
-	"golang.org/x/time/rate"
 )
 
 const (
@@ -376,11 +376,11 @@ type cleanupBody struct {
 func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	name, uuid, useEnded := r.PathValue("name"), query.Get("uuid"), query.Get("useEnded") == "true"
-	if err := errors.Join(disk.CheckName(name), checkUUID(uuid)); err != nil {
+	if err := errors.Join(ident.CheckName(name), checkUUID(uuid)); err != nil {
 		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
 		return
 	}
-	on, err := schema.ParseDiskRef(query.Get("disk"))
+	on, err := ident.ParseDiskRef(query.Get("disk"))
 	if err != nil && !(useEnded && query.Get("disk") == "") {
 		httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
 		return
@@ -390,7 +390,7 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 			httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
 			return
 		}
-		if on == (schema.DiskRef{}) {
+		if on == (ident.DiskRef{}) {
 			respond(w, http.StatusOK, cleanupBody{"the uses by replicas that are not found any more have ended"})
 			return
 		}
@@ -417,7 +417,7 @@ func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
 }
 
 // checkOwnDisks returns why this daemon cannot decide about copies on the disks, or nil.
-func (s server) checkOwnDisks(on ...schema.DiskRef) *httperror.Error {
+func (s server) checkOwnDisks(on ...ident.DiskRef) *httperror.Error {
 	v := s.loop.View()
 	if v == nil || !v.Loaded { // it is not known yet which disks are declared
 		return httperror.New(http.StatusServiceUnavailable, notReadYet)
@@ -452,9 +452,9 @@ type attemptBody struct {
 // retry ends the wait after failed attempts, and responds with the attempts that start.
 func (s server) retry(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	var on []schema.DiskRef
+	var on []ident.DiskRef
 	for _, text := range r.URL.Query()["disk"] {
-		ref, err := schema.ParseDiskRef(text)
+		ref, err := ident.ParseDiskRef(text)
 		if err != nil {
 			httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
 			return
@@ -517,5 +517,5 @@ func checkUUID(uuid string) error {
 	if uuid == "" {
 		return nil
 	}
-	return disk.CheckUUID(uuid)
+	return ident.CheckUUID(uuid)
 }

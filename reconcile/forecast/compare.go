@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -45,7 +46,7 @@ type ImageDifference struct {
 	Added   []string `json:"comes"` // in After and not in Before
 	Removed []string `json:"goes"`  // in Before and not in After
 
-	added, removed []schema.DiskRef
+	added, removed []ident.DiskRef
 }
 
 // NodeDifference is a node whose declaration or desired copies differ.
@@ -121,7 +122,7 @@ func compareImage(name string, before, after map[string]schema.Image, was, is *p
 	a.Declaration, b.Declaration = disk.Declaration{}, disk.Declaration{}
 	d = ImageDifference{Image: name, Change: changed(old, now, reflect.DeepEqual(a, b)), UUID: b.ID.UUID, OldUUID: a.ID.UUID}
 	d.Generation = old && now && a.ID != b.ID
-	var had, has []schema.DiskRef
+	var had, has []ident.DiskRef
 	if old {
 		had = was.DesiredDisks(a)
 	}
@@ -135,7 +136,7 @@ func compareImage(name string, before, after map[string]schema.Image, was, is *p
 	return d, d.Change != Unchanged || len(d.added)+len(d.removed) > 0
 }
 
-func refTexts(refs []schema.DiskRef) []string {
+func refTexts(refs []ident.DiskRef) []string {
 	texts := make([]string, len(refs))
 	for i, ref := range refs {
 		texts[i] = ref.String()

@@ -6,8 +6,8 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // builder computes a Fleet.
@@ -15,20 +15,20 @@ type builder struct {
 	desired  plan.Desired
 	observed plan.Observed
 	fleet    Fleet
-	images   map[disk.ID]*ImageForecast
-	disks    map[schema.DiskRef]*DiskForecast
-	copies   map[plan.CopyRef]*CopyForecast
-	sizes    map[disk.ID]plan.Copy // the largest ready copy of each generation, or what its index tells
-	blocked  map[string][]string   // by reason
-	deferred map[string][]string   // by reason
+	images   map[ident.ID]*ImageForecast
+	disks    map[ident.DiskRef]*DiskForecast
+	copies   map[ident.CopyRef]*CopyForecast
+	sizes    map[ident.ID]plan.Copy // the largest ready copy of each generation, or what its index tells
+	blocked  map[string][]string    // by reason
+	deferred map[string][]string    // by reason
 }
 
 // build returns the forecast for a plan, without the State. d and o are the desired and the
 // observed state of a node without disks.
 func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f := &builder{
-		desired: d, observed: o, images: map[disk.ID]*ImageForecast{}, disks: map[schema.DiskRef]*DiskForecast{}, copies: map[plan.CopyRef]*CopyForecast{},
-		sizes: map[disk.ID]plan.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
+		desired: d, observed: o, images: map[ident.ID]*ImageForecast{}, disks: map[ident.DiskRef]*DiskForecast{}, copies: map[ident.CopyRef]*CopyForecast{},
+		sizes: map[ident.ID]plan.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
 	}
 	f.addCurrent()
 	for _, a := range p.Actions {
@@ -65,7 +65,7 @@ func (f *builder) addCurrent() {
 			if c.State == disk.Pending && c.PartBytes == 0 || seen.Problem != "" {
 				continue
 			}
-			key, one := plan.CopyRef{Disk: ref, ID: id}, f.image(id)
+			key, one := ident.CopyRef{Disk: ref, ID: id}, f.image(id)
 			f.copy(key).State = c.State
 			if c.State == disk.Ready {
 				one.Ready++
@@ -78,7 +78,7 @@ func (f *builder) addCurrent() {
 	}
 	for node, declared := range f.desired.Config.Nodes {
 		for name, one := range declared.Disks {
-			ref := schema.DiskRef{Node: node, Disk: name}
+			ref := ident.DiskRef{Node: node, Disk: name}
 			seen, known := f.observed.Disks[ref]
 			f.disks[ref] = &DiskForecast{
 				Node: node, Disk: name, Known: known, Problem: seen.Problem, Total: seen.Space.Total, Reserved: one.StorageReserved,
@@ -89,7 +89,7 @@ func (f *builder) addCurrent() {
 }
 
 // image returns the forecast of a generation, which it adds if there is none yet.
-func (f *builder) image(id disk.ID) *ImageForecast {
+func (f *builder) image(id ident.ID) *ImageForecast {
 	one := f.images[id]
 	if one == nil {
 		declared, ok := f.desired.Config.Images[id.Name]
@@ -100,7 +100,7 @@ func (f *builder) image(id disk.ID) *ImageForecast {
 }
 
 // copy returns the forecast of a copy, which it adds if there is none yet.
-func (f *builder) copy(key plan.CopyRef) *CopyForecast {
+func (f *builder) copy(key ident.CopyRef) *CopyForecast {
 	one := f.copies[key]
 	if one == nil {
 		one = &CopyForecast{Node: key.Disk.Node, Disk: key.Disk.Disk}
@@ -144,7 +144,7 @@ func (f *builder) addAction(a plan.Action) {
 }
 
 // enoughAfter reports whether enough copies of the image will be ready without this one.
-func (f *builder) enoughAfter(key plan.CopyRef) bool {
+func (f *builder) enoughAfter(key ident.CopyRef) bool {
 	image, declared := f.desired.Config.Images[key.ID.Name]
 	if !declared {
 		return true
@@ -158,7 +158,7 @@ func (f *builder) enoughAfter(key plan.CopyRef) bool {
 }
 
 // declares reports whether the copy is of the declared generation.
-func (f *builder) declares(key plan.CopyRef) bool {
+func (f *builder) declares(key ident.CopyRef) bool {
 	return f.desired.Config.Images[key.ID.Name].ID == key.ID
 }
 
@@ -186,7 +186,7 @@ func (f *builder) transferBytes(a plan.Action) int64 {
 }
 
 // addCreation adds a new copy. A partial file of it may exist.
-func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
+func (f *builder) addCreation(key ident.CopyRef, a plan.Action) {
 	source, known := f.sizes[key.ID]
 	if c, exists := f.observed.Disks[a.From.Disk].Copies[a.From.ID]; exists {
 		source, known = c, true
@@ -201,7 +201,7 @@ func (f *builder) addCreation(key plan.CopyRef, a plan.Action) {
 }
 
 // addDeletion adds a deletion.
-func (f *builder) addDeletion(key plan.CopyRef, op plan.Op, later bool) {
+func (f *builder) addDeletion(key ident.CopyRef, op plan.Op, later bool) {
 	c := f.observed.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil {
 		d.Deleted += c.RealSize
@@ -230,7 +230,7 @@ func (f *builder) endImages() {
 		readyAfter[one.Image] += one.After
 	}
 	f.fleet.Images = []ImageForecast{}
-	for _, id := range slices.SortedFunc(maps.Keys(f.images), plan.CompareIDs) {
+	for _, id := range slices.SortedFunc(maps.Keys(f.images), ident.ID.Compare) {
 		one := *f.images[id]
 		slices.SortFunc(one.Copies, func(a, b CopyForecast) int {
 			return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk))
@@ -249,7 +249,7 @@ func (f *builder) endImages() {
 // endDisks completes the disks, and the risks for them.
 func (f *builder) endDisks() {
 	f.fleet.Disks = []DiskForecast{}
-	for _, ref := range slices.SortedFunc(maps.Keys(f.disks), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(f.disks), ident.DiskRef.Compare) {
 		one := f.disks[ref]
 		one.FreeLowest, one.FreeAfter = one.FreeBefore-one.Created, one.FreeBefore-one.Created+one.Deleted
 		one.BelowReserve = one.Known && one.Problem == "" && one.Created > 0 && one.FreeLowest < one.Reserved

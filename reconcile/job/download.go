@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
@@ -15,7 +16,7 @@ import (
 // download creates the copy from the declared addresses. Without a declared checksum the bytes
 // must have the digest from the checksum URL, or else the pinned one, if there is any. A declared signature
 // comes first: without it, no byte of the image is transferred.
-func (j Job) download(ctx context.Context, id disk.ID) error {
+func (j Job) download(ctx context.Context, id ident.ID) error {
 	r, err := j.Client.ReadSignature(ctx, DownloadRequest(j.Image))
 	if err != nil {
 		return err
@@ -53,7 +54,7 @@ func DownloadRequest(image schema.Image) fetch.Request {
 // because one of the pieces may be of another version of the file. If the bytes are still wrong,
 // the next mirror follows. It returns the errors of all addresses, the last one first: the first
 // error in this list decides when to retry.
-func (j Job) downloadVerified(ctx context.Context, id disk.ID, r fetch.Request) error {
+func (j Job) downloadVerified(ctx context.Context, id ident.ID, r fetch.Request) error {
 	var earlier error
 	for {
 		err := j.fill(ctx, id, r.Digest, r.SignatureCheck(), r.CanResume, func(part *disk.Part) error {

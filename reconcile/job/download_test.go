@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -43,11 +44,11 @@ func TestIndexIsTransferredOnce(t *testing.T) {
 	}))
 	defer server.Close()
 	sum := sha512.Sum512(image)
-	digest, err := disk.ParseDigest(hex.EncodeToString(sum[:]))
+	digest, err := ident.ParseDigest(hex.EncodeToString(sum[:]))
 	if err != nil {
 		t.Fatal(err)
 	}
-	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	id := ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	j := job.Job{
 		Order: job.Order{Action: plan.Action{Op: plan.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true},

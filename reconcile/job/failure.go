@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -53,7 +54,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	if a.Op == plan.Repair && (c.fault != plan.FaultNetwork || last.Attempts >= maxRepairs) {
 		next.Unrepairable = true
 	}
-	if sourceIsDamaged(a, err) && a.LocalSource != (plan.CopyRef{}) {
+	if sourceIsDamaged(a, err) && a.LocalSource != (ident.CopyRef{}) {
 		next.Suspects = append(next.Suspects, a.LocalSource) // no other job reads it until it is verified
 	}
 	c.adjust(a, err)

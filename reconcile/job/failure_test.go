@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 var badSignature = signature.Errorf(signature.BadSignature, "other bytes")
@@ -20,8 +20,8 @@ var badSignature = signature.Errorf(signature.BadSignature, "other bytes")
 // A fault of a source that only this node has must not stop another node from trying its own
 // source.
 func TestNextFailureOfFirstCopies(t *testing.T) {
-	from := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}
-	a, b := plantest.Digest(disk.SHA512, "a"), plantest.Digest(disk.SHA512, "b")
+	from := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "0000000a"}}
+	a, b := plantest.Digest(ident.SHA512, "a"), plantest.Digest(ident.SHA512, "b")
 	clone := plan.Action{Op: plan.Clone, LocalSource: from, SourceDigest: a}
 	for _, tt := range []struct {
 		name                 string
@@ -50,7 +50,7 @@ func TestNextFailureOfFirstCopies(t *testing.T) {
 // An upload or an export with wrong bytes is not tried again by itself: a person must send another file,
 // and another export would have the same bytes.
 func TestWrongBytesAreTriedAgainRarely(t *testing.T) {
-	wrong := &disk.ChecksumError{Want: plantest.Digest(disk.SHA512, "a"), Got: plantest.Digest(disk.SHA512, "b")}
+	wrong := &disk.ChecksumError{Want: plantest.Digest(ident.SHA512, "a"), Got: plantest.Digest(ident.SHA512, "b")}
 	for i, op := range []plan.Op{plan.Download, plan.Restore, plan.Upload, plan.Export, plan.Download, plan.Download} {
 		err := [...]error{4: &disk.SignatureError{Err: badSignature}, 5: &fetch.Error{Class: fetch.BadSource, Err: badSignature}}[i]
 		if err == nil {
@@ -119,7 +119,7 @@ func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	failed := plantest.FailedCopy(image, image.Checksum)
 	failed.UsedBy = "a volume uses it"
 	o.Disks[refs[1]].Copies[image.ID] = failed
-	a := plan.NewAction(plan.Repair, plan.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(plan.Repair, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
 	o.Failures[a.CopyRef()] = job.NextFailure(plan.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, plantest.Now, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := plantest.AsNode(refs[1].Node, c, o)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
@@ -35,12 +36,12 @@ type Order struct {
 	Reserve  int64        // bytes that must stay free on the disk
 	Progress *fetch.Progress
 	// Digest is the digest of the bytes that other nodes may send; zero: none may.
-	Digest disk.Digest
+	Digest ident.Digest
 	// PeerCopies returns the copies with Digest that other nodes offer now.
 	PeerCopies func() []peer.Source
 	// Verified receives the digest of the chunk manifest of the bytes with Digest, after an action
 	// for which VerifiesPeer is true has read them.
-	Verified func(manifest disk.Digest)
+	Verified func(manifest ident.Digest)
 }
 
 // Job is an Order with the open disks and the clients that execute it.
@@ -105,11 +106,11 @@ func (j Job) Run(ctx context.Context) error {
 // fill creates the copy id: it opens the partial file, lets transfer write to it, and commits it
 // if the digest is want, and check accepts the bytes. A zero want accepts any bytes. The partial file of an earlier job is
 // resumed if canResume accepts its source, and deleted without reading it otherwise.
-func (j Job) fill(ctx context.Context, id disk.ID, want disk.Digest, check disk.SignatureCheck, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
+func (j Job) fill(ctx context.Context, id ident.ID, want ident.Digest, check disk.SignatureCheck, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
 	part, err := j.Disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.Reserve,
 		MaxSize: j.maxSize(),
-		SHA256:  want.Algorithm() == disk.SHA256 || j.Image.Checksum.Algorithm() == disk.SHA256,
+		SHA256:  want.Algorithm() == ident.SHA256 || j.Image.Checksum.Algorithm() == ident.SHA256,
 		Format:  j.format(),
 		Private: j.Private,
 		Accept:  canResume,

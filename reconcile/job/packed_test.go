@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
@@ -56,7 +57,7 @@ func TestDamagedPackedFiles(t *testing.T) {
 					if mirrored {
 						d.Mirrors = []string{server.Serve("/good/image.raw."+ending, fetchtest.Bytes(packed))}
 					}
-					var checksum disk.Digest
+					var checksum ident.Digest
 					if declared {
 						checksum = sum512(t, image)
 					}
@@ -89,12 +90,12 @@ func TestDamagedPackedFiles(t *testing.T) {
 }
 
 // newDownload returns a job that downloads an image to a new disk.
-func newDownload(t *testing.T, d *schema.Download, checksum disk.Digest) job.Job {
+func newDownload(t *testing.T, d *schema.Download, checksum ident.Digest) job.Job {
 	folder := t.TempDir()
 	if _, err := disk.Init(folder); err != nil {
 		t.Fatal(err)
 	}
-	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	id := ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	j := job.Job{
 		Order: job.Order{Action: plan.Action{Op: plan.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true},
@@ -121,7 +122,7 @@ func TestAnswersThatCannotBeTheImage(t *testing.T) {
 					if mirrored {
 						d.Mirrors = []string{server.Serve("/good.raw", fetchtest.Bytes(image))}
 					}
-					var checksum disk.Digest
+					var checksum ident.Digest
 					if declared {
 						checksum = sum512(t, image)
 					}

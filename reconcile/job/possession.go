@@ -8,9 +8,9 @@ import (
 	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // ErrOtherBytes: the copy of a peer has other bytes than its node claims.
@@ -24,7 +24,7 @@ func (j Job) verifyPeer(ctx context.Context) error {
 		return errNoSource
 	}
 	for _, s := range j.PeerCopies() {
-		at := schema.DiskRef{Node: s.Node, Disk: s.Disk}
+		at := ident.DiskRef{Node: s.Node, Disk: s.Disk}
 		if at == j.Action.From.Disk && s.ID == j.Action.From.ID {
 			return j.verifySource(ctx, s)
 		}
@@ -34,10 +34,10 @@ func (j Job) verifyPeer(ctx context.Context) error {
 
 func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 	j.Progress.Total.Store(j.Action.Bytes)
-	whole, declared := disk.SHA512.New(), io.Writer(io.Discard)
+	whole, declared := ident.SHA512.New(), io.Writer(io.Discard)
 	var vendor hash.Hash
-	if j.Image.Checksum.Algorithm() == disk.SHA256 {
-		vendor = disk.SHA256.New()
+	if j.Image.Checksum.Algorithm() == ident.SHA256 {
+		vendor = ident.SHA256.New()
 		declared = vendor
 	}
 	// The digest of a manifest does not tell the algorithm of its chunk hashes.
@@ -54,7 +54,7 @@ func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 	if err != nil {
 		return &fetch.Error{Class: fetch.Network, Err: err}
 	}
-	matches := disk.SHA512.Digest(whole) == j.Digest && (vendor == nil || disk.SHA256.Digest(vendor) == j.Image.Checksum)
+	matches := ident.SHA512.Digest(whole) == j.Digest && (vendor == nil || ident.SHA256.Digest(vendor) == j.Image.Checksum)
 	if !matches {
 		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: %w", j.Action.From, ErrOtherBytes)}
 	}

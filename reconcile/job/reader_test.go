@@ -8,9 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // unreadableFile is a file on a disk with a bad sector.
@@ -23,13 +22,13 @@ func (unreadableFile) Read([]byte) (int, error) {
 // A copy on another disk of the node cannot be read. The failure must suspect that copy, so
 // that the next attempt reads one on another node, and not the disk that the sync writes to.
 func TestUnreadableSourceIsNoFaultOfTheTarget(t *testing.T) {
-	id := disk.ID{Name: "parrot", UUID: "0000000a"}
-	a := plan.NewAction(plan.Sync, plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: id}, plan.Reason{}, 0)
-	a.LocalSource = plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk2"}, ID: id}
+	id := ident.ID{Name: "parrot", UUID: "0000000a"}
+	a := plan.NewAction(plan.Sync, ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: id}, plan.Reason{}, 0)
+	a.LocalSource = ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk2"}, ID: id}
 	source := localReader{unreadableFile{}}
 	_, err := source.Read(nil)
 	got := NextFailure(plan.Failure{}, a, fmt.Errorf("read image: %w", err), time.Now(), 0.5)
-	if got.Fault == plan.FaultDisk || got.Final || !slices.Equal(got.Suspects, []plan.CopyRef{a.LocalSource}) {
+	if got.Fault == plan.FaultDisk || got.Final || !slices.Equal(got.Suspects, []ident.CopyRef{a.LocalSource}) {
 		t.Errorf("%v: %+v", err, got)
 	}
 	if got := NextFailure(plan.Failure{}, a, fmt.Errorf("write: %w", syscall.EIO), time.Now(), 0.5); got.Fault != plan.FaultDisk || got.Suspects != nil {

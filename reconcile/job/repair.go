@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -16,12 +17,12 @@ import (
 // LocalCopy is a copy of the same bytes on a disk of this node.
 type LocalCopy struct {
 	Disk *disk.Disk
-	ID   disk.ID
+	ID   ident.ID
 }
 
 // verify reads the whole copy and compares its digest. Disk.Verify records the outcome: a mismatch
 // is no error of the job. A ready copy with sectors that cannot be read is repaired at once.
-func (j Job) verify(ctx context.Context, id disk.ID) error {
+func (j Job) verify(ctx context.Context, id ident.ID) error {
 	if j.Disk.Stat(id).State == disk.Ready && j.Action.Op == plan.Adopt {
 		return j.Disk.WriteCfg(id, j.Image.Checksum) // the record is valid, only backing.cfg is not: no read is needed
 	}
@@ -48,7 +49,7 @@ func (j Job) verify(ctx context.Context, id disk.ID) error {
 // rewriteUnreadable rewrites those chunks of a ready copy that its disk could not read: the disk
 // may remap the sectors then. If that fails, the copy stays as it was, and the error has both
 // reasons.
-func (j Job) rewriteUnreadable(ctx context.Context, id disk.ID, readErr error) error {
+func (j Job) rewriteUnreadable(ctx context.Context, id ident.ID, readErr error) error {
 	j.Progress.Done.Store(0)
 	err := j.repair(ctx, id)
 	if err == nil || ctx.Err() != nil {
@@ -59,7 +60,7 @@ func (j Job) rewriteUnreadable(ctx context.Context, id disk.ID, readErr error) e
 
 // repair rewrites the chunks of a copy that are wrong or cannot be read. It takes each from the
 // first source that has it: other disks of this node, then other nodes and the upstream.
-func (j Job) repair(ctx context.Context, id disk.ID) error {
+func (j Job) repair(ctx context.Context, id ident.ID) error {
 	pull, done := j.newPull()
 	defer done()
 	j.Progress.Total.Store(j.Action.Bytes)

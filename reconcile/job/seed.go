@@ -4,6 +4,7 @@ import (
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
 
@@ -58,7 +59,7 @@ func (all openSeeds) close() {
 
 // forDelta returns the seeds for an image. The bytes of an older generation are worth a full read, if it has no index;
 // another image is a seed only with its index.
-func (all openSeeds) forDelta(image disk.ID) []delta.Seed {
+func (all openSeeds) forDelta(image ident.ID) []delta.Seed {
 	var seeds []delta.Seed
 	for _, s := range all {
 		seeds = append(seeds, delta.Seed{

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/clone"
@@ -17,7 +18,7 @@ import (
 )
 
 // export creates the copy from a replica of a volume on this node, as the replica is at the start.
-func (j Job) export(ctx context.Context, id disk.ID) error {
+func (j Job) export(ctx context.Context, id ident.ID) error {
 	source, err := export.Find(j.Client, j.Disks, ExportRequest(*j.Image.Source.ExportFromVolume))
 	if err != nil {
 		return err
@@ -49,7 +50,7 @@ func ExportRequest(e schema.ExportFromVolume) export.Request {
 
 // clone creates the copy from a ready copy of its source image on this node. The open reader
 // keeps that copy from being deleted meanwhile.
-func (j Job) clone(ctx context.Context, id disk.ID) error {
+func (j Job) clone(ctx context.Context, id ident.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {
 		return err
@@ -73,7 +74,7 @@ func (j Job) clone(ctx context.Context, id disk.ID) error {
 		want = from.SHA512
 	case want.IsZero():
 		want = j.Action.Pinned.Digest
-	case c.Encryption == schema.EncryptionIgnore && want.Algorithm() == disk.SHA512 && want != from.SHA512:
+	case c.Encryption == schema.EncryptionIgnore && want.Algorithm() == ident.SHA512 && want != from.SHA512:
 		return &disk.ChecksumError{Want: want, Got: from.SHA512} // the digests show it without a transfer
 	}
 	return j.fill(ctx, id, want, disk.SignatureCheck{}, request.CanResume, func(part *disk.Part) error {
@@ -83,7 +84,7 @@ func (j Job) clone(ctx context.Context, id disk.ID) error {
 
 // restore creates the copy from a backup. The bytes must have the declared checksum, or else the
 // one that the backup names.
-func (j Job) restore(ctx context.Context, id disk.ID) error {
+func (j Job) restore(ctx context.Context, id ident.ID) error {
 	declared := j.Image.Source.Restore
 	target, name, err := backup.ParseURL(declared.BackupURL)
 	if err != nil {
@@ -109,7 +110,7 @@ func (j Job) restore(ctx context.Context, id disk.ID) error {
 
 // expectedDigest returns the digest that the bytes of a backup must have; zero: any. It fails
 // before any transfer if the backup names another digest than the declared one.
-func (j Job) expectedDigest(b *backup.Backup) (disk.Digest, error) {
+func (j Job) expectedDigest(b *backup.Backup) (ident.Digest, error) {
 	want, has := j.Image.Checksum, b.Digest()
 	switch {
 	case want.IsZero() && has.IsZero():
@@ -117,7 +118,7 @@ func (j Job) expectedDigest(b *backup.Backup) (disk.Digest, error) {
 	case want.IsZero():
 		return has, nil
 	case want.Algorithm() == has.Algorithm() && want != has:
-		return disk.Digest{}, &fetch.Error{
+		return ident.Digest{}, &fetch.Error{
 			Class: fetch.BadSource,
 			Err:   fmt.Errorf("backup %s is of other bytes: it has checksum %s, declared is %s", b.Name, has.Short(), want.Short()),
 		}
@@ -127,7 +128,7 @@ func (j Job) expectedDigest(b *backup.Backup) (disk.Digest, error) {
 
 // upload creates the copy from the bytes that a client sends. It runs until the client has sent
 // everything, discards the upload, or sends nothing for too long.
-func (j Job) upload(ctx context.Context, id disk.ID) error {
+func (j Job) upload(ctx context.Context, id ident.ID) error {
 	session, err := j.Uploads.Begin(ctx, id, j.Disk.PartSource(id))
 	if err != nil {
 		return err
@@ -148,7 +149,7 @@ func (j Job) upload(ctx context.Context, id disk.ID) error {
 // backup creates the declared backup of the copy, or finds that it exists. A copy that turns out to
 // be damaged, or without a chunk manifest, is verified first: that creates the manifest, or marks
 // the copy as failed so that it is repaired before the next attempt.
-func (j Job) backup(ctx context.Context, id disk.ID) error {
+func (j Job) backup(ctx context.Context, id ident.ID) error {
 	declared := j.Image.Backup
 	store, err := backup.Open(j.Client, declared.Target, declared.Credentials)
 	if err != nil {
@@ -178,7 +179,7 @@ func (j Job) backup(ctx context.Context, id disk.ID) error {
 }
 
 // recordBackup records that the declared backup of the copy is complete.
-func (j Job) recordBackup(id disk.ID) error {
+func (j Job) recordBackup(id ident.ID) error {
 	backup := plan.BackupRecord(*j.Image.Backup, id, j.Disk.Stat(id).SHA512)
 	return j.Disk.Update(id, func(r *disk.Record) { r.BackupID = backup })
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -18,7 +19,7 @@ var errNoSource = &fetch.Error{Class: fetch.Network, Err: errors.New("no respond
 
 // syncFromPeers creates the copy from the ready copies of other nodes. It also reads from the
 // upstream, see newPull.
-func (j Job) syncFromPeers(ctx context.Context, id disk.ID) error {
+func (j Job) syncFromPeers(ctx context.Context, id ident.ID) error {
 	if j.Peers == nil || j.Digest.IsZero() {
 		return errNoSource
 	}
@@ -81,7 +82,7 @@ func (j Job) newPull() (p *peer.Pull, done func()) {
 // syncLocal creates the copy from a ready copy on this node: one on another disk, or of another
 // image. The bytes are hashed while they are copied and verified at the end, as those of any
 // source: the source may be damaged without any sign yet.
-func (j Job) syncLocal(ctx context.Context, id disk.ID) error {
+func (j Job) syncLocal(ctx context.Context, id ident.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -25,7 +26,7 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	id := ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	first := open(t, v.Path())
 	part, err := first.OpenPart(t.Context(), id, disk.PartOptions{})
 	if err == nil {
@@ -35,7 +36,7 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 		_, err = part.ReadFrom(bytes.NewReader(bytes.Repeat([]byte("parrot!!"), 64)))
 	}
 	if err == nil {
-		_, err = part.Commit(disk.Digest{})
+		_, err = part.Commit(ident.Digest{})
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +44,7 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 	for _, encryption := range []schema.Encryption{"", schema.EncryptionIgnore} {
 		to, source := open(t, target), open(t, v.Path())
 		j := job.Job{
-			Order: job.Order{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: plan.CopyRef{ID: id}}, Progress: &fetch.Progress{}},
+			Order: job.Order{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: id}}, Progress: &fetch.Progress{}},
 			Disk:  to, Source: source, Client: &fetch.Client{},
 		}
 		if encryption != "" {

@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -74,12 +75,12 @@ func (s *signedSite) sign(t *testing.T, path string) {
 }
 
 // download returns a job that downloads to a new disk.
-func (s *signedSite) download(t *testing.T, source schema.Download, checksum disk.Digest) job.Job {
+func (s *signedSite) download(t *testing.T, source schema.Download, checksum ident.Digest) job.Job {
 	folder := t.TempDir()
 	if _, err := disk.Init(folder); err != nil {
 		t.Fatal(err)
 	}
-	id := disk.ID{Name: "parrot", UUID: "6846a0b2"}
+	id := ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	j := job.Job{
 		Order: job.Order{Action: plan.Action{Op: plan.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true, KeysDir: s.keysDir},
@@ -89,9 +90,9 @@ func (s *signedSite) download(t *testing.T, source schema.Download, checksum dis
 	return j
 }
 
-func sum512(t *testing.T, b []byte) disk.Digest {
+func sum512(t *testing.T, b []byte) ident.Digest {
 	sum := sha512.Sum512(b)
-	d, err := disk.ParseDigest(hex.EncodeToString(sum[:]))
+	d, err := ident.ParseDigest(hex.EncodeToString(sum[:]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +154,7 @@ func TestNextMirrorAfterABadSignature(t *testing.T) {
 	s.sign(t, "/x.raw")
 	s.files["/right"] = image
 	s.files["/x.raw"], s.files["/bad"] = bytes.Repeat([]byte("macaw!!!"), 1<<17), []byte("short")
-	j := s.download(t, schema.Download{URL: s.URL + "/x.raw", Mirrors: []string{s.URL + "/bad", s.URL + "/right"}, Unpack: schema.UnpackNone}, disk.Digest{})
+	j := s.download(t, schema.Download{URL: s.URL + "/x.raw", Mirrors: []string{s.URL + "/bad", s.URL + "/right"}, Unpack: schema.UnpackNone}, ident.Digest{})
 	if err := j.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -172,15 +173,15 @@ func TestLocalSyncKeepsTheSignature(t *testing.T) {
 	s := newSignedSite(t)
 	s.files["/x.raw"] = image
 	s.sign(t, "/x.raw")
-	first := s.download(t, schema.Download{URL: s.URL + "/x.raw", Unpack: schema.UnpackNone}, disk.Digest{})
+	first := s.download(t, schema.Download{URL: s.URL + "/x.raw", Unpack: schema.UnpackNone}, ident.Digest{})
 	if err := first.Run(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	want := first.Disk.Stat(first.Image.ID).Signature
 	for _, name := range []string{"parrot", "macaw"} {
-		j := s.download(t, schema.Download{URL: s.URL + "/x.raw"}, disk.Digest{})
-		id := disk.ID{Name: name, UUID: "6846a0b2"}
-		j.Action = plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: plan.CopyRef{ID: first.Image.ID}}
+		j := s.download(t, schema.Download{URL: s.URL + "/x.raw"}, ident.Digest{})
+		id := ident.ID{Name: name, UUID: "6846a0b2"}
+		j.Action = plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: first.Image.ID}}
 		j.Source = first.Disk
 		if err := j.Run(t.Context()); err != nil {
 			t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Saved is an active episode, as it is recorded and as other nodes learn of it.
@@ -87,7 +87,7 @@ func (s Saved) condition() Condition { return Condition{s.Kind, s.Image} }
 func (s Saved) check(latest time.Time) (Saved, bool) {
 	_, known := kinds[s.Kind]
 	s.Since, s.After = s.Since.UTC(), s.After.UTC()
-	named := s.Image == "" || disk.CheckName(s.Image) == nil
+	named := s.Image == "" || ident.CheckName(s.Image) == nil
 	return s, known && named && s.After.Year() > 0 && s.After.Before(s.Since) && !s.Since.After(latest)
 }
 

@@ -1,12 +1,9 @@
 package plan
 
 import (
-	"fmt"
-	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Op is the operation of an action. Saved plans and the output as JSON contain its values, so
@@ -74,7 +71,7 @@ type Action struct {
 	// From is the copy that a sync, a repair or a clone reads, as <node>/<disk>/<folder>. An
 	// action that reads copies of other nodes reads all of them; From names one. A verification
 	// with From reads only that copy, and not the one that the action concerns.
-	From CopyRef `json:"from,omitzero"`
+	From ident.CopyRef `json:"from,omitzero"`
 	// Until is when a wait ends, or when a blocked action is tried all the same. It is zero when the time
 	// is not known.
 	Until time.Time `json:"until,omitzero"`
@@ -89,9 +86,9 @@ type Action struct {
 
 	// LocalSource is the copy on a disk of this process that the action reads. It is zero
 	// when the action reads copies of other nodes, or none.
-	LocalSource CopyRef `json:"-"`
+	LocalSource ident.CopyRef `json:"-"`
 	// SourceDigest is the digest of the copy that From names.
-	SourceDigest disk.Digest `json:"-"`
+	SourceDigest ident.Digest `json:"-"`
 	// Scrub: a periodic verification, which reads at a low rate.
 	Scrub bool `json:"-"`
 	// Pinned is the digest that a first copy must have for now although none is declared.
@@ -106,31 +103,31 @@ type Action struct {
 // the recovery interval has passed, a new first copy must have it, because a node with a
 // good copy may come back.
 type PinnedDigest struct {
-	Digest disk.Digest
+	Digest ident.Digest
 	Until  time.Time
 }
 
 // NewAction returns an action on one copy.
-func NewAction(op Op, ref CopyRef, reason Reason, bytes int64) Action {
+func NewAction(op Op, ref ident.CopyRef, reason Reason, bytes int64) Action {
 	return Action{Op: op, Image: ref.ID.Name, UUID: ref.ID.UUID, Node: ref.Disk.Node, Disk: ref.Disk.Disk, Reason: reason, Bytes: bytes}
 }
 
 // wait returns a wait that ends without help at an unknown time.
-func wait(ref CopyRef, reason Reason) Action { return NewAction(Wait, ref, reason, 0) }
+func wait(ref ident.CopyRef, reason Reason) Action { return NewAction(Wait, ref, reason, 0) }
 
 // waitUntil returns a wait that ends at a time; zero: at an unknown time.
-func waitUntil(ref CopyRef, reason Reason, until time.Time) Action {
+func waitUntil(ref ident.CopyRef, reason Reason, until time.Time) Action {
 	a := wait(ref, reason)
 	a.Until = until
 	return a
 }
 
 // blocked returns an action that needs a change by a person.
-func blocked(ref CopyRef, reason Reason) Action { return NewAction(Blocked, ref, reason, 0) }
+func blocked(ref ident.CopyRef, reason Reason) Action { return NewAction(Blocked, ref, reason, 0) }
 
 // backOff returns the wait for the next attempt after f, or a blocked action if f is final: a person
 // must act, unless a rare attempt succeeds.
-func backOff(ref CopyRef, f Failure) Action {
+func backOff(ref ident.CopyRef, f Failure) Action {
 	if f.Final {
 		a := blocked(ref, because(CodeRejected, "%s", f.Message))
 		a.Until = f.RetryAt
@@ -140,15 +137,15 @@ func backOff(ref CopyRef, f Failure) Action {
 }
 
 // CopyRef returns the copy that the action concerns.
-func (a Action) CopyRef() CopyRef {
-	return CopyRef{schema.DiskRef{Node: a.Node, Disk: a.Disk}, disk.ID{Name: a.Image, UUID: a.UUID}}
+func (a Action) CopyRef() ident.CopyRef {
+	return ident.CopyRef{Disk: ident.DiskRef{Node: a.Node, Disk: a.Disk}, ID: ident.ID{Name: a.Image, UUID: a.UUID}}
 }
 
 // Idle reports whether the action does nothing: it is a wait or blocked.
 func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
 
 // VerifiesPeer reports whether the action reads a copy on another node to verify its bytes.
-func (a Action) VerifiesPeer() bool { return a.Op == Verify && a.From != (CopyRef{}) }
+func (a Action) VerifiesPeer() bool { return a.Op == Verify && a.From != (ident.CopyRef{}) }
 
 // asWaitFor returns an idle action with op as its Next. It sets Action.Blocked if blocked is true or
 // the operation of the action is Blocked. It returns other actions unchanged.
@@ -170,7 +167,7 @@ func (a Action) Eventually() (op Op, follows bool) {
 
 // targetDigest returns the digest that the copy of an image without a checksum will have. It
 // is zero when any digest is accepted.
-func (a Action) targetDigest() disk.Digest {
+func (a Action) targetDigest() ident.Digest {
 	if a.Op.ReadsCopies() {
 		return a.SourceDigest
 	}
@@ -179,7 +176,7 @@ func (a Action) targetDigest() disk.Digest {
 
 // DigestOf returns the digest that the copy of an action must have. Without a declared
 // checksum it is the digest of the copy that the action reads.
-func (d Desired) DigestOf(o Observed, a Action) disk.Digest {
+func (d Desired) DigestOf(o Observed, a Action) ident.Digest {
 	ref, image := a.CopyRef(), d.Config.Images[a.Image]
 	if a.VerifiesPeer() {
 		return a.SourceDigest
@@ -191,41 +188,4 @@ func (d Desired) DigestOf(o Observed, a Action) disk.Digest {
 		return image.Checksum
 	}
 	return a.SourceDigest
-}
-
-// CopyRef names one copy in the cluster: a folder on a disk. As text it is
-// <node>/<disk>/<folder>.
-type CopyRef struct {
-	Disk schema.DiskRef
-	ID   disk.ID
-}
-
-// String returns <node>/<disk>/<folder>.
-func (c CopyRef) String() string { return c.Disk.String() + "/" + c.ID.String() }
-
-// MarshalText returns String, or nothing for the zero value.
-func (c CopyRef) MarshalText() ([]byte, error) {
-	if c == (CopyRef{}) {
-		return nil, nil
-	}
-	return []byte(c.String()), nil
-}
-
-// UnmarshalText decodes what MarshalText returns.
-func (c *CopyRef) UnmarshalText(text []byte) (err error) {
-	*c = CopyRef{}
-	if len(text) > 0 {
-		*c, err = ParseCopyRef(string(text))
-	}
-	return err
-}
-
-// ParseCopyRef parses <node>/<disk>/<folder>.
-func ParseCopyRef(text string) (CopyRef, error) {
-	parts := strings.Split(text, "/")
-	if len(parts) != 3 {
-		return CopyRef{}, fmt.Errorf("%q is not NODE/DISK/FOLDER", text)
-	}
-	id, err := disk.ParseID(parts[2])
-	return CopyRef{schema.DiskRef{Node: parts[0], Disk: parts[1]}, id}, err
 }

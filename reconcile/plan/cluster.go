@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -14,18 +15,18 @@ import (
 type Cluster struct {
 	Now time.Time
 	// Disks are the known disks as their own nodes observe them.
-	Disks              map[schema.DiskRef]Disk
-	Failures           map[CopyRef]Failure
-	Running, BeingRead map[CopyRef]bool // as in Observed, of all nodes
-	Jobs               map[CopyRef]Job  // as in Observed, of all nodes
+	Disks              map[ident.DiskRef]Disk
+	Failures           map[ident.CopyRef]Failure
+	Running, BeingRead map[ident.CopyRef]bool // as in Observed, of all nodes
+	Jobs               map[ident.CopyRef]Job  // as in Observed, of all nodes
 	// Unreachable are the nodes that do not respond, as the others observe them.
 	Unreachable map[string]Peer
 	// CannotPrepare is as in Observed, by node.
-	CannotPrepare map[string]map[disk.ID]string
+	CannotPrepare map[string]map[ident.ID]string
 	// BackedUp are the copies whose record has a complete backup.
-	BackedUp map[CopyRef]bool
+	BackedUp map[ident.CopyRef]bool
 
-	published map[schema.DiskRef]Disk // as the nodes publish them; nil: not computed yet
+	published map[ident.DiskRef]Disk // as the nodes publish them; nil: not computed yet
 }
 
 // Observe returns what each of these nodes observes: its own disks, and what the other nodes
@@ -44,7 +45,7 @@ func (c *Cluster) Observe(nodes []Desired) []Observed {
 
 // publishAll computes what every node publishes.
 func (c *Cluster) publishAll(d Desired) {
-	c.published = make(map[schema.DiskRef]Disk, len(c.Disks))
+	c.published = make(map[ident.DiskRef]Disk, len(c.Disks))
 	fleet := newFleetIndex(d, c.Disks)
 	for node := range d.Config.Nodes {
 		d.Node, d.OnlyDisks = node, nil
@@ -56,7 +57,7 @@ func (c *Cluster) publishAll(d Desired) {
 // unreachable node publishes no rejections.
 func (c *Cluster) publish(d Desired, fleet *fleetIndex) {
 	for name := range d.Config.Nodes[d.Node].Disks {
-		ref := schema.DiskRef{Node: d.Node, Disk: name}
+		ref := ident.DiskRef{Node: d.Node, Disk: name}
 		if one, known := c.Disks[ref]; known {
 			one.Copies = maps.Clone(one.Copies)
 			c.published[ref] = one
@@ -75,7 +76,7 @@ func (c *Cluster) publish(d Desired, fleet *fleetIndex) {
 }
 
 // addRejection records in the observed disk that it takes no copy of the image.
-func (d Disk) addRejection(id disk.ID, r Rejection) {
+func (d Disk) addRejection(id ident.ID, r Rejection) {
 	c, exists := d.Copies[id]
 	if !exists {
 		c = Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
@@ -85,10 +86,10 @@ func (d Disk) addRejection(id disk.ID, r Rejection) {
 }
 
 // ObserveFrom returns what the node of d observes when the other nodes publish these disks.
-func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Observed {
+func (c *Cluster) ObserveFrom(d Desired, published map[ident.DiskRef]Disk) Observed {
 	o := Observed{
 		Now: c.Now, Disks: maps.Clone(published), Failures: c.Failures, Peers: map[string]Peer{},
-		Running: map[CopyRef]bool{}, Jobs: c.Jobs, BeingRead: map[CopyRef]bool{}, CannotPrepare: c.CannotPrepare[d.Node], BackedUp: map[disk.ID]bool{},
+		Running: map[ident.CopyRef]bool{}, Jobs: c.Jobs, BeingRead: map[ident.CopyRef]bool{}, CannotPrepare: c.CannotPrepare[d.Node], BackedUp: map[ident.ID]bool{},
 	}
 	maps.Copy(o.Running, c.Running)
 	maps.Copy(o.BeingRead, c.BeingRead)
@@ -98,7 +99,7 @@ func (c *Cluster) ObserveFrom(d Desired, published map[schema.DiskRef]Disk) Obse
 		}
 	}
 	for name := range d.Config.Nodes[d.Node].Disks {
-		ref := schema.DiskRef{Node: d.Node, Disk: name}
+		ref := ident.DiskRef{Node: d.Node, Disk: name}
 		if own, known := c.Disks[ref]; known {
 			o.Disks[ref] = own
 		}
@@ -161,7 +162,7 @@ func (c *Cluster) publishesAll(d Desired) bool {
 		return false
 	}
 	for name := range d.Config.Nodes[d.Node].Disks {
-		if _, known := c.Disks[schema.DiskRef{Node: d.Node, Disk: name}]; !known {
+		if _, known := c.Disks[ident.DiskRef{Node: d.Node, Disk: name}]; !known {
 			return false
 		}
 	}
@@ -186,7 +187,7 @@ func Merge(plans []Plan) Plan {
 // dedupe removes the duplicates of actions that concern an image and no disk.
 func dedupe(actions []Action) []Action {
 	type operation struct {
-		id disk.ID
+		id ident.ID
 		op Op
 	}
 	planned := map[operation]bool{}
@@ -200,11 +201,11 @@ func dedupe(actions []Action) []Action {
 
 // Problems returns the problems of the disks of these nodes. A disk that is not known is a
 // problem, too.
-func (c *Cluster) Problems(nodes []Desired) map[schema.DiskRef]string {
-	problems := map[schema.DiskRef]string{}
+func (c *Cluster) Problems(nodes []Desired) map[ident.DiskRef]string {
+	problems := map[ident.DiskRef]string{}
 	for _, d := range nodes {
 		for name, declared := range d.Config.Nodes[d.Node].Disks {
-			ref := schema.DiskRef{Node: d.Node, Disk: name}
+			ref := ident.DiskRef{Node: d.Node, Disk: name}
 			seen, known := c.Disks[ref]
 			switch {
 			case !known:
@@ -221,9 +222,9 @@ func (c *Cluster) Problems(nodes []Desired) map[schema.DiskRef]string {
 // only for the few nodes that it may concern. The result is the same as when each node plans
 // all images.
 type fleetIndex struct {
-	copiesByName  map[string][]CopyRef           // all copies by image name, sorted
-	digestsByName map[string][]disk.Digest       // the digests of these copies
-	namesByDigest map[disk.Digest][]string       // the images with copies of that digest
+	copiesByName  map[string][]ident.CopyRef     // all copies by image name, sorted
+	digestsByName map[string][]ident.Digest      // the digests of these copies
+	namesByDigest map[ident.Digest][]string      // the images with copies of that digest
 	undeclared    []string                       // images with copies that are not declared
 	maxSpace      map[string]neededSpace         // that a new copy takes, at most
 	imagesByNode  map[string]map[string]struct{} // the images that may concern a node
@@ -241,16 +242,16 @@ func (s neededSpace) max(t neededSpace) neededSpace {
 }
 
 // newFleetIndex indexes the published disks.
-func newFleetIndex(d Desired, disks map[schema.DiskRef]Disk) *fleetIndex {
-	f := &fleetIndex{copiesByName: map[string][]CopyRef{}, digestsByName: map[string][]disk.Digest{}, namesByDigest: map[disk.Digest][]string{}, maxSpace: map[string]neededSpace{}, imagesByNode: map[string]map[string]struct{}{}}
-	largest := map[disk.Digest]neededSpace{}
-	for _, ref := range slices.SortedFunc(maps.Keys(disks), CompareDisks) {
-		for _, id := range slices.SortedFunc(maps.Keys(disks[ref].Copies), CompareIDs) {
+func newFleetIndex(d Desired, disks map[ident.DiskRef]Disk) *fleetIndex {
+	f := &fleetIndex{copiesByName: map[string][]ident.CopyRef{}, digestsByName: map[string][]ident.Digest{}, namesByDigest: map[ident.Digest][]string{}, maxSpace: map[string]neededSpace{}, imagesByNode: map[string]map[string]struct{}{}}
+	largest := map[ident.Digest]neededSpace{}
+	for _, ref := range slices.SortedFunc(maps.Keys(disks), ident.DiskRef.Compare) {
+		for _, id := range slices.SortedFunc(maps.Keys(disks[ref].Copies), ident.ID.Compare) {
 			c := disks[ref].Copies[id]
-			f.copiesByName[id.Name] = append(f.copiesByName[id.Name], CopyRef{ref, id})
+			f.copiesByName[id.Name] = append(f.copiesByName[id.Name], ident.CopyRef{Disk: ref, ID: id})
 			needed := neededSpace{c.RealSize, disk.SpaceBeside(c.Size)}
 			f.maxSpace[id.Name] = f.maxSpace[id.Name].max(needed)
-			for _, digest := range []disk.Digest{c.SHA512, c.SHA256} {
+			for _, digest := range []ident.Digest{c.SHA512, c.SHA256} {
 				if names := f.namesByDigest[digest]; !digest.IsZero() && !slices.Contains(names, id.Name) {
 					f.namesByDigest[digest], f.digestsByName[id.Name] = append(names, id.Name), append(f.digestsByName[id.Name], digest)
 				}
@@ -296,7 +297,7 @@ func (f *fleetIndex) addTargets(d Desired, o Observed) {
 	ix := newIndex(d, o)
 	for name, image := range d.Config.Images {
 		p := newImagePlanner(ix, image)
-		targets := map[schema.DiskRef]bool{}
+		targets := map[ident.DiskRef]bool{}
 		for _, ref := range p.placement.targets {
 			targets[ref] = true
 			if image.Backup != nil || !isComplete(p.state, p.state.on(ref)) {
@@ -323,7 +324,7 @@ func (f *fleetIndex) addTargets(d Desired, o Observed) {
 }
 
 // isComplete reports whether nothing must be done about a copy on a desired disk.
-func isComplete(s *imageState, ref CopyRef) bool {
+func isComplete(s *imageState, ref ident.CopyRef) bool {
 	c := s.ix.copyAt(ref)
 	return ref.ID == s.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !s.ix.suspects[ref] && s.mismatch[ref].IsZero()
 }
@@ -351,7 +352,7 @@ func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *ind
 			ix.ownDisks = append(ix.ownDisks, ref)
 		}
 	}
-	slices.SortFunc(ix.ownDisks, CompareDisks)
+	slices.SortFunc(ix.ownDisks, ident.DiskRef.Compare)
 	for name := range f.closure(images) {
 		for _, ref := range f.copiesByName[name] {
 			seen := o.Disks[ref.Disk]
@@ -361,9 +362,9 @@ func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *ind
 		}
 	}
 	// closure is in no order, and the sources of a sync must be in the order of newIndex.
-	for _, byDigest := range []map[disk.Digest][]CopyRef{ix.ownByDigest, ix.peerByDigest} {
+	for _, byDigest := range []map[ident.Digest][]ident.CopyRef{ix.ownByDigest, ix.peerByDigest} {
 		for _, refs := range byDigest {
-			slices.SortFunc(refs, compareCopies)
+			slices.SortFunc(refs, ident.CopyRef.Compare)
 		}
 	}
 	return ix
@@ -373,7 +374,7 @@ func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *ind
 // images that they are cloned from, images with the same bytes, and all orphans.
 func (f *fleetIndex) closure(images []schema.Image) map[string]bool {
 	names := map[string]bool{}
-	addSameBytes := func(digest disk.Digest) {
+	addSameBytes := func(digest ident.Digest) {
 		for _, name := range f.namesByDigest[digest] {
 			names[name] = true
 		}
@@ -403,9 +404,9 @@ func (f *fleetIndex) mayReject(d Desired, o Observed) []schema.Image {
 	for name, image := range d.Config.Images {
 		may := image.Source.Clone != nil || o.CannotPrepare[image.ID] != ""
 		for diskName, declared := range d.Config.Nodes[d.Node].Disks {
-			ref := schema.DiskRef{Node: d.Node, Disk: diskName}
+			ref := ident.DiskRef{Node: d.Node, Disk: diskName}
 			seen := o.Disks[ref]
-			need := max(1, f.maxSpace[name].data+f.maxSpace[name].beside, o.Failures[CopyRef{ref, image.ID}].NeedsSpace)
+			need := max(1, f.maxSpace[name].data+f.maxSpace[name].beside, o.Failures[ident.CopyRef{Disk: ref, ID: image.ID}].NeedsSpace)
 			may = may || need > seen.Space.Free-declared.StorageReserved || seen.Copies[image.ID].State == disk.Failed
 		}
 		if may {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -50,15 +50,15 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 // its own; that of d.Node is o. Half of the other nodes are unreachable.
 func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster {
 	c := &plan.Cluster{
-		Now: o.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{},
-		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
+		Now: o.Now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
+		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[ident.ID]string{}, BackedUp: map[ident.CopyRef]bool{},
 	}
 	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
 		if node != d.Node && r.IntN(2) == 0 {
 			c.Unreachable[node] = plan.Peer{Queried: true, Problem: "no answer", UnreachableFor: time.Minute}
 		}
 		for name := range d.Config.Nodes[node].Disks {
-			ref := schema.DiskRef{Node: node, Disk: name}
+			ref := ident.DiskRef{Node: node, Disk: name}
 			seen, known := o.Disks[ref]
 			if !known {
 				continue
@@ -66,7 +66,7 @@ func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster 
 			c.Disks[ref] = seen
 			for id := range seen.Copies {
 				if o.BackedUp[id] {
-					c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
+					c.BackedUp[ident.CopyRef{Disk: ref, ID: id}] = true
 				}
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -46,9 +47,9 @@ func (d Desired) NodesToQuery(o Observed, a Action) []string {
 type Response struct {
 	ConfigDigest string // as Peer.ConfigDigest
 	// Disks are the disks of that node with the copies of that name only.
-	Disks map[schema.DiskRef]Disk
+	Disks map[ident.DiskRef]Disk
 	// Proofs are the outcomes of the requested proofs. A copy that is missing has proven nothing.
-	Proofs map[CopyRef]Proof
+	Proofs map[ident.CopyRef]Proof
 }
 
 // WithResponses returns o with the responses about the images of that name. The queries must
@@ -58,7 +59,7 @@ type Response struct {
 // counts, from every node. responses also has the proofs of copies on this node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
-	o.proofs = map[CopyRef]Proof{}
+	o.proofs = map[ident.CopyRef]Proof{}
 	for _, response := range responses {
 		maps.Copy(o.proofs, response.Proofs)
 	}
@@ -112,7 +113,7 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 	}
 	for id, c := range now.Copies {
 		if d.Copies == nil {
-			d.Copies = map[disk.ID]Copy{}
+			d.Copies = map[ident.ID]Copy{}
 		}
 		c.ReadBackAt = earlier[id].ReadBackAt // that one is by the clock of this node
 		d.Copies[id] = c
@@ -122,13 +123,13 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 
 // demandsAfter returns the demands of a disk after a response about one name, which d is. They are those of the earlier
 // responses for other names, and for all names if the disk cannot be read.
-func (d Disk) demandsAfter(earlier map[disk.ID]Demand, name string) map[disk.ID]Demand {
+func (d Disk) demandsAfter(earlier map[ident.ID]Demand, name string) map[ident.ID]Demand {
 	if d.Problem != "" {
 		return earlier
 	}
 	demands := maps.Clone(d.Demands)
 	if demands == nil {
-		demands = map[disk.ID]Demand{}
+		demands = map[ident.ID]Demand{}
 	}
 	for id, one := range earlier {
 		if id.Name != name {
@@ -194,11 +195,11 @@ const (
 
 // ProofRequest is the request that a copy proves that it has its bytes.
 type ProofRequest struct {
-	Copy CopyRef
+	Copy ident.CopyRef
 	// Local is a copy on this node with the same bytes. Its chunk manifest is compared with the
 	// chunk; the file of the copy is not read. Zero: this node has no such manifest, and the chunk
 	// is compared with the manifest that the other node serves.
-	Local CopyRef
+	Local ident.CopyRef
 	// Untrusted: the manifest that the other node serves may be made up. The proof cannot be made
 	// before this node has read the copy in full.
 	Untrusted bool
@@ -214,7 +215,7 @@ func needsProofs(o Observed, a Action) bool {
 // WithResponses returned for responses without proofs. It returns none if the responses do not allow
 // the deletion anyway. Copies in last are asked only if no others are left: they did not answer an
 // earlier request.
-func (d Desired) ProofRequests(o Observed, a Action, last map[CopyRef]bool) []ProofRequest {
+func (d Desired) ProofRequests(o Observed, a Action, last map[ident.CopyRef]bool) []ProofRequest {
 	image, declared := d.Config.Images[a.Image]
 	if !declared || !needsProofs(o, a) {
 		return nil
@@ -226,7 +227,7 @@ func (d Desired) ProofRequests(o Observed, a Action, last map[CopyRef]bool) []Pr
 
 // proofRequests returns the requests for the deletion of a copy of this node: see Desired.ProofRequests.
 // It prefers copies on this node, and copies whose chunk manifest is trusted.
-func (p imagePlanner) proofRequests(deleted CopyRef, last map[CopyRef]bool) []ProofRequest {
+func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRef]bool) []ProofRequest {
 	var counted []ProofRequest // best ranked first
 	for _, ref := range p.state.ready {
 		if ref != deleted && p.state.countable(ref) {
@@ -292,7 +293,7 @@ func compareBool(a, b bool) int {
 }
 
 // requiredWithout returns how many copies must remain after the deletion of a copy of this node.
-func (p imagePlanner) requiredWithout(deleted CopyRef) readyCount {
+func (p imagePlanner) requiredWithout(deleted ident.CopyRef) readyCount {
 	required := readyCount{placed: p.placement.requiredCopies()}
 	if slices.Contains(p.state.ready, deleted) {
 		required.total = p.placement.copies
@@ -302,7 +303,7 @@ func (p imagePlanner) requiredWithout(deleted CopyRef) readyCount {
 
 // missingOnOwnDisks returns requiredWithout minus the ready copies that this node keeps. The deletion must
 // count on that many copies on other nodes.
-func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
+func (p imagePlanner) missingOnOwnDisks(deleted ident.CopyRef) readyCount {
 	missing := p.requiredWithout(deleted)
 	for _, ref := range p.state.ready {
 		if ref == deleted || !p.ix.desired.Owns(ref.Disk) || !p.state.countable(ref) {
@@ -318,24 +319,24 @@ func (p imagePlanner) missingOnOwnDisks(deleted CopyRef) readyCount {
 
 // proofRequest returns the request for the proof of a copy, on which the deletion of another copy
 // counts.
-func (p imagePlanner) proofRequest(ref, deleted CopyRef) ProofRequest {
+func (p imagePlanner) proofRequest(ref, deleted ident.CopyRef) ProofRequest {
 	digest := p.ix.copyAt(ref).SHA512
 	r := ProofRequest{Copy: ref, Local: p.ownManifest(digest, deleted)}
-	r.Untrusted = r.Local == (CopyRef{}) && !p.trustsManifest(ref, deleted)
+	r.Untrusted = r.Local == (ident.CopyRef{}) && !p.trustsManifest(ref, deleted)
 	return r
 }
 
 // ownManifest returns a copy of this node whose chunk manifest describes the bytes with the digest,
 // zero if there is none. The manifest of a damaged copy is that of its bytes from before.
-func (p imagePlanner) ownManifest(digest disk.Digest, deleted CopyRef) CopyRef {
-	candidates := slices.Concat([]CopyRef{deleted}, p.ix.ownByName[deleted.ID.Name], p.ix.ownByDigest[digest])
+func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) ident.CopyRef {
+	candidates := slices.Concat([]ident.CopyRef{deleted}, p.ix.ownByName[deleted.ID.Name], p.ix.ownByDigest[digest])
 	for _, ref := range candidates {
 		c := p.ix.copyAt(ref)
 		if (c.State == disk.Ready || c.State == disk.Failed) && c.SHA512 == digest && !c.ManifestDigest.IsZero() {
 			return ref
 		}
 	}
-	return CopyRef{}
+	return ident.CopyRef{}
 }
 
 // trustsManifest reports whether the chunk manifest that the node of a copy serves describes the bytes
@@ -343,7 +344,7 @@ func (p imagePlanner) ownManifest(digest disk.Digest, deleted CopyRef) CopyRef {
 // has read the bytes. Without a declared checksum a node is trusted with the content anyway, with two
 // exceptions: another node has another manifest for the same digest, so that one of them has made it up; or
 // the copy that is deleted has the digest, so that it may be the last one with these bytes.
-func (p imagePlanner) trustsManifest(ref, deleted CopyRef) bool {
+func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 	c := p.ix.copyAt(ref)
 	if c.ManifestDigest.IsZero() {
 		return false
@@ -367,7 +368,7 @@ func (p imagePlanner) trustsManifest(ref, deleted CopyRef) bool {
 
 // hasProven reports whether a copy has proven that it has its bytes. While no deletion is confirmed, no
 // proof is needed.
-func (ix *index) hasProven(ref CopyRef) bool {
+func (ix *index) hasProven(ref ident.CopyRef) bool {
 	return ix.observed.proofs == nil || ix.proofsWaived || ix.observed.proofs[ref].Result == ProofPassed
 }
 
@@ -382,7 +383,7 @@ func (s *imageState) unprovenCopies() (reasons []string) {
 		c := s.ix.copyAt(ref)
 		switch {
 		case ref.ID != s.image.ID || !s.ix.desired.Owns(ref.Disk) && !s.ix.sameConfig(ref.Disk.Node):
-		case c.SameAs != (schema.DiskRef{}):
+		case c.SameAs != (ident.DiskRef{}):
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it is that on %s, because both disks show its folder", ref.Disk, c.SameAs))
 		case c.Unproven:
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s", ref.Disk, Unproven.Text))

@@ -5,15 +5,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // surplusCopy returns a cluster of three nodes with a copy each of parrot, two of them surplus,
 // as the lowest ranked node observes it, the cleanup that it plans, and the other disks.
-func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Action, others []schema.DiskRef) {
+func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Action, others []ident.DiskRef) {
 	t.Helper()
 	c := plantest.NewConfig(3, 1)
 	image := plantest.NewImage("parrot")
@@ -40,14 +39,14 @@ func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Ac
 
 // responsesOf returns the responses of the nodes of these disks, with what o has of them. All copies
 // have proven that they have their bytes.
-func responsesOf(o plan.Observed, refs []schema.DiskRef) map[string]plan.Response {
+func responsesOf(o plan.Observed, refs []ident.DiskRef) map[string]plan.Response {
 	responses := map[string]plan.Response{}
 	for _, ref := range refs {
-		proofs := map[plan.CopyRef]plan.Proof{}
+		proofs := map[ident.CopyRef]plan.Proof{}
 		for id := range o.Disks[ref].Copies {
-			proofs[plan.CopyRef{Disk: ref, ID: id}] = plan.Proof{Result: plan.ProofPassed}
+			proofs[ident.CopyRef{Disk: ref, ID: id}] = plan.Proof{Result: plan.ProofPassed}
 		}
-		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[schema.DiskRef]plan.Disk{ref: o.Disks[ref]}, Proofs: proofs}
+		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[ident.DiskRef]plan.Disk{ref: o.Disks[ref]}, Proofs: proofs}
 	}
 	return responses
 }
@@ -84,7 +83,7 @@ func TestConfirmNeedsTheSameReason(t *testing.T) {
 		if err := d.ConfirmDeletion(o, test.withdrawn); (err == nil) != test.confirmed {
 			t.Errorf("%s: %v", test.withdrawn.Op, err)
 		}
-		o.Jobs = map[plan.CopyRef]plan.Job{test.withdrawn.CopyRef(): {Action: test.withdrawn}}
+		o.Jobs = map[ident.CopyRef]plan.Job{test.withdrawn.CopyRef(): {Action: test.withdrawn}}
 		if _, ends := d.Plan(o).Ends[test.withdrawn.CopyRef()]; ends == test.confirmed {
 			t.Errorf("a running %s ends, and a cleanup is planned: %v", test.withdrawn.Op, ends)
 		}
@@ -97,17 +96,17 @@ func TestConfirmNeedsTheSameReason(t *testing.T) {
 func TestConfirmNoticesALaterConflict(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	image := d.Config.Images["parrot"]
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	d.Config.Images["parrot"] = image
-	late := schema.DiskRef{Node: "late", Disk: "disk1"}
+	late := ident.DiskRef{Node: "late", Disk: "disk1"}
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
-	o.Disks[late] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
+	o.Disks[late] = plan.Disk{UUID: "late", Copies: map[ident.ID]plan.Copy{}}
 	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
 	queried, responses := d.NodesToQuery(o, cleanup), responsesOf(o, others)
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err != nil {
 		t.Fatalf("without a conflict: %v", err)
 	}
-	o.Disks[late].Copies[image.ID] = plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "z"))
+	o.Disks[late].Copies[image.ID] = plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "z"))
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
 		t.Error("the deletion is confirmed although ready copies differ")
 	}
@@ -128,7 +127,7 @@ func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
 	}
 	queried := d.NodesToQuery(o, cleanup)
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
-	o.Disks[schema.DiskRef{Node: "late", Disk: "disk1"}] = plan.Disk{UUID: "late", Copies: map[disk.ID]plan.Copy{}}
+	o.Disks[ident.DiskRef{Node: "late", Disk: "disk1"}] = plan.Disk{UUID: "late", Copies: map[ident.ID]plan.Copy{}}
 	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
 		t.Error("the deletion is confirmed although a node was not queried")

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Demand is the need of replicas on a disk for an image that has no verified copy there. Their volumes cannot
@@ -52,7 +52,7 @@ func (d Demand) isNew(now time.Time) (until time.Time, isNew bool) {
 }
 
 // observedDemand returns the demand of replicas on a disk for the image.
-func (s *imageState) observedDemand(ref schema.DiskRef) (d Demand, demanded bool) {
+func (s *imageState) observedDemand(ref ident.DiskRef) (d Demand, demanded bool) {
 	seen := s.ix.observed.Disks[ref]
 	d, demanded = seen.Demands[s.image.ID]
 	state := seen.Copies[s.image.ID].State
@@ -60,7 +60,7 @@ func (s *imageState) observedDemand(ref schema.DiskRef) (d Demand, demanded bool
 }
 
 // demandOn returns the demand of replicas on a disk that the image follows.
-func (s *imageState) demandOn(ref schema.DiskRef) (d Demand, demanded bool) {
+func (s *imageState) demandOn(ref ident.DiskRef) (d Demand, demanded bool) {
 	if !s.image.FollowReplicas {
 		return Demand{}, false
 	}
@@ -72,7 +72,7 @@ func (s *imageState) demandOn(ref schema.DiskRef) (d Demand, demanded bool) {
 // instead.
 func (pl *placement) addDemandedDisks(s *imageState) {
 	others := pl.targets // the targets without demand
-	var able []schema.DiskRef
+	var able []ident.DiskRef
 	for _, ref := range s.ix.ownDisks {
 		if _, demanded := s.demandOn(ref); !demanded {
 			continue
@@ -107,22 +107,22 @@ func (pl *placement) addDemandedDisks(s *imageState) {
 }
 
 // first makes a disk the first target.
-func (pl *placement) first(ref schema.DiskRef) {
-	rest := slices.DeleteFunc(slices.Clone(pl.targets), func(other schema.DiskRef) bool { return other == ref })
-	pl.targets = append([]schema.DiskRef{ref}, rest...)
+func (pl *placement) first(ref ident.DiskRef) {
+	rest := slices.DeleteFunc(slices.Clone(pl.targets), func(other ident.DiskRef) bool { return other == ref })
+	pl.targets = append([]ident.DiskRef{ref}, rest...)
 }
 
 // firstOfDemanded returns the disk that creates the first copy if the image has no other target: one of the
 // disks of this node with a demand, or one of another node that publishes a demand, so that the upstream is
 // read once (F1). A compromised node can publish a demand that it does not have. If the image has a declared
 // checksum, this node waits for it no longer than for a ranked disk (isOverdue).
-func firstOfDemanded(s *imageState, own []schema.DiskRef) schema.DiskRef {
-	first := slices.MinFunc(own, CompareDisks)
+func firstOfDemanded(s *imageState, own []ident.DiskRef) ident.DiskRef {
+	first := slices.MinFunc(own, ident.DiskRef.Compare)
 	for ref := range s.ix.observed.Disks {
 		_, demanded := s.demandOn(ref)
 		_, declared := s.ix.desired.Disk(ref)
 		able := demanded && declared && !s.ix.desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejects == ""
-		if able && CompareDisks(ref, first) < 0 && !isOverdue(s, ref) && !isFailing(s, ref) {
+		if able && ident.DiskRef.Compare(ref, first) < 0 && !isOverdue(s, ref) && !isFailing(s, ref) {
 			first = ref
 		}
 	}
@@ -131,7 +131,7 @@ func firstOfDemanded(s *imageState, own []schema.DiskRef) schema.DiskRef {
 
 // rejectsDemanded returns why a disk of this node takes no copy although replicas need it there. Selectors,
 // allowScheduling and evictionRequested are no reasons, because the volume can start on no other disk.
-func rejectsDemanded(s *imageState, ref schema.DiskRef) Rejection {
+func rejectsDemanded(s *imageState, ref ident.DiskRef) Rejection {
 	seen := s.ix.observed.Disks[ref]
 	switch {
 	case seen.ReadOnly:
@@ -195,9 +195,9 @@ func undeclaredDemands(ix *index) []Action {
 	var actions []Action
 	for _, ref := range ix.ownDisks {
 		demands := ix.observed.Disks[ref].Demands
-		for _, id := range slices.SortedFunc(maps.Keys(demands), CompareIDs) {
+		for _, id := range slices.SortedFunc(maps.Keys(demands), ident.ID.Compare) {
 			image, declared := ix.desired.Config.Images[id.Name]
-			if state := ix.copyAt(CopyRef{ref, id}).State; state != "" && state != disk.Pending {
+			if state := ix.copyAt(ident.CopyRef{Disk: ref, ID: id}).State; state != "" && state != disk.Pending {
 				continue // its file is not verified, and planned for
 			}
 			if declared && image.ID == id || !ix.desired.invalidReason(id.Name).IsZero() {
@@ -209,7 +209,7 @@ func undeclaredDemands(ix *index) []Action {
 			} else {
 				reason = reason.with(CodeDemandUndeclared, ", but no image %s with uuid: %q is declared: nothing is fetched", id.Name, id.UUID)
 			}
-			actions = append(actions, wait(CopyRef{ref, id}, reason))
+			actions = append(actions, wait(ident.CopyRef{Disk: ref, ID: id}, reason))
 		}
 	}
 	return actions

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -40,15 +41,15 @@ type Desired struct {
 	// name any more (C13); nil: nothing is confirmed. See [AlwaysConfirmed].
 	Removed func(name string) bool
 	// Verify are ready copies whose verification an operator requested.
-	Verify map[CopyRef]bool
+	Verify map[ident.CopyRef]bool
 	// Cleanup are surplus copies whose deletion an operator requested before the clean-up
 	// interval has passed.
-	Cleanup map[CopyRef]bool
+	Cleanup map[ident.CopyRef]bool
 	// DespiteNeed are nodes whose claims of a use or a need do not keep such a copy, because an operator said so (U8).
-	DespiteNeed map[CopyRef][]string
+	DespiteNeed map[ident.CopyRef][]string
 	// Uploads are copies on this node that a client has started to upload; nil: this process
 	// accepts no uploads.
-	Uploads map[CopyRef]bool
+	Uploads map[ident.CopyRef]bool
 	// Only is a saved plan to which the execution is restricted; nil: no restriction.
 	Only *SavedPlan
 	// rankCache has the rankings of Config; nil: they are computed for each plan.
@@ -123,17 +124,17 @@ func absolute(path string) string {
 }
 
 // Owns reports whether this process manages the disk.
-func (d Desired) Owns(ref schema.DiskRef) bool {
+func (d Desired) Owns(ref ident.DiskRef) bool {
 	return ref.Node == d.Node && (d.OnlyDisks == nil || d.OnlyDisks[ref.Disk])
 }
 
 // Disk returns the declaration of a disk.
-func (d Desired) Disk(ref schema.DiskRef) (schema.Disk, bool) {
+func (d Desired) Disk(ref ident.DiskRef) (schema.Disk, bool) {
 	declared, ok := d.Config.Nodes[ref.Node].Disks[ref.Disk]
 	return declared, ok
 }
 
-func (d Desired) evicting(ref schema.DiskRef) bool {
+func (d Desired) evicting(ref ident.DiskRef) bool {
 	node := d.Config.Nodes[ref.Node]
 	return node.EvictionRequested || node.Disks[ref.Disk].EvictionRequested
 }

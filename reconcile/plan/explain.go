@@ -6,36 +6,36 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Placement is the result of placing one image: the disks that should have a copy, and the
 // ready copies.
 type Placement struct {
-	Targets []schema.DiskRef // the desired disks, best first
-	Missing int              // desired copies for which there is no disk
+	Targets []ident.DiskRef // the desired disks, best first
+	Missing int             // desired copies for which there is no disk
 	// NamedWithout are the disks that the image names and that have no ready copy, sorted, whether they are
 	// targets or not. A disk with a requested eviction is not one of them.
-	NamedWithout []schema.DiskRef
-	Ready        []CopyRef // ready copies of the declared generation, those on ranked disks first
+	NamedWithout []ident.DiskRef
+	Ready        []ident.CopyRef // ready copies of the declared generation, those on ranked disks first
 	// Delayed has the targets without a ready copy that may not get one from their nodes, with the
 	// reason, and when the next ranked disk gets the copy. It is nil if there is none.
-	Delayed map[schema.DiskRef]Delay
+	Delayed map[ident.DiskRef]Delay
 	// PassedOver has the reason why each other disk is no target. It is nil when as many
 	// copies are ready as are desired. When no copy is missing, it has only the disks that
 	// would come before a target.
-	PassedOver map[schema.DiskRef]Reason
+	PassedOver map[ident.DiskRef]Reason
 }
 
 // namedWithout returns Placement.NamedWithout.
-func namedWithout(s *imageState) (refs []schema.DiskRef) {
+func namedWithout(s *imageState) (refs []ident.DiskRef) {
 	for _, ref := range s.image.Disks {
 		if _, declared := s.ix.desired.Disk(ref); declared && !s.ix.desired.evicting(ref) && !slices.Contains(s.ready, s.on(ref)) {
 			refs = append(refs, ref)
 		}
 	}
-	slices.SortFunc(refs, CompareDisks)
+	slices.SortFunc(refs, ident.DiskRef.Compare)
 	return slices.Compact(refs)
 }
 
@@ -62,11 +62,11 @@ type Delay struct {
 }
 
 // delayed returns the delays of the targets.
-func delayed(s *imageState, pl placement) (all map[schema.DiskRef]Delay) {
+func delayed(s *imageState, pl placement) (all map[ident.DiskRef]Delay) {
 	for _, ref := range pl.targets {
 		if reason, end := delay(s, ref); !reason.IsZero() {
 			if all == nil {
-				all = map[schema.DiskRef]Delay{}
+				all = map[ident.DiskRef]Delay{}
 			}
 			all[ref] = Delay{reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end}
 		}
@@ -78,9 +78,9 @@ func delayed(s *imageState, pl placement) (all map[schema.DiskRef]Delay) {
 func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
 
 // Placements returns the placement of each declared image. It costs as much as planning.
-func (d Desired) Placements(o Observed) map[disk.ID]Placement {
+func (d Desired) Placements(o Observed) map[ident.ID]Placement {
 	ix := newIndex(d, o)
-	all := make(map[disk.ID]Placement, len(d.Config.Images))
+	all := make(map[ident.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
 		p := newImagePlanner(ix, image)
 		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing + missingNamed(p), NamedWithout: namedWithout(p.state), Ready: p.state.ready, Delayed: delayed(p.state, p.placement)}
@@ -95,8 +95,8 @@ func (d Desired) Placements(o Observed) map[disk.ID]Placement {
 	return all
 }
 
-func rejectionReasons(pl placement) map[schema.DiskRef]Reason {
-	out := make(map[schema.DiskRef]Reason, len(pl.rejected))
+func rejectionReasons(pl placement) map[ident.DiskRef]Reason {
+	out := make(map[ident.DiskRef]Reason, len(pl.rejected))
 	for ref, r := range pl.rejected {
 		out[ref] = r.Reason
 	}
@@ -104,11 +104,11 @@ func rejectionReasons(pl placement) map[schema.DiskRef]Reason {
 }
 
 // passedOver returns, for each declared disk that is no target, the reason why it is none.
-func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[schema.DiskRef]Reason {
-	out := map[schema.DiskRef]Reason{}
+func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[ident.DiskRef]Reason {
+	out := map[ident.DiskRef]Reason{}
 	for name, node := range nodes {
 		for diskName, d := range node.Disks {
-			ref := schema.DiskRef{Node: name, Disk: diskName}
+			ref := ident.DiskRef{Node: name, Disk: diskName}
 			if pl.isTarget(ref) {
 				continue
 			}
@@ -144,7 +144,7 @@ func missingTag(tags, selectors []string) (tag string, matches bool) {
 
 // DiskRank is the rank of one declared disk for an image.
 type DiskRank struct {
-	Disk schema.DiskRef
+	Disk ident.DiskRef
 	Rank int // 1 is the best; 0: none
 	// Reason is why the disk is no desired disk. It is zero for a desired disk.
 	Reason Reason
@@ -163,12 +163,12 @@ func (d Desired) RankDisks(o Observed, image string) []DiskRank {
 	var others []DiskRank
 	for node, declared := range d.Config.Nodes {
 		for name := range declared.Disks {
-			if ref := (schema.DiskRef{Node: node, Disk: name}); !ranked.has(ref) {
+			if ref := (ident.DiskRef{Node: node, Disk: name}); !ranked.has(ref) {
 				others = append(others, DiskRank{ref, 0, passed[ref]})
 			}
 		}
 	}
-	slices.SortFunc(others, func(a, b DiskRank) int { return CompareDisks(a.Disk, b.Disk) })
+	slices.SortFunc(others, func(a, b DiskRank) int { return ident.DiskRef.Compare(a.Disk, b.Disk) })
 	return append(ranks, others...)
 }
 
@@ -210,7 +210,7 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) Reason {
 	for name, node := range nodes {
 		for d, declared := range node.Disks { // a matching disk without a rank is evicted
 			if hasAll(node.Tags, image.NodeSelector) && hasAll(declared.Tags, image.DiskSelector) {
-				evicted = append(evicted, schema.DiskRef{Node: name, Disk: d}.String())
+				evicted = append(evicted, ident.DiskRef{Node: name, Disk: d}.String())
 			}
 		}
 	}
@@ -223,7 +223,7 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) Reason {
 
 // rejectedNamedDisk returns an action that reports a named disk of this node which takes no
 // copy. shortage and the eviction of a copy report some of these disks already.
-func (p imagePlanner) rejectedNamedDisk(ref schema.DiskRef) (a Action, rejected bool) {
+func (p imagePlanner) rejectedNamedDisk(ref ident.DiskRef) (a Action, rejected bool) {
 	r, rejected := p.placement.rejected[ref]
 	reported := p.placement.missing > 0 && p.state.matches(ref) || p.ix.copyAt(p.state.on(ref)).Owned && r.Severity == Intended
 	if !rejected || reported || !p.ix.desired.Owns(ref) {

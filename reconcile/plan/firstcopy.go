@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -157,7 +158,7 @@ func (t targetPlanner) planClone() Action {
 
 // nearest returns the copy on the disk ref, because the new copy can share its extents. If that
 // disk has none, it returns the first copy.
-func nearest(copies []CopyRef, ref schema.DiskRef) CopyRef {
+func nearest(copies []ident.CopyRef, ref ident.DiskRef) ident.CopyRef {
 	for _, c := range copies {
 		if c.Disk == ref {
 			return c
@@ -259,7 +260,7 @@ func waitForNode(s *imageState) (reason Reason, until time.Time) {
 
 // hadReady reports whether an unreachable node had a ready copy when it last responded.
 func hadReady(s *imageState, node string) bool {
-	return slices.ContainsFunc(s.ix.peerByName[s.image.ID.Name], func(ref CopyRef) bool {
+	return slices.ContainsFunc(s.ix.peerByName[s.image.ID.Name], func(ref ident.CopyRef) bool {
 		return ref.Disk.Node == node && ref.ID == s.image.ID && s.ix.copyAt(ref).State == disk.Ready
 	})
 }
@@ -269,11 +270,11 @@ func hadReady(s *imageState, node string) bool {
 func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
 	const format = "without a checksum nothing is fetched while disk %s, %s, may have a copy: declare a checksum, or remove the disk from the configuration"
 	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[d.Node].Disks)) {
-		if ref := (schema.DiskRef{Node: d.Node, Disk: name}); !d.Owns(ref) && len(o.Peers) > 0 {
+		if ref := (ident.DiskRef{Node: d.Node, Disk: name}); !d.Owns(ref) && len(o.Peers) > 0 {
 			return because(CodeDiskNotManaged, format, ref, "which this process does not manage"), time.Time{}
 		}
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		_, declared := d.Disk(ref)
 		seen := o.Disks[ref]
 		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - seen.ProblemFor); declared && seen.Problem != "" && end.After(o.Now) {
@@ -290,18 +291,18 @@ func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
 
 // unpublishedDisks returns the disks of nodes that respond, have another configuration, and do not
 // publish these disks, sorted. A node without a configuration publishes no disk.
-func (d Desired) unpublishedDisks(o Observed) (refs []schema.DiskRef) {
+func (d Desired) unpublishedDisks(o Observed) (refs []ident.DiskRef) {
 	for name, peer := range o.Peers {
 		if !peer.Responds() || !d.differsFrom(peer) {
 			continue
 		}
 		for diskName := range d.Config.Nodes[name].Disks {
-			ref := schema.DiskRef{Node: name, Disk: diskName}
+			ref := ident.DiskRef{Node: name, Disk: diskName}
 			if _, known := o.Disks[ref]; !known {
 				refs = append(refs, ref)
 			}
 		}
 	}
-	slices.SortFunc(refs, CompareDisks)
+	slices.SortFunc(refs, ident.DiskRef.Compare)
 	return refs
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -34,7 +35,7 @@ func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, image, refs := plantest.TwoNodes(2)
-			image.Checksum = disk.Digest{}
+			image.Checksum = ident.Digest{}
 			c.Images["parrot"] = image
 			if !test.ranked {
 				node := c.Nodes[refs[1].Node]
@@ -42,11 +43,11 @@ func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
 				c.Nodes[refs[1].Node] = node
 			}
 			o := plantest.EmptyDisks(c)
-			unverified := plantest.ReadyCopy(image, plantest.Digest(disk.SHA512, "b"))
+			unverified := plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "b"))
 			unverified.State, unverified.Message = disk.Unknown, "changed since it was verified: ctime"
 			o.Disks[refs[1]].Copies[image.ID] = unverified
 			if test.running {
-				o.Running[plan.CopyRef{Disk: refs[1], ID: image.ID}] = true
+				o.Running[ident.CopyRef{Disk: refs[1], ID: image.ID}] = true
 			}
 			d, o := plantest.AsNode(refs[0].Node, c, o)
 			expectNoDownload(t, d.Plan(o))
@@ -60,12 +61,12 @@ func TestNoFirstCopyBesideAnotherManagerOfTheNode(t *testing.T) {
 	for _, name := range []string{"a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8"} { // ranked differently
 		c := plantest.NewConfig(2, 2)
 		image := plantest.NewImage(name)
-		image.Checksum = disk.Digest{}
+		image.Checksum = ident.Digest{}
 		c.Images[name] = image
 		c.Settings.RecoveryWaitInterval = 5 * time.Minute
 		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 		d.OnlyDisks = map[string]bool{"disk2": true}
-		delete(o.Disks, schema.DiskRef{Node: "node1", Disk: "disk1"})
+		delete(o.Disks, ident.DiskRef{Node: "node1", Disk: "disk1"})
 		expectNoDownload(t, d.Plan(o))
 	}
 }
@@ -75,7 +76,7 @@ func TestNoFirstCopyBesideAnotherManagerOfTheNode(t *testing.T) {
 // image at once.
 func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	c.Images["parrot"] = image
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]] = plan.Disk{Problem: "no disk here"}
@@ -88,22 +89,22 @@ func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 // file on the ranked disk is not replaced.
 func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	c, image := plantest.NewConfig(1, 2), plantest.NewImage("parrot")
-	ranked, named := schema.DiskRef{Node: "node1", Disk: "disk1"}, schema.DiskRef{Node: "node1", Disk: "disk2"}
+	ranked, named := ident.DiskRef{Node: "node1", Disk: "disk1"}, ident.DiskRef{Node: "node1", Disk: "disk2"}
 	disks := c.Nodes["node1"].Disks
 	ssd := disks[ranked.Disk]
 	ssd.Tags = []string{"ssd"}
 	disks[ranked.Disk] = ssd
-	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []schema.DiskRef{named}
+	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []ident.DiskRef{named}
 	c.Images["parrot"] = image
 	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 	part := plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: disk.PartFromUpload}}
 	o.Disks[named].Copies[image.ID] = part
-	if to, err := d.UploadTo(o, image, disk.Digest{}); err != nil || to.Disk != ranked {
+	if to, err := d.UploadTo(o, image, ident.Digest{}); err != nil || to.Disk != ranked {
 		t.Errorf("the upload is sent to %s, error %v", to, err)
 	}
 	delete(o.Disks[named].Copies, image.ID)
 	o.Disks[ranked].Copies[image.ID] = part
-	if _, err := d.UploadTo(o, image, disk.Digest{}); err == nil {
+	if _, err := d.UploadTo(o, image, ident.Digest{}); err == nil {
 		t.Error("a second upload replaces one that can continue")
 	}
 }
@@ -112,7 +113,7 @@ func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 // ready is rejected for that reason, as always.
 func TestUploadNeedsAnExemptionIfSignaturesAreRequired(t *testing.T) {
 	c, image := plantest.NewConfig(1, 1), plantest.NewImage("parrot")
-	image.Source, image.Checksum = schema.Source{Upload: &schema.Upload{}}, disk.Digest{}
+	image.Source, image.Checksum = schema.Source{Upload: &schema.Upload{}}, ident.Digest{}
 	c.Images["parrot"] = image
 	for _, tt := range []struct {
 		exempt []string
@@ -120,7 +121,7 @@ func TestUploadNeedsAnExemptionIfSignaturesAreRequired(t *testing.T) {
 	}{{nil, false}, {[]string{"macaw"}, false}, {[]string{"par*"}, true}} {
 		c.Settings.Verify = &schema.VerifyPolicy{Required: true, Exempt: tt.exempt}
 		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
-		if to, err := d.UploadTo(o, image, disk.Digest{}); (err == nil) != tt.good || !tt.good && !strings.Contains(err.Error(), "settings.verify") {
+		if to, err := d.UploadTo(o, image, ident.Digest{}); (err == nil) != tt.good || !tt.good && !strings.Contains(err.Error(), "settings.verify") {
 			t.Errorf("exempt %v: %v, %v", tt.exempt, to, err)
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // keptGenerations returns the copies on disks of this node that keepGenerations keeps (V6). They are not
@@ -16,23 +16,23 @@ import (
 // replaced last. A disk whose eviction is requested, or that the selectors do not match any more, keeps
 // none. It is not known whether a copy in the state unknown is ready: it is kept like a ready one, and
 // does not count as one of those that are kept.
-func keptGenerations(s *imageState) map[CopyRef]bool {
+func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 	if s.image.KeepGenerations == 0 {
 		return nil
 	}
-	older := map[schema.DiskRef][]CopyRef{}
+	older := map[ident.DiskRef][]ident.CopyRef{}
 	for _, ref := range s.ix.ownByName[s.image.ID.Name] {
 		c := s.ix.copyAt(ref)
 		if ref.ID != s.image.ID && c.Owned && (c.State == disk.Ready || c.State == disk.Unknown) && s.isEligible(ref.Disk) {
 			older[ref.Disk] = append(older[ref.Disk], ref)
 		}
 	}
-	var kept map[CopyRef]bool
+	var kept map[ident.CopyRef]bool
 	for _, refs := range older {
 		slices.SortFunc(refs, s.ix.compareGenerations)
 		for ready, i := 0, 0; i < len(refs) && ready < s.image.KeepGenerations; i++ {
 			if kept == nil {
-				kept = map[CopyRef]bool{}
+				kept = map[ident.CopyRef]bool{}
 			}
 			kept[refs[i]] = true
 			if s.ix.copyAt(refs[i]).State == disk.Ready {
@@ -45,9 +45,9 @@ func keptGenerations(s *imageState) map[CopyRef]bool {
 
 // compareGenerations orders the copies of older generations on a disk, the newest one first: the one
 // that was replaced last. If two were replaced at the same time, the one that was verified last is newer.
-func (ix *index) compareGenerations(a, b CopyRef) int {
+func (ix *index) compareGenerations(a, b ident.CopyRef) int {
 	now, x, y := ix.observed.Now, ix.copyAt(a), ix.copyAt(b)
-	return cmp.Or(y.replacedAt(now).Compare(x.replacedAt(now)), y.VerifiedAt.Compare(x.VerifiedAt), CompareIDs(a.ID, b.ID))
+	return cmp.Or(y.replacedAt(now).Compare(x.replacedAt(now)), y.VerifiedAt.Compare(x.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
 }
 
 // replacedAt returns when another generation was declared in place of the copy. A missing or implausible
@@ -60,7 +60,7 @@ func (c Copy) replacedAt(now time.Time) time.Time {
 }
 
 // keptByWish returns the wait of a copy that keepGenerations keeps.
-func (p *surplusPlanner) keptByWish(ref CopyRef) Action {
+func (p *surplusPlanner) keptByWish(ref ident.CopyRef) Action {
 	reason := because(CodeGenerationKept, "older generation; kept by keepGenerations: %d", p.state.image.KeepGenerations)
 	if p.ix.desired.Cleanup[ref] {
 		reason = reason.with(reason.Code, "; the requested clean-up is rejected")
@@ -69,7 +69,7 @@ func (p *surplusPlanner) keptByWish(ref CopyRef) Action {
 }
 
 // keptBytes returns the space of the older generations that keepGenerations keeps on a disk of this node.
-func keptBytes(s *imageState, on schema.DiskRef) int64 {
+func keptBytes(s *imageState, on ident.DiskRef) int64 {
 	var n int64
 	for ref := range keptGenerations(s) {
 		if ref.Disk == on {

@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -23,17 +25,17 @@ type goldenState struct {
 	node                string
 	directoryUnreadable bool // the config directory cannot be read any more
 	removed             func(string) bool
-	verify              map[plan.CopyRef]bool
-	cleanup             map[plan.CopyRef]bool
-	uploads             map[plan.CopyRef]bool
+	verify              map[ident.CopyRef]bool
+	cleanup             map[ident.CopyRef]bool
+	uploads             map[ident.CopyRef]bool
 	digest              string
 	o                   plan.Observed
 }
 
 func parseState(t *testing.T, text string, before, r schema.Result) goldenState {
-	s := goldenState{t: t, config: r.Config, before: before.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[plan.CopyRef]bool{}, cleanup: map[plan.CopyRef]bool{}, uploads: map[plan.CopyRef]bool{}, o: plan.Observed{
-		Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Awaited: map[plan.CopyRef]time.Duration{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
-		CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
+	s := goldenState{t: t, config: r.Config, before: before.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[ident.CopyRef]bool{}, cleanup: map[ident.CopyRef]bool{}, uploads: map[ident.CopyRef]bool{}, o: plan.Observed{
+		Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Awaited: map[ident.CopyRef]time.Duration{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+		CannotPrepare: map[ident.ID]string{}, BackedUp: map[ident.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
 		line, _, _ = strings.Cut(line, "#")
@@ -96,29 +98,29 @@ func (s *goldenState) line(keyword string, words []string) {
 	}
 }
 
-func (s *goldenState) ref(text string) schema.DiskRef {
+func (s *goldenState) ref(text string) ident.DiskRef {
 	node, name, ok := strings.Cut(text, "/")
 	if !ok {
 		node, name = s.node, text
 	}
-	return schema.DiskRef{Node: node, Disk: name}
+	return ident.DiskRef{Node: node, Disk: name}
 }
 
 // key reads "<disk> <image>". The image is a name, for the declared generation, or <name>@<uuid>.
-func (s *goldenState) key(words []string) plan.CopyRef {
+func (s *goldenState) key(words []string) ident.CopyRef {
 	ref := s.ref(words[0])
 	if name, uuid, ok := strings.Cut(words[1], "@"); ok {
-		return plan.CopyRef{Disk: ref, ID: disk.ID{Name: name, UUID: uuid}}
+		return ident.CopyRef{Disk: ref, ID: ident.ID{Name: name, UUID: uuid}}
 	}
 	image, declared := s.config.Images[words[1]]
 	if !declared {
 		s.t.Fatalf("state: image %q is not declared: add @uuid", words[1])
 	}
-	return plan.CopyRef{Disk: ref, ID: image.ID}
+	return ident.CopyRef{Disk: ref, ID: image.ID}
 }
 
 func (s *goldenState) disk(words []string) {
-	d := plan.Disk{Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{}}
+	d := plan.Disk{Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]plan.Copy{}}
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
 		case "free":
@@ -148,8 +150,8 @@ func (s *goldenState) copy(words []string) {
 		c.Size, c.RealSize, c.Format = 1<<30, 1<<30, disk.Raw
 	}
 	if c.State == disk.Ready {
-		c.SHA512 = plantest.Digest(disk.SHA512, "a")
-		c.ManifestDigest = plantest.Digest(disk.SHA256, "chunks")
+		c.SHA512 = plantest.Digest(ident.SHA512, "a")
+		c.ManifestDigest = plantest.Digest(ident.SHA256, "chunks")
 	}
 	c.Declaration = s.config.Images[key.ID.Name].Declaration
 	for _, w := range words[3:] {
@@ -161,9 +163,9 @@ func (s *goldenState) copy(words []string) {
 func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	switch name, value := option(word); name {
 	case "sha512":
-		c.SHA512 = plantest.Digest(disk.SHA512, value)
+		c.SHA512 = plantest.Digest(ident.SHA512, value)
 	case "sha256":
-		c.SHA256 = plantest.Digest(disk.SHA256, value)
+		c.SHA256 = plantest.Digest(ident.SHA256, value)
 	case "real-size":
 		c.RealSize = s.bytes(value)
 	case "message":
@@ -181,9 +183,9 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	case "for-now":
 		c.RejectsForNow = true
 	case "no-manifest":
-		c.ManifestDigest = disk.Digest{}
+		c.ManifestDigest = ident.Digest{}
 	case "manifest":
-		c.ManifestDigest = plantest.Digest(disk.SHA256, "chunks")
+		c.ManifestDigest = plantest.Digest(ident.SHA256, "chunks")
 	case "unmanaged":
 		c.Owned = false
 	case "no-cfg":
@@ -228,7 +230,7 @@ func (s *goldenState) demand(words []string) {
 	}
 	seen := s.o.Disks[key.Disk]
 	if seen.Demands == nil {
-		seen.Demands = map[disk.ID]plan.Demand{}
+		seen.Demands = map[ident.ID]plan.Demand{}
 	}
 	seen.Demands[key.ID] = d
 	s.o.Disks[key.Disk] = seen
@@ -291,7 +293,7 @@ func (s *goldenState) running(words []string) {
 		case "op":
 			op = plan.Op(value)
 		case "sha512":
-			j.Action.SourceDigest = plantest.Digest(disk.SHA512, value)
+			j.Action.SourceDigest = plantest.Digest(ident.SHA512, value)
 		case "before":
 			j.Image = s.before.Images[key.ID.Name]
 		default:

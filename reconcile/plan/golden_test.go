@@ -19,6 +19,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/rogpeppe/go-internal/txtar"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -125,7 +127,7 @@ func goldenPlan(p plan.Plan, now time.Time) string {
 	var b strings.Builder
 	for _, a := range p.Actions {
 		fmt.Fprintf(&b, "%s %s-%s %s/%s %s", a.Op, a.Image, a.UUID, a.Node, cmp.Or(a.Disk, "-"), goldenBytes(a.Bytes))
-		if a.From != (plan.CopyRef{}) {
+		if a.From != (ident.CopyRef{}) {
 			fmt.Fprintf(&b, " from=%s", a.From)
 		}
 		if !a.Pinned.Digest.IsZero() {
@@ -141,7 +143,7 @@ func goldenPlan(p plan.Plan, now time.Time) string {
 		panic(err)
 	}
 	fmt.Fprintf(&b, "empty=%t %s\n", p.Empty(), summary)
-	for _, ref := range slices.SortedFunc(maps.Keys(p.Ends), func(a, b plan.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
+	for _, ref := range slices.SortedFunc(maps.Keys(p.Ends), func(a, b ident.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
 		fmt.Fprintf(&b, "end %s\n\t%s\n", ref, p.Ends[ref])
 	}
 	return b.String()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -95,12 +96,14 @@ func (p imagePlanner) delayedElsewhere() (a Action, delayed bool) {
 
 // onNoDisk returns the reference of an action that concerns the image on this node and no
 // particular disk.
-func (p imagePlanner) onNoDisk() CopyRef { return p.state.on(schema.DiskRef{Node: p.ix.desired.Node}) }
+func (p imagePlanner) onNoDisk() ident.CopyRef {
+	return p.state.on(ident.DiskRef{Node: p.ix.desired.Node})
+}
 
 // inspectCopies returns an action for each disk of this node whose existing file must be
 // verified, repaired, adopted or decided about before anything else happens to it.
-func (p imagePlanner) inspectCopies() map[schema.DiskRef]Action {
-	actions := map[schema.DiskRef]Action{}
+func (p imagePlanner) inspectCopies() map[ident.DiskRef]Action {
+	actions := map[ident.DiskRef]Action{}
 	for _, ref := range p.ix.ownByName[p.state.image.ID.Name] {
 		if ref.ID != p.state.image.ID {
 			continue
@@ -114,7 +117,7 @@ func (p imagePlanner) inspectCopies() map[schema.DiskRef]Action {
 
 // inspect returns what must happen to one existing file. The cases are ordered: the first
 // that applies must be done before the others can be decided.
-func (p imagePlanner) inspect(ref CopyRef) (a Action, needed bool) {
+func (p imagePlanner) inspect(ref ident.CopyRef) (a Action, needed bool) {
 	c, mismatch := p.ix.copyAt(ref), p.state.mismatch[ref]
 	switch {
 	case c.State == disk.Unknown && !c.Owned:
@@ -148,7 +151,7 @@ func (p imagePlanner) inspect(ref CopyRef) (a Action, needed bool) {
 }
 
 // repair rewrites the damaged chunks of a failed copy in place.
-func (p imagePlanner) repair(ref CopyRef) Action {
+func (p imagePlanner) repair(ref ident.CopyRef) Action {
 	a := p.ix.attempt(Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), disk.ChunkSize)
 	if from := p.state.intact(ref); len(from) > 0 {
 		return p.ix.withSource(a, from[0])
@@ -192,7 +195,7 @@ func (p imagePlanner) rejectedCleanups() []Action {
 // backup is known. The node with the best ranked ready copy creates it. If two nodes disagree
 // about the best copy, both start the backup. The second node then only reads the store, since a
 // backup is written once.
-func (p imagePlanner) backup(inspections map[schema.DiskRef]Action) (a Action, needed bool) {
+func (p imagePlanner) backup(inspections map[ident.DiskRef]Action) (a Action, needed bool) {
 	if p.state.image.Backup == nil || len(p.state.ready) == 0 || p.ix.observed.BackedUp[p.state.image.ID] {
 		return Action{}, false
 	}
@@ -206,8 +209,8 @@ func (p imagePlanner) backup(inspections map[schema.DiskRef]Action) (a Action, n
 
 // FindBackedUp returns the images whose declared backup is complete according to the record of
 // a ready copy on these disks.
-func (o Observed) FindBackedUp(d Desired) map[disk.ID]bool {
-	complete := map[disk.ID]bool{}
+func (o Observed) FindBackedUp(d Desired) map[ident.ID]bool {
+	complete := map[ident.ID]bool{}
 	for _, image := range d.Config.Images {
 		if image.Backup == nil {
 			continue
@@ -223,7 +226,7 @@ func (o Observed) FindBackedUp(d Desired) map[disk.ID]bool {
 
 // BackupRecord returns what the record of a copy contains after a complete backup of it. It is
 // a hash, since the address of a target may be confidential.
-func BackupRecord(b schema.Backup, id disk.ID, digest disk.Digest) string {
+func BackupRecord(b schema.Backup, id ident.ID, digest ident.Digest) string {
 	h := sha256.Sum256([]byte(strings.Join([]string{b.Target, id.Name, digest.String()}, "\x00")))
 	return hex.EncodeToString(h[:16])
 }
@@ -243,7 +246,7 @@ func planScrub(ix *index, planned []Action) []Action {
 			return nil
 		}
 	}
-	busy := map[CopyRef]bool{}
+	busy := map[ident.CopyRef]bool{}
 	for _, a := range planned {
 		busy[a.CopyRef()] = true
 	}
@@ -262,7 +265,7 @@ func planScrub(ix *index, planned []Action) []Action {
 }
 
 type scrubCandidate struct {
-	ref      CopyRef
+	ref      ident.CopyRef
 	verified time.Time
 	size     int64
 }
@@ -281,7 +284,7 @@ func dueForScrub(ix *index) []scrubCandidate {
 			if ix.observed.Disks[on].ReadOnly {
 				continue // the scrub would begin again and again, because its time cannot be recorded
 			}
-			ref := CopyRef{on, image.ID}
+			ref := ident.CopyRef{Disk: on, ID: image.ID}
 			c := ix.copyAt(ref)
 			age := now.Sub(c.VerifiedAt)
 			recent := age >= 0 && age < ix.desired.Config.Settings.ScrubInterval

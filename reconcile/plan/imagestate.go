@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -15,10 +16,10 @@ type imageState struct {
 	image schema.Image
 	// ready are the ready copies of the declared generation. If a checksum is declared, only
 	// those that match it. newImagePlanner sorts them by rank.
-	ready []CopyRef
+	ready []ident.CopyRef
 	// mismatch has a reason for each ready copy of the declared generation that is not in ready.
 	// It is nil if there is none.
-	mismatch map[CopyRef]Reason
+	mismatch map[ident.CopyRef]Reason
 }
 
 func newImageState(ix *index, image schema.Image) *imageState {
@@ -30,7 +31,7 @@ func newImageState(ix *index, image schema.Image) *imageState {
 		}
 		if reason := mismatchReason(image, c); !reason.IsZero() {
 			if s.mismatch == nil {
-				s.mismatch = map[CopyRef]Reason{}
+				s.mismatch = map[ident.CopyRef]Reason{}
 			}
 			s.mismatch[ref] = reason
 			continue
@@ -46,7 +47,7 @@ func newImageState(ix *index, image schema.Image) *imageState {
 
 // ReadyCopies returns the ready copies of a declared image that have the declared digest, on
 // this node and on nodes that respond, in no order.
-func (d Desired) ReadyCopies(o Observed, image schema.Image) []CopyRef {
+func (d Desired) ReadyCopies(o Observed, image schema.Image) []ident.CopyRef {
 	return newImageState(newIndex(d, o), image).ready
 }
 
@@ -56,24 +57,26 @@ func mismatchReason(image schema.Image, c Copy) Reason {
 	switch {
 	case image.Checksum.IsZero(), c.HasDigest(image.Checksum):
 		return Reason{}
-	case image.Checksum.Algorithm() == disk.SHA256 && c.SHA256.IsZero():
+	case image.Checksum.Algorithm() == ident.SHA256 && c.SHA256.IsZero():
 		return Reason{CodeDigestUnknown, "its SHA-256 is not known yet"}
 	}
 	return because(CodeChecksumMismatch, "the existing file has checksum %s, declared is %s: declare that checksum or another uuid", c.SHA512, image.Checksum)
 }
 
 // on returns the copy of the image on a disk, which need not exist.
-func (s *imageState) on(ref schema.DiskRef) CopyRef { return CopyRef{ref, s.image.ID} }
+func (s *imageState) on(ref ident.DiskRef) ident.CopyRef {
+	return ident.CopyRef{Disk: ref, ID: s.image.ID}
+}
 
 // matches reports whether the disk is ranked for the image. It needs no ranking.
-func (s *imageState) matches(ref schema.DiskRef) bool {
+func (s *imageState) matches(ref ident.DiskRef) bool {
 	declared, ok := s.ix.desired.Disk(ref)
 	return ok && !s.ix.desired.evicting(ref) && hasAll(s.ix.desired.Config.Nodes[ref.Node].Tags, s.image.NodeSelector) && hasAll(declared.Tags, s.image.DiskSelector)
 }
 
 // isEligible reports whether the disk is ranked or named, so that a deletion may count on a
 // ready copy there (S4).
-func (s *imageState) isEligible(ref schema.DiskRef) bool {
+func (s *imageState) isEligible(ref ident.DiskRef) bool {
 	if s.matches(ref) {
 		return true
 	}
@@ -82,15 +85,15 @@ func (s *imageState) isEligible(ref schema.DiskRef) bool {
 }
 
 // counts reports whether a deletion may count on a copy: it is ready and countable.
-func (s *imageState) counts(ref CopyRef) bool {
+func (s *imageState) counts(ref ident.CopyRef) bool {
 	return slices.Contains(s.ready, ref) && s.countable(ref)
 }
 
 // countable reports whether a deletion may count on a ready copy: it is not leaving, not a
 // suspect, no job works on it, its disk is not disputed, and its node responds and has the same
 // configuration. When a deletion is confirmed, the copy must have proven that it has its bytes.
-func (s *imageState) countable(ref CopyRef) bool {
-	if c := s.ix.copyAt(ref); c.Leaving || c.SameAs != (schema.DiskRef{}) || s.ix.observed.Disks[ref.Disk].Disputed != "" || !s.ix.hasProven(ref) {
+func (s *imageState) countable(ref ident.CopyRef) bool {
+	if c := s.ix.copyAt(ref); c.Leaving || c.SameAs != (ident.DiskRef{}) || s.ix.observed.Disks[ref.Disk].Disputed != "" || !s.ix.hasProven(ref) {
 		return false
 	}
 	if s.ix.desired.Owns(ref.Disk) {
@@ -100,13 +103,13 @@ func (s *imageState) countable(ref CopyRef) bool {
 }
 
 // creates reports whether a job runs on a copy and does not delete it.
-func (s *imageState) creates(ref CopyRef) bool {
+func (s *imageState) creates(ref ident.CopyRef) bool {
 	return s.ix.observed.Running[ref] && !s.ix.copyAt(ref).Leaving
 }
 
 // hadCopy reports whether the image had a copy that has failed since.
 func (s *imageState) hadCopy() bool {
-	return slices.ContainsFunc(s.ix.copiesNamed(s.image.ID.Name), func(ref CopyRef) bool {
+	return slices.ContainsFunc(s.ix.copiesNamed(s.image.ID.Name), func(ref ident.CopyRef) bool {
 		return ref.ID == s.image.ID && s.ix.copyAt(ref).State == disk.Failed
 	})
 }
@@ -120,12 +123,12 @@ func (s *imageState) digestKnown() bool { return s.digestDeclared() || len(s.rea
 
 // knownDigest returns the declared digest. For a plain clone without a copy it returns the
 // digest of the clone's source. It is zero if neither is known.
-func (s *imageState) knownDigest() disk.Digest {
+func (s *imageState) knownDigest() ident.Digest {
 	if s.digestDeclared() {
 		return s.image.Checksum
 	}
 	if !isPlainClone(s.image) || len(s.ready) > 0 || !s.cloneConflict().IsZero() {
-		return disk.Digest{}
+		return ident.Digest{}
 	}
 	return s.cloneDigest()
 }
@@ -133,20 +136,20 @@ func (s *imageState) knownDigest() disk.Digest {
 // ownSources returns the ready copies on this node from which the image can be copied: copies of
 // the image itself, or if it has none and its digest is known, copies of any image with that
 // digest.
-func (s *imageState) ownSources() []CopyRef {
-	return s.sources(s.ix.ownByDigest, func(ref CopyRef) bool { return s.ix.desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
+func (s *imageState) ownSources() []ident.CopyRef {
+	return s.sources(s.ix.ownByDigest, func(ref ident.CopyRef) bool { return s.ix.desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
 }
 
 // peerSources returns the ready copies on other nodes from which the image can be copied. A
 // transfer between nodes needs the chunk manifest.
-func (s *imageState) peerSources() []CopyRef {
-	return s.sources(s.ix.peerByDigest, func(ref CopyRef) bool {
+func (s *imageState) peerSources() []ident.CopyRef {
+	return s.sources(s.ix.peerByDigest, func(ref ident.CopyRef) bool {
 		return !s.ix.desired.Owns(ref.Disk) && !s.ix.copyAt(ref).ManifestDigest.IsZero()
 	})
 }
 
-func (s *imageState) sources(byDigest map[disk.Digest][]CopyRef, usable func(CopyRef) bool) []CopyRef {
-	var refs []CopyRef
+func (s *imageState) sources(byDigest map[ident.Digest][]ident.CopyRef, usable func(ident.CopyRef) bool) []ident.CopyRef {
+	var refs []ident.CopyRef
 	for _, ref := range s.ready {
 		if usable(ref) && !s.ix.copyAt(ref).Leaving {
 			refs = append(refs, ref)
@@ -160,7 +163,7 @@ func (s *imageState) sources(byDigest map[disk.Digest][]CopyRef, usable func(Cop
 
 // intact returns ready copies with the bytes that a failed copy should have: those on this node,
 // or if there are none, those on other nodes.
-func (s *imageState) intact(ref CopyRef) []CopyRef {
+func (s *imageState) intact(ref ident.CopyRef) []ident.CopyRef {
 	digest := s.ix.copyAt(ref).SHA512
 	if own := s.ix.ownByDigest[digest]; len(own) > 0 {
 		return own
@@ -172,14 +175,14 @@ func (s *imageState) intact(ref CopyRef) []CopyRef {
 // than c had. If c were repaired, it would be in conflict with them.
 func (s *imageState) otherBytesReady(c Copy) bool {
 	return !s.digestDeclared() && len(s.ready) > 0 &&
-		!slices.ContainsFunc(s.ready, func(ref CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
+		!slices.ContainsFunc(s.ready, func(ref ident.CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
 }
 
 // requiredSpace returns how much more space a new copy takes in place of c, with the files beside the
 // image; 0 if that is not known.
 func (s *imageState) requiredSpace(c Copy) int64 {
 	var data, beside int64
-	for _, refs := range [][]CopyRef{s.ready, s.ownSources(), s.peerSources()} {
+	for _, refs := range [][]ident.CopyRef{s.ready, s.ownSources(), s.peerSources()} {
 		for _, ref := range refs {
 			other := s.ix.copyAt(ref)
 			data, beside = max(data, other.RealSize), max(beside, disk.SpaceBeside(other.Size))
@@ -204,12 +207,12 @@ func isPlainClone(image schema.Image) bool {
 
 // cloneSources returns the ready copies of the image that this image is cloned from: those on
 // disks of this node, and those on other nodes.
-func (s *imageState) cloneSources() (own, peers []CopyRef) {
+func (s *imageState) cloneSources() (own, peers []ident.CopyRef) {
 	source, declared := s.ix.desired.Config.Images[s.image.Source.Clone.BackingImage]
 	if !declared {
 		return nil, nil
 	}
-	usable := func(ref CopyRef) bool {
+	usable := func(ref ident.CopyRef) bool {
 		c := s.ix.copyAt(ref)
 		return ref.ID == source.ID && c.State == disk.Ready && !c.Leaving && !s.ix.suspects[ref] && mismatchReason(source, c).IsZero() && s.ix.isCurrent(ref.Disk)
 	}
@@ -227,12 +230,12 @@ func (s *imageState) cloneSources() (own, peers []CopyRef) {
 
 // cloneDigest returns the digest of the ready copies from which the image is cloned; zero if there are
 // none.
-func (s *imageState) cloneDigest() disk.Digest {
+func (s *imageState) cloneDigest() ident.Digest {
 	own, peers := s.cloneSources()
 	for _, ref := range slices.Concat(own, peers) {
 		return s.ix.copyAt(ref).SHA512
 	}
-	return disk.Digest{}
+	return ident.Digest{}
 }
 
 // cloneConflict returns a reason when the copies of the cloned image differ.
@@ -254,19 +257,19 @@ func (s *imageState) clonesLocally() bool {
 	}
 	digest := s.knownDigest()
 	own, _ := s.cloneSources()
-	return slices.ContainsFunc(own, func(ref CopyRef) bool { return !digest.IsZero() && s.ix.copyAt(ref).HasDigest(digest) })
+	return slices.ContainsFunc(own, func(ref ident.CopyRef) bool { return !digest.IsZero() && s.ix.copyAt(ref).HasDigest(digest) })
 }
 
 // sourceFailure returns the failure that delays the source the longest. A failure of the source
 // belongs to the image: no other disk or node retries it (F4). With a declared checksum, only that of the
 // first target counts of the failures that other nodes publish: it is the turn of that disk. A network
 // failure counts only on the node where it happened.
-func (s *imageState) sourceFailure(first schema.DiskRef) Failure {
+func (s *imageState) sourceFailure(first ident.DiskRef) Failure {
 	op := firstCopyOp(s.image)
 	var worst Failure
 	for name, node := range s.ix.desired.Config.Nodes {
 		for diskName := range node.Disks {
-			ref := schema.DiskRef{Node: name, Disk: diskName}
+			ref := ident.DiskRef{Node: name, Disk: diskName}
 			f := s.ix.observed.Failures[s.on(ref)]
 			switch {
 			case name != s.ix.desired.Node && ref != first && s.digestDeclared(): // a claim

@@ -1,13 +1,12 @@
 package plan
 
 import (
-	"cmp"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -16,18 +15,18 @@ import (
 type index struct {
 	desired  Desired
 	observed Observed
-	ownDisks []schema.DiskRef // usable disks of this process, sorted
+	ownDisks []ident.DiskRef // usable disks of this process, sorted
 	// ownByName are the copies on ownDisks, by image name. peerByName are the copies on all
 	// other disks, including those of unreachable nodes from their last response. Sorted.
-	ownByName, peerByName map[string][]CopyRef
+	ownByName, peerByName map[string][]ident.CopyRef
 	// ownByDigest are the ready copies on ownDisks, by digest. peerByDigest are the ready
 	// copies on nodes that respond, if chunks can be read from them. Sorted.
-	ownByDigest, peerByDigest map[disk.Digest][]CopyRef
+	ownByDigest, peerByDigest map[ident.Digest][]ident.CopyRef
 	// suspects are copies that gave wrong bytes. They are verified before they are read or
 	// counted on again.
-	suspects map[CopyRef]bool
+	suspects map[ident.CopyRef]bool
 	// needs are the disks with replicas that need a generation, on all nodes: see needsOf.
-	needs map[disk.ID][]schema.DiskRef
+	needs map[ident.ID][]ident.DiskRef
 	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
 	usageUnknown  string
 	unknownUsages map[Code]Reason // cache of unknownUsage
@@ -35,18 +34,18 @@ type index struct {
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
 	rankings     *RankCache
-	ends         map[CopyRef]string // for Plan.Ends
-	working      map[string]bool    // cache of isWorking
-	awaited      []CopyRef          // for Plan.Awaited
-	scratch      []rankedDisk       // memory for rankings that are not cached
+	ends         map[ident.CopyRef]string // for Plan.Ends
+	working      map[string]bool          // cache of isWorking
+	awaited      []ident.CopyRef          // for Plan.Awaited
+	scratch      []rankedDisk             // memory for rankings that are not cached
 }
 
 // emptyIndex returns an index without copies.
 func emptyIndex(d Desired, o Observed) *index {
 	ix := &index{
-		desired: d, observed: o, ownByName: map[string][]CopyRef{}, peerByName: map[string][]CopyRef{},
-		ownByDigest: map[disk.Digest][]CopyRef{}, peerByDigest: map[disk.Digest][]CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
-		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[Code]Reason{}, ends: map[CopyRef]string{},
+		desired: d, observed: o, ownByName: map[string][]ident.CopyRef{}, peerByName: map[string][]ident.CopyRef{},
+		ownByDigest: map[ident.Digest][]ident.CopyRef{}, peerByDigest: map[ident.Digest][]ident.CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
+		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[Code]Reason{}, ends: map[ident.CopyRef]string{},
 	}
 	if ix.rankings == nil {
 		ix.rankings = NewRankCache(d.Config.Nodes, 0)
@@ -56,7 +55,7 @@ func emptyIndex(d Desired, o Observed) *index {
 
 func newIndex(d Desired, o Observed) *index {
 	ix := emptyIndex(d, o)
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		seen := o.Disks[ref]
 		if seen.Problem != "" {
 			continue
@@ -65,16 +64,16 @@ func newIndex(d Desired, o Observed) *index {
 		if own {
 			ix.ownDisks = append(ix.ownDisks, ref)
 		}
-		for _, id := range slices.SortedFunc(maps.Keys(seen.Copies), CompareIDs) {
-			ix.addCopy(CopyRef{ref, id}, seen.Copies[id], own)
+		for _, id := range slices.SortedFunc(maps.Keys(seen.Copies), ident.ID.Compare) {
+			ix.addCopy(ident.CopyRef{Disk: ref, ID: id}, seen.Copies[id], own)
 		}
 	}
 	return ix
 }
 
 // Suspects returns the copies that gave wrong bytes to a job.
-func Suspects(failures map[CopyRef]Failure) map[CopyRef]bool {
-	all := map[CopyRef]bool{}
+func Suspects(failures map[ident.CopyRef]Failure) map[ident.CopyRef]bool {
+	all := map[ident.CopyRef]bool{}
 	for _, f := range failures {
 		for _, ref := range f.Suspects {
 			all[ref] = true
@@ -83,7 +82,7 @@ func Suspects(failures map[CopyRef]Failure) map[CopyRef]bool {
 	return all
 }
 
-func (ix *index) addCopy(ref CopyRef, c Copy, own bool) {
+func (ix *index) addCopy(ref ident.CopyRef, c Copy, own bool) {
 	byName, byDigest := ix.ownByName, ix.ownByDigest
 	if !own {
 		byName, byDigest = ix.peerByName, ix.peerByDigest
@@ -92,24 +91,24 @@ func (ix *index) addCopy(ref CopyRef, c Copy, own bool) {
 	if c.State != disk.Ready || c.Leaving || ix.suspects[ref] || !own && !(ix.isCurrent(ref.Disk) && !c.ManifestDigest.IsZero()) {
 		return
 	}
-	for _, digest := range []disk.Digest{c.SHA512, c.SHA256} {
+	for _, digest := range []ident.Digest{c.SHA512, c.SHA256} {
 		if !digest.IsZero() {
 			byDigest[digest] = append(byDigest[digest], ref)
 		}
 	}
 }
 
-func (ix *index) copyAt(ref CopyRef) Copy { return ix.observed.Disks[ref.Disk].Copies[ref.ID] }
+func (ix *index) copyAt(ref ident.CopyRef) Copy { return ix.observed.Disks[ref.Disk].Copies[ref.ID] }
 
 // copiesNamed returns the copies of all images of one name, on all disks.
-func (ix *index) copiesNamed(name string) []CopyRef {
+func (ix *index) copiesNamed(name string) []ident.CopyRef {
 	return slices.Concat(ix.ownByName[name], ix.peerByName[name])
 }
 
 // attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
 // of one copy take turns: the failure of one delays the other as well. On a read-only disk the
 // operation waits, unless it is useful although its outcome cannot be recorded.
-func (ix *index) attempt(op Op, ref CopyRef, reason Reason, bytes int64) Action {
+func (ix *index) attempt(op Op, ref ident.CopyRef, reason Reason, bytes int64) Action {
 	f := ix.observed.Failures[ref]
 	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(ix.observed.Now)
 	if otherTurn || f.delays(op, ix.observed.Now) {
@@ -123,12 +122,12 @@ func (ix *index) attempt(op Op, ref CopyRef, reason Reason, bytes int64) Action 
 }
 
 // waitForWrites returns the wait for a disk that is read-only now.
-func waitForWrites(op Op, ref CopyRef, reason Reason) Action {
+func waitForWrites(op Op, ref ident.CopyRef, reason Reason) Action {
 	return wait(ref, reason.with(CodeDiskReadOnly, ", but the disk cannot be changed: %s", readOnlyText)).asWaitFor(op, true)
 }
 
 // withSource records in an action which copy it reads. An idle action reads none.
-func (ix *index) withSource(a Action, from CopyRef) Action {
+func (ix *index) withSource(a Action, from ident.CopyRef) Action {
 	if a.Idle() {
 		return a
 	}
@@ -141,7 +140,7 @@ func (ix *index) withSource(a Action, from CopyRef) Action {
 
 // isCurrent reports whether the observed state of the disk is current: it is a disk of this
 // process, or its node responds.
-func (ix *index) isCurrent(ref schema.DiskRef) bool {
+func (ix *index) isCurrent(ref ident.DiskRef) bool {
 	_, known := ix.observed.Disks[ref]
 	return known && (ix.desired.Owns(ref) || ix.observed.Peers[ref.Node].Responds())
 }
@@ -202,19 +201,4 @@ func (ix *index) whyIgnored(name string) Reason {
 		return because(CodePeerUnqueried, "node %s was not queried", name)
 	}
 	return Reason{}
-}
-
-// CompareDisks orders disks by node and name.
-func CompareDisks(a, b schema.DiskRef) int {
-	return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Disk, b.Disk))
-}
-
-// CompareIDs orders images by name and uuid.
-func CompareIDs(a, b disk.ID) int {
-	return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.UUID, b.UUID))
-}
-
-// compareCopies orders copies by disk and image.
-func compareCopies(a, b CopyRef) int {
-	return cmp.Or(CompareDisks(a.Disk, b.Disk), CompareIDs(a.ID, b.ID))
 }

@@ -7,14 +7,14 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it.
 // For a node that does not respond, and a disk that cannot be read any more, the last response counts, whatever copy
 // there was: it may be in a folder that another disk shows, and only a response shows that (U5).
-func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
-	needs := map[disk.ID][]schema.DiskRef{}
+func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
+	needs := map[ident.ID][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
 		peer, other := o.Peers[ref.Node]
 		silent := seen.Problem != "" || other && !peer.Responds()
@@ -25,14 +25,14 @@ func needsOf(o Observed) map[disk.ID][]schema.DiskRef {
 		}
 	}
 	for _, refs := range needs {
-		slices.SortFunc(refs, CompareDisks)
+		slices.SortFunc(refs, ident.DiskRef.Compare)
 	}
 	return needs
 }
 
 // inUse returns why a copy is in use, as far as this node knows; "": it is not. If the users on one disk of this node
 // cannot be read, each copy of this node may be in use (U7).
-func (ix *index) inUse(ref CopyRef) string {
+func (ix *index) inUse(ref ident.CopyRef) string {
 	c := ix.copyAt(ref)
 	switch {
 	case c.UsedBy != "":
@@ -48,7 +48,7 @@ func (ix *index) inUse(ref CopyRef) string {
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. The declared
 // generation is protected by S2 and S4, so that a need keeps no surplus copy of it. A person may end the claim of a node.
 // unknown: it is one only if the copy on its disk, which was verified when its node last responded, is in the same folder.
-func (ix *index) neededBy(ref CopyRef, unknown bool) string {
+func (ix *index) neededBy(ref ident.CopyRef, unknown bool) string {
 	if ix.desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
 	}
@@ -62,7 +62,7 @@ func (ix *index) neededBy(ref CopyRef, unknown bool) string {
 }
 
 // isWaived reports whether the claims of a node do not keep a copy whose clean-up is requested (U8).
-func (ix *index) isWaived(ref CopyRef, node string) bool {
+func (ix *index) isWaived(ref ident.CopyRef, node string) bool {
 	return node != ix.desired.Node && slices.Contains(ix.desired.DespiteNeed[ref], node)
 }
 
@@ -99,7 +99,7 @@ func (ix *index) unknownUsageOn(node string, undeclared Code) Reason {
 		return reason
 	}
 	for _, name := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes[node].Disks)) {
-		on := schema.DiskRef{Node: node, Disk: name}
+		on := ident.DiskRef{Node: node, Disk: name}
 		switch seen, known := ix.observed.Disks[on]; {
 		case !known:
 			return because(CodeUsageUnknown, "%s: not observed", on)
@@ -114,7 +114,7 @@ func (ix *index) unknownUsageOn(node string, undeclared Code) Reason {
 func unknownUsers(d Desired, o Observed) string {
 	var unknown []string
 	for name := range d.Config.Nodes[d.Node].Disks {
-		ref := schema.DiskRef{Node: d.Node, Disk: name}
+		ref := ident.DiskRef{Node: d.Node, Disk: name}
 		if seen := o.Disks[ref]; d.Owns(ref) && seen.Problem == "" && seen.UsageUnknown != "" {
 			unknown = append(unknown, fmt.Sprintf("%s: %s", ref, seen.UsageUnknown))
 		}
@@ -128,7 +128,7 @@ func unknownUsers(d Desired, o Observed) string {
 
 // keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
 // needs a person, so that the copy is blocked (R1).
-func keepInUse(ix *index, ref CopyRef, reason Reason) Action {
+func keepInUse(ix *index, ref ident.CopyRef, reason Reason) Action {
 	a := wait(ref, reason)
 	if ix.usageUnknown != "" {
 		a.Op, a.Code = Blocked, CodeUsageUnknown

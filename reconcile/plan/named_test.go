@@ -6,20 +6,21 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
-	"github.com/seed-26586806/backing-image-manager/schema"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // A disk that an image names and that has no copy counts as missing, whether the disk can take the copy or
 // not, and is counted once if it is also ranked.
 func TestNamedDiskWithoutACopyIsMissing(t *testing.T) {
-	disk := func(name string) schema.DiskRef { return schema.DiskRef{Node: "node1", Disk: name} }
+	disk := func(name string) ident.DiskRef { return ident.DiskRef{Node: "node1", Disk: name} }
 	for name, want := range map[string]struct {
 		desired int
-		without []schema.DiskRef
+		without []ident.DiskRef
 	}{
-		"copies-named-disk":         {3, []schema.DiskRef{disk("disk2"), disk("disk3")}},
-		"copies-named-disk-full":    {2, []schema.DiskRef{disk("disk2")}},
-		"copies-named-disk-missing": {2, []schema.DiskRef{disk("disk1"), disk("disk2")}},
+		"copies-named-disk":         {3, []ident.DiskRef{disk("disk2"), disk("disk3")}},
+		"copies-named-disk-full":    {2, []ident.DiskRef{disk("disk2")}},
+		"copies-named-disk-missing": {2, []ident.DiskRef{disk("disk1"), disk("disk2")}},
 	} {
 		a, err := txtar.ParseFile(filepath.Join("testdata", name+".txtar"))
 		if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Observed is the observed state at one moment: the disks of this node, and what the other
@@ -16,36 +16,36 @@ import (
 type Observed struct {
 	Now time.Time // wall clock of this node
 	// Disks are the disks of this node, and those of the other nodes as they last responded.
-	Disks map[schema.DiskRef]Disk
+	Disks map[ident.DiskRef]Disk
 	// Peers are the other declared nodes, by name.
 	Peers map[string]Peer
 	// Failures are the failed copies. Those of other nodes are included if they have the same
 	// configuration, or if the fault is the disk's or the network's.
-	Failures map[CopyRef]Failure
+	Failures map[ident.CopyRef]Failure
 	// Awaited is for how long this node has waited for copies on other nodes, while no copy of their
 	// images was ready: see Plan.Awaited.
-	Awaited map[CopyRef]time.Duration
+	Awaited map[ident.CopyRef]time.Duration
 	// Running are the copies on which a job runs, on any node. A job reserved its space when
 	// it started.
-	Running map[CopyRef]bool
+	Running map[ident.CopyRef]bool
 	// Jobs are the running jobs of this node. Their copies are in Running, too.
-	Jobs map[CopyRef]Job
+	Jobs map[ident.CopyRef]Job
 	// BeingRead are copies on this node that running jobs read.
-	BeingRead map[CopyRef]bool
+	BeingRead map[ident.CopyRef]bool
 	// CannotPrepare are the images whose first copy this node cannot create, because it has
 	// no replica of the volume, with the reason.
-	CannotPrepare map[disk.ID]string
+	CannotPrepare map[ident.ID]string
 	// BackedUp are the images with a complete backup at the declared target, according to the
 	// record of a copy on this node.
-	BackedUp map[disk.ID]bool
+	BackedUp map[ident.ID]bool
 	// ReadManifests has the SHA-512 of the bytes that a chunk manifest describes, by the digest of
 	// the manifest, as far as this node has read them from another node.
-	ReadManifests map[disk.Digest]disk.Digest
+	ReadManifests map[ident.Digest]ident.Digest
 	// Unanswered are copies on other nodes that did not answer the last request for a proof, or were not
 	// sent in full. Others are asked first.
-	Unanswered map[CopyRef]bool
+	Unanswered map[ident.CopyRef]bool
 	// proofs are the proofs of the copies. It is nil unless a deletion is confirmed.
-	proofs map[CopyRef]Proof
+	proofs map[ident.CopyRef]Proof
 }
 
 // Peer is the observed state of another node, from its own responses.
@@ -102,14 +102,14 @@ type Disk struct {
 	// Disputed is why it is not known which disk this is: see MarkDisputedDisks. "": it is known.
 	Disputed  string
 	Space     disk.Space
-	Copies    map[disk.ID]Copy
+	Copies    map[ident.ID]Copy
 	Unmanaged []string // names of files that this program does not own and leaves alone
 	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
 	// so that their clean-up intervals restart.
 	ClockStepped bool
 	// Demands are the images that replicas on the disk name, whether they have a copy there or not. Those of another node's
 	// disk with a problem are from its last listing, and nil if it had none since this process started.
-	Demands map[disk.ID]Demand
+	Demands map[ident.ID]Demand
 	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
 	// copies of its node then count as in use (U7), until a person repairs the metadata.
 	UsageUnknown string
@@ -124,7 +124,7 @@ type Copy struct {
 	Leaving bool
 	// SameAs is the disk of this node with the same folder of the copy, by a bind mount: this copy is not another one, and
 	// counts for nothing. Zero: there is none.
-	SameAs schema.DiskRef
+	SameAs ident.DiskRef
 	// Rejects is the reason, published by its node, why a disk of another node does not take the
 	// copy; "": no rejection is published.
 	Rejects string
@@ -171,13 +171,13 @@ func (d Disk) Faults() []string {
 }
 
 // Ready returns a copy on the disk, and whether it is ready.
-func (d Disk) Ready(id disk.ID) (Copy, bool) {
+func (d Disk) Ready(id ident.ID) (Copy, bool) {
 	c, ok := d.Copies[id]
 	return c, ok && c.State == disk.Ready && d.Problem == ""
 }
 
 // MarkLeaving changes the observed copy to leaving if the operation deletes it.
-func (d Disk) MarkLeaving(ref CopyRef, op Op) {
+func (d Disk) MarkLeaving(ref ident.CopyRef, op Op) {
 	if c, exists := d.Copies[ref.ID]; exists && op.Deletes() {
 		c.Leaving = true
 		d.Copies[ref.ID] = c
@@ -185,13 +185,13 @@ func (d Disk) MarkLeaving(ref CopyRef, op Op) {
 }
 
 // DropJob removes a job of this node from the observation.
-func (o Observed) DropJob(ref CopyRef) {
+func (o Observed) DropJob(ref ident.CopyRef) {
 	delete(o.Running, ref)
 	delete(o.Jobs, ref)
 }
 
 // LostFile reports whether a readable disk has no file of the copy any more.
-func (o Observed) LostFile(ref CopyRef) bool {
+func (o Observed) LostFile(ref ident.CopyRef) bool {
 	seen, known := o.Disks[ref.Disk]
 	c, exists := seen.Copies[ref.ID]
 	return known && seen.Problem == "" && (!exists || c.State == disk.Pending)
@@ -199,19 +199,19 @@ func (o Observed) LostFile(ref CopyRef) bool {
 
 // IsOtherDisk reports whether a readable disk has another uuid than before, which is the argument
 // was.
-func (o Observed) IsOtherDisk(ref schema.DiskRef, was string) bool {
+func (o Observed) IsOtherDisk(ref ident.DiskRef, was string) bool {
 	seen, known := o.Disks[ref]
 	return known && seen.Problem == "" && was != "" && seen.UUID != was
 }
 
 // HasCopy reports whether a folder of the copy was observed.
-func (o Observed) HasCopy(ref CopyRef) bool {
+func (o Observed) HasCopy(ref ident.CopyRef) bool {
 	_, exists := o.Disks[ref.Disk].Copies[ref.ID]
 	return exists
 }
 
 // AnyReady reports whether any disk of any node has a ready copy.
-func (o Observed) AnyReady(id disk.ID) bool {
+func (o Observed) AnyReady(id ident.ID) bool {
 	for _, seen := range o.Disks {
 		if _, ready := seen.Ready(id); ready {
 			return true
@@ -222,8 +222,8 @@ func (o Observed) AnyReady(id disk.ID) bool {
 
 // MarkSameCopies sets Copy.SameAs of the copies on the disks of this node.
 func (o Observed) MarkSameCopies() {
-	first := map[disk.FolderID]schema.DiskRef{}
-	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), CompareDisks) {
+	first := map[disk.FolderID]ident.DiskRef{}
+	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		for id, c := range o.Disks[ref].Copies {
 			if other, shared := first[c.Folder]; shared {
 				c.SameAs = other
@@ -241,8 +241,8 @@ func (o Observed) MarkSameCopies() {
 // A claim takes no disk out of service: each node uses its own disk. But the two may be one disk, so
 // that nothing is deleted from a disputed disk, and no deletion counts on a copy there.
 func (o Observed) MarkDisputedDisks() {
-	byUUID := make(map[string]schema.DiskRef, len(o.Disks)) // one disk of each uuid
-	var disputed map[string][]schema.DiskRef                // the disks of the uuids with several
+	byUUID := make(map[string]ident.DiskRef, len(o.Disks)) // one disk of each uuid
+	var disputed map[string][]ident.DiskRef                // the disks of the uuids with several
 	for ref, seen := range o.Disks {
 		if p, other := o.Peers[ref.Node]; seen.UUID == "" || seen.Problem != "" || other && !p.Responds() {
 			continue
@@ -253,7 +253,7 @@ func (o Observed) MarkDisputedDisks() {
 			continue
 		}
 		if disputed == nil {
-			disputed = map[string][]schema.DiskRef{}
+			disputed = map[string][]ident.DiskRef{}
 		}
 		if len(disputed[seen.UUID]) == 0 {
 			disputed[seen.UUID] = append(disputed[seen.UUID], twin)
@@ -261,7 +261,7 @@ func (o Observed) MarkDisputedDisks() {
 		disputed[seen.UUID] = append(disputed[seen.UUID], ref)
 	}
 	for uuid, refs := range disputed {
-		slices.SortFunc(refs, CompareDisks)
+		slices.SortFunc(refs, ident.DiskRef.Compare)
 		if refs[0].Node == refs[len(refs)-1].Node {
 			continue // that node rejects its own duplicates
 		}
@@ -322,7 +322,7 @@ type Failure struct {
 	Unrepairable bool
 	// Suspects are ready copies that gave wrong bytes when they were read, and that have not
 	// been verified since.
-	Suspects []CopyRef
+	Suspects []ident.CopyRef
 }
 
 // AppliesTo reports whether the failure concerns the operation.

@@ -3,7 +3,7 @@ package plan
 import (
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -45,10 +45,10 @@ func (p *orphanPlanner) isOrphan(name string) bool {
 // number. Folders without any bytes do not count: their deletion loses nothing. Images in use or needed do not
 // count either: they are kept anyway.
 func (p *orphanPlanner) pruneBlocked() Reason {
-	orphans := map[string][]CopyRef{}
-	for _, byName := range []map[string][]CopyRef{p.ix.ownByName, p.ix.peerByName} {
+	orphans := map[string][]ident.CopyRef{}
+	for _, byName := range []map[string][]ident.CopyRef{p.ix.ownByName, p.ix.peerByName} {
 		for name, refs := range byName {
-			if !p.isOrphan(name) || !p.usage(name, CopyRef{}).IsZero() {
+			if !p.isOrphan(name) || !p.usage(name, ident.CopyRef{}).IsZero() {
 				continue
 			}
 			for _, ref := range refs {
@@ -67,13 +67,13 @@ func (p *orphanPlanner) pruneBlocked() Reason {
 
 // pruneConfirmed reports whether the setting names all orphans. Confirming a part is not
 // enough: when that part is deleted, the rest would be below the limit.
-func pruneConfirmed(setting []disk.ID, orphans map[string][]CopyRef) bool {
-	confirmed := map[disk.ID]bool{}
+func pruneConfirmed(setting []ident.ID, orphans map[string][]ident.CopyRef) bool {
+	confirmed := map[ident.ID]bool{}
 	for _, id := range setting {
 		confirmed[id] = true
 	}
 	for _, refs := range orphans {
-		if slices.ContainsFunc(refs, func(ref CopyRef) bool { return !confirmed[ref.ID] }) {
+		if slices.ContainsFunc(refs, func(ref ident.CopyRef) bool { return !confirmed[ref.ID] }) {
 			return false
 		}
 	}
@@ -82,7 +82,7 @@ func pruneConfirmed(setting []disk.ID, orphans map[string][]CopyRef) bool {
 
 // usage returns which copy of an image is in use, on any node, apart from the claims that a requested clean-up of
 // the copy waived does not count.
-func (p *orphanPlanner) usage(name string, waived CopyRef) Reason {
+func (p *orphanPlanner) usage(name string, waived ident.CopyRef) Reason {
 	for _, ref := range p.ix.copiesNamed(name) {
 		if c := p.ix.copyAt(ref); c.UsedBy != "" && !p.ix.isWaived(waived, ref.Disk.Node) {
 			return because(CodeInUse, "on %s %s", ref.Disk, c.UsedBy)
@@ -93,7 +93,7 @@ func (p *orphanPlanner) usage(name string, waived CopyRef) Reason {
 
 // planOrphanCopy returns the deletion of an orphan, or why it is kept. Every deletion of a copy of a removed image comes
 // from here.
-func (p *orphanPlanner) planOrphanCopy(ref CopyRef) Action {
+func (p *orphanPlanner) planOrphanCopy(ref ident.CopyRef) Action {
 	d, limit, use := p.ix.desired, p.limit, p.usage(ref.ID.Name, ref)
 	if use.IsZero() {
 		use.Text = p.ix.inUse(ref)

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // placement is the result of the walk over the ranked disks of an image (P1 to P5).
@@ -14,18 +14,18 @@ type placement struct {
 	ranked *ranking
 	// targets are the desired disks that have a copy or can take one, best first. The first
 	// of them creates the first copy.
-	targets []schema.DiskRef
+	targets []ident.DiskRef
 	copies  int // desired on ranked disks
 	missing int // desired on ranked disks, but no disk can take them
 	// demanded are the targets of this node that are targets only because replicas need the image there.
-	demanded []schema.DiskRef
+	demanded []ident.DiskRef
 	// rejected has the disks that take no copy: ranked disks that the walk reached, and disks that
 	// the image names or replicas need. It is nil if there is none.
-	rejected map[schema.DiskRef]Rejection
+	rejected map[ident.DiskRef]Rejection
 }
 
 // isTarget reports whether the disk is a desired disk.
-func (pl placement) isTarget(ref schema.DiskRef) bool { return slices.Contains(pl.targets, ref) }
+func (pl placement) isTarget(ref ident.DiskRef) bool { return slices.Contains(pl.targets, ref) }
 
 // requiredCopies returns how many copies must be ready elsewhere before one is deleted (S4).
 func (pl placement) requiredCopies() int {
@@ -47,10 +47,10 @@ func place(s *imageState, ranked *ranking) placement {
 	if s.image.AllDisks {
 		pl.copies = ranked.len()
 	}
-	var failing, overdue []schema.DiskRef
+	var failing, overdue []ident.DiskRef
 	started := disksInProgress(s, ranked)
 	for i := 0; i < len(started)+ranked.len() && len(pl.targets) < pl.copies; i++ {
-		var ref schema.DiskRef
+		var ref ident.DiskRef
 		if i < len(started) {
 			ref = started[i]
 		} else if ref = ranked.at(i - len(started)); slices.Contains(started, ref) {
@@ -69,8 +69,8 @@ func place(s *imageState, ranked *ranking) placement {
 	}
 	// A failing disk is a target only if no other disk is left. The disk with the earliest next
 	// attempt is the first one.
-	slices.SortStableFunc(failing, func(a, b schema.DiskRef) int { return longFailure(s, a).RetryAt.Compare(longFailure(s, b).RetryAt) })
-	for _, rest := range [][]schema.DiskRef{failing, overdue} {
+	slices.SortStableFunc(failing, func(a, b ident.DiskRef) int { return longFailure(s, a).RetryAt.Compare(longFailure(s, b).RetryAt) })
+	for _, rest := range [][]ident.DiskRef{failing, overdue} {
 		pl.targets = append(pl.targets, rest[:min(len(rest), pl.copies-len(pl.targets))]...)
 	}
 	pl.missing = pl.copies - len(pl.targets)
@@ -82,9 +82,9 @@ func place(s *imageState, ranked *ranking) placement {
 	return pl
 }
 
-func (pl *placement) reject(ref schema.DiskRef, r Rejection) {
+func (pl *placement) reject(ref ident.DiskRef, r Rejection) {
 	if pl.rejected == nil {
-		pl.rejected = map[schema.DiskRef]Rejection{}
+		pl.rejected = map[ident.DiskRef]Rejection{}
 	}
 	pl.rejected[ref] = r
 }
@@ -137,11 +137,11 @@ const (
 // disksInProgress returns the ranked disks on which the first copy has started, the latest stage
 // first. Whatever its rank, such a disk remains the one that creates the first copy as long as it
 // can continue (F3).
-func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
+func disksInProgress(s *imageState, ranked *ranking) []ident.DiskRef {
 	if len(s.ready) > 0 {
 		return nil
 	}
-	var refs []CopyRef
+	var refs []ident.CopyRef
 	for _, ref := range s.ix.copiesNamed(s.image.ID.Name) {
 		if ref.ID == s.image.ID && stageOf(s, ref) > notStarted && ranked.has(ref.Disk) && !isFailing(s, ref.Disk) && !isOverdue(s, ref.Disk) {
 			refs = append(refs, ref)
@@ -154,8 +154,8 @@ func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
 		}
 	}
 	ranked.order(refs)
-	slices.SortStableFunc(refs, func(a, b CopyRef) int { return cmp.Compare(stageOf(s, b), stageOf(s, a)) })
-	disks := make([]schema.DiskRef, len(refs))
+	slices.SortStableFunc(refs, func(a, b ident.CopyRef) int { return cmp.Compare(stageOf(s, b), stageOf(s, a)) })
+	disks := make([]ident.DiskRef, len(refs))
 	for i, ref := range refs {
 		disks[i] = ref.Disk
 	}
@@ -163,7 +163,7 @@ func disksInProgress(s *imageState, ranked *ranking) []schema.DiskRef {
 }
 
 // stageOf returns the stage of a first copy. The partial file of a sync is no first copy.
-func stageOf(s *imageState, ref CopyRef) stage {
+func stageOf(s *imageState, ref ident.CopyRef) stage {
 	c := s.ix.copyAt(ref)
 	switch {
 	case s.creates(ref):
@@ -180,10 +180,10 @@ func stageOf(s *imageState, ref CopyRef) stage {
 
 // isFailing reports whether the disk, or the connection of its node to the source, has failed
 // for the recovery interval, so that another disk creates the first copy (F3). While an attempt runs, none does.
-func isFailing(s *imageState, ref schema.DiskRef) bool { return longFailure(s, ref).Attempts > 0 }
+func isFailing(s *imageState, ref ident.DiskRef) bool { return longFailure(s, ref).Attempts > 0 }
 
 // longFailure returns the failure for which isFailing is true.
-func longFailure(s *imageState, ref schema.DiskRef) Failure {
+func longFailure(s *imageState, ref ident.DiskRef) Failure {
 	if s.ix.copyAt(s.on(ref)).State == disk.Ready || s.creates(s.on(ref)) {
 		return Failure{} // the failure is over, or may be
 	}
@@ -202,7 +202,7 @@ func longFailure(s *imageState, ref schema.DiskRef) Failure {
 	// All disks of a node share its connection to the source.
 	var worst Failure
 	for name := range s.ix.desired.Config.Nodes[ref.Node].Disks {
-		f := s.ix.observed.Failures[s.on(schema.DiskRef{Node: ref.Node, Disk: name})]
+		f := s.ix.observed.Failures[s.on(ident.DiskRef{Node: ref.Node, Disk: name})]
 		if f.Fault == FaultNetwork && f.Op.IsFirstCopy() && long(f) && f.RetryAt.After(worst.RetryAt) {
 			worst = f
 		}
@@ -226,7 +226,7 @@ const maxFirstCopyTime = 24 * time.Hour
 // isOverdue reports whether this node has waited too long for the disk of another node. The limit is the
 // recovery interval if that node publishes no job that works on a copy. Otherwise the limit is
 // maxFirstCopyTime, because the jobs of that node may wait for each other.
-func isOverdue(s *imageState, ref schema.DiskRef) bool {
+func isOverdue(s *imageState, ref ident.DiskRef) bool {
 	waited := s.ix.observed.Awaited[s.on(ref)]
 	if waited == 0 || s.ix.desired.Owns(ref) || !s.digestDeclared() || len(s.ready) > 0 || s.image.Source.Upload != nil {
 		return false
@@ -256,13 +256,13 @@ func (ix *index) isWorking(node string) bool {
 // sourceHasFailed reports whether the node of the disk and another node both publish that the source of
 // the image has failed. A single node could publish a false failure. Two nodes that agree are enough, so
 // no third node tries the source (F4).
-func (s *imageState) sourceHasFailed(on schema.DiskRef) bool {
+func (s *imageState) sourceHasFailed(on ident.DiskRef) bool {
 	if !s.failureHolds(on) {
 		return false
 	}
 	for name, node := range s.ix.desired.Config.Nodes {
 		for diskName := range node.Disks {
-			if ref := (schema.DiskRef{Node: name, Disk: diskName}); name != on.Node && s.failureHolds(ref) {
+			if ref := (ident.DiskRef{Node: name, Disk: diskName}); name != on.Node && s.failureHolds(ref) {
 				return true
 			}
 		}
@@ -273,7 +273,7 @@ func (s *imageState) sourceHasFailed(on schema.DiskRef) bool {
 // failureHolds reports whether the source has failed for the disk, and the next attempt has not begun.
 // If the disk belongs to another node, that node has the recovery interval to begin the attempt and to
 // publish its result.
-func (s *imageState) failureHolds(ref schema.DiskRef) bool {
+func (s *imageState) failureHolds(ref ident.DiskRef) bool {
 	f := s.ix.observed.Failures[s.on(ref)]
 	if f.Attempts == 0 || f.Fault != FaultSource || !f.AppliesTo(firstCopyOp(s.image)) {
 		return false
@@ -288,12 +288,12 @@ func (s *imageState) failureHolds(ref schema.DiskRef) bool {
 // awaited returns the copies on other nodes for which this node waits, because no copy of the image is
 // ready. If other nodes have files of the image, which they still verify or may delete, awaited returns
 // these files, except those that it waits for no more. Otherwise it returns the copy on the first target.
-func (p imagePlanner) awaited() []CopyRef {
+func (p imagePlanner) awaited() []ident.CopyRef {
 	s := p.state
 	if len(s.ready) > 0 || !s.digestDeclared() || s.image.Source.Upload != nil || len(p.placement.targets) == 0 || s.image.Source.Clone != nil && s.cloneDigest().IsZero() {
 		return nil
 	}
-	var refs []CopyRef
+	var refs []ident.CopyRef
 	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
 		c := s.ix.copyAt(ref)
 		if ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk) { // as in waitForPeers

@@ -5,7 +5,9 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/txtar"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -23,12 +25,12 @@ nodes:
 images:
   parrot: {source: {download: {url: "https://example.com/parrot.raw"}}}
 `
-	var downloads []schema.DiskRef
+	var downloads []ident.DiskRef
 	for _, only := range []string{"a", "/mnt/b"} {
 		d := plantest.Load(t, config, only)
-		o := plan.Observed{Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}}
+		o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}}
 		for name := range d.OnlyDisks {
-			o.Disks[schema.DiskRef{Node: "node1", Disk: name}] = plan.Disk{Space: disk.Space{Free: 50 << 30}}
+			o.Disks[ident.DiskRef{Node: "node1", Disk: name}] = plan.Disk{Space: disk.Space{Free: 50 << 30}}
 		}
 		for _, a := range d.Plan(o).Actions {
 			if a.Op == plan.Download {
@@ -46,8 +48,8 @@ images:
 func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
-	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
-	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
+	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
+	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	plantest.ExpectAction(t, d.Plan(o))
 }
@@ -57,8 +59,8 @@ func TestFailingDiskWithDueRetryActs(t *testing.T) {
 func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
-	o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
-	expectTarget := func(want schema.DiskRef) {
+	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
+	expectTarget := func(want ident.DiskRef) {
 		t.Helper()
 		if got := (plan.Desired{Config: c}).Placements(o)[image.ID].Targets; len(got) != 1 || got[0] != want {
 			t.Errorf("the desired disks are %v, want %v", got, want)
@@ -78,7 +80,7 @@ func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	small.Space.Free = 5 << 30
 	o.Disks[refs[0]] = small
 	rejection := func(failed plan.Op) string {
-		o.Failures[plan.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: failed, Attempts: 1, Fault: plan.FaultDisk, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
+		o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: failed, Attempts: 1, Fault: plan.FaultDisk, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
 		d := plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}
 		return d.Placements(o)[image.ID].PassedOver[refs[0]].Text
 	}

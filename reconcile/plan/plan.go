@@ -10,7 +10,8 @@ import (
 	"strings"
 
 	"github.com/dustin/go-humanize"
-	"github.com/seed-26586806/backing-image-manager/disk"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -22,9 +23,9 @@ type Plan struct {
 	// Suspended lists the suspensions in effect: the one in the settings first, then by image.
 	Suspended []Suspension `json:"suspended,omitempty"`
 	// Awaited are the copies on other nodes for which images without a ready copy wait (placement.go).
-	Awaited []CopyRef `json:"-"`
+	Awaited []ident.CopyRef `json:"-"`
 	// Ends are the running jobs of this node that must end, with the reasons (running.go).
-	Ends map[CopyRef]string `json:"-"`
+	Ends map[ident.CopyRef]string `json:"-"`
 	// Digest is the config digest, "" while any part of the configuration is invalid.
 	Digest string `json:"digest,omitempty"`
 	// Revision is the commit of the configuration, "" when it is not known.
@@ -96,7 +97,7 @@ func (p Plan) Empty() bool {
 // same copy.
 func (p Plan) Without(base Plan) Plan {
 	type operation struct {
-		ref      CopyRef
+		ref      ident.CopyRef
 		op, next Op
 	}
 	planned := map[operation]bool{}
@@ -117,7 +118,7 @@ func (d Desired) Plan(o Observed) Plan {
 		return p
 	}
 	p := newPlan(planImages(ix, maps.Values(d.Config.Images)), d.Digest, d.Revision)
-	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), compareCopies)
+	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), ident.CopyRef.Compare)
 	p.Suspended, p.Ends = activeSuspensions(d.Config, o.Now), ix.ends
 	return p
 }
@@ -136,7 +137,7 @@ func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
 	}
 	for name := range ix.desired.Invalid {
 		if reason := ix.desired.invalidReason(name); !reason.IsZero() {
-			parts = append(parts, []Action{blocked(CopyRef{schema.DiskRef{Node: ix.desired.Node}, disk.ID{Name: name}}, reason)})
+			parts = append(parts, []Action{blocked(ident.CopyRef{Disk: ident.DiskRef{Node: ix.desired.Node}, ID: ident.ID{Name: name}}, reason)})
 		}
 	}
 	actions := slices.Concat(append(parts, planOrphans(ix), undeclaredDemands(ix))...)
@@ -149,9 +150,9 @@ func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
 
 // keepSources turns the deletion of a copy into a wait while another action reads the copy.
 func keepSources(actions []Action) []Action {
-	readBy := map[CopyRef]string{}
+	readBy := map[ident.CopyRef]string{}
 	for _, a := range actions {
-		if reader := a.CopyRef().String(); a.LocalSource != (CopyRef{}) && (readBy[a.LocalSource] == "" || reader < readBy[a.LocalSource]) {
+		if reader := a.CopyRef().String(); a.LocalSource != (ident.CopyRef{}) && (readBy[a.LocalSource] == "" || reader < readBy[a.LocalSource]) {
 			readBy[a.LocalSource] = reader
 		}
 	}
@@ -190,8 +191,8 @@ func CheckConverged(d Desired, o Observed, p Plan) error {
 }
 
 // ownFailures returns the copies on the disks of this node whose last attempt failed.
-func ownFailures(d Desired, o Observed) []CopyRef {
-	var refs []CopyRef
+func ownFailures(d Desired, o Observed) []ident.CopyRef {
+	var refs []ident.CopyRef
 	for ref, f := range o.Failures {
 		if ref.Disk.Node == d.Node && f.Attempts > 0 {
 			refs = append(refs, ref)
@@ -202,7 +203,7 @@ func ownFailures(d Desired, o Observed) []CopyRef {
 
 // countBlocked counts the blocked actions, except those of images that failed: a final
 // failure is blocked, too, and must not count twice.
-func countBlocked(p Plan, failed []CopyRef) int {
+func countBlocked(p Plan, failed []ident.CopyRef) int {
 	names := map[string]bool{}
 	for _, ref := range failed {
 		names[ref.ID.Name] = true

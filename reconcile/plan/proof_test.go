@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // withoutProofs returns the responses without their proofs.
@@ -21,14 +21,14 @@ func withoutProofs(responses map[string]plan.Response) map[string]plan.Response 
 }
 
 // proofRequests returns the copies that must prove that they have their bytes before the deletion.
-func proofRequests(d plan.Desired, o plan.Observed, a plan.Action, others []schema.DiskRef, last map[plan.CopyRef]bool) []plan.ProofRequest {
+func proofRequests(d plan.Desired, o plan.Observed, a plan.Action, others []ident.DiskRef, last map[ident.CopyRef]bool) []plan.ProofRequest {
 	return d.ProofRequests(o.WithResponses("parrot", d.NodesToQuery(o, a), withoutProofs(responsesOf(o, others))), a, last)
 }
 
 // A copy on another node counts only if it has proven that it has its bytes. Its claim does not suffice.
 func TestConfirmNeedsProofs(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
-	best := plan.CopyRef{Disk: others[0], ID: cleanup.CopyRef().ID}
+	best := ident.CopyRef{Disk: others[0], ID: cleanup.CopyRef().ID}
 	for _, test := range []struct {
 		name  string
 		proof plan.Proof
@@ -40,7 +40,7 @@ func TestConfirmNeedsProofs(t *testing.T) {
 	} {
 		responses := withoutProofs(responsesOf(o, others))
 		response := responses[best.Disk.Node]
-		response.Proofs = map[plan.CopyRef]plan.Proof{best: test.proof}
+		response.Proofs = map[ident.CopyRef]plan.Proof{best: test.proof}
 		responses[best.Disk.Node] = response
 		err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responses), cleanup)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
@@ -59,18 +59,18 @@ func TestProofRequestsAreTheFewestPossible(t *testing.T) {
 	id := cleanup.CopyRef().ID
 	for _, test := range []struct {
 		copies int
-		last   map[plan.CopyRef]bool
-		want   []schema.DiskRef
+		last   map[ident.CopyRef]bool
+		want   []ident.DiskRef
 	}{
 		{1, nil, others[:1]},
-		{1, map[plan.CopyRef]bool{{Disk: others[0], ID: id}: true}, others[1:]},
+		{1, map[ident.CopyRef]bool{{Disk: others[0], ID: id}: true}, others[1:]},
 		{2, nil, others},
 		{3, nil, nil}, // the copy is not surplus any more
 	} {
 		image := d.Config.Images["parrot"]
 		image.Copies = test.copies
 		d.Config.Images["parrot"] = image
-		var got []schema.DiskRef
+		var got []ident.DiskRef
 		for _, r := range proofRequests(d, o, cleanup, others, test.last) {
 			got = append(got, r.Copy.Disk)
 			if r.Local != cleanup.CopyRef() || r.Untrusted {
@@ -88,7 +88,7 @@ func TestDeletionsWithoutProofs(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	ref := cleanup.CopyRef()
 	own := o.Disks[ref.Disk].Copies[ref.ID]
-	own.State, own.PartBytes, own.SHA512, own.ManifestDigest = disk.Pending, 1, disk.Digest{}, disk.Digest{}
+	own.State, own.PartBytes, own.SHA512, own.ManifestDigest = disk.Pending, 1, ident.Digest{}, ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
 	if got := proofRequests(d, o, cleanup, others, nil); len(got) > 0 {
 		t.Errorf("for a partial file: %+v", got)
@@ -108,11 +108,11 @@ func TestDeletionsWithoutProofs(t *testing.T) {
 func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	image := d.Config.Images["parrot"]
-	image.ID.UUID, image.Checksum = "0000000b", plantest.Digest(disk.SHA512, "b")
+	image.ID.UUID, image.Checksum = "0000000b", plantest.Digest(ident.SHA512, "b")
 	d.Config.Images["parrot"] = image
 	same := plantest.ReadyCopy(image, image.Checksum)
 	different := same
-	different.ManifestDigest = plantest.Digest(disk.SHA256, "another")
+	different.ManifestDigest = plantest.Digest(ident.SHA256, "another")
 	damaged := different
 	damaged.State = disk.Failed
 	for _, test := range []struct {
@@ -138,11 +138,11 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 		}
 		o.ReadManifests = nil
 		if test.read {
-			o.ReadManifests = map[disk.Digest]disk.Digest{same.ManifestDigest: same.SHA512}
+			o.ReadManifests = map[ident.Digest]ident.Digest{same.ManifestDigest: same.SHA512}
 		}
 		declared := image
 		if test.undeclare {
-			declared.Checksum = disk.Digest{}
+			declared.Checksum = ident.Digest{}
 		}
 		d.Config.Images["parrot"] = declared
 		got := proofRequests(d, o, cleanup, others, nil)
@@ -155,7 +155,7 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 				t.Errorf("%s: the plan has %s from %s, want %s", test.name, a.Op, a.From, want)
 			}
 		}
-		if len(got) != 1 || got[0].Local != (plan.CopyRef{}) || got[0].Untrusted != test.untrusted {
+		if len(got) != 1 || got[0].Local != (ident.CopyRef{}) || got[0].Untrusted != test.untrusted {
 			t.Errorf("%s: got %+v, want untrusted %v", test.name, got, test.untrusted)
 		}
 	}
@@ -166,16 +166,16 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 func TestUnansweredCopyIsReadLast(t *testing.T) {
 	d, o, _, others := surplusCopy(t)
 	image := d.Config.Images["parrot"]
-	image.ID.UUID, image.Checksum = "0000000b", plantest.Digest(disk.SHA512, "b")
+	image.ID.UUID, image.Checksum = "0000000b", plantest.Digest(ident.SHA512, "b")
 	d.Config.Images["parrot"] = image
 	for i, ref := range others {
 		claimed := plantest.ReadyCopy(image, image.Checksum)
-		claimed.ManifestDigest = plantest.Digest(disk.SHA256, []string{"c", "d"}[i])
+		claimed.ManifestDigest = plantest.Digest(ident.SHA256, []string{"c", "d"}[i])
 		o.Disks[ref].Copies[image.ID] = claimed
 	}
-	for i, unanswered := range []map[plan.CopyRef]bool{nil, {{Disk: others[0], ID: image.ID}: true}} {
+	for i, unanswered := range []map[ident.CopyRef]bool{nil, {{Disk: others[0], ID: image.ID}: true}} {
 		o.Unanswered = unanswered
-		want := plan.CopyRef{Disk: others[i], ID: image.ID}
+		want := ident.CopyRef{Disk: others[i], ID: image.ID}
 		if !slices.ContainsFunc(d.Plan(o).Actions, func(a plan.Action) bool { return a.VerifiesPeer() && a.From == want }) {
 			t.Errorf("%s is not read although %v did not answer", want, unanswered)
 		}
@@ -187,10 +187,10 @@ func TestUnansweredCopyIsReadLast(t *testing.T) {
 func TestCopyWithoutManifestDoesNotTrustASingleNode(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	image, ref := d.Config.Images["parrot"], cleanup.CopyRef()
-	image.Checksum = disk.Digest{}
+	image.Checksum = ident.Digest{}
 	d.Config.Images["parrot"] = image
 	own := o.Disks[ref.Disk].Copies[ref.ID]
-	own.ManifestDigest = disk.Digest{}
+	own.ManifestDigest = ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
 	delete(o.Disks[others[1]].Copies, image.ID)
 	o.Failures[ref] = plan.Failure{Op: plan.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
@@ -205,7 +205,7 @@ func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {
 	d, o, cleanup, _ := surplusCopy(t)
 	ref := cleanup.CopyRef()
 	own := o.Disks[ref.Disk].Copies[ref.ID]
-	own.ManifestDigest = disk.Digest{}
+	own.ManifestDigest = ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
 	planned := func() plan.Op { return d.Plan(o).Actions[0].Op }
 	if got := planned(); got != plan.Verify {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -98,12 +99,12 @@ func (r *ranking) compare(p, q rankedDisk) int {
 	case p.score != q.score:
 		return cmp.Compare(p.score, q.score)
 	}
-	return CompareDisks(r.ref(p), r.ref(q))
+	return ident.DiskRef.Compare(r.ref(p), r.ref(q))
 }
 
-func (r *ranking) ref(p rankedDisk) schema.DiskRef {
+func (r *ranking) ref(p rankedDisk) ident.DiskRef {
 	node := r.list[p.node]
-	return schema.DiskRef{Node: node.name, Disk: node.disks[p.disk].name}
+	return ident.DiskRef{Node: node.name, Disk: node.disks[p.disk].name}
 }
 
 func (r *ranking) len() int { return len(r.disks) }
@@ -112,7 +113,7 @@ func (r *ranking) len() int { return len(r.disks) }
 const sortedEagerly = 8
 
 // at returns the disk with rank i, counted from 0.
-func (r *ranking) at(i int) schema.DiskRef {
+func (r *ranking) at(i int) ident.DiskRef {
 	for r.sorted <= i {
 		if r.shared { // sorting further would change the cached ranking
 			r.disks, r.shared = slices.Clone(r.disks), false
@@ -135,19 +136,19 @@ func (r *ranking) at(i int) schema.DiskRef {
 	return r.ref(r.disks[i])
 }
 
-func (r *ranking) has(ref schema.DiskRef) bool { return r.find(ref) >= 0 }
+func (r *ranking) has(ref ident.DiskRef) bool { return r.find(ref) >= 0 }
 
-func (r *ranking) find(ref schema.DiskRef) int {
+func (r *ranking) find(ref ident.DiskRef) int {
 	return slices.IndexFunc(r.disks, func(p rankedDisk) bool { return r.ref(p) == ref })
 }
 
 // order sorts copies by the rank of their disks, best first. Copies on disks without a rank
 // are the last ones.
-func (r *ranking) order(refs []CopyRef) {
+func (r *ranking) order(refs []ident.CopyRef) {
 	if len(refs) < 2 {
 		return
 	}
-	at := make(map[schema.DiskRef]int, len(refs)) // index in r.disks; -1: no rank
+	at := make(map[ident.DiskRef]int, len(refs)) // index in r.disks; -1: no rank
 	for _, ref := range refs {
 		at[ref.Disk] = -1
 	}
@@ -157,7 +158,7 @@ func (r *ranking) order(refs []CopyRef) {
 			at[on] = i
 		}
 	}
-	slices.SortStableFunc(refs, func(a, b CopyRef) int {
+	slices.SortStableFunc(refs, func(a, b ident.CopyRef) int {
 		i, j := at[a.Disk], at[b.Disk]
 		switch {
 		case i >= 0 && j >= 0 && r.sorted == len(r.disks):
@@ -165,7 +166,7 @@ func (r *ranking) order(refs []CopyRef) {
 		case i >= 0 && j >= 0:
 			return r.compare(r.disks[i], r.disks[j])
 		case i < 0 && j < 0:
-			return CompareDisks(a.Disk, b.Disk)
+			return ident.DiskRef.Compare(a.Disk, b.Disk)
 		}
 		return cmp.Compare(j, i) // one of them is -1 and sorts last
 	})
@@ -255,13 +256,13 @@ func (k *RankCache) rank(image schema.Image, scratch []rankedDisk) (r *ranking, 
 }
 
 // DesiredDisks returns the desired disks of the image if every disk can take a copy, best first.
-func (k *RankCache) DesiredDisks(image schema.Image) []schema.DiskRef {
+func (k *RankCache) DesiredDisks(image schema.Image) []ident.DiskRef {
 	r, _ := k.rank(image, nil)
 	copies := min(image.Copies, r.len())
 	if image.AllDisks {
 		copies = r.len()
 	}
-	var refs []schema.DiskRef
+	var refs []ident.DiskRef
 	for i := range copies {
 		refs = append(refs, r.at(i))
 	}
@@ -274,19 +275,19 @@ func (k *RankCache) DesiredDisks(image schema.Image) []schema.DiskRef {
 }
 
 // has reports whether a disk is declared and not to be evicted.
-func (l diskList) has(ref schema.DiskRef) bool {
+func (l diskList) has(ref ident.DiskRef) bool {
 	return slices.ContainsFunc(l, func(n nodeDisks) bool {
 		return n.name == ref.Node && slices.ContainsFunc(n.disks, func(d taggedDisk) bool { return d.name == ref.Disk })
 	})
 }
 
 // Subtract returns the disks of refs that are not in others.
-func Subtract(refs, others []schema.DiskRef) []schema.DiskRef {
-	other := map[schema.DiskRef]bool{}
+func Subtract(refs, others []ident.DiskRef) []ident.DiskRef {
+	other := map[ident.DiskRef]bool{}
 	for _, ref := range others {
 		other[ref] = true
 	}
-	var left []schema.DiskRef
+	var left []ident.DiskRef
 	for _, ref := range refs {
 		if !other[ref] {
 			left = append(left, ref)

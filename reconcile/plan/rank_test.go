@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -68,7 +69,7 @@ func TestRankMovesFewCopies(t *testing.T) {
 	}
 }
 
-func isAvailable(c schema.Config, ref schema.DiskRef) bool {
+func isAvailable(c schema.Config, ref ident.DiskRef) bool {
 	d, declared := c.Nodes[ref.Node].Disks[ref.Disk]
 	return declared && !d.EvictionRequested && !c.Nodes[ref.Node].EvictionRequested
 }
@@ -105,7 +106,7 @@ func withNode(c schema.Config, name string, change func(*schema.Node)) schema.Co
 func TestRankBalance(t *testing.T) {
 	const images = 6000
 	c := plantest.NewConfig(3, 2)
-	first := map[schema.DiskRef]int{}
+	first := map[ident.DiskRef]int{}
 	for i := range images {
 		first[plantest.RankedDisks(c, plantest.NewImage(fmt.Sprint("image", i)))[0]]++
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -22,12 +23,12 @@ const readBackGap = time.Minute
 
 // replacement returns the copy that replaces evicted ones; false: not enough copies are ready yet. When a disk leaves
 // the ranking, the others keep their order, so that the new one is the last of the desired ranked disks.
-func (p imagePlanner) replacement() (by CopyRef, found bool) {
+func (p imagePlanner) replacement() (by ident.CopyRef, found bool) {
 	best, n := 1, 0
 	for _, ref := range p.state.ready { // best ranked first
 		class := 0
 		switch ranked := p.state.matches(ref.Disk); {
-		case p.ix.copyAt(ref).SameAs != (schema.DiskRef{}):
+		case p.ix.copyAt(ref).SameAs != (ident.DiskRef{}):
 		case ranked && p.placement.isTarget(ref.Disk):
 			class = 2
 		case p.state.isEligible(ref.Disk):
@@ -44,24 +45,24 @@ func (p imagePlanner) replacement() (by CopyRef, found bool) {
 }
 
 // evictedFor returns the evicted copy that the copy by replaces, and for which it is not read back yet.
-func (p imagePlanner) evictedFor(by CopyRef) (evicted CopyRef, unread bool) {
+func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unread bool) {
 	if p.ix.desired.Allowed != schema.Everything {
-		return CopyRef{}, false // nothing is deleted now
+		return ident.CopyRef{}, false // nothing is deleted now
 	}
 	age := p.ix.observed.Now.Sub(p.ix.copyAt(by).ReadBackAt)
-	i := slices.IndexFunc(p.state.ready, func(ref CopyRef) bool {
+	i := slices.IndexFunc(p.state.ready, func(ref ident.CopyRef) bool {
 		c, recent := p.ix.copyAt(ref), ref.Disk.Node != by.Disk.Node && age >= 0 && age < readBackGap
 		return p.ix.desired.evicting(ref.Disk) && !c.Leaving && c.UsedBy == "" && !recent && !p.ix.readBackFor(ref, by, clockTolerance)
 	})
 	if replaces, found := p.replacement(); i < 0 || !found || replaces != by {
-		return CopyRef{}, false
+		return ident.CopyRef{}, false
 	}
 	return p.state.ready[i], true
 }
 
 // readBackFor reports whether the copy by was read in full since an evicted one became surplus and was last used.
 // tolerance is that for the clock of another node.
-func (ix *index) readBackFor(evicted, by CopyRef, tolerance time.Duration) bool {
+func (ix *index) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
 	c, read := ix.copyAt(evicted), ix.copyAt(by).ReadBackAt
 	since := c.SurplusSince
 	if ix.desired.Owns(evicted.Disk) && since.IsZero() {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -29,7 +30,7 @@ type Rejection struct {
 
 // rejects returns why a disk takes no new copy, so that the next ranked disk takes it (P3). A
 // disk with a ready copy is not rejected, and a file that must only be verified needs no space.
-func rejects(s *imageState, ref schema.DiskRef) Rejection {
+func rejects(s *imageState, ref ident.DiskRef) Rejection {
 	seen, known := s.ix.observed.Disks[ref]
 	c := seen.Copies[s.image.ID]
 	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
@@ -80,7 +81,7 @@ func rejects(s *imageState, ref schema.DiskRef) Rejection {
 // rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
 // disk of an unreachable node keeps its rank for the recovery interval, for example during a
 // reboot (F8). So does a disk that a node with another configuration does not publish.
-func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
+func rejectsUnreachable(s *imageState, ref ident.DiskRef, c Copy) Rejection {
 	peer, queried := s.ix.observed.Peers[ref.Node]
 	_, known := s.ix.observed.Disks[ref]
 	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
@@ -104,7 +105,7 @@ func rejectsUnreachable(s *imageState, ref schema.DiskRef, c Copy) Rejection {
 // idleReason returns a reason if the node of a disk is idle for the image: it has had another or
 // no valid configuration for the recovery interval, and no job for a copy on the disk runs there
 // (P3). A partial file there has no job, so that it delays nobody.
-func idleReason(s *imageState, ref schema.DiskRef) Reason {
+func idleReason(s *imageState, ref ident.DiskRef) Reason {
 	peer, queried := s.ix.observed.Peers[ref.Node]
 	if !queried || !s.ix.desired.differsFrom(peer) || peer.OtherConfigFor < s.ix.recoveryInterval() || s.ix.observed.Running[s.on(ref)] {
 		return Reason{}
@@ -114,7 +115,7 @@ func idleReason(s *imageState, ref schema.DiskRef) Reason {
 
 // delay returns why a target may not get its copy, and when the next ranked disk gets it (P3). It is
 // zero if nothing is known against the target.
-func delay(s *imageState, ref schema.DiskRef) (reason Reason, end time.Time) {
+func delay(s *imageState, ref ident.DiskRef) (reason Reason, end time.Time) {
 	seen, now := s.ix.observed.Disks[ref], s.ix.observed.Now
 	peer := s.ix.observed.Peers[ref.Node]
 	switch {
@@ -131,7 +132,7 @@ func delay(s *imageState, ref schema.DiskRef) (reason Reason, end time.Time) {
 const noSpace = "not enough space"
 
 // rejectsForSpace returns a rejection if the disk has less than n bytes above its reserve.
-func rejectsForSpace(s *imageState, ref schema.DiskRef, n int64) Rejection {
+func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
 	declared, _ := s.ix.desired.Disk(ref)
 	free := s.ix.observed.Disks[ref].Space.Free
 	f := s.ix.observed.Failures[s.on(ref)]
@@ -181,7 +182,7 @@ func cannotClone(s *imageState) Reason {
 // isRepairable reports whether the damaged chunks of a failed copy can be rewritten: ready
 // copies or the upstream have the bytes that its own manifest records. A copy whose repair
 // failed is replaced instead, if it is not in use and there is space.
-func isRepairable(s *imageState, ref CopyRef) bool {
+func isRepairable(s *imageState, ref ident.CopyRef) bool {
 	c := s.ix.copyAt(ref)
 	switch {
 	case c.ManifestDigest.IsZero() || c.SHA512.IsZero():
@@ -206,13 +207,13 @@ func upstreamHasRanges(image schema.Image) bool {
 // Rejections returns which declared images the disks of this node take no copy of although
 // they match. Observe-only mode is no such reason: it may end in a moment, and the others see that this
 // node has no config digest. The text of a rejection changes only when its cause does, since it is published.
-func (d Desired) Rejections(o Observed) map[CopyRef]Rejection {
+func (d Desired) Rejections(o Observed) map[ident.CopyRef]Rejection {
 	return rejections(newIndex(d, o), maps.Values(d.Config.Images))
 }
 
 // rejections returns the rejections of these images. It ranks no disks.
-func rejections(ix *index, images iter.Seq[schema.Image]) map[CopyRef]Rejection {
-	out := map[CopyRef]Rejection{}
+func rejections(ix *index, images iter.Seq[schema.Image]) map[ident.CopyRef]Rejection {
+	out := map[ident.CopyRef]Rejection{}
 	for image := range images {
 		s := newImageState(ix, image)
 		for _, ref := range ix.ownDisks {

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -18,7 +19,7 @@ type Job struct {
 }
 
 // NewJob returns a job of which only the operation is known.
-func NewJob(op Op, ref CopyRef) Job {
+func NewJob(op Op, ref ident.CopyRef) Job {
 	return Job{Action: NewAction(op, ref, Reason{CodeNoCopy, "a job runs"}, UnknownBytes)}
 }
 
@@ -70,7 +71,7 @@ func (j Job) fits(image schema.Image) bool {
 // whyEnd holds (R5).
 func (ix *index) withRunning(actions []Action) []Action {
 	jobs := ix.observed.Jobs
-	planned, goesOn := map[CopyRef]Action{}, map[CopyRef]Job{}
+	planned, goesOn := map[ident.CopyRef]Action{}, map[ident.CopyRef]Job{}
 	for ref := range jobs {
 		planned[ref] = wait(ref, Reason{CodeDesired, "the copy stays"})
 	}
@@ -175,14 +176,14 @@ func (p imagePlanner) whyNotDesired(a Action) string {
 		}
 	}
 	_, demanded := s.demandOn(on)
-	isReady := func(ref schema.DiskRef) bool { return slices.Contains(s.ready, s.on(ref)) }
+	isReady := func(ref ident.DiskRef) bool { return slices.Contains(s.ready, s.on(ref)) }
 	switch {
 	case pl.isTarget(on) || demanded:
 	case p.ix.desired.evicting(on):
 		return "eviction of the disk is requested"
 	case !s.isEligible(on) && pl.ranked.len() > 0:
 		return "the disk does not match the selectors"
-	case len(pl.targets) > 0 && !slices.ContainsFunc(pl.targets, func(ref schema.DiskRef) bool { return !isReady(ref) }):
+	case len(pl.targets) > 0 && !slices.ContainsFunc(pl.targets, func(ref ident.DiskRef) bool { return !isReady(ref) }):
 		return "the image is ready on all desired disks"
 	}
 	return ""

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // savedPlanVersion is the version of the JSON of SavedPlan.
@@ -25,17 +26,17 @@ type SavedPlan struct {
 
 // Precondition is the observed state that one action was planned from.
 type Precondition struct {
-	Node     string      `json:"node"`
-	Disk     string      `json:"disk"`
-	DiskUUID string      `json:"diskUUID"`
-	Image    string      `json:"image"`
-	UUID     string      `json:"uuid"`
-	State    disk.State  `json:"state"` // "": no file existed
-	SHA512   disk.Digest `json:"sha512"`
-	Size     int64       `json:"size"` // bytes
-	InUse    string      `json:"inUse,omitempty"`
+	Node     string       `json:"node"`
+	Disk     string       `json:"disk"`
+	DiskUUID string       `json:"diskUUID"`
+	Image    string       `json:"image"`
+	UUID     string       `json:"uuid"`
+	State    disk.State   `json:"state"` // "": no file existed
+	SHA512   ident.Digest `json:"sha512"`
+	Size     int64        `json:"size"` // bytes
+	InUse    string       `json:"inUse,omitempty"`
 	// Source is the digest of the copy that the action reads, if it is known.
-	Source disk.Digest `json:"source,omitzero"`
+	Source ident.Digest `json:"source,omitzero"`
 }
 
 // NewSavedPlan returns the plan p for these nodes with what they observed.
@@ -78,7 +79,7 @@ func (o Observed) precondition(a Action) Precondition {
 // check returns an error if now differs from the precondition in a way that matters.
 func (pre Precondition) check(now Precondition) error {
 	on := pre.Node + "/" + pre.Disk
-	ref := on + "/" + disk.ID{Name: pre.Image, UUID: pre.UUID}.String()
+	ref := on + "/" + ident.ID{Name: pre.Image, UUID: pre.UUID}.String()
 	state := func(s disk.State) string { return cmp.Or(string(s), "missing") }
 	switch {
 	case pre.DiskUUID != now.DiskUUID:
@@ -122,11 +123,11 @@ func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	case !slices.Contains(s.Nodes, d.Node):
 		return fmt.Errorf("it is for %s, not for node %s", strings.Join(s.Nodes, ", "), d.Node)
 	}
-	planned := map[CopyRef]Action{}
+	planned := map[ident.CopyRef]Action{}
 	for _, a := range now.Actions {
 		planned[a.CopyRef()] = a
 	}
-	preconditions := map[CopyRef]Precondition{}
+	preconditions := map[ident.CopyRef]Precondition{}
 	for _, pre := range s.Preconditions {
 		preconditions[Action{Node: pre.Node, Disk: pre.Disk, Image: pre.Image, UUID: pre.UUID}.CopyRef()] = pre
 	}
@@ -173,7 +174,7 @@ func (s SavedPlan) Allows(a Action) bool {
 }
 
 // contains reports whether the plan changes a copy, now or later.
-func (s SavedPlan) contains(ref CopyRef) bool {
+func (s SavedPlan) contains(ref ident.CopyRef) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(a Action) bool {
 		_, follows := a.Eventually()
 		return a.CopyRef() == ref && follows

@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // TestScrub checks which copy is verified: the one with the oldest verification, one at a time.
@@ -20,8 +20,8 @@ images:
   bb: {source: {download: {url: "https://example.com/b"}}}
   cc: {source: {download: {url: "https://example.com/c"}}}
 `, "/disk")
-	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
-	key := func(name string) plan.CopyRef { return plan.CopyRef{Disk: ref, ID: d.Config.Images[name].ID} }
+	ref := ident.DiskRef{Node: "node1", Disk: "disk1"}
+	key := func(name string) ident.CopyRef { return ident.CopyRef{Disk: ref, ID: d.Config.Images[name].ID} }
 	scrub := plan.NewAction(plan.Verify, key("aa"), plan.Reason{Code: plan.CodeScrub, Text: "scrub: begun before"}, 512)
 	scrub.Scrub = true
 	for _, tt := range []struct {
@@ -39,13 +39,13 @@ images:
 			want: "aa scrub: last verified 2026-11-20T12:01:00Z"},
 		{name: "a running scrub continues", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
 			change: func(_ *plan.Desired, o *plan.Observed) {
-				o.Jobs = map[plan.CopyRef]plan.Job{key("aa"): {Action: scrub}}
+				o.Jobs = map[ident.CopyRef]plan.Job{key("aa"): {Action: scrub}}
 			},
 			want: "aa scrub: begun before"},
 		{name: "a running scrub ends for a request", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
 			change: func(d *plan.Desired, o *plan.Observed) {
-				o.Jobs = map[plan.CopyRef]plan.Job{key("aa"): {Action: scrub}}
-				d.Verify = map[plan.CopyRef]bool{key("aa"): true}
+				o.Jobs = map[ident.CopyRef]plan.Job{key("aa"): {Action: scrub}}
+				d.Verify = map[ident.CopyRef]bool{key("aa"): true}
 			},
 			want: "aa requested"},
 		{name: "a copy that failed waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
@@ -54,20 +54,20 @@ images:
 			},
 			want: "aa scrub: last verified 2026-11-19T11:00:00Z"},
 		{name: "a requested verification is no scrub", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
-			change: func(d *plan.Desired, _ *plan.Observed) { d.Verify = map[plan.CopyRef]bool{key("aa"): true} },
+			change: func(d *plan.Desired, _ *plan.Observed) { d.Verify = map[ident.CopyRef]bool{key("aa"): true} },
 			want:   "aa requested"},
 		{name: "disabled", verified: map[string]time.Duration{"aa": 1000 * time.Hour, "bb": 0, "cc": 0},
 			change: func(d *plan.Desired, _ *plan.Observed) { d.Config.Settings.ScrubInterval = 0 }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := d
-			o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
-			copies := map[disk.ID]plan.Copy{}
+			o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
+			copies := map[ident.ID]plan.Copy{}
 			for name, ago := range tt.verified {
 				id := d.Config.Images[name].ID
 				copies[id] = plan.Copy{Copy: disk.Copy{
 					ID: id, State: disk.Ready, Size: 512, Owned: true, HasCfg: true,
-					SHA512: disk.SHA512.Digest(disk.SHA512.New()), ManifestDigest: disk.SHA256.Digest(disk.SHA256.New()), VerifiedAt: now.Add(-ago),
+					SHA512: ident.SHA512.Digest(ident.SHA512.New()), ManifestDigest: ident.SHA256.Digest(ident.SHA256.New()), VerifiedAt: now.Add(-ago),
 				}}
 			}
 			o.Disks[ref] = plan.Disk{Path: "/disk", Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}

@@ -5,13 +5,14 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // surplusPlanner plans what happens to the surplus copies of one image on this node.
 type surplusPlanner struct {
 	imagePlanner
-	kept map[CopyRef]bool // by keepGenerations
+	kept map[ident.CopyRef]bool // by keepGenerations
 	// count has the ready copies that remain after the deletions that are already planned.
 	count readyCount
 }
@@ -25,7 +26,7 @@ type readyCount struct {
 // planSurplus returns the actions for the surplus copies of the image on this node. A file that
 // is deleted, or kept until a known time, needs no inspection: planSurplus removes it from
 // inspections. If a requested clean-up is rejected, the plan says why, also beside another action on the copy.
-func planSurplus(image imagePlanner, inspections map[schema.DiskRef]Action) []Action {
+func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Action {
 	p := surplusPlanner{imagePlanner: image}
 	surplus := p.copies()
 	if len(surplus) == 0 {
@@ -72,8 +73,8 @@ func needsManifest(image imagePlanner, inspection, deletion Action) bool {
 // copies returns the surplus copies of this node: the owned copies on disks that are not
 // targets, and those of other generations. The worst ranked ones are first, so that the
 // better ranked ones are kept.
-func (p *surplusPlanner) copies() []CopyRef {
-	var refs []CopyRef
+func (p *surplusPlanner) copies() []ident.CopyRef {
+	var refs []ident.CopyRef
 	for _, ref := range p.ix.ownByName[p.state.image.ID.Name] {
 		if p.ix.copyAt(ref).Owned && !(ref.ID == p.state.image.ID && p.placement.isTarget(ref.Disk)) {
 			refs = append(refs, ref)
@@ -99,7 +100,7 @@ func countReady(s *imageState) readyCount {
 }
 
 // countWithout returns the count after the copy ref is deleted.
-func (p *surplusPlanner) countWithout(ref CopyRef) readyCount {
+func (p *surplusPlanner) countWithout(ref ident.CopyRef) readyCount {
 	n := p.count
 	if !p.state.counts(ref) {
 		return n
@@ -116,7 +117,7 @@ func (p *surplusPlanner) countWithout(ref CopyRef) readyCount {
 // no surplus copy, and no other rule matters. A deletion from here can still
 // become a wait: in planDeletion below, while another copy is created from it (keepSources), while
 // copies of the image differ (conflict), and while the image is suspended.
-func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
+func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	if p.kept[ref] {
 		return p.keptByWish(ref)
 	}
@@ -172,7 +173,7 @@ func (p *surplusPlanner) planSurplusCopy(ref CopyRef) Action {
 
 // keepNeeded keeps a copy until enough others are ready. The action is blocked if the disk is to
 // be evicted and no other disk can take the copy.
-func (p *surplusPlanner) keepNeeded(ref CopyRef, op Op, reason Reason) Action {
+func (p *surplusPlanner) keepNeeded(ref ident.CopyRef, op Op, reason Reason) Action {
 	required := fmt.Sprintf("%d copies are ready", p.placement.requiredCopies())
 	if p.placement.requiredCopies() == 1 {
 		required = "one copy is ready"
@@ -211,7 +212,7 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 // planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,
 // for a job that reads the copy, or for a suspended image that will be created from the copy.
 // It is blocked while the disk is disputed, and waits while the disk is read-only.
-func planDeletion(ix *index, op Op, ref CopyRef, reason Reason) Action {
+func planDeletion(ix *index, op Op, ref ident.CopyRef, reason Reason) Action {
 	if disputed := ix.observed.Disks[ref.Disk].Disputed; disputed != "" {
 		return blocked(ref, reason.with(CodeDiskDisputed, ", but %s", disputed)).asWaitFor(op, true)
 	}

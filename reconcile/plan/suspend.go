@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -75,7 +76,7 @@ func suspendedText(by *schema.Suspension) string {
 
 // neededBySuspended returns the name of a suspended image that has no ready copy and can be
 // copied from ref. Without the suspension it would have been copied before ref is deleted.
-func (ix *index) neededBySuspended(ref CopyRef) (image string, needed bool) {
+func (ix *index) neededBySuspended(ref ident.CopyRef) (image string, needed bool) {
 	c := ix.copyAt(ref)
 	if c.SHA512.IsZero() {
 		return "", false
@@ -97,14 +98,14 @@ func (ix *index) suspendedImages() []schema.Image {
 				ix.suspended = append(ix.suspended, image)
 			}
 		}
-		slices.SortFunc(ix.suspended, func(a, b schema.Image) int { return CompareIDs(a.ID, b.ID) })
+		slices.SortFunc(ix.suspended, func(a, b schema.Image) int { return ident.ID.Compare(a.ID, b.ID) })
 	}
 	return ix.suspended
 }
 
 // hasReady reports whether an image has a ready copy that does not leave.
 func (ix *index) hasReady(image schema.Image) bool {
-	return slices.ContainsFunc(ix.copiesNamed(image.ID.Name), func(ref CopyRef) bool {
+	return slices.ContainsFunc(ix.copiesNamed(image.ID.Name), func(ref ident.CopyRef) bool {
 		c := ix.copyAt(ref)
 		return c.State == disk.Ready && ref.ID == image.ID && ix.isCurrent(ref.Disk) && !c.Leaving && mismatchReason(image, c).IsZero()
 	})

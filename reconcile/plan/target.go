@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -14,16 +15,16 @@ type targetPlanner struct {
 	ix    *index
 	state *imageState
 	// first is the best target of all nodes, which creates the first copy.
-	first  schema.DiskRef
-	copy   CopyRef // the copy to create
-	reason Reason  // why it must be created
+	first  ident.DiskRef
+	copy   ident.CopyRef // the copy to create
+	reason Reason        // why it must be created
 	// demand is the demand of replicas for the copy, if demanded; demandOnly: nothing else makes the disk a
 	// target.
 	demand               Demand
 	demanded, demandOnly bool
 }
 
-func newTargetPlanner(p imagePlanner, ref CopyRef) targetPlanner {
+func newTargetPlanner(p imagePlanner, ref ident.CopyRef) targetPlanner {
 	t := targetPlanner{ix: p.ix, state: p.state, first: p.placement.targets[0], copy: ref, reason: Reason{CodeNoCopy, "no copy on this disk"}}
 	switch c := p.ix.copyAt(ref); {
 	case c.State == disk.Failed:
@@ -44,7 +45,7 @@ func downloadBeginsAnew(image schema.Image) bool {
 }
 
 // plan returns the action that creates the copy, or what it waits for.
-func (t targetPlanner) plan(inspections map[schema.DiskRef]Action) Action {
+func (t targetPlanner) plan(inspections map[ident.DiskRef]Action) Action {
 	op := Sync
 	if len(t.state.ready) == 0 && t.first == t.copy.Disk {
 		op = firstCopyOp(t.state.image)
@@ -60,7 +61,7 @@ func (t targetPlanner) plan(inspections map[schema.DiskRef]Action) Action {
 // choose selects where the bytes come from. Existing bytes come before the source (F2): a
 // ready copy on this node, then copies on other nodes. Only the first target uses the source,
 // and only after no peer can have a ready copy.
-func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
+func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 	if reason, end := delay(t.state, t.copy.Disk); !reason.IsZero() { // nothing can be written to the disk
 		return waitUntil(t.copy, reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)
 	}
@@ -82,7 +83,7 @@ func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
 	case len(t.state.ready) > 0:
 		return wait(t.copy, because(CodeVerifyFirst, "the file on %s is verified first", t.state.ready[0].Disk))
 	}
-	for _, other := range slices.SortedFunc(maps.Keys(inspections), CompareDisks) {
+	for _, other := range slices.SortedFunc(maps.Keys(inspections), ident.DiskRef.Compare) {
 		if a := inspections[other]; !a.Idle() && t.ix.observed.Failures[a.CopyRef()].Attempts == 0 {
 			return wait(t.copy, because(CodeVerifyFirst, "the file on %s is verified first", other))
 		}
@@ -92,7 +93,7 @@ func (t targetPlanner) choose(inspections map[schema.DiskRef]Action) Action {
 
 // sync copies the image from ready copies, which the argument from lists, best first. They are all
 // on this node, and the first one is read; or all on other nodes, and all are read.
-func (t targetPlanner) sync(from []CopyRef) Action {
+func (t targetPlanner) sync(from []ident.CopyRef) Action {
 	if len(t.state.ready) > 0 && t.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		return blocked(t.copy, Reason{CodeReplenishOff, "concurrentReplenishPerNodeLimit is 0: only first copies are created"})
 	}

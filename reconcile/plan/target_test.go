@@ -5,9 +5,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // An image without a checksum has a copy on a node that has been unreachable for a day and
@@ -16,14 +16,14 @@ import (
 func TestSyncIgnoresTheDigestOfAnUnreachableNode(t *testing.T) {
 	c := plantest.NewConfig(3, 1)
 	image := plantest.NewImage("parrot")
-	image.Checksum, image.Copies = disk.Digest{}, 3
+	image.Checksum, image.Copies = ident.Digest{}, 3
 	c.Images["parrot"] = image
 	c.Settings.RecoveryWaitInterval = 5 * time.Minute
 	c.Settings.ConcurrentReplenishPerNodeLimit = 5
 	o := plantest.EmptyDisks(c)
-	unreachable, readable := plantest.Digest(disk.SHA512, "b"), plantest.Digest(disk.SHA512, "c")
-	o.Disks[schema.DiskRef{Node: "node1", Disk: "disk1"}].Copies[image.ID] = plantest.ReadyCopy(image, unreachable)
-	o.Disks[schema.DiskRef{Node: "node2", Disk: "disk1"}].Copies[image.ID] = plantest.ReadyCopy(image, readable)
+	unreachable, readable := plantest.Digest(ident.SHA512, "b"), plantest.Digest(ident.SHA512, "c")
+	o.Disks[ident.DiskRef{Node: "node1", Disk: "disk1"}].Copies[image.ID] = plantest.ReadyCopy(image, unreachable)
+	o.Disks[ident.DiskRef{Node: "node2", Disk: "disk1"}].Copies[image.ID] = plantest.ReadyCopy(image, readable)
 	o.Peers["node1"] = plan.Peer{Queried: true, Problem: "connection refused", UnreachableFor: 24 * time.Hour}
 	d, o := plantest.AsNode("node3", c, o)
 	syncs := 0
@@ -55,7 +55,7 @@ func TestFailedRepairIsRetried(t *testing.T) {
 	full.Copies[image.ID] = failed
 	full.Space.Free = 1 << 20
 	o.Disks[refs[1]] = full
-	o.Failures[plan.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{
+	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{
 		Op: plan.Repair, Attempts: 1, Unrepairable: true, Fault: plan.FaultNetwork, Message: "no source for 30s",
 		Since: plantest.Now.Add(-time.Hour), RetryAt: plantest.Now.Add(-time.Minute),
 	}

@@ -7,16 +7,17 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // UploadTo returns the copy that an upload of the image creates on this node. digest is that
 // of the file, zero if the client does not know it. Its error is an *UploadError.
-func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (CopyRef, error) {
+func (d Desired) UploadTo(o Observed, image schema.Image, digest ident.Digest) (ident.CopyRef, error) {
 	p := newImagePlanner(newIndex(d, o), image)
 	disks := uploadDisks(p.placement)
 	if err := acceptsUpload(p.state, disks, digest); err != nil {
-		return CopyRef{}, err
+		return ident.CopyRef{}, err
 	}
 	var rejected []string
 	for _, ref := range disks {
@@ -39,7 +40,7 @@ func (d Desired) UploadTo(o Observed, image schema.Image, digest disk.Digest) (C
 	if nodes := otherUploadNodes(p.state, disks); len(nodes) > 0 {
 		text += ": upload it to " + JoinMax(nodes, ", ", 5)
 	}
-	return CopyRef{}, rejectUpload("%s", text)
+	return ident.CopyRef{}, rejectUpload("%s", text)
 }
 
 // UploadError is the reason why a node does not accept an upload of an image.
@@ -58,8 +59,8 @@ func rejectUpload(format string, args ...any) error {
 
 // uploadDisks returns the disks that accept an upload, best first: the ranked disks, and if none
 // of them can, the first disk that the image names.
-func uploadDisks(pl placement) []schema.DiskRef {
-	var refs []schema.DiskRef
+func uploadDisks(pl placement) []ident.DiskRef {
+	var refs []ident.DiskRef
 	for i := range pl.ranked.len() {
 		refs = append(refs, pl.ranked.at(i))
 	}
@@ -70,7 +71,7 @@ func uploadDisks(pl placement) []schema.DiskRef {
 }
 
 // acceptsUpload returns why no node, or only another one, accepts an upload with the digest.
-func acceptsUpload(s *imageState, disks []schema.DiskRef, digest disk.Digest) error {
+func acceptsUpload(s *imageState, disks []ident.DiskRef, digest ident.Digest) error {
 	name, declared, d, o := s.image.ID.Name, s.image.Checksum, s.ix.desired, s.ix.observed
 	by := d.SuspensionOf(s.image, o.Now)
 	switch {
@@ -105,7 +106,7 @@ func acceptsUpload(s *imageState, disks []schema.DiskRef, digest disk.Digest) er
 }
 
 // otherUploadNodes returns the other nodes that accept an upload.
-func otherUploadNodes(s *imageState, disks []schema.DiskRef) []string {
+func otherUploadNodes(s *imageState, disks []ident.DiskRef) []string {
 	var nodes []string
 	for _, ref := range disks {
 		if s.ix.desired.Owns(ref) || !s.ix.isCurrent(ref) || !rejects(s, ref).IsZero() {
@@ -131,6 +132,6 @@ func nodeAddress(nodes map[string]schema.Node, node string) string {
 }
 
 // DeclaresUpload reports whether a partial upload with the identity id is still declared.
-func DeclaresUpload(image schema.Image, id disk.ID) bool {
+func DeclaresUpload(image schema.Image, id ident.ID) bool {
 	return image.ID == id && image.Source.Upload != nil
 }

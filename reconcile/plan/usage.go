@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Usage is what is recorded beside a copy because it cannot be derived later: whether it is in
 // use, when it was last used, since when it is surplus, and when another generation replaced it.
 type Usage struct {
-	Copy         CopyRef
+	Copy         ident.CopyRef
 	InUse        bool
 	LastUsed     time.Time
 	SurplusSince time.Time
@@ -27,14 +28,14 @@ type Usage struct {
 // a pure function like Plan. Use is recorded in observe-only mode, too.
 func (d Desired) UsageUpdates(o Observed) []Usage {
 	ix := newIndex(d, o)
-	stays := map[CopyRef]bool{} // not surplus
+	stays := map[ident.CopyRef]bool{} // not surplus
 	for _, image := range d.Config.Images {
 		if len(ix.ownByName[image.ID.Name]) == 0 {
 			continue // no copy here
 		}
 		p := newImagePlanner(ix, image)
 		for _, ref := range p.placement.targets {
-			stays[CopyRef{ref, image.ID}] = true
+			stays[ident.CopyRef{Disk: ref, ID: image.ID}] = true
 		}
 		maps.Copy(stays, keptGenerations(p.state))
 	}
@@ -42,25 +43,25 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 	for _, refs := range ix.ownByName {
 		for _, ref := range refs {
 			c := ix.copyAt(ref)
-			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (schema.DiskRef{}) && u != recordedUsage(ref, c) {
+			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (ident.DiskRef{}) && u != recordedUsage(ref, c) {
 				updates = append(updates, u)
 			}
 		}
 	}
 	slices.SortFunc(updates, func(a, b Usage) int {
-		return cmp.Or(CompareIDs(a.Copy.ID, b.Copy.ID), CompareDisks(a.Copy.Disk, b.Copy.Disk))
+		return cmp.Or(ident.ID.Compare(a.Copy.ID, b.Copy.ID), ident.DiskRef.Compare(a.Copy.Disk, b.Copy.Disk))
 	})
 	return updates
 }
 
-func recordedUsage(ref CopyRef, c Copy) Usage {
+func recordedUsage(ref ident.CopyRef, c Copy) Usage {
 	return Usage{Copy: ref, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt, By: c.ClockNode, Declaration: c.Declaration}
 }
 
 // newUsage returns what should be recorded of a copy; stays: its disk is a desired disk, or
 // keepGenerations keeps it. The time since when a copy is surplus starts only under a valid
 // configuration, and restarts after the wall clock was wrong (S4).
-func newUsage(ix *index, ref CopyRef, stays bool) Usage {
+func newUsage(ix *index, ref ident.CopyRef, stays bool) Usage {
 	d, o, c := ix.desired, ix.observed, ix.copyAt(ref)
 	u := recordedUsage(ref, c)
 	u.InUse = ix.inUse(ref) != ""
@@ -109,7 +110,7 @@ func (d Disk) ApplyUsage(u Usage) {
 // intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
 // when the copy became surplus, whichever is later. It restarts now when a recorded time is
 // missing or implausible, or by another clock (S4); UsageUpdates records that.
-func (ix *index) intervalEnd(ref CopyRef) time.Time {
+func (ix *index) intervalEnd(ref ident.CopyRef) time.Time {
 	d, o, c, stepped := ix.desired, ix.observed, ix.copyAt(ref), ix.observed.Disks[ref.Disk].ClockStepped
 	since := c.SurplusSince
 	switch {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -14,14 +15,14 @@ import (
 // ListEntry is one generation of an image. Its JSON is that of Longhorn's backing image manager
 // with the fields title, virtualSize, disk and generations added. It is a stable interface.
 type ListEntry struct {
-	Name             string      `json:"name"`
-	UUID             string      `json:"uuid"`
-	Title            string      `json:"title,omitempty"` // as it is declared, for people
-	Size             int64       `json:"size"`            // bytes; 0: unknown
-	VirtualSize      int64       `json:"virtualSize"`     // bytes of a volume made of it: differs from Size for qcow2; 0: unknown
-	ExpectedChecksum disk.Digest `json:"expectedChecksum"`
-	Status           ListStatus  `json:"status"`
-	Disk             string      `json:"disk"` // of the copy that the entry shows; "": there is no copy
+	Name             string       `json:"name"`
+	UUID             string       `json:"uuid"`
+	Title            string       `json:"title,omitempty"` // as it is declared, for people
+	Size             int64        `json:"size"`            // bytes; 0: unknown
+	VirtualSize      int64        `json:"virtualSize"`     // bytes of a volume made of it: differs from Size for qcow2; 0: unknown
+	ExpectedChecksum ident.Digest `json:"expectedChecksum"`
+	Status           ListStatus   `json:"status"`
+	Disk             string       `json:"disk"` // of the copy that the entry shows; "": there is no copy
 	// Generations are the other generations of the image.
 	Generations []ListEntry `json:"generations,omitempty"`
 }

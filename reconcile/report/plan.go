@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -185,7 +186,7 @@ func sizeText(a plan.Action) string {
 
 func reasonText(a plan.Action) string {
 	reason := printable.Line(a.Text)
-	if a.From != (plan.CopyRef{}) {
+	if a.From != (ident.CopyRef{}) {
 		reason += "; from " + a.From.String()
 	}
 	switch {

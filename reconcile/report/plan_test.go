@@ -5,9 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // planOf returns a plan with these actions and the same summary as package plan.
@@ -55,7 +54,7 @@ var plans = []struct {
 			action(plan.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
 			func() plan.Action {
 				a := action(plan.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
-				a.From = plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: "parrot", UUID: "6846a0b2"}}
+				a.From = ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 				return a
 			}()),
 		text: `  download  parrot  disk1  1.0 GiB  no copy on this disk
@@ -116,7 +115,7 @@ Plan: 3 to fetch, 0 to sync, 0 to clean up; at least 43 MiB to transfer.
 			action(plan.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
 			func() plan.Action {
 				a := action(plan.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
-				a.From = plan.CopyRef{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: disk.ID{Name: "f2", UUID: "00000009"}}
+				a.From = ident.CopyRef{Disk: ident.DiskRef{Node: "node2", Disk: "disk1"}, ID: ident.ID{Name: "f2", UUID: "00000009"}}
 				return a
 			}(),
 			func() plan.Action {

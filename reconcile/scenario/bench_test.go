@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -40,7 +40,7 @@ func fleetConfig(nodes, images int) schema.Result {
 	}
 	for n := range images {
 		name := fmt.Sprintf("image%d", n)
-		c.Images[name] = schema.Image{ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 3, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
+		c.Images[name] = schema.Image{ID: ident.ID{Name: name, UUID: "0000000a"}, Copies: 3, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	}
 	return schema.Result{Config: c, Digest: "d1", Allowed: schema.Everything}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -358,7 +359,7 @@ func checkPlaced(st *session, in input) (checkResult, error) {
 	return checkResult{got: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], orNone(is), strings.Join(want, ", ")), image: id}, nil
 }
 
-func names(refs []schema.DiskRef) []string {
+func names(refs []ident.DiskRef) []string {
 	out := []string{}
 	for _, ref := range refs {
 		out = append(out, ref.String())
@@ -387,7 +388,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	if err := checkTags(st.world.base.Config, tags); err != nil {
 		return checkResult{}, err
 	}
-	on := slices.DeleteFunc(readyDisks(st.world, id), func(ref schema.DiskRef) bool {
+	on := slices.DeleteFunc(readyDisks(st.world, id), func(ref ident.DiskRef) bool {
 		return slices.ContainsFunc(tags, func(tag string) bool { return !hasTag(st.world.base.Config, ref, tag) })
 	})
 	where := ""
@@ -401,7 +402,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	v := checkResult{ok: len(on) == want || !exactly && len(on) > want, image: id}
 	v.got = fmt.Sprintf("%s has %d ready%s (%s); expected: %s%d", in.args[0], len(on), where, orNone(names(on)), least, want)
 	if v.ok {
-		v.image = disk.ID{}
+		v.image = ident.ID{}
 		v.got = fmt.Sprintf("%s has %d ready%s (%s)", in.args[0], len(on), where, orNone(names(on)))
 	}
 	return v, nil
@@ -416,7 +417,7 @@ func checkTags(c schema.Config, tags []string) error {
 			known[tag] = true
 		}
 		for diskName, d := range node.Disks {
-			known[schema.DiskRef{Node: name, Disk: diskName}.String()] = true
+			known[ident.DiskRef{Node: name, Disk: diskName}.String()] = true
 			for _, tag := range d.Tags {
 				known[tag] = true
 			}
@@ -533,7 +534,7 @@ func historyRows(w *world, history []executed) [][]string {
 	var rows [][]string
 	for _, e := range history {
 		text := printable.Line(e.Text)
-		if e.From != (plan.CopyRef{}) {
+		if e.From != (ident.CopyRef{}) {
 			text += "; from " + e.From.String()
 		}
 		if e.err != nil {

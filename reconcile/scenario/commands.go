@@ -11,8 +11,8 @@ import (
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -134,13 +134,13 @@ func (st *session) withDrained() schema.Result {
 }
 
 // parseCopy parses the arguments IMAGE NODE/DISK.
-func (st *session) parseCopy(args []string) (plan.CopyRef, error) {
+func (st *session) parseCopy(args []string) (ident.CopyRef, error) {
 	id, err := st.world.findImage(args[0])
 	if err != nil {
-		return plan.CopyRef{}, err
+		return ident.CopyRef{}, err
 	}
 	ref, err := parseDisk(st.world.base.Config, args[1])
-	return plan.CopyRef{Disk: ref, ID: id}, err
+	return ident.CopyRef{Disk: ref, ID: id}, err
 }
 
 // history returns the actions since the last forget.
@@ -156,8 +156,8 @@ func (w lazyWriter) Write(p []byte) (int, error) { return w().Write(p) }
 // checkResult is the result of a condition.
 type checkResult struct {
 	ok    bool
-	got   string  // the facts, for a message whether ok or not
-	image disk.ID // to explain if the command fails; its name is empty if there is none
+	got   string   // the facts, for a message whether ok or not
+	image ident.ID // to explain if the command fails; its name is empty if there is none
 }
 
 // scriptCommands returns the commands in the form of testscript.

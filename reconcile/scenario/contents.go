@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -13,7 +14,7 @@ type contents struct{ *simulation.Library }
 
 // of returns the content of a generation with a size. Digests that are not declared depend on the
 // generation only.
-func (l contents) of(c schema.Config, id disk.ID, size int64) string {
+func (l contents) of(c schema.Config, id ident.ID, size int64) string {
 	p := simulation.Properties{Format: disk.Raw, Size: size, RealSize: size, VirtualSize: size}
 	p.SHA512, p.SHA256, p.ManifestDigest = digestsOf(c, id)
 	return l.Add(p)
@@ -22,15 +23,15 @@ func (l contents) of(c schema.Config, id disk.ID, size int64) string {
 // damaged returns the content of a damaged file.
 func (l contents) damaged(content string) string {
 	p := l.Properties(content)
-	p.SHA512, p.SHA256, p.ManifestDigest = disk.Digest{}, disk.Digest{}, disk.Digest{}
+	p.SHA512, p.SHA256, p.ManifestDigest = ident.Digest{}, ident.Digest{}, ident.Digest{}
 	return l.Add(p)
 }
 
 // computeSHA256 computes the SHA-256 of the file of a copy if it is declared and was not computed
 // before. A file that is not damaged has the declared one.
-func (l contents) computeSHA256(c *simulation.Copy, declared disk.Digest) {
+func (l contents) computeSHA256(c *simulation.Copy, declared ident.Digest) {
 	p := l.Properties(c.File)
-	if declared.Algorithm() != disk.SHA256 || !p.SHA256.IsZero() || c.Recorded != "" && c.Recorded != c.File {
+	if declared.Algorithm() != ident.SHA256 || !p.SHA256.IsZero() || c.Recorded != "" && c.Recorded != c.File {
 		return
 	}
 	p.SHA256 = declared
@@ -76,13 +77,13 @@ func (l contents) restore(c schema.Config, saved plan.Copy) *simulation.Copy {
 
 // digestsOf returns the digests of an image: the declared one, and others that depend on the
 // generation. sha256 is zero unless it is declared.
-func digestsOf(c schema.Config, id disk.ID) (sha512, sha256, manifest disk.Digest) {
-	h, m := disk.SHA512.New(), disk.SHA256.New()
+func digestsOf(c schema.Config, id ident.ID) (sha512, sha256, manifest ident.Digest) {
+	h, m := ident.SHA512.New(), ident.SHA256.New()
 	h.Write([]byte(id.String()))
 	m.Write([]byte(id.String()))
-	sha512, manifest = disk.SHA512.Digest(h), disk.SHA256.Digest(m)
+	sha512, manifest = ident.SHA512.Digest(h), ident.SHA256.Digest(m)
 	if image, ok := c.Images[id.Name]; ok && image.ID == id && !image.Checksum.IsZero() {
-		if image.Checksum.Algorithm() == disk.SHA512 {
+		if image.Checksum.Algorithm() == ident.SHA512 {
 			return image.Checksum, sha256, manifest
 		}
 		return sha512, image.Checksum, manifest

@@ -5,33 +5,33 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // readyDisks returns the reachable disks with a ready copy, sorted.
-func readyDisks(w *world, id disk.ID) []schema.DiskRef {
-	var refs []schema.DiskRef
+func readyDisks(w *world, id ident.ID) []ident.DiskRef {
+	var refs []ident.DiskRef
 	for ref, at := range w.locations() {
 		if w.disks[at].Copies[id].Ready() && w.reachable(ref) {
 			refs = append(refs, ref)
 		}
 	}
-	slices.SortFunc(refs, plan.CompareDisks)
+	slices.SortFunc(refs, ident.DiskRef.Compare)
 	return refs
 }
 
 // hasTag reports whether a disk or its node has a tag or a name.
-func hasTag(c schema.Config, ref schema.DiskRef, tag string) bool {
+func hasTag(c schema.Config, ref ident.DiskRef, tag string) bool {
 	node := c.Nodes[ref.Node]
 	return tag == ref.Node || tag == ref.String() || slices.Contains(node.Tags, tag) || slices.Contains(node.Disks[ref.Disk].Tags, tag)
 }
 
 // explain returns a line for each declared disk: its rank for an image, its copy, and the
 // planned action or the reason why there is none.
-func explain(w *world, id disk.ID) []string {
-	planned := map[schema.DiskRef]plan.Action{}
+func explain(w *world, id ident.ID) []string {
+	planned := map[ident.DiskRef]plan.Action{}
 	for _, a := range w.plan().Actions {
 		if a.CopyRef().ID == id {
 			planned[a.CopyRef().Disk] = a
@@ -56,7 +56,7 @@ func explain(w *world, id disk.ID) []string {
 
 // rankDisks returns the disks in the order of their ranks for an image, as the first node that
 // is up computes them. For an image that is not declared, no disk has a rank.
-func rankDisks(w *world, id disk.ID) []plan.DiskRank {
+func rankDisks(w *world, id ident.ID) []plan.DiskRank {
 	w.observeAll()
 	if nodes := w.running(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
 		return nodes[0].desired().RankDisks(nodes[0].observed, id.Name)
@@ -65,12 +65,12 @@ func rankDisks(w *world, id disk.ID) []plan.DiskRank {
 	for ref := range w.locations() {
 		ranks = append(ranks, plan.DiskRank{Disk: ref})
 	}
-	slices.SortFunc(ranks, func(a, b plan.DiskRank) int { return plan.CompareDisks(a.Disk, b.Disk) })
+	slices.SortFunc(ranks, func(a, b plan.DiskRank) int { return ident.DiskRef.Compare(a.Disk, b.Disk) })
 	return ranks
 }
 
 // describeCopy returns the state of a copy on a disk.
-func describeCopy(w *world, ref schema.DiskRef, id disk.ID) string {
+func describeCopy(w *world, ref ident.DiskRef, id ident.ID) string {
 	d := w.at(ref)
 	text := "no copy"
 	if d.Copies[id] != nil {

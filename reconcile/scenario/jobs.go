@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -44,8 +45,8 @@ func (j nodeJobs) Query(_ context.Context, a plan.Action, mark string, nodes []p
 }
 
 // Prove implements reconcile.Jobs.
-func (j nodeJobs) Prove(_ context.Context, _ plan.Action, tasks []reconcile.ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
-	proofs := map[plan.CopyRef]plan.Proof{}
+func (j nodeJobs) Prove(_ context.Context, _ plan.Action, tasks []reconcile.ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
+	proofs := map[ident.CopyRef]plan.Proof{}
 	for _, t := range tasks {
 		var local *simulation.Disk
 		if t.Local.Disk != nil {
@@ -143,7 +144,7 @@ func (j nodeJobs) sourceContent(t reconcile.Task) (string, error) {
 		}
 	}
 	for _, p := range t.PeerCopies() {
-		ref := schema.DiskRef{Node: p.Node, Disk: p.Disk}
+		ref := ident.DiskRef{Node: p.Node, Disk: p.Disk}
 		if c := j.world.at(ref).Copies[p.ID]; j.world.reachable(ref) && c.Ready() {
 			return c.File, nil
 		}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -27,9 +28,9 @@ type node struct {
 	due      bool
 	observed plan.Observed // of the last round
 	plan     plan.Plan
-	attempts map[plan.CopyRef]int // the jobs of the present converge
-	giveUp   func()               // ends the present converge
-	stop     func()               // ends the manager
+	attempts map[ident.CopyRef]int // the jobs of the present converge
+	giveUp   func()                // ends the present converge
+	stop     func()                // ends the manager
 
 	published *publication // nil before the first round
 	received  map[string]peer.Observation
@@ -84,7 +85,7 @@ func (n *node) converge(ctx context.Context, execute bool) error {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	n.attempts = map[plan.CopyRef]int{}
+	n.attempts = map[ident.CopyRef]int{}
 	n.giveUp = func() { cancel(errRepeats) }
 	var err error
 	n.observed, n.plan, err = n.reconciler.Converge(ctx, d)

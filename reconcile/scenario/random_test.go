@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -49,7 +49,7 @@ func (r dice) config() schema.Result {
 
 func (r dice) image(name string) schema.Image {
 	m := schema.Image{
-		ID: disk.ID{Name: name, UUID: pick(r, "0000000a", "0000000a", "0000000b")}, Copies: 1 + r.IntN(3), AllDisks: r.one(8),
+		ID: ident.ID{Name: name, UUID: pick(r, "0000000a", "0000000a", "0000000b")}, Copies: 1 + r.IntN(3), AllDisks: r.one(8),
 		Source: pick(r, schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Download: &schema.Download{URL: "https://example.com/x"}},
 			schema.Source{Upload: &schema.Upload{}}, schema.Source{ExportFromVolume: &schema.ExportFromVolume{VolumeName: "x"}},
 			schema.Source{Clone: &schema.Clone{BackingImage: images[0], Encryption: schema.EncryptionIgnore}}),
@@ -64,7 +64,7 @@ func (r dice) image(name string) schema.Image {
 		m.DiskSelector = []string{"a"}
 	}
 	if r.one(6) {
-		m.Disks = []schema.DiskRef{{Node: "node1", Disk: "disk1"}}
+		m.Disks = []ident.DiskRef{{Node: "node1", Disk: "disk1"}}
 	}
 	return m
 }
@@ -73,12 +73,12 @@ func (r dice) image(name string) schema.Image {
 func (r dice) apply(w *world) (event string) {
 	nodes := nodeNames(w.base.Config)
 	node := nodes[r.IntN(len(nodes))]
-	refs := make([]schema.DiskRef, 0, 6)
+	refs := make([]ident.DiskRef, 0, 6)
 	for ref := range w.locations() {
 		refs = append(refs, ref)
 	}
-	slices.SortFunc(refs, plan.CompareDisks)
-	key := plan.CopyRef{Disk: refs[r.IntN(len(refs))], ID: disk.ID{Name: images[r.IntN(len(images))], UUID: pick(r, "0000000a", "0000000b")}}
+	slices.SortFunc(refs, ident.DiskRef.Compare)
+	key := ident.CopyRef{Disk: refs[r.IntN(len(refs))], ID: ident.ID{Name: images[r.IntN(len(images))], UUID: pick(r, "0000000a", "0000000b")}}
 	_, there := w.at(key.Disk).Copies[key.ID]
 	switch r.IntN(9) {
 	case 0:

@@ -3,10 +3,10 @@ package scenario
 import (
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // restore sets the cluster to saved states. All managers restart. What the states do not contain
@@ -17,7 +17,7 @@ func (w *world) restore(s *status.SavedCluster) {
 		n.stop()
 	}
 	w.now, w.startedAt = c.Now, c.Now
-	problems := map[schema.DiskRef]time.Duration{}
+	problems := map[ident.DiskRef]time.Duration{}
 	for ref, saved := range c.Disks {
 		w.disks[diskLocation{ref.Node, saved.Path}] = w.restoredDisk(ref, saved, c.BackedUp)
 		if saved.Problem != "" {
@@ -48,12 +48,12 @@ func (w *world) restore(s *status.SavedCluster) {
 }
 
 // restoredDisk returns a disk with the content of a saved one.
-func (w *world) restoredDisk(ref schema.DiskRef, saved plan.Disk, backedUp map[plan.CopyRef]bool) *simulation.Disk {
+func (w *world) restoredDisk(ref ident.DiskRef, saved plan.Disk, backedUp map[ident.CopyRef]bool) *simulation.Disk {
 	d := simulation.NewDisk(saved.UUID, w.contents.Library, saved.Space.Total)
 	d.Attached, d.UsersUnknown = saved.Problem == "", saved.UsageUnknown != ""
 	for id, c := range saved.Copies {
 		copied := w.contents.restore(w.base.Config, c)
-		if image := w.base.Config.Images[id.Name]; image.Backup != nil && backedUp[plan.CopyRef{Disk: ref, ID: id}] {
+		if image := w.base.Config.Images[id.Name]; image.Backup != nil && backedUp[ident.CopyRef{Disk: ref, ID: id}] {
 			copied.BackupID = plan.BackupRecord(*image.Backup, id, c.SHA512)
 		}
 		d.Copies[id] = copied

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -21,8 +21,8 @@ import (
 func TestRestoredClusterHasTheSamePlan(t *testing.T) {
 	t.Parallel()
 	c := threeNodes(
-		schema.Image{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/parrot"}}},
-		schema.Image{ID: disk.ID{Name: "kea", UUID: "0000000c"}, Copies: 1, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/kea"}}},
+		schema.Image{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/parrot"}}},
+		schema.Image{ID: ident.ID{Name: "kea", UUID: "0000000c"}, Copies: 1, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/kea"}}},
 	)
 	w, err := newWorld(c)
 	if err != nil {
@@ -36,7 +36,7 @@ func TestRestoredClusterHasTheSamePlan(t *testing.T) {
 		}
 	}
 	converge(w, 0)
-	ready := readyDisks(w, disk.ID{Name: "parrot", UUID: "0000000a"})
+	ready := readyDisks(w, ident.ID{Name: "parrot", UUID: "0000000a"})
 	w.setUp(ready[0].Node, false)
 	w.setAttached(ready[1], false)
 	converge(w, 2*time.Minute)
@@ -54,11 +54,11 @@ func TestRestoredClusterHasTheSamePlan(t *testing.T) {
 		t.Errorf("the plan does not have the failure of kea:\n%s", text)
 	}
 	converge(restored, 2*time.Minute)
-	if on := names(readyDisks(restored, disk.ID{Name: "parrot", UUID: "0000000a"})); len(on) != 0 {
+	if on := names(readyDisks(restored, ident.ID{Name: "parrot", UUID: "0000000a"})); len(on) != 0 {
 		t.Errorf("after 4 of 5 minutes the copies are already replaced on %v", on)
 	}
 	converge(restored, 2*time.Minute)
-	if len(readyDisks(restored, disk.ID{Name: "parrot", UUID: "0000000a"})) == 0 {
+	if len(readyDisks(restored, ident.ID{Name: "parrot", UUID: "0000000a"})) == 0 {
 		t.Error("after the recovery interval the copies are not replaced")
 	}
 }
@@ -66,7 +66,7 @@ func TestRestoredClusterHasTheSamePlan(t *testing.T) {
 // A node that is up again is a new process: it tries at once what failed before.
 func TestNodeThatRestartsForgetsFailures(t *testing.T) {
 	t.Parallel()
-	image := schema.Image{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: 1, Disks: []schema.DiskRef{{Node: "node1", Disk: "disk1"}}, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
+	image := schema.Image{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, Copies: 1, Disks: []ident.DiskRef{{Node: "node1", Disk: "disk1"}}, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	w, err := newWorld(threeNodes(image))
 	if err != nil {
 		t.Fatal(err)

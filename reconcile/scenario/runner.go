@@ -16,7 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/rogpeppe/go-internal/txtar"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -28,15 +28,15 @@ import (
 type Runner struct {
 	update, verbose bool
 
-	config *configdir.Snapshot           // added to the files of each scenario; nil: nothing
-	saved  *status.SavedCluster          // the state at the start; nil: empty disks
-	loaded map[disk.Digest]schema.Result // valid configurations by their files
+	config *configdir.Snapshot            // added to the files of each scenario; nil: nothing
+	saved  *status.SavedCluster           // the state at the start; nil: empty disks
+	loaded map[ident.Digest]schema.Result // valid configurations by their files
 }
 
 // NewRunner returns a Runner. With update, it writes the output that cmp compares into the
 // scenarios. With verbose, it logs all parts of a scenario, and not only the last one.
 func NewRunner(update, verbose bool) *Runner {
-	return &Runner{update: update, verbose: verbose, loaded: map[disk.Digest]schema.Result{}}
+	return &Runner{update: update, verbose: verbose, loaded: map[ident.Digest]schema.Result{}}
 }
 
 // UseConfig adds the files of a configuration to each scenario, unless it has errors. The

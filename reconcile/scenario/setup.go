@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -22,31 +23,31 @@ func checkNode(c schema.Config, name string) error {
 }
 
 // parseDisk parses NODE/DISK. The error lists the declared names.
-func parseDisk(c schema.Config, text string) (schema.DiskRef, error) {
-	ref, err := schema.ParseDiskRef(text)
+func parseDisk(c schema.Config, text string) (ident.DiskRef, error) {
+	ref, err := ident.ParseDiskRef(text)
 	if err != nil {
-		return schema.DiskRef{}, fmt.Errorf("%s is not a disk: %w", text, err)
+		return ident.DiskRef{}, fmt.Errorf("%s is not a disk: %w", text, err)
 	}
 	if err := checkNode(c, ref.Node); err != nil {
-		return schema.DiskRef{}, err
+		return ident.DiskRef{}, err
 	}
 	disks := c.Nodes[ref.Node].Disks
 	if _, ok := disks[ref.Disk]; !ok {
-		return schema.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", ref.Node, ref.Disk, joinNames(slices.Sorted(maps.Keys(disks))))
+		return ident.DiskRef{}, fmt.Errorf("node %s has no disk %s: it has %s", ref.Node, ref.Disk, joinNames(slices.Sorted(maps.Keys(disks))))
 	}
 	return ref, nil
 }
 
 // findImage finds an image by its name, or a generation by <name>-<uuid>. The name of a
 // removed image is enough if only one generation has copies.
-func (w *world) findImage(text string) (disk.ID, error) {
+func (w *world) findImage(text string) (ident.ID, error) {
 	if image, ok := w.base.Config.Images[text]; ok {
 		return image.ID, nil
 	}
 	if _, invalid := w.base.Invalid[text]; invalid {
-		return disk.ID{Name: text}, nil
+		return ident.ID{Name: text}, nil
 	}
-	generations := map[string]disk.ID{} // of copies
+	generations := map[string]ident.ID{} // of copies
 	for _, d := range w.disks {
 		for id := range d.Copies {
 			if id.Name == text {
@@ -58,17 +59,17 @@ func (w *world) findImage(text string) (disk.ID, error) {
 		if len(generations) == 1 {
 			return id, nil
 		}
-		return disk.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, joinNames(slices.Sorted(maps.Keys(generations))))
+		return ident.ID{}, fmt.Errorf("%s has several generations: name one of %s", text, joinNames(slices.Sorted(maps.Keys(generations))))
 	}
 	for _, e := range slices.Backward(w.history) {
 		if e.Image == text {
 			return e.CopyRef().ID, nil
 		}
 	}
-	if id, err := disk.ParseID(text); err == nil {
+	if id, err := ident.ParseID(text); err == nil {
 		return id, nil
 	}
-	return disk.ID{}, fmt.Errorf("image %s is not declared and has no copies: the declared images are %s", text, joinNames(slices.Sorted(maps.Keys(w.base.Config.Images))))
+	return ident.ID{}, fmt.Errorf("image %s is not declared and has no copies: the declared images are %s", text, joinNames(slices.Sorted(maps.Keys(w.base.Config.Images))))
 }
 
 // joinNames lists names for an error.
@@ -91,7 +92,7 @@ func (w *world) setUp(node string, up bool) {
 }
 
 // setAttached attaches or detaches a disk. The disk keeps its copies.
-func (w *world) setAttached(ref schema.DiskRef, attached bool) {
+func (w *world) setAttached(ref ident.DiskRef, attached bool) {
 	w.observeAll()
 	w.at(ref).Attached = attached
 	w.changed()
@@ -99,7 +100,7 @@ func (w *world) setAttached(ref schema.DiskRef, attached bool) {
 }
 
 // setFree sets the free bytes of a disk.
-func (w *world) setFree(ref schema.DiskRef, bytes int64) {
+func (w *world) setFree(ref ident.DiskRef, bytes int64) {
 	w.at(ref).SetFree(bytes)
 	w.changed()
 }
@@ -111,7 +112,7 @@ func (w *world) setSource(image string, s source) {
 }
 
 // putCopy puts a copy on a disk, or removes it if c is nil. It does not change the free space.
-func (w *world) putCopy(ref plan.CopyRef, c *simulation.Copy) {
+func (w *world) putCopy(ref ident.CopyRef, c *simulation.Copy) {
 	d := w.at(ref.Disk)
 	free := d.Free()
 	if d.Copies[ref.ID] = c; c == nil {
@@ -122,7 +123,7 @@ func (w *world) putCopy(ref plan.CopyRef, c *simulation.Copy) {
 }
 
 // newCopy returns a copy of an image in a state.
-func (w *world) newCopy(id disk.ID, state disk.State, size int64) *simulation.Copy {
+func (w *world) newCopy(id ident.ID, state disk.State, size int64) *simulation.Copy {
 	content := w.contents.of(w.base.Config, id, size)
 	c := &simulation.Copy{File: content, Recorded: content, Owned: true}
 	switch state {
@@ -138,7 +139,7 @@ func (w *world) newCopy(id disk.ID, state disk.State, size int64) *simulation.Co
 }
 
 // setUsed says whether a replica on the disk uses a copy, which need not exist.
-func (w *world) setUsed(ref plan.CopyRef, used bool) {
+func (w *world) setUsed(ref ident.CopyRef, used bool) {
 	w.observeAll()
 	d := w.at(ref.Disk)
 	delete(d.Replicas, ref.ID)

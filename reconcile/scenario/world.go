@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -124,23 +125,23 @@ func (w *world) changed() {
 }
 
 // locations returns the locations of the declared disks.
-func (w *world) locations() map[schema.DiskRef]diskLocation {
-	all := map[schema.DiskRef]diskLocation{}
+func (w *world) locations() map[ident.DiskRef]diskLocation {
+	all := map[ident.DiskRef]diskLocation{}
 	for node, declared := range w.base.Config.Nodes {
 		for name, d := range declared.Disks {
-			all[schema.DiskRef{Node: node, Disk: name}] = diskLocation{node, d.Path}
+			all[ident.DiskRef{Node: node, Disk: name}] = diskLocation{node, d.Path}
 		}
 	}
 	return all
 }
 
 // at returns the simulated disk at the declared path of ref.
-func (w *world) at(ref schema.DiskRef) *simulation.Disk {
+func (w *world) at(ref ident.DiskRef) *simulation.Disk {
 	return w.disks[diskLocation{ref.Node, w.base.Config.Nodes[ref.Node].Disks[ref.Disk].Path}]
 }
 
 // reachable reports whether a disk is attached and its node is up.
-func (w *world) reachable(ref schema.DiskRef) bool {
+func (w *world) reachable(ref ident.DiskRef) bool {
 	return w.nodes[ref.Node] != nil && w.at(ref).Attached
 }
 

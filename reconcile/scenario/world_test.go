@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -83,11 +83,11 @@ func runRandom(t *testing.T, seed uint64) randomRun {
 }
 
 // copiesOf returns the copies on the declared disks.
-func copiesOf(w *world) map[plan.CopyRef]simulation.Copy {
-	copies := map[plan.CopyRef]simulation.Copy{}
+func copiesOf(w *world) map[ident.CopyRef]simulation.Copy {
+	copies := map[ident.CopyRef]simulation.Copy{}
 	for ref, at := range w.locations() {
 		for id, c := range w.disks[at].Copies {
-			copies[plan.CopyRef{Disk: ref, ID: id}] = *c
+			copies[ident.CopyRef{Disk: ref, ID: id}] = *c
 		}
 	}
 	return copies
@@ -95,7 +95,7 @@ func copiesOf(w *world) map[plan.CopyRef]simulation.Copy {
 
 // checkDeletion checks a deletion against the state of the cluster before and after the managers
 // worked. It checks only some of the rules of deletions. Package simulation checks all of them.
-func checkDeletion(t *testing.T, w *world, before map[plan.CopyRef]simulation.Copy, e executed) {
+func checkDeletion(t *testing.T, w *world, before map[ident.CopyRef]simulation.Copy, e executed) {
 	t.Helper()
 	never := func(violated bool, text string) {
 		if violated {
@@ -110,7 +110,7 @@ func checkDeletion(t *testing.T, w *world, before map[plan.CopyRef]simulation.Co
 	if !declared {
 		for ref := range w.locations() {
 			never(!w.reachable(ref), fmt.Sprintf("its use on %s is unknown", ref))
-			never(before[plan.CopyRef{Disk: ref, ID: key.ID}].Users > 0, "it is used on another disk")
+			never(before[ident.CopyRef{Disk: ref, ID: key.ID}].Users > 0, "it is used on another disk")
 		}
 		return
 	}
@@ -132,7 +132,7 @@ func checkSpace(t *testing.T, w *world) {
 // surplus copy is deleted after the clean-up interval.
 func TestConvergeMovesTheClockFromDeadlineToDeadline(t *testing.T) {
 	t.Parallel()
-	parrot := schema.Image{ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
+	parrot := schema.Image{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, Copies: 2, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	w, err := newWorld(threeNodes(parrot))
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -167,7 +167,7 @@ func (c *cluster) declareFresh() {
 			if c.liar != nil || c.adversity.oneIn(2) {
 				m.Checksum = c.digest(c.served[at])
 			}
-			m.ID = disk.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
+			m.ID = ident.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
 			config.Images[name] = m
 		}
 	}))
@@ -239,7 +239,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 	}
 	places, usable := 0, false // places are the desired disks so far
 	for _, ref := range c.failedLast(config, ranked, image.ID) {
-		m, s := c.nodes[ref.Node], c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID})
+		m, s := c.nodes[ref.Node], c.copyAt(ident.CopyRef{Disk: ref, ID: image.ID})
 		accepts := config.Nodes[ref.Node].AllowScheduling && config.Nodes[ref.Node].Disks[ref.Disk].AllowScheduling
 		switch {
 		case m.liar != nil && (accepts || m.liar.mayClaim(image.ID.Name, claimKind.isFile)):
@@ -247,7 +247,7 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 			continue
 		case s.Ready():
 			have++
-		case !accepts || m.liar != nil || c.skewed[ref.Node] || s != nil && c.users(plan.CopyRef{Disk: ref, ID: image.ID}) > 0:
+		case !accepts || m.liar != nil || c.skewed[ref.Node] || s != nil && c.users(ident.CopyRef{Disk: ref, ID: image.ID}) > 0:
 			continue
 		}
 		if usable = true; places < copies {
@@ -263,10 +263,10 @@ func (c *cluster) requiredReady(config schema.Config, image schema.Image) (requi
 // failedLast returns the disks in the order in which they get a copy: a disk whose own node has seen it fail for
 // the recovery interval comes after all others. Another disk has its place then, so that nothing is tried on it
 // again, also if it could be written by now.
-func (c *cluster) failedLast(config schema.Config, ranked []schema.DiskRef, id disk.ID) []schema.DiskRef {
-	var sound, failed []schema.DiskRef
+func (c *cluster) failedLast(config schema.Config, ranked []ident.DiskRef, id ident.ID) []ident.DiskRef {
+	var sound, failed []ident.DiskRef
 	for _, ref := range ranked {
-		key, o := plan.CopyRef{Disk: ref, ID: id}, c.nodes[ref.Node].observed
+		key, o := ident.CopyRef{Disk: ref, ID: id}, c.nodes[ref.Node].observed
 		f := o.Failures[key]
 		if f.Attempts > 0 && f.Fault == plan.FaultDisk && o.Now.Sub(f.Since) >= config.Settings.RecoveryWaitInterval && !c.copyAt(key).Ready() {
 			failed = append(failed, ref)
@@ -279,16 +279,16 @@ func (c *cluster) failedLast(config schema.Config, ranked []schema.DiskRef, id d
 
 // isReadyUnranked reports whether a node that can be relied on has a ready copy on a disk that is not ranked: one
 // whose eviction is requested, or that does not match the selectors any more, or on which a replica needed it.
-func (c *cluster) isReadyUnranked(ranked []schema.DiskRef, id disk.ID) bool {
-	return slices.ContainsFunc(c.diskRefs(), func(ref schema.DiskRef) bool {
-		return !slices.Contains(ranked, ref) && c.nodes[ref.Node].liar == nil && c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready()
+func (c *cluster) isReadyUnranked(ranked []ident.DiskRef, id ident.ID) bool {
+	return slices.ContainsFunc(c.diskRefs(), func(ref ident.DiskRef) bool {
+		return !slices.Contains(ranked, ref) && c.nodes[ref.Node].liar == nil && c.copyAt(ident.CopyRef{Disk: ref, ID: id}).Ready()
 	})
 }
 
 // checkService checks that each disk of a node that can be relied on is in service, and that a compromised
 // node disputes no more disks than are declared for it.
 func (c *cluster) checkService() {
-	disputed := map[schema.DiskRef]bool{}
+	disputed := map[ident.DiskRef]bool{}
 	for _, name := range c.names {
 		m := c.nodes[name]
 		if !m.up || m.liar != nil {

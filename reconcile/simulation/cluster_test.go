@@ -7,9 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 const (
@@ -40,14 +39,14 @@ type cluster struct {
 	// Nodes, disks and the network.
 	names           []string // of all nodes, sorted
 	nodes           map[string]*node
-	disks           map[schema.DiskRef]*Disk // by the place where each is attached, or was
-	diskCount       int                      // of all disks since the start
+	disks           map[ident.DiskRef]*Disk // by the place where each is attached, or was
+	diskCount       int                     // of all disks since the start
 	library         *Library
 	histories       map[*Copy]*copyHistory
 	links           map[route]*link
-	lastDemand      map[plan.CopyRef]time.Duration // when the last demand of replicas without a copy ended
-	sendsWrongBytes map[string]bool                // nodes that send damaged chunks
-	publications    int                            // states that were published
+	lastDemand      map[ident.CopyRef]time.Duration // when the last demand of replicas without a copy ended
+	sendsWrongBytes map[string]bool                 // nodes that send damaged chunks
+	publications    int                             // states that were published
 
 	// Upstreams.
 	served      map[string]string          // the content of each upstream
@@ -60,7 +59,7 @@ type cluster struct {
 	// Configurations.
 	declarations []*declaration // all, the newest last
 	digests      map[string]string
-	rankings     map[rankKey]*[]schema.DiskRef
+	rankings     map[rankKey]*[]ident.DiskRef
 	hashes       map[string]uint64
 
 	// Nodes that do not do what the others expect, besides the faults.
@@ -89,7 +88,7 @@ type cluster struct {
 // read is the start of a transfer from an upstream. done: it has ended with a ready copy.
 type read struct {
 	at   time.Duration
-	id   disk.ID
+	id   ident.ID
 	node string
 	done bool
 }
@@ -97,7 +96,7 @@ type read struct {
 // loss is the end of a ready copy by a fault.
 type loss struct {
 	at     time.Duration
-	key    plan.CopyRef
+	key    ident.CopyRef
 	digest string
 }
 
@@ -105,10 +104,10 @@ type loss struct {
 func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	c := &cluster{
 		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, generations: rng{rand.New(rand.NewPCG(seed, 6))}, demands: rng{rand.New(rand.NewPCG(seed, 7))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
-		nodes: map[string]*node{}, disks: map[schema.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
-		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, lastDemand: map[plan.CopyRef]time.Duration{},
+		nodes: map[string]*node{}, disks: map[ident.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
+		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, lastDemand: map[ident.CopyRef]time.Duration{},
 		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},
-		digests: map[string]string{}, rankings: map[rankKey]*[]schema.DiskRef{}, hashes: map[string]uint64{},
+		digests: map[string]string{}, rankings: map[rankKey]*[]ident.DiskRef{}, hashes: map[string]uint64{},
 		pairs: map[string]int{}, done: map[plan.Op]int{},
 	}
 	if traced {
@@ -123,7 +122,7 @@ func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	c.declare(c.firstConfig())
 	for _, name := range c.names {
 		for d := range c.latest().config.Nodes[name].Disks {
-			c.disks[schema.DiskRef{Node: name, Disk: d}] = nil
+			c.disks[ident.DiskRef{Node: name, Disk: d}] = nil
 		}
 	}
 	for i, ref := range c.diskRefs() {
@@ -141,12 +140,12 @@ func newCluster(seed uint64, least, most int, traced bool) *cluster {
 func newUUID(n int) string { return fmt.Sprintf("disk-%04d", n) }
 
 // diskRefs returns the places of all disks, sorted.
-func (c *cluster) diskRefs() []schema.DiskRef {
-	return slices.SortedFunc(maps.Keys(c.disks), plan.CompareDisks)
+func (c *cluster) diskRefs() []ident.DiskRef {
+	return slices.SortedFunc(maps.Keys(c.disks), ident.DiskRef.Compare)
 }
 
 // copyAt returns the folder of a copy on an attached disk, nil if there is none.
-func (c *cluster) copyAt(key plan.CopyRef) *Copy {
+func (c *cluster) copyAt(key ident.CopyRef) *Copy {
 	if d := c.disks[key.Disk]; d != nil && d.Attached {
 		return d.Copies[key.ID]
 	}
@@ -154,7 +153,7 @@ func (c *cluster) copyAt(key plan.CopyRef) *Copy {
 }
 
 // copyOn returns the folder of a copy if the disk with the uuid is at its place, otherwise nil.
-func (c *cluster) copyOn(uuid string, key plan.CopyRef) *Copy {
+func (c *cluster) copyOn(uuid string, key ident.CopyRef) *Copy {
 	if d := c.disks[key.Disk]; d != nil && d.UUID == uuid {
 		return c.copyAt(key)
 	}
@@ -162,10 +161,10 @@ func (c *cluster) copyOn(uuid string, key plan.CopyRef) *Copy {
 }
 
 // digest returns the digest of a content.
-func (c *cluster) digest(content string) disk.Digest { return c.library.Properties(content).SHA512 }
+func (c *cluster) digest(content string) ident.Digest { return c.library.Properties(content).SHA512 }
 
 // contentOf returns the content with a digest.
-func (c *cluster) contentOf(digest disk.Digest) string {
+func (c *cluster) contentOf(digest ident.Digest) string {
 	content, known := c.library.WithSHA512(digest)
 	if !known {
 		return "unknown content"
@@ -174,7 +173,7 @@ func (c *cluster) contentOf(digest disk.Digest) string {
 }
 
 // folder returns the folder of a copy. It creates the folder if there is none.
-func (c *cluster) folder(d *Disk, id disk.ID) *Copy {
+func (c *cluster) folder(d *Disk, id ident.ID) *Copy {
 	s := d.Folder(id)
 	s.PartialTotal = gib
 	return s

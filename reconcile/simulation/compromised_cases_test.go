@@ -4,9 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -27,7 +26,7 @@ func restoredImage(c *cluster, name string) schema.Image {
 	url := "s3://store/?backingImage=" + name
 	c.served[url] = "b"
 	m := schema.Image{Copies: 1, Checksum: c.digest("b"), Source: schema.Source{Restore: &schema.Restore{BackupURL: url}}}
-	m.ID = disk.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
+	m.ID = ident.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
 	return m
 }
 
@@ -45,7 +44,7 @@ func TestClusterUsesTheSourceWhenAClaimedCopyIsNeverSent(t *testing.T) {
 	c.runUntil(c.now + time.Minute)
 	c.offline = false
 	c.runUntil(c.now + 15*time.Minute)
-	if !c.copyAt(plan.CopyRef{Disk: ranked[0], ID: m.ID}).Ready() {
+	if !c.copyAt(ident.CopyRef{Disk: ranked[0], ID: m.ID}).Ready() {
 		t.Errorf("%s is not ready on %s:\n%s\n%s", m.ID, ranked[0], c.trace, c.describe())
 	}
 }
@@ -119,7 +118,7 @@ func TestCompromisedNodeHasThePlaceOfAFailedDisk(t *testing.T) {
 	m := restoredImage(c, "macaw")
 	m.Copies = 2
 	ranked := c.rankedDisks(c.latest(), m)
-	first, second := plan.CopyRef{Disk: ranked[0], ID: m.ID}, plan.CopyRef{Disk: ranked[1], ID: m.ID}
+	first, second := ident.CopyRef{Disk: ranked[0], ID: m.ID}, ident.CopyRef{Disk: ranked[1], ID: m.ID}
 	c.disks[second.Disk].FailsWrites = true
 	c.compromise(c.nodes[ranked[2].Node])
 	c.liar.always(claimFinal, noBytes)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -28,7 +29,7 @@ type liar struct {
 	moods map[string]*mood // by the node that receives the responses
 	// chunks are the numbers of the chunks that it has, by the digest of the chunk manifest: the chunks
 	// that a node requested from it before, and chunk 0 of each image.
-	chunks map[disk.Digest]map[uint64]bool
+	chunks map[ident.Digest]map[uint64]bool
 	// bounded: no claim of the liar may delay an image for longer than a node that does not respond.
 	bounded bool
 	// neverReady: while it is bounded, it claims no ready copies.
@@ -117,7 +118,7 @@ func (c *cluster) compromise(m *node) {
 	c.detachAll(m)
 	m.starts++
 	m.up, m.process = true, process{}
-	m.liar = &liar{node: m, rng: c.adversity, moods: map[string]*mood{}, chunks: map[disk.Digest]map[uint64]bool{}}
+	m.liar = &liar{node: m, rng: c.adversity, moods: map[string]*mood{}, chunks: map[ident.Digest]map[uint64]bool{}}
 	c.liar = m.liar
 }
 
@@ -362,7 +363,7 @@ func (l *liar) state(m *mood, to *node, digest string) peer.State {
 
 // copies returns the copies that the liar claims to have on each of its disks.
 func (l *liar) copies(m *mood, to *node, config schema.Config) []peer.Copy {
-	copies := map[disk.ID]peer.Copy{}
+	copies := map[ident.ID]peer.Copy{}
 	if m.mirror != nil && m.mirror.published != nil { // the copies of another node, also orphans and old generations
 		for _, one := range m.mirror.published.state.Disks {
 			for _, v := range one.Copies {
@@ -385,11 +386,11 @@ func (l *liar) copies(m *mood, to *node, config schema.Config) []peer.Copy {
 	}
 	if m.flood {
 		for i := range 30 {
-			id := disk.ID{Name: fmt.Sprintf("flood%d", i), UUID: fmt.Sprintf("%08x", l.rng.Uint32())}
+			id := ident.ID{Name: fmt.Sprintf("flood%d", i), UUID: fmt.Sprintf("%08x", l.rng.Uint32())}
 			copies[id] = peer.Copy{Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, SHA512: l.node.c.digest(id.UUID)}}
 		}
 	}
-	return slices.SortedFunc(maps.Values(copies), func(a, b peer.Copy) int { return plan.CompareIDs(a.ID, b.ID) })
+	return slices.SortedFunc(maps.Values(copies), func(a, b peer.Copy) int { return ident.ID.Compare(a.ID, b.ID) })
 }
 
 // forgery returns the content that a liar invents for an image. The liar has these bytes.
@@ -482,7 +483,7 @@ func (l *liar) relaySource(is func(content string) bool) (content string, ok boo
 			continue
 		}
 		for _, id := range c.disks[ref].IDs() {
-			key := plan.CopyRef{Disk: ref, ID: id}
+			key := ident.CopyRef{Disk: ref, ID: id}
 			if s := c.copyAt(key); s.Ready() && s.File == s.Recorded && is(s.Recorded) && c.nodes[ref.Node].loop != nil && !c.nodes[ref.Node].leaving(key) {
 				return s.Recorded, true
 			}
@@ -493,7 +494,7 @@ func (l *liar) relaySource(is func(content string) bool) (content string, ok boo
 
 // prove responds to the request for a chunk of a copy that has the given chunk manifest. ok is false if
 // the liar does not respond.
-func (l *liar) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) (p plan.Proof, ok bool) {
+func (l *liar) prove(t reconcile.ProofTask, manifest ident.Digest, of *runningJob) (p plan.Proof, ok bool) {
 	c, m := l.node.c, l.moodFor(of.deletion.node)
 	hasManifest := func(content string) bool { return c.library.Properties(content).HasManifest(manifest) }
 	if l.chunks[manifest] == nil {

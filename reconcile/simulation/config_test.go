@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -136,7 +136,7 @@ func (c *cluster) randomImage(config schema.Config, name string) schema.Image {
 }
 
 func (c *cluster) imageWithSource(config schema.Config, name string, source schema.Source) schema.Image {
-	m := schema.Image{ID: disk.ID{Name: name}, Copies: pick(c.rng, 1, 1, 2, 2, 3), Source: source}
+	m := schema.Image{ID: ident.ID{Name: name}, Copies: pick(c.rng, 1, 1, 2, 2, 3), Source: source}
 	if content := c.expectedBytes(config, m); content != "" && c.oneIn(2) {
 		m.Checksum = c.digest(content)
 	}
@@ -151,7 +151,7 @@ func (c *cluster) imageWithSource(config schema.Config, name string, source sche
 		m.DiskSelector = pick(c.rng, []string{"a"}, []string{"a", "b"})
 	}
 	if c.oneIn(8) && len(c.disks) > 0 {
-		m.Disks = []schema.DiskRef{pick(c.rng, c.diskRefs()...)}
+		m.Disks = []ident.DiskRef{pick(c.rng, c.diskRefs()...)}
 	}
 	return m
 }

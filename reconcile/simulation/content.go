@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // Properties are what is known of the bytes of a file.
@@ -14,22 +15,22 @@ type Properties struct {
 	// VirtualSize the size that a guest sees.
 	Size, RealSize, VirtualSize int64
 	// SHA512 is the digest of the file. SHA256 may be zero: then nothing computes it.
-	SHA512, SHA256 disk.Digest
+	SHA512, SHA256 ident.Digest
 	// ManifestDigest is the digest of the chunk manifest, see Manifests.
-	ManifestDigest disk.Digest
+	ManifestDigest ident.Digest
 }
 
 // Manifests returns the digests of the chunk manifests that the bytes may have: ManifestDigest, and the
 // one with hashes of another algorithm.
-func (p Properties) Manifests() []disk.Digest {
+func (p Properties) Manifests() []ident.Digest {
 	if p.ManifestDigest.IsZero() {
 		return nil
 	}
-	return []disk.Digest{p.ManifestDigest, digestOf(disk.SHA256, "other hashes of "+p.ManifestDigest.String())}
+	return []ident.Digest{p.ManifestDigest, digestOf(ident.SHA256, "other hashes of "+p.ManifestDigest.String())}
 }
 
 // HasManifest reports whether the bytes may have a chunk manifest with the digest.
-func (p Properties) HasManifest(d disk.Digest) bool { return slices.Contains(p.Manifests(), d) }
+func (p Properties) HasManifest(d ident.Digest) bool { return slices.Contains(p.Manifests(), d) }
 
 // defaultSize is the size of a content that was named without properties.
 const defaultSize = 1 << 30
@@ -69,7 +70,7 @@ func (l *Library) Properties(content string) Properties {
 	if !known {
 		p = Properties{
 			Format: disk.Raw, Size: defaultSize, RealSize: defaultSize, VirtualSize: defaultSize,
-			SHA512: digestOf(disk.SHA512, content), ManifestDigest: digestOf(disk.SHA256, content),
+			SHA512: digestOf(ident.SHA512, content), ManifestDigest: digestOf(ident.SHA256, content),
 		}
 		l.learn(content, p)
 	}
@@ -78,7 +79,7 @@ func (l *Library) Properties(content string) Properties {
 
 // WithSHA512 returns the content with a digest. known is false if the digest is zero, or if the
 // properties of such a content were not requested before.
-func (l *Library) WithSHA512(d disk.Digest) (content string, known bool) {
+func (l *Library) WithSHA512(d ident.Digest) (content string, known bool) {
 	i := slices.IndexFunc(l.contents, func(c string) bool { return l.properties[c].SHA512 == d })
 	if d.IsZero() || i < 0 {
 		return "", false
@@ -86,7 +87,7 @@ func (l *Library) WithSHA512(d disk.Digest) (content string, known bool) {
 	return l.contents[i], true
 }
 
-func digestOf(a disk.Algorithm, content string) disk.Digest {
+func digestOf(a ident.Algorithm, content string) ident.Digest {
 	h := a.New()
 	h.Write([]byte(content))
 	return a.Digest(h)

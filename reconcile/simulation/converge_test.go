@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -95,7 +96,7 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 	can, have := 0, 0
 	for _, ref := range ranked {
 		node := head.config.Nodes[ref.Node]
-		s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID})
+		s := c.copyAt(ident.CopyRef{Disk: ref, ID: image.ID})
 		sound := s.Ready() && (image.Checksum.IsZero() || c.digest(s.Recorded) == image.Checksum)
 		if sound {
 			have++
@@ -119,12 +120,12 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 		c.violation("converge", "%s has %d copies on ranked disks; %d are possible", image.ID, have, want)
 	}
 	c.checkDemands(image)
-	named := slices.ContainsFunc(image.Disks, func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) })
+	named := slices.ContainsFunc(image.Disks, func(ref ident.DiskRef) bool { return !slices.Contains(ranked, ref) })
 	return can < copies || len(ranked) == 0 || named
 }
 
 // disksForNewCopy returns the disks that accept a new copy of an image.
-func (c *cluster) disksForNewCopy(image schema.Image, ranked []schema.DiskRef) []schema.DiskRef {
+func (c *cluster) disksForNewCopy(image schema.Image, ranked []ident.DiskRef) []ident.DiskRef {
 	config := c.latest().config
 	refs := slices.Clone(ranked)
 	for _, ref := range image.Disks {
@@ -132,7 +133,7 @@ func (c *cluster) disksForNewCopy(image schema.Image, ranked []schema.DiskRef) [
 			refs = append(refs, ref)
 		}
 	}
-	return slices.DeleteFunc(refs, func(ref schema.DiskRef) bool {
+	return slices.DeleteFunc(refs, func(ref ident.DiskRef) bool {
 		node := config.Nodes[ref.Node]
 		return !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling
 	})
@@ -155,8 +156,8 @@ func (c *cluster) checkReported(image schema.Image, can int) {
 }
 
 // isReadyAnywhere reports whether any attached disk has a ready copy.
-func (c *cluster) isReadyAnywhere(id disk.ID) bool {
-	return slices.ContainsFunc(c.diskRefs(), func(ref schema.DiskRef) bool { return c.copyAt(plan.CopyRef{Disk: ref, ID: id}).Ready() })
+func (c *cluster) isReadyAnywhere(id ident.ID) bool {
+	return slices.ContainsFunc(c.diskRefs(), func(ref ident.DiskRef) bool { return c.copyAt(ident.CopyRef{Disk: ref, ID: id}).Ready() })
 }
 
 // overPruneLimit reports whether the prune limit blocks the deletion of orphans.
@@ -190,12 +191,12 @@ func (c *cluster) checkLeftovers() {
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
 			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
-				c.violation("converge", "a partial upload is left on %s", plan.CopyRef{Disk: ref, ID: id})
-			case !s.Owned || c.users(plan.CopyRef{Disk: ref, ID: id}) > 0:
-			case image.ID != id && (len(c.needing(plan.CopyRef{Disk: ref, ID: id})) > 0 || !c.allDisksPresent()):
+				c.violation("converge", "a partial upload is left on %s", ident.CopyRef{Disk: ref, ID: id})
+			case !s.Owned || c.users(ident.CopyRef{Disk: ref, ID: id}) > 0:
+			case image.ID != id && (len(c.needing(ident.CopyRef{Disk: ref, ID: id})) > 0 || !c.allDisksPresent()):
 			case !declared && !pruneBlocked && !c.isUsedAnywhere(id.Name):
 				c.violation("converge", "%s is left on %s", id, ref)
-			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks && !c.mayStay(image, plan.CopyRef{Disk: ref, ID: id}):
+			case image.ID != id && enough && len(ranked) > 0 && !image.AllDisks && !c.mayStay(image, ident.CopyRef{Disk: ref, ID: id}):
 				c.violation("converge", "%s, an older generation, is left on %s", id, ref)
 			}
 		}
@@ -205,7 +206,7 @@ func (c *cluster) checkLeftovers() {
 func (c *cluster) isUsedAnywhere(name string) bool {
 	for ref, d := range c.disks {
 		for id := range d.Copies {
-			if id.Name == name && c.users(plan.CopyRef{Disk: ref, ID: id}) > 0 {
+			if id.Name == name && c.users(ident.CopyRef{Disk: ref, ID: id}) > 0 {
 				return true
 			}
 		}
@@ -215,11 +216,11 @@ func (c *cluster) isUsedAnywhere(name string) bool {
 
 // keptByUse returns the generations that the prune limit does not count: those of images with a copy in use, and those that a
 // replica on another disk needs.
-func (c *cluster) keptByUse() map[disk.ID]bool {
-	kept := map[disk.ID]bool{}
+func (c *cluster) keptByUse() map[ident.ID]bool {
+	kept := map[ident.ID]bool{}
 	for ref, d := range c.disks {
 		for id := range d.Copies {
-			kept[id] = kept[id] || c.isUsedAnywhere(id.Name) || len(c.needing(plan.CopyRef{Disk: ref, ID: id})) > 0
+			kept[id] = kept[id] || c.isUsedAnywhere(id.Name) || len(c.needing(ident.CopyRef{Disk: ref, ID: id})) > 0
 		}
 	}
 	return kept
@@ -229,7 +230,7 @@ func (c *cluster) keptByUse() map[disk.ID]bool {
 func (c *cluster) allDisksPresent() bool {
 	for name, node := range c.latest().config.Nodes {
 		for d := range node.Disks {
-			if one := c.disks[schema.DiskRef{Node: name, Disk: d}]; one == nil || !one.Attached {
+			if one := c.disks[ident.DiskRef{Node: name, Disk: d}]; one == nil || !one.Attached {
 				return false
 			}
 		}
@@ -237,10 +238,10 @@ func (c *cluster) allDisksPresent() bool {
 	return true
 }
 
-func (c *cluster) countReady(image schema.Image, refs []schema.DiskRef) int {
+func (c *cluster) countReady(image schema.Image, refs []ident.DiskRef) int {
 	n := 0
 	for _, ref := range refs {
-		if s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID}); s.Ready() {
+		if s := c.copyAt(ident.CopyRef{Disk: ref, ID: image.ID}); s.Ready() {
 			n++
 		}
 	}
@@ -254,7 +255,7 @@ func (c *cluster) checkUpstreamReads(began time.Duration) {
 	for _, m := range c.nodes {
 		began = max(began, m.appliedAt+time.Minute)
 	}
-	begun := map[disk.ID]int{}
+	begun := map[ident.ID]int{}
 	for _, r := range c.reads {
 		if r.at > began && !r.done {
 			begun[r.id]++
@@ -292,7 +293,7 @@ func (c *cluster) removeImageAtEnd() {
 func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
-			if id.Name == name && c.users(plan.CopyRef{Disk: ref, ID: id}) > 0 {
+			if id.Name == name && c.users(ident.CopyRef{Disk: ref, ID: id}) > 0 {
 				return
 			}
 		}
@@ -300,8 +301,8 @@ func (c *cluster) checkRemovedImage(name string) {
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
 			_, declared := c.latest().config.Nodes[ref.Node].Disks[ref.Disk]
-			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned && c.allDisksPresent() && len(c.needing(plan.CopyRef{Disk: ref, ID: id})) == 0 {
-				c.violation("converge", "%s exists 10 minutes after its image was removed from the configuration", plan.CopyRef{Disk: ref, ID: id})
+			if s := c.disks[ref].Copies[id]; declared && id.Name == name && s.Owned && c.allDisksPresent() && len(c.needing(ident.CopyRef{Disk: ref, ID: id})) == 0 {
+				c.violation("converge", "%s exists 10 minutes after its image was removed from the configuration", ident.CopyRef{Disk: ref, ID: id})
 			}
 		}
 	}

@@ -6,9 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // violation records that a rule was broken, which ends the run.
@@ -24,7 +22,7 @@ type deletion struct {
 	c     *cluster
 	node  *node
 	work  *runningJob
-	key   plan.CopyRef
+	key   ident.CopyRef
 	began time.Duration
 	// reachable are the nodes that could have responded at some moment since began, and readyDuring
 	// the copies on them that were ready at such a moment.
@@ -34,7 +32,7 @@ type deletion struct {
 	responded       map[string]bool
 	readyAtResponse map[readyCopy]bool
 	// proven are the copies that have sent the right chunk.
-	proven map[plan.CopyRef]bool
+	proven map[ident.CopyRef]bool
 	// relayed are the contents of which a compromised node has sent the right chunk as the proof of one
 	// of its copies: it has read the chunk from a copy on another node.
 	relayed map[readyCopy]bool
@@ -42,8 +40,8 @@ type deletion struct {
 	deceived bool
 	// needs are the disks with replicas that have needed the generation at every moment since began, and unlimited the generations
 	// that were in use or needed then, so that the prune limit does not count them.
-	needs     map[schema.DiskRef]bool
-	unlimited map[disk.ID]bool
+	needs     map[ident.DiskRef]bool
+	unlimited map[ident.ID]bool
 	conf      *declaration // the configuration of the decision; nil before it
 	phase     string
 }
@@ -51,7 +49,7 @@ type deletion struct {
 // readyCopy is a ready copy that is not leaving, with its recorded content and the config digest of
 // its node.
 type readyCopy struct {
-	key             plan.CopyRef
+	key             ident.CopyRef
 	config, content string
 }
 
@@ -68,7 +66,7 @@ type decision struct {
 
 func (c *cluster) beginDeletion(m *node, w *runningJob) *deletion {
 	r := &deletion{c: c, node: m, work: w, key: w.key, began: c.now, phase: "withdrawn",
-		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}, proven: map[plan.CopyRef]bool{}, relayed: map[readyCopy]bool{}}
+		reachable: map[string]bool{}, readyDuring: map[readyCopy]bool{}, responded: map[string]bool{}, readyAtResponse: map[readyCopy]bool{}, proven: map[ident.CopyRef]bool{}, relayed: map[readyCopy]bool{}}
 	r.needs, r.unlimited = c.needing(w.key), c.keptByUse()
 	if c.withdrawnByTwo(r) {
 		c.pairs[pairWithdrawals]++
@@ -82,7 +80,7 @@ func (c *cluster) endDeletion(r *deletion) {
 }
 
 // deletionOf returns the running deletion of a copy, nil if there is none.
-func (c *cluster) deletionOf(key plan.CopyRef) *deletion {
+func (c *cluster) deletionOf(key ident.CopyRef) *deletion {
 	for _, r := range c.deletions {
 		if r.key == key {
 			return r
@@ -97,7 +95,7 @@ func (r *deletion) sample() {
 		return
 	}
 	now := r.c.needing(r.key)
-	maps.DeleteFunc(r.needs, func(ref schema.DiskRef, _ bool) bool { return !now[ref] })
+	maps.DeleteFunc(r.needs, func(ref ident.DiskRef, _ bool) bool { return !now[ref] })
 	for _, name := range r.c.names {
 		if config := r.c.nodes[name].observedDigest; config == "" {
 			r.reachable[name] = r.reachable[name] || name == r.node.name || r.c.reachable(r.node.name, name)
@@ -130,7 +128,7 @@ func (r *deletion) recordResponse(other *node, config string, ready map[readyCop
 }
 
 // recordProof records that a copy has sent the right chunk. A copy that is about to be deleted must not.
-func (r *deletion) recordProof(key plan.CopyRef) {
+func (r *deletion) recordProof(key ident.CopyRef) {
 	if r.c.deletionOf(key) != nil && !*clusterWorld {
 		r.c.violation("H3", "%s sends a chunk as a proof, although it was withdrawn", key)
 	}
@@ -144,7 +142,7 @@ func (r *deletion) losesNothing(s *Copy) bool { return r.deceived && s.File == "
 // recordClaim records that a compromised node has sent the right chunk: it has made up the content, or has
 // relayed the chunk from a copy that nobody has withdrawn. So it counts like a ready copy (docs/security.md,
 // what is not protected), but not as the last one: see checkUnlink.
-func (r *deletion) recordClaim(key plan.CopyRef, content, config string) {
+func (r *deletion) recordClaim(key ident.CopyRef, content, config string) {
 	one := readyCopy{key, config, content}
 	r.relayed[one], r.proven[key] = true, true
 	r.readyDuring[one], r.readyAtResponse[one] = true, true
@@ -153,17 +151,17 @@ func (r *deletion) recordClaim(key plan.CopyRef, content, config string) {
 // addReadyOn adds the ready copies on all disks of a node to a set.
 func (r *deletion) addReadyOn(on *node, config string, into map[readyCopy]bool) {
 	for name := range on.ownDisks {
-		r.addReady(on, schema.DiskRef{Node: on.name, Disk: name}, config, into)
+		r.addReady(on, ident.DiskRef{Node: on.name, Disk: name}, config, into)
 	}
 }
 
-func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into map[readyCopy]bool) {
+func (r *deletion) addReady(on *node, ref ident.DiskRef, config string, into map[readyCopy]bool) {
 	d := r.c.disks[ref]
 	if _, own := on.ownDisks[ref.Disk]; !own || d == nil || !d.Attached {
 		return
 	}
 	for id, s := range d.Copies {
-		key := plan.CopyRef{Disk: ref, ID: id}
+		key := ident.CopyRef{Disk: ref, ID: id}
 		if id.Name == r.key.ID.Name && s.Ready() && r.c.deletionOf(key) == nil {
 			into[readyCopy{key, config, s.Recorded}] = true
 		}
@@ -171,14 +169,14 @@ func (r *deletion) addReady(on *node, ref schema.DiskRef, config string, into ma
 }
 
 // recordLoss records that a fault, and no deletion, destroys a ready copy.
-func (c *cluster) recordLoss(key plan.CopyRef, s *Copy) {
+func (c *cluster) recordLoss(key ident.CopyRef, s *Copy) {
 	if s.Ready() {
 		c.losses = append(c.losses, loss{c.now, key, s.Recorded})
 	}
 }
 
-func (c *cluster) recordLosses(ref schema.DiskRef, d *Disk) {
+func (c *cluster) recordLosses(ref ident.DiskRef, d *Disk) {
 	for _, id := range d.IDs() {
-		c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, d.Copies[id])
+		c.recordLoss(ident.CopyRef{Disk: ref, ID: id}, d.Copies[id])
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -111,7 +112,7 @@ func (r *deletion) counted() map[readyCopy]bool {
 // mostWithSameBytes returns the size of the largest group of copies with equal bytes. Only copies with
 // the right bytes count, on ranked or named disks of nodes with the same configuration. The copy to
 // delete does not count.
-func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []schema.DiskRef, copies map[readyCopy]bool) int {
+func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []ident.DiskRef, copies map[readyCopy]bool) int {
 	of := map[string]int{}
 	for one := range copies {
 		ref := one.key.Disk
@@ -155,12 +156,12 @@ func (r *deletion) checkOrphan() {
 			c.violation("S3", "%s is deleted, and node %s did not respond about its use", r.key, name)
 		}
 		for d := range config.Nodes[name].Disks {
-			one := c.disks[schema.DiskRef{Node: name, Disk: d}]
+			one := c.disks[ident.DiskRef{Node: name, Disk: d}]
 			if one == nil || !one.Attached {
 				continue
 			}
 			for id, s := range one.Copies {
-				if id.Name == r.key.ID.Name && c.users(plan.CopyRef{Disk: schema.DiskRef{Node: name, Disk: d}, ID: id}) > 0 && c.history(s).usedFrom < r.began {
+				if id.Name == r.key.ID.Name && c.users(ident.CopyRef{Disk: ident.DiskRef{Node: name, Disk: d}, ID: id}) > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
 				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began && !r.unlimited[id] && c.liar == nil {
@@ -188,7 +189,7 @@ func (r *deletion) isElsewhere(image schema.Image, s *Copy) bool {
 		}
 		for ref, d := range r.c.disks {
 			for id, other := range d.Copies {
-				if d.Attached && other != s && other.Ready() && other.File == one.content && (plan.CopyRef{Disk: ref, ID: id}) != r.key {
+				if d.Attached && other != s && other.Ready() && other.File == one.content && (ident.CopyRef{Disk: ref, ID: id}) != r.key {
 					return true
 				}
 			}
@@ -210,19 +211,19 @@ func (r *deletion) checkUnlink(s *Copy) {
 	if !declared {
 		return
 	}
-	left := map[string]map[plan.CopyRef]bool{}
-	count := func(key plan.CopyRef, content string) {
+	left := map[string]map[ident.CopyRef]bool{}
+	count := func(key ident.CopyRef, content string) {
 		if key.ID != image.ID || key == r.key || !r.hasRightBytes(image, s, content) {
 			return
 		}
 		if left[content] == nil {
-			left[content] = map[plan.CopyRef]bool{}
+			left[content] = map[ident.CopyRef]bool{}
 		}
 		left[content][key] = true
 	}
 	for ref, d := range c.disks {
 		if one := d.Copies[image.ID]; d.Attached && one.Ready() && (one.File == one.Recorded || s.File == "") && one != s {
-			count(plan.CopyRef{Disk: ref, ID: image.ID}, one.Recorded)
+			count(ident.CopyRef{Disk: ref, ID: image.ID}, one.Recorded)
 		}
 	}
 	for _, l := range c.losses {

@@ -5,11 +5,11 @@ import (
 	"maps"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // This file has what the network and package disk do between the steps of a deletion: queries,
@@ -74,9 +74,9 @@ func (m *node) endProofs(job *runningJob) {
 }
 
 // requestProofs requests a chunk of each copy that has to prove that it has its bytes.
-func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
 	job.query.proving = true
-	proofs := map[plan.CopyRef]plan.Proof{}
+	proofs := map[ident.CopyRef]plan.Proof{}
 	pending := len(tasks)
 	job.query.stop = func() { done(proofs) }
 	for _, t := range tasks {
@@ -126,7 +126,7 @@ func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done 
 }
 
 // proveOwn reads a chunk of a copy of the node itself from its medium.
-func (m *node) proveOwn(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) plan.Proof {
+func (m *node) proveOwn(t reconcile.ProofTask, manifest ident.Digest, of *runningJob) plan.Proof {
 	d := m.c.disks[t.Copy.Disk]
 	if d == nil {
 		return plan.Proof{Problem: errIO.Error()}
@@ -143,7 +143,7 @@ func (m *node) proveOwn(t reconcile.ProofTask, manifest disk.Digest, of *running
 
 // prove is the response of the node to the request for a chunk.
 // ok is false if it does not respond.
-func (m *node) prove(t reconcile.ProofTask, manifest disk.Digest, of *runningJob) (p plan.Proof, ok bool) {
+func (m *node) prove(t reconcile.ProofTask, manifest ident.Digest, of *runningJob) (p plan.Proof, ok bool) {
 	if m.liar != nil {
 		return m.liar.prove(t, manifest, of)
 	}
@@ -198,7 +198,7 @@ func (m *node) respond(job *runningJob, send func(peer.State)) {
 		return
 	}
 	listed := map[readyCopy]bool{}
-	f := &fiber{node: m, listed: func(ref schema.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
+	f := &fiber{node: m, listed: func(ref ident.DiskRef) { job.deletion.addReady(m, ref, "", listed) }}
 	m.c.spawn(f, func() {
 		s, err := m.loop.PeerNode().Copies(m.ctx, job.key.ID.Name, job.query.mark)
 		if err == nil {

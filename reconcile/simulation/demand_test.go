@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -56,7 +56,7 @@ func (c *cluster) placeReplica() {
 	if existing := c.existingIDs(); len(existing) > 0 && c.demands.oneIn(2) {
 		id = pick(c.demands, existing...)
 	}
-	key := plan.CopyRef{Disk: pick(c.demands, c.diskRefs()...), ID: id}
+	key := ident.CopyRef{Disk: pick(c.demands, c.diskRefs()...), ID: id}
 	d := c.disks[key.Disk]
 	if s := d.Copies[id]; !d.Attached || d.ReplicasAway || s != nil && s.File != "" {
 		return
@@ -84,20 +84,20 @@ func (c *cluster) placeReplica() {
 }
 
 // existingIDs returns the images with a file on any disk.
-func (c *cluster) existingIDs() []disk.ID {
-	existing := map[disk.ID]bool{}
+func (c *cluster) existingIDs() []ident.ID {
+	existing := map[ident.ID]bool{}
 	for _, d := range c.disks {
 		for id, s := range d.Copies {
 			existing[id] = existing[id] || s.File != ""
 		}
 	}
-	maps.DeleteFunc(existing, func(_ disk.ID, file bool) bool { return !file })
-	return slices.SortedFunc(maps.Keys(existing), plan.CompareIDs)
+	maps.DeleteFunc(existing, func(_ ident.ID, file bool) bool { return !file })
+	return slices.SortedFunc(maps.Keys(existing), ident.ID.Compare)
 }
 
 // unmountReplicas hides the replicas of a disk for a while, if they have not changed for a minute in which a manager had to
 // record them.
-func (c *cluster) unmountReplicas(ref schema.DiskRef, d *Disk) {
+func (c *cluster) unmountReplicas(ref ident.DiskRef, d *Disk) {
 	m, named := c.nodes[ref.Node], d.named()
 	life := m.starts
 	c.after(time.Minute, func() {
@@ -117,10 +117,10 @@ func (c *cluster) unmountReplicas(ref schema.DiskRef, d *Disk) {
 
 // needing returns the disks, other than that of a copy, on which replicas need the generation of the copy, and which have no
 // ready copy of it.
-func (c *cluster) needing(key plan.CopyRef) map[schema.DiskRef]bool {
-	disks := map[schema.DiskRef]bool{}
+func (c *cluster) needing(key ident.CopyRef) map[ident.DiskRef]bool {
+	disks := map[ident.DiskRef]bool{}
 	for ref, d := range c.disks {
-		on := plan.CopyRef{Disk: ref, ID: key.ID}
+		on := ident.CopyRef{Disk: ref, ID: key.ID}
 		if ref != key.Disk && d.Attached && c.users(on) > 0 && (!d.Copies[key.ID].Ready() || c.deletionOf(on) != nil) {
 			disks[ref] = true
 		}
@@ -143,7 +143,7 @@ func (r *deletion) checkNeeds(o plan.Observed) {
 	}
 	for name, node := range r.conf.config.Nodes {
 		for d := range node.Disks {
-			ref := schema.DiskRef{Node: name, Disk: d}
+			ref := ident.DiskRef{Node: name, Disk: d}
 			if name == r.node.name && o.Disks[ref].Problem != "" {
 				r.c.violation("U7", "%s is deleted, and the replicas on %s cannot be read: %s", r.key, ref, o.Disks[ref].Problem)
 			}
@@ -155,7 +155,7 @@ func (r *deletion) checkNeeds(o plan.Observed) {
 }
 
 // publishes reports whether a node has published that replicas on a disk need an image.
-func publishes(s peer.State, name string, id disk.ID) bool {
+func publishes(s peer.State, name string, id ident.ID) bool {
 	return slices.ContainsFunc(s.Disks, func(d peer.Disk) bool {
 		return d.Name == name && slices.ContainsFunc(d.Copies, func(c peer.Copy) bool { return c.ID == id && c.Demand != "" })
 	})
@@ -163,7 +163,7 @@ func publishes(s peer.State, name string, id disk.ID) bool {
 
 // leaveReserve declares a reserve for a disk, and fills the disk for a while, so that an image fits on it only
 // below the reserve.
-func (c *cluster) leaveReserve(ref schema.DiskRef) {
+func (c *cluster) leaveReserve(ref ident.DiskRef) {
 	const reserve = 2 * gib
 	c.declare(c.editedConfig(func(config *schema.Config) {
 		if one, declared := config.Nodes[ref.Node].Disks[ref.Disk]; declared {
@@ -177,7 +177,7 @@ func (c *cluster) leaveReserve(ref schema.DiskRef) {
 }
 
 // removeReplica removes a replica of an image from a disk, wherever the disk is now.
-func (c *cluster) removeReplica(key plan.CopyRef, d *Disk) {
+func (c *cluster) removeReplica(key ident.CopyRef, d *Disk) {
 	for ref, now := range c.disks {
 		if now == d {
 			key.Disk = ref
@@ -197,18 +197,18 @@ func (c *cluster) removeReplica(key plan.CopyRef, d *Disk) {
 }
 
 // removeReplicas removes replicas from a disk: all, or those of some images.
-func (c *cluster) removeReplicas(ref schema.DiskRef, all bool) {
+func (c *cluster) removeReplicas(ref ident.DiskRef, all bool) {
 	d := c.disks[ref]
-	for _, id := range slices.SortedFunc(maps.Keys(d.Replicas), plan.CompareIDs) {
+	for _, id := range slices.SortedFunc(maps.Keys(d.Replicas), ident.ID.Compare) {
 		if all || c.demands.oneIn(2) {
 			delete(d.Replicas, id)
-			c.lastDemand[plan.CopyRef{Disk: ref, ID: id}] = c.now
+			c.lastDemand[ident.CopyRef{Disk: ref, ID: id}] = c.now
 		}
 	}
 }
 
 // users returns how many replicas on its disk use a copy.
-func (c *cluster) users(key plan.CopyRef) int {
+func (c *cluster) users(key ident.CopyRef) int {
 	d := c.disks[key.Disk]
 	n := d.Replicas[key.ID].Count
 	if s := d.Copies[key.ID]; s != nil {
@@ -219,7 +219,7 @@ func (c *cluster) users(key plan.CopyRef) int {
 
 // isDemanded reports whether replicas on a disk needed a copy at some moment since began, and the
 // configuration follows them.
-func (c *cluster) isDemanded(d *declaration, key plan.CopyRef, began time.Duration) bool {
+func (c *cluster) isDemanded(d *declaration, key ident.CopyRef, began time.Duration) bool {
 	image := d.config.Images[key.ID.Name]
 	last, ended := c.lastDemand[key]
 	return image.ID == key.ID && image.FollowReplicas && (c.users(key) > 0 || c.disks[key.Disk].replicasOf(key.ID) != "" || ended && last >= began)
@@ -263,7 +263,7 @@ func (c *cluster) checkDemands(image schema.Image) {
 	for _, ref := range c.diskRefs() {
 		m := c.nodes[ref.Node]
 		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
-		key := plan.CopyRef{Disk: ref, ID: image.ID}
+		key := ident.CopyRef{Disk: ref, ID: image.ID}
 		if declared && m.liar == nil && !c.skewed[ref.Node] && c.disks[ref].Replicas[image.ID].Count > 0 && !c.copyAt(key).Ready() {
 			c.violation("G2", "a replica needs %s, which is not ready", key)
 		}

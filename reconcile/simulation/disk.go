@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -16,7 +17,7 @@ import (
 type Disk struct {
 	UUID    string
 	Library *Library // of the files on the disk
-	Copies  map[disk.ID]*Copy
+	Copies  map[ident.ID]*Copy
 	Total   int64
 	// OtherFiles are the bytes that are neither free nor in a copy.
 	OtherFiles int64
@@ -24,10 +25,10 @@ type Disk struct {
 	Attached bool
 	// Replicas are the replicas that came when the disk had no file of their image, by image. Those that
 	// came later are Copy.Users.
-	Replicas map[disk.ID]Replicas
+	Replicas map[ident.ID]Replicas
 	// ReplicasAway: the folder of the replicas is not mounted. A manager finds the replicas that it has recorded.
 	ReplicasAway bool
-	recorded     map[disk.ID]bool
+	recorded     map[ident.ID]bool
 	// UsersUnknown: the metadata of a replica cannot be read, so that no copy counts as unused.
 	UsersUnknown bool
 	// ReadOnly: all writes fail.
@@ -89,14 +90,14 @@ var (
 
 // NewDisk returns an empty disk that is attached.
 func NewDisk(uuid string, library *Library, total int64) *Disk {
-	return &Disk{UUID: uuid, Library: library, Total: total, Attached: true, Copies: map[disk.ID]*Copy{}, Replicas: map[disk.ID]Replicas{}}
+	return &Disk{UUID: uuid, Library: library, Total: total, Attached: true, Copies: map[ident.ID]*Copy{}, Replicas: map[ident.ID]Replicas{}}
 }
 
 // IDs returns the folders on the disk, sorted.
-func (d *Disk) IDs() []disk.ID { return slices.SortedFunc(maps.Keys(d.Copies), plan.CompareIDs) }
+func (d *Disk) IDs() []ident.ID { return slices.SortedFunc(maps.Keys(d.Copies), ident.ID.Compare) }
 
 // Folder returns the folder of a copy. It creates the folder if there is none.
-func (d *Disk) Folder(id disk.ID) *Copy {
+func (d *Disk) Folder(id ident.ID) *Copy {
 	if d.Copies[id] == nil {
 		d.Copies[id] = &Copy{}
 	}
@@ -125,7 +126,7 @@ func (d *Disk) occupied() int64 {
 }
 
 // Copy returns a copy as a listing of the disk shows it.
-func (d *Disk) Copy(id disk.ID) disk.Copy {
+func (d *Disk) Copy(id ident.ID) disk.Copy {
 	c := d.Copies[id]
 	v := disk.Copy{
 		ID: id, State: disk.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
@@ -156,7 +157,7 @@ func (d *Disk) Copy(id disk.ID) disk.Copy {
 }
 
 // manifestOf returns the digest of the chunk manifest that a file on the disk has.
-func (d *Disk) manifestOf(p Properties) disk.Digest {
+func (d *Disk) manifestOf(p Properties) ident.Digest {
 	if m := p.Manifests(); d.OtherHashes && len(m) > 0 {
 		return m[1]
 	}
@@ -169,7 +170,7 @@ func (c *Copy) Ready() bool {
 }
 
 // UsedBy returns what uses a copy on the disk, or may use it; "": nothing does.
-func (d *Disk) UsedBy(id disk.ID) string {
+func (d *Disk) UsedBy(id ident.ID) string {
 	if user := d.replicasOf(id); user != "" || !d.UsersUnknown {
 		return user
 	}
@@ -177,7 +178,7 @@ func (d *Disk) UsedBy(id disk.ID) string {
 }
 
 // replicasOf returns which replicas name an image, as far as a manager finds them; "": none.
-func (d *Disk) replicasOf(id disk.ID) string {
+func (d *Disk) replicasOf(id ident.ID) string {
 	c, count := d.Copies[id], d.Replicas[id].Count
 	if c != nil {
 		count += c.Users
@@ -192,9 +193,9 @@ func (d *Disk) replicasOf(id disk.ID) string {
 }
 
 // named returns the images that replicas name, as far as a manager finds them.
-func (d *Disk) named() map[disk.ID]bool {
-	named := map[disk.ID]bool{}
-	for _, ids := range [][]disk.ID{slices.Collect(maps.Keys(d.Replicas)), slices.Collect(maps.Keys(d.Copies)), slices.Collect(maps.Keys(d.recorded))} {
+func (d *Disk) named() map[ident.ID]bool {
+	named := map[ident.ID]bool{}
+	for _, ids := range [][]ident.ID{slices.Collect(maps.Keys(d.Replicas)), slices.Collect(maps.Keys(d.Copies)), slices.Collect(maps.Keys(d.recorded))} {
 		for _, id := range ids {
 			if d.replicasOf(id) != "" {
 				named[id] = true
@@ -236,7 +237,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 	if o.Check() != nil {
 		return c, errIO
 	}
-	u := users{map[disk.ID]string{}, o.disk.UsersUnknown, o.disk.demands()}
+	u := users{map[ident.ID]string{}, o.disk.UsersUnknown, o.disk.demands()}
 	for _, id := range o.disk.IDs() {
 		one := o.disk.Copies[id]
 		if one.Aside || name != "" && id.Name != name {
@@ -250,7 +251,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 }
 
 // Update implements reconcile.Disk. It changes the usage in the record.
-func (o openDisk) Update(id disk.ID, change func(*disk.Record)) error {
+func (o openDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	c := o.disk.Copies[id]
 	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
 		return errIO
@@ -272,11 +273,11 @@ func (o openDisk) RecordUsers() error {
 
 // EndUses implements reconcile.Disk.
 func (o openDisk) EndUses(name, uuid string) {
-	maps.DeleteFunc(o.disk.recorded, func(id disk.ID, _ bool) bool { return id.Name == name && (uuid == "" || id.UUID == uuid) })
+	maps.DeleteFunc(o.disk.recorded, func(id ident.ID, _ bool) bool { return id.Name == name && (uuid == "" || id.UUID == uuid) })
 }
 
 // SetMark implements reconcile.Disk.
-func (o openDisk) SetMark(id disk.ID, m disk.Mark) error {
+func (o openDisk) SetMark(id ident.ID, m disk.Mark) error {
 	c := o.disk.Copies[id]
 	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
 		return errIO
@@ -289,7 +290,7 @@ func (o openDisk) SetMark(id disk.ID, m disk.Mark) error {
 }
 
 // ReadMark implements reconcile.Disk.
-func (o openDisk) ReadMark(id disk.ID, name string) (secret string, err error) {
+func (o openDisk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	if c := o.disk.Copies[id]; c != nil {
 		secret = c.Marks[name]
 	}
@@ -297,7 +298,7 @@ func (o openDisk) ReadMark(id disk.ID, name string) (secret string, err error) {
 }
 
 // RemoveMark implements reconcile.Disk.
-func (o openDisk) RemoveMark(id disk.ID, name string) error {
+func (o openDisk) RemoveMark(id ident.ID, name string) error {
 	if c := o.disk.Copies[id]; c != nil {
 		delete(c.Marks, name)
 	}
@@ -312,17 +313,17 @@ func (openDisk) Close() error { return nil }
 
 // users implements reconcile.Users.
 type users struct {
-	reasons map[disk.ID]string // what uses a copy; "": nothing
+	reasons map[ident.ID]string // what uses a copy; "": nothing
 	unknown bool
-	demands map[disk.ID]disk.Demand
+	demands map[ident.ID]disk.Demand
 }
 
 // Demands implements reconcile.Users.
-func (u users) Demands() map[disk.ID]disk.Demand { return u.demands }
+func (u users) Demands() map[ident.ID]disk.Demand { return u.demands }
 
 // demands returns what replicas name.
-func (d *Disk) demands() map[disk.ID]disk.Demand {
-	demands := map[disk.ID]disk.Demand{}
+func (d *Disk) demands() map[ident.ID]disk.Demand {
+	demands := map[ident.ID]disk.Demand{}
 	for id := range d.named() {
 		if c := d.Copies[id]; c == nil || !c.Aside {
 			demands[id] = disk.Demand{Replicas: []string{"vol-1"}, Since: d.Replicas[id].Since}
@@ -340,10 +341,10 @@ func (u users) Err() error {
 }
 
 // InUse implements reconcile.Users.
-func (u users) InUse(id disk.ID) (reason string, inUse bool) {
+func (u users) InUse(id ident.ID) (reason string, inUse bool) {
 	reason = u.reasons[id]
 	return reason, reason != ""
 }
 
 // FileOpen implements reconcile.Users. No process has a file open.
-func (users) FileOpen(disk.ID) (reason string, open bool) { return "", false }
+func (users) FileOpen(ident.ID) (reason string, open bool) { return "", false }

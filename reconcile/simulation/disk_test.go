@@ -5,9 +5,10 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-var parrot = disk.ID{Name: "parrot", UUID: "0000000a"}
+var parrot = ident.ID{Name: "parrot", UUID: "0000000a"}
 
 // newTestDisk returns an attached disk of 8 GiB. Open fails while it is not attached.
 func newTestDisk() *Disk { return NewDisk("disk-0001", NewLibrary(), 8*gib) }
@@ -22,7 +23,7 @@ func TestFillMakesACopyReadyAndTakesSpace(t *testing.T) {
 	if c := d.Copy(parrot); c.State != disk.Ready || c.SHA512 != want || !c.VerifiedAt.Equal(startTime) || d.Free() != 7*gib {
 		t.Errorf("the copy is %+v, and %d bytes are free", c, d.Free())
 	}
-	if err := d.Fill(parrot, "b", disk.Digest{}, 0, startTime); err == nil || d.Copies[parrot].File != "a" {
+	if err := d.Fill(parrot, "b", ident.Digest{}, 0, startTime); err == nil || d.Copies[parrot].File != "a" {
 		t.Errorf("a ready copy is replaced, error %v", err)
 	}
 }
@@ -33,7 +34,7 @@ func TestFillFailsWithoutAFile(t *testing.T) {
 	if err := d.Fill(parrot, "a", d.Library.Properties("b").SHA512, 0, startTime); !isA[*disk.ChecksumError](err) {
 		t.Errorf("for the wrong digest the error is %v", err)
 	}
-	if err := d.Fill(parrot, "a", disk.Digest{}, 8*gib, startTime); !isA[*disk.NoSpaceError](err) {
+	if err := d.Fill(parrot, "a", ident.Digest{}, 8*gib, startTime); !isA[*disk.NoSpaceError](err) {
 		t.Errorf("below the reserve the error is %v", err)
 	}
 	if c := d.Copy(parrot); c.State != disk.Pending || d.Free() != 8*gib {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -21,7 +22,7 @@ func (c *Copy) Own() {
 // Fill is the end of a job that creates a copy: it replaces the partial file by a file with the
 // content. The file must have the digest want, unless want is zero, and must leave reserve bytes
 // free.
-func (d *Disk) Fill(id disk.ID, content string, want disk.Digest, reserve int64, now time.Time) error {
+func (d *Disk) Fill(id ident.ID, content string, want ident.Digest, reserve int64, now time.Time) error {
 	c := d.Folder(id)
 	c.Own()
 	if c.File != "" && (c.Failure == "" || c.Changed) {
@@ -43,8 +44,8 @@ func (d *Disk) Fill(id disk.ID, content string, want disk.Digest, reserve int64,
 	return nil
 }
 
-func (p Properties) digest(a disk.Algorithm) disk.Digest {
-	if a == disk.SHA256 {
+func (p Properties) digest(a ident.Algorithm) ident.Digest {
+	if a == ident.SHA256 {
 		return p.SHA256
 	}
 	return p.SHA512
@@ -53,7 +54,7 @@ func (p Properties) digest(a disk.Algorithm) disk.Digest {
 // Verify is the end of a job that reads the whole file: an adoption or a verification. A file with
 // another content than the recorded one is marked as failed, which is no error. A file without
 // recorded digests gets them.
-func (d *Disk) Verify(id disk.ID, now time.Time) error {
+func (d *Disk) Verify(id ident.ID, now time.Time) error {
 	c := d.Copies[id]
 	if c == nil || c.File == "" {
 		return errNoFile
@@ -76,7 +77,7 @@ func (c *Copy) MarkDamaged(now time.Time) { c.Failure, c.DamagedAt = "damaged", 
 
 // Repair is the end of a job that rewrites the damaged chunks of a file from another copy with the
 // content.
-func (d *Disk) Repair(id disk.ID, content string, now time.Time) error {
+func (d *Disk) Repair(id ident.ID, content string, now time.Time) error {
 	c := d.Copies[id]
 	switch {
 	case c == nil || c.File == "" || c.Failure == "":
@@ -91,7 +92,7 @@ func (d *Disk) Repair(id disk.ID, content string, now time.Time) error {
 // Prove is the response of the node of a copy to the request for one chunk, as a proof that it has the
 // bytes that the manifest describes. The node compares the chunk before it sends it, and sends no
 // damaged one.
-func (d *Disk) Prove(id disk.ID, manifest disk.Digest) plan.Proof {
+func (d *Disk) Prove(id ident.ID, manifest ident.Digest) plan.Proof {
 	c := d.Copies[id]
 	switch {
 	case !d.Attached || !c.Ready():
@@ -106,23 +107,23 @@ func (d *Disk) Prove(id disk.ID, manifest disk.Digest) plan.Proof {
 
 // ProofManifest returns the digest of the chunk manifest with which the chunk of a proof is compared.
 // local is the Disk of t.Local, nil if it has none.
-func ProofManifest(t reconcile.ProofTask, local *Disk) disk.Digest {
+func ProofManifest(t reconcile.ProofTask, local *Disk) ident.Digest {
 	if local == nil {
 		return t.Source.ManifestDigest
 	}
 	if c := local.Copies[t.Local.ID]; c != nil && c.Recorded != "" {
 		return local.manifestOf(local.Library.Properties(c.Recorded))
 	}
-	return disk.Digest{}
+	return ident.Digest{}
 }
 
 // Removal returns the steps that delete a copy, for disk.RemoveUnused.
-func (d *Disk) Removal(id disk.ID) disk.Removal { return removal{d, id, d.Copies[id]} }
+func (d *Disk) Removal(id ident.ID) disk.Removal { return removal{d, id, d.Copies[id]} }
 
 // removal implements disk.Removal.
 type removal struct {
 	disk *Disk
-	id   disk.ID
+	id   ident.ID
 	copy *Copy
 }
 

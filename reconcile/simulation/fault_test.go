@@ -3,6 +3,7 @@ package simulation
 import (
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -42,7 +43,7 @@ func (c *cluster) unlessHealed(do func()) {
 }
 
 // randomCopy returns a random copy that matches. It fails after a few attempts.
-func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef, bool) {
+func (c *cluster) randomCopy(which func(ident.CopyRef, *Copy) bool) (ident.CopyRef, bool) {
 	places := c.diskRefs()
 	for range 8 {
 		ref := pick(c.rng, places...)
@@ -51,14 +52,14 @@ func (c *cluster) randomCopy(which func(plan.CopyRef, *Copy) bool) (plan.CopyRef
 		if !d.Attached || len(ids) == 0 {
 			continue
 		}
-		if key := (plan.CopyRef{Disk: ref, ID: pick(c.rng, ids...)}); which(key, d.Copies[key.ID]) {
+		if key := (ident.CopyRef{Disk: ref, ID: pick(c.rng, ids...)}); which(key, d.Copies[key.ID]) {
 			return key, true
 		}
 	}
-	return plan.CopyRef{}, false
+	return ident.CopyRef{}, false
 }
 
-func hasFile(_ plan.CopyRef, s *Copy) bool { return s.File != "" && !s.Aside }
+func hasFile(_ ident.CopyRef, s *Copy) bool { return s.File != "" && !s.Aside }
 
 // crashAndRestart ends the process of a node, and starts it again after a random time.
 func (c *cluster) crashAndRestart(m *node) {
@@ -295,7 +296,7 @@ func (c *cluster) requestRandomCleanup() {
 }
 
 // requestCleanup requests the deletion of a copy before the end of its clean-up interval.
-func (m *node) requestCleanup(key plan.CopyRef) {
+func (m *node) requestCleanup(key ident.CopyRef) {
 	if m.liar != nil {
 		return
 	}
@@ -320,7 +321,7 @@ func (c *cluster) failDisk() {
 
 // attachBeforeRename sometimes attaches a volume to a copy in the last moment in which the volume can
 // find the folder: between the first check for users and the rename, which follows after wait.
-func (c *cluster) attachBeforeRename(key plan.CopyRef, wait time.Duration) {
+func (c *cluster) attachBeforeRename(key ident.CopyRef, wait time.Duration) {
 	if !c.healed && c.oneIn(20) {
 		c.after(c.between(0, wait), func() { c.attach(key) })
 	}
@@ -334,7 +335,7 @@ func (c *cluster) attachRandomVolume() {
 }
 
 // attach attaches a volume to a copy for a random time.
-func (c *cluster) attach(key plan.CopyRef) {
+func (c *cluster) attach(key ident.CopyRef) {
 	s := c.copyAt(key)
 	if c.healed || s == nil {
 		return

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -44,7 +45,7 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 	w.recentDigests = map[string]bool{}
 	for ref, seen := range o.Disks {
 		failed, there := seen.Copies[w.key.ID]
-		s := c.copyAt(plan.CopyRef{Disk: ref, ID: w.key.ID})
+		s := c.copyAt(ident.CopyRef{Disk: ref, ID: w.key.ID})
 		responds := ref.Node == m.name || o.Peers[ref.Node].Responds()
 		if !there || !responds || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
 			continue
@@ -77,7 +78,7 @@ func (c *cluster) reviveHolders(w *runningJob, m *node) {
 
 // requestSourceCleanup requests the deletion of the source of a clone while the job reads it.
 func (c *cluster) requestSourceCleanup(w *runningJob, m *node) {
-	if c.healed || w.action.LocalSource == (plan.CopyRef{}) || !c.oneIn(2) {
+	if c.healed || w.action.LocalSource == (ident.CopyRef{}) || !c.oneIn(2) {
 		return
 	}
 	c.after(c.between(0, 20*time.Second), func() {
@@ -97,10 +98,10 @@ func (m *node) checkCloneStart(w *runningJob, o plan.Observed) {
 	if !declared || !source.Checksum.IsZero() {
 		return
 	}
-	digests := map[disk.Digest]bool{}
+	digests := map[ident.Digest]bool{}
 	for ref, seen := range o.Disks {
 		v, ready := seen.Ready(source.ID)
-		if ready && !v.Leaving && !m.suspects(plan.CopyRef{Disk: ref, ID: source.ID}) && (ref.Node == m.name || o.Peers[ref.Node].Responds()) {
+		if ready && !v.Leaving && !m.suspects(ident.CopyRef{Disk: ref, ID: source.ID}) && (ref.Node == m.name || o.Peers[ref.Node].Responds()) {
 			digests[v.SHA512] = true
 		}
 	}
@@ -155,7 +156,7 @@ func (m *node) checkSingleFirstCopy() {
 				continue
 			}
 			for _, one := range h.publication.state.Disks {
-				other := schema.DiskRef{Node: name, Disk: one.Name}
+				other := ident.DiskRef{Node: name, Disk: one.Name}
 				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.createsFirstCopy(one, other, w.key) {
 					m.c.violation("first", "%s is created by %s although %s creates the first copy", w.key, w.action.Op, other)
 				}
@@ -165,7 +166,7 @@ func (m *node) checkSingleFirstCopy() {
 }
 
 // knowsReady reports whether the last plan of a node was based on a ready copy of the image.
-func (m *node) knowsReady(id disk.ID) bool {
+func (m *node) knowsReady(id ident.ID) bool {
 	for ref, seen := range m.observed.Disks {
 		if v, ready := seen.Ready(id); ready && !v.Leaving && (ref.Node == m.name || m.observed.Peers[ref.Node].Responds()) {
 			return true
@@ -176,10 +177,10 @@ func (m *node) knowsReady(id disk.ID) bool {
 
 // createsFirstCopy reports whether another disk creates the first copy, according to the published
 // state that this node has planned with, and nothing prevents that disk from creating it.
-func (m *node) createsFirstCopy(one peer.Disk, ref schema.DiskRef, key plan.CopyRef) bool {
+func (m *node) createsFirstCopy(one peer.Disk, ref ident.DiskRef, key ident.CopyRef) bool {
 	node := m.applied.config.Nodes[ref.Node]
 	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
-	other := plan.CopyRef{Disk: ref, ID: key.ID}
+	other := ident.CopyRef{Disk: ref, ID: key.ID}
 	if i < 0 || !m.observed.Running[other] || one.Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
 		return false
 	}
@@ -208,7 +209,7 @@ func (r *deletion) checkConflict(o plan.Observed) {
 	if !declared || !image.Checksum.IsZero() {
 		return
 	}
-	digests := map[disk.Digest]bool{}
+	digests := map[ident.Digest]bool{}
 	for ref, seen := range o.Disks {
 		if v, ready := seen.Ready(image.ID); ready && ref.Node == m.name {
 			digests[v.SHA512] = true

@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -45,7 +45,7 @@ func (c *cluster) indexRandomly(config *schema.Config) {
 }
 
 // mayKeep reports whether a disk keeps older generations of an image.
-func (c *cluster) mayKeep(d *declaration, image schema.Image, ref schema.DiskRef) bool {
+func (c *cluster) mayKeep(d *declaration, image schema.Image, ref ident.DiskRef) bool {
 	return image.KeepGenerations > 0 && (slices.Contains(c.rankedDisks(d, image), ref) || slices.Contains(image.Disks, ref) && !isEvicted(d.config, ref))
 }
 
@@ -65,8 +65,8 @@ func compareReplaced(a, b *Copy, now time.Time) int {
 }
 
 // olderGenerations returns the other ready copies of older generations on the disk of a copy.
-func (c *cluster) olderGenerations(image schema.Image, key plan.CopyRef) map[disk.ID]*Copy {
-	others := map[disk.ID]*Copy{}
+func (c *cluster) olderGenerations(image schema.Image, key ident.CopyRef) map[ident.ID]*Copy {
+	others := map[ident.ID]*Copy{}
 	for id, s := range c.disks[key.Disk].Copies {
 		if id.Name == key.ID.Name && id != key.ID && id != image.ID && s.Ready() {
 			others[id] = s
@@ -77,7 +77,7 @@ func (c *cluster) olderGenerations(image schema.Image, key plan.CopyRef) map[dis
 
 // isCertainlyKept reports whether a round that lists a ready copy of an older generation now must keep it:
 // too few others were replaced later, or at the same time.
-func (m *node) isCertainlyKept(image schema.Image, key plan.CopyRef, s *Copy) bool {
+func (m *node) isCertainlyKept(image schema.Image, key ident.CopyRef, s *Copy) bool {
 	if !s.Ready() || !m.c.mayKeep(m.applied, image, key.Disk) {
 		return false
 	}
@@ -97,7 +97,7 @@ func (r *deletion) checkKept(image schema.Image, s *Copy) {
 		return
 	}
 	r.addReadyOn(r.node, r.conf.digest, r.readyDuring)
-	newer := map[disk.ID]bool{}
+	newer := map[ident.ID]bool{}
 	for one := range r.readyDuring {
 		id := one.key.ID
 		if one.key.Disk != r.key.Disk || id.Name != r.key.ID.Name || id == r.key.ID || id == image.ID {
@@ -113,7 +113,7 @@ func (r *deletion) checkKept(image schema.Image, s *Copy) {
 }
 
 // mayStay reports whether a copy of an older generation may stay in a converged cluster.
-func (c *cluster) mayStay(image schema.Image, key plan.CopyRef) bool {
+func (c *cluster) mayStay(image schema.Image, key ident.CopyRef) bool {
 	d := c.disks[key.Disk]
 	state := d.Copy(key.ID).State
 	if !c.mayKeep(c.latest(), image, key.Disk) || state != disk.Ready && state != disk.Unknown {

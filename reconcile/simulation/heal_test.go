@@ -4,10 +4,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -34,10 +33,10 @@ func (c *cluster) heal(fit bool) {
 			s := d.Copies[id]
 			if fit || c.oneIn(2) {
 				s.Users = 0
-				c.lastDemand[plan.CopyRef{Disk: ref, ID: id}] = c.now
+				c.lastDemand[ident.CopyRef{Disk: ref, ID: id}] = c.now
 			}
 			if s.Ready() && s.File != s.Recorded { // a scrub finds it
-				c.recordLoss(plan.CopyRef{Disk: ref, ID: id}, s)
+				c.recordLoss(ident.CopyRef{Disk: ref, ID: id}, s)
 				c.nodes[ref.Node].markDamaged(s)
 			}
 		}
@@ -106,7 +105,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 			if of := image.Source.Clone; of == nil {
 				c.served[upstream(image)] = c.contentOf(image.Checksum)
 			} else if c.expectedBytes(*config, image) != c.contentOf(image.Checksum) && !c.isReadyWith(*config, image.Checksum) {
-				image.Checksum = disk.Digest{} // these bytes exist nowhere
+				image.Checksum = ident.Digest{} // these bytes exist nowhere
 				image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
 				config.Images[name] = image
 				did = true
@@ -138,7 +137,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 		}
 		for _, ref := range c.diskRefs() {
 			s := c.disks[ref].Copies[image.ID]
-			if s != nil && s.File != "" && !image.Checksum.IsZero() && c.digest(s.File) != image.Checksum && (c.digest(s.Recorded) != image.Checksum || c.users(plan.CopyRef{Disk: ref, ID: image.ID}) > 0) {
+			if s != nil && s.File != "" && !image.Checksum.IsZero() && c.digest(s.File) != image.Checksum && (c.digest(s.Recorded) != image.Checksum || c.users(ident.CopyRef{Disk: ref, ID: image.ID}) > 0) {
 				delete(c.disks[ref].Copies, image.ID)
 				did = true
 			}
@@ -149,7 +148,7 @@ func (c *cluster) resolveConflicts(config *schema.Config) (did bool) {
 
 // retryFinalFailures requests another attempt for each failure of the image that only another declaration would end. It
 // reports whether there is one.
-func (c *cluster) retryFinalFailures(id disk.ID) (any bool) {
+func (c *cluster) retryFinalFailures(id ident.ID) (any bool) {
 	for _, name := range c.names {
 		m := c.nodes[name]
 		for key, t := range m.observed.Failures {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -52,7 +53,7 @@ func (c *cluster) setClient(s *Copy, client *uploader) {
 
 // listing is a disk with its copies as a round listed them.
 type listing struct {
-	ref  schema.DiskRef
+	ref  ident.DiskRef
 	disk *Disk
 	reconcile.Contents
 }
@@ -75,7 +76,7 @@ func (m *node) noteListing() {
 	}
 	for _, one := range listed {
 		for _, c := range one.Copies {
-			s, key := one.disk.Copies[c.ID], plan.CopyRef{Disk: one.ref, ID: c.ID}
+			s, key := one.disk.Copies[c.ID], ident.CopyRef{Disk: one.ref, ID: c.ID}
 			if _, used := one.Users.InUse(c.ID); used {
 				m.c.history(s).usedAt = m.c.now
 			}
@@ -98,14 +99,14 @@ func (m *node) noteListing() {
 // unwrittenKey identifies a copy on a disk, wherever the disk is attached.
 type unwrittenKey struct {
 	uuid string
-	id   disk.ID
+	id   ident.ID
 }
 
 // noteUnwritten notes the copies whose usage a round could not record, and the disks on which all
 // recorded times are right.
 func (m *node) noteUnwritten() {
 	for name := range m.ownDisks {
-		ref := schema.DiskRef{Node: m.name, Disk: name}
+		ref := ident.DiskRef{Node: m.name, Disk: name}
 		seen, d := m.observed.Disks[ref], m.c.disks[ref]
 		if seen.Problem != "" || d == nil || d.UUID != seen.UUID {
 			continue

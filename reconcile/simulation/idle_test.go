@@ -7,8 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -48,13 +47,13 @@ func runIdle(t *testing.T, seed uint64, fault func(*node)) (held bool) {
 	c := newCluster(seed, 4, 4, true)
 	defer c.close()
 	c.healed, c.quick = true, true
-	c.queue, c.declarations, c.disks = nil, nil, map[schema.DiskRef]*Disk{}
+	c.queue, c.declarations, c.disks = nil, nil, map[ident.DiskRef]*Disk{}
 	config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: 10 * time.Minute, RecoveryWaitInterval: 3 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
 	for i, name := range c.names {
 		config.Nodes[name] = schema.Node{AllowScheduling: true, Address: urlOf(name), Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
-		c.disks[schema.DiskRef{Node: name, Disk: "disk1"}] = NewDisk(newUUID(i), c.library, 100*gib)
+		c.disks[ident.DiskRef{Node: name, Disk: "disk1"}] = NewDisk(newUUID(i), c.library, 100*gib)
 	}
 	c.declare(config)
 	for _, name := range c.names {
@@ -72,7 +71,7 @@ func runIdle(t *testing.T, seed uint64, fault func(*node)) (held bool) {
 			if i%3 > 0 {
 				m.Checksum = c.digest(content)
 			}
-			m.ID = disk.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
+			m.ID = ident.ID{Name: name, UUID: schema.UUID(name, m.Checksum, m.Source)}
 			config.Images[name] = m
 		}
 	}))
@@ -85,7 +84,7 @@ func runIdle(t *testing.T, seed uint64, fault func(*node)) (held bool) {
 	for _, image := range c.latest().config.Images {
 		ready := 0
 		for _, name := range c.names {
-			if s := c.copyAt(plan.CopyRef{Disk: c.nodes[name].onlyDisk(), ID: image.ID}); name != idle.name && s.Ready() {
+			if s := c.copyAt(ident.CopyRef{Disk: c.nodes[name].onlyDisk(), ID: image.ID}); name != idle.name && s.Ready() {
 				ready++
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -21,14 +22,14 @@ type runningJob struct {
 	startedAt time.Duration
 	ctx       context.Context
 	action    plan.Action
-	key       plan.CopyRef
+	key       ident.CopyRef
 	image     schema.Image
 	diskUUID  string
 	reserve   int64
 	content   string // that a sync or a repair has to create, or another node has to have
 	sources   func() []peer.Source
 	seeds     []reconcile.Seed // of which a sync from other nodes or a download by an index may read chunks
-	verified  func(manifest disk.Digest)
+	verified  func(manifest ident.Digest)
 	done      func(error)
 	deletion  *deletion
 	query     *deletionQuery
@@ -148,7 +149,7 @@ func (m *node) progress(d *Disk, job *runningJob) error {
 	if job.action.Op.IsFirstCopy() && s.Partial == 0 && job.action.Pinned.Digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: job.key.ID, node: m.name})
 	}
-	if job.action.Op == plan.Sync && job.action.LocalSource == (plan.CopyRef{}) {
+	if job.action.Op == plan.Sync && job.action.LocalSource == (ident.CopyRef{}) {
 		s.PartialSource = disk.PartFromPeers
 	} else if s.Partial == 0 { // otherwise a download resumes a partial file of any source
 		s.PartialSource = ""
@@ -192,7 +193,7 @@ func (m *node) finishJob(d *Disk, job *runningJob) error {
 // copy that another node has and sends, or from the source of the image. A node that sends wrong
 // bytes is skipped.
 func (m *node) sourceContent(job *runningJob) (content string, err error) {
-	if job.action.LocalSource != (plan.CopyRef{}) {
+	if job.action.LocalSource != (ident.CopyRef{}) {
 		s := m.c.copyAt(job.action.LocalSource)
 		if !s.Ready() || s.Recorded != job.content {
 			return "", fmt.Errorf("open %s: it is not ready", job.action.From)
@@ -205,8 +206,8 @@ func (m *node) sourceContent(job *runningJob) (content string, err error) {
 			continue
 		}
 		for _, id := range m.c.disks[ref].IDs() {
-			s := m.c.copyAt(plan.CopyRef{Disk: ref, ID: id})
-			if !s.Ready() || s.Recorded != job.content || m.c.nodes[ref.Node].leaving(plan.CopyRef{Disk: ref, ID: id}) {
+			s := m.c.copyAt(ident.CopyRef{Disk: ref, ID: id})
+			if !s.Ready() || s.Recorded != job.content || m.c.nodes[ref.Node].leaving(ident.CopyRef{Disk: ref, ID: id}) {
 				continue
 			}
 			if s.File == job.content && !m.c.sendsWrongBytes[ref.Node] {
@@ -229,7 +230,7 @@ func (m *node) sourceContent(job *runningJob) (content string, err error) {
 
 // fill ends a job that creates a copy with a content. The file must have the digest want, unless
 // it is zero.
-func (m *node) fill(d *Disk, job *runningJob, content string, want disk.Digest) error {
+func (m *node) fill(d *Disk, job *runningJob, content string, want ident.Digest) error {
 	s := m.c.folder(d, job.key.ID)
 	m.c.own(s)
 	err := d.Fill(job.key.ID, content, want, job.reserve, m.wallNow())
@@ -248,7 +249,7 @@ func (m *node) fill(d *Disk, job *runningJob, content string, want disk.Digest) 
 }
 
 // verify ends a job that reads a whole file.
-func (m *node) verify(d *Disk, id disk.ID) error {
+func (m *node) verify(d *Disk, id ident.ID) error {
 	if s := d.Copies[id]; s != nil && s.File != "" {
 		m.c.own(s)
 	}

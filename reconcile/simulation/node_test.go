@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -60,10 +61,10 @@ type process struct {
 	wakes     int // waits that began; the end of any but the last is ignored
 
 	// Jobs and requests.
-	jobs              map[plan.CopyRef]*runningJob
-	requestedCleanups map[plan.CopyRef]time.Duration // when they were accepted
-	uploads           map[plan.CopyRef]*uploader     // until their jobs end
-	failedJobs        map[plan.CopyRef]bool          // since the last round
+	jobs              map[ident.CopyRef]*runningJob
+	requestedCleanups map[ident.CopyRef]time.Duration // when they were accepted
+	uploads           map[ident.CopyRef]*uploader     // until their jobs end
+	failedJobs        map[ident.CopyRef]bool          // since the last round
 
 	// The network.
 	peers     map[string]*peerView
@@ -106,8 +107,8 @@ func (m *node) start() {
 	log := slog.New(slog.DiscardHandler)
 	m.process = process{
 		loop:      reconcile.NewLoop(reconcile.NewWith(m.system(), log), reconcile.LoopOptions{Interval: time.Minute, Node: m.name, Log: log}),
-		removedAt: map[string]time.Duration{}, jobs: map[plan.CopyRef]*runningJob{}, requestedCleanups: map[plan.CopyRef]time.Duration{},
-		uploads: map[plan.CopyRef]*uploader{}, failedJobs: map[plan.CopyRef]bool{}, peers: map[string]*peerView{},
+		removedAt: map[string]time.Duration{}, jobs: map[ident.CopyRef]*runningJob{}, requestedCleanups: map[ident.CopyRef]time.Duration{},
+		uploads: map[ident.CopyRef]*uploader{}, failedJobs: map[ident.CopyRef]bool{}, peers: map[string]*peerView{},
 		observedOffset: m.clockOffset, recorded: map[string]int{}, unwritten: map[unwrittenKey]bool{},
 	}
 	m.ctx, m.cancel = context.WithCancel(context.Background())
@@ -133,7 +134,7 @@ func (m *node) crash() {
 	m.up = false
 	m.cancel()
 	for ref := range m.ownDisks {
-		if d := m.c.disks[schema.DiskRef{Node: m.name, Disk: ref}]; d != nil {
+		if d := m.c.disks[ident.DiskRef{Node: m.name, Disk: ref}]; d != nil {
 			for _, s := range d.Copies {
 				s.Aside = false
 			}
@@ -175,7 +176,7 @@ func (m *node) round() {
 	m.observations = 0
 	wait := m.loop.Step(m.ctx)
 	m.observing, m.busy = false, false
-	m.failedJobs = map[plan.CopyRef]bool{}
+	m.failedJobs = map[ident.CopyRef]bool{}
 	v := m.loop.View()
 	m.desired, m.observed, m.plan, m.rounds = v.Desired, v.Observed, v.Plan, v.Rounds
 	if m.rounds%checkEvery == 0 || len(m.plan.Ends) > 0 {
@@ -211,12 +212,12 @@ func (m *node) wakeAfter(wait time.Duration) {
 }
 
 // leaving reports whether a copy of the node is withdrawn.
-func (m *node) leaving(key plan.CopyRef) bool {
+func (m *node) leaving(key ident.CopyRef) bool {
 	return m.loop.PeerNode().Leaving(key.Disk.Disk, key.ID)
 }
 
 // suspects reports whether the node suspects a copy because another copy, made of it, is wrong.
-func (m *node) suspects(key plan.CopyRef) bool {
+func (m *node) suspects(key ident.CopyRef) bool {
 	return plan.Suspects(m.observed.Failures)[key]
 }
 
@@ -224,7 +225,7 @@ func (m *node) suspects(key plan.CopyRef) bool {
 func (m *node) sortedJobs() []*runningJob {
 	jobs := slices.Collect(maps.Values(m.jobs))
 	slices.SortFunc(jobs, func(a, b *runningJob) int {
-		return cmp.Or(plan.CompareDisks(a.key.Disk, b.key.Disk), plan.CompareIDs(a.key.ID, b.key.ID))
+		return cmp.Or(ident.DiskRef.Compare(a.key.Disk, b.key.Disk), ident.ID.Compare(a.key.ID, b.key.ID))
 	})
 	return jobs
 }

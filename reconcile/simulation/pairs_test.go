@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -38,7 +38,7 @@ func (c *cluster) countReturn(m *node) {
 				continue
 			}
 			for _, ref := range c.diskRefs() {
-				if s := c.copyAt(plan.CopyRef{Disk: ref, ID: key.ID}); ref.Node == m.name && s != nil && (s.Partial > 0 || s.File != "") {
+				if s := c.copyAt(ident.CopyRef{Disk: ref, ID: key.ID}); ref.Node == m.name && s != nil && (s.Partial > 0 || s.File != "") {
 					c.pairs[pairReturn]++
 				}
 			}
@@ -98,7 +98,7 @@ func (c *cluster) injectDuringDeletion(r *deletion) {
 	case 6:
 		c.after(soon(), func() { c.cutLink(r.node.name, pick(c.rng, c.names...)) })
 	case 7:
-		if key, ok := c.randomCopy(func(key plan.CopyRef, s *Copy) bool { return key.ID.Name == r.key.ID.Name && s.Ready() }); ok {
+		if key, ok := c.randomCopy(func(key ident.CopyRef, s *Copy) bool { return key.ID.Name == r.key.ID.Name && s.Ready() }); ok {
 			c.after(soon(), func() { c.attach(key) })
 		}
 	case 10:
@@ -137,12 +137,12 @@ func (c *cluster) suspendEverywhere(name string) {
 // that another node has withdrawn at the same time, if there is one. Otherwise the node of the other
 // copy plans at once, in most cases before it receives the new state of the damaged copies: so it
 // may withdraw its copy too.
-func (c *cluster) damageAllButTwo(withdrawn plan.CopyRef) {
-	var others []plan.CopyRef
+func (c *cluster) damageAllButTwo(withdrawn ident.CopyRef) {
+	var others []ident.CopyRef
 	kept := -1
 	for _, ref := range c.diskRefs() {
 		for _, id := range c.disks[ref].IDs() {
-			if key := (plan.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.copyAt(key).Ready() {
+			if key := (ident.CopyRef{Disk: ref, ID: id}); id.Name == withdrawn.ID.Name && key != withdrawn && c.copyAt(key).Ready() {
 				if ref.Node != withdrawn.Disk.Node && c.deletionOf(key) != nil {
 					kept = len(others)
 				}

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -19,26 +20,26 @@ type rankKey struct {
 // rankedDisks returns the ranked disks of an image. It is a second implementation of the product's
 // ranking: disks in the order of a hash of image and disk, and each node's best disk before any
 // node's second one.
-func (c *cluster) rankedDisks(d *declaration, image schema.Image) []schema.DiskRef {
+func (c *cluster) rankedDisks(d *declaration, image schema.Image) []ident.DiskRef {
 	key := rankKey{d.number, image.ID.String()}
 	if known := c.rankings[key]; known != nil {
 		return *known
 	}
-	round := map[schema.DiskRef]int{}
+	round := map[ident.DiskRef]int{}
 	refs := plantest.MatchingDisks(d.config, image)
-	score := func(ref schema.DiskRef) uint64 { return c.score(image.ID.Name, ref) }
-	slices.SortFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(score(a), score(b)) })
+	score := func(ref ident.DiskRef) uint64 { return c.score(image.ID.Name, ref) }
+	slices.SortFunc(refs, func(a, b ident.DiskRef) int { return cmp.Compare(score(a), score(b)) })
 	of := map[string]int{}
 	for _, ref := range refs {
 		round[ref] = of[ref.Node]
 		of[ref.Node]++
 	}
-	slices.SortStableFunc(refs, func(a, b schema.DiskRef) int { return cmp.Compare(round[a], round[b]) })
+	slices.SortStableFunc(refs, func(a, b ident.DiskRef) int { return cmp.Compare(round[a], round[b]) })
 	c.rankings[key] = &refs
 	return refs
 }
 
-func (c *cluster) score(image string, ref schema.DiskRef) uint64 {
+func (c *cluster) score(image string, ref ident.DiskRef) uint64 {
 	return splitMix(c.hash(image) ^ c.hash(ref.Node, ref.Disk))
 }
 
@@ -75,7 +76,7 @@ func copyCounts(image schema.Image, ranked int) (copies, enough int) {
 
 // isAlwaysDesired reports whether a ready copy on the disk is desired in any state of the other disks:
 // the disk is one of the first ranked ones, or named by the image.
-func (c *cluster) isAlwaysDesired(d *declaration, image schema.Image, ref schema.DiskRef) bool {
+func (c *cluster) isAlwaysDesired(d *declaration, image schema.Image, ref ident.DiskRef) bool {
 	ranked := c.rankedDisks(d, image)
 	copies, _ := copyCounts(image, len(ranked))
 	i := slices.Index(ranked, ref)
@@ -83,7 +84,7 @@ func (c *cluster) isAlwaysDesired(d *declaration, image schema.Image, ref schema
 }
 
 // isEvicted reports whether no copy may stay on a disk.
-func isEvicted(config schema.Config, ref schema.DiskRef) bool {
+func isEvicted(config schema.Config, ref ident.DiskRef) bool {
 	node, declared := config.Nodes[ref.Node]
 	one, known := node.Disks[ref.Disk]
 	return !declared || !known || node.EvictionRequested || one.EvictionRequested

@@ -5,7 +5,7 @@ import (
 	"iter"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // event is a function that is called at a moment of true time.
@@ -83,7 +83,7 @@ type fiber struct {
 	stop   func()
 	yield  func(time.Duration) bool
 	// listed is called when the fiber lists the copies on a disk; nil in rounds.
-	listed func(schema.DiskRef)
+	listed func(ident.DiskRef)
 }
 
 // killed is the panic that ends the code of a fiber whose node crashed.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -19,14 +19,14 @@ func TestSharedFolder(t *testing.T) {
 	for seed := range uint64(max(10, *clusterSeeds)) {
 		c := newCluster(seed, 3, 3, true)
 		c.healed, c.quick = true, true
-		c.queue, c.declarations, c.disks = nil, nil, map[schema.DiskRef]*Disk{}
+		c.queue, c.declarations, c.disks = nil, nil, map[ident.DiskRef]*Disk{}
 		r := rng{rand.New(rand.NewPCG(seed, 8))}
 		config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{RecoveryWaitInterval: time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50)}}
 		for i, name := range c.names {
 			config.Nodes[name] = schema.Node{AllowScheduling: true, Address: urlOf(name), Disks: map[string]schema.Disk{}}
 			for j, on := range []string{"disk1", "disk2"} {
 				config.Nodes[name].Disks[on] = schema.Disk{Path: "/" + on, AllowScheduling: true}
-				c.disks[schema.DiskRef{Node: name, Disk: on}] = NewDisk(newUUID(2*i+j), c.library, diskSize)
+				c.disks[ident.DiskRef{Node: name, Disk: on}] = NewDisk(newUUID(2*i+j), c.library, diskSize)
 			}
 		}
 		refs := c.diskRefs()
@@ -39,7 +39,7 @@ func TestSharedFolder(t *testing.T) {
 		url := "https://example.com/parrot"
 		c.served[url] = "a"
 		m := schema.Image{Copies: 1 + r.IntN(3), Checksum: c.digest("a"), Source: schema.Source{Download: &schema.Download{URL: url, Unpack: schema.UnpackNone}}}
-		m.ID = disk.ID{Name: "parrot", UUID: schema.UUID("parrot", m.Checksum, m.Source)}
+		m.ID = ident.ID{Name: "parrot", UUID: schema.UUID("parrot", m.Checksum, m.Source)}
 		config.Images["parrot"] = m
 		c.declare(config)
 		for _, name := range c.names {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -155,25 +156,25 @@ func (c *cluster) expectedBytes(config schema.Config, image schema.Image) string
 }
 
 // readyCopies returns the ready copies of an image on declared disks that have the declared checksum.
-func (c *cluster) readyCopies(config schema.Config, image schema.Image) []plan.CopyRef {
-	var keys []plan.CopyRef
+func (c *cluster) readyCopies(config schema.Config, image schema.Image) []ident.CopyRef {
+	var keys []ident.CopyRef
 	for _, ref := range c.diskRefs() {
 		_, declared := config.Nodes[ref.Node].Disks[ref.Disk]
-		if s := c.copyAt(plan.CopyRef{Disk: ref, ID: image.ID}); declared && s.Ready() && (image.Checksum.IsZero() || c.digest(s.Recorded) == image.Checksum) {
-			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
+		if s := c.copyAt(ident.CopyRef{Disk: ref, ID: image.ID}); declared && s.Ready() && (image.Checksum.IsZero() || c.digest(s.Recorded) == image.Checksum) {
+			keys = append(keys, ident.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
 	return keys
 }
 
 // isReadyWith reports whether any image has a ready copy with the digest.
-func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
+func (c *cluster) isReadyWith(config schema.Config, sum ident.Digest) bool {
 	for _, ref := range c.diskRefs() {
 		if _, declared := config.Nodes[ref.Node].Disks[ref.Disk]; !declared {
 			continue
 		}
 		for _, id := range c.disks[ref].IDs() {
-			if s := c.copyAt(plan.CopyRef{Disk: ref, ID: id}); s.Ready() && c.digest(s.Recorded) == sum {
+			if s := c.copyAt(ident.CopyRef{Disk: ref, ID: id}); s.Ready() && c.digest(s.Recorded) == sum {
 				return true
 			}
 		}
@@ -183,7 +184,7 @@ func (c *cluster) isReadyWith(config schema.Config, sum disk.Digest) bool {
 
 // obtainable reports whether the cluster or the upstream has the bytes for a copy of the image, in
 // a place from which one of the disks can get them.
-func (c *cluster) obtainable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
+func (c *cluster) obtainable(config schema.Config, image schema.Image, on []ident.DiskRef) bool {
 	if len(c.readyCopies(config, image)) > 0 || !image.Checksum.IsZero() && c.isReadyWith(config, image.Checksum) {
 		return true
 	}
@@ -191,14 +192,14 @@ func (c *cluster) obtainable(config schema.Config, image schema.Image, on []sche
 	case s.Upload != nil:
 		return false
 	case s.ExportFromVolume != nil:
-		return slices.ContainsFunc(on, func(ref schema.DiskRef) bool { return c.replicas[s.ExportFromVolume.VolumeName][ref.Node] })
+		return slices.ContainsFunc(on, func(ref ident.DiskRef) bool { return c.replicas[s.ExportFromVolume.VolumeName][ref.Node] })
 	case s.Clone != nil:
 		return c.cloneable(config, image, on)
 	}
 	return true
 }
 
-func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schema.DiskRef) bool {
+func (c *cluster) cloneable(config schema.Config, image schema.Image, on []ident.DiskRef) bool {
 	of := image.Source.Clone
 	sources, content, can := c.readyCopies(config, config.Images[of.BackingImage]), "", false
 	for _, key := range sources {
@@ -207,7 +208,7 @@ func (c *cluster) cloneable(config schema.Config, image schema.Image, on []schem
 			return false // a conflict
 		}
 		content = digest
-		here := slices.ContainsFunc(on, func(ref schema.DiskRef) bool { return ref.Node == key.Disk.Node })
+		here := slices.ContainsFunc(on, func(ref ident.DiskRef) bool { return ref.Node == key.Disk.Node })
 		can = can || here || of.Encryption == schema.EncryptionIgnore
 	}
 	return can && (image.Checksum.IsZero() || cloneBytes(content, of.Encryption) == c.contentOf(image.Checksum))

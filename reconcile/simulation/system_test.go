@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -33,7 +34,7 @@ func (m *node) steady() time.Time { return startTime.Add(m.c.now) }
 
 // openDisk opens the disk that is at a path of the node.
 func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
-	ref := schema.DiskRef{Node: m.name, Disk: strings.TrimPrefix(path, "/")}
+	ref := ident.DiskRef{Node: m.name, Disk: strings.TrimPrefix(path, "/")}
 	d, uuid, err := Open(func() *Disk { return m.c.disks[ref] })
 	if err != nil {
 		return nil, uuid, err
@@ -46,7 +47,7 @@ func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
 type watchedDisk struct {
 	reconcile.Disk
 	node *node
-	ref  schema.DiskRef
+	ref  ident.DiskRef
 }
 
 // List implements reconcile.Disk. For a peer it takes a moment. In a round there is a moment
@@ -70,7 +71,7 @@ func (d watchedDisk) List(name string) (reconcile.Contents, error) {
 }
 
 // Update implements reconcile.Disk.
-func (d watchedDisk) Update(id disk.ID, change func(*disk.Record)) error {
+func (d watchedDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	m, s := d.node, Opened(d.Disk).Copies[id]
 	if s == nil {
 		return errIO
@@ -168,7 +169,7 @@ func (j nodeJobs) Query(ctx context.Context, a plan.Action, mark string, nodes [
 }
 
 // Prove implements reconcile.Jobs. The requests begin at once, after the responses to the queries.
-func (j nodeJobs) Prove(_ context.Context, a plan.Action, tasks []reconcile.ProofTask, done func(map[plan.CopyRef]plan.Proof)) {
+func (j nodeJobs) Prove(_ context.Context, a plan.Action, tasks []reconcile.ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
 	j.requestProofs(j.jobs[a.CopyRef()], tasks, done)
 }
 

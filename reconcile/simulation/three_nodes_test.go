@@ -5,8 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -21,18 +20,18 @@ func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *nod
 		}
 	})
 	c.healed, c.quick = true, true
-	c.queue, c.declarations, c.disks = nil, nil, map[schema.DiskRef]*Disk{}
+	c.queue, c.declarations, c.disks = nil, nil, map[ident.DiskRef]*Disk{}
 	config := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: 10 * time.Minute, RecoveryWaitInterval: 3 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
 	for i, name := range c.names {
 		config.Nodes[name] = schema.Node{AllowScheduling: true, Address: urlOf(name), Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
-		c.disks[schema.DiskRef{Node: name, Disk: "disk1"}] = NewDisk(newUUID(i), c.library, diskSize)
+		c.disks[ident.DiskRef{Node: name, Disk: "disk1"}] = NewDisk(newUUID(i), c.library, diskSize)
 	}
 	url := "https://example.com/parrot"
 	c.served[url] = "a"
 	m := schema.Image{Copies: 3, Source: schema.Source{Download: &schema.Download{URL: url, Unpack: schema.UnpackNone}}}
-	m.ID = disk.ID{Name: "parrot", UUID: schema.UUID("parrot", m.Checksum, m.Source)}
+	m.ID = ident.ID{Name: "parrot", UUID: schema.UUID("parrot", m.Checksum, m.Source)}
 	config.Images["parrot"] = m
 	c.declare(config)
 	ranked := c.rankedDisks(c.latest(), m)
@@ -42,7 +41,7 @@ func threeNodes(t *testing.T, off time.Duration) (c *cluster, second, third *nod
 	}
 	c.runUntil(10 * time.Minute)
 	for _, ref := range ranked {
-		if !c.copyAt(plan.CopyRef{Disk: ref, ID: m.ID}).Ready() {
+		if !c.copyAt(ident.CopyRef{Disk: ref, ID: m.ID}).Ready() {
 			t.Fatalf("%s has no copy:\n%s", ref, c.trace)
 		}
 	}
@@ -60,14 +59,14 @@ func (c *cluster) setCopies(copies int) {
 	}))
 }
 
-func (m *node) onlyDisk() schema.DiskRef { return schema.DiskRef{Node: m.name, Disk: "disk1"} }
+func (m *node) onlyDisk() ident.DiskRef { return ident.DiskRef{Node: m.name, Disk: "disk1"} }
 
-func (m *node) parrotCopy() plan.CopyRef {
-	return plan.CopyRef{Disk: m.onlyDisk(), ID: m.c.latest().config.Images["parrot"].ID}
+func (m *node) parrotCopy() ident.CopyRef {
+	return ident.CopyRef{Disk: m.onlyDisk(), ID: m.c.latest().config.Images["parrot"].ID}
 }
 
 // waitDeleted runs the cluster until the copy is deleted. It fails if this takes too long.
-func (c *cluster) waitDeleted(t *testing.T, key plan.CopyRef, within time.Duration) {
+func (c *cluster) waitDeleted(t *testing.T, key ident.CopyRef, within time.Duration) {
 	t.Helper()
 	for end := c.now + within; c.copyAt(key) != nil && len(c.violations) == 0; c.runUntil(c.now + time.Minute) {
 		if c.now > end {

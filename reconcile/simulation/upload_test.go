@@ -5,15 +5,15 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // uploader is a client that uploads a file to a node. It may pause, or stop for good.
 type uploader struct {
-	key          plan.CopyRef // the copy that it uploads
+	key          ident.CopyRef // the copy that it uploads
 	content      string
 	lastProgress time.Duration // when the last chunk arrived, or the upload began
 	ended        bool
@@ -50,7 +50,7 @@ func (c *cluster) uploadRandomly() {
 func (c *cluster) nodeForUpload(image schema.Image) *node {
 	ranked := c.rankedDisks(c.latest(), image)
 	on := c.disksForNewCopy(image, ranked)
-	if best := slices.DeleteFunc(slices.Clone(on), func(ref schema.DiskRef) bool { return !slices.Contains(ranked, ref) }); len(best) > 0 {
+	if best := slices.DeleteFunc(slices.Clone(on), func(ref ident.DiskRef) bool { return !slices.Contains(ranked, ref) }); len(best) > 0 {
 		on = best
 	}
 	if len(on) > 0 && (!c.oneIn(5) || c.healed) {
@@ -64,7 +64,7 @@ func (c *cluster) upload(name string, m *node, content string) {
 	if !m.up || m.rounds == 0 {
 		return
 	}
-	m.loop.RequestUpload(name, disk.Digest{}, func(key plan.CopyRef, err error) {
+	m.loop.RequestUpload(name, ident.Digest{}, func(key ident.CopyRef, err error) {
 		if job := m.jobs[key]; err != nil || m.uploads[key] != nil || job != nil && job.startedAt < c.now {
 			c.logf(m.name, "rejects an upload of %s: %v", name, err)
 			return

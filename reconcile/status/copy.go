@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -28,9 +29,9 @@ type CopyStatus struct {
 	Size               int64          `json:"size"`
 	VirtualSize        int64          `json:"virtualSize"`
 	RealSize           int64          `json:"realSize"`
-	SHA512             disk.Digest    `json:"sha512"`
-	SHA256             disk.Digest    `json:"sha256"`
-	ManifestDigest     disk.Digest    `json:"chunks,omitzero"`    // SHA-256 of its chunk manifest
+	SHA512             ident.Digest   `json:"sha512"`
+	SHA256             ident.Digest   `json:"sha256"`
+	ManifestDigest     ident.Digest   `json:"chunks,omitzero"`    // SHA-256 of its chunk manifest
 	Signature          disk.Signature `json:"signature,omitzero"` // who signed the bytes, as this node verified it; zero: it verified none
 	Owned              bool           `json:"owned"`
 	VerifiedAt         time.Time      `json:"verified,omitzero"`   // when its bytes last matched
@@ -89,7 +90,7 @@ func (c CopyStatus) Absent() bool {
 }
 
 // copyStatus returns the status of a copy, which need not exist.
-func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
+func (b *builder) copyStatus(key ident.CopyRef) CopyStatus {
 	c, there := b.view.Observed.Disks[key.Disk].Copies[key.ID]
 	s := CopyStatus{
 		Node: key.Disk.Node, Disk: key.Disk.Disk, State: c.State, Message: c.Message, Format: c.Format,
@@ -131,7 +132,7 @@ func (b *builder) copyStatus(key plan.CopyRef) CopyStatus {
 
 // explain sets why a copy has its state: on this node from the plan, on other nodes from what
 // they published.
-func (b *builder) explain(s *CopyStatus, ref plan.CopyRef, f plan.Failure) {
+func (b *builder) explain(s *CopyStatus, ref ident.CopyRef, f plan.Failure) {
 	if reason := b.view.unreachable(ref.Disk.Node); !reason.IsZero() {
 		if s.Found != nil {
 			reason.Text += "; it was " + string(s.State) + " then"
@@ -290,7 +291,7 @@ func (s FailureStatus) toFailure() (plan.Failure, error) {
 		Message: s.Message, Final: s.Final, NeedsSpace: s.NeedsSpace, Unrepairable: s.Unrepairable,
 	}
 	for _, text := range s.Suspects {
-		ref, err := plan.ParseCopyRef(text)
+		ref, err := ident.ParseCopyRef(text)
 		if err != nil {
 			return plan.Failure{}, err
 		}

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // observed returns the observation from which the status was made. With the same configuration,
@@ -22,14 +22,14 @@ func (s Status) observed() (plan.Observed, error) {
 		return plan.Observed{}, err
 	}
 	o := plan.Observed{
-		Now: s.Time, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Awaited: map[plan.CopyRef]time.Duration{},
-		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{}, CannotPrepare: map[disk.ID]string{}, BackedUp: map[disk.ID]bool{},
+		Now: s.Time, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Awaited: map[ident.CopyRef]time.Duration{},
+		Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{}, CannotPrepare: map[ident.ID]string{}, BackedUp: map[ident.ID]bool{},
 	}
 	for _, p := range s.Peers {
 		o.Peers[p.Node] = p.toPeer(s)
 	}
 	for _, one := range s.Disks {
-		ref := schema.DiskRef{Node: one.Node, Disk: one.Disk}
+		ref := ident.DiskRef{Node: one.Node, Disk: one.Disk}
 		if _, twice := o.Disks[ref]; twice {
 			return plan.Observed{}, fmt.Errorf("disk %s occurs twice", ref)
 		}
@@ -38,7 +38,7 @@ func (s Status) observed() (plan.Observed, error) {
 		}
 	}
 	for _, image := range s.Images {
-		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		id := ident.ID{Name: image.Name, UUID: image.UUID}
 		if image.CannotPrepare != "" {
 			o.CannotPrepare[id] = image.CannotPrepare
 		}
@@ -46,7 +46,7 @@ func (s Status) observed() (plan.Observed, error) {
 			o.BackedUp[id] = true
 		}
 		for _, c := range image.Copies {
-			key := plan.CopyRef{Disk: schema.DiskRef{Node: c.Node, Disk: c.Disk}, ID: id}
+			key := ident.CopyRef{Disk: ident.DiskRef{Node: c.Node, Disk: c.Disk}, ID: id}
 			if err := addCopyStatus(o, key, c); err != nil {
 				return plan.Observed{}, fmt.Errorf("copy %s: %w", key, err)
 			}
@@ -66,9 +66,9 @@ func (s Status) checkNames() error {
 		places = append(places, d.Node, d.Disk)
 	}
 	for _, image := range s.Images {
-		err := disk.CheckName(image.Name)
+		err := ident.CheckName(image.Name)
 		if err == nil && image.UUID != "" { // an image with an invalid declaration has none
-			err = disk.CheckUUID(image.UUID)
+			err = ident.CheckUUID(image.UUID)
 		}
 		if err != nil {
 			return fmt.Errorf("an image has an invalid %w", err)
@@ -109,7 +109,7 @@ func (d DiskStatus) toDisk(s Status) plan.Disk {
 	return plan.Disk{
 		ProblemFor: problemFor,
 		Path:       d.Path, UUID: d.UUID, Problem: d.Problem, ReadOnly: d.ReadOnly, Disputed: d.Disputed, UsageUnknown: d.UsageUnknown, ClockStepped: d.ClockStepped, Unmanaged: d.Unmanaged,
-		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[disk.ID]plan.Copy{},
+		Space: disk.Space{Total: d.Total, Free: d.Free}, Copies: map[ident.ID]plan.Copy{},
 	}
 }
 
@@ -117,7 +117,7 @@ func (d DiskStatus) toDisk(s Status) plan.Disk {
 var knownStates = []disk.State{disk.Pending, disk.Ready, disk.Failed, disk.Unknown}
 
 // addCopyStatus adds the status c of the copy key to o, which has its disk.
-func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
+func addCopyStatus(o plan.Observed, key ident.CopyRef, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true
 	}
@@ -140,7 +140,7 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 	seen, known := o.Disks[key.Disk]
 	if c.Demand != nil && known {
 		if seen.Demands == nil {
-			seen.Demands = map[disk.ID]plan.Demand{}
+			seen.Demands = map[ident.ID]plan.Demand{}
 		}
 		seen.Demands[key.ID] = plan.Demand{By: c.Demand.By, Since: c.Demand.Since, OtherWriter: c.Demand.OtherWriter}
 		o.Disks[key.Disk] = seen
@@ -158,7 +158,7 @@ func addCopyStatus(o plan.Observed, key plan.CopyRef, c CopyStatus) error {
 }
 
 // toCopy returns the copy as it was observed on its disk. Found must not be nil.
-func (c CopyStatus) toCopy(id disk.ID) plan.Copy {
+func (c CopyStatus) toCopy(id ident.ID) plan.Copy {
 	published := plan.Reason{}
 	if c.Published != nil {
 		published = *c.Published

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // encodeAndDecode returns s after it was written as JSON and read again.
@@ -28,19 +28,19 @@ func encodeAndDecode(s Status) (decoded Status) {
 // TestStatusKeepsEveryField sets every field of an observed state, so that none is lost in a
 // saved status.
 func TestStatusKeepsEveryField(t *testing.T) {
-	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
-	id := disk.ID{Name: "parrot", UUID: "0000000a"}
-	key := plan.CopyRef{Disk: ref, ID: id}
+	ref := ident.DiskRef{Node: "node1", Disk: "disk1"}
+	id := ident.ID{Name: "parrot", UUID: "0000000a"}
+	key := ident.CopyRef{Disk: ref, ID: id}
 	at := func(minutes int) time.Time { return testNow.Add(time.Duration(minutes) * time.Minute) }
 	o := plan.Observed{
 		Now: testNow,
-		Disks: map[schema.DiskRef]plan.Disk{ref: {
+		Disks: map[ident.DiskRef]plan.Disk{ref: {
 			Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 2, Free: 1}, ReadOnly: true, Disputed: "a clone", UsageUnknown: "unreadable", ClockStepped: true, ProblemFor: time.Minute, Unmanaged: []string{"x"},
-			Demands: map[disk.ID]plan.Demand{{Name: "parrot", UUID: "0000000b"}: {By: "replica vol-1", Since: at(-6), OtherWriter: at(-7)}},
-			Copies: map[disk.ID]plan.Copy{id: {
+			Demands: map[ident.ID]plan.Demand{{Name: "parrot", UUID: "0000000b"}: {By: "replica vol-1", Since: at(-6), OtherWriter: at(-7)}},
+			Copies: map[ident.ID]plan.Copy{id: {
 				Copy: disk.Copy{
 					ID: id, State: disk.Failed, Message: "damaged", Size: 1, VirtualSize: 2, RealSize: 3, Format: disk.Raw,
-					SHA512: testDigest(disk.SHA512, "a"), SHA256: testDigest(disk.SHA256, "a"), ManifestDigest: testDigest(disk.SHA256, "b"),
+					SHA512: testDigest(ident.SHA512, "a"), SHA256: testDigest(ident.SHA256, "a"), ManifestDigest: testDigest(ident.SHA256, "b"),
 					Signature:  disk.Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at(-8), Warning: "key-expired-since"},
 					VerifiedAt: at(-1), ReadBackAt: at(-9), DamagedAt: at(-2), HasCfg: true, HasIndex: true, Owned: true, PartBytes: 4, PartTotal: 5, PartSourceID: "f",
 					InUseRecorded: true, ClockNode: "node1", LastUsed: at(-3), SurplusSince: at(-4), ReplacedAt: at(-5),
@@ -50,12 +50,12 @@ func TestStatusKeepsEveryField(t *testing.T) {
 			}},
 		}},
 		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "no answer", UnreachableFor: time.Minute + 1, ConfigDigest: "d2", OtherConfigFor: time.Hour, LastResponse: at(-5), Outdated: true, Omitted: 7}},
-		Failures: map[plan.CopyRef]plan.Failure{key: {
+		Failures: map[ident.CopyRef]plan.Failure{key: {
 			Op: plan.Repair, Attempts: 2, Since: at(-6), RetryAt: at(6), Message: "it failed", Final: true, NeedsSpace: 6, Fault: plan.FaultDisk,
-			Unrepairable: true, Suspects: []plan.CopyRef{key},
+			Unrepairable: true, Suspects: []ident.CopyRef{key},
 		}},
-		Awaited: map[plan.CopyRef]time.Duration{key: time.Minute},
-		Running: map[plan.CopyRef]bool{key: true}, Jobs: map[plan.CopyRef]plan.Job{key: plan.NewJob(plan.Sync, key)}, BeingRead: map[plan.CopyRef]bool{key: true}, CannotPrepare: map[disk.ID]string{id: "no replica"}, BackedUp: map[disk.ID]bool{id: true},
+		Awaited: map[ident.CopyRef]time.Duration{key: time.Minute},
+		Running: map[ident.CopyRef]bool{key: true}, Jobs: map[ident.CopyRef]plan.Job{key: plan.NewJob(plan.Sync, key)}, BeingRead: map[ident.CopyRef]bool{key: true}, CannotPrepare: map[ident.ID]string{id: "no replica"}, BackedUp: map[ident.ID]bool{id: true},
 	}
 	checkAllSet(t, reflect.ValueOf(o), "Observed")
 	got, err := encodeAndDecode((&View{Desired: plan.Desired{Node: "node1"}, Observed: o}).Status(nil)).observed()
@@ -75,7 +75,7 @@ func checkAllSet(t *testing.T, v reflect.Value, name string) {
 			checkAllSet(t, v.MapIndex(k), name)
 		}
 	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[time.Time]() || v.Type() == reflect.TypeFor[disk.Digest]() {
+		if v.Type() == reflect.TypeFor[time.Time]() || v.Type() == reflect.TypeFor[ident.Digest]() {
 			return
 		}
 		for i := range v.NumField() {

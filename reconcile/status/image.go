@@ -10,7 +10,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -26,12 +26,12 @@ type ImageStatus struct {
 	Source  string `json:"source,omitempty"`
 	// Declaration is a hash of the declared bytes and their source, but not of the placement. A
 	// failure under another value does not matter any more.
-	Declaration string      `json:"declaration,omitempty"`
-	Expected    disk.Digest `json:"expectedChecksum"`
-	Desired     int         `json:"wanted"`            // desired copies on all nodes together
-	Ready       int         `json:"ready"`             // ready copies on all nodes that respond
-	Message     string      `json:"message,omitempty"` // about the image as a whole
-	Code        plan.Code   `json:"code,omitempty"`    // of Message
+	Declaration string       `json:"declaration,omitempty"`
+	Expected    ident.Digest `json:"expectedChecksum"`
+	Desired     int          `json:"wanted"`            // desired copies on all nodes together
+	Ready       int          `json:"ready"`             // ready copies on all nodes that respond
+	Message     string       `json:"message,omitempty"` // about the image as a whole
+	Code        plan.Code    `json:"code,omitempty"`    // of Message
 	// Suspended is the suspension that applies to the image, its own one or the one in the
 	// settings; nil without one. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
@@ -70,7 +70,7 @@ type PassedOver struct {
 }
 
 // image returns the status of a generation that is in the document.
-func (b *builder) image(id disk.ID) ImageStatus {
+func (b *builder) image(id ident.ID) ImageStatus {
 	s := ImageStatus{Name: id.Name, UUID: id.UUID, Copies: []CopyStatus{}, Removed: b.view.Desired.IsRemoved(id.Name)}
 	places := b.disksByImage[id]
 	if image, ok := b.view.Desired.Config.Images[id.Name]; ok && image.ID == id {
@@ -88,10 +88,10 @@ func (b *builder) image(id disk.ID) ImageStatus {
 		}
 	}
 	s.CannotPrepare, s.BackedUp = b.view.Observed.CannotPrepare[id], b.view.Observed.BackedUp[id]
-	about := b.planned[plan.CopyRef{Disk: schema.DiskRef{Node: b.view.Desired.Node}, ID: id}]
+	about := b.planned[ident.CopyRef{Disk: ident.DiskRef{Node: b.view.Desired.Node}, ID: id}]
 	s.Message, s.Code = about.Text, about.Code
-	for _, ref := range slices.SortedFunc(maps.Keys(places), plan.CompareDisks) {
-		s.Copies = append(s.Copies, b.copyStatus(plan.CopyRef{Disk: ref, ID: id}))
+	for _, ref := range slices.SortedFunc(maps.Keys(places), ident.DiskRef.Compare) {
+		s.Copies = append(s.Copies, b.copyStatus(ident.CopyRef{Disk: ref, ID: id}))
 	}
 	return s
 }
@@ -99,18 +99,18 @@ func (b *builder) image(id disk.ID) ImageStatus {
 // imagePlacement is the placement of a declared image, without running jobs.
 type imagePlacement struct {
 	declaration    string
-	targets        []schema.DiskRef
-	namedWithout   []schema.DiskRef
+	targets        []ident.DiskRef
+	namedWithout   []ident.DiskRef
 	desired, ready int
 	passedOver     []PassedOver
-	delayed        map[schema.DiskRef]plan.Delay
+	delayed        map[ident.DiskRef]plan.Delay
 }
 
 // PlacementCache has the placements of one view. They cost as much as planning, and many calls
 // read one view. The zero value is empty. It may be used concurrently.
 type PlacementCache struct {
 	once    sync.Once
-	byImage map[disk.ID]imagePlacement
+	byImage map[ident.ID]imagePlacement
 }
 
 // maxPassedOver is how many disks a status names at most in all PassedOver lists together: with a
@@ -129,7 +129,7 @@ func declaration(image schema.Image) string {
 
 // groupPassedOver groups disks by reason, the most frequent reason first. It names at most *names
 // disks, and subtracts their number from *names.
-func groupPassedOver(disks map[schema.DiskRef]plan.Reason, names *int) []PassedOver {
+func groupPassedOver(disks map[ident.DiskRef]plan.Reason, names *int) []PassedOver {
 	byReason := map[plan.Reason][]string{}
 	for ref, reason := range disks {
 		byReason[reason] = append(byReason[reason], ref.String())

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -60,7 +61,7 @@ func (v *View) noUsableDisk() []string {
 
 // UnknownDiskError says that a node does not have a disk.
 type UnknownDiskError struct {
-	Disk  schema.DiskRef
+	Disk  ident.DiskRef
 	Names []string // of the disks of the node
 }
 
@@ -71,7 +72,7 @@ func (e *UnknownDiskError) Error() string {
 // CheckOwnDisk returns why this manager cannot decide about the copies on a disk, or nil: it is
 // not a disk of this node (an *UnknownDiskError, or an error that names the daemon to call), or
 // it has a problem.
-func (v *View) CheckOwnDisk(ref schema.DiskRef) error {
+func (v *View) CheckOwnDisk(ref ident.DiskRef) error {
 	node := v.Desired.Node
 	if node != ref.Node {
 		other, declared := v.Desired.Config.Nodes[ref.Node]

@@ -5,17 +5,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 func TestReadyReportsWhatStopsTheManager(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
+	ref := ident.DiskRef{Node: "node1", Disk: "disk1"}
 	good := func() *View {
 		return &View{
 			Loaded: true, Desired: plan.Desired{Node: "node1", Allowed: schema.Everything},
-			Observed: plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{ref: {}}},
+			Observed: plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{ref: {}}},
 		}
 	}
 	for _, tt := range []struct {
@@ -27,7 +28,7 @@ func TestReadyReportsWhatStopsTheManager(t *testing.T) {
 		{"mistakes", func(v *View) { v.Desired.Allowed = schema.NoDeletions }, ""},
 		{"directory gone", func(v *View) { v.Fault = "gone" }, ""},
 		{"one disk of two", func(v *View) {
-			v.Observed.Disks[schema.DiskRef{Node: "node1", Disk: "disk2"}] = plan.Disk{Problem: "away"}
+			v.Observed.Disks[ident.DiskRef{Node: "node1", Disk: "disk2"}] = plan.Disk{Problem: "away"}
 		}, ""},
 		{"no configuration", func(v *View) { v.Loaded, v.Fault = false, "no directory" }, "no directory"},
 		{"not in it", func(v *View) { v.Desired.Allowed = schema.ObserveOnly }, "cannot be applied"},

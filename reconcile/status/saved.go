@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
-	"github.com/seed-26586806/backing-image-manager/disk"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // SavedCluster is a cluster as of saved statuses, one for each node. For a node without its own
@@ -27,8 +27,8 @@ type SavedCluster struct {
 // savedStatus is the saved status of one node.
 type savedStatus struct {
 	status       Status
-	observed     plan.Observed      // of status
-	declarations map[disk.ID]string // ImageStatus.Declaration by generation
+	observed     plan.Observed       // of status
+	declarations map[ident.ID]string // ImageStatus.Declaration by generation
 }
 
 // AddFile adds the status in a file. The error is an *fs.PathError if the file cannot be read.
@@ -57,9 +57,9 @@ func (s *SavedCluster) add(status Status) error {
 	if _, exists := s.byNode[status.Node]; exists {
 		return fmt.Errorf("node %s has two statuses", status.Node)
 	}
-	one := savedStatus{status: status, observed: observed, declarations: map[disk.ID]string{}}
+	one := savedStatus{status: status, observed: observed, declarations: map[ident.ID]string{}}
 	for _, image := range status.Images {
-		one.declarations[disk.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
+		one.declarations[ident.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
 	}
 	if s.byNode == nil {
 		s.byNode = map[string]savedStatus{}
@@ -141,8 +141,8 @@ func comparePeers(p, q plan.Peer) int {
 // Cluster returns what is known of the nodes that d declares, at the time of the newest status.
 func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 	c := &plan.Cluster{
-		Now: s.now(), Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Jobs: map[plan.CopyRef]plan.Job{}, BeingRead: map[plan.CopyRef]bool{},
-		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[disk.ID]string{}, BackedUp: map[plan.CopyRef]bool{},
+		Now: s.now(), Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
+		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[ident.ID]string{}, BackedUp: map[ident.CopyRef]bool{},
 	}
 	for node := range d.Config.Nodes {
 		one, responds, known := s.latest(node)
@@ -157,7 +157,7 @@ func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 	for ref, seen := range c.Disks {
 		for id := range seen.Copies {
 			if s.byNode[ref.Node].observed.BackedUp[id] {
-				c.BackedUp[plan.CopyRef{Disk: ref, ID: id}] = true
+				c.BackedUp[ident.CopyRef{Disk: ref, ID: id}] = true
 			}
 		}
 	}
@@ -187,11 +187,11 @@ func (s savedStatus) unreachable(node string) plan.Peer {
 // addTo adds the disks of a node to c, with their failures and jobs. A declared disk is the saved
 // disk with the same path, because another configuration may give it another name.
 func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
-	renamed := map[schema.DiskRef]schema.DiskRef{} // from the saved to the declared disk
+	renamed := map[ident.DiskRef]ident.DiskRef{} // from the saved to the declared disk
 	for name, declared := range d.Config.Nodes[node].Disks {
 		for ref, seen := range s.observed.Disks {
 			if ref.Node == node && seen.Path == declared.Path {
-				renamed[ref] = schema.DiskRef{Node: node, Disk: name}
+				renamed[ref] = ident.DiskRef{Node: node, Disk: name}
 			}
 		}
 	}
@@ -200,7 +200,7 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	}
 	for key := range s.observed.Running {
 		if to, ok := renamed[key.Disk]; ok {
-			c.Running[plan.CopyRef{Disk: to, ID: key.ID}] = true
+			c.Running[ident.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
 	for key, job := range s.observed.Jobs {
@@ -211,20 +211,20 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	}
 	for key := range s.observed.BeingRead {
 		if to, ok := renamed[key.Disk]; ok {
-			c.BeingRead[plan.CopyRef{Disk: to, ID: key.ID}] = true
+			c.BeingRead[ident.CopyRef{Disk: to, ID: key.ID}] = true
 		}
 	}
 	for key, f := range s.observed.Failures {
 		if to, ok := renamed[key.Disk]; ok && s.stillApplies(d, key.ID) {
 			f.Suspects = renameDisks(f.Suspects, renamed)
-			c.Failures[plan.CopyRef{Disk: to, ID: key.ID}] = f
+			c.Failures[ident.CopyRef{Disk: to, ID: key.ID}] = f
 		}
 	}
 }
 
 // disk returns a disk as its own node knows it. Fields that a node does not publish get their usual
 // value.
-func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
+func (s savedStatus) disk(ref ident.DiskRef) plan.Disk {
 	seen := s.observed.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
@@ -236,7 +236,7 @@ func (s savedStatus) disk(ref schema.DiskRef) plan.Disk {
 }
 
 // stillApplies reports whether a failure of an image still matters: its declaration is the same.
-func (s savedStatus) stillApplies(d plan.Desired, id disk.ID) bool {
+func (s savedStatus) stillApplies(d plan.Desired, id ident.ID) bool {
 	if image, declared := d.Config.Images[id.Name]; declared && image.ID == id {
 		return s.declarations[id] == declaration(image)
 	}
@@ -244,11 +244,11 @@ func (s savedStatus) stillApplies(d plan.Desired, id disk.ID) bool {
 }
 
 // renameDisks returns the copies on disks in renamed, under the new names.
-func renameDisks(keys []plan.CopyRef, renamed map[schema.DiskRef]schema.DiskRef) []plan.CopyRef {
-	var out []plan.CopyRef
+func renameDisks(keys []ident.CopyRef, renamed map[ident.DiskRef]ident.DiskRef) []ident.CopyRef {
+	var out []ident.CopyRef
 	for _, key := range keys {
 		if to, ok := renamed[key.Disk]; ok {
-			out = append(out, plan.CopyRef{Disk: to, ID: key.ID})
+			out = append(out, ident.CopyRef{Disk: to, ID: key.ID})
 		}
 	}
 	return out

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -23,7 +24,7 @@ type testCluster struct {
 
 func newTestCluster(nodes, copies int) testCluster {
 	c := testCluster{observed: map[string]plan.Observed{}, image: schema.Image{
-		ID: disk.ID{Name: "parrot", UUID: "0000000a"}, Copies: copies,
+		ID: ident.ID{Name: "parrot", UUID: "0000000a"}, Copies: copies,
 		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/parrot.raw"}},
 	}}
 	c.config = schema.Config{
@@ -34,24 +35,24 @@ func newTestCluster(nodes, copies int) testCluster {
 		name := fmt.Sprintf("node%d", n+1)
 		c.config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
 		c.observed[name] = plan.Observed{
-			Now: testNow, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}, Peers: map[string]plan.Peer{},
-			Disks: map[schema.DiskRef]plan.Disk{{Node: name, Disk: "disk1"}: {
-				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{},
+			Now: testNow, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+			Disks: map[ident.DiskRef]plan.Disk{{Node: name, Disk: "disk1"}: {
+				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]plan.Copy{},
 			}},
 		}
 	}
 	return c
 }
 
-func (c testCluster) key(node string) plan.CopyRef {
-	return plan.CopyRef{Disk: schema.DiskRef{Node: node, Disk: "disk1"}, ID: c.image.ID}
+func (c testCluster) key(node string) ident.CopyRef {
+	return ident.CopyRef{Disk: ident.DiskRef{Node: node, Disk: "disk1"}, ID: c.image.ID}
 }
 
 // addReady adds a ready copy to the disk of a node.
 func (c testCluster) addReady(node string) {
 	c.observed[node].Disks[c.key(node).Disk].Copies[c.image.ID] = plan.Copy{Copy: disk.Copy{
 		ID: c.image.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
-		SHA512: testDigest(disk.SHA512, "a"), ManifestDigest: testDigest(disk.SHA256, "a"),
+		SHA512: testDigest(ident.SHA512, "a"), ManifestDigest: testDigest(ident.SHA256, "a"),
 	}}
 }
 
@@ -129,7 +130,7 @@ func TestPlanFromSavedCluster(t *testing.T) {
 			c.observed[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}
 			copied := c.observed[first].Disks[c.key(first).Disk].Copies[c.image.ID]
 			copied.HasCfg = false
-			copies := map[disk.ID]plan.Copy{c.image.ID: copied}
+			copies := map[ident.ID]plan.Copy{c.image.ID: copied}
 			c.observed[second].Disks[c.key(first).Disk] = plan.Disk{Path: "/disk1", UUID: first, Space: disk.Space{Total: 100, Free: 50}, Copies: copies}
 			return ranks[1:]
 		}, "sync " + second + "/disk1: no copy on this disk"},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -98,7 +99,7 @@ func CompareGenerations(a, b ImageStatus) int {
 func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
 	var found []ImageStatus
 	for _, image := range s.Images {
-		id := disk.ID{Name: image.Name, UUID: image.UUID}
+		id := ident.ID{Name: image.Name, UUID: image.UUID}
 		image.Copies = CopiesOn(image.Copies, on)
 		if (image.Name == name || id.String() == name) && (len(on) == 0 || len(image.Copies) > 0) {
 			found = append(found, image)
@@ -144,7 +145,7 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 			others = append(others, advice)
 		}
 	}
-	id := disk.ID{Name: image.Name, UUID: image.UUID}
+	id := ident.ID{Name: image.Name, UUID: image.UUID}
 	reason := cmp.Or(strings.Join(own, "; "), oneLine(image.Message), "it has no copy")
 	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, reason)}, others...), "; "))
 }

@@ -16,7 +16,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -132,7 +132,7 @@ type View struct {
 }
 
 // Status returns the document of the view together with the jobs that run now.
-func (v *View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
+func (v *View) Status(transfers map[ident.CopyRef]job.Transfer) Status {
 	s := Status{
 		Node: v.Desired.Node, Time: v.Observed.Now, Plan: v.Plan,
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
@@ -145,11 +145,11 @@ func (v *View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 	if text, differs := skewText(s.Peers); differs {
 		s.Config.Skew = text
 	}
-	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), plan.CompareDisks) {
+	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), ident.DiskRef.Compare) {
 		s.Disks = append(s.Disks, v.diskStatus(ref))
 	}
 	b := v.newBuilder(transfers)
-	for _, id := range slices.SortedFunc(maps.Keys(b.disksByImage), plan.CompareIDs) {
+	for _, id := range slices.SortedFunc(maps.Keys(b.disksByImage), ident.ID.Compare) {
 		s.Images = append(s.Images, b.image(id))
 	}
 	return s
@@ -157,11 +157,11 @@ func (v *View) Status(transfers map[plan.CopyRef]job.Transfer) Status {
 
 // AddSends adds how many peers and clients read each copy of this node now. sends returns the number for a
 // copy on a disk.
-func (s *Status) AddSends(sends func(diskName string, id disk.ID) int) {
+func (s *Status) AddSends(sends func(diskName string, id ident.ID) int) {
 	for _, image := range s.Images {
 		for i := range image.Copies {
 			if c := &image.Copies[i]; c.Node == s.Node {
-				c.Sends = sends(c.Disk, disk.ID{Name: image.Name, UUID: image.UUID})
+				c.Sends = sends(c.Disk, ident.ID{Name: image.Name, UUID: image.UUID})
 			}
 		}
 	}
@@ -170,32 +170,32 @@ func (s *Status) AddSends(sends func(diskName string, id disk.ID) int) {
 // builder makes the ImageStatus of one generation after the other.
 type builder struct {
 	view       *View
-	placements map[disk.ID]imagePlacement
-	planned    map[plan.CopyRef]plan.Action
-	transfers  map[plan.CopyRef]job.Transfer
+	placements map[ident.ID]imagePlacement
+	planned    map[ident.CopyRef]plan.Action
+	transfers  map[ident.CopyRef]job.Transfer
 	// disksByImage has an entry for each generation that the document shows: it is declared,
 	// has a copy, or is in the plan. The value is its disks with a copy, a failure or a job.
-	disksByImage map[disk.ID]map[schema.DiskRef]bool
+	disksByImage map[ident.ID]map[ident.DiskRef]bool
 }
 
-func (v *View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
+func (v *View) newBuilder(transfers map[ident.CopyRef]job.Transfer) *builder {
 	b := &builder{
 		view: v, placements: v.placements(), transfers: transfers,
-		planned: map[plan.CopyRef]plan.Action{}, disksByImage: map[disk.ID]map[schema.DiskRef]bool{},
+		planned: map[ident.CopyRef]plan.Action{}, disksByImage: map[ident.ID]map[ident.DiskRef]bool{},
 	}
 	for _, image := range v.Desired.Config.Images {
-		b.disksByImage[image.ID] = map[schema.DiskRef]bool{}
+		b.disksByImage[image.ID] = map[ident.DiskRef]bool{}
 	}
 	for _, a := range v.Plan.Actions {
 		b.planned[a.CopyRef()] = a
-		b.add(plan.CopyRef{ID: a.CopyRef().ID}) // an image with an invalid declaration is only here
+		b.add(ident.CopyRef{ID: a.CopyRef().ID}) // an image with an invalid declaration is only here
 	}
 	for ref, seen := range v.Observed.Disks {
 		for id := range seen.Copies {
-			b.add(plan.CopyRef{Disk: ref, ID: id})
+			b.add(ident.CopyRef{Disk: ref, ID: id})
 		}
 		for id := range seen.Demands {
-			b.add(plan.CopyRef{Disk: ref, ID: id})
+			b.add(ident.CopyRef{Disk: ref, ID: id})
 		}
 	}
 	for key := range v.Observed.Failures {
@@ -211,21 +211,21 @@ func (v *View) newBuilder(transfers map[plan.CopyRef]job.Transfer) *builder {
 }
 
 // add adds a generation to the document, and the disk to its disks unless it is zero.
-func (b *builder) add(key plan.CopyRef) {
+func (b *builder) add(key ident.CopyRef) {
 	if b.disksByImage[key.ID] == nil {
-		b.disksByImage[key.ID] = map[schema.DiskRef]bool{}
+		b.disksByImage[key.ID] = map[ident.DiskRef]bool{}
 	}
-	if key.Disk != (schema.DiskRef{}) {
+	if key.Disk != (ident.DiskRef{}) {
 		b.disksByImage[key.ID][key.Disk] = true
 	}
 }
 
 // disks returns the disks that are declared or observed.
-func (v *View) disks() map[schema.DiskRef]bool {
-	refs := map[schema.DiskRef]bool{}
+func (v *View) disks() map[ident.DiskRef]bool {
+	refs := map[ident.DiskRef]bool{}
 	for node, declared := range v.Desired.Config.Nodes {
 		for name := range declared.Disks {
-			refs[schema.DiskRef{Node: node, Disk: name}] = true
+			refs[ident.DiskRef{Node: node, Disk: name}] = true
 		}
 	}
 	for ref := range v.Observed.Disks {
@@ -235,7 +235,7 @@ func (v *View) disks() map[schema.DiskRef]bool {
 }
 
 // diskStatus returns the status of a disk, which is declared, observed or both.
-func (v *View) diskStatus(ref schema.DiskRef) DiskStatus {
+func (v *View) diskStatus(ref ident.DiskRef) DiskStatus {
 	seen, known := v.Observed.Disks[ref]
 	declared, _ := v.Desired.Disk(ref)
 	var since time.Time
@@ -255,7 +255,7 @@ func (v *View) diskStatus(ref schema.DiskRef) DiskStatus {
 func (d DiskStatus) Faults() []string { return d.toDisk(Status{}).Faults() }
 
 // placements returns the placements of the declared images. Concurrent calls compute them once.
-func (v *View) placements() map[disk.ID]imagePlacement {
+func (v *View) placements() map[ident.ID]imagePlacement {
 	cache := v.Placements
 	if cache == nil {
 		cache = &PlacementCache{}
@@ -264,10 +264,10 @@ func (v *View) placements() map[disk.ID]imagePlacement {
 	return cache.byImage
 }
 
-func (v *View) computePlacements() map[disk.ID]imagePlacement {
+func (v *View) computePlacements() map[ident.ID]imagePlacement {
 	names := maxPassedOver
 	placements := v.Desired.Placements(v.Observed)
-	all := make(map[disk.ID]imagePlacement, len(placements))
+	all := make(map[ident.ID]imagePlacement, len(placements))
 	for _, name := range slices.Sorted(maps.Keys(v.Desired.Config.Images)) {
 		image := v.Desired.Config.Images[name]
 		p := placements[image.ID]

@@ -8,16 +8,16 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // testNow is the time of the observed states in internal tests.
 var testNow = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 
-func testDigest(a disk.Algorithm, content string) disk.Digest {
+func testDigest(a ident.Algorithm, content string) ident.Digest {
 	h := a.New()
 	h.Write([]byte(content))
 	return a.Digest(h)
@@ -70,8 +70,8 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 var threeSkews = []Skew{SkewSame, SkewOther, SkewInvalid}
 
 func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
-	id := disk.ID{Name: "parrot", UUID: "0000000a"}
-	key := plan.CopyRef{Disk: schema.DiskRef{Node: "node2", Disk: "disk1"}, ID: id}
+	id := ident.ID{Name: "parrot", UUID: "0000000a"}
+	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node2", Disk: "disk1"}, ID: id}
 	part := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
 	ready := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Ready}}
 	full := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}, Rejects: "not enough space"}
@@ -110,8 +110,8 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		{"unreachable without a copy", nil, nil, false, true, "unknown 0 node node2 has not responded since 2026-12-01T11:59:48Z: no route"},
 	} {
 		o := plan.Observed{
-			Now: testNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[plan.CopyRef]bool{}, Failures: map[plan.CopyRef]plan.Failure{},
-			Disks: map[schema.DiskRef]plan.Disk{key.Disk: {Copies: map[disk.ID]plan.Copy{}}},
+			Now: testNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[ident.CopyRef]bool{}, Failures: map[ident.CopyRef]plan.Failure{},
+			Disks: map[ident.DiskRef]plan.Disk{key.Disk: {Copies: map[ident.ID]plan.Copy{}}},
 		}
 		if tt.unreachable {
 			o.Peers["node2"] = plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12 * time.Second}
@@ -140,7 +140,7 @@ func TestStatusShowsTransferProgress(t *testing.T) {
 	p := &fetch.Progress{}
 	p.Done.Store(50)
 	p.Total.Store(200)
-	got := v.Status(map[plan.CopyRef]job.Transfer{c.key("node1"): {Action: plan.Action{Op: plan.Download, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: "no copy"}}, Progress: p}}).Images[0].Copies[0]
+	got := v.Status(map[ident.CopyRef]job.Transfer{c.key("node1"): {Action: plan.Action{Op: plan.Download, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: "no copy"}}, Progress: p}}).Images[0].Copies[0]
 	if got.State != disk.InProgress || got.Progress != 25 || got.Message != "download: no copy" || got.Found != nil {
 		t.Errorf("the copy is %+v", got)
 	}
@@ -153,7 +153,7 @@ func TestPassedOverDisksAreGroupedByReason(t *testing.T) {
 		disabled.AllowScheduling = false
 		c.config.Nodes[node] = disabled
 	}
-	all := plan.Observed{Now: testNow, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	all := plan.Observed{Now: testNow, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
 	for node, seen := range c.observed {
 		all.Disks[c.key(node).Disk] = seen.Disks[c.key(node).Disk]
 		all.Peers[node] = plan.Peer{Queried: true}

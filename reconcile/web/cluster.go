@@ -6,10 +6,10 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 const (
@@ -107,9 +107,9 @@ func newCluster(doc status.Status, q query) clusterModel {
 	shown, images := part(all, imagesPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
 	disks, pages := part(doc.Disks, disksPerPage, q.Disks, func(page int) string { p := q; p.Disks = page; return p.String() })
 	m.Images, m.Disks = images, pages
-	column := map[schema.DiskRef]int{}
+	column := map[ident.DiskRef]int{}
 	for i, d := range disks {
-		column[schema.DiskRef{Node: d.Node, Disk: d.Disk}] = i
+		column[ident.DiskRef{Node: d.Node, Disk: d.Disk}] = i
 		if n := len(m.Nodes); n == 0 || m.Nodes[n-1].Name != d.Node {
 			m.Nodes = append(m.Nodes, nodeHead{Name: d.Node, Unreachable: d.Unreachable != ""})
 		}
@@ -119,7 +119,7 @@ func newCluster(doc status.Status, q query) clusterModel {
 	for _, f := range shown {
 		row := imageRow{Name: f.image.Name, UUID: f.image.UUID, Title: f.image.Title, State: f.state, Ready: f.image.Ready, Desired: f.image.Desired, Why: why(f.image), Cells: make([]cell, len(disks))}
 		for _, c := range f.image.Copies {
-			i, isShown := column[schema.DiskRef{Node: c.Node, Disk: c.Disk}]
+			i, isShown := column[ident.DiskRef{Node: c.Node, Disk: c.Disk}]
 			if !isShown || c.Absent() && c.Code == "" && c.Message == "" {
 				continue
 			}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -106,7 +107,7 @@ func address(s schema.Source) string {
 // Checksums returns the digests of a generation that are known, the declared one first.
 func (g generation) Checksums() []string {
 	var all []string
-	add := func(d disk.Digest) {
+	add := func(d ident.Digest) {
 		if text := d.String(); !d.IsZero() && !slices.Contains(all, text) {
 			all = append(all, text)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -78,7 +79,7 @@ func newLines(s *snapshot, values url.Values) linesModel {
 		node := config.Nodes[name]
 		m.Places = append(m.Places, name)
 		for _, d := range slices.Sorted(maps.Keys(node.Disks)) {
-			m.Places = append(m.Places, schema.DiskRef{Node: name, Disk: d}.String())
+			m.Places = append(m.Places, ident.DiskRef{Node: name, Disk: d}.String())
 		}
 	}
 	m.NoNodes = len(m.Places) == 0

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -111,13 +112,13 @@ func newView(t *testing.T) *status.View {
 	t.Helper()
 	d := plantest.Load(t, testConfig)
 	parrot := d.Config.Images["parrot"].ID
-	ready := plan.Copy{Copy: disk.Copy{State: disk.Ready, Size: 3 << 20, RealSize: 3 << 20, SHA512: plantest.Digest(disk.SHA512, "a"), ManifestDigest: plantest.Digest(disk.SHA256, "a"), Owned: true, HasCfg: true}}
+	ready := plan.Copy{Copy: disk.Copy{State: disk.Ready, Size: 3 << 20, RealSize: 3 << 20, SHA512: plantest.Digest(ident.SHA512, "a"), ManifestDigest: plantest.Digest(ident.SHA256, "a"), Owned: true, HasCfg: true}}
 	o := plan.Observed{
 		Now: plantest.Now,
-		Disks: map[schema.DiskRef]plan.Disk{
-			{Node: "node1", Disk: "disk1"}: {Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[disk.ID]plan.Copy{parrot: ready}},
-			{Node: "node2", Disk: "disk1"}: {Path: "/disk1", UUID: "u3", Copies: map[disk.ID]plan.Copy{parrot: ready}},
-			{Node: "node1", Disk: "disk2"}: {Path: "/disk2", UUID: "u2", Space: disk.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[disk.ID]plan.Copy{}},
+		Disks: map[ident.DiskRef]plan.Disk{
+			{Node: "node1", Disk: "disk1"}: {Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[ident.ID]plan.Copy{parrot: ready}},
+			{Node: "node2", Disk: "disk1"}: {Path: "/disk1", UUID: "u3", Copies: map[ident.ID]plan.Copy{parrot: ready}},
+			{Node: "node1", Disk: "disk2"}: {Path: "/disk2", UUID: "u2", Space: disk.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[ident.ID]plan.Copy{}},
 		},
 		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "connection refused", UnreachableFor: time.Hour}},
 	}
@@ -161,19 +162,19 @@ func TestTextFromOutsideIsEscaped(t *testing.T) {
 	parrot := v.Desired.Config.Images["parrot"]
 	parrot.Title, parrot.Suspend = evil, &schema.Suspension{Reason: evil, By: evil}
 	v.Desired.Config.Images["parrot"] = parrot
-	v.Desired.Config.Images["upload"] = schema.Image{ID: disk.ID{Name: "upload", UUID: "00000001"}, Copies: 1, Source: schema.Source{Upload: &schema.Upload{}}}
-	ref := schema.DiskRef{Node: "node1", Disk: "disk1"}
+	v.Desired.Config.Images["upload"] = schema.Image{ID: ident.ID{Name: "upload", UUID: "00000001"}, Copies: 1, Source: schema.Source{Upload: &schema.Upload{}}}
+	ref := ident.DiskRef{Node: "node1", Disk: "disk1"}
 	seen := v.Observed.Disks[ref]
 	c := seen.Copies[parrot.ID]
 	c.Message, c.UsedBy, c.Signature = evil, evil, disk.Signature{Scheme: evil, Signer: evil}
 	seen.Copies[parrot.ID] = c
 	seen.Problem, seen.Path, seen.Unmanaged, seen.UsageUnknown = evil, evil, []string{evil}, evil
 	v.Observed.Disks[ref] = seen
-	v.Observed.Disks[schema.DiskRef{Node: "node2", Disk: "disk1"}] = plan.Disk{Path: evil, Problem: evil, Copies: map[disk.ID]plan.Copy{
+	v.Observed.Disks[ident.DiskRef{Node: "node2", Disk: "disk1"}] = plan.Disk{Path: evil, Problem: evil, Copies: map[ident.ID]plan.Copy{
 		parrot.ID: {Copy: disk.Copy{State: disk.Failed, Message: evil}, Rejects: evil, Published: plan.Reason{Code: evil, Text: evil}},
 	}}
 	v.Observed.Peers["node2"] = plan.Peer{Queried: true, Problem: evil, ConfigDigest: evil}
-	v.Observed.Failures = map[plan.CopyRef]plan.Failure{{Disk: ref, ID: parrot.ID}: {Attempts: 3, Message: evil}}
+	v.Observed.Failures = map[ident.CopyRef]plan.Failure{{Disk: ref, ID: parrot.ID}: {Attempts: 3, Message: evil}}
 	v.Plan = v.Desired.Plan(v.Observed)
 	for i := range v.Plan.Actions {
 		v.Plan.Actions[i].Text, v.Plan.Actions[i].Code = evil, evil
@@ -473,9 +474,9 @@ func TestFirstLoadIsSmall(t *testing.T) {
 func largeView(t testing.TB, images, nodes int) *status.View {
 	t.Helper()
 	c := plantest.NewConfig(nodes, 1)
-	o := plan.Observed{Now: plantest.Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
 	for name := range c.Nodes {
-		o.Disks[schema.DiskRef{Node: name, Disk: "disk1"}] = plan.Disk{Path: "/disk1", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 39}, Copies: map[disk.ID]plan.Copy{}}
+		o.Disks[ident.DiskRef{Node: name, Disk: "disk1"}] = plan.Disk{Path: "/disk1", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 39}, Copies: map[ident.ID]plan.Copy{}}
 		if name != "node1" {
 			o.Peers[name] = plan.Peer{Queried: true, ConfigDigest: "d", LastResponse: plantest.Now}
 		}
@@ -485,7 +486,7 @@ func largeView(t testing.TB, images, nodes int) *status.View {
 		image.Copies = 3
 		c.Images[image.ID.Name] = image
 		for n := range 3 {
-			ref := schema.DiskRef{Node: fmt.Sprintf("node%d", (i*7+n)%nodes+1), Disk: "disk1"}
+			ref := ident.DiskRef{Node: fmt.Sprintf("node%d", (i*7+n)%nodes+1), Disk: "disk1"}
 			o.Disks[ref].Copies[image.ID] = plan.Copy{Copy: disk.Copy{State: []disk.State{disk.Ready, disk.Pending, disk.Unknown}[(i+n)%3], Size: 1 << 30, SHA512: image.Checksum, Owned: true, HasCfg: true}}
 		}
 	}
@@ -567,9 +568,9 @@ func TestLinesToCommit(t *testing.T) {
 // The lines that confirm a prune name all orphans that the limit holds back, and those that are confirmed already.
 func TestLinesThatConfirmAPrune(t *testing.T) {
 	v := newView(t)
-	v.Desired.Config.Settings.PruneConfirmed = []disk.ID{{Name: "gone", UUID: "00000003"}}
+	v.Desired.Config.Settings.PruneConfirmed = []ident.ID{{Name: "gone", UUID: "00000003"}}
 	for i, name := range []string{"old", "older"} {
-		ref := plan.CopyRef{Disk: schema.DiskRef{Node: "node1", Disk: "disk1"}, ID: disk.ID{Name: name, UUID: fmt.Sprintf("0000000%d", i)}}
+		ref := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: name, UUID: fmt.Sprintf("0000000%d", i)}}
 		a := plan.NewAction(plan.Blocked, ref, plan.Reason{Code: plan.CodePruneLimit, Text: "too many"}, 0)
 		v.Plan.Actions = append(v.Plan.Actions, a)
 	}
@@ -619,7 +620,7 @@ func TestPlanSaysWhyItIsEmpty(t *testing.T) {
 // An image whose declaration is invalid has failed, and says why.
 func TestInvalidImageSaysWhy(t *testing.T) {
 	v := newView(t)
-	ref := plan.CopyRef{Disk: schema.DiskRef{Node: "node1"}, ID: disk.ID{Name: "broken"}}
+	ref := ident.CopyRef{Disk: ident.DiskRef{Node: "node1"}, ID: ident.ID{Name: "broken"}}
 	v.Plan.Actions = append(v.Plan.Actions, plan.NewAction(plan.Blocked, ref, plan.Reason{Code: plan.CodeInvalidImage, Text: "a.yaml:3:1: has no source"}, 0))
 	r := newRig(t, v, "", "")
 	for _, path := range []string{"/?q=broken", "/?state=failed", "/images/broken"} {

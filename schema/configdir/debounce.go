@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // The time from the last write until Apply is at most the sum of coalesceFor of Watch,
@@ -40,7 +40,7 @@ var errEmpty = errors.New("the config directory has no configuration files")
 // The zero Debouncer has applied nothing. Assigning the zero value makes the next content
 // new again. It is not safe for concurrent use.
 type Debouncer struct {
-	applied    disk.Digest
+	applied    ident.Digest
 	generation string // at the last read
 
 	observed      fingerprint
@@ -56,7 +56,7 @@ type Debouncer struct {
 
 // fingerprint is the result of a read as a value that can be compared.
 type fingerprint struct {
-	content disk.Digest
+	content ident.Digest
 	fault   string
 }
 

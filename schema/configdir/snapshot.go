@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // ErrChanging is returned when the directory changed while it was read, so that the
@@ -55,8 +55,8 @@ type Checkout struct {
 
 // Digest identifies paths and contents, and nothing else: two directories
 // with the same files have the same digest, however the files got there.
-func (s Snapshot) Digest() disk.Digest {
-	h := disk.SHA256.New()
+func (s Snapshot) Digest() ident.Digest {
+	h := ident.SHA256.New()
 	part := func(b []byte) {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(b))))
 		h.Write(b)
@@ -71,7 +71,7 @@ func (s Snapshot) Digest() disk.Digest {
 		part([]byte("data"))
 		part(f.Data)
 	}
-	return disk.SHA256.Digest(h)
+	return ident.SHA256.Digest(h)
 }
 
 // Read reads the config directory dir as it is at one moment. It skips names that

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -18,7 +18,7 @@ import (
 type Values struct {
 	URL      string
 	Index    string // empty if the image has none
-	Checksum disk.Digest
+	Checksum ident.Digest
 	// ChecksumURL and SignatureURL are those of Download and of Verify; empty if the image has none.
 	ChecksumURL, SignatureURL string
 }
@@ -133,7 +133,7 @@ func addresses(m schema.Image, want Values) []addressChange {
 // styled returns a new text in the style of the old one: a SHA-512 may have no prefix, as in Longhorn.
 func styled(old, text string) string {
 	if len(text) == 128 && strings.HasPrefix(strings.TrimSpace(old), "sha") {
-		return disk.SHA512.String() + ":" + text
+		return ident.SHA512.String() + ":" + text
 	}
 	return text
 }

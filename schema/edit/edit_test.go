@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -43,7 +43,7 @@ func editDir(t *testing.T, files map[string]string) (string, configdir.Snapshot,
 	if len(before.Errors) > 0 {
 		t.Fatal(before.Errors)
 	}
-	sum, err := disk.ParseDigest(newSum)
+	sum, err := ident.ParseDigest(newSum)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestEditAndWrite(t *testing.T) {
 func TestAddressesOfListsAreEdited(t *testing.T) {
 	old := strings.NewReplacer("VERSION", "1", "DIGEST", "sha256:"+strings.Repeat("a", 64))
 	next := strings.NewReplacer("VERSION", "2", "DIGEST", "sha256:"+strings.Repeat("b", 64))
-	digest, err := disk.ParseDigest(next.Replace("DIGEST"))
+	digest, err := ident.ParseDigest(next.Replace("DIGEST"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestVirtualMachineImageIsEdited(t *testing.T) {
 		t.Fatal(before.Errors)
 	}
 	for sum, want := range map[string]string{strings.Repeat("b", 128): write(newURL, strings.Repeat("b", 128)), "sha256:" + strings.Repeat("b", 64): ""} {
-		digest, err := disk.ParseDigest(sum)
+		digest, err := ident.ParseDigest(sum)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +277,7 @@ func TestRefusalHasNoSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sum, err := disk.ParseDigest(newSum)
+	sum, err := ident.ParseDigest(newSum)
 	if err != nil {
 		t.Fatal(err)
 	}

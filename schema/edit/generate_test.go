@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
 // generator writes a file twice: with the old values of images, and with the new ones. So the expected content does not
@@ -84,7 +84,7 @@ func (g *generator) image() (name string, v newValues) {
 			v.sum = strings.TrimPrefix(v.sum, "sha512:")
 		}
 	}
-	digest, err := disk.ParseDigest(v.sum)
+	digest, err := ident.ParseDigest(v.sum)
 	if err != nil {
 		panic(err)
 	}

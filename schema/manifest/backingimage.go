@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -93,8 +93,8 @@ func (c *Conversion) backingImageChecksum() {
 	}
 	// A new checksum beside the uuid of the old bytes would declare that the old folder
 	// has the new bytes.
-	want, err1 := disk.ParseDigest(c.text(declared))
-	had, err2 := disk.ParseDigest(c.text(established))
+	want, err1 := ident.ParseDigest(c.text(declared))
+	had, err2 := ident.ParseDigest(c.text(established))
 	if err1 != nil || err2 != nil || want.Algorithm() != had.Algorithm() || want == had || encrypts || c.get(path("status.uuid")) == nil {
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -233,8 +234,8 @@ func (c *Conversion) whyDeclined() string {
 		return "has extraHeaders, which may be secrets: the file headers in the folder of the credentials can have them"
 	case c.text(cdiSourcePath.With("http").With("insecureSkipVerify")) == "true":
 		return "has insecureSkipVerify: an image is only fetched from a server with a valid certificate"
-	case disk.CheckName(name) != nil:
-		return fmt.Sprintf("has a name that an image cannot have: %v", disk.CheckName(name))
+	case ident.CheckName(name) != nil:
+		return fmt.Sprintf("has a name that an image cannot have: %v", ident.CheckName(name))
 	case c.get(path(resolvedField).With(sameImageField)) != nil:
 		return "declares the same image as the manifest in " + c.text(path(resolvedField).With(sameImageField))
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -139,7 +140,7 @@ func (f *File) definition(m manifest, section, name string, at document.Path) *D
 	d := &Definition{Kind: m.kind, Section: section, Name: name, Pos: m.pos, NamePath: at, Doc: m.doc,
 		Declaration: disk.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap}}
 	if section == imagesSection {
-		if err := disk.CheckName(name); err != nil {
+		if err := ident.CheckName(name); err != nil {
 			d.Problems = []document.Problem{{Path: at, Message: err.Error()}}
 		}
 	}

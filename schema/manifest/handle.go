@@ -11,7 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -222,7 +222,7 @@ func (h Handle) Encode() (string, error) {
 // each mistake.
 func (h Handle) Check() error {
 	problems := h.problems()
-	if err := disk.CheckName(LonghornName(h.BackingImage)); err != nil {
+	if err := ident.CheckName(LonghornName(h.BackingImage)); err != nil {
 		problems = append(problems, document.Problem{Path: document.Path{handleImage}, Message: err.Error()})
 	}
 	return joinProblems(problems)

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -21,7 +21,7 @@ type Reference struct {
 
 	sourceType string            // "" if the manifest only names the image
 	parameters map[string]string // nil if there are none
-	checksum   disk.Digest
+	checksum   ident.Digest
 	// compared has the paths of the parameters that are compared. nil: all, at parametersAt.
 	compared map[string]document.Path
 	// incomplete is the reason why the reference cannot define the image; nil: it can.
@@ -32,7 +32,7 @@ type Reference struct {
 type DataSource struct {
 	Type       string
 	Parameters map[string]string
-	Checksum   disk.Digest
+	Checksum   ident.Digest
 }
 
 // reference converts a reference whose type of source, parameters and checksum are
@@ -66,7 +66,7 @@ func (c *Conversion) placeholder(typeAt document.Path) {
 
 // setChecksum sets the checksum to a text, if that is a checksum.
 func (r *Reference) setChecksum(text string) {
-	if digest, err := disk.ParseDigest(text); err == nil {
+	if digest, err := ident.ParseDigest(text); err == nil {
 		r.checksum = digest
 	}
 }

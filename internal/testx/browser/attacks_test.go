@@ -16,6 +16,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
@@ -300,7 +301,7 @@ nodes:
 images:
   debian: {title: EVIL, uuid: "00000002", minNumberOfCopies: 2, suspend: {reason: EVIL, by: "<script>alert(11)</script>"}, source: {download: {url: "http://127.0.0.1:9/%3Cscript%3Ealert(6)%3C/script%3E"}}}
 `))
-	file := disk.ID{Name: "debian", UUID: "00000009"}
+	file := ident.ID{Name: "debian", UUID: "00000009"}
 	if err := writeFiles(d.dir, "disk1/backing-images/<img src=x onerror=alert(7)>/backing", "disk1/backing-images/"+file.String()+"/<script>alert(8)<!script>"); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +328,7 @@ func newLyingPeer(t testing.TB) string {
 	state, err := json.Marshal(peer.State{Node: "node2", Config: evil, Disks: []peer.Disk{{
 		Name: "disk1", UUID: "00000000-0000-0000-0000-000000000001", UsageUnknown: evil, Total: 1 << 40, Free: 1 << 39,
 		Copies: []peer.Copy{{
-			Copy:   disk.Copy{ID: disk.ID{Name: "debian", UUID: "00000002"}, State: disk.Failed, Message: evil, Signature: disk.Signature{Scheme: evil, Signer: evil}},
+			Copy:   disk.Copy{ID: ident.ID{Name: "debian", UUID: "00000002"}, State: disk.Failed, Message: evil, Signature: disk.Signature{Scheme: evil, Signer: evil}},
 			UsedBy: evil, Demand: evil, Action: evil, Rejection: evil, Reason: evil, ReasonCode: evil,
 			Failure: &peer.Failure{Action: evil, Message: evil, Attempts: 3},
 		}},

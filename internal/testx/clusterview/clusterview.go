@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -25,8 +26,8 @@ func newView(nodes int) status.View {
 		Nodes:    map[string]schema.Node{}, Images: map[string]schema.Image{},
 	}
 	v.Observed = plan.Observed{
-		Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{},
-		Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{},
+		Now: Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{},
+		Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{},
 	}
 	for n := range nodes {
 		name := fmt.Sprintf("node%02d", n+1)
@@ -34,8 +35,8 @@ func newView(nodes int) status.View {
 		for _, one := range []string{"disk1", "disk2"} {
 			path := "/mnt/" + one
 			node.Disks[one] = schema.Disk{Path: path, AllowScheduling: true, StorageReserved: 10 << 30}
-			v.Observed.Disks[schema.DiskRef{Node: name, Disk: one}] = plan.Disk{
-				Path: path, UUID: name + one, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[disk.ID]plan.Copy{},
+			v.Observed.Disks[ident.DiskRef{Node: name, Disk: one}] = plan.Disk{
+				Path: path, UUID: name + one, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]plan.Copy{},
 			}
 		}
 		v.Desired.Config.Nodes[name] = node
@@ -54,11 +55,11 @@ func declare(v status.View, image schema.Image) schema.Image {
 }
 
 func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) {
-	ref, err := schema.ParseDiskRef(on)
+	ref, err := ident.ParseDiskRef(on)
 	if err != nil {
 		panic(err)
 	}
-	sum, err := disk.ParseDigest(strings.Repeat("a", 128))
+	sum, err := ident.ParseDigest(strings.Repeat("a", 128))
 	if err != nil {
 		panic(err)
 	}
@@ -83,9 +84,9 @@ func ThreeNodes() status.View {
 	edge := v.Desired.Config.Nodes["node02"]
 	edge.Tags = []string{"edge"}
 	v.Desired.Config.Nodes["node02"] = edge
-	delete(v.Observed.Disks, schema.DiskRef{Node: "node03", Disk: "disk2"})
+	delete(v.Observed.Disks, ident.DiskRef{Node: "node03", Disk: "disk2"})
 
-	parrot := declare(v, schema.Image{ID: disk.ID{Name: "parrot"}, AllDisks: true})
+	parrot := declare(v, schema.Image{ID: ident.ID{Name: "parrot"}, AllDisks: true})
 	put(v, parrot, "node01/disk1", nil)
 	put(v, parrot, "node01/disk2", func(c *plan.Copy) { c.UsedBy = "used by replica vol-1" })
 	put(v, parrot, "node02/disk1", nil)
@@ -93,14 +94,14 @@ func ThreeNodes() status.View {
 	put(v, parrot, "node02/disk2", func(c *plan.Copy) {
 		c.Copy = disk.Copy{ID: parrot.ID, State: disk.Pending, PartBytes: 256 << 20, PartTotal: 1 << 30}
 	})
-	v.Observed.Running[plan.CopyRef{Disk: schema.DiskRef{Node: "node02", Disk: "disk2"}, ID: parrot.ID}] = true
+	v.Observed.Running[ident.CopyRef{Disk: ident.DiskRef{Node: "node02", Disk: "disk2"}, ID: parrot.ID}] = true
 
-	macaw := declare(v, schema.Image{ID: disk.ID{Name: "macaw"}, Copies: 3, NodeSelector: []string{"edge"}})
+	macaw := declare(v, schema.Image{ID: ident.ID{Name: "macaw"}, Copies: 3, NodeSelector: []string{"edge"}})
 	put(v, macaw, "node02/disk1", nil)
-	v.Observed.Failures[plan.CopyRef{Disk: schema.DiskRef{Node: "node02", Disk: "disk2"}, ID: macaw.ID}] = plan.Failure{
+	v.Observed.Failures[ident.CopyRef{Disk: ident.DiskRef{Node: "node02", Disk: "disk2"}, ID: macaw.ID}] = plan.Failure{
 		Op: plan.Sync, Attempts: 2, Since: Now, RetryAt: Now.Add(time.Minute), Message: "input/output error",
 	}
-	old := schema.Image{ID: disk.ID{Name: "macaw", UUID: "00000001"}}
+	old := schema.Image{ID: ident.ID{Name: "macaw", UUID: "00000001"}}
 	put(v, old, "node02/disk1", func(c *plan.Copy) { c.Leaving = true })
 	return v
 }
@@ -108,8 +109,8 @@ func ThreeNodes() status.View {
 // HundredNodes returns a view of 100 nodes with images. Some nodes do not respond.
 func HundredNodes() status.View {
 	v := newView(100)
-	parrot := declare(v, schema.Image{ID: disk.ID{Name: "parrot"}, AllDisks: true})
-	lory := declare(v, schema.Image{ID: disk.ID{Name: "lory"}, Copies: 3, DiskSelector: []string{"ssd"}})
+	parrot := declare(v, schema.Image{ID: ident.ID{Name: "parrot"}, AllDisks: true})
+	lory := declare(v, schema.Image{ID: ident.ID{Name: "lory"}, Copies: 3, DiskSelector: []string{"ssd"}})
 	put(v, lory, "node40/disk1", nil)
 	put(v, lory, "node60/disk1", func(c *plan.Copy) { // it is listed among the rejected disks
 		c.Copy, c.Rejects = disk.Copy{ID: lory.ID, State: disk.Pending}, "not enough space"
@@ -121,7 +122,7 @@ func HundredNodes() status.View {
 				put(v, parrot, name+"/"+one, func(c *plan.Copy) {
 					if n%4 == 1 && i == 1 {
 						c.Copy = disk.Copy{ID: parrot.ID, State: disk.Pending, PartBytes: int64(n) << 20, PartTotal: 1 << 30}
-						v.Observed.Running[plan.CopyRef{Disk: schema.DiskRef{Node: name, Disk: one}, ID: parrot.ID}] = true
+						v.Observed.Running[ident.CopyRef{Disk: ident.DiskRef{Node: name, Disk: one}, ID: parrot.ID}] = true
 					}
 				})
 			}
@@ -130,7 +131,7 @@ func HundredNodes() status.View {
 			v.Observed.Peers[name] = plan.Peer{Queried: true, Problem: "i/o timeout", UnreachableFor: time.Minute, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-time.Minute)}
 		}
 	}
-	bad := schema.DiskRef{Node: "node50", Disk: "disk2"}
+	bad := ident.DiskRef{Node: "node50", Disk: "disk2"}
 	v.Observed.Disks[bad] = plan.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted", ProblemFor: time.Hour}
 	return v
 }

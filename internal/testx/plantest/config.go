@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -20,7 +21,7 @@ var Now = time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
 var Letters = strings.Split("abcdef", "")
 
 // Digest returns the digest of the image content with that name.
-func Digest(a disk.Algorithm, content string) disk.Digest {
+func Digest(a ident.Algorithm, content string) ident.Digest {
 	h := a.New()
 	h.Write([]byte(content))
 	return a.Digest(h)
@@ -60,20 +61,20 @@ func NewConfig(nodes, disks int) schema.Config {
 // NewImage returns an image with one copy, a download source and the checksum of the content "a".
 func NewImage(name string) schema.Image {
 	return schema.Image{
-		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1, Checksum: Digest(disk.SHA512, "a"),
+		ID: ident.ID{Name: name, UUID: "0000000a"}, Copies: 1, Checksum: Digest(ident.SHA512, "a"),
 		Source: schema.Source{Download: &schema.Download{URL: "https://example.com/" + name}},
 	}
 }
 
 // RankedDisks returns the disks that match an image, best rank first.
-func RankedDisks(c schema.Config, image schema.Image) []schema.DiskRef {
+func RankedDisks(c schema.Config, image schema.Image) []ident.DiskRef {
 	image.AllDisks, image.Disks = true, nil
 	return plan.NewRankCache(c.Nodes, 0).DesiredDisks(image)
 }
 
 // TwoNodes returns a configuration of two nodes with one disk each, its only image parrot, and the
 // disks in the order of their rank for this image.
-func TwoNodes(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
+func TwoNodes(copies int) (schema.Config, schema.Image, []ident.DiskRef) {
 	c := NewConfig(2, 1)
 	image := NewImage("parrot")
 	image.Copies = copies
@@ -87,11 +88,11 @@ func TwoNodes(copies int) (schema.Config, schema.Image, []schema.DiskRef) {
 // EmptyDisks returns an observed state in which all disks of c are large and empty. All nodes of c
 // are peers that respond and have the same configuration as AsNode returns.
 func EmptyDisks(c schema.Config) plan.Observed {
-	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
+	o := plan.Observed{Now: Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
 	for name, node := range c.Nodes {
 		for diskName := range node.Disks {
-			ref := schema.DiskRef{Node: name, Disk: diskName}
-			o.Disks[ref] = plan.Disk{UUID: name + diskName, Space: disk.Space{Free: 1 << 40}, Copies: map[disk.ID]plan.Copy{}}
+			ref := ident.DiskRef{Node: name, Disk: diskName}
+			o.Disks[ref] = plan.Disk{UUID: name + diskName, Space: disk.Space{Free: 1 << 40}, Copies: map[ident.ID]plan.Copy{}}
 		}
 		o.Peers[name] = plan.Peer{Queried: true, ConfigDigest: "d"}
 	}
@@ -113,12 +114,12 @@ func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.O
 
 // ReadyCopy returns an owned, ready copy of the image with the SHA-512 digest, which peers can
 // sync.
-func ReadyCopy(image schema.Image, digest disk.Digest) plan.Copy {
-	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: digest, ManifestDigest: Digest(disk.SHA256, "m"), Size: 1 << 20}}
+func ReadyCopy(image schema.Image, digest ident.Digest) plan.Copy {
+	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: digest, ManifestDigest: Digest(ident.SHA256, "m"), Size: 1 << 20}}
 }
 
 // FailedCopy returns a copy like ReadyCopy, but it was found damaged one minute before Now.
-func FailedCopy(image schema.Image, digest disk.Digest) plan.Copy {
+func FailedCopy(image schema.Image, digest ident.Digest) plan.Copy {
 	c := ReadyCopy(image, digest)
 	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", Now.Add(-time.Minute)
 	return c

@@ -6,15 +6,15 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // checkGenerations checks what happens to the older generations of images with keepGenerations: none of
 // the newest ones is deleted, no further one is kept for this reason, and all other actions are those of
 // a configuration without keepGenerations.
 func (k *checker) checkGenerations() {
-	kept := map[plan.CopyRef]bool{}
+	kept := map[ident.CopyRef]bool{}
 	for _, a := range k.p.Actions {
 		key := a.CopyRef()
 		image, declared := k.d.Config.Images[key.ID.Name]
@@ -42,7 +42,7 @@ func (k *checker) checkGenerations() {
 
 // newerGenerations returns how many older generations on the disk of a copy are ready, and were replaced
 // later than the copy, or at the same time and verified later.
-func (k *checker) newerGenerations(key plan.CopyRef) (n int) {
+func (k *checker) newerGenerations(key ident.CopyRef) (n int) {
 	replaced := func(c plan.Copy) time.Time {
 		if c.ReplacedAt.Before(earliestTime) || c.ReplacedAt.After(k.o.Now) {
 			return k.o.Now
@@ -64,16 +64,16 @@ func (k *checker) newerGenerations(key plan.CopyRef) (n int) {
 }
 
 // evicting reports whether the eviction of a disk is requested.
-func (k *checker) evicting(ref schema.DiskRef) bool {
+func (k *checker) evicting(ref ident.DiskRef) bool {
 	node := k.d.Config.Nodes[ref.Node]
 	return node.EvictionRequested || node.Disks[ref.Disk].EvictionRequested
 }
 
 // checkKeptCountForNothing checks that a plan without keepGenerations has the same actions for all other
 // copies.
-func (k *checker) checkKeptCountForNothing(kept map[plan.CopyRef]bool) {
+func (k *checker) checkKeptCountForNothing(kept map[ident.CopyRef]bool) {
 	type step struct {
-		key  plan.CopyRef
+		key  ident.CopyRef
 		op   plan.Op
 		next plan.Op
 		code plan.Code

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -52,7 +53,7 @@ func (k *checker) forbid(broken bool, format string, args ...any) {
 
 // checkActions checks each action separately.
 func (k *checker) checkActions() {
-	busy := map[plan.CopyRef]plan.Op{}
+	busy := map[ident.CopyRef]plan.Op{}
 	for _, a := range k.p.Actions {
 		k.forbid(a.Text == "" || a.Code == "", "no reason for %+v", a)
 		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait until a time that has passed: %+v", a)
@@ -125,7 +126,7 @@ func (k *checker) checkJobs() {
 		alone := true
 		for ref, other := range k.o.Disks {
 			_, exists := other.Copies[key.ID]
-			alone = alone && (ref == key.Disk || !exists && !k.o.Running[plan.CopyRef{Disk: ref, ID: key.ID}])
+			alone = alone && (ref == key.Disk || !exists && !k.o.Running[ident.CopyRef{Disk: ref, ID: key.ID}])
 		}
 		if j.Action.Op == plan.Upload { // it ends if the bytes exist under another name
 			alone = alone && len(k.o.Disks) == 1
@@ -146,7 +147,7 @@ func (k *checker) checkSuspensions() {
 		image.Suspend = nil
 		free.Config.Images[name] = image
 	}
-	without := map[plan.CopyRef]plan.Op{}
+	without := map[ident.CopyRef]plan.Op{}
 	for _, a := range free.Plan(k.o).Actions {
 		if !a.Idle() {
 			without[a.CopyRef()] = a.Op
@@ -170,7 +171,7 @@ func (k *checker) checkSuspensions() {
 
 // suspendedUser returns a suspended image that has no ready copy but could be synced from this copy;
 // "" if there is none.
-func (k *checker) suspendedUser(key plan.CopyRef) string {
+func (k *checker) suspendedUser(key ident.CopyRef) string {
 	c := k.o.Disks[key.Disk].Copies[key.ID]
 	for name, image := range k.d.Config.Images {
 		source := c.State == disk.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
@@ -208,13 +209,13 @@ func (k *checker) checkTarget(a plan.Action) {
 	k.forbid(!demanded && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
 	k.forbid(!demanded && !k.o.Running[key] && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
 	k.forbid(!k.o.Running[key] && k.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s on a full disk: %s", a.Op, key)
-	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (plan.CopyRef{}) && k.o.Running[key]) {
+	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (ident.CopyRef{}) && k.o.Running[key]) {
 		return
 	}
 	from := k.sourceOf(a)
 	c = k.o.Disks[from.Disk].Copies[from.ID]
 	ok := c.State == disk.Ready && !c.Leaving && k.o.Disks[from.Disk].Problem == "" && k.responds(from.Disk.Node)
-	ok = ok && (from.Disk.Node == k.d.Node && a.LocalSource == from || a.LocalSource == plan.CopyRef{} && !c.ManifestDigest.IsZero())
+	ok = ok && (from.Disk.Node == k.d.Node && a.LocalSource == from || a.LocalSource == ident.CopyRef{} && !c.ManifestDigest.IsZero())
 	// A running sync continues if its source temporarily does not respond.
 	ok = ok || k.o.Running[key] && c.State == disk.Ready && from.ID == image.ID
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
@@ -235,11 +236,11 @@ func (k *checker) checkTarget(a plan.Action) {
 }
 
 // sourceOf returns the copy that a sync reads, or the zero value if the copy does not exist.
-func (k *checker) sourceOf(a plan.Action) plan.CopyRef {
+func (k *checker) sourceOf(a plan.Action) ident.CopyRef {
 	if _, there := k.o.Disks[a.From.Disk].Copies[a.From.ID]; there {
 		return a.From
 	}
-	return plan.CopyRef{}
+	return ident.CopyRef{}
 }
 
 // responds reports whether the state of a node is current.
@@ -274,7 +275,7 @@ func (k *checker) checkDeletions() {
 }
 
 // isOldPart reports whether a copy is only a partial file of an undeclared generation.
-func (k *checker) isOldPart(key plan.CopyRef) bool {
+func (k *checker) isOldPart(key ident.CopyRef) bool {
 	image, declared := k.d.Config.Images[key.ID.Name]
 	return declared && image.ID != key.ID && k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
 }
@@ -283,7 +284,7 @@ func (k *checker) isOldPart(key plan.CopyRef) bool {
 var earliestTime = time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
 
 // checkInterval checks that a copy has been unused for the clean-up interval.
-func (k *checker) checkInterval(key plan.CopyRef) {
+func (k *checker) checkInterval(key ident.CopyRef) {
 	wait := k.d.Config.Settings.CleanupWaitInterval
 	if wait == 0 || k.d.Cleanup[key] {
 		return
@@ -304,7 +305,7 @@ func (k *checker) checkInterval(key plan.CopyRef) {
 
 // checkOrphan checks the deletion of a copy of an undeclared image: its removal is confirmed, the
 // prune limit is respected, and it is known that no node uses it.
-func (k *checker) checkOrphan(key plan.CopyRef) {
+func (k *checker) checkOrphan(key ident.CopyRef) {
 	orphans, confirmed := map[string]bool{}, true
 	for ref, seen := range k.o.Disks {
 		for id, c := range seen.Copies {
@@ -324,14 +325,14 @@ func (k *checker) checkOrphan(key plan.CopyRef) {
 	k.forbid(over && !confirmed && hadBytes(k.o.Disks[key.Disk].Copies[key.ID]), "cleanup of %s over the prune limit", key)
 	for node, n := range k.d.Config.Nodes {
 		for name := range n.Disks {
-			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			seen, known := k.o.Disks[ident.DiskRef{Node: node, Disk: name}]
 			k.forbid(!known || seen.Problem != "" || !k.counts(node), "cleanup of %s while its use on %s/%s is unknown", key, node, name)
 		}
 	}
 }
 
 // InUse returns why a copy of the node of d is in use; "": it is not.
-func InUse(d plan.Desired, o plan.Observed, key plan.CopyRef) string {
+func InUse(d plan.Desired, o plan.Observed, key ident.CopyRef) string {
 	c := o.Disks[key.Disk].Copies[key.ID]
 	if c.UsedBy != "" {
 		return c.UsedBy
@@ -349,13 +350,13 @@ func InUse(d plan.Desired, o plan.Observed, key plan.CopyRef) string {
 }
 
 // isSilent reports whether a disk is not known to have what was last seen there.
-func isSilent(o plan.Observed, ref schema.DiskRef) bool {
+func isSilent(o plan.Observed, ref ident.DiskRef) bool {
 	p, other := o.Peers[ref.Node]
 	return o.Disks[ref].Problem != "" || other && !p.Responds()
 }
 
 // isUsed reports whether an orphan does not count for the prune limit.
-func (k *checker) isUsed(id disk.ID) bool {
+func (k *checker) isUsed(id ident.ID) bool {
 	for ref, seen := range k.o.Disks {
 		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || isSilent(k.o, ref)) {
 			return true
@@ -370,7 +371,7 @@ func (k *checker) isUsed(id disk.ID) bool {
 }
 
 // checkNeedsKnown checks that it is known whether replicas need a generation that is not declared, before it is deleted.
-func (k *checker) checkNeedsKnown(key plan.CopyRef) {
+func (k *checker) checkNeedsKnown(key ident.CopyRef) {
 	if k.d.Config.Images[key.ID.Name].ID == key.ID || k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending {
 		return
 	}
@@ -380,7 +381,7 @@ func (k *checker) checkNeedsKnown(key plan.CopyRef) {
 		k.forbid(!own && p.Omitted > 0, "deletion of %s, and needs of %s are left out", key, node)
 		k.forbid(!own && !p.Responds() && p.LastResponse.IsZero(), "deletion of %s before %s has responded", key, node)
 		for name := range n.Disks {
-			seen, known := k.o.Disks[schema.DiskRef{Node: node, Disk: name}]
+			seen, known := k.o.Disks[ident.DiskRef{Node: node, Disk: name}]
 			k.forbid(!own && !p.Responds() && seen.Demands[key.ID].By != "", "deletion of %s, and a copy on %s/%s that is in use may be the same file", key, node, name)
 			k.forbid(!known || seen.Problem != "" && (own || seen.Demands == nil), "deletion of %s while the needs on %s/%s are unknown", key, node, name)
 		}
@@ -404,7 +405,7 @@ func (k *checker) checkImage(image schema.Image) {
 		conflict = conflict || image.Checksum.IsZero() && differs
 	}
 	var created, first, all int
-	var deleted []plan.CopyRef
+	var deleted []ident.CopyRef
 	for _, a := range k.p.Actions {
 		if a.Image != image.ID.Name {
 			continue
@@ -432,14 +433,14 @@ func (k *checker) checkImage(image schema.Image) {
 	k.forbid(conflict && created+len(deleted) > 0, "copies of %s are created or deleted although its ready copies differ", image.ID)
 	k.forbid(created > 0 && len(ready) > 0 && k.d.Config.Settings.ConcurrentReplenishPerNodeLimit == 0, "a second copy of %s although the limit is 0", image.ID)
 	k.checkEnoughCopies(image, ready, deleted)
-	elsewhere := slices.ContainsFunc(MatchingDisks(k.d.Config, image), func(ref schema.DiskRef) bool { return ref.Node != k.d.Node })
+	elsewhere := slices.ContainsFunc(MatchingDisks(k.d.Config, image), func(ref ident.DiskRef) bool { return ref.Node != k.d.Node })
 	k.forbid(k.d.Allowed != schema.ObserveOnly && all == 0 && !elsewhere && len(ready) == 0, "no action for %s, which has no ready copy", image.ID)
 }
 
 // checkReadBack checks that a copy that remains was read in full since the eviction of a ready copy began (S5).
-func (k *checker) checkReadBack(evicted plan.CopyRef, ready []plan.CopyRef) {
+func (k *checker) checkReadBack(evicted ident.CopyRef, ready []ident.CopyRef) {
 	c := k.o.Disks[evicted.Disk].Copies[evicted.ID]
-	read := slices.ContainsFunc(ready, func(key plan.CopyRef) bool {
+	read := slices.ContainsFunc(ready, func(key ident.CopyRef) bool {
 		at := k.o.Disks[key.Disk].Copies[key.ID].ReadBackAt
 		if key.Disk.Node != k.d.Node {
 			at = at.Add(10 * time.Second) // the clocks differ
@@ -450,7 +451,7 @@ func (k *checker) checkReadBack(evicted plan.CopyRef, ready []plan.CopyRef) {
 }
 
 // checkEnoughCopies checks the remaining copies after all deletions of the plan.
-func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []plan.CopyRef) {
+func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []ident.CopyRef) {
 	if len(deleted) == 0 {
 		return
 	}
@@ -474,17 +475,17 @@ func (k *checker) checkEnoughCopies(image schema.Image, ready, deleted []plan.Co
 		}
 	}
 	k.forbid(onDesired < max(1, min(required, len(matching))), "%d copies of %s remain on desired disks", onDesired, image.ID)
-	k.forbid(slices.ContainsFunc(deleted, func(key plan.CopyRef) bool { return slices.Contains(ready, key) }) && left < required, "%d copies of %s remain of %d, but %d are desired", left, image.ID, len(ready), required)
+	k.forbid(slices.ContainsFunc(deleted, func(key ident.CopyRef) bool { return slices.Contains(ready, key) }) && left < required, "%d copies of %s remain of %d, but %d are desired", left, image.ID, len(ready), required)
 }
 
 // readyCopies returns the copies of an image that count as ready.
-func (k *checker) readyCopies(image schema.Image) []plan.CopyRef {
-	var keys []plan.CopyRef
+func (k *checker) readyCopies(image schema.Image) []ident.CopyRef {
+	var keys []ident.CopyRef
 	for ref, seen := range k.o.Disks {
 		c, there := seen.Copies[image.ID]
 		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
 		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == k.d.Node) && k.responds(ref.Node) {
-			keys = append(keys, plan.CopyRef{Disk: ref, ID: image.ID})
+			keys = append(keys, ident.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
 	return keys
@@ -492,8 +493,8 @@ func (k *checker) readyCopies(image schema.Image) []plan.CopyRef {
 
 // MatchingDisks returns the disks that match the selectors of an image and are not evicted, in no
 // particular order.
-func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
-	var refs []schema.DiskRef
+func MatchingDisks(c schema.Config, image schema.Image) []ident.DiskRef {
+	var refs []ident.DiskRef
 	for nodeName, node := range c.Nodes {
 		for name, d := range node.Disks {
 			ok := !node.EvictionRequested && !d.EvictionRequested
@@ -504,7 +505,7 @@ func MatchingDisks(c schema.Config, image schema.Image) []schema.DiskRef {
 				ok = ok && slices.Contains(d.Tags, want)
 			}
 			if ok {
-				refs = append(refs, schema.DiskRef{Node: nodeName, Disk: name})
+				refs = append(refs, ident.DiskRef{Node: nodeName, Disk: name})
 			}
 		}
 	}
@@ -552,11 +553,11 @@ func (k *checker) checkClone(a plan.Action) {
 		return
 	}
 	suspect := plan.Suspects(k.o.Failures)
-	k.forbid(a.From != (plan.CopyRef{}) && suspect[k.sourceOf(a)], "%s of %s from a suspected copy", a.Op, a.CopyRef())
+	k.forbid(a.From != (ident.CopyRef{}) && suspect[k.sourceOf(a)], "%s of %s from a suspected copy", a.Op, a.CopyRef())
 	if !source.Checksum.IsZero() || !k.d.Config.Images[a.Image].Checksum.IsZero() {
 		return
 	}
-	digests := map[disk.Digest]bool{}
+	digests := map[ident.Digest]bool{}
 	for _, key := range k.readyCopies(source) {
 		if c := k.o.Disks[key.Disk].Copies[key.ID]; !c.Leaving && !suspect[key] {
 			digests[c.SHA512] = true
@@ -566,8 +567,8 @@ func (k *checker) checkClone(a plan.Action) {
 }
 
 // recentDigests returns the digests of copies that failed within the recovery interval.
-func (k *checker) recentDigests(id disk.ID) map[disk.Digest]bool {
-	digests := map[disk.Digest]bool{}
+func (k *checker) recentDigests(id ident.ID) map[ident.Digest]bool {
+	digests := map[ident.Digest]bool{}
 	for _, seen := range k.o.Disks {
 		c, there := seen.Copies[id]
 		age := k.o.Now.Sub(c.DamagedAt)

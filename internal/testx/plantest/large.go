@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -24,15 +25,15 @@ func largeNode(images int, state disk.State, declared bool) (plan.Desired, plan.
 	c := NewConfig(1, 2)
 	c.Settings.CleanupWaitInterval = time.Hour
 	c.Settings.PruneLimit = schema.PrunePercent(50)
-	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}}
-	refs := []schema.DiskRef{{Node: "node1", Disk: "disk1"}, {Node: "node1", Disk: "disk2"}}
+	o := plan.Observed{Now: Now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}}
+	refs := []ident.DiskRef{{Node: "node1", Disk: "disk1"}, {Node: "node1", Disk: "disk2"}}
 	for _, ref := range refs {
-		o.Disks[ref] = plan.Disk{Space: disk.Space{Free: 1 << 50}, Copies: map[disk.ID]plan.Copy{}}
+		o.Disks[ref] = plan.Disk{Space: disk.Space{Free: 1 << 50}, Copies: map[ident.ID]plan.Copy{}}
 	}
 	for i := range images {
 		name := fmt.Sprintf("image%d", i)
 		image := NewImage(name)
-		image.Checksum = Digest(disk.SHA512, name)
+		image.Checksum = Digest(ident.SHA512, name)
 		if declared {
 			c.Images[name] = image
 		}
@@ -50,18 +51,18 @@ func largeNode(images int, state disk.State, declared bool) (plan.Desired, plan.
 // has the third-best disk.
 func LargeCluster(images int) (plan.Desired, plan.Observed) {
 	c := NewConfig(250, 4)
-	o := plan.Observed{Now: Now, Disks: map[schema.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[plan.CopyRef]plan.Failure{}}
+	o := plan.Observed{Now: Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[ident.CopyRef]plan.Failure{}}
 	for node := range c.Nodes {
 		if node != "node1" {
 			o.Peers[node] = plan.Peer{Queried: true, ConfigDigest: "d1"}
 		}
 		for name := range c.Nodes[node].Disks {
-			o.Disks[schema.DiskRef{Node: node, Disk: name}] = plan.Disk{Space: disk.Space{Free: 1 << 50}, Copies: map[disk.ID]plan.Copy{}}
+			o.Disks[ident.DiskRef{Node: node, Disk: name}] = plan.Disk{Space: disk.Space{Free: 1 << 50}, Copies: map[ident.ID]plan.Copy{}}
 		}
 	}
 	for i := range images {
 		image := NewImage(fmt.Sprintf("image%d", i))
-		image.Checksum, image.Copies = Digest(disk.SHA512, image.ID.Name), 3
+		image.Checksum, image.Copies = Digest(ident.SHA512, image.ID.Name), 3
 		c.Images[image.ID.Name] = image
 		places := RankedDisks(c, image)
 		for rank := range 2 {

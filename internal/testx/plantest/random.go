@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -50,7 +51,7 @@ func (r generator) oneIn(n int) bool { return r.IntN(n) == 0 }
 func pick[T any](r generator, of ...T) T { return of[r.IntN(len(of))] }
 
 func (r generator) situation() (plan.Desired, plan.Observed) {
-	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.InvalidImage{}, Allowed: schema.Everything, Removed: plan.AlwaysConfirmed, Verify: map[plan.CopyRef]bool{}}
+	d := plan.Desired{Node: "node1", Config: r.config(), Invalid: map[string]schema.InvalidImage{}, Allowed: schema.Everything, Removed: plan.AlwaysConfirmed, Verify: map[ident.CopyRef]bool{}}
 	if r.oneIn(8) {
 		d.Allowed = pick(r, schema.ObserveOnly, schema.NoDeletions, schema.NoDeletions)
 	}
@@ -61,7 +62,7 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 		}
 	}
 	now := Now.Add(time.Duration(r.IntN(1000)) * time.Second)
-	o := plan.Observed{Now: now, Disks: map[schema.DiskRef]plan.Disk{}, Failures: map[plan.CopyRef]plan.Failure{}, Running: map[plan.CopyRef]bool{}}
+	o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
 	switch {
 	case r.oneIn(8):
 		d.Removed = nil
@@ -73,17 +74,17 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 			removals.Observe(at, at, map[string]bool{"parrot": true, "gone1": r.oneIn(2)})
 		}
 	}
-	o.CannotPrepare, o.BackedUp = map[disk.ID]string{}, map[disk.ID]bool{}
+	o.CannotPrepare, o.BackedUp = map[ident.ID]string{}, map[ident.ID]bool{}
 	for _, name := range ImageNames {
 		if r.oneIn(3) {
-			o.CannotPrepare[disk.ID{Name: name, UUID: "0000000a"}] = "no replica on this node"
+			o.CannotPrepare[ident.ID{Name: name, UUID: "0000000a"}] = "no replica on this node"
 		}
 		if r.oneIn(2) {
-			o.BackedUp[disk.ID{Name: name, UUID: "0000000a"}] = true
+			o.BackedUp[ident.ID{Name: name, UUID: "0000000a"}] = true
 		}
 	}
 	if !r.oneIn(6) {
-		d.Uploads = map[plan.CopyRef]bool{}
+		d.Uploads = map[ident.CopyRef]bool{}
 	}
 	d.Digest = pick(r, "d1", "d1", "d1", "")
 	o.Peers = map[string]plan.Peer{}
@@ -93,7 +94,7 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 		}
 		for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[node].Disks)) {
 			if !r.oneIn(30) {
-				r.disk(schema.DiskRef{Node: node, Disk: name}, o, d.Verify, d.Uploads)
+				r.disk(ident.DiskRef{Node: node, Disk: name}, o, d.Verify, d.Uploads)
 			}
 		}
 	}
@@ -103,9 +104,9 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 }
 
 // jobs returns jobs for most of the running copies of node1.
-func (r generator) jobs(d plan.Desired, o plan.Observed) map[plan.CopyRef]plan.Job {
-	jobs := map[plan.CopyRef]plan.Job{}
-	for _, key := range slices.SortedFunc(maps.Keys(o.Running), func(a, b plan.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
+func (r generator) jobs(d plan.Desired, o plan.Observed) map[ident.CopyRef]plan.Job {
+	jobs := map[ident.CopyRef]plan.Job{}
+	for _, key := range slices.SortedFunc(maps.Keys(o.Running), func(a, b ident.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
 		image, declared := d.Config.Images[key.ID.Name]
 		op := plan.Cleanup
 		if declared {
@@ -121,7 +122,7 @@ func (r generator) jobs(d plan.Desired, o plan.Observed) map[plan.CopyRef]plan.J
 		}
 		a := plan.NewAction(op, key, plan.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
 		if op.ReadsCopies() {
-			a.SourceDigest = Digest(disk.SHA512, pick(r, "a", "a", "b"))
+			a.SourceDigest = Digest(ident.SHA512, pick(r, "a", "a", "b"))
 		}
 		jobs[key] = plan.Job{Action: a, Image: image}
 	}
@@ -169,7 +170,7 @@ func (r generator) config() schema.Config {
 	}}
 	for id := range 3 {
 		if r.oneIn(3) {
-			c.Settings.PruneConfirmed = append(c.Settings.PruneConfirmed, disk.ID{Name: fmt.Sprintf("gone%d", id), UUID: "00000001"})
+			c.Settings.PruneConfirmed = append(c.Settings.PruneConfirmed, ident.ID{Name: fmt.Sprintf("gone%d", id), UUID: "00000001"})
 		}
 	}
 	for n := range 1 + r.IntN(4) {
@@ -190,8 +191,8 @@ func (r generator) config() schema.Config {
 
 func (r generator) image(name string) schema.Image {
 	m := schema.Image{
-		ID: disk.ID{Name: name, UUID: "0000000a"}, Copies: 1 + r.IntN(3), AllDisks: r.oneIn(8),
-		Checksum: pick(r, disk.Digest{}, Digest(disk.SHA512, "a"), Digest(disk.SHA512, "a"), Digest(disk.SHA256, "a")),
+		ID: ident.ID{Name: name, UUID: "0000000a"}, Copies: 1 + r.IntN(3), AllDisks: r.oneIn(8),
+		Checksum: pick(r, ident.Digest{}, Digest(ident.SHA512, "a"), Digest(ident.SHA512, "a"), Digest(ident.SHA256, "a")),
 	}
 	m.Source = pick(r, schema.Source{Download: &schema.Download{URL: "https://example.com/x"}},
 		schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}, schema.Source{Upload: &schema.Upload{}},
@@ -212,7 +213,7 @@ func (r generator) image(name string) schema.Image {
 	}
 	for i := range 3 {
 		if r.oneIn(6) {
-			m.Disks = append(m.Disks, schema.DiskRef{Node: "node1", Disk: fmt.Sprintf("disk%d", i+1)})
+			m.Disks = append(m.Disks, ident.DiskRef{Node: "node1", Disk: fmt.Sprintf("disk%d", i+1)})
 		}
 	}
 	return m
@@ -230,8 +231,8 @@ func (r generator) clone(name string) schema.Source {
 
 // disk adds a disk to o. It may add requests for verifications and uploads on this disk to verify and
 // uploads.
-func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map[plan.CopyRef]bool) {
-	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[disk.ID]plan.Copy{}}
+func (r generator) disk(ref ident.DiskRef, o plan.Observed, verify, uploads map[ident.CopyRef]bool) {
+	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[ident.ID]plan.Copy{}}
 	allUsed := r.oneIn(15) // as on a disk where the metadata of a replica cannot be read
 	if r.oneIn(60) {
 		seen.UsageUnknown = "replica vol-2: read volume.meta: unexpected end of JSON input"
@@ -246,14 +247,14 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 			uuids = append(uuids, "00000002", "00000003")
 		}
 		for _, uuid := range uuids {
-			id := disk.ID{Name: name, UUID: uuid}
-			key := plan.CopyRef{Disk: ref, ID: id}
+			id := ident.ID{Name: name, UUID: uuid}
+			key := ident.CopyRef{Disk: ref, ID: id}
 			if r.oneIn(2) {
 				seen.Copies[id] = r.copy(id, o.Now, allUsed)
 			}
 			if r.oneIn(6) {
 				if seen.Demands == nil {
-					seen.Demands = map[disk.ID]plan.Demand{}
+					seen.Demands = map[ident.ID]plan.Demand{}
 				}
 				seen.Demands[id] = plan.Demand{By: "replica vol-1", Since: pick(r, time.Time{}, o.Now.Add(-time.Second), o.Now.Add(-time.Hour), o.Now.Add(time.Hour)), OtherWriter: pick(r, time.Time{}, time.Time{}, o.Now)}
 			}
@@ -280,7 +281,7 @@ func (r generator) disk(ref schema.DiskRef, o plan.Observed, verify, uploads map
 	o.Disks[ref] = seen
 }
 
-func (r generator) copy(id disk.ID, now time.Time, used bool) plan.Copy {
+func (r generator) copy(id ident.ID, now time.Time, used bool) plan.Copy {
 	c := plan.Copy{Copy: disk.Copy{ID: id, State: pick(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.oneIn(8)}}
 	if c.State == disk.Pending || r.oneIn(10) {
 		c.PartBytes, c.PartTotal = pick(r, int64(0), 1<<20), pick(r, int64(0), 1<<30)
@@ -297,12 +298,12 @@ func (r generator) copy(id disk.ID, now time.Time, used bool) plan.Copy {
 	}
 	if c.State == disk.Ready || c.State == disk.Failed && r.oneIn(2) {
 		content := pick(r, "a", "a", "a", "a", "a", "b")
-		c.SHA512 = Digest(disk.SHA512, content)
+		c.SHA512 = Digest(ident.SHA512, content)
 		if !r.oneIn(10) {
-			c.ManifestDigest = Digest(disk.SHA256, content)
+			c.ManifestDigest = Digest(ident.SHA256, content)
 		}
 		if !r.oneIn(4) {
-			c.SHA256 = Digest(disk.SHA256, content)
+			c.SHA256 = Digest(ident.SHA256, content)
 		}
 	}
 	if r.oneIn(6) || used {
@@ -339,7 +340,7 @@ func (r generator) failure(now time.Time) plan.Failure {
 		Since: now.Add(-pick(r, 0, time.Minute, time.Hour)), RetryAt: now.Add(pick(r, -time.Second, 0, time.Second, time.Minute)),
 	}
 	if r.oneIn(4) {
-		f.Suspects = []plan.CopyRef{{Disk: schema.DiskRef{Node: "node1", Disk: pick(r, "disk1", "disk2", "disk3")}, ID: disk.ID{Name: "parrot", UUID: "0000000a"}}}
+		f.Suspects = []ident.CopyRef{{Disk: ident.DiskRef{Node: "node1", Disk: pick(r, "disk1", "disk2", "disk3")}, ID: ident.ID{Name: "parrot", UUID: "0000000a"}}}
 	}
 	switch r.IntN(4) {
 	case 0:
@@ -357,7 +358,7 @@ func Describe(d plan.Desired, o plan.Observed, planned plan.Plan) string {
 	copies := map[string]any{}
 	for ref, seen := range o.Disks {
 		for id, c := range seen.Copies {
-			copies[plan.CopyRef{Disk: ref, ID: id}.String()] = c
+			copies[ident.CopyRef{Disk: ref, ID: id}.String()] = c
 		}
 		copies[ref.String()] = fmt.Sprint(seen.Problem, seen.Space, seen.Demands)
 	}

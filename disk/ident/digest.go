@@ -1,4 +1,4 @@
-package disk
+package ident
 
 import (
 	"crypto/sha256"
@@ -27,7 +27,7 @@ func (a Algorithm) New() hash.Hash {
 	case SHA256:
 		return sha256.New()
 	}
-	panic(fmt.Sprintf("disk: unknown algorithm %d", a))
+	panic(fmt.Sprintf("ident: unknown algorithm %d", a))
 }
 
 // Digest returns the digest of the bytes written to h, a hash from a.New.
@@ -79,7 +79,7 @@ func ParseDigest(s string) (Digest, error) {
 		return Digest{}, checksumLength(a, len(digits), digits == s)
 	}
 	if _, err := hex.Decode(d.sum[:], []byte(digits)); err != nil {
-		panic("disk: " + err.Error())
+		panic("ident: " + err.Error())
 	}
 	return d, nil
 }

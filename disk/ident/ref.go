@@ -1,0 +1,135 @@
+// Package ident has the names of things, which all packages share: an image and its generation (ID), the digest of
+// its bytes (Digest), a disk (DiskRef) and a copy (CopyRef). All are values that are comparable with ==. It imports no other package of
+// this program.
+package ident
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// ID identifies one generation of an image: its name, and 8 hex digits that differ between
+// the generations of one name. IDs are comparable with ==.
+type ID struct {
+	Name string `json:"name"`
+	UUID string `json:"uuid"`
+}
+
+// MaxName is the maximum length of an image name, in bytes.
+const MaxName = 40
+
+var (
+	namePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]+$`)
+	uuidPattern = regexp.MustCompile(`^[0-9a-f]{8}$`)
+)
+
+// CheckName returns an error if name is not a valid image name. A valid name has 2 to 40 characters
+// of a-z, 0-9, "_", "." and "-" and begins with a letter or digit. It is therefore always one path
+// element and never a hidden file.
+func CheckName(name string) error {
+	if n := len(name); n < 2 || n > MaxName {
+		return fmt.Errorf("name %q: it must have 2 to %d characters", name, MaxName)
+	}
+	if !namePattern.MatchString(name) {
+		return fmt.Errorf("name %q: use a-z, 0-9, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
+	}
+	return nil
+}
+
+// CheckUUID returns an error if s is not the 8 lower-case hex digits of a generation.
+func CheckUUID(s string) error {
+	if !uuidPattern.MatchString(s) {
+		return fmt.Errorf("uuid %q: it must be 8 hex digits in lower case, in quotes", s)
+	}
+	return nil
+}
+
+// String returns the name of the folder below backing-images, "<name>-<uuid>".
+func (id ID) String() string { return id.Name + "-" + id.UUID }
+
+// ParseID parses the name of a folder below backing-images. The last "-" separates name and uuid: the
+// name may contain "-", the uuid cannot.
+func ParseID(folder string) (ID, error) {
+	i := strings.LastIndexByte(folder, '-')
+	if i < 0 {
+		return ID{}, fmt.Errorf("folder %q is not <name>-<uuid>", folder)
+	}
+	id := ID{Name: folder[:i], UUID: folder[i+1:]}
+	if err := CheckName(id.Name); err != nil {
+		return ID{}, err
+	}
+	if err := CheckUUID(id.UUID); err != nil {
+		return ID{}, err
+	}
+	return id, nil
+}
+
+// Compare orders by name, then by uuid.
+func (id ID) Compare(other ID) int {
+	return cmp.Or(strings.Compare(id.Name, other.Name), strings.Compare(id.UUID, other.UUID))
+}
+
+// DiskRef identifies a disk by the names in the configuration.
+type DiskRef struct{ Node, Disk string }
+
+// String returns "node/disk".
+func (r DiskRef) String() string { return r.Node + "/" + r.Disk }
+
+// Compare orders by node, then by disk.
+func (r DiskRef) Compare(other DiskRef) int {
+	return cmp.Or(strings.Compare(r.Node, other.Node), strings.Compare(r.Disk, other.Disk))
+}
+
+// ParseDiskRef parses NODE/DISK, the form that String returns. The names need not be declared.
+func ParseDiskRef(text string) (DiskRef, error) {
+	node, disk, ok := strings.Cut(text, "/")
+	if !ok || node == "" || disk == "" || strings.Contains(disk, "/") {
+		return DiskRef{}, errors.New("write NODE/DISK")
+	}
+	return DiskRef{Node: node, Disk: disk}, nil
+}
+
+// CopyRef names one copy in the cluster: a folder on a disk. As text it is
+// <node>/<disk>/<folder>.
+type CopyRef struct {
+	Disk DiskRef
+	ID   ID
+}
+
+// String returns <node>/<disk>/<folder>.
+func (c CopyRef) String() string { return c.Disk.String() + "/" + c.ID.String() }
+
+// MarshalText returns String, or nothing for the zero value.
+func (c CopyRef) MarshalText() ([]byte, error) {
+	if c == (CopyRef{}) {
+		return nil, nil
+	}
+	return []byte(c.String()), nil
+}
+
+// UnmarshalText decodes what MarshalText returns.
+func (c *CopyRef) UnmarshalText(text []byte) (err error) {
+	*c = CopyRef{}
+	if len(text) > 0 {
+		*c, err = ParseCopyRef(string(text))
+	}
+	return err
+}
+
+// ParseCopyRef parses <node>/<disk>/<folder>.
+func ParseCopyRef(text string) (CopyRef, error) {
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return CopyRef{}, fmt.Errorf("%q is not NODE/DISK/FOLDER", text)
+	}
+	id, err := ParseID(parts[2])
+	return CopyRef{DiskRef{Node: parts[0], Disk: parts[1]}, id}, err
+}
+
+// Compare orders by disk, then by ID.
+func (c CopyRef) Compare(other CopyRef) int {
+	return cmp.Or(c.Disk.Compare(other.Disk), c.ID.Compare(other.ID))
+}
