@@ -6,6 +6,8 @@ import (
 	"io"
 	"os"
 	"testing"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // appendAll appends the chunks of image from the offset of the partial file on. It appends chunks of
@@ -117,7 +119,7 @@ func TestAppendChunkAndReadFromCanBeMixed(t *testing.T) {
 	if _, err := p.ReadFrom(bytes.NewReader(image[:1])); err == nil {
 		t.Error("bytes were appended after the end")
 	}
-	if c, err := p.Commit(digest512(image)); err != nil || c.State != Ready {
+	if c, err := p.Commit(digest512(image)); err != nil || c.State != model.Ready {
 		t.Errorf("%+v, error %v", c, err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // benchSize is the size of the images of the benchmarks, in bytes.
@@ -102,7 +103,7 @@ func BenchmarkList(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		l, err := d.List()
-		if err != nil || len(l.Copies) != 1000 || l.Copies[0].State != Ready {
+		if err != nil || len(l.Copies) != 1000 || l.Copies[0].State != model.Ready {
 			b.Fatal(err, len(l.Copies))
 		}
 	}
@@ -161,7 +162,7 @@ func BenchmarkAppendChunk(b *testing.B) {
 }
 
 // benchImage creates a ready image of 1 GiB of random bytes.
-func benchImage(b *testing.B) (*Disk, Copy) {
+func benchImage(b *testing.B) (*Disk, model.Copy) {
 	b.Helper()
 	d := newDisk(b)
 	p := openPart(b, d, PartOptions{})

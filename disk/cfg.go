@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 const cfgFile = "backing.cfg"
@@ -112,7 +113,7 @@ func (d *Disk) WriteCfg(id ident.ID, expected ident.Digest) error {
 	if err != nil {
 		return err
 	}
-	if c := d.Stat(id); c.State != Ready || r.Evidence == nil {
+	if c := d.Stat(id); c.State != model.Ready || r.Evidence == nil {
 		return fmt.Errorf("write %s: %s", cfgFile, c)
 	}
 	return f.markReady(r, expected, *r.Evidence)

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // TestCfgFormatEqualsLonghorns compares a written cfg with a file of Longhorn, byte for byte.
@@ -206,11 +207,11 @@ func TestInvalidCfgIsReplaced(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if c := d.Stat(testID); c.State != Unknown || c.Owned || c.HasCfg {
+			if c := d.Stat(testID); c.State != model.Unknown || c.Owned || c.HasCfg {
 				t.Errorf("before: %+v", c)
 			}
 			c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
-			if err != nil || c.State != Ready || c.SHA512.String() != sum || !c.HasCfg {
+			if err != nil || c.State != model.Ready || c.SHA512.String() != sum || !c.HasCfg {
 				t.Errorf("after: %+v, error %v", c, err)
 			}
 			if err := checkReusable(imagePath(d, imageFile), int64(len(image)), sum); err != nil {

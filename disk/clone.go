@@ -8,10 +8,12 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // CopySource returns the PartSource of a partial file that Clone fills from the ready copy c.
-func CopySource(c Copy) PartSource {
+func CopySource(c model.Copy) PartSource {
 	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -65,7 +66,7 @@ func diskAt(t testing.TB, dir string) *Disk {
 type cloneRig struct {
 	disk   *Disk
 	image  []byte
-	copy   Copy
+	copy   model.Copy
 	reader *Reader
 }
 
@@ -105,7 +106,7 @@ func (r *cloneRig) part(t *testing.T, to *Disk) *Part {
 }
 
 // commit makes the clone ready, and compares its bytes with the image.
-func (r *cloneRig) commit(t *testing.T, p *Part) Copy {
+func (r *cloneRig) commit(t *testing.T, p *Part) model.Copy {
 	t.Helper()
 	c, err := p.Commit(r.copy.SHA512)
 	if err != nil {

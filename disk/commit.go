@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // ChecksumError is the error for bytes that do not have the declared or established digest. It is
@@ -32,7 +33,7 @@ func (e *ChecksumError) Error() string {
 //
 // Commit replaces a failed image, but never one that is in use (*InUseError), and never a file that
 // was created after Begin: that file must be verified first.
-func (p *Part) Commit(want ident.Digest) (_ Copy, err error) {
+func (p *Part) Commit(want ident.Digest) (_ model.Copy, err error) {
 	d, id := p.folder.disk, p.folder.id
 	defer func() {
 		if _, sized := errors.AsType[*NoSpaceError](err); !sized {
@@ -45,7 +46,7 @@ func (p *Part) Commit(want ident.Digest) (_ Copy, err error) {
 	swap := &replacement{folder: p.folder}
 	result, err := p.finish(want, swap)
 	if err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	var before, r Record // the record may have changed since OpenPart
 	err = d.Update(id, func(now *Record) {
@@ -54,7 +55,7 @@ func (p *Part) Commit(want ident.Digest) (_ Copy, err error) {
 		r = *now
 	})
 	if err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	if err := swap.run(); err != nil {
 		_, inUse := errors.AsType[*InUseError](err)
@@ -62,23 +63,23 @@ func (p *Part) Commit(want ident.Digest) (_ Copy, err error) {
 			// The old file is kept. Only with its own record can it be repaired or verified.
 			err = errors.Join(err, p.folder.writeRecord(before))
 		}
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	if err := renameDurably(d.root, p.folder.file(partChunksFile), p.folder.file(chunksFile)); err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	if err := p.folder.commitIndex(); err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	evidence, err := swap.evidenceAfterRename()
 	if err == nil {
 		err = p.folder.markReady(r, want, evidence)
 	}
 	if err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	c := d.Stat(id)
-	if c.State != Ready {
+	if c.State != model.Ready {
 		return c, fmt.Errorf("the committed image is %s: %s", c.State, c.Message)
 	}
 	return c, nil
@@ -179,11 +180,11 @@ func (s *replacement) checkReplaceable() error {
 		return err
 	}
 	switch c := s.folder.disk.Stat(s.folder.id); c.State {
-	case Pending:
+	case model.Pending:
 		return nil
-	case Failed:
+	case model.Failed:
 		return s.folder.checkUnused(s.folder.file(imageFile))
-	case Ready:
+	case model.Ready:
 		return fmt.Errorf("%s is already ready", s.folder.id)
 	default:
 		return fmt.Errorf("the folder has a file that must be verified before it is replaced: %s", c.Message)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -74,7 +75,7 @@ func TestCommitKeepsUnverifiedFile(t *testing.T) {
 		t.Errorf("the file was changed (error %v)", err)
 	}
 	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
-	if err != nil || c.State != Ready || c.SHA512 != digest512(theirs) {
+	if err != nil || c.State != model.Ready || c.SHA512 != digest512(theirs) {
 		t.Errorf("the file is not ready: %+v, error %v", c, err)
 	}
 }
@@ -154,7 +155,7 @@ func TestCommitOfImageInUseKeepsItsRecord(t *testing.T) {
 	verifyFails(t, d)
 	var fetched []int64
 	image := sparseImage(2 * ChunkSize)
-	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != model.Ready || c.SHA512 != digest512(image) {
 		t.Errorf("%+v, error %v", c, err)
 	}
 }
@@ -193,7 +194,7 @@ func TestCommitKeepsFileThatAppearsAfterCheck(t *testing.T) {
 				t.Errorf("failed %v, flags %v: the file was changed (error %v)", failed, flags, err)
 			}
 			c, err = d.Verify(context.Background(), testID, Expected{}, func(int64) {})
-			if !failed && (err != nil || c.State != Ready || c.SHA512 != digest512(theirs)) {
+			if !failed && (err != nil || c.State != model.Ready || c.SHA512 != digest512(theirs)) {
 				t.Errorf("flags %v: it is not ready: %+v, error %v", flags, c, err)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -55,7 +56,7 @@ func (w *workload) allOperations() error {
 		return err
 	}
 	c := w.d.Stat(id)
-	if c.State != Failed {
+	if c.State != model.Failed {
 		return fmt.Errorf("a damaged image is %+v", c)
 	}
 	if err := w.repair(id, c); err != nil {

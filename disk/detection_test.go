@@ -18,6 +18,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
@@ -105,8 +106,8 @@ var numbers = regexp.MustCompile(`\b(0x)?[0-9a-f]*[0-9][0-9a-f]*\b`)
 
 // acceptedFormat returns the format as which b is accepted with any declaration, or the reason why it
 // is not accepted without one. b must not be accepted as both formats.
-func acceptedFormat(t *testing.T, b []byte) (accepted Format, reason string) {
-	for _, declared := range []Format{"", Raw, QCOW2} {
+func acceptedFormat(t *testing.T, b []byte) (accepted model.Format, reason string) {
+	for _, declared := range []model.Format{"", model.Raw, model.QCOW2} {
 		info, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
 		e, refused := errors.AsType[*FormatError](err)
 		switch {

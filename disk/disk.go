@@ -15,6 +15,8 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 const (
@@ -229,22 +231,16 @@ func (d *Disk) WriteFailed(err error) {
 	}
 }
 
-// Space is the size of the file system of a disk, in bytes.
-type Space struct {
-	Total int64
-	Free  int64 // free bytes without the blocks that the file system reserves for root
-}
-
 // Space returns the current size and free space of the file system.
-func (d *Disk) Space() (Space, error) {
+func (d *Disk) Space() (model.Space, error) {
 	dir, err := d.root.Open(".")
 	if err != nil {
-		return Space{}, err
+		return model.Space{}, err
 	}
 	defer dir.Close()
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
-		return Space{}, fmt.Errorf("space of disk %s: %w", d.path, err)
+		return model.Space{}, fmt.Errorf("space of disk %s: %w", d.path, err)
 	}
 	// Blocks are counted in units of Frsize. Bsize is the preferred size of a request, which is much
 	// larger on network file systems.
@@ -252,7 +248,7 @@ func (d *Disk) Space() (Space, error) {
 	if unit == 0 {
 		unit = st.Bsize
 	}
-	return Space{Total: bytesOf(st.Blocks, int64(unit)), Free: bytesOf(st.Bavail, int64(unit))}, nil
+	return model.Space{Total: bytesOf(st.Blocks, int64(unit)), Free: bytesOf(st.Bavail, int64(unit))}, nil
 }
 
 // bytesOf returns blocks * unit. Some file systems report more blocks than fit in an int64.

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -287,10 +288,10 @@ func TestLockRestoresOnlyImageFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	if c := d.Stat(testID); c.State != Ready && c.State != Unknown {
+	if c := d.Stat(testID); c.State != model.Ready && c.State != model.Unknown {
 		t.Errorf("restored: %+v", c)
 	}
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready {
 		t.Errorf("restored and verified: %+v, error %v", c, err)
 	}
 	l, err := d.List()
@@ -312,7 +313,7 @@ func TestSpaceUsesFragmentSize(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if s, err := d.Space(); err != nil || s != (Space{Total: faultfs.Total, Free: faultfs.Free}) {
+	if s, err := d.Space(); err != nil || s != (model.Space{Total: faultfs.Total, Free: faultfs.Free}) {
 		t.Errorf("space is %+v, error %v, want %d and %d", s, err, int64(faultfs.Total), int64(faultfs.Free))
 	}
 }

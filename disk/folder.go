@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Files of an image folder. backing.cfg is in cfg.go.
@@ -118,7 +119,7 @@ func (f imageFolder) evidence(name string) (Evidence, error) {
 
 // inspect returns the format of a file of the folder. It uses the page cache, because Inspect reads
 // only tables, at arbitrary offsets. They are a small part of the file, and its users need them, too.
-func (f imageFolder) inspect(name string, declared Format) (Info, error) {
+func (f imageFolder) inspect(name string, declared model.Format) (Info, error) {
 	file, err := openRegular(f.disk.root, f.file(name), os.O_RDONLY)
 	if err != nil {
 		return Info{}, err

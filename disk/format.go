@@ -9,27 +9,9 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/filetype"
 	"github.com/seed-26586806/backing-image-manager/disk/luks"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
-
-// Format is the format of an image file. The empty Format means "not declared": it is
-// detected from the bytes.
-type Format string
-
-// The formats that an image may have.
-const (
-	Raw   Format = "raw"
-	QCOW2 Format = "qcow2"
-)
-
-// ParseFormat parses a declared format; "" is the empty Format.
-func ParseFormat(s string) (Format, error) {
-	switch f := Format(s); f {
-	case "", Raw, QCOW2:
-		return f, nil
-	}
-	return "", fmt.Errorf("format %q: use \"raw\" or \"qcow2\"", s)
-}
 
 // FormatError is the reason why a file is not accepted as an image. It is final until the
 // declaration or the file changes.
@@ -43,32 +25,32 @@ func refuse(hint, reason string, args ...any) error {
 // the file is not an image of the declared format, or if a program that detects the format would open
 // it as another one. A guest can write the header of any format to its own raw disk, and such a header
 // can name files of the host.
-func detect(head []byte, declared Format) (Format, error) {
+func detect(head []byte, declared model.Format) (model.Format, error) {
 	isQCOW2 := bytes.HasPrefix(head, []byte(qcow2.Magic))
 	container, isContainer := filetype.Container(head)
 	mistake, isMistake := filetype.Mistake(head)
 	switch {
 	case isQCOW2 && isContainer:
 		return "", refuse("create it anew: qemu-img convert -f qcow2 -O qcow2", "the file begins with a qcow2 header, but it is %s as well", container.Name)
-	case isQCOW2 && declared == Raw:
+	case isQCOW2 && declared == model.Raw:
 		return "", refuse("declare format: qcow2", "declared raw, but the file begins with a qcow2 header")
 	case isQCOW2:
-		return QCOW2, nil
-	case isContainer && declared == Raw:
+		return model.QCOW2, nil
+	case isContainer && declared == model.Raw:
 		return "", refuse(container.Hint, "declared raw, but the file is %s: programs that detect the format would open it as one", container.Name)
-	case declared == Raw:
-		return Raw, nil
+	case declared == model.Raw:
+		return model.Raw, nil
 	case isContainer:
 		return "", refuseType(container, declared)
 	case isMistake:
 		return "", refuseType(mistake, declared)
-	case declared == QCOW2:
+	case declared == model.QCOW2:
 		return "", refuse("declare format: raw if it is a raw disk", "declared qcow2, but the file does not begin with a qcow2 header")
 	}
-	return Raw, nil
+	return model.Raw, nil
 }
 
-func refuseType(t filetype.Type, declared Format) error {
+func refuseType(t filetype.Type, declared model.Format) error {
 	if declared != "" {
 		return refuse(t.Hint, "declared %s, but the file is %s", declared, t.Name)
 	}
@@ -79,7 +61,7 @@ const sector = 512
 
 // Info is the result of Inspect.
 type Info struct {
-	Format      Format
+	Format      model.Format
 	VirtualSize int64 // bytes that a guest sees
 	LUKS        bool  // the file is a raw LUKS2 disk
 }
@@ -92,7 +74,7 @@ type Info struct {
 // of a qcow2 image its tables but no data: see qcow2.Inspect. It opens no file that the image names:
 // images that need another file are not accepted. It reads at arbitrary offsets, so r must not be open
 // for direct I/O.
-func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
+func Inspect(r io.ReaderAt, size int64, declared model.Format) (Info, error) {
 	if size == 0 {
 		return Info{}, CheckSize(size)
 	}
@@ -110,28 +92,28 @@ func Inspect(r io.ReaderAt, size int64, declared Format) (Info, error) {
 	switch {
 	case err != nil:
 		return Info{}, err
-	case format == QCOW2:
+	case format == model.QCOW2:
 		size, err := qcow2.Inspect(r, size)
 		if err != nil {
 			return Info{}, err
 		}
-		return Info{Format: QCOW2, VirtualSize: size}, nil
+		return Info{Format: model.QCOW2, VirtualSize: size}, nil
 	}
 	if err := s.checkTail(declared); err != nil {
 		return Info{}, err
 	}
-	return Info{Format: Raw, VirtualSize: size, LUKS: luks.Version(head) == 2}, nil
+	return Info{Format: model.Raw, VirtualSize: size, LUKS: luks.Version(head) == 2}, nil
 }
 
 // inspectHead returns the *FormatError that the first bytes of a file alone already cause. nil means
 // that the other bytes must be checked. An input of less than one sector returns nil. 64 KiB are
 // enough for nearly all errors, 1 MiB for all of them that do not depend on the tables of qcow2.
-func inspectHead(head []byte, declared Format) error {
+func inspectHead(head []byte, declared model.Format) error {
 	if len(head) < sector {
 		return nil
 	}
 	format, err := detect(head[:min(filetype.HeadSize, len(head))], declared)
-	if err == nil && format == QCOW2 {
+	if err == nil && format == model.QCOW2 {
 		err = qcow2.InspectHead(bytes.NewReader(head), unknownSize)
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -166,7 +148,7 @@ type inspection struct {
 }
 
 // checkTail returns an error for a raw disk with the trailer of another format.
-func (s inspection) checkTail(declared Format) error {
+func (s inspection) checkTail(declared model.Format) error {
 	n := min(filetype.TailSize, s.size)
 	tail, err := s.read(s.size-n, n)
 	if err != nil {

@@ -12,19 +12,20 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 func TestParseFormat(t *testing.T) {
-	for s, want := range map[string]Format{"": "", "raw": Raw, "qcow2": QCOW2} {
-		if got, err := ParseFormat(s); got != want || err != nil {
+	for s, want := range map[string]model.Format{"": "", "raw": model.Raw, "qcow2": model.QCOW2} {
+		if got, err := model.ParseFormat(s); got != want || err != nil {
 			t.Errorf("ParseFormat(%q) = %q, %v; want %q", s, got, err, want)
 		}
 	}
 	for _, s := range []string{"RAW", "qcow", "vmdk", " raw"} {
-		if got, err := ParseFormat(s); err == nil {
+		if got, err := model.ParseFormat(s); err == nil {
 			t.Errorf("ParseFormat(%q) = %q; want an error", s, got)
 		}
 	}
@@ -111,7 +112,7 @@ func TestDisksAreNoArchives(t *testing.T) {
 		"partition":      withStart(446, "\x80\x20\x21\x00\x83"),
 		"boot signature": withStart(510, "\x55\xaa"),
 	} {
-		if info, err := Inspect(bytes.NewReader(b), int64(len(b)), ""); err != nil || info.Format != Raw {
+		if info, err := Inspect(bytes.NewReader(b), int64(len(b)), ""); err != nil || info.Format != model.Raw {
 			t.Errorf("%s: got %+v, %v", name, info, err)
 		}
 	}
@@ -120,15 +121,15 @@ func TestDisksAreNoArchives(t *testing.T) {
 // checkRefusedUnlessRaw checks that b is rejected with the reason what, unless it is declared raw.
 func checkRefusedUnlessRaw(t *testing.T, b []byte, what, hint string) {
 	t.Helper()
-	for _, declared := range []Format{"", QCOW2} {
+	for _, declared := range []model.Format{"", model.QCOW2} {
 		_, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
 		e := wantRefused(t, err)
 		if declared == "" && (!strings.Contains(e.Reason, what) || !strings.Contains(e.Hint, hint)) {
 			t.Errorf("Inspect, declared %q: %q (%q); want %q (%q)", declared, e.Reason, e.Hint, what, hint)
 		}
 	}
-	info, err := Inspect(bytes.NewReader(b), int64(len(b)), Raw)
-	if want := (Info{Format: Raw, VirtualSize: int64(len(b))}); info != want || err != nil {
+	info, err := Inspect(bytes.NewReader(b), int64(len(b)), model.Raw)
+	if want := (Info{Format: model.Raw, VirtualSize: int64(len(b))}); info != want || err != nil {
 		t.Errorf("Inspect, declared raw = %+v, %v; want %+v", info, err, want)
 	}
 }
@@ -172,9 +173,9 @@ func TestContainersAreRefused(t *testing.T) {
 // checkRefusedAlways checks that b is rejected with the reason what, whatever is declared.
 func checkRefusedAlways(t *testing.T, b []byte, what string) {
 	t.Helper()
-	for _, declared := range []Format{"", Raw, QCOW2} {
+	for _, declared := range []model.Format{"", model.Raw, model.QCOW2} {
 		_, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
-		if e := wantRefused(t, err); declared != QCOW2 && !strings.Contains(e.Reason, "the file is "+what) {
+		if e := wantRefused(t, err); declared != model.QCOW2 && !strings.Contains(e.Reason, "the file is "+what) {
 			t.Errorf("Inspect, declared %q: %q; want %q", declared, e.Reason, what)
 		}
 	}
@@ -188,8 +189,8 @@ func TestTextsAreRawDisks(t *testing.T) {
 		strings.Repeat("#", 2048) + "\nversion=1\n", "#!/bin/sh\n#V2.0 format\n", "Bochs virtual HD Image",
 	} {
 		b := withStart(0, s)
-		for _, declared := range []Format{"", Raw} {
-			if info, err := Inspect(bytes.NewReader(b), int64(len(b)), declared); info.Format != Raw || err != nil {
+		for _, declared := range []model.Format{"", model.Raw} {
+			if info, err := Inspect(bytes.NewReader(b), int64(len(b)), declared); info.Format != model.Raw || err != nil {
 				t.Errorf("Inspect of a disk that begins with %.20q, declared %q = %+v, %v; want raw", s, declared, info, err)
 			}
 		}
@@ -201,7 +202,7 @@ func TestTextsAreRawDisks(t *testing.T) {
 func TestTwoHeadersAreRefused(t *testing.T) {
 	b := image(t, "good/v3.qcow2")
 	copy(b[64:], "\x7f\x10\xda\xbe") // in qcow2 the offset of the table of no snapshots
-	for _, declared := range []Format{"", Raw, QCOW2} {
+	for _, declared := range []model.Format{"", model.Raw, model.QCOW2} {
 		_, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
 		if e := wantRefused(t, err); e.Reason != "the file begins with a qcow2 header, but it is a VDI image as well" {
 			t.Errorf("Inspect, declared %q: %q", declared, e.Reason)
@@ -214,7 +215,7 @@ func TestTwoHeadersAreRefused(t *testing.T) {
 func TestRawDiskLikeShortMagicIsAccepted(t *testing.T) {
 	for _, s := range []string{"\x1f\x8b\x00", "BZh9\x00", "PK", "QFI", "QED\x01", "LUKS"} {
 		b := withStart(0, s)
-		if info, err := Inspect(bytes.NewReader(b), int64(len(b)), ""); info.Format != Raw || err != nil {
+		if info, err := Inspect(bytes.NewReader(b), int64(len(b)), ""); info.Format != model.Raw || err != nil {
 			t.Errorf("Inspect of a disk that begins with %q = %+v, %v; want raw", s, info, err)
 		}
 	}
@@ -268,9 +269,9 @@ func TestGoodImages(t *testing.T) {
 	}
 	for name, size := range sizes {
 		t.Run(name, func(t *testing.T) {
-			want := Info{Format: Format(strings.TrimPrefix(filepath.Ext(name), ".")), VirtualSize: size}
+			want := Info{Format: model.Format(strings.TrimPrefix(filepath.Ext(name), ".")), VirtualSize: size}
 			b := image(t, "good/"+name)
-			for _, declared := range []Format{"", want.Format} {
+			for _, declared := range []model.Format{"", want.Format} {
 				got, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
 				if got != want || err != nil {
 					t.Errorf("Inspect, declared %q = %+v, %v; want %+v", declared, got, err, want)
@@ -282,7 +283,7 @@ func TestGoodImages(t *testing.T) {
 }
 
 // checkHeads checks that inspectHead accepts every prefix of a good image.
-func checkHeads(t *testing.T, b []byte, declared Format) {
+func checkHeads(t *testing.T, b []byte, declared model.Format) {
 	t.Helper()
 	for _, n := range []int{0, 3, 72, 511, 512, 513, 4 << 10, 64 << 10, 200 << 10, 1 << 20, len(b)} {
 		if err := inspectHead(b[:min(n, len(b))], declared); err != nil {
@@ -332,10 +333,10 @@ func TestRefusedImages(t *testing.T) {
 // declared as qcow2. If it is declared raw, it is rejected because it is qcow2.
 func checkRefused(t *testing.T, b []byte, reason string) {
 	t.Helper()
-	for declared, reason := range map[Format]string{
-		"":    reason,
-		QCOW2: reason,
-		Raw:   "declared raw, but the file begins with a qcow2 header",
+	for declared, reason := range map[model.Format]string{
+		"":          reason,
+		model.QCOW2: reason,
+		model.Raw:   "declared raw, but the file begins with a qcow2 header",
 	} {
 		info, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
 		if e := wantRefused(t, err); e.Reason != reason || info != (Info{}) {
@@ -354,14 +355,14 @@ func TestOddSizesAreRefused(t *testing.T) {
 		{1, "size 1 is not a multiple of 512 bytes"},
 		{513, "size 513 is not a multiple of 512 bytes"},
 	} {
-		for _, declared := range []Format{"", Raw} {
+		for _, declared := range []model.Format{"", model.Raw} {
 			_, err := Inspect(bytes.NewReader(make([]byte, c.size)), c.size, declared)
 			if e := wantRefused(t, err); e.Reason != c.reason {
 				t.Errorf("Inspect of %d bytes, declared %q: %q; want %q", c.size, declared, e.Reason, c.reason)
 			}
 		}
 	}
-	_, err := Inspect(strings.NewReader(""), 0, QCOW2)
+	_, err := Inspect(strings.NewReader(""), 0, model.QCOW2)
 	if e := wantRefused(t, err); e.Reason != "the file is empty" {
 		t.Errorf("Inspect of an empty file, declared qcow2: %q", e.Reason)
 	}
@@ -380,9 +381,9 @@ func TestRawLUKSDiskIsDetected(t *testing.T) {
 		"SKUL\xba\xbe\x00\x02": false,
 	} {
 		b := withStart(0, start)
-		for _, declared := range []Format{"", Raw} {
+		for _, declared := range []model.Format{"", model.Raw} {
 			got, err := Inspect(bytes.NewReader(b), int64(len(b)), declared)
-			if want := (Info{Raw, int64(len(b)), want}); got != want || err != nil {
+			if want := (Info{model.Raw, int64(len(b)), want}); got != want || err != nil {
 				t.Errorf("Inspect of %q, declared %q = %+v, %v; want %+v", start, declared, got, err, want)
 			}
 		}
@@ -435,7 +436,7 @@ func FuzzInspect(f *testing.F) {
 		seed(image(f, strings.TrimSuffix(strings.TrimPrefix(file, "testdata/"), ".gz")))
 	}
 	f.Fuzz(func(t *testing.T, head []byte, zeros uint32, declared string) {
-		format, err := ParseFormat(declared)
+		format, err := model.ParseFormat(declared)
 		if err != nil || len(head) > maxHead || zeros > maxZeros {
 			return
 		}
@@ -454,14 +455,14 @@ func FuzzInspect(f *testing.F) {
 	})
 }
 
-func checkAccepted(t *testing.T, info Info, head []byte, size int64, declared Format) {
+func checkAccepted(t *testing.T, info Info, head []byte, size int64, declared model.Format) {
 	if declared != "" && info.Format != declared {
 		t.Errorf("Inspect = %+v, declared %q", info, declared)
 	}
-	if isQCOW2 := strings.HasPrefix(string(head), qcow2.Magic); isQCOW2 != (info.Format == QCOW2) {
+	if isQCOW2 := strings.HasPrefix(string(head), qcow2.Magic); isQCOW2 != (info.Format == model.QCOW2) {
 		t.Errorf("Inspect = %+v, qcow2 magic: %t", info, isQCOW2)
 	}
-	if info.Format == Raw && info.VirtualSize != size {
+	if info.Format == model.Raw && info.VirtualSize != size {
 		t.Errorf("Inspect = %+v of %d bytes", info, size)
 	}
 	if info.VirtualSize <= 0 || info.VirtualSize%sector != 0 {

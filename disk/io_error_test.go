@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -47,7 +48,7 @@ func TestVerifyReadErrorKeepsCopyReady(t *testing.T) {
 		t.Errorf("error is %v, want EIO", err)
 	}
 	v.Plan(nil)
-	if c := d.Stat(testID); c.State != Ready {
+	if c := d.Stat(testID); c.State != model.Ready {
 		t.Errorf("copy is %+v", c)
 	}
 	if after := tree(t, d.Path()); strings.Join(after, "\n") != strings.Join(before, "\n") {
@@ -107,7 +108,7 @@ func TestUnreadableRecordIsNotReplaced(t *testing.T) {
 		t.Error("a partial file was opened without the record")
 	}
 	v.Plan(nil)
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 		t.Errorf("verified with its record: %+v, error %v; want failed", c, err)
 	}
 }
@@ -125,7 +126,7 @@ func TestUnreadableCfgIsNotReplaced(t *testing.T) {
 		t.Errorf("verified without its cfg: %+v, error %v", c, err)
 	}
 	v.Plan(nil)
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 		t.Errorf("verified with its cfg: %+v, error %v; want failed", c, err)
 	}
 }
@@ -148,7 +149,7 @@ func TestVerifyStatErrorIsNotDamage(t *testing.T) {
 		return nil
 	})
 	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
-	if !failed || c.State == Failed {
+	if !failed || c.State == model.Failed {
 		t.Errorf("stat failed: %v; the copy is %+v, error %v", failed, c, err)
 	}
 }
@@ -250,7 +251,7 @@ func TestStatKeepsDamageFoundMeanwhile(t *testing.T) {
 		return nil
 	})
 	d.Stat(testID)
-	if c := d.Stat(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != model.Unknown {
 		t.Errorf("the copy is %s", c.State)
 	}
 }
@@ -275,22 +276,22 @@ func TestUnrecordedDamageIsNotReady(t *testing.T) {
 		if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); !errors.Is(err, errno) {
 			t.Errorf("verified: %+v, error %v", c, err)
 		}
-		if c := d.Stat(testID); c.State != Unknown {
+		if c := d.Stat(testID); c.State != model.Unknown {
 			t.Errorf("while the damage is not recorded: %+v", c)
 		}
 		if f, _, err := d.OpenBackingFile(testID); err == nil {
 			f.Close()
 			t.Error("a damaged image was opened as a backing file")
 		}
-		if l, err := d.List(); err != nil || l.Copies[0].State != Unknown {
+		if l, err := d.List(); err != nil || l.Copies[0].State != model.Unknown {
 			t.Errorf("in a list: %+v, error %v", l.Copies, err)
 		}
 		v.Plan(nil)
-		if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+		if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 			t.Errorf("when the disk is writable again: %+v, error %v", c, err)
 		}
 		var fetched []int64
-		if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
+		if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != model.Ready {
 			t.Errorf("repaired: %+v, error %v", c, err)
 		}
 	}
@@ -349,7 +350,7 @@ func TestFailedSyncDropsPageCache(t *testing.T) {
 		err := c.work(d)
 		after := v.SurviveSynced()
 		left, readErr := os.ReadFile(filepath.Join(after.Path(), filePath(testID, imageFile)))
-		if c := d.Stat(testID); c.State != Ready || readErr != nil || c.SHA512 != digest512(left) {
+		if c := d.Stat(testID); c.State != model.Ready || readErr != nil || c.SHA512 != digest512(left) {
 			t.Errorf("%s again: %s, error %v; digest equals the bytes on the disk: %v, error %v", name, c.State, err, c.SHA512 == digest512(left), readErr)
 		}
 		after.Close()
@@ -368,7 +369,7 @@ func readOnly(op faultfs.Op) error {
 func TestVerifyOnReadOnlyDisk(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(3*ChunkSize))
-	verify := func() Copy {
+	verify := func() model.Copy {
 		t.Helper()
 		c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 		if err != nil {
@@ -377,7 +378,7 @@ func TestVerifyOnReadOnlyDisk(t *testing.T) {
 		return c
 	}
 	v.Plan(readOnly)
-	if c := verify(); c.State != Ready || c.Message != "" {
+	if c := verify(); c.State != model.Ready || c.Message != "" {
 		t.Errorf("a ready copy is %+v", c)
 	}
 	v.Plan(nil)
@@ -385,20 +386,20 @@ func TestVerifyOnReadOnlyDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.Plan(readOnly)
-	if c := verify(); c.State != Ready || !strings.Contains(c.Message, "not recorded") {
+	if c := verify(); c.State != model.Ready || !strings.Contains(c.Message, "not recorded") {
 		t.Errorf("a copy without evidence is %+v", c)
 	}
-	if c := d.Stat(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != model.Unknown {
 		t.Errorf("without a record the copy is %+v", c)
 	}
 	if err := v.FlipBit(filePath(testID, imageFile), 0); err != nil {
 		t.Fatal(err)
 	}
 	before := tree(t, d.Path())
-	if c := verify(); c.State != Failed || !strings.Contains(c.Message, "damaged") {
+	if c := verify(); c.State != model.Failed || !strings.Contains(c.Message, "damaged") {
 		t.Errorf("a damaged copy is %+v", c)
 	}
-	if c := d.Stat(testID); c.State == Ready {
+	if c := d.Stat(testID); c.State == model.Ready {
 		t.Errorf("after its damage was found the copy is %+v", c)
 	}
 	if after := tree(t, d.Path()); strings.Join(after, "\n") != strings.Join(before, "\n") {

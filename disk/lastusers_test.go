@@ -7,8 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // restart opens the disk again, as a restarted manager does. It records the users before if record is true.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // callAll calls every method that reads or writes files of id, and returns the names of the methods
@@ -82,7 +83,7 @@ func TestInvalidIDsReachNoFiles(t *testing.T) {
 		if succeeded := callAll(d, id); len(succeeded) > 0 {
 			t.Errorf("%q: %q succeeded", id, succeeded)
 		}
-		if c := d.Stat(id); c.State == Ready || c.Owned || c.Size > 0 {
+		if c := d.Stat(id); c.State == model.Ready || c.Owned || c.Size > 0 {
 			t.Errorf("%q: %+v", id, c)
 		}
 	}
@@ -178,7 +179,7 @@ func TestTemporaryFileIsNotWrittenThroughLink(t *testing.T) {
 	if after, err := os.ReadFile(meta); err != nil || !bytes.Equal(after, before) {
 		t.Errorf("volume.meta is %q, error %v", after, err)
 	}
-	if c := d.Stat(testID); c.State != Ready || !c.InUseRecorded || !c.HasCfg {
+	if c := d.Stat(testID); c.State != model.Ready || !c.InUseRecorded || !c.HasCfg {
 		t.Errorf("copy is %+v", c)
 	}
 }
@@ -247,7 +248,7 @@ func TestUnreadableVolumeMetaCountsAsUse(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
-			if c := d.Stat(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != model.Ready {
 				t.Errorf("copy is %+v", c)
 			}
 		})
@@ -273,7 +274,7 @@ func TestUseThroughLinkIsDetected(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
-			if c := d.Stat(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != model.Ready {
 				t.Errorf("copy is %+v", c)
 			}
 		})
@@ -308,7 +309,7 @@ func TestHardLinksAreNotWritten(t *testing.T) {
 					t.Fatal(err)
 				}
 				readyImage(t, d, image)
-				if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+				if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready {
 					t.Errorf("the copy is %+v, error %v", c, err)
 				}
 				if data, err := os.ReadFile(victim); err != nil || string(data) != "precious" {
@@ -329,7 +330,7 @@ func TestLinkedImageIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}) // the link changes the ctime
-	if err != nil || c.State != Ready || !strings.Contains(c.Message, "2 names") {
+	if err != nil || c.State != model.Ready || !strings.Contains(c.Message, "2 names") {
 		t.Errorf("the copy is %+v, error %v", c, err)
 	}
 	if _, err := openRegular(d.root, filePath(testID, imageFile), os.O_RDWR); err == nil || !strings.Contains(err.Error(), "2 names") {
@@ -338,7 +339,7 @@ func TestLinkedImageIsReported(t *testing.T) {
 	if err := os.Remove(other); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready || c.Message != "" {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready || c.Message != "" {
 		t.Errorf("without the second name the copy is %+v, error %v", c, err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing/iotest"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 func TestManifestMatchesImage(t *testing.T) {
@@ -77,13 +78,13 @@ func TestWrongManifestIsRejected(t *testing.T) {
 			readyImage(t, d, sparseImage(3*ChunkSize))
 			was := d.Stat(testID).ManifestDigest
 			test.damage(t, d)
-			if c := d.Stat(testID); c.State != Ready || c.ManifestDigest.IsZero() != test.bySize {
+			if c := d.Stat(testID); c.State != model.Ready || c.ManifestDigest.IsZero() != test.bySize {
 				t.Fatalf("before Manifest: %+v", c)
 			}
 			if m, err := d.Manifest(testID); !errors.Is(err, ErrNoManifest) {
 				t.Fatalf("manifest %v, error %v", m, err)
 			}
-			if c := d.Stat(testID); c.State != Ready || !c.ManifestDigest.IsZero() {
+			if c := d.Stat(testID); c.State != model.Ready || !c.ManifestDigest.IsZero() {
 				t.Fatalf("after Manifest: %+v", c)
 			}
 			if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {

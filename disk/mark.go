@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Mark is a file in the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
@@ -68,19 +69,16 @@ func (d *Disk) removeOldMarks() {
 	}
 }
 
-// FolderID identifies a folder on this machine.
-type FolderID struct{ Device, Inode uint64 }
-
 // Folder returns the identity of the folder with all copies. It is zero if there is none.
-func (d *Disk) Folder() (FolderID, error) {
+func (d *Disk) Folder() (model.FolderID, error) {
 	info, err := d.root.Lstat(imagesFolder)
 	if err != nil {
-		return FolderID{}, ignoreMissing(err)
+		return model.FolderID{}, ignoreMissing(err)
 	}
 	return folderID(info), nil
 }
 
-func folderID(info os.FileInfo) FolderID {
+func folderID(info os.FileInfo) model.FolderID {
 	st := info.Sys().(*syscall.Stat_t)
-	return FolderID{st.Dev, st.Ino}
+	return model.FolderID{Device: st.Dev, Inode: st.Ino}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // A mark changes neither the state of the copy nor its evidence, is listed nowhere, and disappears with the deletion or at
@@ -20,7 +21,7 @@ func TestMark(t *testing.T) {
 	if err := d.SetMark(testID, m); err != nil {
 		t.Fatal(err)
 	}
-	if got := d.Stat(testID); got != before || got.State != Ready {
+	if got := d.Stat(testID); got != before || got.State != model.Ready {
 		t.Errorf("with a mark the copy is %+v, before it was %+v", got, before)
 	}
 	if l, err := d.List(); err != nil || len(l.Unmanaged) > 0 || len(l.Copies) != 1 {
@@ -58,7 +59,7 @@ func TestMark(t *testing.T) {
 // Two disks that show one folder have one identity of it.
 func TestFolder(t *testing.T) {
 	a, b := newDisk(t), newDisk(t)
-	if f, err := a.Folder(); err != nil || f != (FolderID{}) {
+	if f, err := a.Folder(); err != nil || f != (model.FolderID{}) {
 		t.Errorf("without a folder: %+v, %v", f, err)
 	}
 	readyImage(t, a, make([]byte, 4096))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // ErrTooLarge: the image is larger than the limit.
@@ -25,9 +26,10 @@ var errEnded = errors.New("the image has ended with a short chunk")
 // PartSource identifies the source of a partial file's bytes, so that a resume never combines two
 // versions of a file. It is stored in the record.
 type PartSource struct {
-	// ID identifies the source: a hash of an address (an address may contain secrets), or a word and a
+	Kind model.PartKind `json:"kind,omitempty"`
+	// ID identifies the source of this kind: a hash of an address (an address may contain secrets), or a word and a
 	// digest. Part only compares it.
-	ID           string `json:"source"`
+	ID           string `json:"id"`
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
@@ -39,13 +41,6 @@ type PartSource struct {
 	// Index identifies the index by which the bytes are downloaded: a hash of its address. "": none.
 	Index string `json:"index,omitempty"`
 }
-
-// IDs that the planner interprets: only the client can resume an upload, and a copy from peers is not
-// a first copy.
-const (
-	PartFromUpload = "upload" // the ID of an upload by a client
-	PartFromPeers  = "chunks" // the prefix of the ID for chunks from peers
-)
 
 // data returns the bytes of disk space that the data of the image needs.
 func (s PartSource) data() int64 {
@@ -60,10 +55,10 @@ func (s PartSource) need() int64 { return s.data() + SpaceBeside(s.Size) }
 
 // PartOptions are limits and expectations for a partial file.
 type PartOptions struct {
-	Reserve int64  // bytes that must stay free on the disk
-	MaxSize int64  // maximum size of the image in bytes; 0: no limit
-	SHA256  bool   // compute the SHA-256 of the image as well
-	Format  Format // as declared; "": detect it
+	Reserve int64        // bytes that must stay free on the disk
+	MaxSize int64        // maximum size of the image in bytes; 0: no limit
+	SHA256  bool         // compute the SHA-256 of the image as well
+	Format  model.Format // as declared; "": detect it
 	// Private: other users of the system must not read the image. Otherwise it is readable for all,
 	// as Longhorn's images are.
 	Private bool

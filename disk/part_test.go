@@ -14,6 +14,7 @@ import (
 	"testing/iotest"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 var testID = ident.ID{Name: "parrot", UUID: "6846a0b2"}
@@ -79,7 +80,7 @@ func TestCommitMakesAReadyImage(t *testing.T) {
 		if err != nil {
 			t.Fatalf("size %d: %v", size, err)
 		}
-		if c.State != Ready || c.SHA512 != digest512(image) || c.SHA256 != digest256(image) || !c.HasCfg || !c.Owned {
+		if c.State != model.Ready || c.SHA512 != digest512(image) || c.SHA256 != digest256(image) || !c.HasCfg || !c.Owned {
 			t.Errorf("size %d: copy is %+v", size, c)
 		}
 		if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !bytes.Equal(got, image) {
@@ -210,7 +211,7 @@ func TestCommitRefusesWrongContent(t *testing.T) {
 			if _, err := p.Commit(test.want); !test.is(err) {
 				t.Fatalf("error is %v", err)
 			}
-			if c := d.Stat(testID); c.State != Pending || c.PartBytes != 0 || c.Size != 0 {
+			if c := d.Stat(testID); c.State != model.Pending || c.PartBytes != 0 || c.Size != 0 {
 				t.Errorf("the copy is %+v, want an empty one", c)
 			}
 			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {
@@ -367,12 +368,12 @@ func TestResumeKeepsZerosAtTheEnd(t *testing.T) {
 // removed when the failed image becomes ready again.
 func TestReadyImageHasNoPart(t *testing.T) {
 	image := sparseImage(3 * ChunkSize)
-	ways := map[string]func(t *testing.T, d *Disk) (Copy, error){
-		"repaired": func(t *testing.T, d *Disk) (Copy, error) {
+	ways := map[string]func(t *testing.T, d *Disk) (model.Copy, error){
+		"repaired": func(t *testing.T, d *Disk) (model.Copy, error) {
 			var fetched []int64
 			return d.Repair(t.Context(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
 		},
-		"verified": func(t *testing.T, d *Disk) (Copy, error) {
+		"verified": func(t *testing.T, d *Disk) (model.Copy, error) {
 			poke(t, imagePath(d, imageFile), 7) // the bit is right again, as after the replacement of a bad cable
 			return d.Verify(t.Context(), testID, Expected{}, func(int64) {})
 		},
@@ -382,7 +383,7 @@ func TestReadyImageHasNoPart(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, image)
 			poke(t, imagePath(d, imageFile), 7)
-			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 				t.Fatalf("verified: %+v, error %v", c, err)
 			}
 			p := openPart(t, d, PartOptions{})
@@ -396,7 +397,7 @@ func TestReadyImageHasNoPart(t *testing.T) {
 				t.Fatal(err)
 			}
 			c, err := makeReady(t, d)
-			if err != nil || c.State != Ready || c.PartBytes != 0 {
+			if err != nil || c.State != model.Ready || c.PartBytes != 0 {
 				t.Fatalf("the copy is %+v, error %v", c, err)
 			}
 			if _, err := os.Stat(imagePath(d, partFile)); !errors.Is(err, os.ErrNotExist) {

@@ -11,12 +11,13 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
 // checkReady checks that a ready copy has the right bytes, manifest and backing.cfg.
-func (w *workload) checkReady(id ident.ID, c Copy) {
+func (w *workload) checkReady(id ident.ID, c model.Copy) {
 	w.t.Helper()
 	data, err := os.ReadFile(filepath.Join(w.d.path, filePath(id, imageFile)))
 	if err != nil {
@@ -52,40 +53,40 @@ func (w *workload) checkAfterCrash() {
 	for _, id := range w.ids {
 		c := w.d.Stat(id)
 		w.note("after the crash %s is %s %s, with a partial file of %d", id, c.State, c.Message, c.PartBytes)
-		if c.State == Ready {
+		if c.State == model.Ready {
 			w.checkReady(id, c)
 		}
-		if reported, ok := w.reported[id]; ok && c.State != Ready {
+		if reported, ok := w.reported[id]; ok && c.State != model.Ready {
 			if err := w.verify(id); err != nil {
 				w.fatalf("verify %s: %v", id, err)
 			}
-			if c = w.d.Stat(id); c.State != Ready || c.SHA512 != reported {
+			if c = w.d.Stat(id); c.State != model.Ready || c.SHA512 != reported {
 				w.fatalf("%s was reported as ready with %s, and is now %+v", id, reported.Short(), c)
 			}
 		}
-		if c.State == Unknown {
+		if c.State == model.Unknown {
 			if err := w.verify(id); err != nil {
 				w.fatalf("verify %s: %v", id, err)
 			}
-			if c = w.d.Stat(id); c.State != Ready && c.State != Failed {
+			if c = w.d.Stat(id); c.State != model.Ready && c.State != model.Failed {
 				w.fatalf("after verify %s is %+v", id, c)
 			}
 		}
-		if c.State == Failed {
+		if c.State == model.Failed {
 			c = w.checkRepair(id, c)
 		}
-		if c.State != Ready && w.random.IntN(3) > 0 { // otherwise after the next crash
+		if c.State != model.Ready && w.random.IntN(3) > 0 { // otherwise after the next crash
 			w.finish(id)
 			c = w.d.Stat(id)
 		}
-		if c.State == Ready {
+		if c.State == model.Ready {
 			w.checkReady(id, c)
 		}
 	}
 }
 
 // checkRepair checks that a failed image still has its manifest, and sometimes repairs the image.
-func (w *workload) checkRepair(id ident.ID, c Copy) Copy {
+func (w *workload) checkRepair(id ident.ID, c model.Copy) model.Copy {
 	w.t.Helper()
 	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
 	if i < 0 || int64(len(w.versions[i].bytes)) != c.Size {
@@ -184,7 +185,7 @@ func TestVerifiedFileIsDurable(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, imageFile), image, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready {
 		t.Fatalf("verified: %+v, error %v", c, err)
 	}
 	for seed := range uint64(20) {

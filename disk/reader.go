@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // ErrModified: a file was modified while it was read, so the bytes may be a mix of the old and the
@@ -33,7 +34,7 @@ type Reader struct {
 // it is open.
 func (d *Disk) Open(id ident.ID) (*Reader, error) {
 	c := d.Stat(id)
-	if c.State != Ready {
+	if c.State != model.Ready {
 		return nil, fmt.Errorf("open: %s", c)
 	}
 	f, err := openRegular(d.root, filePath(id, imageFile), os.O_RDONLY)
@@ -59,7 +60,7 @@ func (d *Disk) Open(id ident.ID) (*Reader, error) {
 // refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
 func (d *Disk) OpenUncached(id ident.ID) (*Reader, error) {
 	c := d.Stat(id)
-	if c.State != Ready {
+	if c.State != model.Ready {
 		return nil, fmt.Errorf("open: %s", c)
 	}
 	chunks, err := openChunkReader(d.root, filePath(id, imageFile))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 const recordOwner = "backing-image-manager"
@@ -21,64 +22,53 @@ type Record struct {
 	Owner   string    `json:"owner"`
 	Created time.Time `json:"created"`
 	// Source is the source of the bytes in backing.part; nil: Begin was not called.
-	Source      *PartSource `json:"origin,omitempty"`
-	Format      Format      `json:"format,omitempty"`
-	VirtualSize int64       `json:"virtualSize,omitempty"` // bytes that a guest sees
+	Source      *PartSource  `json:"source,omitempty"`
+	Format      model.Format `json:"format,omitempty"`
+	VirtualSize int64        `json:"virtualSize,omitempty"` // bytes that a guest sees
 	// SHA512 and SHA256 are the established digests of the bytes that were verified when the copy
 	// became ready. SHA256 is zero unless a SHA-256 was declared at that time.
 	SHA512 ident.Digest `json:"sha512"`
 	SHA256 ident.Digest `json:"sha256"`
 	// ManifestDigest is the SHA-256 of the encoded manifest in backing.chunks, and Size is the size of the
 	// image. Both were recorded together with the digests.
-	ManifestDigest ident.Digest `json:"chunks,omitzero"`
+	ManifestDigest ident.Digest `json:"manifestDigest,omitzero"`
 	Size           int64        `json:"size,omitempty"`
 	// IndexDigest is the SHA-256 of the index in backing.caibx; zero: there is none.
-	IndexDigest ident.Digest `json:"index,omitzero"`
+	IndexDigest ident.Digest `json:"indexDigest,omitzero"`
 	// Signature is that of the bytes with SHA512; zero: none was verified.
-	Signature Signature `json:"signature,omitzero"`
+	Signature model.Signature `json:"signature,omitzero"`
 	// Evidence is nil until the file is verified.
 	Evidence   *Evidence `json:"evidence,omitempty"`
-	VerifiedAt time.Time `json:"verified,omitzero"` // when all bytes last matched their digest
+	VerifiedAt time.Time `json:"verifiedAt,omitzero"` // when all bytes last matched their digest
 	// ReadBackAt is when all bytes were last read from the disk and matched. Zero: not since they were written.
 	ReadBackAt time.Time `json:"readBackAt,omitzero"`
 	Failed     string    `json:"failed,omitempty"` // why the file must not be used; "": it may be used
 	// DamagedAt is the time when a file of this copy last failed. A repair does not reset it.
-	DamagedAt time.Time `json:"damaged,omitzero"`
+	DamagedAt time.Time `json:"damagedAt,omitzero"`
 	// InUse is true if the image was in use when a manager last observed it. If the use ended while no
 	// manager ran, the next manager counts the unused time from its own start.
 	InUse        bool      `json:"inUse,omitempty"`
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
-	SurplusSince time.Time `json:"unwantedSince,omitzero"`
+	SurplusSince time.Time `json:"surplusSince,omitzero"`
 	// ReplacedAt is the time when another generation of the image was declared in place of this one.
 	// Zero: this one is declared, or the time is not known.
-	ReplacedAt time.Time `json:"replaced,omitzero"`
+	ReplacedAt time.Time `json:"replacedAt,omitzero"`
 	// ClockNode is the node whose clock determined LastUsed and SurplusSince. A disk may be moved to
 	// another node.
-	ClockNode string `json:"markedBy,omitempty"`
+	ClockNode string `json:"clockNode,omitempty"`
 	// BackupID identifies the last backup of the copy that was found complete: a hash of the backup
 	// store and of the content.
-	BackupID string `json:"backedUp,omitempty"`
+	BackupID string `json:"backupID,omitempty"`
 	// Declaration identifies the document that declares the image, or the last document that declared
 	// it.
-	Declaration Declaration `json:"declaredIn,omitzero"`
-}
-
-// Declaration identifies the document of the config directory that declares an image. It is stored in
-// the record of a copy, so that a restarted manager knows which file declared the image of an orphan.
-type Declaration struct {
-	File string `json:"file"` // relative to the config directory, or a CUE package as ./folder:package
-	// Kind and Name are those of the manifest. Both are empty for the native form.
-	Kind string `json:"kind,omitempty"`
-	Name string `json:"name,omitempty"`
-	// ConfigMap is the name of the ConfigMap that contains the document, or empty.
-	ConfigMap string `json:"configMap,omitempty"`
+	Declaration model.Declaration `json:"declaration,omitzero"`
 }
 
 // Evidence are the fields of a file's inode that must not change while a record is valid.
 type Evidence struct {
 	Size       int64  `json:"size"`
-	ModTime    int64  `json:"mtime"` // nanoseconds since 1970
-	ChangeTime int64  `json:"ctime"` // nanoseconds since 1970
+	ModTime    int64  `json:"modTime"`    // nanoseconds since 1970
+	ChangeTime int64  `json:"changeTime"` // nanoseconds since 1970
 	Inode      uint64 `json:"inode"`
 }
 
@@ -120,7 +110,7 @@ func ParseRecord(data []byte) (Record, error) {
 	if r.SHA512.Algorithm() == ident.SHA256 || r.SHA256.Algorithm() == ident.SHA512 || r.ManifestDigest.Algorithm() == ident.SHA512 || r.IndexDigest.Algorithm() == ident.SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
 	}
-	r.Signature = r.Signature.valid()
+	r.Signature = validSignature(r.Signature)
 	for _, t := range []*time.Time{&r.Created, &r.VerifiedAt, &r.ReadBackAt, &r.DamagedAt, &r.LastUsed, &r.SurplusSince, &r.ReplacedAt} {
 		*t = ValidTime(*t)
 	}

@@ -8,19 +8,20 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // wholeRecord returns a record with every field set.
 func wholeRecord() Record {
 	at := time.Date(2026, 11, 20, 9, 0, 0, 5, time.UTC)
 	return Record{
-		Owner: recordOwner, Created: at, Format: QCOW2, VirtualSize: 10,
+		Owner: recordOwner, Created: at, Format: model.QCOW2, VirtualSize: 10,
 		Source: &PartSource{ID: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
 		SHA512: digest512(nil), SHA256: digest256(nil), ManifestDigest: digest256(nil), Size: 7, IndexDigest: digest256(nil),
-		Signature:  Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at, Warning: "key-expired-since"},
+		Signature:  model.Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at, Warning: "key-expired-since"},
 		Evidence:   &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
 		VerifiedAt: at, ReadBackAt: at, DamagedAt: at, Failed: "damaged", InUse: true, LastUsed: at, SurplusSince: at, ReplacedAt: at, ClockNode: "node1",
-		BackupID: "0a", Declaration: Declaration{File: "a.yaml", Kind: "BackingImage", Name: "parrot", ConfigMap: "fleet"},
+		BackupID: "0a", Declaration: model.Declaration{File: "a.yaml", Kind: "BackingImage", Name: "parrot", ConfigMap: "fleet"},
 	}
 }
 
@@ -59,7 +60,7 @@ func TestParseRecord(t *testing.T) {
 		{"a digest that is short", `{"owner":"backing-image-manager","sha512":"abcd"}`, false},
 		{"a SHA-256 in sha512", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
 		{"a SHA-512 in sha256", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
-		{"a SHA-512 in chunks", `{"owner":"backing-image-manager","chunks":"` + sum512 + `"}`, false},
+		{"a SHA-512 in manifestDigest", `{"owner":"backing-image-manager","manifestDigest":"` + sum512 + `"}`, false},
 		{"a time that is not valid", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
 		{"a wrong type", `{"owner":"backing-image-manager","evidence":7}`, false},
 		{"two records", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},
@@ -78,7 +79,7 @@ func TestRecordWithoutDigestIsNotReady(t *testing.T) {
 	if err := d.Update(testID, func(r *Record) { r.SHA512 = ident.Digest{} }); err != nil {
 		t.Fatal(err)
 	}
-	if c := d.Stat(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != model.Unknown {
 		t.Errorf("copy is %+v", c)
 	}
 }

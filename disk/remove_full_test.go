@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -68,7 +69,7 @@ func TestRemoveWithoutSpaceKeepsImageInUse(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
-			if c := d.Stat(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != model.Ready {
 				t.Errorf("the copy is %+v", c)
 			}
 		})
@@ -158,10 +159,10 @@ func TestCrashDuringRemovalWithoutSpace(t *testing.T) {
 				}
 				c := d.Stat(testID)
 				data, err := os.ReadFile(imagePath(d, imageFile))
-				if c.State == Ready && (err != nil || !bytes.Equal(data, image)) {
+				if c.State == model.Ready && (err != nil || !bytes.Equal(data, image)) {
 					t.Errorf("survivor %d: a damaged copy is %+v, error %v", i, c, err)
 				}
-				if c.State == Unknown {
+				if c.State == model.Unknown {
 					t.Errorf("survivor %d: the copy is %+v", i, c)
 				}
 				v.Plan(fullForRenames(nil))

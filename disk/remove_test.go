@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -95,7 +96,7 @@ func TestRemoveKeepsImageInUse(t *testing.T) {
 			if _, inUse := errors.AsType[*InUseError](err); !inUse {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
-			if c := d.Stat(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != model.Ready {
 				t.Errorf("the image is %+v", c)
 			}
 		})
@@ -171,7 +172,7 @@ func useDuringRemove(t *testing.T, d *Disk, id ident.ID, use func(*Disk, ident.I
 	useErr := use(d, id, aside)
 	err := <-removed
 	if err == nil {
-		if state := d.Stat(id).State; state != Pending {
+		if state := d.Stat(id).State; state != model.Pending {
 			t.Fatalf("the image is %s after its removal", state)
 		}
 		if err := os.RemoveAll(filepath.Join(d.Path(), replicaFolder)); err != nil {
@@ -182,7 +183,7 @@ func useDuringRemove(t *testing.T, d *Disk, id ident.ID, use func(*Disk, ident.I
 	if _, inUse := errors.AsType[*InUseError](err); !inUse || useErr != nil {
 		t.Fatalf("Remove: %v; the user: %v", err, useErr)
 	}
-	if c := d.Stat(id); c.State != Ready {
+	if c := d.Stat(id); c.State != model.Ready {
 		t.Fatalf("the image is %s (%s) after a user prevented its removal", c.State, c.Message)
 	}
 	return true
@@ -218,7 +219,7 @@ func TestLockRestoresInterruptedRemoval(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	if c := d.Stat(id); c.State != Ready {
+	if c := d.Stat(id); c.State != model.Ready {
 		t.Fatalf("the image is %s (%s) after Lock", c.State, c.Message)
 	}
 }
@@ -302,12 +303,12 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 				c := d.Stat(testID)
 				switch {
 				case i > lastCheck: // after the last check
-				case !isA[*InUseError](err) || c.State == Pending:
+				case !isA[*InUseError](err) || c.State == model.Pending:
 					t.Errorf("error is %v, and the copy is %+v", err, c)
 				default:
 					kept.Add(1)
 				}
-				if err == nil != (c.State == Pending) {
+				if err == nil != (c.State == model.Pending) {
 					t.Errorf("error is %v, but the copy is %+v", err, c)
 				}
 			})
@@ -351,7 +352,7 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 		f := <-opened
 		c := d.Stat(testID)
 		switch {
-		case f != nil && (c.State == Pending || !isA[*InUseError](err)):
+		case f != nil && (c.State == model.Pending || !isA[*InUseError](err)):
 			t.Errorf("round %d: a user has the image open, Remove returned %v, the copy is %+v", i, err, c)
 		case err != nil && !isA[*InUseError](err):
 			t.Errorf("round %d: %v", i, err)
@@ -365,7 +366,7 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 		if err := os.RemoveAll(folder); err != nil {
 			t.Fatal(err)
 		}
-		if c.State != Pending {
+		if c.State != model.Pending {
 			if err := d.Remove(testID); err != nil {
 				t.Fatal(err)
 			}
@@ -393,7 +394,7 @@ func TestRemoveKeepsUnmanagedFiles(t *testing.T) {
 			t.Errorf("%s was removed:\n%s", name, got)
 		}
 	}
-	if c := d.Stat(testID); c.State != Pending || c.Owned {
+	if c := d.Stat(testID); c.State != model.Pending || c.Owned {
 		t.Errorf("copy is %+v", c)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // FetchChunk reads chunk n, which has the given hash, into buf and returns its length. buf has
@@ -28,10 +29,10 @@ type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (
 //
 // After any error the copy is not ready, unless it was ready and no damaged chunk was found. Repaired
 // chunks stay repaired.
-func (d *Disk) Repair(ctx context.Context, id ident.ID, want ident.Digest, fetch FetchChunk, progress func(int64)) (Copy, error) {
+func (d *Disk) Repair(ctx context.Context, id ident.ID, want ident.Digest, fetch FetchChunk, progress func(int64)) (model.Copy, error) {
 	r, err := openRepair(d.image(id), want)
 	if err != nil {
-		return Copy{}, fmt.Errorf("repair %s: %w", id, err)
+		return model.Copy{}, fmt.Errorf("repair %s: %w", id, err)
 	}
 	r.fetch = fetch
 	err = r.run(ctx, progress)
@@ -41,10 +42,10 @@ func (d *Disk) Repair(ctx context.Context, id ident.ID, want ident.Digest, fetch
 		err = errors.Join(err, r.recordProgress())
 	}
 	if err = errors.Join(err, r.close()); err != nil {
-		return Copy{}, fmt.Errorf("repair %s: %w", id, err)
+		return model.Copy{}, fmt.Errorf("repair %s: %w", id, err)
 	}
 	c := d.Stat(id)
-	if c.State != Ready {
+	if c.State != model.Ready {
 		return c, fmt.Errorf("repair: %s", c)
 	}
 	return c, nil
@@ -73,7 +74,7 @@ type repair struct {
 func openRepair(f imageFolder, want ident.Digest) (*repair, error) {
 	d := f.disk
 	c := d.Stat(f.id)
-	if c.State != Failed && c.State != Ready {
+	if c.State != model.Failed && c.State != model.Ready {
 		return nil, fmt.Errorf("it is %s: only a failed or ready copy can be repaired", c.State)
 	}
 	if c.SHA512.IsZero() {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -43,7 +44,7 @@ func scribble(t *testing.T, name string, data []byte, at int64) {
 // verifyFails verifies the image of testID and checks that the copy becomes failed.
 func verifyFails(t *testing.T, d *Disk) {
 	t.Helper()
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 		t.Fatalf("verified: %+v, error %v; want failed", c, err)
 	}
 }
@@ -84,7 +85,7 @@ func TestRepair(t *testing.T) {
 			var fetched []int64
 			var read int64
 			c, err := d.Repair(context.Background(), testID, was.SHA512, fetchFrom(image, &fetched), func(n int64) { read += n })
-			if err != nil || c.State != Ready || c.SHA512 != was.SHA512 || c.ManifestDigest != was.ManifestDigest || !c.HasCfg {
+			if err != nil || c.State != model.Ready || c.SHA512 != was.SHA512 || c.ManifestDigest != was.ManifestDigest || !c.HasCfg {
 				t.Fatalf("repaired: %+v, error %v", c, err)
 			}
 			if !slices.Equal(fetched, test.fetches) || read != length {
@@ -96,7 +97,7 @@ func TestRepair(t *testing.T) {
 			if c.RealSize > was.RealSize+ChunkSize/16 {
 				t.Errorf("%d bytes are allocated, before %d: holes were filled", c.RealSize, was.RealSize)
 			}
-			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+			if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready {
 				t.Errorf("verified: %+v, error %v", c, err)
 			}
 		})
@@ -212,7 +213,7 @@ func TestRepairResumesAfterError(t *testing.T) {
 			if err == nil || test.is != nil && !errors.Is(err, test.is) {
 				t.Fatalf("error is %v", err)
 			}
-			if c := d.Stat(testID); c.State != Failed || c.ManifestDigest.IsZero() || !strings.Contains(c.Message, "checksum") {
+			if c := d.Stat(testID); c.State != model.Failed || c.ManifestDigest.IsZero() || !strings.Contains(c.Message, "checksum") {
 				t.Fatalf("after the interruption: %+v", c)
 			}
 			if got, err := os.ReadFile(imagePath(d, imageFile)); err != nil || !slices.Contains([]byte{image[4*ChunkSize], image[4*ChunkSize] ^ 1}, got[4*ChunkSize]) ||
@@ -221,7 +222,7 @@ func TestRepairResumesAfterError(t *testing.T) {
 			}
 			fetched = nil
 			c, err := d.Repair(context.Background(), testID, ident.Digest{}, good, func(int64) {})
-			if err != nil || c.State != Ready || slices.Contains(fetched, 2) {
+			if err != nil || c.State != model.Ready || slices.Contains(fetched, 2) {
 				t.Errorf("the second repair returned %+v, error %v, and fetched %v", c, err, fetched)
 			}
 		})
@@ -254,7 +255,7 @@ func TestRepairWithOpenReaders(t *testing.T) {
 		t.Fatal("no chunk is damaged")
 	}
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != model.Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	got, err := io.ReadAll(user)
@@ -273,7 +274,7 @@ func TestRepairWithOpenReaders(t *testing.T) {
 	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, writer, func(int64) {}); !errors.Is(err, ErrModified) {
 		t.Errorf("with a writer: %+v, error %v", c, err)
 	}
-	if c := d.Stat(testID); c.State == Ready {
+	if c := d.Stat(testID); c.State == model.Ready {
 		t.Error("the copy is ready while a process writes to it")
 	}
 }
@@ -291,7 +292,7 @@ func TestRepairedFileIsDurable(t *testing.T) {
 	}
 	verifyFails(t, d)
 	var fetched []int64
-	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {}); err != nil || c.State != model.Ready {
 		t.Fatalf("%+v, error %v", c, err)
 	}
 	after := v.SurviveSynced()
@@ -317,7 +318,7 @@ func TestRepairDetectsConcurrentWrite(t *testing.T) {
 	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, meanwhile, func(int64) {}); !errors.Is(err, ErrModified) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Stat(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != model.Unknown {
 		t.Errorf("afterwards: %+v", c)
 	}
 }
@@ -342,7 +343,7 @@ func TestRepairWithWrongManifestFails(t *testing.T) {
 	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(wrong, &fetched), func(int64) {}); !isA[*ChecksumError](err) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Stat(testID); c.State != Failed || !c.ManifestDigest.IsZero() {
+	if c := d.Stat(testID); c.State != model.Failed || !c.ManifestDigest.IsZero() {
 		t.Errorf("afterwards: %+v", c)
 	}
 }
@@ -380,7 +381,7 @@ func TestRepairRewritesUnreadableChunks(t *testing.T) {
 	})
 	fetched = nil
 	c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
-	if err != nil || c.State != Ready || !slices.Equal(fetched, []int64{0, 2}) {
+	if err != nil || c.State != model.Ready || !slices.Equal(fetched, []int64{0, 2}) {
 		t.Errorf("%+v, error %v; fetched %v", c, err, fetched)
 	}
 }
@@ -417,11 +418,11 @@ func TestRepairOfReadyImageWithMediaError(t *testing.T) {
 			t.Errorf("%s: error %v after %d writes", test.name, err, writes)
 		}
 		v.Plan(nil)
-		if c := d.Stat(testID); c.State != Ready {
+		if c := d.Stat(testID); c.State != model.Ready {
 			t.Errorf("%s: %+v", test.name, c)
 		}
 	}
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready {
 		t.Errorf("verified: %+v, error %v", c, err)
 	}
 }
@@ -447,10 +448,10 @@ func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, unavailable, func(int64) {}); !errors.Is(err, boom) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Stat(testID); c.State != Failed || c.DamagedAt.IsZero() || c.ManifestDigest.IsZero() {
+	if c := d.Stat(testID); c.State != model.Failed || c.DamagedAt.IsZero() || c.ManifestDigest.IsZero() {
 		t.Errorf("without a source: %+v", c)
 	}
-	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err != nil || c.State != model.Ready {
 		t.Errorf("with a source: %+v, error %v", c, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Replicas returns the names of the replica folders on the disk, sorted.
@@ -84,9 +85,9 @@ func (r *ReplicaFolder) Close() error { return r.root.Close() }
 // OpenBackingFile opens the file of the image below a volume, if the copy is Ready or Unknown: a
 // volume may use an image before it is verified. It does not open a Failed copy, because its file is
 // known to be wrong.
-func (d *Disk) OpenBackingFile(id ident.ID) (*File, Copy, error) {
+func (d *Disk) OpenBackingFile(id ident.ID) (*File, model.Copy, error) {
 	c := d.Stat(id)
-	if c.State != Ready && c.State != Unknown {
+	if c.State != model.Ready && c.State != model.Unknown {
 		return nil, c, fmt.Errorf("open backing file: %s", c)
 	}
 	f, err := openFile(d.root, filePath(id, imageFile))

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // TestSharingFiller is not a test: it is the process that TestKillWhileBlocksAreShared starts and kills. It
@@ -193,7 +195,7 @@ func TestSharedBlocksSurvivePowerCut(t *testing.T) {
 	commitShared(t, p, want)
 	cutPower(t, at, func() { _ = errors.Join(r.Close(), d.Close()) })
 	open()
-	if c := d.Stat(cloneID); c.State != Ready {
+	if c := d.Stat(cloneID); c.State != model.Ready {
 		t.Errorf("the committed image is %s: %s", c.State, c.Message)
 	}
 	checkDevice(t, d, cloneID, want)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // shareMounts are file systems that share blocks between files.
@@ -358,12 +359,12 @@ func TestRepairOfSharedBlock(t *testing.T) {
 	commitShared(t, p, image)
 	damageDevice(t, at, image[2*ChunkSize:][:4096])
 	for i, id := range []ident.ID{cloneID, testID} {
-		if c, err := d.Verify(t.Context(), id, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+		if c, err := d.Verify(t.Context(), id, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 			t.Fatalf("%s is %s after the damage, error %v", id, c.State, err)
 		}
 		var fetched []int64
 		c, err := d.Repair(t.Context(), id, ident.Digest{}, fetchFrom(image, &fetched), func(int64) {})
-		if err != nil || c.State != Ready || len(fetched) != 1 {
+		if err != nil || c.State != model.Ready || len(fetched) != 1 {
 			t.Fatalf("%s is %s after the repair of chunks %d, error %v", id, c.State, fetched, err)
 		}
 		checkDevice(t, d, id, image)

@@ -11,18 +11,19 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-var testSignature = Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)}
+var testSignature = model.Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)}
 
 // signatureCheck accepts only image, with testSignature.
 func signatureCheck(image []byte) SignatureCheck {
 	var got *bytes.Buffer
 	return SignatureCheck{
 		Begin: func() io.Writer { got = &bytes.Buffer{}; return got },
-		End: func() (Signature, error) {
+		End: func() (model.Signature, error) {
 			if !bytes.Equal(got.Bytes(), image) {
-				return Signature{}, errors.New("other bytes")
+				return model.Signature{}, errors.New("other bytes")
 			}
 			return testSignature, nil
 		},
@@ -93,7 +94,7 @@ func TestCommitRejectsBytesWithoutSignature(t *testing.T) {
 			t.Errorf("%s is left: %v", name, err)
 		}
 	}
-	if c := d.Stat(testID); c.State != Pending || c.Signature != (Signature{}) {
+	if c := d.Stat(testID); c.State != model.Pending || c.Signature != (model.Signature{}) {
 		t.Errorf("copy is %+v", c)
 	}
 }
@@ -123,7 +124,7 @@ func TestSignatureIsOfTheRecordedBytes(t *testing.T) {
 	if _, err := p.Commit(ident.Digest{}); err != nil {
 		t.Fatal(err)
 	}
-	verify := func() Copy {
+	verify := func() model.Copy {
 		t.Helper()
 		c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {})
 		if err != nil {
@@ -131,20 +132,20 @@ func TestSignatureIsOfTheRecordedBytes(t *testing.T) {
 		}
 		return c
 	}
-	if c := verify(); c.State != Ready || c.Signature != testSignature {
+	if c := verify(); c.State != model.Ready || c.Signature != testSignature {
 		t.Errorf("the same bytes: %+v", c)
 	}
 	image[0]++
 	if err := os.WriteFile(imagePath(d, imageFile), image, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if c := verify(); c.State == Ready {
+	if c := verify(); c.State == model.Ready {
 		t.Errorf("other bytes are ready with the signature of %+v", c.Signature)
 	}
 	// A copy of other bytes that replaces the failed one.
 	p = openPart(t, d, PartOptions{})
 	fill(t, p, image)
-	if c, err := p.Commit(digest512(image)); err != nil || c.Signature != (Signature{}) {
+	if c, err := p.Commit(digest512(image)); err != nil || c.Signature != (model.Signature{}) {
 		t.Errorf("the new copy has %+v, %v", c.Signature, err)
 	}
 }

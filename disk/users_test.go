@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -193,7 +194,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 			if err := d.Remove(testID); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
-			if c := d.Stat(testID); c.State != Ready {
+			if c := d.Stat(testID); c.State != model.Ready {
 				t.Errorf("copy is %+v", c)
 			}
 			if why, inUse := d.Users().mayBeInUse(ident.ID{Name: "willow", UUID: "00000224"}); inUse != test.others {

@@ -9,12 +9,13 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Expected contains the declared properties of an image.
 type Expected struct {
 	Digest ident.Digest // zero: not declared
-	Format Format       // "": not declared
+	Format model.Format // "": not declared
 }
 
 // Verify reads the image of id once and records the result durably, which makes the copy owned. The
@@ -30,21 +31,21 @@ type Expected struct {
 //
 // Verify returns an error if there is no result: the file cannot be read, a process is modifying it
 // (ErrModified), or ctx ended. Verify calls progress with the length of each chunk that it reads.
-func (d *Disk) Verify(ctx context.Context, id ident.ID, want Expected, progress func(int64)) (Copy, error) {
+func (d *Disk) Verify(ctx context.Context, id ident.ID, want Expected, progress func(int64)) (model.Copy, error) {
 	f := d.image(id)
 	err := f.check()
 	if err != nil {
-		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+		return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	r, err := openChunkReader(d.root, f.file(imageFile))
 	if err != nil {
-		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+		return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	defer r.close()
 	// The program that wrote the file may not have synced it. The bytes must be durable before the
 	// result is recorded.
 	if err := errors.Join(r.checkStable(), r.sync(), waitForTick(r.f)); err != nil {
-		return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+		return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
 	}
 	withSHA256 := want.Digest.Algorithm() == ident.SHA256 || !d.Stat(id).SHA256.IsZero()
 	got, err := f.hash(ctx, r, withSHA256, progress)
@@ -52,43 +53,43 @@ func (d *Disk) Verify(ctx context.Context, id ident.ID, want Expected, progress 
 		err = r.checkStable()
 	}
 	if err != nil {
-		return Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, f.removeNewManifest()))
+		return model.Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, f.removeNewManifest()))
 	}
 	if got.unrecorded {
 		c, err := f.resultOnly(want, got)
 		if err != nil {
-			return Copy{}, fmt.Errorf("verify %s: %w", id, err)
+			return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
 		}
 		return c, nil
 	}
 	record, err := f.create()
 	if err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	err = f.recordResult(record, want, got)
 	return d.Stat(id), err
 }
 
 // resultOnly returns the result of a verification on a read-only disk.
-func (f imageFolder) resultOnly(want Expected, got content) (Copy, error) {
+func (f imageFolder) resultOnly(want Expected, got content) (model.Copy, error) {
 	r, _, err := f.readRecord()
 	if err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	failure, info, err := f.judge(r, want, got)
 	if err != nil {
-		return Copy{}, err
+		return model.Copy{}, err
 	}
 	if failure != nil {
 		f.disk.metadata.markDamaged(f.id, got.file)
 	}
 	c := f.disk.Stat(f.id)
 	if failure != nil {
-		c.State, c.Message = Failed, failure.Error()
+		c.State, c.Message = model.Failed, failure.Error()
 		return c, nil
 	}
-	if c.State != Ready {
-		c.State, c.Message = Ready, "its bytes match, but the result was not recorded: "+ErrReadOnly.Error()
+	if c.State != model.Ready {
+		c.State, c.Message = model.Ready, "its bytes match, but the result was not recorded: "+ErrReadOnly.Error()
 		c.SHA512, c.SHA256, c.Format, c.VirtualSize = got.sum512, got.sum256, info.Format, info.VirtualSize
 	}
 	return c, nil

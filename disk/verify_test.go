@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -95,7 +96,7 @@ func TestVerifyAdoptsImagesOfLonghorn(t *testing.T) {
 			d := unpack(t, "testdata/longhorn/"+name+".tar.zst")
 			id := ident.ID{Name: want.Image, UUID: want.UUID}
 			before := d.Stat(id)
-			if before.State != Unknown || before.Owned {
+			if before.State != model.Unknown || before.Owned {
 				t.Fatalf("before: %+v, want unknown and not owned", before)
 			}
 			var read int64
@@ -107,12 +108,12 @@ func TestVerifyAdoptsImagesOfLonghorn(t *testing.T) {
 				t.Errorf("read %d bytes of %d", read, before.Size)
 			}
 			if want.Expect == "error" {
-				if c.State != Failed || !strings.Contains(c.Message, "damaged") {
+				if c.State != model.Failed || !strings.Contains(c.Message, "damaged") {
 					t.Errorf("damaged image is %+v", c)
 				}
 				return
 			}
-			if c.State != Ready || c.Size != want.Size || c.SHA512.String() != want.SHA512 ||
+			if c.State != model.Ready || c.Size != want.Size || c.SHA512.String() != want.SHA512 ||
 				c.VirtualSize != want.VirtualSize || string(c.Format) != want.Format || !c.HasCfg || !c.Owned {
 				t.Errorf("adopted image is %+v, want %+v", c, want)
 			}
@@ -131,7 +132,7 @@ func TestVerifyDetectsChanges(t *testing.T) {
 		}
 		return d
 	}
-	verify := func(t *testing.T, d *Disk) Copy {
+	verify := func(t *testing.T, d *Disk) model.Copy {
 		t.Helper()
 		if _, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil {
 			t.Fatal(err)
@@ -145,10 +146,10 @@ func TestVerifyDetectsChanges(t *testing.T) {
 		if err := os.Chtimes(imagePath(d, imageFile), later, later); err != nil {
 			t.Fatal(err)
 		}
-		if c := d.Stat(testID); c.State != Unknown || !strings.Contains(c.Message, "mtime") {
+		if c := d.Stat(testID); c.State != model.Unknown || !strings.Contains(c.Message, "mtime") {
 			t.Fatalf("with a changed mtime: %+v", c)
 		}
-		if c := verify(t, d); c.State != Ready || !c.HasCfg {
+		if c := verify(t, d); c.State != model.Ready || !c.HasCfg {
 			t.Errorf("after Verify: %+v", c)
 		}
 	})
@@ -159,24 +160,24 @@ func TestVerifyDetectsChanges(t *testing.T) {
 		if err := os.Chtimes(imagePath(d, imageFile), stat.ModTime(), stat.ModTime()); err != nil {
 			t.Fatal(err)
 		}
-		if c := d.Stat(testID); c.State != Unknown {
+		if c := d.Stat(testID); c.State != model.Unknown {
 			t.Fatalf("before Verify: %+v", c)
 		}
-		if c := verify(t, d); c.State != Failed || !strings.Contains(c.Message, "checksum mismatch") {
+		if c := verify(t, d); c.State != model.Failed || !strings.Contains(c.Message, "checksum mismatch") {
 			t.Errorf("after Verify: %+v", c)
 		}
 		poke(t, imagePath(d, imageFile), 2*ChunkSize) // restores the bit
-		if c := verify(t, d); c.State != Ready {
+		if c := verify(t, d); c.State != model.Ready {
 			t.Errorf("with the right bytes again: %+v", c)
 		}
 	})
 	t.Run("a truncated record, and adopts the image again", func(t *testing.T) {
 		d := commit(t)
 		truncate(t, imagePath(d, recordFile), 20)
-		if c := d.Stat(testID); c.State != Unknown || c.Owned {
+		if c := d.Stat(testID); c.State != model.Unknown || c.Owned {
 			t.Fatalf("with a truncated record: %+v", c)
 		}
-		if c := verify(t, d); c.State != Ready || c.SHA512 != digest512(image) {
+		if c := verify(t, d); c.State != model.Ready || c.SHA512 != digest512(image) {
 			t.Errorf("after Verify: %+v", c)
 		}
 	})
@@ -189,17 +190,17 @@ func TestVerifyChecksExpectedChecksumOfCfg(t *testing.T) {
 	sum, other := digest512(image).String(), digest512(image[:512]).String()
 	for _, c := range []struct {
 		expected, current string
-		want              State
+		want              model.State
 	}{
-		{"", "", Ready},
-		{"", sum, Ready},
-		{sum, "", Ready},
-		{sum, sum, Ready},
-		{"?", sum, Ready},
-		{"", other, Failed},
-		{sum, other, Failed},
-		{other, sum, Failed},
-		{other, "", Failed},
+		{"", "", model.Ready},
+		{"", sum, model.Ready},
+		{sum, "", model.Ready},
+		{sum, sum, model.Ready},
+		{"?", sum, model.Ready},
+		{"", other, model.Failed},
+		{sum, other, model.Failed},
+		{other, sum, model.Failed},
+		{other, "", model.Failed},
 	} {
 		d := newDisk(t)
 		if _, err := d.image(testID).create(); err != nil {
@@ -216,7 +217,7 @@ func TestVerifyChecksExpectedChecksumOfCfg(t *testing.T) {
 		}
 		// A file that contradicts the declared digest is kept: the operator decides.
 		declared := Expected{Digest: digest512(image[:512])}
-		if got, err = d.Verify(context.Background(), testID, declared, func(int64) {}); c.current != other && (err != nil || got.State != Ready) {
+		if got, err = d.Verify(context.Background(), testID, declared, func(int64) {}); c.current != other && (err != nil || got.State != model.Ready) {
 			t.Errorf("expected %.4q, current %.4q, with another digest declared: %s %s, error %v", c.expected, c.current, got.State, got.Message, err)
 		}
 	}
@@ -243,7 +244,7 @@ func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = d.image(testID).recordResult(r, Expected{}, content)
-	if c := d.Stat(testID); c.State == Ready {
+	if c := d.Stat(testID); c.State == model.Ready {
 		t.Error("the file is ready with bytes that were not verified")
 	}
 }
@@ -278,10 +279,10 @@ func TestCommitDetectsWriteAfterRename(t *testing.T) {
 	if c, err := p.Commit(digest512(image)); !errors.Is(err, ErrModified) {
 		t.Errorf("%+v, error %v", c, err)
 	}
-	if c := d.Stat(testID); c.State != Unknown {
+	if c := d.Stat(testID); c.State != model.Unknown {
 		t.Errorf("after Commit: %+v", c)
 	}
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Failed {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Failed {
 		t.Errorf("verified: %+v, error %v", c, err)
 	}
 }
@@ -299,7 +300,7 @@ func TestVerifyRefusesFileOpenForWriting(t *testing.T) {
 	}
 	defer f.Close()
 	image := sparseImage(2 * ChunkSize)
-	verify := func() (Copy, error) { return d.Verify(context.Background(), testID, Expected{}, func(int64) {}) }
+	verify := func() (model.Copy, error) { return d.Verify(context.Background(), testID, Expected{}, func(int64) {}) }
 	if _, err := f.Write(image[:ChunkSize]); err != nil {
 		t.Fatal(err)
 	}
@@ -312,7 +313,7 @@ func TestVerifyRefusesFileOpenForWriting(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := verify(); err != nil || c.State != Ready || c.SHA512 != digest512(image) {
+	if c, err := verify(); err != nil || c.State != model.Ready || c.SHA512 != digest512(image) {
 		t.Errorf("the image is %+v, error %v", c, err)
 	}
 }
@@ -336,7 +337,7 @@ func TestVerifyWaitsForInheritedDescriptor(t *testing.T) {
 		t.Fatalf("a lease on a file that is open for writing: %v", err)
 	}
 	time.AfterFunc(20*time.Millisecond, func() { f.Close() })
-	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != Ready {
+	if c, err := d.Verify(context.Background(), testID, Expected{}, func(int64) {}); err != nil || c.State != model.Ready {
 		t.Errorf("the image is %+v, error %v", c, err)
 	}
 }
@@ -374,7 +375,7 @@ func TestWriteWithinOneTickIsDetected(t *testing.T) {
 			}
 			before := d.Stat(testID)
 			poke(t, imagePath(d, imageFile), 5)
-			if c := d.Stat(testID); before.State != Ready || c.State != Unknown {
+			if c := d.Stat(testID); before.State != model.Ready || c.State != model.Unknown {
 				t.Errorf("the copy was %s and is %s after a bit was changed", before.State, c.State)
 			}
 		})

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 )
 
@@ -132,11 +133,11 @@ func (w *workload) randomSteps(steps int) error {
 		c := w.d.Stat(id)
 		var err error
 		switch c.State {
-		case Ready:
+		case model.Ready:
 			err = w.use(id, c)
-		case Unknown:
+		case model.Unknown:
 			err = w.verify(id)
-		case Failed:
+		case model.Failed:
 			if w.random.IntN(2) == 0 && !c.ManifestDigest.IsZero() {
 				err = w.repair(id, c)
 				break
@@ -156,7 +157,7 @@ func (w *workload) randomSteps(steps int) error {
 }
 
 // use runs a random operation on a ready image.
-func (w *workload) use(id ident.ID, c Copy) error {
+func (w *workload) use(id ident.ID, c model.Copy) error {
 	switch w.random.IntN(5) {
 	case 0:
 		w.note("update %s", id)
@@ -187,14 +188,14 @@ func (w *workload) verify(id ident.ID) error {
 		return err
 	}
 	w.note("verify %s: %s %s", id, c.State, c.Message)
-	if c.State == Ready {
+	if c.State == model.Ready {
 		w.reported[id] = c.SHA512
 	}
 	return nil
 }
 
 // repair repairs an image with the chunks of a peer.
-func (w *workload) repair(id ident.ID, c Copy) error {
+func (w *workload) repair(id ident.ID, c model.Copy) error {
 	i := slices.IndexFunc(w.versions, func(v version) bool { return v.digest == c.SHA512 })
 	var fetched []int64
 	c, err := w.d.Repair(context.Background(), id, ident.Digest{}, fetchFrom(w.versions[i].bytes, &fetched), func(int64) {})
@@ -246,7 +247,7 @@ func (w *workload) fetch(id ident.ID, v version, stopEarly bool) (err error) {
 		return err
 	}
 	w.note("fetch %s %s: %s", id, v.etag, c.State)
-	if c.State != Ready || c.SHA512 != v.digest {
+	if c.State != model.Ready || c.SHA512 != v.digest {
 		w.fatalf("commit of %s returned %+v", id, c)
 	}
 	w.reported[id] = v.digest

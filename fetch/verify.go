@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 )
 
@@ -112,7 +113,7 @@ func (r Request) SignatureCheck() disk.SignatureCheck {
 	case r.Verify == nil:
 		return disk.SignatureCheck{Digest: r.alsoStored}
 	case v == nil:
-		return disk.SignatureCheck{End: func() (disk.Signature, error) { return disk.Signature{}, errNotRead }}
+		return disk.SignatureCheck{End: func() (model.Signature, error) { return model.Signature{}, errNotRead }}
 	case v.newVerifier == nil || v.needsPacked:
 		return disk.SignatureCheck{Digest: r.alsoStored, End: v.end}
 	}
@@ -128,7 +129,7 @@ func (v *verification) begin() io.Writer {
 }
 
 // end returns the verified signature.
-func (v *verification) end() (disk.Signature, error) {
+func (v *verification) end() (model.Signature, error) {
 	by, err := v.by, v.err
 	switch {
 	case v.newVerifier == nil || err != nil:
@@ -138,9 +139,9 @@ func (v *verification) end() (disk.Signature, error) {
 		by, err = v.verifier.Verify()
 	}
 	if err != nil {
-		return disk.Signature{}, err
+		return model.Signature{}, err
 	}
-	return disk.Signature{Scheme: string(by.Scheme), Signer: by.Signer, Time: by.Time.UTC(), Warning: string(by.Warning)}, nil
+	return model.Signature{Scheme: string(by.Scheme), Signer: by.Signer, Time: by.Time.UTC(), Warning: string(by.Warning)}, nil
 }
 
 // keys reads the folder of keys with a name.

@@ -22,27 +22,28 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
 // downloadSigned downloads and commits an image like a job.
-func (r *fixture) downloadSigned(req Request) (disk.Copy, error) {
+func (r *fixture) downloadSigned(req Request) (model.Copy, error) {
 	r.t.Helper()
 	req, err := r.client.ReadSignature(context.Background(), req)
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	return r.commitSigned(req)
 }
 
 // commitSigned downloads and commits an image whose signature was read.
-func (r *fixture) commitSigned(req Request) (disk.Copy, error) {
+func (r *fixture) commitSigned(req Request) (model.Copy, error) {
 	r.t.Helper()
 	p := r.openPart(disk.PartOptions{SHA256: req.Digest.Algorithm() == ident.SHA256, Check: req.SignatureCheck()})
 	defer p.Close()
 	if err := r.client.Download(context.Background(), req, p, nil); err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	return p.Commit(req.Digest)
 }
@@ -384,7 +385,7 @@ func TestDownloadNeedsTheSignature(t *testing.T) {
 	req.URL = r.server.Serve("/x.raw", fetchtest.Bytes(image))
 	c, err := r.commitSigned(req)
 	wantError(t, err, BadConfig, "not read")
-	if c.State == disk.Ready {
+	if c.State == model.Ready {
 		t.Error("the image is ready")
 	}
 	p := r.openPart(disk.PartOptions{Check: req.SignatureCheck()})

@@ -4,8 +4,8 @@ import (
 	"maps"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -53,7 +53,7 @@ func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Tim
 // hasReadyElsewhere reports whether a node other than that of the copy has a ready copy of the image.
 func hasReadyElsewhere(o plan.Observed, ref ident.CopyRef) bool {
 	for on, seen := range o.Disks {
-		if c, exists := seen.Copies[ref.ID]; exists && on.Node != ref.Disk.Node && c.State == disk.Ready {
+		if c, exists := seen.Copies[ref.ID]; exists && on.Node != ref.Disk.Node && c.State == model.Ready {
 			return true
 		}
 	}

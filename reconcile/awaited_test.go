@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -19,22 +19,22 @@ func TestNothingIsAwaitedWhenACopyIsReady(t *testing.T) {
 	d := plan.Desired{Node: "own", Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: image}}, Nodes: map[string]schema.Node{
 		"idle": {Disks: map[string]schema.Disk{"d": {}}}, "own": {Disks: map[string]schema.Disk{"d": {}}},
 	}}}
-	observed := func(on ident.CopyRef, state disk.State) plan.Observed {
-		copies := map[ident.ID]plan.Copy{image: {Copy: disk.Copy{ID: image, State: state}}}
-		return plan.Observed{Disks: map[ident.DiskRef]plan.Disk{on.Disk: {Copies: copies}}}
+	observed := func(on ident.CopyRef, state model.State) plan.Observed {
+		copies := map[ident.ID]model.Copy{image: {ID: image, State: state}}
+		return plan.Observed{Disks: map[ident.DiskRef]model.Disk{on.Disk: {Copies: copies}}}
 	}
 	a, start := awaited{}, time.Unix(0, 0)
 	p := plan.Plan{Awaited: []ident.CopyRef{idle}}
 	for _, at := range []time.Duration{0, time.Minute} {
-		a.note(d, observed(own, disk.Pending), p, start.Add(at))
+		a.note(d, observed(own, model.Pending), p, start.Add(at))
 	}
-	if got := a.durations(observed(own, disk.Pending)); got[idle] != time.Minute {
+	if got := a.durations(observed(own, model.Pending)); got[idle] != time.Minute {
 		t.Errorf("awaited while nothing is ready: %v", got)
 	}
-	if got := a.durations(observed(idle, disk.Ready)); got[idle] != time.Minute {
+	if got := a.durations(observed(idle, model.Ready)); got[idle] != time.Minute {
 		t.Errorf("awaited while the awaited node alone claims a ready copy: %v", got)
 	}
-	if got := a.durations(observed(own, disk.Ready)); len(got) > 0 {
+	if got := a.durations(observed(own, model.Ready)); len(got) > 0 {
 		t.Errorf("awaited although a copy is ready: %v", got)
 	}
 }

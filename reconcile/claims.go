@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -129,7 +129,7 @@ func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 			s.disproved[ref] = one
 			continue
 		}
-		if c.State == disk.Ready {
+		if c.State == model.Ready {
 			o.Disks[ref.Disk] = withUnproven(o.Disks[ref.Disk], ref.ID)
 		}
 	}
@@ -150,7 +150,7 @@ func (s *claims) mark(responses map[string]plan.Response) {
 	defer s.mu.Unlock()
 	for ref, one := range s.disproved {
 		disks := responses[ref.Disk.Node].Disks
-		if c := disks[ref.Disk].Copies[ref.ID]; c.State == disk.Ready && !one.over {
+		if c := disks[ref.Disk].Copies[ref.ID]; c.State == model.Ready && !one.over {
 			disks[ref.Disk] = withUnproven(disks[ref.Disk], ref.ID)
 		}
 	}
@@ -160,11 +160,11 @@ func (s *claims) mark(responses map[string]plan.Response) {
 }
 
 // withUnproven returns the disk with copies whose claims are disproved.
-func withUnproven(d plan.Disk, ids ...ident.ID) plan.Disk {
+func withUnproven(d model.Disk, ids ...ident.ID) model.Disk {
 	d.Copies = maps.Clone(d.Copies) // rounds and responses share it
 	for _, id := range ids {
 		c := d.Copies[id]
-		c.State, c.Message, c.Unproven = disk.Unknown, plan.Unproven.Text, true
+		c.State, c.Message, c.Unproven = model.Unknown, plan.Unproven.Text, true
 		d.Copies[id] = c
 	}
 	return d
@@ -233,14 +233,14 @@ func (s *claims) leaveAside(sources []peer.Source, digest ident.Digest, why erro
 }
 
 // applyUndelivered marks the copies in disks that are left aside. s.mu is locked.
-func (s *claims) applyUndelivered(disks map[ident.DiskRef]plan.Disk) {
+func (s *claims) applyUndelivered(disks map[ident.DiskRef]model.Disk) {
 	if len(s.undelivered) == 0 {
 		return
 	}
 	for ref, seen := range disks {
 		var ids []ident.ID
 		for id, c := range seen.Copies {
-			if c.State == disk.Ready && (s.undelivered[nodeBytes{ref.Node, c.SHA512}].holds || s.undelivered[nodeBytes{ref.Node, c.SHA256}].holds) {
+			if c.State == model.Ready && (s.undelivered[nodeBytes{ref.Node, c.SHA512}].holds || s.undelivered[nodeBytes{ref.Node, c.SHA256}].holds) {
 				ids = append(ids, id)
 			}
 		}
@@ -263,9 +263,9 @@ type failingReads struct {
 
 // after returns the failing reads after a job has failed with that fault. They are zero if the job did not read
 // an image with a checksum from other nodes, or if it failed for a reason on this node.
-func (f failingReads) after(run *activeJob, fault plan.Fault) failingReads {
+func (f failingReads) after(run *activeJob, fault model.Fault) failingReads {
 	image := run.task.Image
-	if !readsPeers(run.task.Action) || fault != plan.FaultNetwork || image.Checksum.IsZero() || image.Source.Upload != nil {
+	if !readsPeers(run.task.Action) || fault != model.FaultNetwork || image.Checksum.IsZero() || image.Source.Upload != nil {
 		return failingReads{}
 	}
 	if f.began.IsZero() {
@@ -278,7 +278,7 @@ func (f failingReads) after(run *activeJob, fault plan.Fault) failingReads {
 // readsPeers reports whether an action creates or repairs a copy from copies on other nodes. A repair without
 // any reads the upstream only.
 func readsPeers(a plan.Action) bool {
-	return (a.Op == plan.Sync || a.Op == plan.Repair) && a.From != (ident.CopyRef{}) && a.LocalSource == (ident.CopyRef{})
+	return (a.Op == model.Sync || a.Op == model.Repair) && a.From != (ident.CopyRef{}) && a.LocalSource == (ident.CopyRef{})
 }
 
 // areHopeless reports whether the attempts have failed for the recovery interval and received next to nothing.

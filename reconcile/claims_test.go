@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -26,7 +27,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/heap"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -36,11 +36,11 @@ type claimant struct {
 	mux     *http.ServeMux
 	mu      sync.Mutex
 	version int
-	state   func() peer.State
+	state   func() model.Node
 }
 
 // newClaimant returns a node that publishes a state, anew at each request, and has no bytes.
-func newClaimant(t *testing.T, state func() peer.State) *claimant {
+func newClaimant(t *testing.T, state func() model.Node) *claimant {
 	l := &claimant{state: state, mux: http.NewServeMux()}
 	l.mux.HandleFunc("GET /v1/state", l.serveState)
 	l.mux.HandleFunc("GET /v1/images/{name}/copies", func(w http.ResponseWriter, _ *http.Request) { l.write(w) })
@@ -86,11 +86,11 @@ func TestLoopBoundsTheMemoryForAPeer(t *testing.T) {
 		n := served.Add(1)
 		w.Header().Set("ETag", fmt.Sprintf(`"%d"`, n))
 		var text strings.Builder
-		text.WriteString(`{"node":"evil","config":"x","disks":[{"name":"a","uuid":"u","copies":[`)
+		text.WriteString(`{"version":1,"node":"evil","configDigest":"x","disks":{"a":{"uuid":"u","copies":[`)
 		for i := range 10_000 {
-			fmt.Fprintf(&text, `{"name":"n%d","uuid":"%08x","state":"ready","owned":true,"sha512":"%0128x","message":"%d %d","using":"%d x","try":{"message":"%d y","attempts":1}},`, i, n, i, n, i, i, i)
+			fmt.Fprintf(&text, `{"id":"n%d-%08x","state":"ready","owned":true,"sha512":"%0128x","message":"%d %d","usedBy":"%d x","failure":{"message":"%d y","attempts":1}},`, i, n, i, n, i, i, i)
 		}
-		text.WriteString(`{"name":"zz","uuid":"00000001"}]}]}`)
+		text.WriteString(`{"id":"zz-00000001"}]}}}`)
 		_, _ = io.WriteString(w, text.String())
 	}))
 	defer server.Close()
@@ -120,12 +120,12 @@ func TestClaimedDiskStaysInService(t *testing.T) {
 	upstream := fetchtest.Start(t)
 	url := upstream.Serve("/a", fetchtest.Bytes(fetchtest.Random(1, 1<<20)))
 	var claimed atomic.Pointer[string]
-	evil := newClaimant(t, func() peer.State {
+	evil := newClaimant(t, func() model.Node {
 		uuid := "nothing yet"
 		if c := claimed.Load(); c != nil {
 			uuid = *c
 		}
-		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: uuid, Total: 1 << 40, Free: 1 << 40, Copies: []peer.Copy{}}, {Name: "b", UUID: uuid}}}
+		return model.Node{Version: model.Version, Node: "evil", Disks: map[string]model.Disk{"a": {UUID: uuid, Copies: model.NewCopies(), Space: model.Space{Total: 1 << 40, Free: 1 << 40}}, "b": {UUID: uuid}}}
 	})
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {nodeSelector: [own], source: {download: {url: %q}}}}\n", clusterSettings, url))
 	own := ident.DiskRef{Node: "n1", Disk: "a"}
@@ -157,7 +157,7 @@ func (w wrongBytes) DeclaredUUID(string) (string, bool)   { return "", false }
 func (w wrongBytes) ReportDamage(context.Context, string) {}
 
 // commitCopy creates a ready copy with these bytes on a new disk.
-func commitCopy(t *testing.T, id ident.ID, content []byte) (*disk.Disk, disk.Copy) {
+func commitCopy(t *testing.T, id ident.ID, content []byte) (*disk.Disk, model.Copy) {
 	t.Helper()
 	d, err := disk.Open(newDisk(t))
 	must(t, err)
@@ -187,8 +187,8 @@ func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
 	digest, err := ident.ParseDigest(checksum)
 	must(t, err)
 	c.SHA512 = digest
-	evil := newClaimant(t, func() peer.State {
-		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: "u", Total: 1 << 40, Free: 1 << 40, Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: c})}}}}
+	evil := newClaimant(t, func() model.Node {
+		return model.Node{Version: model.Version, Node: "evil", Disks: map[string]model.Disk{"a": {UUID: "u", Copies: model.NewCopies(c.ForPeers()), Space: model.Space{Total: 1 << 40, Free: 1 << 40}}}}
 	})
 	var sent atomic.Int64
 	bytes := peer.NewServer(peer.NewStateCache(), wrongBytes{disk: wrong}).Handler()
@@ -200,7 +200,7 @@ func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
 	})
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", minNumberOfCopies: 2, checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
 	own := ident.CopyRef{Disk: ident.DiskRef{Node: "n1", Disk: "a"}, ID: id}
-	v := l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own.Disk].Copies[id].State == disk.Ready })
+	v := l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own.Disk].Copies[id].State == model.Ready })
 	if got := v.Desired.ReadyCopies(v.Observed, v.Desired.Config.Images["parrot"]); !slices.Equal(got, []ident.CopyRef{own}) {
 		t.Errorf("the ready copies are %v", got)
 	}
@@ -216,17 +216,17 @@ func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
 	t.Parallel()
 	content := fetchtest.Random(1, 1<<20)
 	checksum := fmt.Sprintf("%x", sha512.Sum512(content))
-	for name, claim := range map[string]peer.Copy{
-		"final failures": {Copy: disk.Copy{State: disk.Pending}, Failure: &peer.Failure{Action: "download", Message: "not found", Attempts: 1, Final: true, RetryIn: 9e8}},
-		"retries":        {Copy: disk.Copy{State: disk.Pending}, Failure: &peer.Failure{Action: "download", Message: "not found", Attempts: 1, RetryIn: 9e8}},
-		"unknown files":  {Copy: disk.Copy{State: disk.Unknown}},
-		"leaving copies": {Copy: disk.Copy{State: disk.Ready, SHA512: plantest.Digest(ident.SHA512, "a")}, Leaving: true},
-		"nothing":        {Copy: disk.Copy{State: disk.Pending}},
+	for name, claim := range map[string]model.Copy{
+		"final failures": {State: model.Pending, Failure: &model.Failure{Op: "download", Message: "not found", Attempts: 1, Final: true, RetryAt: time.Now().Add(9e8 * time.Second)}},
+		"retries":        {State: model.Pending, Failure: &model.Failure{Op: "download", Message: "not found", Attempts: 1, RetryAt: time.Now().Add(9e8 * time.Second)}},
+		"unknown files":  {State: model.Unknown},
+		"leaving copies": {State: model.Ready, SHA512: plantest.Digest(ident.SHA512, "a"), Leaving: true},
+		"nothing":        {State: model.Pending},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			upstream := fetchtest.Start(t)
-			images, copies := "images:\n", []peer.Copy{}
+			images, copies := "images:\n", model.Copies{}
 			var names []string
 			for i := range 6 {
 				names = append(names, fmt.Sprint("parrot", i))
@@ -234,13 +234,13 @@ func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
 				images += fmt.Sprintf("  %s: {uuid: \"0000000a\", checksum: %q, source: {download: {url: %q}}}\n", names[i], checksum, url)
 				c := claim
 				c.ID = ident.ID{Name: names[i], UUID: "0000000a"}
-				copies = append(copies, c)
+				copies[c.ID] = c
 			}
 			var digest atomic.Pointer[string]
-			evil := newClaimant(t, func() peer.State {
-				s := peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: "u", Total: 1 << 40, Free: 1 << 40, Copies: copies}}}
+			evil := newClaimant(t, func() model.Node {
+				s := model.Node{Version: model.Version, Node: "evil", Disks: map[string]model.Disk{"a": {UUID: "u", Copies: copies, Space: model.Space{Total: 1 << 40, Free: 1 << 40}}}}
 				if d := digest.Load(); d != nil {
-					s.Config = *d
+					s.ConfigDigest = *d
 				}
 				return s
 			})
@@ -250,7 +250,7 @@ func TestFailuresOfAPeerDelayNobodyForLong(t *testing.T) {
 			own := ident.DiskRef{Node: "n1", Disk: "a"}
 			l.until("ready", func(v *status.View) bool {
 				for _, name := range names {
-					if v.Observed.Disks[own].Copies[ident.ID{Name: name, UUID: "0000000a"}].State != disk.Ready {
+					if v.Observed.Disks[own].Copies[ident.ID{Name: name, UUID: "0000000a"}].State != model.Ready {
 						return false
 					}
 				}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
@@ -39,7 +40,7 @@ func TestDamagedCopyKeepsItsDigest(t *testing.T) {
 	}))
 	defer upstream.Close()
 	path := newDisk(t)
-	converge := func(interval string) (disk.Copy, plan.Plan) {
+	converge := func(interval string) (model.Copy, plan.Plan) {
 		d := plantest.Load(t, fmt.Sprintf(`
 settings: {allowLoopbackSources: true, recoveryWaitInterval: %s}
 images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
@@ -51,12 +52,12 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 			t.Fatal(err)
 		}
 		for _, seen := range o.Disks {
-			return seen.Copies[d.Config.Images["parrot"].ID].Copy, planned
+			return seen.Copies[d.Config.Images["parrot"].ID], planned
 		}
 		t.Fatal("no disk was observed")
-		return disk.Copy{}, planned
+		return model.Copy{}, planned
 	}
-	damage := func(c disk.Copy) {
+	damage := func(c model.Copy) {
 		name := filepath.Join(path, "backing-images", c.ID.String(), "backing")
 		if err := os.WriteFile(name, []byte("damage"), 0o644); err != nil {
 			t.Fatal(err)
@@ -64,16 +65,16 @@ images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 	}
 	first, _ := converge("1h")
 	damage(first)
-	if c, _ := converge("1h"); c.State != disk.Ready || c.SHA512 != first.SHA512 {
+	if c, _ := converge("1h"); c.State != model.Ready || c.SHA512 != first.SHA512 {
 		t.Errorf("with the same bytes at the source the copy is %s with %s, want ready with %s", c.State, c.SHA512.Short(), first.SHA512.Short())
 	}
 	damage(first)
 	served = make([]byte, 1<<20)
 	c, planned := converge("1h")
-	if c.State != disk.Failed || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait || planned.Actions[0].Until.IsZero() {
+	if c.State != model.Failed || len(planned.Actions) != 1 || planned.Actions[0].Op != model.Wait || planned.Actions[0].Until.IsZero() {
 		t.Errorf("with other bytes at the source the copy is %s, the plan %+v", c.State, planned.Actions)
 	}
-	if c, _ := converge("0"); c.State != disk.Ready || c.SHA512 == first.SHA512 {
+	if c, _ := converge("0"); c.State != model.Ready || c.SHA512 == first.SHA512 {
 		t.Errorf("after the interval the copy is %s with %s", c.State, c.SHA512.Short())
 	}
 }
@@ -92,7 +93,7 @@ func TestTruncatedDownloadIsNeverReady(t *testing.T) {
 			o, plan, err := r.Converge(t.Context(), d)
 			must(t, err)
 			for _, seen := range o.Disks {
-				if c := seen.Copies[d.Config.Images["parrot"].ID]; c.State == disk.Ready || len(o.Failures) != 1 {
+				if c := seen.Copies[d.Config.Images["parrot"].ID]; c.State == model.Ready || len(o.Failures) != 1 {
 					t.Errorf("the copy is %+v, failures %+v, left to do: %+v", c, o.Failures, plan.Actions)
 				}
 			}
@@ -151,7 +152,7 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 		r.endJob(e)
 		v.Plan(nil)
 		d.Verify = nil
-		if c := r.Observe(d).Disks[key.Disk].Copies[key.ID]; (e.err != nil) != alone || written == alone || c.State != disk.Ready {
+		if c := r.Observe(d).Disks[key.Disk].Copies[key.ID]; (e.err != nil) != alone || written == alone || c.State != model.Ready {
 			t.Errorf("alone %v: error %v, written %v, the copy is %s", alone, e.err, written, c.State)
 		}
 		if alone && !disk.IsMediaError(e.err) {
@@ -197,7 +198,7 @@ func TestConvergeAmongDaemons(t *testing.T) {
 		t.Errorf("with two copies %+v is left, the disks are %+v, the server had %d requests", planned.Actions, o.Disks, len(c.upstream.Requests()))
 	}
 	best.pass(func(_ string, r *http.Request) bool { return !isQuery(r) })
-	if o, planned := declareAndRun(1); !isReadyOn(&status.View{Observed: o}, here) || len(planned.Actions) != 1 || planned.Actions[0].Op != plan.Wait {
+	if o, planned := declareAndRun(1); !isReadyOn(&status.View{Observed: o}, here) || len(planned.Actions) != 1 || planned.Actions[0].Op != model.Wait {
 		t.Errorf("without a response about the other copy, %+v is left, the disks are %+v", planned.Actions, o.Disks)
 	}
 	best.pass(nil)

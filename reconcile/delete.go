@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -85,7 +86,7 @@ func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observ
 	m := run.deletion.mark
 	proofs := prover{r.system, &r.served, r.peers.claims, m, r.jobs.reports.addDamaged}
 	return func() {
-		r.system.Jobs.Query(ctx, run.task.Action, m.Name, nodes, func(states map[string]peer.State) {
+		r.system.Jobs.Query(ctx, run.task.Action, m.Name, nodes, func(states map[string]model.Node) {
 			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(m.seenBy(key, states, &r.served), m.mayBeUsed(o, key))
 			proofs.request(ctx, d, o, run.task.Action, queried, responses, func() {
 				r.jobs.reports.addResponses(queryResponses{key, responses, shared, ctx.Err() != nil})
@@ -120,7 +121,7 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 		}
 		if err := r.confirm(d, o, run); err != nil {
 			r.cancelDeletion(key, err)
-			o.Failures[key] = r.failures[key].OnWallClock(r.clock.now().Steady, o.Now)
+			o.Failures[key] = r.failures[key].Translated(r.clock.now().Steady, o.Now)
 			o.DropJob(key)
 			continue
 		}
@@ -161,7 +162,7 @@ func (r *Reconciler) cancelDeletion(key ident.CopyRef, reason error) {
 	}
 	until := now.Add(delay)
 	last := r.failures[key].Failure
-	next := plan.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
+	next := model.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // the outcome of a deletion changes neither
 	r.failures[key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(key.Disk), unproven: unproven}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))

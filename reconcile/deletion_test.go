@@ -7,11 +7,10 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -39,7 +38,7 @@ func waitFor(r *http.Request, c chan struct{}) {
 
 // response returns the copy in the response of the node to a direct query, a pending one if it has
 // none.
-func (m *manager) response() peer.Copy {
+func (m *manager) response() model.Copy {
 	m.t.Helper()
 	s, err := peerNode{served: &m.reconciler.served}.Copies(m.t.Context(), "parrot", "")
 	must(m.t, err)
@@ -48,15 +47,15 @@ func (m *manager) response() peer.Copy {
 			return c
 		}
 	}
-	return peer.Copy{Copy: disk.Copy{State: disk.Pending}}
+	return model.Copy{State: model.Pending}
 }
 
 // sees returns the copy of another node in the last observation of m.
-func (m *manager) sees(other *manager) plan.Copy {
+func (m *manager) sees(other *manager) model.Copy {
 	for _, c := range m.View().Observed.Disks[ident.DiskRef{Node: other.name, Disk: "a"}].Copies {
 		return c
 	}
-	return plan.Copy{}
+	return model.Copy{}
 }
 
 // While a node queries its peers before a deletion, all nodes must see that its copy is leaving.
@@ -75,23 +74,23 @@ func TestWithdrawalIsPublished(t *testing.T) {
 	})
 	c.declare(oneCopy, c.nodes...)
 	<-queried
-	if got := other.response(); !got.Leaving || got.State != disk.Ready {
+	if got := other.response(); !got.Leaving || got.State != model.Ready {
 		t.Errorf("during the queries the response has the copy %+v", got)
 	}
-	if s, _, err := stateAt(t, other); err != nil || !s.Disks[0].Copies[0].Leaving {
+	if s, _, err := stateAt(t, other); err != nil || !onlyCopy(s, "disk1").Leaving {
 		t.Errorf("during the queries the published state is %+v (error %v)", s, err)
 	}
 	best.until("the copy leaving", func(*status.View) bool { return best.sees(other).Leaving })
 	close(release)
 	other.until("the copy deleted", func(v *status.View) bool { return !other.holds(v) })
 	best.until("the deletion observed", func(v *status.View) bool { return !other.holds(v) && best.holds(v) })
-	if got := other.response(); got.Leaving || got.State != disk.Pending {
+	if got := other.response(); got.Leaving || got.State != model.Pending {
 		t.Errorf("afterwards the response has the copy %+v", got)
 	}
 }
 
 // stateAt polls a node as its peers do.
-func stateAt(t *testing.T, m *manager) (peer.State, string, error) {
+func stateAt(t *testing.T, m *manager) (model.Node, string, error) {
 	client := peer.NewClient(nil, nil)
 	defer client.Close()
 	return client.State(t.Context(), peer.Address{Node: m.name, URL: m.server.URL}, "", 0)
@@ -160,11 +159,11 @@ func TestUnreachableCopyDoesNotCount(t *testing.T) {
 		t, failed := v.Observed.Failures[ident.CopyRef{Disk: ident.DiskRef{Node: other.name, Disk: "a"}, ID: v.Desired.Config.Images["parrot"].ID}]
 		return failed && t.Attempts == 0
 	})
-	if got := other.response(); got.Leaving || got.State != disk.Ready {
+	if got := other.response(); got.Leaving || got.State != model.Ready {
 		t.Errorf("after the cancelled deletion the response has the copy %+v", got)
 	}
 	best.pass(func(string, *http.Request) bool { return false })
-	v := other.until("the best node unreachable", func(v *status.View) bool { return v.Observed.Peers[best.name].UnreachableFor > 0 })
+	v := other.until("the best node unreachable", func(v *status.View) bool { return v.Observed.Peers[best.name].Problem != "" })
 	if p := v.Observed.Peers[best.name]; p.Responds() || !p.Queried || !best.holds(v) || !other.holds(v) {
 		t.Errorf("the unreachable node is %+v, the disks are %+v", p, v.Observed.Disks)
 	}
@@ -185,8 +184,8 @@ func TestRequestedCleanupDeletesOnlySurplus(t *testing.T) {
 	other.until("a clean-up waiting for the interval", func(v *status.View) bool { return len(v.Plan.Actions) == 1 && !v.Plan.Actions[0].Until.IsZero() })
 	for _, tt := range []struct {
 		on   *manager
-		want plan.Op
-	}{{best, plan.Wait}, {other, plan.Cleanup}} {
+		want model.Op
+	}{{best, model.Wait}, {other, model.Cleanup}} {
 		a, err := tt.on.Cleanup(t.Context(), "parrot", "", ident.DiskRef{Node: tt.on.name, Disk: "a"})
 		if err != nil || a.Op != tt.want {
 			t.Errorf("on %s: %+v, %v", tt.on.name, a, err)

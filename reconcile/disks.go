@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -119,7 +120,7 @@ func (s *disks) onlyLocked() error {
 // Of two disks with different uuids and one folder of copies, the later one by name is rejected (U5): its copies are those of
 // the first one.
 func (s *disks) rejectDuplicates() {
-	first, folders := map[string]ident.DiskRef{}, map[disk.FolderID]ident.DiskRef{}
+	first, folders := map[string]ident.DiskRef{}, map[model.FolderID]ident.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
 		o := s.open[ref]
 		if o.uuid == "" {
@@ -141,24 +142,24 @@ func (s *disks) rejectDuplicates() {
 }
 
 // rejectSharedFolder gives the disk a problem if its folder of copies is in folders, and adds it otherwise.
-func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[disk.FolderID]ident.DiskRef) {
+func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[model.FolderID]ident.DiskRef) {
 	if o.handle == nil || o.problem != "" {
 		return
 	}
 	folder, err := o.handle.Folder()
 	if other, shared := folders[folder]; shared {
 		o.problem = fmt.Sprintf("%s and %s show the same folder backing-images: a copy there is one copy, so that only %s is used; unmount one, or remove %s from the configuration", other, ref, other, ref)
-	} else if err == nil && folder != (disk.FolderID{}) {
+	} else if err == nil && folder != (model.FolderID{}) {
 		folders[folder] = ref
 	}
 }
 
 // observe lists the copies on a disk. reads reports which of them a job of this process uses.
-func (o *openDisk) observe(reads func(ident.ID) bool) plan.Disk {
+func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 	if o.handle == nil {
-		return plan.Disk{Problem: o.problem}
+		return model.Disk{Problem: o.problem}
 	}
-	seen := plan.Disk{Path: o.path, UUID: o.uuid, Problem: o.problem}
+	seen := model.Disk{Path: o.path, UUID: o.uuid, Problem: o.problem}
 	if seen.Problem != "" {
 		return seen
 	}
@@ -171,7 +172,7 @@ func (o *openDisk) observe(reads func(ident.ID) bool) plan.Disk {
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	seen.Copies = make(map[ident.ID]plan.Copy, len(found.Copies))
+	seen.Copies = make(map[ident.ID]model.Copy, len(found.Copies))
 	for _, c := range found.Copies {
 		using, inUse := found.Users.InUse(c.ID)
 		switch {
@@ -181,13 +182,14 @@ func (o *openDisk) observe(reads func(ident.ID) bool) plan.Disk {
 		case c.InUseRecorded: // FileOpen would find this process, and hide any other
 			using = "it was in use when the job that reads it began"
 		}
-		seen.Copies[c.ID] = plan.Copy{Copy: c, UsedBy: using}
+		c.UsedBy = using
+		seen.Copies[c.ID] = c
 	}
 	for id, demand := range found.Users.Demands() {
-		if seen.Demands == nil {
-			seen.Demands = map[ident.ID]plan.Demand{}
+		if seen.Needs == nil {
+			seen.Needs = map[ident.ID]model.Need{}
 		}
-		seen.Demands[id] = plan.NewDemand(demand)
+		seen.Needs[id] = plan.NewNeed(demand)
 	}
 	return seen
 }
@@ -250,7 +252,7 @@ func (s *disks) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
 			p = diskProblem{declared.Path, now}
 			s.problems[ref] = p
 		}
-		seen.ProblemFor = now.Sub(p.since)
+		seen.ProblemSince = o.Now.Add(p.since.Sub(now))
 		o.Disks[ref] = seen
 	}
 }
@@ -285,7 +287,7 @@ func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs Jobs) map[id
 
 // localCopies returns the copies on this node that a repair can read.
 func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []LocalCopy {
-	if a.Op != plan.Repair && a.Op != plan.Verify { // a verification may turn into a repair
+	if a.Op != model.Repair && a.Op != model.Verify { // a verification may turn into a repair
 		return nil
 	}
 	var copies []LocalCopy
@@ -307,16 +309,16 @@ const maxOtherSeeds = 4
 // index: those that were verified last, because they are probably the newest generations. For a download by an index,
 // copies of other images that have an index follow.
 func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damaged func(ident.CopyRef)) []Seed {
-	byIndex := a.Op == plan.Download && image.Source.Download != nil && image.Source.Download.Index != ""
-	if !byIndex && (a.Op != plan.Sync || a.LocalSource != (ident.CopyRef{})) {
+	byIndex := a.Op == model.Download && image.Source.Download != nil && image.Source.Download.Index != ""
+	if !byIndex && (a.Op != model.Sync || a.LocalSource != (ident.CopyRef{})) {
 		return nil
 	}
-	var generations, others []plan.Copy
+	var generations, others []model.Copy
 	found := map[ident.ID]Seed{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
 		for id, c := range o.Disks[ref].Copies {
 			_, known := found[id]
-			if known || id == a.CopyRef().ID || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero() {
+			if known || id == a.CopyRef().ID || c.State != model.Ready || c.Leaving || c.ManifestDigest.IsZero() {
 				continue
 			}
 			switch {
@@ -339,8 +341,8 @@ func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damage
 }
 
 // lastVerified returns the n copies that were verified last.
-func lastVerified(copies []plan.Copy, n int) []plan.Copy {
-	slices.SortFunc(copies, func(a, b plan.Copy) int {
+func lastVerified(copies []model.Copy, n int) []model.Copy {
+	slices.SortFunc(copies, func(a, b model.Copy) int {
 		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
 	})
 	return copies[:min(len(copies), n)]

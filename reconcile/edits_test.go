@@ -23,6 +23,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -42,34 +43,34 @@ var (
 // jobKind is a kind of job that runs while the configuration is edited.
 type jobKind struct {
 	name   string
-	op     plan.Op
+	op     model.Op
 	copies int
 	source func(*editRig) string // of parrot
 	open   bool                  // without a checksum
 }
 
 var jobKinds = []jobKind{
-	{name: "download", op: plan.Download, source: func(e *editRig) string { return fmt.Sprintf("download: {url: %q}", e.serve("/a.raw", e.content)) }},
-	{name: "packed", op: plan.Download, source: func(e *editRig) string {
+	{name: "download", op: model.Download, source: func(e *editRig) string { return fmt.Sprintf("download: {url: %q}", e.serve("/a.raw", e.content)) }},
+	{name: "packed", op: model.Download, source: func(e *editRig) string {
 		var packed bytes.Buffer
 		w := gzip.NewWriter(&packed)
 		w.Write(e.content)
 		w.Close()
 		return fmt.Sprintf("download: {url: %q}", e.serve("/a.raw.gz", packed.Bytes()))
 	}},
-	{name: "no checksum", op: plan.Download, open: true, source: func(e *editRig) string { return fmt.Sprintf("download: {url: %q}", e.serve("/a.raw", e.content)) }},
-	{name: "upload", op: plan.Upload, source: func(*editRig) string { return "upload: {}" }},
-	{name: "sync", op: plan.Sync, copies: 2, source: func(e *editRig) string {
+	{name: "no checksum", op: model.Download, open: true, source: func(e *editRig) string { return fmt.Sprintf("download: {url: %q}", e.serve("/a.raw", e.content)) }},
+	{name: "upload", op: model.Upload, source: func(*editRig) string { return "upload: {}" }},
+	{name: "sync", op: model.Sync, copies: 2, source: func(e *editRig) string {
 		e.startHolder()
 		return fmt.Sprintf("download: {url: %q}", "file://"+e.file)
 	}},
-	{name: "local sync", op: plan.Sync, copies: 2, source: func(e *editRig) string {
+	{name: "local sync", op: model.Sync, copies: 2, source: func(e *editRig) string {
 		e.disks["disk2"] = newDisk(e.t)
 		return fmt.Sprintf("download: {url: %q}", "file://"+e.file)
 	}},
-	{name: "export", op: plan.Export, source: func(e *editRig) string { return fmt.Sprintf("exportFromVolume: {path: %q}", e.file) }},
-	{name: "restore", op: plan.Restore, source: func(e *editRig) string { return fmt.Sprintf("restore: {backupURL: %q}", e.createBackup()) }},
-	{name: "clone", op: plan.Clone, source: func(e *editRig) string {
+	{name: "export", op: model.Export, source: func(e *editRig) string { return fmt.Sprintf("exportFromVolume: {path: %q}", e.file) }},
+	{name: "restore", op: model.Restore, source: func(e *editRig) string { return fmt.Sprintf("restore: {backupURL: %q}", e.createBackup()) }},
+	{name: "clone", op: model.Clone, source: func(e *editRig) string {
 		e.others["base"] = fmt.Sprintf("{source: {download: {url: %q}}}", "file://"+e.file)
 		return "clone: {backingImage: base}"
 	}},
@@ -119,7 +120,7 @@ type editRig struct {
 // heldJobs holds the jobs of an operation that create parrot until release is closed.
 type heldJobs struct {
 	Jobs
-	op      plan.Op
+	op      model.Op
 	release chan struct{}
 	mu      sync.Mutex
 	starts  map[ident.CopyRef]int
@@ -153,7 +154,7 @@ func newEditRig(t *testing.T, kind jobKind) *editRig {
 	log := slog.New(slog.NewTextHandler(&e.log, nil))
 	r := New(fetch.Client{AllowAnyFile: true}, log, false)
 	e.jobs = &heldJobs{Jobs: r.system.Jobs, op: kind.op, release: make(chan struct{}), starts: map[ident.CopyRef]int{}}
-	if kind.op == plan.Download { // the upstream holds it
+	if kind.op == model.Download { // the upstream holds it
 		close(e.jobs.release)
 	}
 	r.system.Jobs = e.jobs
@@ -351,7 +352,7 @@ func (e *editRig) run(edits int) {
 		}
 		return false
 	}
-	if e.kind.op == plan.Upload {
+	if e.kind.op == model.Upload {
 		e.loop.RequestUpload("parrot", ident.Digest{}, func(_ ident.CopyRef, err error) { must(e.t, err) })
 		e.loop.Step(e.t.Context())
 	}
@@ -369,9 +370,9 @@ func (e *editRig) run(edits int) {
 		}
 	}
 	e.apply(base)
-	if e.kind.op != plan.Upload {
+	if e.kind.op != model.Upload {
 		close(e.send)
-		if e.kind.op != plan.Download {
+		if e.kind.op != model.Download {
 			close(e.jobs.release)
 		}
 		e.until("the copy is ready", func() bool {
@@ -381,7 +382,7 @@ func (e *editRig) run(edits int) {
 	}
 	e.jobs.mu.Lock()
 	defer e.jobs.mu.Unlock()
-	if n := e.jobs.starts[key]; n != 1 || e.kind.op == plan.Download && e.requests.Load() != 1 {
+	if n := e.jobs.starts[key]; n != 1 || e.kind.op == model.Download && e.requests.Load() != 1 {
 		e.t.Errorf("%s began %d times, the upstream had %d requests:\n%s", key, n, e.requests.Load(), &e.log)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -79,7 +80,7 @@ func (e Estimator) warnAbout(image schema.Image, err error) {
 
 // needs reports whether a is a download by an index.
 func needs(a *plan.Action, image schema.Image) bool {
-	return a.Op == plan.Download && a.UUID == image.ID.UUID && indexOf(image) != ""
+	return a.Op == model.Download && a.UUID == image.ID.UUID && indexOf(image) != ""
 }
 
 // estimate sets the sizes of a. transferred is true if the download transfers the index, too.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -17,7 +18,7 @@ type failures map[ident.CopyRef]failureRecord
 // failureRecord is a failure under one declaration. It does not apply to another declaration or
 // another disk. Its times are steady times, because the wall clock may be set while it waits.
 type failureRecord struct {
-	plan.Failure
+	model.Failure
 	image    schema.Image
 	diskUUID string // "" if it was not known
 	unproven int    // see cancelDeletion
@@ -25,7 +26,7 @@ type failureRecord struct {
 }
 
 // recordFailure records the failure of a job until the next attempt, and returns it.
-func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
+func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) model.Failure {
 	now, a := r.clock.now(), run.task.Action
 	if until := a.Pinned.Until; !until.IsZero() {
 		a.Pinned.Until = now.Steady.Add(until.Sub(now.Wall))
@@ -40,10 +41,10 @@ func (r *Reconciler) recordFailure(run *activeJob, e jobEnd) plan.Failure {
 }
 
 // onWallClock returns the failures with their times converted to the wall clock.
-func (f failures) onWallClock(now Instant) map[ident.CopyRef]plan.Failure {
-	converted := make(map[ident.CopyRef]plan.Failure, len(f))
+func (f failures) onWallClock(now Instant) map[ident.CopyRef]model.Failure {
+	converted := make(map[ident.CopyRef]model.Failure, len(f))
 	for key, record := range f {
-		converted[key] = record.OnWallClock(now.Steady, now.Wall)
+		converted[key] = record.Translated(now.Steady, now.Wall)
 	}
 	return converted
 }
@@ -62,7 +63,7 @@ func (f failures) clearDeleted(key ident.CopyRef) {
 		f.clearFailure(key)
 		return
 	}
-	if record := f[key]; record.Op == plan.Verify { // it concerns the actions that create the copy again
+	if record := f[key]; record.Op == model.Verify { // it concerns the actions that create the copy again
 		record.Op = ""
 		f[key] = record
 	}
@@ -73,7 +74,7 @@ func (f failures) clearDeleted(key ident.CopyRef) {
 func (f failures) clearFailure(key ident.CopyRef) {
 	record, failed := f[key]
 	if failed {
-		f[key] = failureRecord{Failure: plan.Failure{Suspects: record.Suspects}, image: record.image, diskUUID: record.diskUUID}
+		f[key] = failureRecord{Failure: model.Failure{Suspects: record.Suspects}, image: record.image, diskUUID: record.diskUUID}
 	}
 	if len(record.Suspects) == 0 {
 		delete(f, key)
@@ -102,7 +103,7 @@ func (f failures) dropStale(d plan.Desired, o plan.Observed) {
 	for key, record := range f {
 		declaration := d.Config.Images[key.ID.Name]
 		_, declared := d.Disk(key.Disk)
-		if !declared || !record.Op.SameDeclaration(record.image, declaration) || record.Op.NeedsFile() && o.LostFile(key) || o.IsOtherDisk(key.Disk, record.diskUUID) {
+		if !declared || !plan.SameDeclaration(record.Op, record.image, declaration) || record.Op.NeedsFile() && o.LostFile(key) || o.IsOtherDisk(key.Disk, record.diskUUID) {
 			f.clearFailure(key)
 		}
 	}
@@ -110,9 +111,9 @@ func (f failures) dropStale(d plan.Desired, o plan.Observed) {
 }
 
 // retryText returns when a failed action is tried again, for the log.
-func retryText(f plan.Failure) string {
+func retryText(f model.Failure) string {
 	switch {
-	case f.AppliesTo(plan.Upload):
+	case f.AppliesTo(model.Upload):
 		return "with the next upload by a client"
 	case f.Final && !f.RetryAt.IsZero():
 		return f.RetryAt.UTC().Format(time.RFC3339) + ", or when the declaration changes"

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -34,7 +35,7 @@ func finishJob(r *Reconciler, a plan.Action, err error) {
 // delayed by a year.
 func TestBackoffUsesTheMonotonicClock(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
-	a := plan.NewAction(plan.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(model.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, model.Reason{}, 0)
 	right := time.Now().AddDate(-1, 0, 0).UTC()
 	pinned := a
 	pinned.Pinned = plan.PinnedDigest{Digest: plantest.Digest(ident.SHA512, "a"), Until: time.Now().Add(5 * time.Minute).UTC()}
@@ -46,7 +47,7 @@ func TestBackoffUsesTheMonotonicClock(t *testing.T) {
 		if kept.RetryAt == kept.RetryAt.Round(0) || kept.Since == kept.Since.Round(0) {
 			t.Errorf("%s: the times are of the wall clock: %+v", what, kept)
 		}
-		seen := kept.OnWallClock(time.Now(), right)
+		seen := kept.Translated(time.Now(), right)
 		if wait := seen.RetryAt.Sub(right); wait > 6*time.Minute || wait < 0 {
 			t.Errorf("%s: the next attempt is in %v", what, wait)
 		}
@@ -62,20 +63,20 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	without := plan.Desired{Config: plantest.NewConfig(2, 1)}
 	suspect, sum := ident.CopyRef{Disk: refs[0], ID: image.ID}, plantest.Digest(ident.SHA512, "a")
-	read := plan.NewAction(plan.Sync, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	read := plan.NewAction(model.Sync, ident.CopyRef{Disk: refs[1], ID: image.ID}, model.Reason{}, 0)
 	read.LocalSource, read.SourceDigest = suspect, sum
 	wrong := &disk.ChecksumError{Want: sum, Got: plantest.Digest(ident.SHA512, "b")}
 	suspected := func(r *Reconciler) bool {
-		failures := map[ident.CopyRef]plan.Failure{}
+		failures := map[ident.CopyRef]model.Failure{}
 		for key, f := range r.failures {
 			failures[key] = f.Failure
 		}
 		return plan.Suspects(failures)[suspect]
 	}
-	there := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{refs[0]: {Copies: map[ident.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
+	there := plan.Observed{Disks: map[ident.DiskRef]model.Disk{refs[0]: {Copies: map[ident.ID]model.Copy{image.ID: plantest.ReadyCopy(image, sum)}}}}
 	for what, then := range map[string]func(r *Reconciler){
 		"the sync succeeded": func(r *Reconciler) {
-			finishJob(r, plan.NewAction(plan.Download, read.CopyRef(), plan.Reason{}, 0), nil)
+			finishJob(r, plan.NewAction(model.Download, read.CopyRef(), model.Reason{}, 0), nil)
 		},
 		"another declaration": func(r *Reconciler) { r.failures.dropStale(without, there) },
 	} {
@@ -83,10 +84,10 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 		if then(r); !suspected(r) {
 			t.Errorf("%s: the copy is not suspected any more, without a verification", what)
 		}
-		if f := r.failures[read.CopyRef()]; f.AppliesTo(plan.Download) && (f.Final || f.RetryAt.After(time.Now())) {
+		if f := r.failures[read.CopyRef()]; f.AppliesTo(model.Download) && (f.Final || f.RetryAt.After(time.Now())) {
 			t.Errorf("%s: the old failure still delays a download", what)
 		}
-		finishJob(r, plan.NewAction(plan.Verify, suspect, plan.Reason{}, 0), nil)
+		finishJob(r, plan.NewAction(model.Verify, suspect, model.Reason{}, 0), nil)
 		if suspected(r) || len(r.failures) > 0 {
 			t.Errorf("%s, and the copy was verified: the failures are %+v", what, r.failures)
 		}
@@ -106,12 +107,12 @@ func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 		d := plan.Desired{Node: refs[0].Node, Config: c}
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		problemFor := func() time.Duration {
-			o := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{}}
+			o := plan.Observed{Now: time.Now(), Disks: map[ident.DiskRef]model.Disk{}}
 			if declared, ok := d.Disk(refs[0]); ok {
-				o.Disks[refs[0]] = plan.Disk{Path: declared.Path, Problem: "not mounted"}
+				o.Disks[refs[0]] = model.Disk{Path: declared.Path, Problem: "not mounted"}
 			}
 			r.disks.trackProblems(d, o, time.Now())
-			return o.Disks[refs[0]].ProblemFor
+			return o.Disks[refs[0]].ProblemFor(o.Now)
 		}
 		disks := d.Config.Nodes[refs[0].Node].Disks
 		is := disks[refs[0].Disk]
@@ -145,8 +146,8 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	o.Disks[key.Disk].Copies[key.ID] = plantest.ReadyCopy(image, image.Checksum)
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
-	fail := func(op plan.Op) {
-		r.failures[key] = failureRecord{Failure: job.NextFailure(plan.Failure{}, plan.Action{Op: op}, fs.ErrNotExist, plantest.Now, 0.5), image: image}
+	fail := func(op model.Op) {
+		r.failures[key] = failureRecord{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: op}, fs.ErrNotExist, plantest.Now, 0.5), image: image}
 	}
 	expectKept := func(when string, want bool) {
 		t.Helper()
@@ -155,7 +156,7 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 			t.Errorf("%s: the failure is kept: %v, want %v", when, got, want)
 		}
 	}
-	fail(plan.Adopt)
+	fail(model.Adopt)
 	expectKept("the file exists", true)
 	seen := o.Disks[key.Disk]
 	seen.Problem = "not mounted"
@@ -167,11 +168,11 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	o.Disks[key.Disk] = seen
 	expectKept("the folder is gone", false)
 	seen.Copies = copies
-	copies[key.ID] = plan.Copy{Copy: disk.Copy{ID: key.ID, State: disk.Pending}}
+	copies[key.ID] = model.Copy{ID: key.ID, State: model.Pending}
 	o.Disks[key.Disk] = seen
-	fail(plan.Repair)
+	fail(model.Repair)
 	expectKept("the file is gone", false)
-	fail(plan.Download)
+	fail(model.Download)
 	expectKept("a download needs no file", true)
 }
 
@@ -187,7 +188,7 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	for _, on := range []ident.CopyRef{key, removed} {
-		r.failures[on] = failureRecord{Failure: job.NextFailure(plan.Failure{}, plan.Action{Op: plan.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), image: image}
+		r.failures[on] = failureRecord{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: model.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), image: image}
 	}
 	r.failures.dropStale(d, o)
 	if _, got := r.failures[key]; !got {
@@ -203,12 +204,12 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 func TestLackOfSpaceOutlivesTheCopy(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
 	for _, tt := range []struct {
-		failed, after plan.Failure
+		failed, after model.Failure
 	}{
-		{plan.Failure{Op: plan.Sync, Attempts: 2, NeedsSpace: 5}, plan.Failure{Op: plan.Sync, Attempts: 2, NeedsSpace: 5}},
-		{plan.Failure{Op: plan.Verify, Attempts: 1, NeedsSpace: 5}, plan.Failure{Attempts: 1, NeedsSpace: 5}},
-		{plan.Failure{Op: plan.Sync, Attempts: 2}, plan.Failure{}},
-		{plan.Failure{Op: plan.Cleanup, Attempts: 1, NeedsSpace: 5}, plan.Failure{}},
+		{model.Failure{Op: model.Sync, Attempts: 2, NeedsSpace: 5}, model.Failure{Op: model.Sync, Attempts: 2, NeedsSpace: 5}},
+		{model.Failure{Op: model.Verify, Attempts: 1, NeedsSpace: 5}, model.Failure{Attempts: 1, NeedsSpace: 5}},
+		{model.Failure{Op: model.Sync, Attempts: 2}, model.Failure{}},
+		{model.Failure{Op: model.Cleanup, Attempts: 1, NeedsSpace: 5}, model.Failure{}},
 	} {
 		f := failures{key: {Failure: tt.failed}}
 		f.clearDeleted(key)

@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -110,7 +110,7 @@ func (j *jobs) addTo(o plan.Observed) {
 		for _, s := range run.task.Seeds {
 			o.BeingRead[s.Ref] = true
 		}
-		o.Disks[key.Disk].MarkLeaving(key, a.Op)
+		o.MarkLeaving(key, a.Op)
 	}
 }
 
@@ -136,7 +136,7 @@ func (j *jobs) freeSlots(d plan.Desired) slots {
 func (s *slots) acquire(a plan.Action) bool {
 	n := &s.others
 	switch {
-	case a.Op == plan.Upload:
+	case a.Op == model.Upload:
 		return true
 	case a.Scrub:
 		return s.others > 0
@@ -253,7 +253,7 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 	r.jobs.running[key] = run
 	r.jobs.transfers.add(key, job.Transfer{Action: a, Progress: run.task.Progress, Started: run.started.Wall})
 	level := slog.LevelInfo
-	if o.Disks[key.Disk].Copies[key.ID].State == disk.Failed && !a.Op.Deletes() {
+	if o.Disks[key.Disk].Copies[key.ID].State == model.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
 	}
 	r.log.Log(context.WithValue(ctx, startKey{}, true), level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
@@ -279,10 +279,10 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 	t.Progress.Total.Store(a.Bytes)
 	t.Digest, t.PeerCopies = r.peers.copiesFor(d, o, a)
 	t.Verified = func(manifest ident.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
-	if (a.Op == plan.Sync || a.Op == plan.Clone) && a.LocalSource != (ident.CopyRef{}) {
+	if (a.Op == model.Sync || a.Op == model.Clone) && a.LocalSource != (ident.CopyRef{}) {
 		t.Source = r.disks.open[a.LocalSource.Disk].handle
 	}
-	if a.Op == plan.Export {
+	if a.Op == model.Export {
 		t.Disks = r.disks.usable()
 	}
 	t.Seeds = r.disks.seeds(t.Image, o, a, r.jobs.reports.addDamaged)
@@ -292,7 +292,7 @@ func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Tas
 // endedJob is a job that is not running any more.
 type endedJob struct {
 	key     ident.CopyRef
-	op      plan.Op
+	op      model.Op
 	stopped bool
 	ofPeer  bool // see plan.Action.VerifiesPeer
 }
@@ -366,7 +366,7 @@ func (r *Reconciler) endJob(e jobEnd) endedJob {
 			r.peers.claims.recordOne(a.From, plan.ProofMissing) // another copy is read before it
 		}
 		next := r.recordFailure(run, e)
-		if next.Fault == plan.FaultDisk || next.NeedsSpace > 0 {
+		if next.Fault == model.FaultDisk || next.NeedsSpace > 0 {
 			r.backlog.drop() // the next plan may use another disk
 		}
 		log.Warn("failed", "error", e.err, "retry", retryText(next))

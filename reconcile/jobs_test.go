@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -31,17 +32,17 @@ func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.I
 func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 	otherDigest, digest := plantest.Digest(ident.SHA512, "a"), plantest.Digest(ident.SHA512, "b")
 	for _, test := range []struct {
-		kind          plan.Op
+		kind          model.Op
 		sum, declared ident.Digest
 		failed        bool // a failed copy can be repaired now
 		stopped       bool
 	}{
-		{kind: plan.Download, stopped: true},
-		{kind: plan.Sync, sum: digest, stopped: true},
-		{kind: plan.Sync, sum: otherDigest},
-		{kind: plan.Sync, sum: otherDigest, declared: otherDigest},
-		{kind: plan.Sync, sum: digest, failed: true, stopped: true},
-		{kind: plan.Sync, sum: otherDigest, failed: true},
+		{kind: model.Download, stopped: true},
+		{kind: model.Sync, sum: digest, stopped: true},
+		{kind: model.Sync, sum: otherDigest},
+		{kind: model.Sync, sum: otherDigest, declared: otherDigest},
+		{kind: model.Sync, sum: digest, failed: true, stopped: true},
+		{kind: model.Sync, sum: otherDigest, failed: true},
 	} {
 		c, image, refs := plantest.TwoNodes(2)
 		image.Checksum = test.declared
@@ -52,7 +53,7 @@ func TestFirstCopyStopsWhenOtherBytesAreReady(t *testing.T) {
 			o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, otherDigest)
 		}
 		d, o := plantest.AsNode(refs[1].Node, c, o)
-		a := plan.NewAction(test.kind, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
+		a := plan.NewAction(test.kind, ident.CopyRef{Disk: refs[1], ID: image.ID}, model.Reason{}, plan.UnknownBytes)
 		a.SourceDigest = test.sum
 		if on, now := keepsRunning(d, o, a, image); on == test.stopped {
 			t.Errorf("%s of %v, declared %v, failed %v: it continues: %v\n%+v", a.Op, a.SourceDigest, test.declared, test.failed, on, now.Actions)
@@ -68,7 +69,7 @@ func TestFirstCopyStopsWhenADigestIsPinned(t *testing.T) {
 	c.Images["parrot"] = image
 	o := plantest.EmptyDisks(c)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
+	a := plan.NewAction(model.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, model.Reason{}, plan.UnknownBytes)
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Errorf("stopped without a reason: %+v", now.Actions)
 	}
@@ -94,7 +95,7 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Backup, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(model.Backup, ident.CopyRef{Disk: refs[0], ID: image.ID}, model.Reason{}, 0)
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped without a reason: %+v", now.Actions)
 	}
@@ -104,7 +105,7 @@ func TestBackupStopsWhenItsTargetChanges(t *testing.T) {
 	if on, now := keepsRunning(d, o, a, was); on {
 		t.Errorf("the backup continues to the old target, the plan is %+v", now.Actions)
 	}
-	download := plan.NewAction(plan.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	download := plan.NewAction(model.Download, ident.CopyRef{Disk: refs[0], ID: image.ID}, model.Reason{}, 0)
 	delete(o.Disks[refs[0]].Copies, image.ID)
 	if on, now := keepsRunning(d, o, download, was); !on {
 		t.Errorf("a change of the backup target stops a download: %+v", now.Actions)
@@ -120,7 +121,7 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, image.Checksum)
 	d, o := plantest.AsNode(refs[0].Node, c, o)
-	a := plan.NewAction(plan.Verify, ident.CopyRef{Disk: refs[0], ID: image.ID}, plan.Reason{}, 0)
+	a := plan.NewAction(model.Verify, ident.CopyRef{Disk: refs[0], ID: image.ID}, model.Reason{}, 0)
 	a.Scrub = true
 	if on, now := keepsRunning(d, o, a, image); !on {
 		t.Fatalf("stopped without a reason: %+v", now.Actions)
@@ -138,7 +139,7 @@ func TestScrubStopsWhenAVerificationIsRequested(t *testing.T) {
 // A scrub lasts for hours: neither its start nor its run may take the slot of a transfer.
 func TestScrubTakesNoSlot(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: plantest.NewImage("parrot").ID}
-	scrub, transfer := plan.NewAction(plan.Verify, key, plan.Reason{}, 0), plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
+	scrub, transfer := plan.NewAction(model.Verify, key, model.Reason{}, 0), plan.NewAction(model.Sync, key, model.Reason{}, 0)
 	scrub.Scrub = true
 	j := newJobs()
 	j.running[key] = &activeJob{task: Task{Order: job.Order{Action: scrub}}}
@@ -157,17 +158,17 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 	image := plantest.NewImage("parrot")
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
-		kind           plan.Op
+		kind           model.Op
 		end            jobEnd
 		verify, upload bool // requests that stay
 	}{
-		{kind: plan.Backup, verify: true, upload: true},
-		{kind: plan.Cleanup, end: jobEnd{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verify: true, upload: true},
-		{kind: plan.Verify, end: jobEnd{stopped: true}, verify: true, upload: true},
-		{kind: plan.Verify, upload: true},
-		{kind: plan.Download, end: jobEnd{err: context.Canceled, stopped: true}, verify: true, upload: true},
-		{kind: plan.Upload, verify: true},
-		{kind: plan.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verify: true},
+		{kind: model.Backup, verify: true, upload: true},
+		{kind: model.Cleanup, end: jobEnd{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verify: true, upload: true},
+		{kind: model.Verify, end: jobEnd{stopped: true}, verify: true, upload: true},
+		{kind: model.Verify, upload: true},
+		{kind: model.Download, end: jobEnd{err: context.Canceled, stopped: true}, verify: true, upload: true},
+		{kind: model.Upload, verify: true},
+		{kind: model.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verify: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
 		l.reconciler.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: test.kind}, Image: image}}, stop: func() {}}
@@ -196,11 +197,11 @@ func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 	o.Disks[refs[1]].Copies[other.ID] = plantest.ReadyCopy(other, digest)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	for _, a := range d.Plan(o).Actions {
-		if a.Image == "parrot" && (a.Op != plan.Sync || d.DigestOf(o, a) != otherDigest) {
+		if a.Image == "parrot" && (a.Op != model.Sync || d.DigestOf(o, a) != otherDigest) {
 			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
 		}
 	}
-	repair := plan.NewAction(plan.Repair, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	repair := plan.NewAction(model.Repair, ident.CopyRef{Disk: refs[1], ID: image.ID}, model.Reason{}, 0)
 	repair.SourceDigest = digest
 	if on, now := keepsRunning(d, o, repair, image); on {
 		t.Errorf("the repair continues, the plan is %+v", now.Actions)
@@ -221,17 +222,17 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 			o := plantest.EmptyDisks(c)
 			o.Disks[refs[0]].Copies[image.ID] = plantest.ReadyCopy(image, sum)
 			for _, ref := range refs[1:] {
-				o.Disks[ref].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 19, PartTotal: 1 << 20}}
+				o.Disks[ref].Copies[image.ID] = model.Copy{ID: image.ID, State: model.Pending, Owned: true, PartBytes: 1 << 19, PartTotal: 1 << 20}
 				o.Running[ident.CopyRef{Disk: ref, ID: image.ID}] = true
 			}
-			o.Peers[refs[0].Node] = plan.Peer{Queried: true, Problem: "it does not answer in time", UnreachableFor: 11 * time.Second}
+			o.Peers[refs[0].Node] = model.Peer{Queried: true, Problem: "it does not answer in time", UnreachableSince: o.Now.Add(-11 * time.Second)}
 			d, o := plantest.AsNode(refs[which].Node, c, o)
-			a := plan.NewAction(plan.Sync, ident.CopyRef{Disk: refs[which], ID: image.ID}, plan.Reason{}, plan.UnknownBytes)
+			a := plan.NewAction(model.Sync, ident.CopyRef{Disk: refs[which], ID: image.ID}, model.Reason{}, plan.UnknownBytes)
 			a.SourceDigest = sum
 			if on, now := keepsRunning(d, o, a, image); !on {
 				t.Errorf("declared %v: the sync on the disk of rank %d is stopped: %+v", checksum, which, now.Actions)
 			}
-			a.Op = plan.Download
+			a.Op = model.Download
 			if on, now := keepsRunning(d, o, a, image); on && which == 2 {
 				t.Errorf("declared %v: a download continues beside one on a better disk: %+v", checksum, now.Actions)
 			}
@@ -245,11 +246,11 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Cleanup}, Image: image}}, stop: func() {}, deletion: &deletion{}}
-	r.failures[other] = failureRecord{Failure: plan.Failure{Op: plan.Sync, Suspects: []ident.CopyRef{key}}, image: image}
-	r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Cleanup}, Progress: &fetch.Progress{}})
+	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: model.Cleanup}, Image: image}}, stop: func() {}, deletion: &deletion{}}
+	r.failures[other] = failureRecord{Failure: model.Failure{Op: model.Sync, Suspects: []ident.CopyRef{key}}, image: image}
+	r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: model.Cleanup}, Progress: &fetch.Progress{}})
 	r.handleResponses(queryResponses{key: key, stopped: true})
-	if n := r.jobs.transfers.counts().Done[plan.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
+	if n := r.jobs.transfers.counts().Done[model.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
 		t.Errorf("%d clean-ups are counted, suspects left: %v", n, r.failures[other].Suspects)
 	}
 }
@@ -261,8 +262,8 @@ func TestSeedsAreBeingRead(t *testing.T) {
 	old := ident.CopyRef{Disk: at, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
 	new := ident.CopyRef{Disk: at, ID: ident.ID{Name: "parrot", UUID: "00000002"}}
 	j := newJobs()
-	j.running[new] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: plan.Sync}}, Seeds: []Seed{{Ref: old}}}}
-	o := plan.Observed{Running: map[ident.CopyRef]bool{}, BeingRead: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, Disks: map[ident.DiskRef]plan.Disk{}}
+	j.running[new] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: model.Sync}}, Seeds: []Seed{{Ref: old}}}}
+	o := plan.Observed{Running: map[ident.CopyRef]bool{}, BeingRead: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, Disks: map[ident.DiskRef]model.Disk{}}
 	j.addTo(o)
 	if !j.read(old) || !o.BeingRead[old] {
 		t.Errorf("read %v, being read %v", j.read(old), o.BeingRead[old])

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -137,7 +137,7 @@ func (m *manager) holds(v *status.View) bool {
 
 func isReadyOn(v *status.View, ref ident.DiskRef) bool {
 	for id, c := range v.Observed.Disks[ref].Copies {
-		if id.Name == "parrot" && c.State == disk.Ready {
+		if id.Name == "parrot" && c.State == model.Ready {
 			return true
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
@@ -183,7 +184,7 @@ func (p *localPeers) waiting() bool {
 }
 
 // Publish implements Peers.
-func (p *localPeers) Publish(s peer.State) { p.published.Publish(s) }
+func (p *localPeers) Publish(s model.Node) { p.published.Publish(s) }
 
 // Close implements Peers.
 func (p *localPeers) Close() {
@@ -247,7 +248,7 @@ func (l *localJobs) job(t Task) job.Job {
 }
 
 // Query implements Jobs.
-func (l *localJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State)) {
+func (l *localJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node)) {
 	go func() {
 		if l.peers.client == nil {
 			nodes = nil // without responses, no deletion that needs them is confirmed
@@ -279,12 +280,12 @@ func foldersOf(disks map[string]Disk) map[string]*disk.Disk {
 // queryPeers requests the current copies of an image from all nodes at the same time, see peer.Client.Copies. The
 // responses are by node name; a node that fails or does not respond within QueryTimeout is
 // missing.
-func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, image, mark string) map[string]peer.State {
+func queryPeers(ctx context.Context, client *peer.Client, nodes []peer.Address, image, mark string) map[string]model.Node {
 	ctx, cancel := context.WithTimeout(ctx, QueryTimeout)
 	defer cancel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
-	responses := map[string]peer.State{}
+	responses := map[string]model.Node{}
 	for _, at := range nodes {
 		all.Go(func() {
 			state, err := client.Copies(ctx, at, image, mark)

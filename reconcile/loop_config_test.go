@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
@@ -74,7 +74,7 @@ func TestBrokenFileAffectsOnlyItsImages(t *testing.T) {
 	}
 	files.Put(t, image("kept", upstream.URL+"/kept"), conf, "kept.yaml")
 	corrected := time.Now()
-	v = l.until("the removed image deleted", func(v *status.View) bool { return !has(v, "removed", disk.Ready) })
+	v = l.until("the removed image deleted", func(v *status.View) bool { return !has(v, "removed", model.Ready) })
 	if waited := v.Observed.Now.Sub(corrected); waited < configdir.RemovalDelay {
 		t.Errorf("it was deleted %v after the configuration was valid again", waited)
 	}

@@ -13,10 +13,10 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -115,7 +115,7 @@ func (l *looping) rounds(n int) *status.View {
 func isReady(names ...string) func(*status.View) bool {
 	return func(v *status.View) bool {
 		for _, name := range names {
-			if !has(v, name, disk.Ready) {
+			if !has(v, name, model.Ready) {
 				return false
 			}
 		}
@@ -124,7 +124,7 @@ func isReady(names ...string) func(*status.View) bool {
 }
 
 // has reports whether some disk has a copy of the image in the state.
-func has(v *status.View, name string, state disk.State) bool {
+func has(v *status.View, name string, state model.State) bool {
 	for _, seen := range v.Observed.Disks {
 		for id, c := range seen.Copies {
 			if id.Name == name && c.State == state {
@@ -287,9 +287,9 @@ func TestRequestedVerificationIsDoneOnce(t *testing.T) {
 	if n, err := l.Verify(t.Context(), "parrot"); n != 1 || err != nil {
 		t.Fatalf("the verification of %d copies is requested, error %v", n, err)
 	}
-	l.until("verified", func(*status.View) bool { return l.Counts().Done[plan.Verify] == 1 })
+	l.until("verified", func(*status.View) bool { return l.Counts().Done[model.Verify] == 1 })
 	v := l.rounds(3)
-	if !v.Plan.Empty() || l.Counts().Done[plan.Verify] != 1 || !isReady("parrot")(v) {
+	if !v.Plan.Empty() || l.Counts().Done[model.Verify] != 1 || !isReady("parrot")(v) {
 		t.Errorf("afterwards %+v is planned, %v is done", v.Plan.Actions, l.Counts().Done)
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -45,7 +45,7 @@ func newMark(t Task, secret func() uint64) mark {
 // seenBy returns an error if the mark of the copy key is in the folder of another copy: on another disk of this node, also
 // on one that is not used, or according to the states of other nodes. It also returns one if the mark is gone: a node
 // that starts removes all marks in its folders, and its state may be from after that.
-func (m mark) seenBy(key ident.CopyRef, states map[string]peer.State, own *served) error {
+func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *served) error {
 	now := own.disks.Load()
 	switch {
 	case m.Name == "" || m.problem != nil:
@@ -71,9 +71,9 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]peer.State, own *serve
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(states)) {
-		for _, one := range states[node].Disks {
-			if slices.ContainsFunc(one.Copies, func(c peer.Copy) bool { return c.ID == key.ID && c.Mark == responseFor(m.Secret, node) }) {
-				return same(node, one.Name)
+		for name, seen := range states[node].Disks {
+			if seen.Copies[key.ID].Mark == responseFor(m.Secret, node) {
+				return same(node, name)
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -15,10 +16,10 @@ func TestUsedCopyMayBeTheWithdrawnOne(t *testing.T) {
 	t.Parallel()
 	id := ident.ID{Name: "parrot", UUID: "00000001"}
 	at := func(node string, device uint64, used string) plan.Observed {
-		o := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{}}
+		o := plan.Observed{Disks: map[ident.DiskRef]model.Disk{}}
 		add := func(ref ident.DiskRef, device uint64, used string) {
-			c := plan.Copy{Copy: disk.Copy{ID: id, Folder: disk.FolderID{Device: device, Inode: 1}}, UsedBy: used}
-			o.Disks[ref] = plan.Disk{Copies: map[ident.ID]plan.Copy{id: c}}
+			c := model.Copy{ID: id, Folder: model.FolderID{Device: device, Inode: 1}, UsedBy: used}
+			o.Disks[ref] = model.Disk{Copies: map[ident.ID]model.Copy{id: c}}
 		}
 		add(ident.DiskRef{Node: "node1", Disk: "a"}, 1, "")
 		add(ident.DiskRef{Node: node, Disk: "b"}, device, used)

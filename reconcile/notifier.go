@@ -312,7 +312,7 @@ func (n *notifier) turns(v *status.View, now time.Time) func(c notification.Cond
 func senders(v *status.View) (all, alike []string) {
 	recovery := v.Desired.Config.Settings.RecoveryWaitInterval
 	for name, p := range v.Observed.Peers {
-		if !p.Responds() && (!p.Queried || p.LastResponse.IsZero() || p.UnreachableFor >= recovery) {
+		if !p.Responds() && (!p.Queried || p.LastResponse.IsZero() || p.UnreachableFor(v.Observed.Now) >= recovery) {
 			continue
 		}
 		all = append(all, name)

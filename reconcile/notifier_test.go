@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
@@ -134,7 +135,7 @@ func (c *notifying) receive(n *notifyingNode, m fetch.Message) error {
 // view returns what a node observes.
 func (c *notifying) view(node string) *status.View {
 	v := &status.View{Loaded: true, Desired: plan.Desired{Node: node, Digest: c.digest(node), Allowed: schema.Everything}, Observed: plan.Observed{
-		Now: time.Now().UTC(), Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[ident.CopyRef]plan.Failure{},
+		Now: time.Now().UTC(), Disks: map[ident.DiskRef]model.Disk{}, Peers: map[string]model.Peer{}, Failures: map[ident.CopyRef]model.Failure{},
 	}}
 	id := ident.ID{Name: "parrot", UUID: "0000000a"}
 	image := schema.Image{ID: id, Copies: len(c.nodes), Source: schema.Source{Upload: &schema.Upload{}}}
@@ -145,18 +146,18 @@ func (c *notifying) view(node string) *status.View {
 	for name, n := range c.nodes {
 		v.Desired.Config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/d", AllowScheduling: true}}}
 		ref := ident.DiskRef{Node: name, Disk: "disk1"}
-		v.Observed.Disks[ref] = plan.Disk{Path: "/d", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: map[ident.ID]plan.Copy{
-			id: {Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, Size: 1, SHA512: ident.Digest{}}}}}
+		v.Observed.Disks[ref] = model.Disk{Path: "/d", UUID: name, Space: model.Space{Total: 1 << 40, Free: 1 << 40}, Copies: map[ident.ID]model.Copy{
+			id: {ID: id, State: model.Ready, Owned: true, Size: 1, SHA512: ident.Digest{}}}}
 		if reaches := name == node || !n.away && !c.nodes[node].away; name == c.failing && reaches {
-			v.Observed.Disks[ref].Copies[id] = plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
-			v.Observed.Failures[ident.CopyRef{Disk: ref, ID: id}] = plan.Failure{Attempts: 1, Since: time.Now(), RetryAt: time.Now().Add(time.Hour), Message: "no route to host"}
+			v.Observed.Disks[ref].Copies[id] = model.Copy{ID: id, State: model.Pending}
+			v.Observed.Failures[ident.CopyRef{Disk: ref, ID: id}] = model.Failure{Attempts: 1, Since: time.Now(), RetryAt: time.Now().Add(time.Hour), Message: "no route to host"}
 		}
 		if name == node {
 			continue
 		}
-		p := plan.Peer{Queried: true, ConfigDigest: c.digest(name), LastResponse: time.Now().UTC()}
+		p := model.Peer{Queried: true, ConfigDigest: c.digest(name), LastResponse: time.Now().UTC()}
 		if self := c.nodes[node]; n.away || self.away {
-			p.Problem, p.UnreachableFor = "connection refused", min(time.Since(n.since), time.Since(self.since))
+			p.Problem, p.UnreachableSince = "connection refused", time.Now().Add(-min(time.Since(n.since), time.Since(self.since)))
 		}
 		v.Observed.Peers[name] = p
 	}

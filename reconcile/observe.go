@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -18,7 +19,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	r.disks.refresh(declared, r.jobs.useDisk)
 	now := r.clock.observe()
 	o := plan.Observed{
-		Now: now.Wall, Disks: map[ident.DiskRef]plan.Disk{},
+		Now: now.Wall, Disks: map[ident.DiskRef]model.Disk{},
 		Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
 	}
 	for ref, one := range r.disks.open {

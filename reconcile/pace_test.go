@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
@@ -97,7 +98,7 @@ func TestBacklogKeepsSlotsBusy(t *testing.T) {
 			t.Error("the round does not wait")
 		}
 	}
-	if counts := r.jobs.transfers.counts(); counts.Done[plan.Download] != images {
+	if counts := r.jobs.transfers.counts(); counts.Done[model.Download] != images {
 		t.Errorf("done: %v, failed: %v", counts.Done, counts.Failed)
 	}
 }
@@ -107,19 +108,19 @@ func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	for _, tt := range []struct {
 		name   string
-		op     plan.Op
+		op     model.Op
 		report func(*reports)
 		waits  bool
 	}{
-		{"a download is done", plan.Download, func(r *reports) { r.addEnd(jobEnd{key: key}) }, true},
-		{"a download failed", plan.Download, func(r *reports) { r.addEnd(jobEnd{key: key, err: errors.New("refused")}) }, true},
-		{"a download was stopped", plan.Download, func(r *reports) { r.addEnd(jobEnd{key: key, stopped: true}) }, false},
-		{"a deletion is done", plan.Cleanup, func(r *reports) { r.addEnd(jobEnd{key: key}) }, false},
-		{"a deletion can be decided", plan.Cleanup, func(r *reports) { r.addResponses(queryResponses{key: key}) }, false},
+		{"a download is done", model.Download, func(r *reports) { r.addEnd(jobEnd{key: key}) }, true},
+		{"a download failed", model.Download, func(r *reports) { r.addEnd(jobEnd{key: key, err: errors.New("refused")}) }, true},
+		{"a download was stopped", model.Download, func(r *reports) { r.addEnd(jobEnd{key: key, stopped: true}) }, false},
+		{"a deletion is done", model.Cleanup, func(r *reports) { r.addEnd(jobEnd{key: key}) }, false},
+		{"a deletion can be decided", model.Cleanup, func(r *reports) { r.addResponses(queryResponses{key: key}) }, false},
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		r.pace = exhausted()
-		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(tt.op, key, plan.Reason{}, 0)}}, stop: func() {}, deletion: &deletion{}}
+		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(tt.op, key, model.Reason{}, 0)}}, stop: func() {}, deletion: &deletion{}}
 		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: tt.op}, Progress: &fetch.Progress{}})
 		tt.report(r.jobs.reports)
 		if _, wait := r.continuePlan(t.Context()); (wait > 0) != tt.waits {
@@ -142,9 +143,9 @@ func TestBacklogAfterFailures(t *testing.T) {
 		{disk.ErrReadOnly, 0},
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-		r.backlog.add(plan.NewAction(plan.Download, ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "other", UUID: "6846a0b2"}}, plan.Reason{}, 0))
-		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(plan.Download, key, plan.Reason{}, 0)}}, stop: func() {}}
-		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: plan.Download}, Progress: &fetch.Progress{}})
+		r.backlog.add(plan.NewAction(model.Download, ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "other", UUID: "6846a0b2"}}, model.Reason{}, 0))
+		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(model.Download, key, model.Reason{}, 0)}}, stop: func() {}}
+		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: model.Download}, Progress: &fetch.Progress{}})
 		r.endJob(jobEnd{key: key, err: tt.err})
 		if len(r.backlog.actions) != tt.left {
 			t.Errorf("after %v the backlog has %d actions, want %d", tt.err, len(r.backlog.actions), tt.left)
@@ -153,16 +154,16 @@ func TestBacklogAfterFailures(t *testing.T) {
 }
 
 func TestBacklogHasNoDeletions(t *testing.T) {
-	action := func(op plan.Op, name string) plan.Action {
-		return plan.NewAction(op, ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: name, UUID: "6846a0b2"}}, plan.Reason{}, 0)
+	action := func(op model.Op, name string) plan.Action {
+		return plan.NewAction(op, ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: name, UUID: "6846a0b2"}}, model.Reason{}, 0)
 	}
-	scrub := action(plan.Verify, "c")
+	scrub := action(model.Verify, "c")
 	scrub.Scrub = true
 	var b backlog
-	for _, a := range []plan.Action{action(plan.Cleanup, "a"), action(plan.Evict, "b"), scrub, action(plan.Verify, "d"), action(plan.Backup, "d"), action(plan.Sync, "e")} {
+	for _, a := range []plan.Action{action(model.Cleanup, "a"), action(model.Evict, "b"), scrub, action(model.Verify, "d"), action(model.Backup, "d"), action(model.Sync, "e")} {
 		b.add(a)
 	}
-	if len(b.actions) != 2 || b.actions[0].Op != plan.Verify || b.actions[0].Image != "d" || b.actions[1].Op != plan.Sync {
+	if len(b.actions) != 2 || b.actions[0].Op != model.Verify || b.actions[0].Image != "d" || b.actions[1].Op != model.Sync {
 		t.Errorf("the backlog is %+v", b.actions)
 	}
 }
@@ -179,7 +180,7 @@ func TestBurstOfJobsCostsFewRounds(t *testing.T) {
 	r.pace = exhausted()
 	l := runLoop(t, r, LoopOptions{Dir: conf, Interval: time.Hour, Node: "node1", Disks: []string{newDisk(t)}, Log: slog.New(slog.DiscardHandler)})
 	l.until("the first round", func(*status.View) bool { return true })
-	l.until("all images done", func(*status.View) bool { return l.Counts().Done[plan.Download] == images })
+	l.until("all images done", func(*status.View) bool { return l.Counts().Done[model.Download] == images })
 	if n := l.View().Rounds; n > images/2 {
 		t.Errorf("%d rounds for %d images", n, images)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -173,13 +174,13 @@ func (n peerNode) DeclaredUUID(name string) (string, bool) {
 }
 
 // Copies implements peer.Node.
-func (n peerNode) Copies(_ context.Context, name, mark string) (peer.State, error) {
+func (n peerNode) Copies(_ context.Context, name, mark string) (model.Node, error) {
 	return n.served.copies(name, mark)
 }
 
 // Copies returns the copies of one image name on the disks of this node, as PeerNode does for a
 // direct query. It may be called concurrently.
-func (r *Reconciler) Copies(name, mark string) (peer.State, error) {
+func (r *Reconciler) Copies(name, mark string) (model.Node, error) {
 	return r.served.copies(name, mark)
 }
 
@@ -187,34 +188,35 @@ func (r *Reconciler) Copies(name, mark string) (peer.State, error) {
 // that is withdrawn at any moment of the observation is leaving: a slow listing can outlast a whole
 // deletion, whose copy it still has. The config digest is the one from before the observation. So a
 // change during the observation makes the response count for less, never for more.
-func (s *served) copies(name, mark string) (peer.State, error) {
+func (s *served) copies(name, mark string) (model.Node, error) {
 	endWatch := s.leaving.watch()
 	now := s.disks.Load()
 	if now == nil {
 		endWatch()
-		return peer.State{}, errNotRead
+		return model.Node{}, errNotRead
 	}
-	state := peer.State{Node: now.node, Config: now.config, Mark: mark}
-	for _, on := range slices.Sorted(maps.Keys(now.byName)) {
-		state.Disks = append(state.Disks, now.byName[on].list(on, name, mark))
+	state := model.Node{Node: now.node, ConfigDigest: now.config, Mark: mark, Disks: map[string]model.Disk{}}
+	for name, open := range now.byName {
+		state.Disks[name] = open.list(name, mark)
 	}
 	leaving := endWatch()
-	first := map[disk.FolderID]ident.DiskRef{} // as plan.Observed.MarkSameCopies
-	for _, one := range state.Disks {
-		for i := range one.Copies {
-			key := ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: one.Name}, ID: one.Copies[i].ID}
-			one.Copies[i].Leaving = leaving[key]
-			if other, shared := first[one.Copies[i].Folder]; shared {
-				markSame(&one.Copies[i], other)
-			} else if one.Copies[i].Folder != (disk.FolderID{}) {
-				first[one.Copies[i].Folder] = key.Disk
+	first := map[model.FolderID]ident.DiskRef{} // as plan.Observed.MarkSameCopies
+	for _, on := range slices.Sorted(maps.Keys(state.Disks)) {
+		for id, c := range state.Disks[on].Copies {
+			key := ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: on}, ID: id}
+			c.Leaving = leaving[key]
+			if other, shared := first[c.Folder]; shared {
+				markSame(&c, other)
+			} else if c.Folder != (model.FolderID{}) {
+				first[c.Folder] = key.Disk
 			}
-			if secret := one.Copies[i].Mark; secret != "" {
-				one.Copies[i].Mark = responseFor(secret, now.node)
+			if secret := c.Mark; secret != "" {
+				c.Mark = responseFor(secret, now.node)
 			}
 			if now.suspects[key] {
-				one.Copies[i].State, one.Copies[i].Message = disk.Unknown, plan.Suspected.Text
+				c.State, c.Message = model.Unknown, plan.Suspected.Text
 			}
+			state.Disks[on].Copies[id] = c
 		}
 	}
 	return state, nil
@@ -222,8 +224,8 @@ func (s *served) copies(name, mark string) (peer.State, error) {
 
 // list returns the copies of one image name on the disk. If the disk has a problem before or after
 // the listing, nothing is known about its copies.
-func (d servedDisk) list(on, name, mark string) peer.Disk {
-	seen := peer.Disk{Name: on, UUID: d.uuid, Problem: d.problem, Copies: []peer.Copy{}}
+func (d servedDisk) list(name, mark string) model.Disk {
+	seen := model.Disk{UUID: d.uuid, Problem: d.problem, Copies: model.Copies{}}
 	if seen.Problem != "" {
 		return seen
 	}
@@ -233,37 +235,38 @@ func (d servedDisk) list(on, name, mark string) peer.Disk {
 		if !inUse {
 			using, _ = found.Users.FileOpen(c.ID)
 		}
-		wire := copyToPeer(plan.Copy{Copy: c, UsedBy: using})
+		c.UsedBy = using
+		c = c.ForPeers()
 		if err == nil && mark != "" {
-			wire.Mark, err = d.handle.ReadMark(c.ID, mark)
+			c.Mark, err = d.handle.ReadMark(c.ID, mark)
 		}
-		seen.Copies = append(seen.Copies, wire)
+		seen.Copies[c.ID] = c
 	}
 	if err == nil {
 		// It fails if the disk was closed or unmounted meanwhile: the list may be too short then.
 		err = d.handle.Check()
 	}
 	if err != nil {
-		return peer.Disk{Name: on, UUID: d.uuid, Problem: err.Error(), Copies: []peer.Copy{}}
+		return model.Disk{UUID: d.uuid, Problem: err.Error()}
 	}
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	for id, demand := range found.Users.Demands() {
+	for id, need := range found.Users.Demands() {
 		if id.Name == name {
-			seen.Copies = addDemand(seen.Copies, id, plan.NewDemand(demand))
+			addNeed(seen.Copies, id, plan.NewNeed(need))
 		}
 	}
-	seen.Total, seen.Free = found.Space.Total, found.Space.Free
+	seen.Space = found.Space
 	return seen
 }
 
-// addDemand adds the demand of replicas on a disk to its copies.
-func addDemand(copies []peer.Copy, id ident.ID, demand plan.Demand) []peer.Copy {
-	i := slices.IndexFunc(copies, func(c peer.Copy) bool { return c.ID == id })
-	if i < 0 {
-		copies, i = append(copies, absentCopy(id)), len(copies)
+// addNeed adds the need of replicas on a disk to its copies.
+func addNeed(copies model.Copies, id ident.ID, need model.Need) {
+	c, exists := copies[id]
+	if !exists {
+		c = model.Copy{ID: id, State: model.Pending}
 	}
-	copies[i].Demand, copies[i].DemandSince = demand.By, demand.Since
-	return copies
+	c.Need = &model.Need{By: need.By, Since: need.Since}
+	copies[id] = c
 }

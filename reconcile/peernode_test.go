@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -59,7 +59,7 @@ func TestSendSurvivesTheCloseOfItsDisk(t *testing.T) {
 		t.Errorf("%d bytes were received, error %v", len(got)+len(rest), err)
 	}
 	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
-	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 0 {
+	if err != nil || len(s.Disks) != 1 || len(s.Disks["disk1"].Copies) != 0 {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
 }
@@ -85,8 +85,8 @@ func TestClosedDiskIsNeverListedAsEmpty(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			for _, one := range s.Disks {
-				if one.UUID == uuid && one.Problem == "" && (len(one.Copies) != 1 || one.Copies[0].State != disk.Ready) {
+			for name, one := range s.Disks {
+				if one.UUID == uuid && one.Problem == "" && (len(one.Copies) != 1 || onlyCopy(s, name).State != model.Ready) {
 					t.Errorf("the response has the disk with the image as %+v", one)
 				}
 			}
@@ -112,7 +112,7 @@ func TestResponseHasNoCopiesOfAnUnmountedDisk(t *testing.T) {
 	must(t, os.Rename(path, path+"-unmounted"))
 	defer func() { must(t, os.Rename(path+"-unmounted", path)) }()
 	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
-	if err != nil || len(s.Disks) != 1 || s.Disks[0].Problem == "" || len(s.Disks[0].Copies) > 0 {
+	if err != nil || len(s.Disks) != 1 || s.Disks["disk1"].Problem == "" || len(s.Disks["disk1"].Copies) > 0 {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
 }
@@ -137,7 +137,7 @@ func TestClonedDiskIsDisputedOnBothNodes(t *testing.T) {
 			return disputed == 2
 		})
 		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot", "")
-		if err != nil || s.Disks[0].Problem != "" {
+		if err != nil || s.Disks["disk1"].Problem != "" {
 			t.Errorf("the response of %s is %+v, %v; it observes %+v", m.name, s, err, v.Observed.Disks)
 		}
 	}
@@ -171,13 +171,13 @@ func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
 	now.byName = map[string]servedDisk{"disk1": one}
 	r.served.disks.Store(&now)
 	s, err := r.Copies("parrot", "")
-	if err != nil || len(s.Disks) != 1 || len(s.Disks[0].Copies) != 1 || !s.Disks[0].Copies[0].Leaving {
+	if err != nil || len(s.Disks) != 1 || len(s.Disks["disk1"].Copies) != 1 || !onlyCopy(s, "disk1").Leaving {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
 	one.handle = one.handle.(listingDisk).Disk
 	now.byName = map[string]servedDisk{"disk1": one}
 	r.served.disks.Store(&now)
-	if s, err := r.Copies("parrot", ""); err != nil || s.Disks[0].Copies[0].Leaving || len(r.served.leaving.watches) > 0 {
+	if s, err := r.Copies("parrot", ""); err != nil || onlyCopy(s, "disk1").Leaving || len(r.served.leaving.watches) > 0 {
 		t.Errorf("later the response is %+v, %v", s, err)
 	}
 }
@@ -192,11 +192,19 @@ func TestSharedFolderIsOneCopyForOtherNodes(t *testing.T) {
 	queried, err := r.Copies("parrot", "")
 	must(t, err)
 	o := r.Observe(with)
-	o.Disks[ident.DiskRef{Node: with.Node, Disk: "disk2"}] = plan.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
+	o.Disks[ident.DiskRef{Node: with.Node, Disk: "disk2"}] = model.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
 	o.MarkSameCopies()
-	for _, s := range []peer.State{queried, publishedState(with, o, plan.Plan{}, &r.jobs)} {
-		if len(s.Disks) != 2 || s.Disks[0].Copies[0].State != disk.Ready || s.Disks[1].Copies[0].State != disk.Unknown {
+	for _, s := range []model.Node{queried, publishedState(with, o, plan.Plan{}, &r.jobs)} {
+		if len(s.Disks) != 2 || onlyCopy(s, "disk1").State != model.Ready || onlyCopy(s, "disk2").State != model.Unknown {
 			t.Errorf("the state is %+v", s)
 		}
 	}
+}
+
+// onlyCopy returns the only copy on a disk.
+func onlyCopy(s model.Node, disk string) model.Copy {
+	for _, c := range s.Disks[disk].Copies {
+		return c
+	}
+	return model.Copy{}
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -21,7 +21,7 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 	now := time.Now()
 	success, dropped := now.Add(-time.Minute), now.Add(-time.Second)
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
-		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[ident.DiskRef]plan.Disk{}}
+		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[ident.DiskRef]model.Disk{}}
 		s := newPeers(nil, slog.New(slog.DiscardHandler))
 		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: success, LastSeen: dropped}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].LastResponse); ago != want {
@@ -36,12 +36,12 @@ func TestPeerTimesFollowAClockStep(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	d, _ := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
 	failed := plantest.FailedCopy(image, plantest.Digest(ident.SHA512, "a"))
-	observations := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: peer.State{
-		Node: refs[1].Node, Clock: plantest.Now, Disks: []peer.Disk{{Name: refs[1].Disk, UUID: "u", Copies: []peer.Copy{copyToPeer(failed)}}},
+	observations := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: model.Node{
+		Version: model.Version, Node: refs[1].Node, Clock: plantest.Now, Disks: map[string]model.Disk{refs[1].Disk: {UUID: "u", Copies: model.NewCopies(failed.ForPeers())}},
 	}}}
 	s := newPeers(nil, slog.New(slog.DiscardHandler))
 	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
-		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
+		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}}
 		s.mergeObservations(d, &o, observations, plantest.Now)
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
@@ -54,22 +54,20 @@ func TestPeerTimesFollowAClockStep(t *testing.T) {
 func TestFailoverWithAnInvalidConfiguration(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	first, second := refs[0], refs[1]
-	state := peer.State{Node: first.Node, Config: "", Disks: []peer.Disk{{Name: first.Disk, UUID: "u", Free: 1 << 40, Copies: []peer.Copy{{
-		Copy:    disk.Copy{ID: image.ID, State: disk.Pending},
-		Failure: &peer.Failure{Action: "download", Message: "no route", Attempts: 4, Link: true, Since: -600, RetryIn: 100},
-	}}}}}
 	o := plantest.EmptyDisks(c)
-	o.Peers = map[string]plan.Peer{first.Node: {Queried: true}}
+	failure := model.Failure{Op: model.Download, Message: "no route", Attempts: 4, Fault: model.FaultNetwork, Since: o.Now.Add(-10 * time.Minute), RetryAt: o.Now.Add(100 * time.Second)}
+	state := model.Node{Version: model.Version, Node: first.Node, ConfigDigest: "", Disks: map[string]model.Disk{first.Disk: {UUID: "u", Copies: model.NewCopies(model.Copy{ID: image.ID, State: model.Pending, Failure: &failure}), Space: model.Space{Free: 1 << 40}}}}
+	o.Peers = map[string]model.Peer{first.Node: {Queried: true}}
 	other, _ := plantest.AsNode(second.Node, c, o)
 	other.Digest, other.Allowed = "", schema.NoDeletions
 	mergeJobs(o, other, peer.Observation{State: state, Polled: true}, o.Now)
 	otherPlan := other.Plan(o)
 
 	o = plantest.EmptyDisks(c)
-	o.Peers = map[string]plan.Peer{second.Node: {Queried: true}}
+	o.Peers = map[string]model.Peer{second.Node: {Queried: true}}
 	own, _ := plantest.AsNode(first.Node, c, o)
 	own.Digest, own.Allowed = "", schema.NoDeletions
-	o.Failures[ident.CopyRef{Disk: first, ID: image.ID}] = failureFromPeer(*state.Disks[0].Copies[0].Failure, o.Now)
+	o.Failures[ident.CopyRef{Disk: first, ID: image.ID}] = failure
 	plantest.ExpectAction(t, own.Plan(o), otherPlan)
 }
 
@@ -81,11 +79,11 @@ func TestPinnedDigestWithASkewedPeerClock(t *testing.T) {
 	c.Images["parrot"] = image
 	for _, skew := range []time.Duration{0, time.Minute, -10 * time.Minute} {
 		o := plantest.EmptyDisks(c)
-		o.Disks[refs[0]].Copies[image.ID] = plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Failed, Owned: true, SHA512: plantest.Digest(ident.SHA512, "b"), DamagedAt: plantest.Now.Add(-10 * time.Second).Add(skew)}, Rejects: "the copy there failed and is in use"}
+		o.Disks[refs[0]].Copies[image.ID] = model.Copy{ID: image.ID, State: model.Failed, Owned: true, SHA512: plantest.Digest(ident.SHA512, "b"), DamagedAt: plantest.Now.Add(-10 * time.Second).Add(skew), Rejection: "the copy there failed and is in use"}
 		peerState{disks: o.Disks}.translate(-skew)
 		d, o := plantest.AsNode(refs[1].Node, c, o)
 		for _, a := range d.Plan(o).Actions {
-			if a.Op == plan.Download && a.Pinned.Digest.IsZero() {
+			if a.Op == model.Download && a.Pinned.Digest.IsZero() {
 				t.Errorf("skew %v: a download accepts other bytes 10 s after the copy failed", skew)
 			}
 		}
@@ -103,10 +101,10 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 		o.Disks[ref].Copies[image.ID] = ready
 	}
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
-	o0.Failures = map[ident.CopyRef]plan.Failure{{Disk: ident.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: plan.Sync, Suspects: []ident.CopyRef{{Disk: refs[0], ID: image.ID}}}}
+	o0.Failures = map[ident.CopyRef]model.Failure{{Disk: ident.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: model.Sync, Suspects: []ident.CopyRef{{Disk: refs[0], ID: image.ID}}}}
 	published := publishedState(d0, o0, plan.Plan{}, &jobs{})
 	o1 := o
-	o1.Disks[refs[0]] = disksFromPeer(c.Nodes, published.Node, published)[refs[0]]
+	o1.Disks[refs[0]] = declaredDisks(c.Nodes[published.Node], published.Node, published)[refs[0]]
 	d1, o1 := plantest.AsNode(refs[1].Node, c, o1)
 	for _, a := range d1.Plan(o1).Actions {
 		if a.Op.Deletes() {
@@ -121,37 +119,35 @@ func TestReasonsOfCopiesArePublished(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	d, o := plantest.AsNode(refs[0].Node, c, plantest.EmptyDisks(c))
 	key := ident.CopyRef{Disk: refs[0], ID: image.ID}
-	reason := plan.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
-	for op, want := range map[plan.Op]plan.Reason{plan.Blocked: reason, plan.Wait: reason, plan.Download: {}} {
+	reason := model.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
+	for op, want := range map[model.Op]model.Reason{model.Blocked: reason, model.Wait: reason, model.Download: {}} {
 		p := plan.Plan{Actions: []plan.Action{plan.NewAction(op, key, reason, 0)}}
-		got := disksFromPeer(c.Nodes, refs[0].Node, publishedState(d, o, p, &jobs{}))[refs[0]].Copies[image.ID]
-		if got.Published != want {
-			t.Errorf("%s: %+v, want %+v", op, got.Published, want)
+		got := declaredDisks(c.Nodes[refs[0].Node], refs[0].Node, publishedState(d, o, p, &jobs{}))[refs[0]].Copies[image.ID]
+		if got.Reason != want {
+			t.Errorf("%s: %+v, want %+v", op, got.Reason, want)
 		}
 	}
 }
 
-// A failure that is final for now, one that is final for ever, and one of an earlier version, which
-// published a next attempt in the past, keep their meaning on the way to another node.
+// A failure that is final for now and one that is final for ever keep their meaning on the way to another node, whose clock
+// differs.
 func TestFinalFailuresOfPeers(t *testing.T) {
 	now, at := plantest.Now, plantest.Now.Add(time.Hour)
-	for _, f := range []plan.Failure{{Op: plan.Download, Attempts: 1, Since: now, Final: true, RetryAt: at}, {Op: plan.Download, Attempts: 1, Since: now, Final: true}} {
-		if got := failureFromPeer(*failureToPeer(f, now), now); !got.RetryAt.Equal(f.RetryAt) || !got.Final {
+	for _, f := range []model.Failure{{Op: model.Download, Attempts: 1, Since: now, Final: true, RetryAt: at}, {Op: model.Download, Attempts: 1, Since: now, Final: true}} {
+		published := *model.Copy{Failure: &f}.ForPeers().Failure
+		if got := peerFailure(published, now, now.Add(time.Minute)); got.RetryAt.IsZero() != f.RetryAt.IsZero() || got.RetryAt.Sub(f.RetryAt) > time.Minute || !got.Final {
 			t.Errorf("final=%v, the next attempt at %v, want %v", got.Final, got.RetryAt, f.RetryAt)
 		}
-	}
-	if got := failureFromPeer(peer.Failure{Final: true, RetryIn: -1e9}, now); !got.RetryAt.IsZero() {
-		t.Errorf("an earlier version: the next attempt at %v", got.RetryAt)
 	}
 }
 
 // The published state of a partial file must show whether its bytes came from peers, because such
 // a file is no started first copy.
 func TestPartSourceSurvivesPeerState(t *testing.T) {
-	for source, fromPeers := range map[string]bool{disk.PartFromPeers + " sha256:0a": true, disk.PartFromUpload: false, "": false} {
-		c := plan.Copy{Copy: disk.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartSourceID: source}}
-		if received := copyFromPeer(copyToPeer(c)); c.FromPeers() != fromPeers || received.FromPeers() != fromPeers {
-			t.Errorf("a part from %q is from peers: %v, as a peer reports it: %v", source, c.FromPeers(), received.FromPeers())
+	for kind, want := range map[model.PartKind]model.PartKind{model.PartFromPeers: model.PartFromPeers, model.PartFromUpload: "", model.PartFromSource: ""} {
+		c := model.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, PartBytes: 1, PartKind: kind}
+		if received := c.ForPeers(); received.PartKind != want {
+			t.Errorf("a part of the kind %q is, as a peer reports it, of the kind %q", kind, received.PartKind)
 		}
 	}
 }
@@ -166,7 +162,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Now = now
 	failed := plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "b"))
-	failed.State, failed.DamagedAt, failed.UsedBy = disk.Failed, now.Add(-10*time.Second), "used by replica vol-1"
+	failed.State, failed.DamagedAt, failed.UsedBy = model.Failed, now.Add(-10*time.Second), "used by replica vol-1"
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	cache := peer.NewStateCache()
@@ -181,7 +177,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	maps.Copy(o1.Disks, s.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now))
 	pinned := false
 	for _, a := range d1.Plan(o1).Actions {
-		pinned = pinned || a.Op == plan.Download && a.Pinned.Digest == failed.SHA512
+		pinned = pinned || a.Op == model.Download && a.Pinned.Digest == failed.SHA512
 	}
 	if !pinned {
 		t.Errorf("no download has the pinned digest; the copy failed at %s, the plan is %+v", o1.Disks[refs[0]].Copies[image.ID].DamagedAt, d1.Plan(o1).Actions)
@@ -193,9 +189,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 	want := plantest.Digest(ident.SHA512, "a")
 	cache := peer.NewStateCache()
-	cache.Publish(peer.State{Node: "node2", Disks: []peer.Disk{{Name: "disk1", Copies: []peer.Copy{{Copy: disk.Copy{
-		ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Ready, Size: 512, SHA512: want, ManifestDigest: plantest.Digest(ident.SHA256, "chunks"),
-	}}}}}})
+	cache.Publish(model.Node{Version: model.Version, Node: "node2", Disks: map[string]model.Disk{"disk1": {Copies: model.NewCopies(model.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: model.Ready, Size: 512, SHA512: want, ManifestDigest: plantest.Digest(ident.SHA256, "chunks")})}}})
 	client := peer.NewClient(nil, nil)
 	local := &localPeers{}
 	local.connect(client)
@@ -213,7 +207,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 			<-local.changed()
 		}
 		if i == 0 {
-			_, sources = s.copiesFor(d, plan.Observed{}, plan.Action{Op: plan.Sync, Image: "parrot", SourceDigest: want})
+			_, sources = s.copiesFor(d, plan.Observed{}, plan.Action{Op: model.Sync, Image: "parrot", SourceDigest: want})
 		}
 		if now := sources(); len(now) != 1 || now[0].URL != server.URL {
 			t.Errorf("node2 is at %s: the sources are %v", server.URL, now)
@@ -248,9 +242,9 @@ func TestOtherConfigFor(t *testing.T) {
 	} {
 		now = now.Add(time.Minute)
 		d.Digest = step.own
-		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}}
-		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: step.problem, LastSeen: now, LastSuccess: now, State: peer.State{Config: step.peer}}}, now)
-		if got := o.Peers["node2"].OtherConfigFor; got != step.want {
+		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}}
+		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: step.problem, LastSeen: now, LastSuccess: now, State: model.Node{ConfigDigest: step.peer}}}, now)
+		if got := o.Peers["node2"].OtherConfigFor(now); got != step.want {
 			t.Errorf("step %d: got %v, want %v", i+1, got, step.want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -29,12 +30,12 @@ type liar struct {
 	honest *manager
 	client *peer.Client
 	proof  func(w http.ResponseWriter, r *http.Request) // responds to requests for bytes
-	change func(*peer.Copy)                             // changes what it claims; nil: nothing
+	change func(*model.Copy)                            // changes what it claims; nil: nothing
 }
 
 func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	at := peer.Address{Node: l.honest.name, URL: l.honest.server.URL}
-	var s peer.State
+	var s model.Node
 	var err error
 	switch {
 	case r.URL.Path == "/v1/state":
@@ -53,15 +54,15 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.Node = l.name
-	for i := range s.Disks {
-		d := &s.Disks[i]
+	for name, d := range s.Disks {
 		d.UUID = "the disk of the liar"
-		for j := range d.Copies {
-			d.Copies[j].Leaving, d.Copies[j].Action, d.Copies[j].UsedBy = false, "", ""
-			d.Copies[j].ReadBackAt = time.Now()
+		s.Disks[name] = d
+		for id, c := range d.Copies {
+			c.Leaving, c.Job, c.UsedBy, c.ReadBackAt = false, "", "", time.Now()
 			if l.change != nil {
-				l.change(&d.Copies[j])
+				l.change(&c)
 			}
+			d.Copies[id] = c
 		}
 	}
 	must(l.honest.t, json.NewEncoder(w).Encode(s))
@@ -176,7 +177,7 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 			})
 			for _, image := range v.Status(nil).Images {
 				for _, one := range image.Copies {
-					if one.Node == evil.name && (one.State != disk.Unknown || one.Code != plan.CodeUnproven) {
+					if one.Node == evil.name && (one.State != model.Unknown || one.Code != plan.CodeUnproven) {
 						t.Errorf("the status has the copy of the liar as %+v", one)
 					}
 				}
@@ -227,7 +228,7 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 		c.declare(image(c, second, "/b"), c.nodes...)
 		other.until("the second generation", other.holds)
 		holder.until("the older copy deleted", func(v *status.View) bool { return !holder.holds(v) })
-		if done, got := holder.Counts().Done[plan.Verify], holder.Counts().FromPeers; done != 1 || got != int64(len(second)) {
+		if done, got := holder.Counts().Done[model.Verify], holder.Counts().FromPeers; done != 1 || got != int64(len(second)) {
 			t.Errorf("%d verifications read %d bytes of the other node, want %d", done, got, len(second))
 		}
 	})
@@ -243,8 +244,8 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 		c.nodes, c.evicted = []*manager{holder, evil}, holder
 		next := image(c, second, "/b")
 		uuid := plantest.Load(t, "nodes: {node1: {disks: {a: {path: /a}}}}\n"+next).Config.Images["parrot"].ID.UUID
-		l.change = func(c *peer.Copy) {
-			c.UUID, c.SHA512, c.Size = uuid, digestOfBytes(second), int64(len(second))
+		l.change = func(c *model.Copy) {
+			c.ID.UUID, c.SHA512, c.Size = uuid, digestOfBytes(second), int64(len(second))
 		}
 		c.declare(next, holder)
 		v := holder.until("the claim disproved", func(v *status.View) bool {
@@ -268,15 +269,15 @@ func TestOlderGenerationCountsOnACopyThatWasRead(t *testing.T) {
 		c.nodes, c.evicted = []*manager{holder, evil}, holder
 		next := image(c, second, "/b")
 		uuid := plantest.Load(t, "nodes: {node1: {disks: {a: {path: /a}}}}\n"+next).Config.Images["parrot"].ID.UUID
-		l.change = func(c *peer.Copy) {
-			c.UUID, c.SHA512, c.Size = uuid, digestOfBytes(second), int64(len(second))
+		l.change = func(c *model.Copy) {
+			c.ID.UUID, c.SHA512, c.Size = uuid, digestOfBytes(second), int64(len(second))
 		}
 		c.declare(next, holder)
 		v := holder.until("the claim disproved, or read again", func(v *status.View) bool {
 			claimed := v.Observed.Disks[ident.DiskRef{Node: evil.name, Disk: "a"}].Copies[ident.ID{Name: "parrot", UUID: uuid}]
-			return claimed.Unproven || holder.Counts().Done[plan.Verify] >= 3
+			return claimed.Unproven || holder.Counts().Done[model.Verify] >= 3
 		})
-		if done := holder.Counts().Done[plan.Verify]; done > 0 || !holder.holds(v) {
+		if done := holder.Counts().Done[model.Verify]; done > 0 || !holder.holds(v) {
 			t.Errorf("%d verifications of a copy with another manifest are done; the older copy is there: %v", done, holder.holds(v))
 		}
 	})
@@ -383,10 +384,10 @@ func TestDisprovedClaims(t *testing.T) {
 	log := &lines{}
 	s, now := newClaims(slog.New(slog.NewTextHandler(log, nil))), systemTime().Steady
 	isUnproven := func() bool {
-		o := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{ref.Disk: {Copies: map[ident.ID]plan.Copy{ref.ID: c}}}}
+		o := plan.Observed{Disks: map[ident.DiskRef]model.Disk{ref.Disk: {Copies: map[ident.ID]model.Copy{ref.ID: c}}}}
 		s.apply(d, &o, now)
 		got := o.Disks[ref.Disk].Copies[ref.ID]
-		return got.Unproven && got.State == disk.Unknown && s.isDisproved(ref, c.SHA512)
+		return got.Unproven && got.State == model.Unknown && s.isDisproved(ref, c.SHA512)
 	}
 	if s.recordOne(ref, plan.ProofMissing); isUnproven() || !s.unanswered()[ref] {
 		t.Error("a missing proof disproves the claim, or is forgotten")
@@ -413,7 +414,7 @@ func TestDisprovedClaims(t *testing.T) {
 	}
 }
 
-func disprovableCopy() (plan.Copy, ident.CopyRef) {
+func disprovableCopy() (model.Copy, ident.CopyRef) {
 	ref := ident.CopyRef{Disk: ident.DiskRef{Node: "n2", Disk: "a"}, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
-	return plan.Copy{Copy: disk.Copy{ID: ref.ID, State: disk.Ready}}, ref
+	return model.Copy{ID: ref.ID, State: model.Ready}, ref
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -75,8 +76,8 @@ func withdrawnCopies(o plan.Observed, leaving map[ident.CopyRef]bool) plan.Obser
 	for key := range leaving {
 		seen := o.Disks[key.Disk]
 		seen.Copies = maps.Clone(seen.Copies)
-		seen.MarkLeaving(key, plan.Cleanup)
 		o.Disks[key.Disk] = seen
+		o.MarkLeaving(key, model.Cleanup)
 	}
 	return o
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -50,7 +51,7 @@ func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 // A record has a time with a zone that makes it later than JSON can encode. It must not panic
 // when it is published.
 func TestPublishTimeOutOfRange(t *testing.T) {
-	r, err := disk.ParseRecord([]byte(`{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","verified":"9999-12-31T23:59:59-23:59"}`))
+	r, err := disk.ParseRecord([]byte(`{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","verifiedAt":"9999-12-31T23:59:59-23:59"}`))
 	if err != nil {
 		t.Skip(err)
 	}
@@ -59,5 +60,5 @@ func TestPublishTimeOutOfRange(t *testing.T) {
 			t.Error(p)
 		}
 	}()
-	peer.NewStateCache().Publish(peer.State{Node: "a", Disks: []peer.Disk{{Name: "d", Copies: []peer.Copy{copyToPeer(plan.Copy{Copy: disk.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt}})}}}})
+	peer.NewStateCache().Publish(model.Node{Version: model.Version, Node: "a", Disks: map[string]model.Disk{"d": {Copies: model.NewCopies(model.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, VerifiedAt: r.VerifiedAt})}}})
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -122,11 +123,11 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 // of jobs on the disks of d.Node, and for how long disks have had a problem. It must be called
 // before the first round. A scenario that starts from a saved status uses it; a process does not,
 // so that everything is tried again after its restart.
-func (r *Reconciler) Restore(d plan.Desired, failed map[ident.CopyRef]plan.Failure, problems map[ident.DiskRef]time.Duration) {
+func (r *Reconciler) Restore(d plan.Desired, failed map[ident.CopyRef]model.Failure, problems map[ident.DiskRef]time.Duration) {
 	now := r.clock.now()
 	for key, f := range failed {
 		if d.Owns(key.Disk) {
-			r.failures[key] = failureRecord{Failure: f.OnWallClock(now.Wall, now.Steady), image: d.Config.Images[key.ID.Name]}
+			r.failures[key] = failureRecord{Failure: f.Translated(now.Wall, now.Steady), image: d.Config.Images[key.ID.Name]}
 		}
 	}
 	for ref, since := range problems {

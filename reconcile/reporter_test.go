@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -83,15 +83,7 @@ func reportTo(url string) func(*status.View) {
 // later is a round in which only the time and the free space have changed. Some nodes still do not respond.
 func later(v *status.View) {
 	v.Observed.Now = v.Observed.Now.Add(time.Second)
-	peers := map[string]plan.Peer{}
-	for name, p := range v.Observed.Peers {
-		if p.Problem != "" {
-			p.UnreachableFor += time.Second
-		}
-		peers[name] = p
-	}
-	v.Observed.Peers = peers
-	disks := map[ident.DiskRef]plan.Disk{}
+	disks := map[ident.DiskRef]model.Disk{}
 	for ref, d := range v.Observed.Disks {
 		d.Space.Free -= 4096
 		disks[ref] = d
@@ -102,7 +94,7 @@ func later(v *status.View) {
 // failed is a round with a failed copy.
 func failed(v *status.View) {
 	for id := range v.Observed.Disks[ident.DiskRef{Node: "node01", Disk: "disk1"}].Copies {
-		v.Observed.Failures = map[ident.CopyRef]plan.Failure{{Disk: ident.DiskRef{Node: "node01", Disk: "disk1"}, ID: id}: {Attempts: 1, Message: "broken"}}
+		v.Observed.Failures = map[ident.CopyRef]model.Failure{{Disk: ident.DiskRef{Node: "node01", Disk: "disk1"}, ID: id}: {Attempts: 1, Message: "broken"}}
 	}
 }
 
@@ -111,7 +103,7 @@ func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
-		v.Observed.Peers["node03"] = plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}
+		v.Observed.Peers["node03"] = model.Peer{Queried: true, Problem: "no route", UnreachableSince: v.Observed.Now.Add(-time.Minute)}
 		node1 := reportTo("https://status.example.com/{node}.json?key=secret")
 		p.view(v) // without the setting
 		time.Sleep(10 * time.Minute)

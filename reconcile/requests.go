@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -107,9 +108,9 @@ func (r *requested) addTo(d *plan.Desired, now time.Time) {
 func (r *requested) jobsEnded(jobs []endedJob) {
 	for _, job := range jobs {
 		switch {
-		case job.op == plan.Upload:
+		case job.op == model.Upload:
 			delete(r.uploads, job.key)
-		case job.op == plan.Verify && !job.stopped && !job.ofPeer:
+		case job.op == model.Verify && !job.stopped && !job.ofPeer:
 			delete(r.verify, job.key)
 		}
 	}
@@ -265,7 +266,7 @@ func plannedFor(v *status.View, key ident.CopyRef) (plan.Action, bool) {
 // deletion, or else what keeps the copy. A rejection counts more than another action on the copy,
 // such as a verification, after which the request would be rejected anyway.
 func cleanupDecision(actions []plan.Action, key ident.CopyRef) plan.Action {
-	decision := plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeDesired, Text: "the image is desired on this disk"}, 0)
+	decision := plan.NewAction(model.Wait, key, model.Reason{Code: plan.CodeDesired, Text: "the image is desired on this disk"}, 0)
 	found := false
 	for _, a := range actions {
 		switch {

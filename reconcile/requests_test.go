@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -19,23 +19,23 @@ import (
 func TestRequestedCleanupReturnsTheActionThatDecidesAboutIt(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	other := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk2"}, ID: key.ID}
-	action := func(op plan.Op, code plan.Code) plan.Action {
-		return plan.NewAction(op, key, plan.Reason{Code: code}, 0)
+	action := func(op model.Op, code model.Code) plan.Action {
+		return plan.NewAction(op, key, model.Reason{Code: code}, 0)
 	}
-	verify := action(plan.Verify, plan.CodeVerifyRequested)
-	wait := action(plan.Wait, plan.CodeTooFewReady)
-	wait.Next = plan.Cleanup
+	verify := action(model.Verify, plan.CodeVerifyRequested)
+	wait := action(model.Wait, plan.CodeTooFewReady)
+	wait.Next = model.Cleanup
 	for _, tt := range []struct {
 		name    string
 		actions []plan.Action
-		want    plan.Code
+		want    model.Code
 	}{
 		{"nothing is planned", nil, plan.CodeDesired},
-		{"only another copy is deleted", []plan.Action{plan.NewAction(plan.Cleanup, other, plan.Reason{Code: plan.CodeSurplus}, 0)}, plan.CodeDesired},
-		{"the copy is deleted", []plan.Action{action(plan.Cleanup, plan.CodeSurplus)}, plan.CodeSurplus},
+		{"only another copy is deleted", []plan.Action{plan.NewAction(model.Cleanup, other, model.Reason{Code: plan.CodeSurplus}, 0)}, plan.CodeDesired},
+		{"the copy is deleted", []plan.Action{action(model.Cleanup, plan.CodeSurplus)}, plan.CodeSurplus},
 		{"only a verification is planned", []plan.Action{verify}, plan.CodeVerifyRequested},
-		{"a verification of a desired copy", []plan.Action{verify, action(plan.Wait, plan.CodeDesired)}, plan.CodeDesired},
-		{"a verification before a wait for another image", []plan.Action{verify, action(plan.Wait, plan.CodeSourceOfSuspended)}, plan.CodeSourceOfSuspended},
+		{"a verification of a desired copy", []plan.Action{verify, action(model.Wait, plan.CodeDesired)}, plan.CodeDesired},
+		{"a verification before a wait for another image", []plan.Action{verify, action(model.Wait, plan.CodeSourceOfSuspended)}, plan.CodeSourceOfSuspended},
 		{"a verification before a wait", []plan.Action{verify, wait}, plan.CodeTooFewReady},
 	} {
 		if got := cleanupDecision(tt.actions, key); got.Code != tt.want {
@@ -50,11 +50,11 @@ func TestRequestedCleanupReturnsTheActionThatDecidesAboutIt(t *testing.T) {
 func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	seen := plan.Observed{
-		Disks:    map[ident.DiskRef]plan.Disk{key.Disk: {Copies: map[ident.ID]plan.Copy{key.ID: {}}}},
-		Failures: map[ident.CopyRef]plan.Failure{key: {Op: plan.Cleanup, Message: "not deleted: kept until 2 copies are ready"}},
+		Disks:    map[ident.DiskRef]model.Disk{key.Disk: {Copies: map[ident.ID]model.Copy{key.ID: {}}}},
+		Failures: map[ident.CopyRef]model.Failure{key: {Op: model.Cleanup, Message: "not deleted: kept until 2 copies are ready"}},
 	}
-	kept := plan.Plan{Actions: []plan.Action{plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeTooFewReady}, 0)}}
-	deleting := plan.Plan{Actions: []plan.Action{plan.NewAction(plan.Cleanup, key, plan.Reason{Code: plan.CodeSurplus}, 0)}}
+	kept := plan.Plan{Actions: []plan.Action{plan.NewAction(model.Wait, key, model.Reason{Code: plan.CodeTooFewReady}, 0)}}
+	deleting := plan.Plan{Actions: []plan.Action{plan.NewAction(model.Cleanup, key, model.Reason{Code: plan.CodeSurplus}, 0)}}
 	for _, tt := range []struct {
 		name   string
 		rounds []plan.Plan
@@ -82,8 +82,8 @@ func TestRejectedCleanupIsNotTriedLater(t *testing.T) {
 func TestVerificationIsDroppedWithTheDeclaration(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 	older := ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
-	seen := plan.Observed{Disks: map[ident.DiskRef]plan.Disk{key.Disk: {Copies: map[ident.ID]plan.Copy{
-		key.ID: {Copy: disk.Copy{ID: key.ID, State: disk.Ready}}, older.ID: {Copy: disk.Copy{ID: older.ID, State: disk.Ready}},
+	seen := plan.Observed{Disks: map[ident.DiskRef]model.Disk{key.Disk: {Copies: map[ident.ID]model.Copy{
+		key.ID: {ID: key.ID, State: model.Ready}, older.ID: {ID: older.ID, State: model.Ready},
 	}}}}
 	declared := plan.Desired{Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: key.ID}}}}
 	running := seen

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -59,7 +60,7 @@ func (l *Loop) RequestRetry(image string, on []ident.DiskRef, done func([]Attemp
 			for i, key := range copies {
 				a, found := plannedFor(v, key)
 				if !found {
-					a = plan.NewAction(plan.Wait, key, plan.Reason{Code: plan.CodeDesired, Text: "nothing is planned for it any more"}, 0)
+					a = plan.NewAction(model.Wait, key, model.Reason{Code: plan.CodeDesired, Text: "nothing is planned for it any more"}, 0)
 				}
 				attempts[i] = Attempt{a, l.reconciler.failures[key].Attempts + 1, !a.Idle() && l.reconciler.jobs.running[key] != nil}
 			}
@@ -77,7 +78,7 @@ func (f failures) endDelays(id ident.ID, on []ident.DiskRef, now time.Time) (cop
 		waits := record.Attempts > 0 && (record.Final || record.RetryAt.After(now))
 		switch {
 		case key.ID != id, len(on) > 0 && !slices.Contains(on, key.Disk), !waits:
-		case record.Op.Deletes(), record.Op == plan.Upload:
+		case record.Op.Deletes(), record.Op == model.Upload:
 		default:
 			record.Final, record.RetryAt = false, now
 			f[key] = record

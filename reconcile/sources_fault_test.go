@@ -22,6 +22,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/clone"
@@ -441,7 +442,7 @@ func (a *attempt) fullFrom(op faultfs.Op) {
 }
 
 // copiesOn returns the copies on a volume.
-func copiesOn(t *testing.T, v *faultfs.Volume) []disk.Copy {
+func copiesOn(t *testing.T, v *faultfs.Volume) []model.Copy {
 	t.Helper()
 	d, err := disk.Open(v.Path())
 	must(t, err)
@@ -453,14 +454,14 @@ func copiesOn(t *testing.T, v *faultfs.Volume) []disk.Copy {
 
 func readyOn(t *testing.T, v *faultfs.Volume, name string) bool {
 	t.Helper()
-	return slices.ContainsFunc(copiesOn(t, v), func(c disk.Copy) bool { return c.ID.Name == name && c.State == disk.Ready })
+	return slices.ContainsFunc(copiesOn(t, v), func(c model.Copy) bool { return c.ID.Name == name && c.State == model.Ready })
 }
 
 // checkReadyCopies checks that all ready copies have the right bytes.
 func (a *attempt) checkReadyCopies(when string) {
 	a.t.Helper()
 	for _, c := range copiesOn(a.t, a.v) {
-		if c.State == disk.Ready {
+		if c.State == model.Ready {
 			a.checkBytes(c.ID, when)
 		}
 	}

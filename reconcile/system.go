@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -53,7 +54,7 @@ type Disk interface {
 	SetMark(id ident.ID, m disk.Mark) error
 	ReadMark(id ident.ID, name string) (secret string, err error)
 	RemoveMark(id ident.ID, name string) error
-	Folder() (disk.FolderID, error)
+	Folder() (model.FolderID, error)
 	// Close unlocks the disk.
 	Close() error
 }
@@ -61,7 +62,7 @@ type Disk interface {
 // Contents are the copies on a disk and their users at one moment.
 type Contents struct {
 	disk.Listing
-	Space disk.Space
+	Space model.Space
 	// ReadOnly: no file of the disk can be changed.
 	ReadOnly bool
 	Users    Users
@@ -89,7 +90,7 @@ type Peers interface {
 	// change the states in it. All times are steady times of this process.
 	Observations() map[string]peer.Observation
 	// Publish makes the state of this node available to the other nodes.
-	Publish(s peer.State)
+	Publish(s model.Node)
 	// Close ends the polls.
 	Close()
 }
@@ -112,7 +113,7 @@ type Jobs interface {
 	// Query requests the current copies of the image of a deletion directly from each of the
 	// nodes, which look for the mark with that name. A node that does not respond within QueryTimeout is missing
 	// in the responses, which are by node name.
-	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State))
+	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node))
 	// Prove requests one chunk of each copy for a deletion, or reads it if the copy is on this node, and reports the
 	// outcomes. A copy that sends no chunk within ProofTimeout may be missing in them.
 	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[ident.CopyRef]plan.Proof))

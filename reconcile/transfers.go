@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -23,7 +24,7 @@ type Counts struct {
 	// Fetched is how many bytes came from upstreams, FromPeers how many from other nodes.
 	Fetched, FromPeers int64
 	// Done has the number of actions that succeeded, by operation.
-	Done map[plan.Op]int64
+	Done map[model.Op]int64
 	// Failed has the number of actions that failed, by the class of their error: see
 	// job.FailureClass.
 	Failed map[string]int64
@@ -50,7 +51,7 @@ func (t *transfers) end(e jobEnd) {
 	one := t.running[e.key]
 	delete(t.running, e.key)
 	if t.ended.Done == nil {
-		t.ended.Done, t.ended.Failed = map[plan.Op]int64{}, map[string]int64{}
+		t.ended.Done, t.ended.Failed = map[model.Op]int64{}, map[string]int64{}
 	}
 	t.ended.addBytes(one)
 	switch {

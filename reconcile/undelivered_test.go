@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -33,19 +34,19 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 		name     string
 		change   func(*schema.Image)
 		err      error
-		received int64     // in each attempt
-		damaged  []plan.Op // the attempts for a damaged copy; nil: there is no copy, and each attempt is a sync
-		want     plan.Op
+		received int64      // in each attempt
+		damaged  []model.Op // the attempts for a damaged copy; nil: there is no copy, and each attempt is a sync
+		want     model.Op
 	}{
-		{"nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, nil, plan.Download},
-		{"next to nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 20, nil, plan.Download},
-		{"a dropped connection", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 30, nil, plan.Sync},
-		{"a low limit", func(i *schema.Image) { i.BandwidthLimit = 4 << 10 }, io.ErrUnexpectedEOF, 1 << 20, nil, plan.Sync},
-		{"the lowest limit", func(i *schema.Image) { i.BandwidthLimit = 1 }, io.ErrUnexpectedEOF, 0, nil, plan.Download},
-		{"a damaged copy, after a sync", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []plan.Op{plan.Repair, plan.Repair, plan.Repair, plan.Sync}, plan.Download},
-		{"a damaged copy, after a repair", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []plan.Op{plan.Repair, plan.Sync, plan.Repair, plan.Repair}, plan.Download},
-		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, nil, plan.Sync},
-		{"no checksum", func(i *schema.Image) { i.Checksum = ident.Digest{} }, io.ErrUnexpectedEOF, 0, nil, plan.Sync},
+		{"nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, nil, model.Download},
+		{"next to nothing", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 20, nil, model.Download},
+		{"a dropped connection", func(*schema.Image) {}, io.ErrUnexpectedEOF, 1 << 30, nil, model.Sync},
+		{"a low limit", func(i *schema.Image) { i.BandwidthLimit = 4 << 10 }, io.ErrUnexpectedEOF, 1 << 20, nil, model.Sync},
+		{"the lowest limit", func(i *schema.Image) { i.BandwidthLimit = 1 }, io.ErrUnexpectedEOF, 0, nil, model.Download},
+		{"a damaged copy, after a sync", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []model.Op{model.Repair, model.Repair, model.Repair, model.Sync}, model.Download},
+		{"a damaged copy, after a repair", func(*schema.Image) {}, io.ErrUnexpectedEOF, 0, []model.Op{model.Repair, model.Sync, model.Repair, model.Repair}, model.Download},
+		{"a full disk", func(*schema.Image) {}, disk.ErrNoSpace, 0, nil, model.Sync},
+		{"no checksum", func(i *schema.Image) { i.Checksum = ident.Digest{} }, io.ErrUnexpectedEOF, 0, nil, model.Sync},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			c, image, refs := plantest.TwoNodes(2)
@@ -61,7 +62,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 			}
 			d, o := plantest.AsNode(refs[1].Node, c, empty)
 			key := ident.CopyRef{Disk: refs[1], ID: image.ID}
-			o.Peers[refs[0].Node] = plan.Peer{Queried: true, ConfigDigest: d.Digest}
+			o.Peers[refs[0].Node] = model.Peer{Queried: true, ConfigDigest: d.Digest}
 			c.Settings.RecoveryWaitInterval = 5 * time.Minute
 
 			r, now := New(fetch.Client{}, slog.New(slog.DiscardHandler), true), time.Now()
@@ -69,12 +70,12 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 			source := peer.Source{Address: peer.Address{Node: refs[0].Node}, Disk: refs[0].Disk, ID: image.ID, ManifestDigest: claimed.ManifestDigest}
 			attempts := 0
 			for began := now; now.Sub(began) <= 5*time.Minute; now = now.Add(time.Minute) {
-				op := plan.Sync
+				op := model.Sync
 				if test.damaged != nil {
 					op = test.damaged[attempts]
 				}
 				attempts++
-				read := plan.NewAction(op, key, plan.Reason{}, 0)
+				read := plan.NewAction(op, key, model.Reason{}, 0)
 				read.From = ident.CopyRef{Disk: refs[0], ID: image.ID}
 				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{RecoveryInterval: 5 * time.Minute, Order: job.Order{
 					Action: read, Image: image, Digest: digest, Progress: &fetch.Progress{},
@@ -121,16 +122,16 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 	digest, err := ident.ParseDigest(checksum)
 	must(t, err)
 	id := ident.ID{Name: "parrot", UUID: "0000000a"}
-	var copies []peer.Copy
+	copies := model.Copies{}
 	wrong := map[string]*disk.Disk{} // by name
 	for i := range 6 {
 		name := ident.ID{Name: fmt.Sprint("orphan", i), UUID: "0000000b"}
 		d, c := commitCopy(t, name, fetchtest.Random(uint64(i+2), size))
 		c.SHA512, c.Owned, wrong[name.Name] = digest, true, d
-		copies = append(copies, copyToPeer(plan.Copy{Copy: c}))
+		copies[c.ID] = c.ForPeers()
 	}
-	evil := newClaimant(t, func() peer.State {
-		return peer.State{Node: "evil", Disks: []peer.Disk{{Name: "a", UUID: "u", Total: 1 << 40, Free: 1 << 40, Copies: copies}}}
+	evil := newClaimant(t, func() model.Node {
+		return model.Node{Version: model.Version, Node: "evil", Disks: map[string]model.Disk{"a": {UUID: "u", Copies: copies, Space: model.Space{Total: 1 << 40, Free: 1 << 40}}}}
 	})
 	var sent atomic.Int64
 	evil.mux.HandleFunc("GET /v1/images/{name}/{uuid}/{part}", func(w http.ResponseWriter, r *http.Request) {
@@ -141,7 +142,7 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 	})
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", nodeSelector: [own], checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
 	own := ident.DiskRef{Node: "n1", Disk: "a"}
-	l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own].Copies[id].State == disk.Ready })
+	l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own].Copies[id].State == model.Ready })
 	if sent.Load() != 1 {
 		t.Errorf("%d manifests were sent", sent.Load())
 	}
@@ -152,7 +153,7 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	own, far := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
-	verify := plan.NewAction(plan.Verify, own, plan.Reason{}, 0)
+	verify := plan.NewAction(model.Verify, own, model.Reason{}, 0)
 	verify.From = far
 	d := plan.Desired{Config: schema.Config{Settings: schema.Settings{ConcurrentReplenishPerNodeLimit: 2}}}
 	j := newJobs()
@@ -163,11 +164,11 @@ func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	if free.acquire(verify) {
 		t.Error("a third verification may start")
 	}
-	if !free.acquire(plan.NewAction(plan.Download, own, plan.Reason{}, 0)) || !free.acquire(plan.NewAction(plan.Cleanup, own, plan.Reason{}, 0)) {
+	if !free.acquire(plan.NewAction(model.Download, own, model.Reason{}, 0)) || !free.acquire(plan.NewAction(model.Cleanup, own, model.Reason{}, 0)) {
 		t.Error("no other job may start")
 	}
 
-	read := plan.NewAction(plan.Sync, ident.CopyRef{Disk: refs[1], ID: image.ID}, plan.Reason{}, 0)
+	read := plan.NewAction(model.Sync, ident.CopyRef{Disk: refs[1], ID: image.ID}, model.Reason{}, 0)
 	read.LocalSource, read.SourceDigest = own, image.Checksum
 	r := finished(read, &disk.ChecksumError{Want: image.Checksum, Got: plantest.Digest(ident.SHA512, "b")})
 	finishJob(r, verify, nil)
@@ -180,7 +181,7 @@ func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	}
 	q := newRequested()
 	q.verify[own] = true
-	if q.jobsEnded([]endedJob{{key: own, op: plan.Verify, ofPeer: true}}); !q.verify[own] {
+	if q.jobsEnded([]endedJob{{key: own, op: model.Verify, ofPeer: true}}); !q.verify[own] {
 		t.Error("the request to verify the copy of this node is dropped")
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"net/http"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -39,7 +39,7 @@ func (h uploadHost) Interrupted(id string) bool {
 	}
 	for ref, seen := range v.Observed.Disks {
 		for image, c := range seen.Copies {
-			if !v.Desired.Owns(ref) || c.PartSourceID != disk.PartFromUpload || c.State == disk.Ready {
+			if !v.Desired.Owns(ref) || c.PartKind != model.PartFromUpload || c.State == model.Ready {
 				continue
 			}
 			if d, open := h.loop.reconciler.served.disk(ref.Disk); open && folderOf(d).PartSource(image).ETag == id {
@@ -76,12 +76,12 @@ func (l *Loop) RequestUpload(image string, digest ident.Digest, done func(ident.
 		note: func(r *requested) { r.uploads[key] = true },
 		planned: func(v *status.View) {
 			a, ok := plannedFor(v, key)
-			if a.Op == plan.Upload {
+			if a.Op == model.Upload {
 				done(key, nil)
 				return
 			}
 			if !ok {
-				a = plan.Action{Image: image, Reason: plan.Reason{Code: plan.CodeObserveOnly, Text: "the manager is in observe-only mode"}}
+				a = plan.Action{Image: image, Reason: model.Reason{Code: plan.CodeObserveOnly, Text: "the manager is in observe-only mode"}}
 			}
 			// The state changed since the last round. The client receives the rejection only when
 			// its request is withdrawn, so that no job starts after that.
@@ -97,7 +97,7 @@ func (l *Loop) RequestUpload(image string, digest ident.Digest, done func(ident.
 // is temporary if the existing file may turn out to be the image, if the action waits until a known
 // time, or if it waits for another node for some seconds; otherwise a person has to act first.
 func uploadRejected(planned plan.Action) error {
-	if checks := planned.Op == plan.Verify || planned.Op == plan.Adopt; checks || planned.Code.IsBrief() || !planned.Until.IsZero() {
+	if checks := planned.Op == model.Verify || planned.Op == model.Adopt; checks || plan.IsBrief(planned.Code) || !planned.Until.IsZero() {
 		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Text)
 	}
 	return httperror.New(http.StatusConflict, "%s cannot be uploaded: %s", planned.Image, planned.Text)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -24,15 +25,15 @@ func TestUploadRejectedStatus(t *testing.T) {
 		planned plan.Action
 		status  int
 	}{
-		{plan.Action{Op: plan.Wait, Reason: plan.Reason{Code: plan.CodePeerUnqueried}}, http.StatusServiceUnavailable},
-		{plan.Action{Op: plan.Wait, Reason: plan.Reason{Code: plan.CodePeerUnsettled}}, http.StatusServiceUnavailable},
-		{plan.Action{Op: plan.Wait, Reason: plan.Reason{Code: plan.CodeVerifyFirst}}, http.StatusServiceUnavailable},
-		{plan.Action{Op: plan.Verify}, http.StatusServiceUnavailable},
-		{plan.Action{Op: plan.Adopt}, http.StatusServiceUnavailable},
-		{plan.Action{Op: plan.Wait, Until: time.Unix(1, 0)}, http.StatusServiceUnavailable},
-		{plan.Action{Op: plan.Wait}, http.StatusConflict},
-		{plan.Action{Op: plan.Blocked}, http.StatusConflict},
-		{plan.Action{Op: plan.Sync}, http.StatusConflict},
+		{plan.Action{Op: model.Wait, Reason: model.Reason{Code: plan.CodePeerUnqueried}}, http.StatusServiceUnavailable},
+		{plan.Action{Op: model.Wait, Reason: model.Reason{Code: plan.CodePeerUnsettled}}, http.StatusServiceUnavailable},
+		{plan.Action{Op: model.Wait, Reason: model.Reason{Code: plan.CodeVerifyFirst}}, http.StatusServiceUnavailable},
+		{plan.Action{Op: model.Verify}, http.StatusServiceUnavailable},
+		{plan.Action{Op: model.Adopt}, http.StatusServiceUnavailable},
+		{plan.Action{Op: model.Wait, Until: time.Unix(1, 0)}, http.StatusServiceUnavailable},
+		{plan.Action{Op: model.Wait}, http.StatusConflict},
+		{plan.Action{Op: model.Blocked}, http.StatusConflict},
+		{plan.Action{Op: model.Sync}, http.StatusConflict},
 		{plan.Action{}, http.StatusConflict},
 	} {
 		test.planned.Image, test.planned.Text = "parrot", "why"
@@ -55,20 +56,20 @@ func TestInterruptedUpload(t *testing.T) {
 	l.reconciler.Observe(d)
 	part, err := l.reconciler.disks.open[ident.DiskRef{Node: "node1", Disk: "disk1"}].handle.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
-	must(t, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: "one", Size: 1 << 20}))
+	must(t, part.Begin(disk.PartSource{Kind: model.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())
 	o := l.reconciler.Observe(d)
-	o.Disks[there] = plan.Disk{Copies: map[ident.ID]plan.Copy{image.ID: plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "a"))}}
+	o.Disks[there] = model.Disk{Copies: map[ident.ID]model.Copy{image.ID: plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "a"))}}
 	for _, test := range []struct {
-		peer plan.Peer
+		peer model.Peer
 		id   string
 		want bool
 	}{
-		{peer: plan.Peer{Queried: true, Problem: "no answer"}, id: "one", want: true},
-		{peer: plan.Peer{Queried: true, Problem: "no answer"}, id: "two"},
-		{peer: plan.Peer{Queried: true}, id: "one"},
+		{peer: model.Peer{Queried: true, Problem: "no answer"}, id: "one", want: true},
+		{peer: model.Peer{Queried: true, Problem: "no answer"}, id: "two"},
+		{peer: model.Peer{Queried: true}, id: "one"},
 	} {
-		o.Peers = map[string]plan.Peer{"node2": test.peer}
+		o.Peers = map[string]model.Peer{"node2": test.peer}
 		l.view.Store(&status.View{Desired: d, Observed: o, Loaded: true})
 		if got := (uploadHost{l}).Interrupted(test.id); got != test.want {
 			t.Errorf("upload %s, node2 %+v: got %v", test.id, test.peer, got)

@@ -26,7 +26,7 @@ type usageOnDisk struct {
 func (p pendingUsage) applyTo(o plan.Observed) {
 	for key, usage := range p {
 		if seen := o.Disks[key.Disk]; seen.UUID == usage.diskUUID {
-			seen.ApplyUsage(usage.Usage)
+			o.ApplyUsage(usage.Usage)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 	for _, usage := range d.UsageUpdates(o) {
 		seen := o.Disks[usage.Copy.Disk]
 		r.pendingUsage[usage.Copy] = usageOnDisk{usage, seen.UUID}
-		seen.ApplyUsage(usage)
+		o.ApplyUsage(usage)
 	}
 	if d.Allowed == schema.ObserveOnly {
 		return false

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -46,7 +47,7 @@ func newUnwritable(t *testing.T) *unwritable {
 }
 
 // converge converges the node, and returns the copy if it still exists.
-func (u *unwritable) converge(d plan.Desired) (c plan.Copy, exists bool) {
+func (u *unwritable) converge(d plan.Desired) (c model.Copy, exists bool) {
 	u.t.Helper()
 	o, _, err := u.Converge(u.t.Context(), d)
 	if err != nil {
@@ -137,11 +138,11 @@ func TestFailureDoesNotApplyToAnotherDisk(t *testing.T) {
 		for ref := range o.Disks {
 			key.Disk = ref
 		}
-		a := plan.NewAction(plan.Sync, key, plan.Reason{}, 0)
+		a := plan.NewAction(model.Sync, key, model.Reason{}, 0)
 		u.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: a, Image: u.declared.Config.Images["parrot"]}}, stop: func() {}}
 		u.jobs.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
 		u.endJob(jobEnd{key: key, err: syscall.EIO})
-		if o := u.Observe(u.declared); o.Failures[key].Fault != plan.FaultDisk {
+		if o := u.Observe(u.declared); o.Failures[key].Fault != model.FaultDisk {
 			t.Fatalf("the failures are %+v, want one of the disk", o.Failures)
 		}
 		u.obstruct()

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -42,7 +42,7 @@ func TestDefaults(t *testing.T) {
 	wantImage := Image{
 		ID: ident.ID{Name: "parrot", UUID: c.Images["parrot"].ID.UUID}, Copies: 1, Pos: document.Position{File: "config.yaml", Line: 2, Column: 10},
 		Source:       Source{Download: &Download{URL: "https://example.com/x.gz", Mirrors: []string{}, Unpack: UnpackGzip, MaxSize: 1 << 40}},
-		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []ident.DiskRef{}, FollowReplicas: true, Declaration: disk.Declaration{File: "config.yaml"},
+		NodeSelector: []string{}, DiskSelector: []string{}, Disks: []ident.DiskRef{}, FollowReplicas: true, Declaration: model.Declaration{File: "config.yaml"},
 	}
 	if !reflect.DeepEqual(c.Images["parrot"], wantImage) {
 		t.Errorf("image is\n%+v, want\n%+v", c.Images["parrot"], wantImage)
@@ -84,7 +84,7 @@ func TestEveryFieldIsDecoded(t *testing.T) {
 		t.Errorf("node1 is %+v", n)
 	}
 	m := c.Images["downloaded"]
-	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (ident.DiskRef{Node: "node2", Disk: "a"}) || m.Format != disk.Raw ||
+	if !m.AllDisks || m.BandwidthLimit != 10<<20 || m.Disks[0] != (ident.DiskRef{Node: "node2", Disk: "a"}) || m.Format != model.Raw ||
 		m.KeepGenerations != 2 || m.FollowReplicas || m.Source.Download.Index != "https://example.com/image.raw.caibx" || m.Source.Download.Store != "s3://bucket/default.castr" ||
 		m.Source.Download.MaxSize != 100<<30 || m.Source.Download.Unpack != UnpackXZ || m.Source.Download.PackedChecksum.Algorithm() != ident.SHA256 {
 		t.Errorf("downloaded is %+v, %+v", m, m.Source.Download)

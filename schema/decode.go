@@ -11,8 +11,8 @@ import (
 
 	"cuelang.org/go/cue"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -234,7 +234,7 @@ func sorted(list []string) []string {
 func (d *decoder) image(name string, raw rawImage) *Image {
 	m := &Image{
 		ID: ident.ID{Name: name, UUID: raw.UUID}, UUIDDeclared: raw.UUID != "",
-		Format:       disk.Format(raw.Format),
+		Format:       model.Format(raw.Format),
 		Title:        raw.Title,
 		NodeSelector: sorted(raw.NodeSelector), DiskSelector: sorted(raw.DiskSelector),
 		followReplicas: raw.FollowReplicas,
@@ -296,7 +296,7 @@ func (d *decoder) source(raw rawSource) (s Source) {
 		e := raw.ExportFromVolume
 		s.ExportFromVolume = &ExportFromVolume{
 			VolumeName: e.VolumeName, SnapshotName: e.SnapshotName, Path: e.Path,
-			ExportType: disk.Format(e.ExportType), Compress: e.Compress,
+			ExportType: model.Format(e.ExportType), Compress: e.Compress,
 		}
 		d.export(*s.ExportFromVolume)
 	case raw.Restore != nil:
@@ -325,7 +325,7 @@ func (d *decoder) export(e ExportFromVolume) {
 	case e.Path != "" && path.Clean(e.Path) != e.Path:
 		d.report(at.With("path"), "is not clean", "write it without \"..\", \"//\" and a slash at the end")
 	}
-	if e.Compress && e.ExportType != disk.QCOW2 {
+	if e.Compress && e.ExportType != model.QCOW2 {
 		d.report(at.With("compress"), "needs exportType qcow2", "set that, or remove this")
 	}
 }

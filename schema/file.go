@@ -9,8 +9,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
@@ -42,7 +42,7 @@ type definition struct {
 	key
 	file        string         // the parsedFile that contains it
 	kind        *manifest.Kind // nil in the native form
-	declaration disk.Declaration
+	declaration model.Declaration
 	pos         document.Position // of the name
 	// value is, in the native form, what the name stands for; for a setting, a mapping with
 	// that one field. For a manifest, it is the whole document.
@@ -338,7 +338,7 @@ func (p *parsedFile) addSection(s section, v *document.Value) {
 			return // measured rejects the file
 		}
 		d := &definition{key: key{s, f.Name}, file: p.Path, pos: f.Pos, value: f.Value,
-			declaration: disk.Declaration{File: p.Path, ConfigMap: p.ConfigMap}}
+			declaration: model.Declaration{File: p.Path, ConfigMap: p.ConfigMap}}
 		if s == settingsSection {
 			d.value = &document.Value{Kind: document.Map, Fields: []document.Field{f}, Pos: f.Pos}
 		}
@@ -398,7 +398,7 @@ func (p *parsedFile) addCUEProblem(problem document.Problem) {
 		}
 	}
 	p.accepted = true
-	p.native = append(p.native, &definition{key: k, file: p.Path, declaration: disk.Declaration{File: p.Path}, pos: problem.Position,
+	p.native = append(p.native, &definition{key: k, file: p.Path, declaration: model.Declaration{File: p.Path}, pos: problem.Position,
 		value: &document.Value{}, checked: &checked{}, problems: []document.Problem{problem}})
 }
 

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // TestHarvester loads each file of testdata/harvester as one directory.
@@ -132,7 +132,7 @@ parameters: {backingImage: vmi-2827688d-e6a1-4a3b-8d46-4138a6233255%s}
 			if len(r.Config.Images) != 1 {
 				t.Errorf("declared: %v", sortedKeys(r.Config.Images))
 			}
-			if _, undecided := r.Undecided().MayDeclare("vmi-2827688d-e6a1-4a3b-8d46-4138a6233255", disk.Declaration{}); !undecided {
+			if _, undecided := r.Undecided().MayDeclare("vmi-2827688d-e6a1-4a3b-8d46-4138a6233255", model.Declaration{}); !undecided {
 				t.Errorf("the image may be deleted:\n%s", describe(r))
 			}
 		})

@@ -4,8 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
@@ -18,7 +18,7 @@ type Image struct {
 	UUIDDeclared bool         `json:"-"`
 	Source       Source       `json:"source"`
 	Checksum     ident.Digest `json:"checksum,omitzero"` // zero: none is declared
-	Format       disk.Format  `json:"format,omitempty"`  // "": none is declared
+	Format       model.Format `json:"format,omitempty"`  // "": none is declared
 	// Copies is at least 1 and has the settings' default applied. AllDisks means
 	// one copy on every disk that matches; Copies is 1 then.
 	Copies         int             `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
@@ -48,7 +48,7 @@ type Image struct {
 	// Checksum is then zero, as in Longhorn.
 	ChecksumIgnored bool `json:"-"`
 	// Declaration identifies the document that declares the image.
-	Declaration disk.Declaration `json:"-"`
+	Declaration model.Declaration `json:"-"`
 	// Pos is the position of the definition.
 	Pos document.Position `json:"-"`
 }
@@ -169,11 +169,11 @@ type Upload struct{}
 // ExportFromVolume makes the image from a volume: from a replica of Longhorn, or
 // from a file or block device. Exactly one of VolumeName and Path is set.
 type ExportFromVolume struct {
-	VolumeName   string      `json:"volumeName,omitempty"`
-	SnapshotName string      `json:"snapshotName,omitempty"` // "": the current content
-	Path         string      `json:"path,omitempty"`
-	ExportType   disk.Format `json:"exportType"`
-	Compress     bool        `json:"compress,omitempty"` // only with ExportType qcow2
+	VolumeName   string       `json:"volumeName,omitempty"`
+	SnapshotName string       `json:"snapshotName,omitempty"` // "": the current content
+	Path         string       `json:"path,omitempty"`
+	ExportType   model.Format `json:"exportType"`
+	Compress     bool         `json:"compress,omitempty"` // only with ExportType qcow2
 }
 
 // Restore makes the image from a backup.

@@ -12,7 +12,8 @@ import (
 	"testing"
 
 	"github.com/rogpeppe/go-internal/txtar"
-	"github.com/seed-26586806/backing-image-manager/disk"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
@@ -43,7 +44,7 @@ func testArchive(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	loader, files := NewLoader(), map[string]configdir.File{}
-	declared := map[string]disk.Declaration{} // by image, at an earlier state
+	declared := map[string]model.Declaration{} // by image, at an earlier state
 	for i, f := range a.Files {
 		if f.Name != "want" {
 			files[f.Name] = configdir.File{Path: f.Name, Data: f.Data}
@@ -80,7 +81,7 @@ func snapshot(files map[string]configdir.File) configdir.Snapshot {
 
 // describeRemoved returns a line for each image that is not declared any more. The line says
 // whether its copies are kept: a document that is skipped must not delete what it declared.
-func describeRemoved(r Result, declared map[string]disk.Declaration) string {
+func describeRemoved(r Result, declared map[string]model.Declaration) string {
 	var b strings.Builder
 	for _, name := range sortedKeys(declared) {
 		held := slices.ContainsFunc(r.Invalid, func(h InvalidImage) bool { return h.Name == name })

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
@@ -92,7 +92,7 @@ func (r Result) Undecided() Undecided { return Undecided{r.Skipped, r.Emptied} }
 // MayDeclare returns why an image that is not in the configuration may have lost its declaration
 // by mistake. The argument last identifies the document that declared the image last; last.File is
 // "" if that document is unknown. MayDeclare returns false if the image was removed on purpose.
-func (u Undecided) MayDeclare(name string, last disk.Declaration) (reason string, undecided bool) {
+func (u Undecided) MayDeclare(name string, last model.Declaration) (reason string, undecided bool) {
 	for _, s := range u.Skipped {
 		if s.Image == name {
 			return fmt.Sprintf("the %s in %s has the same name and is skipped, because it %s; to delete the image, remove this document, too", s.Kind, s.Position, s.Why), true

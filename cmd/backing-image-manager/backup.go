@@ -11,13 +11,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/spf13/cobra"
 )
 
 func newImageBackup() *cobra.Command {
@@ -167,7 +169,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	}
 	best := bestCopy(copies)
 	p := &fetch.Progress{}
-	stop := bars.watch(singleTransfer(plan.Backup, best.ID, best.disk.Path(), p))
+	stop := bars.watch(singleTransfer(model.Backup, best.ID, best.disk.Path(), p))
 	err = w.Create(ctx, best.disk, best.ID, p)
 	stop()
 	switch {

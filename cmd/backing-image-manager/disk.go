@@ -5,12 +5,15 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
@@ -46,26 +49,10 @@ become a disk. A disk that has an identity keeps it.`,
 	}
 }
 
-// diskReport is the result of disk check. Its JSON is a stable interface; sizes are in
-// bytes.
+// diskReport is the result of disk check. Its JSON is a stable interface.
 type diskReport struct {
-	Path      string       `json:"path"`
-	UUID      string       `json:"uuid"`
-	Total     int64        `json:"total"`
-	Free      int64        `json:"free"`
-	Copies    []copyReport `json:"copies"`
-	Unmanaged []string     `json:"foreign"` // folders that this program ignores
-	Problems  []string     `json:"problems"`
-}
-
-// copyReport is one copy. The fields that it repeats are always present in its JSON.
-type copyReport struct {
-	disk.Copy
-	Size     int64        `json:"size"`
-	RealSize int64        `json:"realSize"`
-	SHA512   ident.Digest `json:"sha512"`
-	Owned    bool         `json:"owned"`
-	InUse    string       `json:"inUse,omitempty"` // the replicas that use it
+	model.Disk
+	Problems []string `json:"problems"`
 }
 
 func newDiskCheck() *cobra.Command {
@@ -112,10 +99,7 @@ func checkDisk(path string) (diskReport, error) {
 		return diskReport{}, err
 	}
 	users := d.Users()
-	r := diskReport{
-		Path: d.Path(), UUID: d.UUID(), Total: space.Total, Free: space.Free,
-		Copies: []copyReport{}, Unmanaged: append([]string{}, listing.Unmanaged...), Problems: []string{},
-	}
+	r := diskReport{model.Disk{Path: d.Path(), UUID: d.UUID(), Space: space, Copies: model.Copies{}, Unmanaged: listing.Unmanaged}, []string{}}
 	if err := users.Err(); err != nil {
 		r.Problems = append(r.Problems, "cannot determine what is in use: "+err.Error())
 	}
@@ -125,11 +109,12 @@ func checkDisk(path string) (diskReport, error) {
 	return r, nil
 }
 
-func (r *diskReport) add(c disk.Copy, users disk.Users) {
-	r.Copies = append(r.Copies, copyReport{c, c.Size, c.RealSize, c.SHA512, c.Owned, strings.Join(users.Replicas(c.ID), ", ")})
-	if c.State == disk.Failed || c.State == disk.Unknown {
+func (r *diskReport) add(c model.Copy, users disk.Users) {
+	c.UsedBy = strings.Join(users.Replicas(c.ID), ", ")
+	r.Copies[c.ID] = c
+	if c.State == model.Failed || c.State == model.Unknown {
 		problem := c.String()
-		if c.State == disk.Unknown && !c.Owned {
+		if c.State == model.Unknown && !c.Owned {
 			problem += "; if an image with this uuid is declared, it is verified once and adopted"
 		}
 		r.Problems = append(r.Problems, problem)
@@ -142,8 +127,8 @@ func (r diskReport) text() string {
 		{"path", r.Path},
 		{"space", fmt.Sprintf("%s free of %s", report.Size(r.Free), report.Size(r.Total))},
 	}
-	for _, c := range r.Copies {
-		rows = append(rows, []string{"copy", c.text()})
+	for _, id := range slices.SortedFunc(maps.Keys(r.Copies), ident.ID.Compare) {
+		rows = append(rows, []string{"copy", copyText(r.Copies[id])})
 	}
 	for _, folder := range r.Unmanaged {
 		rows = append(rows, []string{"unmanaged", folder})
@@ -154,7 +139,7 @@ func (r diskReport) text() string {
 	return strings.Join(report.Align(rows), "\n") + "\n"
 }
 
-func (c copyReport) text() string {
+func copyText(c model.Copy) string {
 	parts := []string{c.ID.String(), string(c.State)}
 	switch {
 	case c.Size > 0:
@@ -165,8 +150,8 @@ func (c copyReport) text() string {
 	if c.Format != "" {
 		parts = append(parts, string(c.Format))
 	}
-	if c.InUse != "" {
-		parts = append(parts, "used by "+c.InUse)
+	if c.UsedBy != "" {
+		parts = append(parts, "used by "+c.UsedBy)
 	}
 	if !c.Owned {
 		parts = append(parts, "not adopted")

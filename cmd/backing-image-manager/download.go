@@ -16,11 +16,11 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -139,7 +139,7 @@ func suggestForce(err error) error {
 func (d *destination) write(ctx context.Context, source imageSource, bars *progress) error {
 	image, p := source.info(), &fetch.Progress{}
 	p.Total.Store(image.size)
-	defer bars.watch(singleTransfer(plan.Download, image.ID, image.disk, p))()
+	defer bars.watch(singleTransfer(model.Download, image.ID, image.disk, p))()
 	w := outfile.NewStreamWriter(d.out, d.Compression, image.size)
 	if d.Path != "-" {
 		var err error
@@ -344,11 +344,11 @@ func (c localCopy) checkReady() error {
 		state += ": " + printable.Line(s.Message)
 	}
 	switch s.State {
-	case disk.Ready:
+	case model.Ready:
 		return nil
-	case disk.Unknown:
+	case model.Unknown:
 		return fmt.Errorf("%s is not ready: it is %s; backing-image verify verifies it", c, state)
-	case disk.InProgress:
+	case model.InProgress:
 		return fmt.Errorf("%s is not ready: it is a partial file; a daemon or reconcile completes it", c)
 	}
 	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile replaces it if it is declared", c, state)

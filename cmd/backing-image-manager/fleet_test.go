@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -85,14 +85,14 @@ func saveStatus(t testing.TB, f fleetFiles) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := plan.Observed{Now: time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC), Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	o := plan.Observed{Now: time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC), Disks: map[ident.DiskRef]model.Disk{}, Peers: map[string]model.Peer{}}
 	for node, declared := range result.Config.Nodes {
 		if node != d.Node {
-			o.Peers[node] = plan.Peer{Queried: true, ConfigDigest: result.Digest, LastResponse: o.Now}
+			o.Peers[node] = model.Peer{Queried: true, ConfigDigest: result.Digest, LastResponse: o.Now}
 		}
 		for name, one := range declared.Disks {
-			o.Disks[ident.DiskRef{Node: node, Disk: name}] = plan.Disk{
-				Path: one.Path, UUID: node + name, Space: disk.Space{Total: 1 << 42, Free: 1 << 41}, Copies: map[ident.ID]plan.Copy{},
+			o.Disks[ident.DiskRef{Node: node, Disk: name}] = model.Disk{
+				Path: one.Path, UUID: node + name, Space: model.Space{Total: 1 << 42, Free: 1 << 41}, Copies: map[ident.ID]model.Copy{},
 			}
 		}
 	}
@@ -103,10 +103,8 @@ func saveStatus(t testing.TB, f fleetFiles) {
 			t.Fatal(err)
 		}
 		for _, c := range image.Copies {
-			o.Disks[ident.DiskRef{Node: c.Node, Disk: c.Disk}].Copies[id] = plan.Copy{Copy: disk.Copy{
-				ID: id, State: disk.Ready, Format: disk.Raw, Size: 8 << 30, VirtualSize: 8 << 30, RealSize: 2 << 30, Owned: true, HasCfg: true,
-				SHA512: sum, ManifestDigest: sum, VerifiedAt: o.Now.Add(-240 * time.Hour),
-			}}
+			o.Disks[ident.DiskRef{Node: c.Node, Disk: c.Disk}].Copies[id] = model.Copy{ID: id, State: model.Ready, Format: model.Raw, Size: 8 << 30, VirtualSize: 8 << 30, RealSize: 2 << 30, Owned: true, HasCfg: true,
+				SHA512: sum, ManifestDigest: sum, VerifiedAt: o.Now.Add(-240 * time.Hour)}
 		}
 	}
 	var text bytes.Buffer

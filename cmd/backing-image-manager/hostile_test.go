@@ -14,10 +14,9 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -54,13 +53,13 @@ func TestErrorsHaveOnePrintableLineEach(t *testing.T) {
 }
 
 func TestDiskReportIsPrintable(t *testing.T) {
-	r := diskReport{Path: hostileText, UUID: hostileText, Unmanaged: []string{hostileText}, Problems: []string{hostileText}, Copies: []copyReport{{Copy: disk.Copy{ID: ident.ID{Name: hostileText, UUID: hostileText}}, InUse: hostileText}}}
+	r := diskReport{model.Disk{Path: hostileText, UUID: hostileText, Unmanaged: []string{hostileText}, Copies: model.NewCopies(model.Copy{ID: ident.ID{Name: hostileText, UUID: hostileText}, UsedBy: hostileText})}, []string{hostileText}}
 	wantLines(t, "the report", r.text(), 6)
 }
 
 func TestProgressIsPrintable(t *testing.T) {
 	var m rateMeter
-	lines := m.lines(time.Unix(0, 0), singleTransfer(plan.Download, ident.ID{Name: hostileText, UUID: "6846a0b2"}, hostileText, &fetch.Progress{})(), 4000)
+	lines := m.lines(time.Unix(0, 0), singleTransfer(model.Download, ident.ID{Name: hostileText, UUID: "6846a0b2"}, hostileText, &fetch.Progress{})(), 4000)
 	wantLines(t, "the bars", strings.Join(lines, "\n")+"\n", 1)
 }
 

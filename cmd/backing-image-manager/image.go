@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -72,7 +73,7 @@ func (f *imageFlags) images(ctx context.Context) ([]status.ImageStatus, error) {
 		}
 		var known []string
 		for _, d := range s.Disks {
-			known = append(known, d.Node+"/"+d.Disk)
+			known = append(known, d.Node+"/"+d.Name)
 		}
 		return report.VisibleImages(s), f.checkOn(known)
 	}
@@ -167,7 +168,7 @@ func newImageGet() *cobra.Command {
 // offlineDisk is a disk that a command uses without a daemon.
 type offlineDisk struct {
 	*disk.Disk
-	copies []disk.Copy
+	copies []model.Copy
 }
 
 func openDisks(paths []string) (disks []offlineDisk, err error) {
@@ -207,8 +208,8 @@ func imagesOn(disks []offlineDisk) []status.ImageStatus {
 				at[c.ID] = i
 				images = append(images, status.ImageStatus{Name: c.ID.Name, UUID: c.ID.UUID})
 			}
-			if images[i].Expected.IsZero() {
-				images[i].Expected = c.CfgExpected
+			if images[i].Checksum.IsZero() {
+				images[i].Checksum = c.CfgExpected
 			}
 			images[i].Copies = append(images[i].Copies, copyStatus(d.Path(), c, users))
 		}
@@ -217,21 +218,11 @@ func imagesOn(disks []offlineDisk) []status.ImageStatus {
 }
 
 // copyStatus returns the status of a copy on the disk at path.
-func copyStatus(path string, c disk.Copy, users disk.Users) status.CopyStatus {
-	inUse, _ := users.InUse(c.ID)
-	s := status.CopyStatus{
-		Disk: path, State: c.State, Message: c.Message, Format: c.Format,
-		Size: c.Size, VirtualSize: c.VirtualSize, RealSize: c.RealSize, SHA512: c.SHA512, SHA256: c.SHA256,
-		Owned: c.Owned, VerifiedAt: c.VerifiedAt, InUse: inUse, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince,
-	}
-	switch {
-	case c.State == disk.Ready:
-		s.Progress = 100
-	case c.State == disk.Pending && c.PartBytes > 0:
-		s.State, s.Done, s.Total = disk.InProgress, c.PartBytes, c.PartTotal
-		if c.PartTotal > 0 {
-			s.Progress = int(min(99, 100*c.PartBytes/c.PartTotal))
-		}
+func copyStatus(path string, c model.Copy, users disk.Users) status.CopyStatus {
+	c.UsedBy, _ = users.InUse(c.ID)
+	s := status.NewCopyStatus(ident.DiskRef{Disk: path}, c)
+	if c.State == model.Pending && c.PartBytes > 0 {
+		s.State = model.InProgress
 	}
 	return s
 }
@@ -239,7 +230,7 @@ func copyStatus(path string, c disk.Copy, users disk.Users) status.CopyStatus {
 // localCopy is one copy on one disk.
 type localCopy struct {
 	disk *disk.Disk
-	disk.Copy
+	model.Copy
 }
 
 func (c localCopy) String() string { return fmt.Sprintf("%s on %s", c.ID, c.disk.Path()) }

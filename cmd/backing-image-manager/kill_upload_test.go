@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -179,7 +180,7 @@ func checkOnlyImage(t *testing.T, data string, want []byte) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if list, err := d.List(); err != nil || len(list.Copies) != 1 || list.Copies[0].State != disk.Ready || len(list.Unmanaged) > 0 {
+	if list, err := d.List(); err != nil || len(list.Copies) != 1 || list.Copies[0].State != model.Ready || len(list.Unmanaged) > 0 {
 		t.Errorf("the disk has %+v, error %v", list, err)
 	}
 }

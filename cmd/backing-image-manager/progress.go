@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -105,7 +106,7 @@ func (p *progress) watch(transfers func() map[ident.CopyRef]job.Transfer) (stop 
 }
 
 // singleTransfer is the argument of watch for one transfer outside a reconciler.
-func singleTransfer(kind plan.Op, id ident.ID, place string, p *fetch.Progress) func() map[ident.CopyRef]job.Transfer {
+func singleTransfer(kind model.Op, id ident.ID, place string, p *fetch.Progress) func() map[ident.CopyRef]job.Transfer {
 	t := job.Transfer{
 		Action:   plan.Action{Op: kind, Image: id.Name, UUID: id.UUID, Disk: place},
 		Progress: p,
@@ -187,7 +188,7 @@ func (m *rateMeter) lines(now time.Time, transfers map[ident.CopyRef]job.Transfe
 	})
 	keys = slices.DeleteFunc(keys, func(key ident.CopyRef) bool {
 		kind := transfers[key].Action.Op
-		return kind == plan.Cleanup || kind == plan.Evict
+		return kind == model.Cleanup || kind == model.Evict
 	})
 	samples := map[ident.CopyRef][]sample{} // without those of transfers that ended
 	for _, key := range keys {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -17,7 +18,7 @@ import (
 
 func TestBarsShowRateAndRemainingTime(t *testing.T) {
 	running := map[ident.CopyRef]job.Transfer{}
-	transfer := func(kind plan.Op, image string, done, total int64) *fetch.Progress {
+	transfer := func(kind model.Op, image string, done, total int64) *fetch.Progress {
 		p := &fetch.Progress{}
 		p.Done.Store(done)
 		p.Total.Store(total)
@@ -25,9 +26,9 @@ func TestBarsShowRateAndRemainingTime(t *testing.T) {
 		running[a.CopyRef()] = job.Transfer{Action: a, Progress: p}
 		return p
 	}
-	parrot := transfer(plan.Download, "parrot", 512<<20, 1<<30) // resumed after half
-	desert := transfer(plan.Sync, "desert", 0, -1)
-	transfer(plan.Cleanup, "old", 0, 1<<30)
+	parrot := transfer(model.Download, "parrot", 512<<20, 1<<30) // resumed after half
+	desert := transfer(model.Sync, "desert", 0, -1)
+	transfer(model.Cleanup, "old", 0, 1<<30)
 
 	var m rateMeter
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
@@ -63,7 +64,7 @@ download  parrot  d
 
 // The bytes that exist when a transfer resumes become known after its first bar was drawn.
 func TestRateOmitsResumedBytes(t *testing.T) {
-	a := plan.Action{Op: plan.Download, Image: "parrot", UUID: "6846a0b2", Node: "node1", Disk: "disk1"}
+	a := plan.Action{Op: model.Download, Image: "parrot", UUID: "6846a0b2", Node: "node1", Disk: "disk1"}
 	p := &fetch.Progress{}
 	p.Total.Store(1 << 30)
 	running := map[ident.CopyRef]job.Transfer{a.CopyRef(): {Action: a, Progress: p}}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
@@ -318,7 +319,7 @@ func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
 }
 
 // missingRequirements returns an error for each missing folder of credentials or keys, and for a missing backup store.
-func missingRequirements(f nodeFlags, op plan.Op, image schema.Image) (missing []error) {
+func missingRequirements(f nodeFlags, op model.Op, image schema.Image) (missing []error) {
 	add := func(err error) {
 		if err != nil {
 			missing = append(missing, err)
@@ -326,19 +327,19 @@ func missingRequirements(f nodeFlags, op plan.Op, image schema.Image) (missing [
 	}
 	s := image.Source
 	switch {
-	case op == plan.Backup && image.Backup != nil:
+	case op == model.Backup && image.Backup != nil:
 		add(checkSecret(f.secretsDir, image.Backup.Credentials))
 		add(checkStore(image.Backup.Target))
-	case op == plan.Download && s.Download != nil:
+	case op == model.Download && s.Download != nil:
 		add(checkSecret(f.secretsDir, s.Download.Credentials))
 		if image.Verify != nil {
 			add(checkKeys(f.keysDir, *image.Verify))
 		}
-	case op == plan.Restore && s.Restore != nil:
+	case op == model.Restore && s.Restore != nil:
 		add(checkSecret(f.secretsDir, s.Restore.Credentials))
 		target, _, _ := backup.ParseURL(s.Restore.BackupURL) // the schema has checked it
 		add(checkStore(target))
-	case op == plan.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
+	case op == model.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
 		add(checkSecret(f.secretsDir, s.Clone.Secret))
 	}
 	return missing

@@ -1,8 +1,9 @@
 package main
 
 import (
-	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
 func newStatus() *cobra.Command {

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/spf13/cobra"
+
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/scenario"
-	"github.com/spf13/cobra"
 )
 
 // testCmd is one run of the command test.

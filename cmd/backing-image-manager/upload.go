@@ -17,10 +17,10 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -155,7 +155,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 			bars.logger().Warn("interrupted; resuming", "error", daemon.Unreachable(err).Error())
 		})
 	}
-	stop := bars.watch(singleTransfer(plan.Upload, ident.ID{Name: u.name}, daemon.Address(), p))
+	stop := bars.watch(singleTransfer(model.Upload, ident.ID{Name: u.name}, daemon.Address(), p))
 	client := upload.Client{Base: daemon.URL(), Transport: transport}
 	if token != "" {
 		client.Authorization = "Bearer " + token
@@ -211,7 +211,7 @@ func (u *uploadCmd) readyDigest(ctx context.Context) (ident.Digest, error) {
 			continue
 		}
 		for _, c := range image.Copies {
-			if c.State == disk.Ready {
+			if c.State == model.Ready {
 				return c.SHA512, nil
 			}
 		}
@@ -313,14 +313,14 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	}
 	defer func() { _ = unlock() }() // the kernel unlocks when the process ends
 	switch c := on.Stat(image.ID); c.State {
-	case disk.Ready:
+	case model.Ready:
 		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
 		return u.compareReady(ctx, request.Content, c.SHA512, refusal)
-	case disk.Unknown: // a commit would not replace it
+	case model.Unknown: // a commit would not replace it
 		return fmt.Errorf("%s already has an unverified file for %s (%s): run reconcile to verify it", on.Path(), image.ID, c.Message)
 	}
 	made, err := u.fill(ctx, on, request, disk.PartOptions{
-		SHA256: request.Digest.Algorithm() == ident.SHA256, Format: disk.Format(image.Format), Reserve: reservedBytes(result.Config.Nodes, on.Path()),
+		SHA256: request.Digest.Algorithm() == ident.SHA256, Format: model.Format(image.Format), Reserve: reservedBytes(result.Config.Nodes, on.Path()),
 		Accept: request.CanResume,
 	}, image.ID)
 	if err != nil {
@@ -332,17 +332,17 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 
 // fill writes the content into a partial file and commits it. An interrupted file can be
 // resumed, and stays. Data from a pipe cannot, and is discarded.
-func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Request, options disk.PartOptions, id ident.ID) (disk.Copy, error) {
+func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Request, options disk.PartOptions, id ident.ID) (model.Copy, error) {
 	part, err := on.OpenPart(ctx, id, options)
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	p := &fetch.Progress{}
 	file, isFile := request.Content.(*upload.File)
 	if isFile {
 		p.Total.Store(file.Size())
 	}
-	stop := newProgress(u.err).watch(singleTransfer(plan.Upload, id, on.Path(), p))
+	stop := newProgress(u.err).watch(singleTransfer(model.Upload, id, on.Path(), p))
 	err = upload.FillLocal(ctx, part, request, p)
 	stop()
 	_, final := errors.AsType[*fetch.Error](err)
@@ -350,11 +350,11 @@ func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Req
 	case err == nil:
 		return part.Commit(request.Digest)
 	case final || !isFile:
-		return disk.Copy{}, errors.Join(err, part.Discard())
+		return model.Copy{}, errors.Join(err, part.Discard())
 	case ctx.Err() != nil:
 		err = stoppedError(request.Content, "the partial file stays on the disk")
 	}
-	return disk.Copy{}, errors.Join(err, part.Close())
+	return model.Copy{}, errors.Join(err, part.Close())
 }
 
 // reservedBytes returns the reserved space of the declared disk at a path, 0 if none is

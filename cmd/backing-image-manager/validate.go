@@ -10,10 +10,11 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
-	"github.com/spf13/cobra"
 )
 
 func newValidate() *cobra.Command {

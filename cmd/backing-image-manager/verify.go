@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -86,12 +87,12 @@ func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, n
 
 // verifyCopy reads one copy and returns its digest if that is the expected one.
 func verifyCopy(ctx context.Context, c localCopy, bars *progress) (ident.Digest, error) {
-	if c.Size == 0 && c.State == disk.Pending {
+	if c.Size == 0 && c.State == model.Pending {
 		return ident.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", c)
 	}
 	p := &fetch.Progress{}
 	p.Total.Store(c.Size)
-	defer bars.watch(singleTransfer(plan.Verify, c.ID, c.disk.Path(), p))()
+	defer bars.watch(singleTransfer(model.Verify, c.ID, c.disk.Path(), p))()
 	if !c.Owned {
 		return verifyUnmanaged(ctx, c, p)
 	}
@@ -102,7 +103,7 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (ident.Digest,
 	if err != nil {
 		return ident.Digest{}, err
 	}
-	if now.State != disk.Ready {
+	if now.State != model.Ready {
 		return ident.Digest{}, fmt.Errorf("%s is %s: %s", c, now.State, now.Message)
 	}
 	return now.SHA512, nil
@@ -169,7 +170,7 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 // argument before is the last status before the request, and now a later one.
 func isVerifying(before, now status.Status, name string) bool {
 	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a plan.Action) bool {
-		return a.Op == plan.Verify && a.Image == name && a.Node == now.Node
+		return a.Op == model.Verify && a.Image == name && a.Node == now.Node
 	})
 }
 
@@ -187,11 +188,11 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			was, wasReady := readyBefore(before, id, c)
 			switch {
 			case !wasReady, c.Node != now.Node: // its own daemon verifies it
-			case c.State == disk.Ready && c.DamagedAt.After(was.DamagedAt):
+			case c.State == model.Ready && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, c.DiskName()))
-			case c.State == disk.Ready && !c.VerifiedAt.After(was.VerifiedAt):
+			case c.State == model.Ready && !c.VerifiedAt.After(was.VerifiedAt):
 				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), printable.Line(c.Message)))
-			case c.State == disk.Ready:
+			case c.State == model.Ready:
 				report.WriteLine(out, "%s on %s: the bytes match: sha512 %s", id, c.DiskName(), c.SHA512)
 			case c.Running && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, c.DiskName()))
@@ -210,7 +211,7 @@ func readyBefore(before status.Status, id ident.ID, c status.CopyStatus) (was st
 			continue
 		}
 		for _, b := range image.Copies {
-			if b.DiskName() == c.DiskName() && b.State == disk.Ready {
+			if b.DiskName() == c.DiskName() && b.State == model.Ready {
 				return b, true
 			}
 		}

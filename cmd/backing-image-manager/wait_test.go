@@ -22,7 +22,7 @@ import (
 func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 	const asks = `"node":"n1","peers":[{"node":"n4","address":"http://user:pass@n4:8000"}]`
 	const known = `"config":{"allowed":"everything","digest":"d1"}`
-	const parrot = `{"name":"parrot","declared":true,"wanted":5,"ready":1,"copies":[
+	const parrot = `{"name":"parrot","declared":true,"desired":5,"ready":1,"copies":[
 		{"node":"n1","disk":"d1","state":"ready","message":"not printed"},{"node":"n1","disk":"d2","state":"failed","message":"404"},
 		{"node":"n2","disk":"d1","state":"unknown"},{"node":"n3","disk":"d1","state":"pending","message":"two\nlines"},{"node":"n4","disk":"d1","state":"pending"}]}`
 	for _, tt := range []struct {
@@ -32,13 +32,13 @@ func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 		permanent    bool
 	}{
 		{"nothing is declared", `{` + known + `}`, nil, "", false},
-		{"all ready", `{` + known + `,"images":[{"name":"parrot","declared":true,"wanted":2,"ready":3}]}`, nil, "", false},
-		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"wanted":1,"message":"blocked"}]}`,
+		{"all ready", `{` + known + `,"images":[{"name":"parrot","declared":true,"desired":2,"ready":3}]}`, nil, "", false},
+		{"other generations do not count", `{` + known + `,"images":[{"name":"parrot","uuid":"1","ready":1},{"name":"parrot","uuid":"2","declared":true,"desired":1,"message":"blocked"}]}`,
 			[]string{"parrot"}, "parrot: 0 of 1 copies ready: blocked", false},
-		{"a reason that another node has", `{` + asks + `,` + known + `,"images":[{"name":"parrot","declared":true,"wanted":2,"copies":[{"node":"n4","disk":"d1","state":"pending","found":{"state":"pending","partBytes":5}}]}]}`, nil,
+		{"a reason that another node has", `{` + asks + `,` + known + `,"images":[{"name":"parrot","declared":true,"desired":2,"copies":[{"node":"n4","disk":"d1","state":"pending","observed":{"state":"pending"},"partBytes":5}]}]}`, nil,
 			"parrot: 0 of 2 copies ready; n4/d1 is pending: its node has the reason: backing-image-manager status --url http://n4:8000", false},
-		{"a reason in the plan", `{` + asks + `,` + known + `,"images":[{"name":"parrot","uuid":"1","declared":true,"wanted":2,"copies":[{"node":"n1","disk":"d1","state":"pending"}]}],
-			"plan":{"actions":[{"action":"wait","image":"parrot","uuid":"1","node":"n4","disk":"d1","reason":"the first copy is created on n4/d1"}]}}`, nil,
+		{"a reason in the plan", `{` + asks + `,` + known + `,"images":[{"name":"parrot","uuid":"1","declared":true,"desired":2,"copies":[{"node":"n1","disk":"d1","state":"pending"}]}],
+			"plan":{"actions":[{"op":"wait","image":"parrot","uuid":"1","node":"n4","disk":"d1","reason":{"text":"the first copy is created on n4/d1"}}]}}`, nil,
 			"parrot: 0 of 2 copies ready; n1/d1 is pending: planned is wait n4/d1: the first copy is created on n4/d1", false},
 		{"reasons of several copies", `{"node":"n1",` + known + `,"images":[` + parrot + `]}`, nil,
 			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: the daemon of node n2 has the reason; n3/d1 is pending: two; lines; n4/d1 is pending: the daemon of node n4 has the reason", false},
@@ -109,7 +109,7 @@ func TestStoppedWaitListsWhatIsMissing(t *testing.T) {
 		if requests.Add(1) == 2 {
 			stop()
 		}
-		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"wanted":1}]}`)
+		fmt.Fprint(w, `{"config":{"allowed":"everything","digest":"d1"},"images":[{"name":"parrot","declared":true,"desired":1}]}`)
 	}))
 	defer daemon.Close()
 	err := waitReady(ctx, newClient(t, daemon.URL), nil, status.ConfigID{}, 0, newProgress(io.Discard))
@@ -123,7 +123,7 @@ func TestStoppedWaitListsWhatIsMissing(t *testing.T) {
 // older configuration.
 func TestWaitJudgesTheConfigurationThatItIsAskedFor(t *testing.T) {
 	const old = `{"config":{"allowed":"everything","digest":"aaaaaaaa","revision":"1111111111"}}`
-	const renewed = `{"config":{"allowed":"everything","digest":"bbbbbbbb","revision":"2222222222"},"images":[{"name":"nest","declared":true,"wanted":1,"ready":1}]}`
+	const renewed = `{"config":{"allowed":"everything","digest":"bbbbbbbb","revision":"2222222222"},"images":[{"name":"nest","declared":true,"desired":1,"ready":1}]}`
 	const emptied = `{"config":{"allowed":"everything","digest":"bbbbbbbb","revision":"2222222222"}}`
 	for _, tt := range []struct {
 		name  string

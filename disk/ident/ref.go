@@ -14,8 +14,8 @@ import (
 // ID identifies one generation of an image: its name, and 8 hex digits that differ between
 // the generations of one name. IDs are comparable with ==.
 type ID struct {
-	Name string `json:"name"`
-	UUID string `json:"uuid"`
+	Name string
+	UUID string
 }
 
 // MaxName is the maximum length of an image name, in bytes.
@@ -67,6 +67,12 @@ func ParseID(folder string) (ID, error) {
 	return id, nil
 }
 
+// MarshalText returns String, or nothing for the zero value.
+func (id ID) MarshalText() ([]byte, error) { return marshal(id) }
+
+// UnmarshalText decodes what MarshalText returns.
+func (id *ID) UnmarshalText(text []byte) error { return unmarshal(id, text, ParseID) }
+
 // Compare orders by name, then by uuid.
 func (id ID) Compare(other ID) int {
 	return cmp.Or(strings.Compare(id.Name, other.Name), strings.Compare(id.UUID, other.UUID))
@@ -77,6 +83,12 @@ type DiskRef struct{ Node, Disk string }
 
 // String returns "node/disk".
 func (r DiskRef) String() string { return r.Node + "/" + r.Disk }
+
+// MarshalText returns String, or nothing for the zero value.
+func (r DiskRef) MarshalText() ([]byte, error) { return marshal(r) }
+
+// UnmarshalText decodes what MarshalText returns.
+func (r *DiskRef) UnmarshalText(text []byte) error { return unmarshal(r, text, ParseDiskRef) }
 
 // Compare orders by node, then by disk.
 func (r DiskRef) Compare(other DiskRef) int {
@@ -103,21 +115,10 @@ type CopyRef struct {
 func (c CopyRef) String() string { return c.Disk.String() + "/" + c.ID.String() }
 
 // MarshalText returns String, or nothing for the zero value.
-func (c CopyRef) MarshalText() ([]byte, error) {
-	if c == (CopyRef{}) {
-		return nil, nil
-	}
-	return []byte(c.String()), nil
-}
+func (c CopyRef) MarshalText() ([]byte, error) { return marshal(c) }
 
 // UnmarshalText decodes what MarshalText returns.
-func (c *CopyRef) UnmarshalText(text []byte) (err error) {
-	*c = CopyRef{}
-	if len(text) > 0 {
-		*c, err = ParseCopyRef(string(text))
-	}
-	return err
-}
+func (c *CopyRef) UnmarshalText(text []byte) error { return unmarshal(c, text, ParseCopyRef) }
 
 // ParseCopyRef parses <node>/<disk>/<folder>.
 func ParseCopyRef(text string) (CopyRef, error) {
@@ -132,4 +133,22 @@ func ParseCopyRef(text string) (CopyRef, error) {
 // Compare orders by disk, then by ID.
 func (c CopyRef) Compare(other CopyRef) int {
 	return cmp.Or(c.Disk.Compare(other.Disk), c.ID.Compare(other.ID))
+}
+
+func marshal[T interface {
+	comparable
+	fmt.Stringer
+}](value T) ([]byte, error) {
+	if value == *new(T) {
+		return nil, nil
+	}
+	return []byte(value.String()), nil
+}
+
+func unmarshal[T any](value *T, text []byte, parse func(string) (T, error)) (err error) {
+	*value = *new(T)
+	if len(text) > 0 {
+		*value, err = parse(string(text))
+	}
+	return err
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
-// model is a volume that a test writes, together with its expected content: for each layer, the
+// written is a volume that a test writes, together with its expected content: for each layer, the
 // sectors that were written to it.
-type model struct {
+type written struct {
 	t      testing.TB
 	r      *rand.Rand
 	dir    string // of the replica
@@ -40,43 +40,43 @@ type taken struct {
 const testVolume, testReplica = "vol", "vol-0a1b2c3d"
 
 // newModel creates a disk with a volume of size bytes.
-func newModel(t testing.TB, seed uint64, size int64) (m *model, disk string) {
+func newModel(t testing.TB, seed uint64, size int64) (m *written, disk string) {
 	disk = t.TempDir()
-	m = &model{t: t, r: rand.New(rand.NewPCG(seed, 7)), size: size, taken: map[string]taken{}}
+	m = &written{t: t, r: rand.New(rand.NewPCG(seed, 7)), size: size, taken: map[string]taken{}}
 	m.dir = filepath.Join(disk, "replicas", testReplica)
 	m.must(os.MkdirAll(m.dir, 0o700))
 	m.must(os.WriteFile(filepath.Join(disk, "longhorn-disk.cfg"), []byte(`{"diskName":"d","diskUUID":"0a1b2c3d-0000-4000-8000-000000000000","diskDriver":"","state":"ready"}`), 0o600))
 	return m, disk
 }
 
-func (m *model) must(err error) {
+func (m *written) must(err error) {
 	m.t.Helper()
 	if err != nil {
 		m.t.Fatal(err)
 	}
 }
 
-func (m *model) path(file string) string { return filepath.Join(m.dir, file) }
+func (m *written) path(file string) string { return filepath.Join(m.dir, file) }
 
-func (m *model) json(file string, v any) {
+func (m *written) json(file string, v any) {
 	data, err := json.Marshal(v)
 	m.must(err)
 	m.must(os.WriteFile(m.path(file), append(data, '\n'), 0o600))
 }
 
-func (m *model) meta(file, parent string) {
+func (m *written) meta(file, parent string) {
 	m.json(file+metaSuffix, map[string]any{"Name": "volume-head-007.img", "Parent": parent, "Removed": m.r.IntN(5) == 0, "Labels": nil})
 }
 
 // volume writes volume.meta.
-func (m *model) volume(more map[string]any) {
+func (m *written) volume(more map[string]any) {
 	v := map[string]any{"Size": m.size, "Head": m.head, "Dirty": false, "Rebuilding": false, "Error": "", "Parent": m.parent, "SectorSize": 512, "BackingFilePath": m.image}
 	maps.Copy(v, more)
 	m.json(volumeFile, v)
 }
 
 // begin creates a new head above the existing layers.
-func (m *model) begin() *os.File {
+func (m *written) begin() *os.File {
 	m.head = fmt.Sprintf("volume-head-%03d.img", m.heads)
 	m.heads++
 	m.layers = append(m.layers[:len(m.layers):len(m.layers)], map[int64][]byte{})
@@ -89,7 +89,7 @@ func (m *model) begin() *os.File {
 }
 
 // snapshot turns the head into a snapshot. The caller must then call begin.
-func (m *model) snapshot(name string) {
+func (m *written) snapshot(name string) {
 	file := snapshotPrefix + name + imageSuffix
 	m.must(os.Rename(m.path(m.head), m.path(file)))
 	m.must(os.Remove(m.path(m.head + metaSuffix)))
@@ -98,7 +98,7 @@ func (m *model) snapshot(name string) {
 }
 
 // linked creates a snapshot like an engine that exits before it creates the new head.
-func (m *model) linked(name string) {
+func (m *written) linked(name string) {
 	file := snapshotPrefix + name + imageSuffix
 	m.must(os.Link(m.path(m.head), m.path(file)))
 	m.must(os.Link(m.path(m.head+metaSuffix), m.path(file+metaSuffix)))
@@ -106,14 +106,14 @@ func (m *model) linked(name string) {
 }
 
 // sectors returns a random range of sectors.
-func (m *model) sectors(most int64) (first, n int64) {
+func (m *written) sectors(most int64) (first, n int64) {
 	all := m.size / sector
 	n = 1 + m.r.Int64N(most)
 	return m.r.Int64N(max(1, all-n)), min(n, all)
 }
 
 // change changes the head in a random way.
-func (m *model) change(f *os.File) {
+func (m *written) change(f *os.File) {
 	head := m.layers[len(m.layers)-1]
 	first, n := m.sectors(24)
 	switch m.r.IntN(12) {
@@ -147,13 +147,13 @@ func (m *model) change(f *os.File) {
 	}
 }
 
-func (m *model) noise(b []byte) {
+func (m *written) noise(b []byte) {
 	for i := range b {
 		b[i] = byte(m.r.Uint32())
 	}
 }
 
-func (m *model) write(f *os.File, first, n int64, fill func([]byte)) {
+func (m *written) write(f *os.File, first, n int64, fill func([]byte)) {
 	for i := first; i < first+n; i++ {
 		data := make([]byte, sector)
 		fill(data[:64+m.r.IntN(sector-64)])
@@ -161,14 +161,14 @@ func (m *model) write(f *os.File, first, n int64, fill func([]byte)) {
 	}
 }
 
-func (m *model) put(f *os.File, i int64, data []byte) {
+func (m *written) put(f *os.File, i int64, data []byte) {
 	_, err := f.WriteAt(data, i*sector)
 	m.must(err)
 	m.layers[len(m.layers)-1][i] = data
 }
 
 // useBackingImage gives the volume a backing image of size bytes in the given format.
-func (m *model) useBackingImage(format string, size int64) {
+func (m *written) useBackingImage(format string, size int64) {
 	m.base = make([]byte, size)
 	for range 1 + m.r.IntN(20) {
 		at := m.r.Int64N(size)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 )
 
@@ -140,9 +141,9 @@ func (at Location) findBackingImage(m disk.VolumeMeta) (ident.ID, *disk.Disk, er
 	state := "does not exist"
 	for _, d := range append([]*disk.Disk{at.Disk}, at.OtherDisks...) {
 		switch c := d.Stat(id); {
-		case c.State == disk.Ready, c.State == disk.Unknown:
+		case c.State == model.Ready, c.State == model.Unknown:
 			return id, d, nil
-		case c.State == disk.Failed:
+		case c.State == model.Failed:
 			state = "is failed (" + c.Message + ")"
 		}
 	}
@@ -173,7 +174,7 @@ func (s *Source) open(r *disk.ReplicaFolder, p sourceFiles) error {
 		}
 		format = info.Format
 	}
-	if format == disk.Raw {
+	if format == model.Raw {
 		s.layers = append(s.layers, layer{name: p.backing.String(), file: f})
 		return nil
 	}

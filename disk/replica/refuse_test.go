@@ -12,7 +12,7 @@ import (
 )
 
 // small creates a replica with the snapshots a, b and c and a head, each with random data.
-func small(t testing.TB) (*model, *disk.Disk) {
+func small(t testing.TB) (*written, *disk.Disk) {
 	m, dir := newModel(t, 3, 1<<20)
 	for _, name := range []string{"a", "b", "c", ""} {
 		f, parent := m.begin(), m.parent
@@ -27,7 +27,7 @@ func small(t testing.TB) (*model, *disk.Disk) {
 }
 
 // layer writes the .meta of a layer.
-func (m *model) layer(file, parent string, removed bool) {
+func (m *written) layer(file, parent string, removed bool) {
 	m.json(file+metaSuffix, map[string]any{"Name": "x", "Parent": parent, "Removed": removed})
 }
 
@@ -38,57 +38,57 @@ func TestOpenAndCheckRefuse(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		snapshot string
-		break_   func(*model)
+		break_   func(*written)
 		want     string
 	}{
-		{"the head of an attached volume", "", func(m *model) { m.volume(map[string]any{"Dirty": true}) }, "attached"},
-		{"a replica that is being rebuilt", "c", func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }, "being rebuilt"},
-		{"a replica that failed", "c", func(m *model) { m.volume(map[string]any{"Error": "no\nspace"}) }, `"no\nspace"`},
-		{"an unknown snapshot", "d", func(*model) {}, `no snapshot "d"`},
-		{"a snapshot that is a path", "../vol-0a1b2c3d/volume-snap-a", func(*model) {}, "not a valid name"},
-		{"a snapshot that was removed", "c", func(m *model) { m.layer(c, b, true) }, "was removed"},
-		{"a cycle", "c", func(m *model) { m.layer(a, c, false) }, "cycle"},
-		{"its own parent", "c", func(m *model) { m.layer(b, b, false) }, "cycle"},
-		{"a parent with a path", "c", func(m *model) { m.layer(b, "../vol-0a1b2c3d/"+a, false) }, "not the name of a snapshot"},
-		{"an absolute parent", "c", func(m *model) { m.layer(b, m.path(a), false) }, "not the name of a snapshot"},
-		{"a parent that is a head", "c", func(m *model) { m.layer(b, m.head, false) }, "not the name of a snapshot"},
-		{"a missing .meta", "c", func(m *model) { m.must(os.Remove(m.path(b + metaSuffix))) }, b + ".meta is missing"},
-		{"a missing layer", "c", func(m *model) { m.must(os.Remove(m.path(b))) }, b + " is missing"},
-		{"a missing parent", "c", func(m *model) { m.layer(a, "volume-snap-gone.img", false) }, "volume-snap-gone.img.meta is missing"},
-		{"a truncated .meta", "c", func(m *model) { m.must(os.Truncate(m.path(b+metaSuffix), 9)) }, "unexpected end"},
-		{"an empty .meta", "c", func(m *model) { m.must(os.WriteFile(m.path(b+metaSuffix), []byte("{}"), 0o600)) }, "it has no Parent"},
-		{"an empty volume.meta", "c", func(m *model) { m.must(os.Truncate(m.path(volumeFile), 0)) }, "read volume.meta"},
-		{"no volume.meta", "c", func(m *model) { m.must(os.Remove(m.path(volumeFile))) }, "volume.meta"},
-		{"a negative size", "c", func(m *model) { m.volume(map[string]any{"Size": -512}) }, "size -512"},
-		{"a size that is no multiple of 512", "c", func(m *model) { m.volume(map[string]any{"Size": 1000}) }, "size 1000"},
-		{"a size larger than any file", "c", func(m *model) { m.volume(map[string]any{"Size": int64(1) << 62}) }, "size 4611686018427387904"},
-		{"a head outside the folder", "", func(m *model) { m.volume(map[string]any{"Head": "../x"}) }, `head "../x"`},
-		{"a head that is a snapshot", "", func(m *model) { m.volume(map[string]any{"Head": a}) }, "head"},
-		{"a layer that is a link", "c", func(m *model) {
+		{"the head of an attached volume", "", func(m *written) { m.volume(map[string]any{"Dirty": true}) }, "attached"},
+		{"a replica that is being rebuilt", "c", func(m *written) { m.volume(map[string]any{"Rebuilding": true}) }, "being rebuilt"},
+		{"a replica that failed", "c", func(m *written) { m.volume(map[string]any{"Error": "no\nspace"}) }, `"no\nspace"`},
+		{"an unknown snapshot", "d", func(*written) {}, `no snapshot "d"`},
+		{"a snapshot that is a path", "../vol-0a1b2c3d/volume-snap-a", func(*written) {}, "not a valid name"},
+		{"a snapshot that was removed", "c", func(m *written) { m.layer(c, b, true) }, "was removed"},
+		{"a cycle", "c", func(m *written) { m.layer(a, c, false) }, "cycle"},
+		{"its own parent", "c", func(m *written) { m.layer(b, b, false) }, "cycle"},
+		{"a parent with a path", "c", func(m *written) { m.layer(b, "../vol-0a1b2c3d/"+a, false) }, "not the name of a snapshot"},
+		{"an absolute parent", "c", func(m *written) { m.layer(b, m.path(a), false) }, "not the name of a snapshot"},
+		{"a parent that is a head", "c", func(m *written) { m.layer(b, m.head, false) }, "not the name of a snapshot"},
+		{"a missing .meta", "c", func(m *written) { m.must(os.Remove(m.path(b + metaSuffix))) }, b + ".meta is missing"},
+		{"a missing layer", "c", func(m *written) { m.must(os.Remove(m.path(b))) }, b + " is missing"},
+		{"a missing parent", "c", func(m *written) { m.layer(a, "volume-snap-gone.img", false) }, "volume-snap-gone.img.meta is missing"},
+		{"a truncated .meta", "c", func(m *written) { m.must(os.Truncate(m.path(b+metaSuffix), 9)) }, "unexpected end"},
+		{"an empty .meta", "c", func(m *written) { m.must(os.WriteFile(m.path(b+metaSuffix), []byte("{}"), 0o600)) }, "it has no Parent"},
+		{"an empty volume.meta", "c", func(m *written) { m.must(os.Truncate(m.path(volumeFile), 0)) }, "read volume.meta"},
+		{"no volume.meta", "c", func(m *written) { m.must(os.Remove(m.path(volumeFile))) }, "volume.meta"},
+		{"a negative size", "c", func(m *written) { m.volume(map[string]any{"Size": -512}) }, "size -512"},
+		{"a size that is no multiple of 512", "c", func(m *written) { m.volume(map[string]any{"Size": 1000}) }, "size 1000"},
+		{"a size larger than any file", "c", func(m *written) { m.volume(map[string]any{"Size": int64(1) << 62}) }, "size 4611686018427387904"},
+		{"a head outside the folder", "", func(m *written) { m.volume(map[string]any{"Head": "../x"}) }, `head "../x"`},
+		{"a head that is a snapshot", "", func(m *written) { m.volume(map[string]any{"Head": a}) }, "head"},
+		{"a layer that is a link", "c", func(m *written) {
 			m.must(os.Rename(m.path(b), m.path("x")))
 			m.must(os.Symlink("x", m.path(b)))
 		}, "not a regular file"},
-		{"a layer that is a folder", "c", func(m *model) {
+		{"a layer that is a folder", "c", func(m *written) {
 			m.must(os.Remove(m.path(b)))
 			m.must(os.Mkdir(m.path(b), 0o700))
 		}, "not a regular file"},
-		{"a .meta that is a link", "c", func(m *model) {
+		{"a .meta that is a link", "c", func(m *written) {
 			m.must(os.Rename(m.path(b+metaSuffix), m.path("x")))
 			m.must(os.Symlink("x", m.path(b+metaSuffix)))
 		}, "not a regular file"},
-		{"a folder that is a link", "c", func(m *model) {
+		{"a folder that is a link", "c", func(m *written) {
 			m.must(os.Rename(m.dir, m.dir+"x"))
 			m.must(os.Symlink(testReplica+"x", m.dir))
 		}, "not a folder"},
-		{"a file of the machine as backing file", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "does not name an image"},
-		{"another file of an image folder as backing file", "c", func(m *model) {
+		{"a file of the machine as backing file", "c", func(m *written) { m.volume(map[string]any{"BackingFilePath": "/etc/passwd"}) }, "does not name an image"},
+		{"another file of an image folder as backing file", "c", func(m *written) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing.cfg"})
 		}, "it is not the file of an image"},
-		{"a backing file with dots in its path", "c", func(m *model) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "does not name an image"},
-		{"a missing backing image", "c", func(m *model) {
+		{"a backing file with dots in its path", "c", func(m *written) { m.volume(map[string]any{"BackingFilePath": "/x/backing-images/../../etc/passwd"}) }, "does not name an image"},
+		{"a missing backing image", "c", func(m *written) {
 			m.volume(map[string]any{"BackingFilePath": "/x/backing-images/parrot-6846a0b2/backing"})
 		}, "parrot-6846a0b2, which does not exist"},
-		{"a backing image that is a link", "c", func(m *model) {
+		{"a backing image that is a link", "c", func(m *written) {
 			folder := filepath.Join(m.dir, "../../backing-images/parrot-6846a0b2")
 			m.must(os.MkdirAll(folder, 0o700))
 			m.must(os.Symlink("/etc/passwd", filepath.Join(folder, "backing")))
@@ -117,11 +117,11 @@ func TestOpenAndCheckRefuse(t *testing.T) {
 // TestOpenAcceptsConsistentSnapshots checks that problems that do not affect a snapshot do not
 // prevent reading it.
 func TestOpenAcceptsConsistentSnapshots(t *testing.T) {
-	for name, odd := range map[string]func(*model){
-		"a snapshot of an attached volume": func(m *model) { m.volume(map[string]any{"Dirty": true}) },
-		"a snapshot after a removed one":   func(m *model) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
-		"without a head":                   func(m *model) { m.must(os.Remove(m.path(m.head))) },
-		"with other files":                 func(m *model) { m.json("volume-snap-c.img.checksum", 1); m.json("volume-snap-d.img.snap_tmp", 1) },
+	for name, odd := range map[string]func(*written){
+		"a snapshot of an attached volume": func(m *written) { m.volume(map[string]any{"Dirty": true}) },
+		"a snapshot after a removed one":   func(m *written) { m.layer("volume-snap-b.img", "volume-snap-a.img", true) },
+		"without a head":                   func(m *written) { m.must(os.Remove(m.path(m.head))) },
+		"with other files":                 func(m *written) { m.json("volume-snap-c.img.checksum", 1); m.json("volume-snap-d.img.snap_tmp", 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, d := small(t)
@@ -200,39 +200,39 @@ func TestUnchangedAndFingerprint(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		changed bool
-		do      func(*model)
+		do      func(*written)
 	}{
-		{"a write to a layer", true, func(m *model) {
+		{"a write to a layer", true, func(m *written) {
 			f, err := os.OpenFile(m.path("volume-snap-a.img"), os.O_WRONLY, 0)
 			m.must(err)
 			_, err = f.Write([]byte{1})
 			m.must(errors.Join(err, f.Close()))
 		}},
-		{"a layer replaced by another one", true, func(m *model) {
+		{"a layer replaced by another one", true, func(m *written) {
 			m.must(os.Rename(m.path("volume-snap-a.img"), m.path("volume-snap-b.img")))
 			m.layer("volume-snap-b.img", "", false)
 		}},
-		{"a layer replaced by an identical one", true, func(m *model) {
+		{"a layer replaced by an identical one", true, func(m *written) {
 			data, err := os.ReadFile(m.path("volume-snap-b.img"))
 			m.must(err)
 			m.must(os.WriteFile(m.path("x"), data, 0o600))
 			m.must(os.Rename(m.path("x"), m.path("volume-snap-b.img")))
 		}},
-		{"a layer removed from the chain", true, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-a.img", false) }},
-		{"a larger volume", true, func(m *model) { m.volume(map[string]any{"Size": m.size + 512}) }},
-		{"a replica under rebuild", true, func(m *model) { m.volume(map[string]any{"Rebuilding": true}) }},
-		{"a modified backing image", true, func(m *model) {
+		{"a layer removed from the chain", true, func(m *written) { m.layer("volume-snap-c.img", "volume-snap-a.img", false) }},
+		{"a larger volume", true, func(m *written) { m.volume(map[string]any{"Size": m.size + 512}) }},
+		{"a replica under rebuild", true, func(m *written) { m.volume(map[string]any{"Rebuilding": true}) }},
+		{"a modified backing image", true, func(m *written) {
 			m.must(os.Truncate(filepath.Join(m.dir, "../../backing-images/parrot-6846a0b2/backing"), 512))
 		}},
-		{"a removed folder", true, func(m *model) { m.must(os.RemoveAll(m.dir)) }},
-		{"a volume that is attached", false, func(m *model) { m.volume(map[string]any{"Dirty": true}) }},
-		{"a new snapshot, and a write", false, func(m *model) {
+		{"a removed folder", true, func(m *written) { m.must(os.RemoveAll(m.dir)) }},
+		{"a volume that is attached", false, func(m *written) { m.volume(map[string]any{"Dirty": true}) }},
+		{"a new snapshot, and a write", false, func(m *written) {
 			m.snapshot("later")
 			f := m.begin()
 			m.write(f, 3, 1, m.noise)
 			m.must(f.Close())
 		}},
-		{"a snapshot marked as removed", false, func(m *model) { m.layer("volume-snap-c.img", "volume-snap-b.img", true) }},
+		{"a snapshot marked as removed", false, func(m *written) { m.layer("volume-snap-c.img", "volume-snap-b.img", true) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m, d := small(t)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -76,7 +77,7 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id ident.ID, progress
 }
 
 // existing returns the backup in the Store, complete or not. If there is none, it returns a new one.
-func (w Creator) existing(ctx context.Context, c disk.Copy) (*Backup, error) {
+func (w Creator) existing(ctx context.Context, c model.Copy) (*Backup, error) {
 	want := &Backup{
 		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
 		Created: time.Now(),
@@ -147,7 +148,7 @@ func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fet
 
 // sourceImage is the ready copy that Create reads.
 type sourceImage struct {
-	disk.Copy
+	model.Copy
 	*disk.Reader
 	manifest *disk.Manifest
 }
@@ -190,7 +191,7 @@ func (im *sourceImage) chunks(offset int64) (first, end int64) {
 func (im *sourceImage) blocks() ([]Block, error) {
 	var blocks []Block
 	for offset := int64(0); offset < im.manifest.Size(); offset += blockSize {
-		empty := im.Format != disk.QCOW2
+		empty := im.Format != model.QCOW2
 		for n, end := im.chunks(offset); n < end && empty; n++ {
 			var err error
 			if empty, err = im.manifest.IsZero(n); err != nil {

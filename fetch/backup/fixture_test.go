@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -90,24 +91,24 @@ func newDisk(t testing.TB) *disk.Disk {
 func id(name string) ident.ID { return ident.ID{Name: name, UUID: "6846a0b2"} }
 
 // restore creates the image of a backup on the disk d.
-func restore(ctx context.Context, s Store, d *disk.Disk, name string) (disk.Copy, error) {
+func restore(ctx context.Context, s Store, d *disk.Disk, name string) (model.Copy, error) {
 	b, err := LoadComplete(ctx, s, name)
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	part, err := d.OpenPart(ctx, id(name), disk.PartOptions{})
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	defer part.Close()
 	if err := (Restore{Store: s, Backup: b}).Fill(ctx, part, new(fetch.Progress)); err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	return part.Commit(b.Digest())
 }
 
 // makeImage creates a ready image.
-func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) disk.Copy {
+func makeImage(t testing.TB, d *disk.Disk, name string, data []byte) model.Copy {
 	t.Helper()
 	part, err := d.OpenPart(context.Background(), id(name), disk.PartOptions{})
 	if err != nil {

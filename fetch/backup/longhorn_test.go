@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -29,7 +30,7 @@ func TestRestoreLonghornBackup(t *testing.T) {
 			switch {
 			case f.Expect == "error" && err != nil:
 				t.Log(err)
-				if c := d.Stat(id(f.Image)); c.State == disk.Ready || c.State == disk.Unknown {
+				if c := d.Stat(id(f.Image)); c.State == model.Ready || c.State == model.Unknown {
 					t.Errorf("the backup is rejected, but the copy is %s", c.State)
 				}
 				return

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -48,18 +49,18 @@ func TestRestoresShareMemoryBudget(t *testing.T) {
 	}
 }
 
-func restoreIn(ctx context.Context, budget *MemoryBudget, s Store, d *disk.Disk, name string) (disk.Copy, error) {
+func restoreIn(ctx context.Context, budget *MemoryBudget, s Store, d *disk.Disk, name string) (model.Copy, error) {
 	b, err := LoadComplete(ctx, s, name)
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	part, err := d.OpenPart(ctx, id(name), disk.PartOptions{})
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	defer part.Close()
 	if err := (Restore{Store: s, Backup: b, Workers: maxWorkers, Memory: budget}).Fill(ctx, part, new(fetch.Progress)); err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	return part.Commit(b.Digest())
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -55,7 +55,7 @@ func TestRestoreResumes(t *testing.T) {
 		if _, err := restore(ctx, s, other, "a1"); !errors.Is(err, context.Canceled) {
 			t.Fatalf("after %d blocks: %v", n, err)
 		}
-		if c := other.Stat(id("a1")); c.State != disk.Pending {
+		if c := other.Stat(id("a1")); c.State != model.Pending {
 			t.Fatalf("after %d blocks the copy is %s", n, c.State)
 		}
 		resumable := other.Stat(id("a1")).PartBytes

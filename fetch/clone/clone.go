@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/luks"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -28,7 +29,7 @@ const (
 type Request struct {
 	Source     *disk.Reader   // of Copy
 	Manifest   *disk.Manifest // unused by Ignore, which compares the checksum of Copy instead
-	Copy       disk.Copy      // must be ready
+	Copy       model.Copy     // must be ready
 	Encryption Encryption
 	SecretsDir string
 	Secret     string // name of a folder below SecretsDir; unused by Ignore
@@ -168,7 +169,7 @@ func (r Request) verifiedSource() *disk.VerifyingReader {
 func (r Request) plainDisk() (io.ReaderAt, int64, error) {
 	var source io.ReaderAt = r.verifiedSource()
 	size := r.Source.Size()
-	if r.Copy.Format == disk.QCOW2 {
+	if r.Copy.Format == model.QCOW2 {
 		image, err := qcow2.Open(source, size)
 		if err != nil {
 			return nil, 0, err

@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -54,7 +55,7 @@ func TestEncryptAndDecrypt(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if encrypted.Size != int64(size)+16<<20 || encrypted.Format != disk.Raw {
+				if encrypted.Size != int64(size)+16<<20 || encrypted.Format != model.Raw {
 					t.Errorf("the encrypted image is %+v", encrypted)
 				}
 				if encrypted.RealSize < int64(size)+16<<20 {
@@ -159,14 +160,14 @@ func TestEncryptQCOW2AsRaw(t *testing.T) {
 	need.Programs(t, "cryptsetup")
 	r := newFixture(t)
 	plain := randomBytes(5 << 20)
-	if c := r.addImage(t, sourceID, toQCOW2(t, plain)); c.Format != disk.QCOW2 {
+	if c := r.addImage(t, sourceID, toQCOW2(t, plain)); c.Format != model.QCOW2 {
 		t.Fatalf("the source is %+v", c)
 	}
 	c, err := r.clone(t, context.Background(), sourceID, cloneID, Encrypt, "vault")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Format != disk.Raw || c.Size != 21<<20 {
+	if c.Format != model.Raw || c.Size != 21<<20 {
 		t.Errorf("the encrypted image is %+v", c)
 	}
 	again := ident.ID{Name: "again", UUID: "00c0ffee"}

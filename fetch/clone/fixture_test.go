@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
@@ -68,7 +69,7 @@ func randomBytes(size int) []byte {
 }
 
 // addImage creates a ready image.
-func (r *fixture) addImage(t testing.TB, id ident.ID, b []byte) disk.Copy {
+func (r *fixture) addImage(t testing.TB, id ident.ID, b []byte) model.Copy {
 	t.Helper()
 	p, err := r.disk.OpenPart(context.Background(), id, disk.PartOptions{})
 	if err != nil {
@@ -88,7 +89,7 @@ func (r *fixture) addImage(t testing.TB, id ident.ID, b []byte) disk.Copy {
 }
 
 // clone creates a clone of an image. If it fails, clone closes the partial file, like a job.
-func (r *fixture) clone(t testing.TB, ctx context.Context, from, to ident.ID, e Encryption, secret string) (disk.Copy, error) {
+func (r *fixture) clone(t testing.TB, ctx context.Context, from, to ident.ID, e Encryption, secret string) (model.Copy, error) {
 	t.Helper()
 	source, err := r.disk.Open(from)
 	if err != nil {
@@ -105,7 +106,7 @@ func (r *fixture) clone(t testing.TB, ctx context.Context, from, to ident.ID, e 
 		if err := p.Close(); err != nil {
 			t.Fatal(err)
 		}
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	if done, total := progress.Done.Load(), progress.Total.Load(); done != total || total != p.Offset() {
 		t.Errorf("progress is %d of %d bytes, want %d", done, total, p.Offset())

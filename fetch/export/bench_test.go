@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -31,7 +32,7 @@ const benchLayers = 10
 // TestMain also runs the process whose export is measured.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("EXPORT_TEST_DISK"); path != "" {
-		if err := exportAlone(path, disk.Format(os.Getenv("EXPORT_TEST_FORMAT"))); err != nil {
+		if err := exportAlone(path, model.Format(os.Getenv("EXPORT_TEST_FORMAT"))); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 }
 
 // exportAlone exports the volume on a disk, and prints the peak memory of its process.
-func exportAlone(path string, format disk.Format) error {
+func exportAlone(path string, format model.Format) error {
 	d, err := disk.Open(path)
 	if err != nil {
 		return err
@@ -158,7 +159,7 @@ func (c *cost) add(start time.Time, s *os.ProcessState) {
 // depends less on other processes of the machine. The other programs do not sync their output.
 func BenchmarkExport(b *testing.B) {
 	d, newest := benchVolume(b)
-	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+	for _, format := range []model.Format{model.Raw, model.QCOW2} {
 		b.Run(string(format), func(b *testing.B) {
 			var ours, theirs cost
 			var most int64
@@ -197,7 +198,7 @@ func BenchmarkExport(b *testing.B) {
 }
 
 // convert does the same as an export, with other programs.
-func convert(b *testing.B, newest string, format disk.Format, spent *cost) {
+func convert(b *testing.B, newest string, format model.Format, spent *cost) {
 	b.Helper()
 	out := filepath.Join(b.TempDir(), "out")
 	dropPageCache(b)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
@@ -57,13 +58,13 @@ func run(t testing.TB, name string, args ...string) {
 }
 
 // export exports to a disk, like a job.
-func export(ctx context.Context, to *disk.Disk, id ident.ID, s *Source) (disk.Copy, error) {
+func export(ctx context.Context, to *disk.Disk, id ident.ID, s *Source) (model.Copy, error) {
 	part, err := to.OpenPart(ctx, id, disk.PartOptions{Format: s.request.Format})
 	if err != nil {
-		return disk.Copy{}, err
+		return model.Copy{}, err
 	}
 	if err := s.Fill(ctx, part, &fetch.Progress{}); err != nil {
-		return disk.Copy{}, errors.Join(err, part.Close())
+		return model.Copy{}, errors.Join(err, part.Close())
 	}
 	return part.Commit(ident.Digest{})
 }
@@ -99,11 +100,11 @@ func TestExportLonghornReplicas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			volume := filepath.Base(want.Path)
 			volume = volume[:len(volume)-len("-12345678")]
-			find := func(format disk.Format, compress bool) (*Source, error) {
+			find := func(format model.Format, compress bool) (*Source, error) {
 				return Find(&fetch.Client{}, map[string]*disk.Disk{"disk1": disks[want.Tar]},
 					Request{Volume: volume, Snapshot: want.Snapshot, Format: format, Compress: compress})
 			}
-			s, err := find(disk.Raw, false)
+			s, err := find(model.Raw, false)
 			if refused {
 				var known *fetch.Error
 				if !errors.As(err, &known) || known.Class != fetch.Refused || !strings.HasPrefix(err.Error(), "volume "+volume+": replica "+volume+"-") {
@@ -116,16 +117,16 @@ func TestExportLonghornReplicas(t *testing.T) {
 			}
 			raw := ident.ID{Name: fmt.Sprintf("raw%d", n), UUID: "00000001"}
 			c, err := export(t.Context(), to, raw, s)
-			if err != nil || c.SHA512.String() != want.SHA512 || c.Size != want.Size || c.Format != disk.Raw {
+			if err != nil || c.SHA512.String() != want.SHA512 || c.Size != want.Size || c.Format != model.Raw {
 				t.Fatalf("raw image is %+v, error %v; want %.16s", c, err, want.SHA512)
 			}
 			for _, compress := range []bool{false, true}[:n%6/5*2] { // compression only for some of them
-				if s, err = find(disk.QCOW2, compress); err != nil {
+				if s, err = find(model.QCOW2, compress); err != nil {
 					t.Fatal(err)
 				}
 				packed := ident.ID{Name: fmt.Sprintf("qcow2-%d", n), UUID: fmt.Sprintf("0000000%d", len(fmt.Sprint(compress)))}
 				c, err := export(t.Context(), to, packed, s)
-				if err != nil || c.VirtualSize != want.Size || c.Format != disk.QCOW2 {
+				if err != nil || c.VirtualSize != want.Size || c.Format != model.QCOW2 {
 					t.Fatalf("qcow2 image is %+v, error %v", c, err)
 				}
 				file := func(id ident.ID) string { return filepath.Join(to.Path(), "backing-images", id.String(), "backing") }
@@ -242,7 +243,7 @@ func TestFindChoosesReplica(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s, err := Find(&fetch.Client{}, disks, Request{Volume: "v", Snapshot: test.snapshot, Format: disk.Raw})
+			s, err := Find(&fetch.Client{}, disks, Request{Volume: "v", Snapshot: test.snapshot, Format: model.Raw})
 			got := fmt.Sprint(err)
 			if err == nil {
 				got = s.name

@@ -10,6 +10,7 @@ import (
 	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -71,7 +72,7 @@ func (s *Source) CanResume(o disk.PartSource) bool { return o.ID == s.request.id
 
 // encode returns a reader of the image, and sets the size of the image in o.
 func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker, error) {
-	if s.request.Format != disk.QCOW2 {
+	if s.request.Format != model.QCOW2 {
 		o.Size = volume.Size()
 		var err error
 		o.Data, err = dataSize(volume)

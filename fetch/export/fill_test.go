@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -62,7 +63,7 @@ func find(t testing.TB, d *disk.Disk, r Request) *Source {
 // TestLayerChangedWhileReadIsRefused rewrites a layer that was already read, and a layer that was
 // not.
 func TestLayerChangedWhileReadIsRefused(t *testing.T) {
-	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+	for _, format := range []model.Format{model.Raw, model.QCOW2} {
 		for _, at := range []int64{0, 6 << 20} {
 			d := openDisk(t, t.TempDir())
 			dir := volume{disk: d, folder: "v-00000001", size: 16 << 20, data: 1}.write(t)
@@ -82,13 +83,13 @@ func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 			if !errors.As(err, &known) || known.Class != fetch.Network || !errors.Is(err, disk.ErrModified) {
 				t.Errorf("error is %v", err)
 			}
-			if c := d.Stat(imageID); c.State == disk.Ready {
+			if c := d.Stat(imageID); c.State == model.Ready {
 				t.Errorf("copy is %+v", c)
 			}
 			// The next attempt must reuse none of the bytes.
 			s = find(t, d, r)
 			again := doHalfway(s, nil)
-			if c, err := export(t.Context(), d, imageID, s); err != nil || c.State != disk.Ready {
+			if c, err := export(t.Context(), d, imageID, s); err != nil || c.State != model.Ready {
 				t.Errorf("the next attempt returned %+v, error %v", c, err)
 			}
 			if again.read < 8<<20 {
@@ -102,9 +103,9 @@ func TestLayerChangedWhileReadIsRefused(t *testing.T) {
 // unchanged, and creates the same image.
 func TestResumeExport(t *testing.T) {
 	for _, r := range []Request{
-		{Volume: "v", Snapshot: "s1", Format: disk.Raw},
-		{Volume: "v", Snapshot: "s1", Format: disk.QCOW2},
-		{Path: "file", Format: disk.Raw},
+		{Volume: "v", Snapshot: "s1", Format: model.Raw},
+		{Volume: "v", Snapshot: "s1", Format: model.QCOW2},
+		{Path: "file", Format: model.Raw},
 	} {
 		d := openDisk(t, t.TempDir())
 		dir := volume{disk: d, folder: "v-00000001", size: 16 << 20, data: 1}.write(t)
@@ -152,11 +153,11 @@ func TestRawDiskWithQCOW2HeaderIsRefusedAsRaw(t *testing.T) {
 		t.Fatal(err)
 	}
 	var format *disk.FormatError
-	if _, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: disk.Raw})); !errors.As(err, &format) {
+	if _, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: model.Raw})); !errors.As(err, &format) {
 		t.Errorf("as raw: %v", err)
 	}
-	c, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: disk.QCOW2}))
-	if err != nil || c.Format != disk.QCOW2 || c.VirtualSize != 1<<20 {
+	c, err := export(t.Context(), d, imageID, find(t, d, Request{Volume: "v", Snapshot: "s1", Format: model.QCOW2}))
+	if err != nil || c.Format != model.QCOW2 || c.VirtualSize != 1<<20 {
 		t.Errorf("encoded as qcow2: %+v, %v", c, err)
 	}
 }
@@ -195,7 +196,7 @@ func TestExportFromPaths(t *testing.T) {
 		{dir, []string{"/"}, fetch.BadSource, "neither a file nor a block device"},
 		{"/dev/zero", []string{"/dev"}, fetch.BadSource, "neither a file nor a block device"},
 	} {
-		_, err := Find(&fetch.Client{FileRoots: test.roots}, nil, Request{Path: test.path, Format: disk.Raw})
+		_, err := Find(&fetch.Client{FileRoots: test.roots}, nil, Request{Path: test.path, Format: model.Raw})
 		var known *fetch.Error
 		if test.class == 0 && err == nil {
 			continue
@@ -251,7 +252,7 @@ func TestHolesAreNotRead(t *testing.T) {
 // TestExportOfSecondGeneration exports a volume whose backing image is an exported, possibly
 // compressed image.
 func TestExportOfSecondGeneration(t *testing.T) {
-	for _, r := range []Request{{Format: disk.Raw}, {Format: disk.QCOW2}, {Format: disk.QCOW2, Compress: true}} {
+	for _, r := range []Request{{Format: model.Raw}, {Format: model.QCOW2}, {Format: model.QCOW2, Compress: true}} {
 		d := openDisk(t, t.TempDir())
 		volume{disk: d, folder: "first-00000001", size: 2 << 20, data: 1}.write(t)
 		r.Volume = "first"
@@ -274,7 +275,7 @@ func TestExportOfSecondGeneration(t *testing.T) {
 			want[i] = 7 + byte(i>>12)
 		}
 		id := ident.ID{Name: "again", UUID: "00000002"}
-		c, err := export(t.Context(), d, id, find(t, d, Request{Volume: "second", Format: disk.Raw}))
+		c, err := export(t.Context(), d, id, find(t, d, Request{Volume: "second", Format: model.Raw}))
 		if err != nil {
 			t.Fatal(err)
 		}

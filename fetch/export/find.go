@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/replica"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
@@ -18,7 +19,7 @@ type Request struct {
 	Volume   string
 	Snapshot string // of Volume; empty: the head of the volume
 	Path     string // path of a file or block device
-	Format   disk.Format
+	Format   model.Format
 	Compress bool // compress the clusters of a qcow2 image
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // TestResumeExportAfterKill kills the exporting process with SIGKILL several times. Each kill leaves
@@ -18,7 +19,7 @@ import (
 func TestResumeExportAfterKill(t *testing.T) {
 	d := openDisk(t, t.TempDir())
 	dir := volume{disk: d, folder: "bench-00000001", size: 24 << 20, data: 3}.write(t)
-	for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+	for _, format := range []model.Format{model.Raw, model.QCOW2} {
 		want, err := export(t.Context(), d, ident.ID{Name: "whole", UUID: "00000001"}, find(t, d, Request{Volume: "bench", Format: format}))
 		if err != nil {
 			t.Fatal(err)
@@ -38,7 +39,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 			go func() { ended <- c.Wait() }()
 			killed := killAt(d, c.Process, at, ended)
 			now := d.Stat(imageID)
-			if !killed && now.State == disk.Ready {
+			if !killed && now.State == model.Ready {
 				if kills > 0 {
 					break
 				}
@@ -47,7 +48,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 				}
 				continue
 			}
-			if now.State == disk.Ready && now.SHA512 != want.SHA512 {
+			if now.State == model.Ready && now.SHA512 != want.SHA512 {
 				t.Fatalf("after %d kills: %+v", kills, now)
 			}
 			if !killed {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -99,7 +100,7 @@ func checkIsDisk(f *disk.File, path string) error {
 	switch {
 	case ok:
 		err = fmt.Errorf("%s (%s)", rejected.Reason, rejected.Hint)
-	case err == nil && info.Format == disk.QCOW2:
+	case err == nil && info.Format == model.QCOW2:
 		err = errors.New("the file is a qcow2 image")
 	default:
 		return err

@@ -13,6 +13,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
@@ -24,7 +25,7 @@ func TestFileChangedThroughMappingIsRefused(t *testing.T) {
 	f, memory := fetchtest.Mapped(t, make([]byte, 8<<20))
 	write := func(b byte) { memory[0], memory[len(memory)-1] = b, b }
 	d := openDisk(t, t.TempDir())
-	s := find(t, d, Request{Path: f, Format: disk.Raw})
+	s := find(t, d, Request{Path: f, Format: model.Raw})
 	doHalfway(s, func() { write('b') })
 	if c, err := export(t.Context(), d, ident.ID{Name: "parrot", UUID: "00000001"}, s); !errors.Is(err, disk.ErrModified) {
 		t.Errorf("the copy is %s (%v), want disk.ErrModified", c.State, err)
@@ -46,7 +47,7 @@ func TestFindDoesNotOpenPipes(t *testing.T) {
 		opened <- errors.Join(err, f.Close())
 	}()
 	for range 3000 { // long enough for the writer to block
-		if _, err := Find(&fetch.Client{AllowAnyFile: true}, nil, Request{Path: pipe, Format: disk.Raw}); err == nil {
+		if _, err := Find(&fetch.Client{AllowAnyFile: true}, nil, Request{Path: pipe, Format: model.Raw}); err == nil {
 			t.Fatal("Find accepts a pipe as a volume")
 		}
 	}
@@ -67,10 +68,10 @@ func TestDeviceWithAWriteCache(t *testing.T) {
 	need.Root(t, "use a loop device")
 	image := fetchtest.Random(1, 6<<20)
 	for _, cache := range []string{"write back", "write through"} {
-		for _, format := range []disk.Format{disk.Raw, disk.QCOW2} {
+		for _, format := range []model.Format{model.Raw, model.QCOW2} {
 			t.Run(cache+" "+string(format), func(t *testing.T) {
 				content := bytes.Clone(image)
-				if format == disk.QCOW2 { // a guest may have written it: the bytes of a device are its disk
+				if format == model.QCOW2 { // a guest may have written it: the bytes of a device are its disk
 					copy(content, "QFI\xfb\x00\x00\x00\x03")
 				}
 				device := loopDevice(t, content)

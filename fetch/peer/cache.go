@@ -8,10 +8,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"slices"
+	"maps"
+	"reflect"
 	"sync"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
@@ -28,7 +30,7 @@ func NewStateCache() *StateCache { return &StateCache{changed: make(chan struct{
 // Publish replaces the State. If anything except volatile values changed (see withoutVolatile),
 // pending long polls receive the new State. The caller must not modify s, or anything that s refers
 // to, after the call.
-func (c *StateCache) Publish(s State) {
+func (c *StateCache) Publish(s model.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// Usually a round changes nothing, and comparing is much cheaper than encoding.
@@ -68,27 +70,29 @@ func (c *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 }
 
 // EqualStates reports whether two states are equal except for volatile values.
-func EqualStates(a, b *State) bool {
-	return a.Node == b.Node && a.Config == b.Config && a.Mark == b.Mark && slices.EqualFunc(a.Disks, b.Disks, equalDisks)
+func EqualStates(a, b *model.Node) bool {
+	return a.Node == b.Node && a.ConfigDigest == b.ConfigDigest && a.Mark == b.Mark && maps.EqualFunc(a.Disks, b.Disks, equalDisks)
 }
 
-func equalDisks(a, b Disk) bool {
-	return a.Name == b.Name && a.UUID == b.UUID && a.Problem == b.Problem && a.ReadOnly == b.ReadOnly && a.UsageUnknown == b.UsageUnknown &&
-		slices.EqualFunc(a.Copies, b.Copies, equalCopies)
+func equalDisks(a, b model.Disk) bool {
+	return a.UUID == b.UUID && a.Problem == b.Problem && a.ReadOnly == b.ReadOnly && a.UsageUnknown == b.UsageUnknown && maps.EqualFunc(a.Copies, b.Copies, equalCopies)
 }
 
-func equalCopies(a, b Copy) bool {
-	if (a.Failure == nil) != (b.Failure == nil) || a.Failure != nil && a.Failure.withoutVolatile() != b.Failure.withoutVolatile() {
+func equalCopies(a, b model.Copy) bool {
+	if a == b { // as nearly always
+		return true
+	}
+	a, b = withoutVolatile(a), withoutVolatile(b)
+	if !reflect.DeepEqual(a.Failure, b.Failure) || (a.Need == nil) != (b.Need == nil) || a.Need != nil && *a.Need != *b.Need {
 		return false
 	}
-	a, b = a.withoutVolatile(), b.withoutVolatile()
-	a.Failure, b.Failure = nil, nil
+	a.Failure, b.Failure, a.Need, b.Need = nil, nil, nil, nil
 	return a == b
 }
 
 // snapshot is one published State with its encodings. It is immutable.
 type snapshot struct {
-	state   State
+	state   model.Node
 	etag    string
 	once    sync.Once // guards the encodings
 	json    []byte
@@ -110,7 +114,8 @@ func (s *snapshot) encoded() (plain, gzipped []byte) {
 
 // encode returns the JSON of a state. Its messages may contain text of an upstream, and people may read
 // the state on a terminal.
-func encode(s State) []byte {
+func encode(s model.Node) []byte {
+	s.Version = model.Version
 	text, err := json.Marshal(s)
 	if err != nil { // a year after 9999, or a NaN
 		panic(fmt.Sprintf("peer: state cannot be encoded: %v", err))
@@ -134,37 +139,36 @@ func compress(text []byte) []byte {
 
 // etagOf returns the ETag of a state. States that differ only in volatile values have the same ETag,
 // even in different processes: after a restart of the manager, peers observe no change.
-func etagOf(s State) string {
+func etagOf(s model.Node) string {
 	s.Clock = time.Time{}
-	s.Disks = slices.Clone(s.Disks)
-	for i := range s.Disks {
-		d := &s.Disks[i]
-		d.Total, d.Free = 0, 0
-		d.Copies = slices.Clone(d.Copies)
-		for j, c := range d.Copies {
-			d.Copies[j] = c.withoutVolatile()
-			if c.Failure != nil {
-				f := c.Failure.withoutVolatile()
-				d.Copies[j].Failure = &f
-			}
+	s.Disks = maps.Clone(s.Disks)
+	for name, d := range s.Disks {
+		d.Space = model.Space{}
+		d.Copies = maps.Clone(d.Copies)
+		for id, c := range d.Copies {
+			d.Copies[id] = withoutVolatile(c)
 		}
+		s.Disks[name] = d
 	}
 	sum := sha256.Sum256(encode(s))
 	return `"` + hex.EncodeToString(sum[:16]) + `"`
 }
 
 // withoutVolatile returns c without the values that change all the time, and with comparable times.
-// It keeps whether there is a partial file, but not the size of the file. It does not change Failure.
-func (c Copy) withoutVolatile() Copy {
-	c.PartBytes, c.Reason = min(c.PartBytes, 1), ""
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.ReadBackAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
+// It keeps whether there is a partial file, but not the size of the file.
+func withoutVolatile(c model.Copy) model.Copy {
+	c.PartBytes, c.Reason.Text = min(c.PartBytes, 1), ""
+	if c.Need != nil {
+		need := *c.Need
+		c.Need = &need
+	}
+	for _, t := range c.Times() {
 		*t = t.UTC().Round(0)
 	}
+	if c.Failure != nil {
+		f := *c.Failure
+		f.Since, f.RetryAt = time.Time{}, time.Time{}
+		c.Failure = &f
+	}
 	return c
-}
-
-// withoutVolatile returns f without the values that change all the time.
-func (f Failure) withoutVolatile() Failure {
-	f.Since, f.RetryIn = 0, 0
-	return f
 }

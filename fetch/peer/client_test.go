@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -192,7 +193,7 @@ func TestClientSendsToken(t *testing.T) {
 			httperror.New(http.StatusUnauthorized, "a token is required").Write(w)
 			return
 		}
-		_, _ = w.Write(encode(State{Node: "node1"}))
+		_, _ = w.Write(encode(model.Node{Node: "node1"}))
 	})
 	if _, _, err := newClient(t).State(t.Context(), at, "", 0); err == nil || !strings.HasSuffix(err.Error(), "a token is required") {
 		t.Errorf("without a token: got %v", err)

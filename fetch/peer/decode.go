@@ -5,20 +5,16 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
-// Limits of a State from a peer. Scope has those that depend on the configuration.
-const (
-	maxDisks  = 1024
-	maxFields = 256 // of one JSON object
-)
+// Limits of what a peer says. Scope has those that depend on the configuration.
+const maxDisks = 1024
 
 // Limits of single values.
 const (
@@ -26,16 +22,15 @@ const (
 	maxMessage = 1024 // bytes of a message; longer messages are truncated
 	maxSize    = 1 << 50
 	maxSpace   = 1 << 60 // bytes of a disk
-	maxSeconds = 1e9
 )
 
-// decodeState reads a State from a peer, as far as the scope needs it. It ignores unknown fields and
+// decodeState reads what a peer says about itself, as far as the scope needs it. It ignores unknown fields and
 // rejects invalid values. Each disk and copy is checked immediately after it is read, so decoding
 // stops at the first invalid element.
-func decodeState(r io.Reader, scope Scope) (State, error) {
-	d := &decoder{scanner: newScanner(r), scope: scope, texts: newTexts()}
+func decodeState(r io.Reader, scope Scope) (model.Node, error) {
+	d := &decoder{scanner: newScanner(r), scope: scope, texts: newTexts(), state: model.Node{Disks: map[string]model.Disk{}}}
 	if err := d.decodeState(); err != nil {
-		return State{}, fmt.Errorf("decode state: %w", err)
+		return model.Node{}, fmt.Errorf("decode state: %w", err)
 	}
 	return d.state, nil
 }
@@ -44,10 +39,11 @@ type decoder struct {
 	*scanner
 	scope  Scope
 	texts  texts
-	state  State
-	disk   Disk // the disk that is being decoded
-	disks  int  // number of disks so far, also of those that are left out
-	copies int  // number of copies of all disks so far, also of those that are left out
+	state  model.Node
+	name   string     // of the disk that is being decoded
+	disk   model.Disk // the disk that is being decoded
+	disks  int        // number of disks so far, also of those that are left out
+	copies int        // number of copies of all disks so far, also of those that are left out
 
 	current      int // copies of declared generations on this disk
 	others, idle int // other copies that were kept: see keeps
@@ -56,16 +52,18 @@ type decoder struct {
 func (d *decoder) decodeState() error {
 	err := d.object(func(key string) error {
 		switch key {
+		case "version":
+			return d.decodeVersion()
 		case "node":
-			return d.decode(&d.state.Node)
-		case "config":
-			return d.decode(&d.state.Config)
+			return d.Decode(&d.state.Node)
+		case "configDigest":
+			return d.Decode(&d.state.ConfigDigest)
 		case "clock":
-			return d.decode(&d.state.Clock)
+			return d.Decode(&d.state.Clock)
 		case "mark":
-			return d.decode(&d.state.Mark)
+			return d.Decode(&d.state.Mark)
 		case "disks":
-			return d.array(d.decodeDisk)
+			return d.object(d.decodeDisk)
 		}
 		return d.skip()
 	})
@@ -75,34 +73,58 @@ func (d *decoder) decodeState() error {
 	if err := d.finish(); err != nil {
 		return err
 	}
-	return d.state.check()
+	if d.state.Version == 0 {
+		return errVersion(0)
+	}
+	return d.checkNode()
 }
 
-func (d *decoder) decodeDisk() error {
+// decodeVersion ends the decoding of another version, in which any other field may have another meaning.
+func (d *decoder) decodeVersion() error {
+	if err := d.Decode(&d.state.Version); err != nil {
+		return err
+	}
+	if d.state.Version != model.Version {
+		return errVersion(d.state.Version)
+	}
+	return nil
+}
+
+func errVersion(v int) error {
+	return fmt.Errorf("it has version %d of the format, and this program has version %d: run the same release of backing-image-manager on all nodes", v, model.Version)
+}
+
+func (d *decoder) decodeDisk(name string) error {
 	if d.disks++; d.disks > maxDisks {
 		return fmt.Errorf("more than %d disks", maxDisks)
 	}
-	d.disk, d.current = Disk{}, 0
+	if err := checkNodeOrDiskName("disk", name); err != nil {
+		return err
+	}
+	if _, twice := d.state.Disks[name]; twice {
+		return fmt.Errorf("duplicate disk %q", name)
+	}
+	if !d.scope.hasDisk(name) {
+		d.state.Partial = true
+		return d.skip()
+	}
+	d.name, d.disk, d.current = name, model.Disk{}, 0
 	err := d.object(func(key string) error {
 		switch key {
-		case "name":
-			return d.decode(&d.disk.Name)
 		case "uuid":
-			return d.decode(&d.disk.UUID)
+			return d.Decode(&d.disk.UUID)
 		case "problem":
-			return d.decode(&d.disk.Problem)
+			return d.Decode(&d.disk.Problem)
 		case "readOnly":
-			return d.decode(&d.disk.ReadOnly)
-		case "unclear":
-			return d.decode(&d.disk.UsageUnknown)
+			return d.Decode(&d.disk.ReadOnly)
+		case "usageUnknown":
+			return d.Decode(&d.disk.UsageUnknown)
 		case "total":
-			return d.decode(&d.disk.Total)
+			return d.Decode(&d.disk.Total)
 		case "free":
-			return d.decode(&d.disk.Free)
+			return d.Decode(&d.disk.Free)
 		case "copies":
-			if d.disk.Name != "" && !d.scope.hasDisk(d.disk.Name) { // every version sends the name first
-				return d.skip()
-			}
+			d.disk.Copies = model.Copies{}
 			return d.array(d.decodeCopy)
 		}
 		return d.skip()
@@ -110,38 +132,41 @@ func (d *decoder) decodeDisk() error {
 	if err != nil {
 		return err
 	}
-	if err := d.disk.check(); err != nil {
+	if err := d.checkDisk(); err != nil {
 		return err
 	}
-	if !d.scope.hasDisk(d.disk.Name) {
-		d.state.Partial = true
-		return nil
-	}
 	d.disk.Problem, d.disk.UsageUnknown = d.texts.keep(d.disk.Problem), d.texts.keep(d.disk.UsageUnknown)
-	d.state.Disks = append(d.state.Disks, d.disk)
+	d.state.Disks[name] = d.disk
 	return nil
 }
 
 func (d *decoder) decodeCopy() error {
 	d.copies++
-	var c Copy
-	if err := d.decode(&c); err != nil {
+	var c model.Copy
+	if err := d.Decode(&c); err != nil {
 		return fmt.Errorf("copy %d: %w", d.copies, err)
 	}
-	if err := c.check(); err != nil {
+	if err := checkCopy(&c); err != nil {
 		return fmt.Errorf("copy %d: %w", d.copies, err)
+	}
+	if _, twice := d.disk.Copies[c.ID]; twice {
+		return fmt.Errorf("disk %q: duplicate copy %s", d.name, c.ID)
 	}
 	kept, err := d.keeps(&c)
 	if err != nil || !kept {
 		return err
 	}
-	for _, text := range []*string{&c.Message, &c.UsedBy, &c.Demand, &c.Action, &c.Rejection, &c.Reason, &c.ReasonCode, &c.Mark} {
-		*text = d.texts.keep(*text)
+	texts := []*string{&c.Message, &c.UsedBy, &c.Rejection, &c.Reason.Text, (*string)(&c.Reason.Code), (*string)(&c.Job), &c.Mark}
+	if c.Need != nil {
+		texts = append(texts, &c.Need.By)
 	}
 	if c.Failure != nil {
-		c.Failure.Action, c.Failure.Message = d.texts.keep(c.Failure.Action), d.texts.keep(c.Failure.Message)
+		texts = append(texts, (*string)(&c.Failure.Op), &c.Failure.Message)
 	}
-	d.disk.Copies = append(d.disk.Copies, c)
+	for _, text := range texts {
+		*text = d.texts.keep(*text)
+	}
+	d.disk.Copies[c.ID] = c
 	return nil
 }
 
@@ -152,14 +177,14 @@ func (d *decoder) decodeCopy() error {
 //   - copies of other generations, and those of images that are not declared which are orphans, in
 //     use or needed: they decide about the deletion of orphans, and may be read by images with the same bytes
 //   - all other copies: nobody needs them, and the status shows some
-func (d *decoder) keeps(c *Copy) (bool, error) {
-	switch uuid, declared := d.scope.Images[c.Name]; {
-	case declared && uuid == c.UUID:
+func (d *decoder) keeps(c *model.Copy) (bool, error) {
+	switch uuid, declared := d.scope.Images[c.ID.Name]; {
+	case declared && uuid == c.ID.UUID:
 		if d.current++; d.current > len(d.scope.Images) {
-			return false, fmt.Errorf("disk %q: duplicate copy %s", d.disk.Name, c.ID)
+			return false, fmt.Errorf("disk %q: duplicate copy %s", d.name, c.ID)
 		}
 		return true, nil
-	case declared || c.Owned || c.UsedBy != "" || c.Demand != "" || d.scope.Images == nil:
+	case declared || c.Owned || c.UsedBy != "" || c.Need != nil || d.scope.Images == nil:
 		if d.others == d.scope.maxOthers() {
 			d.state.Omitted++
 			return false, nil
@@ -175,69 +200,48 @@ func (d *decoder) keeps(c *Copy) (bool, error) {
 	return true, nil
 }
 
-func (s *State) check() error {
-	if err := checkNodeOrDiskName("node", s.Node); err != nil {
+func (d *decoder) checkNode() error {
+	if err := checkNodeOrDiskName("node", d.state.Node); err != nil {
 		return err
 	}
-	if len(s.Config) > maxName {
+	if len(d.state.ConfigDigest) > maxName {
 		return errors.New("the config digest is too long")
 	}
-	s.Config, s.Mark = shortLine(s.Config, maxName), shortLine(s.Mark, maxName)
-	slices.SortFunc(s.Disks, func(a, b Disk) int { return strings.Compare(a.Name, b.Name) })
-	for i := range s.Disks[min(1, len(s.Disks)):] {
-		if s.Disks[i].Name == s.Disks[i+1].Name {
-			return fmt.Errorf("duplicate disk %q", s.Disks[i].Name)
-		}
-	}
+	d.state.ConfigDigest, d.state.Mark = shortLine(d.state.ConfigDigest, maxName), shortLine(d.state.Mark, maxName)
 	return nil
 }
 
-func (d *Disk) check() error {
-	if err := checkNodeOrDiskName("disk", d.Name); err != nil {
-		return err
+func (d *decoder) checkDisk() error {
+	if len(d.disk.UUID) > maxName || d.disk.UUID != shortLine(d.disk.UUID, maxName) {
+		return fmt.Errorf("disk %q: invalid uuid", d.name)
 	}
-	if len(d.UUID) > maxName || d.UUID != shortLine(d.UUID, maxName) {
-		return fmt.Errorf("disk %q: invalid uuid", d.Name)
-	}
-	d.Total, d.Free = min(max(d.Total, 0), maxSpace), min(max(d.Free, 0), maxSpace)
-	d.Problem, d.UsageUnknown = shortLine(d.Problem, maxMessage), shortLine(d.UsageUnknown, maxMessage)
-	slices.SortFunc(d.Copies, compareByID)
-	for i := range d.Copies[min(1, len(d.Copies)):] {
-		if d.Copies[i].ID == d.Copies[i+1].ID {
-			return fmt.Errorf("disk %q: duplicate copy %s", d.Name, d.Copies[i].ID)
-		}
-	}
+	d.disk.Total, d.disk.Free = min(max(d.disk.Total, 0), maxSpace), min(max(d.disk.Free, 0), maxSpace)
+	d.disk.Problem, d.disk.UsageUnknown = shortLine(d.disk.Problem, maxMessage), shortLine(d.disk.UsageUnknown, maxMessage)
 	return nil
 }
 
-func compareByID(a, b Copy) int {
-	if byName := strings.Compare(a.Name, b.Name); byName != 0 {
-		return byName
-	}
-	return strings.Compare(a.UUID, b.UUID)
-}
-
-// check rejects a copy without a valid identity or with contradictory digests. It accepts other
-// values from a newer peer: unknown words are replaced, and long messages are truncated.
-func (c *Copy) check() error {
-	if err := errors.Join(ident.CheckName(c.Name), ident.CheckUUID(c.UUID)); err != nil {
+// checkCopy rejects a copy without a valid identity or with contradictory digests. Of other values, it replaces those
+// that are unknown, truncates long messages, and drops what only the node of the copy uses.
+func checkCopy(c *model.Copy) error {
+	if err := errors.Join(ident.CheckName(c.ID.Name), ident.CheckUUID(c.ID.UUID)); err != nil {
 		return err
 	}
+	*c = c.ForPeers()
 	for _, size := range []*int64{&c.Size, &c.VirtualSize, &c.RealSize, &c.PartBytes, &c.PartTotal} {
 		if *size < 0 || *size > maxSize { // only this copy is affected
-			c.State, c.Message = disk.Unknown, fmt.Sprintf("its node reports a size of %d bytes", *size)
+			c.State, c.Message = model.Unknown, fmt.Sprintf("its node reports a size of %d bytes", *size)
 			*size = 0
 		}
 	}
-	for _, t := range []*time.Time{&c.VerifiedAt, &c.ReadBackAt, &c.DamagedAt, &c.LastUsed, &c.SurplusSince, &c.ReplacedAt, &c.DemandSince} {
+	for _, t := range c.Times() {
 		*t = disk.ValidTime(*t)
 	}
 	switch c.State {
-	case disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown:
+	case model.Pending, model.Starting, model.InProgress, model.Ready, model.Failed, model.Unknown:
 	default:
-		c.State = disk.Unknown
+		c.State = model.Unknown
 	}
-	if _, err := disk.ParseFormat(string(c.Format)); err != nil {
+	if _, err := model.ParseFormat(string(c.Format)); err != nil {
 		c.Format = ""
 	}
 	if !c.SHA512.IsZero() && c.SHA512.Algorithm() != ident.SHA512 ||
@@ -245,24 +249,30 @@ func (c *Copy) check() error {
 		!c.ManifestDigest.IsZero() && c.ManifestDigest.Algorithm() != ident.SHA256 {
 		return fmt.Errorf("%s: the algorithm of a digest does not match its field", c.ID)
 	}
-	if c.State == disk.Ready && c.SHA512.IsZero() {
-		c.State, c.Message = disk.Unknown, "its node reports it as ready without a digest"
+	if c.State == model.Ready && c.SHA512.IsZero() {
+		c.State, c.Message = model.Unknown, "its node reports it as ready without a digest"
 	}
-	c.Message, c.UsedBy, c.Demand = shortLine(c.Message, maxMessage), shortLine(c.UsedBy, maxMessage), shortLine(c.Demand, maxMessage)
-	c.Action, c.Rejection = shortLine(c.Action, maxName), shortLine(c.Rejection, maxMessage)
-	c.Reason, c.ReasonCode = shortLine(c.Reason, maxMessage), shortLine(c.ReasonCode, maxName)
-	c.Mark = shortLine(c.Mark, maxName)
+	c.Message, c.UsedBy, c.Rejection = shortLine(c.Message, maxMessage), shortLine(c.UsedBy, maxMessage), shortLine(c.Rejection, maxMessage)
+	c.Job, c.Mark = model.Op(shortLine(string(c.Job), maxName)), shortLine(c.Mark, maxName)
+	c.Reason = model.Reason{Code: model.Code(shortLine(string(c.Reason.Code), maxName)), Text: shortLine(c.Reason.Text, maxMessage)}
+	if c.Need != nil {
+		if c.Need.By = shortLine(c.Need.By, maxMessage); c.Need.By == "" {
+			c.Need = nil
+		}
+	}
 	if c.Failure != nil {
-		c.Failure.check()
+		checkFailure(c.Failure)
 	}
 	return nil
 }
 
-func (f *Failure) check() {
-	f.Action, f.Message = shortLine(f.Action, maxName), shortLine(f.Message, maxMessage)
+func checkFailure(f *model.Failure) {
+	f.Op, f.Message = model.Op(shortLine(string(f.Op), maxName)), shortLine(f.Message, maxMessage)
 	f.Attempts = min(max(f.Attempts, 0), math.MaxInt32)
-	f.Since = min(max(f.Since, -maxSeconds), 0)
-	f.RetryIn = min(max(f.RetryIn, -maxSeconds), maxSeconds)
+	f.Since, f.RetryAt = disk.ValidTime(f.Since), disk.ValidTime(f.RetryAt)
+	if f.Fault != model.FaultDisk && f.Fault != model.FaultNetwork {
+		f.Fault = model.FaultSource
+	}
 }
 
 // checkNodeOrDiskName returns an error if s is not a valid name of a node or disk. The error begins

@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 )
@@ -65,8 +68,8 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func fileExtension(f disk.Format) string {
-	if f == disk.QCOW2 {
+func fileExtension(f model.Format) string {
+	if f == model.QCOW2 {
 		return ".qcow2"
 	}
 	return ".raw"
@@ -75,7 +78,7 @@ func fileExtension(f disk.Format) string {
 // sendFile sends the uncompressed image. net/http implements ranges and conditions. A request for
 // several ranges gets the whole image, as RFC 9110 allows: each range would read and hash a whole
 // chunk, and a request has room for a thousand of them.
-func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, c Copy) error {
+func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, c model.Copy) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
 	h.Set("ETag", `"`+c.SHA512.String()+`"`)
@@ -136,30 +139,32 @@ func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *paced
 // findReadyCopy returns a ready copy of the image with this name, and where it is. The
 // generation is uuid or, if uuid is "", the declared one. If no generation is declared, the node must
 // have exactly one generation.
-func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCopy, Copy, *httperror.Error) {
+func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCopy, model.Copy, *httperror.Error) {
 	state, err := s.node.Copies(ctx, name, "")
 	if err != nil {
-		return localCopy{}, Copy{}, httperror.New(http.StatusServiceUnavailable, "%v", err)
+		return localCopy{}, model.Copy{}, httperror.New(http.StatusServiceUnavailable, "%v", err)
 	}
 	if uuid == "" {
 		uuid, _ = s.node.DeclaredUUID(name)
 	}
 	var rejected []string // why copies of the generation are not ready
-	var found Copy
+	var found model.Copy
 	var on localCopy
-	for _, d := range state.Disks {
-		for _, c := range d.Copies {
-			open, readable := s.node.Disk(d.Name)
+	for _, diskName := range slices.Sorted(maps.Keys(state.Disks)) {
+		copies := state.Disks[diskName].Copies
+		for _, id := range slices.SortedFunc(maps.Keys(copies), ident.ID.Compare) {
+			c := copies[id]
+			open, readable := s.node.Disk(diskName)
 			switch {
-			case uuid != "" && c.UUID != uuid, !readable:
+			case uuid != "" && c.ID.UUID != uuid, !readable:
 			case c.Leaving:
-				rejected = append(rejected, fmt.Sprintf("%s is leaving disk %s", c.ID, d.Name))
-			case c.State != disk.Ready:
-				rejected = append(rejected, fmt.Sprintf("%s on disk %s is %s", c.ID, d.Name, c.State))
+				rejected = append(rejected, fmt.Sprintf("%s is leaving disk %s", c.ID, diskName))
+			case c.State != model.Ready:
+				rejected = append(rejected, fmt.Sprintf("%s on disk %s is %s", c.ID, diskName, c.State))
 			case on.disk == nil:
-				on, found = localCopy{open, d.Name, c.ID}, c
-			case c.UUID != found.UUID:
-				return localCopy{}, Copy{}, httperror.New(http.StatusConflict, "%s is not declared and has several generations on this node: select one with ?uuid=", name)
+				on, found = localCopy{open, diskName, c.ID}, c
+			case c.ID.UUID != found.ID.UUID:
+				return localCopy{}, model.Copy{}, httperror.New(http.StatusConflict, "%s is not declared and has several generations on this node: select one with ?uuid=", name)
 			}
 		}
 	}
@@ -167,11 +172,11 @@ func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCop
 	case on.disk != nil:
 		return on, found, nil
 	case len(rejected) > 0:
-		return localCopy{}, Copy{}, httperror.New(http.StatusConflict, "%s", strings.Join(rejected, "; "))
+		return localCopy{}, model.Copy{}, httperror.New(http.StatusConflict, "%s", strings.Join(rejected, "; "))
 	case uuid != "":
-		return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", ident.ID{Name: name, UUID: uuid})
+		return localCopy{}, model.Copy{}, httperror.New(http.StatusNotFound, "%s is not on the disks of this node", ident.ID{Name: name, UUID: uuid})
 	}
-	return localCopy{}, Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
+	return localCopy{}, model.Copy{}, httperror.New(http.StatusNotFound, "no image %s is on the disks of this node", name)
 }
 
 // verifiedImage reads an image for a client that cannot verify it: it returns no byte of a chunk that

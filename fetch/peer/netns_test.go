@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/netns"
 )
@@ -18,7 +18,7 @@ type namespaces struct {
 	tb       testing.TB
 	receiver netns.Namespace
 	senders  []netns.Namespace
-	image    disk.Copy
+	image    model.Copy
 	sources  []Source
 }
 

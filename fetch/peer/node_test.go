@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // testNode implements Node. It has one disk, disk1.
@@ -42,14 +43,16 @@ func (n *testNode) Notifications() []byte { return []byte(`{"target":"t","episod
 
 func (n *testNode) ReportDamage(ctx context.Context, name string) { n.damaged(ctx, name) }
 
-func (n *testNode) Copies(_ context.Context, name, mark string) (State, error) {
+func (n *testNode) Copies(_ context.Context, name, mark string) (model.Node, error) {
 	l, err := n.disk.List()
-	s := State{Node: n.name, Mark: mark, Disks: []Disk{{Name: "disk1", UUID: n.disk.UUID()}}}
+	copies := model.Copies{}
 	for _, c := range l.Copies {
-		if c.Name == name {
-			s.Disks[0].Copies = append(s.Disks[0].Copies, Copy{Copy: c, Leaving: n.Leaving("disk1", c.ID)})
+		if c.ID.Name == name {
+			c.Leaving = n.Leaving("disk1", c.ID)
+			copies[c.ID] = c
 		}
 	}
+	s := model.Node{Version: model.Version, Node: n.name, Mark: mark, Disks: map[string]model.Disk{"disk1": {UUID: n.disk.UUID(), Copies: copies}}}
 	return s, err
 }
 
@@ -137,17 +140,30 @@ func digestOf(a ident.Algorithm, text string) ident.Digest {
 }
 
 // stateWith returns the state of a node with the given number of ready copies on disk1.
-func stateWith(node string, copies int) State {
-	d := Disk{Name: "disk1", UUID: "3f1e", Total: 1 << 40, Free: 1 << 39}
+func stateWith(node string, copies int) model.Node {
+	d := model.Disk{UUID: "3f1e", Space: model.Space{Total: 1 << 40, Free: 1 << 39}, Copies: model.Copies{}}
 	for i := range copies {
-		d.Copies = append(d.Copies, Copy{Copy: disk.Copy{
-			ID:    ident.ID{Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i)},
-			State: disk.Ready, Format: disk.Raw, Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30,
+		id := imageID(i)
+		d.Copies[id] = model.Copy{
+			ID:    id,
+			State: model.Ready, Format: model.Raw, Size: 2 << 30, VirtualSize: 2 << 30, RealSize: 1 << 30,
 			Owned: true, VerifiedAt: time.Unix(1_700_000_000, 0).UTC(),
 			SHA512: digestOf(ident.SHA512, fmt.Sprint(i)), ManifestDigest: digestOf(ident.SHA256, fmt.Sprint("chunks", i)),
-		}})
+		}
 	}
-	return State{Node: node, Config: "c0ffee", Disks: []Disk{d}}
+	return model.Node{Version: model.Version, Node: node, ConfigDigest: "c0ffee", Disks: map[string]model.Disk{"disk1": d}}
+}
+
+// imageID returns the i-th image of stateWith.
+func imageID(i int) ident.ID {
+	return ident.ID{Name: fmt.Sprintf("image-%04d", i), UUID: fmt.Sprintf("%08x", i)}
+}
+
+// changeCopy changes a copy on disk1.
+func changeCopy(s model.Node, id ident.ID, change func(*model.Copy)) {
+	c := s.Disks["disk1"].Copies[id]
+	change(&c)
+	s.Disks["disk1"].Copies[id] = c
 }
 
 // get sends a GET request for a path without normalizing the path.

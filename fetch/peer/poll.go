@@ -7,13 +7,15 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Observation is the known state of a peer. Its times contain monotonic readings of this node's
 // clock.
 type Observation struct {
 	// State is the last received State. It is current if Problem is "". It must not be modified.
-	State State
+	State model.Node
 	URL   string // the declared address
 	// Polled is true after the first request has ended, successfully or not.
 	Polled bool

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -138,17 +138,17 @@ func TestIdleClusterTraffic(t *testing.T) {
 // publishTransfer publishes the states of a node during a sync: running, with a partial file,
 // complete, and idle again. It waits until p has received each of them.
 func publishTransfer(t *testing.T, cache *StateCache, name string, p *Poller) {
-	for i, change := range []func(*Copy){
-		func(c *Copy) { c.State, c.Action = disk.Pending, "sync" },
-		func(c *Copy) { c.State, c.Action, c.PartBytes = disk.Pending, "sync", 1 },
-		func(c *Copy) { c.Action = "sync" },
-		func(*Copy) {},
+	for i, change := range []func(*model.Copy){
+		func(c *model.Copy) { c.State, c.Job = model.Pending, model.Sync },
+		func(c *model.Copy) { c.State, c.Job, c.PartBytes = model.Pending, model.Sync, 1 },
+		func(c *model.Copy) { c.Job = model.Sync },
+		func(*model.Copy) {},
 	} {
 		s := stateWith(name, 11)
-		s.Config = fmt.Sprint("revision", i)
-		change(&s.Disks[0].Copies[10])
+		s.ConfigDigest = fmt.Sprint("revision", i)
+		changeCopy(s, imageID(10), change)
 		cache.Publish(s)
-		for p.Observations()[name].State.Config != s.Config {
+		for p.Observations()[name].State.ConfigDigest != s.ConfigDigest {
 			<-p.Changed()
 		}
 	}

@@ -13,28 +13,27 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 func TestPollerNoticesAChangeAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
 		h := network.add(t.Context(), "node1")
-		s := State{Node: "node1", Config: "one"}
+		s := model.Node{Version: model.Version, Node: "node1", ConfigDigest: "one"}
 		h.cache.Publish(s)
 		p := network.newPoller(t, "node1")
 		<-p.Changed()
-		if a := p.Observations()["node1"]; !a.Polled || a.Problem != "" || a.State.Config != "one" {
+		if a := p.Observations()["node1"]; !a.Polled || a.Problem != "" || a.State.ConfigDigest != "one" {
 			t.Fatalf("got %+v", a)
 		}
 		time.Sleep(10 * time.Second)
 		published := time.Now()
-		s.Config = "two"
+		s.ConfigDigest = "two"
 		h.cache.Publish(s)
 		<-p.Changed()
 		a := p.Observations()["node1"]
-		if took := time.Since(published); took != 0 || a.State.Config != "two" {
+		if took := time.Since(published); took != 0 || a.State.ConfigDigest != "two" {
 			t.Errorf("got %+v after %v", a, took)
 		}
 		if !a.LastSuccess.Before(published) || a.LastSeen.Before(published) {
@@ -47,7 +46,7 @@ func TestPollerSendsFewRequestsWhenIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
 		h := network.add(t.Context(), "node1")
-		h.cache.Publish(State{Node: "node1"})
+		h.cache.Publish(model.Node{Node: "node1"})
 		p := network.newPoller(t, "node1")
 		<-p.Changed()
 		time.Sleep(10 * time.Minute)
@@ -72,14 +71,14 @@ func TestPollerCombinesFrequentChanges(t *testing.T) {
 		h := network.add(t.Context(), "node1")
 		p := network.newPoller(t, "node1")
 		for i := range 2000 {
-			h.cache.Publish(State{Node: "node1", Config: fmt.Sprint(i)})
+			h.cache.Publish(model.Node{Version: model.Version, Node: "node1", ConfigDigest: fmt.Sprint(i)})
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Second)
 		if n := h.requests.Load(); n > 23 {
 			t.Errorf("%d requests in 2 seconds", n)
 		}
-		if a := p.Observations()["node1"]; a.State.Config != "1999" {
+		if a := p.Observations()["node1"]; a.State.ConfigDigest != "1999" {
 			t.Errorf("got %+v", a)
 		}
 	})
@@ -102,7 +101,7 @@ func TestPollerBacksOffFromAnUnreachablePeer(t *testing.T) {
 		if !a.Polled || a.Problem != "query http://node1:8000: dial: connection refused" || !a.LastSuccess.IsZero() || !a.LastSeen.Equal(start) {
 			t.Errorf("polled since %v, got %+v", start, a)
 		}
-		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
+		network.add(t.Context(), "node1").cache.Publish(model.Node{Node: "node1"})
 		returned := time.Now()
 		<-p.Changed()
 		if a := p.Observations()["node1"]; a.Problem != "" || time.Since(returned) > 7*time.Second {
@@ -118,7 +117,7 @@ func TestPollerNoticesAnUnchangedPeerThatReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
 		h := network.add(t.Context(), "node1")
-		h.cache.Publish(State{Node: "node1", Config: "one"})
+		h.cache.Publish(model.Node{Version: model.Version, Node: "node1", ConfigDigest: "one"})
 		p := network.newPoller(t, "node1")
 		<-p.Changed()
 		time.Sleep(20 * time.Second) // a long poll is pending
@@ -127,14 +126,14 @@ func TestPollerNoticesAnUnchangedPeerThatReturns(t *testing.T) {
 		h.server.Close()
 		<-p.Changed()
 		a := p.Observations()["node1"]
-		if a.Problem == "" || a.State.Config != "one" || !a.LastSeen.Equal(failed) {
+		if a.Problem == "" || a.State.ConfigDigest != "one" || !a.LastSeen.Equal(failed) {
 			t.Fatalf("failed at %v, got %+v", failed, a)
 		}
 		for range 3 { // wait until the problem does not change any more
 			time.Sleep(10 * time.Second)
 			notifications(p)
 		}
-		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1", Config: "one"})
+		network.add(t.Context(), "node1").cache.Publish(model.Node{Version: model.Version, Node: "node1", ConfigDigest: "one"})
 		returned := time.Now()
 		<-p.Changed()
 		if a := p.Observations()["node1"]; a.Problem != "" || time.Since(returned) > 7*time.Second {
@@ -147,7 +146,7 @@ func TestSetPeersReplacesThePeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
 		for _, name := range []string{"node1", "node2"} {
-			network.add(t.Context(), name).cache.Publish(State{Node: name})
+			network.add(t.Context(), name).cache.Publish(model.Node{Node: name})
 		}
 		p := network.newPoller(t, "node1")
 		synctest.Wait()
@@ -174,8 +173,8 @@ func TestSetPeersReplacesThePeers(t *testing.T) {
 func TestSetPeersForgetsAPeerAtANewAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
-		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
-		network.add(t.Context(), "node2").cache.Publish(State{Node: "node2"})
+		network.add(t.Context(), "node1").cache.Publish(model.Node{Node: "node1"})
+		network.add(t.Context(), "node2").cache.Publish(model.Node{Node: "node2"})
 		p := network.newPoller(t, "node1")
 		synctest.Wait()
 		p.SetPeers(t.Context(), targets(map[string]string{"node1": "http://node2:8000"}))
@@ -193,7 +192,7 @@ func TestPollerRequestsWhatANewScopeNeeds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
 		h := network.add(t.Context(), "node1")
-		h.cache.Publish(State{Node: "node1", Disks: []Disk{{Name: "disk1"}, {Name: "disk2"}}})
+		h.cache.Publish(model.Node{Node: "node1", Disks: map[string]model.Disk{"disk1": {}, "disk2": {}}})
 		p := NewPoller(network.client)
 		t.Cleanup(p.Close)
 		declare := func(image string, disks ...string) {
@@ -231,7 +230,7 @@ func TestPollerRequestsWhatANewScopeNeeds(t *testing.T) {
 func TestPollerEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		network := newFakeNetwork(t)
-		network.add(t.Context(), "node1").cache.Publish(State{Node: "node1"})
+		network.add(t.Context(), "node1").cache.Publish(model.Node{Node: "node1"})
 		ctx, cancel := context.WithCancel(t.Context())
 		p := NewPoller(network.client)
 		p.SetPeers(ctx, targets(map[string]string{"node1": "http://node1:8000", "node2": "http://node2:8000"}))
@@ -241,36 +240,6 @@ func TestPollerEndsWithItsContext(t *testing.T) {
 		p.Close()
 		p.SetPeers(t.Context(), targets(map[string]string{"node1": "http://node1:8000"}))
 		p.running.Wait()
-	})
-}
-
-// TestFailureAgesWhileTheETagIsUnchanged: the times in a failure are relative to the response. While
-// the ETag is unchanged, no new response arrives, but the failure must grow older.
-func TestFailureAgesWhileTheETagIsUnchanged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		network := newFakeNetwork(t)
-		h := network.add(t.Context(), "b")
-		start := time.Now()
-		state := func() State {
-			return State{Node: "b", Config: "d", Disks: []Disk{{Name: "disk1", UUID: "u", Copies: []Copy{{
-				Copy:    disk.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: disk.Pending},
-				Failure: &Failure{Action: "download", Message: "no", Attempts: 3, Link: true, Since: -time.Since(start).Seconds() - 180, RetryIn: 240},
-			}}}}}
-		}
-		h.cache.Publish(state())
-		p := NewPoller(network.client)
-		defer p.Close()
-		p.SetPeers(t.Context(), targets(map[string]string{"b": "http://b:1"}))
-		for range 360 { // one round per minute, for six hours
-			time.Sleep(time.Minute)
-			h.cache.Publish(state())
-		}
-		a := p.Observations()["b"]
-		failure := a.State.Disks[0].Copies[0].Failure
-		since := a.Received.Add(time.Duration(failure.Since * float64(time.Second))) // computed as in package reconcile
-		if time.Since(since) < 6*time.Hour {
-			t.Errorf("the failure is %v old, want %v", time.Since(since), time.Since(start)+180*time.Second)
-		}
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -265,7 +266,7 @@ func newDisk(tb testing.TB) *disk.Disk {
 }
 
 // fillDisk creates a ready copy with the bytes of r.
-func fillDisk(tb testing.TB, d *disk.Disk, size int64, r io.Reader) disk.Copy {
+func fillDisk(tb testing.TB, d *disk.Disk, size int64, r io.Reader) model.Copy {
 	tb.Helper()
 	p, err := d.OpenPart(tb.Context(), parrot, disk.PartOptions{})
 	if err != nil {

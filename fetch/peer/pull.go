@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 )
@@ -166,7 +167,7 @@ func (t *transfer) preparePart(ctx context.Context, part *disk.Part, m *disk.Man
 	if err != nil {
 		return err
 	}
-	source := disk.PartSource{ID: disk.PartFromPeers + " " + m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
+	source := disk.PartSource{Kind: model.PartFromPeers, ID: m.Digest().String(), Size: m.Size(), Data: max(data, 1)}
 	matches, err := part.Matches(ctx, m)
 	if err != nil {
 		return err

@@ -9,12 +9,12 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -90,7 +90,7 @@ func (r *receiver) pullsAndCommits(want []byte) {
 		r.t.Fatal(err)
 	}
 	c, err := part.Commit(sha512Of(want))
-	if err != nil || c.State != disk.Ready {
+	if err != nil || c.State != model.Ready {
 		r.t.Fatalf("commit: %v, %v", c, err)
 	}
 	got, err := os.ReadFile((&testNode{disk: r.disk}).backing(parrot))
@@ -167,7 +167,7 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 		keeps  bool // the partial file is kept
 	}{
 		{"from a pull", func(s Source) disk.PartSource {
-			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}
+			return disk.PartSource{Kind: model.PartFromPeers, ID: s.ManifestDigest.String(), Size: int64(len(want))}
 		}, want[:9*mib], true},
 		{"from a download", func(Source) disk.PartSource {
 			return disk.PartSource{ID: "a hash", ETag: `"1"`, Size: int64(len(want))}
@@ -182,7 +182,7 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 			return disk.PartSource{ID: "a hash", Size: int64(len(want)) + 512}
 		}, want[:9*mib], false},
 		{"complete", func(s Source) disk.PartSource {
-			return disk.PartSource{ID: "chunks " + s.ManifestDigest.String(), Size: int64(len(want))}
+			return disk.PartSource{Kind: model.PartFromPeers, ID: s.ManifestDigest.String(), Size: int64(len(want))}
 		}, want, true},
 	} {
 		if race.Enabled && i%3 != 0 {
@@ -237,7 +237,7 @@ func TestPullEndsWithItsContext(t *testing.T) {
 	if part.Offset() != 2*mib {
 		t.Errorf("the partial file has %d bytes, want %d", part.Offset(), 2*mib)
 	}
-	if from := r.disk.Stat(parrot).PartSourceID; !strings.HasPrefix(from, disk.PartFromPeers) {
+	if from := r.disk.Stat(parrot).PartKind; from != model.PartFromPeers {
 		t.Errorf("the partial file has the source %q", from)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // ErrUnchanged means that the ETag of the State is still the ETag of the request.
@@ -21,14 +22,14 @@ var ErrUnchanged = errors.New("unchanged")
 // State returns the published State of the node at an address, and its ETag. If etag is the ETag of
 // an earlier response, the request is a long poll: the node responds when its State changes, or after
 // wait (one minute at most). If the State did not change, the error is ErrUnchanged.
-func (c *Client) State(ctx context.Context, at Address, etag string, wait time.Duration) (State, string, error) {
+func (c *Client) State(ctx context.Context, at Address, etag string, wait time.Duration) (model.Node, string, error) {
 	r, err := c.pollState(ctx, at, Scope{}, etag, wait)
 	return r.state, r.etag, err
 }
 
 // stateResponse is a received State.
 type stateResponse struct {
-	state State
+	state model.Node
 	etag  string
 	cost  time.Duration // the time that it took to decode the response, also with an error
 }
@@ -60,9 +61,9 @@ func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag st
 // Copies returns the State of the node at an address with only the copies of one image name. The node
 // observes its disks after it received the request, so the response is current, and looks for the mark with that
 // name in the folders of the copies, unless it is "". The timeout is 30 s or the deadline of ctx.
-func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (State, error) {
+func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (model.Node, error) {
 	if err := ident.CheckName(name); err != nil {
-		return State{}, err
+		return model.Node{}, err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, stateTimeout, errTimeout)
 	defer cancel()
@@ -72,22 +73,22 @@ func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (Sta
 	}
 	resp, err := c.do(ctx, r)
 	if err != nil {
-		return State{}, err
+		return model.Node{}, err
 	}
 	s, _, err := c.readState(resp, at, Scope{})
 	if err == nil && s.Mark != mark {
-		err = fmt.Errorf("query %s: the node does not look for marks: update backing-image-manager there", at.URL)
+		err = fmt.Errorf("query %s: the response is not about the mark", at.URL)
 	}
 	if err == nil && s.Omitted > 0 {
 		err = fmt.Errorf("query %s: the response has more than %d copies", at.URL, Scope{}.maxOthers())
 	}
 	if err != nil {
-		return State{}, err
+		return model.Node{}, err
 	}
 	for _, d := range s.Disks {
-		for _, c := range d.Copies {
-			if c.Name != name {
-				return State{}, fmt.Errorf("query %s: the response for image %s has a copy of %s", at.URL, name, c.Name)
+		for id := range d.Copies {
+			if id.Name != name {
+				return model.Node{}, fmt.Errorf("query %s: the response for image %s has a copy of %s", at.URL, name, id.Name)
 			}
 		}
 	}
@@ -125,26 +126,26 @@ func acceptGzip() http.Header { return http.Header{"Accept-Encoding": {"gzip"}} 
 
 // readState decodes the response of the node at an address and closes the response. It returns the
 // time that this took.
-func (c *Client) readState(resp *http.Response, at Address, scope Scope) (State, time.Duration, error) {
+func (c *Client) readState(resp *http.Response, at Address, scope Scope) (model.Node, time.Duration, error) {
 	s, cost, err := c.decodeResponse(resp, scope)
 	if err != nil {
-		return State{}, cost, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
+		return model.Node{}, cost, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
 	}
 	if s.Node != at.Node {
-		return State{}, cost, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
+		return model.Node{}, cost, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
 	}
 	return s, cost, nil
 }
 
 // decodeResponse decodes one response at a time, so that peers that send large ones take one processor
 // together. It lets others decode while it waits for bytes.
-func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s State, cost time.Duration, err error) {
+func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s model.Node, cost time.Duration, err error) {
 	if resp.StatusCode != http.StatusOK {
-		return State{}, 0, responseError(resp)
+		return model.Node{}, 0, responseError(resp)
 	}
 	defer resp.Body.Close()
 	if resp.ContentLength > scope.maxStateSize() {
-		return State{}, 0, errTooLarge
+		return model.Node{}, 0, errTooLarge
 	}
 	turn := decodingTurn{body: resp.Body, busy: &c.decoding}
 	turn.begin()
@@ -155,11 +156,11 @@ func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s State, cost
 	case "gzip":
 		decompressed, err := gzip.NewReader(body)
 		if err != nil {
-			return State{}, 0, fmt.Errorf("decompress the response: %w", err)
+			return model.Node{}, 0, fmt.Errorf("decompress the response: %w", err)
 		}
 		body = scope.limitSize(decompressed) // a small response may decompress to any size
 	default:
-		return State{}, 0, fmt.Errorf("the response has an encoding that was not requested: %q", shortLine(e, maxName))
+		return model.Node{}, 0, fmt.Errorf("the response has an encoding that was not requested: %q", shortLine(e, maxName))
 	}
 	s, err = decodeState(body, scope)
 	return s, 0, err

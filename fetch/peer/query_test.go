@@ -9,14 +9,17 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 func TestClientReceivesThePublishedState(t *testing.T) {
 	n := startNode(t, "node1")
 	want := stateWith("node1", 20)
-	want.Disks[0].Copies[3].Failure = &Failure{Action: "sync", Message: "no route", Attempts: 2, Since: -3, RetryIn: 7.5, Link: true}
+	at := time.Unix(1_700_000_000, 0).UTC()
+	changeCopy(want, imageID(3), func(c *model.Copy) {
+		c.Failure = &model.Failure{Op: model.Sync, Message: "no route", Attempts: 2, Since: at, RetryAt: at.Add(time.Minute), Fault: model.FaultNetwork}
+	})
 	n.cache.Publish(want)
 	got, etag, err := newClient(t).State(t.Context(), n.address(), "", 0)
 	if err != nil {
@@ -77,7 +80,7 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	var got State
+	var got model.Node
 	go func() {
 		var err error
 		got, _, err = c.State(t.Context(), n.address(), etag, time.Minute)
@@ -86,13 +89,15 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 	for n.server.longPolls.Load() == 0 {
 		sleep(t.Context(), time.Millisecond)
 	}
-	s.Disks = []Disk{s.Disks[0]}
-	s.Disks[0].Free = 17 // volatile, so it must not end the long poll
+	s = clone(s)
+	d := s.Disks["disk1"]
+	d.Free = 17 // volatile, so it must not end the long poll
+	s.Disks["disk1"] = d
 	n.cache.Publish(s)
-	s.Config = "decade"
+	s.ConfigDigest = "decade"
 	start := time.Now()
 	n.cache.Publish(s)
-	if err := <-done; err != nil || got.Config != "decade" || got.Disks[0].Free != 17 {
+	if err := <-done; err != nil || got.ConfigDigest != "decade" || got.Disks["disk1"].Free != 17 {
 		t.Errorf("got %v, %+v", err, got)
 	}
 	if took := time.Since(start); took >= time.Minute { // the long poll ends then
@@ -104,12 +109,12 @@ func TestCopiesObservesTheDiskAfterTheRequest(t *testing.T) {
 	n := startNode(t, "node1")
 	id := ident.ID{Name: "parrot", UUID: "0a1b2c3d"}
 	c := newClient(t)
-	if s, err := c.Copies(t.Context(), n.address(), "parrot", ""); err != nil || len(s.Disks[0].Copies) != 0 {
+	if s, err := c.Copies(t.Context(), n.address(), "parrot", ""); err != nil || len(s.Disks["disk1"].Copies) != 0 {
 		t.Fatalf("got %+v, %v", s, err)
 	}
 	n.put(t, id, randomBytes(1<<20))
 	s, err := c.Copies(t.Context(), n.address(), "parrot", "")
-	if err != nil || len(s.Disks[0].Copies) != 1 || s.Disks[0].Copies[0].State != disk.Ready {
+	if err != nil || len(s.Disks["disk1"].Copies) != 1 || s.Disks["disk1"].Copies[id].State != model.Ready {
 		t.Errorf("got %+v, %v", s, err)
 	}
 }

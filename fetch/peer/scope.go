@@ -1,6 +1,9 @@
 package peer
 
-import "maps"
+import (
+	"maps"
+	"strings"
+)
 
 // Scope is what the reader of a State can use of it, according to its configuration. It bounds what a
 // reader keeps of a peer, whatever the peer publishes: the memory for all peers together follows from
@@ -78,6 +81,7 @@ func (t *texts) keep(text string) string {
 	if len(text) > max(t.left, shortText) {
 		text = shortLine(text, shortText)
 	}
+	text = strings.Clone(text) // it may be a part of a longer one
 	t.left -= len(text)
 	t.known[text] = text
 	return text

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -170,9 +171,9 @@ func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
 		return localCopy{}, httperror.New(http.StatusConflict, "%s is leaving disk %s", id, diskName)
 	}
 	switch c := d.Stat(id); {
-	case c.State == disk.Pending:
+	case c.State == model.Pending:
 		return localCopy{}, httperror.New(http.StatusNotFound, "%s is not on disk %s", id, diskName)
-	case c.State != disk.Ready:
+	case c.State != model.Ready:
 		return localCopy{}, httperror.New(http.StatusConflict, "%s on disk %s is %s", id, diskName, c.State)
 	}
 	return localCopy{d, diskName, id}, nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -24,7 +25,7 @@ type Node interface {
 	// name. Withdrawn copies have Leaving set. If the content of a disk is uncertain, the disk has a
 	// Problem: an empty list of copies proves that there are none. The client receives an error as a
 	// 503. It looks for the mark with a name in the folders of the copies: State.Mark, Copy.Mark. "": for none.
-	Copies(ctx context.Context, name, mark string) (State, error)
+	Copies(ctx context.Context, name, mark string) (model.Node, error)
 	// Disk returns the disk with this name. It returns false if there is no such disk, or if its files
 	// must not be read because the disk has a problem.
 	Disk(name string) (*disk.Disk, bool)

@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 	"unicode"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // TestServerRejectsInvalidRequests tests the routes. It has no slow and no endless requests: the
@@ -106,7 +108,7 @@ func TestShutdownEndsLongPolls(t *testing.T) {
 		network := newFakeNetwork(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		h := network.add(ctx, "node1")
-		h.cache.Publish(State{Node: "node1"})
+		h.cache.Publish(model.Node{Node: "node1"})
 		p := network.newPoller(t, "node1")
 		<-p.Changed()
 		time.Sleep(time.Second)
@@ -125,13 +127,13 @@ func TestShutdownEndsLongPolls(t *testing.T) {
 
 // People read the state on a terminal, too.
 func TestStateIsPrintable(t *testing.T) {
-	want := State{Node: "node1", Disks: []Disk{{Name: "disk1", Problem: "x\x1b]0;y\x07\u202e\u009b\nz"}}}
+	want := model.Node{Node: "node1", Disks: map[string]model.Disk{"disk1": {Problem: "x\x1b]0;y\x07\u202e\u009b\nz"}}}
 	encoded := encode(want)
 	if strings.ContainsFunc(string(encoded), func(r rune) bool { return !unicode.IsPrint(r) }) {
 		t.Errorf("the state is %q", encoded)
 	}
-	var got State
-	if err := json.Unmarshal(encoded, &got); err != nil || got.Disks[0].Problem != want.Disks[0].Problem {
+	var got model.Node
+	if err := json.Unmarshal(encoded, &got); err != nil || got.Disks["disk1"].Problem != want.Disks["disk1"].Problem {
 		t.Errorf("the state is %+v, error %v", got, err)
 	}
 }

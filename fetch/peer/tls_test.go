@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // selfSigned returns a new client certificate.
@@ -34,7 +36,7 @@ func TestNewCertificatesReplaceKeptConnections(t *testing.T) {
 	var presented []byte
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		presented = r.TLS.PeerCertificates[0].Raw
-		_, _ = w.Write(encode(State{Node: "node1"}))
+		_, _ = w.Write(encode(model.Node{Node: "node1"}))
 	}))
 	s.TLS = &tls.Config{ClientAuth: tls.RequireAnyClientCert}
 	s.Config.ErrorLog = discardLog

@@ -20,6 +20,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
@@ -304,7 +305,7 @@ func TestFillLocal(t *testing.T) {
 	if err := store(ctx, &fetch.Progress{}, failingContent{newFile(t, f), stop}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("canceled: %v", err)
 	}
-	if r.disk.PartSource(parrot).ID != disk.PartFromUpload {
+	if r.disk.PartSource(parrot).Kind != model.PartFromUpload {
 		t.Fatal("no partial file is left to continue")
 	}
 	p := &fetch.Progress{}

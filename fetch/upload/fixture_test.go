@@ -17,6 +17,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -143,7 +144,7 @@ func (r *fixture) waitOpen(id string) {
 func (r *fixture) wantImage(want []byte) {
 	r.t.Helper()
 	r.jobs.Wait()
-	if c := r.disk.Stat(parrot); c.State != disk.Ready {
+	if c := r.disk.Stat(parrot); c.State != model.Ready {
 		r.t.Fatalf("the image is %s: %s; the job: %v", c.State, c.Message, r.outcome)
 	}
 	got, err := os.ReadFile(filepath.Join(r.path, "backing-images", parrot.String(), "backing"))
@@ -162,7 +163,7 @@ func (r *fixture) wantEmptyDisk() {
 			r.t.Errorf("%s remains", name)
 		}
 	}
-	if c := r.disk.Stat(parrot); c.State == disk.Ready || r.disk.PartSource(parrot) != (disk.PartSource{}) {
+	if c := r.disk.Stat(parrot); c.State == model.Ready || r.disk.PartSource(parrot) != (disk.PartSource{}) {
 		r.t.Errorf("the copy is %+v", c)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
@@ -17,7 +18,7 @@ func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.
 	if !r.CanResume(part.Source()) {
 		m := r.metadata()
 		m.text = m.header()
-		if err := part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: rand.Text(), Metadata: m.text, Size: r.Content.length(), Data: m.Data}); err != nil {
+		if err := part.Begin(disk.PartSource{Kind: model.PartFromUpload, ETag: rand.Text(), Metadata: m.text, Size: r.Content.length(), Data: m.Data}); err != nil {
 			return fetch.ClassifyDiskError(err)
 		}
 	}
@@ -50,7 +51,7 @@ func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.
 func (r Request) CanResume(found disk.PartSource) bool {
 	m, err := parseMetadata(found.Metadata)
 	same := err == nil && m.Fingerprint == r.fingerprint()
-	return same && found.ID == disk.PartFromUpload && found.Size == r.Content.length() && !r.Restart
+	return same && found.Kind == model.PartFromUpload && found.Size == r.Content.length() && !r.Restart
 }
 
 // fingerprint identifies the upload: an upload of the same content with another digest is a different

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 func TestProtocol(t *testing.T) {
@@ -288,7 +289,7 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := s.Begin(t.Context(), parrot, disk.PartSource{ID: disk.PartFromUpload, ETag: "left", Size: 1024})
+	left, err := s.Begin(t.Context(), parrot, disk.PartSource{Kind: model.PartFromUpload, ETag: "left", Size: 1024})
 	if err != nil || left.ID != "left" || left.Name != parrot.Name || one.outcome() == nil {
 		t.Errorf("the interrupted upload is %+v, %v; the created one ended with %v", left, err, one.outcome())
 	}

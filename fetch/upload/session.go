@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -174,7 +175,7 @@ func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, pr
 
 // CanResume reports whether a partial file from this source belongs to this upload.
 func (s *Session) CanResume(o disk.PartSource) bool {
-	return o.ID == disk.PartFromUpload && o.ETag == s.ID
+	return o.Kind == model.PartFromUpload && o.ETag == s.ID
 }
 
 // open prepares part for this upload, and returns the time when its last byte was received.
@@ -187,7 +188,7 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 		}
 		return touched, err
 	}
-	return now, part.Begin(disk.PartSource{ID: disk.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
+	return now, part.Begin(disk.PartSource{Kind: model.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
 // updateOffset publishes the offset of part and the expiry.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -98,7 +99,7 @@ func (s *Sessions) Begin(ctx context.Context, id ident.ID, found disk.PartSource
 func (s *Sessions) begin(id ident.ID, found disk.PartSource) (session *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, left := s.running[id.Name], found.ID == disk.PartFromUpload
+	now, left := s.running[id.Name], found.Kind == model.PartFromUpload
 	switch {
 	case now != nil && now.started:
 		return now, false, nil

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -39,7 +40,7 @@ func TestCreateBeforeInterruptedUploadIsFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left := disk.PartSource{ID: disk.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{Kind: model.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	if had, err := s.Begin(t.Context(), parrot, left); err != nil || had.ID != left.ETag {
 		t.Fatalf("the job has %+v, %v", had, err)
 	}
@@ -60,7 +61,7 @@ func TestJobsDoNotShareUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	older := ident.ID{Name: parrot.Name, UUID: "00000224"}
-	left := disk.PartSource{ID: disk.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
+	left := disk.PartSource{Kind: model.PartFromUpload, ETag: "OLDER", Metadata: "name cGFycm90", Size: 1024}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.Begin(ctx, older, left); !errors.Is(err, context.Canceled) {

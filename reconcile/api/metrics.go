@@ -8,7 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/seed-26586806/backing-image-manager/disk"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -141,11 +142,11 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	send.failing("report", status.Report)
 	send.failing("notify", status.Notify)
 	send.plan(status.Plan)
-	active := map[plan.Op]int{}
+	active := map[model.Op]int{}
 	for _, t := range c.loop.Transfers() {
 		active[t.Action.Op]++
 	}
-	for _, kind := range plan.Ops {
+	for _, kind := range model.Ops {
 		send.value(running, float64(active[kind]), string(kind))
 	}
 }
@@ -179,19 +180,19 @@ func (s sender) disks(node string, disks []status.DiskStatus) {
 		if d.Node != node {
 			continue // the daemon of the disk's node exports its metrics
 		}
-		s.value(diskUsable, oneIf(d.Problem == "" && !d.ReadOnly), d.Disk)
-		s.value(diskReserved, float64(d.Reserved), d.Disk)
+		s.value(diskUsable, oneIf(d.Problem == "" && !d.ReadOnly), d.Name)
+		s.value(diskReserved, float64(d.Reserved), d.Name)
 		if d.Problem == "" {
-			s.value(diskSize, float64(d.Total), d.Disk)
-			s.value(diskFree, float64(d.Free), d.Disk)
+			s.value(diskSize, float64(d.Total), d.Name)
+			s.value(diskFree, float64(d.Free), d.Name)
 		}
 	}
 }
 
 func (s sender) images(node string, images []status.ImageStatus) {
 	nDeclared, nReady, nUnproven := 0, 0, 0
-	states, signed := map[disk.State]int{}, map[[2]string]int{} // signed: by scheme and signer
-	damaged := map[string]time.Time{}                           // by disk
+	states, signed := map[model.State]int{}, map[[2]string]int{} // signed: by scheme and signer
+	damaged := map[string]time.Time{}                            // by disk
 	for _, image := range images {
 		if image.Declared {
 			nDeclared++
@@ -203,7 +204,7 @@ func (s sender) images(node string, images []status.ImageStatus) {
 				if c.DamagedAt.After(damaged[c.Disk]) {
 					damaged[c.Disk] = c.DamagedAt
 				}
-				if by := c.Signature; by.Signer != "" && c.State == disk.Ready {
+				if by := c.Signature; by.Signer != "" && c.State == model.Ready {
 					signed[[2]string{by.Scheme, by.Signer}]++
 				}
 			} else if c.Unproven {
@@ -220,7 +221,7 @@ func (s sender) images(node string, images []status.ImageStatus) {
 	for name, at := range damaged {
 		s.value(diskDamage, float64(at.Unix()), name)
 	}
-	for _, state := range []disk.State{disk.Pending, disk.Starting, disk.InProgress, disk.Ready, disk.Failed, disk.Unknown} {
+	for _, state := range []model.State{model.Pending, model.Starting, model.InProgress, model.Ready, model.Failed, model.Unknown} {
 		s.value(copies, float64(states[state]), string(state))
 	}
 }
@@ -278,8 +279,8 @@ func (s sender) plan(p plan.Plan) {
 		s.value(planned, float64(n), string(op))
 	}
 	type reason struct {
-		op   plan.Op
-		code plan.Code
+		op   model.Op
+		code model.Code
 	}
 	waiting := map[reason]int{}
 	for _, a := range p.Actions {

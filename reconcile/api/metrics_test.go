@@ -9,7 +9,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	"github.com/seed-26586806/backing-image-manager/disk"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -52,11 +53,11 @@ func values(t *testing.T, f sent) []string {
 	return lines
 }
 
-func reason(code plan.Code) plan.Reason { return plan.Reason{Code: code} }
+func reason(code model.Code) model.Reason { return model.Reason{Code: code} }
 
 // planOf returns a plan with these actions.
 func planOf(actions ...plan.Action) plan.Plan {
-	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[plan.Op]int{}}}
+	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[model.Op]int{}}}
 	for _, a := range actions {
 		p.Summary.Counts[a.Op]++
 	}
@@ -86,9 +87,9 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 			"peer_reachable{node02} 1", "peer_reachable{node03} 0",
 		}},
 		{"actions of this node", func(s1 sender) {
-			s1.plan(planOf(plan.Action{Op: plan.Sync, Reason: reason(plan.CodeNoCopy)}, plan.Action{Op: plan.Wait, Reason: reason(plan.CodeInUse)},
-				plan.Action{Op: plan.Wait, Reason: reason(plan.CodeInUse)}, plan.Action{Op: plan.Blocked, Reason: reason(plan.CodeInUse)},
-				plan.Action{Op: plan.Blocked, Reason: reason(plan.CodeNoSpace)}))
+			s1.plan(planOf(plan.Action{Op: model.Sync, Reason: reason(plan.CodeNoCopy)}, plan.Action{Op: model.Wait, Reason: reason(plan.CodeInUse)},
+				plan.Action{Op: model.Wait, Reason: reason(plan.CodeInUse)}, plan.Action{Op: model.Blocked, Reason: reason(plan.CodeInUse)},
+				plan.Action{Op: model.Blocked, Reason: reason(plan.CodeNoSpace)}))
 		}, []string{
 			"planned_actions{blocked} 2", "planned_actions{sync} 1", "planned_actions{wait} 2",
 			"waiting_actions{blocked}{in-use} 1", "waiting_actions{blocked}{no-space} 1", "waiting_actions{wait}{in-use} 2",
@@ -107,11 +108,11 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 }
 
 func TestSignedCopiesAreCountedByKey(t *testing.T) {
-	copyOf := func(node, signer string, state disk.State) status.CopyStatus {
-		return status.CopyStatus{Node: node, State: state, Signature: disk.Signature{Scheme: "openpgp", Signer: signer}}
+	copyOf := func(node, signer string, state model.State) status.CopyStatus {
+		return status.CopyStatus{Node: node, State: state, Copy: model.Copy{Signature: model.Signature{Scheme: "openpgp", Signer: signer}}}
 	}
-	images := []status.ImageStatus{{Name: "a", Copies: []status.CopyStatus{copyOf("node1", "AA", disk.Ready), copyOf("node1", "AA", disk.Failed), copyOf("node2", "AA", disk.Ready)}},
-		{Name: "b", Copies: []status.CopyStatus{copyOf("node1", "AA", disk.Ready), copyOf("node1", "BB", disk.Ready), {Node: "node1", State: disk.Ready}}}}
+	images := []status.ImageStatus{{Name: "a", Copies: []status.CopyStatus{copyOf("node1", "AA", model.Ready), copyOf("node1", "AA", model.Failed), copyOf("node2", "AA", model.Ready)}},
+		{Name: "b", Copies: []status.CopyStatus{copyOf("node1", "AA", model.Ready), copyOf("node1", "BB", model.Ready), {Node: "node1", State: model.Ready}}}}
 	got := values(t, func(s sender) { s.images("node1", images) })
 	got = slices.DeleteFunc(got, func(line string) bool { return !strings.HasPrefix(line, "signed_copies") })
 	if want := []string{"signed_copies{openpgp}{AA} 2", "signed_copies{openpgp}{BB} 1"}; !slices.Equal(got, want) {
@@ -142,9 +143,9 @@ func TestLastDamageOfADiskIsThatOfItsCopies(t *testing.T) {
 	at := func(s int64) time.Time { return time.Unix(s, 0) }
 	images := []status.ImageStatus{
 		{Name: "a", Copies: []status.CopyStatus{
-			{Node: "node1", Disk: "disk1", State: disk.Ready, DamagedAt: at(300)}, {Node: "node1", Disk: "disk2", State: disk.Ready}, {Node: "node2", Disk: "disk1", DamagedAt: at(900)},
+			{Node: "node1", Disk: "disk1", State: model.Ready, Copy: model.Copy{DamagedAt: at(300)}}, {Node: "node1", Disk: "disk2", State: model.Ready}, {Node: "node2", Disk: "disk1", Copy: model.Copy{DamagedAt: at(900)}},
 		}},
-		{Name: "b", Copies: []status.CopyStatus{{Node: "node1", Disk: "disk1", State: disk.Failed, DamagedAt: at(200)}}},
+		{Name: "b", Copies: []status.CopyStatus{{Node: "node1", Disk: "disk1", State: model.Failed, Copy: model.Copy{DamagedAt: at(200)}}}},
 	}
 	got := values(t, func(s sender) { s.images("node1", images) })
 	got = slices.DeleteFunc(got, func(line string) bool { return !strings.HasPrefix(line, "disk_last_damage") })

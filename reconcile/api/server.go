@@ -26,6 +26,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
@@ -331,7 +332,7 @@ func (server) health(w http.ResponseWriter, _ *http.Request) {
 
 // unreadyBody is the body of a response of readyPath if the daemon is not ready.
 type unreadyBody struct {
-	Message string   `json:"error"`
+	Error   string   `json:"error"`
 	Reasons []string `json:"reasons,omitempty"`
 }
 
@@ -441,12 +442,11 @@ type retryBody struct {
 }
 
 type attemptBody struct {
-	Disk    string    `json:"disk"`
-	Action  plan.Op   `json:"action"`  // wait or blocked: the attempt does not start
-	Attempt int       `json:"attempt"` // its number; 2 is the first retry
-	Started bool      `json:"started"` // false: it waits for a free slot, or does not start
-	Reason  string    `json:"reason"`
-	Code    plan.Code `json:"code"`
+	Disk    string       `json:"disk"`
+	Op      model.Op     `json:"op"`      // wait or blocked: the attempt does not start
+	Attempt int          `json:"attempt"` // its number; 2 is the first retry
+	Started bool         `json:"started"` // false: it waits for a free slot, or does not start
+	Reason  model.Reason `json:"reason"`
 }
 
 // retry ends the wait after failed attempts, and responds with the attempts that start.
@@ -498,7 +498,7 @@ func newRetryBody(attempts []reconcile.Attempt) (body retryBody, starts bool) {
 		}
 		starts = starts || !a.Idle()
 		texts = append(texts, text)
-		body.Attempts = append(body.Attempts, attemptBody{on, a.Op, t.Number, t.Started, a.Text, a.Code})
+		body.Attempts = append(body.Attempts, attemptBody{on, a.Op, t.Number, t.Started, a.Reason})
 	}
 	body.Message = strings.Join(texts, "; ")
 	return body, starts

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -174,14 +176,14 @@ func TestResponseOutlivesTheReadTimeout(t *testing.T) {
 }
 
 func TestReasonOfAKeptCopyNamesTheActionThatRunsFirst(t *testing.T) {
-	reason := func(text string) plan.Reason { return plan.Reason{Text: text} }
+	reason := func(text string) model.Reason { return model.Reason{Text: text} }
 	for _, tt := range []struct {
 		action plan.Action
 		want   string
 	}{
-		{plan.Action{Op: plan.Wait, Reason: reason("surplus copy, but replica vol1 uses it")}, "kept: surplus copy, but replica vol1 uses it"},
-		{plan.Action{Op: plan.Blocked, Reason: reason("no disk matches")}, "kept: no disk matches"},
-		{plan.Action{Op: plan.Verify, Reason: reason("requested")}, "kept for now: the action verify comes first (requested): request the clean-up again when it has ended"},
+		{plan.Action{Op: model.Wait, Reason: reason("surplus copy, but replica vol1 uses it")}, "kept: surplus copy, but replica vol1 uses it"},
+		{plan.Action{Op: model.Blocked, Reason: reason("no disk matches")}, "kept: no disk matches"},
+		{plan.Action{Op: model.Verify, Reason: reason("requested")}, "kept for now: the action verify comes first (requested): request the clean-up again when it has ended"},
 	} {
 		if got := keptText(tt.action); got != tt.want {
 			t.Errorf("got %q, want %q", got, tt.want)

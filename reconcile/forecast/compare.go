@@ -5,8 +5,8 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -43,8 +43,8 @@ type ImageDifference struct {
 	// copy.
 	Before  []string `json:"before"`
 	After   []string `json:"after"`
-	Added   []string `json:"comes"` // in After and not in Before
-	Removed []string `json:"goes"`  // in Before and not in After
+	Added   []string `json:"added"`   // in After and not in Before
+	Removed []string `json:"removed"` // in Before and not in After
 
 	added, removed []ident.DiskRef
 }
@@ -53,8 +53,8 @@ type ImageDifference struct {
 type NodeDifference struct {
 	Node    string   `json:"node"`
 	Change  Change   `json:"change,omitempty"`
-	Added   []string `json:"comes"` // images that it has to have after and not before, sorted
-	Removed []string `json:"goes"`
+	Added   []string `json:"added"` // images that it has to have after and not before, sorted
+	Removed []string `json:"removed"`
 }
 
 // Empty reports whether there is no difference.
@@ -119,7 +119,7 @@ func compareImage(name string, before, after map[string]schema.Image, was, is *p
 	a, old := before[name]
 	b, now := after[name]
 	a.Pos, b.Pos = document.Position{}, document.Position{}
-	a.Declaration, b.Declaration = disk.Declaration{}, disk.Declaration{}
+	a.Declaration, b.Declaration = model.Declaration{}, model.Declaration{}
 	d = ImageDifference{Image: name, Change: changed(old, now, reflect.DeepEqual(a, b)), UUID: b.ID.UUID, OldUUID: a.ID.UUID}
 	d.Generation = old && now && a.ID != b.ID
 	var had, has []ident.DiskRef

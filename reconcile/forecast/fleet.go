@@ -14,7 +14,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -28,7 +28,7 @@ type Fleet struct {
 	Disks   []DiskForecast  `json:"disks"`  // the declared ones, sorted by name
 	// Deferred has the deletions that do not happen without a further change, and Blocked all else
 	// that needs one; both by reason.
-	Deferred []ReasonGroup `json:"held"`
+	Deferred []ReasonGroup `json:"deferred"`
 	Blocked  []ReasonGroup `json:"blocked"`
 }
 
@@ -38,7 +38,7 @@ type FleetState struct {
 	Nodes int       `json:"nodes"`
 	// Unreachable are the declared nodes without a status that did not respond to any other node,
 	// sorted.
-	Unreachable []string `json:"silent"`
+	Unreachable []string `json:"unreachable"`
 }
 
 // CopyStats is a number of copies and their size on disk.
@@ -63,22 +63,22 @@ type Risk struct {
 	BelowCopies []Shortfall `json:"belowCopies"`
 	// BelowReserve are disks, as NODE/DISK, that will have less free space than is reserved.
 	BelowReserve []string `json:"belowReserve"`
-	Deferred     int      `json:"held"`    // copies in Fleet.Deferred
-	Blocked      int      `json:"blocked"` // entries in Fleet.Blocked
+	Deferred     int      `json:"deferred"` // copies in Fleet.Deferred
+	Blocked      int      `json:"blocked"`  // entries in Fleet.Blocked
 }
 
 // Shortfall is an image with fewer ready copies than desired.
 type Shortfall struct {
 	Image   string `json:"image"`
-	Desired int    `json:"wanted"`
+	Desired int    `json:"desired"`
 	After   int    `json:"after"` // ready copies after the plan
 }
 
 // Traffic is how much is transferred, by where it comes from.
 type Traffic struct {
-	Upstreams TransferStats `json:"origins"` // for first copies
-	Peers     TransferStats `json:"peers"`   // between nodes
-	Local     TransferStats `json:"local"`   // between disks of one node
+	Upstreams TransferStats `json:"upstreams"` // for first copies
+	Peers     TransferStats `json:"peers"`     // between nodes
+	Local     TransferStats `json:"local"`     // between disks of one node
 	Backups   TransferStats `json:"backups"`
 }
 
@@ -103,19 +103,19 @@ type ImageForecast struct {
 	Image    string         `json:"image"`
 	UUID     string         `json:"uuid"`
 	Declared bool           `json:"declared"`
-	Desired  int            `json:"wanted"` // copies
-	Ready    int            `json:"ready"`  // copies that are ready now
-	After    int            `json:"after"`  // copies that are ready after the plan
-	Copies   []CopyForecast `json:"copies"` // existing and planned ones, sorted by disk
+	Desired  int            `json:"desired"` // copies
+	Ready    int            `json:"ready"`   // copies that are ready now
+	After    int            `json:"after"`   // copies that are ready after the plan
+	Copies   []CopyForecast `json:"copies"`  // existing and planned ones, sorted by disk
 }
 
 // CopyForecast is an existing or planned copy.
 type CopyForecast struct {
-	Node   string     `json:"node"`
-	Disk   string     `json:"disk"`
-	State  disk.State `json:"state,omitempty"`  // "": it does not exist
-	Action plan.Op    `json:"action,omitempty"` // the planned operation, now or later
-	Later  bool       `json:"later,omitempty"`  // the operation waits for a time or another action
+	Node   string      `json:"node"`
+	Disk   string      `json:"disk"`
+	State  model.State `json:"state,omitempty"`  // "": it does not exist
+	Action model.Op    `json:"action,omitempty"` // the planned operation, now or later
+	Later  bool        `json:"later,omitempty"`  // the operation waits for a time or another action
 }
 
 // DiskForecast is the space on one disk, in bytes.
@@ -126,18 +126,18 @@ type DiskForecast struct {
 	Problem        string `json:"problem,omitempty"`
 	Total          int64  `json:"total"`
 	Reserved       int64  `json:"reserved"`
-	FreeBefore     int64  `json:"before"`
-	Created        int64  `json:"comes"`   // by new copies with a known size
-	CreatedUnknown int    `json:"unknown"` // the number of new copies with an unknown size
-	Deleted        int64  `json:"goes"`    // by deletions, at once or later
-	FreeLowest     int64  `json:"lowest"`  // after all new copies and before any deletion
-	FreeAfter      int64  `json:"after"`
-	BelowReserve   bool   `json:"below"` // new copies leave less than Reserved free
+	FreeBefore     int64  `json:"freeBefore"`
+	Created        int64  `json:"created"`        // by new copies with a known size
+	CreatedUnknown int    `json:"createdUnknown"` // the number of new copies with an unknown size
+	Deleted        int64  `json:"deleted"`        // by deletions, at once or later
+	FreeLowest     int64  `json:"freeLowest"`     // after all new copies and before any deletion
+	FreeAfter      int64  `json:"freeAfter"`
+	BelowReserve   bool   `json:"belowReserve"` // new copies leave less than Reserved free
 }
 
 // ReasonGroup is a reason, and what is deferred or blocked for it.
 type ReasonGroup struct {
-	Reason string   `json:"why"`
+	Reason string   `json:"reason"`
 	Copies []string `json:"copies"` // as NODE/DISK/FOLDER, or images if no disk is concerned; sorted
 }
 

@@ -5,8 +5,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -18,9 +18,9 @@ type builder struct {
 	images   map[ident.ID]*ImageForecast
 	disks    map[ident.DiskRef]*DiskForecast
 	copies   map[ident.CopyRef]*CopyForecast
-	sizes    map[ident.ID]plan.Copy // the largest ready copy of each generation, or what its index tells
-	blocked  map[string][]string    // by reason
-	deferred map[string][]string    // by reason
+	sizes    map[ident.ID]model.Copy // the largest ready copy of each generation, or what its index tells
+	blocked  map[string][]string     // by reason
+	deferred map[string][]string     // by reason
 }
 
 // build returns the forecast for a plan, without the State. d and o are the desired and the
@@ -28,12 +28,12 @@ type builder struct {
 func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f := &builder{
 		desired: d, observed: o, images: map[ident.ID]*ImageForecast{}, disks: map[ident.DiskRef]*DiskForecast{}, copies: map[ident.CopyRef]*CopyForecast{},
-		sizes: map[ident.ID]plan.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
+		sizes: map[ident.ID]model.Copy{}, blocked: map[string][]string{}, deferred: map[string][]string{},
 	}
 	f.addCurrent()
 	for _, a := range p.Actions {
 		if _, known := f.sizes[a.CopyRef().ID]; !known && a.Size > 0 {
-			f.sizes[a.CopyRef().ID] = plan.Copy{Copy: disk.Copy{Size: a.Size, RealSize: a.Data}}
+			f.sizes[a.CopyRef().ID] = model.Copy{Size: a.Size, RealSize: a.Data}
 		}
 	}
 	var last []plan.Action
@@ -62,12 +62,12 @@ func (f *builder) addCurrent() {
 	}
 	for ref, seen := range f.observed.Disks {
 		for id, c := range seen.Copies {
-			if c.State == disk.Pending && c.PartBytes == 0 || seen.Problem != "" {
+			if c.State == model.Pending && c.PartBytes == 0 || seen.Problem != "" {
 				continue
 			}
 			key, one := ident.CopyRef{Disk: ref, ID: id}, f.image(id)
 			f.copy(key).State = c.State
-			if c.State == disk.Ready {
+			if c.State == model.Ready {
 				one.Ready++
 				one.After++
 				if largest, known := f.sizes[id]; !known || cmp.Or(cmp.Compare(c.RealSize, largest.RealSize), cmp.Compare(c.Size, largest.Size)) > 0 {
@@ -118,7 +118,7 @@ func (f *builder) addAction(a plan.Action) {
 		what = a.Image
 	}
 	switch {
-	case a.Op == plan.Blocked:
+	case a.Op == model.Blocked:
 		f.blocked[a.Text] = append(f.blocked[a.Text], what)
 		f.fleet.Risk.Blocked++
 	case a.Blocked && a.Next.Deletes():
@@ -136,9 +136,9 @@ func (f *builder) addAction(a plan.Action) {
 		f.addCreation(key, a)
 	case op.Deletes():
 		f.addDeletion(key, op, a.Idle())
-	case op == plan.Backup:
+	case op == model.Backup:
 		f.fleet.Traffic.Backups.add(a.Bytes)
-	case one.State != disk.Ready && f.declares(key):
+	case one.State != model.Ready && f.declares(key):
 		f.image(key.ID).After++ // adopt, verify and repair make the existing copy ready
 	}
 }
@@ -151,7 +151,7 @@ func (f *builder) enoughAfter(key ident.CopyRef) bool {
 	}
 	one := f.image(image.ID)
 	after := one.After
-	if c := f.observed.Disks[key.Disk].Copies[key.ID]; key.ID == image.ID && c.State == disk.Ready {
+	if c := f.observed.Disks[key.Disk].Copies[key.ID]; key.ID == image.ID && c.State == model.Ready {
 		after--
 	}
 	return after >= one.Desired
@@ -163,11 +163,11 @@ func (f *builder) declares(key ident.CopyRef) bool {
 }
 
 // transferStats returns the statistics for a new copy, by where its bytes come from.
-func (f *builder) transferStats(a plan.Action, op plan.Op) *TransferStats {
+func (f *builder) transferStats(a plan.Action, op model.Op) *TransferStats {
 	switch {
-	case op.IsFirstCopy() && op != plan.Clone:
+	case op.IsFirstCopy() && op != model.Clone:
 		return &f.fleet.Traffic.Upstreams
-	case op == plan.Clone, a.From.Disk.Node == a.Node:
+	case op == model.Clone, a.From.Disk.Node == a.Node:
 		return &f.fleet.Traffic.Local
 	}
 	return &f.fleet.Traffic.Peers
@@ -201,16 +201,16 @@ func (f *builder) addCreation(key ident.CopyRef, a plan.Action) {
 }
 
 // addDeletion adds a deletion.
-func (f *builder) addDeletion(key ident.CopyRef, op plan.Op, later bool) {
+func (f *builder) addDeletion(key ident.CopyRef, op model.Op, later bool) {
 	c := f.observed.Disks[key.Disk].Copies[key.ID]
 	if d := f.disks[key.Disk]; d != nil {
 		d.Deleted += c.RealSize
 	}
-	if c.State == disk.Ready {
+	if c.State == model.Ready {
 		f.image(key.ID).After--
 	}
 	switch {
-	case op == plan.Evict:
+	case op == model.Evict:
 		f.fleet.Risk.Evicts.add(c.RealSize)
 	case later:
 		f.fleet.Risk.RemovesLater.add(c.RealSize)

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -41,8 +41,8 @@ func TestForecastMatchesPlan(t *testing.T) {
 		if risk.Removes.Copies+risk.RemovesLater.Copies+risk.Evicts.Copies > deleted || risk.Removes.Bytes+risk.RemovesLater.Bytes+risk.Evicts.Bytes > freed {
 			t.Errorf("seed %d: %+v, the plan deletes %d copies of %d bytes", seed, risk, deleted, freed)
 		}
-		if risk.Blocked != p.Summary.Counts[plan.Blocked] {
-			t.Errorf("seed %d: %d blocked actions, the plan has %d", seed, risk.Blocked, p.Summary.Counts[plan.Blocked])
+		if risk.Blocked != p.Summary.Counts[model.Blocked] {
+			t.Errorf("seed %d: %d blocked actions, the plan has %d", seed, risk.Blocked, p.Summary.Counts[model.Blocked])
 		}
 		for _, space := range f.Disks {
 			if space.FreeAfter != space.FreeBefore-space.Created+space.Deleted || space.FreeLowest > space.FreeBefore || space.Created < 0 || space.Deleted < 0 {

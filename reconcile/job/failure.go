@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -39,19 +40,19 @@ func rareBackoff(attempts int, rnd float64) time.Duration {
 // NextFailure returns the new failure of a copy whose action, the argument a, ended with the error
 // err. last is the previous failure of the copy, zero if there was none. rnd, from [0, 1), spreads
 // the retries of a fleet.
-func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd float64) plan.Failure {
+func NextFailure(last model.Failure, a plan.Action, err error, now time.Time, rnd float64) model.Failure {
 	previous := last // of the same operation
 	if !last.AppliesTo(a.Op) {
-		previous = plan.Failure{}
+		previous = model.Failure{}
 	}
 	c := classify(err, previous.Attempts, rnd)
-	next := plan.Failure{
+	next := model.Failure{
 		Op: a.Op, Attempts: previous.Attempts + 1, Since: previous.Since, Message: errorText(err),
-		Suspects: slices.Clone(last.Suspects), Unrepairable: last.Unrepairable && a.Op != plan.Sync,
+		Suspects: slices.Clone(last.Suspects), Unrepairable: last.Unrepairable && a.Op != model.Sync,
 	}
 	// The planner repairs a failed copy, or replaces an unrepairable copy by a sync. If the sync
 	// fails, the planner tries the repair again.
-	if a.Op == plan.Repair && (c.fault != plan.FaultNetwork || last.Attempts >= maxRepairs) {
+	if a.Op == model.Repair && (c.fault != model.FaultNetwork || last.Attempts >= maxRepairs) {
 		next.Unrepairable = true
 	}
 	if sourceIsDamaged(a, err) && a.LocalSource != (ident.CopyRef{}) {
@@ -61,7 +62,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	next.Fault, next.Final = c.fault, c.final
 	// If a fault of the disk or the network lasts for the recovery interval, another disk or node
 	// creates the copy. The interval starts again if the kind of fault changes.
-	if next.Since.IsZero() || c.fault != plan.FaultSource && c.fault != previous.Fault {
+	if next.Since.IsZero() || c.fault != model.FaultSource && c.fault != previous.Fault {
 		next.Since = now
 	}
 	if isA[*disk.ChecksumError](err) && c.final && !a.Pinned.Digest.IsZero() {
@@ -70,7 +71,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 		return next
 	}
 	if c.final {
-		if a.Op == plan.Download || a.Op == plan.Restore {
+		if a.Op == model.Download || a.Op == model.Restore {
 			next.RetryAt = now.Add(rareBackoff(previous.Attempts, rnd))
 		}
 		return next
@@ -78,7 +79,7 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 	if lack, ok := errors.AsType[*disk.NoSpaceError](err); ok {
 		next.NeedsSpace = max(lack.Need, previous.NeedsSpace) // the first attempt may not know the full size
 	}
-	if a.Op == plan.Verify && errors.Is(err, disk.ErrNoSpace) {
+	if a.Op == model.Verify && errors.Is(err, disk.ErrNoSpace) {
 		next.NeedsSpace = last.NeedsSpace // the file exists, but the disk still lacks the space that the transfer needed
 	}
 	if c.wait == 0 {
@@ -94,9 +95,9 @@ func NextFailure(last plan.Failure, a plan.Action, err error, now time.Time, rnd
 func sourceIsDamaged(a plan.Action, err error) bool {
 	wrong, isChecksum := errors.AsType[*disk.ChecksumError](err)
 	switch a.Op {
-	case plan.Sync:
+	case model.Sync:
 		return isChecksum || errors.Is(err, disk.ErrDamaged)
-	case plan.Clone:
+	case model.Clone:
 		return isChecksum && wrong.Want == a.SourceDigest || errors.Is(err, disk.ErrDamaged)
 	}
 	return false
@@ -112,7 +113,7 @@ func errorText(err error) string {
 
 // cause is the cause of an error, as far as it decides about the next attempt.
 type cause struct {
-	fault plan.Fault
+	fault model.Fault
 	final bool          // the action fails again until the declaration or the source changes
 	wait  time.Duration // the delay before the next attempt; 0: NextFailure computes the delay
 }
@@ -123,16 +124,16 @@ func (c *cause) adjust(a plan.Action, err error) {
 	switch {
 	case sourceIsDamaged(a, err):
 		c.final = false // another copy, or the upstream, may have the right bytes
-		if a.Op == plan.Clone || errors.Is(err, disk.ErrDamaged) {
-			c.fault = plan.FaultNetwork // another node may have a better copy
+		if a.Op == model.Clone || errors.Is(err, disk.ErrDamaged) {
+			c.fault = model.FaultNetwork // another node may have a better copy
 		}
-	case a.Op == plan.Repair:
+	case a.Op == model.Repair:
 		c.final = false // another copy may have the chunks
-	case a.Op == plan.Export && c.fault == plan.FaultSource && !c.final:
-		c.fault = plan.FaultNetwork // another node may have a better replica
+	case a.Op == model.Export && c.fault == model.FaultSource && !c.final:
+		c.fault = model.FaultNetwork // another node may have a better replica
 	}
-	if c.fault == plan.FaultDisk && c.final {
-		c.fault = plan.FaultSource // the action would fail on any disk until the declaration changes
+	if c.fault == model.FaultDisk && c.final {
+		c.fault = model.FaultSource // the action would fail on any disk until the declaration changes
 	}
 }
 
@@ -143,27 +144,27 @@ func classify(err error, attempts int, rnd float64) cause {
 			// An operator corrects the credentials without a change of the declaration, and another node
 			// may have the right ones.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
-			return cause{fault: plan.FaultNetwork, wait: wait}
+			return cause{fault: model.FaultNetwork, wait: wait}
 		}
 		wait, final := e.Backoff(attempts, rnd)
-		fault := plan.FaultSource
+		fault := model.FaultSource
 		switch {
 		case e.Class == fetch.Network, e.Class == fetch.Dropped:
-			fault = plan.FaultNetwork
+			fault = model.FaultNetwork
 		case errors.Is(err, disk.ErrNoSpace):
-			fault = plan.FaultDisk
+			fault = model.FaultDisk
 		}
 		return cause{fault, final, wait}
 	}
 	switch {
 	case isA[*disk.ChecksumError](err), isA[*disk.FormatError](err), isA[*disk.SignatureError](err), errors.Is(err, disk.ErrTooLarge):
-		return cause{fault: plan.FaultSource, final: true}
+		return cause{fault: model.FaultSource, final: true}
 	case isA[*disk.InUseError](err), errors.Is(err, disk.ErrModified):
-		return cause{fault: plan.FaultSource, wait: inUseRetry}
+		return cause{fault: model.FaultSource, wait: inUseRetry}
 	case errors.Is(err, context.DeadlineExceeded):
-		return cause{fault: plan.FaultNetwork}
+		return cause{fault: model.FaultNetwork}
 	}
-	return cause{fault: plan.FaultDisk}
+	return cause{fault: model.FaultDisk}
 }
 
 // isA reports whether an error in the tree of err has the type E.
@@ -181,7 +182,7 @@ func FailureClass(err error) string {
 	case isA[*disk.InUseError](err):
 		return "in use"
 	}
-	if classify(err, 0, 0).fault != plan.FaultDisk {
+	if classify(err, 0, 0).fault != model.FaultDisk {
 		return fetch.BadSource.String()
 	}
 	return "disk"

@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
@@ -75,26 +76,26 @@ type Transfer struct {
 func (j Job) Run(ctx context.Context) error {
 	id := j.Action.CopyRef().ID
 	switch j.Action.Op {
-	case plan.Download:
+	case model.Download:
 		return j.download(ctx, id)
-	case plan.Export:
+	case model.Export:
 		return j.export(ctx, id)
-	case plan.Sync:
+	case model.Sync:
 		if j.Source == nil {
 			return j.syncFromPeers(ctx, id)
 		}
 		return j.syncLocal(ctx, id)
-	case plan.Restore:
+	case model.Restore:
 		return j.restore(ctx, id)
-	case plan.Backup:
+	case model.Backup:
 		return j.backup(ctx, id)
-	case plan.Clone:
+	case model.Clone:
 		return j.clone(ctx, id)
-	case plan.Repair:
+	case model.Repair:
 		return j.repair(ctx, id)
-	case plan.Upload:
+	case model.Upload:
 		return j.upload(ctx, id)
-	case plan.Adopt, plan.Verify:
+	case model.Adopt, model.Verify:
 		if j.Action.VerifiesPeer() {
 			return j.verifyPeer(ctx)
 		}
@@ -144,9 +145,9 @@ func (j Job) maxSize() int64 {
 // format returns the format that the bytes of the image must have, "": any. The format of an
 // export is always known: a guest may write the header of another format to its raw disk, which
 // must not become an image of that format.
-func (j Job) format() disk.Format {
+func (j Job) format() model.Format {
 	if e := j.Image.Source.ExportFromVolume; e != nil {
 		return e.ExportType
 	}
-	return disk.Format(j.Image.Format)
+	return model.Format(j.Image.Format)
 }

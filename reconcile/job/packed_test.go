@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
@@ -68,12 +69,12 @@ func TestDamagedPackedFiles(t *testing.T) {
 					err := j.Run(t.Context())
 					if err == nil {
 						c := j.Disk.Stat(j.Image.ID)
-						if c.State != disk.Ready || c.SHA512 != sum512(t, image) {
+						if c.State != model.Ready || c.SHA512 != sum512(t, image) {
 							t.Errorf("got %s with %s", c.State, c.SHA512)
 						}
 						return
 					}
-					failure := job.NextFailure(plan.Failure{}, j.Action, err, time.Unix(1e9, 0), 0)
+					failure := job.NextFailure(model.Failure{}, j.Action, err, time.Unix(1e9, 0), 0)
 					if mirrored || failure.RetryAt.IsZero() {
 						t.Errorf("got %v, next attempt %v", err, failure.RetryAt)
 					}
@@ -97,7 +98,7 @@ func newDownload(t *testing.T, d *schema.Download, checksum ident.Digest) job.Jo
 	}
 	id := ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	j := job.Job{
-		Order: job.Order{Action: plan.Action{Op: plan.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
+		Order: job.Order{Action: plan.Action{Op: model.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true},
 	}
 	j.Image.ID, j.Image.Checksum, j.Image.Source.Download = id, checksum, d
@@ -128,7 +129,7 @@ func TestAnswersThatCannotBeTheImage(t *testing.T) {
 					}
 					j := newDownload(t, d, checksum)
 					err := j.Run(t.Context())
-					var failure plan.Failure
+					var failure model.Failure
 					if err != nil {
 						failure = job.NextFailure(failure, j.Action, err, time.Unix(1e9, 0), 0)
 					}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -23,7 +24,7 @@ type LocalCopy struct {
 // verify reads the whole copy and compares its digest. Disk.Verify records the outcome: a mismatch
 // is no error of the job. A ready copy with sectors that cannot be read is repaired at once.
 func (j Job) verify(ctx context.Context, id ident.ID) error {
-	if j.Disk.Stat(id).State == disk.Ready && j.Action.Op == plan.Adopt {
+	if j.Disk.Stat(id).State == model.Ready && j.Action.Op == model.Adopt {
 		return j.Disk.WriteCfg(id, j.Image.Checksum) // the record is valid, only backing.cfg is not: no read is needed
 	}
 	j.Progress.Total.Store(j.Action.Bytes)
@@ -31,7 +32,7 @@ func (j Job) verify(ctx context.Context, id ident.ID) error {
 	if j.Action.Scrub {
 		pace = rate.NewLimiter(plan.ScrubRate, plan.ScrubRate)
 	}
-	want := disk.Expected{Digest: j.Image.Checksum, Format: disk.Format(j.Image.Format)}
+	want := disk.Expected{Digest: j.Image.Checksum, Format: model.Format(j.Image.Format)}
 	if id != j.Image.ID {
 		want = disk.Expected{Digest: j.Disk.Stat(id).CfgExpected} // as it was declared for this generation
 	}
@@ -40,7 +41,7 @@ func (j Job) verify(ctx context.Context, id ident.ID) error {
 			j.Progress.Done.Add(n)
 			_ = pace.WaitN(ctx, int(n)) // fails only when ctx ends, and then Verify fails too
 		})
-	if disk.IsMediaError(err) && id == j.Image.ID && j.Disk.Stat(id).State == disk.Ready {
+	if disk.IsMediaError(err) && id == j.Image.ID && j.Disk.Stat(id).State == model.Ready {
 		return j.rewriteUnreadable(ctx, id, err)
 	}
 	return err

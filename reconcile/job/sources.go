@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/clone"
@@ -30,7 +31,7 @@ func (j Job) export(ctx context.Context, id ident.ID) error {
 	err = j.fill(ctx, id, want, disk.SignatureCheck{}, source.CanResume, func(part *disk.Part) error {
 		return source.Fill(ctx, part, j.Progress)
 	})
-	if rejected, ok := errors.AsType[*disk.FormatError](err); ok && j.format() == disk.Raw {
+	if rejected, ok := errors.AsType[*disk.FormatError](err); ok && j.format() == model.Raw {
 		// A guest may have written anything there. The hint of the error is for a file.
 		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take it for another one (%s): declare exportType: qcow2, an image in which they are the disk",
 			source, strings.TrimPrefix(rejected.Reason, "declared raw, but "))}
@@ -164,12 +165,12 @@ func (j Job) backup(ctx context.Context, id ident.ID) error {
 	case !errors.Is(err, disk.ErrNoManifest) && !errors.Is(err, disk.ErrDamaged):
 		return err
 	}
-	want := disk.Expected{Digest: j.Image.Checksum, Format: disk.Format(j.Image.Format)}
+	want := disk.Expected{Digest: j.Image.Checksum, Format: model.Format(j.Image.Format)}
 	c, verr := j.Disk.Verify(ctx, id, want, func(int64) {})
 	switch {
 	case verr != nil:
 		return errors.Join(err, verr)
-	case c.State != disk.Ready:
+	case c.State != model.Ready:
 		return fmt.Errorf("back up %s: it is %s: %s", id, c.State, c.Message)
 	}
 	if err := w.Create(ctx, j.Disk, id, j.Progress); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -93,7 +94,7 @@ func (j Job) syncLocal(ctx context.Context, id ident.ID) error {
 	canResume := func(o disk.PartSource) bool { return o == source }
 	var signed disk.SignatureCheck
 	if from.ID == id { // the copy has the same bytes, so that the same signature holds
-		signed.End = func() (disk.Signature, error) { return from.Signature, nil }
+		signed.End = func() (model.Signature, error) { return from.Signature, nil }
 	}
 	return j.fill(ctx, id, from.SHA512, signed, canResume, func(part *disk.Part) error {
 		if part.Source() != source {
@@ -112,9 +113,9 @@ func (j Job) syncLocal(ctx context.Context, id ident.ID) error {
 
 // openSource opens the ready copy on this node that the action reads. It fails unless the copy is
 // ready: any other state has no digest, and without one any bytes would be accepted.
-func (j Job) openSource() (disk.Copy, *disk.Reader, error) {
+func (j Job) openSource() (model.Copy, *disk.Reader, error) {
 	from := j.Source.Stat(j.Action.LocalSource.ID)
-	if from.State != disk.Ready {
+	if from.State != model.Ready {
 		return from, nil, fmt.Errorf("open %s: it is %s: %s", from.ID, from.State, from.Message)
 	}
 	r, err := j.Source.Open(from.ID)

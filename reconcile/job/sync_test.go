@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -44,11 +45,11 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 	for _, encryption := range []schema.Encryption{"", schema.EncryptionIgnore} {
 		to, source := open(t, target), open(t, v.Path())
 		j := job.Job{
-			Order: job.Order{Action: plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: id}}, Progress: &fetch.Progress{}},
+			Order: job.Order{Action: plan.Action{Op: model.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: id}}, Progress: &fetch.Progress{}},
 			Disk:  to, Source: source, Client: &fetch.Client{},
 		}
 		if encryption != "" {
-			j.Action.Op = plan.Clone
+			j.Action.Op = model.Clone
 			j.Image.Source.Clone = &schema.Clone{Encryption: encryption}
 		}
 		failed := map[string]bool{}
@@ -62,7 +63,7 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 		})
 		err := j.Run(t.Context())
 		v.Plan(nil)
-		if c := to.Stat(id); err == nil || c.State == disk.Ready || len(failed) != 2 {
+		if c := to.Stat(id); err == nil || c.State == model.Ready || len(failed) != 2 {
 			t.Errorf("%s: error %v, the copy is %s, failed to open: %v", j.Action.Op, err, c.State, failed)
 		}
 	}

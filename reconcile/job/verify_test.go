@@ -20,6 +20,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -82,7 +83,7 @@ func (s *signedSite) download(t *testing.T, source schema.Download, checksum ide
 	}
 	id := ident.ID{Name: "parrot", UUID: "6846a0b2"}
 	j := job.Job{
-		Order: job.Order{Action: plan.Action{Op: plan.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
+		Order: job.Order{Action: plan.Action{Op: model.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true, KeysDir: s.keysDir},
 		Survey: func(delta.Survey) {}, WarnIndex: func(err error) { t.Error(err) }, WarnKeys: func(text string) { t.Error(text) },
 	}
@@ -135,7 +136,7 @@ func TestSignatureWithAnIndex(t *testing.T) {
 			j.WarnIndex = func(error) {}
 			err := j.Run(t.Context())
 			c := j.Disk.Stat(j.Image.ID)
-			if (err == nil) != tt.accept || (c.State == disk.Ready) != tt.accept || (c.Signature.Signer != "") != tt.accept {
+			if (err == nil) != tt.accept || (c.State == model.Ready) != tt.accept || (c.Signature.Signer != "") != tt.accept {
 				t.Errorf("got %+v, %v", c, err)
 			}
 			if slices.Contains(s.requests, "/x.caibx") != tt.usesIndex {
@@ -181,7 +182,7 @@ func TestLocalSyncKeepsTheSignature(t *testing.T) {
 	for _, name := range []string{"parrot", "macaw"} {
 		j := s.download(t, schema.Download{URL: s.URL + "/x.raw"}, ident.Digest{})
 		id := ident.ID{Name: name, UUID: "6846a0b2"}
-		j.Action = plan.Action{Op: plan.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: first.Image.ID}}
+		j.Action = plan.Action{Op: model.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: first.Image.ID}}
 		j.Source = first.Disk
 		if err := j.Run(t.Context()); err != nil {
 			t.Fatal(err)

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -50,7 +50,7 @@ type Observation struct {
 
 // blockingCodes are the reasons of single copies that only a person can remove. A node knows the reasons of other nodes by
 // their codes, and all nodes must judge alike.
-var blockingCodes = map[plan.Code]bool{
+var blockingCodes = map[model.Code]bool{
 	plan.CodeRejected: true, plan.CodeDemandRejected: true, plan.CodeNamedDisk: true, plan.CodeUploadLost: true, plan.CodeCloneUndeclared: true,
 	plan.CodeDamagedInUse: true, plan.CodeChecksumMismatch: true, plan.CodeConflict: true, plan.CodeVerifyRequired: true, plan.CodeReplenishOff: true,
 	plan.CodeTooFewDisks: true, plan.CodeNoMatchingDisk: true, plan.CodeAllEvicted: true, plan.CodeInvalidImage: true, plan.CodeDiskDisputed: true,
@@ -93,15 +93,15 @@ func (o *Observation) observeImage(s status.Status, image status.ImageStatus, aw
 	for _, c := range image.Copies {
 		o.partial[image.Name] = o.partial[image.Name] || away[c.Node]
 		code := codeOf(s, c)
-		if f := c.Failure; f != nil && f.Attempts > 0 && c.State != disk.Ready && code != plan.CodeCleanupInterval {
+		if f := c.Failure; f != nil && f.Attempts > 0 && c.State != model.Ready && code != plan.CodeCleanupInterval {
 			o.add(Condition{Failed, image.Name}, c.DiskName()+": "+f.Message)
 		}
 		if blockingCodes[code] {
 			o.add(Condition{Blocked, image.Name}, fmt.Sprintf("%s: %s", c.DiskName(), cmp.Or(c.Message, string(code))))
 		}
 		switch age := s.Time.Sub(c.DamagedAt); {
-		case c.Found != nil && c.Found.State == disk.Failed:
-			o.add(Condition{Damaged, image.Name}, c.DiskName()+": "+cmp.Or(c.Found.Message, "the copy is damaged"))
+		case c.Observed != nil && c.Observed.State == model.Failed:
+			o.add(Condition{Damaged, image.Name}, c.DiskName()+": "+cmp.Or(c.Observed.Message, "the copy is damaged"))
 		case !c.DamagedAt.IsZero() && age.Abs() < DamageShown:
 			o.add(Condition{Damaged, image.Name}, c.DiskName()+": the copy was found damaged, and was replaced or repaired")
 		}
@@ -109,14 +109,11 @@ func (o *Observation) observeImage(s status.Status, image status.ImageStatus, aw
 }
 
 // codeOf returns why a copy is not created, completed or deleted: by the plan of this node, or as its node published it.
-func codeOf(s status.Status, c status.CopyStatus) plan.Code {
-	switch {
-	case c.Node == s.Node:
+func codeOf(s status.Status, c status.CopyStatus) model.Code {
+	if c.Node == s.Node {
 		return c.Code
-	case c.Published != nil:
-		return c.Published.Code
 	}
-	return ""
+	return c.Reason.Code
 }
 
 const (

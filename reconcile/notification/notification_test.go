@@ -11,7 +11,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -39,31 +39,31 @@ func TestObserve(t *testing.T) {
 		{"blocked as a whole", with(func(i *status.ImageStatus) { i.Code = plan.CodeNoMatchingDisk }), "[parrot blocked]"},
 		{"waits", with(func(i *status.ImageStatus) { i.Code = plan.CodeFirstCopy }), "[]"},
 		{"blocked on another node", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: disk.Ready, Published: &plan.Reason{Code: plan.CodeConflict}}}
+			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Ready, Copy: model.Copy{Reason: model.Reason{Code: plan.CodeConflict}}}}
 		}), "[parrot blocked]"},
 		{"fails here", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n1", State: disk.InProgress, Failure: &status.FailureStatus{Attempts: 2}}}
+			i.Copies = []status.CopyStatus{{Node: "n1", State: model.InProgress, Copy: model.Copy{Failure: &model.Failure{Attempts: 2}}}}
 		}), "[parrot failed]"},
 		{"failed before another disk got the copy", with(func(i *status.ImageStatus) {
 			for _, node := range []string{"n1", "n2"} {
-				i.Copies = append(i.Copies, status.CopyStatus{Node: node, State: disk.Pending, Failure: &status.FailureStatus{Attempts: 2},
-					Code: plan.CodeCleanupInterval, Published: &plan.Reason{Code: plan.CodeCleanupInterval}})
+				i.Copies = append(i.Copies, status.CopyStatus{Node: node, State: model.Pending, Code: plan.CodeCleanupInterval,
+					Copy: model.Copy{Failure: &model.Failure{Attempts: 2}, Reason: model.Reason{Code: plan.CodeCleanupInterval}}})
 			}
 		}), "[]"},
 		{"a failed backup of a ready copy", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n1", State: disk.Ready, Failure: &status.FailureStatus{Attempts: 2}}}
+			i.Copies = []status.CopyStatus{{Node: "n1", State: model.Ready, Copy: model.Copy{Failure: &model.Failure{Attempts: 2}}}}
 		}), "[]"},
 		{"damaged", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: disk.Failed, Found: &status.Found{State: disk.Failed}}}
+			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Failed, Observed: &status.Observed{State: model.Failed}}}
 		}), "[parrot damaged]"},
 		{"repaired a moment ago", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: disk.Ready, DamagedAt: start.Add(-DamageShown + time.Second)}}
+			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Ready, Copy: model.Copy{DamagedAt: start.Add(-DamageShown + time.Second)}}}
 		}), "[parrot damaged]"},
 		{"repaired long ago", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: disk.Ready, DamagedAt: start.Add(-DamageShown)}}
+			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Ready, Copy: model.Copy{DamagedAt: start.Add(-DamageShown)}}}
 		}), "[]"},
 		{"prune limit", func(s *status.Status) {
-			s.Images = append(s.Images, status.ImageStatus{Name: "old", Copies: []status.CopyStatus{{Node: "n2", Published: &plan.Reason{Code: plan.CodePruneLimit}}}})
+			s.Images = append(s.Images, status.ImageStatus{Name: "old", Copies: []status.CopyStatus{{Node: "n2", Copy: model.Copy{Reason: model.Reason{Code: plan.CodePruneLimit}}}}})
 		}, "[ prune-limit]"},
 		{"own suspension over", with(func(i *status.ImageStatus) { i.Suspended = over }), "[parrot suspension-over]"},
 		{"suspended", with(func(i *status.ImageStatus) { i.Suspended = &plan.Suspension{Reason: "x"} }), "[]"},
@@ -148,8 +148,8 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 		image := status.ImageStatus{Name: fmt.Sprint("image", i), Declared: true, Desired: 1}
 		for range 10 {
 			image.Copies = append(image.Copies, status.CopyStatus{
-				Node: "n2", Failure: &status.FailureStatus{Attempts: 1, Message: hostile + strings.Repeat("x", 10000)}, Message: hostile,
-				Published: &plan.Reason{Code: plan.CodeConflict, Text: hostile}, Found: &status.Found{State: disk.Failed, Message: hostile},
+				Node: "n2", Message: hostile, Observed: &status.Observed{State: model.Failed, Message: hostile},
+				Copy: model.Copy{Failure: &model.Failure{Attempts: 1, Message: hostile + strings.Repeat("x", 10000)}, Reason: model.Reason{Code: plan.CodeConflict, Text: hostile}},
 			})
 		}
 		s.Images = append(s.Images, image)

@@ -4,64 +4,21 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
-
-// Op is the operation of an action. Saved plans and the output as JSON contain its values, so
-// they must not change.
-type Op string
-
-// The operations. Wait and Blocked do nothing. A wait ends without help; a blocked action
-// needs a change by a person, although some are tried all the same at Action.Until.
-const (
-	Download Op = "download"
-	Upload   Op = "upload"
-	Export   Op = "export"
-	Restore  Op = "restore"
-	Clone    Op = "clone"
-	Sync     Op = "sync"
-	Adopt    Op = "adopt"
-	Verify   Op = "verify"
-	Repair   Op = "repair"
-	Backup   Op = "backup"
-	Cleanup  Op = "cleanup"
-	Evict    Op = "evict"
-	Wait     Op = "wait"
-	Blocked  Op = "blocked"
-)
-
-// Ops are the operations that do something.
-var Ops = []Op{Download, Upload, Export, Restore, Clone, Sync, Adopt, Verify, Repair, Backup, Cleanup, Evict}
-
-// IsFirstCopy reports whether the operation creates the first copy of an image.
-func (op Op) IsFirstCopy() bool {
-	return op == Download || op == Upload || op == Export || op == Restore || op == Clone
-}
-
-// CreatesCopy reports whether the operation creates a copy.
-func (op Op) CreatesCopy() bool { return op.IsFirstCopy() || op == Sync }
-
-// ReadsCopies reports whether the operation reads its bytes from ready copies, which have
-// the digest Action.SourceDigest.
-func (op Op) ReadsCopies() bool { return op == Sync || op == Repair }
-
-// Deletes reports whether the operation deletes a copy.
-func (op Op) Deletes() bool { return op == Cleanup || op == Evict }
-
-// NeedsFile reports whether the operation works on an existing file.
-func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repair }
 
 // UnknownBytes is Action.Bytes of a transfer whose size is not known before it starts.
 const UnknownBytes = -1
 
 // Action is an operation on one copy, or a wait or a blocked operation, with its reason.
 type Action struct {
-	Op    Op     `json:"action"`
-	Image string `json:"image"`
-	UUID  string `json:"uuid"`
-	Node  string `json:"node"`
+	Op    model.Op `json:"op"`
+	Image string   `json:"image"`
+	UUID  string   `json:"uuid"`
+	Node  string   `json:"node"`
 	// Disk is the name of the disk. It is empty when the action concerns no particular disk.
-	Disk string `json:"disk"`
-	Reason
+	Disk         string `json:"disk"`
+	model.Reason `json:"reason,omitzero"`
 	// Bytes is the number of bytes that the operation transfers, copies or reads, or that a
 	// deletion frees. It is UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
@@ -77,12 +34,12 @@ type Action struct {
 	Until time.Time `json:"until,omitzero"`
 	// Next is the operation on the same copy that is planned after this wait or blocked
 	// action; "": none.
-	Next Op `json:"then,omitempty"`
+	Next model.Op `json:"next,omitempty"`
 	// Demanded: replicas on the disk need the copy, so that it is created before others.
 	Demanded bool `json:"demanded,omitempty"`
 	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
 	// such as the end of a use. So it can be true for a wait, too: it is not whether Op is Blocked.
-	Blocked bool `json:"held,omitempty"`
+	Blocked bool `json:"blocked,omitempty"`
 
 	// LocalSource is the copy on a disk of this process that the action reads. It is zero
 	// when the action reads copies of other nodes, or none.
@@ -96,7 +53,7 @@ type Action struct {
 	// Data is the number of bytes of Size that are not in chunks of zeros.
 	Data int64 `json:"-"`
 	// Cause is the code of the reason before a suspension replaced it.
-	Cause Code `json:"-"`
+	Cause model.Code `json:"-"`
 }
 
 // PinnedDigest is the digest of damaged copies of an image without a declared checksum. Until
@@ -108,26 +65,30 @@ type PinnedDigest struct {
 }
 
 // NewAction returns an action on one copy.
-func NewAction(op Op, ref ident.CopyRef, reason Reason, bytes int64) Action {
+func NewAction(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
 	return Action{Op: op, Image: ref.ID.Name, UUID: ref.ID.UUID, Node: ref.Disk.Node, Disk: ref.Disk.Disk, Reason: reason, Bytes: bytes}
 }
 
 // wait returns a wait that ends without help at an unknown time.
-func wait(ref ident.CopyRef, reason Reason) Action { return NewAction(Wait, ref, reason, 0) }
+func wait(ref ident.CopyRef, reason model.Reason) Action {
+	return NewAction(model.Wait, ref, reason, 0)
+}
 
 // waitUntil returns a wait that ends at a time; zero: at an unknown time.
-func waitUntil(ref ident.CopyRef, reason Reason, until time.Time) Action {
+func waitUntil(ref ident.CopyRef, reason model.Reason, until time.Time) Action {
 	a := wait(ref, reason)
 	a.Until = until
 	return a
 }
 
 // blocked returns an action that needs a change by a person.
-func blocked(ref ident.CopyRef, reason Reason) Action { return NewAction(Blocked, ref, reason, 0) }
+func blocked(ref ident.CopyRef, reason model.Reason) Action {
+	return NewAction(model.Blocked, ref, reason, 0)
+}
 
 // backOff returns the wait for the next attempt after f, or a blocked action if f is final: a person
 // must act, unless a rare attempt succeeds.
-func backOff(ref ident.CopyRef, f Failure) Action {
+func backOff(ref ident.CopyRef, f model.Failure) Action {
 	if f.Final {
 		a := blocked(ref, because(CodeRejected, "%s", f.Message))
 		a.Until = f.RetryAt
@@ -142,23 +103,23 @@ func (a Action) CopyRef() ident.CopyRef {
 }
 
 // Idle reports whether the action does nothing: it is a wait or blocked.
-func (a Action) Idle() bool { return a.Op == Wait || a.Op == Blocked }
+func (a Action) Idle() bool { return a.Op == model.Wait || a.Op == model.Blocked }
 
 // VerifiesPeer reports whether the action reads a copy on another node to verify its bytes.
-func (a Action) VerifiesPeer() bool { return a.Op == Verify && a.From != (ident.CopyRef{}) }
+func (a Action) VerifiesPeer() bool { return a.Op == model.Verify && a.From != (ident.CopyRef{}) }
 
 // asWaitFor returns an idle action with op as its Next. It sets Action.Blocked if blocked is true or
 // the operation of the action is Blocked. It returns other actions unchanged.
-func (a Action) asWaitFor(op Op, blocked bool) Action {
+func (a Action) asWaitFor(op model.Op, blocked bool) Action {
 	if a.Idle() {
-		a.Next, a.Blocked = op, blocked || a.Op == Blocked
+		a.Next, a.Blocked = op, blocked || a.Op == model.Blocked
 	}
 	return a
 }
 
 // Eventually returns the operation that follows without help, now or later. follows is false if
 // there is none.
-func (a Action) Eventually() (op Op, follows bool) {
+func (a Action) Eventually() (op model.Op, follows bool) {
 	if !a.Idle() {
 		return a.Op, true
 	}
@@ -181,7 +142,7 @@ func (d Desired) DigestOf(o Observed, a Action) ident.Digest {
 	if a.VerifiesPeer() {
 		return a.SourceDigest
 	}
-	if a.Op == Repair || a.Op == Verify {
+	if a.Op == model.Repair || a.Op == model.Verify {
 		return o.Disks[ref.Disk].Copies[ref.ID].SHA512
 	}
 	if !image.Checksum.IsZero() {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -15,18 +16,18 @@ import (
 type Cluster struct {
 	Now time.Time
 	// Disks are the known disks as their own nodes observe them.
-	Disks              map[ident.DiskRef]Disk
-	Failures           map[ident.CopyRef]Failure
+	Disks              map[ident.DiskRef]model.Disk
+	Failures           map[ident.CopyRef]model.Failure
 	Running, BeingRead map[ident.CopyRef]bool // as in Observed, of all nodes
 	Jobs               map[ident.CopyRef]Job  // as in Observed, of all nodes
 	// Unreachable are the nodes that do not respond, as the others observe them.
-	Unreachable map[string]Peer
+	Unreachable map[string]model.Peer
 	// CannotPrepare is as in Observed, by node.
 	CannotPrepare map[string]map[ident.ID]string
 	// BackedUp are the copies whose record has a complete backup.
 	BackedUp map[ident.CopyRef]bool
 
-	published map[ident.DiskRef]Disk // as the nodes publish them; nil: not computed yet
+	published map[ident.DiskRef]model.Disk // as the nodes publish them; nil: not computed yet
 }
 
 // Observe returns what each of these nodes observes: its own disks, and what the other nodes
@@ -45,7 +46,7 @@ func (c *Cluster) Observe(nodes []Desired) []Observed {
 
 // publishAll computes what every node publishes.
 func (c *Cluster) publishAll(d Desired) {
-	c.published = make(map[ident.DiskRef]Disk, len(c.Disks))
+	c.published = make(map[ident.DiskRef]model.Disk, len(c.Disks))
 	fleet := newFleetIndex(d, c.Disks)
 	for node := range d.Config.Nodes {
 		d.Node, d.OnlyDisks = node, nil
@@ -70,25 +71,25 @@ func (c *Cluster) publish(d Desired, fleet *fleetIndex) {
 	images := fleet.mayReject(d, o)
 	for ref, r := range rejections(fleet.newIndex(d, o, images), slices.Values(images)) {
 		if c.published[ref.Disk].Copies != nil {
-			c.published[ref.Disk].addRejection(ref.ID, r)
+			addRejection(c.published[ref.Disk], ref.ID, r)
 		}
 	}
 }
 
 // addRejection records in the observed disk that it takes no copy of the image.
-func (d Disk) addRejection(id ident.ID, r Rejection) {
+func addRejection(d model.Disk, id ident.ID, r Rejection) {
 	c, exists := d.Copies[id]
 	if !exists {
-		c = Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}
+		c = model.Copy{ID: id, State: model.Pending}
 	}
-	c.Rejects, c.RejectsForNow = r.Text, r.Severity == Temporary
+	c.Rejection, c.RejectionTemporary = r.Text, r.Severity == Temporary
 	d.Copies[id] = c
 }
 
 // ObserveFrom returns what the node of d observes when the other nodes publish these disks.
-func (c *Cluster) ObserveFrom(d Desired, published map[ident.DiskRef]Disk) Observed {
+func (c *Cluster) ObserveFrom(d Desired, published map[ident.DiskRef]model.Disk) Observed {
 	o := Observed{
-		Now: c.Now, Disks: maps.Clone(published), Failures: c.Failures, Peers: map[string]Peer{},
+		Now: c.Now, Disks: maps.Clone(published), Failures: c.Failures, Peers: map[string]model.Peer{},
 		Running: map[ident.CopyRef]bool{}, Jobs: c.Jobs, BeingRead: map[ident.CopyRef]bool{}, CannotPrepare: c.CannotPrepare[d.Node], BackedUp: map[ident.ID]bool{},
 	}
 	maps.Copy(o.Running, c.Running)
@@ -115,12 +116,12 @@ func (c *Cluster) ObserveFrom(d Desired, published map[ident.DiskRef]Disk) Obser
 
 // peer returns a node as the others observe it. If it responds, it has the same configuration as
 // the others.
-func (c *Cluster) peer(node, config string) Peer {
+func (c *Cluster) peer(node, config string) model.Peer {
 	if p, unreachable := c.Unreachable[node]; unreachable {
 		p.Queried = true
 		return p
 	}
-	return Peer{Queried: true, ConfigDigest: config, LastResponse: c.Now}
+	return model.Peer{Queried: true, ConfigDigest: config, LastResponse: c.Now}
 }
 
 // Plan returns the plan of all these nodes. They must have the same configuration, and so
@@ -188,7 +189,7 @@ func Merge(plans []Plan) Plan {
 func dedupe(actions []Action) []Action {
 	type operation struct {
 		id ident.ID
-		op Op
+		op model.Op
 	}
 	planned := map[operation]bool{}
 	return slices.DeleteFunc(actions, func(a Action) bool {
@@ -242,7 +243,7 @@ func (s neededSpace) max(t neededSpace) neededSpace {
 }
 
 // newFleetIndex indexes the published disks.
-func newFleetIndex(d Desired, disks map[ident.DiskRef]Disk) *fleetIndex {
+func newFleetIndex(d Desired, disks map[ident.DiskRef]model.Disk) *fleetIndex {
 	f := &fleetIndex{copiesByName: map[string][]ident.CopyRef{}, digestsByName: map[string][]ident.Digest{}, namesByDigest: map[ident.Digest][]string{}, maxSpace: map[string]neededSpace{}, imagesByNode: map[string]map[string]struct{}{}}
 	largest := map[ident.Digest]neededSpace{}
 	for _, ref := range slices.SortedFunc(maps.Keys(disks), ident.DiskRef.Compare) {
@@ -317,7 +318,7 @@ func (f *fleetIndex) addTargets(d Desired, o Observed) {
 		}
 	}
 	for ref, seen := range o.Disks {
-		for id := range seen.Demands {
+		for id := range seen.Needs {
 			f.addImage(ref.Node, id.Name)
 		}
 	}
@@ -326,7 +327,7 @@ func (f *fleetIndex) addTargets(d Desired, o Observed) {
 // isComplete reports whether nothing must be done about a copy on a desired disk.
 func isComplete(s *imageState, ref ident.CopyRef) bool {
 	c := s.ix.copyAt(ref)
-	return ref.ID == s.image.ID && c.State == disk.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !s.ix.suspects[ref] && s.mismatch[ref].IsZero()
+	return ref.ID == s.image.ID && c.State == model.Ready && c.HasCfg && !c.ManifestDigest.IsZero() && !s.ix.suspects[ref] && s.mismatch[ref].IsZero()
 }
 
 // images returns the images that may concern a node. If all is true, it returns every image: the
@@ -407,7 +408,7 @@ func (f *fleetIndex) mayReject(d Desired, o Observed) []schema.Image {
 			ref := ident.DiskRef{Node: d.Node, Disk: diskName}
 			seen := o.Disks[ref]
 			need := max(1, f.maxSpace[name].data+f.maxSpace[name].beside, o.Failures[ident.CopyRef{Disk: ref, ID: image.ID}].NeedsSpace)
-			may = may || need > seen.Space.Free-declared.StorageReserved || seen.Copies[image.ID].State == disk.Failed
+			may = may || need > seen.Space.Free-declared.StorageReserved || seen.Copies[image.ID].State == model.Failed
 		}
 		if may {
 			images = append(images, image)

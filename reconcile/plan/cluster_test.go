@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -50,12 +51,12 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 // its own; that of d.Node is o. Half of the other nodes are unreachable.
 func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster {
 	c := &plan.Cluster{
-		Now: o.Now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
-		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[ident.ID]string{}, BackedUp: map[ident.CopyRef]bool{},
+		Now: o.Now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
+		Unreachable: map[string]model.Peer{}, CannotPrepare: map[string]map[ident.ID]string{}, BackedUp: map[ident.CopyRef]bool{},
 	}
 	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
 		if node != d.Node && r.IntN(2) == 0 {
-			c.Unreachable[node] = plan.Peer{Queried: true, Problem: "no answer", UnreachableFor: time.Minute}
+			c.Unreachable[node] = model.Peer{Queried: true, Problem: "no answer", UnreachableSince: o.Now.Add(-time.Minute)}
 		}
 		for name := range d.Config.Nodes[node].Disks {
 			ref := ident.DiskRef{Node: node, Disk: name}
@@ -95,7 +96,7 @@ func randomCluster(r *rand.Rand, d plan.Desired, o plan.Observed) *plan.Cluster 
 // plan must be that of nodes that consider every image.
 func TestClusterPlanEqualsNodePlans(t *testing.T) {
 	t.Parallel()
-	ops := map[plan.Op]int{}
+	ops := map[model.Op]int{}
 	for seed := range uint64(plantest.Seeds() / 30) {
 		r := rand.New(rand.NewPCG(seed, 9))
 		d, o := plantest.Situation(r)

@@ -7,8 +7,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -47,7 +47,7 @@ func (d Desired) NodesToQuery(o Observed, a Action) []string {
 type Response struct {
 	ConfigDigest string // as Peer.ConfigDigest
 	// Disks are the disks of that node with the copies of that name only.
-	Disks map[ident.DiskRef]Disk
+	Disks map[ident.DiskRef]model.Disk
 	// Proofs are the outcomes of the requested proofs. A copy that is missing has proven nothing.
 	Proofs map[ident.CopyRef]Proof
 }
@@ -59,7 +59,7 @@ type Response struct {
 // counts, from every node. responses also has the proofs of copies on this node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
-	o.proofs = map[ident.CopyRef]Proof{}
+	o.proofs, o.unconfirmed = map[ident.CopyRef]Proof{}, map[string]bool{}
 	for _, response := range responses {
 		maps.Copy(o.proofs, response.Proofs)
 	}
@@ -67,16 +67,16 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 		response, responded := responses[node]
 		switch {
 		case responded:
-			peer = Peer{Queried: true, ConfigDigest: response.ConfigDigest, Omitted: peer.Omitted}
+			peer = model.Peer{Queried: true, ConfigDigest: response.ConfigDigest, Omitted: peer.Omitted}
 		case slices.Contains(queried, node):
-			peer = Peer{Queried: true, Problem: "it did not respond to a query", UnreachableFor: peer.UnreachableFor, LastResponse: peer.LastResponse, Omitted: peer.Omitted}
+			peer = model.Peer{Queried: true, Problem: "it did not respond to a query", UnreachableSince: peer.UnreachableSince, LastResponse: peer.LastResponse, Omitted: peer.Omitted}
 		default:
-			peer.unconfirmed = true
+			o.unconfirmed[node] = true
 		}
 		o.Peers[node] = peer
 	}
 	for ref, seen := range o.Disks {
-		if peer, other := o.Peers[ref.Node]; !other || peer.unconfirmed {
+		if _, other := o.Peers[ref.Node]; !other || o.unconfirmed[ref.Node] {
 			continue
 		}
 		response, responded := responses[ref.Node]
@@ -85,7 +85,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 			delete(o.Disks, ref)
 			continue
 		}
-		o.Disks[ref] = seen.withResponse(name, now, responded)
+		o.Disks[ref] = withResponse(seen, name, now, responded)
 	}
 	o.MarkDisputedDisks()
 	return o
@@ -93,10 +93,10 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 
 // withResponse returns the disk with its copies of one name replaced by those in the response,
 // which is the argument now. Without a response, the earlier copies of that name count as leaving.
-func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
+func withResponse(d model.Disk, name string, now model.Disk, responded bool) model.Disk {
 	if responded {
 		d.UUID, d.Problem, d.ReadOnly, d.UsageUnknown = now.UUID, now.Problem, now.ReadOnly, now.UsageUnknown
-		d.Demands = now.demandsAfter(d.Demands, name)
+		d.Needs = needsAfter(now, d.Needs, name)
 	}
 	earlier := d.Copies
 	d.Copies = maps.Clone(d.Copies)
@@ -113,7 +113,7 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 	}
 	for id, c := range now.Copies {
 		if d.Copies == nil {
-			d.Copies = map[ident.ID]Copy{}
+			d.Copies = map[ident.ID]model.Copy{}
 		}
 		c.ReadBackAt = earlier[id].ReadBackAt // that one is by the clock of this node
 		d.Copies[id] = c
@@ -121,15 +121,15 @@ func (d Disk) withResponse(name string, now Disk, responded bool) Disk {
 	return d
 }
 
-// demandsAfter returns the demands of a disk after a response about one name, which d is. They are those of the earlier
+// needsAfter returns the needs of a disk after a response about one name, which d has. They are those of the earlier
 // responses for other names, and for all names if the disk cannot be read.
-func (d Disk) demandsAfter(earlier map[ident.ID]Demand, name string) map[ident.ID]Demand {
+func needsAfter(d model.Disk, earlier map[ident.ID]model.Need, name string) map[ident.ID]model.Need {
 	if d.Problem != "" {
 		return earlier
 	}
-	demands := maps.Clone(d.Demands)
+	demands := maps.Clone(d.Needs)
 	if demands == nil {
-		demands = map[ident.ID]Demand{}
+		demands = map[ident.ID]model.Need{}
 	}
 	for id, one := range earlier {
 		if id.Name != name {
@@ -208,7 +208,7 @@ type ProofRequest struct {
 // needsProofs reports whether the deletion a counts on copies that must prove that they have their
 // bytes. The deletion of an orphan counts on no copy, and a partial file is no copy that can be lost.
 func needsProofs(o Observed, a Action) bool {
-	return o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].State != disk.Pending
+	return o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].State != model.Pending
 }
 
 // ProofRequests returns the proofs on which the deletion a has to count, and no more. o is what
@@ -272,10 +272,10 @@ func (p *surplusPlanner) readFirst(deletion Action) Action {
 		switch {
 		case !r.Untrusted:
 		case c.ManifestDigest.IsZero(): // its node makes one
-			return wait(ref, deletion.with(CodeUnproven, ", but the copy on %s has no chunk manifest yet", r.Copy.Disk)).asWaitFor(deletion.Op, false)
+			return wait(ref, deletion.With(CodeUnproven, ", but the copy on %s has no chunk manifest yet", r.Copy.Disk)).asWaitFor(deletion.Op, false)
 		default:
-			reason := deletion.with(CodeUnproven, "; before that the copy on %s is read in full, because nothing else shows that it has its bytes", r.Copy.Disk)
-			return p.ix.withSource(p.ix.attempt(Verify, ref, reason, c.Size), r.Copy).asWaitFor(deletion.Op, false)
+			reason := deletion.With(CodeUnproven, "; before that the copy on %s is read in full, because nothing else shows that it has its bytes", r.Copy.Disk)
+			return p.ix.withSource(p.ix.attempt(model.Verify, ref, reason, c.Size), r.Copy).asWaitFor(deletion.Op, false)
 		}
 	}
 	return deletion
@@ -332,7 +332,7 @@ func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) id
 	candidates := slices.Concat([]ident.CopyRef{deleted}, p.ix.ownByName[deleted.ID.Name], p.ix.ownByDigest[digest])
 	for _, ref := range candidates {
 		c := p.ix.copyAt(ref)
-		if (c.State == disk.Ready || c.State == disk.Failed) && c.SHA512 == digest && !c.ManifestDigest.IsZero() {
+		if (c.State == model.Ready || c.State == model.Failed) && c.SHA512 == digest && !c.ManifestDigest.IsZero() {
 			return ref
 		}
 	}
@@ -359,7 +359,7 @@ func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 		case other.Disk.Node == ref.Disk.Node || second.SHA512 != c.SHA512 || second.ManifestDigest.IsZero() || second.Unproven:
 		case second.ManifestDigest != c.ManifestDigest:
 			contradicted = true // also by a damaged copy: its manifest is that of its bytes from before
-		case second.State == disk.Ready:
+		case second.State == model.Ready:
 			return true
 		}
 	}
@@ -374,7 +374,7 @@ func (ix *index) hasProven(ref ident.CopyRef) bool {
 
 // Unproven is the state of a copy on another node that has sent wrong bytes, or none for a long time.
 // Nobody on this node counts on it or reads it.
-var Unproven = Reason{CodeUnproven, "it did not prove that it has its bytes: other bytes were received, or none"}
+var Unproven = model.Reason{Code: CodeUnproven, Text: "it did not prove that it has its bytes: other bytes were received, or none"}
 
 // unprovenCopies returns why a deletion does not count on copies of the declared generation that claim to be
 // ready.
@@ -387,7 +387,7 @@ func (s *imageState) unprovenCopies() (reasons []string) {
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it is that on %s, because both disks show its folder", ref.Disk, c.SameAs))
 		case c.Unproven:
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s", ref.Disk, Unproven.Text))
-		case c.State == disk.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.observed.proofs[ref].Problem != "":
+		case c.State == model.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.observed.proofs[ref].Problem != "":
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it did not prove that it has its bytes: %s", ref.Disk, s.ix.observed.proofs[ref].Problem))
 		}
 	}

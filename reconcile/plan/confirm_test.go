@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -31,7 +32,7 @@ func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Ac
 			cleanup = a
 		}
 	}
-	if cleanup.Op != plan.Cleanup {
+	if cleanup.Op != model.Cleanup {
 		t.Fatal("no cleanup is planned")
 	}
 	return d, o, cleanup, refs[:2]
@@ -46,7 +47,7 @@ func responsesOf(o plan.Observed, refs []ident.DiskRef) map[string]plan.Response
 		for id := range o.Disks[ref].Copies {
 			proofs[ident.CopyRef{Disk: ref, ID: id}] = plan.Proof{Result: plan.ProofPassed}
 		}
-		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[ident.DiskRef]plan.Disk{ref: o.Disks[ref]}, Proofs: proofs}
+		responses[ref.Node] = plan.Response{ConfigDigest: "d", Disks: map[ident.DiskRef]model.Disk{ref: o.Disks[ref]}, Proofs: proofs}
 	}
 	return responses
 }
@@ -75,7 +76,7 @@ func TestConfirmNeedsTheSameReason(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	o = o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responsesOf(o, others))
 	evict := cleanup
-	evict.Op = plan.Evict
+	evict.Op = model.Evict
 	for _, test := range []struct {
 		withdrawn plan.Action
 		confirmed bool
@@ -100,8 +101,8 @@ func TestConfirmNoticesALaterConflict(t *testing.T) {
 	d.Config.Images["parrot"] = image
 	late := ident.DiskRef{Node: "late", Disk: "disk1"}
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
-	o.Disks[late] = plan.Disk{UUID: "late", Copies: map[ident.ID]plan.Copy{}}
-	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
+	o.Disks[late] = model.Disk{UUID: "late", Copies: map[ident.ID]model.Copy{}}
+	o.Peers["late"] = model.Peer{Queried: true, ConfigDigest: "d"}
 	queried, responses := d.NodesToQuery(o, cleanup), responsesOf(o, others)
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err != nil {
 		t.Fatalf("without a conflict: %v", err)
@@ -127,8 +128,8 @@ func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
 	}
 	queried := d.NodesToQuery(o, cleanup)
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
-	o.Disks[ident.DiskRef{Node: "late", Disk: "disk1"}] = plan.Disk{UUID: "late", Copies: map[ident.ID]plan.Copy{}}
-	o.Peers["late"] = plan.Peer{Queried: true, ConfigDigest: "d"}
+	o.Disks[ident.DiskRef{Node: "late", Disk: "disk1"}] = model.Disk{UUID: "late", Copies: map[ident.ID]model.Copy{}}
+	o.Peers["late"] = model.Peer{Queried: true, ConfigDigest: "d"}
 	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
 		t.Error("the deletion is confirmed although a node was not queried")
 	} else if want := "node late was not queried"; !strings.Contains(err.Error(), want) {

@@ -7,62 +7,46 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
-
-// Demand is the need of replicas on a disk for an image that has no verified copy there. Their volumes cannot
-// start without it. So while one of the replicas exists, a disk without a file of the declared generation is a desired
-// disk (G2), and every copy of another generation is in use on every node (U4, see neededBy).
-//
-// G2 decides about the disks of the node that observes the demand. The copy that is
-// created for it is in use: S1 keeps it, and S4 counts it only if its disk is ranked or named. For G2, a demand that
-// another node publishes is a claim, which changes no plan, with one exception: see firstOfDemanded.
-type Demand struct {
-	By string // the replicas, for people
-	// Since is when the metadata of one of the replicas last changed, by the wall clock of this node. Zero:
-	// not known, as for a disk of another node.
-	Since time.Time
-	// OtherWriter is when Longhorn's manager last wrote to a temporary file of the image on the disk; zero:
-	// there is none.
-	OtherWriter time.Time
-}
 
 // demandDelay is the age that the metadata of a replica must have before a copy is begun for it: replicas
 // appear and vanish while Longhorn creates and rebuilds them. A copy that exists is kept without a delay.
 const demandDelay = 2 * time.Second
 
-// NewDemand returns the demand of these replicas.
-func NewDemand(d disk.Demand) Demand {
+// NewNeed returns the need of these replicas.
+func NewNeed(d disk.Demand) model.Need {
 	text := "replica "
 	if len(d.Replicas) > 1 {
 		text = "replicas "
 	}
-	return Demand{By: text + JoinMax(d.Replicas, ", ", 3), Since: d.Since, OtherWriter: d.OtherWriter}
+	return model.Need{By: text + JoinMax(d.Replicas, ", ", 3), Since: d.Since, OtherWriter: d.OtherWriter}
 }
 
-// reason returns why a copy is created on the disk of the demand.
-func (d Demand) reason() Reason {
-	return because(CodeDemand, "needed by %s on this disk", d.By)
+// needReason returns why a copy is created on the disk of the need.
+func needReason(n model.Need) model.Reason {
+	return because(CodeDemand, "needed by %s on this disk", n.By)
 }
 
-// isNew reports whether no copy must be begun yet, and until when. A time in the future says nothing about
+// isNew reports whether no copy must be begun for a need yet, and until when. A time in the future says nothing about
 // the age.
-func (d Demand) isNew(now time.Time) (until time.Time, isNew bool) {
-	until = d.Since.Add(demandDelay)
-	return until, !d.Since.IsZero() && !d.Since.After(now) && until.After(now)
+func isNew(n model.Need, now time.Time) (until time.Time, isNew bool) {
+	until = n.Since.Add(demandDelay)
+	return until, !n.Since.IsZero() && !n.Since.After(now) && until.After(now)
 }
 
 // observedDemand returns the demand of replicas on a disk for the image.
-func (s *imageState) observedDemand(ref ident.DiskRef) (d Demand, demanded bool) {
+func (s *imageState) observedDemand(ref ident.DiskRef) (d model.Need, demanded bool) {
 	seen := s.ix.observed.Disks[ref]
-	d, demanded = seen.Demands[s.image.ID]
+	d, demanded = seen.Needs[s.image.ID]
 	state := seen.Copies[s.image.ID].State
-	return d, demanded && seen.Problem == "" && (state == "" || state == disk.Pending)
+	return d, demanded && seen.Problem == "" && (state == "" || state == model.Pending)
 }
 
 // demandOn returns the demand of replicas on a disk that the image follows.
-func (s *imageState) demandOn(ref ident.DiskRef) (d Demand, demanded bool) {
+func (s *imageState) demandOn(ref ident.DiskRef) (d model.Need, demanded bool) {
 	if !s.image.FollowReplicas {
-		return Demand{}, false
+		return model.Need{}, false
 	}
 	return s.observedDemand(ref)
 }
@@ -98,7 +82,7 @@ func (pl *placement) addDemandedDisks(s *imageState) {
 	case s.ix.desired.Owns(others[0]) && s.image.Source.Upload == nil && stageOf(s, s.on(others[0])) == notStarted:
 		for _, ref := range able {
 			demand, _ := s.demandOn(ref)
-			if _, isNew := demand.isNew(s.ix.observed.Now); !isNew && !isFailing(s, ref) {
+			if _, isNew := isNew(demand, s.ix.observed.Now); !isNew && !isFailing(s, ref) {
 				pl.first(ref)
 				return
 			}
@@ -121,7 +105,7 @@ func firstOfDemanded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 	for ref := range s.ix.observed.Disks {
 		_, demanded := s.demandOn(ref)
 		_, declared := s.ix.desired.Disk(ref)
-		able := demanded && declared && !s.ix.desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejects == ""
+		able := demanded && declared && !s.ix.desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejection == ""
 		if able && ident.DiskRef.Compare(ref, first) < 0 && !isOverdue(s, ref) && !isFailing(s, ref) {
 			first = ref
 		}
@@ -135,7 +119,7 @@ func rejectsDemanded(s *imageState, ref ident.DiskRef) Rejection {
 	seen := s.ix.observed.Disks[ref]
 	switch {
 	case seen.ReadOnly:
-		return Rejection{Reason: Reason{CodeDiskReadOnly, readOnlyText}}
+		return Rejection{Reason: model.Reason{Code: CodeDiskReadOnly, Text: model.ReadOnlyText}}
 	case s.ix.observed.Running[s.on(ref)]: // the job reserved its space
 		return Rejection{}
 	}
@@ -143,30 +127,30 @@ func rejectsDemanded(s *imageState, ref ident.DiskRef) Rejection {
 }
 
 // demandReason returns why a target with a demand gets a copy.
-func (t targetPlanner) demandReason() Reason {
-	reason := t.demand.reason()
+func (t targetPlanner) demandReason() model.Reason {
+	reason := needReason(t.demand)
 	if t.reason.Code == CodeResume {
-		reason = reason.with(reason.Code, "; %s", t.reason.Text)
+		reason = reason.With(reason.Code, "; %s", t.reason.Text)
 	}
 	declared, _ := t.ix.desired.Disk(t.copy.Disk)
 	if !hasAll(t.ix.desired.Config.Nodes[t.copy.Disk.Node].Tags, t.state.image.NodeSelector) || !hasAll(declared.Tags, t.state.image.DiskSelector) {
-		reason = reason.with(reason.Code, "; warning: the disk does not match the selectors")
+		reason = reason.With(reason.Code, "; warning: the disk does not match the selectors")
 	}
 	return reason
 }
 
 // waitForReplica returns what a copy that replicas need waits for before it is begun: whether they stay, and
 // whether Longhorn's manager creates the file.
-func (t targetPlanner) waitForReplica() (reason Reason, until time.Time) {
+func (t targetPlanner) waitForReplica() (reason model.Reason, until time.Time) {
 	now := t.ix.observed.Now
-	if end, isNew := t.demand.isNew(now); isNew && t.demandOnly {
-		return Reason{CodeDemand, "a copy is created if the replica stays"}, end
+	if end, isNew := isNew(t.demand, now); isNew && t.demandOnly {
+		return model.Reason{Code: CodeDemand, Text: "a copy is created if the replica stays"}, end
 	}
 	end := t.demand.OtherWriter.Add(t.ix.recoveryInterval())
 	if written := t.demand.OtherWriter; !written.IsZero() && end.After(now) && written.Sub(now) < t.ix.recoveryInterval() {
-		return Reason{CodeOtherWriter, "Longhorn's manager has written a temporary file of it; a copy is created if that file does not change for the recovery interval"}, end
+		return model.Reason{Code: CodeOtherWriter, Text: "Longhorn's manager has written a temporary file of it; a copy is created if that file does not change for the recovery interval"}, end
 	}
-	return Reason{}, time.Time{}
+	return model.Reason{}, time.Time{}
 }
 
 // unmetDemands returns an action for each disk of this node on which replicas need the image, and which is no
@@ -179,12 +163,12 @@ func (p imagePlanner) unmetDemands() []Action {
 			continue
 		}
 		if !p.state.image.FollowReplicas {
-			actions = append(actions, wait(p.state.on(ref), demand.reason().with(CodeDemandIgnored, ", and followReplicas is false")))
+			actions = append(actions, wait(p.state.on(ref), needReason(demand).With(CodeDemandIgnored, ", and followReplicas is false")))
 			continue
 		}
 		r := p.placement.rejected[ref]
-		a := blocked(p.state.on(ref), demand.reason().with(CodeDemandRejected, ", but %s", r.Text))
-		actions = append(actions, a.asWaitFor(Sync, true))
+		a := blocked(p.state.on(ref), needReason(demand).With(CodeDemandRejected, ", but %s", r.Text))
+		actions = append(actions, a.asWaitFor(model.Sync, true))
 	}
 	return actions
 }
@@ -194,20 +178,20 @@ func (p imagePlanner) unmetDemands() []Action {
 func undeclaredDemands(ix *index) []Action {
 	var actions []Action
 	for _, ref := range ix.ownDisks {
-		demands := ix.observed.Disks[ref].Demands
+		demands := ix.observed.Disks[ref].Needs
 		for _, id := range slices.SortedFunc(maps.Keys(demands), ident.ID.Compare) {
 			image, declared := ix.desired.Config.Images[id.Name]
-			if state := ix.copyAt(ident.CopyRef{Disk: ref, ID: id}).State; state != "" && state != disk.Pending {
+			if state := ix.copyAt(ident.CopyRef{Disk: ref, ID: id}).State; state != "" && state != model.Pending {
 				continue // its file is not verified, and planned for
 			}
 			if declared && image.ID == id || !ix.desired.invalidReason(id.Name).IsZero() {
 				continue
 			}
-			reason := demands[id].reason()
+			reason := needReason(demands[id])
 			if declared {
-				reason = reason.with(CodeDemandUndeclared, ", but the declared uuid of %s is %s, and the replica needs %s: nothing is fetched", id.Name, image.ID.UUID, id.UUID)
+				reason = reason.With(CodeDemandUndeclared, ", but the declared uuid of %s is %s, and the replica needs %s: nothing is fetched", id.Name, image.ID.UUID, id.UUID)
 			} else {
-				reason = reason.with(CodeDemandUndeclared, ", but no image %s with uuid: %q is declared: nothing is fetched", id.Name, id.UUID)
+				reason = reason.With(CodeDemandUndeclared, ", but no image %s with uuid: %q is declared: nothing is fetched", id.Name, id.UUID)
 			}
 			actions = append(actions, wait(ident.CopyRef{Disk: ref, ID: id}, reason))
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -141,11 +142,11 @@ func (d Desired) evicting(ref ident.DiskRef) bool {
 
 // invalidReason returns why nothing is done for an image: its declaration is invalid, and no
 // valid one came before.
-func (d Desired) invalidReason(name string) Reason {
+func (d Desired) invalidReason(name string) model.Reason {
 	if h, invalid := d.Invalid[name]; invalid && !h.Stale {
 		return because(CodeInvalidImage, "its declaration is invalid: %s", h.Reason.String())
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // IsRemoved reports whether it is confirmed that the image is not declared any more.
@@ -159,14 +160,14 @@ func (d Desired) IsRemoved(name string) bool {
 func AlwaysConfirmed(string) bool { return true }
 
 // deletionsOff appends to reason why this process deletes nothing.
-func (d Desired) deletionsOff(reason Reason) Reason {
+func (d Desired) deletionsOff(reason model.Reason) model.Reason {
 	if d.Offline {
-		return reason.with(CodeDeletionsOff, ", but nothing is deleted without querying the other nodes (--offline)")
+		return reason.With(CodeDeletionsOff, ", but nothing is deleted without querying the other nodes (--offline)")
 	}
 	if d.Loading {
-		return reason.with(CodeConfigLoading, ", but nothing is deleted while a newer configuration is loaded")
+		return reason.With(CodeConfigLoading, ", but nothing is deleted while a newer configuration is loaded")
 	}
-	return reason.with(CodeDeletionsOff, ", but nothing is deleted while the configuration is invalid")
+	return reason.With(CodeDeletionsOff, ", but nothing is deleted while the configuration is invalid")
 }
 
 // WhileLoading returns the desired state while a newer configuration is being loaded: it is the same,
@@ -189,7 +190,7 @@ func (d Desired) PublishedDigest() (digest string, valid bool) {
 
 // differsFrom reports whether a peer has another configuration, or an invalid one. Without a digest
 // of its own a node cannot compare.
-func (d Desired) differsFrom(p Peer) bool { return d.Digest != "" && p.ConfigDigest != d.Digest }
+func (d Desired) differsFrom(p model.Peer) bool { return d.Digest != "" && p.ConfigDigest != d.Digest }
 
 // ObserveOnly returns the desired state of a node that the configuration does not declare, or
 // declares wrongly: it observes the disks of the last valid state, and does nothing else (X3).

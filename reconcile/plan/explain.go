@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -25,7 +26,7 @@ type Placement struct {
 	// PassedOver has the reason why each other disk is no target. It is nil when as many
 	// copies are ready as are desired. When no copy is missing, it has only the disks that
 	// would come before a target.
-	PassedOver map[ident.DiskRef]Reason
+	PassedOver map[ident.DiskRef]model.Reason
 }
 
 // namedWithout returns Placement.NamedWithout.
@@ -57,7 +58,7 @@ func missingNamed(p imagePlanner) int {
 
 // Delay is why a target has no copy yet, and until when the other nodes wait for it.
 type Delay struct {
-	Reason
+	model.Reason
 	Until time.Time
 }
 
@@ -68,7 +69,7 @@ func delayed(s *imageState, pl placement) (all map[ident.DiskRef]Delay) {
 			if all == nil {
 				all = map[ident.DiskRef]Delay{}
 			}
-			all[ref] = Delay{reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end}
+			all[ref] = Delay{reason.With(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end}
 		}
 	}
 	return all
@@ -95,8 +96,8 @@ func (d Desired) Placements(o Observed) map[ident.ID]Placement {
 	return all
 }
 
-func rejectionReasons(pl placement) map[ident.DiskRef]Reason {
-	out := make(map[ident.DiskRef]Reason, len(pl.rejected))
+func rejectionReasons(pl placement) map[ident.DiskRef]model.Reason {
+	out := make(map[ident.DiskRef]model.Reason, len(pl.rejected))
 	for ref, r := range pl.rejected {
 		out[ref] = r.Reason
 	}
@@ -104,8 +105,8 @@ func rejectionReasons(pl placement) map[ident.DiskRef]Reason {
 }
 
 // passedOver returns, for each declared disk that is no target, the reason why it is none.
-func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[ident.DiskRef]Reason {
-	out := map[ident.DiskRef]Reason{}
+func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[ident.DiskRef]model.Reason {
+	out := map[ident.DiskRef]model.Reason{}
 	for name, node := range nodes {
 		for diskName, d := range node.Disks {
 			ref := ident.DiskRef{Node: name, Disk: diskName}
@@ -118,13 +119,13 @@ func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) 
 			case rejected:
 				out[ref] = r.Reason
 			case node.EvictionRequested || d.EvictionRequested:
-				out[ref] = Reason{CodeEviction, "its eviction is requested"}
+				out[ref] = model.Reason{Code: CodeEviction, Text: "its eviction is requested"}
 			case !nodeMatches:
 				out[ref] = because(CodeTagMissing, "node tag %s missing", nodeTag)
 			case !diskMatches:
 				out[ref] = because(CodeTagMissing, "disk tag %s missing", diskTag)
 			default:
-				out[ref] = Reason{CodeRankedLower, "other disks come first"}
+				out[ref] = model.Reason{Code: CodeRankedLower, Text: "other disks come first"}
 			}
 		}
 	}
@@ -147,7 +148,7 @@ type DiskRank struct {
 	Disk ident.DiskRef
 	Rank int // 1 is the best; 0: none
 	// Reason is why the disk is no desired disk. It is zero for a desired disk.
-	Reason Reason
+	Reason model.Reason
 }
 
 // RankDisks returns the ranks of all declared disks for a declared image, those with a rank
@@ -195,17 +196,17 @@ func (p imagePlanner) shortage() Action {
 	}
 	if len(details) > 0 {
 		slices.Sort(details)
-		reason = reason.with(reason.Code, " (%s)", strings.Join(details, "; "))
+		reason = reason.With(reason.Code, " (%s)", strings.Join(details, "; "))
 	}
 	a := blocked(p.onNoDisk(), reason)
 	if !defective {
-		a.Op = Wait
+		a.Op = model.Wait
 	}
 	return a
 }
 
 // noRankedDisk returns why no disk is ranked.
-func noRankedDisk(nodes map[string]schema.Node, image schema.Image) Reason {
+func noRankedDisk(nodes map[string]schema.Node, image schema.Image) model.Reason {
 	var evicted []string
 	for name, node := range nodes {
 		for d, declared := range node.Disks { // a matching disk without a rank is evicted
@@ -215,7 +216,7 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) Reason {
 		}
 	}
 	if len(evicted) == 0 {
-		return Reason{CodeNoMatchingDisk, "no disk matches the selectors"}
+		return model.Reason{Code: CodeNoMatchingDisk, Text: "no disk matches the selectors"}
 	}
 	slices.Sort(evicted)
 	return because(CodeAllEvicted, "eviction is requested for every disk that matches (%s)", JoinMax(evicted, ", ", 5))
@@ -231,7 +232,7 @@ func (p imagePlanner) rejectedNamedDisk(ref ident.DiskRef) (a Action, rejected b
 	}
 	a = blocked(p.state.on(ref), because(CodeNamedDisk, "the image names this disk, but %s", r.Text))
 	if r.Severity == Intended {
-		a.Op = Wait
+		a.Op = model.Wait
 	}
 	return a, true
 }

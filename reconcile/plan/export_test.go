@@ -2,7 +2,7 @@ package plan
 
 // For the external tests, which need package plantest.
 var (
-	AddRejection = Disk.addRejection
+	AddRejection = addRejection
 	NewPlan      = newPlan
 	Suspensions  = activeSuspensions
 )

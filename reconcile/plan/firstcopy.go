@@ -5,24 +5,24 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // firstCopyOp returns the operation that creates the first copy from the declared source.
-func firstCopyOp(image schema.Image) Op {
+func firstCopyOp(image schema.Image) model.Op {
 	switch image.Source.Kind() {
 	case schema.KindUpload:
-		return Upload
+		return model.Upload
 	case schema.KindExportFromVolume:
-		return Export
+		return model.Export
 	case schema.KindRestore:
-		return Restore
+		return model.Restore
 	case schema.KindClone:
-		return Clone
+		return model.Clone
 	}
-	return Download
+	return model.Download
 }
 
 // planFirstCopy returns how the first copy is created, or what it waits for (F1 to F5).
@@ -31,16 +31,16 @@ func (t targetPlanner) planFirstCopy() Action {
 	if reason := t.state.lacksVerify(); !reason.IsZero() {
 		return blocked(t.copy, reason)
 	}
-	if f := t.state.sourceFailure(t.first); op != Upload && f.delays(op, t.ix.observed.Now) {
+	if f := t.state.sourceFailure(t.first); op != model.Upload && f.Delays(op, t.ix.observed.Now) {
 		return backOff(t.copy, f)
 	}
 	if why, until := waitForPeers(t.state); !why.IsZero() {
 		return waitUntil(t.copy, why, until)
 	}
 	switch op {
-	case Upload:
+	case model.Upload:
 		return t.planUpload()
-	case Clone:
+	case model.Clone:
 		return t.planClone()
 	}
 	return t.createFirstCopy(op)
@@ -48,29 +48,29 @@ func (t targetPlanner) planFirstCopy() Action {
 
 // lacksVerify returns a reason if the settings require a signature that the image does not declare. Copies that
 // exist are not affected.
-func (s *imageState) lacksVerify() Reason {
+func (s *imageState) lacksVerify() model.Reason {
 	image := s.image.ID.Name
 	switch {
 	case !s.ix.desired.Config.LacksVerify(image):
-		return Reason{}
+		return model.Reason{}
 	case s.image.Source.Download != nil:
-		return Reason{CodeVerifyRequired, "settings.verify requires a signature: declare verify, or add the image to settings.verify.exempt"}
+		return model.Reason{Code: CodeVerifyRequired, Text: "settings.verify requires a signature: declare verify, or add the image to settings.verify.exempt"}
 	case s.image.Source.Clone != nil:
 		return because(CodeVerifyRequired, "settings.verify requires a signature of image %s, which it is cloned from: declare verify there, or add one of the two to settings.verify.exempt",
 			s.image.Source.Clone.BackingImage)
 	}
-	return Reason{CodeVerifyRequired, "settings.verify requires a signature, which only a download has: add the image to settings.verify.exempt"}
+	return model.Reason{Code: CodeVerifyRequired, Text: "settings.verify requires a signature, which only a download has: add the image to settings.verify.exempt"}
 }
 
 // createFirstCopy returns the action that creates the first copy from the source.
-func (t targetPlanner) createFirstCopy(op Op) Action {
+func (t targetPlanner) createFirstCopy(op model.Op) Action {
 	bytes := int64(UnknownBytes)
 	if c := t.ix.copyAt(t.copy); c.PartTotal > 0 && !downloadBeginsAnew(t.state.image) {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
 	reason := t.reason
 	if v := t.state.image.Verify; v != nil {
-		reason = reason.with(reason.Code, "; it needs a signature (%s) by a key in %s", v.Scheme, v.Keys)
+		reason = reason.With(reason.Code, "; it needs a signature (%s) by a key in %s", v.Scheme, v.Keys)
 	}
 	a := t.ix.attempt(op, t.copy, reason, bytes)
 	a.Pinned = t.pinnedDigest()
@@ -81,7 +81,7 @@ func (t targetPlanner) createFirstCopy(op Op) Action {
 // failure does not delay it: the next file may be another one.
 func (t targetPlanner) planUpload() Action {
 	c := t.ix.copyAt(t.copy)
-	started, requested := c.PartSourceID == disk.PartFromUpload, t.ix.desired.Uploads[t.copy]
+	started, requested := c.PartKind == model.PartFromUpload, t.ix.desired.Uploads[t.copy]
 	if t.ix.desired.Uploads == nil || !(started || requested) {
 		return t.waitForUpload()
 	}
@@ -90,13 +90,13 @@ func (t targetPlanner) planUpload() Action {
 		bytes = max(0, c.PartTotal-c.PartBytes)
 	}
 	reason := t.reason
-	if c.PartBytes == 0 && c.State != disk.Failed {
-		reason = Reason{CodeUploadActive, "a client uploads it"}
+	if c.PartBytes == 0 && c.State != model.Failed {
+		reason = model.Reason{Code: CodeUploadActive, Text: "a client uploads it"}
 	}
-	reason = reason.with(reason.Code, "; if the client has stopped, resume with: %s, and --restart for a pipe or a packed file", uploadCommand(t.copy.ID.Name))
-	a := NewAction(Upload, t.copy, reason, bytes)
+	reason = reason.With(reason.Code, "; if the client has stopped, resume with: %s, and --restart for a pipe or a packed file", uploadCommand(t.copy.ID.Name))
+	a := NewAction(model.Upload, t.copy, reason, bytes)
 	if !requested {
-		a = t.ix.attempt(Upload, t.copy, reason, bytes) // the rest of an upload that no client sends
+		a = t.ix.attempt(model.Upload, t.copy, reason, bytes) // the rest of an upload that no client sends
 	}
 	a.Pinned = t.pinnedDigest()
 	return a
@@ -112,13 +112,13 @@ func (t targetPlanner) waitForUpload() Action {
 	command := uploadCommand(t.copy.ID.Name)
 	if t.state.hadCopy() {
 		detail := ""
-		if c.State == disk.Failed {
+		if c.State == model.Failed {
 			detail = " (" + c.Message + ")"
 		}
 		return blocked(t.copy, because(CodeUploadLost, "no copy is ready any more%s, and an upload cannot be fetched again: "+
 			"bring back a disk that has a copy, or upload the file again: %s", detail, command))
 	}
-	if f := t.ix.observed.Failures[t.copy]; f.Attempts > 0 && f.AppliesTo(Upload) {
+	if f := t.ix.observed.Failures[t.copy]; f.Attempts > 0 && f.AppliesTo(model.Upload) {
 		return wait(t.copy, because(CodeUploadFailed, "the upload failed: %s; waiting for another one: %s", f.Message, command))
 	}
 	return wait(t.copy, because(CodeAwaitingUpload, "waiting for upload: %s", command))
@@ -145,7 +145,7 @@ func (t targetPlanner) planClone() Action {
 	if from := t.state.peerSources(); len(own) == 0 && len(from) > 0 {
 		return t.sync(from)
 	}
-	a := t.createFirstCopy(Clone)
+	a := t.createFirstCopy(model.Clone)
 	if len(own) > 0 {
 		from := nearest(own, t.copy.Disk)
 		if a.Bytes == UnknownBytes && isPlainClone(image) {
@@ -175,7 +175,7 @@ func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
 	if last.Digest.IsZero() || t.state.image.Source.Clone.Encryption == schema.Decrypt || isPlainClone(t.state.image) && t.state.knownDigest() == last.Digest {
 		return Action{}, false
 	}
-	reason := Reason{CodeDigestPinned, "a new clone has other bytes, which may replace the lost ones only after the recovery interval"}
+	reason := model.Reason{Code: CodeDigestPinned, Text: "a new clone has other bytes, which may replace the lost ones only after the recovery interval"}
 	return waitUntil(t.copy, reason, last.Until), true
 }
 
@@ -192,7 +192,7 @@ func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 	for _, ref := range t.ix.copiesNamed(t.copy.ID.Name) {
 		c := t.ix.copyAt(ref)
 		since := c.DamagedAt
-		if ref.ID != t.copy.ID || c.State != disk.Failed || c.SHA512.IsZero() || since.Before(earliestTime) || since.Sub(now) > maxClockSkew {
+		if ref.ID != t.copy.ID || c.State != model.Failed || c.SHA512.IsZero() || since.Before(earliestTime) || since.Sub(now) > maxClockSkew {
 			continue
 		}
 		if since.After(now) {
@@ -209,7 +209,7 @@ func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 // waitForPeers returns what the first copy must wait for, and until when: copies that may turn
 // out to be ready, an unreachable node that had a ready copy, and without a checksum every
 // node and disk that may have a copy (F5).
-func waitForPeers(s *imageState) (reason Reason, until time.Time) {
+func waitForPeers(s *imageState) (reason model.Reason, until time.Time) {
 	if reason := unsettledCopy(s); !reason.IsZero() {
 		return reason, time.Time{}
 	}
@@ -220,22 +220,22 @@ func waitForPeers(s *imageState) (reason Reason, until time.Time) {
 }
 
 // unsettledCopy returns a reason when a copy on another node may be ready in a moment.
-func unsettledCopy(s *imageState) Reason {
+func unsettledCopy(s *imageState) model.Reason {
 	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
 		c := s.ix.copyAt(ref)
 		switch {
 		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk):
-		case c.State == disk.Ready && c.Leaving:
+		case c.State == model.Ready && c.Leaving:
 			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
-		case c.State == disk.Unknown && s.ix.observed.Failures[ref].Attempts == 0 && idleReason(s, ref.Disk).IsZero():
+		case c.State == model.Unknown && s.ix.observed.Failures[ref].Attempts == 0 && idleReason(s, ref.Disk).IsZero():
 			return because(CodeVerifyFirst, "the file on %s is verified first", ref.Disk)
 		}
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // waitForNode returns the node for which the first copy waits the longest.
-func waitForNode(s *imageState) (reason Reason, until time.Time) {
+func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
 	for _, name := range s.ix.otherNodes() {
 		peer, queried := s.ix.observed.Peers[name]
 		if peer.Outdated {
@@ -261,13 +261,13 @@ func waitForNode(s *imageState) (reason Reason, until time.Time) {
 // hadReady reports whether an unreachable node had a ready copy when it last responded.
 func hadReady(s *imageState, node string) bool {
 	return slices.ContainsFunc(s.ix.peerByName[s.image.ID.Name], func(ref ident.CopyRef) bool {
-		return ref.Disk.Node == node && ref.ID == s.image.ID && s.ix.copyAt(ref).State == disk.Ready
+		return ref.Disk.Node == node && ref.ID == s.image.ID && s.ix.copyAt(ref).State == model.Ready
 	})
 }
 
 // waitForDisk returns a disk that cannot be read, that another process of this node manages, or that
 // a node with another configuration does not publish.
-func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
+func waitForDisk(d Desired, o Observed) (reason model.Reason, until time.Time) {
 	const format = "without a checksum nothing is fetched while disk %s, %s, may have a copy: declare a checksum, or remove the disk from the configuration"
 	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[d.Node].Disks)) {
 		if ref := (ident.DiskRef{Node: d.Node, Disk: name}); !d.Owns(ref) && len(o.Peers) > 0 {
@@ -277,16 +277,16 @@ func waitForDisk(d Desired, o Observed) (reason Reason, until time.Time) {
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		_, declared := d.Disk(ref)
 		seen := o.Disks[ref]
-		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - seen.ProblemFor); declared && seen.Problem != "" && end.After(o.Now) {
+		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - seen.ProblemFor(o.Now)); declared && seen.Problem != "" && end.After(o.Now) {
 			return because(CodeDiskUnavailable, format, ref, "which cannot be used ("+seen.Problem+")"), end
 		}
 	}
 	for _, ref := range d.unpublishedDisks(o) {
-		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - o.Peers[ref.Node].OtherConfigFor); end.After(o.Now) {
+		if end := o.Now.Add(d.Config.Settings.RecoveryWaitInterval - o.Peers[ref.Node].OtherConfigFor(o.Now)); end.After(o.Now) {
 			return because(CodeDiskUnpublished, format, ref, "which its node does not publish, since it has another configuration or none"), end
 		}
 	}
-	return Reason{}, time.Time{}
+	return model.Reason{}, time.Time{}
 }
 
 // unpublishedDisks returns the disks of nodes that respond, have another configuration, and do not

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -15,7 +15,7 @@ import (
 func expectNoDownload(t *testing.T, p plan.Plan) {
 	t.Helper()
 	for _, a := range p.Actions {
-		if a.Op == plan.Download {
+		if a.Op == model.Download {
 			t.Errorf("download of %s: %s", a.CopyRef(), a.Text)
 		}
 	}
@@ -44,7 +44,7 @@ func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
 			}
 			o := plantest.EmptyDisks(c)
 			unverified := plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "b"))
-			unverified.State, unverified.Message = disk.Unknown, "changed since it was verified: ctime"
+			unverified.State, unverified.Message = model.Unknown, "changed since it was verified: ctime"
 			o.Disks[refs[1]].Copies[image.ID] = unverified
 			if test.running {
 				o.Running[ident.CopyRef{Disk: refs[1], ID: image.ID}] = true
@@ -79,7 +79,7 @@ func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	image.Checksum = ident.Digest{}
 	c.Images["parrot"] = image
 	o := plantest.EmptyDisks(c)
-	o.Disks[refs[0]] = plan.Disk{Problem: "no disk here"}
+	o.Disks[refs[0]] = model.Disk{Problem: "no disk here"}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	expectNoDownload(t, d.Plan(o))
 }
@@ -97,7 +97,7 @@ func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	image.Source, image.DiskSelector, image.Disks = schema.Source{Upload: &schema.Upload{}}, []string{"ssd"}, []ident.DiskRef{named}
 	c.Images["parrot"] = image
 	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
-	part := plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartSourceID: disk.PartFromUpload}}
+	part := model.Copy{ID: image.ID, State: model.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartKind: model.PartFromUpload}
 	o.Disks[named].Copies[image.ID] = part
 	if to, err := d.UploadTo(o, image, ident.Digest{}); err != nil || to.Disk != ranked {
 		t.Errorf("the upload is sent to %s, error %v", to, err)

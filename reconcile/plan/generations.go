@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // keptGenerations returns the copies on disks of this node that keepGenerations keeps (V6). They are not
@@ -23,7 +23,7 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 	older := map[ident.DiskRef][]ident.CopyRef{}
 	for _, ref := range s.ix.ownByName[s.image.ID.Name] {
 		c := s.ix.copyAt(ref)
-		if ref.ID != s.image.ID && c.Owned && (c.State == disk.Ready || c.State == disk.Unknown) && s.isEligible(ref.Disk) {
+		if ref.ID != s.image.ID && c.Owned && (c.State == model.Ready || c.State == model.Unknown) && s.isEligible(ref.Disk) {
 			older[ref.Disk] = append(older[ref.Disk], ref)
 		}
 	}
@@ -35,7 +35,7 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 				kept = map[ident.CopyRef]bool{}
 			}
 			kept[refs[i]] = true
-			if s.ix.copyAt(refs[i]).State == disk.Ready {
+			if s.ix.copyAt(refs[i]).State == model.Ready {
 				ready++
 			}
 		}
@@ -47,12 +47,12 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 // that was replaced last. If two were replaced at the same time, the one that was verified last is newer.
 func (ix *index) compareGenerations(a, b ident.CopyRef) int {
 	now, x, y := ix.observed.Now, ix.copyAt(a), ix.copyAt(b)
-	return cmp.Or(y.replacedAt(now).Compare(x.replacedAt(now)), y.VerifiedAt.Compare(x.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
+	return cmp.Or(replacedAt(y, now).Compare(replacedAt(x, now)), y.VerifiedAt.Compare(x.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
 }
 
 // replacedAt returns when another generation was declared in place of the copy. A missing or implausible
 // time counts as now, which newUsage records: such a copy is one of the newest.
-func (c Copy) replacedAt(now time.Time) time.Time {
+func replacedAt(c model.Copy, now time.Time) time.Time {
 	if implausible(c.ReplacedAt, now) {
 		return now
 	}
@@ -63,7 +63,7 @@ func (c Copy) replacedAt(now time.Time) time.Time {
 func (p *surplusPlanner) keptByWish(ref ident.CopyRef) Action {
 	reason := because(CodeGenerationKept, "older generation; kept by keepGenerations: %d", p.state.image.KeepGenerations)
 	if p.ix.desired.Cleanup[ref] {
-		reason = reason.with(reason.Code, "; the requested clean-up is rejected")
+		reason = reason.With(reason.Code, "; the requested clean-up is rejected")
 	}
 	return wait(ref, reason)
 }

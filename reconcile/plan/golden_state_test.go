@@ -10,8 +10,8 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -34,7 +34,7 @@ type goldenState struct {
 
 func parseState(t *testing.T, text string, before, r schema.Result) goldenState {
 	s := goldenState{t: t, config: r.Config, before: before.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[ident.CopyRef]bool{}, cleanup: map[ident.CopyRef]bool{}, uploads: map[ident.CopyRef]bool{}, o: plan.Observed{
-		Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Awaited: map[ident.CopyRef]time.Duration{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{}, Peers: map[string]plan.Peer{},
+		Now: plantest.Now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Awaited: map[ident.CopyRef]time.Duration{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{}, Peers: map[string]model.Peer{},
 		CannotPrepare: map[ident.ID]string{}, BackedUp: map[ident.ID]bool{},
 	}}
 	for line := range strings.Lines(text) {
@@ -120,7 +120,7 @@ func (s *goldenState) key(words []string) ident.CopyRef {
 }
 
 func (s *goldenState) disk(words []string) {
-	d := plan.Disk{Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]plan.Copy{}}
+	d := model.Disk{Space: model.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]model.Copy{}}
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
 		case "free":
@@ -128,7 +128,7 @@ func (s *goldenState) disk(words []string) {
 		case "problem":
 			d.Problem = value
 		case "problem-for":
-			d.ProblemFor = s.duration(value)
+			d.ProblemSince = s.o.Now.Add(-s.duration(value))
 		case "usage-unknown":
 			d.UsageUnknown = value
 		case "uuid":
@@ -145,11 +145,11 @@ func (s *goldenState) disk(words []string) {
 
 func (s *goldenState) copy(words []string) {
 	key := s.key(words)
-	c := plan.Copy{Copy: disk.Copy{ID: key.ID, State: disk.State(words[2]), HasCfg: true, Owned: true}}
-	if c.State != disk.Pending {
-		c.Size, c.RealSize, c.Format = 1<<30, 1<<30, disk.Raw
+	c := model.Copy{ID: key.ID, State: model.State(words[2]), HasCfg: true, Owned: true}
+	if c.State != model.Pending {
+		c.Size, c.RealSize, c.Format = 1<<30, 1<<30, model.Raw
 	}
-	if c.State == disk.Ready {
+	if c.State == model.Ready {
 		c.SHA512 = plantest.Digest(ident.SHA512, "a")
 		c.ManifestDigest = plantest.Digest(ident.SHA256, "chunks")
 	}
@@ -160,7 +160,7 @@ func (s *goldenState) copy(words []string) {
 	s.o.Disks[key.Disk].Copies[key.ID] = c
 }
 
-func (s *goldenState) copyOption(c *plan.Copy, word string) {
+func (s *goldenState) copyOption(c *model.Copy, word string) {
 	switch name, value := option(word); name {
 	case "sha512":
 		c.SHA512 = plantest.Digest(ident.SHA512, value)
@@ -179,9 +179,9 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 	case "unproven":
 		c.Unproven = true
 	case "rejects":
-		c.Rejects = value
+		c.Rejection = value
 	case "for-now":
-		c.RejectsForNow = true
+		c.RejectionTemporary = true
 	case "no-manifest":
 		c.ManifestDigest = ident.Digest{}
 	case "manifest":
@@ -194,7 +194,7 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 		has, total, _ := strings.Cut(value, "/")
 		c.PartBytes, c.PartTotal = s.bytes(has), s.bytes(total)
 	case "partial-from":
-		c.PartSourceID = value
+		c.PartKind = model.PartKind(value)
 	case "last-used":
 		c.LastUsed = s.time(value)
 	case "damaged-at":
@@ -209,7 +209,7 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 		c.VerifiedAt = s.time(value)
 	case "declared-by": // the manifest KIND/NAME in config.yaml; without a value: an image of config.yaml
 		kind, manifest, _ := strings.Cut(value, "/")
-		c.Declaration = disk.Declaration{File: "config.yaml", Kind: kind, Name: manifest}
+		c.Declaration = model.Declaration{File: "config.yaml", Kind: kind, Name: manifest}
 	default:
 		s.t.Fatalf("copy: unknown option %q", word)
 	}
@@ -217,7 +217,7 @@ func (s *goldenState) copyOption(c *plan.Copy, word string) {
 
 func (s *goldenState) demand(words []string) {
 	key := s.key(words)
-	d := plan.Demand{By: "replica vol-1-r-1a2b3c4d", Since: s.o.Now.Add(-time.Hour)}
+	d := model.Need{By: "replica vol-1-r-1a2b3c4d", Since: s.o.Now.Add(-time.Hour)}
 	for _, w := range words[2:] {
 		switch name, value := option(w); name {
 		case "since":
@@ -229,19 +229,19 @@ func (s *goldenState) demand(words []string) {
 		}
 	}
 	seen := s.o.Disks[key.Disk]
-	if seen.Demands == nil {
-		seen.Demands = map[ident.ID]plan.Demand{}
+	if seen.Needs == nil {
+		seen.Needs = map[ident.ID]model.Need{}
 	}
-	seen.Demands[key.ID] = d
+	seen.Needs[key.ID] = d
 	s.o.Disks[key.Disk] = seen
 }
 
 func (s *goldenState) failure(words []string) {
-	f := plan.Failure{Attempts: 1, Since: s.o.Now, Message: "it failed"}
+	f := model.Failure{Attempts: 1, Since: s.o.Now, Message: "it failed"}
 	for _, w := range words[2:] {
 		switch name, value := option(w); name {
 		case "op":
-			f.Op = plan.Op(value)
+			f.Op = model.Op(value)
 		case "attempts":
 			f.Attempts, _ = strconv.Atoi(value)
 		case "since":
@@ -260,9 +260,9 @@ func (s *goldenState) failure(words []string) {
 		case "fault":
 			switch value {
 			case "disk":
-				f.Fault = plan.FaultDisk
+				f.Fault = model.FaultDisk
 			case "network":
-				f.Fault = plan.FaultNetwork
+				f.Fault = model.FaultNetwork
 			default:
 				s.t.Fatalf("failure: unknown fault %q", value)
 			}
@@ -284,14 +284,14 @@ func (s *goldenState) running(words []string) {
 		return
 	}
 	image, declared := s.config.Images[key.ID.Name]
-	j, op := plan.Job{Image: image}, plan.Op("")
+	j, op := plan.Job{Image: image}, model.Op("")
 	if declared {
-		op = plan.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume"))
+		op = model.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume"))
 	}
 	for _, w := range words[2:] {
 		switch name, value := option(w); name {
 		case "op":
-			op = plan.Op(value)
+			op = model.Op(value)
 		case "sha512":
 			j.Action.SourceDigest = plantest.Digest(ident.SHA512, value)
 		case "before":
@@ -301,7 +301,7 @@ func (s *goldenState) running(words []string) {
 		}
 	}
 	digest := j.Action.SourceDigest
-	j.Action = plan.NewAction(op, key, plan.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
+	j.Action = plan.NewAction(op, key, model.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
 	j.Action.SourceDigest = digest
 	s.o.Jobs[key] = j
 }
@@ -309,11 +309,11 @@ func (s *goldenState) running(words []string) {
 // peer reads a peer, which responds and has the same configuration unless an option says
 // otherwise.
 func (s *goldenState) peer(words []string) {
-	p := plan.Peer{Queried: true, ConfigDigest: s.digest}
+	p := model.Peer{Queried: true, ConfigDigest: s.digest}
 	for _, w := range words[1:] {
 		switch name, value := option(w); name {
 		case "unreachable":
-			p.UnreachableFor, p.Problem = s.duration(value), cmp.Or(p.Problem, "connection refused")
+			p.UnreachableSince, p.Problem = s.o.Now.Add(-s.duration(value)), cmp.Or(p.Problem, "connection refused")
 		case "responded":
 			p.LastResponse = s.time(value)
 		case "problem":
@@ -325,9 +325,9 @@ func (s *goldenState) peer(words []string) {
 		case "outdated":
 			p.Outdated = true
 		case "other-config-for":
-			p.OtherConfigFor = s.duration(value)
+			p.OtherConfigSince = s.o.Now.Add(-s.duration(value))
 		case "unqueried":
-			p = plan.Peer{Problem: "not queried yet"}
+			p = model.Peer{Problem: "not queried yet"}
 		default:
 			s.t.Fatalf("peer: unknown option %q", w)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -53,7 +54,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 		if _, inspected := inspections[ref]; inspected || !p.ix.desired.Owns(ref) {
 			continue
 		}
-		if on := p.state.on(ref); p.ix.copyAt(on).State != disk.Ready {
+		if on := p.state.on(ref); p.ix.copyAt(on).State != model.Ready {
 			actions = append(actions, newTargetPlanner(p, on).plan(inspections))
 		}
 	}
@@ -120,39 +121,39 @@ func (p imagePlanner) inspectCopies() map[ident.DiskRef]Action {
 func (p imagePlanner) inspect(ref ident.CopyRef) (a Action, needed bool) {
 	c, mismatch := p.ix.copyAt(ref), p.state.mismatch[ref]
 	switch {
-	case c.State == disk.Unknown && !c.Owned:
-		a = p.ix.attempt(Adopt, ref, because(CodeUnverifiedFile, "an unmanaged file exists: %s", c.Message), c.Size)
-	case c.State == disk.Unknown:
-		a = p.ix.attempt(Verify, ref, because(CodeUnverifiedFile, "%s", c.Message), c.Size)
-	case c.State == disk.Ready && p.ix.desired.Verify[ref]:
-		a = p.ix.attempt(Verify, ref, because(CodeVerifyRequested, "requested"), c.Size)
-	case c.State == disk.Ready && p.ix.suspects[ref]:
-		a = p.ix.attempt(Verify, ref, Suspected, c.Size)
-	case c.State == disk.Failed && isRepairable(p.state, ref):
+	case c.State == model.Unknown && !c.Owned:
+		a = p.ix.attempt(model.Adopt, ref, because(CodeUnverifiedFile, "an unmanaged file exists: %s", c.Message), c.Size)
+	case c.State == model.Unknown:
+		a = p.ix.attempt(model.Verify, ref, because(CodeUnverifiedFile, "%s", c.Message), c.Size)
+	case c.State == model.Ready && p.ix.desired.Verify[ref]:
+		a = p.ix.attempt(model.Verify, ref, because(CodeVerifyRequested, "requested"), c.Size)
+	case c.State == model.Ready && p.ix.suspects[ref]:
+		a = p.ix.attempt(model.Verify, ref, Suspected, c.Size)
+	case c.State == model.Failed && isRepairable(p.state, ref):
 		a = p.repair(ref)
-	case c.State == disk.Failed && p.ix.inUse(ref) != "":
+	case c.State == model.Failed && p.ix.inUse(ref) != "":
 		a = blocked(ref, because(CodeDamagedInUse, "the copy failed (%s) and cannot be replaced: %s", c.Message, p.ix.inUse(ref)))
 	case mismatch.Code == CodeDigestUnknown:
-		a = p.ix.attempt(Verify, ref, mismatch, c.Size)
+		a = p.ix.attempt(model.Verify, ref, mismatch, c.Size)
 	case !mismatch.IsZero():
 		a = blocked(ref, mismatch)
-	case c.State == disk.Ready && !c.HasCfg:
-		a = p.ix.attempt(Adopt, ref, because(CodeCfgMissing, "backing.cfg is missing or describes another file"), 0)
-	case c.State == disk.Ready && c.ManifestDigest.IsZero():
-		a = p.ix.attempt(Verify, ref, because(CodeManifestMissing, "the chunk manifest is missing"), c.Size)
+	case c.State == model.Ready && !c.HasCfg:
+		a = p.ix.attempt(model.Adopt, ref, because(CodeCfgMissing, "backing.cfg is missing or describes another file"), 0)
+	case c.State == model.Ready && c.ManifestDigest.IsZero():
+		a = p.ix.attempt(model.Verify, ref, because(CodeManifestMissing, "the chunk manifest is missing"), c.Size)
 	default:
 		evicted, unread := p.evictedFor(ref)
 		if !unread {
 			return Action{}, false
 		}
-		a = p.ix.attempt(Verify, ref, because(CodeReadBack, "it replaces the copy on %s, which is evicted: it is read back in full", evicted.Disk), c.Size)
+		a = p.ix.attempt(model.Verify, ref, because(CodeReadBack, "it replaces the copy on %s, which is evicted: it is read back in full", evicted.Disk), c.Size)
 	}
 	return a, true
 }
 
 // repair rewrites the damaged chunks of a failed copy in place.
 func (p imagePlanner) repair(ref ident.CopyRef) Action {
-	a := p.ix.attempt(Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), disk.ChunkSize)
+	a := p.ix.attempt(model.Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), disk.ChunkSize)
 	if from := p.state.intact(ref); len(from) > 0 {
 		return p.ix.withSource(a, from[0])
 	}
@@ -160,10 +161,10 @@ func (p imagePlanner) repair(ref ident.CopyRef) Action {
 }
 
 // conflict returns a reason when two ready copies differ and no checksum decides (F6).
-func (p imagePlanner) conflict() Reason {
+func (p imagePlanner) conflict() model.Reason {
 	image, ready := p.state.image, p.state.ready
 	if !image.Checksum.IsZero() || len(ready) < 2 {
-		return Reason{}
+		return model.Reason{}
 	}
 	first := p.ix.copyAt(ready[0])
 	for _, ref := range ready[1:] {
@@ -177,14 +178,14 @@ func (p imagePlanner) conflict() Reason {
 		return because(CodeConflict, "copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
 			ready[0].Disk, first.SHA512, ref.Disk, c.SHA512)
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // rejectedCleanups returns the responses to requests to clean up copies on desired disks.
 func (p imagePlanner) rejectedCleanups() []Action {
 	var actions []Action
 	for _, ref := range p.placement.targets {
-		if on := p.state.on(ref); p.ix.desired.Owns(ref) && p.ix.desired.Cleanup[on] && p.ix.copyAt(on).State == disk.Ready {
+		if on := p.state.on(ref); p.ix.desired.Owns(ref) && p.ix.desired.Cleanup[on] && p.ix.copyAt(on).State == model.Ready {
 			actions = append(actions, wait(on, because(CodeDesired, "the requested clean-up is rejected: the image is desired on this disk")))
 		}
 	}
@@ -204,7 +205,7 @@ func (p imagePlanner) backup(inspections map[ident.DiskRef]Action) (a Action, ne
 	if _, inspected := inspections[ref.Disk]; inspected || !p.ix.desired.Owns(ref.Disk) || c.Leaving {
 		return Action{}, false
 	}
-	return p.ix.attempt(Backup, ref, Reason{CodeBackupMissing, "no complete backup was found at the target"}, c.RealSize), true
+	return p.ix.attempt(model.Backup, ref, model.Reason{Code: CodeBackupMissing, Text: "no complete backup was found at the target"}, c.RealSize), true
 }
 
 // FindBackedUp returns the images whose declared backup is complete according to the record of
@@ -255,11 +256,11 @@ func planScrub(ix *index, planned []Action) []Action {
 		return nil
 	}
 	next := slices.MinFunc(due, compareScrubs)
-	reason := Reason{CodeScrub, "scrub: never verified since it was adopted"}
+	reason := model.Reason{Code: CodeScrub, Text: "scrub: never verified since it was adopted"}
 	if !next.verified.IsZero() {
 		reason = because(CodeScrub, "scrub: last verified %s", next.verified.UTC().Format(time.RFC3339))
 	}
-	a := NewAction(Verify, next.ref, reason, next.size)
+	a := NewAction(model.Verify, next.ref, reason, next.size)
 	a.Scrub = true
 	return []Action{a}
 }
@@ -288,7 +289,7 @@ func dueForScrub(ix *index) []scrubCandidate {
 			c := ix.copyAt(ref)
 			age := now.Sub(c.VerifiedAt)
 			recent := age >= 0 && age < ix.desired.Config.Settings.ScrubInterval
-			if c.State != disk.Ready || recent || suspended || ix.observed.Failures[ref].delays(Verify, now) {
+			if c.State != model.Ready || recent || suspended || ix.observed.Failures[ref].Delays(model.Verify, now) {
 				continue
 			}
 			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size})

@@ -5,6 +5,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -19,19 +20,19 @@ type imageState struct {
 	ready []ident.CopyRef
 	// mismatch has a reason for each ready copy of the declared generation that is not in ready.
 	// It is nil if there is none.
-	mismatch map[ident.CopyRef]Reason
+	mismatch map[ident.CopyRef]model.Reason
 }
 
 func newImageState(ix *index, image schema.Image) *imageState {
 	s := &imageState{ix: ix, image: image}
 	for _, ref := range ix.copiesNamed(image.ID.Name) {
 		c := ix.copyAt(ref)
-		if ref.ID != image.ID || c.State != disk.Ready || !ix.isCurrent(ref.Disk) {
+		if ref.ID != image.ID || c.State != model.Ready || !ix.isCurrent(ref.Disk) {
 			continue
 		}
 		if reason := mismatchReason(image, c); !reason.IsZero() {
 			if s.mismatch == nil {
-				s.mismatch = map[ident.CopyRef]Reason{}
+				s.mismatch = map[ident.CopyRef]model.Reason{}
 			}
 			s.mismatch[ref] = reason
 			continue
@@ -53,12 +54,12 @@ func (d Desired) ReadyCopies(o Observed, image schema.Image) []ident.CopyRef {
 
 // mismatchReason returns why a ready copy is not known to have the declared digest. It is zero
 // if the copy has it, or if no checksum is declared.
-func mismatchReason(image schema.Image, c Copy) Reason {
+func mismatchReason(image schema.Image, c model.Copy) model.Reason {
 	switch {
 	case image.Checksum.IsZero(), c.HasDigest(image.Checksum):
-		return Reason{}
+		return model.Reason{}
 	case image.Checksum.Algorithm() == ident.SHA256 && c.SHA256.IsZero():
-		return Reason{CodeDigestUnknown, "its SHA-256 is not known yet"}
+		return model.Reason{Code: CodeDigestUnknown, Text: "its SHA-256 is not known yet"}
 	}
 	return because(CodeChecksumMismatch, "the existing file has checksum %s, declared is %s: declare that checksum or another uuid", c.SHA512, image.Checksum)
 }
@@ -99,7 +100,7 @@ func (s *imageState) countable(ref ident.CopyRef) bool {
 	if s.ix.desired.Owns(ref.Disk) {
 		return !s.ix.suspects[ref] && !s.ix.observed.Running[ref]
 	}
-	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.Peers[ref.Disk.Node].unconfirmed
+	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.unconfirmed[ref.Disk.Node]
 }
 
 // creates reports whether a job runs on a copy and does not delete it.
@@ -110,7 +111,7 @@ func (s *imageState) creates(ref ident.CopyRef) bool {
 // hadCopy reports whether the image had a copy that has failed since.
 func (s *imageState) hadCopy() bool {
 	return slices.ContainsFunc(s.ix.copiesNamed(s.image.ID.Name), func(ref ident.CopyRef) bool {
-		return ref.ID == s.image.ID && s.ix.copyAt(ref).State == disk.Failed
+		return ref.ID == s.image.ID && s.ix.copyAt(ref).State == model.Failed
 	})
 }
 
@@ -173,14 +174,14 @@ func (s *imageState) intact(ref ident.CopyRef) []ident.CopyRef {
 
 // otherBytesReady reports whether ready copies of an image without a checksum have other bytes
 // than c had. If c were repaired, it would be in conflict with them.
-func (s *imageState) otherBytesReady(c Copy) bool {
+func (s *imageState) otherBytesReady(c model.Copy) bool {
 	return !s.digestDeclared() && len(s.ready) > 0 &&
 		!slices.ContainsFunc(s.ready, func(ref ident.CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
 }
 
 // requiredSpace returns how much more space a new copy takes in place of c, with the files beside the
 // image; 0 if that is not known.
-func (s *imageState) requiredSpace(c Copy) int64 {
+func (s *imageState) requiredSpace(c model.Copy) int64 {
 	var data, beside int64
 	for _, refs := range [][]ident.CopyRef{s.ready, s.ownSources(), s.peerSources()} {
 		for _, ref := range refs {
@@ -192,7 +193,7 @@ func (s *imageState) requiredSpace(c Copy) int64 {
 }
 
 // RemainingBytes returns how many of required bytes the partial file of c does not have yet.
-func RemainingBytes(c Copy, required int64) int64 {
+func RemainingBytes(c model.Copy, required int64) int64 {
 	if c.PartTotal <= 0 {
 		return required
 	}
@@ -214,7 +215,7 @@ func (s *imageState) cloneSources() (own, peers []ident.CopyRef) {
 	}
 	usable := func(ref ident.CopyRef) bool {
 		c := s.ix.copyAt(ref)
-		return ref.ID == source.ID && c.State == disk.Ready && !c.Leaving && !s.ix.suspects[ref] && mismatchReason(source, c).IsZero() && s.ix.isCurrent(ref.Disk)
+		return ref.ID == source.ID && c.State == model.Ready && !c.Leaving && !s.ix.suspects[ref] && mismatchReason(source, c).IsZero() && s.ix.isCurrent(ref.Disk)
 	}
 	for _, ref := range s.ix.copiesNamed(source.ID.Name) {
 		switch {
@@ -239,7 +240,7 @@ func (s *imageState) cloneDigest() ident.Digest {
 }
 
 // cloneConflict returns a reason when the copies of the cloned image differ.
-func (s *imageState) cloneConflict() Reason {
+func (s *imageState) cloneConflict() model.Reason {
 	own, peers := s.cloneSources()
 	all := slices.Concat(own, peers)
 	for _, ref := range all {
@@ -247,7 +248,7 @@ func (s *imageState) cloneConflict() Reason {
 			return because(CodeCloneConflict, "the copies of image %s, which it is cloned from, differ", s.image.Source.Clone.BackingImage)
 		}
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // clonesLocally reports whether the first copy is a byte for byte copy of one on this node.
@@ -264,17 +265,17 @@ func (s *imageState) clonesLocally() bool {
 // belongs to the image: no other disk or node retries it (F4). With a declared checksum, only that of the
 // first target counts of the failures that other nodes publish: it is the turn of that disk. A network
 // failure counts only on the node where it happened.
-func (s *imageState) sourceFailure(first ident.DiskRef) Failure {
+func (s *imageState) sourceFailure(first ident.DiskRef) model.Failure {
 	op := firstCopyOp(s.image)
-	var worst Failure
+	var worst model.Failure
 	for name, node := range s.ix.desired.Config.Nodes {
 		for diskName := range node.Disks {
 			ref := ident.DiskRef{Node: name, Disk: diskName}
 			f := s.ix.observed.Failures[s.on(ref)]
 			switch {
 			case name != s.ix.desired.Node && ref != first && s.digestDeclared(): // a claim
-			case f.Attempts == 0, f.Fault == FaultDisk, f.NeedsSpace > 0, !f.delays(op, s.ix.observed.Now), worst.Final && !f.Final,
-				f.Fault == FaultNetwork && name != s.ix.desired.Node:
+			case f.Attempts == 0, f.Fault == model.FaultDisk, f.NeedsSpace > 0, !f.Delays(op, s.ix.observed.Now), worst.Final && !f.Final,
+				f.Fault == model.FaultNetwork && name != s.ix.desired.Node:
 			// The message breaks ties, so that equal states give equal plans.
 			case f.Final && !worst.Final, f.RetryAt.After(worst.RetryAt), f.RetryAt.Equal(worst.RetryAt) && f.Message < worst.Message:
 				worst = f

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -29,7 +29,7 @@ type index struct {
 	needs map[ident.ID][]ident.DiskRef
 	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
 	usageUnknown  string
-	unknownUsages map[Code]Reason // cache of unknownUsage
+	unknownUsages map[model.Code]model.Reason // cache of unknownUsage
 	// proofsWaived: copies count without a proof.
 	proofsWaived bool
 	suspended    []schema.Image // cache of suspendedImages
@@ -45,7 +45,7 @@ func emptyIndex(d Desired, o Observed) *index {
 	ix := &index{
 		desired: d, observed: o, ownByName: map[string][]ident.CopyRef{}, peerByName: map[string][]ident.CopyRef{},
 		ownByDigest: map[ident.Digest][]ident.CopyRef{}, peerByDigest: map[ident.Digest][]ident.CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
-		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[Code]Reason{}, ends: map[ident.CopyRef]string{},
+		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[model.Code]model.Reason{}, ends: map[ident.CopyRef]string{},
 	}
 	if ix.rankings == nil {
 		ix.rankings = NewRankCache(d.Config.Nodes, 0)
@@ -72,7 +72,7 @@ func newIndex(d Desired, o Observed) *index {
 }
 
 // Suspects returns the copies that gave wrong bytes to a job.
-func Suspects(failures map[ident.CopyRef]Failure) map[ident.CopyRef]bool {
+func Suspects(failures map[ident.CopyRef]model.Failure) map[ident.CopyRef]bool {
 	all := map[ident.CopyRef]bool{}
 	for _, f := range failures {
 		for _, ref := range f.Suspects {
@@ -82,13 +82,13 @@ func Suspects(failures map[ident.CopyRef]Failure) map[ident.CopyRef]bool {
 	return all
 }
 
-func (ix *index) addCopy(ref ident.CopyRef, c Copy, own bool) {
+func (ix *index) addCopy(ref ident.CopyRef, c model.Copy, own bool) {
 	byName, byDigest := ix.ownByName, ix.ownByDigest
 	if !own {
 		byName, byDigest = ix.peerByName, ix.peerByDigest
 	}
 	byName[ref.ID.Name] = append(byName[ref.ID.Name], ref)
-	if c.State != disk.Ready || c.Leaving || ix.suspects[ref] || !own && !(ix.isCurrent(ref.Disk) && !c.ManifestDigest.IsZero()) {
+	if c.State != model.Ready || c.Leaving || ix.suspects[ref] || !own && !(ix.isCurrent(ref.Disk) && !c.ManifestDigest.IsZero()) {
 		return
 	}
 	for _, digest := range []ident.Digest{c.SHA512, c.SHA256} {
@@ -98,7 +98,9 @@ func (ix *index) addCopy(ref ident.CopyRef, c Copy, own bool) {
 	}
 }
 
-func (ix *index) copyAt(ref ident.CopyRef) Copy { return ix.observed.Disks[ref.Disk].Copies[ref.ID] }
+func (ix *index) copyAt(ref ident.CopyRef) model.Copy {
+	return ix.observed.Disks[ref.Disk].Copies[ref.ID]
+}
 
 // copiesNamed returns the copies of all images of one name, on all disks.
 func (ix *index) copiesNamed(name string) []ident.CopyRef {
@@ -108,13 +110,13 @@ func (ix *index) copiesNamed(name string) []ident.CopyRef {
 // attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
 // of one copy take turns: the failure of one delays the other as well. On a read-only disk the
 // operation waits, unless it is useful although its outcome cannot be recorded.
-func (ix *index) attempt(op Op, ref ident.CopyRef, reason Reason, bytes int64) Action {
+func (ix *index) attempt(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
 	f := ix.observed.Failures[ref]
-	otherTurn := (op == Sync && f.Op == Repair || op == Repair && f.Op == Sync) && f.RetryAt.After(ix.observed.Now)
-	if otherTurn || f.delays(op, ix.observed.Now) {
+	otherTurn := (op == model.Sync && f.Op == model.Repair || op == model.Repair && f.Op == model.Sync) && f.RetryAt.After(ix.observed.Now)
+	if otherTurn || f.Delays(op, ix.observed.Now) {
 		return backOff(ref, f)
 	}
-	unrecorded := op == Verify && (reason.Code == CodeVerifyRequested || reason.Code == CodeSuspect)
+	unrecorded := op == model.Verify && (reason.Code == CodeVerifyRequested || reason.Code == CodeSuspect)
 	if ix.observed.Disks[ref.Disk].ReadOnly && !unrecorded {
 		return waitForWrites(op, ref, reason)
 	}
@@ -122,8 +124,8 @@ func (ix *index) attempt(op Op, ref ident.CopyRef, reason Reason, bytes int64) A
 }
 
 // waitForWrites returns the wait for a disk that is read-only now.
-func waitForWrites(op Op, ref ident.CopyRef, reason Reason) Action {
-	return wait(ref, reason.with(CodeDiskReadOnly, ", but the disk cannot be changed: %s", readOnlyText)).asWaitFor(op, true)
+func waitForWrites(op model.Op, ref ident.CopyRef, reason model.Reason) Action {
+	return wait(ref, reason.With(CodeDiskReadOnly, ", but the disk cannot be changed: %s", model.ReadOnlyText)).asWaitFor(op, true)
 }
 
 // withSource records in an action which copy it reads. An idle action reads none.
@@ -163,7 +165,7 @@ func (ix *index) recoveryInterval() time.Duration {
 }
 
 // otherConfig returns the reason that another node has another configuration, or none.
-func (ix *index) otherConfig(name string) Reason {
+func (ix *index) otherConfig(name string) model.Reason {
 	if ix.observed.Peers[name].ConfigDigest == "" {
 		return because(CodePeerConfig, "the configuration of node %s is not fully valid", name)
 	}
@@ -171,8 +173,8 @@ func (ix *index) otherConfig(name string) Reason {
 }
 
 // giveUpAt returns when an unreachable peer has been unreachable for the recovery interval.
-func (ix *index) giveUpAt(p Peer) time.Time {
-	return ix.observed.Now.Add(ix.recoveryInterval() - p.UnreachableFor)
+func (ix *index) giveUpAt(p model.Peer) time.Time {
+	return ix.observed.Now.Add(ix.recoveryInterval() - p.UnreachableFor(ix.observed.Now))
 }
 
 // ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes.
@@ -188,7 +190,7 @@ func (ix *index) ignoredPeers() (reasons []string) {
 }
 
 // whyIgnored returns why a deletion does not count on the copies of another node.
-func (ix *index) whyIgnored(name string) Reason {
+func (ix *index) whyIgnored(name string) model.Reason {
 	peer, queried := ix.observed.Peers[name]
 	switch {
 	case !queried:
@@ -197,8 +199,8 @@ func (ix *index) whyIgnored(name string) Reason {
 		return because(CodePeerUnreachable, "node %s does not respond", name)
 	case !ix.sameConfig(name):
 		return ix.otherConfig(name)
-	case peer.unconfirmed:
+	case ix.observed.unconfirmed[name]:
 		return because(CodePeerUnqueried, "node %s was not queried", name)
 	}
-	return Reason{}
+	return model.Reason{}
 }

@@ -6,8 +6,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it.
@@ -18,8 +18,8 @@ func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 	for ref, seen := range o.Disks {
 		peer, other := o.Peers[ref.Node]
 		silent := seen.Problem != "" || other && !peer.Responds()
-		for id := range seen.Demands {
-			if c := seen.Copies[id]; silent || c.State != disk.Ready || c.Leaving {
+		for id := range seen.Needs {
+			if c := seen.Copies[id]; silent || c.State != model.Ready || c.Leaving {
 				needs[id] = append(needs[id], ref)
 			}
 		}
@@ -39,7 +39,7 @@ func (ix *index) inUse(ref ident.CopyRef) string {
 		return c.UsedBy
 	case ix.usageUnknown != "" && ix.desired.Owns(ref.Disk):
 		return ix.usageUnknown
-	case c.State == disk.Pending:
+	case c.State == model.Pending:
 		return ""
 	}
 	return ix.neededBy(ref, false)
@@ -55,7 +55,7 @@ func (ix *index) neededBy(ref ident.CopyRef, unknown bool) string {
 	for _, on := range ix.needs[ref.ID] {
 		c, readable := ix.observed.Disks[on].Ready(ref.ID)
 		if on != ref.Disk && !ix.isWaived(ref, on.Node) && unknown == (readable && !c.Leaving) {
-			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Demands[ref.ID].By, on)
+			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Needs[ref.ID].By, on)
 		}
 	}
 	return ""
@@ -70,11 +70,11 @@ func (ix *index) isWaived(ref ident.CopyRef, node string) bool {
 // argument says why it is not declared. For CodeOrphan, each node must respond (D2). For CodeOldGeneration, a node that has
 // responded since this process started counts with its last response (U7): it cannot get a replica of an image that it
 // does not have.
-func (ix *index) unknownUsage(undeclared Code) Reason {
+func (ix *index) unknownUsage(undeclared model.Code) model.Reason {
 	if cached, known := ix.unknownUsages[undeclared]; known {
 		return cached
 	}
-	reason := Reason{}
+	reason := model.Reason{}
 	for _, node := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes)) {
 		if reason = ix.unknownUsageOn(node, undeclared); !reason.IsZero() {
 			break
@@ -85,9 +85,9 @@ func (ix *index) unknownUsage(undeclared Code) Reason {
 }
 
 // unknownUsageOn is unknownUsage for the disks of one node.
-func (ix *index) unknownUsageOn(node string, undeclared Code) Reason {
+func (ix *index) unknownUsageOn(node string, undeclared model.Code) model.Reason {
 	own, peer := node == ix.desired.Node, ix.observed.Peers[node]
-	reason := peer.incomplete(node)
+	reason := incompletePeer(peer, node)
 	switch {
 	case own:
 	case undeclared == CodeOrphan:
@@ -103,11 +103,11 @@ func (ix *index) unknownUsageOn(node string, undeclared Code) Reason {
 		switch seen, known := ix.observed.Disks[on]; {
 		case !known:
 			return because(CodeUsageUnknown, "%s: not observed", on)
-		case seen.Problem != "" && (own || undeclared == CodeOrphan || seen.Demands == nil):
+		case seen.Problem != "" && (own || undeclared == CodeOrphan || seen.Needs == nil):
 			return because(CodeUsageUnknown, "%s: %s", on, seen.Problem)
 		}
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // unknownUsers returns why it is not known which copies of this node are in use (U7); "": it is known.
@@ -128,10 +128,10 @@ func unknownUsers(d Desired, o Observed) string {
 
 // keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
 // needs a person, so that the copy is blocked (R1).
-func keepInUse(ix *index, ref ident.CopyRef, reason Reason) Action {
+func keepInUse(ix *index, ref ident.CopyRef, reason model.Reason) Action {
 	a := wait(ref, reason)
 	if ix.usageUnknown != "" {
-		a.Op, a.Code = Blocked, CodeUsageUnknown
+		a.Op, a.Code = model.Blocked, CodeUsageUnknown
 	}
 	return a
 }

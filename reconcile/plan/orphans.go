@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -12,7 +13,7 @@ import (
 type orphanPlanner struct {
 	ix *index
 	// limit is a reason if the prune limit blocks the orphans.
-	limit Reason
+	limit model.Reason
 }
 
 func planOrphans(ix *index) []Action {
@@ -44,7 +45,7 @@ func (p *orphanPlanner) isOrphan(name string) bool {
 // It counts the removed images with an owned copy on any node, so that all nodes get the same
 // number. Folders without any bytes do not count: their deletion loses nothing. Images in use or needed do not
 // count either: they are kept anyway.
-func (p *orphanPlanner) pruneBlocked() Reason {
+func (p *orphanPlanner) pruneBlocked() model.Reason {
 	orphans := map[string][]ident.CopyRef{}
 	for _, byName := range []map[string][]ident.CopyRef{p.ix.ownByName, p.ix.peerByName} {
 		for name, refs := range byName {
@@ -52,7 +53,7 @@ func (p *orphanPlanner) pruneBlocked() Reason {
 				continue
 			}
 			for _, ref := range refs {
-				if c := p.ix.copyAt(ref); c.Owned && !c.neverHadBytes() && len(p.ix.needs[ref.ID]) == 0 {
+				if c := p.ix.copyAt(ref); c.Owned && !neverHadBytes(c) && len(p.ix.needs[ref.ID]) == 0 {
 					orphans[name] = append(orphans[name], ref)
 				}
 			}
@@ -60,7 +61,7 @@ func (p *orphanPlanner) pruneBlocked() Reason {
 	}
 	limit := p.ix.desired.Config.Settings.PruneLimit
 	if !limit.Exceeded(len(p.ix.desired.Config.Images), len(orphans)) || pruneConfirmed(p.ix.desired.Config.Settings.PruneConfirmed, orphans) {
-		return Reason{}
+		return model.Reason{}
 	}
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
 }
@@ -82,13 +83,13 @@ func pruneConfirmed(setting []ident.ID, orphans map[string][]ident.CopyRef) bool
 
 // usage returns which copy of an image is in use, on any node, apart from the claims that a requested clean-up of
 // the copy waived does not count.
-func (p *orphanPlanner) usage(name string, waived ident.CopyRef) Reason {
+func (p *orphanPlanner) usage(name string, waived ident.CopyRef) model.Reason {
 	for _, ref := range p.ix.copiesNamed(name) {
 		if c := p.ix.copyAt(ref); c.UsedBy != "" && !p.ix.isWaived(waived, ref.Disk.Node) {
 			return because(CodeInUse, "on %s %s", ref.Disk, c.UsedBy)
 		}
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // planOrphanCopy returns the deletion of an orphan, or why it is kept. Every deletion of a copy of a removed image comes
@@ -98,29 +99,29 @@ func (p *orphanPlanner) planOrphanCopy(ref ident.CopyRef) Action {
 	if use.IsZero() {
 		use.Text = p.ix.inUse(ref)
 	}
-	if p.ix.copyAt(ref).neverHadBytes() {
-		limit = Reason{}
+	if neverHadBytes(p.ix.copyAt(ref)) {
+		limit = model.Reason{}
 	}
-	orphan := Reason{CodeOrphan, "not in the configuration any more"}
+	orphan := model.Reason{Code: CodeOrphan, Text: "not in the configuration any more"}
 	end, unknown := p.ix.intervalEnd(ref), p.ix.unknownUsage(CodeOrphan)
 	undecided, maybe := d.Undecided.MayDeclare(ref.ID.Name, p.ix.copyAt(ref).Declaration)
 	switch {
 	case d.Allowed != schema.Everything:
-		return wait(ref, d.deletionsOff(orphan)).asWaitFor(Cleanup, true)
+		return wait(ref, d.deletionsOff(orphan)).asWaitFor(model.Cleanup, true)
 	case maybe:
-		return blocked(ref, orphan.with(CodeMaybeDeclared, ", but %s", undecided)).asWaitFor(Cleanup, true)
+		return blocked(ref, orphan.With(CodeMaybeDeclared, ", but %s", undecided)).asWaitFor(model.Cleanup, true)
 	case !d.IsRemoved(ref.ID.Name):
-		return wait(ref, orphan.with(CodeRemovalPending, "; a second read of the configuration must confirm it, at least 5 seconds after the first")).asWaitFor(Cleanup, false)
+		return wait(ref, orphan.With(CodeRemovalPending, "; a second read of the configuration must confirm it, at least 5 seconds after the first")).asWaitFor(model.Cleanup, false)
 	case use.Text != "":
-		return keepInUse(p.ix, ref, orphan.with(CodeInUse, ", but %s", use.Text)).asWaitFor(Cleanup, true)
+		return keepInUse(p.ix, ref, orphan.With(CodeInUse, ", but %s", use.Text)).asWaitFor(model.Cleanup, true)
 	case !limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, ref.ID):
-		return blocked(ref, limit.with(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID)).asWaitFor(Cleanup, true)
+		return blocked(ref, limit.With(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID)).asWaitFor(model.Cleanup, true)
 	case !limit.IsZero():
-		return wait(ref, limit.with(CodePruneLimit, ": pruneConfirmed names this image, but none is deleted until it names all of them")).asWaitFor(Cleanup, true)
+		return wait(ref, limit.With(CodePruneLimit, ": pruneConfirmed names this image, but none is deleted until it names all of them")).asWaitFor(model.Cleanup, true)
 	case !d.Cleanup[ref] && end.After(p.ix.observed.Now):
-		return waitUntil(ref, orphan.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(Cleanup, false)
+		return waitUntil(ref, orphan.With(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(model.Cleanup, false)
 	case !unknown.IsZero():
-		return blocked(ref, orphan.with(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(Cleanup, true)
+		return blocked(ref, orphan.With(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(model.Cleanup, true)
 	}
-	return planDeletion(p.ix, Cleanup, ref, orphan)
+	return planDeletion(p.ix, model.Cleanup, ref, orphan)
 }

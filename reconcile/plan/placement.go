@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // placement is the result of the walk over the ranked disks of an image (P1 to P5).
@@ -170,9 +170,9 @@ func stageOf(s *imageState, ref ident.CopyRef) stage {
 		return running
 	case s.ix.desired.Uploads[ref]:
 		return uploading
-	case c.PartSourceID == disk.PartFromUpload:
+	case c.PartKind == model.PartFromUpload:
 		return interrupted
-	case s.image.Source.Upload == nil && c.PartBytes > 0 && !c.FromPeers():
+	case s.image.Source.Upload == nil && c.PartBytes > 0 && c.PartKind != model.PartFromPeers:
 		return interrupted
 	}
 	return notStarted
@@ -183,27 +183,27 @@ func stageOf(s *imageState, ref ident.CopyRef) stage {
 func isFailing(s *imageState, ref ident.DiskRef) bool { return longFailure(s, ref).Attempts > 0 }
 
 // longFailure returns the failure for which isFailing is true.
-func longFailure(s *imageState, ref ident.DiskRef) Failure {
-	if s.ix.copyAt(s.on(ref)).State == disk.Ready || s.creates(s.on(ref)) {
-		return Failure{} // the failure is over, or may be
+func longFailure(s *imageState, ref ident.DiskRef) model.Failure {
+	if s.ix.copyAt(s.on(ref)).State == model.Ready || s.creates(s.on(ref)) {
+		return model.Failure{} // the failure is over, or may be
 	}
 	if s.image.Source.Upload != nil && len(s.ready) == 0 {
-		return Failure{} // no other disk can continue a partial upload
+		return model.Failure{} // no other disk can continue a partial upload
 	}
-	long := func(f Failure) bool {
+	long := func(f model.Failure) bool {
 		return f.Attempts > 0 && s.ix.observed.Now.Sub(f.Since) >= s.ix.desired.Config.Settings.RecoveryWaitInterval
 	}
-	if f := s.ix.observed.Failures[s.on(ref)]; f.Fault == FaultDisk && long(f) {
+	if f := s.ix.observed.Failures[s.on(ref)]; f.Fault == model.FaultDisk && long(f) {
 		return f
 	}
 	if len(s.ready) > 0 {
-		return Failure{} // no disk needs the source any more
+		return model.Failure{} // no disk needs the source any more
 	}
 	// All disks of a node share its connection to the source.
-	var worst Failure
+	var worst model.Failure
 	for name := range s.ix.desired.Config.Nodes[ref.Node].Disks {
 		f := s.ix.observed.Failures[s.on(ident.DiskRef{Node: ref.Node, Disk: name})]
-		if f.Fault == FaultNetwork && f.Op.IsFirstCopy() && long(f) && f.RetryAt.After(worst.RetryAt) {
+		if f.Fault == model.FaultNetwork && f.Op.IsFirstCopy() && long(f) && f.RetryAt.After(worst.RetryAt) {
 			worst = f
 		}
 	}
@@ -275,7 +275,7 @@ func (s *imageState) sourceHasFailed(on ident.DiskRef) bool {
 // publish its result.
 func (s *imageState) failureHolds(ref ident.DiskRef) bool {
 	f := s.ix.observed.Failures[s.on(ref)]
-	if f.Attempts == 0 || f.Fault != FaultSource || !f.AppliesTo(firstCopyOp(s.image)) {
+	if f.Attempts == 0 || f.Fault != model.FaultSource || !f.AppliesTo(firstCopyOp(s.image)) {
 		return false
 	}
 	retry := f.RetryAt
@@ -299,7 +299,7 @@ func (p imagePlanner) awaited() []ident.CopyRef {
 		if ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk) { // as in waitForPeers
 			continue
 		}
-		if c.State == disk.Unknown || c.State == disk.Ready {
+		if c.State == model.Unknown || c.State == model.Ready {
 			refs = append(refs, ref)
 		}
 	}

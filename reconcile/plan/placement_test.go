@@ -6,8 +6,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/txtar"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -28,12 +28,12 @@ images:
 	var downloads []ident.DiskRef
 	for _, only := range []string{"a", "/mnt/b"} {
 		d := plantest.Load(t, config, only)
-		o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}}
+		o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]model.Disk{}}
 		for name := range d.OnlyDisks {
-			o.Disks[ident.DiskRef{Node: "node1", Disk: name}] = plan.Disk{Space: disk.Space{Free: 50 << 30}}
+			o.Disks[ident.DiskRef{Node: "node1", Disk: name}] = model.Disk{Space: model.Space{Free: 50 << 30}}
 		}
 		for _, a := range d.Plan(o).Actions {
-			if a.Op == plan.Download {
+			if a.Op == model.Download {
 				downloads = append(downloads, a.CopyRef().Disk)
 			}
 		}
@@ -48,8 +48,8 @@ images:
 func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
-	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
-	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 5, Message: "refused", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
+	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = model.Failure{Op: model.Download, Attempts: 30, Message: "no route", Fault: model.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
+	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = model.Failure{Op: model.Download, Attempts: 5, Message: "refused", Fault: model.FaultNetwork, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	plantest.ExpectAction(t, d.Plan(o))
 }
@@ -59,7 +59,7 @@ func TestFailingDiskWithDueRetryActs(t *testing.T) {
 func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
-	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: plan.Download, Attempts: 30, Message: "no route", Fault: plan.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
+	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = model.Failure{Op: model.Download, Attempts: 30, Message: "no route", Fault: model.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
 	expectTarget := func(want ident.DiskRef) {
 		t.Helper()
 		if got := (plan.Desired{Config: c}).Placements(o)[image.ID].Targets; len(got) != 1 || got[0] != want {
@@ -79,22 +79,22 @@ func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	small := o.Disks[refs[0]]
 	small.Space.Free = 5 << 30
 	o.Disks[refs[0]] = small
-	rejection := func(failed plan.Op) string {
-		o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = plan.Failure{Op: failed, Attempts: 1, Fault: plan.FaultDisk, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
+	rejection := func(failed model.Op) string {
+		o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = model.Failure{Op: failed, Attempts: 1, Fault: model.FaultDisk, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
 		d := plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}
 		return d.Placements(o)[image.ID].PassedOver[refs[0]].Text
 	}
 	const noSpace = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
-	if got := rejection(plan.Download); got != noSpace {
+	if got := rejection(model.Download); got != noSpace {
 		t.Errorf("before the first copy it is rejected with %q", got)
 	}
 	first := plantest.ReadyCopy(image, image.Checksum)
 	first.RealSize = 1 << 30
 	o.Disks[refs[1]].Copies[image.ID] = first
-	if got := rejection(plan.Download); got != "" {
+	if got := rejection(model.Download); got != "" {
 		t.Errorf("with a copy of 1 GiB on a peer it is rejected with %q", got)
 	}
-	if got := rejection(plan.Sync); got != noSpace {
+	if got := rejection(model.Sync); got != noSpace {
 		t.Errorf("after a sync that ran out of space it is rejected with %q", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -34,7 +35,7 @@ type Plan struct {
 
 // Summary counts the actions of a plan. Sizes are in bytes.
 type Summary struct {
-	Counts map[Op]int `json:"counts"`
+	Counts map[model.Op]int `json:"counts"`
 	// TransferBytes is the known size of all first copies, syncs and backups.
 	TransferBytes int64 `json:"transferBytes"`
 	// UnknownSizes is the number of transfers with an unknown size.
@@ -50,14 +51,14 @@ func newPlan(actions []Action, digest, revision string) Plan {
 		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
 			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Reason.Text, b.Reason.Text))
 	})
-	p := Plan{Actions: actions, Summary: Summary{Counts: map[Op]int{}}, Digest: digest, Revision: revision}
+	p := Plan{Actions: actions, Summary: Summary{Counts: map[model.Op]int{}}, Digest: digest, Revision: revision}
 	for _, a := range actions {
 		s := &p.Summary
 		s.Counts[a.Op]++
 		switch {
-		case (a.Op.CreatesCopy() || a.Op == Backup) && a.Bytes == UnknownBytes:
+		case (a.Op.CreatesCopy() || a.Op == model.Backup) && a.Bytes == UnknownBytes:
 			s.UnknownSizes++
-		case a.Op.CreatesCopy(), a.Op == Backup:
+		case a.Op.CreatesCopy(), a.Op == model.Backup:
 			s.TransferBytes += a.Bytes
 		case a.Op.Deletes():
 			s.FreedBytes += a.Bytes
@@ -90,7 +91,7 @@ func (p Plan) StartOrder() []Action {
 
 // Empty reports whether the plan changes nothing: it has only waits (R4).
 func (p Plan) Empty() bool {
-	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != Wait })
+	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != model.Wait })
 }
 
 // Without returns the plan without the actions that base has, too: the same operation on the
@@ -98,7 +99,7 @@ func (p Plan) Empty() bool {
 func (p Plan) Without(base Plan) Plan {
 	type operation struct {
 		ref      ident.CopyRef
-		op, next Op
+		op, next model.Op
 	}
 	planned := map[operation]bool{}
 	for _, a := range base.Actions {
@@ -158,7 +159,7 @@ func keepSources(actions []Action) []Action {
 	}
 	for i, a := range actions {
 		if reader := readBy[a.CopyRef()]; reader != "" && a.Op.Deletes() {
-			actions[i] = wait(a.CopyRef(), a.Reason.with(CodeSourceOfCopy, ", but %s is created from it first", reader)).asWaitFor(a.Op, false)
+			actions[i] = wait(a.CopyRef(), a.Reason.With(CodeSourceOfCopy, ", but %s is created from it first", reader)).asWaitFor(a.Op, false)
 		}
 	}
 	return actions
@@ -210,7 +211,7 @@ func countBlocked(p Plan, failed []ident.CopyRef) int {
 	}
 	n := 0
 	for _, a := range p.Actions {
-		if a.Op == Blocked && !names[a.Image] {
+		if a.Op == model.Blocked && !names[a.Image] {
 			n++
 		}
 	}

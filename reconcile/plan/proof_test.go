@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -88,7 +88,7 @@ func TestDeletionsWithoutProofs(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	ref := cleanup.CopyRef()
 	own := o.Disks[ref.Disk].Copies[ref.ID]
-	own.State, own.PartBytes, own.SHA512, own.ManifestDigest = disk.Pending, 1, ident.Digest{}, ident.Digest{}
+	own.State, own.PartBytes, own.SHA512, own.ManifestDigest = model.Pending, 1, ident.Digest{}, ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
 	if got := proofRequests(d, o, cleanup, others, nil); len(got) > 0 {
 		t.Errorf("for a partial file: %+v", got)
@@ -114,21 +114,21 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 	different := same
 	different.ManifestDigest = plantest.Digest(ident.SHA256, "another")
 	damaged := different
-	damaged.State = disk.Failed
+	damaged.State = model.Failed
 	for _, test := range []struct {
 		name      string
-		copies    []plan.Copy
+		copies    []model.Copy
 		read      bool
 		undeclare bool
 		untrusted bool
 	}{
-		{"one node", []plan.Copy{same}, false, false, true},
-		{"two nodes agree", []plan.Copy{same, same}, false, false, false},
-		{"two nodes disagree", []plan.Copy{same, different}, false, false, true},
-		{"the bytes were read", []plan.Copy{same}, true, false, false},
-		{"without a checksum the node is trusted with the content", []plan.Copy{same}, false, true, false},
-		{"without a checksum two nodes disagree about the same bytes", []plan.Copy{same, different}, false, true, true},
-		{"without a checksum a damaged copy of the same bytes has another manifest", []plan.Copy{same, damaged}, false, true, true},
+		{"one node", []model.Copy{same}, false, false, true},
+		{"two nodes agree", []model.Copy{same, same}, false, false, false},
+		{"two nodes disagree", []model.Copy{same, different}, false, false, true},
+		{"the bytes were read", []model.Copy{same}, true, false, false},
+		{"without a checksum the node is trusted with the content", []model.Copy{same}, false, true, false},
+		{"without a checksum two nodes disagree about the same bytes", []model.Copy{same, different}, false, true, true},
+		{"without a checksum a damaged copy of the same bytes has another manifest", []model.Copy{same, damaged}, false, true, true},
 	} {
 		for i, ref := range others {
 			delete(o.Disks[ref].Copies, image.ID)
@@ -146,9 +146,9 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 		}
 		d.Config.Images["parrot"] = declared
 		got := proofRequests(d, o, cleanup, others, nil)
-		var want plan.Op = plan.Cleanup
+		var want model.Op = model.Cleanup
 		if test.untrusted {
-			want = plan.Verify
+			want = model.Verify
 		}
 		for _, a := range d.Plan(o).Actions {
 			if a.CopyRef() == cleanup.CopyRef() && (a.Op != want || a.VerifiesPeer() != test.untrusted) {
@@ -193,7 +193,7 @@ func TestCopyWithoutManifestDoesNotTrustASingleNode(t *testing.T) {
 	own.ManifestDigest = ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
 	delete(o.Disks[others[1]].Copies, image.ID)
-	o.Failures[ref] = plan.Failure{Op: plan.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
+	o.Failures[ref] = model.Failure{Op: model.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
 	if got := d.Plan(o).Actions; len(got) != 1 || !got[0].VerifiesPeer() {
 		t.Errorf("the plan is %+v", got)
 	}
@@ -207,12 +207,12 @@ func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {
 	own := o.Disks[ref.Disk].Copies[ref.ID]
 	own.ManifestDigest = ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
-	planned := func() plan.Op { return d.Plan(o).Actions[0].Op }
-	if got := planned(); got != plan.Verify {
+	planned := func() model.Op { return d.Plan(o).Actions[0].Op }
+	if got := planned(); got != model.Verify {
 		t.Errorf("the copy without a manifest: %s", got)
 	}
-	o.Failures[ref] = plan.Failure{Op: plan.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
-	if got := planned(); got != plan.Cleanup {
+	o.Failures[ref] = model.Failure{Op: model.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
+	if got := planned(); got != model.Cleanup {
 		t.Errorf("after a failed verification: %s", got)
 	}
 }
@@ -223,7 +223,7 @@ func TestUnprovenCopyDoesNotCount(t *testing.T) {
 	c, image, refs := plantest.TwoNodes(1)
 	o := plantest.EmptyDisks(c)
 	claimed := plantest.ReadyCopy(image, image.Checksum)
-	claimed.State, claimed.Unproven = disk.Unknown, true
+	claimed.State, claimed.Unproven = model.Unknown, true
 	o.Disks[refs[0]].Copies[image.ID] = claimed
 	own := plantest.ReadyCopy(image, image.Checksum)
 	own.SurplusSince = plantest.Now.Add(-99 * c.Settings.CleanupWaitInterval)

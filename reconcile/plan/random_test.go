@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -18,7 +19,7 @@ import (
 // each plan against the rules in plantest.
 func TestPlanInvariants(t *testing.T) {
 	t.Parallel()
-	seen := map[plan.Op]int{}
+	seen := map[model.Op]int{}
 	for seed := range uint64(plantest.Seeds()) {
 		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 1)))
 		plan := d.Plan(o)
@@ -34,12 +35,12 @@ func TestPlanInvariants(t *testing.T) {
 			t.Fatalf("seed %d\n%s", seed, plantest.Describe(d, o, plan))
 		}
 	}
-	for _, op := range []plan.Op{plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Backup, plan.Cleanup, plan.Evict, plan.Wait, plan.Blocked} {
+	for _, op := range []model.Op{model.Download, model.Upload, model.Export, model.Restore, model.Clone, model.Sync, model.Adopt, model.Verify, model.Repair, model.Backup, model.Cleanup, model.Evict, model.Wait, model.Blocked} {
 		least := plantest.Seeds() / 150
-		if op.IsFirstCopy() && op != plan.Download {
+		if op.IsFirstCopy() && op != model.Download {
 			least /= 10
 		}
-		if op == plan.Evict { // whose older generations are often needed, or it is not known whether they are
+		if op == model.Evict { // whose older generations are often needed, or it is not known whether they are
 			least /= 2
 		}
 		if seen[op] < least {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -82,8 +83,8 @@ func (ix *index) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration)
 func (p *surplusPlanner) readBack(deletion Action) Action {
 	ref := deletion.CopyRef()
 	by, found := p.replacement()
-	if deletion.Op != Evict || !slices.Contains(p.state.ready, ref) || !found || p.ix.readBackFor(ref, by, 2*clockTolerance) {
+	if deletion.Op != model.Evict || !slices.Contains(p.state.ready, ref) || !found || p.ix.readBackFor(ref, by, 2*clockTolerance) {
 		return deletion
 	}
-	return wait(ref, deletion.with(CodeReadBack, "; kept until the copy on %s, which replaces it, has been read back in full", by.Disk)).asWaitFor(Evict, false)
+	return wait(ref, deletion.With(CodeReadBack, "; kept until the copy on %s, which replaces it, has been read back in full", by.Disk)).asWaitFor(model.Evict, false)
 }

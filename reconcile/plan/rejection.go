@@ -5,8 +5,8 @@ import (
 	"maps"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -24,7 +24,7 @@ const (
 
 // Rejection is the reason why a disk takes no new copy. The zero value is no rejection.
 type Rejection struct {
-	Reason
+	model.Reason
 	Severity Severity
 }
 
@@ -37,38 +37,38 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 	owned := s.ix.desired.Owns(ref)
 	switch {
 	case s.ix.desired.evicting(ref):
-		return Rejection{Reason{CodeEviction, "its eviction is requested"}, Intended}
+		return Rejection{model.Reason{Code: CodeEviction, Text: "its eviction is requested"}, Intended}
 	case !owned && !s.ix.isCurrent(ref):
 		return rejectsUnreachable(s, ref, c)
 	case !known:
-		return Rejection{Reason: Reason{CodeDiskUnavailable, "not observed"}}
-	case seen.Problem != "" && seen.ProblemFor < s.ix.recoveryInterval(): // it may be mounted late
+		return Rejection{Reason: model.Reason{Code: CodeDiskUnavailable, Text: "not observed"}}
+	case seen.Problem != "" && seen.ProblemFor(s.ix.observed.Now) < s.ix.recoveryInterval(): // it may be mounted late
 		return Rejection{}
 	case seen.Problem != "":
-		return Rejection{Reason: Reason{CodeDiskUnavailable, seen.Problem}}
+		return Rejection{Reason: model.Reason{Code: CodeDiskUnavailable, Text: seen.Problem}}
 	case c.Unproven: // whoever needs a copy does not wait for this one
 		return Rejection{Reason: Unproven}
-	case c.State == disk.Ready:
+	case c.State == model.Ready:
 		return Rejection{}
 	case seen.ReadOnly: // a file in another state cannot become ready there
-		return Rejection{Reason: Reason{CodeDiskReadOnly, readOnlyText}}
-	case c.State == disk.Unknown: // it is verified first, unless nobody does
+		return Rejection{Reason: model.Reason{Code: CodeDiskReadOnly, Text: model.ReadOnlyText}}
+	case c.State == model.Unknown: // it is verified first, unless nobody does
 		return Rejection{Reason: idleReason(s, ref)}
 	case s.creates(s.on(ref)): // the job reserved its space, and goes on
 		return Rejection{}
 	case !node.AllowScheduling:
-		return Rejection{Reason{CodeSchedulingOff, "scheduling on the node is disabled"}, Intended}
+		return Rejection{model.Reason{Code: CodeSchedulingOff, Text: "scheduling on the node is disabled"}, Intended}
 	case !declared.AllowScheduling:
-		return Rejection{Reason{CodeSchedulingOff, "scheduling on the disk is disabled"}, Intended}
-	case c.State == disk.Failed && s.ix.inUse(s.on(ref)) != "" && !isRepairable(s, s.on(ref)):
-		return Rejection{Reason: Reason{CodeDamagedInUse, "the copy on it failed and is in use"}}
+		return Rejection{model.Reason{Code: CodeSchedulingOff, Text: "scheduling on the disk is disabled"}, Intended}
+	case c.State == model.Failed && s.ix.inUse(s.on(ref)) != "" && !isRepairable(s, s.on(ref)):
+		return Rejection{Reason: model.Reason{Code: CodeDamagedInUse, Text: "the copy on it failed and is in use"}}
 	// A temporary rejection ends with the first copy. If one is ready, the node of the disk may have
 	// published the rejection before it knew of that copy.
-	case c.Rejects != "" && !(c.RejectsForNow && len(s.ready) > 0):
-		if c.RejectsForNow {
-			return Rejection{Reason{CodePeerRejects, c.Rejects}, Temporary}
+	case c.Rejection != "" && !(c.RejectionTemporary && len(s.ready) > 0):
+		if c.RejectionTemporary {
+			return Rejection{model.Reason{Code: CodePeerRejects, Text: c.Rejection}, Temporary}
 		}
-		return Rejection{Reason: Reason{CodePeerRejects, c.Rejects}}
+		return Rejection{Reason: model.Reason{Code: CodePeerRejects, Text: c.Rejection}}
 	case !owned: // its node publishes what it rejects for other reasons
 		return Rejection{Reason: idleReason(s, ref)}
 	}
@@ -81,23 +81,23 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 // rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
 // disk of an unreachable node keeps its rank for the recovery interval, for example during a
 // reboot (F8). So does a disk that a node with another configuration does not publish.
-func rejectsUnreachable(s *imageState, ref ident.DiskRef, c Copy) Rejection {
+func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejection {
 	peer, queried := s.ix.observed.Peers[ref.Node]
 	_, known := s.ix.observed.Disks[ref]
 	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
 	switch {
 	case ref.Node == s.ix.desired.Node && len(s.ix.observed.Peers) > 0: // no other process of this node is queried
-		return Rejection{Reason: Reason{CodeDiskNotManaged, "this process does not manage it"}}
+		return Rejection{Reason: model.Reason{Code: CodeDiskNotManaged, Text: "this process does not manage it"}}
 	case !known && s.ix.sameConfig(ref.Node) && !peer.Outdated:
 		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
-	case queried && !peer.Responds() && peer.UnreachableFor >= s.ix.recoveryInterval():
+	case queried && !peer.Responds() && peer.UnreachableFor(s.ix.observed.Now) >= s.ix.recoveryInterval():
 		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}
-	case c.State != disk.Ready && !idleReason(s, ref).IsZero():
+	case c.State != model.Ready && !idleReason(s, ref).IsZero():
 		return Rejection{Reason: idleReason(s, ref)}
 	case !known: // nothing is known about the disk yet, and it may have a copy: do not reject
 		return Rejection{}
-	case c.State != disk.Ready && c.State != disk.Unknown && !(node.AllowScheduling && declared.AllowScheduling):
-		return Rejection{Reason{CodeSchedulingOff, "scheduling on it is disabled"}, Intended}
+	case c.State != model.Ready && c.State != model.Unknown && !(node.AllowScheduling && declared.AllowScheduling):
+		return Rejection{model.Reason{Code: CodeSchedulingOff, Text: "scheduling on it is disabled"}, Intended}
 	}
 	return Rejection{}
 }
@@ -105,28 +105,28 @@ func rejectsUnreachable(s *imageState, ref ident.DiskRef, c Copy) Rejection {
 // idleReason returns a reason if the node of a disk is idle for the image: it has had another or
 // no valid configuration for the recovery interval, and no job for a copy on the disk runs there
 // (P3). A partial file there has no job, so that it delays nobody.
-func idleReason(s *imageState, ref ident.DiskRef) Reason {
+func idleReason(s *imageState, ref ident.DiskRef) model.Reason {
 	peer, queried := s.ix.observed.Peers[ref.Node]
-	if !queried || !s.ix.desired.differsFrom(peer) || peer.OtherConfigFor < s.ix.recoveryInterval() || s.ix.observed.Running[s.on(ref)] {
-		return Reason{}
+	if !queried || !s.ix.desired.differsFrom(peer) || peer.OtherConfigFor(s.ix.observed.Now) < s.ix.recoveryInterval() || s.ix.observed.Running[s.on(ref)] {
+		return model.Reason{}
 	}
-	return s.ix.otherConfig(ref.Node).with(CodePeerIdle, ", and does not create its copy")
+	return s.ix.otherConfig(ref.Node).With(CodePeerIdle, ", and does not create its copy")
 }
 
 // delay returns why a target may not get its copy, and when the next ranked disk gets it (P3). It is
 // zero if nothing is known against the target.
-func delay(s *imageState, ref ident.DiskRef) (reason Reason, end time.Time) {
+func delay(s *imageState, ref ident.DiskRef) (reason model.Reason, end time.Time) {
 	seen, now := s.ix.observed.Disks[ref], s.ix.observed.Now
 	peer := s.ix.observed.Peers[ref.Node]
 	switch {
 	case s.ix.isCurrent(ref) && seen.Problem != "":
-		return because(CodeDiskUnavailable, "disk %s cannot be used: %s", ref, seen.Problem), now.Add(s.ix.recoveryInterval() - seen.ProblemFor)
-	case seen.Copies[s.image.ID].State == disk.Ready, s.ix.observed.Running[s.on(ref)]:
-		return Reason{}, time.Time{}
+		return because(CodeDiskUnavailable, "disk %s cannot be used: %s", ref, seen.Problem), now.Add(s.ix.recoveryInterval() - seen.ProblemFor(now))
+	case seen.Copies[s.image.ID].State == model.Ready, s.ix.observed.Running[s.on(ref)]:
+		return model.Reason{}, time.Time{}
 	case peer.Responds() && s.ix.desired.differsFrom(peer):
-		return s.ix.otherConfig(ref.Node), now.Add(s.ix.recoveryInterval() - peer.OtherConfigFor)
+		return s.ix.otherConfig(ref.Node), now.Add(s.ix.recoveryInterval() - peer.OtherConfigFor(now))
 	}
-	return Reason{}, time.Time{}
+	return model.Reason{}, time.Time{}
 }
 
 const noSpace = "not enough space"
@@ -138,7 +138,7 @@ func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
 	f := s.ix.observed.Failures[s.on(ref)]
 	// The failed attempt needed more than the next one may: the next upload may be smaller,
 	// and a sync needs space for the data only.
-	smaller := f.Op == Upload || f.Op.IsFirstCopy() && len(s.ready) > 0
+	smaller := f.Op == model.Upload || f.Op.IsFirstCopy() && len(s.ready) > 0
 	if !smaller {
 		n = max(n, f.NeedsSpace)
 	}
@@ -148,35 +148,35 @@ func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
 	}
 	reason := because(CodeNoSpace, "%s: %s are free and %s reserved", noSpace, FormatBytes(free), FormatBytes(declared.StorageReserved))
 	if n > 1 {
-		reason = reason.with(CodeNoSpace, ", %s are needed", FormatBytes(n))
+		reason = reason.With(CodeNoSpace, ", %s are needed", FormatBytes(n))
 	}
 	if kept := keptBytes(s, ref); kept > 0 {
-		reason = reason.with(CodeNoSpace, "; keepGenerations keeps %s of older generations there", FormatBytes(kept))
+		reason = reason.With(CodeNoSpace, "; keepGenerations keeps %s of older generations there", FormatBytes(kept))
 	}
 	return Rejection{Reason: reason}
 }
 
 // cannotPrepare returns why this node cannot create the first copy while no copy exists from
 // which it could sync.
-func cannotPrepare(s *imageState) Reason {
+func cannotPrepare(s *imageState) model.Reason {
 	if len(s.ready)+len(s.ownSources())+len(s.peerSources()) > 0 {
-		return Reason{}
+		return model.Reason{}
 	}
 	if s.image.Source.Clone != nil {
 		return cannotClone(s)
 	}
 	if text := s.ix.observed.CannotPrepare[s.image.ID]; text != "" {
-		return Reason{CodeCannotPrepare, text}
+		return model.Reason{Code: CodeCannotPrepare, Text: text}
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // cannotClone returns why another node must create the clone.
-func cannotClone(s *imageState) Reason {
+func cannotClone(s *imageState) model.Reason {
 	if own, peers := s.cloneSources(); len(own) == 0 && len(peers) > 0 && s.cloneConflict().IsZero() {
 		return because(CodeCannotPrepare, "image %s, which it is cloned from, has no ready copy on this node", s.image.Source.Clone.BackingImage)
 	}
-	return Reason{}
+	return model.Reason{}
 }
 
 // isRepairable reports whether the damaged chunks of a failed copy can be rewritten: ready
@@ -191,7 +191,7 @@ func isRepairable(s *imageState, ref ident.CopyRef) bool {
 		return false
 	case s.ix.inUse(ref) == "" && s.otherBytesReady(c):
 		return false
-	case s.ix.observed.Failures[ref].Unrepairable && s.ix.inUse(ref) == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(Copy{})).IsZero():
+	case s.ix.observed.Failures[ref].Unrepairable && s.ix.inUse(ref) == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(model.Copy{})).IsZero():
 		return false
 	}
 	return len(s.intact(ref)) > 0 || upstreamHasRanges(s.image)

@@ -6,8 +6,8 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -19,8 +19,8 @@ type Job struct {
 }
 
 // NewJob returns a job of which only the operation is known.
-func NewJob(op Op, ref ident.CopyRef) Job {
-	return Job{Action: NewAction(op, ref, Reason{CodeNoCopy, "a job runs"}, UnknownBytes)}
+func NewJob(op model.Op, ref ident.CopyRef) Job {
+	return Job{Action: NewAction(op, ref, model.Reason{Code: CodeNoCopy, Text: "a job runs"}, UnknownBytes)}
 }
 
 // Basis returns the part of a declaration that decides which bytes an image has, and how they are obtained. A failure
@@ -30,8 +30,8 @@ func Basis(image schema.Image) schema.Image {
 }
 
 // SameDeclaration reports whether what an operation has found under one of two declarations holds under the other one.
-func (op Op) SameDeclaration(a, b schema.Image) bool {
-	return reflect.DeepEqual(Basis(a), Basis(b)) && (op != Backup || reflect.DeepEqual(a.Backup, b.Backup))
+func SameDeclaration(op model.Op, a, b schema.Image) bool {
+	return reflect.DeepEqual(Basis(a), Basis(b)) && (op != model.Backup || reflect.DeepEqual(a.Backup, b.Backup))
 }
 
 // fits reports whether the job does what the declaration demands. Limits do not matter, nor do addresses that were
@@ -41,10 +41,10 @@ func (j Job) fits(image schema.Image) bool {
 	switch ref := j.Action.CopyRef(); {
 	case j.Image.ID.Name == "": // not known
 		return !j.Action.Op.CreatesCopy() || ref.ID == image.ID
-	case j.Action.Op == Backup:
+	case j.Action.Op == model.Backup:
 		a, b := j.Image.Backup, image.Backup
 		return a != nil && b != nil && was.ID == now.ID && a.Target == b.Target && a.Credentials == b.Credentials
-	case j.Action.Op == Adopt || j.Action.Op == Verify:
+	case j.Action.Op == model.Adopt || j.Action.Op == model.Verify:
 		return ref.ID != now.ID || was.Checksum == now.Checksum && was.Format == now.Format
 	}
 	if a, b := was.Source.Download, now.Source.Download; a != nil && b != nil {
@@ -73,7 +73,7 @@ func (ix *index) withRunning(actions []Action) []Action {
 	jobs := ix.observed.Jobs
 	planned, goesOn := map[ident.CopyRef]Action{}, map[ident.CopyRef]Job{}
 	for ref := range jobs {
-		planned[ref] = wait(ref, Reason{CodeDesired, "the copy stays"})
+		planned[ref] = wait(ref, model.Reason{Code: CodeDesired, Text: "the copy stays"})
 	}
 	for _, a := range actions {
 		if last, runs := planned[a.CopyRef()]; runs && last.Idle() {
@@ -119,8 +119,8 @@ func (ix *index) whyEnd(j Job, next Action) string {
 		return "the copy is to be deleted: " + next.Text
 	case seen.Problem != "":
 		return "the disk cannot be used: " + seen.Problem
-	case seen.ReadOnly && (a.Op.CreatesCopy() || a.Op == Repair):
-		return readOnlyText
+	case seen.ReadOnly && (a.Op.CreatesCopy() || a.Op == model.Repair):
+		return model.ReadOnlyText
 	case d.IsRemoved(a.Image):
 		return "the image is not declared any more"
 	case p.state == nil: // the removal is not confirmed, or this node only observes
@@ -128,7 +128,7 @@ func (ix *index) whyEnd(j Job, next Action) string {
 		return "the declaration changed"
 	case a.Scrub && (d.Verify[ref] || d.Config.Settings.ScrubInterval == 0):
 		return "a verification at full rate is requested, or scrubInterval is 0"
-	case (a.Op.CreatesCopy() || a.Op == Backup) && !p.conflict().IsZero():
+	case (a.Op.CreatesCopy() || a.Op == model.Backup) && !p.conflict().IsZero():
 		return p.conflict().Text
 	case p.wrongBytes(a, next):
 		return "its bytes may differ from those of other copies, or exist already"
@@ -143,17 +143,17 @@ func (p imagePlanner) wrongBytes(a, next Action) bool {
 	s, ref := p.state, a.CopyRef()
 	exists := len(s.ready) > 0 || !next.Idle() && !next.Op.IsFirstCopy()
 	switch {
-	case a.Op == Upload && exists: // a client need not send what exists
+	case a.Op == model.Upload && exists: // a client need not send what exists
 		return true
-	case s.digestDeclared() || !a.Op.CreatesCopy() && a.Op != Repair:
+	case s.digestDeclared() || !a.Op.CreatesCopy() && a.Op != model.Repair:
 		return false
 	case a.Op.IsFirstCopy() && exists:
 		return true
-	case a.Op.ReadsCopies() && s.otherBytesReady(Copy{Copy: disk.Copy{SHA512: a.SourceDigest}}):
-		return a.Op == Sync || p.ix.copyAt(ref).UsedBy == "" // as isRepairable
+	case a.Op.ReadsCopies() && s.otherBytesReady(model.Copy{SHA512: a.SourceDigest}):
+		return a.Op == model.Sync || p.ix.copyAt(ref).UsedBy == "" // as isRepairable
 	}
 	pinned := targetPlanner{ix: p.ix, state: s, copy: ref}.pinnedDigest().Digest
-	if target := cmp.Or(next.targetDigest(), pinned); a.Op != Repair && !target.IsZero() && a.targetDigest() != target {
+	if target := cmp.Or(next.targetDigest(), pinned); a.Op != model.Repair && !target.IsZero() && a.targetDigest() != target {
 		return true
 	}
 	clone := s.image.Source.Clone

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // savedPlanVersion is the version of the JSON of SavedPlan.
@@ -17,10 +17,10 @@ const savedPlanVersion = 1
 // SavedPlan is a plan with the state that it was made from, so that it is executed only while
 // that state holds. Its JSON is a stable interface.
 type SavedPlan struct {
-	Version int      `json:"savedPlan"`
+	Version int      `json:"version"`
 	Nodes   []string `json:"nodes"` // the nodes that it was made for, sorted
 	// Preconditions has the observed state of each copy that the plan changes.
-	Preconditions []Precondition `json:"basis"`
+	Preconditions []Precondition `json:"preconditions"`
 	Plan          Plan           `json:"plan"`
 }
 
@@ -31,7 +31,7 @@ type Precondition struct {
 	DiskUUID string       `json:"diskUUID"`
 	Image    string       `json:"image"`
 	UUID     string       `json:"uuid"`
-	State    disk.State   `json:"state"` // "": no file existed
+	State    model.State  `json:"state"` // "": no file existed
 	SHA512   ident.Digest `json:"sha512"`
 	Size     int64        `json:"size"` // bytes
 	InUse    string       `json:"inUse,omitempty"`
@@ -67,10 +67,10 @@ func (o Observed) precondition(a Action) Precondition {
 		Node: a.Node, Disk: a.Disk, DiskUUID: seen.UUID, Image: a.Image, UUID: a.UUID,
 		State: c.State, SHA512: c.SHA512, InUse: c.UsedBy, Source: a.SourceDigest,
 	}
-	if c.State == disk.Ready || c.State == disk.Failed {
+	if c.State == model.Ready || c.State == model.Failed {
 		pre.Size = c.Size
 	}
-	if c.State == disk.Pending {
+	if c.State == model.Pending {
 		pre.State = "" // a partial file may have grown since
 	}
 	return pre
@@ -80,7 +80,7 @@ func (o Observed) precondition(a Action) Precondition {
 func (pre Precondition) check(now Precondition) error {
 	on := pre.Node + "/" + pre.Disk
 	ref := on + "/" + ident.ID{Name: pre.Image, UUID: pre.UUID}.String()
-	state := func(s disk.State) string { return cmp.Or(string(s), "missing") }
+	state := func(s model.State) string { return cmp.Or(string(s), "missing") }
 	switch {
 	case pre.DiskUUID != now.DiskUUID:
 		return fmt.Errorf("disk %s has the diskUUID %s; it was %s", on, cmp.Or(now.DiskUUID, "none"), cmp.Or(pre.DiskUUID, "none"))
@@ -102,7 +102,7 @@ func (pre Precondition) check(now Precondition) error {
 func (s SavedPlan) Check() error {
 	switch {
 	case s.Version == 0:
-		return errors.New("the field savedPlan is missing")
+		return errors.New("it has no version")
 	case s.Version != savedPlanVersion:
 		return fmt.Errorf("it has version %d, and this program supports version %d: use the program that saved it", s.Version, savedPlanVersion)
 	case s.Plan.Digest == "" || s.Plan.Actions == nil || s.Nodes == nil:
@@ -169,7 +169,7 @@ func digestText(digest, revision string) string {
 func (s SavedPlan) Allows(a Action) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(planned Action) bool {
 		next, follows := planned.Eventually()
-		return planned.CopyRef() == a.CopyRef() && (planned.Op == a.Op || follows && next == a.Op && a.Op != Cleanup)
+		return planned.CopyRef() == a.CopyRef() && (planned.Op == a.Op || follows && next == a.Op && a.Op != model.Cleanup)
 	})
 }
 
@@ -187,7 +187,7 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
 		if a.Idle() {
 			next, follows := a.Eventually()
-			return !follows || next == Cleanup || !s.contains(a.CopyRef())
+			return !follows || next == model.Cleanup || !s.contains(a.CopyRef())
 		}
 		return !s.Allows(a)
 	})

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -22,7 +22,7 @@ images:
 `, "/disk")
 	ref := ident.DiskRef{Node: "node1", Disk: "disk1"}
 	key := func(name string) ident.CopyRef { return ident.CopyRef{Disk: ref, ID: d.Config.Images[name].ID} }
-	scrub := plan.NewAction(plan.Verify, key("aa"), plan.Reason{Code: plan.CodeScrub, Text: "scrub: begun before"}, 512)
+	scrub := plan.NewAction(model.Verify, key("aa"), model.Reason{Code: plan.CodeScrub, Text: "scrub: begun before"}, 512)
 	scrub.Scrub = true
 	for _, tt := range []struct {
 		name     string
@@ -50,7 +50,7 @@ images:
 			want: "aa requested"},
 		{name: "a copy that failed waits", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 49 * time.Hour, "cc": 0},
 			change: func(_ *plan.Desired, o *plan.Observed) {
-				o.Failures[key("bb")] = plan.Failure{Attempts: 1, RetryAt: now.Add(time.Minute)}
+				o.Failures[key("bb")] = model.Failure{Attempts: 1, RetryAt: now.Add(time.Minute)}
 			},
 			want: "aa scrub: last verified 2026-11-19T11:00:00Z"},
 		{name: "a requested verification is no scrub", verified: map[string]time.Duration{"aa": 25 * time.Hour, "bb": 0, "cc": 0},
@@ -61,22 +61,20 @@ images:
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := d
-			o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
-			copies := map[ident.ID]plan.Copy{}
+			o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}}
+			copies := map[ident.ID]model.Copy{}
 			for name, ago := range tt.verified {
 				id := d.Config.Images[name].ID
-				copies[id] = plan.Copy{Copy: disk.Copy{
-					ID: id, State: disk.Ready, Size: 512, Owned: true, HasCfg: true,
-					SHA512: ident.SHA512.Digest(ident.SHA512.New()), ManifestDigest: ident.SHA256.Digest(ident.SHA256.New()), VerifiedAt: now.Add(-ago),
-				}}
+				copies[id] = model.Copy{ID: id, State: model.Ready, Size: 512, Owned: true, HasCfg: true,
+					SHA512: ident.SHA512.Digest(ident.SHA512.New()), ManifestDigest: ident.SHA256.Digest(ident.SHA256.New()), VerifiedAt: now.Add(-ago)}
 			}
-			o.Disks[ref] = plan.Disk{Path: "/disk", Space: disk.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}
+			o.Disks[ref] = model.Disk{Path: "/disk", Space: model.Space{Total: 1 << 40, Free: 1 << 40}, Copies: copies}
 			if tt.change != nil {
 				tt.change(&d, &o)
 			}
 			got := ""
 			for _, a := range d.Plan(o).Actions {
-				if got += a.Image + " " + a.Text; a.Op != plan.Verify {
+				if got += a.Image + " " + a.Text; a.Op != model.Verify {
 					t.Errorf("got a plan to %s, want only verify", a.Op)
 				}
 			}

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -46,11 +46,11 @@ func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Act
 			}
 			delete(inspections, ref.Disk)
 		}
-		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.desired.Verify[ref] && c.State == disk.Ready && a.Idle() {
+		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.desired.Verify[ref] && c.State == model.Ready && a.Idle() {
 			if rejected {
 				actions = append(actions, a)
 			}
-			a = p.ix.attempt(Verify, ref, Suspected, c.Size)
+			a = p.ix.attempt(model.Verify, ref, Suspected, c.Size)
 		}
 		actions = append(actions, a)
 		if a.Op.Deletes() {
@@ -122,23 +122,23 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 		return p.keptByWish(ref)
 	}
 	d, c := p.ix.desired, p.ix.copyAt(ref)
-	op, reason := Cleanup, Reason{CodeSurplus, "surplus copy"}
-	oldPart := ref.ID != p.state.image.ID && c.State == disk.Pending // no job resumes it
+	op, reason := model.Cleanup, model.Reason{Code: CodeSurplus, Text: "surplus copy"}
+	oldPart := ref.ID != p.state.image.ID && c.State == model.Pending // no job resumes it
 	switch {
 	case oldPart:
-		reason = Reason{CodeOldGeneration, "partial file of an older generation"}
+		reason = model.Reason{Code: CodeOldGeneration, Text: "partial file of an older generation"}
 	case ref.ID != p.state.image.ID:
-		reason = Reason{CodeOldGeneration, "older generation"}
+		reason = model.Reason{Code: CodeOldGeneration, Text: "older generation"}
 	case d.evicting(ref.Disk):
-		op, reason = Evict, Reason{CodeEviction, "eviction of the disk is requested"}
+		op, reason = model.Evict, model.Reason{Code: CodeEviction, Text: "eviction of the disk is requested"}
 	case !p.state.matches(ref.Disk):
-		reason = Reason{CodeSurplus, "the disk does not match the selectors"}
-	case c.State == disk.Pending:
-		reason = Reason{CodeIncomplete, "partial file on a disk that is not desired"}
+		reason = model.Reason{Code: CodeSurplus, Text: "the disk does not match the selectors"}
+	case c.State == model.Pending:
+		reason = model.Reason{Code: CodeIncomplete, Text: "partial file on a disk that is not desired"}
 	}
 	rest, ready := p.countWithout(ref), slices.Contains(p.state.ready, ref)
 	end, use := p.ix.intervalEnd(ref), p.ix.inUse(ref)
-	unknown := Reason{}
+	unknown := model.Reason{}
 	if ref.ID != p.state.image.ID && !oldPart {
 		unknown = p.ix.unknownUsage(CodeOldGeneration)
 		if maybe := p.ix.neededBy(ref, true); unknown.IsZero() && maybe != "" {
@@ -149,17 +149,17 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	case d.Allowed != schema.Everything:
 		return wait(ref, d.deletionsOff(reason)).asWaitFor(op, true)
 	case use != "":
-		return keepInUse(p.ix, ref, reason.with(CodeInUse, ", but %s", use)).asWaitFor(op, true)
+		return keepInUse(p.ix, ref, reason.With(CodeInUse, ", but %s", use)).asWaitFor(op, true)
 	case p.placement.ranked.len() == 0:
 		none := noRankedDisk(d.Config.Nodes, p.state.image)
-		return blocked(ref, none.with(none.Code, ": every copy is kept")).asWaitFor(op, true)
+		return blocked(ref, none.With(none.Code, ": every copy is kept")).asWaitFor(op, true)
 	case oldPart: // it is not ready, so its deletion does not reduce the number of ready copies
 	case rest.placed < p.placement.requiredCopies(), ready && rest.total < p.placement.copies:
 		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
-	case op == Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
-		return waitUntil(ref, reason.with(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(op, false)
+	case op == model.Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
+		return waitUntil(ref, reason.With(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(op, false)
 	case !unknown.IsZero():
-		return blocked(ref, reason.with(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(op, true)
+		return blocked(ref, reason.With(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(op, true)
 	}
 	a := planDeletion(p.ix, op, ref, reason)
 	if a.Idle() {
@@ -173,7 +173,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 
 // keepNeeded keeps a copy until enough others are ready. The action is blocked if the disk is to
 // be evicted and no other disk can take the copy.
-func (p *surplusPlanner) keepNeeded(ref ident.CopyRef, op Op, reason Reason) Action {
+func (p *surplusPlanner) keepNeeded(ref ident.CopyRef, op model.Op, reason model.Reason) Action {
 	required := fmt.Sprintf("%d copies are ready", p.placement.requiredCopies())
 	if p.placement.requiredCopies() == 1 {
 		required = "one copy is ready"
@@ -188,15 +188,15 @@ func (p *surplusPlanner) keepNeeded(ref ident.CopyRef, op Op, reason Reason) Act
 	}
 	switch {
 	case ref.ID != p.state.image.ID:
-		return wait(ref, reason.with(tooFew, "; kept until %s of the declared generation%s", required, ignored))
+		return wait(ref, reason.With(tooFew, "; kept until %s of the declared generation%s", required, ignored))
 	case p.placement.missing > 0:
-		a := wait(ref, reason.with(CodeTooFewDisks, "; kept, because no disk can take %d of %d copies%s", p.placement.missing, p.placement.copies, ignored))
-		if op == Evict {
-			a.Op = Blocked
+		a := wait(ref, reason.With(CodeTooFewDisks, "; kept, because no disk can take %d of %d copies%s", p.placement.missing, p.placement.copies, ignored))
+		if op == model.Evict {
+			a.Op = model.Blocked
 		}
 		return a
 	}
-	return wait(ref, reason.with(tooFew, "; kept until %s on other disks%s", required, ignored))
+	return wait(ref, reason.With(tooFew, "; kept until %s on other disks%s", required, ignored))
 }
 
 // disputedDisks returns why a deletion does not count on some ready copies.
@@ -212,9 +212,9 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 // planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,
 // for a job that reads the copy, or for a suspended image that will be created from the copy.
 // It is blocked while the disk is disputed, and waits while the disk is read-only.
-func planDeletion(ix *index, op Op, ref ident.CopyRef, reason Reason) Action {
+func planDeletion(ix *index, op model.Op, ref ident.CopyRef, reason model.Reason) Action {
 	if disputed := ix.observed.Disks[ref.Disk].Disputed; disputed != "" {
-		return blocked(ref, reason.with(CodeDiskDisputed, ", but %s", disputed)).asWaitFor(op, true)
+		return blocked(ref, reason.With(CodeDiskDisputed, ", but %s", disputed)).asWaitFor(op, true)
 	}
 	if ix.observed.Disks[ref.Disk].ReadOnly {
 		return waitForWrites(op, ref, reason)
@@ -223,10 +223,10 @@ func planDeletion(ix *index, op Op, ref ident.CopyRef, reason Reason) Action {
 		return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt).asWaitFor(op, false)
 	}
 	if ix.observed.BeingRead[ref] { // even by a job that would read another copy if it started now
-		return wait(ref, reason.with(CodeBeingRead, ", but a running job reads it")).asWaitFor(op, false)
+		return wait(ref, reason.With(CodeBeingRead, ", but a running job reads it")).asWaitFor(op, false)
 	}
 	if image, needed := ix.neededBySuspended(ref); needed {
-		return wait(ref, reason.with(CodeSourceOfSuspended, ", but image %s, which is suspended, will be created from it", image))
+		return wait(ref, reason.With(CodeSourceOfSuspended, ", but image %s, which is suspended, will be created from it", image))
 	}
 	c := ix.copyAt(ref)
 	return NewAction(op, ref, reason, c.RealSize+c.PartBytes)

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -66,15 +66,15 @@ func cleanupCase(states []string, used string, copies int) (plan.Desired, plan.O
 		node.Disks[fmt.Sprintf("disk%d", i+1)] = schema.Disk{AllowScheduling: true}
 	}
 	c.Nodes = map[string]schema.Node{"node1": node}
-	o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}}
+	o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]model.Disk{}}
 	for i, ref := range plantest.RankedDisks(c, image) {
-		o.Disks[ref] = plan.Disk{Space: disk.Space{Free: 1 << 40}, Copies: map[ident.ID]plan.Copy{}}
-		state := map[string]disk.State{"R": disk.Ready, "F": disk.Failed, "P": disk.Pending, "IP": disk.Pending}[states[i]]
+		o.Disks[ref] = model.Disk{Space: model.Space{Free: 1 << 40}, Copies: map[ident.ID]model.Copy{}}
+		state := map[string]model.State{"R": model.Ready, "F": model.Failed, "P": model.Pending, "IP": model.Pending}[states[i]]
 		if state == "" {
 			continue
 		}
-		found := plan.Copy{Copy: disk.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: plantest.Now.Add(-99 * time.Hour)}}
-		if state == disk.Ready {
+		found := model.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: plantest.Now.Add(-99 * time.Hour)}
+		if state == model.Ready {
 			found.SHA512, found.ManifestDigest = image.Checksum, plantest.Digest(ident.SHA256, "chunks")
 		}
 		if used[i] == 'u' {

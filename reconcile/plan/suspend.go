@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -40,7 +40,7 @@ func suspend(actions []Action, by *schema.Suspension) []Action {
 		return actions
 	}
 	for i, a := range actions {
-		if a.Op != Blocked {
+		if a.Op != model.Blocked {
 			actions[i] = a.suspendedBy(by)
 		}
 	}
@@ -49,7 +49,7 @@ func suspend(actions []Action, by *schema.Suspension) []Action {
 
 // suspendedBy returns the wait that replaces an action. A suspension without an end blocks it.
 func (a Action) suspendedBy(by *schema.Suspension) Action {
-	s := NewAction(Wait, a.CopyRef(), because(CodeSuspended, "%s; %s", suspendedText(by), a.Text), 0)
+	s := NewAction(model.Wait, a.CopyRef(), because(CodeSuspended, "%s; %s", suspendedText(by), a.Text), 0)
 	s.Next, s.Blocked, s.Cause = a.Next, a.Blocked || by.Until.IsZero(), a.Code
 	if !a.Idle() {
 		s.Next = a.Op
@@ -58,7 +58,7 @@ func (a Action) suspendedBy(by *schema.Suspension) Action {
 	}
 	switch {
 	case by.Until.IsZero() && !a.Idle():
-		s.Op = Blocked
+		s.Op = model.Blocked
 	case by.Until.After(a.Until):
 		s.Until = by.Until
 	case !by.Until.IsZero():
@@ -107,7 +107,7 @@ func (ix *index) suspendedImages() []schema.Image {
 func (ix *index) hasReady(image schema.Image) bool {
 	return slices.ContainsFunc(ix.copiesNamed(image.ID.Name), func(ref ident.CopyRef) bool {
 		c := ix.copyAt(ref)
-		return c.State == disk.Ready && ref.ID == image.ID && ix.isCurrent(ref.Disk) && !c.Leaving && mismatchReason(image, c).IsZero()
+		return c.State == model.Ready && ref.ID == image.ID && ix.isCurrent(ref.Disk) && !c.Leaving && mismatchReason(image, c).IsZero()
 	})
 }
 

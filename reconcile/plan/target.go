@@ -4,8 +4,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -17,19 +17,19 @@ type targetPlanner struct {
 	// first is the best target of all nodes, which creates the first copy.
 	first  ident.DiskRef
 	copy   ident.CopyRef // the copy to create
-	reason Reason        // why it must be created
+	reason model.Reason  // why it must be created
 	// demand is the demand of replicas for the copy, if demanded; demandOnly: nothing else makes the disk a
 	// target.
-	demand               Demand
+	demand               model.Need
 	demanded, demandOnly bool
 }
 
 func newTargetPlanner(p imagePlanner, ref ident.CopyRef) targetPlanner {
-	t := targetPlanner{ix: p.ix, state: p.state, first: p.placement.targets[0], copy: ref, reason: Reason{CodeNoCopy, "no copy on this disk"}}
+	t := targetPlanner{ix: p.ix, state: p.state, first: p.placement.targets[0], copy: ref, reason: model.Reason{Code: CodeNoCopy, Text: "no copy on this disk"}}
 	switch c := p.ix.copyAt(ref); {
-	case c.State == disk.Failed:
+	case c.State == model.Failed:
 		t.reason = because(CodeCopyFailed, "the copy failed: %s", c.Message)
-	case c.PartBytes > 0 && (c.FromPeers() || !downloadBeginsAnew(p.state.image)):
+	case c.PartBytes > 0 && (c.PartKind == model.PartFromPeers || !downloadBeginsAnew(p.state.image)):
 		t.reason = because(CodeResume, "resumes at %s", FormatBytes(c.PartBytes))
 	}
 	if t.demand, t.demanded = p.state.demandOn(ref.Disk); t.demanded {
@@ -46,14 +46,14 @@ func downloadBeginsAnew(image schema.Image) bool {
 
 // plan returns the action that creates the copy, or what it waits for.
 func (t targetPlanner) plan(inspections map[ident.DiskRef]Action) Action {
-	op := Sync
+	op := model.Sync
 	if len(t.state.ready) == 0 && t.first == t.copy.Disk {
 		op = firstCopyOp(t.state.image)
 	}
-	needsUpload := firstCopyOp(t.state.image) == Upload && len(t.state.ready) == 0
+	needsUpload := firstCopyOp(t.state.image) == model.Upload && len(t.state.ready) == 0
 	a := t.choose(inspections).asWaitFor(op, needsUpload)
 	if a.Demanded = t.demanded; t.demanded && a.Idle() {
-		a.Text = t.demand.reason().Text + "; " + a.Text
+		a.Text = needReason(t.demand).Text + "; " + a.Text
 	}
 	return a
 }
@@ -63,7 +63,7 @@ func (t targetPlanner) plan(inspections map[ident.DiskRef]Action) Action {
 // and only after no peer can have a ready copy.
 func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 	if reason, end := delay(t.state, t.copy.Disk); !reason.IsZero() { // nothing can be written to the disk
-		return waitUntil(t.copy, reason.with(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)
+		return waitUntil(t.copy, reason.With(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)
 	}
 	if t.demanded {
 		if reason, end := t.waitForReplica(); !reason.IsZero() {
@@ -95,19 +95,19 @@ func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 // on this node, and the first one is read; or all on other nodes, and all are read.
 func (t targetPlanner) sync(from []ident.CopyRef) Action {
 	if len(t.state.ready) > 0 && t.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
-		return blocked(t.copy, Reason{CodeReplenishOff, "concurrentReplenishPerNodeLimit is 0: only first copies are created"})
+		return blocked(t.copy, model.Reason{Code: CodeReplenishOff, Text: "concurrentReplenishPerNodeLimit is 0: only first copies are created"})
 	}
-	a := t.ix.attempt(Sync, t.copy, t.reason, max(0, t.ix.copyAt(from[0]).Size-t.ix.copyAt(t.copy).PartBytes))
+	a := t.ix.attempt(model.Sync, t.copy, t.reason, max(0, t.ix.copyAt(from[0]).Size-t.ix.copyAt(t.copy).PartBytes))
 	return t.ix.withSource(a, from[0])
 }
 
 // waitForFirstCopy returns the wait for the first copy, which the first target creates.
 func (t targetPlanner) waitForFirstCopy() Action {
 	op := firstCopyOp(t.state.image)
-	if f := t.state.sourceFailure(t.first); f.delays(op, t.ix.observed.Now) {
+	if f := t.state.sourceFailure(t.first); f.Delays(op, t.ix.observed.Now) {
 		return backOff(t.copy, f)
 	}
-	if on := t.state.on(t.first); op == Upload && !t.ix.observed.Running[on] && !t.ix.desired.Uploads[on] {
+	if on := t.state.on(t.first); op == model.Upload && !t.ix.observed.Running[on] && !t.ix.desired.Uploads[on] {
 		return t.waitForUpload()
 	}
 	peer, queried := t.ix.observed.Peers[t.first.Node]

@@ -4,10 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // An image without a checksum has a copy on a node that has been unreachable for a day and
@@ -24,11 +23,11 @@ func TestSyncIgnoresTheDigestOfAnUnreachableNode(t *testing.T) {
 	unreachable, readable := plantest.Digest(ident.SHA512, "b"), plantest.Digest(ident.SHA512, "c")
 	o.Disks[ident.DiskRef{Node: "node1", Disk: "disk1"}].Copies[image.ID] = plantest.ReadyCopy(image, unreachable)
 	o.Disks[ident.DiskRef{Node: "node2", Disk: "disk1"}].Copies[image.ID] = plantest.ReadyCopy(image, readable)
-	o.Peers["node1"] = plan.Peer{Queried: true, Problem: "connection refused", UnreachableFor: 24 * time.Hour}
+	o.Peers["node1"] = model.Peer{Queried: true, Problem: "connection refused", UnreachableSince: o.Now.Add(-24 * time.Hour)}
 	d, o := plantest.AsNode("node3", c, o)
 	syncs := 0
 	for _, a := range d.Plan(o).Actions {
-		if a.Op != plan.Sync {
+		if a.Op != model.Sync {
 			continue
 		}
 		syncs++
@@ -50,13 +49,13 @@ func TestFailedRepairIsRetried(t *testing.T) {
 	ready.RealSize = 1 << 30
 	o.Disks[refs[0]].Copies[image.ID] = ready
 	failed := ready
-	failed.State, failed.Message = disk.Failed, "damaged"
+	failed.State, failed.Message = model.Failed, "damaged"
 	full := o.Disks[refs[1]]
 	full.Copies[image.ID] = failed
 	full.Space.Free = 1 << 20
 	o.Disks[refs[1]] = full
-	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = plan.Failure{
-		Op: plan.Repair, Attempts: 1, Unrepairable: true, Fault: plan.FaultNetwork, Message: "no source for 30s",
+	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = model.Failure{
+		Op: model.Repair, Attempts: 1, Unrepairable: true, Fault: model.FaultNetwork, Message: "no source for 30s",
 		Since: plantest.Now.Add(-time.Hour), RetryAt: plantest.Now.Add(-time.Minute),
 	}
 	d, o := plantest.AsNode(refs[1].Node, c, o)

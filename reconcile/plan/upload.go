@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -92,7 +92,7 @@ func acceptsUpload(s *imageState, disks []ident.DiskRef, digest ident.Digest) er
 	}
 	// A partial upload without a job: the next round starts the job that receives the rest.
 	for _, ref := range s.ix.copiesNamed(name) {
-		resumes := d.Owns(ref.Disk) && slices.Contains(disks, ref.Disk) && s.ix.copyAt(ref).PartSourceID == disk.PartFromUpload && rejects(s, ref.Disk).IsZero()
+		resumes := d.Owns(ref.Disk) && slices.Contains(disks, ref.Disk) && s.ix.copyAt(ref).PartKind == model.PartFromUpload && rejects(s, ref.Disk).IsZero()
 		if resumes && ref.ID == s.image.ID && !o.Running[ref] {
 			return &UploadError{fmt.Sprintf("an upload of %s was interrupted and resumes in a moment", name), true}
 		}

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -21,7 +21,7 @@ type Usage struct {
 	ReplacedAt   time.Time
 	By           string // the node whose clock gave the times
 	// Declaration identifies the document that declares the image, or declared it last.
-	Declaration disk.Declaration
+	Declaration model.Declaration
 }
 
 // UsageUpdates returns the copies of this node whose recorded usage must change, sorted. It is
@@ -54,7 +54,7 @@ func (d Desired) UsageUpdates(o Observed) []Usage {
 	return updates
 }
 
-func recordedUsage(ref ident.CopyRef, c Copy) Usage {
+func recordedUsage(ref ident.CopyRef, c model.Copy) Usage {
 	return Usage{Copy: ref, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt, By: c.ClockNode, Declaration: c.Declaration}
 }
 
@@ -86,7 +86,7 @@ func newUsage(ix *index, ref ident.CopyRef, stays bool) Usage {
 	case image.ID == ref.ID:
 		u.ReplacedAt = time.Time{}
 	default:
-		u.ReplacedAt = c.replacedAt(o.Now)
+		u.ReplacedAt = replacedAt(c, o.Now)
 	}
 	if u != recordedUsage(ref, c) {
 		u.By = d.Node
@@ -96,14 +96,14 @@ func newUsage(ix *index, ref ident.CopyRef, stays bool) Usage {
 
 // otherClock reports whether the recorded times of a copy come from the clock of another node,
 // which had the disk before.
-func (d Desired) otherClock(c Copy) bool { return c.ClockNode != "" && c.ClockNode != d.Node }
+func (d Desired) otherClock(c model.Copy) bool { return c.ClockNode != "" && c.ClockNode != d.Node }
 
 // ApplyUsage changes the observed copy as if u had been written to its record.
-func (d Disk) ApplyUsage(u Usage) {
-	if c, exists := d.Copies[u.Copy.ID]; exists {
+func (o Observed) ApplyUsage(u Usage) {
+	if c, exists := o.Disks[u.Copy.Disk].Copies[u.Copy.ID]; exists {
 		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ReplacedAt, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
 		c.Declaration = u.Declaration
-		d.Copies[u.Copy.ID] = c
+		o.Disks[u.Copy.Disk].Copies[u.Copy.ID] = c
 	}
 }
 

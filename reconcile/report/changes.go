@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -66,7 +66,7 @@ func facts(s status.Status) (all []fact) {
 		if problem == "" {
 			text = "usable"
 		}
-		add(problem == "", text, "disk %s/%s", d.Node, d.Disk)
+		add(problem == "", text, "disk %s/%s", d.Node, d.Name)
 	}
 	for _, image := range s.Images {
 		add(false, imageText(image), "image %s-%s", image.Name, image.UUID)
@@ -74,7 +74,7 @@ func facts(s status.Status) (all []fact) {
 			if c.Absent() && c.Rejection != "" {
 				continue // the disk takes no copy
 			}
-			add(c.State == disk.Ready, copyText(c), "copy %s-%s on %s", image.Name, image.UUID, c.DiskName())
+			add(c.State == model.Ready, copyText(c), "copy %s-%s on %s", image.Name, image.UUID, c.DiskName())
 		}
 	}
 	return all
@@ -105,7 +105,7 @@ func imageText(image status.ImageStatus) string {
 // copyText has no message while a copy is ready or transferred, because it says only what is planned for it.
 func copyText(c status.CopyStatus) string {
 	text := string(c.State)
-	if c.State != disk.Ready && c.State != disk.InProgress && c.Message != "" {
+	if c.State != model.Ready && c.State != model.InProgress && c.Message != "" {
 		text += "; " + clip(c.Message)
 	}
 	return text

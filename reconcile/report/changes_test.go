@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -14,12 +14,12 @@ func watchedStatus() status.Status {
 	return status.Status{
 		Node: "node1", Time: time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC),
 		Config: status.ConfigStatus{Digest: "0123456789abcdef", Allowed: "everything"},
-		Peers:  []status.PeerStatus{{Node: "node2", Responds: true, Queried: true, Skew: status.SkewSame}},
-		Disks:  []status.DiskStatus{{Node: "node1", Disk: "disk1", Observed: true}},
+		Peers:  []status.PeerStatus{{Node: "node2", Responds: true, Peer: model.Peer{Queried: true}, Skew: status.SkewSame}},
+		Disks:  []status.DiskStatus{{Node: "node1", Name: "disk1", Observed: true}},
 		Images: []status.ImageStatus{{Name: "parrot", UUID: "0000000a", Declared: true, Desired: 2, Ready: 1, Copies: []status.CopyStatus{
-			{Node: "node1", Disk: "disk1", State: disk.Ready, Found: &status.Found{State: disk.Ready}},
-			{Node: "node2", Disk: "disk1", State: disk.Pending, Message: "has waited for 1m2s", Found: &status.Found{State: disk.Ready}},
-			{Node: "node3", Disk: "disk1", State: disk.Pending, Rejection: "no space"},
+			{Node: "node1", Disk: "disk1", State: model.Ready, Observed: &status.Observed{State: model.Ready}},
+			{Node: "node2", Disk: "disk1", State: model.Pending, Message: "has waited for 1m2s", Observed: &status.Observed{State: model.Ready}},
+			{Node: "node3", Disk: "disk1", State: model.Pending, Copy: model.Copy{Rejection: "no space"}},
 		}}},
 	}
 }
@@ -38,10 +38,10 @@ func TestStatusChangesAreLines(t *testing.T) {
 		{"another configuration", func(s *status.Status) { s.Peers[0].Skew, s.Config.Skew = status.SkewOther, "differs" }, []string{"peer node2: responds, configuration other"}},
 		{"errors", func(s *status.Status) { s.Config.Digest, s.Config.Errors = "", []string{"a.yaml:1:1: wrong\x1b"} }, []string{"configuration: 1 error (everything); error: a.yaml:1:1: wrong\ufffd"}},
 		{"a ready copy", func(s *status.Status) {
-			s.Images[0].Ready, s.Images[0].Copies[1].State, s.Images[0].Copies[1].Message = 2, disk.Ready, "surplus"
+			s.Images[0].Ready, s.Images[0].Copies[1].State, s.Images[0].Copies[1].Message = 2, model.Ready, "surplus"
 		}, []string{"image parrot-0000000a: 2/2 ready", "copy parrot-0000000a on node2/disk1: ready"}},
 		{"a failed copy", func(s *status.Status) {
-			s.Images[0].Copies[1].State, s.Images[0].Copies[1].Message, s.Images[0].Copies[1].Code = disk.Failed, "checksum mismatch", plan.CodeRejected
+			s.Images[0].Copies[1].State, s.Images[0].Copies[1].Message, s.Images[0].Copies[1].Code = model.Failed, "checksum mismatch", plan.CodeRejected
 		}, []string{"copy parrot-0000000a on node2/disk1: failed; checksum mismatch"}},
 		{"an image that is removed", func(s *status.Status) { s.Images, s.Disks[0].Problem = nil, "no disk here" }, []string{
 			"disk node1/disk1: no disk here", "image parrot-0000000a: removed", "copy parrot-0000000a on node1/disk1: removed", "copy parrot-0000000a on node2/disk1: removed",

@@ -16,10 +16,10 @@ import (
 // more fields, and a stable interface.
 type ClusterPlan struct {
 	plan.Plan
-	Forecast *forecast.Fleet `json:"fleet,omitempty"`
+	Forecast *forecast.Fleet `json:"forecast,omitempty"`
 	Diff     *Difference     `json:"diff,omitempty"`
 	// Errors are those of the configuration. If there are any, Diff is nil.
-	Errors []document.Problem `json:"mistakes,omitempty"`
+	Errors []document.Problem `json:"errors,omitempty"`
 
 	// caused are the actions that the old configuration does not have: all of them if there
 	// is no old configuration. unrelated is the number of the other ones.

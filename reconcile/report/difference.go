@@ -19,7 +19,7 @@ type Difference struct {
 	Fields []fieldDifference `json:"fields"` // of the settings, nodes and images in both, sorted
 	// Unrelated is the number of planned actions that the old configuration would also cause. It is
 	// 0 without a saved state.
-	Unrelated int `json:"anyway"`
+	Unrelated int `json:"unrelated"`
 }
 
 // fieldDifference is one field with different values, formatted as text. A value is empty if

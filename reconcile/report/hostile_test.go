@@ -9,6 +9,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -147,7 +148,7 @@ func checkMarkdown(t *testing.T, name, got, want string) {
 // The colours are the only escape sequences.
 func TestColoursAreTheOnlyEscapeSequences(t *testing.T) {
 	var b strings.Builder
-	if err := WritePlan(&b, plan.Plan{Actions: []plan.Action{{Op: plan.Cleanup, Image: hostile, Until: time.Unix(0, 0)}}}, Style{Colour: true}); err != nil {
+	if err := WritePlan(&b, plan.Plan{Actions: []plan.Action{{Op: model.Cleanup, Image: hostile, Until: time.Unix(0, 0)}}}, Style{Colour: true}); err != nil {
 		t.Fatal(err)
 	}
 	text := strings.NewReplacer(string(red), "", string(noColour), "").Replace(b.String())

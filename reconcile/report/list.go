@@ -6,8 +6,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -28,8 +28,8 @@ type ListEntry struct {
 }
 
 type ListStatus struct {
-	State           disk.State `json:"state"`
-	CurrentChecksum string     `json:"currentChecksum"`
+	State           model.State `json:"state"`
+	CurrentChecksum string      `json:"currentChecksum"`
 	// SendingReference is how many peers and clients read the copy now, if it is on the node of the daemon.
 	SendingReference int    `json:"sendingReference"`
 	ErrorMsg         string `json:"errorMsg"`
@@ -75,8 +75,8 @@ func VisibleImages(s status.Status) []status.ImageStatus {
 
 func newListEntry(image status.ImageStatus) ListEntry {
 	l := ListEntry{
-		Name: image.Name, UUID: image.UUID, Title: printable.Line(image.Title), ExpectedChecksum: image.Expected,
-		Status: ListStatus{State: disk.Pending},
+		Name: image.Name, UUID: image.UUID, Title: printable.Line(image.Title), ExpectedChecksum: image.Checksum,
+		Status: ListStatus{State: model.Pending},
 	}
 	if len(image.Copies) == 0 {
 		l.Status.ErrorMsg = printable.Line(image.Message)
@@ -88,7 +88,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 		l.Size = max(c.Total, 0)
 	}
 	l.Status = ListStatus{State: c.State, ErrorMsg: printable.Line(c.Message), Progress: c.Progress, SendingReference: c.Sends, SenderManagerAddress: c.Sender}
-	if c.State == disk.Ready {
+	if c.State == model.Ready {
 		l.Status.CurrentChecksum = c.SHA512.String()
 	}
 	return l

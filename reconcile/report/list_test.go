@@ -13,9 +13,9 @@ import (
 // image without a copy, one whose first copy is in progress, one whose declaration is invalid, and
 // one that is not declared any more.
 const exampleJSON = `{"images": [
- {"name":"parrot","uuid":"00000001","declared":false,"expectedChecksum":"","copies":[
-  {"node":"node1","disk":"disk1","state":"ready","progress":100,"size":1024,"sha512":"SUM1","unwantedSince":"2026-11-20T12:00:00Z"}]},
- {"name":"parrot","uuid":"6846a0b2","declared":true,"expectedChecksum":"sha256:SUM2","copies":[
+ {"name":"parrot","uuid":"00000001","declared":false,"checksum":"","copies":[
+  {"node":"node1","disk":"disk1","state":"ready","progress":100,"size":1024,"sha512":"SUM1","surplusSince":"2026-11-20T12:00:00Z"}]},
+ {"name":"parrot","uuid":"6846a0b2","declared":true,"checksum":"sha256:SUM2","copies":[
   {"node":"node1","disk":"disk1","state":"failed","message":"no\nspace","size":0},
   {"node":"node1","disk":"disk2","state":"ready","progress":100,"size":2048,"virtualSize":1073741824,"sends":2,"sha512":"SUM3"}]},
  {"name":"desert","title":"The \u001b[2Jdesert","uuid":"00000002","declared":true,"copies":[]},
@@ -120,10 +120,10 @@ func TestListOmitsPendingCopiesOfOtherNodes(t *testing.T) {
 	if err := json.Unmarshal([]byte(`{"node": "node1", "images": [{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
 		{"node":"node1","disk":"disk1","state":"pending"},
 		{"node":"node2","disk":"disk1","state":"pending"},
-		{"node":"node2","disk":"disk2","state":"pending","refuses":"full","found":{"state":"pending"}},
+		{"node":"node2","disk":"disk2","state":"pending","rejection":"full","observed":{"state":"pending"}},
 		{"node":"node3","disk":"disk1","state":"starting","running":true},
-		{"node":"node3","disk":"disk2","state":"failed","found":{"state":"pending","partBytes":1}},
-		{"node":"node3","disk":"disk3","state":"ready","found":{"state":"ready"}}]}]}`), &s); err != nil {
+		{"node":"node3","disk":"disk2","state":"failed","observed":{"state":"pending"},"partBytes":1},
+		{"node":"node3","disk":"disk3","state":"ready","observed":{"state":"ready"}}]}]}`), &s); err != nil {
 		t.Fatal(err)
 	}
 	var got []string

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -67,13 +68,13 @@ const (
 	noColour colour = "\x1b[0m"
 )
 
-func colourOf(op plan.Op) colour {
+func colourOf(op model.Op) colour {
 	switch op {
-	case plan.Cleanup, plan.Evict:
+	case model.Cleanup, model.Evict:
 		return red
-	case plan.Blocked:
+	case model.Blocked:
 		return yellow
-	case plan.Wait:
+	case model.Wait:
 		return faint
 	}
 	return green
@@ -208,7 +209,7 @@ func PlanSummary(p plan.Plan) string {
 			kept++
 		}
 	}
-	waiting := n[plan.Wait] - kept
+	waiting := n[model.Wait] - kept
 	switch {
 	case p.Empty() && waiting == 0:
 		return "No changes. The disks match the configuration."
@@ -218,18 +219,18 @@ func PlanSummary(p plan.Plan) string {
 		return fmt.Sprintf("No changes now: %d waiting.", waiting)
 	}
 	parts := []string{
-		fmt.Sprintf("%d to fetch", n[plan.Download]),
-		fmt.Sprintf("%d to sync", n[plan.Sync]),
-		fmt.Sprintf("%d to clean up", n[plan.Cleanup]),
+		fmt.Sprintf("%d to fetch", n[model.Download]),
+		fmt.Sprintf("%d to sync", n[model.Sync]),
+		fmt.Sprintf("%d to clean up", n[model.Cleanup]),
 	}
 	for _, more := range []struct {
 		n    int
 		word string
 	}{
-		{n[plan.Export], "to export"}, {n[plan.Restore], "to restore"}, {n[plan.Clone], "to clone"},
-		{n[plan.Upload], "being uploaded"}, {n[plan.Backup], "to back up"},
-		{n[plan.Adopt], "to adopt"}, {n[plan.Verify], "to verify"}, {n[plan.Repair], "to repair"}, {n[plan.Evict], "to evict"},
-		{waiting, "waiting"}, {kept, "kept"}, {n[plan.Blocked], "blocked"},
+		{n[model.Export], "to export"}, {n[model.Restore], "to restore"}, {n[model.Clone], "to clone"},
+		{n[model.Upload], "being uploaded"}, {n[model.Backup], "to back up"},
+		{n[model.Adopt], "to adopt"}, {n[model.Verify], "to verify"}, {n[model.Repair], "to repair"}, {n[model.Evict], "to evict"},
+		{waiting, "waiting"}, {kept, "kept"}, {n[model.Blocked], "blocked"},
 	} {
 		if more.n > 0 {
 			parts = append(parts, fmt.Sprintf("%d %s", more.n, more.word))

@@ -6,35 +6,36 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // planOf returns a plan with these actions and the same summary as package plan.
 func planOf(actions ...plan.Action) plan.Plan {
-	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[plan.Op]int{}}}
+	p := plan.Plan{Actions: actions, Summary: plan.Summary{Counts: map[model.Op]int{}}}
 	for _, a := range actions {
 		p.Summary.Counts[a.Op]++
 		switch {
-		case a.Op == plan.Cleanup || a.Op == plan.Evict:
+		case a.Op == model.Cleanup || a.Op == model.Evict:
 			p.Summary.FreedBytes += a.Bytes
 		case a.Bytes == plan.UnknownBytes:
 			p.Summary.UnknownSizes++
-		case a.Op == plan.Download || a.Op == plan.Sync:
+		case a.Op == model.Download || a.Op == model.Sync:
 			p.Summary.TransferBytes += a.Bytes
 		}
 	}
 	return p
 }
 
-func action(kind plan.Op, image, uuid, on string, bytes int64, reason string) plan.Action {
+func action(kind model.Op, image, uuid, on string, bytes int64, reason string) plan.Action {
 	node, disk, _ := strings.Cut(on, "/")
-	return plan.Action{Op: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: reason}}
+	return plan.Action{Op: kind, Image: image, UUID: uuid, Node: node, Disk: disk, Bytes: bytes, Reason: model.Reason{Code: plan.CodeNoCopy, Text: reason}}
 }
 
 // keptAction is the action for a generation that keepGenerations keeps.
 var keptAction = plan.Action{
-	Op: plan.Wait, Image: "a1", UUID: "00000001", Node: "node1", Disk: "disk1",
-	Reason: plan.Reason{Code: plan.CodeGenerationKept, Text: "older generation; kept"},
+	Op: model.Wait, Image: "a1", UUID: "00000001", Node: "node1", Disk: "disk1",
+	Reason: model.Reason{Code: plan.CodeGenerationKept, Text: "older generation; kept"},
 }
 
 var plans = []struct {
@@ -51,9 +52,9 @@ var plans = []struct {
 	{
 		name: "sizes known",
 		plan: planOf(
-			action(plan.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
+			action(model.Download, "parrot", "6846a0b2", "node1/disk1", 1<<30, "no copy on this disk"),
 			func() plan.Action {
-				a := action(plan.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
+				a := action(model.Sync, "parrot", "6846a0b2", "node1/disk2", 512<<20, "resumes at 512 MiB")
 				a.From = ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: "parrot", UUID: "6846a0b2"}}
 				return a
 			}()),
@@ -74,17 +75,17 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 		name: "by an index",
 		plan: planOf(
 			func() plan.Action {
-				a := action(plan.Download, "kea", "6846a0b2", "node1/disk1", 43<<20, "no copy on this disk")
+				a := action(model.Download, "kea", "6846a0b2", "node1/disk1", 43<<20, "no copy on this disk")
 				a.Size = 4 << 30
 				return a
 			}(),
 			func() plan.Action {
-				a := action(plan.Download, "lory", "6846a0b3", "node1/disk1", 0, "resumes at 4.0 GiB")
+				a := action(model.Download, "lory", "6846a0b3", "node1/disk1", 0, "resumes at 4.0 GiB")
 				a.Size = 4 << 30
 				return a
 			}(),
 			func() plan.Action {
-				a := action(plan.Download, "parrot", "6846a0b4", "node1/disk1", plan.UnknownBytes, "no copy on this disk")
+				a := action(model.Download, "parrot", "6846a0b4", "node1/disk1", plan.UnknownBytes, "no copy on this disk")
 				a.Size = 4 << 30
 				return a
 			}()),
@@ -106,20 +107,20 @@ Plan: 3 to fetch, 0 to sync, 0 to clean up; at least 43 MiB to transfer.
 	{
 		name: "of every kind",
 		plan: planOf(
-			action(plan.Adopt, "a1", "00000001", "node1/disk1", 1<<20, "a file is there"),
-			action(plan.Blocked, "b1", "00000002", "node1/", 0, "no disk\nmatches | the_selectors"),
-			action(plan.Download, "c1", "00000003", "node1/disk1", 3<<20, "new"),
-			action(plan.Cleanup, "c1", "00000004", "node1/disk1", 5<<20, "older generation"),
-			action(plan.Download, "d1", "00000005", "node2/disk1", plan.UnknownBytes, "new"),
-			action(plan.Evict, "e1", "00000006", "node1/disk1", 1<<20, "eviction is requested"),
-			action(plan.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
+			action(model.Adopt, "a1", "00000001", "node1/disk1", 1<<20, "a file is there"),
+			action(model.Blocked, "b1", "00000002", "node1/", 0, "no disk\nmatches | the_selectors"),
+			action(model.Download, "c1", "00000003", "node1/disk1", 3<<20, "new"),
+			action(model.Cleanup, "c1", "00000004", "node1/disk1", 5<<20, "older generation"),
+			action(model.Download, "d1", "00000005", "node2/disk1", plan.UnknownBytes, "new"),
+			action(model.Evict, "e1", "00000006", "node1/disk1", 1<<20, "eviction is requested"),
+			action(model.Verify, "f1", "00000007", "node1/disk1", 1<<20, "mtime"),
 			func() plan.Action {
-				a := action(plan.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
+				a := action(model.Repair, "f2", "00000009", "node1/disk1", 1<<20, "damaged")
 				a.From = ident.CopyRef{Disk: ident.DiskRef{Node: "node2", Disk: "disk1"}, ID: ident.ID{Name: "f2", UUID: "00000009"}}
 				return a
 			}(),
 			func() plan.Action {
-				a := action(plan.Wait, "g1", "00000008", "node1/disk1", 0, "surplus copy")
+				a := action(model.Wait, "g1", "00000008", "node1/disk1", 0, "surplus copy")
 				a.Until = time.Date(2026, 11, 20, 12, 30, 0, 0, time.UTC)
 				return a
 			}()),
@@ -152,7 +153,7 @@ Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to repair
 	},
 	{
 		name: "only waits",
-		plan: planOf(action(plan.Wait, "a1", "00000001", "node1/disk1", 0, "surplus copy")),
+		plan: planOf(action(model.Wait, "a1", "00000001", "node1/disk1", 0, "surplus copy")),
 		text: `  wait  a1  disk1  -  surplus copy
 
 No changes now: 1 waiting.
@@ -180,7 +181,7 @@ No changes. The disks match the configuration.
 	},
 	{
 		name: "waits and kept generations",
-		plan: planOf(keptAction, action(plan.Wait, "a2", "00000001", "node1/disk1", 0, "surplus copy")),
+		plan: planOf(keptAction, action(model.Wait, "a2", "00000001", "node1/disk1", 0, "surplus copy")),
 		text: `  wait  a1  disk1  -  older generation; kept
   wait  a2  disk1  -  surplus copy
 
@@ -196,7 +197,7 @@ No changes now: 1 waiting, 1 kept.
 	},
 	{
 		name: "no size known",
-		plan: planOf(action(plan.Download, "a1", "00000001", "node1/disk1", plan.UnknownBytes, "new")),
+		plan: planOf(action(model.Download, "a1", "00000001", "node1/disk1", plan.UnknownBytes, "new")),
 		text: `  download  a1  disk1  unknown  new
 
 Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
@@ -244,7 +245,7 @@ func TestColoursDoNotChangeTheText(t *testing.T) {
 }
 
 func TestPlanOfAClusterShowsTheNode(t *testing.T) {
-	p := planOf(action(plan.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
+	p := planOf(action(model.Cleanup, "parrot", "6846a0b2", "node2/disk1", 1<<20, "surplus copy"))
 	if got := planText(t, p, Style{Colour: false, Cluster: true}); !strings.HasPrefix(got, "  cleanup  parrot  node2/disk1  1.0 MiB  surplus copy\n") {
 		t.Errorf("the plan is\n%s", got)
 	}

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -124,7 +124,7 @@ func writeDisks(b *lines, s status.Status) {
 			free, total = free+d.Free, total+d.Total
 			continue
 		}
-		rows = append(rows, []string{d.Node + "/" + d.Disk, d.Path, spaceText(d, d.Free), Size(d.Reserved), spaceText(d, d.Total), diskProblem(d)})
+		rows = append(rows, []string{d.Node + "/" + d.Name, d.Path, spaceText(d, d.Free), Size(d.Reserved), spaceText(d, d.Total), diskProblem(d)})
 	}
 	b.rows(rows)
 	if others > 0 {
@@ -208,7 +208,7 @@ func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (row
 
 // copyLine is a line of the table. Equal copies share one.
 type copyLine struct {
-	state    disk.State
+	state    model.State
 	progress string // empty if it is not shown
 	size     int64
 	message  string
@@ -224,13 +224,13 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 			continue // it has a line as a disk that is not eligible
 		}
 		l := copyLine{state: c.State, size: max(c.Size, c.Total), message: clip(c.Summary())}
-		if len(copies) <= maxCopyLines || c.State != disk.InProgress {
+		if len(copies) <= maxCopyLines || c.State != model.InProgress {
 			l.progress = fmt.Sprintf("%d%%", c.Progress)
 		}
 		if unreachable[c.Node] {
 			l.message = unreachableNode
-			if c.Found != nil {
-				l.message += fmt.Sprintf("; it was %s", c.Found.State)
+			if c.Observed != nil {
+				l.message += fmt.Sprintf("; it was %s", c.Observed.State)
 			}
 		}
 		if _, known := disks[l]; !known {
@@ -246,7 +246,7 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 
 // countStates counts the copies without a line of their own.
 func countStates(lines []copyLine, disks map[copyLine][]string) string {
-	byState := map[disk.State]int{}
+	byState := map[model.State]int{}
 	for _, l := range lines {
 		byState[l.state] += len(disks[l])
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -33,12 +33,12 @@ func Users(s status.Status, name, uuid string) []User {
 			u := User{UUID: image.UUID, Node: c.Node, Disk: c.Disk}
 			cleanup := fmt.Sprintf("backing-image cleanup %s --uuid %s", image.Name, image.UUID)
 			byHand := fmt.Sprintf("if the replica is gone for good and its folder cannot be seen, on %s: %s --use-ended", c.Node, cleanup)
-			if c.InUse != "" {
-				u.By, u.Ends = c.InUse, "the replica is deleted, or the process closes the file; "+byHand
+			if c.UsedBy != "" {
+				u.By, u.Ends = c.UsedBy, "the replica is deleted, or the process closes the file; "+byHand
 				users = append(users, u)
 			}
-			if c.Demand != nil && (c.InUse == "" || c.State != disk.Ready) {
-				u.Needed, u.By, u.Since = true, c.Demand.By, c.Demand.Since
+			if c.Need != nil && (c.UsedBy == "" || c.State != model.Ready) {
+				u.Needed, u.By, u.Since = true, c.Need.By, c.Need.Since
 				if c.Node != s.Node {
 					byHand = fmt.Sprintf("if the claim is wrong: %s --on NODE/DISK --despite-need %s", cleanup, c.Node)
 				}
@@ -49,7 +49,7 @@ func Users(s status.Status, name, uuid string) []User {
 	}
 	for _, d := range s.Disks {
 		if d.UsageUnknown != "" {
-			users = append(users, User{Node: d.Node, Disk: d.Disk, By: "not known: " + d.UsageUnknown, Ends: "the metadata of the replica is repaired, or its folder is deleted"})
+			users = append(users, User{Node: d.Node, Disk: d.Name, By: "not known: " + d.UsageUnknown, Ends: "the metadata of the replica is repaired, or its folder is deleted"})
 		}
 	}
 	return users

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -194,7 +194,7 @@ func setCopy(st *session, in input) error {
 			return err
 		}
 	}
-	c := st.world.newCopy(key.ID, disk.State(state), size)
+	c := st.world.newCopy(key.ID, model.State(state), size)
 	for name, at := range map[string]*time.Time{"used": &c.Usage.LastUsed, "unwanted": &c.Usage.SurplusSince} {
 		if text, given := in.option(name); given {
 			ago, err := schema.ParseInterval(text)
@@ -294,13 +294,13 @@ var assertCommands = []command{
 		synopsis: "blocked IMAGE [REGEXP]",
 		help:     "An action of the image is blocked, for a reason that matches.",
 		minArgs:  1, maxArgs: 2,
-		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, plan.Blocked) },
+		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, model.Blocked) },
 	},
 	{
 		synopsis: "waits IMAGE [REGEXP]",
 		help:     "An action of the image waits, for a reason that matches.",
 		minArgs:  1, maxArgs: 2,
-		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, plan.Wait) },
+		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, model.Wait) },
 	},
 	{
 		synopsis: "never ACTION [IMAGE]",
@@ -432,7 +432,7 @@ func checkTags(c schema.Config, tags []string) error {
 }
 
 // checkPlanned checks for an action with an op and a matching reason.
-func checkPlanned(st *session, in input, op plan.Op) (checkResult, error) {
+func checkPlanned(st *session, in input, op model.Op) (checkResult, error) {
 	reason := regexp.MustCompile("")
 	if len(in.args) > 1 {
 		var err error
@@ -474,8 +474,8 @@ func isAbout(a plan.Action, image string) bool {
 }
 
 func checkNever(st *session, in input) (checkResult, error) {
-	op := plan.Op(in.args[0])
-	if !slices.Contains(plan.Ops, op) {
+	op := model.Op(in.args[0])
+	if !slices.Contains(model.Ops, op) {
 		return checkResult{}, fmt.Errorf("unknown action %q: the actions are %s", in.args[0], actionNames())
 	}
 	if len(in.args) > 1 && !slices.ContainsFunc(st.world.history, func(d executed) bool { return isAbout(d.Action, in.args[1]) }) {
@@ -498,7 +498,7 @@ func checkNever(st *session, in input) (checkResult, error) {
 
 func actionNames() string {
 	var names []string
-	for _, k := range plan.Ops {
+	for _, k := range model.Ops {
 		names = append(names, string(k))
 	}
 	return strings.Join(names, ", ")

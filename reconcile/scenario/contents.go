@@ -1,8 +1,8 @@
 package scenario
 
 import (
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -15,7 +15,7 @@ type contents struct{ *simulation.Library }
 // of returns the content of a generation with a size. Digests that are not declared depend on the
 // generation only.
 func (l contents) of(c schema.Config, id ident.ID, size int64) string {
-	p := simulation.Properties{Format: disk.Raw, Size: size, RealSize: size, VirtualSize: size}
+	p := simulation.Properties{Format: model.Raw, Size: size, RealSize: size, VirtualSize: size}
 	p.SHA512, p.SHA256, p.ManifestDigest = digestsOf(c, id)
 	return l.Add(p)
 }
@@ -43,16 +43,16 @@ func (l contents) computeSHA256(c *simulation.Copy, declared ident.Digest) {
 
 // restore returns a copy with the state of a saved one. The record of a copy without a saved digest
 // has none.
-func (l contents) restore(c schema.Config, saved plan.Copy) *simulation.Copy {
+func (l contents) restore(c schema.Config, saved model.Copy) *simulation.Copy {
 	restored := &simulation.Copy{
-		Partial: saved.PartBytes, PartialTotal: saved.PartTotal, PartialSource: saved.PartSourceID,
+		Partial: saved.PartBytes, PartialTotal: saved.PartTotal, PartialSource: saved.PartKind,
 		Owned: saved.Owned, NoCfg: !saved.HasCfg, VerifiedAt: saved.VerifiedAt, ReadBackAt: saved.ReadBackAt, DamagedAt: saved.DamagedAt, UsedBy: saved.UsedBy,
 		Usage: plan.Usage{InUse: saved.InUseRecorded, LastUsed: saved.LastUsed, SurplusSince: saved.SurplusSince, ReplacedAt: saved.ReplacedAt, By: saved.ClockNode, Declaration: saved.Declaration},
 	}
 	if saved.UsedBy != "" {
 		restored.Users = 1
 	}
-	if saved.State == disk.Pending {
+	if saved.State == model.Pending {
 		return restored
 	}
 	p := simulation.Properties{
@@ -67,9 +67,9 @@ func (l contents) restore(c schema.Config, saved plan.Copy) *simulation.Copy {
 		restored.File = restored.Recorded
 	}
 	switch saved.State {
-	case disk.Failed:
+	case model.Failed:
 		restored.File, restored.Failure = l.damaged(restored.File), saved.Message
-	case disk.Unknown:
+	case model.Unknown:
 		restored.Changed = true
 	}
 	return restored

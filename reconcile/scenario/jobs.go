@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -32,8 +33,8 @@ func (j nodeJobs) Start(_ context.Context, t reconcile.Task, done func(error)) {
 }
 
 // Query implements reconcile.Jobs.
-func (j nodeJobs) Query(_ context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State)) {
-	responses := map[string]peer.State{}
+func (j nodeJobs) Query(_ context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node)) {
+	responses := map[string]model.Node{}
 	for _, at := range nodes {
 		if n := j.world.nodes[at.Node]; n != nil {
 			if s, err := n.reconciler.Copies(a.Image, mark); err == nil {
@@ -76,11 +77,11 @@ func (j nodeJobs) run(t reconcile.Task, d *simulation.Disk) error {
 	switch {
 	case a.Op.Deletes():
 		return disk.RemoveUnused(d.Removal(id))
-	case a.Op == plan.Backup:
+	case a.Op == model.Backup:
 		c := d.Copies[id]
 		c.BackupID = plan.BackupRecord(*t.Image.Backup, id, w.contents.Properties(c.Recorded).SHA512)
 		return nil
-	case a.Op == plan.Repair:
+	case a.Op == model.Repair:
 		content, err := j.sourceContent(t)
 		if err != nil {
 			return err
@@ -108,9 +109,9 @@ func (j nodeJobs) run(t reconcile.Task, d *simulation.Disk) error {
 func (j nodeJobs) newContent(t reconcile.Task) (string, error) {
 	w, a := j.world, t.Action
 	switch a.Op {
-	case plan.Sync:
+	case model.Sync:
 		return j.sourceContent(t)
-	case plan.Clone:
+	case model.Clone:
 		content, err := j.sourceContent(t)
 		if err != nil || t.Image.Source.Clone.Encryption == schema.EncryptionIgnore {
 			return content, err

@@ -3,6 +3,7 @@ package scenario
 import (
 	"context"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
@@ -38,7 +39,7 @@ func (p nodePeers) Observations() map[string]peer.Observation {
 }
 
 // Publish implements reconcile.Peers.
-func (p nodePeers) Publish(s peer.State) {
+func (p nodePeers) Publish(s model.Node) {
 	if p.published != nil && peer.EqualStates(&p.published.state, &s) {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -38,7 +39,7 @@ type node struct {
 
 // publication is a state that a node published.
 type publication struct {
-	state peer.State
+	state model.Node
 	at    time.Time
 }
 
@@ -117,7 +118,7 @@ func (n *node) nextDeadline(end time.Time) time.Time {
 	}
 	for _, p := range n.observed.Peers {
 		if p.Problem != "" {
-			consider(now.Add(settings.RecoveryWaitInterval - p.UnreachableFor))
+			consider(now.Add(settings.RecoveryWaitInterval - p.UnreachableFor(now)))
 		}
 	}
 	for _, f := range n.observed.Failures {
@@ -126,7 +127,7 @@ func (n *node) nextDeadline(end time.Time) time.Time {
 	}
 	for ref, d := range n.observed.Disks {
 		if d.Problem != "" {
-			consider(now.Add(settings.RecoveryWaitInterval - d.ProblemFor))
+			consider(now.Add(settings.RecoveryWaitInterval - d.ProblemFor(now)))
 		}
 		for _, c := range d.Copies {
 			if settings.ScrubInterval > 0 && ref.Node == n.name {

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -93,7 +93,7 @@ func (r dice) apply(w *world) (event string) {
 		w.setFree(key.Disk, pick(r, int64(0), 1<<30, 6<<30, 100<<30))
 		return fmt.Sprintf("%s free=%d", key.Disk, w.at(key.Disk).Free())
 	case 3:
-		if state := pick(r, disk.Ready, disk.Ready, disk.Failed, disk.Unknown); !there {
+		if state := pick(r, model.Ready, model.Ready, model.Failed, model.Unknown); !there {
 			w.putCopy(key, w.newCopy(key.ID, state, 1<<30))
 			return fmt.Sprintf("%s %s", key, state)
 		}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -21,7 +22,7 @@ func (w *world) restore(s *status.SavedCluster) {
 	for ref, saved := range c.Disks {
 		w.disks[diskLocation{ref.Node, saved.Path}] = w.restoredDisk(ref, saved, c.BackedUp)
 		if saved.Problem != "" {
-			problems[ref] = saved.ProblemFor
+			problems[ref] = saved.ProblemFor(c.Now)
 		}
 	}
 	for node, images := range c.CannotPrepare {
@@ -41,14 +42,14 @@ func (w *world) restore(s *status.SavedCluster) {
 	for name, p := range c.Unreachable {
 		if n := w.nodes[name]; n != nil && n.observeOnly {
 			n.stop()
-			w.down[name] = w.now.Add(-p.UnreachableFor)
+			w.down[name] = w.now.Add(-p.UnreachableFor(c.Now))
 		}
 	}
 	w.changed()
 }
 
 // restoredDisk returns a disk with the content of a saved one.
-func (w *world) restoredDisk(ref ident.DiskRef, saved plan.Disk, backedUp map[ident.CopyRef]bool) *simulation.Disk {
+func (w *world) restoredDisk(ref ident.DiskRef, saved model.Disk, backedUp map[ident.CopyRef]bool) *simulation.Disk {
 	d := simulation.NewDisk(saved.UUID, w.contents.Library, saved.Space.Total)
 	d.Attached, d.UsersUnknown = saved.Problem == "", saved.UsageUnknown != ""
 	for id, c := range saved.Copies {
@@ -58,7 +59,7 @@ func (w *world) restoredDisk(ref ident.DiskRef, saved plan.Disk, backedUp map[id
 		}
 		d.Copies[id] = copied
 	}
-	for id, demand := range saved.Demands {
+	for id, demand := range saved.Needs {
 		d.Replicas[id] = simulation.Replicas{Count: 1, Since: demand.Since}
 	}
 	d.SetFree(saved.Space.Free)

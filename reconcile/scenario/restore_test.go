@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -76,7 +76,7 @@ func TestNodeThatRestartsForgetsFailures(t *testing.T) {
 		history, err := w.converge(t.Context(), 20*time.Minute)
 		attempts := 0
 		for _, e := range history {
-			if e.Node == "node1" && e.Op == plan.Download {
+			if e.Node == "node1" && e.Op == model.Download {
 				attempts++
 			}
 		}

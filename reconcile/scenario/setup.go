@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -123,16 +123,16 @@ func (w *world) putCopy(ref ident.CopyRef, c *simulation.Copy) {
 }
 
 // newCopy returns a copy of an image in a state.
-func (w *world) newCopy(id ident.ID, state disk.State, size int64) *simulation.Copy {
+func (w *world) newCopy(id ident.ID, state model.State, size int64) *simulation.Copy {
 	content := w.contents.of(w.base.Config, id, size)
 	c := &simulation.Copy{File: content, Recorded: content, Owned: true}
 	switch state {
-	case disk.Ready:
+	case model.Ready:
 		c.VerifiedAt = w.now
-	case disk.Failed:
+	case model.Failed:
 		c.File = w.contents.damaged(content)
 		c.MarkDamaged(w.now)
-	case disk.Unknown:
+	case model.Unknown:
 		c.Recorded, c.Owned, c.NoCfg = "", false, true
 	}
 	return c

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -23,7 +23,7 @@ var seeds = flag.Int("seeds", 40, "number of random clusters")
 // of the cluster, without the planner.
 func TestDeletionsFollowTheRules(t *testing.T) {
 	t.Parallel()
-	executed := map[plan.Op]int{}
+	executed := map[model.Op]int{}
 	for seed := range uint64(*seeds) {
 		run := runRandom(t, seed)
 		if t.Failed() {
@@ -33,7 +33,7 @@ func TestDeletionsFollowTheRules(t *testing.T) {
 			executed[e.Op]++
 		}
 	}
-	for _, op := range []plan.Op{plan.Download, plan.Export, plan.Clone, plan.Sync, plan.Adopt, plan.Verify, plan.Repair, plan.Cleanup, plan.Evict} {
+	for _, op := range []model.Op{model.Download, model.Export, model.Clone, model.Sync, model.Adopt, model.Verify, model.Repair, model.Cleanup, model.Evict} {
 		if executed[op] == 0 {
 			t.Errorf("no cluster executed %s: the random events do not cover enough", op)
 		}

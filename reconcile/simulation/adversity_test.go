@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -268,7 +268,7 @@ func (c *cluster) failedLast(config schema.Config, ranked []ident.DiskRef, id id
 	for _, ref := range ranked {
 		key, o := ident.CopyRef{Disk: ref, ID: id}, c.nodes[ref.Node].observed
 		f := o.Failures[key]
-		if f.Attempts > 0 && f.Fault == plan.FaultDisk && o.Now.Sub(f.Since) >= config.Settings.RecoveryWaitInterval && !c.copyAt(key).Ready() {
+		if f.Attempts > 0 && f.Fault == model.FaultDisk && o.Now.Sub(f.Since) >= config.Settings.RecoveryWaitInterval && !c.copyAt(key).Ready() {
 			failed = append(failed, ref)
 		} else {
 			sound = append(sound, ref)

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 const (
@@ -80,7 +80,7 @@ type cluster struct {
 
 	// Statistics.
 	pairs     map[string]int
-	done      map[plan.Op]int
+	done      map[model.Op]int
 	begunJobs int
 	trace     *trace // nil: nobody reads it
 }
@@ -108,7 +108,7 @@ func newCluster(seed uint64, least, most int, traced bool) *cluster {
 		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, lastDemand: map[ident.CopyRef]time.Duration{},
 		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},
 		digests: map[string]string{}, rankings: map[rankKey]*[]ident.DiskRef{}, hashes: map[string]uint64{},
-		pairs: map[string]int{}, done: map[plan.Op]int{},
+		pairs: map[string]int{}, done: map[model.Op]int{},
 	}
 	if traced {
 		c.trace = &trace{}

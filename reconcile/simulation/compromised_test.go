@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -309,7 +310,7 @@ func (l *liar) digest(m *mood, to *node) string {
 }
 
 // respond sends the response to a direct query.
-func (l *liar) respond(w *runningJob, send func(peer.State)) {
+func (l *liar) respond(w *runningJob, send func(model.Node)) {
 	c, to := l.node.c, w.deletion.node
 	m := l.moodFor(to)
 	if m.silent {
@@ -317,8 +318,8 @@ func (l *liar) respond(w *runningJob, send func(peer.State)) {
 	}
 	s := l.state(m, to, l.digest(m, to))
 	s.Mark = w.query.mark
-	for i := range s.Disks {
-		s.Disks[i].Copies = slices.DeleteFunc(s.Disks[i].Copies, func(one peer.Copy) bool { return one.Name != w.key.ID.Name })
+	for _, one := range s.Disks {
+		maps.DeleteFunc(one.Copies, func(id ident.ID, _ model.Copy) bool { return id.Name != w.key.ID.Name })
 	}
 	w.deletion.responded[l.node.name], w.deletion.deceived = true, true
 	c.after(m.delay, func() { send(s) })
@@ -333,9 +334,9 @@ func (l *liar) config(to *node) schema.Config {
 }
 
 // state returns what the liar claims to a node.
-func (l *liar) state(m *mood, to *node, digest string) peer.State {
+func (l *liar) state(m *mood, to *node, digest string) model.Node {
 	c, config := l.node.c, l.config(to)
-	s := peer.State{Node: l.node.name, Config: digest, Clock: to.wallNow(), Disks: []peer.Disk{}}
+	s := model.Node{Version: model.Version, Node: l.node.name, ConfigDigest: digest, Clock: to.wallNow(), Disks: map[string]model.Disk{}}
 	names := slices.Sorted(maps.Keys(config.Nodes[l.node.name].Disks))
 	if m.foreign {
 		for i, ref := range c.diskRefs() { // the uuid of each disk of the cluster
@@ -344,31 +345,35 @@ func (l *liar) state(m *mood, to *node, digest string) peer.State {
 		}
 	}
 	for _, name := range names {
-		one := peer.Disk{Name: name, UUID: m.uuids[name], Problem: m.problem, Total: 1 << 50, Free: 1 << 50, Copies: []peer.Copy{}}
+		one := model.Disk{UUID: m.uuids[name], Problem: m.problem, Space: model.Space{Total: 1 << 50, Free: 1 << 50}}
 		if one.UUID == "" {
 			one.UUID = "disk of " + l.node.name + "/" + name
 		}
 		if one.Problem == "" {
-			one.Copies = l.copies(m, to, config)
-			for i := range one.Copies { // a time in the future is not believed
-				if now := to.wallNow(); one.Copies[i].ReadBackAt.After(now) {
-					one.Copies[i].ReadBackAt = now
+			one.Copies = model.NewCopies(l.copies(m, to, config)...)
+			for id, v := range one.Copies { // a time in the future is not believed
+				if now := to.wallNow(); v.ReadBackAt.After(now) {
+					v.ReadBackAt = now
+					one.Copies[id] = v
 				}
 			}
 		}
-		s.Disks = append(s.Disks, one)
+		s.Disks[name] = one
 	}
 	return s
 }
 
+// longTime is longer than any wait.
+const longTime = 9e8 * time.Second
+
 // copies returns the copies that the liar claims to have on each of its disks.
-func (l *liar) copies(m *mood, to *node, config schema.Config) []peer.Copy {
-	copies := map[ident.ID]peer.Copy{}
+func (l *liar) copies(m *mood, to *node, config schema.Config) []model.Copy {
+	copies := map[ident.ID]model.Copy{}
 	if m.mirror != nil && m.mirror.published != nil { // the copies of another node, also orphans and old generations
 		for _, one := range m.mirror.published.state.Disks {
 			for _, v := range one.Copies {
-				v.Leaving, v.Action, v.Failure, v.Rejection = false, "", nil, ""
-				if l.neverReady && v.State == disk.Ready {
+				v.Leaving, v.Job, v.Failure, v.Rejection = false, "", nil, ""
+				if l.neverReady && v.State == model.Ready {
 					continue
 				}
 				copies[v.ID] = v
@@ -380,17 +385,17 @@ func (l *liar) copies(m *mood, to *node, config schema.Config) []peer.Copy {
 		if !declared {
 			continue
 		}
-		if v, any := l.claim(m, config, image); any {
+		if v, any := l.claim(m, to, config, image); any {
 			copies[image.ID] = v
 		}
 	}
 	if m.flood {
 		for i := range 30 {
 			id := ident.ID{Name: fmt.Sprintf("flood%d", i), UUID: fmt.Sprintf("%08x", l.rng.Uint32())}
-			copies[id] = peer.Copy{Copy: disk.Copy{ID: id, State: disk.Ready, Owned: true, SHA512: l.node.c.digest(id.UUID)}}
+			copies[id] = model.Copy{ID: id, State: model.Ready, Owned: true, SHA512: l.node.c.digest(id.UUID)}
 		}
 	}
-	return slices.SortedFunc(maps.Values(copies), func(a, b peer.Copy) int { return ident.ID.Compare(a.ID, b.ID) })
+	return slices.SortedFunc(maps.Values(copies), func(a, b model.Copy) int { return ident.ID.Compare(a.ID, b.ID) })
 }
 
 // forgery returns the content that a liar invents for an image. The liar has these bytes.
@@ -400,9 +405,9 @@ func (l *liar) forgery(image schema.Image) string { return "made up for " + imag
 func isForgery(content string) bool { return strings.HasPrefix(content, "made up for ") }
 
 // claim returns what the liar claims about a declared image.
-func (l *liar) claim(m *mood, config schema.Config, image schema.Image) (v peer.Copy, any bool) {
+func (l *liar) claim(m *mood, to *node, config schema.Config, image schema.Image) (v model.Copy, any bool) {
 	c := l.node.c
-	v = peer.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Pending, Owned: true}}
+	v = model.Copy{ID: image.ID, State: model.Pending, Owned: true}
 	content := l.forgery(image)
 	if ready := c.readyCopies(config, image); len(ready) > 0 {
 		content = c.copyAt(ready[0]).Recorded
@@ -411,7 +416,7 @@ func (l *liar) claim(m *mood, config schema.Config, image schema.Image) (v peer.
 		content = c.contentOf(image.Checksum)
 	}
 	kind, source := m.claims[image.ID.Name], firstCopyOf(image)
-	failure := &peer.Failure{Action: string(source), Message: "not found", Attempts: 3}
+	failure := &model.Failure{Op: source, Message: "not found", Attempts: 3, Since: to.wallNow()}
 	switch kind {
 	case claimNothing:
 		return v, false
@@ -424,22 +429,22 @@ func (l *liar) claim(m *mood, config schema.Config, image schema.Image) (v peer.
 			v.UsedBy = "used by a replica"
 		}
 	case claimUnknown:
-		v.State, v.Message = disk.Unknown, "changed"
+		v.State, v.Message = model.Unknown, "changed"
 	case claimDamaged:
 		l.fill(&v, m, content, image)
-		v.State, v.Message, v.DamagedAt = disk.Failed, "damaged", startTime.Add(m.ready)
+		v.State, v.Message, v.DamagedAt = model.Failed, "damaged", startTime.Add(m.ready)
 	case claimWorking:
-		v.Action, v.PartBytes, v.PartTotal, v.State = string(source), gib/4, gib, disk.InProgress
+		v.Job, v.PartBytes, v.PartTotal, v.State = source, gib/4, gib, model.InProgress
 	case claimDemand:
-		v.Owned, v.Demand = false, "replica vol-1"
+		v.Owned, v.Need = false, &model.Need{By: "replica vol-1"}
 	case claimPartial:
 		v.PartBytes, v.PartTotal = gib/4, gib
 	case claimFinal:
 		failure.Final, v.Failure = true, failure
 	case claimRetry:
-		failure.RetryIn, v.Failure = 9e8, failure
+		failure.RetryAt, v.Failure = to.wallNow().Add(longTime), failure
 	case claimDiskFailure:
-		failure.Disk, failure.RetryIn, failure.Since, v.Failure = true, 9e8, -9e8, failure
+		failure.Fault, failure.RetryAt, failure.Since, v.Failure = model.FaultDisk, to.wallNow().Add(longTime), to.wallNow().Add(-longTime), failure
 	case claimRejects:
 		v.Rejection = "not enough space"
 	case claimRejectsForNow:
@@ -449,25 +454,25 @@ func (l *liar) claim(m *mood, config schema.Config, image schema.Image) (v peer.
 }
 
 // firstCopyOf returns the operation that creates the first copy of an image.
-func firstCopyOf(image schema.Image) plan.Op {
+func firstCopyOf(image schema.Image) model.Op {
 	switch s := image.Source; {
 	case s.Restore != nil:
-		return plan.Restore
+		return model.Restore
 	case s.ExportFromVolume != nil:
-		return plan.Export
+		return model.Export
 	case s.Clone != nil:
-		return plan.Clone
+		return model.Clone
 	case s.Upload != nil:
-		return plan.Upload
+		return model.Upload
 	}
-	return plan.Download
+	return model.Download
 }
 
 // fill sets v to a ready copy with the given content.
-func (l *liar) fill(v *peer.Copy, m *mood, content string, image schema.Image) {
+func (l *liar) fill(v *model.Copy, m *mood, content string, image schema.Image) {
 	p := l.node.c.library.Properties(content)
 	v.ReadBackAt = startTime.Add(1000 * time.Hour)
-	v.State, v.Format, v.Size, v.RealSize, v.VirtualSize, v.SHA512 = disk.Ready, p.Format, p.Size, p.RealSize, p.VirtualSize, p.SHA512
+	v.State, v.Format, v.Size, v.RealSize, v.VirtualSize, v.SHA512 = model.Ready, p.Format, p.Size, p.RealSize, p.VirtualSize, p.SHA512
 	v.VerifiedAt = startTime.Add(m.ready)
 	if v.ManifestDigest = p.ManifestDigest; m.forged {
 		v.ManifestDigest = l.node.c.library.Properties(l.forgery(image)).ManifestDigest

@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Properties are what is known of the bytes of a file.
 type Properties struct {
-	Format disk.Format
+	Format model.Format
 	// Size is the size of the file, RealSize the space that it takes on a disk, and
 	// VirtualSize the size that a guest sees.
 	Size, RealSize, VirtualSize int64
@@ -69,7 +69,7 @@ func (l *Library) Properties(content string) Properties {
 	p, known := l.properties[content]
 	if !known {
 		p = Properties{
-			Format: disk.Raw, Size: defaultSize, RealSize: defaultSize, VirtualSize: defaultSize,
+			Format: model.Raw, Size: defaultSize, RealSize: defaultSize, VirtualSize: defaultSize,
 			SHA512: digestOf(ident.SHA512, content), ManifestDigest: digestOf(ident.SHA256, content),
 		}
 		l.learn(content, p)

@@ -5,9 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -78,7 +77,7 @@ func (c *cluster) checkConverged(began time.Duration) {
 	for _, name := range c.names {
 		for _, a := range c.nodes[name].plan.Actions {
 			_, declared := head.config.Images[a.Image]
-			if lacking := always || lacks[a.Image] || !declared && any; a.Op == plan.Blocked && !lacking {
+			if lacking := always || lacks[a.Image] || !declared && any; a.Op == model.Blocked && !lacking {
 				c.violation("converge", "%s is blocked although nothing is missing: %s: %s", name, a.CopyRef(), a.Text)
 			}
 		}
@@ -190,7 +189,7 @@ func (c *cluster) checkLeftovers() {
 			enough := declared && c.countReady(image, ranked) >= max(1, min(image.Copies, len(ranked)))
 			filled := enough || config.Settings.ConcurrentReplenishPerNodeLimit > 0
 			switch {
-			case s.PartialSource == disk.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
+			case s.PartialSource == model.PartFromUpload && s.File == "" && image.ID == id && filled && slices.Contains(ranked, ref) && slices.Contains(c.disksForNewCopy(image, ranked), ref):
 				c.violation("converge", "a partial upload is left on %s", ident.CopyRef{Disk: ref, ID: id})
 			case !s.Owned || c.users(ident.CopyRef{Disk: ref, ID: id}) > 0:
 			case image.ID != id && (len(c.needing(ident.CopyRef{Disk: ref, ID: id})) > 0 || !c.allDisksPresent()):

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -34,7 +35,7 @@ func (r *deletion) checkDecision(o plan.Observed) {
 		return
 	}
 	image, declared := r.conf.config.Images[r.key.ID.Name]
-	evicted := r.work.action.Op == plan.Evict
+	evicted := r.work.action.Op == model.Evict
 	if evicted && !(declared && isEvicted(r.conf.config, r.key.Disk)) {
 		c.violation("S5", "%s is evicted without a request", r.key)
 	}
@@ -129,8 +130,8 @@ func (r *deletion) mostWithSameBytes(image schema.Image, s *Copy, ranked []ident
 	return n
 }
 
-func ruleOf(kind plan.Op) string {
-	if kind == plan.Evict {
+func ruleOf(kind model.Op) string {
+	if kind == model.Evict {
 		return "S5"
 	}
 	return "S4"

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
@@ -37,8 +38,8 @@ func (m *node) deletionStep(job *runningJob, do func()) {
 type deletionQuery struct {
 	nodes     []peer.Address
 	mark      string // the name of the mark that the nodes look for
-	responses map[string]peer.State
-	done      func(map[string]peer.State)
+	responses map[string]model.Node
+	done      func(map[string]model.Node)
 	pending   int    // queries without a response
 	proving   bool   // the responses were reported, and proofs are requested
 	stop      func() // ends the requests for proofs
@@ -175,7 +176,7 @@ func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 	}
 	m.c.send(m, other, func() {
 		other.afterMoment(func() {
-			other.respond(job, func(state peer.State) {
+			other.respond(job, func(state model.Node) {
 				m.c.logf(other.name, "responds to %s about %s: %s", m.name, job.key.ID.Name, formatState(state))
 				m.c.send(other, m, func() {
 					if !ended {
@@ -192,7 +193,7 @@ func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 }
 
 // respond responds to a direct query. It records which copies the node listed for the response.
-func (m *node) respond(job *runningJob, send func(peer.State)) {
+func (m *node) respond(job *runningJob, send func(model.Node)) {
 	if m.liar != nil {
 		m.liar.respond(job, send)
 		return
@@ -202,7 +203,7 @@ func (m *node) respond(job *runningJob, send func(peer.State)) {
 	m.c.spawn(f, func() {
 		s, err := m.loop.PeerNode().Copies(m.ctx, job.key.ID.Name, job.query.mark)
 		if err == nil {
-			job.deletion.recordResponse(m, s.Config, listed)
+			job.deletion.recordResponse(m, s.ConfigDigest, listed)
 			send(s)
 		}
 	})

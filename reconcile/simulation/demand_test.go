@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -155,10 +155,8 @@ func (r *deletion) checkNeeds(o plan.Observed) {
 }
 
 // publishes reports whether a node has published that replicas on a disk need an image.
-func publishes(s peer.State, name string, id ident.ID) bool {
-	return slices.ContainsFunc(s.Disks, func(d peer.Disk) bool {
-		return d.Name == name && slices.ContainsFunc(d.Copies, func(c peer.Copy) bool { return c.ID == id && c.Demand != "" })
-	})
+func publishes(s model.Node, name string, id ident.ID) bool {
+	return s.Disks[name].Copies[id].Need != nil
 }
 
 // leaveReserve declares a reserve for a disk, and fills the disk for a while, so that an image fits on it only

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -47,8 +48,8 @@ type Copy struct {
 	Partial int64  // bytes in the partial file
 	// PartialTotal are the bytes that the partial file will have when it is complete.
 	PartialTotal int64
-	// PartialSource is disk.PartFromPeers, disk.PartFromUpload, or empty for another source.
-	PartialSource string
+	// PartialSource is model.PartFromPeers, model.PartFromUpload, or empty for another source.
+	PartialSource model.PartKind
 
 	// The record:
 
@@ -126,32 +127,32 @@ func (d *Disk) occupied() int64 {
 }
 
 // Copy returns a copy as a listing of the disk shows it.
-func (d *Disk) Copy(id ident.ID) disk.Copy {
+func (d *Disk) Copy(id ident.ID) model.Copy {
 	c := d.Copies[id]
-	v := disk.Copy{
-		ID: id, State: disk.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
+	v := model.Copy{
+		ID: id, State: model.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
 		InUseRecorded: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ReplacedAt: c.Usage.ReplacedAt, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration,
 	}
-	if c.Partial > 0 || c.PartialSource == disk.PartFromUpload {
-		v.PartTotal, v.PartSourceID = c.PartialTotal, c.PartialSource
+	if c.Partial > 0 || c.PartialSource == model.PartFromUpload {
+		v.PartTotal, v.PartKind = c.PartialTotal, c.PartialSource
 	}
 	if c.File == "" {
 		return v
 	}
 	file := d.Library.Properties(c.File)
 	v.Format, v.Size, v.RealSize, v.VirtualSize = file.Format, file.Size, file.RealSize, file.VirtualSize
-	v.State = disk.Ready
+	v.State = model.Ready
 	if c.Owned && c.Recorded != "" && !c.Changed {
 		recorded := d.Library.Properties(c.Recorded)
 		v.SHA512, v.SHA256, v.ManifestDigest = recorded.SHA512, recorded.SHA256, d.manifestOf(recorded)
 	}
 	switch {
 	case !c.Owned:
-		v.State, v.Message = disk.Unknown, "not verified yet"
+		v.State, v.Message = model.Unknown, "not verified yet"
 	case c.Changed:
-		v.State, v.Message = disk.Unknown, "changed"
+		v.State, v.Message = model.Unknown, "changed"
 	case c.Failure != "":
-		v.State, v.Message = disk.Failed, c.Failure
+		v.State, v.Message = model.Failed, c.Failure
 	}
 	return v
 }
@@ -246,7 +247,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 		c.Copies = append(c.Copies, o.disk.Copy(id))
 		u.reasons[id] = o.disk.replicasOf(id)
 	}
-	c.Space, c.ReadOnly, c.Users = disk.Space{Total: o.disk.Total, Free: o.disk.Free()}, o.disk.ReadOnly, u
+	c.Space, c.ReadOnly, c.Users = model.Space{Total: o.disk.Total, Free: o.disk.Free()}, o.disk.ReadOnly, u
 	return c, nil
 }
 
@@ -306,7 +307,7 @@ func (o openDisk) RemoveMark(id ident.ID, name string) error {
 }
 
 // Folder implements reconcile.Disk. No simulated node sees that two disks have one folder: only the mark shows it.
-func (openDisk) Folder() (disk.FolderID, error) { return disk.FolderID{}, nil }
+func (openDisk) Folder() (model.FolderID, error) { return model.FolderID{}, nil }
 
 // Close implements reconcile.Disk.
 func (openDisk) Close() error { return nil }

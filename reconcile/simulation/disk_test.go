@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 var parrot = ident.ID{Name: "parrot", UUID: "0000000a"}
@@ -20,7 +21,7 @@ func TestFillMakesACopyReadyAndTakesSpace(t *testing.T) {
 	if err := d.Fill(parrot, "a", want, 0, startTime); err != nil {
 		t.Fatal(err)
 	}
-	if c := d.Copy(parrot); c.State != disk.Ready || c.SHA512 != want || !c.VerifiedAt.Equal(startTime) || d.Free() != 7*gib {
+	if c := d.Copy(parrot); c.State != model.Ready || c.SHA512 != want || !c.VerifiedAt.Equal(startTime) || d.Free() != 7*gib {
 		t.Errorf("the copy is %+v, and %d bytes are free", c, d.Free())
 	}
 	if err := d.Fill(parrot, "b", ident.Digest{}, 0, startTime); err == nil || d.Copies[parrot].File != "a" {
@@ -37,7 +38,7 @@ func TestFillFailsWithoutAFile(t *testing.T) {
 	if err := d.Fill(parrot, "a", ident.Digest{}, 8*gib, startTime); !isA[*disk.NoSpaceError](err) {
 		t.Errorf("below the reserve the error is %v", err)
 	}
-	if c := d.Copy(parrot); c.State != disk.Pending || d.Free() != 8*gib {
+	if c := d.Copy(parrot); c.State != model.Pending || d.Free() != 8*gib {
 		t.Errorf("the copy is %+v, and %d bytes are free", c, d.Free())
 	}
 }
@@ -46,18 +47,18 @@ func TestVerifyFindsDamageAndRepairRemovesIt(t *testing.T) {
 	t.Parallel()
 	d := newTestDisk()
 	d.Copies[parrot] = &Copy{File: "a"} // of Longhorn
-	if state := d.Copy(parrot).State; state != disk.Unknown {
+	if state := d.Copy(parrot).State; state != model.Unknown {
 		t.Errorf("an unmanaged file is %s", state)
 	}
 	for _, step := range []struct {
 		name string
 		do   func() error
-		want disk.State
+		want model.State
 	}{
-		{"adoption", func() error { return d.Verify(parrot, startTime) }, disk.Ready},
-		{"damage", func() error { d.Copies[parrot].File = "b"; return nil }, disk.Ready},
-		{"verification", func() error { return d.Verify(parrot, startTime) }, disk.Failed},
-		{"repair", func() error { return d.Repair(parrot, "a", startTime) }, disk.Ready},
+		{"adoption", func() error { return d.Verify(parrot, startTime) }, model.Ready},
+		{"damage", func() error { d.Copies[parrot].File = "b"; return nil }, model.Ready},
+		{"verification", func() error { return d.Verify(parrot, startTime) }, model.Failed},
+		{"repair", func() error { return d.Repair(parrot, "a", startTime) }, model.Ready},
 	} {
 		if err := step.do(); err != nil || d.Copy(parrot).State != step.want {
 			t.Errorf("after the %s the copy is %s, error %v; want %s", step.name, d.Copy(parrot).State, err, step.want)

@@ -5,16 +5,15 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // establishes reports whether an action can establish the digest of an image without a checksum.
 func establishes(image schema.Image, a plan.Action, o plan.Observed) bool {
-	return image.Checksum.IsZero() && (a.Op.IsFirstCopy() || a.Op == plan.Sync && !readsSameImage(o, a))
+	return image.Checksum.IsZero() && (a.Op.IsFirstCopy() || a.Op == model.Sync && !readsSameImage(o, a))
 }
 
 // readsSameImage reports whether a sync reads a copy of the same image.
@@ -26,10 +25,10 @@ func readsSameImage(o plan.Observed, a plan.Action) bool {
 // checkFirstCopyStart checks the start of a first copy against what its node observed.
 func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observed) {
 	c, a := m.c, w.action
-	if w.image.Source.Clone != nil && (a.Op == plan.Clone || w.establishes) {
+	if w.image.Source.Clone != nil && (a.Op == model.Clone || w.establishes) {
 		m.checkCloneStart(w, o)
 	}
-	if why := o.CannotPrepare[w.key.ID]; a.Op == plan.Export && why != "" {
+	if why := o.CannotPrepare[w.key.ID]; a.Op == model.Export && why != "" {
 		c.violation("first", "%s is exported: %s", w.key, why)
 	}
 	if !w.establishes {
@@ -38,8 +37,8 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 	c.reviveHolders(w, m)
 	recovery := d.Config.Settings.RecoveryWaitInterval
 	for name, p := range o.Peers {
-		if !p.Queried || p.Problem != "" && p.UnreachableFor < recovery {
-			c.violation("first", "%s of %s starts, and node %s may have a copy: it is unreachable for %s", a.Op, w.key, name, p.UnreachableFor)
+		if !p.Queried || p.Problem != "" && p.UnreachableFor(o.Now) < recovery {
+			c.violation("first", "%s of %s starts, and node %s may have a copy: it is unreachable for %s", a.Op, w.key, name, p.UnreachableFor(o.Now))
 		}
 	}
 	w.recentDigests = map[string]bool{}
@@ -47,7 +46,7 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 		failed, there := seen.Copies[w.key.ID]
 		s := c.copyAt(ident.CopyRef{Disk: ref, ID: w.key.ID})
 		responds := ref.Node == m.name || o.Peers[ref.Node].Responds()
-		if !there || !responds || failed.State != disk.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
+		if !there || !responds || failed.State != model.Failed || failed.SHA512.IsZero() || s == nil || s.Failure == "" {
 			continue
 		}
 		clocksRight := m.clockOffset == 0 && c.nodes[ref.Node].clockOffset == 0 && c.history(s).failedAtTrueTime // otherwise the recorded time of the failure may be wrong
@@ -92,7 +91,7 @@ func (c *cluster) requestSourceCleanup(w *runningJob, m *node) {
 func (m *node) checkCloneStart(w *runningJob, o plan.Observed) {
 	m.c.requestSourceCleanup(w, m)
 	source, declared := m.applied.config.Images[w.image.Source.Clone.BackingImage]
-	if from := w.action.LocalSource; w.action.Op == plan.Clone && (m.leaving(from) || m.suspects(from)) {
+	if from := w.action.LocalSource; w.action.Op == model.Clone && (m.leaving(from) || m.suspects(from)) {
 		m.c.violation("clone", "%s is cloned from %s, which is leaving or suspect", w.key, from)
 	}
 	if !declared || !source.Checksum.IsZero() {
@@ -152,11 +151,11 @@ func (m *node) checkSingleFirstCopy() {
 		ranked := m.c.rankedDisks(m.applied, image)
 		own := slices.Index(ranked, w.key.Disk)
 		for name, h := range m.peers {
-			if !h.polled || h.problem != "" || h.publication == nil || m.appliedBroken || h.publication.state.Config != m.applied.digest || m.observed.Peers[name].Problem != "" {
+			if !h.polled || h.problem != "" || h.publication == nil || m.appliedBroken || h.publication.state.ConfigDigest != m.applied.digest || m.observed.Peers[name].Problem != "" {
 				continue
 			}
-			for _, one := range h.publication.state.Disks {
-				other := ident.DiskRef{Node: name, Disk: one.Name}
+			for on, one := range h.publication.state.Disks {
+				other := ident.DiskRef{Node: name, Disk: on}
 				if at := slices.Index(ranked, other); at >= 0 && (own < 0 || at < own) && m.createsFirstCopy(one, other, w.key) {
 					m.c.violation("first", "%s is created by %s although %s creates the first copy", w.key, w.action.Op, other)
 				}
@@ -177,11 +176,11 @@ func (m *node) knowsReady(id ident.ID) bool {
 
 // createsFirstCopy reports whether another disk creates the first copy, according to the published
 // state that this node has planned with, and nothing prevents that disk from creating it.
-func (m *node) createsFirstCopy(one peer.Disk, ref ident.DiskRef, key ident.CopyRef) bool {
+func (m *node) createsFirstCopy(one model.Disk, ref ident.DiskRef, key ident.CopyRef) bool {
 	node := m.applied.config.Nodes[ref.Node]
-	i := slices.IndexFunc(one.Copies, func(v peer.Copy) bool { return v.ID == key.ID })
+	v, exists := one.Copies[key.ID]
 	other := ident.CopyRef{Disk: ref, ID: key.ID}
-	if i < 0 || !m.observed.Running[other] || one.Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
+	if !exists || !m.observed.Running[other] || one.Problem != "" || !node.AllowScheduling || !node.Disks[ref.Disk].AllowScheduling {
 		return false
 	}
 	if seen := m.observed.Disks[ref]; seen.Problem != "" || seen.ReadOnly {
@@ -192,8 +191,7 @@ func (m *node) createsFirstCopy(one peer.Disk, ref ident.DiskRef, key ident.Copy
 			return false // the task may have moved to another disk
 		}
 	}
-	v := one.Copies[i]
-	return plan.Op(v.Action).IsFirstCopy() && v.State == disk.Pending && v.Failure == nil && !isEvicted(m.applied.config, ref)
+	return v.Job.IsFirstCopy() && v.State == model.Pending && v.Failure == nil && !isEvicted(m.applied.config, ref)
 }
 
 // checkConflict checks that no copy is deleted while the copies of its image have different digests,

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -116,7 +116,7 @@ func (r *deletion) checkKept(image schema.Image, s *Copy) {
 func (c *cluster) mayStay(image schema.Image, key ident.CopyRef) bool {
 	d := c.disks[key.Disk]
 	state := d.Copy(key.ID).State
-	if !c.mayKeep(c.latest(), image, key.Disk) || state != disk.Ready && state != disk.Unknown {
+	if !c.mayKeep(c.latest(), image, key.Disk) || state != model.Ready && state != model.Unknown {
 		return false
 	}
 	n := 0

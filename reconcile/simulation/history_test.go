@@ -3,10 +3,9 @@ package simulation
 import (
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -47,7 +46,7 @@ func (c *cluster) own(s *Copy) {
 func (c *cluster) setClient(s *Copy, client *uploader) {
 	c.history(s).client, s.Partial, s.PartialSource = client, 0, ""
 	if client != nil {
-		s.PartialSource = disk.PartFromUpload
+		s.PartialSource = model.PartFromUpload
 	}
 }
 
@@ -82,10 +81,10 @@ func (m *node) noteListing() {
 			}
 			image, declared := m.applied.config.Images[c.ID.Name]
 			declared = declared && c.ID.Name != m.invalidImage
-			failing := m.failedJobs[key] || m.observed.Failures[key].Fault == plan.FaultDisk
+			failing := m.failedJobs[key] || m.observed.Failures[key].Fault == model.FaultDisk
 			switch {
 			case m.allowed() == schema.ObserveOnly:
-			case declared && image.ID == c.ID && c.State == disk.Ready && !failing && m.c.isAlwaysDesired(m.applied, image, one.ref):
+			case declared && image.ID == c.ID && c.State == model.Ready && !failing && m.c.isAlwaysDesired(m.applied, image, one.ref):
 				m.c.history(s).surplusAt = 0
 			case declared && image.ID != c.ID && m.isCertainlyKept(image, key, s):
 				m.c.history(s).surplusAt = 0

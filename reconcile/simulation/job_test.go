@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
@@ -61,11 +61,11 @@ func (m *node) beginJob(job *runningJob) {
 		m.checkFirstCopyStart(job, m.desired, m.observed)
 	}
 	switch job.action.Op {
-	case plan.Adopt, plan.Verify:
+	case model.Adopt, model.Verify:
 		m.continueJob(job, 1)
-	case plan.Upload:
+	case model.Upload:
 		m.beginUpload(job)
-	case plan.Sync, plan.Download:
+	case model.Sync, model.Download:
 		m.c.requestSeedCleanup(job, m)
 		m.continueJob(job, 1+m.c.IntN(3))
 	default:
@@ -129,11 +129,11 @@ func (m *node) continueJob(job *runningJob, steps int) {
 // progress changes the disk as one step of a transfer does: the partial file becomes larger.
 func (m *node) progress(d *Disk, job *runningJob) error {
 	switch job.action.Op {
-	case plan.Download, plan.Restore, plan.Export, plan.Clone:
+	case model.Download, model.Restore, model.Export, model.Clone:
 		if err := m.checkSource(job); err != nil {
 			return err
 		}
-	case plan.Sync:
+	case model.Sync:
 		if _, err := m.sourceContent(job); err != nil {
 			return err
 		}
@@ -149,8 +149,8 @@ func (m *node) progress(d *Disk, job *runningJob) error {
 	if job.action.Op.IsFirstCopy() && s.Partial == 0 && job.action.Pinned.Digest.IsZero() {
 		m.c.reads = append(m.c.reads, read{at: m.c.now, id: job.key.ID, node: m.name})
 	}
-	if job.action.Op == plan.Sync && job.action.LocalSource == (ident.CopyRef{}) {
-		s.PartialSource = disk.PartFromPeers
+	if job.action.Op == model.Sync && job.action.LocalSource == (ident.CopyRef{}) {
+		s.PartialSource = model.PartFromPeers
 	} else if s.Partial == 0 { // otherwise a download resumes a partial file of any source
 		s.PartialSource = ""
 	}
@@ -167,15 +167,15 @@ func (m *node) progress(d *Disk, job *runningJob) error {
 // finishJob changes the disk as the last step of a job does. The error is the failure of the job.
 func (m *node) finishJob(d *Disk, job *runningJob) error {
 	switch job.action.Op {
-	case plan.Download, plan.Restore, plan.Export, plan.Clone:
+	case model.Download, model.Restore, model.Export, model.Clone:
 		return m.finishFirstCopy(d, job)
-	case plan.Sync:
+	case model.Sync:
 		content, err := m.sourceContent(job)
 		if err != nil {
 			return err
 		}
 		return m.fill(d, job, content, m.c.digest(job.content))
-	case plan.Adopt, plan.Verify:
+	case model.Adopt, model.Verify:
 		if job.action.VerifiesPeer() {
 			return m.verifyPeer(job)
 		}
@@ -183,7 +183,7 @@ func (m *node) finishJob(d *Disk, job *runningJob) error {
 			m.c.recordLoss(job.key, s)
 		}
 		return m.verify(d, job.key.ID)
-	case plan.Repair:
+	case model.Repair:
 		return m.repair(d, job)
 	}
 	panic("no effect of " + string(job.action.Op))

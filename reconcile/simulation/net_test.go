@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
@@ -53,7 +54,7 @@ func (c *cluster) reachable(from, to string) bool {
 // state.
 type publication struct {
 	number int
-	state  peer.State
+	state  model.Node
 }
 
 // peerView is what a node knows about another one.
@@ -157,7 +158,7 @@ func (m *node) handlePoll(p *poll) {
 }
 
 // publish makes a state of the node available, and responds to the waiting polls if it is new.
-func (m *node) publish(state peer.State) {
+func (m *node) publish(state model.Node) {
 	s := &publication{state: state}
 	if m.published != nil && peer.EqualStates(&m.published.state, &s.state) {
 		s.number = m.published.number

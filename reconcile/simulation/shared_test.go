@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -80,7 +80,7 @@ func TestSharedFolder(t *testing.T) {
 			continue
 		}
 		for _, ref := range refs {
-			if _, there := c.disks[ref].Copies[m.ID]; there && isEvicted(c.latest().config, ref) && c.done[plan.Evict] == 0 {
+			if _, there := c.disks[ref].Copies[m.ID]; there && isEvicted(c.latest().config, ref) && c.done[model.Evict] == 0 {
 				t.Errorf("seed %d: %s is not evicted\n%s", seed, ref, c.trace)
 			}
 		}

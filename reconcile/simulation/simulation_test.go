@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 var (
@@ -59,7 +59,7 @@ type totals struct {
 	runs      int
 	failed    *uint64 // the lowest seed with a violation
 	pairs     map[string]int
-	completed map[plan.Op]int
+	completed map[model.Op]int
 }
 
 func (s totals) String() string {
@@ -67,7 +67,7 @@ func (s totals) String() string {
 	for _, pair := range allPairs {
 		fmt.Fprintf(&b, "\n  %6d times %s", s.pairs[pair], pair)
 	}
-	for _, kind := range plan.Ops {
+	for _, kind := range model.Ops {
 		fmt.Fprintf(&b, "\n  %6d times %s", s.completed[kind], kind)
 	}
 	return b.String()
@@ -76,7 +76,7 @@ func (s totals) String() string {
 // simulateClusters runs the seeds in order until one has a violation. The lowest such seed is the
 // same in every run, however many run at once.
 func simulateClusters(t *testing.T, seeds int, first uint64) totals {
-	total := totals{pairs: map[string]int{}, completed: map[plan.Op]int{}}
+	total := totals{pairs: map[string]int{}, completed: map[model.Op]int{}}
 	var (
 		next atomic.Uint64
 		stop atomic.Bool

@@ -9,9 +9,9 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -233,15 +233,15 @@ func (c *cluster) moveReplicas() {
 // checkSource returns an error if the source of a first copy cannot be read now.
 func (m *node) checkSource(w *runningJob) error {
 	switch w.action.Op {
-	case plan.Download, plan.Restore:
+	case model.Download, model.Restore:
 		if m.c.offline {
 			return &fetch.Error{Class: fetch.Network, Err: errors.New("no connection")}
 		}
-	case plan.Export:
+	case model.Export:
 		if e := w.image.Source.ExportFromVolume; !m.c.replicas[e.VolumeName][m.name] {
 			return &fetch.Error{Class: fetch.Refused, Err: errors.New("no replica on this node")}
 		}
-	case plan.Clone:
+	case model.Clone:
 		if s := m.c.copyAt(w.action.LocalSource); !s.Ready() || m.c.digest(s.Recorded) != w.action.SourceDigest {
 			return fmt.Errorf("open %s: it is not ready", w.action.From)
 		}
@@ -259,7 +259,7 @@ func (m *node) finishFirstCopy(d *Disk, w *runningJob) error {
 		want = w.action.Pinned.Digest
 	}
 	content := m.c.served[upstream(w.image)]
-	if w.action.Op == plan.Clone {
+	if w.action.Op == model.Clone {
 		s, how := m.c.copyAt(w.action.LocalSource), w.image.Source.Clone.Encryption
 		if s.File != s.Recorded {
 			return &disk.ChecksumError{Want: w.action.SourceDigest, Got: m.c.digest(s.File)}

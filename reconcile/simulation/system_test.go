@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -122,7 +123,7 @@ func (p nodePeers) Observations() map[string]peer.Observation {
 }
 
 // Publish implements reconcile.Peers.
-func (p nodePeers) Publish(s peer.State) { p.publish(s) }
+func (p nodePeers) Publish(s model.Node) { p.publish(s) }
 
 // Close implements reconcile.Peers.
 func (nodePeers) Close() {}
@@ -158,9 +159,9 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 }
 
 // Query implements reconcile.Jobs.
-func (j nodeJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]peer.State)) {
+func (j nodeJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node)) {
 	m := j.node
-	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, mark: mark, responses: map[string]peer.State{}, done: done}}
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, mark: mark, responses: map[string]model.Node{}, done: done}}
 	if d := m.c.disks[job.key.Disk]; d != nil {
 		job.diskUUID = d.UUID
 	}

@@ -7,7 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // trace has the last events of a run.
@@ -46,12 +47,14 @@ func (s *publication) String() string {
 }
 
 // formatState returns a published state on one line.
-func formatState(s peer.State) string {
-	text := "configuration " + s.Config
-	for _, one := range s.Disks {
-		text += ", " + one.Name + one.Problem
-		for _, v := range one.Copies {
-			text += fmt.Sprintf(" %s %s%s%s%s", v.ID, v.State, textIf(v.Leaving, " leaving"), textIf(v.UsedBy != "", " used"), textIf(v.Action != "", " "+v.Action))
+func formatState(s model.Node) string {
+	text := "configuration " + s.ConfigDigest
+	for _, name := range slices.Sorted(maps.Keys(s.Disks)) {
+		one := s.Disks[name]
+		text += ", " + name + one.Problem
+		for _, id := range slices.SortedFunc(maps.Keys(one.Copies), ident.ID.Compare) {
+			v := one.Copies[id]
+			text += fmt.Sprintf(" %s %s%s%s%s", v.ID, v.State, textIf(v.Leaving, " leaving"), textIf(v.UsedBy != "", " used"), textIf(v.Job != "", " "+string(v.Job)))
 		}
 	}
 	return text

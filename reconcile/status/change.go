@@ -16,7 +16,7 @@ func (s Status) ContentSum() [sha256.Size]byte {
 	s.Peers, s.Disks, s.Images = slices.Clone(s.Peers), slices.Clone(s.Disks), slices.Clone(s.Images)
 	for i := range s.Peers {
 		p := &s.Peers[i]
-		p.LastResponse, p.UnreachableSince, p.SkewSince = time.Time{}, time.Time{}, time.Time{}
+		p.LastResponse, p.UnreachableSince, p.OtherConfigSince = time.Time{}, time.Time{}, time.Time{}
 	}
 	for i := range s.Disks {
 		s.Disks[i].Free, s.Disks[i].ProblemSince = 0, time.Time{}
@@ -25,13 +25,8 @@ func (s Status) ContentSum() [sha256.Size]byte {
 		s.Images[i].Copies = slices.Clone(s.Images[i].Copies)
 		for j := range s.Images[i].Copies {
 			c := &s.Images[i].Copies[j]
-			c.Progress, c.Done, c.RealSize, c.Sends = 0, 0, 0, 0
+			c.Progress, c.Done, c.RealSize, c.Sends, c.PartBytes = 0, 0, 0, 0, 0
 			c.Until, c.LastUsed, c.AwaitedSince = time.Time{}, time.Time{}, time.Time{}
-			if c.Found != nil {
-				found := *c.Found
-				found.PartBytes = 0
-				c.Found = &found
-			}
 		}
 	}
 	s.Plan.Actions = slices.Clone(s.Plan.Actions)

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -13,12 +13,12 @@ import (
 func fullStatus() Status {
 	return Status{
 		Node: "node1", Time: testNow,
-		Peers: []PeerStatus{{Node: "node2", Problem: "no route", LastResponse: testNow, UnreachableSince: testNow}},
-		Disks: []DiskStatus{{Node: "node1", Disk: "disk1", Free: 1, Total: 2}, {Node: "node2", Disk: "disk1", Unreachable: "node node2 has not responded since 2026-12-01T11:59:48Z: no data for 12s"}},
+		Peers: []PeerStatus{{Node: "node2", Peer: model.Peer{Problem: "no route", LastResponse: testNow, UnreachableSince: testNow}}},
+		Disks: []DiskStatus{{Node: "node1", Name: "disk1", Disk: model.Disk{Space: model.Space{Free: 1, Total: 2}}}, {Node: "node2", Name: "disk1", Unreachable: "node node2 has not responded since 2026-12-01T11:59:48Z: no data for 12s"}},
 		Images: []ImageStatus{{Name: "parrot", Declared: true, Copies: []CopyStatus{{
-			Node: "node1", Disk: "disk1", State: disk.InProgress, Progress: 10, Done: 100, Found: &Found{PartBytes: 100}, Failure: &FailureStatus{Attempts: 1, RetryAt: testNow},
+			Node: "node1", Disk: "disk1", State: model.InProgress, Progress: 10, Done: 100, Copy: model.Copy{PartBytes: 100, Failure: &model.Failure{Attempts: 1, RetryAt: testNow}},
 		}}}},
-		Plan: plan.Plan{Actions: []plan.Action{{Op: plan.Wait, Until: testNow}}},
+		Plan: plan.Plan{Actions: []plan.Action{{Op: model.Wait, Until: testNow}}},
 	}
 }
 
@@ -33,7 +33,7 @@ func TestContentSumChangesOnlyWithTheState(t *testing.T) {
 		},
 		"free space":    func(s *Status) { s.Disks[0].Free = 2 },
 		"percent":       func(s *Status) { s.Images[0].Copies[0].Progress = 11 },
-		"bytes":         func(s *Status) { s.Images[0].Copies[0].Done, s.Images[0].Copies[0].Found.PartBytes = 101, 101 },
+		"bytes":         func(s *Status) { s.Images[0].Copies[0].Done, s.Images[0].Copies[0].PartBytes = 101, 101 },
 		"readers":       func(s *Status) { s.Images[0].Copies[0].Sends = 3 },
 		"last use":      func(s *Status) { s.Images[0].Copies[0].LastUsed = later },
 		"end of a wait": func(s *Status) { s.Plan.Actions[0].Until, s.Images[0].Copies[0].Until = later, later },
@@ -44,7 +44,7 @@ func TestContentSumChangesOnlyWithTheState(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(*Status){
-		"state":           func(s *Status) { s.Images[0].Copies[0].State = disk.Ready },
+		"state":           func(s *Status) { s.Images[0].Copies[0].State = model.Ready },
 		"attempts":        func(s *Status) { s.Images[0].Copies[0].Failure.Attempts = 2 },
 		"message":         func(s *Status) { s.Disks[1].Unreachable = "" },
 		"problem":         func(s *Status) { s.Disks[0].Problem = "no disk here" },

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -27,16 +28,16 @@ type ImageStatus struct {
 	// Declaration is a hash of the declared bytes and their source, but not of the placement. A
 	// failure under another value does not matter any more.
 	Declaration string       `json:"declaration,omitempty"`
-	Expected    ident.Digest `json:"expectedChecksum"`
-	Desired     int          `json:"wanted"`            // desired copies on all nodes together
+	Checksum    ident.Digest `json:"checksum"`          // as declared
+	Desired     int          `json:"desired"`           // desired copies on all nodes together
 	Ready       int          `json:"ready"`             // ready copies on all nodes that respond
 	Message     string       `json:"message,omitempty"` // about the image as a whole
-	Code        plan.Code    `json:"code,omitempty"`    // of Message
+	Code        model.Code   `json:"code,omitempty"`    // of Message
 	// Suspended is the suspension that applies to the image, its own one or the one in the
 	// settings; nil without one. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
 	// CannotPrepare is why this node cannot create the first copy; "": it can, or need not.
-	CannotPrepare string `json:"unable,omitempty"`
+	CannotPrepare string `json:"cannotPrepare,omitempty"`
 	// BackedUp: the record of a copy on this node has a complete backup at the declared target.
 	BackedUp bool         `json:"backedUp,omitempty"`
 	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
@@ -61,9 +62,9 @@ func (image ImageStatus) Missing() int {
 
 // PassedOver is one reason why disks take no copy of an image.
 type PassedOver struct {
-	Reason string    `json:"why"`
-	Code   plan.Code `json:"code"`
-	Count  int       `json:"count"` // of disks
+	Reason string     `json:"reason"`
+	Code   model.Code `json:"code"`
+	Count  int        `json:"count"` // of disks
 	// Disks are their names, NODE/DISK, sorted. Beyond maxPassedOver names, disks are only
 	// counted.
 	Disks []string `json:"disks,omitempty"`
@@ -76,7 +77,7 @@ func (b *builder) image(id ident.ID) ImageStatus {
 	if image, ok := b.view.Desired.Config.Images[id.Name]; ok && image.ID == id {
 		now := b.placements[id]
 		s.Title = image.Title
-		s.Declared, s.Source, s.Expected, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
+		s.Declared, s.Source, s.Checksum, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
 		s.Desired, s.Ready, s.PassedOver = now.desired, now.ready, now.passedOver
 		by := cmp.Or(b.view.Desired.SuspensionOf(image, b.view.Observed.Now), image.Suspend)
 		s.Suspended = plan.NewSuspension(by, b.view.Observed.Now)
@@ -129,8 +130,8 @@ func declaration(image schema.Image) string {
 
 // groupPassedOver groups disks by reason, the most frequent reason first. It names at most *names
 // disks, and subtracts their number from *names.
-func groupPassedOver(disks map[ident.DiskRef]plan.Reason, names *int) []PassedOver {
-	byReason := map[plan.Reason][]string{}
+func groupPassedOver(disks map[ident.DiskRef]model.Reason, names *int) []PassedOver {
+	byReason := map[model.Reason][]string{}
 	for ref, reason := range disks {
 		byReason[reason] = append(byReason[reason], ref.String())
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -210,7 +210,7 @@ func (s Status) notReadyError(image ImageStatus) error {
 	}
 	parts := []string{count}
 	for _, c := range image.Copies {
-		if c.State != disk.Ready {
+		if c.State != model.Ready {
 			parts = append(parts, fmt.Sprintf("%s is %s: %s", c.DiskName(), c.State, cmp.Or(oneLine(c.Summary()), s.unexplained(image, c))))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -16,7 +17,7 @@ func TestReadyReportsWhatStopsTheManager(t *testing.T) {
 	good := func() *View {
 		return &View{
 			Loaded: true, Desired: plan.Desired{Node: "node1", Allowed: schema.Everything},
-			Observed: plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{ref: {}}},
+			Observed: plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{ref: {}}},
 		}
 	}
 	for _, tt := range []struct {
@@ -28,13 +29,13 @@ func TestReadyReportsWhatStopsTheManager(t *testing.T) {
 		{"mistakes", func(v *View) { v.Desired.Allowed = schema.NoDeletions }, ""},
 		{"directory gone", func(v *View) { v.Fault = "gone" }, ""},
 		{"one disk of two", func(v *View) {
-			v.Observed.Disks[ident.DiskRef{Node: "node1", Disk: "disk2"}] = plan.Disk{Problem: "away"}
+			v.Observed.Disks[ident.DiskRef{Node: "node1", Disk: "disk2"}] = model.Disk{Problem: "away"}
 		}, ""},
 		{"no configuration", func(v *View) { v.Loaded, v.Fault = false, "no directory" }, "no directory"},
 		{"not in it", func(v *View) { v.Desired.Allowed = schema.ObserveOnly }, "cannot be applied"},
 		{"stuck", func(v *View) { v.Observed.Now = now.Add(-time.Hour) }, "1h0m0s ago"},
 		{"no disk", func(v *View) { v.Observed.Disks = nil }, "no disks are declared"},
-		{"its disk is away", func(v *View) { v.Observed.Disks[ref] = plan.Disk{Problem: "away"} }, "disk node1/disk1: away"},
+		{"its disk is away", func(v *View) { v.Observed.Disks[ref] = model.Disk{Problem: "away"} }, "disk node1/disk1: away"},
 	} {
 		v := good()
 		tt.change(v)

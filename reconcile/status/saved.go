@@ -15,6 +15,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -89,7 +90,7 @@ func (s *SavedCluster) Paths(node string) []string {
 		}
 	}
 	slices.SortFunc(own, func(a, b DiskStatus) int { // disk10 comes after disk2
-		return cmp.Or(cmp.Compare(len(a.Disk), len(b.Disk)), cmp.Compare(a.Disk, b.Disk))
+		return cmp.Or(cmp.Compare(len(a.Name), len(b.Name)), cmp.Compare(a.Name, b.Name))
 	})
 	paths := make([]string, len(own))
 	for i, one := range own {
@@ -113,7 +114,7 @@ func (s *SavedCluster) latest(node string) (best savedStatus, responds, known bo
 	if own, ok := s.byNode[node]; ok {
 		return own, true, true
 	}
-	var bestPeer plan.Peer
+	var bestPeer model.Peer
 	for _, name := range s.Nodes() {
 		one := s.byNode[name]
 		p, ok := one.observed.Peers[node]
@@ -128,21 +129,24 @@ func (s *SavedCluster) latest(node string) (best savedStatus, responds, known bo
 }
 
 // comparePeers is positive if p is a better source about its node than q.
-func comparePeers(p, q plan.Peer) int {
+func comparePeers(p, q model.Peer) int {
 	switch {
 	case p.Responds() && !q.Responds():
 		return 1
 	case q.Responds() && !p.Responds():
 		return -1
 	}
-	return cmp.Or(p.LastResponse.Compare(q.LastResponse), cmp.Compare(p.UnreachableFor, q.UnreachableFor))
+	if byResponse := p.LastResponse.Compare(q.LastResponse); byResponse != 0 || p.UnreachableSince.IsZero() != q.UnreachableSince.IsZero() {
+		return cmp.Or(byResponse, p.UnreachableSince.Compare(q.UnreachableSince))
+	}
+	return q.UnreachableSince.Compare(p.UnreachableSince)
 }
 
 // Cluster returns what is known of the nodes that d declares, at the time of the newest status.
 func (s *SavedCluster) Cluster(d plan.Desired) *plan.Cluster {
 	c := &plan.Cluster{
-		Now: s.now(), Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
-		Unreachable: map[string]plan.Peer{}, CannotPrepare: map[string]map[ident.ID]string{}, BackedUp: map[ident.CopyRef]bool{},
+		Now: s.now(), Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{},
+		Unreachable: map[string]model.Peer{}, CannotPrepare: map[string]map[ident.ID]string{}, BackedUp: map[ident.CopyRef]bool{},
 	}
 	for node := range d.Config.Nodes {
 		one, responds, known := s.latest(node)
@@ -176,7 +180,7 @@ func (s *SavedCluster) now() time.Time {
 }
 
 // unreachable returns a node that did not respond to the node of s, or is not in its status.
-func (s savedStatus) unreachable(node string) plan.Peer {
+func (s savedStatus) unreachable(node string) model.Peer {
 	p := s.observed.Peers[node]
 	if p.Problem == "" {
 		p.Problem = "no saved status mentions it"
@@ -224,11 +228,11 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 
 // disk returns a disk as its own node knows it. Fields that a node does not publish get their usual
 // value.
-func (s savedStatus) disk(ref ident.DiskRef) plan.Disk {
+func (s savedStatus) disk(ref ident.DiskRef) model.Disk {
 	seen := s.observed.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
-		c.Rejects, c.RejectsForNow = "", false // the plan of its node decides that again
+		c.Rejection, c.RejectionTemporary = "", false // the plan of its node decides that again
 		c.HasCfg = c.HasCfg || ref.Node != s.status.Node
 		seen.Copies[id] = c
 	}

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -35,9 +35,9 @@ func newTestCluster(nodes, copies int) testCluster {
 		name := fmt.Sprintf("node%d", n+1)
 		c.config.Nodes[name] = schema.Node{AllowScheduling: true, Disks: map[string]schema.Disk{"disk1": {Path: "/disk1", AllowScheduling: true}}}
 		c.observed[name] = plan.Observed{
-			Now: testNow, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}, Peers: map[string]plan.Peer{},
-			Disks: map[ident.DiskRef]plan.Disk{{Node: name, Disk: "disk1"}: {
-				Path: "/disk1", UUID: name, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]plan.Copy{},
+			Now: testNow, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}, Peers: map[string]model.Peer{},
+			Disks: map[ident.DiskRef]model.Disk{{Node: name, Disk: "disk1"}: {
+				Path: "/disk1", UUID: name, Space: model.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]model.Copy{},
 			}},
 		}
 	}
@@ -50,10 +50,8 @@ func (c testCluster) key(node string) ident.CopyRef {
 
 // addReady adds a ready copy to the disk of a node.
 func (c testCluster) addReady(node string) {
-	c.observed[node].Disks[c.key(node).Disk].Copies[c.image.ID] = plan.Copy{Copy: disk.Copy{
-		ID: c.image.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
-		SHA512: testDigest(ident.SHA512, "a"), ManifestDigest: testDigest(ident.SHA256, "a"),
-	}}
+	c.observed[node].Disks[c.key(node).Disk].Copies[c.image.ID] = model.Copy{ID: c.image.ID, State: model.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true,
+		SHA512: testDigest(ident.SHA512, "a"), ManifestDigest: testDigest(ident.SHA256, "a")}
 }
 
 func (c testCluster) desired(node string) plan.Desired {
@@ -115,11 +113,11 @@ func TestPlanFromSavedCluster(t *testing.T) {
 			return ranks
 		}, "sync " + third + "/disk1: no copy on this disk"},
 		{"a failure of the same declaration", func(c testCluster) []string {
-			c.observed[first].Failures[c.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: testNow, Final: true, Message: "not found"}
+			c.observed[first].Failures[c.key(first)] = model.Failure{Op: model.Download, Attempts: 1, Since: testNow, Final: true, Message: "not found"}
 			return ranks
 		}, "blocked " + first + "/disk1: not found\nblocked " + second + "/disk1: not found"},
 		{"a failure of another declaration", func(c testCluster) []string {
-			c.observed[first].Failures[c.key(first)] = plan.Failure{Op: plan.Download, Attempts: 1, Since: testNow, Final: true, Message: "not found"}
+			c.observed[first].Failures[c.key(first)] = model.Failure{Op: model.Download, Attempts: 1, Since: testNow, Final: true, Message: "not found"}
 			other := c.image
 			other.Source = schema.Source{Download: &schema.Download{URL: "https://example.com/typo.raw"}}
 			c.config.Images["parrot"] = other
@@ -127,11 +125,11 @@ func TestPlanFromSavedCluster(t *testing.T) {
 		}, "download " + first + "/disk1: no copy on this disk\nwait " + second + "/disk1: the first copy is created on " + first + "/disk1"},
 		{"a node without a status that another node knows", func(c testCluster) []string {
 			c.addReady(first)
-			c.observed[second].Peers[first] = plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}
+			c.observed[second].Peers[first] = model.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}
 			copied := c.observed[first].Disks[c.key(first).Disk].Copies[c.image.ID]
 			copied.HasCfg = false
-			copies := map[ident.ID]plan.Copy{c.image.ID: copied}
-			c.observed[second].Disks[c.key(first).Disk] = plan.Disk{Path: "/disk1", UUID: first, Space: disk.Space{Total: 100, Free: 50}, Copies: copies}
+			copies := map[ident.ID]model.Copy{c.image.ID: copied}
+			c.observed[second].Disks[c.key(first).Disk] = model.Disk{Path: "/disk1", UUID: first, Space: model.Space{Total: 100, Free: 50}, Copies: copies}
 			return ranks[1:]
 		}, "sync " + second + "/disk1: no copy on this disk"},
 		{"a node that no status knows", func(c testCluster) []string {
@@ -158,21 +156,21 @@ func TestPlanFromSavedCluster(t *testing.T) {
 
 func TestSavedClusterPrefersTheNewestResponse(t *testing.T) {
 	c := newTestCluster(3, 1)
-	observe := func(by string, p plan.Peer, free int64) {
+	observe := func(by string, p model.Peer, free int64) {
 		c.observed[by].Peers["node3"] = p
-		c.observed[by].Disks[c.key("node3").Disk] = plan.Disk{Path: "/disk1", Space: disk.Space{Free: free}}
+		c.observed[by].Disks[c.key("node3").Disk] = model.Disk{Path: "/disk1", Space: model.Space{Free: free}}
 	}
 	for _, tt := range []struct {
 		name            string
-		first, second   plan.Peer
+		first, second   model.Peer
 		responds, known bool
 		free            int64
 	}{
-		{"one has queried it without success for longer", plan.Peer{Queried: true, Problem: "no", UnreachableFor: 1}, plan.Peer{Queried: true, Problem: "no", UnreachableFor: 2}, false, true, 2},
-		{"one had a response once", plan.Peer{}, plan.Peer{Queried: true, Problem: "no", LastResponse: testNow}, false, true, 2},
-		{"the later last response", plan.Peer{Queried: true, Problem: "no", LastResponse: testNow.Add(-1)}, plan.Peer{Queried: true, Problem: "no", LastResponse: testNow.Add(-2)}, false, true, 1},
-		{"it responds to one", plan.Peer{Queried: true, LastResponse: testNow.Add(-2)}, plan.Peer{Queried: true, Problem: "no", LastResponse: testNow}, true, true, 1},
-		{"it responds to the other", plan.Peer{Queried: true, Problem: "no", LastResponse: testNow}, plan.Peer{Queried: true, LastResponse: testNow.Add(-2)}, true, true, 2},
+		{"one has queried it without success for longer", model.Peer{Queried: true, Problem: "no", UnreachableSince: testNow.Add(-1)}, model.Peer{Queried: true, Problem: "no", UnreachableSince: testNow.Add(-2)}, false, true, 2},
+		{"one had a response once", model.Peer{}, model.Peer{Queried: true, Problem: "no", LastResponse: testNow}, false, true, 2},
+		{"the later last response", model.Peer{Queried: true, Problem: "no", LastResponse: testNow.Add(-1)}, model.Peer{Queried: true, Problem: "no", LastResponse: testNow.Add(-2)}, false, true, 1},
+		{"it responds to one", model.Peer{Queried: true, LastResponse: testNow.Add(-2)}, model.Peer{Queried: true, Problem: "no", LastResponse: testNow}, true, true, 1},
+		{"it responds to the other", model.Peer{Queried: true, Problem: "no", LastResponse: testNow}, model.Peer{Queried: true, LastResponse: testNow.Add(-2)}, true, true, 2},
 	} {
 		observe("node1", tt.first, 1)
 		observe("node2", tt.second, 2)

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -30,10 +30,10 @@ func (c CopyStatus) Summary() string {
 		parts = append(parts, c.Message)
 	}
 	inMessage := c.Message != "" && (c.Code == plan.CodeInUse || c.Code == plan.CodeDamagedInUse) // the message already says what uses the copy
-	if c.InUse != "" && !inMessage {
-		parts = append(parts, c.InUse)
+	if c.UsedBy != "" && !inMessage {
+		parts = append(parts, c.UsedBy)
 	}
-	if c.Signature.Signer != "" && c.State == disk.Ready {
+	if c.Signature.Signer != "" && c.State == model.Ready {
 		parts = append(parts, "signed by "+c.Signature.String())
 	}
 	switch {
@@ -47,10 +47,10 @@ func (c CopyStatus) Summary() string {
 }
 
 // StateOrder are the states, the best one first.
-var StateOrder = []disk.State{disk.Ready, disk.InProgress, disk.Starting, disk.Pending, disk.Unknown, disk.Failed}
+var StateOrder = []model.State{model.Ready, model.InProgress, model.Starting, model.Pending, model.Unknown, model.Failed}
 
 // CompareStates orders states, the best one first.
-func CompareStates(a, b disk.State) int {
+func CompareStates(a, b model.State) int {
 	return cmp.Compare(slices.Index(StateOrder, a), slices.Index(StateOrder, b))
 }
 
@@ -114,7 +114,7 @@ func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, 
 	}
 	image := slices.MinFunc(found, CompareGenerations)
 	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c CopyStatus) bool {
-		return c.Node != s.Node || c.State != disk.Ready || c.Leaving || c.ManifestDigest.IsZero()
+		return c.Node != s.Node || c.State != model.Ready || c.Leaving || c.ManifestDigest.IsZero()
 	})
 	if len(ready) == 0 {
 		return image, nil, s.noReadyCopy(image)
@@ -127,9 +127,9 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 	var own, others []string
 	for _, c := range image.Copies {
 		switch {
-		case c.Node == s.Node && c.State == disk.Ready && c.Leaving:
+		case c.Node == s.Node && c.State == model.Ready && c.Leaving:
 			own = append(own, "the copy on "+c.Disk+" has a pending deletion")
-		case c.Node == s.Node && c.State == disk.Ready:
+		case c.Node == s.Node && c.State == model.Ready:
 			own = append(own, "the copy on "+c.Disk+" has no chunk manifest yet")
 		case c.Node == s.Node:
 			state := fmt.Sprintf("%s on %s", c.State, c.Disk)
@@ -137,7 +137,7 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 				state += ": " + oneLine(c.Message)
 			}
 			own = append(own, state)
-		case c.State == disk.Ready && !c.Leaving:
+		case c.State == model.Ready && !c.Leaving:
 			advice := c.DiskName() + " has a ready copy: call its daemon"
 			if url, ok := s.urlOf(c.Node); ok {
 				advice += " with --url " + url
@@ -167,7 +167,7 @@ func (s Status) FindHolder(image string) (node, url string, ok bool) {
 			continue
 		}
 		for _, c := range i.Copies {
-			if url, ok := s.urlOf(c.Node); ok && c.State == disk.Ready {
+			if url, ok := s.urlOf(c.Node); ok && c.State == model.Ready {
 				return c.Node, url, true
 			}
 		}

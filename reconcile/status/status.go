@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -27,13 +28,14 @@ import (
 // what the node plans. Its JSON is a stable interface: fields may be added, and no field changes
 // its meaning.
 type Status struct {
-	Node   string        `json:"node"`
-	Time   time.Time     `json:"time"` // of the observation
-	Config ConfigStatus  `json:"config"`
-	Peers  []PeerStatus  `json:"peers"`  // the other declared nodes, sorted by name
-	Disks  []DiskStatus  `json:"disks"`  // the declared and the observed disks, sorted by name
-	Images []ImageStatus `json:"images"` // sorted by name and uuid
-	Plan   plan.Plan     `json:"plan"`   // of this node
+	Version int           `json:"version"` // model.Version
+	Node    string        `json:"node"`
+	Time    time.Time     `json:"time"` // of the observation
+	Config  ConfigStatus  `json:"config"`
+	Peers   []PeerStatus  `json:"peers"`  // the other declared nodes, sorted by name
+	Disks   []DiskStatus  `json:"disks"`  // the declared and the observed disks, sorted by name
+	Images  []ImageStatus `json:"images"` // sorted by name and uuid
+	Plan    plan.Plan     `json:"plan"`   // of this node
 	// Report and Notify are the outcomes of settings.report and settings.notify; null without the setting, and in a reported
 	// document.
 	Report *Delivery `json:"report,omitempty"`
@@ -71,38 +73,20 @@ type ConfigStatus struct {
 	Warnings  []string         `json:"warnings"`
 }
 
-// DiskStatus is one disk of any node. Sizes are in bytes.
+// DiskStatus is one disk of any node. Its copies are with their images.
 type DiskStatus struct {
 	Node string `json:"node"`
-	Disk string `json:"disk"`
-	Path string `json:"path"`
-	UUID string `json:"uuid"`
+	Name string `json:"name"`
 	// Observed is false for a disk that is only declared. The fields that would be observed are
 	// zero then.
-	Observed bool `json:"seen"`
-	// Problem is why the disk cannot be used; "" if it can.
-	Problem string `json:"problem,omitempty"`
-	// ProblemSince is when the node of the status first observed the problem, also for a disk of
-	// another node.
-	ProblemSince time.Time `json:"problemSince,omitzero"`
-	// ReadOnly: the file system is read-only. Its copies are served, and nothing is written to it.
-	ReadOnly bool `json:"readOnly,omitempty"`
-	// Disputed is why it is not known which disk this is: disks of two nodes have the same diskUUID.
-	// Nothing is deleted from the disk, and no deletion counts on its copies.
-	Disputed string `json:"disputed,omitempty"`
-	// UsageUnknown is why the users of the copies cannot be determined, "" if they can. All copies
-	// then count as in use.
-	UsageUnknown string `json:"unclear,omitempty"`
+	Observed bool `json:"observed"`
 	// Unreachable is why the node of the disk does not respond, "" if it does. The other fields
 	// then have its last response.
-	Unreachable string `json:"silent,omitempty"`
-	// ClockStepped: the wall clock was set after the times in the records of the disk were
-	// written, so that intervals since these times begin again.
-	ClockStepped bool     `json:"clockStepped,omitempty"`
-	Total        int64    `json:"total"`
-	Free         int64    `json:"free"`
-	Reserved     int64    `json:"reserved"` // storageReserved
-	Unmanaged    []string `json:"foreign"`  // unmanaged files and folders; only of disks of this node
+	Unreachable string `json:"unreachable,omitempty"`
+	Reserved    int64  `json:"reserved"` // storageReserved, in bytes
+	// Disk is the disk without its copies. ProblemSince is when the node of the status first observed the problem, also for a
+	// disk of another node. Unmanaged has entries only for disks of this node.
+	model.Disk
 }
 
 func texts(problems []document.Problem) []string {
@@ -134,7 +118,7 @@ type View struct {
 // Status returns the document of the view together with the jobs that run now.
 func (v *View) Status(transfers map[ident.CopyRef]job.Transfer) Status {
 	s := Status{
-		Node: v.Desired.Node, Time: v.Observed.Now, Plan: v.Plan,
+		Version: model.Version, Node: v.Desired.Node, Time: v.Observed.Now, Plan: v.Plan,
 		Peers: v.peers(), Disks: []DiskStatus{}, Images: []ImageStatus{},
 	}
 	s.Config = ConfigStatus{
@@ -194,7 +178,7 @@ func (v *View) newBuilder(transfers map[ident.CopyRef]job.Transfer) *builder {
 		for id := range seen.Copies {
 			b.add(ident.CopyRef{Disk: ref, ID: id})
 		}
-		for id := range seen.Demands {
+		for id := range seen.Needs {
 			b.add(ident.CopyRef{Disk: ref, ID: id})
 		}
 	}
@@ -238,21 +222,9 @@ func (v *View) disks() map[ident.DiskRef]bool {
 func (v *View) diskStatus(ref ident.DiskRef) DiskStatus {
 	seen, known := v.Observed.Disks[ref]
 	declared, _ := v.Desired.Disk(ref)
-	var since time.Time
-	if seen.ProblemFor > 0 {
-		since = v.Observed.Now.Add(-seen.ProblemFor)
-	}
-	return DiskStatus{
-		ProblemSince: since,
-		Node:         ref.Node, Disk: ref.Disk, Path: cmp.Or(seen.Path, declared.Path), UUID: seen.UUID,
-		Observed: known, Problem: seen.Problem, ReadOnly: seen.ReadOnly, Disputed: seen.Disputed, UsageUnknown: seen.UsageUnknown, Unreachable: v.unreachable(ref.Node).Text, ClockStepped: seen.ClockStepped,
-		Total: seen.Space.Total, Free: seen.Space.Free, Reserved: declared.StorageReserved,
-		Unmanaged: append([]string{}, seen.Unmanaged...),
-	}
+	seen.Path, seen.Copies, seen.Needs = cmp.Or(seen.Path, declared.Path), nil, nil
+	return DiskStatus{Node: ref.Node, Name: ref.Disk, Observed: known, Unreachable: v.unreachable(ref.Node).Text, Reserved: declared.StorageReserved, Disk: seen}
 }
-
-// Faults returns what is wrong with the disk, for people.
-func (d DiskStatus) Faults() []string { return d.toDisk(Status{}).Faults() }
 
 // placements returns the placements of the declared images. Concurrent calls compute them once.
 func (v *View) placements() map[ident.ID]imagePlacement {
@@ -284,16 +256,7 @@ func (v *View) peers() []PeerStatus {
 	peers := []PeerStatus{}
 	for _, name := range slices.Sorted(maps.Keys(v.Observed.Peers)) {
 		p := v.Observed.Peers[name]
-		s := PeerStatus{
-			Node: name, Address: v.Desired.Config.Nodes[name].Address, Queried: p.Queried, Responds: p.Responds(),
-			LastResponse: p.LastResponse, Problem: p.Problem, Config: p.ConfigDigest, Skew: skewOf(v.Desired, p), Outdated: p.Outdated, Omitted: p.Omitted,
-		}
-		if p.Problem != "" {
-			s.UnreachableSince = v.Observed.Now.Add(-p.UnreachableFor)
-		}
-		if p.OtherConfigFor > 0 {
-			s.SkewSince = v.Observed.Now.Add(-p.OtherConfigFor)
-		}
+		s := PeerStatus{Node: name, Address: v.Desired.Config.Nodes[name].Address, Peer: p, Responds: p.Responds(), Skew: skewOf(v.Desired, p)}
 		peers = append(peers, s)
 	}
 	return peers
@@ -301,19 +264,19 @@ func (v *View) peers() []PeerStatus {
 
 // unreachable returns since when and why a node has not responded, zero if the observed state of
 // its disks is current. The text has no duration, with which the status would differ after each round.
-func (v *View) unreachable(node string) plan.Reason {
+func (v *View) unreachable(node string) model.Reason {
 	if node == v.Desired.Node {
-		return plan.Reason{}
+		return model.Reason{}
 	}
 	p, queried := v.Observed.Peers[node]
 	switch {
 	case p.Responds():
-		return plan.Reason{}
+		return model.Reason{}
 	case !queried:
-		return plan.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s was not queried", node)}
+		return model.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s was not queried", node)}
 	case !p.Queried:
-		return plan.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s has not responded yet", node)}
+		return model.Reason{Code: plan.CodePeerUnqueried, Text: fmt.Sprintf("node %s has not responded yet", node)}
 	}
-	since := v.Observed.Now.Add(-p.UnreachableFor).Round(time.Second).UTC()
-	return plan.Reason{Code: plan.CodePeerUnreachable, Text: fmt.Sprintf("node %s has not responded since %s: %s", node, since.Format(time.RFC3339), p.Problem)}
+	since := v.Observed.Now.Add(-p.UnreachableFor(v.Observed.Now)).Round(time.Second).UTC()
+	return model.Reason{Code: plan.CodePeerUnreachable, Text: fmt.Sprintf("node %s has not responded since %s: %s", node, since.Format(time.RFC3339), p.Problem)}
 }

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -27,19 +27,19 @@ func TestPeersShowSkewAndUnreachability(t *testing.T) {
 	for _, tt := range []struct {
 		name        string
 		own         string // digest of the own configuration
-		p           plan.Peer
+		p           model.Peer
 		skew        Skew
 		unreachable string // reason
 	}{
-		{"the same configuration", "d1", plan.Peer{Queried: true, ConfigDigest: "d1", LastResponse: testNow}, SkewSame, ""},
-		{"another configuration", "d1", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, ""},
-		{"an invalid configuration there", "d1", plan.Peer{Queried: true, LastResponse: testNow}, SkewInvalid, ""},
-		{"an invalid configuration here", "", plan.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewUnknown, ""},
-		{"not queried yet", "d1", plan.Peer{Problem: "not queried yet"}, SkewUnknown, "node node2 has not responded yet"},
-		{"no response yet", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: time.Minute}, SkewUnknown, "node node2 has not responded since 2026-12-01T11:59:00Z: no route"},
-		{"no response any more", "d1", plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12400 * time.Millisecond, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not responded since 2026-12-01T11:59:48Z: no route"},
+		{"the same configuration", "d1", model.Peer{Queried: true, ConfigDigest: "d1", LastResponse: testNow}, SkewSame, ""},
+		{"another configuration", "d1", model.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewOther, ""},
+		{"an invalid configuration there", "d1", model.Peer{Queried: true, LastResponse: testNow}, SkewInvalid, ""},
+		{"an invalid configuration here", "", model.Peer{Queried: true, ConfigDigest: "d2", LastResponse: testNow}, SkewUnknown, ""},
+		{"not queried yet", "d1", model.Peer{Problem: "not queried yet"}, SkewUnknown, "node node2 has not responded yet"},
+		{"no response yet", "d1", model.Peer{Queried: true, Problem: "no route", UnreachableSince: testNow.Add(-time.Minute)}, SkewUnknown, "node node2 has not responded since 2026-12-01T11:59:00Z: no route"},
+		{"no response any more", "d1", model.Peer{Queried: true, Problem: "no route", UnreachableSince: testNow.Add(-12400 * time.Millisecond), ConfigDigest: "d2", LastResponse: testNow}, SkewOther, "node node2 has not responded since 2026-12-01T11:59:48Z: no route"},
 	} {
-		v := View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: testNow, Peers: map[string]plan.Peer{"node2": tt.p}}}
+		v := View{Desired: plan.Desired{Node: "node1", Digest: tt.own}, Observed: plan.Observed{Now: testNow, Peers: map[string]model.Peer{"node2": tt.p}}}
 		got := v.peers()[0]
 		if got.Skew != tt.skew || v.unreachable("node2").Text != tt.unreachable || got.Responds != (tt.unreachable == "") {
 			t.Errorf("%s: skew %q, answers %v, unreachable %q", tt.name, got.Skew, got.Responds, v.unreachable("node2").Text)
@@ -57,7 +57,7 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 		t.Errorf("without skew, the text is %q", got)
 	}
 	for n := range 12 {
-		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Config: "0123456789abcdef"})
+		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Peer: model.Peer{ConfigDigest: "0123456789abcdef"}})
 	}
 	const want = "the configuration differs on 8 of 12 other nodes: node node1 has another one (digest 0123456789ab); " +
 		"that of node node2 is partly invalid; node node4 has another one (digest 0123456789ab); " +
@@ -72,22 +72,22 @@ var threeSkews = []Skew{SkewSame, SkewOther, SkewInvalid}
 func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 	id := ident.ID{Name: "parrot", UUID: "0000000a"}
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node2", Disk: "disk1"}, ID: id}
-	part := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending, PartBytes: 256, PartTotal: 1024}}
-	ready := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Ready}}
-	full := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}, Rejects: "not enough space"}
+	part := model.Copy{ID: id, State: model.Pending, PartBytes: 256, PartTotal: 1024}
+	ready := model.Copy{ID: id, State: model.Ready}
+	full := model.Copy{ID: id, State: model.Pending, Rejection: "not enough space"}
 	away := ready
 	away.Leaving = true
-	failed := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Minute), Message: "it failed"}
-	final := plan.Failure{Attempts: 1, Message: "it failed", Final: true}
-	rare := plan.Failure{Attempts: 1, RetryAt: testNow.Add(time.Hour), Message: "it failed", Final: true}
-	waiting, surplus, surplusPart := plan.Copy{Copy: disk.Copy{ID: id, State: disk.Pending}}, ready, part
-	waiting.Published = plan.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
-	surplus.Published = plan.Reason{Code: plan.CodeCleanupInterval, Text: "surplus copy"}
-	surplusPart.Published = surplus.Published
+	failed := model.Failure{Attempts: 1, RetryAt: testNow.Add(time.Minute), Message: "it failed"}
+	final := model.Failure{Attempts: 1, Message: "it failed", Final: true}
+	rare := model.Failure{Attempts: 1, RetryAt: testNow.Add(time.Hour), Message: "it failed", Final: true}
+	waiting, surplus, surplusPart := model.Copy{ID: id, State: model.Pending}, ready, part
+	waiting.Reason = model.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
+	surplus.Reason = model.Reason{Code: plan.CodeCleanupInterval, Text: "surplus copy"}
+	surplusPart.Reason = surplus.Reason
 	for _, tt := range []struct {
 		name        string
-		c           *plan.Copy
-		failure     *plan.Failure
+		c           *model.Copy
+		failure     *model.Failure
 		running     bool
 		unreachable bool   // its node
 		want        string // state, progress, message, whether it has a retry time
@@ -110,11 +110,11 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		{"unreachable without a copy", nil, nil, false, true, "unknown 0 node node2 has not responded since 2026-12-01T11:59:48Z: no route"},
 	} {
 		o := plan.Observed{
-			Now: testNow, Peers: map[string]plan.Peer{"node2": {Queried: true}}, Running: map[ident.CopyRef]bool{}, Failures: map[ident.CopyRef]plan.Failure{},
-			Disks: map[ident.DiskRef]plan.Disk{key.Disk: {Copies: map[ident.ID]plan.Copy{}}},
+			Now: testNow, Peers: map[string]model.Peer{"node2": {Queried: true}}, Running: map[ident.CopyRef]bool{}, Failures: map[ident.CopyRef]model.Failure{},
+			Disks: map[ident.DiskRef]model.Disk{key.Disk: {Copies: map[ident.ID]model.Copy{}}},
 		}
 		if tt.unreachable {
-			o.Peers["node2"] = plan.Peer{Queried: true, Problem: "no route", UnreachableFor: 12 * time.Second}
+			o.Peers["node2"] = model.Peer{Queried: true, Problem: "no route", UnreachableSince: testNow.Add(-12 * time.Second)}
 		}
 		if tt.c != nil {
 			o.Disks[key.Disk].Copies[id] = *tt.c
@@ -140,8 +140,8 @@ func TestStatusShowsTransferProgress(t *testing.T) {
 	p := &fetch.Progress{}
 	p.Done.Store(50)
 	p.Total.Store(200)
-	got := v.Status(map[ident.CopyRef]job.Transfer{c.key("node1"): {Action: plan.Action{Op: plan.Download, Reason: plan.Reason{Code: plan.CodeNoCopy, Text: "no copy"}}, Progress: p}}).Images[0].Copies[0]
-	if got.State != disk.InProgress || got.Progress != 25 || got.Message != "download: no copy" || got.Found != nil {
+	got := v.Status(map[ident.CopyRef]job.Transfer{c.key("node1"): {Action: plan.Action{Op: model.Download, Reason: model.Reason{Code: plan.CodeNoCopy, Text: "no copy"}}, Progress: p}}).Images[0].Copies[0]
+	if got.State != model.InProgress || got.Progress != 25 || got.Message != "download: no copy" || got.Observed != nil {
 		t.Errorf("the copy is %+v", got)
 	}
 }
@@ -153,10 +153,10 @@ func TestPassedOverDisksAreGroupedByReason(t *testing.T) {
 		disabled.AllowScheduling = false
 		c.config.Nodes[node] = disabled
 	}
-	all := plan.Observed{Now: testNow, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	all := plan.Observed{Now: testNow, Disks: map[ident.DiskRef]model.Disk{}, Peers: map[string]model.Peer{}}
 	for node, seen := range c.observed {
 		all.Disks[c.key(node).Disk] = seen.Disks[c.key(node).Disk]
-		all.Peers[node] = plan.Peer{Queried: true}
+		all.Peers[node] = model.Peer{Queried: true}
 	}
 	text := func(s ImageStatus) string {
 		var parts []string
@@ -176,7 +176,7 @@ func TestPassedOverDisksAreGroupedByReason(t *testing.T) {
 	}
 	for ref := range all.Disks { // with enough copies, no reasons are given
 		if !slices.Contains([]string{"node2", "node3"}, ref.Node) {
-			all.Disks[ref].Copies[c.image.ID] = plan.Copy{Copy: disk.Copy{ID: c.image.ID, State: disk.Ready}}
+			all.Disks[ref].Copies[c.image.ID] = model.Copy{ID: c.image.ID, State: model.Ready}
 		}
 	}
 	four := c.image

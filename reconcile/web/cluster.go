@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -54,7 +54,7 @@ type imageRow struct {
 
 // cell is the copy of an image on a disk. Without a copy it is zero.
 type cell struct {
-	State    disk.State
+	State    model.State
 	Disk     string // NODE/DISK
 	Progress int
 	About    string // for people, if there is more to say than the state
@@ -109,12 +109,12 @@ func newCluster(doc status.Status, q query) clusterModel {
 	m.Images, m.Disks = images, pages
 	column := map[ident.DiskRef]int{}
 	for i, d := range disks {
-		column[ident.DiskRef{Node: d.Node, Disk: d.Disk}] = i
+		column[ident.DiskRef{Node: d.Node, Disk: d.Name}] = i
 		if n := len(m.Nodes); n == 0 || m.Nodes[n-1].Name != d.Node {
 			m.Nodes = append(m.Nodes, nodeHead{Name: d.Node, Unreachable: d.Unreachable != ""})
 		}
 		n := &m.Nodes[len(m.Nodes)-1]
-		n.Disks = append(n.Disks, d.Disk)
+		n.Disks = append(n.Disks, d.Name)
 	}
 	for _, f := range shown {
 		row := imageRow{Name: f.image.Name, UUID: f.image.UUID, Title: f.image.Title, State: f.state, Ready: f.image.Ready, Desired: f.image.Desired, Why: why(f.image), Cells: make([]cell, len(disks))}
@@ -124,7 +124,7 @@ func newCluster(doc status.Status, q query) clusterModel {
 				continue
 			}
 			row.Cells[i] = cell{State: c.State, Disk: c.DiskName(), Progress: c.Progress}
-			if c.State != disk.Ready {
+			if c.State != model.Ready {
 				row.Cells[i].About = c.Summary()
 			}
 		}
@@ -145,7 +145,7 @@ func why(image status.ImageStatus) string {
 	}
 	var waiting []status.CopyStatus
 	for _, c := range image.Copies {
-		if c.State != disk.Ready && c.Summary() != "" {
+		if c.State != model.Ready && c.Summary() != "" {
 			waiting = append(waiting, c)
 		}
 	}
@@ -164,9 +164,9 @@ func why(image status.ImageStatus) string {
 func compareWaits(a, b status.CopyStatus) int {
 	rank := func(c status.CopyStatus) int {
 		switch {
-		case c.State == disk.InProgress, c.State == disk.Starting:
+		case c.State == model.InProgress, c.State == model.Starting:
 			return 0
-		case c.State == disk.Failed:
+		case c.State == model.Failed:
 			return 1
 		case c.Code == plan.CodeFirstCopy:
 			return 3

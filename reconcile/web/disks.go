@@ -48,7 +48,7 @@ func newDisks(s *snapshot, q query) disksModel {
 	}
 	var all []nodeRow
 	for _, d := range s.doc.Disks {
-		if !q.matches(d.Node, d.Disk, d.Path) {
+		if !q.matches(d.Node, d.Name, d.Path) {
 			continue
 		}
 		if n := len(all); n == 0 || all[n-1].Name != d.Node {
@@ -80,9 +80,9 @@ func newNodeRow(name, here string, peers map[string]status.PeerStatus) nodeRow {
 func newDiskRow(s *snapshot, d status.DiskStatus) diskRow {
 	row := diskRow{DiskStatus: d, Problems: d.Faults(), Known: d.Observed && d.Total > 0}
 	node := s.view.Desired.Config.Nodes[d.Node]
-	declared := node.Disks[d.Disk]
+	declared := node.Disks[d.Name]
 	row.Evicting = node.EvictionRequested || declared.EvictionRequested
-	_, known := node.Disks[d.Disk]
+	_, known := node.Disks[d.Name]
 	row.NotScheduling = known && !(node.AllowScheduling && declared.AllowScheduling)
 	if row.Known {
 		row.UsedBytes = d.Total - d.Free

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -112,9 +112,9 @@ func (g generation) Checksums() []string {
 			all = append(all, text)
 		}
 	}
-	add(g.Expected)
+	add(g.Checksum)
 	for _, c := range g.Copies {
-		if c.State == disk.Ready {
+		if c.State == model.Ready {
 			add(c.SHA512)
 			add(c.SHA256)
 		}

@@ -3,6 +3,7 @@ package web
 import (
 	"net/http"
 
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -28,7 +29,7 @@ type planModel struct {
 
 // opCount is how many actions have an operation.
 type opCount struct {
-	Op    plan.Op
+	Op    model.Op
 	Count int
 }
 
@@ -44,7 +45,7 @@ func planView(_ *http.Request, q query) view {
 
 func newPlan(s *snapshot, q query) planModel {
 	m := planModel{Node: s.doc.Node, Query: q, Summary: s.doc.Plan.Summary}
-	for _, op := range append(append([]plan.Op{}, plan.Ops...), plan.Wait, plan.Blocked) {
+	for _, op := range append(append([]model.Op{}, model.Ops...), model.Wait, model.Blocked) {
 		if n := m.Summary.Counts[op]; n > 0 {
 			m.Counts = append(m.Counts, opCount{op, n})
 		}

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -105,7 +105,7 @@ type imageState struct{ Group, Class, Word string }
 
 // stateOf returns the state of an image.
 func stateOf(image status.ImageStatus) imageState {
-	has := func(s disk.State) bool {
+	has := func(s model.State) bool {
 		return slices.ContainsFunc(image.Copies, func(c status.CopyStatus) bool { return c.State == s })
 	}
 	switch {
@@ -115,9 +115,9 @@ func stateOf(image status.ImageStatus) imageState {
 		return imageState{stateUndeclared, "undeclared", "not declared"}
 	case image.AllReady():
 		return imageState{stateReady, "ready", "ready"}
-	case has(disk.Failed):
+	case has(model.Failed):
 		return imageState{stateFailed, "failed", "failed"}
-	case has(disk.InProgress), has(disk.Starting):
+	case has(model.InProgress), has(model.Starting):
 		return imageState{stateUnready, "in-progress", "in progress"}
 	case image.Ready > 0:
 		return imageState{stateUnready, "pending", "copies missing"}

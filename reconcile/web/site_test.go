@@ -16,8 +16,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -112,15 +112,15 @@ func newView(t *testing.T) *status.View {
 	t.Helper()
 	d := plantest.Load(t, testConfig)
 	parrot := d.Config.Images["parrot"].ID
-	ready := plan.Copy{Copy: disk.Copy{State: disk.Ready, Size: 3 << 20, RealSize: 3 << 20, SHA512: plantest.Digest(ident.SHA512, "a"), ManifestDigest: plantest.Digest(ident.SHA256, "a"), Owned: true, HasCfg: true}}
+	ready := model.Copy{State: model.Ready, Size: 3 << 20, RealSize: 3 << 20, SHA512: plantest.Digest(ident.SHA512, "a"), ManifestDigest: plantest.Digest(ident.SHA256, "a"), Owned: true, HasCfg: true}
 	o := plan.Observed{
 		Now: plantest.Now,
-		Disks: map[ident.DiskRef]plan.Disk{
-			{Node: "node1", Disk: "disk1"}: {Path: "/disk1", UUID: "u1", Space: disk.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[ident.ID]plan.Copy{parrot: ready}},
-			{Node: "node2", Disk: "disk1"}: {Path: "/disk1", UUID: "u3", Copies: map[ident.ID]plan.Copy{parrot: ready}},
-			{Node: "node1", Disk: "disk2"}: {Path: "/disk2", UUID: "u2", Space: disk.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[ident.ID]plan.Copy{}},
+		Disks: map[ident.DiskRef]model.Disk{
+			{Node: "node1", Disk: "disk1"}: {Path: "/disk1", UUID: "u1", Space: model.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[ident.ID]model.Copy{parrot: ready}},
+			{Node: "node2", Disk: "disk1"}: {Path: "/disk1", UUID: "u3", Copies: map[ident.ID]model.Copy{parrot: ready}},
+			{Node: "node1", Disk: "disk2"}: {Path: "/disk2", UUID: "u2", Space: model.Space{Total: 100 << 30, Free: 40 << 30}, Copies: map[ident.ID]model.Copy{}},
 		},
-		Peers: map[string]plan.Peer{"node2": {Queried: true, Problem: "connection refused", UnreachableFor: time.Hour}},
+		Peers: map[string]model.Peer{"node2": {Queried: true, Problem: "connection refused", UnreachableSince: plantest.Now.Add(-time.Hour)}},
 	}
 	return &status.View{Desired: d, Observed: o, Plan: d.Plan(o), Loaded: true, Placements: &status.PlacementCache{}}
 }
@@ -166,15 +166,15 @@ func TestTextFromOutsideIsEscaped(t *testing.T) {
 	ref := ident.DiskRef{Node: "node1", Disk: "disk1"}
 	seen := v.Observed.Disks[ref]
 	c := seen.Copies[parrot.ID]
-	c.Message, c.UsedBy, c.Signature = evil, evil, disk.Signature{Scheme: evil, Signer: evil}
+	c.Message, c.UsedBy, c.Signature = evil, evil, model.Signature{Scheme: evil, Signer: evil}
 	seen.Copies[parrot.ID] = c
 	seen.Problem, seen.Path, seen.Unmanaged, seen.UsageUnknown = evil, evil, []string{evil}, evil
 	v.Observed.Disks[ref] = seen
-	v.Observed.Disks[ident.DiskRef{Node: "node2", Disk: "disk1"}] = plan.Disk{Path: evil, Problem: evil, Copies: map[ident.ID]plan.Copy{
-		parrot.ID: {Copy: disk.Copy{State: disk.Failed, Message: evil}, Rejects: evil, Published: plan.Reason{Code: evil, Text: evil}},
+	v.Observed.Disks[ident.DiskRef{Node: "node2", Disk: "disk1"}] = model.Disk{Path: evil, Problem: evil, Copies: map[ident.ID]model.Copy{
+		parrot.ID: {State: model.Failed, Message: evil, Rejection: evil, Reason: model.Reason{Code: evil, Text: evil}},
 	}}
-	v.Observed.Peers["node2"] = plan.Peer{Queried: true, Problem: evil, ConfigDigest: evil}
-	v.Observed.Failures = map[ident.CopyRef]plan.Failure{{Disk: ref, ID: parrot.ID}: {Attempts: 3, Message: evil}}
+	v.Observed.Peers["node2"] = model.Peer{Queried: true, Problem: evil, ConfigDigest: evil}
+	v.Observed.Failures = map[ident.CopyRef]model.Failure{{Disk: ref, ID: parrot.ID}: {Attempts: 3, Message: evil}}
 	v.Plan = v.Desired.Plan(v.Observed)
 	for i := range v.Plan.Actions {
 		v.Plan.Actions[i].Text, v.Plan.Actions[i].Code = evil, evil
@@ -230,7 +230,7 @@ func TestPollReturnsTheChangedView(t *testing.T) {
 		time.Sleep(10 * time.Second) // of the bubble
 		later := newView(t)          // another round, in which a node still does not respond
 		away := later.Observed.Peers["node2"]
-		away.UnreachableFor += 10 * time.Second
+		away.UnreachableSince = away.UnreachableSince.Add(3 * time.Millisecond)
 		later.Observed.Now, later.Observed.Peers["node2"] = later.Observed.Now.Add(10*time.Second+3*time.Millisecond), away
 		r.show(later)
 		w := <-done
@@ -474,11 +474,11 @@ func TestFirstLoadIsSmall(t *testing.T) {
 func largeView(t testing.TB, images, nodes int) *status.View {
 	t.Helper()
 	c := plantest.NewConfig(nodes, 1)
-	o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}}
+	o := plan.Observed{Now: plantest.Now, Disks: map[ident.DiskRef]model.Disk{}, Peers: map[string]model.Peer{}}
 	for name := range c.Nodes {
-		o.Disks[ident.DiskRef{Node: name, Disk: "disk1"}] = plan.Disk{Path: "/disk1", UUID: name, Space: disk.Space{Total: 1 << 40, Free: 1 << 39}, Copies: map[ident.ID]plan.Copy{}}
+		o.Disks[ident.DiskRef{Node: name, Disk: "disk1"}] = model.Disk{Path: "/disk1", UUID: name, Space: model.Space{Total: 1 << 40, Free: 1 << 39}, Copies: map[ident.ID]model.Copy{}}
 		if name != "node1" {
-			o.Peers[name] = plan.Peer{Queried: true, ConfigDigest: "d", LastResponse: plantest.Now}
+			o.Peers[name] = model.Peer{Queried: true, ConfigDigest: "d", LastResponse: plantest.Now}
 		}
 	}
 	for i := range images {
@@ -487,7 +487,7 @@ func largeView(t testing.TB, images, nodes int) *status.View {
 		c.Images[image.ID.Name] = image
 		for n := range 3 {
 			ref := ident.DiskRef{Node: fmt.Sprintf("node%d", (i*7+n)%nodes+1), Disk: "disk1"}
-			o.Disks[ref].Copies[image.ID] = plan.Copy{Copy: disk.Copy{State: []disk.State{disk.Ready, disk.Pending, disk.Unknown}[(i+n)%3], Size: 1 << 30, SHA512: image.Checksum, Owned: true, HasCfg: true}}
+			o.Disks[ref].Copies[image.ID] = model.Copy{State: []model.State{model.Ready, model.Pending, model.Unknown}[(i+n)%3], Size: 1 << 30, SHA512: image.Checksum, Owned: true, HasCfg: true}
 		}
 	}
 	d := plan.Desired{Node: "node1", Config: c, Digest: "d", Allowed: schema.Everything}
@@ -571,7 +571,7 @@ func TestLinesThatConfirmAPrune(t *testing.T) {
 	v.Desired.Config.Settings.PruneConfirmed = []ident.ID{{Name: "gone", UUID: "00000003"}}
 	for i, name := range []string{"old", "older"} {
 		ref := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: ident.ID{Name: name, UUID: fmt.Sprintf("0000000%d", i)}}
-		a := plan.NewAction(plan.Blocked, ref, plan.Reason{Code: plan.CodePruneLimit, Text: "too many"}, 0)
+		a := plan.NewAction(model.Blocked, ref, model.Reason{Code: plan.CodePruneLimit, Text: "too many"}, 0)
 		v.Plan.Actions = append(v.Plan.Actions, a)
 	}
 	html := newRig(t, v, "", "").get("/lines?kind=prune&confirm=yes").Body.String()
@@ -621,7 +621,7 @@ func TestPlanSaysWhyItIsEmpty(t *testing.T) {
 func TestInvalidImageSaysWhy(t *testing.T) {
 	v := newView(t)
 	ref := ident.CopyRef{Disk: ident.DiskRef{Node: "node1"}, ID: ident.ID{Name: "broken"}}
-	v.Plan.Actions = append(v.Plan.Actions, plan.NewAction(plan.Blocked, ref, plan.Reason{Code: plan.CodeInvalidImage, Text: "a.yaml:3:1: has no source"}, 0))
+	v.Plan.Actions = append(v.Plan.Actions, plan.NewAction(model.Blocked, ref, model.Reason{Code: plan.CodeInvalidImage, Text: "a.yaml:3:1: has no source"}, 0))
 	r := newRig(t, v, "", "")
 	for _, path := range []string{"/?q=broken", "/?state=failed", "/images/broken"} {
 		html := r.get(path).Body.String()

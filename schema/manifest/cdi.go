@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -92,7 +92,7 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 func (r *resolver) defineByCDI(f *File, m manifest, image string) {
 	r.resolved[f].Definitions = append(r.resolved[f].Definitions, &Definition{
 		Kind: m.kind, Section: imagesSection, Name: image, Pos: m.pos, NamePath: namePath, Doc: m.doc,
-		Declaration: disk.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap},
+		Declaration: model.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap},
 	})
 }
 

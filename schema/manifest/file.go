@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -59,7 +59,7 @@ type Definition struct {
 	NamePath document.Path   // where the manifest has the name
 	Doc      *document.Value // for a VolumeSnapshot with its class and its claim as first fields
 	// Declaration identifies the document in the record of a copy.
-	Declaration disk.Declaration
+	Declaration model.Declaration
 	// Problems are relative to Doc.
 	Problems []document.Problem
 	// Causes are problems of other documents on which the definition depends.
@@ -138,7 +138,7 @@ func (f *File) refer(m manifest, image string) *Definition {
 func (f *File) definition(m manifest, section, name string, at document.Path) *Definition {
 	f.AddRead(m.doc)
 	d := &Definition{Kind: m.kind, Section: section, Name: name, Pos: m.pos, NamePath: at, Doc: m.doc,
-		Declaration: disk.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap}}
+		Declaration: model.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap}}
 	if section == imagesSection {
 		if err := ident.CheckName(name); err != nil {
 			d.Problems = []document.Problem{{Path: at, Message: err.Error()}}
@@ -242,7 +242,7 @@ func hasRepeatedFields(v *document.Value) bool {
 
 // MayDeclare reports whether the document may be meant to declare an image that d
 // declared before: a document that is skipped must not delete what it declared.
-func (s Skipped) MayDeclare(d disk.Declaration) bool {
+func (s Skipped) MayDeclare(d model.Declaration) bool {
 	switch {
 	case s.path != d.File:
 		return false

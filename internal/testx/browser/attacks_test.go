@@ -15,9 +15,8 @@ import (
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/chromedp"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // newForeignPage serves a page of another web site, at the same address as a page of the same site and at evil.test.
@@ -325,13 +324,13 @@ images:
 // newLyingPeer serves the state of a node in which every text is evil.
 func newLyingPeer(t testing.TB) string {
 	t.Helper()
-	state, err := json.Marshal(peer.State{Node: "node2", Config: evil, Disks: []peer.Disk{{
-		Name: "disk1", UUID: "00000000-0000-0000-0000-000000000001", UsageUnknown: evil, Total: 1 << 40, Free: 1 << 39,
-		Copies: []peer.Copy{{
-			Copy:   disk.Copy{ID: ident.ID{Name: "debian", UUID: "00000002"}, State: disk.Failed, Message: evil, Signature: disk.Signature{Scheme: evil, Signer: evil}},
-			UsedBy: evil, Demand: evil, Action: evil, Rejection: evil, Reason: evil, ReasonCode: evil,
-			Failure: &peer.Failure{Action: evil, Message: evil, Attempts: 3},
-		}},
+	copied := model.Copy{
+		ID: ident.ID{Name: "debian", UUID: "00000002"}, State: model.Failed, Message: evil, Signature: model.Signature{Scheme: evil, Signer: evil},
+		UsedBy: evil, Need: &model.Need{By: evil}, Job: evil, Rejection: evil, Reason: model.Reason{Code: evil, Text: evil},
+		Failure: &model.Failure{Op: evil, Message: evil, Attempts: 3},
+	}
+	state, err := json.Marshal(model.Node{Version: model.Version, Node: "node2", ConfigDigest: evil, Disks: map[string]model.Disk{"disk1": {
+		UUID: "00000000-0000-0000-0000-000000000001", UsageUnknown: evil, Space: model.Space{Total: 1 << 40, Free: 1 << 39}, Copies: model.NewCopies(copied),
 	}}})
 	if err != nil {
 		t.Fatal(err)

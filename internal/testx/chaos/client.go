@@ -70,7 +70,7 @@ type status struct {
 	Peers []struct {
 		Node     string
 		Problem  string
-		Responds bool `json:"answers"`
+		Responds bool `json:"responds"`
 	}
 	Disks []struct {
 		Node, Disk, Problem, Disputed string

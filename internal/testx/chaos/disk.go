@@ -206,7 +206,7 @@ func editRecord(name string, ctime int64) error {
 	if !ok {
 		return fmt.Errorf("%s has no evidence", name)
 	}
-	evidence["ctime"] = ctime
+	evidence["changeTime"] = ctime
 	if b, err = json.Marshal(record); err != nil {
 		return err
 	}

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -26,8 +26,8 @@ func newView(nodes int) status.View {
 		Nodes:    map[string]schema.Node{}, Images: map[string]schema.Image{},
 	}
 	v.Observed = plan.Observed{
-		Now: Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{},
-		Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{},
+		Now: Now, Disks: map[ident.DiskRef]model.Disk{}, Peers: map[string]model.Peer{},
+		Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{},
 	}
 	for n := range nodes {
 		name := fmt.Sprintf("node%02d", n+1)
@@ -35,13 +35,13 @@ func newView(nodes int) status.View {
 		for _, one := range []string{"disk1", "disk2"} {
 			path := "/mnt/" + one
 			node.Disks[one] = schema.Disk{Path: path, AllowScheduling: true, StorageReserved: 10 << 30}
-			v.Observed.Disks[ident.DiskRef{Node: name, Disk: one}] = plan.Disk{
-				Path: path, UUID: name + one, Space: disk.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]plan.Copy{},
+			v.Observed.Disks[ident.DiskRef{Node: name, Disk: one}] = model.Disk{
+				Path: path, UUID: name + one, Space: model.Space{Total: 100 << 30, Free: 50 << 30}, Copies: map[ident.ID]model.Copy{},
 			}
 		}
 		v.Desired.Config.Nodes[name] = node
 		if n > 0 {
-			v.Observed.Peers[name] = plan.Peer{Queried: true, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-3 * time.Second)}
+			v.Observed.Peers[name] = model.Peer{Queried: true, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-3 * time.Second)}
 		}
 	}
 	return v
@@ -54,7 +54,7 @@ func declare(v status.View, image schema.Image) schema.Image {
 	return image
 }
 
-func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) {
+func put(v status.View, image schema.Image, on string, change func(*model.Copy)) {
 	ref, err := ident.ParseDiskRef(on)
 	if err != nil {
 		panic(err)
@@ -63,9 +63,7 @@ func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) 
 	if err != nil {
 		panic(err)
 	}
-	c := plan.Copy{Copy: disk.Copy{
-		ID: image.ID, State: disk.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: sum,
-	}}
+	c := model.Copy{ID: image.ID, State: model.Ready, Size: 1 << 30, RealSize: 1 << 30, Owned: true, HasCfg: true, SHA512: sum, ManifestDigest: sum}
 	if change != nil {
 		change(&c)
 	}
@@ -76,10 +74,10 @@ func put(v status.View, image schema.Image, on string, change func(*plan.Copy)) 
 // in every state.
 func ThreeNodes() status.View {
 	v := newView(3)
-	v.Observed.Peers["node02"] = plan.Peer{Queried: true, ConfigDigest: "e2e2e2e2e2e2e2e2", LastResponse: Now.Add(-3 * time.Second)}
-	v.Observed.Peers["node03"] = plan.Peer{
+	v.Observed.Peers["node02"] = model.Peer{Queried: true, ConfigDigest: "e2e2e2e2e2e2e2e2", LastResponse: Now.Add(-3 * time.Second)}
+	v.Observed.Peers["node03"] = model.Peer{
 		Queried: true, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-12 * time.Second),
-		UnreachableFor: 12 * time.Second, Problem: "dial tcp 10.0.0.3:8000: connection refused",
+		UnreachableSince: Now.Add(-12 * time.Second), Problem: "dial tcp 10.0.0.3:8000: connection refused",
 	}
 	edge := v.Desired.Config.Nodes["node02"]
 	edge.Tags = []string{"edge"}
@@ -88,21 +86,21 @@ func ThreeNodes() status.View {
 
 	parrot := declare(v, schema.Image{ID: ident.ID{Name: "parrot"}, AllDisks: true})
 	put(v, parrot, "node01/disk1", nil)
-	put(v, parrot, "node01/disk2", func(c *plan.Copy) { c.UsedBy = "used by replica vol-1" })
+	put(v, parrot, "node01/disk2", func(c *model.Copy) { c.UsedBy = "used by replica vol-1" })
 	put(v, parrot, "node02/disk1", nil)
 	put(v, parrot, "node03/disk1", nil)
-	put(v, parrot, "node02/disk2", func(c *plan.Copy) {
-		c.Copy = disk.Copy{ID: parrot.ID, State: disk.Pending, PartBytes: 256 << 20, PartTotal: 1 << 30}
+	put(v, parrot, "node02/disk2", func(c *model.Copy) {
+		*c = model.Copy{ID: parrot.ID, State: model.Pending, PartBytes: 256 << 20, PartTotal: 1 << 30}
 	})
 	v.Observed.Running[ident.CopyRef{Disk: ident.DiskRef{Node: "node02", Disk: "disk2"}, ID: parrot.ID}] = true
 
 	macaw := declare(v, schema.Image{ID: ident.ID{Name: "macaw"}, Copies: 3, NodeSelector: []string{"edge"}})
 	put(v, macaw, "node02/disk1", nil)
-	v.Observed.Failures[ident.CopyRef{Disk: ident.DiskRef{Node: "node02", Disk: "disk2"}, ID: macaw.ID}] = plan.Failure{
-		Op: plan.Sync, Attempts: 2, Since: Now, RetryAt: Now.Add(time.Minute), Message: "input/output error",
+	v.Observed.Failures[ident.CopyRef{Disk: ident.DiskRef{Node: "node02", Disk: "disk2"}, ID: macaw.ID}] = model.Failure{
+		Op: model.Sync, Attempts: 2, Since: Now, RetryAt: Now.Add(time.Minute), Message: "input/output error",
 	}
 	old := schema.Image{ID: ident.ID{Name: "macaw", UUID: "00000001"}}
-	put(v, old, "node02/disk1", func(c *plan.Copy) { c.Leaving = true })
+	put(v, old, "node02/disk1", func(c *model.Copy) { c.Leaving = true })
 	return v
 }
 
@@ -112,26 +110,26 @@ func HundredNodes() status.View {
 	parrot := declare(v, schema.Image{ID: ident.ID{Name: "parrot"}, AllDisks: true})
 	lory := declare(v, schema.Image{ID: ident.ID{Name: "lory"}, Copies: 3, DiskSelector: []string{"ssd"}})
 	put(v, lory, "node40/disk1", nil)
-	put(v, lory, "node60/disk1", func(c *plan.Copy) { // it is listed among the rejected disks
-		c.Copy, c.Rejects = disk.Copy{ID: lory.ID, State: disk.Pending}, "not enough space"
+	put(v, lory, "node60/disk1", func(c *model.Copy) { // it is listed among the rejected disks
+		*c = model.Copy{ID: lory.ID, State: model.Pending, Rejection: "not enough space"}
 	})
 	for n := range 100 {
 		name := fmt.Sprintf("node%02d", n+1)
 		for i, one := range []string{"disk1", "disk2"} {
 			if n%9 != 8 {
-				put(v, parrot, name+"/"+one, func(c *plan.Copy) {
+				put(v, parrot, name+"/"+one, func(c *model.Copy) {
 					if n%4 == 1 && i == 1 {
-						c.Copy = disk.Copy{ID: parrot.ID, State: disk.Pending, PartBytes: int64(n) << 20, PartTotal: 1 << 30}
+						*c = model.Copy{ID: parrot.ID, State: model.Pending, PartBytes: int64(n) << 20, PartTotal: 1 << 30}
 						v.Observed.Running[ident.CopyRef{Disk: ident.DiskRef{Node: name, Disk: one}, ID: parrot.ID}] = true
 					}
 				})
 			}
 		}
 		if n%7 == 6 {
-			v.Observed.Peers[name] = plan.Peer{Queried: true, Problem: "i/o timeout", UnreachableFor: time.Minute, ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-time.Minute)}
+			v.Observed.Peers[name] = model.Peer{Queried: true, Problem: "i/o timeout", UnreachableSince: Now.Add(-time.Minute), ConfigDigest: v.Desired.Digest, LastResponse: Now.Add(-time.Minute)}
 		}
 	}
 	bad := ident.DiskRef{Node: "node50", Disk: "disk2"}
-	v.Observed.Disks[bad] = plan.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted", ProblemFor: time.Hour}
+	v.Observed.Disks[bad] = model.Disk{Path: "/mnt/disk2", Problem: "no disk here: /mnt/disk2 is not mounted", ProblemSince: Now.Add(-time.Hour)}
 	return v
 }

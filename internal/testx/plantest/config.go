@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -88,13 +88,13 @@ func TwoNodes(copies int) (schema.Config, schema.Image, []ident.DiskRef) {
 // EmptyDisks returns an observed state in which all disks of c are large and empty. All nodes of c
 // are peers that respond and have the same configuration as AsNode returns.
 func EmptyDisks(c schema.Config) plan.Observed {
-	o := plan.Observed{Now: Now, Disks: map[ident.DiskRef]plan.Disk{}, Peers: map[string]plan.Peer{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
+	o := plan.Observed{Now: Now, Disks: map[ident.DiskRef]model.Disk{}, Peers: map[string]model.Peer{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}}
 	for name, node := range c.Nodes {
 		for diskName := range node.Disks {
 			ref := ident.DiskRef{Node: name, Disk: diskName}
-			o.Disks[ref] = plan.Disk{UUID: name + diskName, Space: disk.Space{Free: 1 << 40}, Copies: map[ident.ID]plan.Copy{}}
+			o.Disks[ref] = model.Disk{UUID: name + diskName, Space: model.Space{Free: 1 << 40}, Copies: map[ident.ID]model.Copy{}}
 		}
-		o.Peers[name] = plan.Peer{Queried: true, ConfigDigest: "d"}
+		o.Peers[name] = model.Peer{Queried: true, ConfigDigest: "d"}
 	}
 	return o
 }
@@ -102,7 +102,7 @@ func EmptyDisks(c schema.Config) plan.Observed {
 // AsNode returns the desired state of a node with the configuration c, and a copy of o without the
 // node itself among the peers. The copy shares all maps of o except Peers.
 func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.Observed) {
-	peers := map[string]plan.Peer{}
+	peers := map[string]model.Peer{}
 	for name, p := range o.Peers {
 		if name != node {
 			peers[name] = p
@@ -114,14 +114,14 @@ func AsNode(node string, c schema.Config, o plan.Observed) (plan.Desired, plan.O
 
 // ReadyCopy returns an owned, ready copy of the image with the SHA-512 digest, which peers can
 // sync.
-func ReadyCopy(image schema.Image, digest ident.Digest) plan.Copy {
-	return plan.Copy{Copy: disk.Copy{ID: image.ID, State: disk.Ready, Owned: true, HasCfg: true, SHA512: digest, ManifestDigest: Digest(ident.SHA256, "m"), Size: 1 << 20}}
+func ReadyCopy(image schema.Image, digest ident.Digest) model.Copy {
+	return model.Copy{ID: image.ID, State: model.Ready, Owned: true, HasCfg: true, SHA512: digest, ManifestDigest: Digest(ident.SHA256, "m"), Size: 1 << 20}
 }
 
 // FailedCopy returns a copy like ReadyCopy, but it was found damaged one minute before Now.
-func FailedCopy(image schema.Image, digest ident.Digest) plan.Copy {
+func FailedCopy(image schema.Image, digest ident.Digest) model.Copy {
 	c := ReadyCopy(image, digest)
-	c.State, c.Message, c.DamagedAt = disk.Failed, "it is damaged", Now.Add(-time.Minute)
+	c.State, c.Message, c.DamagedAt = model.Failed, "it is damaged", Now.Add(-time.Minute)
 	return c
 }
 

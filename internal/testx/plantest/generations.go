@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -18,7 +18,7 @@ func (k *checker) checkGenerations() {
 	for _, a := range k.p.Actions {
 		key := a.CopyRef()
 		image, declared := k.d.Config.Images[key.ID.Name]
-		if a.Op == plan.Verify && declared && image.ID != key.ID {
+		if a.Op == model.Verify && declared && image.ID != key.ID {
 			kept[key] = true // it is kept or deleted when it is verified
 			continue
 		}
@@ -29,7 +29,7 @@ func (k *checker) checkGenerations() {
 		}
 		c, newer := k.o.Disks[key.Disk].Copies[key.ID], k.newerGenerations(key)
 		on := slices.Contains(MatchingDisks(k.d.Config, image), key.Disk) || slices.Contains(image.Disks, key.Disk) && !k.evicting(key.Disk)
-		k.forbid(a.Op.Deletes() && c.State == disk.Ready && on && newer < image.KeepGenerations, "%s of %s, and keepGenerations is %d", a.Op, key, image.KeepGenerations)
+		k.forbid(a.Op.Deletes() && c.State == model.Ready && on && newer < image.KeepGenerations, "%s of %s, and keepGenerations is %d", a.Op, key, image.KeepGenerations)
 		if keeps {
 			k.forbid(newer >= image.KeepGenerations || !on || !a.Idle(), "%s is kept with %d newer generations, and keepGenerations is %d", key, newer, image.KeepGenerations)
 			kept[key] = true
@@ -43,7 +43,7 @@ func (k *checker) checkGenerations() {
 // newerGenerations returns how many older generations on the disk of a copy are ready, and were replaced
 // later than the copy, or at the same time and verified later.
 func (k *checker) newerGenerations(key ident.CopyRef) (n int) {
-	replaced := func(c plan.Copy) time.Time {
+	replaced := func(c model.Copy) time.Time {
 		if c.ReplacedAt.Before(earliestTime) || c.ReplacedAt.After(k.o.Now) {
 			return k.o.Now
 		}
@@ -51,7 +51,7 @@ func (k *checker) newerGenerations(key ident.CopyRef) (n int) {
 	}
 	c := k.o.Disks[key.Disk].Copies[key.ID]
 	for id, other := range k.o.Disks[key.Disk].Copies {
-		if id.Name != key.ID.Name || id == key.ID || id == k.d.Config.Images[id.Name].ID || other.State != disk.Ready || !other.Owned {
+		if id.Name != key.ID.Name || id == key.ID || id == k.d.Config.Images[id.Name].ID || other.State != model.Ready || !other.Owned {
 			continue
 		}
 		later := replaced(other).After(replaced(c))
@@ -74,9 +74,9 @@ func (k *checker) evicting(ref ident.DiskRef) bool {
 func (k *checker) checkKeptCountForNothing(kept map[ident.CopyRef]bool) {
 	type step struct {
 		key  ident.CopyRef
-		op   plan.Op
-		next plan.Op
-		code plan.Code
+		op   model.Op
+		next model.Op
+		code model.Code
 	}
 	steps := func(p plan.Plan) map[step]bool {
 		all := map[step]bool{}

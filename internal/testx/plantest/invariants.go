@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -53,11 +53,11 @@ func (k *checker) forbid(broken bool, format string, args ...any) {
 
 // checkActions checks each action separately.
 func (k *checker) checkActions() {
-	busy := map[ident.CopyRef]plan.Op{}
+	busy := map[ident.CopyRef]model.Op{}
 	for _, a := range k.p.Actions {
 		k.forbid(a.Text == "" || a.Code == "", "no reason for %+v", a)
 		k.forbid(!a.Until.IsZero() && !a.Until.After(k.o.Now), "a wait until a time that has passed: %+v", a)
-		if a.Op == plan.Wait || a.Op == plan.Blocked {
+		if a.Op == model.Wait || a.Op == model.Blocked {
 			continue
 		}
 		key := a.CopyRef()
@@ -70,31 +70,31 @@ func (k *checker) checkActions() {
 		seen, known := k.o.Disks[key.Disk]
 		k.forbid(!known || seen.Problem != "" || key.Disk.Node != k.d.Node, "%s on a disk that this node cannot use: %s", a.Op, key)
 		c, there := seen.Copies[key.ID]
-		file := there && c.State != disk.Pending
+		file := there && c.State != model.Pending
 		f := k.o.Failures[key]
 		applies := f.Op == "" || f.Op == a.Op
-		applies = applies && a.Op != plan.Upload // a client may upload another file
-		k.forbid(applies && f.Final && (f.RetryAt.IsZero() || f.RetryAt.After(k.o.Now)) && a.Op != plan.Cleanup && a.Op != plan.Evict, "%s of %s after a final failure", a.Op, key)
+		applies = applies && a.Op != model.Upload // a client may upload another file
+		k.forbid(applies && f.Final && (f.RetryAt.IsZero() || f.RetryAt.After(k.o.Now)) && a.Op != model.Cleanup && a.Op != model.Evict, "%s of %s after a final failure", a.Op, key)
 		k.forbid(applies && f.NeedsSpace == 0 && f.RetryAt.After(k.o.Now), "%s of %s before its retry time", a.Op, key)
 		switch a.Op {
-		case plan.Adopt, plan.Verify:
+		case model.Adopt, model.Verify:
 			verified := key.ID
 			if a.VerifiesPeer() { // for the deletion of key, which may be an older generation
 				verified = a.From.ID
 			}
 			declared := k.d.Config.Images[a.Image].ID
-			older := key.ID != declared && a.Op == plan.Verify && k.d.Verify[key] && c.State == disk.Ready && c.Owned
+			older := key.ID != declared && a.Op == model.Verify && k.d.Verify[key] && c.State == model.Ready && c.Owned
 			k.forbid(!file || declared != verified && !older, "%s of a file that is missing or not declared: %s", a.Op, key)
-		case plan.Repair:
-			k.forbid(c.State != disk.Failed || c.ManifestDigest.IsZero() || !c.Owned || k.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
-		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone, plan.Sync:
-			k.forbid(file && (c.State != disk.Failed || InUse(k.d, k.o, key) != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, InUse(k.d, k.o, key))
+		case model.Repair:
+			k.forbid(c.State != model.Failed || c.ManifestDigest.IsZero() || !c.Owned || k.d.Config.Images[a.Image].ID != key.ID, "repair of %s, which is %s", key, c.State)
+		case model.Download, model.Upload, model.Export, model.Restore, model.Clone, model.Sync:
+			k.forbid(file && (c.State != model.Failed || InUse(k.d, k.o, key) != "" || !c.Owned), "%s over %s copy %s (used: %q)", a.Op, c.State, key, InUse(k.d, k.o, key))
 			k.checkTarget(a)
 			k.checkFirstCopy(a)
-		case plan.Backup:
+		case model.Backup:
 			_, declared := k.d.Config.Images[a.Image]
-			k.forbid(!declared || c.State != disk.Ready || c.Leaving || k.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
-		case plan.Cleanup, plan.Evict:
+			k.forbid(!declared || c.State != model.Ready || c.Leaving || k.o.BackedUp[key.ID], "backup of %s copy %s", c.State, key)
+		case model.Cleanup, model.Evict:
 			k.forbid(!there || !c.Owned, "%s of a copy that is not owned: %s", a.Op, key)
 			k.forbid(InUse(k.d, k.o, key) != "", "%s of %s: %s", a.Op, key, InUse(k.d, k.o, key))
 			k.checkNeedsKnown(key)
@@ -128,7 +128,7 @@ func (k *checker) checkJobs() {
 			_, exists := other.Copies[key.ID]
 			alone = alone && (ref == key.Disk || !exists && !k.o.Running[ident.CopyRef{Disk: ref, ID: key.ID}])
 		}
-		if j.Action.Op == plan.Upload { // it ends if the bytes exist under another name
+		if j.Action.Op == model.Upload { // it ends if the bytes exist under another name
 			alone = alone && len(k.o.Disks) == 1
 		}
 		k.forbid(wanted && alone && ends, "%s of %s ends: %s", j.Action.Op, key, why)
@@ -147,7 +147,7 @@ func (k *checker) checkSuspensions() {
 		image.Suspend = nil
 		free.Config.Images[name] = image
 	}
-	without := map[ident.CopyRef]plan.Op{}
+	without := map[ident.CopyRef]model.Op{}
 	for _, a := range free.Plan(k.o).Actions {
 		if !a.Idle() {
 			without[a.CopyRef()] = a.Op
@@ -158,13 +158,13 @@ func (k *checker) checkSuspensions() {
 			continue
 		}
 		key := a.CopyRef()
-		deletes := a.Op == plan.Cleanup || a.Op == plan.Evict
+		deletes := a.Op == model.Cleanup || a.Op == model.Evict
 		k.forbid(IsSuspended(k.d.Config, a.Image, k.o.Now) && (deletes || !k.o.Running[key]), "%s of %s, which is suspended", a.Op, key)
 		user := k.suspendedUser(key)
 		k.forbid(deletes && user != "", "%s of %s, which is the source of %s", a.Op, key, user)
 		// A copy that is kept for a suspended image is still maintained.
-		stays := user != "" && (a.Op == plan.Adopt || a.Op == plan.Verify || a.Op == plan.Repair)
-		stays = stays || a.Op == plan.Verify && k.d.Verify[key] // a copy that is not deleted now may be verified
+		stays := user != "" && (a.Op == model.Adopt || a.Op == model.Verify || a.Op == model.Repair)
+		stays = stays || a.Op == model.Verify && k.d.Verify[key] // a copy that is not deleted now may be verified
 		k.forbid(!a.Scrub && !stays && without[key] != a.Op, "%s of %s, without a suspension %q", a.Op, key, without[key])
 	}
 }
@@ -174,7 +174,7 @@ func (k *checker) checkSuspensions() {
 func (k *checker) suspendedUser(key ident.CopyRef) string {
 	c := k.o.Disks[key.Disk].Copies[key.ID]
 	for name, image := range k.d.Config.Images {
-		source := c.State == disk.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
+		source := c.State == model.Ready && !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 		if source && image.ID != key.ID && IsSuspended(k.d.Config, name, k.o.Now) && len(k.readyCopies(image)) == 0 {
 			return name
 		}
@@ -202,22 +202,22 @@ func (k *checker) checkTarget(a plan.Action) {
 	one := node.Disks[key.Disk.Disk]
 	matches := slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
-	_, demanded := k.o.Disks[key.Disk].Demands[key.ID]
+	_, demanded := k.o.Disks[key.Disk].Needs[key.ID]
 	c := k.o.Disks[key.Disk].Copies[key.ID]
-	demanded = demanded && image.FollowReplicas && (c.State == "" || c.State == disk.Pending)
+	demanded = demanded && image.FollowReplicas && (c.State == "" || c.State == model.Pending)
 	k.forbid(a.Demanded != demanded, "%s of %s: demanded %v, want %v", a.Op, key, a.Demanded, demanded)
 	k.forbid(!demanded && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
 	k.forbid(!demanded && !k.o.Running[key] && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
 	k.forbid(!k.o.Running[key] && k.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s on a full disk: %s", a.Op, key)
-	if a.Op != plan.Sync && (a.Op != plan.Clone || a.From == (ident.CopyRef{}) && k.o.Running[key]) {
+	if a.Op != model.Sync && (a.Op != model.Clone || a.From == (ident.CopyRef{}) && k.o.Running[key]) {
 		return
 	}
 	from := k.sourceOf(a)
 	c = k.o.Disks[from.Disk].Copies[from.ID]
-	ok := c.State == disk.Ready && !c.Leaving && k.o.Disks[from.Disk].Problem == "" && k.responds(from.Disk.Node)
+	ok := c.State == model.Ready && !c.Leaving && k.o.Disks[from.Disk].Problem == "" && k.responds(from.Disk.Node)
 	ok = ok && (from.Disk.Node == k.d.Node && a.LocalSource == from || a.LocalSource == ident.CopyRef{} && !c.ManifestDigest.IsZero())
 	// A running sync continues if its source temporarily does not respond.
-	ok = ok || k.o.Running[key] && c.State == disk.Ready && from.ID == image.ID
+	ok = ok || k.o.Running[key] && c.State == model.Ready && from.ID == image.ID
 	same := from.ID == image.ID && image.Checksum.IsZero() || !image.Checksum.IsZero() && (c.SHA512 == image.Checksum || c.SHA256 == image.Checksum)
 	if clone := image.Source.Clone; clone != nil {
 		source, declared := k.d.Config.Images[clone.BackingImage]
@@ -225,13 +225,13 @@ func (k *checker) checkTarget(a plan.Action) {
 		for _, key := range k.readyCopies(source) {
 			same = same || plain && c.SHA512 == k.o.Disks[key.Disk].Copies[key.ID].SHA512
 		}
-		if a.Op == plan.Clone {
+		if a.Op == model.Clone {
 			same = declared && from.ID == source.ID && from.Disk.Node == k.d.Node
 		}
 	}
 	k.forbid(!ok || !same || a.From != from || from == key, "%s of %s from %s", a.Op, key, from)
 	for _, b := range k.p.Actions {
-		k.forbid((b.Op == plan.Cleanup || b.Op == plan.Evict) && b.CopyRef() == from, "%s of %s, which is the source of a sync", b.Op, from)
+		k.forbid((b.Op == model.Cleanup || b.Op == model.Evict) && b.CopyRef() == from, "%s of %s, which is the source of a sync", b.Op, from)
 	}
 }
 
@@ -257,12 +257,12 @@ func (k *checker) counts(node string) bool {
 // checkDeletions checks that every copy that the plan deletes may be deleted.
 func (k *checker) checkDeletions() {
 	for _, a := range k.p.Actions {
-		if a.Op != plan.Cleanup && a.Op != plan.Evict {
+		if a.Op != model.Cleanup && a.Op != model.Evict {
 			continue
 		}
 		key := a.CopyRef()
 		_, declared := k.d.Config.Images[a.Image]
-		if a.Op == plan.Evict {
+		if a.Op == model.Evict {
 			node := k.d.Config.Nodes[a.Node]
 			k.forbid(!declared || !node.EvictionRequested && !node.Disks[a.Disk].EvictionRequested, "evict of %s without a requested eviction", key)
 		} else if !k.isOldPart(key) {
@@ -277,7 +277,7 @@ func (k *checker) checkDeletions() {
 // isOldPart reports whether a copy is only a partial file of an undeclared generation.
 func (k *checker) isOldPart(key ident.CopyRef) bool {
 	image, declared := k.d.Config.Images[key.ID.Name]
-	return declared && image.ID != key.ID && k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending
+	return declared && image.ID != key.ID && k.o.Disks[key.Disk].Copies[key.ID].State == model.Pending
 }
 
 // earliestTime is before this program existed: no record has an earlier time.
@@ -341,8 +341,8 @@ func InUse(d plan.Desired, o plan.Observed, key ident.CopyRef) string {
 		switch other := seen.Copies[key.ID]; {
 		case ref.Node == key.Disk.Node && seen.Problem == "" && seen.UsageUnknown != "":
 			return "any copy of the node may be in use"
-		case ref == key.Disk || c.State == disk.Pending || d.Config.Images[key.ID.Name].ID == key.ID:
-		case seen.Demands[key.ID].By != "" && (other.State != disk.Ready || other.Leaving || seen.Problem != ""):
+		case ref == key.Disk || c.State == model.Pending || d.Config.Images[key.ID.Name].ID == key.ID:
+		case seen.Needs[key.ID].By != "" && (other.State != model.Ready || other.Leaving || seen.Problem != ""):
 			return fmt.Sprintf("a replica on %s needs it", ref)
 		}
 	}
@@ -358,7 +358,7 @@ func isSilent(o plan.Observed, ref ident.DiskRef) bool {
 // isUsed reports whether an orphan does not count for the prune limit.
 func (k *checker) isUsed(id ident.ID) bool {
 	for ref, seen := range k.o.Disks {
-		if one := seen.Copies[id]; seen.Demands[id].By != "" && (one.State != disk.Ready || one.Leaving || isSilent(k.o, ref)) {
+		if one := seen.Copies[id]; seen.Needs[id].By != "" && (one.State != model.Ready || one.Leaving || isSilent(k.o, ref)) {
 			return true
 		}
 		for other, c := range seen.Copies {
@@ -372,7 +372,7 @@ func (k *checker) isUsed(id ident.ID) bool {
 
 // checkNeedsKnown checks that it is known whether replicas need a generation that is not declared, before it is deleted.
 func (k *checker) checkNeedsKnown(key ident.CopyRef) {
-	if k.d.Config.Images[key.ID.Name].ID == key.ID || k.o.Disks[key.Disk].Copies[key.ID].State == disk.Pending {
+	if k.d.Config.Images[key.ID.Name].ID == key.ID || k.o.Disks[key.Disk].Copies[key.ID].State == model.Pending {
 		return
 	}
 	for node, n := range k.d.Config.Nodes {
@@ -382,16 +382,16 @@ func (k *checker) checkNeedsKnown(key ident.CopyRef) {
 		k.forbid(!own && !p.Responds() && p.LastResponse.IsZero(), "deletion of %s before %s has responded", key, node)
 		for name := range n.Disks {
 			seen, known := k.o.Disks[ident.DiskRef{Node: node, Disk: name}]
-			k.forbid(!own && !p.Responds() && seen.Demands[key.ID].By != "", "deletion of %s, and a copy on %s/%s that is in use may be the same file", key, node, name)
-			k.forbid(!known || seen.Problem != "" && (own || seen.Demands == nil), "deletion of %s while the needs on %s/%s are unknown", key, node, name)
+			k.forbid(!own && !p.Responds() && seen.Needs[key.ID].By != "", "deletion of %s, and a copy on %s/%s that is in use may be the same file", key, node, name)
+			k.forbid(!known || seen.Problem != "" && (own || seen.Needs == nil), "deletion of %s while the needs on %s/%s are unknown", key, node, name)
 		}
 	}
 }
 
 // hadBytes reports whether a folder has a file or a partial file, or had a file before. A folder with
 // only a record does not count for the prune limit.
-func hadBytes(c plan.Copy) bool {
-	hasFile := c.State != disk.Pending || c.Size > 0 || c.PartBytes > 0
+func hadBytes(c model.Copy) bool {
+	hasFile := c.State != model.Pending || c.Size > 0 || c.PartBytes > 0
 	hadFile := !c.SHA512.IsZero() || !c.VerifiedAt.IsZero() || !c.DamagedAt.IsZero() || !c.LastUsed.IsZero()
 	return hasFile || hadFile || c.UsedBy != ""
 }
@@ -414,13 +414,13 @@ func (k *checker) checkImage(image schema.Image) {
 			continue
 		}
 		switch a.Op {
-		case plan.Download, plan.Upload, plan.Export, plan.Restore, plan.Clone:
+		case model.Download, model.Upload, model.Export, model.Restore, model.Clone:
 			created++
 			first++
-		case plan.Sync:
+		case model.Sync:
 			created++
-		case plan.Cleanup, plan.Evict:
-			if a.Op == plan.Evict {
+		case model.Cleanup, model.Evict:
+			if a.Op == model.Evict {
 				k.checkReadBack(a.CopyRef(), ready)
 			}
 			if !k.isOldPart(a.CopyRef()) { // an old partial file does not count as a copy
@@ -484,7 +484,7 @@ func (k *checker) readyCopies(image schema.Image) []ident.CopyRef {
 	for ref, seen := range k.o.Disks {
 		c, there := seen.Copies[image.ID]
 		right := image.Checksum.IsZero() || c.SHA512 == image.Checksum || c.SHA256 == image.Checksum
-		if there && seen.Problem == "" && c.State == disk.Ready && right && (!c.Leaving || ref.Node == k.d.Node) && k.responds(ref.Node) {
+		if there && seen.Problem == "" && c.State == model.Ready && right && (!c.Leaving || ref.Node == k.d.Node) && k.responds(ref.Node) {
 			keys = append(keys, ident.CopyRef{Disk: ref, ID: image.ID})
 		}
 	}
@@ -517,19 +517,19 @@ func MatchingDisks(c schema.Config, image schema.Image) []ident.DiskRef {
 func (k *checker) checkFirstCopy(a plan.Action) {
 	key := a.CopyRef()
 	image := k.d.Config.Images[a.Image]
-	if image.ID != key.ID || a.Op == plan.Sync && (!image.Checksum.IsZero() || k.sourceOf(a).ID == image.ID) {
+	if image.ID != key.ID || a.Op == model.Sync && (!image.Checksum.IsZero() || k.sourceOf(a).ID == image.ID) {
 		return
 	}
 	if image.Checksum.IsZero() {
 		k.checkPeersQueried(a)
 	}
-	k.forbid(a.Op == plan.Export && k.o.CannotPrepare[key.ID] != "" && !k.o.Running[key], "export of %s: %s", key, k.o.CannotPrepare[key.ID])
-	started := k.o.Disks[key.Disk].Copies[key.ID].PartSourceID == disk.PartFromUpload
-	k.forbid(a.Op == plan.Upload && (k.d.Uploads == nil || !k.d.Uploads[key] && !started && !k.o.Running[key]), "upload of %s that no client has started", key)
+	k.forbid(a.Op == model.Export && k.o.CannotPrepare[key.ID] != "" && !k.o.Running[key], "export of %s: %s", key, k.o.CannotPrepare[key.ID])
+	started := k.o.Disks[key.Disk].Copies[key.ID].PartKind == model.PartFromUpload
+	k.forbid(a.Op == model.Upload && (k.d.Uploads == nil || !k.d.Uploads[key] && !started && !k.o.Running[key]), "upload of %s that no client has started", key)
 	if image.Source.Clone != nil {
 		k.checkClone(a)
 	}
-	if a.Op == plan.Sync || a.Op == plan.Clone && image.Source.Clone.Encryption == schema.Encrypt {
+	if a.Op == model.Sync || a.Op == model.Clone && image.Source.Clone.Encryption == schema.Encrypt {
 		recent := k.recentDigests(image.ID)
 		k.forbid(len(recent) > 0 && !recent[a.SourceDigest], "%s of %s, which had another digest within the recovery interval", a.Op, key)
 	}
@@ -541,7 +541,7 @@ func (k *checker) checkPeersQueried(a plan.Action) {
 	for node := range k.d.Config.Nodes {
 		p, known := k.o.Peers[node]
 		if node != k.d.Node && known && !k.responds(node) {
-			k.forbid(!p.Queried || p.UnreachableFor < k.d.Config.Settings.RecoveryWaitInterval, "%s of %s before node %s has responded", a.Op, a.CopyRef(), node)
+			k.forbid(!p.Queried || p.UnreachableFor(k.o.Now) < k.d.Config.Settings.RecoveryWaitInterval, "%s of %s before node %s has responded", a.Op, a.CopyRef(), node)
 		}
 	}
 }
@@ -572,7 +572,7 @@ func (k *checker) recentDigests(id ident.ID) map[ident.Digest]bool {
 	for _, seen := range k.o.Disks {
 		c, there := seen.Copies[id]
 		age := k.o.Now.Sub(c.DamagedAt)
-		if there && seen.Problem == "" && c.State == disk.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < k.d.Config.Settings.RecoveryWaitInterval {
+		if there && seen.Problem == "" && c.State == model.Failed && !c.SHA512.IsZero() && !c.DamagedAt.IsZero() && age >= 0 && age < k.d.Config.Settings.RecoveryWaitInterval {
 			digests[c.SHA512] = true
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -62,7 +62,7 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 		}
 	}
 	now := Now.Add(time.Duration(r.IntN(1000)) * time.Second)
-	o := plan.Observed{Now: now, Disks: map[ident.DiskRef]plan.Disk{}, Failures: map[ident.CopyRef]plan.Failure{}, Running: map[ident.CopyRef]bool{}}
+	o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}}
 	switch {
 	case r.oneIn(8):
 		d.Removed = nil
@@ -87,10 +87,10 @@ func (r generator) situation() (plan.Desired, plan.Observed) {
 		d.Uploads = map[ident.CopyRef]bool{}
 	}
 	d.Digest = pick(r, "d1", "d1", "d1", "")
-	o.Peers = map[string]plan.Peer{}
+	o.Peers = map[string]model.Peer{}
 	for _, node := range slices.Sorted(maps.Keys(d.Config.Nodes)) {
 		if node != d.Node && !r.oneIn(6) {
-			o.Peers[node] = r.peer()
+			o.Peers[node] = r.peer(now)
 		}
 		for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[node].Disks)) {
 			if !r.oneIn(30) {
@@ -108,19 +108,19 @@ func (r generator) jobs(d plan.Desired, o plan.Observed) map[ident.CopyRef]plan.
 	jobs := map[ident.CopyRef]plan.Job{}
 	for _, key := range slices.SortedFunc(maps.Keys(o.Running), func(a, b ident.CopyRef) int { return cmp.Compare(a.String(), b.String()) }) {
 		image, declared := d.Config.Images[key.ID.Name]
-		op := plan.Cleanup
+		op := model.Cleanup
 		if declared {
-			op = pick(r, plan.Sync, plan.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume")))
+			op = pick(r, model.Sync, model.Op(strings.TrimSuffix(string(image.Source.Kind()), "FromVolume")))
 		}
 		switch c := o.Disks[key.Disk].Copies[key.ID]; {
 		case key.Disk.Node != d.Node || r.oneIn(4):
 			continue
-		case declared && (c.State == disk.Ready || c.State == disk.Unknown):
-			op = pick(r, plan.Verify, plan.Verify, plan.Backup, plan.Cleanup)
-		case declared && c.State == disk.Failed:
-			op = pick(r, op, plan.Repair)
+		case declared && (c.State == model.Ready || c.State == model.Unknown):
+			op = pick(r, model.Verify, model.Verify, model.Backup, model.Cleanup)
+		case declared && c.State == model.Failed:
+			op = pick(r, op, model.Repair)
 		}
-		a := plan.NewAction(op, key, plan.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
+		a := plan.NewAction(op, key, model.Reason{Code: plan.CodeNoCopy, Text: "began before"}, plan.UnknownBytes)
 		if op.ReadsCopies() {
 			a.SourceDigest = Digest(ident.SHA512, pick(r, "a", "a", "b"))
 		}
@@ -146,16 +146,16 @@ func (r generator) suspend(config *schema.Config, now time.Time) {
 	}
 }
 
-func (r generator) peer() plan.Peer {
-	p := plan.Peer{Queried: !r.oneIn(10), ConfigDigest: pick(r, "d1", "d1", "d1", "d1", "d2", "")}
+func (r generator) peer(now time.Time) model.Peer {
+	p := model.Peer{Queried: !r.oneIn(10), ConfigDigest: pick(r, "d1", "d1", "d1", "d1", "d2", "")}
 	if !p.Queried || r.oneIn(4) {
-		p.Problem, p.UnreachableFor = "no answer", pick(r, 0, time.Second, 4*time.Minute, time.Hour)
+		p.Problem, p.UnreachableSince = "no answer", now.Add(-pick(r, 0, time.Second, 4*time.Minute, time.Hour))
 		if p.Queried && !r.oneIn(3) {
 			p.LastResponse = time.Date(2026, 11, 20, 0, 0, 0, 0, time.UTC)
 		}
 	}
 	if p.ConfigDigest != "d1" {
-		p.OtherConfigFor = pick(r, 0, 4*time.Minute, time.Hour)
+		p.OtherConfigSince = now.Add(-pick(r, 0, 4*time.Minute, time.Hour))
 	}
 	return p
 }
@@ -232,13 +232,13 @@ func (r generator) clone(name string) schema.Source {
 // disk adds a disk to o. It may add requests for verifications and uploads on this disk to verify and
 // uploads.
 func (r generator) disk(ref ident.DiskRef, o plan.Observed, verify, uploads map[ident.CopyRef]bool) {
-	seen := plan.Disk{ClockStepped: r.oneIn(20), Space: disk.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[ident.ID]plan.Copy{}}
+	seen := model.Disk{ClockStepped: r.oneIn(20), Space: model.Space{Free: pick(r, int64(0), 1<<30, 50<<30, 50<<30, 50<<30)}, Copies: map[ident.ID]model.Copy{}}
 	allUsed := r.oneIn(15) // as on a disk where the metadata of a replica cannot be read
 	if r.oneIn(60) {
 		seen.UsageUnknown = "replica vol-2: read volume.meta: unexpected end of JSON input"
 	}
 	if r.oneIn(12) {
-		seen.Problem, seen.ProblemFor = "not there", pick(r, 0, 4*time.Minute, time.Hour)
+		seen.Problem, seen.ProblemSince = "not there", o.Now.Add(-pick(r, 0, 4*time.Minute, time.Hour))
 	}
 	names := slices.Concat(ImageNames[:r.IntN(6)], []string{"gone0", "gone1", "gone2"}[:r.IntN(4)])
 	for _, name := range names {
@@ -253,10 +253,10 @@ func (r generator) disk(ref ident.DiskRef, o plan.Observed, verify, uploads map[
 				seen.Copies[id] = r.copy(id, o.Now, allUsed)
 			}
 			if r.oneIn(6) {
-				if seen.Demands == nil {
-					seen.Demands = map[ident.ID]plan.Demand{}
+				if seen.Needs == nil {
+					seen.Needs = map[ident.ID]model.Need{}
 				}
-				seen.Demands[id] = plan.Demand{By: "replica vol-1", Since: pick(r, time.Time{}, o.Now.Add(-time.Second), o.Now.Add(-time.Hour), o.Now.Add(time.Hour)), OtherWriter: pick(r, time.Time{}, time.Time{}, o.Now)}
+				seen.Needs[id] = model.Need{By: "replica vol-1", Since: pick(r, time.Time{}, o.Now.Add(-time.Second), o.Now.Add(-time.Hour), o.Now.Add(time.Hour)), OtherWriter: pick(r, time.Time{}, time.Time{}, o.Now)}
 			}
 			if r.oneIn(5) {
 				o.Failures[key] = r.failure(o.Now)
@@ -275,28 +275,28 @@ func (r generator) disk(ref ident.DiskRef, o plan.Observed, verify, uploads map[
 	if seen.Problem != "" { // nothing is known of its copies
 		seen.Copies, seen.UsageUnknown = nil, ""
 		if ref.Node == "node1" || r.oneIn(2) { // otherwise it was read before
-			seen.Demands = nil
+			seen.Needs = nil
 		}
 	}
 	o.Disks[ref] = seen
 }
 
-func (r generator) copy(id ident.ID, now time.Time, used bool) plan.Copy {
-	c := plan.Copy{Copy: disk.Copy{ID: id, State: pick(r, disk.Ready, disk.Ready, disk.Ready, disk.Ready, disk.Failed, disk.Unknown, disk.Pending), Owned: true, HasCfg: !r.oneIn(8)}}
-	if c.State == disk.Pending || r.oneIn(10) {
+func (r generator) copy(id ident.ID, now time.Time, used bool) model.Copy {
+	c := model.Copy{ID: id, State: pick(r, model.Ready, model.Ready, model.Ready, model.Ready, model.Failed, model.Unknown, model.Pending), Owned: true, HasCfg: !r.oneIn(8)}
+	if c.State == model.Pending || r.oneIn(10) {
 		c.PartBytes, c.PartTotal = pick(r, int64(0), 1<<20), pick(r, int64(0), 1<<30)
-		c.PartSourceID = pick(r, "", disk.PartFromUpload, disk.PartFromPeers)
+		c.PartKind = pick(r, "", model.PartFromUpload, model.PartFromPeers)
 	}
-	if c.State != disk.Pending {
+	if c.State != model.Pending {
 		c.Size, c.RealSize = 1<<30, pick(r, int64(1<<30), 1<<20)
 	}
-	if c.State == disk.Unknown || c.State == disk.Pending {
+	if c.State == model.Unknown || c.State == model.Pending {
 		c.Owned = !r.oneIn(3)
 	}
-	if c.State == disk.Unknown || c.State == disk.Failed {
+	if c.State == model.Unknown || c.State == model.Failed {
 		c.Message = "cannot be verified"
 	}
-	if c.State == disk.Ready || c.State == disk.Failed && r.oneIn(2) {
+	if c.State == model.Ready || c.State == model.Failed && r.oneIn(2) {
 		content := pick(r, "a", "a", "a", "a", "a", "b")
 		c.SHA512 = Digest(ident.SHA512, content)
 		if !r.oneIn(10) {
@@ -334,9 +334,9 @@ func (r generator) when(now time.Time) time.Time {
 	return now.Add(-pick(r, 0, time.Second, time.Minute-1, time.Minute, time.Hour-1, time.Hour, 100*time.Hour, 200*time.Hour))
 }
 
-func (r generator) failure(now time.Time) plan.Failure {
-	f := plan.Failure{
-		Op: pick(r, "", plan.Download, plan.Export, plan.Restore, plan.Clone, plan.Upload, plan.Sync, plan.Verify, plan.Adopt, plan.Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
+func (r generator) failure(now time.Time) model.Failure {
+	f := model.Failure{
+		Op: pick(r, "", model.Download, model.Export, model.Restore, model.Clone, model.Upload, model.Sync, model.Verify, model.Adopt, model.Cleanup), Attempts: 1 + r.IntN(3), Message: "it failed",
 		Since: now.Add(-pick(r, 0, time.Minute, time.Hour)), RetryAt: now.Add(pick(r, -time.Second, 0, time.Second, time.Minute)),
 	}
 	if r.oneIn(4) {
@@ -346,7 +346,7 @@ func (r generator) failure(now time.Time) plan.Failure {
 	case 0:
 		f.Final = true
 	case 1:
-		f.Fault = plan.FaultDisk
+		f.Fault = model.FaultDisk
 	case 2:
 		f.NeedsSpace = pick(r, int64(1), 10<<30, 100<<30)
 	}
@@ -360,9 +360,9 @@ func Describe(d plan.Desired, o plan.Observed, planned plan.Plan) string {
 		for id, c := range seen.Copies {
 			copies[ident.CopyRef{Disk: ref, ID: id}.String()] = c
 		}
-		copies[ref.String()] = fmt.Sprint(seen.Problem, seen.Space, seen.Demands)
+		copies[ref.String()] = fmt.Sprint(seen.Problem, seen.Space, seen.Needs)
 	}
-	failures := map[string]plan.Failure{}
+	failures := map[string]model.Failure{}
 	for key, f := range o.Failures {
 		failures[key.String()] = f
 	}

@@ -131,7 +131,7 @@ func backdate(s script, args []string) error {
 	}
 	for _, name := range args[1:] {
 		if err := s.editRecord(name, func(record map[string]any) error {
-			for _, key := range []string{"unwantedSince", "lastUsed"} {
+			for _, key := range []string{"surplusSince", "lastUsed"} {
 				text, present := record[key].(string)
 				if !present {
 					continue
@@ -168,7 +168,7 @@ func bitRot(s script, args []string) error {
 	}
 	changed := after.Sys().(*syscall.Stat_t).Ctim
 	return s.editRecord(record, func(record map[string]any) error {
-		record["evidence"].(map[string]any)["ctime"] = changed.Nano()
+		record["evidence"].(map[string]any)["changeTime"] = changed.Nano()
 		return nil
 	})
 }

@@ -103,7 +103,7 @@ func statusLines(s status.Status) string {
 		fmt.Fprintf(&b, "%s answers=%v %s\n", p.Node, p.Responds, p.Problem)
 	}
 	for _, d := range s.Disks {
-		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Disk, strings.Join(d.Faults(), "; "))
+		fmt.Fprintf(&b, "%s/%s %s\n", d.Node, d.Name, strings.Join(d.Faults(), "; "))
 	}
 	for _, image := range s.Images {
 		fmt.Fprintf(&b, "%s-%s %d/%d %s\n", image.Name, image.UUID, image.Ready, image.Desired, image.Message)
@@ -124,8 +124,8 @@ func copyMessage(c status.CopyStatus) string {
 	if c.Message != "" {
 		parts = append(parts, c.Message)
 	}
-	if c.InUse != "" && !strings.Contains(c.Message, c.InUse) {
-		parts = append(parts, c.InUse)
+	if c.UsedBy != "" && !strings.Contains(c.Message, c.UsedBy) {
+		parts = append(parts, c.UsedBy)
 	}
 	if !c.Until.IsZero() {
 		parts = append(parts, "until "+c.Until.Format(time.RFC3339))

@@ -1,0 +1,174 @@
+package model
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
+)
+
+// Version is the version of the formats of this package. Programs with different versions do not exchange them.
+const Version = 1
+
+// Node is what a node says about itself. Its disks have the names of the configuration.
+type Node struct {
+	Version int    `json:"version"`
+	Node    string `json:"node"`
+	// ConfigDigest is the config digest of the node. It is "" while any part of the configuration
+	// is invalid, or if the node is observe-only.
+	ConfigDigest string `json:"configDigest"`
+	// Clock is the wall time of the node when it said this.
+	Clock time.Time `json:"clock,omitzero"`
+	// Mark is the name of the mark that the node was asked for and has looked for in the folders of the copies.
+	Mark  string          `json:"mark,omitempty"`
+	Disks map[string]Disk `json:"disks,omitempty"`
+
+	// Partial and Omitted say what the reader of another node left out because it does not need it: Partial is
+	// true if there are disks that are not declared, or more copies than it keeps that nobody needs. Omitted is the number of
+	// orphans and copies of other generations about which the reader knows nothing.
+	Partial bool `json:"-"`
+	Omitted int  `json:"-"`
+}
+
+// Disk is one disk of a node.
+type Disk struct {
+	Path string `json:"path,omitempty"`
+	UUID string `json:"uuid"` // diskUUID of longhorn-disk.cfg
+	// Problem is why the disk cannot be used; "": it can. With a problem nothing is known of
+	// its copies, and nothing is done to them.
+	Problem string `json:"problem,omitempty"`
+	// ProblemSince is when this node first observed the problem.
+	ProblemSince time.Time `json:"problemSince,omitzero"`
+	// ReadOnly: the file system is read-only. Copies are observed and served, and nothing is written.
+	ReadOnly bool `json:"readOnly,omitempty"`
+	// Disputed is why it is not known which disk this is: disks of two nodes have the same uuid. Nothing is deleted
+	// from it, and no deletion counts on its copies. "": it is known.
+	Disputed string `json:"disputed,omitempty"`
+	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
+	// copies of its node then count as in use (U7), until a person repairs the metadata.
+	UsageUnknown string `json:"usageUnknown,omitempty"`
+	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
+	// so that their clean-up intervals restart.
+	ClockStepped bool `json:"clockStepped,omitempty"`
+	Space
+	Unmanaged []string `json:"unmanaged,omitempty"` // names of files that this program does not own and leaves alone
+	Copies    Copies   `json:"copies,omitempty"`
+	// Needs are the images that replicas on the disk name, whether they have a copy there or not: Copy.Need of the copies.
+	// Those of another node's disk with a problem are from its last listing, and nil if it had none since this process started.
+	Needs map[ident.ID]Need `json:"-"`
+}
+
+// Space is the size of a file system, in bytes.
+type Space struct {
+	Total int64 `json:"total"`
+	Free  int64 `json:"free"` // without the blocks that the file system reserves for root
+}
+
+// Faults returns what is wrong with the disk, for people.
+func (d Disk) Faults() []string {
+	var faults []string
+	if d.Problem != "" {
+		faults = append(faults, d.Problem)
+	}
+	if d.ReadOnly {
+		faults = append(faults, ReadOnlyText)
+	}
+	if d.Disputed != "" {
+		faults = append(faults, d.Disputed)
+	}
+	if d.UsageUnknown != "" {
+		faults = append(faults, d.UsageUnknown)
+	}
+	return faults
+}
+
+// ReadOnlyText is what people read about a disk with ReadOnly.
+const ReadOnlyText = "its file system is read-only"
+
+// ProblemFor returns for how long the disk has had a problem at the time now, at least.
+func (d Disk) ProblemFor(now time.Time) time.Duration { return since(d.ProblemSince, now) }
+
+// Ready returns a copy on the disk, and whether it is ready.
+func (d Disk) Ready(id ident.ID) (Copy, bool) {
+	c, ok := d.Copies[id]
+	return c, ok && c.State == Ready && d.Problem == ""
+}
+
+// Copies are the copies on a disk. Their JSON is a list, sorted by folder.
+type Copies map[ident.ID]Copy
+
+// NewCopies returns the copies of a list.
+func NewCopies(list ...Copy) Copies {
+	copies := make(Copies, len(list))
+	for _, c := range list {
+		copies[c.ID] = c
+	}
+	return copies
+}
+
+// MarshalJSON returns the list.
+func (c Copies) MarshalJSON() ([]byte, error) {
+	list := make([]Copy, 0, len(c))
+	for _, id := range slices.SortedFunc(maps.Keys(c), ident.ID.Compare) {
+		list = append(list, c[id])
+	}
+	return json.Marshal(list)
+}
+
+// UnmarshalJSON decodes what MarshalJSON returns.
+func (c *Copies) UnmarshalJSON(text []byte) error {
+	var list []Copy
+	if err := json.Unmarshal(text, &list); err != nil {
+		return err
+	}
+	if *c = NewCopies(list...); len(*c) < len(list) {
+		return errors.New("a copy occurs twice")
+	}
+	return nil
+}
+
+// Peer is what this node knows about another one: what it says, and whether it responds.
+type Peer struct {
+	// Queried: at least one query has ended, with or without success, since this process
+	// started.
+	Queried bool `json:"queried"`
+	// Problem is why it does not respond; "": its last response is current.
+	Problem string `json:"problem,omitempty"`
+	// UnreachableSince is since when it has not responded, at least: its last response, or the
+	// start of this process. It is zero when Problem is empty.
+	UnreachableSince time.Time `json:"unreachableSince,omitzero"`
+	// ConfigDigest is its config digest, "" while its configuration is invalid.
+	ConfigDigest string `json:"configDigest"`
+	// OtherConfigSince is since when, at least, it has had another config digest than this node, or
+	// none: since this process first observed it. It is zero while the digests are the same, and while
+	// this node has none.
+	OtherConfigSince time.Time `json:"otherConfigSince,omitzero"`
+	// LastResponse is the time of its last response by this node's clock; for an unreachable
+	// node, the start of the last query that it answered. Zero: it never responded.
+	LastResponse time.Time `json:"lastResponse,omitzero"`
+	// Outdated: its last response leaves out what it published about disks that are declared since.
+	// The next response takes a moment.
+	Outdated bool `json:"outdated,omitempty"`
+	// Omitted is how many of its copies of images that are not declared, or of other generations, are
+	// left out, because it publishes more of them than the configuration can mean.
+	Omitted int `json:"omitted,omitempty"`
+}
+
+// Responds reports whether the last response of the peer is current.
+func (p Peer) Responds() bool { return p.Queried && p.Problem == "" }
+
+// UnreachableFor returns for how long it has not responded at the time now, at least.
+func (p Peer) UnreachableFor(now time.Time) time.Duration { return since(p.UnreachableSince, now) }
+
+// OtherConfigFor returns for how long it has had another configuration at the time now, at least.
+func (p Peer) OtherConfigFor(now time.Time) time.Duration { return since(p.OtherConfigSince, now) }
+
+func since(at, now time.Time) time.Duration {
+	if at.IsZero() {
+		return 0
+	}
+	return max(0, now.Sub(at))
+}

@@ -1,0 +1,132 @@
+package model
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
+)
+
+// Fault is the cause of a failure. It decides which node or disk may succeed instead.
+type Fault string
+
+const (
+	// FaultSource: the upstream or its bytes. No other node retries.
+	FaultSource Fault = ""
+	// FaultNetwork: the source, or this node's connection to it. Another node may succeed.
+	FaultNetwork Fault = "network"
+	// FaultDisk: the disk. Another disk may succeed.
+	FaultDisk Fault = "disk"
+)
+
+// Failure describes the failed attempts of one copy since the last success. It is kept in
+// memory until the next success, and lost with the process.
+type Failure struct {
+	Op       Op        `json:"op,omitempty"` // the operation that failed; "": any
+	Fault    Fault     `json:"fault,omitempty"`
+	Attempts int       `json:"attempts"`         // failed ones; 0: the operation is only delayed
+	Since    time.Time `json:"since,omitzero"`   // the first failed attempt
+	RetryAt  time.Time `json:"retryAt,omitzero"` // the next attempt
+	Message  string    `json:"message"`
+	// Final: only another declaration helps, as far as it is known. RetryAt is zero then, or the time of
+	// one of the rare attempts that find out whether the source has changed.
+	Final bool `json:"final,omitempty"`
+	// NeedsSpace is how many bytes must be free on the disk for the next attempt, which
+	// starts as soon as they are. 0: space is not the cause.
+	NeedsSpace int64 `json:"needsSpace,omitempty"`
+	// Unrepairable: a repair of the copy failed, so that it must be replaced.
+	Unrepairable bool `json:"unrepairable,omitempty"`
+	// Suspects are ready copies that gave wrong bytes when they were read, and that have not
+	// been verified since.
+	Suspects []ident.CopyRef `json:"suspects,omitempty"`
+}
+
+// AppliesTo reports whether the failure concerns the operation.
+func (f Failure) AppliesTo(op Op) bool { return f.Op == "" || f.Op == op }
+
+// Delays reports whether the failure delays the operation at the time now. After a lack of
+// space, only the second attempt starts without delay as soon as there is enough space. Later
+// ones wait, because another job may use the same space each time.
+func (f Failure) Delays(op Op, now time.Time) bool {
+	switch {
+	case !f.AppliesTo(op):
+		return false
+	case f.Final && f.RetryAt.IsZero():
+		return true
+	case f.Final:
+		return f.RetryAt.After(now)
+	case f.NeedsSpace > 0 && f.Attempts < 2:
+		return false
+	}
+	return f.RetryAt.After(now)
+}
+
+// Translated returns f with its times by another clock. from and to are the same moment on both clocks.
+func (f Failure) Translated(from, to time.Time) Failure {
+	for _, at := range []*time.Time{&f.Since, &f.RetryAt} {
+		if !at.IsZero() {
+			*at = to.Add(at.Sub(from))
+		}
+	}
+	return f
+}
+
+// Op is the operation of an action.
+type Op string
+
+// The operations. Wait and Blocked do nothing. A wait ends without help; a blocked action
+// needs a change by a person, although some are tried all the same later.
+const (
+	Download Op = "download"
+	Upload   Op = "upload"
+	Export   Op = "export"
+	Restore  Op = "restore"
+	Clone    Op = "clone"
+	Sync     Op = "sync"
+	Adopt    Op = "adopt"
+	Verify   Op = "verify"
+	Repair   Op = "repair"
+	Backup   Op = "backup"
+	Cleanup  Op = "cleanup"
+	Evict    Op = "evict"
+	Wait     Op = "wait"
+	Blocked  Op = "blocked"
+)
+
+// Ops are the operations that do something.
+var Ops = []Op{Download, Upload, Export, Restore, Clone, Sync, Adopt, Verify, Repair, Backup, Cleanup, Evict}
+
+// IsFirstCopy reports whether the operation creates the first copy of an image.
+func (op Op) IsFirstCopy() bool {
+	return op == Download || op == Upload || op == Export || op == Restore || op == Clone
+}
+
+// CreatesCopy reports whether the operation creates a copy.
+func (op Op) CreatesCopy() bool { return op.IsFirstCopy() || op == Sync }
+
+// ReadsCopies reports whether the operation reads its bytes from ready copies.
+func (op Op) ReadsCopies() bool { return op == Sync || op == Repair }
+
+// Deletes reports whether the operation deletes a copy.
+func (op Op) Deletes() bool { return op == Cleanup || op == Evict }
+
+// NeedsFile reports whether the operation works on an existing file.
+func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repair }
+
+// Code is the stable name of a reason, so that programs need not read the text. The planner has the codes.
+type Code string
+
+// Reason is why an action is planned, or why nothing is done. The zero value is no reason.
+type Reason struct {
+	Code Code `json:"code"`
+	// Text is a sentence for people. It may change between versions.
+	Text string `json:"text"`
+}
+
+// IsZero reports whether there is no reason.
+func (r Reason) IsZero() bool { return r == Reason{} }
+
+// With returns the reason with another code, and with text appended to its own.
+func (r Reason) With(code Code, format string, args ...any) Reason {
+	return Reason{Code: code, Text: r.Text + fmt.Sprintf(format, args...)}
+}
