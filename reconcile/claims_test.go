@@ -27,6 +27,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/heap"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -201,7 +202,7 @@ func TestSourceOfWrongBytesIsLeftAside(t *testing.T) {
 	l := startBeside(t, evil.URL, fmt.Sprintf("%s\nimages: {parrot: {uuid: \"0000000a\", minNumberOfCopies: 2, checksum: %q, source: {download: {url: %q}}}}\n", clusterSettings, checksum, url))
 	own := ident.CopyRef{Disk: ident.DiskRef{Node: "n1", Disk: "a"}, ID: id}
 	v := l.until("ready", func(v *status.View) bool { return v.Observed.Disks[own.Disk].Copies[id].State == model.Ready })
-	if got := v.Desired.ReadyCopies(v.Observed, v.Desired.Config.Images["parrot"]); !slices.Equal(got, []ident.CopyRef{own}) {
+	if got := plan.NewRound(v.Desired, v.Observed).ReadyCopies(v.Desired.Config.Images["parrot"]); !slices.Equal(got, []ident.CopyRef{own}) {
 		t.Errorf("the ready copies are %v", got)
 	}
 	if sent.Load() != 1 || len(upstream.Requests()) != 1 || v.Observed.Disks[own.Disk].Copies[id].SHA512 != digest {

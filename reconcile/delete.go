@@ -72,8 +72,9 @@ type queryResponses struct {
 // withdraw begins the deletion of a copy (D1). It returns the function that queries the peers (D2).
 // The caller calls it after it has published the withdrawal: a response from before the withdrawal
 // could count on this copy.
-func (r *Reconciler) withdraw(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob) (query func()) {
-	key, queried := run.task.Action.CopyRef(), d.NodesToQuery(o, run.task.Action)
+func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJob) (query func()) {
+	d, o := now.Desired, now.Observed
+	key, queried := run.task.Action.CopyRef(), now.NodesToQuery(run.task.Action)
 	run.deletion = &deletion{queried: queried}
 	if _, declared := d.Config.Images[run.task.Action.Image]; declared {
 		run.deletion.mark = newMark(run.task, r.system.Secret)
@@ -144,7 +145,7 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 	if run.deletion.shared != nil {
 		return run.deletion.shared
 	}
-	return d.ConfirmDeletion(o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses), a)
+	return plan.NewRound(d, o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses)).ConfirmDeletion(a)
 }
 
 // cancelDeletion ends a deletion that is not confirmed (D3). This is no failure: Attempts stays 0,

@@ -6,7 +6,7 @@
 //	    observed := the disks of this node, and the last state
 //	                that each peer published                   (Reconciler.Observe)
 //	    write the usage of copies that changed                 (recordUsage)
-//	    plan     := desired.Plan(observed)                     (pure: package plan)
+//	    plan     := plan.NewRound(desired, observed).Plan()                     (pure: package plan)
 //	    publish the state of this node                         (publish)
 //	    start the actions of the plan that do not run, and stop the jobs that must end
 //

@@ -246,8 +246,8 @@ func IsJobStart(ctx context.Context) bool { return ctx.Value(startKey{}) != nil 
 
 // startJob records the job of an action and returns what begins it. It withdraws the copy of a
 // deletion.
-func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observed, a plan.Action) (begin func()) {
-	key := a.CopyRef()
+func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Action) (begin func()) {
+	d, o, key := now.Desired, now.Observed, a.CopyRef()
 	run := &activeJob{task: r.newTask(d, o, a), started: r.clock.now()}
 	ctx, run.stop = context.WithCancel(ctx)
 	r.jobs.running[key] = run
@@ -258,7 +258,7 @@ func (r *Reconciler) startJob(ctx context.Context, d plan.Desired, o plan.Observ
 	}
 	r.log.Log(context.WithValue(ctx, startKey{}, true), level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
 	if a.Op.Deletes() {
-		return r.withdraw(ctx, d, o, run)
+		return r.withdraw(ctx, now, run)
 	}
 	return func() {
 		r.system.Jobs.Start(ctx, run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key, err, ctx.Err() != nil}) })
@@ -327,13 +327,16 @@ func (r *Reconciler) continuePlan(ctx context.Context) (ended []endedJob, wait t
 		return ended, 0
 	}
 	b := &r.backlog
-	free := r.jobs.freeSlots(b.desired)
+	if len(b.actions) == 0 {
+		return ended, wait
+	}
+	free := r.jobs.freeSlots(b.round.Desired)
 	for a, ok := b.next(&free); ok; a, ok = b.next(&free) {
 		if r.disks.open[a.CopyRef().Disk].handle.Check() != nil {
 			b.drop() // the disk is not at its path any more
 			break
 		}
-		r.startJob(ctx, b.desired, b.observed, a)()
+		r.startJob(ctx, b.round, a)()
 	}
 	return ended, wait
 }

@@ -21,7 +21,7 @@ import (
 func keepsRunning(d plan.Desired, o plan.Observed, a plan.Action, image schema.Image) (on bool, now plan.Plan) {
 	o.Running[a.CopyRef()] = true
 	o.Jobs = map[ident.CopyRef]plan.Job{a.CopyRef(): {Action: a, Image: image}}
-	now = d.Plan(o)
+	now = plan.NewRound(d, o).Plan()
 	_, ends := now.Ends[a.CopyRef()]
 	return !ends, now
 }
@@ -196,7 +196,7 @@ func TestRepairStopsWhenReadyCopiesHaveOtherBytes(t *testing.T) {
 	o.Disks[refs[1]].Copies[image.ID] = plantest.FailedCopy(image, digest)
 	o.Disks[refs[1]].Copies[other.ID] = plantest.ReadyCopy(other, digest)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	for _, a := range d.Plan(o).Actions {
+	for _, a := range plan.NewRound(d, o).Plan().Actions {
 		if a.Image == "parrot" && (a.Op != model.Sync || d.DigestOf(o, a) != otherDigest) {
 			t.Errorf("%s (%s) from %s", a.Op, a.Reason, a.From)
 		}

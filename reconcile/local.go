@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
@@ -37,7 +35,7 @@ func newLocalNode(client fetch.Client, log *slog.Logger, readOnly bool) (*localN
 	n := &localNode{peers: localPeers{published: peer.NewStateCache()}}
 	n.jobs = localJobs{client: client, log: log, peers: &n.peers, uploads: upload.NewSessions(), restores: backup.NewMemoryBudget()}
 	return n, System{
-		Now: systemTime, Random: rand.Float64, Secret: secret, Peers: &n.peers, Jobs: &n.jobs, ThreadTime: threadTime,
+		Now: systemTime, Random: rand.Float64, Secret: secret, Peers: &n.peers, Jobs: &n.jobs,
 		OpenDisk: func(path string) (Disk, string, error) { return openLocalDisk(path, readOnly) },
 	}
 }
@@ -64,15 +62,6 @@ func secret() uint64 {
 func systemTime() Instant {
 	now := time.Now()
 	return Instant{Wall: now.Round(0).UTC(), Steady: now}
-}
-
-// threadTime returns the processor time of the calling thread.
-func threadTime() time.Duration {
-	var t unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t) != nil {
-		return 0 // without a cost there is no delay
-	}
-	return time.Duration(t.Nano())
 }
 
 // localDisk implements Disk for a folder.

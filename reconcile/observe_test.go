@@ -67,7 +67,7 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 		t.Helper()
 		o := r.Observe(evicted)
 		got := false
-		for _, a := range evicted.Plan(o).Actions {
+		for _, a := range plan.NewRound(evicted, o).Plan().Actions {
 			got = got || a.Op.Deletes() && a.CopyRef() == key
 		}
 		if got != want {
@@ -92,6 +92,6 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 	_, _, err = r.Converge(t.Context(), evicted)
 	must(t, err)
 	if o := r.Observe(evicted); o.HasCopy(key) {
-		t.Errorf("the copy is not open, and was not evicted: %+v", evicted.Plan(o).Actions)
+		t.Errorf("the copy is not open, and was not evicted: %+v", plan.NewRound(evicted, o).Plan().Actions)
 	}
 }

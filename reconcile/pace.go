@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"runtime"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -12,57 +11,38 @@ import (
 // the next one the backlog of the last plan keeps the slots busy.
 
 const (
-	// roundShare limits the rounds that can wait to a twentieth of the time of one processor.
+	// roundShare limits the rounds that can wait to about a twentieth of the time.
 	roundShare = 20
-	// maxRoundCredit is how much processor time rounds may take without a delay after a quiet time: a
-	// single change has no delay, and neither has a node with few images.
-	maxRoundCredit = time.Second
 	// maxRoundDelay limits how late a round is. It is the default interval of the daemon.
 	maxRoundDelay = 10 * time.Second
 )
 
-// pace is for how long rounds that can wait have to wait: rounds spend credit, and time restores it.
-// Credit is processor time. The time on the clock would delay the rounds of a machine that is busy with
-// something else.
+// pace is for how long rounds that can wait have to wait.
 type pace struct {
-	now        func() Instant
-	threadTime func() time.Duration // nil: rounds cost nothing
-	credit     time.Duration        // at the moment last
-	last       time.Time            // steady; zero: there was no round
+	now   func() Instant
+	ended time.Time     // of the last round, steady
+	took  time.Duration // the last round
 }
 
-// measure calls round, and spends what it costs.
+// measure calls round, and measures it.
 func (p *pace) measure(round func()) {
-	if p.threadTime == nil {
-		round()
-		return
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	before := p.threadTime()
+	began := p.now().Steady
 	round()
-	p.spend(p.now().Steady, p.threadTime()-before)
-}
-
-// spend notes a round that ended at the steady time now.
-func (p *pace) spend(now time.Time, cost time.Duration) {
-	p.credit, p.last = max(p.creditAt(now)-cost, -maxRoundDelay/roundShare), now
-}
-
-func (p *pace) creditAt(now time.Time) time.Duration {
-	return min(p.credit+now.Sub(p.last)/roundShare, maxRoundCredit)
+	p.ended = p.now().Steady
+	p.took = p.ended.Sub(began)
 }
 
 // delay returns for how long a round that can wait has to wait from now on.
-func (p *pace) delay() time.Duration { return max(0, -p.creditAt(p.now().Steady)*roundShare) }
+func (p *pace) delay() time.Duration {
+	return max(0, min(p.took*roundShare, maxRoundDelay)-p.now().Steady.Sub(p.ended))
+}
 
 // backlog are the actions of the last plan for which there was no free slot. All actions of a plan may
 // run at once, so that one of them may also begin later. Deletions are not among them: they begin in a
 // round, which withdraws the copy.
 type backlog struct {
-	desired  plan.Desired
-	observed plan.Observed
-	actions  []plan.Action // in the order of the plan, one for each copy
+	round   *plan.Round
+	actions []plan.Action // in the order of the plan, one for each copy
 }
 
 // add adds an action. It leaves out what begins in a round only: scrubs, of which a plan has one at a

@@ -196,8 +196,8 @@ func (s *served) copies(name, mark string) (model.Node, error) {
 		return model.Node{}, errNotRead
 	}
 	state := model.Node{Node: now.node, ConfigDigest: now.config, Mark: mark, Disks: map[string]model.Disk{}}
-	for name, open := range now.byName {
-		state.Disks[name] = open.list(name, mark)
+	for on, open := range now.byName {
+		state.Disks[on] = open.list(name, mark)
 	}
 	leaving := endWatch()
 	first := map[model.FolderID]ident.DiskRef{} // as plan.Observed.MarkSameCopies

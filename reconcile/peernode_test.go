@@ -194,7 +194,7 @@ func TestSharedFolderIsOneCopyForOtherNodes(t *testing.T) {
 	o := r.Observe(with)
 	o.Disks[ident.DiskRef{Node: with.Node, Disk: "disk2"}] = model.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
 	o.MarkSameCopies()
-	for _, s := range []model.Node{queried, publishedState(with, o, plan.Plan{}, &r.jobs)} {
+	for _, s := range []model.Node{queried, publishedState(plan.NewRound(with, o), plan.Plan{}, &r.jobs)} {
 		if len(s.Disks) != 2 || onlyCopy(s, "disk1").State != model.Ready || onlyCopy(s, "disk2").State != model.Unknown {
 			t.Errorf("the state is %+v", s)
 		}

@@ -61,14 +61,14 @@ func TestFailoverWithAnInvalidConfiguration(t *testing.T) {
 	other, _ := plantest.AsNode(second.Node, c, o)
 	other.Digest, other.Allowed = "", schema.NoDeletions
 	mergeJobs(o, other, peer.Observation{State: state, Polled: true}, o.Now)
-	otherPlan := other.Plan(o)
+	otherPlan := plan.NewRound(other, o).Plan()
 
 	o = plantest.EmptyDisks(c)
 	o.Peers = map[string]model.Peer{second.Node: {Queried: true}}
 	own, _ := plantest.AsNode(first.Node, c, o)
 	own.Digest, own.Allowed = "", schema.NoDeletions
 	o.Failures[ident.CopyRef{Disk: first, ID: image.ID}] = failure
-	plantest.ExpectAction(t, own.Plan(o), otherPlan)
+	plantest.ExpectAction(t, plan.NewRound(own, o).Plan(), otherPlan)
 }
 
 // A copy that failed 10 s ago has established the digest of its image. The clock of its node is
@@ -82,7 +82,7 @@ func TestPinnedDigestWithASkewedPeerClock(t *testing.T) {
 		o.Disks[refs[0]].Copies[image.ID] = model.Copy{ID: image.ID, State: model.Failed, Owned: true, SHA512: plantest.Digest(ident.SHA512, "b"), DamagedAt: plantest.Now.Add(-10 * time.Second).Add(skew), Rejection: "the copy there failed and is in use"}
 		peerState{disks: o.Disks}.translate(-skew)
 		d, o := plantest.AsNode(refs[1].Node, c, o)
-		for _, a := range d.Plan(o).Actions {
+		for _, a := range plan.NewRound(d, o).Plan().Actions {
 			if a.Op == model.Download && a.Pinned.Digest.IsZero() {
 				t.Errorf("skew %v: a download accepts other bytes 10 s after the copy failed", skew)
 			}
@@ -102,11 +102,11 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 	}
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	o0.Failures = map[ident.CopyRef]model.Failure{{Disk: ident.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: model.Sync, Suspects: []ident.CopyRef{{Disk: refs[0], ID: image.ID}}}}
-	published := publishedState(d0, o0, plan.Plan{}, &jobs{})
+	published := publishedState(plan.NewRound(d0, o0), plan.Plan{}, &jobs{})
 	o1 := o
 	o1.Disks[refs[0]] = declaredDisks(c.Nodes[published.Node], published.Node, published)[refs[0]]
 	d1, o1 := plantest.AsNode(refs[1].Node, c, o1)
-	for _, a := range d1.Plan(o1).Actions {
+	for _, a := range plan.NewRound(d1, o1).Plan().Actions {
 		if a.Op.Deletes() {
 			t.Errorf("%s of %s counts a copy that its node suspects", a.Op, a.CopyRef())
 		}
@@ -122,7 +122,7 @@ func TestReasonsOfCopiesArePublished(t *testing.T) {
 	reason := model.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
 	for op, want := range map[model.Op]model.Reason{model.Blocked: reason, model.Wait: reason, model.Download: {}} {
 		p := plan.Plan{Actions: []plan.Action{plan.NewAction(op, key, reason, 0)}}
-		got := declaredDisks(c.Nodes[refs[0].Node], refs[0].Node, publishedState(d, o, p, &jobs{}))[refs[0]].Copies[image.ID]
+		got := declaredDisks(c.Nodes[refs[0].Node], refs[0].Node, publishedState(plan.NewRound(d, o), p, &jobs{}))[refs[0]].Copies[image.ID]
 		if got.Reason != want {
 			t.Errorf("%s: %+v, want %+v", op, got.Reason, want)
 		}
@@ -166,7 +166,7 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	cache := peer.NewStateCache()
-	cache.Publish(publishedState(d0, o0, plan.Plan{}, &jobs{}))
+	cache.Publish(publishedState(plan.NewRound(d0, o0), plan.Plan{}, &jobs{}))
 	server := httptest.NewServer(peer.NewServer(cache, nil).Handler())
 	defer server.Close()
 	state, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: refs[0].Node, URL: server.URL}, "", 0)
@@ -176,11 +176,11 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	s := newPeers(nil, slog.New(slog.DiscardHandler))
 	maps.Copy(o1.Disks, s.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now))
 	pinned := false
-	for _, a := range d1.Plan(o1).Actions {
+	for _, a := range plan.NewRound(d1, o1).Plan().Actions {
 		pinned = pinned || a.Op == model.Download && a.Pinned.Digest == failed.SHA512
 	}
 	if !pinned {
-		t.Errorf("no download has the pinned digest; the copy failed at %s, the plan is %+v", o1.Disks[refs[0]].Copies[image.ID].DamagedAt, d1.Plan(o1).Actions)
+		t.Errorf("no download has the pinned digest; the copy failed at %s, the plan is %+v", o1.Disks[refs[0]].Copies[image.ID].DamagedAt, plan.NewRound(d1, o1).Plan().Actions)
 	}
 }
 

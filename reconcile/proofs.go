@@ -44,7 +44,7 @@ func (r prover) request(ctx context.Context, d plan.Desired, o plan.Observed, a 
 	r.claims.mark(responses)
 	asked := withdrawnCopies(o, r.served.leaving.all()).WithResponses(a.Image, queried, responses)
 	var tasks []ProofTask
-	for _, p := range d.ProofRequests(asked, a, r.claims.unanswered()) {
+	for _, p := range plan.NewRound(d, asked).ProofRequests(a, r.claims.unanswered()) {
 		t, err := r.task(d, asked, p)
 		if err = cmp.Or(r.mark.mayBeSame(o, a.CopyRef(), p.Copy), err); err != nil {
 			setProof(responses, p.Copy, plan.Proof{Problem: err.Error()})

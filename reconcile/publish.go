@@ -10,16 +10,17 @@ import (
 
 // publish makes the state of this node available to its peers. A withdrawal ends only here, when
 // peers see an observation that began after the end of the deletion.
-func (r *Reconciler) publish(d plan.Desired, o plan.Observed, p plan.Plan) {
-	r.system.Peers.Publish(publishedState(d, o, p, &r.jobs))
+func (r *Reconciler) publish(now *plan.Round, p plan.Plan) {
+	r.system.Peers.Publish(publishedState(now, p, &r.jobs))
 	r.served.leaving.keep(r.jobs.isDeleting)
 }
 
 // publishedState returns the state of this node for its peers.
-func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) model.Node {
+func publishedState(now *plan.Round, p plan.Plan, running *jobs) model.Node {
+	d, o := now.Desired, now.Observed
 	s := model.Node{Node: d.Node, Clock: o.Now, Disks: map[string]model.Disk{}}
 	s.ConfigDigest, _ = d.PublishedDigest()
-	published := publishedCopies(d, o, p, running)
+	published := publishedCopies(now, p, running)
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
 			one := model.Disk{UUID: seen.UUID, Problem: seen.Problem, ReadOnly: seen.ReadOnly, UsageUnknown: seen.UsageUnknown, Space: seen.Space}
@@ -35,7 +36,8 @@ func publishedState(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs)
 // publishedCopies returns the copies on each disk of this node for its peers. An image without a copy
 // on a disk is included if a job for it runs or failed there, if it waits, if the disk rejects it, or if
 // replicas there need it, whether it is declared or not (U4).
-func publishedCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs) map[ident.DiskRef]model.Copies {
+func publishedCopies(now *plan.Round, p plan.Plan, running *jobs) map[ident.DiskRef]model.Copies {
+	d, o := now.Desired, now.Observed
 	published := map[ident.DiskRef]model.Copies{}
 	for ref, seen := range o.Disks {
 		if d.Owns(ref) {
@@ -83,7 +85,7 @@ func publishedCopies(d plan.Desired, o plan.Observed, p plan.Plan, running *jobs
 			update(a.CopyRef(), func(c *model.Copy) { c.Reason = a.Reason })
 		}
 	}
-	for key, reason := range d.Rejections(o) {
+	for key, reason := range now.Rejections() {
 		update(key, func(c *model.Copy) {
 			c.Rejection, c.RejectionTemporary = reason.Text, reason.Severity == plan.Temporary
 		})

@@ -37,7 +37,7 @@ func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 			defer r.Close()
 			d := plantest.Load(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
 			o := r.Observe(d)
-			r.publish(d, o, plan.Plan{})
+			r.publish(plan.NewRound(d, o), plan.Plan{})
 			s := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{served: &r.served}).Handler())
 			defer s.Close()
 			_, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: d.Node, URL: s.URL}, "", 0)

@@ -49,7 +49,7 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 		system: system, log: log, clock: clock{read: system.Now},
 		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
 		failures: failures{}, pendingUsage: pendingUsage{}, unrecorded: unrecorded{}, awaited: awaited{},
-		pace: pace{now: system.Now, threadTime: system.ThreadTime},
+		pace: pace{now: system.Now},
 	}
 }
 
@@ -89,30 +89,29 @@ func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
 // value from reports.ready says that another round is due, after handleReports.
 func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan) {
 	o := r.Observe(d)
-	if r.recordUsage(d, o) {
-		o = r.Observe(d)
-	}
+	now := plan.NewRound(d, o)
+	r.recordUsage(now)
 	begin := r.decideDeletions(d, o)
-	p := d.Plan(o)
+	p := now.Plan()
 	r.awaited.note(d, o, p, r.clock.now().Steady)
 	for key, why := range p.Ends {
 		r.jobs.running[key].cancel(why)
 	}
 	free := r.jobs.freeSlots(d)
-	r.backlog = backlog{desired: d, observed: o}
+	r.backlog = backlog{round: now}
 	for _, a := range p.StartOrder() {
 		allowed := !a.Idle() && (d.Only == nil || d.Only.Allows(a))
 		switch {
 		case !allowed || r.jobs.running[a.CopyRef()] != nil:
 		case free.acquire(a):
-			begin = append(begin, r.startJob(ctx, d, o, a))
+			begin = append(begin, r.startJob(ctx, now, a))
 		default:
 			r.backlog.add(a)
 		}
 	}
 	// Peers must see a withdrawal before the queries of the deletion begin, so no job begins
 	// before the state is published.
-	r.publish(d, o, p)
+	r.publish(now, p)
 	for _, job := range begin {
 		job()
 	}

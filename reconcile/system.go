@@ -20,9 +20,6 @@ type System struct {
 	Now    func() Instant
 	Random func() float64 // from [0, 1); spreads the retries of several nodes
 	Secret func() uint64  // nobody can predict it; selects the chunk of a proof
-	// ThreadTime returns the processor time of the calling thread. If it is nil, rounds cost nothing, and
-	// none is delayed.
-	ThreadTime func() time.Duration
 	// OpenDisk opens and locks the disk at a path. It returns the uuid, if it could be read, also
 	// together with an error such as disk.ErrLocked.
 	OpenDisk func(path string) (d Disk, uuid string, err error)

@@ -102,7 +102,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 				o.Failures[key] = f
 			}
 			r.peers.claims.apply(d, &o, now)
-			got := d.Plan(o).Actions
+			got := plan.NewRound(d, o).Plan().Actions
 			if !slices.ContainsFunc(got, func(a plan.Action) bool { return a.CopyRef() == key && a.Op == test.want }) {
 				t.Errorf("the plan is %+v", got)
 			}

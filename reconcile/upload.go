@@ -44,7 +44,7 @@ func (h uploadHost) Interrupted(id string) bool {
 			}
 			if d, open := h.loop.reconciler.served.disk(ref.Disk); open && folderOf(d).PartSource(image).ETag == id {
 				declared := v.Desired.Config.Images[image.Name]
-				return plan.DeclaresUpload(declared, image) && len(v.Desired.ReadyCopies(v.Observed, declared)) == 0
+				return plan.DeclaresUpload(declared, image) && len(plan.NewRound(v.Desired, v.Observed).ReadyCopies(declared)) == 0
 			}
 		}
 	}
@@ -64,7 +64,7 @@ func (l *Loop) RequestUpload(image string, digest ident.Digest, done func(ident.
 		done(ident.CopyRef{}, httperror.New(http.StatusNotFound, "no image %s is declared", image))
 		return
 	}
-	key, err := v.Desired.UploadTo(v.Observed, declared, digest)
+	key, err := plan.NewRound(v.Desired, v.Observed).UploadTo(declared, digest)
 	if no, ok := errors.AsType[*plan.UploadError](err); ok && no.Temporary {
 		done(ident.CopyRef{}, httperror.New(http.StatusServiceUnavailable, "%s", no.Text))
 		return

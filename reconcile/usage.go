@@ -56,18 +56,19 @@ func (u unrecorded) keepOnly(pending pendingUsage) {
 	})
 }
 
-// recordUsage writes the changes of usage that are due, and reports whether it wrote any. Usage
+// recordUsage writes the changes of usage that are due, and changes the observed copies as if all were written. Usage
 // stays pending if it must not be written yet, or if it cannot be written, for example because the
 // disk is full. The record of a copy with a job is written when the job has ended, because the job
 // writes the same record.
-func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool) {
-	for _, usage := range d.UsageUpdates(o) {
+func (r *Reconciler) recordUsage(now *plan.Round) {
+	d, o := now.Desired, now.Observed
+	for _, usage := range now.UsageUpdates() {
 		seen := o.Disks[usage.Copy.Disk]
 		r.pendingUsage[usage.Copy] = usageOnDisk{usage, seen.UUID}
 		o.ApplyUsage(usage)
 	}
 	if d.Allowed == schema.ObserveOnly {
-		return false
+		return
 	}
 	incomplete := map[ident.DiskRef]bool{}
 	full := map[ident.DiskRef]error{} // disks on which a write failed for a reason that concerns all copies
@@ -93,7 +94,6 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 			continue
 		}
 		delete(r.pendingUsage, key)
-		changed = true
 	}
 	r.unrecorded.keepOnly(r.pendingUsage)
 	r.recordUsers(o)
@@ -102,7 +102,6 @@ func (r *Reconciler) recordUsage(d plan.Desired, o plan.Observed) (changed bool)
 			r.clock.record(seen.UUID)
 		}
 	}
-	return changed
 }
 
 // recordUsers records which replicas name images on the disks that can be written to.

@@ -108,7 +108,7 @@ func saveStatus(t testing.TB, f fleetFiles) {
 		}
 	}
 	var text bytes.Buffer
-	if err := report.WriteJSON(&text, (&status.View{Desired: d, Observed: o, Plan: d.Plan(o)}).Status(nil)); err != nil {
+	if err := report.WriteJSON(&text, (&status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan()}).Status(nil)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(f.status, text.Bytes(), 0o644); err != nil {

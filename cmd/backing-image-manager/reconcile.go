@@ -185,7 +185,7 @@ func (c *reconcileCmd) printPlan(ctx context.Context, d plan.Desired, result sch
 	if err := c.acceptCommit(ctx, r); err != nil {
 		return errors.Join(err, r.Close())
 	}
-	p := r.Estimate(ctx, c.estimator(d.Config), d, o, d.Plan(o))
+	p := r.Estimate(ctx, c.estimator(d.Config), d, o, plan.NewRound(d, o).Plan())
 	c.warnAboutDisks(o)
 	c.warnMissing(d, p)
 	stale := c.checkPlan(d, o, p)
@@ -279,7 +279,7 @@ func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result sche
 		return errors.Join(err, r.Close())
 	}
 	c.warnAboutDisks(o)
-	p := d.Plan(o)
+	p := plan.NewRound(d, o).Plan()
 	if err := c.checkPlan(d, o, p); err != nil {
 		return errors.Join(err, r.Close())
 	}

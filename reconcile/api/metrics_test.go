@@ -66,7 +66,7 @@ func planOf(actions ...plan.Action) plan.Plan {
 
 func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 	v := clusterview.ThreeNodes()
-	v.Plan = v.Desired.Plan(v.Observed)
+	v.Plan = plan.NewRound(v.Desired, v.Observed).Plan()
 	s := v.Status(nil)
 	for _, tt := range []struct {
 		name string

@@ -57,7 +57,7 @@ func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 
 // addCurrent adds the current state.
 func (f *builder) addCurrent() {
-	for id, p := range f.desired.Placements(f.observed) {
+	for id, p := range plan.NewRound(f.desired, f.observed).Placements() {
 		f.image(id).Desired = p.Desired()
 	}
 	for ref, seen := range f.observed.Disks {

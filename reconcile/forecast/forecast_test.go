@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -17,7 +18,7 @@ func TestForecastMatchesPlan(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(plantest.Seeds() / 30) {
 		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 5)))
-		p := d.Plan(o)
+		p := plan.NewRound(d, o).Plan()
 		d.Node, d.OnlyDisks = "", nil
 		f := build(d, o, p)
 		if again := build(d, o, p); !reflect.DeepEqual(f, again) {

@@ -124,5 +124,5 @@ func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	o.Failures[a.CopyRef()] = job.NextFailure(model.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, plantest.Now, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	plantest.ExpectAction(t, d.Plan(o))
+	plantest.ExpectAction(t, plan.NewRound(d, o).Plan())
 }

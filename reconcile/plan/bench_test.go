@@ -16,18 +16,18 @@ func BenchmarkPlanFleet(b *testing.B) {
 			d, o := plantest.LargeCluster(images)
 			b.ReportAllocs()
 			for b.Loop() {
-				d.Plan(o)
+				plan.NewRound(d, o).Plan()
 			}
 		})
 		b.Run(fmt.Sprintf("%d-images-1000-disks-again", images), func(b *testing.B) {
 			d, o := plantest.LargeCluster(images)
 			plan.CacheRanks(&d)
 			for range 2 { // the second plan caches the ranks
-				d.Plan(o)
+				plan.NewRound(d, o).Plan()
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				d.Plan(o)
+				plan.NewRound(d, o).Plan()
 			}
 		})
 	}
@@ -40,7 +40,7 @@ func BenchmarkPlan(b *testing.B) {
 				d, o := state(images)
 				b.ReportAllocs()
 				for b.Loop() {
-					d.Plan(o)
+					plan.NewRound(d, o).Plan()
 				}
 				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*images), "ns/image")
 			})
@@ -52,7 +52,7 @@ func BenchmarkUsageUpdates(b *testing.B) {
 	d, o := plantest.LargeNodeStates["ready"](10_000)
 	b.ReportAllocs()
 	for b.Loop() {
-		d.UsageUpdates(o)
+		plan.NewRound(d, o).UsageUpdates()
 	}
 }
 
@@ -63,7 +63,7 @@ func TestPlanAllocations(t *testing.T) {
 	for name, state := range plantest.LargeNodeStates {
 		for _, images := range []int{250, race.Fewer(4_000, 20)} {
 			d, o := state(images)
-			for what, do := range map[string]func(){"Plan": func() { d.Plan(o) }, "UsageUpdates": func() { d.UsageUpdates(o) }} {
+			for what, do := range map[string]func(){"Plan": func() { plan.NewRound(d, o).Plan() }, "UsageUpdates": func() { plan.NewRound(d, o).UsageUpdates() }} {
 				if each := testing.AllocsPerRun(1, do) / float64(images); each > most {
 					t.Errorf("%s of %d images (%s) makes %.1f allocations for each image, want at most %d", what, images, name, each, most)
 				}

@@ -69,7 +69,7 @@ func (c *Cluster) publish(d Desired, fleet *fleetIndex) {
 	}
 	o := c.ObserveFrom(d, c.Disks)
 	images := fleet.mayReject(d, o)
-	for ref, r := range rejections(fleet.newIndex(d, o, images), slices.Values(images)) {
+	for ref, r := range rejections(fleet.NewRound(d, o, images), slices.Values(images)) {
 		if c.published[ref.Disk].Copies != nil {
 			addRejection(c.published[ref.Disk], ref.ID, r)
 		}
@@ -149,7 +149,7 @@ func (c *Cluster) Plan(nodes []Desired) Plan {
 	for _, d := range nodes {
 		d.rankCache = first.rankCache
 		images := fleet.images(d, d.Node == first.Node || !c.publishesAll(d))
-		actions = append(actions, planImages(fleet.newIndex(d, c.ObserveFrom(d, c.published), images), slices.Values(images))...)
+		actions = append(actions, planImages(fleet.NewRound(d, c.ObserveFrom(d, c.published), images), slices.Values(images))...)
 	}
 	p := newPlan(dedupe(actions), first.Digest, first.Revision)
 	p.Suspended = activeSuspensions(first.Config, c.Now)
@@ -295,7 +295,7 @@ func (f *fleetIndex) addInProgress(c *Cluster) {
 // where a copy is surplus or a disk was rejected. The argument d is the desired state of an
 // observer without disks, and o has what the nodes publish.
 func (f *fleetIndex) addTargets(d Desired, o Observed) {
-	ix := newIndex(d, o)
+	ix := NewRound(d, o)
 	for name, image := range d.Config.Images {
 		p := newImagePlanner(ix, image)
 		targets := map[ident.DiskRef]bool{}
@@ -345,9 +345,9 @@ func (f *fleetIndex) images(d Desired, all bool) []schema.Image {
 	return images
 }
 
-// newIndex returns the index of d and o with the copies that matter for these images.
-func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *index {
-	ix := emptyIndex(d, o)
+// newRound returns the index of d and o with the copies that matter for these images.
+func (f *fleetIndex) NewRound(d Desired, o Observed, images []schema.Image) *Round {
+	ix := emptyRound(d, o)
 	for ref, seen := range o.Disks {
 		if seen.Problem == "" && d.Owns(ref) {
 			ix.ownDisks = append(ix.ownDisks, ref)
@@ -362,7 +362,7 @@ func (f *fleetIndex) newIndex(d Desired, o Observed, images []schema.Image) *ind
 			}
 		}
 	}
-	// closure is in no order, and the sources of a sync must be in the order of newIndex.
+	// closure is in no order, and the sources of a sync must be in the order of newRound.
 	for _, byDigest := range []map[ident.Digest][]ident.CopyRef{ix.ownByDigest, ix.peerByDigest} {
 		for _, refs := range byDigest {
 			slices.SortFunc(refs, ident.CopyRef.Compare)

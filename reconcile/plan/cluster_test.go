@@ -25,13 +25,13 @@ func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 	}
 	for _, d := range nodes {
 		if _, unreachable := c.Unreachable[d.Node]; !unreachable {
-			for key, r := range d.Rejections(c.ObserveFrom(d, c.Disks)) {
+			for key, r := range plan.NewRound(d, c.ObserveFrom(d, c.Disks)).Rejections() {
 				plan.AddRejection(published[key.Disk], key.ID, r)
 			}
 		}
 	}
 	for _, d := range nodes {
-		for _, a := range d.Plan(c.ObserveFrom(d, published)).Actions {
+		for _, a := range plan.NewRound(d, c.ObserveFrom(d, published)).Plan().Actions {
 			// All nodes report an action that concerns no disk: it is listed once.
 			key := string(a.Op) + " " + a.CopyRef().ID.String()
 			if a.Disk != "" || !reported[key] {

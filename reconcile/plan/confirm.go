@@ -27,8 +27,8 @@ import (
 
 // NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
 // copies it counts on, and for an orphan and an older generation all other nodes: a replica there may need it.
-func (d Desired) NodesToQuery(o Observed, a Action) []string {
-	ix := newIndex(d, o)
+func (ix *Round) NodesToQuery(a Action) []string {
+	d, o := ix.Desired, ix.Observed
 	image, declared := d.Config.Images[a.Image]
 	if !declared || image.ID != a.CopyRef().ID && needsProofs(o, a) {
 		return ix.otherNodes()
@@ -139,13 +139,13 @@ func needsAfter(d model.Disk, earlier map[ident.ID]model.Need, name string) map[
 	return demands
 }
 
-// ConfirmDeletion returns nil if the withdrawn copy of a may be deleted according to o, which
+// ConfirmDeletion returns nil if the withdrawn copy of a may be deleted according to a round whose observed state
 // WithResponses returned. Otherwise the error says why not.
-func (d Desired) ConfirmDeletion(o Observed, a Action) error {
+func (ix *Round) ConfirmDeletion(a Action) error {
+	d, o := ix.Desired, ix.Observed
 	if d.Allowed == schema.ObserveOnly {
 		return errors.New("not deleted: the manager is in observe-only mode")
 	}
-	ix := newIndex(d, o)
 	ix.proofsWaived = !needsProofs(o, a)
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
@@ -211,21 +211,21 @@ func needsProofs(o Observed, a Action) bool {
 	return o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].State != model.Pending
 }
 
-// ProofRequests returns the proofs on which the deletion a has to count, and no more. o is what
-// WithResponses returned for responses without proofs. It returns none if the responses do not allow
+// ProofRequests returns the proofs on which the deletion a has to count, and no more. The observed state of
+// the round is what WithResponses returned for responses without proofs. It returns none if the responses do not allow
 // the deletion anyway. Copies in last are asked only if no others are left: they did not answer an
 // earlier request.
-func (d Desired) ProofRequests(o Observed, a Action, last map[ident.CopyRef]bool) []ProofRequest {
+func (ix *Round) ProofRequests(a Action, last map[ident.CopyRef]bool) []ProofRequest {
+	d, o := ix.Desired, ix.Observed
 	image, declared := d.Config.Images[a.Image]
 	if !declared || !needsProofs(o, a) {
 		return nil
 	}
-	ix := newIndex(d, o)
 	ix.proofsWaived = true
 	return newImagePlanner(ix, image).proofRequests(a.CopyRef(), last)
 }
 
-// proofRequests returns the requests for the deletion of a copy of this node: see Desired.ProofRequests.
+// proofRequests returns the requests for the deletion of a copy of this node: see Round.ProofRequests.
 // It prefers copies on this node, and copies whose chunk manifest is trusted.
 func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRef]bool) []ProofRequest {
 	var counted []ProofRequest // best ranked first
@@ -237,7 +237,7 @@ func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRe
 	slices.SortStableFunc(counted, func(a, b ProofRequest) int {
 		return cmp.Or(
 			compareBool(!p.state.isEligible(a.Copy.Disk), !p.state.isEligible(b.Copy.Disk)), compareBool(last[a.Copy], last[b.Copy]),
-			compareBool(!p.ix.desired.Owns(a.Copy.Disk), !p.ix.desired.Owns(b.Copy.Disk)), compareBool(a.Untrusted, b.Untrusted))
+			compareBool(!p.ix.Desired.Owns(a.Copy.Disk), !p.ix.Desired.Owns(b.Copy.Disk)), compareBool(a.Untrusted, b.Untrusted))
 	})
 	missing := p.requiredWithout(deleted)
 	var requests []ProofRequest
@@ -264,10 +264,10 @@ func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRe
 // in full, once.
 func (p *surplusPlanner) readFirst(deletion Action) Action {
 	ref := deletion.CopyRef()
-	if !needsProofs(p.ix.observed, deletion) {
+	if !needsProofs(p.ix.Observed, deletion) {
 		return deletion
 	}
-	for _, r := range p.proofRequests(ref, p.ix.observed.Unanswered) {
+	for _, r := range p.proofRequests(ref, p.ix.Observed.Unanswered) {
 		c := p.ix.copyAt(r.Copy)
 		switch {
 		case !r.Untrusted:
@@ -306,7 +306,7 @@ func (p imagePlanner) requiredWithout(deleted ident.CopyRef) readyCount {
 func (p imagePlanner) missingOnOwnDisks(deleted ident.CopyRef) readyCount {
 	missing := p.requiredWithout(deleted)
 	for _, ref := range p.state.ready {
-		if ref == deleted || !p.ix.desired.Owns(ref.Disk) || !p.state.countable(ref) {
+		if ref == deleted || !p.ix.Desired.Owns(ref.Disk) || !p.state.countable(ref) {
 			continue
 		}
 		missing.total--
@@ -349,7 +349,7 @@ func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 	if c.ManifestDigest.IsZero() {
 		return false
 	}
-	if p.ix.observed.ReadManifests[c.ManifestDigest] == c.SHA512 {
+	if p.ix.Observed.ReadManifests[c.ManifestDigest] == c.SHA512 {
 		return true
 	}
 	contradicted := false
@@ -368,8 +368,8 @@ func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 
 // hasProven reports whether a copy has proven that it has its bytes. While no deletion is confirmed, no
 // proof is needed.
-func (ix *index) hasProven(ref ident.CopyRef) bool {
-	return ix.observed.proofs == nil || ix.proofsWaived || ix.observed.proofs[ref].Result == ProofPassed
+func (ix *Round) hasProven(ref ident.CopyRef) bool {
+	return ix.Observed.proofs == nil || ix.proofsWaived || ix.Observed.proofs[ref].Result == ProofPassed
 }
 
 // Unproven is the state of a copy on another node that has sent wrong bytes, or none for a long time.
@@ -382,13 +382,13 @@ func (s *imageState) unprovenCopies() (reasons []string) {
 	for _, ref := range s.ix.copiesNamed(s.image.ID.Name) {
 		c := s.ix.copyAt(ref)
 		switch {
-		case ref.ID != s.image.ID || !s.ix.desired.Owns(ref.Disk) && !s.ix.sameConfig(ref.Disk.Node):
+		case ref.ID != s.image.ID || !s.ix.Desired.Owns(ref.Disk) && !s.ix.sameConfig(ref.Disk.Node):
 		case c.SameAs != (ident.DiskRef{}):
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it is that on %s, because both disks show its folder", ref.Disk, c.SameAs))
 		case c.Unproven:
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s", ref.Disk, Unproven.Text))
-		case c.State == model.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.observed.proofs[ref].Problem != "":
-			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it did not prove that it has its bytes: %s", ref.Disk, s.ix.observed.proofs[ref].Problem))
+		case c.State == model.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.Observed.proofs[ref].Problem != "":
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it did not prove that it has its bytes: %s", ref.Disk, s.ix.Observed.proofs[ref].Problem))
 		}
 	}
 	return reasons

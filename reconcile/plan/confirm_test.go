@@ -27,7 +27,7 @@ func surplusCopy(t *testing.T) (d plan.Desired, o plan.Observed, cleanup plan.Ac
 		o.Disks[ref].Copies[image.ID] = ready
 	}
 	d, o = plantest.AsNode(refs[2].Node, c, o)
-	for _, a := range d.Plan(o).Actions {
+	for _, a := range plan.NewRound(d, o).Plan().Actions {
 		if a.Op.Deletes() {
 			cleanup = a
 		}
@@ -56,7 +56,7 @@ func responsesOf(o plan.Observed, refs []ident.DiskRef) map[string]plan.Response
 // Copies on them do not count, even if the responses have no such problem.
 func TestConfirmDoesNotCountDisputedDisks(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
-	queried := d.NodesToQuery(o, cleanup)
+	queried := plan.NewRound(d, o).NodesToQuery(cleanup)
 	duplicate := o.Disks[others[1]]
 	duplicate.UUID = o.Disks[others[0]].UUID
 	o.Disks[others[1]] = duplicate
@@ -65,7 +65,7 @@ func TestConfirmDoesNotCountDisputedDisks(t *testing.T) {
 	if o.Disks[others[0]].Disputed == "" {
 		t.Fatal("the disks are not disputed")
 	}
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", queried, responses)).ConfirmDeletion(cleanup); err == nil {
 		t.Error("the deletion is confirmed by copies on disputed disks")
 	}
 }
@@ -74,18 +74,18 @@ func TestConfirmDoesNotCountDisputedDisks(t *testing.T) {
 // peers: the copy is surplus all the while, but the eviction must not be confirmed.
 func TestConfirmNeedsTheSameReason(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
-	o = o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responsesOf(o, others))
+	o = o.WithResponses("parrot", plan.NewRound(d, o).NodesToQuery(cleanup), responsesOf(o, others))
 	evict := cleanup
 	evict.Op = model.Evict
 	for _, test := range []struct {
 		withdrawn plan.Action
 		confirmed bool
 	}{{cleanup, true}, {evict, false}} {
-		if err := d.ConfirmDeletion(o, test.withdrawn); (err == nil) != test.confirmed {
+		if err := plan.NewRound(d, o).ConfirmDeletion(test.withdrawn); (err == nil) != test.confirmed {
 			t.Errorf("%s: %v", test.withdrawn.Op, err)
 		}
 		o.Jobs = map[ident.CopyRef]plan.Job{test.withdrawn.CopyRef(): {Action: test.withdrawn}}
-		if _, ends := d.Plan(o).Ends[test.withdrawn.CopyRef()]; ends == test.confirmed {
+		if _, ends := plan.NewRound(d, o).Plan().Ends[test.withdrawn.CopyRef()]; ends == test.confirmed {
 			t.Errorf("a running %s ends, and a cleanup is planned: %v", test.withdrawn.Op, ends)
 		}
 	}
@@ -103,16 +103,16 @@ func TestConfirmNoticesALaterConflict(t *testing.T) {
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
 	o.Disks[late] = model.Disk{UUID: "late", Copies: map[ident.ID]model.Copy{}}
 	o.Peers["late"] = model.Peer{Queried: true, ConfigDigest: "d"}
-	queried, responses := d.NodesToQuery(o, cleanup), responsesOf(o, others)
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err != nil {
+	queried, responses := plan.NewRound(d, o).NodesToQuery(cleanup), responsesOf(o, others)
+	if err := plan.NewRound(d, o.WithResponses("parrot", queried, responses)).ConfirmDeletion(cleanup); err != nil {
 		t.Fatalf("without a conflict: %v", err)
 	}
 	o.Disks[late].Copies[image.ID] = plantest.ReadyCopy(image, plantest.Digest(ident.SHA512, "z"))
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", queried, responses)).ConfirmDeletion(cleanup); err == nil {
 		t.Error("the deletion is confirmed although ready copies differ")
 	}
 	o.Disks[late].Copies[image.ID] = o.Disks[others[0]].Copies[image.ID]
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responsesOf(o, others[:0])), cleanup); err == nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", queried, responsesOf(o, others[:0]))).ConfirmDeletion(cleanup); err == nil {
 		t.Error("the deletion is confirmed by the copy of a node that was not queried")
 	}
 }
@@ -123,14 +123,14 @@ func TestConfirmNeedsResponsesOfNewNodes(t *testing.T) {
 	d, o, cleanup, others := surplusCopy(t)
 	delete(d.Config.Images, "parrot")
 	responses := responsesOf(o, others)
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responses), cleanup); err != nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", plan.NewRound(d, o).NodesToQuery(cleanup), responses)).ConfirmDeletion(cleanup); err != nil {
 		t.Fatalf("with responses of all nodes: %v", err)
 	}
-	queried := d.NodesToQuery(o, cleanup)
+	queried := plan.NewRound(d, o).NodesToQuery(cleanup)
 	d.Config.Nodes["late"] = d.Config.Nodes[others[0].Node]
 	o.Disks[ident.DiskRef{Node: "late", Disk: "disk1"}] = model.Disk{UUID: "late", Copies: map[ident.ID]model.Copy{}}
 	o.Peers["late"] = model.Peer{Queried: true, ConfigDigest: "d"}
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", queried, responses), cleanup); err == nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", queried, responses)).ConfirmDeletion(cleanup); err == nil {
 		t.Error("the deletion is confirmed although a node was not queried")
 	} else if want := "node late was not queried"; !strings.Contains(err.Error(), want) {
 		t.Errorf("%v; want %q", err, want)

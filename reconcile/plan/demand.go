@@ -37,7 +37,7 @@ func isNew(n model.Need, now time.Time) (until time.Time, isNew bool) {
 
 // observedDemand returns the demand of replicas on a disk for the image.
 func (s *imageState) observedDemand(ref ident.DiskRef) (d model.Need, demanded bool) {
-	seen := s.ix.observed.Disks[ref]
+	seen := s.ix.Observed.Disks[ref]
 	d, demanded = seen.Needs[s.image.ID]
 	state := seen.Copies[s.image.ID].State
 	return d, demanded && seen.Problem == "" && (state == "" || state == model.Pending)
@@ -79,10 +79,10 @@ func (pl *placement) addDemandedDisks(s *imageState) {
 	case len(s.ready) > 0 || len(able) == 0 || !cannotPrepare(s).IsZero():
 	case len(others) == 0:
 		pl.first(firstOfDemanded(s, able))
-	case s.ix.desired.Owns(others[0]) && s.image.Source.Upload == nil && stageOf(s, s.on(others[0])) == notStarted:
+	case s.ix.Desired.Owns(others[0]) && s.image.Source.Upload == nil && stageOf(s, s.on(others[0])) == notStarted:
 		for _, ref := range able {
 			demand, _ := s.demandOn(ref)
-			if _, isNew := isNew(demand, s.ix.observed.Now); !isNew && !isFailing(s, ref) {
+			if _, isNew := isNew(demand, s.ix.Observed.Now); !isNew && !isFailing(s, ref) {
 				pl.first(ref)
 				return
 			}
@@ -102,10 +102,10 @@ func (pl *placement) first(ref ident.DiskRef) {
 // checksum, this node waits for it no longer than for a ranked disk (isOverdue).
 func firstOfDemanded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 	first := slices.MinFunc(own, ident.DiskRef.Compare)
-	for ref := range s.ix.observed.Disks {
+	for ref := range s.ix.Observed.Disks {
 		_, demanded := s.demandOn(ref)
-		_, declared := s.ix.desired.Disk(ref)
-		able := demanded && declared && !s.ix.desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejection == ""
+		_, declared := s.ix.Desired.Disk(ref)
+		able := demanded && declared && !s.ix.Desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejection == ""
 		if able && ident.DiskRef.Compare(ref, first) < 0 && !isOverdue(s, ref) && !isFailing(s, ref) {
 			first = ref
 		}
@@ -116,11 +116,11 @@ func firstOfDemanded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 // rejectsDemanded returns why a disk of this node takes no copy although replicas need it there. Selectors,
 // allowScheduling and evictionRequested are no reasons, because the volume can start on no other disk.
 func rejectsDemanded(s *imageState, ref ident.DiskRef) Rejection {
-	seen := s.ix.observed.Disks[ref]
+	seen := s.ix.Observed.Disks[ref]
 	switch {
 	case seen.ReadOnly:
 		return Rejection{Reason: model.Reason{Code: CodeDiskReadOnly, Text: model.ReadOnlyText}}
-	case s.ix.observed.Running[s.on(ref)]: // the job reserved its space
+	case s.ix.Observed.Running[s.on(ref)]: // the job reserved its space
 		return Rejection{}
 	}
 	return rejectsForSpace(s, ref, s.requiredSpace(seen.Copies[s.image.ID]))
@@ -132,8 +132,8 @@ func (t targetPlanner) demandReason() model.Reason {
 	if t.reason.Code == CodeResume {
 		reason = reason.With(reason.Code, "; %s", t.reason.Text)
 	}
-	declared, _ := t.ix.desired.Disk(t.copy.Disk)
-	if !hasAll(t.ix.desired.Config.Nodes[t.copy.Disk.Node].Tags, t.state.image.NodeSelector) || !hasAll(declared.Tags, t.state.image.DiskSelector) {
+	declared, _ := t.ix.Desired.Disk(t.copy.Disk)
+	if !hasAll(t.ix.Desired.Config.Nodes[t.copy.Disk.Node].Tags, t.state.image.NodeSelector) || !hasAll(declared.Tags, t.state.image.DiskSelector) {
 		reason = reason.With(reason.Code, "; warning: the disk does not match the selectors")
 	}
 	return reason
@@ -142,7 +142,7 @@ func (t targetPlanner) demandReason() model.Reason {
 // waitForReplica returns what a copy that replicas need waits for before it is begun: whether they stay, and
 // whether Longhorn's manager creates the file.
 func (t targetPlanner) waitForReplica() (reason model.Reason, until time.Time) {
-	now := t.ix.observed.Now
+	now := t.ix.Observed.Now
 	if end, isNew := isNew(t.demand, now); isNew && t.demandOnly {
 		return model.Reason{Code: CodeDemand, Text: "a copy is created if the replica stays"}, end
 	}
@@ -175,16 +175,16 @@ func (p imagePlanner) unmetDemands() []Action {
 
 // undeclaredDemands returns a wait for each image that replicas on disks of this node need, and that is not
 // declared, or not with this uuid. Nothing is fetched for it.
-func undeclaredDemands(ix *index) []Action {
+func undeclaredDemands(ix *Round) []Action {
 	var actions []Action
 	for _, ref := range ix.ownDisks {
-		demands := ix.observed.Disks[ref].Needs
+		demands := ix.Observed.Disks[ref].Needs
 		for _, id := range slices.SortedFunc(maps.Keys(demands), ident.ID.Compare) {
-			image, declared := ix.desired.Config.Images[id.Name]
+			image, declared := ix.Desired.Config.Images[id.Name]
 			if state := ix.copyAt(ident.CopyRef{Disk: ref, ID: id}).State; state != "" && state != model.Pending {
 				continue // its file is not verified, and planned for
 			}
-			if declared && image.ID == id || !ix.desired.invalidReason(id.Name).IsZero() {
+			if declared && image.ID == id || !ix.Desired.invalidReason(id.Name).IsZero() {
 				continue
 			}
 			reason := needReason(demands[id])

@@ -1,14 +1,14 @@
 // Package plan is the planner: a pure function from the desired and the observed state to the
 // actions that lead from one to the other.
 //
-//	plan := desired.Plan(observed)
+//	plan := NewRound(desired, observed).Plan()
 //
 // It does no I/O and reads no clock; the observed state has the time (R2). Two plans of equal
 // values are equal. A dry run prints the value that a daemon executes.
 //
 // # How a plan is made
 //
-//	index the state of one round              index.go      index
+//	index the state of one round              round.go      Round
 //	for each declared image:
 //	    find its ready copies and sources     imagestate.go imageState
 //	    rank the disks that match it          rank.go       ranking: same on every node

@@ -32,7 +32,7 @@ type Placement struct {
 // namedWithout returns Placement.NamedWithout.
 func namedWithout(s *imageState) (refs []ident.DiskRef) {
 	for _, ref := range s.image.Disks {
-		if _, declared := s.ix.desired.Disk(ref); declared && !s.ix.desired.evicting(ref) && !slices.Contains(s.ready, s.on(ref)) {
+		if _, declared := s.ix.Desired.Disk(ref); declared && !s.ix.Desired.evicting(ref) && !slices.Contains(s.ready, s.on(ref)) {
 			refs = append(refs, ref)
 		}
 	}
@@ -79,8 +79,8 @@ func delayed(s *imageState, pl placement) (all map[ident.DiskRef]Delay) {
 func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
 
 // Placements returns the placement of each declared image. It costs as much as planning.
-func (d Desired) Placements(o Observed) map[ident.ID]Placement {
-	ix := newIndex(d, o)
+func (ix *Round) Placements() map[ident.ID]Placement {
+	d := ix.Desired
 	all := make(map[ident.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
 		p := newImagePlanner(ix, image)
@@ -153,8 +153,9 @@ type DiskRank struct {
 
 // RankDisks returns the ranks of all declared disks for a declared image, those with a rank
 // first.
-func (d Desired) RankDisks(o Observed, image string) []DiskRank {
-	p := newImagePlanner(newIndex(d, o), d.Config.Images[image])
+func (ix *Round) RankDisks(image string) []DiskRank {
+	d := ix.Desired
+	p := newImagePlanner(ix, d.Config.Images[image])
 	passed, ranked := passedOver(d.Config.Nodes, p.state.image, p.placement), p.placement.ranked
 	ranks := make([]DiskRank, 0, ranked.len())
 	for i := range ranked.len() {
@@ -180,7 +181,7 @@ func (p imagePlanner) shortage() Action {
 	none := p.placement.ranked.len() == 0
 	reason := because(CodeTooFewDisks, "no disk can take %d of %d copies", p.placement.missing, p.placement.copies)
 	if none {
-		reason = noRankedDisk(p.ix.desired.Config.Nodes, p.state.image)
+		reason = noRankedDisk(p.ix.Desired.Config.Nodes, p.state.image)
 	}
 	disksByReason, defective := map[string][]string{}, len(p.placement.targets) == 0 || none
 	for ref, r := range p.placement.rejected {
@@ -227,7 +228,7 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) model.Reason
 func (p imagePlanner) rejectedNamedDisk(ref ident.DiskRef) (a Action, rejected bool) {
 	r, rejected := p.placement.rejected[ref]
 	reported := p.placement.missing > 0 && p.state.matches(ref) || p.ix.copyAt(p.state.on(ref)).Owned && r.Severity == Intended
-	if !rejected || reported || !p.ix.desired.Owns(ref) {
+	if !rejected || reported || !p.ix.Desired.Owns(ref) {
 		return Action{}, false
 	}
 	a = blocked(p.state.on(ref), because(CodeNamedDisk, "the image names this disk, but %s", r.Text))

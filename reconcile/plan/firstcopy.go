@@ -31,7 +31,7 @@ func (t targetPlanner) planFirstCopy() Action {
 	if reason := t.state.lacksVerify(); !reason.IsZero() {
 		return blocked(t.copy, reason)
 	}
-	if f := t.state.sourceFailure(t.first); op != model.Upload && f.Delays(op, t.ix.observed.Now) {
+	if f := t.state.sourceFailure(t.first); op != model.Upload && f.Delays(op, t.ix.Observed.Now) {
 		return backOff(t.copy, f)
 	}
 	if why, until := waitForPeers(t.state); !why.IsZero() {
@@ -51,7 +51,7 @@ func (t targetPlanner) planFirstCopy() Action {
 func (s *imageState) lacksVerify() model.Reason {
 	image := s.image.ID.Name
 	switch {
-	case !s.ix.desired.Config.LacksVerify(image):
+	case !s.ix.Desired.Config.LacksVerify(image):
 		return model.Reason{}
 	case s.image.Source.Download != nil:
 		return model.Reason{Code: CodeVerifyRequired, Text: "settings.verify requires a signature: declare verify, or add the image to settings.verify.exempt"}
@@ -81,8 +81,8 @@ func (t targetPlanner) createFirstCopy(op model.Op) Action {
 // failure does not delay it: the next file may be another one.
 func (t targetPlanner) planUpload() Action {
 	c := t.ix.copyAt(t.copy)
-	started, requested := c.PartKind == model.PartFromUpload, t.ix.desired.Uploads[t.copy]
-	if t.ix.desired.Uploads == nil || !(started || requested) {
+	started, requested := c.PartKind == model.PartFromUpload, t.ix.Desired.Uploads[t.copy]
+	if t.ix.Desired.Uploads == nil || !(started || requested) {
 		return t.waitForUpload()
 	}
 	bytes := int64(UnknownBytes)
@@ -118,7 +118,7 @@ func (t targetPlanner) waitForUpload() Action {
 		return blocked(t.copy, because(CodeUploadLost, "no copy is ready any more%s, and an upload cannot be fetched again: "+
 			"bring back a disk that has a copy, or upload the file again: %s", detail, command))
 	}
-	if f := t.ix.observed.Failures[t.copy]; f.Attempts > 0 && f.AppliesTo(model.Upload) {
+	if f := t.ix.Observed.Failures[t.copy]; f.Attempts > 0 && f.AppliesTo(model.Upload) {
 		return wait(t.copy, because(CodeUploadFailed, "the upload failed: %s; waiting for another one: %s", f.Message, command))
 	}
 	return wait(t.copy, because(CodeAwaitingUpload, "waiting for upload: %s", command))
@@ -131,7 +131,7 @@ func (t targetPlanner) planClone() Action {
 	source := image.Source.Clone.BackingImage
 	own, peers := t.state.cloneSources()
 	if len(own) == 0 && !(isPlainClone(image) && len(peers) > 0) {
-		if _, declared := t.ix.desired.Config.Images[source]; !declared {
+		if _, declared := t.ix.Desired.Config.Images[source]; !declared {
 			return blocked(t.copy, because(CodeCloneUndeclared, "image %s, which it is cloned from, is not declared", source))
 		}
 		return wait(t.copy, because(CodeCloneNotReady, "image %s, which it is cloned from, is not ready yet", source))
@@ -188,7 +188,7 @@ func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 	if d := t.state.image.Source.Download; t.state.digestDeclared() || d != nil && d.ChecksumURL != "" {
 		return PinnedDigest{} // the declaration says which digest is right
 	}
-	now := t.ix.observed.Now
+	now := t.ix.Observed.Now
 	for _, ref := range t.ix.copiesNamed(t.copy.ID.Name) {
 		c := t.ix.copyAt(ref)
 		since := c.DamagedAt
@@ -198,7 +198,7 @@ func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 		if since.After(now) {
 			since = now // the clock was fast, or was set back since
 		}
-		end := since.Add(t.ix.desired.Config.Settings.RecoveryWaitInterval)
+		end := since.Add(t.ix.Desired.Config.Settings.RecoveryWaitInterval)
 		if end.After(now) && end.After(latest.Until) {
 			latest = PinnedDigest{Digest: c.SHA512, Until: end}
 		}
@@ -216,7 +216,7 @@ func waitForPeers(s *imageState) (reason model.Reason, until time.Time) {
 	if reason, until = waitForNode(s); !reason.IsZero() || s.digestDeclared() {
 		return reason, until
 	}
-	return waitForDisk(s.ix.desired, s.ix.observed)
+	return waitForDisk(s.ix.Desired, s.ix.Observed)
 }
 
 // unsettledCopy returns a reason when a copy on another node may be ready in a moment.
@@ -227,7 +227,7 @@ func unsettledCopy(s *imageState) model.Reason {
 		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk):
 		case c.State == model.Ready && c.Leaving:
 			return because(CodePeerUnsettled, "the copy on %s has a pending deletion", ref.Disk)
-		case c.State == model.Unknown && s.ix.observed.Failures[ref].Attempts == 0 && idleReason(s, ref.Disk).IsZero():
+		case c.State == model.Unknown && s.ix.Observed.Failures[ref].Attempts == 0 && idleReason(s, ref.Disk).IsZero():
 			return because(CodeVerifyFirst, "the file on %s is verified first", ref.Disk)
 		}
 	}
@@ -237,7 +237,7 @@ func unsettledCopy(s *imageState) model.Reason {
 // waitForNode returns the node for which the first copy waits the longest.
 func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
 	for _, name := range s.ix.otherNodes() {
-		peer, queried := s.ix.observed.Peers[name]
+		peer, queried := s.ix.Observed.Peers[name]
 		if peer.Outdated {
 			return because(CodePeerUnqueried, "node %s has not responded yet under this configuration", name), time.Time{}
 		}
@@ -248,7 +248,7 @@ func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
 		switch {
 		case !peer.Queried:
 			return because(CodePeerUnqueried, "node %s has not responded yet", name), time.Time{}
-		case !end.After(s.ix.observed.Now), until.After(end):
+		case !end.After(s.ix.Observed.Now), until.After(end):
 		case hadReady(s, name):
 			reason, until = because(CodePeerUnreachable, "node %s, which has a copy, does not respond: %s", name, peer.Problem), end
 		case !s.digestDeclared():

@@ -50,7 +50,7 @@ func TestNoFirstCopyBesideAnUnverifiedFile(t *testing.T) {
 				o.Running[ident.CopyRef{Disk: refs[1], ID: image.ID}] = true
 			}
 			d, o := plantest.AsNode(refs[0].Node, c, o)
-			expectNoDownload(t, d.Plan(o))
+			expectNoDownload(t, plan.NewRound(d, o).Plan())
 		})
 	}
 }
@@ -67,7 +67,7 @@ func TestNoFirstCopyBesideAnotherManagerOfTheNode(t *testing.T) {
 		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 		d.OnlyDisks = map[string]bool{"disk2": true}
 		delete(o.Disks, ident.DiskRef{Node: "node1", Disk: "disk1"})
-		expectNoDownload(t, d.Plan(o))
+		expectNoDownload(t, plan.NewRound(d, o).Plan())
 	}
 }
 
@@ -81,7 +81,7 @@ func TestNoFirstCopyWhileADiskIsMissing(t *testing.T) {
 	o := plantest.EmptyDisks(c)
 	o.Disks[refs[0]] = model.Disk{Problem: "no disk here"}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	expectNoDownload(t, d.Plan(o))
+	expectNoDownload(t, plan.NewRound(d, o).Plan())
 }
 
 // The image names a disk without a rank, which has the partial file of an upload. Clients upload
@@ -99,12 +99,12 @@ func TestUploadIgnoresAPartialFileOnAnUnrankedDisk(t *testing.T) {
 	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 	part := model.Copy{ID: image.ID, State: model.Pending, Owned: true, PartBytes: 1 << 20, PartTotal: 1 << 30, PartKind: model.PartFromUpload}
 	o.Disks[named].Copies[image.ID] = part
-	if to, err := d.UploadTo(o, image, ident.Digest{}); err != nil || to.Disk != ranked {
+	if to, err := plan.NewRound(d, o).UploadTo(image, ident.Digest{}); err != nil || to.Disk != ranked {
 		t.Errorf("the upload is sent to %s, error %v", to, err)
 	}
 	delete(o.Disks[named].Copies, image.ID)
 	o.Disks[ranked].Copies[image.ID] = part
-	if _, err := d.UploadTo(o, image, ident.Digest{}); err == nil {
+	if _, err := plan.NewRound(d, o).UploadTo(image, ident.Digest{}); err == nil {
 		t.Error("a second upload replaces one that can continue")
 	}
 }
@@ -121,7 +121,7 @@ func TestUploadNeedsAnExemptionIfSignaturesAreRequired(t *testing.T) {
 	}{{nil, false}, {[]string{"macaw"}, false}, {[]string{"par*"}, true}} {
 		c.Settings.Verify = &schema.VerifyPolicy{Required: true, Exempt: tt.exempt}
 		d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
-		if to, err := d.UploadTo(o, image, ident.Digest{}); (err == nil) != tt.good || !tt.good && !strings.Contains(err.Error(), "settings.verify") {
+		if to, err := plan.NewRound(d, o).UploadTo(image, ident.Digest{}); (err == nil) != tt.good || !tt.good && !strings.Contains(err.Error(), "settings.verify") {
 			t.Errorf("exempt %v: %v, %v", tt.exempt, to, err)
 		}
 	}

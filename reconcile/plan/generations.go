@@ -45,8 +45,8 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 
 // compareGenerations orders the copies of older generations on a disk, the newest one first: the one
 // that was replaced last. If two were replaced at the same time, the one that was verified last is newer.
-func (ix *index) compareGenerations(a, b ident.CopyRef) int {
-	now, x, y := ix.observed.Now, ix.copyAt(a), ix.copyAt(b)
+func (ix *Round) compareGenerations(a, b ident.CopyRef) int {
+	now, x, y := ix.Observed.Now, ix.copyAt(a), ix.copyAt(b)
 	return cmp.Or(replacedAt(y, now).Compare(replacedAt(x, now)), y.VerifiedAt.Compare(x.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
 }
 
@@ -62,7 +62,7 @@ func replacedAt(c model.Copy, now time.Time) time.Time {
 // keptByWish returns the wait of a copy that keepGenerations keeps.
 func (p *surplusPlanner) keptByWish(ref ident.CopyRef) Action {
 	reason := because(CodeGenerationKept, "older generation; kept by keepGenerations: %d", p.state.image.KeepGenerations)
-	if p.ix.desired.Cleanup[ref] {
+	if p.ix.Desired.Cleanup[ref] {
 		reason = reason.With(reason.Code, "; the requested clean-up is rejected")
 	}
 	return wait(ref, reason)

@@ -54,10 +54,10 @@ func runGolden(t *testing.T, file string) {
 		t.Fatal(err)
 	}
 	d, o := goldenCase(t, a)
-	plan := d.Plan(o)
-	plantest.CheckPlan(t, d, o, plan)
-	setSection(a, "plan", goldenPlan(plan, o.Now))
-	setSection(a, "usage", goldenUsage(d.UsageUpdates(o), o.Now))
+	planned := plan.NewRound(d, o).Plan()
+	plantest.CheckPlan(t, d, o, planned)
+	setSection(a, "plan", goldenPlan(planned, o.Now))
+	setSection(a, "usage", goldenUsage(plan.NewRound(d, o).UsageUpdates(), o.Now))
 	got := txtar.Format(a)
 	if *update {
 		if err := os.WriteFile(file, got, 0o644); err != nil {

@@ -18,14 +18,14 @@ import (
 // imagePlanner plans one declared image on the disks of this node, from the observed state of
 // the image and its placement. targetPlanner and surplusPlanner do the two large parts.
 type imagePlanner struct {
-	ix        *index
+	ix        *Round
 	state     *imageState
 	placement placement
 }
 
 // newImagePlanner returns the planner of an image. It is valid until the next call, which may
 // reuse the memory of its ranking.
-func newImagePlanner(ix *index, image schema.Image) imagePlanner {
+func newImagePlanner(ix *Round, image schema.Image) imagePlanner {
 	s := newImageState(ix, image)
 	ranked, cached := ix.rankings.rank(image, ix.scratch)
 	if !cached {
@@ -38,7 +38,7 @@ func newImagePlanner(ix *index, image schema.Image) imagePlanner {
 
 // plan returns the actions for the image on the disks of this node.
 func (p imagePlanner) plan() []Action {
-	suspension := p.ix.desired.SuspensionOf(p.state.image, p.ix.observed.Now)
+	suspension := p.ix.Desired.SuspensionOf(p.state.image, p.ix.Observed.Now)
 	return suspend(p.planUnsuspended(), suspension)
 }
 
@@ -51,7 +51,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 	}
 	actions := planSurplus(p, inspections)
 	for _, ref := range p.placement.targets {
-		if _, inspected := inspections[ref]; inspected || !p.ix.desired.Owns(ref) {
+		if _, inspected := inspections[ref]; inspected || !p.ix.Desired.Owns(ref) {
 			continue
 		}
 		if on := p.state.on(ref); p.ix.copyAt(on).State != model.Ready {
@@ -81,7 +81,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 // of this node whose first copy waits for that target has such a wait already.
 func (p imagePlanner) delayedElsewhere() (a Action, delayed bool) {
 	for _, ref := range p.placement.targets {
-		if p.ix.desired.Owns(ref) {
+		if p.ix.Desired.Owns(ref) {
 			if len(p.state.ready) == 0 {
 				return Action{}, false
 			}
@@ -98,7 +98,7 @@ func (p imagePlanner) delayedElsewhere() (a Action, delayed bool) {
 // onNoDisk returns the reference of an action that concerns the image on this node and no
 // particular disk.
 func (p imagePlanner) onNoDisk() ident.CopyRef {
-	return p.state.on(ident.DiskRef{Node: p.ix.desired.Node})
+	return p.state.on(ident.DiskRef{Node: p.ix.Desired.Node})
 }
 
 // inspectCopies returns an action for each disk of this node whose existing file must be
@@ -125,7 +125,7 @@ func (p imagePlanner) inspect(ref ident.CopyRef) (a Action, needed bool) {
 		a = p.ix.attempt(model.Adopt, ref, because(CodeUnverifiedFile, "an unmanaged file exists: %s", c.Message), c.Size)
 	case c.State == model.Unknown:
 		a = p.ix.attempt(model.Verify, ref, because(CodeUnverifiedFile, "%s", c.Message), c.Size)
-	case c.State == model.Ready && p.ix.desired.Verify[ref]:
+	case c.State == model.Ready && p.ix.Desired.Verify[ref]:
 		a = p.ix.attempt(model.Verify, ref, because(CodeVerifyRequested, "requested"), c.Size)
 	case c.State == model.Ready && p.ix.suspects[ref]:
 		a = p.ix.attempt(model.Verify, ref, Suspected, c.Size)
@@ -185,7 +185,7 @@ func (p imagePlanner) conflict() model.Reason {
 func (p imagePlanner) rejectedCleanups() []Action {
 	var actions []Action
 	for _, ref := range p.placement.targets {
-		if on := p.state.on(ref); p.ix.desired.Owns(ref) && p.ix.desired.Cleanup[on] && p.ix.copyAt(on).State == model.Ready {
+		if on := p.state.on(ref); p.ix.Desired.Owns(ref) && p.ix.Desired.Cleanup[on] && p.ix.copyAt(on).State == model.Ready {
 			actions = append(actions, wait(on, because(CodeDesired, "the requested clean-up is rejected: the image is desired on this disk")))
 		}
 	}
@@ -197,12 +197,12 @@ func (p imagePlanner) rejectedCleanups() []Action {
 // about the best copy, both start the backup. The second node then only reads the store, since a
 // backup is written once.
 func (p imagePlanner) backup(inspections map[ident.DiskRef]Action) (a Action, needed bool) {
-	if p.state.image.Backup == nil || len(p.state.ready) == 0 || p.ix.observed.BackedUp[p.state.image.ID] {
+	if p.state.image.Backup == nil || len(p.state.ready) == 0 || p.ix.Observed.BackedUp[p.state.image.ID] {
 		return Action{}, false
 	}
 	ref := p.state.ready[0]
 	c := p.ix.copyAt(ref)
-	if _, inspected := inspections[ref.Disk]; inspected || !p.ix.desired.Owns(ref.Disk) || c.Leaving {
+	if _, inspected := inspections[ref.Disk]; inspected || !p.ix.Desired.Owns(ref.Disk) || c.Leaving {
 		return Action{}, false
 	}
 	return p.ix.attempt(model.Backup, ref, model.Reason{Code: CodeBackupMissing, Text: "no complete backup was found at the target"}, c.RealSize), true
@@ -238,12 +238,12 @@ const ScrubRate = 64 << 20
 
 // planScrub returns the verification of the ready copy on this node whose last verification is the
 // longest ago, if it is older than scrubInterval. It returns one copy at a time.
-func planScrub(ix *index, planned []Action) []Action {
-	if ix.desired.Config.Settings.ScrubInterval == 0 {
+func planScrub(ix *Round, planned []Action) []Action {
+	if ix.Desired.Config.Settings.ScrubInterval == 0 {
 		return nil
 	}
-	for ref, j := range ix.observed.Jobs {
-		if j.Action.Scrub && ix.desired.Owns(ref.Disk) {
+	for ref, j := range ix.Observed.Jobs {
+		if j.Action.Scrub && ix.Desired.Owns(ref.Disk) {
 			return nil
 		}
 	}
@@ -276,20 +276,20 @@ func compareScrubs(a, b scrubCandidate) int {
 	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.ref.String(), b.ref.String()))
 }
 
-func dueForScrub(ix *index) []scrubCandidate {
+func dueForScrub(ix *Round) []scrubCandidate {
 	var all []scrubCandidate
-	now := ix.observed.Now
-	for _, image := range ix.desired.Config.Images {
-		suspended := ix.desired.SuspensionOf(image, now) != nil
+	now := ix.Observed.Now
+	for _, image := range ix.Desired.Config.Images {
+		suspended := ix.Desired.SuspensionOf(image, now) != nil
 		for _, on := range ix.ownDisks {
-			if ix.observed.Disks[on].ReadOnly {
+			if ix.Observed.Disks[on].ReadOnly {
 				continue // the scrub would begin again and again, because its time cannot be recorded
 			}
 			ref := ident.CopyRef{Disk: on, ID: image.ID}
 			c := ix.copyAt(ref)
 			age := now.Sub(c.VerifiedAt)
-			recent := age >= 0 && age < ix.desired.Config.Settings.ScrubInterval
-			if c.State != model.Ready || recent || suspended || ix.observed.Failures[ref].Delays(model.Verify, now) {
+			recent := age >= 0 && age < ix.Desired.Config.Settings.ScrubInterval
+			if c.State != model.Ready || recent || suspended || ix.Observed.Failures[ref].Delays(model.Verify, now) {
 				continue
 			}
 			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size})

@@ -13,7 +13,7 @@ import (
 // copies are ready, which bytes they have, and from which copies others can be created. They
 // plan nothing.
 type imageState struct {
-	ix    *index
+	ix    *Round
 	image schema.Image
 	// ready are the ready copies of the declared generation. If a checksum is declared, only
 	// those that match it. newImagePlanner sorts them by rank.
@@ -23,7 +23,7 @@ type imageState struct {
 	mismatch map[ident.CopyRef]model.Reason
 }
 
-func newImageState(ix *index, image schema.Image) *imageState {
+func newImageState(ix *Round, image schema.Image) *imageState {
 	s := &imageState{ix: ix, image: image}
 	for _, ref := range ix.copiesNamed(image.ID.Name) {
 		c := ix.copyAt(ref)
@@ -39,7 +39,7 @@ func newImageState(ix *index, image schema.Image) *imageState {
 		}
 		// A leaving copy of this node still exists until the deletion is confirmed. One of
 		// another node may be gone already.
-		if ix.desired.Owns(ref.Disk) || !c.Leaving {
+		if ix.Desired.Owns(ref.Disk) || !c.Leaving {
 			s.ready = append(s.ready, ref)
 		}
 	}
@@ -48,8 +48,8 @@ func newImageState(ix *index, image schema.Image) *imageState {
 
 // ReadyCopies returns the ready copies of a declared image that have the declared digest, on
 // this node and on nodes that respond, in no order.
-func (d Desired) ReadyCopies(o Observed, image schema.Image) []ident.CopyRef {
-	return newImageState(newIndex(d, o), image).ready
+func (ix *Round) ReadyCopies(image schema.Image) []ident.CopyRef {
+	return newImageState(ix, image).ready
 }
 
 // mismatchReason returns why a ready copy is not known to have the declared digest. It is zero
@@ -71,8 +71,8 @@ func (s *imageState) on(ref ident.DiskRef) ident.CopyRef {
 
 // matches reports whether the disk is ranked for the image. It needs no ranking.
 func (s *imageState) matches(ref ident.DiskRef) bool {
-	declared, ok := s.ix.desired.Disk(ref)
-	return ok && !s.ix.desired.evicting(ref) && hasAll(s.ix.desired.Config.Nodes[ref.Node].Tags, s.image.NodeSelector) && hasAll(declared.Tags, s.image.DiskSelector)
+	declared, ok := s.ix.Desired.Disk(ref)
+	return ok && !s.ix.Desired.evicting(ref) && hasAll(s.ix.Desired.Config.Nodes[ref.Node].Tags, s.image.NodeSelector) && hasAll(declared.Tags, s.image.DiskSelector)
 }
 
 // isEligible reports whether the disk is ranked or named, so that a deletion may count on a
@@ -81,8 +81,8 @@ func (s *imageState) isEligible(ref ident.DiskRef) bool {
 	if s.matches(ref) {
 		return true
 	}
-	_, declared := s.ix.desired.Disk(ref)
-	return declared && !s.ix.desired.evicting(ref) && slices.Contains(s.image.Disks, ref)
+	_, declared := s.ix.Desired.Disk(ref)
+	return declared && !s.ix.Desired.evicting(ref) && slices.Contains(s.image.Disks, ref)
 }
 
 // counts reports whether a deletion may count on a copy: it is ready and countable.
@@ -94,18 +94,18 @@ func (s *imageState) counts(ref ident.CopyRef) bool {
 // suspect, no job works on it, its disk is not disputed, and its node responds and has the same
 // configuration. When a deletion is confirmed, the copy must have proven that it has its bytes.
 func (s *imageState) countable(ref ident.CopyRef) bool {
-	if c := s.ix.copyAt(ref); c.Leaving || c.SameAs != (ident.DiskRef{}) || s.ix.observed.Disks[ref.Disk].Disputed != "" || !s.ix.hasProven(ref) {
+	if c := s.ix.copyAt(ref); c.Leaving || c.SameAs != (ident.DiskRef{}) || s.ix.Observed.Disks[ref.Disk].Disputed != "" || !s.ix.hasProven(ref) {
 		return false
 	}
-	if s.ix.desired.Owns(ref.Disk) {
-		return !s.ix.suspects[ref] && !s.ix.observed.Running[ref]
+	if s.ix.Desired.Owns(ref.Disk) {
+		return !s.ix.suspects[ref] && !s.ix.Observed.Running[ref]
 	}
-	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.observed.unconfirmed[ref.Disk.Node]
+	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.Observed.unconfirmed[ref.Disk.Node]
 }
 
 // creates reports whether a job runs on a copy and does not delete it.
 func (s *imageState) creates(ref ident.CopyRef) bool {
-	return s.ix.observed.Running[ref] && !s.ix.copyAt(ref).Leaving
+	return s.ix.Observed.Running[ref] && !s.ix.copyAt(ref).Leaving
 }
 
 // hadCopy reports whether the image had a copy that has failed since.
@@ -138,14 +138,14 @@ func (s *imageState) knownDigest() ident.Digest {
 // the image itself, or if it has none and its digest is known, copies of any image with that
 // digest.
 func (s *imageState) ownSources() []ident.CopyRef {
-	return s.sources(s.ix.ownByDigest, func(ref ident.CopyRef) bool { return s.ix.desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
+	return s.sources(s.ix.ownByDigest, func(ref ident.CopyRef) bool { return s.ix.Desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
 }
 
 // peerSources returns the ready copies on other nodes from which the image can be copied. A
 // transfer between nodes needs the chunk manifest.
 func (s *imageState) peerSources() []ident.CopyRef {
 	return s.sources(s.ix.peerByDigest, func(ref ident.CopyRef) bool {
-		return !s.ix.desired.Owns(ref.Disk) && !s.ix.copyAt(ref).ManifestDigest.IsZero()
+		return !s.ix.Desired.Owns(ref.Disk) && !s.ix.copyAt(ref).ManifestDigest.IsZero()
 	})
 }
 
@@ -209,7 +209,7 @@ func isPlainClone(image schema.Image) bool {
 // cloneSources returns the ready copies of the image that this image is cloned from: those on
 // disks of this node, and those on other nodes.
 func (s *imageState) cloneSources() (own, peers []ident.CopyRef) {
-	source, declared := s.ix.desired.Config.Images[s.image.Source.Clone.BackingImage]
+	source, declared := s.ix.Desired.Config.Images[s.image.Source.Clone.BackingImage]
 	if !declared {
 		return nil, nil
 	}
@@ -220,7 +220,7 @@ func (s *imageState) cloneSources() (own, peers []ident.CopyRef) {
 	for _, ref := range s.ix.copiesNamed(source.ID.Name) {
 		switch {
 		case !usable(ref):
-		case s.ix.desired.Owns(ref.Disk):
+		case s.ix.Desired.Owns(ref.Disk):
 			own = append(own, ref)
 		default:
 			peers = append(peers, ref)
@@ -268,14 +268,14 @@ func (s *imageState) clonesLocally() bool {
 func (s *imageState) sourceFailure(first ident.DiskRef) model.Failure {
 	op := firstCopyOp(s.image)
 	var worst model.Failure
-	for name, node := range s.ix.desired.Config.Nodes {
+	for name, node := range s.ix.Desired.Config.Nodes {
 		for diskName := range node.Disks {
 			ref := ident.DiskRef{Node: name, Disk: diskName}
-			f := s.ix.observed.Failures[s.on(ref)]
+			f := s.ix.Observed.Failures[s.on(ref)]
 			switch {
-			case name != s.ix.desired.Node && ref != first && s.digestDeclared(): // a claim
-			case f.Attempts == 0, f.Fault == model.FaultDisk, f.NeedsSpace > 0, !f.Delays(op, s.ix.observed.Now), worst.Final && !f.Final,
-				f.Fault == model.FaultNetwork && name != s.ix.desired.Node:
+			case name != s.ix.Desired.Node && ref != first && s.digestDeclared(): // a claim
+			case f.Attempts == 0, f.Fault == model.FaultDisk, f.NeedsSpace > 0, !f.Delays(op, s.ix.Observed.Now), worst.Final && !f.Final,
+				f.Fault == model.FaultNetwork && name != s.ix.Desired.Node:
 			// The message breaks ties, so that equal states give equal plans.
 			case f.Final && !worst.Final, f.RetryAt.After(worst.RetryAt), f.RetryAt.Equal(worst.RetryAt) && f.Message < worst.Message:
 				worst = f

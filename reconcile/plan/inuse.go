@@ -32,12 +32,12 @@ func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 
 // inUse returns why a copy is in use, as far as this node knows; "": it is not. If the users on one disk of this node
 // cannot be read, each copy of this node may be in use (U7).
-func (ix *index) inUse(ref ident.CopyRef) string {
+func (ix *Round) inUse(ref ident.CopyRef) string {
 	c := ix.copyAt(ref)
 	switch {
 	case c.UsedBy != "":
 		return c.UsedBy
-	case ix.usageUnknown != "" && ix.desired.Owns(ref.Disk):
+	case ix.usageUnknown != "" && ix.Desired.Owns(ref.Disk):
 		return ix.usageUnknown
 	case c.State == model.Pending:
 		return ""
@@ -48,34 +48,34 @@ func (ix *index) inUse(ref ident.CopyRef) string {
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. The declared
 // generation is protected by S2 and S4, so that a need keeps no surplus copy of it. A person may end the claim of a node.
 // unknown: it is one only if the copy on its disk, which was verified when its node last responded, is in the same folder.
-func (ix *index) neededBy(ref ident.CopyRef, unknown bool) string {
-	if ix.desired.Config.Images[ref.ID.Name].ID == ref.ID {
+func (ix *Round) neededBy(ref ident.CopyRef, unknown bool) string {
+	if ix.Desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
 	}
 	for _, on := range ix.needs[ref.ID] {
-		c, readable := ix.observed.Disks[on].Ready(ref.ID)
+		c, readable := ix.Observed.Disks[on].Ready(ref.ID)
 		if on != ref.Disk && !ix.isWaived(ref, on.Node) && unknown == (readable && !c.Leaving) {
-			return fmt.Sprintf("%s on %s needs it", ix.observed.Disks[on].Needs[ref.ID].By, on)
+			return fmt.Sprintf("%s on %s needs it", ix.Observed.Disks[on].Needs[ref.ID].By, on)
 		}
 	}
 	return ""
 }
 
 // isWaived reports whether the claims of a node do not keep a copy whose clean-up is requested (U8).
-func (ix *index) isWaived(ref ident.CopyRef, node string) bool {
-	return node != ix.desired.Node && slices.Contains(ix.desired.DespiteNeed[ref], node)
+func (ix *Round) isWaived(ref ident.CopyRef, node string) bool {
+	return node != ix.Desired.Node && slices.Contains(ix.Desired.DespiteNeed[ref], node)
 }
 
 // unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason. The
 // argument says why it is not declared. For CodeOrphan, each node must respond (D2). For CodeOldGeneration, a node that has
 // responded since this process started counts with its last response (U7): it cannot get a replica of an image that it
 // does not have.
-func (ix *index) unknownUsage(undeclared model.Code) model.Reason {
+func (ix *Round) unknownUsage(undeclared model.Code) model.Reason {
 	if cached, known := ix.unknownUsages[undeclared]; known {
 		return cached
 	}
 	reason := model.Reason{}
-	for _, node := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes)) {
+	for _, node := range slices.Sorted(maps.Keys(ix.Desired.Config.Nodes)) {
 		if reason = ix.unknownUsageOn(node, undeclared); !reason.IsZero() {
 			break
 		}
@@ -85,8 +85,8 @@ func (ix *index) unknownUsage(undeclared model.Code) model.Reason {
 }
 
 // unknownUsageOn is unknownUsage for the disks of one node.
-func (ix *index) unknownUsageOn(node string, undeclared model.Code) model.Reason {
-	own, peer := node == ix.desired.Node, ix.observed.Peers[node]
+func (ix *Round) unknownUsageOn(node string, undeclared model.Code) model.Reason {
+	own, peer := node == ix.Desired.Node, ix.Observed.Peers[node]
 	reason := incompletePeer(peer, node)
 	switch {
 	case own:
@@ -98,9 +98,9 @@ func (ix *index) unknownUsageOn(node string, undeclared model.Code) model.Reason
 	if !reason.IsZero() {
 		return reason
 	}
-	for _, name := range slices.Sorted(maps.Keys(ix.desired.Config.Nodes[node].Disks)) {
+	for _, name := range slices.Sorted(maps.Keys(ix.Desired.Config.Nodes[node].Disks)) {
 		on := ident.DiskRef{Node: node, Disk: name}
-		switch seen, known := ix.observed.Disks[on]; {
+		switch seen, known := ix.Observed.Disks[on]; {
 		case !known:
 			return because(CodeUsageUnknown, "%s: not observed", on)
 		case seen.Problem != "" && (own || undeclared == CodeOrphan || seen.Needs == nil):
@@ -128,7 +128,7 @@ func unknownUsers(d Desired, o Observed) string {
 
 // keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
 // needs a person, so that the copy is blocked (R1).
-func keepInUse(ix *index, ref ident.CopyRef, reason model.Reason) Action {
+func keepInUse(ix *Round, ref ident.CopyRef, reason model.Reason) Action {
 	a := wait(ref, reason)
 	if ix.usageUnknown != "" {
 		a.Op, a.Code = model.Blocked, CodeUsageUnknown

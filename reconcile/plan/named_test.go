@@ -8,6 +8,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // A disk that an image names and that has no copy counts as missing, whether the disk can take the copy or
@@ -27,7 +28,7 @@ func TestNamedDiskWithoutACopyIsMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 		d, o := goldenCase(t, a)
-		got := d.Placements(o)[d.Config.Images["parrot"].ID]
+		got := plan.NewRound(d, o).Placements()[d.Config.Images["parrot"].ID]
 		if got.Desired() != want.desired || !slices.Equal(got.NamedWithout, want.without) {
 			t.Errorf("%s: %d desired, %v without a copy; want %d, %v", name, got.Desired(), got.NamedWithout, want.desired, want.without)
 		}

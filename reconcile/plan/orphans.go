@@ -11,12 +11,12 @@ import (
 // orphanPlanner plans what happens to the orphans on this node: owned copies of images that
 // are not declared any more (S6).
 type orphanPlanner struct {
-	ix *index
+	ix *Round
 	// limit is a reason if the prune limit blocks the orphans.
 	limit model.Reason
 }
 
-func planOrphans(ix *index) []Action {
+func planOrphans(ix *Round) []Action {
 	p := orphanPlanner{ix: ix}
 	p.limit = p.pruneBlocked()
 	var actions []Action
@@ -31,14 +31,14 @@ func planOrphans(ix *index) []Action {
 		}
 	}
 	// The suspension of an image ended with its declaration. That of the settings remains.
-	return suspend(actions, ix.desired.SuspensionOf(schema.Image{}, ix.observed.Now))
+	return suspend(actions, ix.Desired.SuspensionOf(schema.Image{}, ix.Observed.Now))
 }
 
 // isOrphan reports whether the copies of an image are orphans. Those of an image with an
 // invalid declaration are not.
 func (p *orphanPlanner) isOrphan(name string) bool {
-	_, declared := p.ix.desired.Config.Images[name]
-	return !declared && p.ix.desired.invalidReason(name).IsZero()
+	_, declared := p.ix.Desired.Config.Images[name]
+	return !declared && p.ix.Desired.invalidReason(name).IsZero()
 }
 
 // pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
@@ -59,8 +59,8 @@ func (p *orphanPlanner) pruneBlocked() model.Reason {
 			}
 		}
 	}
-	limit := p.ix.desired.Config.Settings.PruneLimit
-	if !limit.Exceeded(len(p.ix.desired.Config.Images), len(orphans)) || pruneConfirmed(p.ix.desired.Config.Settings.PruneConfirmed, orphans) {
+	limit := p.ix.Desired.Config.Settings.PruneLimit
+	if !limit.Exceeded(len(p.ix.Desired.Config.Images), len(orphans)) || pruneConfirmed(p.ix.Desired.Config.Settings.PruneConfirmed, orphans) {
 		return model.Reason{}
 	}
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
@@ -95,7 +95,7 @@ func (p *orphanPlanner) usage(name string, waived ident.CopyRef) model.Reason {
 // planOrphanCopy returns the deletion of an orphan, or why it is kept. Every deletion of a copy of a removed image comes
 // from here.
 func (p *orphanPlanner) planOrphanCopy(ref ident.CopyRef) Action {
-	d, limit, use := p.ix.desired, p.limit, p.usage(ref.ID.Name, ref)
+	d, limit, use := p.ix.Desired, p.limit, p.usage(ref.ID.Name, ref)
 	if use.IsZero() {
 		use.Text = p.ix.inUse(ref)
 	}
@@ -118,7 +118,7 @@ func (p *orphanPlanner) planOrphanCopy(ref ident.CopyRef) Action {
 		return blocked(ref, limit.With(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", ref.ID)).asWaitFor(model.Cleanup, true)
 	case !limit.IsZero():
 		return wait(ref, limit.With(CodePruneLimit, ": pruneConfirmed names this image, but none is deleted until it names all of them")).asWaitFor(model.Cleanup, true)
-	case !d.Cleanup[ref] && end.After(p.ix.observed.Now):
+	case !d.Cleanup[ref] && end.After(p.ix.Observed.Now):
 		return waitUntil(ref, orphan.With(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(model.Cleanup, false)
 	case !unknown.IsZero():
 		return blocked(ref, orphan.With(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(model.Cleanup, true)

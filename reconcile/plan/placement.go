@@ -93,7 +93,7 @@ func (pl *placement) reject(ref ident.DiskRef, r Rejection) {
 // copies on ranked disks.
 func (pl *placement) addNamedDisks(s *imageState) {
 	for _, ref := range s.image.Disks {
-		if _, declared := s.ix.desired.Disk(ref); !declared || pl.isTarget(ref) {
+		if _, declared := s.ix.Desired.Disk(ref); !declared || pl.isTarget(ref) {
 			continue
 		}
 		if r := rejects(s, ref); !r.IsZero() {
@@ -115,8 +115,8 @@ func (pl *placement) keepFirst(s *imageState) {
 	}
 	for _, ref := range refs {
 		_, demanded := s.demandOn(ref.Disk)
-		peer := s.ix.observed.Peers[ref.Disk.Node]
-		lost := !s.ix.desired.Owns(ref.Disk) && !peer.Responds() && !s.ix.giveUpAt(peer).After(s.ix.observed.Now) // F3
+		peer := s.ix.Observed.Peers[ref.Disk.Node]
+		lost := !s.ix.Desired.Owns(ref.Disk) && !peer.Responds() && !s.ix.giveUpAt(peer).After(s.ix.Observed.Now) // F3
 		if ref.ID == s.image.ID && stageOf(s, ref) == running && (demanded || pl.isTarget(ref.Disk)) && !isOverdue(s, ref.Disk) && !lost {
 			pl.first(ref.Disk)
 			return
@@ -149,7 +149,7 @@ func disksInProgress(s *imageState, ranked *ranking) []ident.DiskRef {
 	}
 	for _, on := range s.ix.ownDisks { // a job may not have created the folder yet
 		ref := s.on(on)
-		if (s.creates(ref) || s.ix.desired.Uploads[ref]) && !slices.Contains(refs, ref) && ranked.has(on) && !isFailing(s, on) {
+		if (s.creates(ref) || s.ix.Desired.Uploads[ref]) && !slices.Contains(refs, ref) && ranked.has(on) && !isFailing(s, on) {
 			refs = append(refs, ref)
 		}
 	}
@@ -168,7 +168,7 @@ func stageOf(s *imageState, ref ident.CopyRef) stage {
 	switch {
 	case s.creates(ref):
 		return running
-	case s.ix.desired.Uploads[ref]:
+	case s.ix.Desired.Uploads[ref]:
 		return uploading
 	case c.PartKind == model.PartFromUpload:
 		return interrupted
@@ -191,9 +191,9 @@ func longFailure(s *imageState, ref ident.DiskRef) model.Failure {
 		return model.Failure{} // no other disk can continue a partial upload
 	}
 	long := func(f model.Failure) bool {
-		return f.Attempts > 0 && s.ix.observed.Now.Sub(f.Since) >= s.ix.desired.Config.Settings.RecoveryWaitInterval
+		return f.Attempts > 0 && s.ix.Observed.Now.Sub(f.Since) >= s.ix.Desired.Config.Settings.RecoveryWaitInterval
 	}
-	if f := s.ix.observed.Failures[s.on(ref)]; f.Fault == model.FaultDisk && long(f) {
+	if f := s.ix.Observed.Failures[s.on(ref)]; f.Fault == model.FaultDisk && long(f) {
 		return f
 	}
 	if len(s.ready) > 0 {
@@ -201,8 +201,8 @@ func longFailure(s *imageState, ref ident.DiskRef) model.Failure {
 	}
 	// All disks of a node share its connection to the source.
 	var worst model.Failure
-	for name := range s.ix.desired.Config.Nodes[ref.Node].Disks {
-		f := s.ix.observed.Failures[s.on(ident.DiskRef{Node: ref.Node, Disk: name})]
+	for name := range s.ix.Desired.Config.Nodes[ref.Node].Disks {
+		f := s.ix.Observed.Failures[s.on(ident.DiskRef{Node: ref.Node, Disk: name})]
 		if f.Fault == model.FaultNetwork && f.Op.IsFirstCopy() && long(f) && f.RetryAt.After(worst.RetryAt) {
 			worst = f
 		}
@@ -227,11 +227,11 @@ const maxFirstCopyTime = 24 * time.Hour
 // recovery interval if that node publishes no job that works on a copy. Otherwise the limit is
 // maxFirstCopyTime, because the jobs of that node may wait for each other.
 func isOverdue(s *imageState, ref ident.DiskRef) bool {
-	waited := s.ix.observed.Awaited[s.on(ref)]
-	if waited == 0 || s.ix.desired.Owns(ref) || !s.digestDeclared() || len(s.ready) > 0 || s.image.Source.Upload != nil {
+	waited := s.ix.Observed.Awaited[s.on(ref)]
+	if waited == 0 || s.ix.Desired.Owns(ref) || !s.digestDeclared() || len(s.ready) > 0 || s.image.Source.Upload != nil {
 		return false
 	}
-	limit := s.ix.desired.Config.Settings.RecoveryWaitInterval
+	limit := s.ix.Desired.Config.Settings.RecoveryWaitInterval
 	if s.ix.isWorking(ref.Node) {
 		limit = max(limit, maxFirstCopyTime)
 	}
@@ -241,10 +241,10 @@ func isOverdue(s *imageState, ref ident.DiskRef) bool {
 // isWorking reports whether another node publishes a job that works on a copy on any of its disks. A
 // deletion does not count: no job waits for a deletion, and false claims of a third node can make it fail
 // again and again.
-func (ix *index) isWorking(node string) bool {
+func (ix *Round) isWorking(node string) bool {
 	if ix.working == nil {
 		ix.working = map[string]bool{}
-		for ref := range ix.observed.Running {
+		for ref := range ix.Observed.Running {
 			if !ix.copyAt(ref).Leaving {
 				ix.working[ref.Disk.Node] = true
 			}
@@ -260,7 +260,7 @@ func (s *imageState) sourceHasFailed(on ident.DiskRef) bool {
 	if !s.failureHolds(on) {
 		return false
 	}
-	for name, node := range s.ix.desired.Config.Nodes {
+	for name, node := range s.ix.Desired.Config.Nodes {
 		for diskName := range node.Disks {
 			if ref := (ident.DiskRef{Node: name, Disk: diskName}); name != on.Node && s.failureHolds(ref) {
 				return true
@@ -274,15 +274,15 @@ func (s *imageState) sourceHasFailed(on ident.DiskRef) bool {
 // If the disk belongs to another node, that node has the recovery interval to begin the attempt and to
 // publish its result.
 func (s *imageState) failureHolds(ref ident.DiskRef) bool {
-	f := s.ix.observed.Failures[s.on(ref)]
+	f := s.ix.Observed.Failures[s.on(ref)]
 	if f.Attempts == 0 || f.Fault != model.FaultSource || !f.AppliesTo(firstCopyOp(s.image)) {
 		return false
 	}
 	retry := f.RetryAt
-	if !s.ix.desired.Owns(ref) {
-		retry = retry.Add(s.ix.desired.Config.Settings.RecoveryWaitInterval)
+	if !s.ix.Desired.Owns(ref) {
+		retry = retry.Add(s.ix.Desired.Config.Settings.RecoveryWaitInterval)
 	}
-	return f.Final || retry.After(s.ix.observed.Now)
+	return f.Final || retry.After(s.ix.Observed.Now)
 }
 
 // awaited returns the copies on other nodes for which this node waits, because no copy of the image is
@@ -303,7 +303,7 @@ func (p imagePlanner) awaited() []ident.CopyRef {
 			refs = append(refs, ref)
 		}
 	}
-	if first := p.placement.targets[0]; len(refs) == 0 && !s.ix.desired.Owns(first) && s.ix.isCurrent(first) {
+	if first := p.placement.targets[0]; len(refs) == 0 && !s.ix.Desired.Owns(first) && s.ix.isCurrent(first) {
 		if reason, _ := waitForPeers(s); reason.IsZero() {
 			refs = append(refs, s.on(first))
 		}

@@ -32,7 +32,7 @@ images:
 		for name := range d.OnlyDisks {
 			o.Disks[ident.DiskRef{Node: "node1", Disk: name}] = model.Disk{Space: model.Space{Free: 50 << 30}}
 		}
-		for _, a := range d.Plan(o).Actions {
+		for _, a := range plan.NewRound(d, o).Plan().Actions {
 			if a.Op == model.Download {
 				downloads = append(downloads, a.CopyRef().Disk)
 			}
@@ -51,7 +51,7 @@ func TestFailingDiskWithDueRetryActs(t *testing.T) {
 	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = model.Failure{Op: model.Download, Attempts: 30, Message: "no route", Fault: model.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(4 * time.Minute)}
 	o.Failures[ident.CopyRef{Disk: refs[1], ID: image.ID}] = model.Failure{Op: model.Download, Attempts: 5, Message: "refused", Fault: model.FaultNetwork, Since: plantest.Now.Add(-2 * time.Hour), RetryAt: plantest.Now.Add(-time.Hour)}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	plantest.ExpectAction(t, d.Plan(o))
+	plantest.ExpectAction(t, plan.NewRound(d, o).Plan())
 }
 
 // The best ranked node cannot reach the source: another node creates the first copy. As soon
@@ -62,7 +62,7 @@ func TestFailoverMovesOnlyTheFirstCopy(t *testing.T) {
 	o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = model.Failure{Op: model.Download, Attempts: 30, Message: "no route", Fault: model.FaultNetwork, Since: plantest.Now.Add(-3 * time.Hour), RetryAt: plantest.Now.Add(time.Minute)}
 	expectTarget := func(want ident.DiskRef) {
 		t.Helper()
-		if got := (plan.Desired{Config: c}).Placements(o)[image.ID].Targets; len(got) != 1 || got[0] != want {
+		if got := plan.NewRound(plan.Desired{Config: c}, o).Placements()[image.ID].Targets; len(got) != 1 || got[0] != want {
 			t.Errorf("the desired disks are %v, want %v", got, want)
 		}
 	}
@@ -82,7 +82,7 @@ func TestSyncNeedsLessSpaceThanTheSource(t *testing.T) {
 	rejection := func(failed model.Op) string {
 		o.Failures[ident.CopyRef{Disk: refs[0], ID: image.ID}] = model.Failure{Op: failed, Attempts: 1, Fault: model.FaultDisk, NeedsSpace: 10 << 30, Since: plantest.Now, RetryAt: plantest.Now}
 		d := plan.Desired{Node: refs[0].Node, Config: c, Digest: "d", Allowed: schema.Everything}
-		return d.Placements(o)[image.ID].PassedOver[refs[0]].Text
+		return plan.NewRound(d, o).Placements()[image.ID].PassedOver[refs[0]].Text
 	}
 	const noSpace = "not enough space: 5.0 GiB are free and 0 B reserved, 10 GiB are needed"
 	if got := rejection(model.Download); got != noSpace {
@@ -108,7 +108,7 @@ func TestDiskWithoutAManagerIsPassedOver(t *testing.T) {
 	d1.OnlyDisks = map[string]bool{"other": true}
 	delete(o1.Disks, refs[0])
 	delete(o2.Disks, refs[0])
-	plantest.ExpectAction(t, d1.Plan(o1), d2.Plan(o2))
+	plantest.ExpectAction(t, plan.NewRound(d1, o1).Plan(), plan.NewRound(d2, o2).Plan())
 }
 
 // A node does not wait for a file on another node that has not proven its bytes, or that it has waited for too long. It
@@ -136,7 +136,7 @@ nodes: {node1: {disks: {disk1: {path: /disk1}}}, node2: {disks: {disk1: {path: /
 images: {parrot: {source: {download: {url: "https://example.com/parrot.raw"}}, checksum: SHA512(a), minNumberOfCopies: 1}}
 ` + "-- state --" + state + test.more + "\n"))
 			d, o := goldenCase(t, archive)
-			p := d.Plan(o)
+			p := plan.NewRound(d, o).Plan()
 			if len(p.Awaited) != 1 || p.Awaited[0].Disk.String() != test.want {
 				t.Errorf("the node waits for %v, want %s", p.Awaited, test.want)
 			}

@@ -109,10 +109,10 @@ func (p Plan) Without(base Plan) Plan {
 	return newPlan(actions, p.Digest, p.Revision)
 }
 
-// Plan returns the actions on the disks of d.Node. It is a pure function of d and o and reads
-// no clock (R2).
-func (d Desired) Plan(o Observed) Plan {
-	ix := newIndex(d, o)
+// Plan returns the actions on the disks of this node. It is a pure function and reads no clock (R2).
+func (ix *Round) Plan() Plan {
+	d, o := ix.Desired, ix.Observed
+	ix.awaited, ix.ends = nil, map[ident.CopyRef]string{}
 	if d.Allowed == schema.ObserveOnly {
 		p := newPlan(ix.withRunning([]Action{}), d.Digest, d.Revision)
 		p.Ends = ix.ends
@@ -125,20 +125,20 @@ func (d Desired) Plan(o Observed) Plan {
 }
 
 // planImages returns the actions for these images and for the orphans.
-func planImages(ix *index, images iter.Seq[schema.Image]) []Action {
+func planImages(ix *Round, images iter.Seq[schema.Image]) []Action {
 	var parts [][]Action // joined once: the actions of many images are too large to be copied while the list grows
 	for image := range images {
 		one := newImagePlanner(ix, image)
 		if actions := one.plan(); len(actions) > 0 {
 			parts = append(parts, actions)
 		}
-		if len(one.state.ready) == 0 && ix.desired.SuspensionOf(image, ix.observed.Now) == nil {
+		if len(one.state.ready) == 0 && ix.Desired.SuspensionOf(image, ix.Observed.Now) == nil {
 			ix.awaited = append(ix.awaited, one.awaited()...)
 		}
 	}
-	for name := range ix.desired.Invalid {
-		if reason := ix.desired.invalidReason(name); !reason.IsZero() {
-			parts = append(parts, []Action{blocked(ident.CopyRef{Disk: ident.DiskRef{Node: ix.desired.Node}, ID: ident.ID{Name: name}}, reason)})
+	for name := range ix.Desired.Invalid {
+		if reason := ix.Desired.invalidReason(name); !reason.IsZero() {
+			parts = append(parts, []Action{blocked(ident.CopyRef{Disk: ident.DiskRef{Node: ix.Desired.Node}, ID: ident.ID{Name: name}}, reason)})
 		}
 	}
 	actions := slices.Concat(append(parts, planOrphans(ix), undeclaredDemands(ix))...)
@@ -225,7 +225,7 @@ func countMissing(d Desired, o Observed) int {
 	if d.Allowed == schema.ObserveOnly {
 		return 0
 	}
-	missing, ix := 0, newIndex(d, o)
+	missing, ix := 0, NewRound(d, o)
 	for _, image := range d.Config.Images {
 		for _, ref := range newImagePlanner(ix, image).placement.targets {
 			if _, ready := o.Disks[ref].Ready(image.ID); d.Owns(ref) && !ready {

@@ -22,7 +22,7 @@ func withoutProofs(responses map[string]plan.Response) map[string]plan.Response 
 
 // proofRequests returns the copies that must prove that they have their bytes before the deletion.
 func proofRequests(d plan.Desired, o plan.Observed, a plan.Action, others []ident.DiskRef, last map[ident.CopyRef]bool) []plan.ProofRequest {
-	return d.ProofRequests(o.WithResponses("parrot", d.NodesToQuery(o, a), withoutProofs(responsesOf(o, others))), a, last)
+	return plan.NewRound(d, o.WithResponses("parrot", plan.NewRound(d, o).NodesToQuery(a), withoutProofs(responsesOf(o, others)))).ProofRequests(a, last)
 }
 
 // A copy on another node counts only if it has proven that it has its bytes. Its claim does not suffice.
@@ -42,12 +42,12 @@ func TestConfirmNeedsProofs(t *testing.T) {
 		response := responses[best.Disk.Node]
 		response.Proofs = map[ident.CopyRef]plan.Proof{best: test.proof}
 		responses[best.Disk.Node] = response
-		err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), responses), cleanup)
+		err := plan.NewRound(d, o.WithResponses("parrot", plan.NewRound(d, o).NodesToQuery(cleanup), responses)).ConfirmDeletion(cleanup)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v", test.name, err)
 		}
 	}
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), withoutProofs(responsesOf(o, others))), cleanup); err == nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", plan.NewRound(d, o).NodesToQuery(cleanup), withoutProofs(responsesOf(o, others)))).ConfirmDeletion(cleanup); err == nil {
 		t.Error("the deletion is confirmed without any proof")
 	}
 }
@@ -93,7 +93,7 @@ func TestDeletionsWithoutProofs(t *testing.T) {
 	if got := proofRequests(d, o, cleanup, others, nil); len(got) > 0 {
 		t.Errorf("for a partial file: %+v", got)
 	}
-	if err := d.ConfirmDeletion(o.WithResponses("parrot", d.NodesToQuery(o, cleanup), withoutProofs(responsesOf(o, others))), cleanup); err != nil {
+	if err := plan.NewRound(d, o.WithResponses("parrot", plan.NewRound(d, o).NodesToQuery(cleanup), withoutProofs(responsesOf(o, others)))).ConfirmDeletion(cleanup); err != nil {
 		t.Errorf("of a partial file: %v", err)
 	}
 	d, o, cleanup, others = surplusCopy(t)
@@ -150,7 +150,7 @@ func TestProofOfAnotherGenerationNeedsATrustedManifest(t *testing.T) {
 		if test.untrusted {
 			want = model.Verify
 		}
-		for _, a := range d.Plan(o).Actions {
+		for _, a := range plan.NewRound(d, o).Plan().Actions {
 			if a.CopyRef() == cleanup.CopyRef() && (a.Op != want || a.VerifiesPeer() != test.untrusted) {
 				t.Errorf("%s: the plan has %s from %s, want %s", test.name, a.Op, a.From, want)
 			}
@@ -176,7 +176,7 @@ func TestUnansweredCopyIsReadLast(t *testing.T) {
 	for i, unanswered := range []map[ident.CopyRef]bool{nil, {{Disk: others[0], ID: image.ID}: true}} {
 		o.Unanswered = unanswered
 		want := ident.CopyRef{Disk: others[i], ID: image.ID}
-		if !slices.ContainsFunc(d.Plan(o).Actions, func(a plan.Action) bool { return a.VerifiesPeer() && a.From == want }) {
+		if !slices.ContainsFunc(plan.NewRound(d, o).Plan().Actions, func(a plan.Action) bool { return a.VerifiesPeer() && a.From == want }) {
 			t.Errorf("%s is not read although %v did not answer", want, unanswered)
 		}
 	}
@@ -194,7 +194,7 @@ func TestCopyWithoutManifestDoesNotTrustASingleNode(t *testing.T) {
 	o.Disks[ref.Disk].Copies[ref.ID] = own
 	delete(o.Disks[others[1]].Copies, image.ID)
 	o.Failures[ref] = model.Failure{Op: model.Verify, Attempts: 1, Since: o.Now, RetryAt: o.Now, Message: "input/output error"}
-	if got := d.Plan(o).Actions; len(got) != 1 || !got[0].VerifiesPeer() {
+	if got := plan.NewRound(d, o).Plan().Actions; len(got) != 1 || !got[0].VerifiesPeer() {
 		t.Errorf("the plan is %+v", got)
 	}
 }
@@ -207,7 +207,7 @@ func TestSurplusCopyWithoutManifestIsVerifiedFirst(t *testing.T) {
 	own := o.Disks[ref.Disk].Copies[ref.ID]
 	own.ManifestDigest = ident.Digest{}
 	o.Disks[ref.Disk].Copies[ref.ID] = own
-	planned := func() model.Op { return d.Plan(o).Actions[0].Op }
+	planned := func() model.Op { return plan.NewRound(d, o).Plan().Actions[0].Op }
 	if got := planned(); got != model.Verify {
 		t.Errorf("the copy without a manifest: %s", got)
 	}
@@ -229,7 +229,7 @@ func TestUnprovenCopyDoesNotCount(t *testing.T) {
 	own.SurplusSince = plantest.Now.Add(-99 * c.Settings.CleanupWaitInterval)
 	o.Disks[refs[1]].Copies[image.ID] = own
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	if got := d.Plan(o).Actions; len(got) > 0 {
+	if got := plan.NewRound(d, o).Plan().Actions; len(got) > 0 {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -22,7 +22,7 @@ func TestPlanInvariants(t *testing.T) {
 	seen := map[model.Op]int{}
 	for seed := range uint64(plantest.Seeds()) {
 		d, o := plantest.Situation(rand.New(rand.NewPCG(seed, 1)))
-		plan := d.Plan(o)
+		plan := plan.NewRound(d, o).Plan()
 		plantest.CheckPlan(t, d, o, plan)
 		if seed%10 == 0 {
 			checkPure(t, d, o, plan)
@@ -51,9 +51,9 @@ func TestPlanInvariants(t *testing.T) {
 
 // checkPure plans again from equal maps with another history, and checks that the plan is the
 // same and that planning does not change its arguments.
-func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
+func checkPure(t *testing.T, d plan.Desired, o plan.Observed, planned plan.Plan) {
 	t.Helper()
-	before := plantest.Describe(d, o, plan)
+	before := plantest.Describe(d, o, planned)
 	again := d
 	again.Config.Images = reinserted(d.Config.Images)
 	again.Config.Nodes = reinserted(d.Config.Nodes)
@@ -65,13 +65,13 @@ func checkPure(t *testing.T, d plan.Desired, o plan.Observed, plan plan.Plan) {
 		seen.Disks[ref] = own
 	}
 	seen.Failures = reinserted(o.Failures)
-	if other := again.Plan(seen); !reflect.DeepEqual(plan, other) {
-		t.Errorf("equal arguments give different plans:\n%+v\n%+v", plan, other)
+	if other := plan.NewRound(again, seen).Plan(); !reflect.DeepEqual(planned, other) {
+		t.Errorf("equal arguments give different plans:\n%+v\n%+v", planned, other)
 	}
-	if a, b := d.UsageUpdates(o), again.UsageUpdates(seen); !reflect.DeepEqual(a, b) {
+	if a, b := plan.NewRound(d, o).UsageUpdates(), plan.NewRound(again, seen).UsageUpdates(); !reflect.DeepEqual(a, b) {
 		t.Errorf("equal arguments give different usage updates:\n%+v\n%+v", a, b)
 	}
-	if after := plantest.Describe(d, o, plan); after != before {
+	if after := plantest.Describe(d, o, planned); after != before {
 		t.Errorf("planning changed its arguments:\n%s\n%s", before, after)
 	}
 }
@@ -93,7 +93,7 @@ func reinserted[K comparable, V any](m map[K]V) map[K]V {
 // and that none are left when all are written.
 func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 	t.Helper()
-	updates := d.UsageUpdates(o)
+	updates := plan.NewRound(d, o).UsageUpdates()
 	for _, u := range updates {
 		c := o.Disks[u.Copy.Disk].Copies[u.Copy.ID]
 		switch {
@@ -114,10 +114,10 @@ func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 		seen.ClockStepped = false
 		after.Disks[ref] = seen
 	}
-	if left := d.UsageUpdates(after); len(left) > 0 {
+	if left := plan.NewRound(d, after).UsageUpdates(); len(left) > 0 {
 		t.Errorf("after all updates were written, %+v are left of %+v", left, updates)
 	}
-	plantest.CheckPlan(t, d, after, d.Plan(after))
+	plantest.CheckPlan(t, d, after, plan.NewRound(d, after).Plan())
 }
 
 // withUsage returns what is observed after the updates were written.

@@ -47,13 +47,13 @@ func (p imagePlanner) replacement() (by ident.CopyRef, found bool) {
 
 // evictedFor returns the evicted copy that the copy by replaces, and for which it is not read back yet.
 func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unread bool) {
-	if p.ix.desired.Allowed != schema.Everything {
+	if p.ix.Desired.Allowed != schema.Everything {
 		return ident.CopyRef{}, false // nothing is deleted now
 	}
-	age := p.ix.observed.Now.Sub(p.ix.copyAt(by).ReadBackAt)
+	age := p.ix.Observed.Now.Sub(p.ix.copyAt(by).ReadBackAt)
 	i := slices.IndexFunc(p.state.ready, func(ref ident.CopyRef) bool {
 		c, recent := p.ix.copyAt(ref), ref.Disk.Node != by.Disk.Node && age >= 0 && age < readBackGap
-		return p.ix.desired.evicting(ref.Disk) && !c.Leaving && c.UsedBy == "" && !recent && !p.ix.readBackFor(ref, by, clockTolerance)
+		return p.ix.Desired.evicting(ref.Disk) && !c.Leaving && c.UsedBy == "" && !recent && !p.ix.readBackFor(ref, by, clockTolerance)
 	})
 	if replaces, found := p.replacement(); i < 0 || !found || replaces != by {
 		return ident.CopyRef{}, false
@@ -63,11 +63,11 @@ func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unrea
 
 // readBackFor reports whether the copy by was read in full since an evicted one became surplus and was last used.
 // tolerance is that for the clock of another node.
-func (ix *index) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
+func (ix *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
 	c, read := ix.copyAt(evicted), ix.copyAt(by).ReadBackAt
 	since := c.SurplusSince
-	if ix.desired.Owns(evicted.Disk) && since.IsZero() {
-		since = ix.observed.Now // it will be recorded
+	if ix.Desired.Owns(evicted.Disk) && since.IsZero() {
+		since = ix.Observed.Now // it will be recorded
 	}
 	if c.LastUsed.After(since) {
 		since = c.LastUsed
@@ -75,7 +75,7 @@ func (ix *index) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration)
 	if by.Disk.Node != evicted.Disk.Node {
 		since = since.Add(-tolerance)
 	}
-	wrong := read.After(ix.observed.Now.Add(tolerance)) // the clock that gave it
+	wrong := read.After(ix.Observed.Now.Add(tolerance)) // the clock that gave it
 	return !read.IsZero() && !read.Before(since) && !wrong
 }
 

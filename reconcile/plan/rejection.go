@@ -31,18 +31,18 @@ type Rejection struct {
 // rejects returns why a disk takes no new copy, so that the next ranked disk takes it (P3). A
 // disk with a ready copy is not rejected, and a file that must only be verified needs no space.
 func rejects(s *imageState, ref ident.DiskRef) Rejection {
-	seen, known := s.ix.observed.Disks[ref]
+	seen, known := s.ix.Observed.Disks[ref]
 	c := seen.Copies[s.image.ID]
-	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
-	owned := s.ix.desired.Owns(ref)
+	node, declared := s.ix.Desired.Config.Nodes[ref.Node], s.ix.Desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+	owned := s.ix.Desired.Owns(ref)
 	switch {
-	case s.ix.desired.evicting(ref):
+	case s.ix.Desired.evicting(ref):
 		return Rejection{model.Reason{Code: CodeEviction, Text: "its eviction is requested"}, Intended}
 	case !owned && !s.ix.isCurrent(ref):
 		return rejectsUnreachable(s, ref, c)
 	case !known:
 		return Rejection{Reason: model.Reason{Code: CodeDiskUnavailable, Text: "not observed"}}
-	case seen.Problem != "" && seen.ProblemFor(s.ix.observed.Now) < s.ix.recoveryInterval(): // it may be mounted late
+	case seen.Problem != "" && seen.ProblemFor(s.ix.Observed.Now) < s.ix.recoveryInterval(): // it may be mounted late
 		return Rejection{}
 	case seen.Problem != "":
 		return Rejection{Reason: model.Reason{Code: CodeDiskUnavailable, Text: seen.Problem}}
@@ -82,15 +82,15 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 // disk of an unreachable node keeps its rank for the recovery interval, for example during a
 // reboot (F8). So does a disk that a node with another configuration does not publish.
 func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejection {
-	peer, queried := s.ix.observed.Peers[ref.Node]
-	_, known := s.ix.observed.Disks[ref]
-	node, declared := s.ix.desired.Config.Nodes[ref.Node], s.ix.desired.Config.Nodes[ref.Node].Disks[ref.Disk]
+	peer, queried := s.ix.Observed.Peers[ref.Node]
+	_, known := s.ix.Observed.Disks[ref]
+	node, declared := s.ix.Desired.Config.Nodes[ref.Node], s.ix.Desired.Config.Nodes[ref.Node].Disks[ref.Disk]
 	switch {
-	case ref.Node == s.ix.desired.Node && len(s.ix.observed.Peers) > 0: // no other process of this node is queried
+	case ref.Node == s.ix.Desired.Node && len(s.ix.Observed.Peers) > 0: // no other process of this node is queried
 		return Rejection{Reason: model.Reason{Code: CodeDiskNotManaged, Text: "this process does not manage it"}}
 	case !known && s.ix.sameConfig(ref.Node) && !peer.Outdated:
 		return Rejection{Reason: because(CodeDiskUnpublished, "node %s does not publish it", ref.Node)}
-	case queried && !peer.Responds() && peer.UnreachableFor(s.ix.observed.Now) >= s.ix.recoveryInterval():
+	case queried && !peer.Responds() && peer.UnreachableFor(s.ix.Observed.Now) >= s.ix.recoveryInterval():
 		return Rejection{Reason: because(CodePeerUnreachable, "node %s does not respond: %s", ref.Node, peer.Problem)}
 	case c.State != model.Ready && !idleReason(s, ref).IsZero():
 		return Rejection{Reason: idleReason(s, ref)}
@@ -106,8 +106,8 @@ func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejectio
 // no valid configuration for the recovery interval, and no job for a copy on the disk runs there
 // (P3). A partial file there has no job, so that it delays nobody.
 func idleReason(s *imageState, ref ident.DiskRef) model.Reason {
-	peer, queried := s.ix.observed.Peers[ref.Node]
-	if !queried || !s.ix.desired.differsFrom(peer) || peer.OtherConfigFor(s.ix.observed.Now) < s.ix.recoveryInterval() || s.ix.observed.Running[s.on(ref)] {
+	peer, queried := s.ix.Observed.Peers[ref.Node]
+	if !queried || !s.ix.Desired.differsFrom(peer) || peer.OtherConfigFor(s.ix.Observed.Now) < s.ix.recoveryInterval() || s.ix.Observed.Running[s.on(ref)] {
 		return model.Reason{}
 	}
 	return s.ix.otherConfig(ref.Node).With(CodePeerIdle, ", and does not create its copy")
@@ -116,14 +116,14 @@ func idleReason(s *imageState, ref ident.DiskRef) model.Reason {
 // delay returns why a target may not get its copy, and when the next ranked disk gets it (P3). It is
 // zero if nothing is known against the target.
 func delay(s *imageState, ref ident.DiskRef) (reason model.Reason, end time.Time) {
-	seen, now := s.ix.observed.Disks[ref], s.ix.observed.Now
-	peer := s.ix.observed.Peers[ref.Node]
+	seen, now := s.ix.Observed.Disks[ref], s.ix.Observed.Now
+	peer := s.ix.Observed.Peers[ref.Node]
 	switch {
 	case s.ix.isCurrent(ref) && seen.Problem != "":
 		return because(CodeDiskUnavailable, "disk %s cannot be used: %s", ref, seen.Problem), now.Add(s.ix.recoveryInterval() - seen.ProblemFor(now))
-	case seen.Copies[s.image.ID].State == model.Ready, s.ix.observed.Running[s.on(ref)]:
+	case seen.Copies[s.image.ID].State == model.Ready, s.ix.Observed.Running[s.on(ref)]:
 		return model.Reason{}, time.Time{}
-	case peer.Responds() && s.ix.desired.differsFrom(peer):
+	case peer.Responds() && s.ix.Desired.differsFrom(peer):
 		return s.ix.otherConfig(ref.Node), now.Add(s.ix.recoveryInterval() - peer.OtherConfigFor(now))
 	}
 	return model.Reason{}, time.Time{}
@@ -133,9 +133,9 @@ const noSpace = "not enough space"
 
 // rejectsForSpace returns a rejection if the disk has less than n bytes above its reserve.
 func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
-	declared, _ := s.ix.desired.Disk(ref)
-	free := s.ix.observed.Disks[ref].Space.Free
-	f := s.ix.observed.Failures[s.on(ref)]
+	declared, _ := s.ix.Desired.Disk(ref)
+	free := s.ix.Observed.Disks[ref].Space.Free
+	f := s.ix.Observed.Failures[s.on(ref)]
 	// The failed attempt needed more than the next one may: the next upload may be smaller,
 	// and a sync needs space for the data only.
 	smaller := f.Op == model.Upload || f.Op.IsFirstCopy() && len(s.ready) > 0
@@ -165,7 +165,7 @@ func cannotPrepare(s *imageState) model.Reason {
 	if s.image.Source.Clone != nil {
 		return cannotClone(s)
 	}
-	if text := s.ix.observed.CannotPrepare[s.image.ID]; text != "" {
+	if text := s.ix.Observed.CannotPrepare[s.image.ID]; text != "" {
 		return model.Reason{Code: CodeCannotPrepare, Text: text}
 	}
 	return model.Reason{}
@@ -191,7 +191,7 @@ func isRepairable(s *imageState, ref ident.CopyRef) bool {
 		return false
 	case s.ix.inUse(ref) == "" && s.otherBytesReady(c):
 		return false
-	case s.ix.observed.Failures[ref].Unrepairable && s.ix.inUse(ref) == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(model.Copy{})).IsZero():
+	case s.ix.Observed.Failures[ref].Unrepairable && s.ix.inUse(ref) == "" && rejectsForSpace(s, ref.Disk, s.requiredSpace(model.Copy{})).IsZero():
 		return false
 	}
 	return len(s.intact(ref)) > 0 || upstreamHasRanges(s.image)
@@ -207,12 +207,12 @@ func upstreamHasRanges(image schema.Image) bool {
 // Rejections returns which declared images the disks of this node take no copy of although
 // they match. Observe-only mode is no such reason: it may end in a moment, and the others see that this
 // node has no config digest. The text of a rejection changes only when its cause does, since it is published.
-func (d Desired) Rejections(o Observed) map[ident.CopyRef]Rejection {
-	return rejections(newIndex(d, o), maps.Values(d.Config.Images))
+func (ix *Round) Rejections() map[ident.CopyRef]Rejection {
+	return rejections(ix, maps.Values(ix.Desired.Config.Images))
 }
 
 // rejections returns the rejections of these images. It ranks no disks.
-func rejections(ix *index, images iter.Seq[schema.Image]) map[ident.CopyRef]Rejection {
+func rejections(ix *Round, images iter.Seq[schema.Image]) map[ident.CopyRef]Rejection {
 	out := map[ident.CopyRef]Rejection{}
 	for image := range images {
 		s := newImageState(ix, image)

@@ -69,8 +69,8 @@ func (j Job) fits(image schema.Image) bool {
 // A job began under a valid plan, and an end has a price: an upstream may be read again from its first byte. So a job
 // goes on although no plan would begin it now, as while a new node has not responded yet, unless one of the reasons in
 // whyEnd holds (R5).
-func (ix *index) withRunning(actions []Action) []Action {
-	jobs := ix.observed.Jobs
+func (ix *Round) withRunning(actions []Action) []Action {
+	jobs := ix.Observed.Jobs
 	planned, goesOn := map[ident.CopyRef]Action{}, map[ident.CopyRef]Job{}
 	for ref := range jobs {
 		planned[ref] = wait(ref, model.Reason{Code: CodeDesired, Text: "the copy stays"})
@@ -81,7 +81,7 @@ func (ix *index) withRunning(actions []Action) []Action {
 		}
 	}
 	for ref, next := range planned {
-		if !ix.desired.Owns(ref.Disk) {
+		if !ix.Desired.Owns(ref.Disk) {
 			continue
 		}
 		if why := ix.whyEnd(jobs[ref], next); why != "" {
@@ -103,9 +103,9 @@ func (ix *index) withRunning(actions []Action) []Action {
 // whyEnd returns why a job must end, "" if it goes on: its result would be wrong, is not desired, or is impossible.
 // next is what is planned for the copy without the job. The list is complete and ordered. Besides, a job ends by itself,
 // and all jobs end with the process.
-func (ix *index) whyEnd(j Job, next Action) string {
-	a, d := j.Action, ix.desired
-	ref, seen := a.CopyRef(), ix.observed.Disks[a.CopyRef().Disk]
+func (ix *Round) whyEnd(j Job, next Action) string {
+	a, d := j.Action, ix.Desired
+	ref, seen := a.CopyRef(), ix.Observed.Disks[a.CopyRef().Disk]
 	image, declared := d.Config.Images[a.Image]
 	var p imagePlanner
 	if declared && d.Allowed != schema.ObserveOnly {
@@ -160,7 +160,7 @@ func (p imagePlanner) wrongBytes(a, next Action) bool {
 	if clone == nil || len(s.ready) > 0 {
 		return false
 	}
-	source, declared := p.ix.desired.Config.Images[clone.BackingImage]
+	source, declared := p.ix.Desired.Config.Images[clone.BackingImage]
 	return !s.cloneConflict().IsZero() || declared && a.From.ID.Name == source.ID.Name && a.From.ID != source.ID
 }
 
@@ -179,7 +179,7 @@ func (p imagePlanner) whyNotDesired(a Action) string {
 	isReady := func(ref ident.DiskRef) bool { return slices.Contains(s.ready, s.on(ref)) }
 	switch {
 	case pl.isTarget(on) || demanded:
-	case p.ix.desired.evicting(on):
+	case p.ix.Desired.evicting(on):
 		return "eviction of the disk is requested"
 	case !s.isEligible(on) && pl.ranked.len() > 0:
 		return "the disk does not match the selectors"

@@ -73,7 +73,7 @@ images:
 				tt.change(&d, &o)
 			}
 			got := ""
-			for _, a := range d.Plan(o).Actions {
+			for _, a := range plan.NewRound(d, o).Plan().Actions {
 				if got += a.Image + " " + a.Text; a.Op != model.Verify {
 					t.Errorf("got a plan to %s, want only verify", a.Op)
 				}

@@ -36,9 +36,9 @@ func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Act
 	p.count, p.kept = countReady(p.state), keptGenerations(p.state)
 	for _, ref := range surplus {
 		a := p.planSurplusCopy(ref)
-		rejected := p.ix.desired.Cleanup[ref] && a.Idle()
+		rejected := p.ix.Desired.Cleanup[ref] && a.Idle()
 		if inspection, inspected := inspections[ref.Disk]; inspected && ref.ID == p.state.image.ID {
-			if !p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.desired.Verify[ref] || a.Idle() && a.Until.IsZero() || needsManifest(image, inspection, a) {
+			if !p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.Desired.Verify[ref] || a.Idle() && a.Until.IsZero() || needsManifest(image, inspection, a) {
 				if rejected {
 					actions = append(actions, a)
 				}
@@ -46,7 +46,7 @@ func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Act
 			}
 			delete(inspections, ref.Disk)
 		}
-		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.desired.Verify[ref] && c.State == model.Ready && a.Idle() {
+		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.Desired.Verify[ref] && c.State == model.Ready && a.Idle() {
 			if rejected {
 				actions = append(actions, a)
 			}
@@ -66,7 +66,7 @@ func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Act
 func needsManifest(image imagePlanner, inspection, deletion Action) bool {
 	ref := deletion.CopyRef()
 	missing := image.missingOnOwnDisks(ref)
-	return !deletion.Idle() && !inspection.Idle() && image.ix.copyAt(ref).ManifestDigest.IsZero() && image.ix.observed.Failures[ref].Attempts == 0 &&
+	return !deletion.Idle() && !inspection.Idle() && image.ix.copyAt(ref).ManifestDigest.IsZero() && image.ix.Observed.Failures[ref].Attempts == 0 &&
 		(missing.placed > 0 || missing.total > 0)
 }
 
@@ -121,7 +121,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	if p.kept[ref] {
 		return p.keptByWish(ref)
 	}
-	d, c := p.ix.desired, p.ix.copyAt(ref)
+	d, c := p.ix.Desired, p.ix.copyAt(ref)
 	op, reason := model.Cleanup, model.Reason{Code: CodeSurplus, Text: "surplus copy"}
 	oldPart := ref.ID != p.state.image.ID && c.State == model.Pending // no job resumes it
 	switch {
@@ -156,7 +156,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	case oldPart: // it is not ready, so its deletion does not reduce the number of ready copies
 	case rest.placed < p.placement.requiredCopies(), ready && rest.total < p.placement.copies:
 		return p.keepNeeded(ref, op, reason).asWaitFor(op, p.placement.missing > 0)
-	case op == model.Cleanup && !d.Cleanup[ref] && end.After(p.ix.observed.Now):
+	case op == model.Cleanup && !d.Cleanup[ref] && end.After(p.ix.Observed.Now):
 		return waitUntil(ref, reason.With(CodeCleanupInterval, "; deleted after the clean-up interval"), end).asWaitFor(op, false)
 	case !unknown.IsZero():
 		return blocked(ref, reason.With(CodeUsageUnknown, ", but it is not known whether it is in use: %s", unknown.Text)).asWaitFor(op, true)
@@ -202,7 +202,7 @@ func (p *surplusPlanner) keepNeeded(ref ident.CopyRef, op model.Op, reason model
 // disputedDisks returns why a deletion does not count on some ready copies.
 func (p *surplusPlanner) disputedDisks() (reasons []string) {
 	for _, ref := range p.state.ready {
-		if p.ix.observed.Disks[ref.Disk].Disputed != "" {
+		if p.ix.Observed.Disks[ref.Disk].Disputed != "" {
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: another disk has the same diskUUID", ref.Disk))
 		}
 	}
@@ -212,17 +212,17 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 // planDeletion returns the deletion of a copy, or a wait: for the next attempt after a failure,
 // for a job that reads the copy, or for a suspended image that will be created from the copy.
 // It is blocked while the disk is disputed, and waits while the disk is read-only.
-func planDeletion(ix *index, op model.Op, ref ident.CopyRef, reason model.Reason) Action {
-	if disputed := ix.observed.Disks[ref.Disk].Disputed; disputed != "" {
+func planDeletion(ix *Round, op model.Op, ref ident.CopyRef, reason model.Reason) Action {
+	if disputed := ix.Observed.Disks[ref.Disk].Disputed; disputed != "" {
 		return blocked(ref, reason.With(CodeDiskDisputed, ", but %s", disputed)).asWaitFor(op, true)
 	}
-	if ix.observed.Disks[ref.Disk].ReadOnly {
+	if ix.Observed.Disks[ref.Disk].ReadOnly {
 		return waitForWrites(op, ref, reason)
 	}
-	if f := ix.observed.Failures[ref]; f.AppliesTo(op) && f.RetryAt.After(ix.observed.Now) {
+	if f := ix.Observed.Failures[ref]; f.AppliesTo(op) && f.RetryAt.After(ix.Observed.Now) {
 		return waitUntil(ref, because(CodeRetry, "%s", f.Message), f.RetryAt).asWaitFor(op, false)
 	}
-	if ix.observed.BeingRead[ref] { // even by a job that would read another copy if it started now
+	if ix.Observed.BeingRead[ref] { // even by a job that would read another copy if it started now
 		return wait(ref, reason.With(CodeBeingRead, ", but a running job reads it")).asWaitFor(op, false)
 	}
 	if image, needed := ix.neededBySuspended(ref); needed {

@@ -44,7 +44,7 @@ func TestCleanupTable(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s min %d used %s", c.states, c.min, c.used), func(t *testing.T) {
 			d, o := cleanupCase(strings.Fields(c.states), c.used, c.min)
-			plan := d.Plan(o)
+			plan := plan.NewRound(d, o).Plan()
 			plantest.CheckPlan(t, d, o, plan)
 			if got := effects(d, plan); got != c.want {
 				t.Errorf("got %s, want %s: %+v", got, c.want, plan.Actions)

@@ -76,7 +76,7 @@ func suspendedText(by *schema.Suspension) string {
 
 // neededBySuspended returns the name of a suspended image that has no ready copy and can be
 // copied from ref. Without the suspension it would have been copied before ref is deleted.
-func (ix *index) neededBySuspended(ref ident.CopyRef) (image string, needed bool) {
+func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string, needed bool) {
 	c := ix.copyAt(ref)
 	if c.SHA512.IsZero() {
 		return "", false
@@ -90,11 +90,11 @@ func (ix *index) neededBySuspended(ref ident.CopyRef) (image string, needed bool
 }
 
 // suspendedImages returns the suspended images with a declared checksum, sorted.
-func (ix *index) suspendedImages() []schema.Image {
+func (ix *Round) suspendedImages() []schema.Image {
 	if ix.suspended == nil {
 		ix.suspended = []schema.Image{}
-		for _, image := range ix.desired.Config.Images {
-			if !image.Checksum.IsZero() && ix.desired.SuspensionOf(image, ix.observed.Now) != nil {
+		for _, image := range ix.Desired.Config.Images {
+			if !image.Checksum.IsZero() && ix.Desired.SuspensionOf(image, ix.Observed.Now) != nil {
 				ix.suspended = append(ix.suspended, image)
 			}
 		}
@@ -104,7 +104,7 @@ func (ix *index) suspendedImages() []schema.Image {
 }
 
 // hasReady reports whether an image has a ready copy that does not leave.
-func (ix *index) hasReady(image schema.Image) bool {
+func (ix *Round) hasReady(image schema.Image) bool {
 	return slices.ContainsFunc(ix.copiesNamed(image.ID.Name), func(ref ident.CopyRef) bool {
 		c := ix.copyAt(ref)
 		return c.State == model.Ready && ref.ID == image.ID && ix.isCurrent(ref.Disk) && !c.Leaving && mismatchReason(image, c).IsZero()

@@ -12,7 +12,7 @@ import (
 // targetPlanner plans how one target of this node gets its copy. A target is a desired disk
 // without a ready copy of the image. firstcopy.go has the methods for the first copy.
 type targetPlanner struct {
-	ix    *index
+	ix    *Round
 	state *imageState
 	// first is the best target of all nodes, which creates the first copy.
 	first  ident.DiskRef
@@ -84,7 +84,7 @@ func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 		return wait(t.copy, because(CodeVerifyFirst, "the file on %s is verified first", t.state.ready[0].Disk))
 	}
 	for _, other := range slices.SortedFunc(maps.Keys(inspections), ident.DiskRef.Compare) {
-		if a := inspections[other]; !a.Idle() && t.ix.observed.Failures[a.CopyRef()].Attempts == 0 {
+		if a := inspections[other]; !a.Idle() && t.ix.Observed.Failures[a.CopyRef()].Attempts == 0 {
 			return wait(t.copy, because(CodeVerifyFirst, "the file on %s is verified first", other))
 		}
 	}
@@ -94,7 +94,7 @@ func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 // sync copies the image from ready copies, which the argument from lists, best first. They are all
 // on this node, and the first one is read; or all on other nodes, and all are read.
 func (t targetPlanner) sync(from []ident.CopyRef) Action {
-	if len(t.state.ready) > 0 && t.ix.desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
+	if len(t.state.ready) > 0 && t.ix.Desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		return blocked(t.copy, model.Reason{Code: CodeReplenishOff, Text: "concurrentReplenishPerNodeLimit is 0: only first copies are created"})
 	}
 	a := t.ix.attempt(model.Sync, t.copy, t.reason, max(0, t.ix.copyAt(from[0]).Size-t.ix.copyAt(t.copy).PartBytes))
@@ -104,18 +104,18 @@ func (t targetPlanner) sync(from []ident.CopyRef) Action {
 // waitForFirstCopy returns the wait for the first copy, which the first target creates.
 func (t targetPlanner) waitForFirstCopy() Action {
 	op := firstCopyOp(t.state.image)
-	if f := t.state.sourceFailure(t.first); f.Delays(op, t.ix.observed.Now) {
+	if f := t.state.sourceFailure(t.first); f.Delays(op, t.ix.Observed.Now) {
 		return backOff(t.copy, f)
 	}
-	if on := t.state.on(t.first); op == model.Upload && !t.ix.observed.Running[on] && !t.ix.desired.Uploads[on] {
+	if on := t.state.on(t.first); op == model.Upload && !t.ix.Observed.Running[on] && !t.ix.Desired.Uploads[on] {
 		return t.waitForUpload()
 	}
-	peer, queried := t.ix.observed.Peers[t.first.Node]
+	peer, queried := t.ix.Observed.Peers[t.first.Node]
 	if reason, end := delay(t.state, t.first); !reason.IsZero() {
 		return waitUntil(t.copy, because(reason.Code, "the first copy is created on %s, but %s; if this lasts for the recovery interval, the next ranked disk creates it", t.first, reason.Text), end)
 	}
 	switch {
-	case t.ix.desired.Owns(t.first), peer.Responds():
+	case t.ix.Desired.Owns(t.first), peer.Responds():
 		return wait(t.copy, because(CodeFirstCopy, "the first copy is created on %s", t.first))
 	case !queried:
 		return wait(t.copy, because(CodeFirstCopy, "the first copy is created on %s, which was not queried", t.first))

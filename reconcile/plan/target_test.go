@@ -7,6 +7,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
 // An image without a checksum has a copy on a node that has been unreachable for a day and
@@ -26,7 +27,7 @@ func TestSyncIgnoresTheDigestOfAnUnreachableNode(t *testing.T) {
 	o.Peers["node1"] = model.Peer{Queried: true, Problem: "connection refused", UnreachableSince: o.Now.Add(-24 * time.Hour)}
 	d, o := plantest.AsNode("node3", c, o)
 	syncs := 0
-	for _, a := range d.Plan(o).Actions {
+	for _, a := range plan.NewRound(d, o).Plan().Actions {
 		if a.Op != model.Sync {
 			continue
 		}
@@ -59,5 +60,5 @@ func TestFailedRepairIsRetried(t *testing.T) {
 		Since: plantest.Now.Add(-time.Hour), RetryAt: plantest.Now.Add(-time.Minute),
 	}
 	d, o := plantest.AsNode(refs[1].Node, c, o)
-	plantest.ExpectAction(t, d.Plan(o))
+	plantest.ExpectAction(t, plan.NewRound(d, o).Plan())
 }

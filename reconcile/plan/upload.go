@@ -13,8 +13,9 @@ import (
 
 // UploadTo returns the copy that an upload of the image creates on this node. digest is that
 // of the file, zero if the client does not know it. Its error is an *UploadError.
-func (d Desired) UploadTo(o Observed, image schema.Image, digest ident.Digest) (ident.CopyRef, error) {
-	p := newImagePlanner(newIndex(d, o), image)
+func (ix *Round) UploadTo(image schema.Image, digest ident.Digest) (ident.CopyRef, error) {
+	d := ix.Desired
+	p := newImagePlanner(ix, image)
 	disks := uploadDisks(p.placement)
 	if err := acceptsUpload(p.state, disks, digest); err != nil {
 		return ident.CopyRef{}, err
@@ -72,7 +73,7 @@ func uploadDisks(pl placement) []ident.DiskRef {
 
 // acceptsUpload returns why no node, or only another one, accepts an upload with the digest.
 func acceptsUpload(s *imageState, disks []ident.DiskRef, digest ident.Digest) error {
-	name, declared, d, o := s.image.ID.Name, s.image.Checksum, s.ix.desired, s.ix.observed
+	name, declared, d, o := s.image.ID.Name, s.image.Checksum, s.ix.Desired, s.ix.Observed
 	by := d.SuspensionOf(s.image, o.Now)
 	switch {
 	case by != nil && !by.Until.IsZero():
@@ -109,13 +110,13 @@ func acceptsUpload(s *imageState, disks []ident.DiskRef, digest ident.Digest) er
 func otherUploadNodes(s *imageState, disks []ident.DiskRef) []string {
 	var nodes []string
 	for _, ref := range disks {
-		if s.ix.desired.Owns(ref) || !s.ix.isCurrent(ref) || !rejects(s, ref).IsZero() {
+		if s.ix.Desired.Owns(ref) || !s.ix.isCurrent(ref) || !rejects(s, ref).IsZero() {
 			continue
 		}
 		if reason, _ := delay(s, ref); !reason.IsZero() {
 			continue
 		}
-		if node := nodeAddress(s.ix.desired.Config.Nodes, ref.Node); !slices.Contains(nodes, node) {
+		if node := nodeAddress(s.ix.Desired.Config.Nodes, ref.Node); !slices.Contains(nodes, node) {
 			nodes = append(nodes, node)
 		}
 	}

@@ -26,10 +26,9 @@ type Usage struct {
 
 // UsageUpdates returns the copies of this node whose recorded usage must change, sorted. It is
 // a pure function like Plan. Use is recorded in observe-only mode, too.
-func (d Desired) UsageUpdates(o Observed) []Usage {
-	ix := newIndex(d, o)
+func (ix *Round) UsageUpdates() []Usage {
 	stays := map[ident.CopyRef]bool{} // not surplus
-	for _, image := range d.Config.Images {
+	for _, image := range ix.Desired.Config.Images {
 		if len(ix.ownByName[image.ID.Name]) == 0 {
 			continue // no copy here
 		}
@@ -61,8 +60,8 @@ func recordedUsage(ref ident.CopyRef, c model.Copy) Usage {
 // newUsage returns what should be recorded of a copy; stays: its disk is a desired disk, or
 // keepGenerations keeps it. The time since when a copy is surplus starts only under a valid
 // configuration, and restarts after the wall clock was wrong (S4).
-func newUsage(ix *index, ref ident.CopyRef, stays bool) Usage {
-	d, o, c := ix.desired, ix.observed, ix.copyAt(ref)
+func newUsage(ix *Round, ref ident.CopyRef, stays bool) Usage {
+	d, o, c := ix.Desired, ix.Observed, ix.copyAt(ref)
 	u := recordedUsage(ref, c)
 	u.InUse = ix.inUse(ref) != ""
 	if c.InUseRecorded && !u.InUse || d.otherClock(c) && !u.LastUsed.IsZero() || implausible(u.LastUsed, o.Now) && !u.LastUsed.IsZero() {
@@ -110,8 +109,8 @@ func (o Observed) ApplyUsage(u Usage) {
 // intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
 // when the copy became surplus, whichever is later. It restarts now when a recorded time is
 // missing or implausible, or by another clock (S4); UsageUpdates records that.
-func (ix *index) intervalEnd(ref ident.CopyRef) time.Time {
-	d, o, c, stepped := ix.desired, ix.observed, ix.copyAt(ref), ix.observed.Disks[ref.Disk].ClockStepped
+func (ix *Round) intervalEnd(ref ident.CopyRef) time.Time {
+	d, o, c, stepped := ix.Desired, ix.Observed, ix.copyAt(ref), ix.Observed.Disks[ref.Disk].ClockStepped
 	since := c.SurplusSince
 	switch {
 	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),

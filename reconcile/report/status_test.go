@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -15,7 +16,7 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func TestStatusOfSmallAndLargeClustersAsTable(t *testing.T) {
 	for name, v := range map[string]status.View{"three": clusterview.ThreeNodes(), "hundred": clusterview.HundredNodes()} {
-		v.Plan = v.Desired.Plan(v.Observed)
+		v.Plan = plan.NewRound(v.Desired, v.Observed).Plan()
 		var got strings.Builder
 		if err := WriteStatus(&got, v.Status(nil)); err != nil {
 			t.Fatal(err)

@@ -59,7 +59,7 @@ func explain(w *world, id ident.ID) []string {
 func rankDisks(w *world, id ident.ID) []plan.DiskRank {
 	w.observeAll()
 	if nodes := w.running(); len(nodes) > 0 && w.base.Config.Images[id.Name].ID == id {
-		return nodes[0].desired().RankDisks(nodes[0].observed, id.Name)
+		return plan.NewRound(nodes[0].desired(), nodes[0].observed).RankDisks(id.Name)
 	}
 	var ranks []plan.DiskRank
 	for ref := range w.locations() {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -15,7 +16,7 @@ func TestStatusAllocations(t *testing.T) {
 	for name, state := range plantest.LargeNodeStates {
 		for _, images := range []int{250, race.Fewer(4_000, 20)} {
 			d, o := state(images)
-			v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
+			v := status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan()}
 			if each := testing.AllocsPerRun(1, func() { v.Status(nil) }) / float64(images); each > most {
 				t.Errorf("the status of %d images (%s) makes %.1f allocations for each image, want at most %d", images, name, each, most)
 			}
@@ -25,7 +26,7 @@ func TestStatusAllocations(t *testing.T) {
 
 func BenchmarkStatus(b *testing.B) {
 	d, o := plantest.LargeNodeStates["ready"](10_000)
-	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
+	v := status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan()}
 	b.ReportAllocs()
 	for b.Loop() {
 		v.Status(nil)
@@ -36,7 +37,7 @@ func BenchmarkStatus(b *testing.B) {
 // first without and then with cached placements. Its plan is there for comparison.
 func BenchmarkStatusFleet(b *testing.B) {
 	d, o := plantest.LargeCluster(1_000)
-	v := status.View{Desired: d, Observed: o, Plan: d.Plan(o)}
+	v := status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan()}
 	b.Run("status", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -53,7 +54,7 @@ func BenchmarkStatusFleet(b *testing.B) {
 	b.Run("plan", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			d.Plan(o)
+			plan.NewRound(d, o).Plan()
 		}
 	})
 }

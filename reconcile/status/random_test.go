@@ -19,15 +19,15 @@ func TestStatusIsComplete(t *testing.T) {
 		for key, job := range o.Jobs { // a status has no more of a job
 			o.Jobs[key] = plan.NewJob(job.Action.Op, key)
 		}
-		want := d.Plan(o)
+		want := plan.NewRound(d, o).Plan()
 		decoded, err := status.Decode((&status.View{Desired: d, Observed: o, Plan: want}).Status(nil))
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		if got := d.Plan(decoded); !reflect.DeepEqual(got, want) {
+		if got := plan.NewRound(d, decoded).Plan(); !reflect.DeepEqual(got, want) {
 			t.Fatalf("seed %d: the plan is\n%+v\nand from the status\n%+v\n%s", seed, want, got, plantest.Describe(d, o, want))
 		}
-		if want, got := d.UsageUpdates(o), d.UsageUpdates(decoded); !reflect.DeepEqual(got, want) {
+		if want, got := plan.NewRound(d, o).UsageUpdates(), plan.NewRound(d, decoded).UsageUpdates(); !reflect.DeepEqual(got, want) {
 			t.Fatalf("seed %d: the usage updates are\n%+v\nand from the status\n%+v", seed, want, got)
 		}
 	}

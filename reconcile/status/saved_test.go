@@ -87,7 +87,7 @@ func (c testCluster) plan(s *SavedCluster) string {
 // ranks returns the nodes in order of rank for the image.
 func (c testCluster) ranks() []string {
 	var nodes []string
-	for _, d := range c.desired("node1").RankDisks(plan.Observed{}, "parrot") {
+	for _, d := range plan.NewRound(c.desired("node1"), plan.Observed{}).RankDisks("parrot") {
 		nodes = append(nodes, d.Disk.Node)
 	}
 	return nodes

@@ -238,7 +238,7 @@ func (v *View) placements() map[ident.ID]imagePlacement {
 
 func (v *View) computePlacements() map[ident.ID]imagePlacement {
 	names := maxPassedOver
-	placements := v.Desired.Placements(v.Observed)
+	placements := plan.NewRound(v.Desired, v.Observed).Placements()
 	all := make(map[ident.ID]imagePlacement, len(placements))
 	for _, name := range slices.Sorted(maps.Keys(v.Desired.Config.Images)) {
 		image := v.Desired.Config.Images[name]

@@ -171,7 +171,7 @@ func TestPassedOverDisksAreGroupedByReason(t *testing.T) {
 		t.Errorf("%d of %d; passed over are %s", s.Ready, s.Desired, got)
 	}
 	names := 1
-	if got := text(ImageStatus{PassedOver: groupPassedOver(v.Desired.Placements(all)[c.image.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
+	if got := text(ImageStatus{PassedOver: groupPassedOver(plan.NewRound(v.Desired, all).Placements()[c.image.ID].PassedOver, &names)}); got != "2 node2/disk1: scheduling on the node is disabled" || names != 0 {
 		t.Errorf("with one name left, passed over are %s", got)
 	}
 	for ref := range all.Disks { // with enough copies, no reasons are given

@@ -122,7 +122,7 @@ func newView(t *testing.T) *status.View {
 		},
 		Peers: map[string]model.Peer{"node2": {Queried: true, Problem: "connection refused", UnreachableSince: plantest.Now.Add(-time.Hour)}},
 	}
-	return &status.View{Desired: d, Observed: o, Plan: d.Plan(o), Loaded: true, Placements: &status.PlacementCache{}}
+	return &status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan(), Loaded: true, Placements: &status.PlacementCache{}}
 }
 
 func TestEveryViewShowsWhatItIsAbout(t *testing.T) {
@@ -175,7 +175,7 @@ func TestTextFromOutsideIsEscaped(t *testing.T) {
 	}}
 	v.Observed.Peers["node2"] = model.Peer{Queried: true, Problem: evil, ConfigDigest: evil}
 	v.Observed.Failures = map[ident.CopyRef]model.Failure{{Disk: ref, ID: parrot.ID}: {Attempts: 3, Message: evil}}
-	v.Plan = v.Desired.Plan(v.Observed)
+	v.Plan = plan.NewRound(v.Desired, v.Observed).Plan()
 	for i := range v.Plan.Actions {
 		v.Plan.Actions[i].Text, v.Plan.Actions[i].Code = evil, evil
 	}
@@ -491,7 +491,7 @@ func largeView(t testing.TB, images, nodes int) *status.View {
 		}
 	}
 	d := plan.Desired{Node: "node1", Config: c, Digest: "d", Allowed: schema.Everything}
-	return &status.View{Desired: d, Observed: o, Plan: d.Plan(o), Loaded: true, Placements: &status.PlacementCache{}}
+	return &status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan(), Loaded: true, Placements: &status.PlacementCache{}}
 }
 
 // BenchmarkView renders views of a large cluster: first with a new round, then from the same one.

@@ -93,7 +93,7 @@ func (k *checker) checkKeptCountForNothing(kept map[ident.CopyRef]bool) {
 		image.KeepGenerations = 0
 		free.Config.Images[name] = image
 	}
-	with, without := steps(k.p), steps(free.Plan(k.o))
+	with, without := steps(k.p), steps(plan.NewRound(free, k.o).Plan())
 	for s := range with {
 		k.forbid(!without[s], "only with keepGenerations: %+v", s)
 	}

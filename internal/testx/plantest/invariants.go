@@ -148,7 +148,7 @@ func (k *checker) checkSuspensions() {
 		free.Config.Images[name] = image
 	}
 	without := map[ident.CopyRef]model.Op{}
-	for _, a := range free.Plan(k.o).Actions {
+	for _, a := range plan.NewRound(free, k.o).Plan().Actions {
 		if !a.Idle() {
 			without[a.CopyRef()] = a.Op
 		}

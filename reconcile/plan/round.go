@@ -10,11 +10,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// index is the desired and the observed state of one round, indexed, so that planning costs
-// in proportion to the number of images and copies, not to their product.
-type index struct {
-	desired  Desired
-	observed Observed
+// Round is the desired and the observed state of one round, indexed, so that planning costs
+// in proportion to the number of images and copies, not to their product. What a node decides and says in a round is computed
+// from it, by its methods: each is a pure function of the two states, except for caches. They must not be called concurrently. The index has
+// no recorded usage and no jobs: these may change in Observed between two calls.
+type Round struct {
+	Desired  Desired
+	Observed Observed
+
 	ownDisks []ident.DiskRef // usable disks of this process, sorted
 	// ownByName are the copies on ownDisks, by image name. peerByName are the copies on all
 	// other disks, including those of unreachable nodes from their last response. Sorted.
@@ -41,9 +44,9 @@ type index struct {
 }
 
 // emptyIndex returns an index without copies.
-func emptyIndex(d Desired, o Observed) *index {
-	ix := &index{
-		desired: d, observed: o, ownByName: map[string][]ident.CopyRef{}, peerByName: map[string][]ident.CopyRef{},
+func emptyRound(d Desired, o Observed) *Round {
+	ix := &Round{
+		Desired: d, Observed: o, ownByName: map[string][]ident.CopyRef{}, peerByName: map[string][]ident.CopyRef{},
 		ownByDigest: map[ident.Digest][]ident.CopyRef{}, peerByDigest: map[ident.Digest][]ident.CopyRef{}, suspects: Suspects(o.Failures), rankings: d.rankCache,
 		needs: needsOf(o), usageUnknown: unknownUsers(d, o), unknownUsages: map[model.Code]model.Reason{}, ends: map[ident.CopyRef]string{},
 	}
@@ -53,8 +56,9 @@ func emptyIndex(d Desired, o Observed) *index {
 	return ix
 }
 
-func newIndex(d Desired, o Observed) *index {
-	ix := emptyIndex(d, o)
+// NewRound returns the round for a desired and an observed state.
+func NewRound(d Desired, o Observed) *Round {
+	ix := emptyRound(d, o)
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		seen := o.Disks[ref]
 		if seen.Problem != "" {
@@ -82,7 +86,7 @@ func Suspects(failures map[ident.CopyRef]model.Failure) map[ident.CopyRef]bool {
 	return all
 }
 
-func (ix *index) addCopy(ref ident.CopyRef, c model.Copy, own bool) {
+func (ix *Round) addCopy(ref ident.CopyRef, c model.Copy, own bool) {
 	byName, byDigest := ix.ownByName, ix.ownByDigest
 	if !own {
 		byName, byDigest = ix.peerByName, ix.peerByDigest
@@ -98,26 +102,26 @@ func (ix *index) addCopy(ref ident.CopyRef, c model.Copy, own bool) {
 	}
 }
 
-func (ix *index) copyAt(ref ident.CopyRef) model.Copy {
-	return ix.observed.Disks[ref.Disk].Copies[ref.ID]
+func (ix *Round) copyAt(ref ident.CopyRef) model.Copy {
+	return ix.Observed.Disks[ref.Disk].Copies[ref.ID]
 }
 
 // copiesNamed returns the copies of all images of one name, on all disks.
-func (ix *index) copiesNamed(name string) []ident.CopyRef {
+func (ix *Round) copiesNamed(name string) []ident.CopyRef {
 	return slices.Concat(ix.ownByName[name], ix.peerByName[name])
 }
 
 // attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
 // of one copy take turns: the failure of one delays the other as well. On a read-only disk the
 // operation waits, unless it is useful although its outcome cannot be recorded.
-func (ix *index) attempt(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
-	f := ix.observed.Failures[ref]
-	otherTurn := (op == model.Sync && f.Op == model.Repair || op == model.Repair && f.Op == model.Sync) && f.RetryAt.After(ix.observed.Now)
-	if otherTurn || f.Delays(op, ix.observed.Now) {
+func (ix *Round) attempt(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
+	f := ix.Observed.Failures[ref]
+	otherTurn := (op == model.Sync && f.Op == model.Repair || op == model.Repair && f.Op == model.Sync) && f.RetryAt.After(ix.Observed.Now)
+	if otherTurn || f.Delays(op, ix.Observed.Now) {
 		return backOff(ref, f)
 	}
 	unrecorded := op == model.Verify && (reason.Code == CodeVerifyRequested || reason.Code == CodeSuspect)
-	if ix.observed.Disks[ref.Disk].ReadOnly && !unrecorded {
+	if ix.Observed.Disks[ref.Disk].ReadOnly && !unrecorded {
 		return waitForWrites(op, ref, reason)
 	}
 	return NewAction(op, ref, reason, bytes)
@@ -129,12 +133,12 @@ func waitForWrites(op model.Op, ref ident.CopyRef, reason model.Reason) Action {
 }
 
 // withSource records in an action which copy it reads. An idle action reads none.
-func (ix *index) withSource(a Action, from ident.CopyRef) Action {
+func (ix *Round) withSource(a Action, from ident.CopyRef) Action {
 	if a.Idle() {
 		return a
 	}
 	a.From, a.SourceDigest = from, ix.copyAt(from).SHA512
-	if ix.desired.Owns(from.Disk) {
+	if ix.Desired.Owns(from.Disk) {
 		a.LocalSource = from
 	}
 	return a
@@ -142,43 +146,43 @@ func (ix *index) withSource(a Action, from ident.CopyRef) Action {
 
 // isCurrent reports whether the observed state of the disk is current: it is a disk of this
 // process, or its node responds.
-func (ix *index) isCurrent(ref ident.DiskRef) bool {
-	_, known := ix.observed.Disks[ref]
-	return known && (ix.desired.Owns(ref) || ix.observed.Peers[ref.Node].Responds())
+func (ix *Round) isCurrent(ref ident.DiskRef) bool {
+	_, known := ix.Observed.Disks[ref]
+	return known && (ix.Desired.Owns(ref) || ix.Observed.Peers[ref.Node].Responds())
 }
 
 // sameConfig reports whether another node responds and has this node's configuration, which
 // is valid.
-func (ix *index) sameConfig(node string) bool {
-	peer := ix.observed.Peers[node]
-	return peer.Responds() && peer.ConfigDigest == ix.desired.Digest && ix.desired.Digest != ""
+func (ix *Round) sameConfig(node string) bool {
+	peer := ix.Observed.Peers[node]
+	return peer.Responds() && peer.ConfigDigest == ix.Desired.Digest && ix.Desired.Digest != ""
 }
 
 // otherNodes returns the names of the other declared nodes, sorted.
-func (ix *index) otherNodes() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(ix.desired.Config.Nodes)), func(name string) bool { return name == ix.desired.Node })
+func (ix *Round) otherNodes() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(ix.Desired.Config.Nodes)), func(name string) bool { return name == ix.Desired.Node })
 }
 
 // recoveryInterval returns the recovery interval.
-func (ix *index) recoveryInterval() time.Duration {
-	return ix.desired.Config.Settings.RecoveryWaitInterval
+func (ix *Round) recoveryInterval() time.Duration {
+	return ix.Desired.Config.Settings.RecoveryWaitInterval
 }
 
 // otherConfig returns the reason that another node has another configuration, or none.
-func (ix *index) otherConfig(name string) model.Reason {
-	if ix.observed.Peers[name].ConfigDigest == "" {
+func (ix *Round) otherConfig(name string) model.Reason {
+	if ix.Observed.Peers[name].ConfigDigest == "" {
 		return because(CodePeerConfig, "the configuration of node %s is not fully valid", name)
 	}
 	return because(CodePeerConfig, "node %s has another configuration", name)
 }
 
 // giveUpAt returns when an unreachable peer has been unreachable for the recovery interval.
-func (ix *index) giveUpAt(p model.Peer) time.Time {
-	return ix.observed.Now.Add(ix.recoveryInterval() - p.UnreachableFor(ix.observed.Now))
+func (ix *Round) giveUpAt(p model.Peer) time.Time {
+	return ix.Observed.Now.Add(ix.recoveryInterval() - p.UnreachableFor(ix.Observed.Now))
 }
 
 // ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes.
-func (ix *index) ignoredPeers() (reasons []string) {
+func (ix *Round) ignoredPeers() (reasons []string) {
 	for _, name := range ix.otherNodes() {
 		// A node with the same configuration is ignored only because it was not queried. It has
 		// no copy to count on.
@@ -190,8 +194,8 @@ func (ix *index) ignoredPeers() (reasons []string) {
 }
 
 // whyIgnored returns why a deletion does not count on the copies of another node.
-func (ix *index) whyIgnored(name string) model.Reason {
-	peer, queried := ix.observed.Peers[name]
+func (ix *Round) whyIgnored(name string) model.Reason {
+	peer, queried := ix.Observed.Peers[name]
 	switch {
 	case !queried:
 		return because(CodePeerUnqueried, "node %s was not queried", name)
@@ -199,7 +203,7 @@ func (ix *index) whyIgnored(name string) model.Reason {
 		return because(CodePeerUnreachable, "node %s does not respond", name)
 	case !ix.sameConfig(name):
 		return ix.otherConfig(name)
-	case ix.observed.unconfirmed[name]:
+	case ix.Observed.unconfirmed[name]:
 		return because(CodePeerUnqueried, "node %s was not queried", name)
 	}
 	return model.Reason{}
