@@ -39,12 +39,13 @@ test: ## Install what the tests need and run them all, some of them also with th
 race: ## Run the tests of all concurrent packages with the race detector.
 	$(GO) run ./internal/testx/testall -race $(TESTFLAGS)
 
-check: ## Check format, vet, staticcheck, go.mod and the imports between packages.
+check: ## Check format, vet, staticcheck, go.mod, the imports between packages, sizes and names.
 	@test -z "$$(gofmt -l .)" || { echo "not formatted:"; gofmt -l .; exit 1; }
 	$(GO) vet ./...
 	$(GO) run $(STATICCHECK) ./...
 	$(GO) mod tidy -diff
 	./.ci/imports
+	$(GO) test -count 1 ./internal/testx/layout
 
 bench: ## Run the benchmarks. They need root, rsync, 24 GiB in TMPDIR and a quiet machine.
 	@echo "processor features: $$(grep -m1 '^\(flags\|Features\)' /proc/cpuinfo | tr ' ' '\n' | grep -xE 'sha_ni|avx2|avx512f|sha2|sha512' | tr '\n' ' ')"

@@ -161,7 +161,7 @@ type Skipped struct {
 	Why string `json:"why"`
 	// Image is the image that the document would declare if another document, which is
 	// missing, were there. Existing copies of the image are kept.
-	Image string `json:"mayDeclare,omitempty"`
+	Image string `json:"image,omitempty"`
 	// Withheld: the cluster has the image, but no file of it. References to it declare nothing.
 	Withheld bool `json:"-"`
 	// Malformed is true if the document is not surely a manifest of another program: it may
