@@ -67,9 +67,9 @@ var camelCase = regexp.MustCompile(`^[a-z]+([A-Z]+[a-z0-9]*)+`)
 var kubernetesFields = []string{"hostPort", "binaryData", "accessKeyId", "secretKey"}
 
 // TestFieldsInTextExist: a name in mixed case in backquotes, in a document for operators, is a
-// field of the configuration or of a manifest.
+// field of the configuration, of a manifest or of a copy.
 func TestFieldsInTextExist(t *testing.T) {
-	fields := readFile(t, schemaFile) + readFile(t, "schema/manifest/manifest.cue") + readFile(t, "schema/manifest/kind.go")
+	fields := readFile(t, schemaFile) + readFile(t, "schema/manifest/manifest.cue") + readFile(t, "schema/manifest/kind.go") + readFile(t, "disk/model/copy.go")
 	for _, name := range []string{"README.md", "docs/operations.md", "docs/sources.md", "docs/manifests.md", "docs/security.md", "docs/reasons.md", "docs/changelog.md"} {
 		for _, span := range readDocument(t, name).spans() {
 			if field := camelCase.FindString(span); field != "" && !slices.Contains(kubernetesFields, field) && !regexp.MustCompile(`\b`+field+`\b`).MatchString(fields) {
@@ -79,7 +79,7 @@ func TestFieldsInTextExist(t *testing.T) {
 	}
 }
 
-// TestEveryReasonIsDocumented compares docs/reasons.md with the constants of type Code in
+// TestEveryReasonIsDocumented compares docs/reasons.md with the constants of type model.Code in
 // package plan, in both directions.
 func TestEveryReasonIsDocumented(t *testing.T) {
 	codes := reasonCodes(t)
@@ -112,9 +112,9 @@ func reasonCodes(t *testing.T) []string {
 			if !isValue || len(value.Values) != 1 {
 				continue
 			}
-			kind, _ := value.Type.(*ast.Ident)
+			kind, _ := value.Type.(*ast.SelectorExpr)
 			text, isText := value.Values[0].(*ast.BasicLit)
-			if kind == nil || kind.Name != "Code" || !isText {
+			if kind == nil || kind.Sel.Name != "Code" || !isText {
 				continue
 			}
 			code, err := strconv.Unquote(text.Value)

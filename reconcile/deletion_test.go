@@ -77,7 +77,7 @@ func TestWithdrawalIsPublished(t *testing.T) {
 	if got := other.response(); !got.Leaving || got.State != model.Ready {
 		t.Errorf("during the queries the response has the copy %+v", got)
 	}
-	if s, _, err := stateAt(t, other); err != nil || !onlyCopy(s, "disk1").Leaving {
+	if s, _, err := stateAt(t, other); err != nil || !onlyCopy(s, "a").Leaving {
 		t.Errorf("during the queries the published state is %+v (error %v)", s, err)
 	}
 	best.until("the copy leaving", func(*status.View) bool { return best.sees(other).Leaving })
