@@ -36,7 +36,7 @@ func (c *Client) ReadDocument(ctx context.Context, addr, credentials string, lim
 		if err == nil || ctx.Err() != nil || !errors.As(err, &e) {
 			return d, err
 		}
-		if e.Class != Dropped || drops >= maxDrops {
+		if e.Class != Dropped || drops >= MaxDrops {
 			return Document{}, e.withURL(a.String())
 		}
 	}

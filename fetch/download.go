@@ -67,9 +67,9 @@ var (
 )
 
 const (
-	// maxDrops is the number of consecutive connections without progress after which the attempt
+	// MaxDrops is the number of consecutive connections without progress after which the attempt
 	// fails.
-	maxDrops = 5
+	MaxDrops = 5
 	// minProgress is the number of bytes that count as progress of a connection.
 	minProgress = 64 << 10
 )
@@ -116,7 +116,7 @@ func (t *transfer) fetchFrom(ctx context.Context, a address, src source, dst sin
 		if drops++; dst.Offset() >= high+minProgress {
 			drops, high = 0, dst.Offset()
 		}
-		if drops >= maxDrops {
+		if drops >= MaxDrops {
 			return failf(Dropped, "%w, %d times in a row", e.Err, drops)
 		}
 	}

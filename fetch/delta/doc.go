@@ -29,6 +29,6 @@
 //
 // # Reading order
 //
-// delta.go, seed.go, plan.go, assembly.go, upstream.go, around.go; local.go for transfers
-// between nodes; estimate.go for the cost before a download begins.
+// delta.go, seed.go, plan.go, assembly.go, upstream.go, around.go;
+// estimate.go for the cost before a download begins.
 package delta

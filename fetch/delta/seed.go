@@ -9,22 +9,11 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
-	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
-// Seed is a ready copy on this node. It is only read.
-type Seed struct {
-	ID       ident.ID
-	Reader   *disk.Reader
-	Manifest *disk.Manifest // of the same copy
-	// Index is the index of the copy; nil: none. The download may close it.
-	Index *os.File
-	// Cut allows to compute an index from the bytes if Index is nil, or has other sizes of chunks. It reads and hashes
-	// the whole copy.
-	Cut bool
-	// Damaged is called once if the copy does not have the bytes of its manifest. It must not block.
-	Damaged func()
-}
+// Seed is a ready copy on this node.
+type Seed = assemble.Seed
 
 // seed is a Seed with its index.
 type seed struct {

@@ -62,7 +62,7 @@ func (s Source) contents() contents { return contents{s.ManifestDigest, s.Size} 
 type Client struct {
 	token       func() string
 	tlsConfig   func() *tls.Config // nil: the configuration never changes
-	activePulls atomic.Int32       // the pulls share memory, see window.size
+	activePulls atomic.Int32       // the pulls share memory, see transfer.run
 	decoding    sync.Mutex         // held while a State is decoded, see decodeResponse
 
 	mu       sync.Mutex
@@ -290,6 +290,9 @@ func stripAddress(err error) error {
 type busyError struct {
 	retryAfter time.Duration // minRetryAfter to maxRetryAfter
 }
+
+// RetryAfter implements assemble.Busy.
+func (e *busyError) RetryAfter() time.Duration { return e.retryAfter }
 
 func (e *busyError) Error() string {
 	return fmt.Sprintf("busy: the sending limit is reached, retry in %v", e.retryAfter)

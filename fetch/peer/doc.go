@@ -69,20 +69,14 @@
 //	Pull.Into(part):
 //	  receive the chunk manifest whose digest most sources have
 //	  keep the chunks of the partial file that match the manifest
-//	  run one lane for each source, one per node, until all chunks are received:
-//	    assign a run of chunks: those of a failed lane, else the next ones, else those of a slow lane
-//	    request it, verify each received chunk, store it in the window
-//	  concurrently: write the next chunk of the window, or of a seed, or zeros, to the partial file
+//	  append the rest by package assemble: from seeds on this node, else from the peers
 //
-// The partial file hashes the whole image while it is written, so chunks are written in order. Chunks
-// that arrive out of order wait in a window of about 22 MiB. Zeros are never requested, nor are chunks that
-// another image on this node has at the same place (Seed): a new generation costs its changes. When a source
-// fails, only the chunk that it was sending is lost, and the source is not used for 5 s; this time
-// doubles after each further failure. A source is treated like a failed one if another source
-// delivers its chunk first. A busy source is queried again while any peer sends bytes at least once
-// an hour. The upstream also gets a lane in two cases: no peer sends anything for 10 s; or the
-// partial file waited for data during most of 10 s, and a probe of 8 MiB shows that the upstream
-// alone is faster than all peers together.
+// Chunks that another image on this node has at the same place are not requested (Seeds): a new generation costs its
+// changes. If much is missing then, the pull requests the index from a peer, and finds content that moved. At most eight
+// peers send at the same time, and at most 22 MiB are requested or wait to be written. When a source fails, only the
+// chunk that it was sending is lost, and the source is not used for 5 s; this time doubles after each further failure.
+// A busy source is asked again while any peer sends bytes at least once an hour. The upstream is read, too, if no peer
+// sends anything for 10 s.
 //
 // # Trust
 //
@@ -104,9 +98,6 @@
 //	decode.go     decoding and checking of a State from a peer; scan.go: its JSON as a stream;
 //	              scope.go: which part of it the reader needs
 //	poll.go       Poller: keeps the State of all peers up to date by long polls
-//	pull.go       Pull: manifest, partial file, single chunks for a repair
-//	seed.go       chunks from images on this node
-//	scheduler.go  which sources a pull uses: lanes, backoff, upstream
-//	window.go     which lane requests which chunks
-//	lane.go       requests to one source, and their measured rate
+//	pull.go       Pull: manifest, partial file, single chunks for a repair; peers as sources of an assembly
+//	moved.go      the index of an image, to find content that moved
 package peer

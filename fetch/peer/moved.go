@@ -6,12 +6,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 const (
@@ -21,72 +22,34 @@ const (
 	cutGain = 8
 )
 
-// findMoved finds the missing chunks whose bytes the seeds have at other places, if a source has an index of the image.
-// It returns nil if there is none. The caller closes the result.
-func (t *transfer) findMoved(ctx context.Context, part *disk.Part, m *disk.Manifest, local *localChunks, first int64) (*delta.Local, error) {
-	missing, err := missingData(ctx, m, *local, first)
-	if err != nil || missing == 0 || len(t.pull.Seeds) == 0 {
+// openMoved finds the bytes of missing chunks that the seeds have at other places, if a source has an index of the image.
+// It returns nil if there is none, or if it is not worth its bytes. The caller closes the result.
+func (t *transfer) openMoved(ctx context.Context, part *disk.Part, m *disk.Manifest, seeds []assemble.Seed) (*assemble.Moved, error) {
+	if len(seeds) == 0 {
+		return nil, nil
+	}
+	survey, err := assemble.ByManifest(m, seeds, nil).Survey(ctx, part.Offset())
+	if err != nil || survey.Missing == 0 {
 		return nil, err
 	}
-	index, err := t.loadIndex(ctx, part, m, missing/indexGain)
+	index, err := t.loadIndex(ctx, part, m, survey.Missing/indexGain)
 	if err != nil || index == nil {
 		return nil, err
 	}
-	seeds := make([]delta.Seed, 0, MaxSeeds)
-	for i, s := range t.pull.Seeds[:min(len(t.pull.Seeds), MaxSeeds)] {
-		s.Cut = s.Cut && missing > m.Size()/cutGain
-		s.Damaged = func() { t.seedDamaged(i) }
-		seeds = append(seeds, s)
+	seeds = slices.Clone(seeds)
+	for i := range seeds {
+		seeds[i].Cut = seeds[i].Cut && survey.Missing > m.Size()/cutGain
 	}
-	found, err := delta.OpenLocal(ctx, part, index, seeds)
-	if err != nil {
-		return nil, err
-	}
-	if more := m.Chunks() - int64(len(*local)); more > 0 { // the index has an item for each 16 MiB at least
-		*local = append(*local, make(localChunks, more)...)
-	}
-	err = eachMissing(ctx, m, *local, first, func(n int64) {
-		if found.Has(n*disk.ChunkSize, m.ChunkLength(n)) {
-			(*local)[n] = moved
-		}
-	})
-	if err != nil {
-		found.Close()
-		return nil, err
-	}
-	return found, nil
-}
-
-// missingData returns the bytes of the chunks with data that are not local.
-func missingData(ctx context.Context, m *disk.Manifest, local localChunks, first int64) (missing int64, err error) {
-	err = eachMissing(ctx, m, local, first, func(n int64) { missing += m.ChunkLength(n) })
-	return missing, err
-}
-
-// eachMissing calls f for the chunks with data that are not local, from first on.
-func eachMissing(ctx context.Context, m *disk.Manifest, local localChunks, first int64, f func(n int64)) error {
-	for n := first; n < m.Chunks(); n++ {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		zero, err := m.IsZero(n)
-		if err != nil {
-			return &manifestError{err}
-		}
-		if !zero && !local.has(n) {
-			f(n)
-		}
-	}
-	return nil
+	return assemble.OpenMoved(ctx, part, index, seeds)
 }
 
 // loadIndex returns the index of the image: that of an earlier attempt, or that of a source, if it has at most limit
 // bytes. nil: there is none that can be used. The error is one of ctx or of the disk.
 func (t *transfer) loadIndex(ctx context.Context, part *disk.Part, m *disk.Manifest, limit int64) (*caibx.Table, error) {
-	index, err := delta.LoadIndex(part, m.Size())
+	index, err := assemble.LoadIndex(part, m.Size())
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = t.receiveIndex(ctx, part, m, limit); err == nil {
-			index, err = delta.LoadIndex(part, m.Size())
+			index, err = assemble.LoadIndex(part, m.Size())
 		}
 	}
 	if err == nil && index.ImageSize() == m.Size() {
@@ -108,10 +71,10 @@ func (t *transfer) receiveIndex(ctx context.Context, part *disk.Part, m *disk.Ma
 	if err != nil {
 		return err
 	}
-	limit = min(limit, room/8)
+	limit = min(limit, room/assemble.IndexShare)
 	err = fs.ErrNotExist
-	for _, s := range t.shuffledSources() {
-		if s.contents() != (contents{m.Digest(), m.Size()}) || !t.pull.health.of(s.name()).available() {
+	for _, s := range shuffled(t.pull.Sources()) {
+		if s.contents() != (contents{m.Digest(), m.Size()}) || !t.pull.health.Available(s.name()) {
 			continue
 		}
 		err = part.StoreIndex(func(f *os.File) error { return t.receiveIndexFrom(ctx, s, f, limit) })
@@ -137,25 +100,5 @@ func (t *transfer) receiveIndexFrom(ctx context.Context, s Source, f *os.File, l
 	}
 	limited := fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter)
 	_, err = io.CopyN(f, fetch.CountReader(ctx, limited, &t.progress.PeerBytes), length)
-	return err
-}
-
-// appendMoved appends a chunk whose bytes are in seeds, but not at the same place. disk.ErrDamaged: they are not.
-func (t *transfer) appendMoved(n int64) error {
-	length := t.window.manifest.ChunkLength(n)
-	hash, err := t.window.manifest.Hash(n)
-	if err != nil {
-		return err
-	}
-	if t.movedBuffer == nil {
-		t.movedBuffer = disk.NewChunkBuffer()
-	}
-	if err := t.movedChunks.Read(t.movedBuffer[:length], n*disk.ChunkSize); err != nil {
-		return err
-	}
-	if !hash.Matches(t.movedBuffer[:length]) {
-		return disk.ErrDamaged // the index is wrong
-	}
-	t.movedBuffer, err = t.appendChunk(t.movedBuffer, n)
 	return err
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 // memory is a caibx.File.
@@ -62,7 +62,7 @@ func (n *node) putIndexed(t *testing.T, id ident.ID, content, index []byte) Sour
 }
 
 // indexedSeed returns a seed that has an index.
-func indexedSeed(t *testing.T, content []byte, damaged *atomic.Int32) (delta.Seed, string) {
+func indexedSeed(t *testing.T, content []byte, damaged *atomic.Int32) (assemble.Seed, string) {
 	t.Helper()
 	n := startNode(t, "seed")
 	old := ident.ID{Name: parrot.Name, UUID: "00000001"}
@@ -92,7 +92,7 @@ func TestPullFindsMovedContent(t *testing.T) {
 			seed, _ := indexedSeed(t, old, &damaged)
 			n := startNode(t, "node1")
 			r := newReceiver(t, n.putIndexed(t, parrot, want, indexOf(t, want)))
-			r.pull.Seeds = []delta.Seed{seed}
+			r.pull.Seeds = []assemble.Seed{seed}
 			r.pullsAndCommits(want)
 			most := int64(2*mib+len(indexOf(t, want))) + encodedSize(int64(len(want)))
 			if i%2 == 1 {
@@ -128,7 +128,7 @@ func TestPullIgnoresWrongIndexes(t *testing.T) {
 			var damaged atomic.Int32
 			seed, _ := indexedSeed(t, old, &damaged)
 			r := newReceiver(t, startNode(t, "node1").putIndexed(t, parrot, want, index))
-			r.pull.Seeds = []delta.Seed{seed}
+			r.pull.Seeds = []assemble.Seed{seed}
 			r.pullsAndCommits(want)
 			if most := int64(len(want)+len(index)) + encodedSize(int64(len(want))); r.pull.Progress.PeerBytes.Load() > most || damaged.Load() > 0 {
 				t.Errorf("received %d bytes, want at most %d; damaged %d", r.pull.Progress.PeerBytes.Load(), most, damaged.Load())
@@ -147,7 +147,7 @@ func TestDamagedSeedWithMovedContent(t *testing.T) {
 	rotten[5*mib+7] ^= 1
 	overwrite(t, backing, rotten)
 	r := newReceiver(t, startNode(t, "node1").putIndexed(t, parrot, want, indexOf(t, want)))
-	r.pull.Seeds = []delta.Seed{seed}
+	r.pull.Seeds = []assemble.Seed{seed}
 	r.pullsAndCommits(want)
 	if got := r.pull.Progress.PeerBytes.Load(); got > 4*mib || damaged.Load() != 1 {
 		t.Errorf("received %d bytes; damaged %d", got, damaged.Load())

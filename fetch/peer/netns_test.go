@@ -70,7 +70,7 @@ func TestPullContinuesWhenAnInterfaceGoesDown(t *testing.T) {
 	if most := p.image.Size / 100 * 105; done.Received > most {
 		t.Errorf("received %d bytes for %d, want at most 5%% more", done.Received, p.image.Size)
 	}
-	if rest := float64(p.image.Size-o.NotifyAt) / (100 * mbit); done.Seconds < rest {
+	if rest := float64(p.image.Size-o.NotifyAt) / (100 * 1_000_000 / 8); done.Seconds < rest {
 		t.Errorf("took %.1f s, but the other sender alone needs %.1f s", done.Seconds, rest)
 	}
 	t.Logf("%.1f s, longest pause %.1f s, received %.1f MiB", done.Seconds, done.LongestPause, float64(done.Received)/mib)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -17,8 +18,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
+
+const (
+	// stallTimeout is the time after which a source that sends nothing, or less than 1 KiB/s, has
+	// stalled.
+	stallTimeout = 10 * time.Second
+	// giveUpAfter is the time without a usable source after which a transfer fails.
+	giveUpAfter = 30 * time.Second
+	// upstreamAfter is the time without a byte from a peer after which the upstream is read.
+	upstreamAfter = 10 * time.Second
+	// firstBackoff is that of a source after its first failure.
+	firstBackoff, defaultMaxBackoff = 5 * time.Second, 5 * time.Minute
+	// useful is how many bytes of a connection that breaks show that the source works.
+	useful = 4 * disk.ChunkSize
+	// windowChunks is the maximum number of chunks that a pull has requested, or received and not yet written. It needs a
+	// buffer for each of them, for each request, and for the partial file. All pulls of a Client share sharedChunks, and
+	// each has at least minWindowChunks.
+	windowChunks, sharedChunks, minWindowChunks = 22, 2 * 22, 6
+)
+
+// MaxSeeds limits the seeds of a pull.
+const MaxSeeds = 4
+
+// upstreamName is the name of the upstream as a source. It has no slash, unlike the name of a peer.
+const upstreamName = "upstream"
 
 // Pull receives an image from the peers that have it. Its fields must not be changed after the first
 // use. A Pull is for one image and is not safe for concurrent use. It remembers between calls which
@@ -28,10 +53,10 @@ type Pull struct {
 	// Sources returns the ready copies that peers have now. It is called about once a second, by one
 	// goroutine at a time, and must not block.
 	Sources func() []Source
-	// Upstream is read if the peers are too slow (see the package comment); nil: never.
-	Upstream *fetch.RangeReader
-	// Seeds are copies on this node. Into does not request the chunks that they have. At most 4 are used.
-	Seeds []delta.Seed
+	// Upstream is read if the peers send nothing (see the package comment); nil: never.
+	Upstream assemble.Provider
+	// Seeds are copies on this node. Into does not request the chunks that they have. At most MaxSeeds are used.
+	Seeds []assemble.Seed
 	Limit int64 // bytes per second of all sources together; 0: no limit
 	// Progress is updated during the transfer. It may be nil.
 	Progress *fetch.Progress
@@ -44,7 +69,7 @@ type Pull struct {
 	// MaxBackoff is the maximum time for which a source is not used after a failure; 0: 5 minutes.
 	MaxBackoff time.Duration
 
-	health   healthTable
+	health   assemble.Health
 	received contents // of the last transfer
 }
 
@@ -56,8 +81,7 @@ func (p *Pull) WrongSources(err error) []Source {
 	_, wrongFile := errors.AsType[*disk.ChecksumError](err)
 	var wrong []Source
 	for _, s := range p.Sources() {
-		h := p.health[s.name()]
-		if wrongFile && s.contents() == p.received || h != nil && h.invalid {
+		if wrongFile && s.contents() == p.received || p.health.SentWrongBytes(s.name()) {
 			wrong = append(wrong, s)
 		}
 	}
@@ -79,50 +103,19 @@ func (e *InvalidDataError) Error() string {
 
 func (e *InvalidDataError) Unwrap() error { return e.Err }
 
+// name identifies a source in the health of a Pull and in errors.
+func (s Source) name() string { return s.Node + "/" + s.Disk }
+
 // transfer is one call of a Pull.
 type transfer struct {
-	pull      *Pull
-	openRange func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error)
-	// appendFrom appends chunk n from a seed; disk.ErrDamaged: the seed does not have it.
-	appendFrom   func(seed *disk.Reader, n int64) error
-	appendChunk  func(buf []byte, n int64) ([]byte, error) // see disk.Part.AppendChunk
-	damagedSeeds [MaxSeeds]bool
-	movedChunks  *delta.Local // nil: no chunk is moved
-	movedBuffer  []byte
-	progress     *fetch.Progress
-	limiter      *rate.Limiter
-	window       *window
-
-	peerActivity activityClock // time of the last byte from any peer
-	peerBusy     activityClock // time of the last 429 from any peer
-	// chunkProgress is the time of the last valid chunk, from any source or from the partial file.
-	// Some events that explain the lack of chunks also set it.
-	chunkProgress activityClock
-
-	lanes        map[string]*lane // running, by source name
-	laneEnds     chan laneEnd
-	allRequested bool // every chunk is received: no lane has work left
-	upstream     upstreamFallback
+	pull     *Pull
+	progress *fetch.Progress
+	limiter  *rate.Limiter
 }
 
 func (p *Pull) newTransfer() *transfer {
-	t := &transfer{
-		pull: p, progress: p.Progress, limiter: fetch.NewLimiter(p.Limit),
-		lanes: map[string]*lane{}, laneEnds: make(chan laneEnd, maxLanes+1),
-	}
-	t.openRange = func(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
-		return p.Client.openRange(ctx, s, from, to)
-	}
-	if t.progress == nil {
-		t.progress = new(fetch.Progress)
-	}
-	t.peerActivity.start = time.Now()
-	t.chunkProgress.start = t.peerActivity.start
-	t.peerBusy.start = t.peerActivity.start.Add(-maxBusyTime) // as if the last 429 were long ago
-	if p.Upstream != nil {
-		t.upstream.open = p.Upstream.Open
-	}
-	return t
+	p.health.First, p.health.Max, p.health.Useful = firstBackoff, cmp.Or(p.MaxBackoff, defaultMaxBackoff), useful
+	return &transfer{pull: p, progress: cmp.Or(p.Progress, new(fetch.Progress)), limiter: fetch.NewLimiter(p.Limit)}
 }
 
 // Into fills part with the image. It returns when the file is complete; the caller commits it. It keeps
@@ -145,10 +138,26 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 	if err := t.preparePart(ctx, part, m); err != nil {
 		return err
 	}
-	t.chunkProgress.touch() // preparePart may have read the whole file for minutes
 	t.progress.Total.Store(m.Size())
 	t.progress.Resume(part.Offset())
-	return t.fillPart(ctx, part, m)
+	seeds := t.seeds()
+	found, err := t.openMoved(ctx, part, m, seeds)
+	if err != nil {
+		return err
+	}
+	if found != nil {
+		defer found.Close()
+	}
+	return t.run(ctx, m, assemble.ByManifest(m, seeds, found), part, part.Offset())
+}
+
+// seeds returns the seeds. Each reports its first damage only.
+func (t *transfer) seeds() []assemble.Seed {
+	seeds := slices.Clone(t.pull.Seeds[:min(len(t.pull.Seeds), MaxSeeds)])
+	for i := range seeds {
+		seeds[i].Damaged = sync.OnceFunc(seeds[i].Damaged)
+	}
+	return seeds
 }
 
 // Chunks receives the chunks from index first to the end of the image with manifest m, verifies them,
@@ -156,9 +165,26 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 // put must not keep chunk after it returns. The errors are those of Into and of put.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
 	t := p.newTransfer()
-	return fetch.ClassifyDiskError(t.run(ctx, m, nil, first, func(n int64, buf []byte) ([]byte, error) {
-		return buf, put(n, buf[:min(int64(len(buf)), m.ChunkLength(n))])
-	}))
+	to := &chunkSink{first, put}
+	return fetch.ClassifyDiskError(t.run(ctx, m, assemble.ByManifest(m, nil, nil), to, first*disk.ChunkSize))
+}
+
+// chunkSink passes chunks to a function.
+type chunkSink struct {
+	next int64
+	put  func(n int64, chunk []byte) error
+}
+
+// AppendZeros implements assemble.Sink.
+func (s *chunkSink) AppendZeros(int64) error {
+	s.next++
+	return s.put(s.next-1, nil)
+}
+
+// AppendChunk implements assemble.Sink.
+func (s *chunkSink) AppendChunk(buf []byte, length int64, _ disk.ChunkHash) ([]byte, error) {
+	s.next++
+	return buf, s.put(s.next-1, buf[:length])
 }
 
 // preparePart keeps the chunks of part that match m. If none match, it empties part.
@@ -181,111 +207,75 @@ func (t *transfer) preparePart(ctx context.Context, part *disk.Part, m *disk.Man
 	return part.BeginManifest(source, m)
 }
 
-// fillPart appends the missing chunks to part.
-func (t *transfer) fillPart(ctx context.Context, part *disk.Part, m *disk.Manifest) error {
-	first := chunkCount(part.Offset())
-	local, err := findLocalChunks(ctx, t.pull.Seeds, m, first)
-	if err == nil {
-		t.movedChunks, err = t.findMoved(ctx, part, m, &local, first)
+// run receives the chunks of the image with manifest m from an offset on.
+func (t *transfer) run(ctx context.Context, m *disk.Manifest, plan *assemble.Plan, to assemble.Sink, from int64) error {
+	pulls := &t.pull.Client.activePulls
+	pulls.Add(1)
+	defer pulls.Add(-1)
+	t.pull.received = contents{m.Digest(), m.Size()}
+	a := t.newAssembly(plan, to, func(s Source) bool { return s.ManifestDigest.IsZero() || s.contents() == t.pull.received })
+	a.ReserveAfter = upstreamAfter
+	a.Window = func() int64 {
+		return min(windowChunks, max(minWindowChunks, sharedChunks/int64(max(1, pulls.Load())))) * disk.ChunkSize
 	}
-	if err != nil {
-		return err
-	}
-	if t.movedChunks != nil {
-		defer t.movedChunks.Close()
-	}
-	t.chunkProgress.touch()
-	t.appendFrom = func(seed *disk.Reader, n int64) error {
-		hash, err := m.Hash(n)
-		if err == nil {
-			err = part.AppendFrom(seed, n*disk.ChunkSize, m.ChunkLength(n), hash)
-		}
-		t.progress.Done.Store(part.Offset())
-		return err
-	}
-	t.appendChunk = func(buf []byte, n int64) ([]byte, error) {
-		hash, err := m.Hash(n)
-		if err == nil {
-			buf, err = part.AppendChunk(buf, m.ChunkLength(n), hash)
-		}
-		t.progress.Done.Store(part.Offset())
-		return buf, err
-	}
-	return t.run(ctx, m, local, first, func(n int64, buf []byte) ([]byte, error) {
-		if buf != nil {
-			return t.appendChunk(buf, n)
-		}
-		err := part.AppendZeros(m.ChunkLength(n))
-		t.progress.Done.Store(part.Offset())
-		return nil, err
-	})
+	return a.Run(ctx, from)
 }
 
-// chunkCount returns the number of chunks of an image of the given size. The last chunk may be short.
-func chunkCount(bytes int64) int64 { return (bytes + disk.ChunkSize - 1) / disk.ChunkSize }
+// newAssembly returns an assembly from the sources that has accepts, and the upstream. A source without a digest of its
+// chunk manifest may have the bytes.
+func (t *transfer) newAssembly(plan *assemble.Plan, to assemble.Sink, has func(Source) bool) *assemble.Assembly {
+	return &assemble.Assembly{
+		Plan: plan, Sink: to, Health: &t.pull.health, Patience: giveUpAfter, Progress: t.progress,
+		Window: func() int64 { return disk.ChunkSize },
+		Failed: func(_ assemble.Source, err error) error { return t.failed(err) },
+		Sources: func() (all []assemble.Source) {
+			for _, s := range t.pull.Sources() {
+				if has(s) {
+					all = append(all, t.source(s))
+				}
+			}
+			if t.pull.Upstream != nil {
+				all = append(all, t.upstream())
+			}
+			return all
+		},
+	}
+}
 
-// run receives the chunks from index first to the end, except the local ones, and passes them to put in
-// order; nil means zeros. put keeps the buffer and returns another one, because disk.Part uses each chunk until it is
-// hashed and written.
-func (t *transfer) run(ctx context.Context, m *disk.Manifest, local localChunks, first int64, put func(int64, []byte) ([]byte, error)) error {
-	t.pull.Client.activePulls.Add(1)
-	defer t.pull.Client.activePulls.Add(-1)
-	t.pull.received = contents{m.Digest(), m.Size()}
-	t.window = newWindow(m, local, first, &t.pull.Client.activePulls)
-	ctx, cancel := context.WithCancelCause(ctx)
-	var scheduler sync.WaitGroup
-	scheduler.Go(func() {
-		if err := t.supervise(ctx); err != nil {
-			cancel(err) // unblocks putNext
-		}
+// source returns a peer as a source of an assembly.
+func (t *transfer) source(s Source) assemble.Source {
+	var p assemble.Provider = assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+		return t.pull.Client.openRange(ctx, s, from, to)
 	})
-	defer scheduler.Wait()
-	defer cancel(nil)
-	for n := first; n < m.Chunks(); n++ {
-		if err := t.putNext(ctx, n, put); err != nil {
-			return err
-		}
-		t.chunkProgress.touch()
+	p = assemble.Limited(assemble.Counted(assemble.Stalling(p, stallTimeout), &t.progress.PeerBytes), t.limiter)
+	return assemble.Source{
+		Provider: p, Name: s.name(), Host: s.Node, Invalid: wrongChunk(s.Node, s.Disk),
+		Delivered: func(io.ReadCloser) { t.progress.Sender.Store(&s.URL) },
+	}
+}
+
+func (t *transfer) upstream() assemble.Source {
+	p := assemble.Limited(assemble.Counted(assemble.Stalling(t.pull.Upstream, stallTimeout), &t.progress.UpstreamBytes), t.limiter)
+	return assemble.Source{Provider: p, Name: upstreamName, Host: upstreamName, Reserve: true, Invalid: wrongChunk("", "")}
+}
+
+// wrongChunk returns a function that makes the error for a chunk of which a source sent other bytes.
+func wrongChunk(node, name string) func(assemble.Segment) error {
+	return func(s assemble.Segment) error {
+		return &InvalidDataError{node, name, fmt.Errorf("chunk %d does not match the chunk manifest", s.Offset/disk.ChunkSize)}
+	}
+}
+
+// failed returns the error of a source if it ends the transfer.
+func (t *transfer) failed(err error) error {
+	if t.pull.Final != nil && t.pull.Final(err) {
+		return err
+	}
+	if _, ok := errors.AsType[*InvalidDataError](err); ok && t.pull.Warn != nil {
+		t.pull.Warn(err)
 	}
 	return nil
 }
-
-func (t *transfer) putNext(ctx context.Context, n int64, put func(int64, []byte) ([]byte, error)) error {
-	zero, err := t.window.manifest.IsZero(n)
-	if err != nil {
-		return err
-	}
-	if zero {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		t.window.skipTo(n + 1)
-		_, err := put(n, nil)
-		return err
-	}
-	if t.window.local.has(n) {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if done, err := t.putLocal(n); done {
-			return err
-		}
-	}
-	buf, err := t.window.waitFor(ctx, n)
-	if err != nil {
-		return err
-	}
-	buf, err = put(n, buf)
-	t.window.release(buf)
-	return err
-}
-
-// manifestError means that the chunk manifest on this node cannot be read.
-type manifestError struct{ err error }
-
-func (e *manifestError) Error() string { return e.err.Error() }
-
-var errNoManifest = errors.New("no chunk manifest yet")
 
 // ManifestReceiver reads the chunk manifest of an image of size bytes from r and stores it. It
 // returns a *disk.ChecksumError if the digest of the manifest is not want. An example is
@@ -299,14 +289,20 @@ func (p *Pull) Manifest(ctx context.Context, receive ManifestReceiver) (*disk.Ma
 	return m, fetch.ClassifyDiskError(err)
 }
 
+var errNoManifest = errors.New("no chunk manifest yet")
+
+// receiveManifest receives the manifest from one source after the other, until giveUpAfter has passed since the last time
+// that one was busy.
 func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver) (*disk.Manifest, error) {
+	health, begun := &t.pull.health, time.Now()
+	patient := begun
 	for {
-		for _, s := range byVotes(t.shuffledSources()) {
+		for _, s := range byVotes(shuffled(t.pull.Sources())) {
 			if s.ManifestDigest.IsZero() {
-				t.pull.health.of(s.name()).err = errNoManifest
+				health.Note(s.name(), errNoManifest)
 				continue
 			}
-			if !t.pull.health.of(s.name()).available() {
+			if !health.Available(s.name()) {
 				continue
 			}
 			m, err := t.receiveManifestFrom(ctx, s, receive)
@@ -318,28 +314,29 @@ func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver
 			case isLocal(err):
 				return nil, err
 			}
-			if err := t.laneEnded(laneEnd{t.newLane(s), err}); err != nil {
+			_, invalid := errors.AsType[*InvalidDataError](err)
+			if _, busy := errors.AsType[*busyError](err); busy && time.Since(begun) < time.Hour {
+				patient = time.Now()
+			}
+			health.Fail(s.name(), err, invalid)
+			if err := t.failed(err); err != nil {
 				return nil, err
 			}
 		}
-		if err := t.waitForRetry(ctx); err != nil {
-			return nil, err
+		if time.Since(patient) >= giveUpAfter {
+			return nil, health.NoSource(giveUpAfter)
+		}
+		if !sleep(ctx, health.UntilRetry()) {
+			return nil, context.Cause(ctx)
 		}
 	}
 }
 
-// waitForRetry waits until a source may be available again. It returns an error when ctx ends, or
-// when giveUpAfter has passed without progress.
-func (t *transfer) waitForRetry(ctx context.Context) error {
-	if t.shouldGiveUp() {
-		return t.pull.health.noSourceError()
-	}
-	select {
-	case <-time.After(t.pull.health.untilNextRetry()):
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+// shuffled returns the sources in random order, so that many receivers spread their load.
+func shuffled(sources []Source) []Source {
+	sources = slices.Clone(sources)
+	rand.Shuffle(len(sources), func(i, j int) { sources[i], sources[j] = sources[j], sources[i] })
+	return sources
 }
 
 // byVotes sorts the sources: first those with the contents that most nodes have. A node may have many
@@ -379,7 +376,7 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 	if _, ok := errors.AsType[*disk.ChecksumError](err); ok {
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest does not have the digest in its state: %w", err)}
 	}
-	return nil, causeOf(ctx, err)
+	return nil, cmp.Or(context.Cause(ctx), err)
 }
 
 // isLocal reports whether err is an error of this node, which would occur with every source.
@@ -390,67 +387,14 @@ func isLocal(err error) bool {
 
 // ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image of size
 // bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into.
-func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk { return p.newTransfer().chunkFetcher(size) }
-
-func (t *transfer) chunkFetcher(size int64) disk.FetchChunk {
-	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (int, error) {
-		t.chunkProgress.touch() // hours may have passed since the last chunk
-		t.peerActivity.touch()
-		from := n * disk.ChunkSize
-		data := buf[:min(disk.ChunkSize, size-from)]
-		return len(data), t.fetchChunk(ctx, n, hash, data)
+func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
+	t := p.newTransfer()
+	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (length int, err error) {
+		s := assemble.Segment{Offset: n * disk.ChunkSize, Length: min(disk.ChunkSize, size-n*disk.ChunkSize), Hash: hash}
+		to := &chunkSink{n, func(_ int64, chunk []byte) error {
+			length = copy(buf, chunk)
+			return nil
+		}}
+		return length, t.newAssembly(assemble.Single(s), to, func(Source) bool { return true }).Run(ctx, s.Offset)
 	}
-}
-
-// fetchChunk requests a chunk from one available source after the other, until a source sends it or
-// giveUpAfter has passed without progress.
-func (t *transfer) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash, data []byte) error {
-	for {
-		for _, l := range t.singleChunkLanes() {
-			err := l.fetchChunk(ctx, n, hash, data)
-			if err == nil {
-				t.pull.health.of(l.name()).failures = 0 // old failures do not count, because a repair may take hours
-				return nil
-			}
-			if ctx.Err() != nil {
-				return context.Cause(ctx)
-			}
-			if err := t.laneEnded(laneEnd{l, err}); err != nil {
-				return err
-			}
-		}
-		if err := t.waitForRetry(ctx); err != nil {
-			return err
-		}
-	}
-}
-
-// singleChunkLanes returns a lane for each available source, the upstream last.
-func (t *transfer) singleChunkLanes() []*lane {
-	var lanes []*lane
-	for _, s := range t.shuffledSources() {
-		if t.pull.health.of(s.name()).available() {
-			lanes = append(lanes, t.newLane(s))
-		}
-	}
-	if t.upstream.open != nil && t.pull.health.of(upstreamName).available() {
-		lanes = append(lanes, t.newUpstreamLane())
-	}
-	return lanes
-}
-
-// fetchChunk receives one chunk without a window.
-func (l *lane) fetchChunk(ctx context.Context, n int64, hash disk.ChunkHash, data []byte) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	from := n * disk.ChunkSize
-	body, err := l.openRange(ctx, cancel, from, from+int64(len(data)))
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	if _, err := io.ReadFull(l.pacedReader(ctx, cancel, body), data); err != nil {
-		return causeOf(ctx, unexpectedEOF(err))
-	}
-	return l.checkChunk(n, data, hash)
 }

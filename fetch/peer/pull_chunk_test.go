@@ -4,56 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
-
-// newChunkTransfer returns a function that fetches chunk n of the numbered image from a single
-// source. open returns the responses of the source.
-func newChunkTransfer(open func(request int, from, to int64) (io.ReadCloser, error)) func(ctx context.Context, n int64) error {
-	s := Source{Address: Address{Node: "node1"}, Disk: "disk1"}
-	p := &Pull{Client: new(Client), Sources: func() []Source { return []Source{s} }}
-	transfer, requests := p.newTransfer(), 0
-	transfer.openRange = func(_ context.Context, _ Source, from, to int64) (io.ReadCloser, error) {
-		requests++
-		return open(requests, from, to)
-	}
-	get := transfer.chunkFetcher(1 << 40)
-	return func(ctx context.Context, n int64) error {
-		var chunk bytes.Buffer
-		_, _ = chunk.ReadFrom(&numberedReader{n * mib, (n + 1) * mib})
-		_, err := get(ctx, n, disk.NewChunks.Hash(chunk.Bytes()), disk.NewChunkBuffer())
-		return err
-	}
-}
-
-// TestChunkFetcherForgetsOldFailures: a repair may take hours and need many chunks. The backoff of a
-// source that fails occasionally must not grow.
-func TestChunkFetcherForgetsOldFailures(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		get := newChunkTransfer(func(request int, from, to int64) (io.ReadCloser, error) {
-			if request%5 == 0 {
-				return nil, io.ErrUnexpectedEOF
-			}
-			return io.NopCloser(&numberedReader{from, to}), nil
-		})
-		for n := range int64(50) {
-			start := time.Now()
-			if err := get(t.Context(), n); err != nil || time.Since(start) > firstBackoff {
-				t.Fatalf("chunk %d after %v: %v", n, time.Since(start), err)
-			}
-			time.Sleep(time.Minute)
-		}
-	})
-}
 
 func TestChunkFetcherVerifiesChunks(t *testing.T) {
 	want := image(3*mib + 512)
@@ -97,15 +55,4 @@ func TestChunkFetcherUsesTheUpstream(t *testing.T) {
 	if received := r.pull.Progress.UpstreamBytes.Load(); received != 512 {
 		t.Errorf("received %d bytes from the upstream, want 512", received)
 	}
-}
-
-func TestChunkFetcherGivesUpOnABusySource(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		get := newChunkTransfer(func(int, int64, int64) (io.ReadCloser, error) { return nil, &busyError{retryAfter: time.Second} })
-		ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
-		defer cancel()
-		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "busy: the sending limit is reached") {
-			t.Error(err)
-		}
-	})
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -204,48 +205,23 @@ func TestPullContinuesWhenAPeerDies(t *testing.T) {
 	}()
 	r.pullsAndCommits(want)
 	r.checkWaste(want, 1)
-	if r.pull.health.of("node0/disk1").err == nil {
+	if err := r.pull.health.NoSource(0); !strings.Contains(err.Error(), "node0/disk1: ") {
 		t.Error("the peer died after the transfer")
 	}
 }
 
-func TestPullErrorHasTheFailureOfEachSource(t *testing.T) {
-	want := image(4 * mib)
-	stopped, corrupt := startNode(t, "node1"), startNode(t, "node2")
-	unreachable := stopped.put(t, parrot, want)
-	stopped.Server.Close()
-	sources := []Source{unreachable, proxied(t, corrupt.put(t, parrot, want), onData(corruptByte))}
-	r := newReceiver(t, sources...)
-	part := r.openPart()
-	transfer := r.pull.newTransfer()
-	m, err := transfer.receiveManifest(t.Context(), part.ReceiveManifest)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	transfer.chunkProgress.start = time.Now().Add(-2 * giveUpAfter)
-	err = errors.Join(transfer.preparePart(t.Context(), part, m), transfer.fillPart(t.Context(), part, m))
-	e, ok := errors.AsType[*fetch.Error](err)
-	if !ok || e.Class != fetch.Network {
-		t.Fatalf("got %v, want an error of class network", err)
-	}
-	for _, word := range []string{"node1/disk1: ", "connection refused", "node2/disk1: ", "chunk"} {
-		if !strings.Contains(err.Error(), word) {
-			t.Errorf("the error does not contain %q: %v", word, err)
-		}
-	}
-}
-
 func TestPullErrorWhenNoSourceHasAManifest(t *testing.T) {
-	s := startNode(t, "node1").put(t, parrot, image(mib))
-	s.ManifestDigest = ident.Digest{}
-	r := newReceiver(t, s)
-	transfer := r.pull.newTransfer()
-	transfer.chunkProgress.start = time.Now().Add(-giveUpAfter)
-	err := transfer.intoPart(t.Context(), r.openPart())
-	if err == nil || !strings.Contains(err.Error(), "node1/disk1: no chunk manifest") {
-		t.Errorf("got %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := Pull{Client: new(Client), Sources: func() []Source { return []Source{{Address: Address{Node: "node1"}, Disk: "disk1"}} }}
+		start := time.Now()
+		_, err := p.Manifest(t.Context(), nil)
+		if e, ok := errors.AsType[*fetch.Error](err); !ok || e.Class != fetch.Network || !strings.Contains(err.Error(), "node1/disk1: no chunk manifest") {
+			t.Errorf("got %v", err)
+		}
+		if took := time.Since(start); took < giveUpAfter || took > giveUpAfter+time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
 }
 
 func TestPullRejectsForgedManifests(t *testing.T) {

@@ -14,12 +14,12 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
 
 // seedOf returns a seed with the content, on a disk of its own. It counts the calls of Damaged.
-func seedOf(t *testing.T, content []byte, damaged *atomic.Int32) (s delta.Seed, backing string) {
+func seedOf(t *testing.T, content []byte, damaged *atomic.Int32) (s assemble.Seed, backing string) {
 	t.Helper()
 	n := startNode(t, "seed")
 	old := ident.ID{Name: parrot.Name, UUID: "00000001"}
@@ -27,7 +27,7 @@ func seedOf(t *testing.T, content []byte, damaged *atomic.Int32) (s delta.Seed, 
 	return openSeed(t, n, old, damaged), n.backing(old)
 }
 
-func openSeed(t *testing.T, n *node, id ident.ID, damaged *atomic.Int32) delta.Seed {
+func openSeed(t *testing.T, n *node, id ident.ID, damaged *atomic.Int32) assemble.Seed {
 	t.Helper()
 	r, err := n.disk.Open(id)
 	if err != nil {
@@ -39,7 +39,7 @@ func openSeed(t *testing.T, n *node, id ident.ID, damaged *atomic.Int32) delta.S
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
-	return delta.Seed{ID: id, Reader: r, Manifest: m, Damaged: func() { damaged.Add(1) }}
+	return assemble.Seed{ID: id, Reader: r, Manifest: m, Damaged: func() { damaged.Add(1) }}
 }
 
 // missingBytes returns the bytes of the chunks with data of an image that are in no seed at the same place.
@@ -71,11 +71,11 @@ func TestPullReadsChunksFromSeeds(t *testing.T) {
 			older := bytes.Clone(old[:random.IntN(len(old)/512+1)*512])
 			var damaged atomic.Int32
 			seed, _ := seedOf(t, old, &damaged)
-			seeds, contents := []delta.Seed{seed}, [][]byte{old}
+			seeds, contents := []assemble.Seed{seed}, [][]byte{old}
 			if len(older) > 0 && !bytes.HasPrefix(old, []byte("QFI")) { // a part of a qcow2 image is no image
 				older[random.IntN(len(older))] ^= 2
 				second, _ := seedOf(t, older, &damaged)
-				seeds, contents = append([]delta.Seed{second}, seeds...), append(contents, older)
+				seeds, contents = append([]assemble.Seed{second}, seeds...), append(contents, older)
 			}
 			r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
 			r.pull.Seeds = seeds
@@ -116,7 +116,7 @@ func TestSeedWithAnotherAlgorithm(t *testing.T) {
 	want[2*mib] ^= 1
 	var damaged atomic.Int32
 	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
-	r.pull.Seeds = []delta.Seed{openSeed(t, n, id, &damaged)}
+	r.pull.Seeds = []assemble.Seed{openSeed(t, n, id, &damaged)}
 	r.pullsAndCommits(want)
 	if got := r.pull.Progress.PeerBytes.Load() - encodedSize(int64(len(want))); disk.NewChunks != disk.ChunkSHA256 && got != dataBytes(want) {
 		t.Errorf("received %d bytes, want %d", got, dataBytes(want))
@@ -138,7 +138,7 @@ func TestDamagedSeedIsReported(t *testing.T) {
 		}
 		overwrite(t, backing, rotten)
 		r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
-		r.pull.Seeds = []delta.Seed{seed}
+		r.pull.Seeds = []assemble.Seed{seed}
 		r.pullsAndCommits(want)
 		if got := r.pull.Progress.PeerBytes.Load() - encodedSize(int64(len(want))); got != missingBytes(want, rotten) {
 			t.Errorf("damage at %d: received %d bytes, want %d", at, got, missingBytes(want, rotten))
@@ -158,7 +158,7 @@ func TestSeedThatEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
-	r.pull.Seeds = []delta.Seed{seed}
+	r.pull.Seeds = []assemble.Seed{seed}
 	r.pullsAndCommits(want)
 	if damaged.Load() != 1 {
 		t.Errorf("it was reported %d times", damaged.Load())

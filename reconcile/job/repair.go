@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -89,7 +90,7 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 
 // upstreamChunk reads chunk n of an image of size bytes from the upstream into buf, without a
 // retry. It returns the length of the chunk.
-func (j Job) upstreamChunk(ctx context.Context, upstream *fetch.RangeReader, size, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
+func (j Job) upstreamChunk(ctx context.Context, upstream assemble.Provider, size, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 	if upstream == nil {
 		return 0, errNoSource
 	}

@@ -1,4 +1,4 @@
-package peer
+package assemble
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
-func TestPullRateIsTheSumOfItsSources(t *testing.T) {
+func TestRateIsTheSumOfTheSources(t *testing.T) {
 	m := numberedManifest(t, 150)
 	alone := float64(m.Size()) / (100 * mbit)
 	for i, test := range []struct {
@@ -28,9 +28,9 @@ func TestPullRateIsTheSumOfItsSources(t *testing.T) {
 		{"eight", []float64{100, 100, 100, 100, 100, 100, 100, 100}, 6.5},
 		{"one with half the rate", []float64{100, 50}, 1.4},
 		{"one with a quarter", []float64{100, 100, 25}, 2.1},
-		{"one with a twentieth", []float64{100, 100, 5}, 1.9},
-		{"one with a thousandth", []float64{100, 100, 0.1}, 1.85},
-		{"one that does not respond", []float64{100, 100, 0}, 1.85},
+		{"one with a twentieth", []float64{100, 100, 5}, 1.8},
+		{"one with a thousandth", []float64{100, 100, 0.1}, 1.75},
+		{"one that does not respond", []float64{100, 100, 0}, 1.75},
 	} {
 		if race.Enabled && i%4 != 2 {
 			continue
@@ -41,7 +41,7 @@ func TestPullRateIsTheSumOfItsSources(t *testing.T) {
 				for i, rate := range test.links {
 					links[fmt.Sprintf("node%d", i)] = &fakeLink{rate: rate * mbit}
 				}
-				s := simulate(m, links)
+				s := newTransfer(m, links)
 				took, err := s.run(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -65,10 +65,10 @@ func TestPullRateIsTheSumOfItsSources(t *testing.T) {
 	}
 }
 
-func TestPullWaitsForASlowDisk(t *testing.T) {
+func TestAssemblyWaitsForASlowDisk(t *testing.T) {
 	m := numberedManifest(t, 60)
 	synctest.Test(t, func(t *testing.T) {
-		s := simulate(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
+		s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
 		s.consumeTime = 5 * time.Second // 5 minutes in total, which is longer than all timeouts
 		if _, err := s.run(t.Context()); err != nil {
 			t.Fatal(err)
@@ -79,7 +79,7 @@ func TestPullWaitsForASlowDisk(t *testing.T) {
 	})
 }
 
-func TestPullGivesUpWithoutAUsableSource(t *testing.T) {
+func TestAssemblyGivesUpWithoutAUsableSource(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for _, test := range []struct {
 		name  string
@@ -90,12 +90,13 @@ func TestPullGivesUpWithoutAUsableSource(t *testing.T) {
 		{"no source", nil, []string{"no other node"}, 31 * time.Second},
 		{"no response", map[string]*fakeLink{"node1": {}, "node2": {}}, []string{"node1/disk1: no response in 10s", "node2/disk1:"}, 46 * time.Second},
 		{"below the stall rate", map[string]*fakeLink{"node1": {rate: 900}}, []string{"node1/disk1: stalled: less than 1 KiB/s"}, 46 * time.Second},
+		{"wrong bytes", map[string]*fakeLink{"node1": {rate: mbit, wrong: true}, "node2": {refuses: true}}, []string{"node1/disk1 sent wrong bytes at 0", "node2/disk1: refused"}, 46 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				took, err := simulate(m, test.links).run(t.Context())
+				took, err := newTransfer(m, test.links).run(t.Context())
 				e, ok := errors.AsType[*fetch.Error](err)
-				if !ok || e.Class != fetch.Network || took > test.most || took < giveUpAfter {
+				if !ok || e.Class != fetch.Network || took > test.most || took < patience {
 					t.Errorf("after %v: %v", took, err)
 				}
 				for _, word := range test.words {
@@ -108,10 +109,10 @@ func TestPullGivesUpWithoutAUsableSource(t *testing.T) {
 	}
 }
 
-func TestPullReplacesASourceThatStalls(t *testing.T) {
+func TestSourceThatStallsIsReplaced(t *testing.T) {
 	m := numberedManifest(t, 200)
 	synctest.Test(t, func(t *testing.T) {
-		s := simulate(m, map[string]*fakeLink{
+		s := newTransfer(m, map[string]*fakeLink{
 			"node1": {rate: 100 * mbit, stallsAfter: 5 * time.Second},
 			"node2": {rate: 100 * mbit, appearsAfter: 8 * time.Second},
 		})
@@ -129,18 +130,17 @@ func TestPullReplacesASourceThatStalls(t *testing.T) {
 	})
 }
 
-func TestPullRetriesABusySource(t *testing.T) {
+func TestBusySourceIsAskedAgain(t *testing.T) {
 	m := numberedManifest(t, 60)
 	synctest.Test(t, func(t *testing.T) {
 		requests := 0
-		s := simulate(m, map[string]*fakeLink{"node1": {rate: 100 * mbit}})
-		openRange := s.openRange
+		s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 100 * mbit}})
 		start := time.Now()
-		s.openRange = func(ctx context.Context, from Source, at, to int64) (io.ReadCloser, error) {
+		s.open = func(ctx context.Context, l *fakeLink, from, to int64) (io.ReadCloser, error) {
 			if requests++; time.Since(start) < 5*time.Minute {
-				return nil, &busyError{retryAfter: 2 * time.Second}
+				return nil, busy(2 * time.Second)
 			}
-			return openRange(ctx, from, at, to)
+			return l.openRange(ctx, from, to)
 		}
 		took, err := s.run(t.Context())
 		if err != nil || took > 5*time.Minute+10*time.Second {
@@ -152,13 +152,13 @@ func TestPullRetriesABusySource(t *testing.T) {
 	})
 }
 
-func TestPullAtALimitRequestsNothingTwice(t *testing.T) {
+func TestAssemblyAtALimitRequestsNothingTwice(t *testing.T) {
 	m := numberedManifest(t, 40)
 	for _, limit := range []int64{64 << 10, mib, 20 * mib} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := simulate(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 100 * mbit}, "node3": {rate: 1000 * mbit}})
-				s.pull.Limit, s.limiter = limit, fetch.NewLimiter(limit)
+				s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 100 * mbit}, "node3": {rate: 1000 * mbit}})
+				s.limiter = fetch.NewLimiter(limit)
 				took, err := s.run(t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -174,20 +174,20 @@ func TestPullAtALimitRequestsNothingTwice(t *testing.T) {
 	}
 }
 
-// TestConcurrentPullsShareMemory checks that each pull has a smaller window if more pulls run, and
-// that all pulls make progress.
-func TestConcurrentPullsShareMemory(t *testing.T) {
+// TestConcurrentAssembliesShareMemory checks that each one has a smaller window if there are more, and
+// that all make progress.
+func TestConcurrentAssembliesShareMemory(t *testing.T) {
 	m := numberedManifest(t, 60)
-	for _, others := range []int32{0, 1, 4, 40} {
+	for _, others := range []int64{0, 1, 4, 40} {
 		synctest.Test(t, func(t *testing.T) {
 			links := map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}, "node3": {rate: 100 * mbit}}
-			s := simulate(m, links)
-			s.pull.Client.activePulls.Store(others)
+			s := newTransfer(m, links)
+			s.pulls = others + 1
 			s.consumeTime = 10 * time.Millisecond
 			if _, err := s.run(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			most := min(windowChunks, max(minWindowChunks, sharedChunks/int(others+1)))
+			most := min(windowChunks, max(6, 2*windowChunks/int(others+1)))
 			if got := len(s.buffers); got > most+len(links)+1 {
 				t.Errorf("with %d other pulls: %d buffers, want at most %d", others, got, most+len(links)+1)
 			}
@@ -195,15 +195,15 @@ func TestConcurrentPullsShareMemory(t *testing.T) {
 	}
 }
 
-// TestPullContinuesWhenASlowConnectionDrops: a chunk takes longer than giveUpAfter on this
+// TestAssemblyContinuesWhenASlowConnectionDrops: a chunk takes longer than the patience on this
 // connection.
-func TestPullContinuesWhenASlowConnectionDrops(t *testing.T) {
+func TestAssemblyContinuesWhenASlowConnectionDrops(t *testing.T) {
 	m := numberedManifest(t, 6)
 	synctest.Test(t, func(t *testing.T) {
-		l, requests := &fakeLink{rate: 16 << 10}, 0
-		s := simulate(m, map[string]*fakeLink{"node1": l})
-		s.openRange = func(ctx context.Context, _ Source, at, to int64) (io.ReadCloser, error) {
-			b, err := l.openRange(ctx, at, to)
+		requests := 0
+		s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 16 << 10}})
+		s.open = func(ctx context.Context, l *fakeLink, from, to int64) (io.ReadCloser, error) {
+			b, err := l.openRange(ctx, from, to)
 			if requests++; requests < 3 {
 				b = struct {
 					io.Reader
@@ -218,7 +218,7 @@ func TestPullContinuesWhenASlowConnectionDrops(t *testing.T) {
 	})
 }
 
-func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
+func TestReserveIsReadWhenTheOthersSendNothing(t *testing.T) {
 	t.Parallel()
 	m := numberedManifest(t, 250)
 	for i, test := range []struct {
@@ -230,17 +230,17 @@ func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 		least, most int64 // number of chunks from the upstream
 		slowest     time.Duration
 		appears     time.Duration // time when the peer appears
+		stalls      time.Duration // time when the peer stalls
 		busy        bool
 	}{
-		{name: "peers are faster", peers: 50, upstream: 25, least: 8, most: 8, slowest: 44 * time.Second},
-		{name: "peers are faster for long", peers: 5, upstream: 2.5, least: 16, most: 32, slowest: 430 * time.Second},
+		{name: "peers are slow", peers: 5, upstream: 250, most: 0, slowest: 430 * time.Second},
 		{name: "the disk is the bottleneck", peers: 50, upstream: 250, consume: 240 * time.Millisecond, most: 0, slowest: 62 * time.Second},
+		{name: "the disk is slower than all timeouts", peers: 50, upstream: 250, consume: 12 * time.Second, most: 0, slowest: 3010 * time.Second},
 		{name: "the limit is the bottleneck", peers: 50, upstream: 250, limit: 5 * mib / 2, most: 0, slowest: 105 * time.Second},
-		{name: "the upstream is faster", peers: 2.5, upstream: 50, least: 212, most: 248, slowest: 55 * time.Second},
 		{name: "no peer", upstream: 25, least: 250, most: 250, slowest: 96 * time.Second},
 		{name: "a peer appears later", upstream: 25, peers: 50, appears: 20 * time.Second, least: 20, most: 45, slowest: 65 * time.Second},
+		{name: "a peer stalls", upstream: 25, peers: 50, stalls: 10 * time.Second, least: 150, most: 200, slowest: 95 * time.Second},
 		{name: "peers are busy", peers: 25, busy: true, upstream: 250, most: 0, slowest: 350 * time.Second},
-		{name: "the transfer is short", peers: 250, upstream: 2500, most: 0, slowest: 10 * time.Second},
 	} {
 		if race.Enabled && i%4 != 0 {
 			continue
@@ -249,18 +249,17 @@ func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				links := map[string]*fakeLink{}
 				if test.peers > 0 {
-					links["node1"] = &fakeLink{rate: test.peers * mbit, appearsAfter: test.appears, busy: test.busy}
+					links["node1"] = &fakeLink{rate: test.peers * mbit, appearsAfter: test.appears, stallsAfter: test.stalls, busy: test.busy}
 				}
-				s := simulate(m, links)
+				s := newTransfer(m, links)
 				s.consumeTime = test.consume
-				s.limiter, s.pull.Limit = fetch.NewLimiter(test.limit), test.limit
-				upstream := &fakeLink{rate: test.upstream * mbit}
-				s.upstream.open = upstream.openRange
+				s.limiter = fetch.NewLimiter(test.limit)
+				s.upstream = &fakeLink{rate: test.upstream * mbit}
 				took, err := s.run(t.Context())
 				if err != nil || took > test.slowest {
 					t.Errorf("after %v: %v", took, err)
 				}
-				if read := s.progress.UpstreamBytes.Load() / mib; read < test.least || read > test.most {
+				if read := s.Progress.UpstreamBytes.Load() / mib; read < test.least || read > test.most {
 					t.Errorf("%d chunks came from the upstream, want %d to %d", read, test.least, test.most)
 				}
 			})
@@ -268,24 +267,20 @@ func TestPullReadsTheUpstreamWhenPeersDoNotSuffice(t *testing.T) {
 	}
 }
 
-// TestPullGivesUpOnABusySource: a source whose sends hang responds with 429 forever.
-func TestPullGivesUpOnABusySource(t *testing.T) {
+// TestAssemblyGivesUpOnABusySource: a source whose sends hang responds with 429 forever.
+func TestAssemblyGivesUpOnABusySource(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for name, upstream := range map[string]*fakeLink{"without upstream": nil, "with upstream": {rate: 100 * mbit}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := simulate(m, map[string]*fakeLink{"node1": {}})
-				s.openRange = func(context.Context, Source, int64, int64) (io.ReadCloser, error) {
-					return nil, &busyError{retryAfter: time.Second}
-				}
-				if upstream != nil {
-					s.upstream.open = upstream.openRange
-				}
+				s := newTransfer(m, map[string]*fakeLink{"node1": {}})
+				s.upstream = upstream
+				s.open = func(context.Context, *fakeLink, int64, int64) (io.ReadCloser, error) { return nil, busy(time.Second) }
 				ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
 				defer cancel()
 				took, err := s.run(ctx)
 				if upstream != nil {
-					if err != nil || s.progress.UpstreamBytes.Load() != m.Size() {
+					if err != nil || s.Progress.UpstreamBytes.Load() != m.Size() {
 						t.Errorf("after %v: %v", took, err)
 					}
 				} else if err == nil || !strings.Contains(err.Error(), "node1/disk1: busy: the sending limit is reached") {
@@ -297,4 +292,35 @@ func TestPullGivesUpOnABusySource(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestOldFailuresAreForgotten: a repair may take hours and need many chunks. The backoff of a source that fails
+// occasionally must not grow.
+func TestOldFailuresAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		get := newRepair(func(request int, from, to int64) (io.ReadCloser, error) {
+			if request%5 == 0 {
+				return nil, io.ErrUnexpectedEOF
+			}
+			return io.NopCloser(&numberedReader{from, to}), nil
+		})
+		for n := range int64(50) {
+			start := time.Now()
+			if err := get(t.Context(), n); err != nil || time.Since(start) > firstBackoff {
+				t.Fatalf("chunk %d after %v: %v", n, time.Since(start), err)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+func TestRepairGivesUpOnABusySource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		get := newRepair(func(int, int64, int64) (io.ReadCloser, error) { return nil, busy(time.Second) })
+		ctx, cancel := context.WithTimeout(t.Context(), 2*maxBusyTime)
+		defer cancel()
+		if err := get(ctx, 1); err == nil || !strings.Contains(err.Error(), "busy: the sending limit is reached") {
+			t.Error(err)
+		}
+	})
 }

@@ -1,0 +1,255 @@
+package assemble
+
+import (
+	"context"
+	"iter"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+)
+
+// Segment is a part of an image.
+type Segment struct {
+	Offset, Length int64
+	Hash           Hash // nil: not known, so that the bytes are not verified one segment at a time
+}
+
+// End returns the offset after the segment.
+func (s Segment) End() int64 { return s.Offset + s.Length }
+
+// Hash is the hash of a segment.
+type Hash interface {
+	Matches(segment []byte) bool
+}
+
+// place is where the bytes of a segment come from.
+type place uint8
+
+const (
+	zeros    place = iota
+	fromSeed       // from an offset in a seed
+	moved          // from seeds, in pieces that an index finds, so that they have to be verified
+	repeated       // from an offset in the partial file
+	missing        // from a source
+)
+
+// location is the place of one segment.
+type location struct {
+	place place
+	seed  *seed
+	from  int64 // offset of the segment in the seed or in the partial file
+}
+
+// run is a part of the image whose bytes come from one place.
+type run struct {
+	location
+	first, end    int64 // the segments from first to before end
+	offset, limit int64 // the bytes from offset to before limit
+}
+
+const (
+	// maxRun limits the time of one call of next, and maxMissingRun the memory for the segments of a run.
+	maxRun, maxMissingRun = 1 << 16, 1 << 10
+)
+
+// list is the segments of an image, and the places where this node has them. They follow each other without a gap.
+type list interface {
+	len() int64
+	// at returns the number of the segment that contains an offset.
+	at(offset int64) int64
+	// extent returns a segment without its hash.
+	extent(n int64) Segment
+	hash(n int64) (Hash, error)
+	// locate returns the place of a segment. It is called in order after rewind, and for the last segment again.
+	locate(n int64, s Segment) (location, error)
+	rewind(n int64)
+}
+
+// Plan finds out, in order, where the bytes of an image come from: first the places on this node, then the sources. It is
+// for one goroutine.
+type Plan struct {
+	list
+	next  int64   // the first segment without a run
+	seeds []*seed // whose indexes Close closes
+}
+
+// Close closes the indexes of the seeds.
+func (p *Plan) Close() { closeSeeds(p.seeds) }
+
+// size returns the offset of the end of the image.
+func (p *Plan) size() int64 {
+	if p.len() == 0 {
+		return 0
+	}
+	return p.extent(p.len() - 1).End()
+}
+
+// from lets the next run begin with the segment that contains an offset of the image.
+func (p *Plan) from(offset int64) {
+	p.next = p.at(offset)
+	p.rewind(p.next)
+}
+
+// nextRun returns the next run, nil after the last one.
+func (p *Plan) nextRun() (*run, error) {
+	if p.next == p.len() {
+		return nil, nil
+	}
+	s := p.extent(p.next)
+	l, err := p.locate(p.next, s)
+	if err != nil {
+		return nil, err
+	}
+	r := &run{location: l, first: p.next, offset: s.Offset, limit: s.End()}
+	most := int64(maxRun)
+	if l.place == missing {
+		most = maxMissingRun
+	}
+	for p.next++; p.next < p.len() && p.next < r.first+most; p.next++ {
+		s = p.extent(p.next)
+		if l, err = p.locate(p.next, s); err != nil {
+			return nil, err
+		}
+		if !r.continues(l, s) {
+			break
+		}
+		r.limit = s.End()
+	}
+	r.end = p.next
+	return r, nil
+}
+
+// continues reports whether a segment at l is the next one of r.
+func (r *run) continues(l location, s Segment) bool {
+	switch {
+	case l.place != r.place || l.place == repeated:
+		return false
+	case l.place == fromSeed:
+		return l.seed == r.seed && l.from-r.from == s.Offset-r.offset
+	}
+	return true
+}
+
+// Survey is what an image costs, in bytes.
+type Survey struct {
+	Index   int64 // of the index
+	Size    int64 // of the image
+	Data    int64 // of the segments that are not zeros
+	Missing int64 // of the segments from the sources. One that is in the image several times counts once
+}
+
+// Survey counts the bytes of the image, and those that are missing from an offset on.
+func (p *Plan) Survey(ctx context.Context, offset int64) (Survey, error) {
+	s := Survey{Size: p.size()}
+	from := s.Size // the segment that contains offset is missing as a whole
+	if n := p.at(offset); n < p.len() {
+		from = p.extent(n).Offset
+	}
+	p.from(0)
+	for {
+		if ctx.Err() != nil {
+			return s, context.Cause(ctx)
+		}
+		r, err := p.nextRun()
+		if r == nil || err != nil {
+			return s, err
+		}
+		if r.place != zeros {
+			s.Data += r.limit - r.offset
+		}
+		if r.place == missing {
+			s.Missing += max(0, r.limit-max(r.offset, from))
+		}
+	}
+}
+
+// Missing yields the numbers of the segments that are missing, in order, until there is an error.
+func (p *Plan) Missing() iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		p.from(0)
+		for r, err := p.nextRun(); r != nil && err == nil; r, err = p.nextRun() {
+			for n := r.first; r.place == missing && n < r.end; n++ {
+				if !yield(n) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Single is the plan of one segment, which is missing.
+func Single(s Segment) *Plan { return &Plan{list: single{s}} }
+
+type single struct{ Segment }
+
+func (s single) len() int64 { return 1 }
+
+func (s single) at(offset int64) int64 {
+	if offset < s.End() {
+		return 0
+	}
+	return 1
+}
+
+func (s single) extent(int64) Segment { return Segment{Offset: s.Offset, Length: s.Length} }
+
+func (s single) hash(int64) (Hash, error) { return s.Hash, nil }
+
+func (s single) locate(int64, Segment) (location, error) { return location{place: missing}, nil }
+
+func (s single) rewind(int64) {}
+
+// ByManifest returns the plan of the image with a chunk manifest. A chunk is zeros, or that of a seed at the same place, or
+// moved, or missing. moved may be nil.
+func ByManifest(m *disk.Manifest, seeds []Seed, found *Moved) *Plan {
+	c := chunks{manifest: m, moved: found}
+	for _, s := range seeds {
+		c.seeds = append(c.seeds, &seed{Seed: s, bad: map[int64]bool{}})
+	}
+	return &Plan{list: c}
+}
+
+// chunks is the list of the chunks of a manifest.
+type chunks struct {
+	manifest *disk.Manifest
+	seeds    []*seed
+	moved    *Moved
+}
+
+func (c chunks) len() int64 { return c.manifest.Chunks() }
+
+func (c chunks) at(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
+
+func (c chunks) extent(n int64) Segment {
+	return Segment{Offset: n * disk.ChunkSize, Length: c.manifest.ChunkLength(n)}
+}
+
+func (c chunks) hash(n int64) (Hash, error) { return c.manifest.Hash(n) }
+
+func (c chunks) rewind(int64) {}
+
+// locate compares the hashes of the manifests. If they are of another algorithm, a seed has no chunk.
+func (c chunks) locate(n int64, s Segment) (location, error) {
+	zero, err := c.manifest.IsZero(n)
+	if err != nil {
+		return location{}, err
+	}
+	if zero {
+		return location{place: zeros}, nil
+	}
+	want, err := c.manifest.Hash(n)
+	if err != nil {
+		return location{}, err
+	}
+	for _, seed := range c.seeds {
+		if n >= seed.Manifest.Chunks() {
+			continue
+		}
+		if hash, err := seed.Manifest.Hash(n); err == nil && hash == want {
+			return location{fromSeed, seed, s.Offset}, nil
+		}
+	}
+	if c.moved != nil && c.moved.has(s.Offset, s.Length) {
+		return location{place: moved}, nil
+	}
+	return location{place: missing}, nil
+}

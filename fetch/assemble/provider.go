@@ -1,0 +1,119 @@
+package assemble
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/seed-26586806/backing-image-manager/fetch"
+)
+
+// Provider is a place that has bytes of an image. It is safe for concurrent use.
+type Provider interface {
+	// Open returns the bytes [from, to), which nobody has verified. The body ends there, or with an error before.
+	Open(ctx context.Context, from, to int64) (io.ReadCloser, error)
+}
+
+// Source is a provider that an assembly may use, and how.
+type Source struct {
+	Provider
+	Name string // of its health; also in the error of a transfer without a usable source
+	// Host serves one request of all its sources at a time, unless the source has Limits.
+	Host string
+	// Limits returns how many requests may run at a time, and their length in bytes. nil: one, with the bytes that the
+	// source sends in half a second.
+	Limits func() (requests int, length int64)
+	// Reserve: the source is read if the others deliver nothing, see Assembly.ReserveAfter.
+	Reserve bool
+	// Invalid returns the error for a segment of which the source sent other bytes.
+	Invalid func(s Segment) error
+	// Delivered is called for each segment that was right and still missing, with the body that had it. nil: nobody
+	// wants to know. It must not block, and is called concurrently.
+	Delivered func(body io.ReadCloser)
+}
+
+// Open is a function that implements Provider.
+type Open func(ctx context.Context, from, to int64) (io.ReadCloser, error)
+
+// Open implements Provider.
+func (f Open) Open(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+	return f(ctx, from, to)
+}
+
+// body is a body that a decorator has changed.
+type body struct {
+	io.Reader
+	close func() error
+}
+
+// Close implements io.Closer.
+func (b body) Close() error { return b.close() }
+
+// decorated returns p with other bodies.
+func decorated(p Provider, reader func(ctx context.Context, r io.Reader) io.Reader) Provider {
+	return Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+		b, err := p.Open(ctx, from, to)
+		if err != nil {
+			return nil, err
+		}
+		return body{reader(ctx, b), b.Close}, nil
+	})
+}
+
+// Counted adds the bytes that p sends to the counters.
+func Counted(p Provider, counters ...*atomic.Int64) Provider {
+	return decorated(p, func(ctx context.Context, r io.Reader) io.Reader { return fetch.CountReader(ctx, r, counters...) })
+}
+
+// Limited limits the rate of p. Providers with the same limiter share it. nil: there is no limit.
+func Limited(p Provider, l *rate.Limiter) Provider {
+	return decorated(p, func(ctx context.Context, r io.Reader) io.Reader { return fetch.RateLimitReader(ctx, r, l) })
+}
+
+// Stalling ends a request to p if there is no response within the timeout, or if the body stalls for as long, see
+// fetch.StallReader. Decorators that wait, such as Limited, go around it.
+func Stalling(p Provider, timeout time.Duration) Provider {
+	return Open(func(caller context.Context, from, to int64) (io.ReadCloser, error) {
+		ctx, cancel := context.WithCancelCause(caller)
+		silent := time.AfterFunc(timeout, func() { cancel(fmt.Errorf("no response in %v", timeout)) })
+		b, err := p.Open(ctx, from, to)
+		silent.Stop()
+		if err != nil {
+			err = causeOf(ctx, err)
+			cancel(nil)
+			return nil, err
+		}
+		watched := fetch.StallReader(b, timeout, cancel)
+		return body{causeReader{ctx, watched}, func() error {
+			defer cancel(nil)
+			return b.Close()
+		}}, nil
+	})
+}
+
+// causeReader returns the cause of the end of ctx instead of the errors that follow from it.
+type causeReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+// Read implements io.Reader.
+func (c causeReader) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	if err != nil && err != io.EOF {
+		err = causeOf(c.ctx, err)
+	}
+	return n, err
+}
+
+// causeOf returns the cause of ctx if ctx has ended, because err is then only a consequence of it.
+func causeOf(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}

@@ -1,0 +1,164 @@
+package assemble
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sort"
+	"sync/atomic"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
+)
+
+// Seed is a ready copy on this node. It is only read.
+type Seed struct {
+	ID       ident.ID
+	Reader   *disk.Reader
+	Manifest *disk.Manifest // of the same copy
+	// Index is the index of the copy; nil: none. A plan may close it.
+	Index *os.File
+	// Cut allows to compute an index from the bytes if Index is nil, or has other sizes of chunks. It reads and hashes
+	// the whole copy.
+	Cut bool
+	// Damaged is called once if the copy does not have the bytes of its manifest. It must not block.
+	Damaged func()
+}
+
+// seed is a Seed that a plan uses.
+type seed struct {
+	Seed
+	table    *caibx.Table          // nil: a plan by a chunk manifest needs no index
+	verified *disk.VerifyingReader // nil without table
+	cursor   int64                 // the item at or after the offset of the last call of hasAt
+	bad      map[int64]bool        // numbers of damaged chunks
+}
+
+// verifiedChunks is the number of chunks of a seed in memory. Content that moved may be read from two chunks in turn.
+const verifiedChunks = 2
+
+// openSeeds opens the indexes of the seeds. A seed without one is left out. The error is that of ctx.
+func openSeeds(ctx context.Context, part *disk.Part, all []Seed, h caibx.Header) (seeds []*seed, err error) {
+	for _, s := range all {
+		table, err := openSeedIndex(ctx, part, s, h)
+		if ctx.Err() != nil {
+			closeSeeds(seeds)
+			return nil, context.Cause(ctx)
+		}
+		if err != nil || table == nil {
+			continue
+		}
+		seeds = append(seeds, &seed{
+			Seed: s, table: table, verified: disk.NewVerifyingReader(s.ID, s.Reader, s.Manifest, verifiedChunks), bad: map[int64]bool{},
+		})
+	}
+	return seeds, nil
+}
+
+// openSeedIndex returns the index of a seed with chunks of header h; nil: there is none.
+func openSeedIndex(ctx context.Context, part *disk.Part, s Seed, h caibx.Header) (*caibx.Table, error) {
+	size := s.Reader.Size()
+	room, err := part.Room()
+	if err != nil {
+		return nil, err
+	}
+	if s.Index != nil {
+		t, err := storedTable(part, s.Index, size, room/IndexShare)
+		if err == nil && t.Header() == h && t.ImageSize() == size {
+			return t, nil
+		}
+		if err == nil {
+			err = t.Close()
+		}
+		if err != nil && !s.Cut {
+			return nil, err
+		}
+	}
+	if !s.Cut || h.Avg < minMeanItem && uint64(size)/h.Avg > fewItems {
+		return nil, nil
+	}
+	if limits := (caibx.Limits{Image: size, Chunk: int64(h.Min)}); limits.MaxSize() > room/IndexShare {
+		return nil, nil
+	}
+	temp, err := part.TempFile()
+	if err != nil {
+		return nil, err
+	}
+	t, err := caibx.Cut(ctx, s.Reader, size, h, temp, new(atomic.Int64))
+	if err == nil {
+		err = s.Reader.Unchanged()
+	}
+	if err != nil && t != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, err
+}
+
+// storedTable returns the table of the index in f, which has at most limit bytes, and closes f.
+func storedTable(part *disk.Part, f *os.File, imageSize, limit int64) (*caibx.Table, error) {
+	info, err := f.Stat()
+	if err == nil && info.Size() > limit {
+		err = errors.New("there is no space for it")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return newTable(f, caibx.Limits{Image: imageSize, Chunk: 1}, part.TempFile)
+}
+
+func closeSeeds(seeds []*seed) {
+	for _, s := range seeds {
+		_ = s.table.Close() // it was only read
+	}
+}
+
+// rewind prepares hasAt for an offset and those after it.
+func (s *seed) rewind(offset int64) {
+	n := sort.Search(int(s.table.Len()), func(n int) bool { return s.table.Item(int64(n)).Offset >= offset })
+	s.cursor = int64(n)
+}
+
+// hasAt reports whether the seed has a chunk at the same offset. Each offset must be at least the one before it.
+func (s *seed) hasAt(i caibx.Item) bool {
+	for ; s.cursor < s.table.Len(); s.cursor++ {
+		switch own := s.table.Item(s.cursor); {
+		case own.Offset == i.Offset:
+			return own == i && s.isGood(i.Offset, i.Length)
+		case own.Offset > i.Offset:
+			return false
+		}
+	}
+	return false
+}
+
+// find returns the offset of a chunk in the seed.
+func (s *seed) find(i caibx.Item) (offset int64, found bool) {
+	n, found := s.table.Find(i.ID)
+	if !found {
+		return 0, false
+	}
+	own := s.table.Item(n)
+	return own.Offset, own.Length == i.Length && s.isGood(own.Offset, own.Length)
+}
+
+// isGood reports whether no damaged chunk of the manifest is known in a range.
+func (s *seed) isGood(offset, length int64) bool {
+	if len(s.bad) == 0 {
+		return true
+	}
+	for n := offset / disk.ChunkSize; n*disk.ChunkSize < offset+length; n++ {
+		if s.bad[n] {
+			return false
+		}
+	}
+	return true
+}
+
+// damaged records that a chunk of the manifest is damaged or cannot be read.
+func (s *seed) damaged(n int64) {
+	if len(s.bad) == 0 {
+		s.Damaged()
+	}
+	s.bad[n] = true
+}
