@@ -220,10 +220,11 @@ func (t *transfer) begin(a address, got *response, dst sink) error {
 
 // bodyReader returns the body of a response with stall detection, a length check and the rate limit.
 func (t *transfer) bodyReader(ctx context.Context, cancel context.CancelCauseFunc, got *response) io.Reader {
-	watch := &stallReader{Reader: got.body, window: t.client.timings().stall, cancel: cancel}
-	whole := &boundedBody{Reader: watch, left: got.total - got.start, bounded: got.total >= 0,
-		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
-	return RateLimitReader(ctx, whole, t.limiter)
+	length := int64(-1)
+	if got.total >= 0 {
+		length = got.total - got.start
+	}
+	return RateLimitReader(ctx, watchBody(ctx, cancel, got.body, length, t.client.timings().stall), t.limiter)
 }
 
 // refuseWebPage returns an error if body begins like a web page. Portals and proxies may send a web

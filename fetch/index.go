@@ -160,8 +160,8 @@ func (s *ChunkStore) Close() { s.t.net.close() }
 // String returns the address without secrets.
 func (s *ChunkStore) String() string { return s.base.String() }
 
-// Open opens a file of the chunk store. Its bytes are not verified. size is -1 if the server does not send it. The
-// caller detects stalls. An error of class Refused means that the chunk store does not have the file.
+// Open opens a file of the chunk store. Its bytes are not verified. size is -1 if the server does not send it. Errors of
+// the body are those of Download. An error of class Refused means that the chunk store does not have the file.
 func (s *ChunkStore) Open(ctx context.Context, name string) (body io.ReadCloser, size int64, err error) {
 	a := s.base
 	u := *a.url
@@ -171,9 +171,10 @@ func (s *ChunkStore) Open(ctx context.Context, name string) (body io.ReadCloser,
 		u.RawPath = strings.ReplaceAll(u.RawPath, "%2F", "/")
 	}
 	a.url = &u
+	attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, but not ctx
 	var got *response
-	err = s.t.dispatch(ctx, a, func(_ context.Context, src source) (err error) {
-		got, err = src.get(ctx, rangeRequest{total: -1})
+	err = s.t.dispatch(attempt, a, func(_ context.Context, src source) (err error) {
+		got, err = src.get(attempt, rangeRequest{total: -1})
 		return err
 	})
 	switch {
@@ -184,7 +185,8 @@ func (s *ChunkStore) Open(ctx context.Context, name string) (body io.ReadCloser,
 		err = failf(Refused, "the server does not send the chunk")
 	}
 	if err != nil {
+		cancel(nil)
 		return nil, 0, err
 	}
-	return got.body, got.total, nil
+	return watchBody(attempt, cancel, got.body, got.total, s.t.client.timings().stall), got.total, nil
 }

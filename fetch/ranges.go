@@ -53,7 +53,7 @@ func (c *Client) NewRangeReader(r Request) (*RangeReader, error) {
 func (r *RangeReader) Close() { r.t.net.close() }
 
 // Open returns the bytes [start, end) from the address that worked last, or else from the next one that works. They are
-// not verified. If the body is too short, a read fails with an *Error. The caller detects stalls.
+// not verified. Errors of the body are those of Download; a body that is too short has one of class Dropped.
 func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser, error) {
 	body, _, err := r.OpenTotal(ctx, start, end)
 	return body, err
@@ -67,11 +67,15 @@ func (r *RangeReader) OpenTotal(ctx context.Context, start, end int64) (body io.
 	for n := range addresses {
 		n = (first + n) % len(addresses)
 		a := addresses[n]
-		got, err := r.open(ctx, a, start, end)
+		attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, but not ctx
+		got, err := r.open(attempt, a, start, end)
 		if err == nil {
 			r.working.Store(int64(n))
-			return limitedBody{io.LimitReader(got.body, end-start), got.body}, got.total, nil
+			body := watchBody(attempt, cancel, got.body, end-start, r.t.client.timings().stall)
+			body.Reader = io.LimitReader(body.Reader, end-start)
+			return body, got.total, nil
 		}
+		cancel(nil)
 		if ctx.Err() != nil {
 			return nil, 0, context.Cause(ctx)
 		}
@@ -134,10 +138,4 @@ func (r *RangeReader) isSameVersion(a address, got *response) bool {
 		r.etags[a.id()] = got.etag
 	}
 	return !known || first == "" || got.etag == "" || got.etag == first
-}
-
-// limitedBody is a body that ends at the end of the requested range.
-type limitedBody struct {
-	io.Reader
-	io.Closer
 }

@@ -85,13 +85,11 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 		resp.Body.Close()
 		return nil, failf(Refused, "the server does not send the length of its response, so a truncated response would not be detected")
 	}
-	watch := &stallReader{Reader: resp.Body, window: w.window, cancel: cancel}
-	var body io.Reader = &boundedBody{Reader: watch, left: resp.ContentLength, bounded: resp.ContentLength >= 0,
-		broken: func(left int64, err error) error { return bodyError(ctx, left, err) }}
+	body := watchBody(ctx, cancel, resp.Body, resp.ContentLength, w.window)
 	if r.URL.Query().Has("list-type") && resp.StatusCode == http.StatusOK {
-		body = &listBody{Reader: body}
+		body.Reader = &listBody{Reader: body.Reader}
 	}
-	resp.Body = &responseBody{resp.Body, cancel, body}
+	resp.Body = body
 	return resp, nil
 }
 
@@ -133,6 +131,15 @@ type responseBody struct {
 	io.Closer
 	end context.CancelCauseFunc
 	io.Reader
+}
+
+// watchBody returns a body that ends its request when it stalls, checks its length (-1: not known), and classifies errors.
+// cancel ends ctx, which is that of the request.
+func watchBody(ctx context.Context, cancel context.CancelCauseFunc, body io.ReadCloser, length int64, window time.Duration) *responseBody {
+	return &responseBody{body, cancel, &boundedBody{
+		Reader: &stallReader{Reader: body, window: window, cancel: cancel}, left: length, bounded: length >= 0,
+		broken: func(left int64, err error) error { return bodyError(ctx, left, err) },
+	}}
 }
 
 // Close ends the request.

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/fetch/export"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
@@ -224,7 +224,7 @@ func (l *localJobs) job(t Task) job.Job {
 	j.WarnKeys = func(text string) {
 		l.log.Warn("keys for signatures", "copy", t.Action.CopyRef().String(), "problem", text)
 	}
-	j.Survey = func(s delta.Survey) {
+	j.Survey = func(s assemble.Survey) {
 		l.log.Info("download by index", "copy", t.Action.CopyRef().String(), "bytes", s.Size, "missing", s.Missing)
 	}
 	for _, s := range t.Seeds {

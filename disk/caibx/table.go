@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"sort"
 
 	"golang.org/x/sys/unix"
 )
@@ -159,6 +160,11 @@ func (t *Table) ImageSize() int64 { return t.end(t.items - 1) }
 func (t *Table) Item(n int64) Item {
 	begin := t.end(n - 1)
 	return Item{Offset: begin, Length: t.end(n) - begin, ID: t.id(n)}
+}
+
+// At returns the number of the item that contains an offset of the file.
+func (t *Table) At(offset int64) int64 {
+	return int64(sort.Search(int(t.items), func(n int) bool { return t.end(int64(n)) > offset }))
 }
 
 // end returns the end of chunk n; 0 for the one before the first.

@@ -51,9 +51,10 @@ type Assembly struct {
 }
 
 // Run appends all bytes of the plan from an offset on. When ctx ends, it returns within one read. The errors are those of
-// the Sink, of Failed, and of Health.NoSource.
+// the Sink, of Failed, and of Health.NoSource. After one of the last two, it appends what comes before the first segment that
+// was not received.
 func (a *Assembly) Run(ctx context.Context, offset int64) error {
-	ctx, cancel := context.WithCancelCause(ctx)
+	sending, cancel := context.WithCancelCause(ctx)
 	defer func() {
 		cancel(nil)
 		a.requests.Wait()
@@ -64,8 +65,9 @@ func (a *Assembly) Run(ctx context.Context, offset int64) error {
 	a.Plan.from(offset)
 	a.queue.start(a.Window)
 	a.requests.Go(func() {
-		if err := a.schedule(ctx); err != nil {
-			cancel(err) // unblocks take
+		if err := a.schedule(sending); err != nil {
+			cancel(err)
+			a.queue.fail(err)
 		}
 	})
 	for size := a.Plan.size(); a.at < size; a.Progress.Done.Store(a.at) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"sort"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
@@ -54,9 +53,7 @@ func newItems(index *caibx.Table, seeds []*seed) *items {
 
 func (l *items) len() int64 { return l.Len() }
 
-func (l *items) at(offset int64) int64 {
-	return int64(sort.Search(int(l.Len()), func(n int) bool { return l.Item(int64(n)).End() > offset }))
-}
+func (l *items) at(offset int64) int64 { return l.At(offset) }
 
 func (l *items) extent(n int64) Segment {
 	i := l.Item(n)

@@ -13,7 +13,7 @@ import (
 
 const (
 	// maxRequest is the length of the longest request in bytes.
-	maxRequest = 16 << 20
+	maxRequest = 64 << 20
 	// maxSegments limits the segments for which there are requests, or could be.
 	maxSegments = 4 << 10
 )
@@ -32,6 +32,8 @@ type queue struct {
 	received int64 // bytes of those that were received
 	running  []*request
 	ended    []*request // whose results the scheduler has not seen
+
+	err error // the reason why no further segments are received
 
 	free    [][]byte // buffers of chunks
 	buffers int      // number of allocated buffers of chunks
@@ -69,6 +71,14 @@ func (c *clock) since() time.Duration {
 func (q *queue) start(window func() int64) {
 	q.window, q.changed = window, make(chan struct{})
 	q.progress.start(time.Now())
+}
+
+// fail ends the wait for segments.
+func (q *queue) fail(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.err = err
+	q.notify()
 }
 
 // notify wakes all goroutines that wait for a change. The caller holds mu.
@@ -127,6 +137,9 @@ func (q *queue) await(ctx context.Context, s *segment) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for !s.done {
+		if q.err != nil {
+			return q.err
+		}
 		if q.waitingSince.IsZero() {
 			q.waitingSince = time.Now()
 			q.notify() // the scheduler may request it a second time later
@@ -198,18 +211,18 @@ func (q *queue) recycle(s *segment, buf []byte) {
 }
 
 // reserved returns the bytes of the window that are in use: those of received segments, those that were requested in vain,
-// and those of the requests, which count as half of the window at most: a longer one waits while the window is full. The
-// caller holds mu.
+// and those that requests still have to receive. A request that is longer than the window waits while it is full. The caller
+// holds mu.
 func (q *queue) reserved() int64 {
 	sum := q.received + q.returned
 	for _, r := range q.running {
-		sum += min(r.left, q.window()/2)
+		sum += min(r.left, q.window())
 	}
 	return sum
 }
 
 // next returns the next segments for one request of about length bytes: those that a failed request did not deliver, else
-// those that come next, if the window has room. The caller holds mu.
+// those that come next, if the window has room for half of its size. The caller holds mu.
 func (q *queue) next(length int64) []*segment {
 	if q.returned == 0 && (q.fresh == 0 || q.reserved() >= q.window()) {
 		return nil

@@ -2,7 +2,6 @@ package delta
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 // Download is a download of one image by its index. It is not safe for concurrent use.
@@ -22,21 +22,13 @@ type Download struct {
 	// Request has an Index and a Digest.
 	Request fetch.Request
 	// Seeds are copies on this node that may have some of the chunks.
-	Seeds    []Seed
+	Seeds    []assemble.Seed
 	Progress *fetch.Progress
 	// Survey receives what the download costs before it transfers chunks. nil: it is not needed.
-	Survey func(Survey)
+	Survey func(assemble.Survey)
 	// Warn receives the reason why the whole file is downloaded, and problems of the store. It must not block, and must be
 	// safe for concurrent use.
 	Warn func(error)
-}
-
-// Survey is what a download costs, in bytes.
-type Survey struct {
-	Index   int64 // of the index
-	Size    int64 // of the image
-	Data    int64 // of the chunks that are not zeros
-	Missing int64 // of the chunks that are fetched. A chunk that is in the image several times counts once
 }
 
 // indexError means that the index cannot be used: the whole file is downloaded.
@@ -44,14 +36,6 @@ type indexError struct {
 	err error
 	// restart is true if the bytes in the partial file are of no use for a download of the whole file.
 	restart bool
-	// wrong is the first item of which the file has other bytes than the index says; nil: none.
-	wrong *wrongItem
-}
-
-// wrongItem are the bytes that the file has in the place of an item.
-type wrongItem struct {
-	offset, size int64 // of the bytes, and of the file; a size of 0 is not known
-	bytes        []byte
 }
 
 func (e *indexError) Error() string { return e.err.Error() }
@@ -67,12 +51,6 @@ func (d *Download) Into(ctx context.Context, part *disk.Part) error {
 		return fetch.ClassifyDiskError(err)
 	}
 	d.Warn(fmt.Errorf("the whole file is downloaded, not only the difference: %w", unusable))
-	if unusable.wrong != nil && unusable.wrong.size > 0 {
-		err := d.downloadAround(ctx, part, unusable.wrong)
-		if !errors.Is(err, fetch.ErrNoRanges) {
-			return fetch.ClassifyDiskError(err)
-		}
-	}
 	whole := d.Request
 	whole.Restart = unusable.restart
 	return fetch.ClassifyDiskError(smallerNeed(unusable.err, d.Client.Download(ctx, whole, part, d.Progress)))
@@ -100,23 +78,23 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 		return err
 	}
 	defer u.close()
-	seeds, err := openSeeds(ctx, part, d.Seeds, index.Header())
+	plan, err := assemble.ByIndex(ctx, part, index, d.Seeds)
 	if err != nil {
 		return err
 	}
-	defer closeSeeds(seeds)
-	a := newAssembly(index, seeds, part, u)
-	survey, err := a.survey(ctx, 0)
+	defer plan.Close()
+	survey, err := plan.Survey(ctx, 0)
 	if err != nil {
 		return err
 	}
+	survey.Index = int64(len(index.Index()))
 	if d.Survey != nil {
 		d.Survey(survey)
 	}
 	if survey.Missing > 0 && u.isEmpty() {
 		return &indexError{err: errors.New("the file is packed, so that ranges of it are not ranges of the image, and no store is declared")}
 	}
-	if err := d.begin(ctx, part, a, survey); errors.Is(err, disk.ErrNoSpace) {
+	if err := d.begin(ctx, part, u, survey); errors.Is(err, disk.ErrNoSpace) {
 		return &indexError{err: err} // of an image that is larger than the file?
 	} else if err != nil {
 		return err
@@ -124,12 +102,28 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	d.Progress.Joined.Store(true)
 	d.Progress.Total.Store(survey.Size)
 	d.Progress.Resume(part.Offset())
-	return a.run(ctx, d.Progress)
+	a := assemble.Assembly{
+		Plan: plan, Sink: part, Sources: u.sources, Health: &u.health, Window: func() int64 { return window },
+		Failed: u.failed, Progress: d.Progress,
+	}
+	err = a.Run(ctx, part.Offset())
+	if unusable, ok := errors.AsType[*indexError](err); ok && !unusable.restart {
+		return errors.Join(err, keep(part))
+	}
+	return err
+}
+
+// keep keeps the bytes of the partial file, which are those of the file although it differs from its index later: a
+// download of the whole file continues after them, and the index does not become that of the image.
+func keep(part *disk.Part) error {
+	source := part.Source()
+	source.Index = ""
+	return errors.Join(part.DropIndex(), part.Continue(source))
 }
 
 // begin keeps the bytes of the partial file, if they are those of the index. Otherwise it empties the file, or returns an
 // *indexError if the bytes are worth more than the index.
-func (d *Download) begin(ctx context.Context, part *disk.Part, a *assembly, s Survey) error {
+func (d *Download) begin(ctx context.Context, part *disk.Part, u *upstream, s assemble.Survey) error {
 	source := disk.PartSource{ID: fetch.AddressID(d.Request.URL), Size: s.Size, Data: max(s.Data, 1), Index: d.indexID()}
 	now := part.Source()
 	switch {
@@ -138,9 +132,9 @@ func (d *Download) begin(ctx context.Context, part *disk.Part, a *assembly, s Su
 	case part.Offset() < disk.ChunkSize:
 		return part.Begin(source)
 	}
-	err := compare(ctx, part, a.index)
+	err := compare(ctx, part, u.index)
 	if err == nil {
-		a.upstream.matched.Store(true)
+		u.matched.Store(true)
 		return part.Continue(source)
 	}
 	if _, other := errors.AsType[*indexError](err); other && now.Index != "" {
@@ -193,22 +187,10 @@ func (r *partReader) Read(p []byte) (int, error) {
 
 func (d *Download) indexID() string { return fetch.AddressID(d.Request.Index) }
 
-const (
-	// maxImage is more than any image has.
-	maxImage = 1 << 60
-	// minMeanChunk limits the size of an index, and the time for it: it has 40 bytes for each chunk.
-	minMeanChunk = 512
-	// fewChunks is the number of chunks that may be smaller.
-	fewChunks = 1 << 16
-	// indexShare is the part of the free space that the file of an index may take. The copy with the table takes up to a
-	// third more. Both are the free space of the next index: that of the image, or of a seed.
-	indexShare = 8
-)
-
 // openIndex returns the index of the image. Every error but one of the disk is an *indexError.
 func (d *Download) openIndex(ctx context.Context, part *disk.Part) (*caibx.Table, error) {
 	if part.Source().Index == d.indexID() {
-		if t, err := LoadIndex(part, d.Request.MaxSize); err == nil {
+		if t, err := assemble.LoadIndex(part, d.Request.MaxSize); err == nil {
 			return t, nil
 		}
 	}
@@ -216,43 +198,20 @@ func (d *Download) openIndex(ctx context.Context, part *disk.Part) (*caibx.Table
 	if err != nil {
 		return nil, err
 	}
-	limits := limitsOf(d.Request.MaxSize)
+	limits := assemble.IndexLimits(d.Request.MaxSize)
 	err = part.StoreIndex(func(f *os.File) error {
-		return d.Client.DownloadIndex(ctx, d.Request, f, min(limits.MaxSize(), room/indexShare), verifier(limits), d.Progress)
+		return d.Client.DownloadIndex(ctx, d.Request, f, min(limits.MaxSize(), room/assemble.IndexShare), verifier(limits), d.Progress)
 	})
 	_, fetched := errors.AsType[*fetch.Error](err)
 	var t *caibx.Table
 	if err == nil {
-		t, err = LoadIndex(part, d.Request.MaxSize)
+		t, err = assemble.LoadIndex(part, d.Request.MaxSize)
 	}
 	_, bad := errors.AsType[*caibx.FormatError](err)
 	if fetched || bad || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return nil, &indexError{err: fmt.Errorf("its index: %w", err)}
 	}
 	return t, err
-}
-
-// LoadIndex returns the table of the index of a partial file, which has an image of at most size bytes; 0: any size. The
-// error is fs.ErrNotExist, a *caibx.FormatError for an index that cannot be used, or one of the disk. The caller closes
-// the table.
-func LoadIndex(part *disk.Part, size int64) (*caibx.Table, error) {
-	f, err := part.Index()
-	if err != nil {
-		return nil, err
-	}
-	t, err := newTable(part, f, limitsOf(size))
-	if err != nil {
-		return nil, err
-	}
-	if err := check(t); err != nil {
-		return nil, err
-	}
-	return t, nil
-}
-
-// limitsOf returns the limits of the index of an image of at most size bytes; 0: any size.
-func limitsOf(size int64) caibx.Limits {
-	return caibx.Limits{Image: cmp.Or(size, maxImage), Chunk: minMeanChunk}
 }
 
 // verifier returns a function that reads an index, and returns an error as soon as it is none.
@@ -267,31 +226,4 @@ func verifier(limits caibx.Limits) func(io.Reader) error {
 		}
 		return err
 	}
-}
-
-// newTable returns the table of the index in f, and closes f.
-func newTable(part *disk.Part, f *os.File, limits caibx.Limits) (*caibx.Table, error) {
-	defer f.Close()
-	temp, err := part.TempFile()
-	if err != nil {
-		return nil, err
-	}
-	return caibx.NewTable(temp, f, limits)
-}
-
-// check closes the table, and returns a *caibx.FormatError, for an index that casync accepts, but that would take too
-// much memory here, or that has no chunks.
-func check(t *caibx.Table) error {
-	reason := ""
-	switch h := t.Header(); {
-	case h.Max > caibx.MaxCut:
-		reason = fmt.Sprintf("chunks of up to %d bytes are not supported: at most %d are", h.Max, caibx.MaxCut)
-	case t.Len() > t.ImageSize()/minMeanChunk+fewChunks:
-		reason = fmt.Sprintf("chunks of less than %d bytes on average are not supported", minMeanChunk)
-	case t.Len() == 0:
-		reason = "it is of an empty file"
-	default:
-		return nil
-	}
-	return errors.Join(&caibx.FormatError{Reason: reason}, t.Close())
 }

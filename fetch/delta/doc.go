@@ -9,10 +9,10 @@
 // The path of an image:
 //
 //	Download.Into
-//	  openIndex    the index: from the partial file of an earlier attempt, or from the upstream
-//	  openSeeds    the indexes of the seeds: stored beside them, or cut from their bytes
-//	  assembly     plans runs of chunks that come from one place, fetches the missing ones a little ahead, and
-//	               appends all of them to the partial file in order
+//	  openIndex          the index: from the partial file of an earlier attempt, or from the upstream
+//	  assemble.ByIndex   the plan: what the seeds have, by their indexes, which are stored beside them or cut from their bytes
+//	  upstream           the source of what is missing: the chunk store, and ranges of the image file
+//	  assemble.Assembly  requests it, and appends everything to the partial file in order
 //
 // # Promises
 //
@@ -20,7 +20,8 @@
 //     each chunk of a seed is compared with the seed's own chunk manifest, and the index of the seed tells its id. The
 //     digest of the whole file, which disk.Part.Commit compares, decides.
 //  2. An index or a store that is missing, damaged or about other bytes does not fail the download: Into then
-//     downloads the whole file, and warns once.
+//     downloads the whole file, and warns once. It keeps the bytes before the first difference, up to a border of 1 MiB, if
+//     the file was like its index before. The chunk that shows the difference is transferred twice.
 //  3. The memory does not depend on the size of the image or of the index. Indexes are mapped temporary files
 //     on the disk of the image.
 //  4. Seeds are only read. A damaged or unreadable chunk of a seed is reported and fetched.
@@ -29,6 +30,5 @@
 //
 // # Reading order
 //
-// delta.go, seed.go, plan.go, assembly.go, upstream.go, around.go;
-// estimate.go for the cost before a download begins.
+// delta.go, upstream.go; estimate.go for the cost before a download begins; package assemble for the rest.
 package delta

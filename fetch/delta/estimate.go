@@ -1,41 +1,13 @@
 package delta
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"iter"
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
-
-// Missing yields the chunks of an image that a download by its index fetches, in order, if the node has seeds with these
-// indexes. A chunk that occurs several times is fetched once, and a chunk of zeros never. A seed whose index has another
-// header has no chunk.
-func Missing(index *caibx.Table, seeds ...*caibx.Table) iter.Seq[caibx.Item] {
-	return func(yield func(caibx.Item) bool) {
-		p := newPlanner(index, tableSeeds(index, seeds), false)
-		p.rewind(0)
-		for r := p.plan(); r != nil; r = p.plan() {
-			for n := r.first; r.place == missing && n < r.end; n++ {
-				if !yield(index.Item(n)) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// tableSeeds returns seeds whose bytes are not at hand.
-func tableSeeds(index *caibx.Table, tables []*caibx.Table) (seeds []*seed) {
-	for _, t := range tables {
-		if t.Header() == index.Header() {
-			seeds = append(seeds, &seed{table: t})
-		}
-	}
-	return seeds
-}
 
 // AtHand are the files from which Estimate computes what a download by an index costs. Estimate closes them.
 type AtHand struct {
@@ -48,10 +20,10 @@ type AtHand struct {
 	MaxSize int64
 }
 
-// SeedIndex is the index of a Seed.
+// SeedIndex is the index of an assemble.Seed.
 type SeedIndex struct {
 	File *os.File // nil: it is not at hand
-	Cut  bool     // see Seed
+	Cut  bool     // see assemble.Seed
 }
 
 // ErrUnknown means that a node has older generations, but that it is not known which chunks they have.
@@ -61,7 +33,7 @@ var ErrUnknown = errors.New("the chunks of the older generations are not known")
 // otherwise the most that is fetched. If there are seeds with Cut, and none of them has an index with the same sizes of
 // chunks, the error is ErrUnknown, and Missing is not valid. The error is a *caibx.FormatError if Index is not the index
 // of an image.
-func Estimate(ctx context.Context, a AtHand) (s Survey, err error) {
+func Estimate(ctx context.Context, a AtHand) (s assemble.Survey, err error) {
 	var tables []*caibx.Table
 	defer func() {
 		for _, t := range tables {
@@ -87,11 +59,12 @@ func Estimate(ctx context.Context, a AtHand) (s Survey, err error) {
 		tables = append(tables, t)
 		known = known || seed.Cut && t.Header() == index.Header()
 	}
-	p := newPlanner(index, tableSeeds(index, tables[1:]), false)
 	if index.ImageSize() != a.PartSize {
 		a.Offset = 0
 	}
-	if s, err = p.survey(ctx, a.Offset); err == nil && older && !known {
+	s, err = assemble.ByIndexes(index, tables[1:]...).Survey(ctx, a.Offset)
+	s.Index = int64(len(index.Index()))
+	if err == nil && older && !known {
 		err = ErrUnknown
 	}
 	return s, err
@@ -108,17 +81,5 @@ func (a AtHand) close() {
 
 // openAtHand returns the table of an index in a local file, and closes the file.
 func openAtHand(f *os.File, maxSize int64) (*caibx.Table, error) {
-	defer f.Close() // it was only read
-	temp, err := caibx.TempFile("")
-	if err != nil {
-		return nil, err
-	}
-	t, err := caibx.NewTable(temp, f, caibx.Limits{Image: cmp.Or(maxSize, maxImage), Chunk: minMeanChunk})
-	if err != nil {
-		return nil, err
-	}
-	if err := check(t); err != nil {
-		return nil, err
-	}
-	return t, nil
+	return assemble.ReadIndex(f, maxSize, func() (*os.File, error) { return caibx.TempFile("") })
 }

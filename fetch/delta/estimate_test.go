@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 // TestEstimateNeedsTheIndexesOfOlderGenerations estimates an update of 2 of 16 blocks, with and without the indexes of
@@ -21,7 +22,7 @@ func TestEstimateNeedsTheIndexesOfOlderGenerations(t *testing.T) {
 	clear(next[14*4096:])
 	index, older, others := indexOf(t, next, blocks), indexOf(t, old, blocks), indexOf(t, old, small)
 	size := int64(len(next))
-	whole := Survey{Index: int64(len(index)), Size: size, Data: 14 * 4096, Missing: 14 * 4096}
+	whole := assemble.Survey{Index: int64(len(index)), Size: size, Data: 14 * 4096, Missing: 14 * 4096}
 	update := whole
 	update.Missing = 2 * 4096
 	open := func(content []byte) *os.File { return tempFile(t, content) }
@@ -31,7 +32,7 @@ func TestEstimateNeedsTheIndexesOfOlderGenerations(t *testing.T) {
 		offset int64
 		// partSize is the size of the image according to the partial file; 0: the right one.
 		partSize int64
-		want     Survey
+		want     assemble.Survey
 		err      error
 	}{
 		{name: "no copies", want: whole},
@@ -43,10 +44,10 @@ func TestEstimateNeedsTheIndexesOfOlderGenerations(t *testing.T) {
 		{name: "older generation without index", seeds: []SeedIndex{{nil, true}, {open(older), false}}, err: ErrUnknown},
 		{name: "older generation with other sizes", seeds: []SeedIndex{{open(others), true}}, err: ErrUnknown},
 		{name: "older generation with a damaged index", seeds: []SeedIndex{{open(older[:100]), true}}, err: ErrUnknown},
-		{name: "partial file up to a chunk", seeds: []SeedIndex{{open(older), true}}, offset: 4 * 4096, want: Survey{update.Index, size, update.Data, 4096}},
-		{name: "partial file within a chunk", seeds: []SeedIndex{{open(older), true}}, offset: 9*4096 + 10, want: Survey{update.Index, size, update.Data, 4096}},
+		{name: "partial file up to a chunk", seeds: []SeedIndex{{open(older), true}}, offset: 4 * 4096, want: assemble.Survey{Index: update.Index, Size: size, Data: update.Data, Missing: 4096}},
+		{name: "partial file within a chunk", seeds: []SeedIndex{{open(older), true}}, offset: 9*4096 + 10, want: assemble.Survey{Index: update.Index, Size: size, Data: update.Data, Missing: 4096}},
 		{name: "partial file of another image", offset: 9 * 4096, partSize: size + 512, want: whole},
-		{name: "complete partial file", offset: size, want: Survey{update.Index, size, update.Data, 0}},
+		{name: "complete partial file", offset: size, want: assemble.Survey{Index: update.Index, Size: size, Data: update.Data, Missing: 0}},
 	} {
 		got, err := Estimate(t.Context(), AtHand{Index: open(index), Seeds: tt.seeds, Offset: tt.offset, PartSize: cmp.Or(tt.partSize, size)})
 		if !errors.Is(err, tt.err) || err == nil && got != tt.want || got.Size != size {

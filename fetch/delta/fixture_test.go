@@ -21,6 +21,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 var (
@@ -41,7 +42,7 @@ type site struct {
 	client   *fetch.Client
 	progress fetch.Progress
 	warnings []string
-	survey   Survey
+	survey   assemble.Survey
 }
 
 func newSite(t testing.TB) *site {
@@ -113,7 +114,7 @@ func (s *site) put(id ident.ID, file []byte) {
 }
 
 // seed opens a ready copy as a seed.
-func (s *site) seed(id ident.ID, damaged *atomic.Int64) Seed {
+func (s *site) seed(id ident.ID, damaged *atomic.Int64) assemble.Seed {
 	s.t.Helper()
 	r, err := s.disk.Open(id)
 	if err != nil {
@@ -129,7 +130,7 @@ func (s *site) seed(id ident.ID, damaged *atomic.Int64) Seed {
 	if err != nil {
 		index = nil
 	}
-	return Seed{ID: id, Reader: r, Manifest: m, Index: index, Cut: true, Damaged: func() { damaged.Add(1) }}
+	return assemble.Seed{ID: id, Reader: r, Manifest: m, Index: index, Cut: true, Damaged: func() { damaged.Add(1) }}
 }
 
 // request returns the request for a file of the server.
@@ -143,12 +144,12 @@ func (s *site) request(name string, file []byte) fetch.Request {
 }
 
 // download downloads and commits an image as a job does.
-func (s *site) download(r fetch.Request, seeds ...Seed) error {
+func (s *site) download(r fetch.Request, seeds ...assemble.Seed) error {
 	s.t.Helper()
 	return s.downloadContext(context.Background(), r, seeds...)
 }
 
-func (s *site) downloadContext(ctx context.Context, r fetch.Request, seeds ...Seed) error {
+func (s *site) downloadContext(ctx context.Context, r fetch.Request, seeds ...assemble.Seed) error {
 	s.t.Helper()
 	part := s.part(r)
 	defer part.Close()
@@ -170,10 +171,10 @@ func (s *site) part(r fetch.Request) *disk.Part {
 }
 
 // fill downloads an image, but does not commit it.
-func (s *site) fill(ctx context.Context, part *disk.Part, r fetch.Request, seeds ...Seed) error {
+func (s *site) fill(ctx context.Context, part *disk.Part, r fetch.Request, seeds ...assemble.Seed) error {
 	d := Download{
 		Client: s.client, Request: r, Seeds: seeds, Progress: &s.progress,
-		Survey: func(v Survey) { s.survey = v },
+		Survey: func(v assemble.Survey) { s.survey = v },
 		Warn:   func(err error) { s.warnings = append(s.warnings, err.Error()) },
 	}
 	return d.Into(ctx, part)

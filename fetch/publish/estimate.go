@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 // Cost is what a download of an image costs if an older version of it is there. The download gets the
@@ -31,7 +31,8 @@ func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error
 	c := Cost{Sizes: t.Header().Sizes, Index: int64(len(t.Index()))}
 	digest, packer, end := t.Header().Digest, caibx.NewPacker(), int64(-1)
 	var chunk, packed []byte
-	for i := range delta.Missing(t, old) {
+	for n := range assemble.ByIndexes(t, old).Missing() {
+		i := t.Item(n)
 		if err := ctx.Err(); err != nil {
 			return c, err
 		}

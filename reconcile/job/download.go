@@ -99,7 +99,7 @@ func (j Job) downloadByIndex(ctx context.Context, r fetch.Request, part *disk.Pa
 	seeds := j.openSeeds()
 	defer seeds.close()
 	d := delta.Download{
-		Client: j.Client, Request: r, Seeds: seeds.forDelta(j.Image.ID), Progress: j.Progress,
+		Client: j.Client, Request: r, Seeds: seeds.forPlan(j.Image.ID), Progress: j.Progress,
 		Survey: j.Survey, Warn: j.WarnIndex,
 	}
 	return d.Into(ctx, part)

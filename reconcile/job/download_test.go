@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -53,7 +53,7 @@ func TestIndexIsTransferredOnce(t *testing.T) {
 	j := job.Job{
 		Order: job.Order{Action: plan.Action{Op: model.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true},
-		Survey: func(delta.Survey) {}, WarnIndex: func(err error) { t.Error(err) },
+		Survey: func(assemble.Survey) {}, WarnIndex: func(err error) { t.Error(err) },
 	}
 	j.Image.Checksum = digest
 	j.Image.Source.Download = &schema.Download{URL: server.URL + "/image", Index: server.URL + "/image.caibx"}

@@ -20,8 +20,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -57,7 +57,7 @@ type Job struct {
 	Peers       *peer.Client // nil: this node queries no peers
 	Warn        func(error)  // receives an error for each source with wrong bytes
 	// Survey receives what a download by an index costs, and WarnIndex why it downloads the whole file.
-	Survey    func(delta.Survey)
+	Survey    func(assemble.Survey)
 	WarnIndex func(error)
 	WarnKeys  func(text string) // receives what is wrong with a folder of keys, although it can be used
 	Uploads   *upload.Sessions

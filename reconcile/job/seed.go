@@ -5,7 +5,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 // Seed is a copy on this node that may have some of the bytes of another image.
@@ -57,12 +57,12 @@ func (all openSeeds) close() {
 	}
 }
 
-// forDelta returns the seeds for an image. The bytes of an older generation are worth a full read, if it has no index;
+// forPlan returns the seeds for an image. The bytes of an older generation are worth a full read, if it has no index;
 // another image is a seed only with its index.
-func (all openSeeds) forDelta(image ident.ID) []delta.Seed {
-	var seeds []delta.Seed
+func (all openSeeds) forPlan(image ident.ID) []assemble.Seed {
+	var seeds []assemble.Seed
 	for _, s := range all {
-		seeds = append(seeds, delta.Seed{
+		seeds = append(seeds, assemble.Seed{
 			ID: s.ID, Reader: s.reader, Manifest: s.manifest, Index: s.index, Cut: s.ID.Name == image.Name, Damaged: s.Damaged,
 		})
 	}

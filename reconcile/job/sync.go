@@ -28,7 +28,7 @@ func (j Job) syncFromPeers(ctx context.Context, id ident.ID) error {
 	defer done()
 	seeds := j.openSeeds()
 	defer seeds.close()
-	pull.Seeds = seeds.forDelta(j.Image.ID)
+	pull.Seeds = seeds.forPlan(j.Image.ID)
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }

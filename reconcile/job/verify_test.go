@@ -22,7 +22,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/delta"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -85,7 +85,7 @@ func (s *signedSite) download(t *testing.T, source schema.Download, checksum ide
 	j := job.Job{
 		Order: job.Order{Action: plan.Action{Op: model.Download, Image: id.Name, UUID: id.UUID}, Progress: &fetch.Progress{}},
 		Disk:  open(t, folder), Client: &fetch.Client{AllowLoopback: true, KeysDir: s.keysDir},
-		Survey: func(delta.Survey) {}, WarnIndex: func(err error) { t.Error(err) }, WarnKeys: func(text string) { t.Error(text) },
+		Survey: func(assemble.Survey) {}, WarnIndex: func(err error) { t.Error(err) }, WarnKeys: func(text string) { t.Error(text) },
 	}
 	j.Image = schema.Image{ID: id, Checksum: checksum, Source: schema.Source{Download: &source}, Verify: &schema.Verify{Scheme: schema.VerifyMinisign, Keys: "vendor"}}
 	return j

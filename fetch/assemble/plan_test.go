@@ -1,4 +1,4 @@
-package delta
+package assemble
 
 import (
 	"bufio"
@@ -11,8 +11,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
+
+var small = caibx.Header{Sizes: caibx.Sizes{Min: 1 << 10, Avg: 4 << 10, Max: 16 << 10}}
 
 // tableOf returns the table of an index with the items that add appends.
 func tableOf(t testing.TB, h caibx.Header, add func(append func(length int64, id caibx.ID))) *caibx.Table {
@@ -48,10 +52,10 @@ func TestFewZeroIDsAreComputed(t *testing.T) {
 			add(16<<20-n-1, id)
 		}
 	})
-	p := newPlanner(index, nil, false)
-	s, err := p.survey(t.Context(), 0)
-	if err != nil || s.Missing != s.Size/2 || len(p.zeroIDs) > maxZeroIDs+2 {
-		t.Errorf("survey %+v, error %v, %d ids of zeros", s, err, len(p.zeroIDs))
+	l := newItems(index, nil)
+	s, err := (&Plan{list: l}).Survey(t.Context(), 0)
+	if err != nil || s.Missing != s.Size/2 || len(l.zeroIDs) > maxZeroIDs+2 {
+		t.Errorf("survey %+v, error %v, %d ids of zeros", s, err, len(l.zeroIDs))
 	}
 }
 
@@ -62,9 +66,8 @@ func TestRunsOfZerosWithAnyLength(t *testing.T) {
 			add(length, small.Digest.ZeroID(length))
 		}
 	})
-	p := newPlanner(index, nil, false)
 	// Whether the first chunk of a run is zeros is not known yet.
-	if s, err := p.survey(t.Context(), 0); err != nil || s.Missing != 3000+5000 {
+	if s, err := ByIndexes(index).Survey(t.Context(), 0); err != nil || s.Missing != 3000+5000 {
 		t.Errorf("survey %+v, error %v", s, err)
 	}
 }
@@ -74,8 +77,10 @@ var largeItems = flag.Int64("delta.items", 1<<18, "number of chunks of the index
 // TestLargeIndex opens the index of an image, and surveys it with a seed that has three quarters of its chunks. The memory
 // does not depend on their number.
 func TestLargeIndex(t *testing.T) {
-	s := newSite(t)
-	part := s.part(s.request("v2", nil))
+	part, err := newDisk(t).OpenPart(t.Context(), ident.ID{Name: "parrot", UUID: "00000001"}, disk.PartOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	defer part.Close()
 	const chunk = 64 << 10
 	h := caibx.Header{Sizes: caibx.Blocks(chunk)}
@@ -98,7 +103,10 @@ func TestLargeIndex(t *testing.T) {
 		}
 		return errors.Join(err, w.Close(), buffered.Flush())
 	}
-	seedIndex := tempFile(t, nil)
+	seedIndex, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
 	begin := time.Now()
 	if err := write(seedIndex, func(int64) bool { return false }); err != nil {
 		t.Fatal(err)
@@ -126,21 +134,20 @@ func TestLargeIndex(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	limits := caibx.Limits{Image: maxImage, Chunk: minMeanChunk}
-	index, err := newTable(part, f, limits)
+	limits := caibx.Limits{Image: maxImage, Chunk: minMeanItem}
+	index, err := newTable(f, limits, part.TempFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer index.Close()
-	table, err := newTable(part, seedIndex, limits)
+	table, err := newTable(seedIndex, limits, part.TempFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer table.Close()
 	opened := time.Since(begin)
-	p := newPlanner(index, []*seed{{table: table, bad: map[int64]bool{}}}, false)
 	begin = time.Now()
-	survey, err := p.survey(t.Context(), 0)
+	survey, err := ByIndexes(index, table).Survey(t.Context(), 0)
 	if err != nil || survey.Missing != missing {
 		t.Errorf("survey %+v, want %d missing bytes, error %v", survey, missing, err)
 	}
