@@ -30,16 +30,16 @@ func (c *Client) ReadDocument(ctx context.Context, addr, credentials string, lim
 	if a.force != "" || a.url.Scheme != "http" && a.url.Scheme != "https" {
 		return Document{}, failf(BadConfig, "address %s is not supported here: use https or http", a)
 	}
-	for drops := 1; ; drops++ {
-		d, err := t.readDocument(ctx, a, limit)
-		var e *Error
-		if err == nil || ctx.Err() != nil || !errors.As(err, &e) {
-			return d, err
-		}
-		if e.Class != Dropped || drops >= MaxDrops {
-			return Document{}, e.withURL(a.String())
-		}
+	var d Document
+	err = retryDropped(ctx, func() int64 { return 0 }, func() (err error) {
+		d, err = t.readDocument(ctx, a, limit)
+		return err
+	})
+	var e *Error
+	if ctx.Err() == nil && errors.As(err, &e) {
+		err = e.withURL(a.String())
 	}
+	return d, err
 }
 
 // ErrNoDocument means that the server has no file at an address.

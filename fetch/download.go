@@ -103,18 +103,23 @@ func (t *transfer) fetchAny(ctx context.Context, dst sink) error {
 // fetchFrom requests the missing bytes of dst from src, and retries after each broken connection
 // until dst is complete.
 func (t *transfer) fetchFrom(ctx context.Context, a address, src source, dst sink) error {
-	drops, high := 0, dst.Offset()
-	for {
-		err := t.fetchOnce(ctx, a, src, dst)
-		if errors.Is(err, errComplete) {
-			return t.finish(dst)
-		}
+	err := retryDropped(ctx, dst.Offset, func() error { return t.fetchOnce(ctx, a, src, dst) })
+	if errors.Is(err, errComplete) {
+		return t.finish(dst)
+	}
+	return err
+}
+
+// retryDropped calls attempt again after each broken connection. It gives up after MaxDrops in a row without progress.
+func retryDropped(ctx context.Context, received func() int64, attempt func() error) error {
+	for drops, high := 0, received(); ; {
+		err := attempt()
 		var e *Error
 		if ctx.Err() != nil || !errors.As(err, &e) || e.Class != Dropped {
 			return err
 		}
-		if drops++; dst.Offset() >= high+minProgress {
-			drops, high = 0, dst.Offset()
+		if drops++; received() >= high+minProgress {
+			drops, high = 0, received()
 		}
 		if drops >= MaxDrops {
 			return failf(Dropped, "%w, %d times in a row", e.Err, drops)

@@ -55,22 +55,25 @@ func (r *RangeReader) Close() { r.t.net.close() }
 // Open returns the bytes [start, end) from the address that worked last, or else from the next one that works. They are
 // not verified. Errors of the body are those of Download; a body that is too short has one of class Dropped.
 func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser, error) {
-	body, _, err := r.OpenTotal(ctx, start, end)
+	body, _, err := r.OpenAfter(ctx, 0, start, end)
 	return body, err
 }
 
-// OpenTotal is Open, and returns the size of the file; -1: the server does not send it.
-func (r *RangeReader) OpenTotal(ctx context.Context, start, end int64) (body io.ReadCloser, total int64, err error) {
+// Addresses returns the number of addresses.
+func (r *RangeReader) Addresses() int { return len(r.t.addresses) - r.t.request.SkipAddresses }
+
+// OpenAfter is Open without the first addresses. It also returns the size of the file; -1: the server does not send it.
+func (r *RangeReader) OpenAfter(ctx context.Context, skip int, start, end int64) (body io.ReadCloser, total int64, err error) {
 	var failed []*Error
-	addresses := r.t.addresses[r.t.request.SkipAddresses:]
-	first := int(r.working.Load())
+	addresses := r.t.addresses[r.t.request.SkipAddresses+skip:]
+	first := max(0, int(r.working.Load())-skip)
 	for n := range addresses {
 		n = (first + n) % len(addresses)
 		a := addresses[n]
 		attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, but not ctx
 		got, err := r.open(attempt, a, start, end)
 		if err == nil {
-			r.working.Store(int64(n))
+			r.working.Store(int64(n + skip))
 			body := watchBody(attempt, cancel, got.body, end-start, r.t.client.timings().stall)
 			body.Reader = io.LimitReader(body.Reader, end-start)
 			return body, got.total, nil

@@ -280,7 +280,7 @@ func (r *remoteImage) manifest(ctx context.Context, newFile func() (*os.File, er
 }
 
 func (r *remoteImage) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
-	return r.explain(r.pull().Chunks(ctx, m, first, func(_ int64, chunk []byte) error { return put(chunk) }))
+	return r.explain(r.pull().Chunks(ctx, m, first, put))
 }
 
 func (r *remoteImage) explain(err error) error {

@@ -11,12 +11,24 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Sink receives the bytes of an image in order. *disk.Part implements it. Another one gets only zeros and whole chunks.
+// Sink receives the bytes of an image in order. *disk.Part implements it. Another one gets only zeros and whole chunks, so
+// that the plan has to be by a chunk manifest without seeds, or of a single chunk.
 type Sink interface {
 	// AppendChunk and AppendZeros are those of disk.Part.
 	AppendChunk(buf []byte, length int64, hash disk.ChunkHash) ([]byte, error)
 	AppendZeros(length int64) error
 }
+
+// ChunkFunc is a Sink that passes each chunk to a function, nil for zeros. The function must not keep it.
+type ChunkFunc func(chunk []byte) error
+
+// AppendChunk implements Sink.
+func (f ChunkFunc) AppendChunk(buf []byte, length int64, _ disk.ChunkHash) ([]byte, error) {
+	return buf, f(buf[:length])
+}
+
+// AppendZeros implements Sink.
+func (f ChunkFunc) AppendZeros(int64) error { return f(nil) }
 
 // Assembly is one transfer of an image, or of a part of it.
 type Assembly struct {
@@ -51,22 +63,21 @@ type Assembly struct {
 }
 
 // Run appends all bytes of the plan from an offset on. When ctx ends, it returns within one read. The errors are those of
-// the Sink, of Failed, and of Health.NoSource. After one of the last two, it appends what comes before the first segment that
-// was not received.
+// the Sink, of Failed, and of Health.NoSource. After one of the last two, no requests begin, and Run appends what
+// comes before the first segment that none of them delivers.
 func (a *Assembly) Run(ctx context.Context, offset int64) error {
-	sending, cancel := context.WithCancelCause(ctx)
+	sending, cancel := context.WithCancel(ctx)
 	defer func() {
-		cancel(nil)
+		cancel()
 		a.requests.Wait()
 		a.queue.noteSuccesses()
 	}()
 	a.part, _ = a.Sink.(*disk.Part)
 	a.at = offset
-	a.Plan.from(offset)
+	a.Plan.next = a.Plan.at(offset)
 	a.queue.start(a.Window)
 	a.requests.Go(func() {
 		if err := a.schedule(sending); err != nil {
-			cancel(err)
 			a.queue.fail(err)
 		}
 	})
@@ -156,12 +167,8 @@ func (a *Assembly) appendReceived(ctx context.Context, s *segment, length int64)
 // appendFromSeed appends a chunk that a seed has at the same place, without a copy where the file system can.
 func (a *Assembly) appendFromSeed(r *run, length int64) error {
 	n := a.at / disk.ChunkSize
-	zero, err := r.seed.Manifest.IsZero(n)
-	if err == nil && zero {
-		return a.advance(length, a.Sink.AppendZeros(length))
-	}
-	hash, hashErr := r.seed.Manifest.Hash(n)
-	if err = errors.Join(err, hashErr); err == nil {
+	hash, err := r.seed.Manifest.Hash(n)
+	if err == nil {
 		err = a.part.AppendFrom(r.seed.Reader, a.at, length, hash)
 	}
 	if errors.Is(err, disk.ErrDamaged) {
@@ -172,8 +179,7 @@ func (a *Assembly) appendFromSeed(r *run, length int64) error {
 
 // appendMoved appends a chunk whose bytes are in seeds at other places, after it has verified it.
 func (a *Assembly) appendMoved(length int64) error {
-	list := a.Plan.list.(chunks)
-	n := a.at / disk.ChunkSize
+	list, n := a.Plan.list.(*chunks), a.Plan.at(a.at)
 	hash, err := list.manifest.Hash(n)
 	if err != nil {
 		return err
@@ -181,7 +187,7 @@ func (a *Assembly) appendMoved(length int64) error {
 	if a.spare == nil {
 		a.spare = disk.NewChunkBuffer()
 	}
-	err = list.moved.read(a.spare[:length], a.at)
+	err = list.readMoved(a.spare[:length], list.extent(n))
 	if errors.Is(err, disk.ErrDamaged) || err == nil && !hash.Matches(a.spare[:length]) { // a seed is damaged, or the index is wrong
 		return a.queue.add(a.Plan, n, n+1, true)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
@@ -28,8 +29,8 @@ const maxZeroIDs = 8
 // ByIndex returns the plan of the image that part becomes, with an index. An item is zeros, or in a seed, or repeated, or
 // missing. A seed without an index is left out. The error is one of ctx. The caller closes the Plan and the index.
 func ByIndex(ctx context.Context, part *disk.Part, index *caibx.Table, all []Seed) (*Plan, error) {
-	seeds, err := openSeeds(ctx, part, all, index.Header())
-	if err != nil {
+	seeds := newSeeds(all)
+	if err := openIndexes(ctx, part, seeds, index.Header(), true); err != nil {
 		return nil, err
 	}
 	return &Plan{list: newItems(index, seeds), seeds: seeds}, nil
@@ -48,7 +49,8 @@ func ByIndexes(index *caibx.Table, tables ...*caibx.Table) *Plan {
 }
 
 func newItems(index *caibx.Table, seeds []*seed) *items {
-	return &items{Table: index, seeds: seeds, zeroIDs: map[int64]caibx.ID{}}
+	indexed := slices.DeleteFunc(slices.Clone(seeds), func(s *seed) bool { return s.table == nil })
+	return &items{Table: index, seeds: indexed, zeroIDs: map[int64]caibx.ID{}}
 }
 
 func (l *items) len() int64 { return l.Len() }
@@ -71,16 +73,7 @@ type itemHash struct {
 // Matches implements Hash.
 func (h itemHash) Matches(segment []byte) bool { return h.digest.Check(segment, h.id) == nil }
 
-func (l *items) rewind(n int64) {
-	l.located, l.previous, l.before = 0, location{}, caibx.Item{}
-	if n < l.Len() {
-		for _, s := range l.seeds {
-			s.rewind(l.Item(n).Offset)
-		}
-	}
-}
-
-// locate prefers the same offset in a seed: its blocks can be shared. The next best is the chunk after the one before,
+// locate prefers the same offset in a seed: its blocks can be shared. The next best is the item after the one before,
 // which is read in order.
 func (l *items) locate(n int64, _ Segment) (location, error) {
 	if n != l.located-1 { // else it did not continue the run before

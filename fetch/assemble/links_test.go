@@ -198,7 +198,7 @@ func newTransfer(m *disk.Manifest, links map[string]*fakeLink) *transfer {
 		l.start = time.Now()
 	}
 	t.Assembly = &Assembly{
-		Plan: ByManifest(m, nil, nil), Sink: t, Sources: t.sources, Progress: new(fetch.Progress),
+		Plan: ByManifest(m), Sink: t, Sources: t.sources, Progress: new(fetch.Progress),
 		Health:       &Health{First: firstBackoff, Max: 5 * time.Minute, Useful: 4 * mib},
 		Window:       func() int64 { return min(windowChunks, max(6, 2*windowChunks/t.pulls)) * mib },
 		ReserveAfter: 10 * time.Second, Patience: patience,

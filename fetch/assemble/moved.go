@@ -8,85 +8,69 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 )
 
-// Moved finds bytes of an image in seeds, at any place, by the indexes of the image and of the seeds. It is for one
-// goroutine, that of the Plan.
-type Moved struct{ *items }
-
-// OpenMoved returns the Moved for the image that part becomes. It closes the index if it returns an error, which is one
-// of ctx. The caller closes the Moved.
-func OpenMoved(ctx context.Context, part *disk.Part, index *caibx.Table, seeds []Seed) (*Moved, error) {
-	opened, err := openSeeds(ctx, part, seeds, index.Header())
-	if err != nil {
-		_ = index.Close() // it was only read
-		return nil, err
+// FindMoved lets a plan by a chunk manifest find bytes in the seeds at any place, by the index of the image that part becomes,
+// and those of the seeds. cut: a seed without an index may be read to cut it. It closes the index if it returns an error,
+// which is one of ctx.
+func (p *Plan) FindMoved(ctx context.Context, part *disk.Part, index *caibx.Table, cut bool) error {
+	if err := openIndexes(ctx, part, p.seeds, index.Header(), cut); err != nil {
+		return errors.Join(err, index.Close())
 	}
-	return &Moved{newItems(index, opened)}, nil
+	p.list.(*chunks).moved = newItems(index, p.seeds)
+	return nil
 }
 
-// Close closes the indexes.
-func (m *Moved) Close() {
-	closeSeeds(m.seeds)
-	_ = m.Table.Close() // it was only read
-}
-
-// has reports whether the seeds have all bytes from an offset on.
-func (m *Moved) has(offset, length int64) (has bool) {
+// hasMoved reports whether the seeds have all bytes of a chunk.
+func (c *chunks) hasMoved(s Segment) bool {
 	err := caibx.CatchFaults(func() error {
-		has = m.covers(offset, length)
-		return nil
+		return c.moved.each(s, func(i caibx.Item, _, _ int64) error {
+			for _, s := range c.moved.seeds {
+				if _, has := s.find(i); has {
+					return nil
+				}
+			}
+			return disk.ErrDamaged
+		})
 	})
-	return has && err == nil
+	return err == nil
 }
 
-func (m *Moved) covers(offset, length int64) bool {
-	for n, end := m.at(offset), offset+length; offset < end; n++ {
-		if n == m.Len() {
-			return false
-		}
-		i := m.Item(n)
-		if !m.isZero(n, i) && !m.inSeed(i) {
-			return false
-		}
-		offset, m.before = i.End(), i
+// readMoved reads the bytes of a chunk for which hasMoved was true. disk.ErrDamaged: they are not there after all, or cannot
+// be read. They have to be verified, because nobody has compared the index with the image.
+func (c *chunks) readMoved(chunk []byte, s Segment) error {
+	clear(chunk)
+	err := caibx.CatchFaults(func() error {
+		return c.moved.each(s, func(i caibx.Item, from, to int64) error {
+			return c.moved.read(chunk[from-s.Offset:to-s.Offset], i, from-i.Offset)
+		})
+	})
+	if err != nil {
+		err = errors.Join(disk.ErrDamaged, err)
 	}
-	return true
+	return err
 }
 
-func (m *Moved) inSeed(i caibx.Item) bool {
-	for _, s := range m.seeds {
-		if _, has := s.find(i); has {
-			return true
+// each calls f for the items that are not zeros of a segment, with the bytes that are in it, until there is an error.
+func (l *items) each(s Segment, f func(i caibx.Item, from, to int64) error) error {
+	n := l.At(s.Offset)
+	for at := s.Offset; at < s.End(); n++ {
+		if n == l.Len() {
+			return disk.ErrDamaged
 		}
-	}
-	return false
-}
-
-// read reads bytes for which has was true. disk.ErrDamaged: they are not there after all, or cannot be read. The bytes
-// have to be verified, because nobody has compared the index with the image.
-func (m *Moved) read(p []byte, offset int64) error {
-	if err := caibx.CatchFaults(func() error { return m.readItems(p, offset) }); err != nil {
-		return errors.Join(disk.ErrDamaged, err)
-	}
-	return nil
-}
-
-func (m *Moved) readItems(p []byte, offset int64) error {
-	for n := m.at(offset); len(p) > 0; n++ {
-		i := m.Item(n)
-		piece := p[:min(int64(len(p)), i.End()-offset)]
-		if m.isZero(n, i) {
-			clear(piece)
-		} else if err := m.readItem(piece, i, offset-i.Offset); err != nil {
-			return err
+		i := l.Item(n)
+		end := min(i.End(), s.End())
+		if !l.isZero(n, i) {
+			if err := f(i, at, end); err != nil {
+				return err
+			}
 		}
-		p, offset, m.before = p[len(piece):], offset+int64(len(piece)), i
+		at, l.before = end, i
 	}
 	return nil
 }
 
-// readItem reads a part of an item from the first seed that has it.
-func (m *Moved) readItem(p []byte, i caibx.Item, skip int64) error {
-	for _, s := range m.seeds {
+// read reads a part of an item from the first seed that has it.
+func (l *items) read(p []byte, i caibx.Item, skip int64) error {
+	for _, s := range l.seeds {
 		from, has := s.find(i)
 		if !has {
 			continue

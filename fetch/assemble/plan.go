@@ -59,9 +59,8 @@ type list interface {
 	// extent returns a segment without its hash.
 	extent(n int64) Segment
 	hash(n int64) (Hash, error)
-	// locate returns the place of a segment. It is called in order after rewind, and for the last segment again.
+	// locate returns the place of a segment. It is called for most segments in order, and for some again.
 	locate(n int64, s Segment) (location, error)
-	rewind(n int64)
 }
 
 // Plan finds out, in order, where the bytes of an image come from: first the places on this node, then the sources. It is
@@ -72,8 +71,13 @@ type Plan struct {
 	seeds []*seed // whose indexes Close closes
 }
 
-// Close closes the indexes of the seeds.
-func (p *Plan) Close() { closeSeeds(p.seeds) }
+// Close closes the indexes of the seeds, and that of FindMoved.
+func (p *Plan) Close() {
+	closeSeeds(p.seeds)
+	if c, ok := p.list.(*chunks); ok && c.moved != nil {
+		_ = c.moved.Close() // it was only read
+	}
+}
 
 // size returns the offset of the end of the image.
 func (p *Plan) size() int64 {
@@ -81,12 +85,6 @@ func (p *Plan) size() int64 {
 		return 0
 	}
 	return p.extent(p.len() - 1).End()
-}
-
-// from lets the next run begin with the segment that contains an offset of the image.
-func (p *Plan) from(offset int64) {
-	p.next = p.at(offset)
-	p.rewind(p.next)
 }
 
 // nextRun returns the next run, nil after the last one.
@@ -144,7 +142,7 @@ func (p *Plan) Survey(ctx context.Context, offset int64) (Survey, error) {
 	if n := p.at(offset); n < p.len() {
 		from = p.extent(n).Offset
 	}
-	p.from(0)
+	p.next = 0
 	for {
 		if ctx.Err() != nil {
 			return s, context.Cause(ctx)
@@ -165,7 +163,7 @@ func (p *Plan) Survey(ctx context.Context, offset int64) (Survey, error) {
 // Missing yields the numbers of the segments that are missing, in order, until there is an error.
 func (p *Plan) Missing() iter.Seq[int64] {
 	return func(yield func(int64) bool) {
-		p.from(0)
+		p.next = 0
 		for r, err := p.nextRun(); r != nil && err == nil; r, err = p.nextRun() {
 			for n := r.first; r.place == missing && n < r.end; n++ {
 				if !yield(n) {
@@ -196,45 +194,35 @@ func (s single) hash(int64) (Hash, error) { return s.Hash, nil }
 
 func (s single) locate(int64, Segment) (location, error) { return location{place: missing}, nil }
 
-func (s single) rewind(int64) {}
-
 // ByManifest returns the plan of the image with a chunk manifest. A chunk is zeros, or that of a seed at the same place, or
-// moved, or missing. moved may be nil.
-func ByManifest(m *disk.Manifest, seeds []Seed, found *Moved) *Plan {
-	c := chunks{manifest: m, moved: found}
-	for _, s := range seeds {
-		c.seeds = append(c.seeds, &seed{Seed: s, bad: map[int64]bool{}})
-	}
-	return &Plan{list: c}
+// missing; or moved, after FindMoved. The caller closes the Plan and the manifest.
+func ByManifest(m *disk.Manifest, seeds ...Seed) *Plan {
+	opened := newSeeds(seeds)
+	return &Plan{list: &chunks{manifest: m, seeds: opened}, seeds: opened}
 }
 
 // chunks is the list of the chunks of a manifest.
 type chunks struct {
 	manifest *disk.Manifest
 	seeds    []*seed
-	moved    *Moved
+	moved    *items // nil: it is not known what moved
 }
 
-func (c chunks) len() int64 { return c.manifest.Chunks() }
+func (c *chunks) len() int64 { return c.manifest.Chunks() }
 
-func (c chunks) at(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
+func (c *chunks) at(offset int64) int64 { return (offset + disk.ChunkSize - 1) / disk.ChunkSize }
 
-func (c chunks) extent(n int64) Segment {
+func (c *chunks) extent(n int64) Segment {
 	return Segment{Offset: n * disk.ChunkSize, Length: c.manifest.ChunkLength(n)}
 }
 
-func (c chunks) hash(n int64) (Hash, error) { return c.manifest.Hash(n) }
-
-func (c chunks) rewind(int64) {}
+func (c *chunks) hash(n int64) (Hash, error) { return c.manifest.Hash(n) }
 
 // locate compares the hashes of the manifests. If they are of another algorithm, a seed has no chunk.
-func (c chunks) locate(n int64, s Segment) (location, error) {
+func (c *chunks) locate(n int64, s Segment) (location, error) {
 	zero, err := c.manifest.IsZero(n)
-	if err != nil {
-		return location{}, err
-	}
-	if zero {
-		return location{place: zeros}, nil
+	if err != nil || zero {
+		return location{place: zeros}, err
 	}
 	want, err := c.manifest.Hash(n)
 	if err != nil {
@@ -248,7 +236,7 @@ func (c chunks) locate(n int64, s Segment) (location, error) {
 			return location{fromSeed, seed, s.Offset}, nil
 		}
 	}
-	if c.moved != nil && c.moved.has(s.Offset, s.Length) {
+	if c.moved != nil && c.hasMoved(s) {
 		return location{place: moved}, nil
 	}
 	return location{place: missing}, nil

@@ -73,7 +73,7 @@ func (q *queue) start(window func() int64) {
 	q.progress.start(time.Now())
 }
 
-// fail ends the wait for segments.
+// fail ends the wait for segments that nothing requests now.
 func (q *queue) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -137,7 +137,7 @@ func (q *queue) await(ctx context.Context, s *segment) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for !s.done {
-		if q.err != nil {
+		if q.err != nil && s.by == nil && s.second == nil {
 			return q.err
 		}
 		if q.waitingSince.IsZero() {

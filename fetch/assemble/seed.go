@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"sort"
 	"sync/atomic"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -29,31 +28,36 @@ type Seed struct {
 // seed is a Seed that a plan uses.
 type seed struct {
 	Seed
-	table    *caibx.Table          // nil: a plan by a chunk manifest needs no index
+	table    *caibx.Table          // nil: its index is not known
 	verified *disk.VerifyingReader // nil without table
-	cursor   int64                 // the item at or after the offset of the last call of hasAt
 	bad      map[int64]bool        // numbers of damaged chunks
 }
 
 // verifiedChunks is the number of chunks of a seed in memory. Content that moved may be read from two chunks in turn.
 const verifiedChunks = 2
 
-// openSeeds opens the indexes of the seeds. A seed without one is left out. The error is that of ctx.
-func openSeeds(ctx context.Context, part *disk.Part, all []Seed, h caibx.Header) (seeds []*seed, err error) {
+func newSeeds(all []Seed) (seeds []*seed) {
 	for _, s := range all {
-		table, err := openSeedIndex(ctx, part, s, h)
+		seeds = append(seeds, &seed{Seed: s, bad: map[int64]bool{}})
+	}
+	return seeds
+}
+
+// openIndexes opens the indexes of seeds with chunks of header h. A seed without one has no table. The error is that of
+// ctx.
+func openIndexes(ctx context.Context, part *disk.Part, seeds []*seed, h caibx.Header, mayCut bool) error {
+	for _, s := range seeds {
+		s.Cut = s.Cut && mayCut
+		table, err := openSeedIndex(ctx, part, s.Seed, h)
 		if ctx.Err() != nil {
 			closeSeeds(seeds)
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
-		if err != nil || table == nil {
-			continue
+		if err == nil && table != nil {
+			s.table, s.verified = table, disk.NewVerifyingReader(s.ID, s.Reader, s.Manifest, verifiedChunks)
 		}
-		seeds = append(seeds, &seed{
-			Seed: s, table: table, verified: disk.NewVerifyingReader(s.ID, s.Reader, s.Manifest, verifiedChunks), bad: map[int64]bool{},
-		})
 	}
-	return seeds, nil
+	return nil
 }
 
 // openSeedIndex returns the index of a seed with chunks of header h; nil: there is none.
@@ -109,27 +113,16 @@ func storedTable(part *disk.Part, f *os.File, imageSize, limit int64) (*caibx.Ta
 
 func closeSeeds(seeds []*seed) {
 	for _, s := range seeds {
-		_ = s.table.Close() // it was only read
-	}
-}
-
-// rewind prepares hasAt for an offset and those after it.
-func (s *seed) rewind(offset int64) {
-	n := sort.Search(int(s.table.Len()), func(n int) bool { return s.table.Item(int64(n)).Offset >= offset })
-	s.cursor = int64(n)
-}
-
-// hasAt reports whether the seed has a chunk at the same offset. Each offset must be at least the one before it.
-func (s *seed) hasAt(i caibx.Item) bool {
-	for ; s.cursor < s.table.Len(); s.cursor++ {
-		switch own := s.table.Item(s.cursor); {
-		case own.Offset == i.Offset:
-			return own == i && s.isGood(i.Offset, i.Length)
-		case own.Offset > i.Offset:
-			return false
+		if s.table != nil {
+			_ = s.table.Close() // it was only read
 		}
 	}
-	return false
+}
+
+// hasAt reports whether the seed has a chunk at the same offset.
+func (s *seed) hasAt(i caibx.Item) bool {
+	n := s.table.At(i.Offset)
+	return n < s.table.Len() && s.table.Item(n) == i && s.isGood(i.Offset, i.Length)
 }
 
 // find returns the offset of a chunk in the seed.

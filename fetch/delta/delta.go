@@ -148,7 +148,6 @@ func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
 	if size := part.Source().Size; size >= 0 && size != index.ImageSize() {
 		return &indexError{err: fmt.Errorf("the index is of a file of %d bytes, but the file has %d", index.ImageSize(), size)}
 	}
-	in := bufio.NewReaderSize(&partReader{part: part}, disk.ChunkSize)
 	var chunk []byte
 	for n := range index.Len() {
 		i := index.Item(n)
@@ -159,7 +158,7 @@ func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
 			return context.Cause(ctx)
 		}
 		chunk = slices.Grow(chunk[:0], int(i.Length))[:i.Length]
-		if _, err := io.ReadFull(in, chunk); err != nil {
+		if err := part.ReadBack(chunk, i.Offset); err != nil {
 			return err
 		}
 		if index.Header().Digest.Check(chunk, i.ID) != nil {
@@ -167,22 +166,6 @@ func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
 		}
 	}
 	return nil
-}
-
-// partReader reads the bytes of a partial file in order.
-type partReader struct {
-	part *disk.Part
-	at   int64
-}
-
-func (r *partReader) Read(p []byte) (int, error) {
-	n := min(int64(len(p)), r.part.Offset()-r.at)
-	if n == 0 {
-		return 0, io.EOF
-	}
-	err := r.part.ReadBack(p[:n], r.at)
-	r.at += n
-	return int(n), err
 }
 
 func (d *Download) indexID() string { return fetch.AddressID(d.Request.Index) }

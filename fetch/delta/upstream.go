@@ -36,10 +36,10 @@ type upstream struct {
 	size     int64 // of the image
 	limiter  *rate.Limiter
 	health   assemble.Health
-	store    *store               // nil: none is declared
-	ranges   []*fetch.RangeReader // reader n does not use the first n addresses; none: there are no ranges
-	skip     int                  // the addresses before this one have sent wrong bytes
-	matched  atomic.Bool          // a chunk from a range had its id
+	store    *store             // nil: none is declared
+	ranges   *fetch.RangeReader // nil: the file is packed, so that there are no ranges
+	skip     int                // the addresses before this one have sent wrong bytes
+	matched  atomic.Bool        // a chunk from a range had its id
 }
 
 // openUpstream opens the sources of missing chunks. It sends no request. The caller calls close.
@@ -54,17 +54,10 @@ func (d *Download) openUpstream(index *caibx.Table) (*upstream, error) {
 			return nil, err
 		}
 	}
-	request := d.Request
-	for ; request.SkipAddresses <= len(request.Mirrors); request.SkipAddresses++ {
-		r, err := d.Client.NewRangeReader(request)
-		if errors.Is(err, fetch.ErrPacked) {
-			break
-		}
-		if err != nil {
-			u.close()
-			return nil, err
-		}
-		u.ranges = append(u.ranges, r)
+	u.ranges, err = d.Client.NewRangeReader(d.Request)
+	if err != nil && !errors.Is(err, fetch.ErrPacked) {
+		u.close()
+		return nil, err
 	}
 	return u, nil
 }
@@ -73,13 +66,13 @@ func (u *upstream) close() {
 	if u.store != nil {
 		u.store.files.Close()
 	}
-	for _, r := range u.ranges {
-		r.Close()
+	if u.ranges != nil {
+		u.ranges.Close()
 	}
 }
 
 // isEmpty reports whether nothing can be fetched.
-func (u *upstream) isEmpty() bool { return !u.store.isUsed() && len(u.ranges) == 0 }
+func (u *upstream) isEmpty() bool { return !u.store.isUsed() && u.ranges == nil }
 
 // name is that of the source that does not use the addresses which sent wrong bytes.
 func (u *upstream) name() string { return strconv.Itoa(u.skip) }
@@ -131,13 +124,13 @@ var (
 
 // openRange returns a provider of ranges from the addresses that are not skipped.
 func (u *upstream) openRange(skip int) assemble.Open {
-	if len(u.ranges) == 0 {
+	if u.ranges == nil {
 		return func(context.Context, int64, int64) (io.ReadCloser, error) {
 			return nil, &indexError{restart: true, err: errors.New("the chunk store does not have all chunks, and the file is packed, so that ranges of it are not ranges of the image")}
 		}
 	}
 	sized := assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
-		body, total, err := u.ranges[skip].OpenTotal(ctx, from, to)
+		body, total, err := u.ranges.OpenAfter(ctx, skip, from, to)
 		if err == nil && total >= 0 && total != u.size {
 			body.Close()
 			err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%w: it has %d bytes, not %d", errWrongSize, total, u.size)}
@@ -160,7 +153,7 @@ func (u *upstream) failed(s assemble.Source, err error) error {
 	switch {
 	case s.Name != u.name(): // of an address that is not used any more
 		return nil
-	case wrong && u.skip < len(u.ranges)-1:
+	case wrong && u.skip < u.ranges.Addresses()-1:
 		u.skip++
 		return nil
 	case wrong:

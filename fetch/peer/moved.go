@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"slices"
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -22,25 +21,21 @@ const (
 	cutGain = 8
 )
 
-// openMoved finds the bytes of missing chunks that the seeds have at other places, if a source has an index of the image.
-// It returns nil if there is none, or if it is not worth its bytes. The caller closes the result.
-func (t *transfer) openMoved(ctx context.Context, part *disk.Part, m *disk.Manifest, seeds []assemble.Seed) (*assemble.Moved, error) {
-	if len(seeds) == 0 {
-		return nil, nil
+// findMoved lets the plan find the bytes of missing chunks that the seeds have at other places, if a source has an index of
+// the image, and if that is worth its bytes.
+func (t *transfer) findMoved(ctx context.Context, part *disk.Part, m *disk.Manifest, plan *assemble.Plan) error {
+	if len(t.pull.Seeds) == 0 {
+		return nil
 	}
-	survey, err := assemble.ByManifest(m, seeds, nil).Survey(ctx, part.Offset())
+	survey, err := plan.Survey(ctx, part.Offset())
 	if err != nil || survey.Missing == 0 {
-		return nil, err
+		return err
 	}
 	index, err := t.loadIndex(ctx, part, m, survey.Missing/indexGain)
 	if err != nil || index == nil {
-		return nil, err
+		return err
 	}
-	seeds = slices.Clone(seeds)
-	for i := range seeds {
-		seeds[i].Cut = seeds[i].Cut && survey.Missing > m.Size()/cutGain
-	}
-	return assemble.OpenMoved(ctx, part, index, seeds)
+	return plan.FindMoved(ctx, part, index, survey.Missing > m.Size()/cutGain)
 }
 
 // loadIndex returns the index of the image: that of an earlier attempt, or that of a source, if it has at most limit

@@ -133,13 +133,7 @@ func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limit
 		return 0, err
 	}
 	defer body.Close()
-	stall := time.AfterFunc(readStall, func() { cancel(errTimeout) })
-	defer stall.Stop()
-	limited := fetch.RateLimitReader(ctx, readerFunc(func(p []byte) (int, error) {
-		n, err := body.Read(p)
-		stall.Reset(readStall)
-		return n, err
-	}), limiter)
+	limited := fetch.RateLimitReader(ctx, fetch.StallReader(body, readStall, cancel), limiter)
 	for from+read < to {
 		chunk := buf[:min(disk.ChunkSize, to-from-read)]
 		if _, err := io.ReadFull(limited, chunk); err != nil {
@@ -150,11 +144,6 @@ func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limit
 	}
 	return read, nil
 }
-
-// readerFunc is a function that implements io.Reader.
-type readerFunc func([]byte) (int, error)
-
-func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 const (
 	// maxProofs is how many proofs a node sends at once: each needs some chunks of memory. Further requests

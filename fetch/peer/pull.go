@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -140,51 +139,19 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 	}
 	t.progress.Total.Store(m.Size())
 	t.progress.Resume(part.Offset())
-	seeds := t.seeds()
-	found, err := t.openMoved(ctx, part, m, seeds)
-	if err != nil {
+	plan := assemble.ByManifest(m, t.pull.Seeds[:min(len(t.pull.Seeds), MaxSeeds)]...)
+	defer plan.Close()
+	if err := t.findMoved(ctx, part, m, plan); err != nil {
 		return err
 	}
-	if found != nil {
-		defer found.Close()
-	}
-	return t.run(ctx, m, assemble.ByManifest(m, seeds, found), part, part.Offset())
-}
-
-// seeds returns the seeds. Each reports its first damage only.
-func (t *transfer) seeds() []assemble.Seed {
-	seeds := slices.Clone(t.pull.Seeds[:min(len(t.pull.Seeds), MaxSeeds)])
-	for i := range seeds {
-		seeds[i].Damaged = sync.OnceFunc(seeds[i].Damaged)
-	}
-	return seeds
+	return t.run(ctx, m, plan, part, part.Offset())
 }
 
 // Chunks receives the chunks from index first to the end of the image with manifest m, verifies them,
 // and passes them to put in order. A chunk of zeros is not requested, and the argument chunk is nil.
 // put must not keep chunk after it returns. The errors are those of Into and of put.
-func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(n int64, chunk []byte) error) error {
-	t := p.newTransfer()
-	to := &chunkSink{first, put}
-	return fetch.ClassifyDiskError(t.run(ctx, m, assemble.ByManifest(m, nil, nil), to, first*disk.ChunkSize))
-}
-
-// chunkSink passes chunks to a function.
-type chunkSink struct {
-	next int64
-	put  func(n int64, chunk []byte) error
-}
-
-// AppendZeros implements assemble.Sink.
-func (s *chunkSink) AppendZeros(int64) error {
-	s.next++
-	return s.put(s.next-1, nil)
-}
-
-// AppendChunk implements assemble.Sink.
-func (s *chunkSink) AppendChunk(buf []byte, length int64, _ disk.ChunkHash) ([]byte, error) {
-	s.next++
-	return buf, s.put(s.next-1, buf[:length])
+func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(chunk []byte) error) error {
+	return fetch.ClassifyDiskError(p.newTransfer().run(ctx, m, assemble.ByManifest(m), assemble.ChunkFunc(put), first*disk.ChunkSize))
 }
 
 // preparePart keeps the chunks of part that match m. If none match, it empties part.
@@ -391,10 +358,10 @@ func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
 	t := p.newTransfer()
 	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (length int, err error) {
 		s := assemble.Segment{Offset: n * disk.ChunkSize, Length: min(disk.ChunkSize, size-n*disk.ChunkSize), Hash: hash}
-		to := &chunkSink{n, func(_ int64, chunk []byte) error {
+		to := assemble.ChunkFunc(func(chunk []byte) error {
 			length = copy(buf, chunk)
 			return nil
-		}}
+		})
 		return length, t.newAssembly(assemble.Single(s), to, func(Source) bool { return true }).Run(ctx, s.Offset)
 	}
 }
