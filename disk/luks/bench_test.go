@@ -21,11 +21,7 @@ func BenchmarkEncrypt(b *testing.B) {
 		for _, sectorSize := range []int{512, 4096} {
 			for _, workers := range []int{1, runtime.GOMAXPROCS(0)} {
 				b.Run(fmt.Sprintf("key=%d/sector=%d/processors=%d", keySize, sectorSize, workers), func(b *testing.B) {
-					x, err := newXTS(make([]byte, keySize/8))
-					if err != nil {
-						b.Fatal(err)
-					}
-					p := &Payload{xts: x, sectorSize: sectorSize}
+					p := newPayload(b, make([]byte, keySize/8), sectorSize, 0)
 					reference := opensslSpeed(b, fmt.Sprintf("aes-%d-xts", keySize/2))
 					b.SetBytes(int64(workers) << 20)
 					b.ResetTimer()

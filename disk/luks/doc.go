@@ -17,14 +17,12 @@
 // memory or time. To protect cryptsetup, Read must interpret a header exactly as cryptsetup does: it
 // therefore rejects JSON with duplicate names, or with names that differ only in case.
 //
-// # Payload (xts.go, aes_amd64.go)
+// # Payload (payload.go)
 //
 // The payload is encrypted with AES-XTS, each sector separately. The tweak of a sector is its number
 // plus iv_tweak of the segment. The number counts units of 512 bytes from the start of the payload,
 // for every sector size. This is dm-crypt's plain64 without iv_large_sectors, which LUKS2 never sets.
 // With sectors of 4096 bytes the numbers are 0, 8, 16, …
 //
-// On amd64, assembly code processes eight blocks in parallel with the AES instructions of the CPU;
-// x/crypto/xts encrypts the blocks one after the other and mostly waits. Other architectures use
-// crypto/aes. On a CPU without AES instructions, the run time of crypto/aes depends on the key.
+// On a CPU without AES instructions, the run time of crypto/aes depends on the key.
 package luks

@@ -1,6 +1,7 @@
 package luks
 
 import (
+	"crypto/aes"
 	"crypto/pbkdf2"
 	"crypto/sha1"
 	"crypto/sha256"
@@ -11,6 +12,8 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+
+	"golang.org/x/crypto/xts"
 )
 
 // Limits for trying a passphrase on all key slots. They are several times the values that cryptsetup
@@ -154,9 +157,9 @@ func (h *Header) Open(key []byte) (*Payload, error) {
 	if subtle.ConstantTimeCompare(sum, h.digest.Digest) != 1 {
 		return nil, errWrongKey
 	}
-	x, err := newXTS(key)
+	cipher, err := xts.NewCipher(aes.NewCipher, key)
 	if err != nil {
 		return nil, err
 	}
-	return &Payload{xts: x, sectorSize: h.SectorSize, ivTweak: h.ivTweak}, nil
+	return &Payload{cipher, h.SectorSize, h.ivTweak}, nil
 }

@@ -9,41 +9,17 @@ import (
 	"sync"
 	"testing"
 
-	peer "golang.org/x/crypto/xts"
+	"golang.org/x/crypto/xts"
 )
 
-// counting is the plaintext of most vectors of the standard.
-var counting = func() (b [512]byte) {
-	for i := range b {
-		b[i] = byte(i)
-	}
-	return b
-}()
-
-// Vectors 1 to 4 and 10 of IEEE 1619, annex B.
+// Vectors 4 and 10 of IEEE 1619, annex B: the first ones with whole sectors and keys of 32 and 64 bytes.
 var vectors = []struct {
-	key               string
-	number            uint64
-	plain, ciphertext string
+	key        string
+	number     uint64
+	ciphertext string
 }{
 	{
-		"0000000000000000000000000000000000000000000000000000000000000000", 0,
-		"0000000000000000000000000000000000000000000000000000000000000000",
-		"917cf69ebd68b2ec9b9fe9a3eadda692cd43d2f59598ed858c02c2652fbf922e",
-	},
-	{
-		"1111111111111111111111111111111122222222222222222222222222222222", 0x3333333333,
-		"4444444444444444444444444444444444444444444444444444444444444444",
-		"c454185e6a16936e39334038acef838bfb186fff7480adc4289382ecd6d394f0",
-	},
-	{
-		"fffefdfcfbfaf9f8f7f6f5f4f3f2f1f022222222222222222222222222222222", 0x3333333333,
-		"4444444444444444444444444444444444444444444444444444444444444444",
-		"af85336b597afc1a900b2eb21ec949d292df4c047e0b21532186a5971a227a89",
-	},
-	{
 		"2718281828459045235360287471352631415926535897932384626433832795", 0,
-		hex.EncodeToString(counting[:]),
 		"27a7479befa1d476489f308cd4cfa6e2a96e4bbe3208ff25287dd3819616e89cc78cf7f5e543445f8333d8fa7f560000" +
 			"05279fa5d8b5e4ad40e736ddb4d35412328063fd2aab53e5ea1e0a9f332500a5df9487d07a5c92cc512c8866c7e860ce" +
 			"93fdf166a24912b422976146ae20ce846bb7dc9ba94a767aaef20c0d61ad02655ea92dc4c4e41a8952c651d33174be51" +
@@ -58,7 +34,6 @@ var vectors = []struct {
 	},
 	{
 		"27182818284590452353602874713526624977572470936999595749669676273141592653589793238462643383279502884197169399375105820974944592", 0xff,
-		hex.EncodeToString(counting[:]),
 		"1c3b3a102f770386e4836c99e370cf9bea00803f5e482357a4ae12d414a3e63b5d31e276f8fe4a8d66b317f9ac683f44" +
 			"680a86ac35adfc3345befecb4bb188fd5776926c49a3095eb108fd1098baec70aaa66999a72a82f27d848b21d4a741b0" +
 			"c5cd4d5fff9dac89aeba122961d03a757123e9870f8acf1000020887891429ca2a3e7a7d7df7b10355165c8b9a6d0a7d" +
@@ -82,25 +57,35 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
+func newPayload(t testing.TB, key []byte, sectorSize int, ivTweak uint64) *Payload {
+	t.Helper()
+	cipher, err := xts.NewCipher(aes.NewCipher, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Payload{cipher, sectorSize, ivTweak}
+}
+
 func TestVectorsOfIEEE1619(t *testing.T) {
+	plain := make([]byte, 512)
+	for i := range plain {
+		plain[i] = byte(i)
+	}
 	for _, v := range vectors {
-		x, err := newXTS(unhex(t, v.key))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b := unhex(t, v.plain)
-		x.crypt(b, len(b), v.number, 1, x.data.encrypt)
+		p := newPayload(t, unhex(t, v.key), len(plain), 0)
+		b := bytes.Clone(plain)
+		p.Encrypt(b, int64(v.number)*ivUnit)
 		if got := hex.EncodeToString(b); got != v.ciphertext {
 			t.Errorf("key %s, number %#x: got %s, want %s", v.key, v.number, got, v.ciphertext)
 		}
-		x.crypt(b, len(b), v.number, 1, x.data.decrypt)
-		if got := hex.EncodeToString(b); got != v.plain {
-			t.Errorf("key %s, number %#x: decrypted to %s, want %s", v.key, v.number, got, v.plain)
+		p.Decrypt(b, int64(v.number)*ivUnit)
+		if !bytes.Equal(b, plain) {
+			t.Errorf("key %s, number %#x: decrypted to %x", v.key, v.number, b)
 		}
 	}
 }
 
-// TestSectorNumbers compares the ciphertext with x/crypto for the sector numbers of dm-crypt.
+// TestSectorNumbers encrypts each sector with its number in dm-crypt and compares the ciphertext.
 func TestSectorNumbers(t *testing.T) {
 	random := rand.NewChaCha8([32]byte{7})
 	for _, keySize := range []int{32, 64} {
@@ -109,27 +94,19 @@ func TestSectorNumbers(t *testing.T) {
 				t.Run(fmt.Sprint(keySize, sectorSize, ivTweak), func(t *testing.T) {
 					key := make([]byte, keySize)
 					random.Read(key)
-					x, err := newXTS(key)
-					if err != nil {
-						t.Fatal(err)
-					}
-					p := &Payload{xts: x, sectorSize: sectorSize, ivTweak: ivTweak}
-					other, err := peer.NewCipher(aes.NewCipher, key)
-					if err != nil {
-						t.Fatal(err)
-					}
+					p := newPayload(t, key, sectorSize, ivTweak)
 					plain := make([]byte, 9*4096+sectorSize)
 					random.Read(plain)
 					offset := int64(1<<41) + int64(3*sectorSize)
 					want := make([]byte, len(plain))
 					for at := 0; at < len(plain); at += sectorSize {
 						n := ivTweak + uint64(offset+int64(at))/512
-						other.Encrypt(want[at:at+sectorSize], plain[at:at+sectorSize], n)
+						p.cipher.Encrypt(want[at:at+sectorSize], plain[at:at+sectorSize], n)
 					}
 					got := bytes.Clone(plain)
 					p.Encrypt(got, offset)
 					if !bytes.Equal(got, want) {
-						t.Fatal("the ciphertext differs from x/crypto")
+						t.Fatal("the ciphertext has other sector numbers")
 					}
 					p.Decrypt(got, offset)
 					if !bytes.Equal(got, plain) {
@@ -152,11 +129,7 @@ func TestSectorNumbers(t *testing.T) {
 // TestPanicUnlessWholeSectors checks that partial sectors cause a panic before any byte changes.
 // Otherwise wrong bytes would be written to a disk.
 func TestPanicUnlessWholeSectors(t *testing.T) {
-	x, err := newXTS(make([]byte, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &Payload{xts: x, sectorSize: 4096}
+	p := newPayload(t, make([]byte, 32), 4096, 0)
 	for _, test := range []struct{ size, offset int64 }{{4096 + 512, 0}, {1, 0}, {4096, 512}, {4096, -4096}} {
 		b := make([]byte, 2*4096)
 		for _, crypt := range []func([]byte, int64){p.Encrypt, p.Decrypt} {
@@ -168,14 +141,6 @@ func TestPanicUnlessWholeSectors(t *testing.T) {
 				}()
 				crypt(b[:test.size], test.offset)
 			}()
-		}
-	}
-}
-
-func TestKeySizes(t *testing.T) {
-	for size := range 130 {
-		if _, err := newXTS(make([]byte, size)); (err == nil) != (size == 32 || size == 64) {
-			t.Errorf("a key of %d bytes: error is %v", size, err)
 		}
 	}
 }
