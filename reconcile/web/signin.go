@@ -9,6 +9,8 @@ import (
 	"path"
 	"strings"
 
+	"github.com/klauspost/compress/gzhttp"
+
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -27,6 +29,7 @@ func (s *Site) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		denied = e
 	}
 	w.Header().Set("Connection", "close")
+	w.Header().Set(gzhttp.HeaderNoCompression, "true") // strangers cost no compression
 	if r.URL.Query().Has("poll") {
 		denied.Write(w)
 		return
@@ -37,10 +40,10 @@ func (s *Site) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		model.Reload = r.Header.Get("Sec-Fetch-Site") == "cross-site"
 		model.Message = "This daemon shows its state to callers with a token only."
 	}
-	s.writeRefused(w, r, denied.Status, model)
+	s.writeRefused(w, denied.Status, model)
 }
 
-func (s *Site) writeRefused(w http.ResponseWriter, r *http.Request, code int, model refused) {
+func (s *Site) writeRefused(w http.ResponseWriter, code int, model refused) {
 	var main bytes.Buffer
 	if err := s.templates.ExecuteTemplate(&main, "refused", model); err != nil {
 		panic("web: render a refusal: " + err.Error())
@@ -53,7 +56,7 @@ func (s *Site) writeRefused(w http.ResponseWriter, r *http.Request, code int, mo
 		p.Refresh = s.options.Prefix + model.Next
 	}
 	p.Main = template.HTML(main.String()) // escaped by the template
-	s.write(w, r, code, p)
+	s.write(w, code, p)
 }
 
 // next returns the path and the query of one of the own views, without the prefix. For anything else, which a foreign page
@@ -82,7 +85,7 @@ func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
 	next := "/"
 	switch r.Method {
 	case http.MethodGet:
-		s.writeRefused(w, r, http.StatusOK, refused{SignIn: s.options.Auth.CanSignIn(), Next: next, Message: "Sign in with a token of this daemon."})
+		s.writeRefused(w, http.StatusOK, refused{SignIn: s.options.Auth.CanSignIn(), Next: next, Message: "Sign in with a token of this daemon."})
 		return
 	case http.MethodPost:
 	default:
@@ -98,7 +101,7 @@ func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
 	next = s.next(r.PostForm.Get("next"))
 	err := s.options.Auth.SignIn(w, r, strings.TrimSpace(r.PostForm.Get("token")))
 	if denied, ok := errors.AsType[*httperror.Error](err); ok {
-		s.writeRefused(w, r, denied.Status, refused{SignIn: s.options.Auth.CanSignIn(), Next: next, Message: denied.Message})
+		s.writeRefused(w, denied.Status, refused{SignIn: s.options.Auth.CanSignIn(), Next: next, Message: denied.Message})
 		return
 	}
 	http.Redirect(w, r, s.options.Prefix+next, http.StatusSeeOther)

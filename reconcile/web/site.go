@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/klauspost/compress/gzhttp"
+
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
@@ -102,7 +104,8 @@ func (s *Site) Routes() []Route {
 		"/configuration": s.configurationView,
 		"/lines":         linesView,
 	} {
-		routes = append(routes, Route{pattern, read, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, v) }})
+		serve := func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, v) }
+		routes = append(routes, Route{pattern, read, compressed(http.HandlerFunc(serve))})
 	}
 	return routes
 }
@@ -177,11 +180,11 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 			if session, ok := s.options.Auth.Session(r); ok {
 				p.Session = session.RequestToken
 			}
-			s.write(w, r, out.code, p)
+			s.write(w, out.code, p)
 			return
 		case now != nil && out.tag != tag: // before the first round, an open page keeps what it shows
 			w.Header().Set("X-View", out.tag)
-			s.send(w, r, http.StatusOK, []byte(out.html))
+			send(w, http.StatusOK, []byte(out.html))
 			return
 		}
 		if now.wait(ctx, next); ctx.Err() != nil {
@@ -205,26 +208,25 @@ func (s *Site) node() string {
 }
 
 // write sends a whole page.
-func (s *Site) write(w http.ResponseWriter, r *http.Request, code int, p page) {
+func (s *Site) write(w http.ResponseWriter, code int, p page) {
 	var b bytes.Buffer
 	if err := s.templates.ExecuteTemplate(&b, "layout", p); err != nil {
 		panic("web: render the page: " + err.Error())
 	}
-	s.send(w, r, code, b.Bytes())
+	send(w, code, b.Bytes())
 }
 
-// minPacked is the size of a view that is worth compressing. The sign-in is smaller, and refusals are never compressed, so
-// that strangers cost no compression.
-const minPacked = 4 << 10
-
-func (s *Site) send(w http.ResponseWriter, r *http.Request, code int, content []byte) {
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Vary", "Accept-Encoding")
-	if code < http.StatusBadRequest && len(content) >= minPacked && acceptsGzip(r) {
-		h.Set("Content-Encoding", "gzip")
-		content = pack(content)
+// compressed sends what a handler writes with gzip, if it is long enough and the reader accepts that.
+var compressed = func() func(http.Handler) http.HandlerFunc {
+	wrap, err := gzhttp.NewWrapper(gzhttp.EnableZstd(false), gzhttp.MinSize(4<<10))
+	if err != nil {
+		panic("web: " + err.Error()) // the options are valid
 	}
+	return wrap
+}()
+
+func send(w http.ResponseWriter, code int, content []byte) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(code)
 	_, _ = w.Write(content) // fails if the reader has closed the connection
 }
