@@ -86,6 +86,19 @@ func BenchmarkSHA512(b *testing.B) {
 	}
 }
 
+// BenchmarkChunkHash hashes whole chunks in memory.
+func BenchmarkChunkHash(b *testing.B) {
+	chunk := bytes.Repeat([]byte{1}, ChunkSize)
+	for name, a := range map[string]ChunkAlgorithm{"SHA-256": ChunkSHA256, "BLAKE3": ChunkBLAKE3} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(ChunkSize)
+			for b.Loop() {
+				a.Hash(chunk)
+			}
+		})
+	}
+}
+
 // BenchmarkList lists 1,000 images that did not change since the last call.
 func BenchmarkList(b *testing.B) {
 	d := newDisk(b)

@@ -58,6 +58,21 @@ func TestChunkHash(t *testing.T) {
 	}
 }
 
+// The digest is that of another implementation, for the input of the test vectors of BLAKE3.
+func TestBLAKE3OfWholeChunk(t *testing.T) {
+	chunk := make([]byte, ChunkSize)
+	for i := range chunk {
+		chunk[i] = byte(i % 251)
+	}
+	h := ChunkBLAKE3.Hash(chunk)
+	if got, want := hex.EncodeToString(h.sum[:]), "74cb441fd087764ca9c3694da742ebe30cbeb3060a17009ca81825c7a8d10343"; got != want {
+		t.Errorf("hash %s, want %s", got, want)
+	}
+	if matches, err := h.MatchesReader(iotest.HalfReader(bytes.NewReader(chunk))); err != nil || !matches {
+		t.Errorf("a reader of the chunk matches: %v, error %v", matches, err)
+	}
+}
+
 // TestManifestOfEachAlgorithm opens, sends and receives manifests of both algorithms. A verification
 // keeps the algorithm.
 func TestManifestOfEachAlgorithm(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/zeebo/blake3"
+	"lukechampine.com/blake3"
 )
 
 // convergence is the part of a run after all faults are healed.
