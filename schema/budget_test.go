@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // costly are files of the limit of one file each, by what they have too much of.
@@ -122,7 +123,7 @@ func TestProblemsAreLimited(t *testing.T) {
 func TestLimitsLeaveRoom(t *testing.T) {
 	images := manyImages(10_000)
 	s := oneFile(images)
-	if w := weight(s.Files[0]); w > maxFileValues*6/10 || w > maxValues/3 || len(images)+1000 > maxDefinitions*19/20 || len(s.Files[0].Data) > configdir.MaxFile*7/10 {
+	if w := document.Weight(s.Files[0].Data); w > maxFileValues*6/10 || w > maxValues/3 || len(images)+1000 > maxDefinitions*19/20 || len(s.Files[0].Data) > configdir.MaxFile*7/10 {
 		t.Errorf("10,000 images have %d values and %d bytes", w, len(s.Files[0].Data))
 	}
 }

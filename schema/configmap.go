@@ -74,7 +74,7 @@ func (p *parsedFile) parseEmbedded(f document.Field) embeddedFile {
 	if f.Value.Kind != document.Text || path.Ext(f.Name) == ".cue" {
 		return e
 	}
-	if p.weight += weight(configdir.File{Path: f.Name, Data: []byte(f.Value.Text)}); p.weight > maxFileValues {
+	if p.weight += document.Weight([]byte(f.Value.Text)); p.weight > maxFileValues {
 		e.tooLarge = true
 		return e
 	}

@@ -175,14 +175,12 @@ func (l *Loader) candidate(f configdir.File) *candidate {
 		c.cost = c.parsed.cost
 	} else if known, ok := l.costs[c.key]; ok {
 		c.cost = known
-	} else if c.cost.values = weight(f); c.cost.exceeds(fileLimit) != "" {
+	} else if c.cost.values = document.Weight(f.Data); c.cost.exceeds(fileLimit) != "" {
 		// The file is not parsed, so it costs nothing.
 		c.parsed, c.cost = (&parsedFile{File: manifest.File{Path: f.Path}}).rejected("values"), cost{}
 	}
 	return c
 }
-
-func weight(f configdir.File) int { return document.Weight(path.Ext(f.Path) == ".json", f.Data) }
 
 // evaluateFiles evaluates the units of .cue files that changed since the last load. It adds the results
 // that the next load can use again to kept, and the costs of the units that it left out to costs.

@@ -14,6 +14,6 @@
 //
 //	value.go            Value, the form of a document in any language, and Path
 //	problem.go          Problem, an error or a warning with position, path, message and hint
-//	yaml.go, json.go    the parsers; yamlparts.go saves memory for large YAML documents
+//	yaml.go, json.go    the parsers
 //	suggest.go          "did you mean"
 package document

@@ -38,14 +38,6 @@ const maxDepth = 100
 // ParseYAML reads the documents of a YAML file. If there is a problem, it also returns the
 // documents before it. It subtracts from the limits what it uses.
 func ParseYAML(file string, data []byte, limits *Limits) ([]*Value, *Problem) {
-	if docs, ok := parseInParts(file, data, limits, partSize); ok {
-		return docs, nil
-	}
-	return parseWhole(file, data, limits)
-}
-
-// parseWhole parses all documents, one after the other.
-func parseWhole(file string, data []byte, limits *Limits) ([]*Value, *Problem) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	reader := yamlReader{file: file, limits: limits}
 	var docs []*Value
@@ -69,9 +61,7 @@ func parseWhole(file string, data []byte, limits *Limits) ([]*Value, *Problem) {
 // yamlReader converts the nodes of one file to values.
 type yamlReader struct {
 	file   string
-	line   int  // how many lines of the file are before the text
-	part   bool // the text is a part of the mapping
-	depth  int  // of the aliases around the current node
+	depth  int // of the aliases around the current node
 	limits *Limits
 	names  map[string]string // of fields: they are repeated, and each is kept once
 }
@@ -81,7 +71,7 @@ func (r *yamlReader) fail(y *yaml.Node, format string, args ...any) *Problem {
 }
 
 func (r *yamlReader) at(y *yaml.Node) Position {
-	return Position{File: r.file, Line: r.line + y.Line, Column: y.Column}
+	return Position{File: r.file, Line: y.Line, Column: y.Column}
 }
 
 func (r *yamlReader) node(y *yaml.Node, depth int) (*Value, *Problem) {
@@ -163,9 +153,6 @@ func (r *yamlReader) mapping(y *yaml.Node, depth int) (*Value, *Problem) {
 			return nil, r.fail(key, "the name of a field must be a string")
 		}
 		if key.ShortTag() == "!!merge" {
-			if r.part && depth == 1 {
-				return nil, r.fail(key, "fields of other parts have precedence over these")
-			}
 			if merged, err = r.merge(merged, value); err != nil {
 				return nil, err
 			}
