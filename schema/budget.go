@@ -11,8 +11,8 @@ import (
 
 // Limits of one load. Whoever writes a file of the config directory may declare, and must not be
 // able to exhaust the memory or the processor of every node. 10,000 images with typical fields
-// have 270,000 values. With them, validate needs 1.0 s of processor time and 119 MiB for one file, and 1.6 s
-// and 132 MiB for a file each (BenchmarkLargeConfiguration, on a busy machine).
+// have 270,000 values. With them, validate needs 6 s of processor time and less than 200 MiB (BenchmarkLargeConfiguration,
+// on a busy machine).
 const (
 	// maxFileValues limits the values of one file by their document.Weight. A value costs a
 	// parser and its result 300 bytes.
@@ -30,9 +30,9 @@ const (
 	// maxDocuments limits the documents of all files together, and the items of lists among
 	// them. A document that is skipped costs about 500 bytes.
 	maxDocuments = 50_000
-	// maxDefinitions limits the images, nodes and settings together. A valid definition costs a tenth of a
-	// millisecond, one that CUE has to check a millisecond, and an image about 8 KiB in a daemon: its
-	// definition, its part of the plan, and its part of a status document that is sent.
+	// maxDefinitions limits the images, nodes and settings together. The check of a definition takes about half a
+	// millisecond, and an image about 8 KiB in a daemon: its definition, its part of the plan, and its part of a
+	// status document that is sent.
 	maxDefinitions = 12_000
 	// maxPairs limits images times disks. The planner considers each pair after a change, which
 	// takes 50 ns: 1 s.
@@ -54,88 +54,54 @@ const (
 	evaluationTime = 12 * time.Second
 )
 
-// timer measures the processor time of a load. It is that of the process, in which rounds run at the same
-// time. So it stops while the process waits for children.
-type timer struct {
-	began     time.Duration // processor time of this process when the load began, without that of evaluate
-	evaluated time.Duration // processor time of the children
-}
+// cost is what the content of a file costs: how much it has of each of costNames.
+type cost [4]int
 
-func newTimer() *timer { return &timer{began: processorTime()} }
+// The indexes of a cost.
+const (
+	valueCost = iota
+	documentCost
+	definitionCost
+	textCost // bytes of text that .cue files result in
+)
 
-// evaluate calls run, which returns the processor time of the children that it waited for.
-func (t *timer) evaluate(run func() time.Duration) {
-	before := processorTime()
-	t.evaluated += run()
-	t.began += processorTime() - before
-}
-
-// expired reports whether the time of the load is over.
-func (t *timer) expired() bool { return processorTime()-t.began+t.evaluated > loadTime }
-
-// cost is what the content of a file costs.
-type cost struct {
-	values, documents, definitions int
-	text                           int // bytes of text that .cue files result in
-}
-
-// exceeds returns what of a cost is larger than a limit, "" if nothing is.
-func (c cost) exceeds(limit cost) string {
-	switch {
-	case c.values > limit.values:
-		return "values"
-	case c.documents > limit.documents:
-		return "documents"
-	case c.definitions > limit.definitions:
-		return "images, nodes and settings"
-	case c.text > limit.text:
-		return "bytes of text in .cue files"
-	}
-	return ""
-}
-
-// of returns the part of c that exceeds named.
-func (c cost) of(what string) int {
-	switch what {
-	case "values":
-		return c.values
-	case "documents":
-		return c.documents
-	case "images, nodes and settings":
-		return c.definitions
-	}
-	return c.text
-}
+var costNames = [len(cost{})]string{"values", "documents", "images, nodes and settings", "bytes of text in .cue files"}
 
 var (
 	fileLimit      = cost{maxFileValues, maxDocuments, maxDefinitions, maxUnitText}
 	directoryLimit = cost{maxValues, maxDocuments, maxDefinitions, maxText}
 )
 
-// budget is what is left of the limit of a directory.
-type budget struct{ left cost }
-
-// take takes the cost of a file. It returns what is exhausted, and takes nothing then.
-func (b *budget) take(c cost) (exhausted string) {
-	if exhausted = c.exceeds(b.left); exhausted != "" {
-		return exhausted
+// exhausted returns the index of what a cost has more of than a limit, -1 if there is nothing.
+func (c cost) exhausted(limit cost) int {
+	for i := range c {
+		if c[i] > limit[i] {
+			return i
+		}
 	}
-	b.left.values -= c.values
-	b.left.documents -= c.documents
-	b.left.definitions -= c.definitions
-	b.left.text -= c.text
-	return ""
+	return -1
+}
+
+// take takes the cost of a file from what is left. If that is not enough, it takes nothing, and returns the index of what
+// is exhausted, otherwise -1.
+func (c *cost) take(file cost) (exhausted int) {
+	if exhausted = file.exhausted(*c); exhausted < 0 {
+		for i := range c {
+			c[i] -= file[i]
+		}
+	}
+	return exhausted
 }
 
 // rejected returns the file as one that declares nothing, because it alone has too much of what.
-func (p *parsedFile) rejected(what string) *parsedFile {
-	return p.leftOut(fmt.Sprintf("has more than %s %s: it is not read", grouped(fileLimit.of(what)), what))
+func (p *parsedFile) rejected(what int) *parsedFile {
+	return p.leftOut(fmt.Sprintf("has more than %s %s: it is not read", grouped(fileLimit[what]), costNames[what]))
 }
 
 // surplus returns the file as one that declares nothing, because all files together have too much
 // of what.
-func (p *parsedFile) surplus(what string) *parsedFile {
-	return p.leftOut(fmt.Sprintf("is not read: the files of the directory have more than %s %s together", grouped(directoryLimit.of(what)), what))
+func (p *parsedFile) surplus(what int) *parsedFile {
+	return p.leftOut(fmt.Sprintf("is not read: the files of the directory have more than %s %s together", grouped(directoryLimit[what]), costNames[what]))
 }
 
 func (p *parsedFile) leftOut(message string) *parsedFile {

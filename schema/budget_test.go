@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -173,25 +172,5 @@ func TestTooManyDesiredCopies(t *testing.T) {
 				t.Errorf("%s with a limit of %d: %v, allowed %s", tt.image, limit, r.Errors, r.Allowed)
 			}
 		}
-	}
-}
-
-// A load must not be charged for what the process does while it waits for children.
-func TestTimerStopsWhileItWaitsForChildren(t *testing.T) {
-	burn := func(d time.Duration) {
-		for began := processorTime(); processorTime()-began < d; {
-		}
-	}
-	own := newTimer()
-	own.evaluate(func() time.Duration {
-		burn(200 * time.Millisecond)
-		return loadTime - 100*time.Millisecond
-	})
-	if own.expired() {
-		t.Error("the time of the rounds counts")
-	}
-	own.evaluate(func() time.Duration { return 100 * time.Millisecond })
-	if !own.expired() {
-		t.Error("the time of the children does not count")
 	}
 }

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/errors"
 	"golang.org/x/sys/unix"
 
@@ -48,25 +48,23 @@ type task struct {
 }
 
 const (
-	// contextSize is how many values one CUE context checks before it is dropped.
-	contextSize = 200
-	// batchSize is how many definitions a worker takes at once.
-	batchSize = 200
+	// batchSize is how many definitions are checked in one CUE context, which keeps everything that it evaluated.
+	batchSize = 100
 	workers   = 2
 )
 
-// checkAll validates the tasks. A few CUE contexts exist at a time. The error is why ctx ended.
-// Tasks for which there is no time are unfinished.
-func (l *Loader) checkAll(ctx context.Context, tasks []task, used *timer) error {
+// checkAll validates the tasks until the process has used so much processor time; those that are left over are
+// unfinished then. The error is why ctx ended.
+func (l *Loader) checkAll(ctx context.Context, tasks []task, until time.Duration) error {
 	batches := make(chan []task)
 	most := max(1, min(maxProblems, 10*maxErrors/max(1, len(tasks))))
 	var wait sync.WaitGroup
-	for range min(workers, 1+len(tasks)/batchSize) {
+	for range workers {
 		wait.Go(func() {
-			c := checker{specs: l.specs}
 			for batch := range batches {
+				c := checker{specs: l.specs}
 				for _, t := range batch {
-					if ctx.Err() != nil || used.expired() {
+					if ctx.Err() != nil || processorTime() > until {
 						*t.checked = notFinished()
 						continue
 					}
@@ -99,17 +97,22 @@ func notFinished() checked {
 		Message: fmt.Sprintf("is not checked yet: the files of the directory take more than %v of processor time", loadTime), Hint: "wait, or declare less in one directory"}}}
 }
 
-// checker validates definitions one after the other. It compiles the schema only for a
-// definition that CUE has to check, and again when the last context has grown: a file of invalid
-// definitions costs little.
+// checker validates definitions one after the other, in one CUE context.
 type checker struct {
 	specs  specs
-	schema *compiled
-	uses   int // of schema
+	schema *compiled // nil until it is needed, like partial
+	// partial is the schema without required fields: what is valid of a definition is valid in it.
+	partial *compiled
 }
 
-// check validates one definition: first its structure, then by CUE the rest of it,
-// and then what only Go can check.
+func (c *checker) compiled() *compiled {
+	if c.schema == nil {
+		c.schema = compile(cuecontext.New(), false)
+	}
+	return c.schema
+}
+
+// check validates one definition: by CUE, and then what only Go can check.
 func (c *checker) check(t task) (result checked) {
 	defer func() {
 		// A panic of CUE must not end the manager, whatever the file contains.
@@ -123,7 +126,7 @@ func (c *checker) check(t task) (result checked) {
 	if p, ok := misplacedField(c.specs.sections[t.section], t); ok {
 		return checked{problems: []document.Problem{p}}
 	}
-	result = c.checkNative(c.specs.sections[t.section], t)
+	result = c.checkNative(t)
 	if err := checkName(t.key); err != nil { // report the other problems, too
 		name := document.Problem{AtName: true, Message: err.Error()}
 		return checked{problems: append([]document.Problem{name}, result.problems...), loopback: result.loopback, rest: cmp.Or(result.image, result.rest)}
@@ -144,42 +147,47 @@ func misplacedField(sp *spec, t task) (document.Problem, bool) {
 // article names what a section declares.
 var article = [sections]string{nodesSection: "a node", imagesSection: "an image"}
 
-// checkNative validates a definition in the native form, without its name. If it has
-// mistakes of structure, the rest is validated, too.
-func (c *checker) checkNative(sp *spec, t task) checked {
-	if raw := newRaw(t.section); sp.rule.accept(t.value, reflect.ValueOf(raw).Elem()) {
+// checkNative validates a definition in the native form, without its name. What is valid of a definition with
+// mistakes is checked further, so that all mistakes are reported at once.
+func (c *checker) checkNative(t task) checked {
+	value, rest, s := c.validate(c.compiled().sections[t.section], c.specs.sections[t.section], t.value)
+	raw := newRaw(t.section)
+	if len(s.problems) == 0 {
+		if err := value.Decode(raw); err != nil {
+			panic(fmt.Sprintf("schema: schema.cue and its Go types differ: %v", err))
+		}
 		return decode(t, raw)
 	}
-	return c.evaluateNative(sp, t)
-}
-
-// evaluateNative is checkNative with CUE alone.
-func (c *checker) evaluateNative(sp *spec, t task) checked {
-	v, s, valid := c.validate(func(schema *compiled) cue.Value { return schema.sections[t.section] }, sp, t.value, stands)
-	if !valid {
+	if !c.decodeRest(t.section, rest, raw) {
 		return checked{problems: s.problems}
 	}
-	raw := newRaw(t.section)
-	mustDecode(v, raw)
 	result := decode(t, raw)
-	if len(s.problems) == 0 {
-		return result
-	}
-	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path, sp, t.value) })
+	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path) })
 	return checked{problems: append(s.problems, others...), loopback: result.loopback, rest: cmp.Or(result.image, result.rest)}
+}
+
+// decodeRest sets raw to what is valid of a definition, with all defaults. It returns false if there is nothing.
+func (c *checker) decodeRest(s section, rest, raw any) bool {
+	if fields, is := rest.(map[string]any); !is || len(fields) == 0 {
+		return false
+	}
+	if c.partial == nil {
+		c.partial = compile(c.schema.context, true)
+	}
+	return c.partial.sections[s].Unify(c.schema.context.Encode(rest)).Decode(raw) == nil
 }
 
 // checkManifest validates the manifest, and then its native form.
 func (c *checker) checkManifest(t task) checked {
-	problems, warnings := c.manifestProblems(t.kind, manifest.Own(t.value))
-	if len(problems) > 0 {
-		return checked{problems: problems}
+	_, _, s := c.validate(c.compiled().manifests[t.kind], c.specs.manifests[t.kind], manifest.Own(t.value))
+	if len(s.problems) > 0 {
+		return checked{problems: s.problems}
 	}
 	if !t.kind.Declares() {
 		return checked{}
 	}
 	conversion := t.kind.Convert(t.value)
-	conversion.Warnings = append(conversion.Warnings, warnings...)
+	conversion.Warnings = append(conversion.Warnings, s.warnings...)
 	if len(conversion.Problems) > 0 {
 		return checked{problems: conversion.Problems}
 	}
@@ -196,98 +204,36 @@ func (c *checker) checkManifest(t task) checked {
 	return result
 }
 
-// manifestProblems validates a manifest by the CUE definition of its kind.
-func (c *checker) manifestProblems(k *manifest.Kind, v *document.Value) (problems, warnings []document.Problem) {
-	sp := c.specs.manifests[k]
-	if sp.rule.accept(v, reflect.Value{}) {
-		return nil, nil
+// validate unifies v with a definition of the schema, which adds the defaults. It also returns the part of v in which it
+// found no problem.
+func (c *checker) validate(definition cue.Value, sp *spec, v *document.Value) (value cue.Value, rest any, s *structure) {
+	s = &structure{root: sp}
+	rest, ok := s.plain(v, sp, nil)
+	if fields, is := rest.(map[string]any); !ok || is && len(fields) == 0 && len(s.problems) > 0 {
+		return value, nil, s
 	}
-	return c.evaluateManifest(sp, k, v)
-}
-
-// evaluateManifest is manifestProblems with CUE alone.
-func (c *checker) evaluateManifest(sp *spec, k *manifest.Kind, v *document.Value) (problems, warnings []document.Problem) {
-	_, s, _ := c.validate(func(schema *compiled) cue.Value { return schema.manifests[k] }, sp, v, nil)
-	return s.problems, s.warnings
-}
-
-// maxPasses limits how often a definition is validated again without its wrong parts.
-const maxPasses = 8
-
-// validate unifies v with a definition of the schema. It returns the value with
-// all defaults, the problems, and whether the value is valid when the wrong parts are left out or
-// have one of the stands in their place.
-func (c *checker) validate(definition func(*compiled) cue.Value, sp *spec, v *document.Value, stands map[string]any) (cue.Value, *structure, bool) {
-	s := &structure{root: sp}
-	plain, ok := s.plain(v, sp, nil)
-	if !ok {
-		return cue.Value{}, s, false
-	}
-	if fields, is := plain.(map[string]any); is && len(fields) == 0 && len(s.problems) > 0 {
-		return cue.Value{}, s, false // nothing is left to check
-	}
-	if c.schema == nil || c.uses >= contextSize {
-		c.schema, c.uses = compile(), 0
-	}
-	// CUE does not find every mistake at once: that a source has no field, for example, only when
-	// no value beside it is wrong. So each pass leaves out what the one before has found.
-	var found []document.Path
-	for range maxPasses {
-		c.uses++
-		unified, wrong := c.schema.unify(definition(c.schema), plain, v)
-		if len(wrong) == 0 {
-			return unified, s, true
+	value = definition.Unify(c.schema.context.Encode(rest))
+	for _, at := range errorPaths(value.Validate(cue.Concrete(true), cue.Final()), v) {
+		if !s.explains(at) {
+			s.report(explain(sp, v, at))
 		}
-		for _, at := range wrong {
-			switch {
-			case slices.ContainsFunc(found, func(p document.Path) bool { return p.Within(at) }):
-				at = at.Parent() // the definition needs what was left out
-			case !s.explains(at, sp, v):
-				s.report(explain(sp, v, at))
-			}
-			found = append(found, at)
-			leaveOut(plain, at, stands)
-		}
+		leaveOut(rest, at)
 	}
-	return cue.Value{}, s, false
+	return value, rest, s
 }
 
-// unify returns the unified value, and the paths where it is wrong.
-func (c *compiled) unify(definition cue.Value, plain any, v *document.Value) (cue.Value, []document.Path) {
-	unified := definition.Unify(c.context.Encode(plain))
-	return unified, errorPaths(unified.Validate(cue.Concrete(true), cue.Final()), v)
-}
-
-// They stand for a URL and for the name of an image that are wrong or missing.
-const (
-	unknownURL   = "https://unknown.invalid/"
-	unknownImage = "unknown-source-of-an-invalid-clone"
-)
-
-// stands are valid values for the fields that the schema requires. They stand for values that
-// are wrong or missing while the rest of a definition is validated.
-var stands = map[string]any{
-	"source": map[string]any{"upload": map[string]any{}}, "url": unknownURL, "backupURL": "s3://unknown@unknown/?backingImage=unknown",
-	"target": "s3://unknown@unknown/", "backingImage": unknownImage, "path": "/unknown", "reason": "unknown", "keys": "unknown",
-}
-
-// leaveOut removes the field at a path, or the nearest one around it. A field that the schema
-// requires gets a valid value.
-func leaveOut(plain any, at document.Path, stands map[string]any) {
-	for i, step := range at {
-		fields, is := plain.(map[string]any)
-		if !is {
-			return
-		}
-		if _, deeper := fields[step].(map[string]any); !deeper || i == len(at)-1 {
-			if stand, required := stands[step]; required {
-				fields[step] = stand
-			} else {
-				delete(fields, step)
-			}
-			return
-		}
-		plain = fields[step]
+// leaveOut removes the field at a path, or the nearest one around it, and mappings of which nothing is left.
+func leaveOut(plain any, at document.Path) {
+	fields, is := plain.(map[string]any)
+	if !is || len(at) == 0 {
+		return
+	}
+	below, _ := fields[at[0]].(map[string]any)
+	if len(at) > 1 && below != nil {
+		leaveOut(below, at[1:])
+	}
+	if len(at) == 1 || len(below) == 0 {
+		delete(fields, at[0])
 	}
 }
 

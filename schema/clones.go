@@ -18,7 +18,7 @@ type cloneCheck struct {
 // check finds a source image that is not declared, and an encryption or decryption
 // that was done before.
 func (c *cloneCheck) check(d *definition, clone *Clone) {
-	if clone == nil || clone.BackingImage == unknownImage {
+	if clone == nil || clone.BackingImage == "" {
 		return
 	}
 	source := key{imagesSection, clone.BackingImage}

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"cuelang.org/go/cue"
-
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -145,13 +143,6 @@ func decode(t task, raw any) checked {
 	return d.result
 }
 
-// mustDecode sets raw to a value that the schema accepted.
-func mustDecode(v cue.Value, raw any) {
-	if err := v.Decode(raw); err != nil {
-		panic(fmt.Sprintf("schema: schema.cue and its Go types differ: %v", err))
-	}
-}
-
 func (d *decoder) settings(raw rawSettings) *Settings {
 	s := &Settings{FollowReplicas: raw.FollowReplicas, AllowLoopbackSources: raw.AllowLoopbackSources, Suspend: d.suspension(raw.Suspend)}
 	if v := raw.Verify; v != nil {
@@ -271,7 +262,7 @@ func (d *decoder) image(name string, raw rawImage) *Image {
 	if c := m.Source.Clone; c != nil && c.BackingImage == name {
 		d.report(document.Path{"source", "clone", "backingImage"}, "is the image itself", "write the name of another image")
 	}
-	if !m.UUIDDeclared {
+	if !m.UUIDDeclared && m.Source != (Source{}) {
 		m.ID.UUID = UUID(name, m.Checksum, m.Source)
 	}
 	return m
@@ -420,7 +411,7 @@ func (d *decoder) unpack(declared string, w *Download) Unpack {
 	}
 	packing := packingOf(w.URL)
 	for i, m := range w.Mirrors {
-		if p := packingOf(m); p != packing && w.URL != unknownURL {
+		if p := packingOf(m); p != packing && w.URL != "" {
 			d.report(document.Path{"source", "download", "mirrors", fmt.Sprintf("[%d]", i)},
 				fmt.Sprintf("has another packing than url by its extension (%s, not %s)", p, packing),
 				"a mirror has the same bytes: set unpack")

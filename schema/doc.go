@@ -10,9 +10,8 @@
 //	    split it into definitions: one setting, one node, one image each
 //	for each definition that changed:
 //	    a manifest: validate it with manifest.cue, and convert it to the native form
-//	    accept it if a rule of the schema does (rule.go); otherwise
-//	        find unknown and duplicate fields, missing values and missing quotes (structure.go)
-//	        validate the rest with CUE (check.go)
+//	    find unknown, duplicate and missing fields, missing values and missing quotes (structure.go)
+//	    validate the rest with CUE (check.go)
 //	    convert it to Go, and check what CUE cannot (decode.go, address.go)
 //	merge the valid definitions, and the last valid ones of those that are broken (merge.go)
 //	validate the merged settings together, which sets the defaults (Loader.settings)
@@ -36,8 +35,7 @@
 //     evaluated, so each batch of definitions has a context of its own, and no value of CUE outlives it.
 //     An evaluation of CUE cannot be interrupted, so the .cue files of a user are evaluated
 //     in a child process with limits.
-//  7. CUE decides what is valid. Rules are compiled from the schema, and accept no definition that CUE rejects
-//     (rulecompiler.go). They make a load several times faster. All problems come from CUE and structure.go.
+//  7. CUE alone decides what is valid. structure.go only finds mistakes before CUE does, to explain them better.
 //  8. No message contains a password or a token: values that may contain one are
 //     marked private in schema.cue.
 //

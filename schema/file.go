@@ -141,7 +141,7 @@ type parsedFile struct {
 // parse splits a YAML or JSON file into definitions. values is the weight of the file. It adds to
 // searched how many bytes it parsed again to find the lines of errors.
 func parse(f configdir.File, values int, searched *int) *parsedFile {
-	p := &parsedFile{File: manifest.File{Path: f.Path}, cost: cost{values: values}}
+	p := &parsedFile{File: manifest.File{Path: f.Path}, cost: cost{valueCost: values}}
 	if !p.readable(f) {
 		return p
 	}
@@ -163,9 +163,9 @@ func parse(f configdir.File, values int, searched *int) *parsedFile {
 // measured completes the cost of a file that was parsed. If it is more than one file may cost, the
 // result is a file that declares nothing.
 func (p *parsedFile) measured() *parsedFile {
-	p.cost.values = max(p.cost.values, p.weight) + document.MaxAliased - max(0, p.limits.Aliased)
-	p.cost.definitions = len(p.native) + len(p.Definitions) + len(p.References) + p.Combined()
-	if what := p.cost.exceeds(fileLimit); what != "" {
+	p.cost[valueCost] = max(p.cost[valueCost], p.weight) + document.MaxAliased - max(0, p.limits.Aliased)
+	p.cost[definitionCost] = len(p.native) + len(p.Definitions) + len(p.References) + p.Combined()
+	if what := p.cost.exhausted(fileLimit); what >= 0 {
 		return p.rejected(what)
 	}
 	return p
@@ -219,7 +219,7 @@ func invalidUTF8(data []byte) int {
 
 // addDocument adds what a document declares.
 func (p *parsedFile) addDocument(doc *document.Value) {
-	if p.cost.documents++; p.cost.documents > maxDocuments {
+	if p.cost[documentCost]++; p.cost[documentCost] > maxDocuments {
 		return // measured rejects the file
 	}
 	if doc.Kind == document.Null {
@@ -359,7 +359,7 @@ func fromManifest(file string, m *manifest.Definition) *definition {
 
 // fromCUE splits the result of evaluating .cue files into definitions.
 func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
-	p := &parsedFile{File: manifest.File{Path: u.Origin}, transient: r.Transient, cost: cost{values: r.Values, text: r.Text}}
+	p := &parsedFile{File: manifest.File{Path: u.Origin}, transient: r.Transient, cost: cost{valueCost: r.Values, textCost: r.Text}}
 	p.limits = document.Limits{Aliased: document.MaxAliased}
 	// A file that contains nothing has no package clause, so it is a unit of its own.
 	p.empty = len(u.Files) == 1 && isEmpty(u.Files[0])

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 
 	"cuelang.org/go/cue"
@@ -85,14 +84,15 @@ func generate(context *cue.Context, root cue.Value) (jsonDocument, error) {
 // restore adds what the generator loses: defaults, the bounds of numbers that
 // have a default, and the number of fields of a struct.
 func (d jsonDefinition) restore(v cue.Value) {
-	if countsFields(v, 3) {
+	plain, one := withoutCount(v)
+	if one {
 		d["minProperties"], d["maxProperties"], d["additionalProperties"] = 1, 1, false
 	}
 	properties, ok := d["properties"].(map[string]any)
 	if !ok {
 		return
 	}
-	fields, err := withoutCount(v).Fields(cue.Optional(true))
+	fields, err := plain.Fields(cue.Optional(true))
 	if err != nil {
 		panic(fmt.Sprintf("schema: read schema.cue: %v", err))
 	}
@@ -102,12 +102,6 @@ func (d jsonDefinition) restore(v cue.Value) {
 			maps.Copy(p, lostKeywords(fields.Value(), p))
 		}
 	}
-}
-
-// countsFields reports whether v is a struct with exactly one field.
-func countsFields(v cue.Value, depth int) bool {
-	op, args := v.Expr()
-	return op == cue.CallOp || op == cue.AndOp && depth > 0 && slices.ContainsFunc(args, func(a cue.Value) bool { return countsFields(a, depth-1) })
 }
 
 // lostKeywords returns the default and the minimum of a property.

@@ -24,9 +24,16 @@ type Loader struct {
 	files   map[fileKey]*parsedFile
 	costs   map[fileKey]cost // of files and units that were left out because all files together cost too much
 	checked map[checkKey]*checked
+	merged  *mergedSettings
 	last    *lastValid // of the last load, or of the Result of ContinueFrom
 	// Tests set lower limits.
 	maxPairs, maxCopies int
+}
+
+// mergedSettings are the settings that all valid definitions have together.
+type mergedSettings struct {
+	sum      [sha256.Size]byte // of the definitions
+	settings Settings
 }
 
 // lastValid is what a load keeps for the next ones. It does not change.
@@ -78,13 +85,12 @@ func (l *Loader) Load(ctx context.Context, s configdir.Snapshot) Result {
 }
 
 func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
-	used := newTimer()
-	files, err := l.parseFiles(ctx, all, used)
+	files, evaluated, err := l.parseFiles(ctx, all)
 	if err != nil {
 		return l.interrupted(err)
 	}
 	files = l.markEmptied(files)
-	definitions, err := l.validateFiles(ctx, files, used)
+	definitions, err := l.validateFiles(ctx, files, processorTime()+loadTime-evaluated)
 	if err != nil {
 		return l.interrupted(err)
 	}
@@ -114,35 +120,35 @@ func (l *Loader) interrupted(err error) Result {
 }
 
 // parseFiles parses the files that changed since the last load. It parses the files with the lowest
-// cost first, so that a file that costs too much does not use up the limit of the others.
-func (l *Loader) parseFiles(ctx context.Context, all []configdir.File, used *timer) ([]*parsedFile, error) {
+// cost first, so that a file that costs too much does not use up the limit of the others. It also returns the
+// processor time that the evaluation of .cue files took.
+func (l *Loader) parseFiles(ctx context.Context, all []configdir.File) ([]*parsedFile, time.Duration, error) {
 	candidates := make([]*candidate, 0, len(all))
 	for _, f := range all {
 		if path.Ext(f.Path) != ".cue" {
 			candidates = append(candidates, l.candidate(f))
 		}
 	}
-	b, searched := budget{directoryLimit}, 0
+	left, searched := directoryLimit, 0
 	kept, costs := make(map[fileKey]*parsedFile, len(all)), map[fileKey]cost{}
 	byCost := slices.Clone(candidates)
-	slices.SortStableFunc(byCost, func(a, b *candidate) int { return cmp.Compare(a.cost.values, b.cost.values) })
+	slices.SortStableFunc(byCost, func(a, b *candidate) int { return cmp.Compare(a.cost[valueCost], b.cost[valueCost]) })
 	for _, c := range byCost {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		exhausted := c.cost.exceeds(b.left)
-		if c.parsed == nil && exhausted == "" {
-			c.parsed = parse(c.file, c.cost.values, &searched)
+		exhausted := c.cost.exhausted(left)
+		if c.parsed == nil && exhausted < 0 {
+			c.parsed = parse(c.file, c.cost[valueCost], &searched)
 			c.cost = c.parsed.cost
 		}
-		if exhausted == "" {
-			exhausted = b.take(c.cost)
+		if exhausted < 0 {
+			exhausted = left.take(c.cost)
 		}
-		switch {
-		case exhausted != "":
+		if exhausted >= 0 {
 			costs[c.key] = c.cost
 			c.parsed = (&parsedFile{File: manifest.File{Path: c.file.Path}}).surplus(exhausted)
-		case c.file.Err == nil:
+		} else if c.file.Err == nil {
 			kept[c.key] = c.parsed
 		}
 	}
@@ -150,9 +156,9 @@ func (l *Loader) parseFiles(ctx context.Context, all []configdir.File, used *tim
 	for _, c := range candidates {
 		files = append(files, c.parsed)
 	}
-	evaluated, err := l.evaluateFiles(ctx, all, kept, costs, &b, used)
+	units, used := l.evaluateFiles(ctx, all, kept, costs, &left)
 	l.files, l.costs = kept, costs
-	return append(files, evaluated...), err
+	return append(files, units...), used, ctx.Err()
 }
 
 // candidate is a YAML or JSON file of a directory. It may still be left out if all files together
@@ -175,22 +181,22 @@ func (l *Loader) candidate(f configdir.File) *candidate {
 		c.cost = c.parsed.cost
 	} else if known, ok := l.costs[c.key]; ok {
 		c.cost = known
-	} else if c.cost.values = document.Weight(f.Data); c.cost.exceeds(fileLimit) != "" {
-		// The file is not parsed, so it costs nothing.
-		c.parsed, c.cost = (&parsedFile{File: manifest.File{Path: f.Path}}).rejected("values"), cost{}
+	} else if n := document.Weight(f.Data); n <= maxFileValues {
+		c.cost[valueCost] = n
+	} else { // The file is not parsed, so it costs nothing.
+		c.parsed = (&parsedFile{File: manifest.File{Path: f.Path}}).rejected(valueCost)
 	}
 	return c
 }
 
 // evaluateFiles evaluates the units of .cue files that changed since the last load. It adds the results
 // that the next load can use again to kept, and the costs of the units that it left out to costs.
-func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, b *budget, used *timer) ([]*parsedFile, error) {
+func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, left *cost) (files []*parsedFile, used time.Duration) {
 	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
 	defer cancel()
-	var files []*parsedFile
 	var changed []*sandbox.Unit
 	add := func(k fileKey, p *parsedFile) {
-		if exhausted := b.take(p.cost); exhausted != "" {
+		if exhausted := left.take(p.cost); exhausted >= 0 {
 			costs[k] = p.cost
 			p = p.surplus(exhausted)
 		} else if !p.transient {
@@ -204,18 +210,16 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 			files = append(files, p)
 		} else if p := l.files[k]; p != nil {
 			add(k, p)
-		} else if c, ok := l.costs[k]; ok && c.exceeds(b.left) != "" {
+		} else if c := l.costs[k]; c.exhausted(*left) >= 0 {
 			add(k, &parsedFile{File: manifest.File{Path: u.Origin}, cost: c})
 		} else {
 			changed = append(changed, u)
 		}
 	}
-	used.evaluate(func() time.Duration {
-		return sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
-			add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
-		})
+	used = sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
+		add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
 	})
-	return files, ctx.Err()
+	return files, used
 }
 
 // unreadable returns a parsedFile with problems if a file of the unit cannot be parsed at
@@ -259,10 +263,10 @@ type definitions struct {
 
 // validateFiles validates all definitions. Definitions that did not change keep the result
 // of their last validation.
-func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *timer) (definitions, error) {
+func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, until time.Duration) (definitions, error) {
 	now := make(map[checkKey]*checked, len(l.checked))
 	d := definitions{}
-	err := l.validateClasses(ctx, files, now, used)
+	err := l.validateClasses(ctx, files, now, until)
 	if err != nil {
 		return d, err
 	}
@@ -285,7 +289,7 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *t
 			d.references = append(d.references, fromManifest(f.Path, m))
 		}
 	}
-	if err := l.validate(ctx, slices.Concat(d.all, d.references), now, used); err != nil {
+	if err := l.validate(ctx, slices.Concat(d.all, d.references), now, until); err != nil {
 		return d, err
 	}
 	maps.DeleteFunc(now, func(_ checkKey, c *checked) bool {
@@ -298,7 +302,7 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, used *t
 
 // validateClasses validates the VolumeSnapshotClasses and stores the problems in the classes. Each
 // VolumeSnapshot of a class then gets the problems of the class.
-func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked, used *timer) error {
+func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked, until time.Duration) error {
 	var classes []*manifest.Class
 	var all []*definition
 	for _, f := range files {
@@ -308,7 +312,7 @@ func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now m
 			}
 		}
 	}
-	err := l.validate(ctx, all, now, used)
+	err := l.validate(ctx, all, now, until)
 	if err != nil {
 		return err
 	}
@@ -318,7 +322,7 @@ func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now m
 	return nil
 }
 
-func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkKey]*checked, used *timer) error {
+func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkKey]*checked, until time.Duration) error {
 	var tasks []task
 	for _, d := range all {
 		k := checkKey{d.key, d.kind, d.sum}
@@ -331,7 +335,7 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 		}
 		now[k] = d.checked
 	}
-	err := l.checkAll(ctx, tasks, used)
+	err := l.checkAll(ctx, tasks, until)
 	if err != nil {
 		l.files = nil // the definitions of the parsed files refer to validation results that were never computed
 	}
@@ -344,14 +348,11 @@ func (l *Loader) settings(defined []*definition) Settings {
 	for _, d := range defined {
 		all.Fields = append(all.Fields, d.native().Fields...)
 	}
-	k := checkKey{key: key{settingsSection, ""}, sum: all.Sum()}
-	c := l.checked[k]
-	if c == nil {
-		c = &checked{}
-		*c = (&checker{specs: l.specs}).check(task{key: k.key, value: all})
-		l.checked[k] = c
+	if sum := all.Sum(); l.merged == nil || sum != l.merged.sum {
+		c := (&checker{specs: l.specs}).check(task{key: key{section: settingsSection}, value: all})
+		l.merged = &mergedSettings{sum, *c.settings}
 	}
-	return *c.settings
+	return l.merged.settings
 }
 
 // nothingDeclared is the result of a directory without any declaration. After a failed mount, a

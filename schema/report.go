@@ -47,9 +47,6 @@ func (d *decoder) reportTo(raw *rawReport) *Report {
 	}
 	at := document.Path{"report", "url"}
 	r := &Report{URL: strings.TrimSpace(raw.URL), Credentials: raw.Credentials}
-	if r.URL == unknownURL {
-		return r
-	}
 	const marker = "0node0"
 	u := d.destination(r.URLOf(marker), at, "http", "https", "s3")
 	switch {
@@ -87,9 +84,6 @@ func (d *decoder) notify(raw *rawNotify) *Notify {
 		return nil
 	}
 	n := &Notify{URL: strings.TrimSpace(raw.URL), Format: NotifyFormat(raw.Format), Credentials: raw.Credentials, Cluster: raw.Cluster}
-	if n.URL == unknownURL {
-		return n
-	}
 	at := document.Path{"notify", "url"}
 	u := d.destination(n.URL, at, "http", "https")
 	if u != nil && n.Format == NotifyAlertmanager && !strings.HasSuffix(u.Path, "/api/v2/alerts") {

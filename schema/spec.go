@@ -4,12 +4,14 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
-	"reflect"
 	"slices"
 	"sync"
 
 	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/ast"
 	"cuelang.org/go/cue/cuecontext"
+	"cuelang.org/go/cue/parser"
+	"cuelang.org/go/cue/token"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
@@ -28,17 +30,24 @@ func CUE() []byte {
 // sectionDefinitions are the definitions of schema.cue for one definition of each section.
 var sectionDefinitions = [sections]string{"#Settings", "#Node", "#Image"}
 
-// compiled is the schema in a CUE context of its own. A context keeps everything that
-// it ever evaluated, so it is used for one batch and then dropped.
+// compiled is the schema in a CUE context.
 type compiled struct {
 	context   *cue.Context
 	sections  [sections]cue.Value
 	manifests map[*manifest.Kind]cue.Value
 }
 
-func compile() *compiled {
-	c := &compiled{context: cuecontext.New(), manifests: map[*manifest.Kind]cue.Value{}}
-	root := c.context.CompileBytes(CUE(), cue.Filename("schema.cue"))
+// compile compiles the schema. If partial is true, no field is required.
+func compile(context *cue.Context, partial bool) *compiled {
+	c := &compiled{context: context, manifests: map[*manifest.Kind]cue.Value{}}
+	file, err := parser.ParseFile("schema.cue", CUE())
+	if err != nil {
+		panic(fmt.Sprintf("schema: parse schema.cue and manifest.cue: %v", err))
+	}
+	if partial {
+		ast.Walk(file, optional, nil)
+	}
+	root := context.BuildFile(file)
 	lookup := func(name string) cue.Value {
 		v := root.LookupPath(cue.ParsePath(name))
 		if err := v.Err(); err != nil {
@@ -55,6 +64,14 @@ func compile() *compiled {
 	return c
 }
 
+// optional makes a required field optional.
+func optional(n ast.Node) bool {
+	if f, is := n.(*ast.Field); is && f.Constraint == token.NOT {
+		f.Constraint = token.OPTION
+	}
+	return true
+}
+
 // spec describes a field of the schema for messages. CUE itself checks the values.
 type spec struct {
 	kind     document.Kind // Text: only a string; Null: several kinds of scalars
@@ -67,7 +84,8 @@ type spec struct {
 	elements *spec // of a list, or of a mapping with any names
 	open     bool  // the schema ignores other fields
 	grows    bool  // later versions of the program of a manifest may have other fields: they are ignored with a warning
-	rule     *rule // of a section or a kind of manifests; nil below
+	required bool  // the mapping around it must have it
+	one      bool  // a mapping with exactly one field
 }
 
 // specs are the specs of the sections and of the kinds of manifests.
@@ -78,15 +96,13 @@ type specs struct {
 
 // readSpecs reads the specs from the schema, once per process: nobody changes them.
 var readSpecs = sync.OnceValue(func() specs {
-	c, rules := compile(), newRuleCompiler(CUE())
+	c := compile(cuecontext.New(), false)
 	all := specs{manifests: map[*manifest.Kind]*spec{}}
 	for s, v := range c.sections {
 		all.sections[s] = specOf(v)
-		all.sections[s].rule = rules.definition(sectionDefinitions[s], reflect.TypeOf(newRaw(section(s))))
 	}
 	for k, v := range c.manifests {
 		all.manifests[k] = specOf(v)
-		all.manifests[k].rule = rules.definition(k.Definition, nil)
 	}
 	return all
 })
@@ -99,7 +115,7 @@ func specOf(v cue.Value) *spec {
 	s.private, _ = want.Flag(1, "private")
 	s.foreign, _ = want.Flag(1, "foreign")
 	s.grows, _ = want.Flag(1, "grows")
-	v = withoutCount(v)
+	v, s.one = withoutCount(v)
 	switch v.IncompleteKind() {
 	case cue.StringKind:
 		s.kind = document.Text
@@ -129,34 +145,40 @@ func (s *spec) addFields(v cue.Value) {
 		name := fields.Selector().Unquoted()
 		s.names = append(s.names, name)
 		s.fields[name] = specOf(fields.Value())
+		s.fields[name].required = fields.Selector().ConstraintType() == cue.RequiredConstraint
 	}
 	s.open = s.elements == nil && v.Allows(cue.AnyString)
 }
 
-// withoutCount returns the struct of a value that also limits the number of its
-// fields. CUE does not know the kind of such a value while it has no fields.
-func withoutCount(v cue.Value) cue.Value {
+// withoutCount returns the struct of a value that also limits the number of its fields to one. CUE does not
+// know the kind of such a value while it has no fields.
+func withoutCount(v cue.Value) (fields cue.Value, one bool) {
 	op, args := cue.Dereference(v).Expr()
 	if op != cue.AndOp {
-		return v
+		return v, false
 	}
 	for _, a := range args {
 		if fields, err := a.Fields(cue.Optional(true)); err == nil && fields.Next() {
-			return a
+			return a, true
 		}
 	}
-	return v
+	return v, false
 }
 
 func (s *spec) isScalar() bool { return s.kind != document.List && s.kind != document.Map }
 
+// field returns the spec of a field, nil if the schema does not have it.
+func (s *spec) field(name string) *spec {
+	if f := s.fields[name]; f != nil {
+		return f
+	}
+	return s.elements
+}
+
 // at returns the spec at a path, or the last one on it that the schema has.
 func (s *spec) at(p document.Path) *spec {
 	for _, step := range p {
-		next := s.fields[step]
-		if next == nil {
-			next = s.elements
-		}
+		next := s.field(step)
 		if next == nil {
 			return s
 		}

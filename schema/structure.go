@@ -11,13 +11,13 @@ import (
 )
 
 // structure finds mistakes that CUE would report with an unclear message, or not at all
-// because of another mistake: unknown and duplicate fields, missing values, strings without
+// because of another mistake: unknown, duplicate and missing fields, missing values, strings without
 // quotes. CUE gets the value without the parts that have such a mistake (see plain).
 type structure struct {
 	root     *spec
 	problems []document.Problem
 	warnings []document.Problem
-	unknown  []document.Path // of the unknown fields
+	missing  []document.Path // fields that are missing beside an unknown one, which probably is that field
 }
 
 // maxProblems limits the problems of one definition.
@@ -53,7 +53,7 @@ func (s *structure) plain(v *document.Value, sp *spec, at document.Path) (any, b
 	case max(len(v.Items), len(v.Fields)) > maxElements:
 		s.report(document.Problem{Path: at, Message: fmt.Sprintf("has more than %d elements", maxElements)})
 	case v.Kind == document.Map:
-		return s.mapping(v, sp, at), true
+		return s.mapping(v, sp, at)
 	case v.Kind == document.List:
 		return s.list(v, sp, at), true
 	default:
@@ -82,9 +82,10 @@ func (s *structure) list(v *document.Value, sp *spec, at document.Path) []any {
 	return list
 }
 
-func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[string]any {
+func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) (map[string]any, bool) {
 	m := make(map[string]any, len(v.Fields))
 	seen := make(map[string]bool, len(v.Fields))
+	before, unknown := len(s.problems), false
 	for i, f := range v.Fields {
 		below := at.With(f.Name)
 		if seen[f.Name] {
@@ -92,40 +93,53 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) map[s
 			continue
 		}
 		seen[f.Name] = true
-		fieldSpec, known := sp.fields[f.Name]
-		if !known && sp.elements != nil {
-			fieldSpec, known = sp.elements, true
-			if err := checkNodeName(f.Name); err != nil {
-				s.report(document.Problem{Path: below, AtName: true, Message: err.Error()})
-				continue
-			}
-		}
-		if !known && sp.open {
+		fieldSpec := sp.field(f.Name)
+		if fieldSpec == nil {
+			unknown = s.unknownField(v.Fields, i, sp, below) || unknown
 			continue
 		}
-		if !known && len(s.problems) == maxProblems {
-			continue
-		}
-		if !known {
-			hint, meant := s.unknownFieldHint(f.Name, sp)
-			if i > 0 && v.Fields[i-1].Value.Kind == document.Null && sp.isMapping(v.Fields[i-1].Name) {
-				hint, meant = fmt.Sprintf("if it belongs in %s, indent it", v.Fields[i-1].Name), true
-			}
-			if sp.grows && !meant {
-				if len(s.warnings) < maxProblems {
-					s.warnings = append(s.warnings, document.Problem{Path: below, AtName: true, Message: "is not a field that this program knows: it is ignored", Hint: hint})
-				}
-				continue
-			}
-			s.unknown = append(s.unknown, below)
-			s.report(document.Problem{Path: below, AtName: true, Message: "unknown field", Hint: hint})
+		if err := checkNodeName(f.Name); fieldSpec == sp.elements && err != nil {
+			s.report(document.Problem{Path: below, AtName: true, Message: err.Error()})
 			continue
 		}
 		if p, ok := s.plain(f.Value, fieldSpec, below); ok {
 			m[f.Name] = p
 		}
 	}
-	return m
+	for _, name := range sp.names {
+		switch below := sp.fields[name]; {
+		case !below.required || seen[name]:
+		case unknown:
+			s.missing = append(s.missing, at.With(name))
+		default:
+			s.report(missingValue(below, at.With(name)))
+		}
+	}
+	if known := knownFields(v, sp); sp.one && known != 1 && (known > 1 || len(s.problems) == before) {
+		s.report(document.Problem{Path: at, AtName: true, Message: "must have " + sp.want + fieldNames(v)})
+		return nil, false
+	}
+	return m, !sp.one || len(m) == 1
+}
+
+// unknownField reports a field that the schema does not have, unless the schema ignores it. It returns whether it is
+// a mistake.
+func (s *structure) unknownField(fields []document.Field, i int, sp *spec, at document.Path) bool {
+	if sp.open || len(s.problems) == maxProblems {
+		return !sp.open
+	}
+	hint, meant := s.unknownFieldHint(fields[i].Name, sp)
+	if i > 0 && fields[i-1].Value.Kind == document.Null && sp.isMapping(fields[i-1].Name) {
+		hint, meant = fmt.Sprintf("if it belongs in %s, indent it", fields[i-1].Name), true
+	}
+	if sp.grows && !meant {
+		if len(s.warnings) < maxProblems {
+			s.warnings = append(s.warnings, document.Problem{Path: at, AtName: true, Message: "is not a field that this program knows: it is ignored", Hint: hint})
+		}
+		return false
+	}
+	s.report(document.Problem{Path: at, AtName: true, Message: "unknown field", Hint: hint})
+	return true
 }
 
 // isMapping reports whether a field of a mapping is itself a mapping.
@@ -282,18 +296,11 @@ func checkNodeName(name string) error {
 	return fmt.Errorf("name %.60q: use letters, digits, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
 }
 
-// explains reports whether a mistake that structure has reported causes the problem that CUE
-// finds at a path. Examples: if the only field of a source is misspelled, CUE also reports that
-// the source is empty; and a field that is missing beside an unknown one is probably misspelled.
-func (s *structure) explains(at document.Path, root *spec, v *document.Value) bool {
-	found, _ := v.Find(at, document.Position{})
-	if found != nil && knownFields(found, root.at(at)) > 1 {
-		return false // it has too many fields, and no mistake in one of them causes that
-	}
-	if found == nil {
-		return slices.ContainsFunc(s.unknown, func(p document.Path) bool { return slices.Equal(p.Parent(), at.Parent()) })
-	}
-	return slices.ContainsFunc(s.problems, func(p document.Problem) bool { return p.Path.Within(at) })
+// explains reports whether a mistake that is reported already causes a problem at a path: it is there, or in a part of
+// the value there. A field that is missing beside an unknown one is probably misspelled.
+func (s *structure) explains(at document.Path) bool {
+	within := func(p document.Path) bool { return p.Within(at) }
+	return slices.ContainsFunc(s.missing, within) || slices.ContainsFunc(s.problems, func(p document.Problem) bool { return within(p.Path) })
 }
 
 func knownFields(v *document.Value, sp *spec) int {
