@@ -204,8 +204,9 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 		}
 		files = append(files, p)
 	}
-	for _, u := range sandbox.Units(all) {
-		k := fileKey{u.Origin, u.Sum}
+	directory := sandbox.NewDirectory(all)
+	for _, u := range directory.Units {
+		k := fileKey{u.Origin, directory.Sum}
 		if p := unreadable(u); p != nil {
 			files = append(files, p)
 		} else if p := l.files[k]; p != nil {
@@ -216,8 +217,8 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 			changed = append(changed, u)
 		}
 	}
-	used = sandbox.Evaluate(limited, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
-		add(fileKey{changed[i].Origin, changed[i].Sum}, fromCUE(changed[i], r))
+	used = sandbox.Evaluate(limited, directory.Files, changed, sandbox.Limits{Values: maxUnitValues, Text: maxUnitText, Time: evaluationTime}, func(i int, r sandbox.Result) {
+		add(fileKey{changed[i].Origin, directory.Sum}, fromCUE(changed[i], r))
 	})
 	return files, used
 }

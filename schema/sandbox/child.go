@@ -3,10 +3,10 @@ package sandbox
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path"
 	"regexp"
-	"slices"
 	"strings"
 	"testing/fstest" // MapFS, a file system in memory; it does not link package testing
 	"time"
@@ -56,17 +56,19 @@ func serve(in, out *os.File) error {
 	}
 	go watchMemory() // until the process exits
 	decoder := json.NewDecoder(in)
-	var header wireHeader
-	if err := decoder.Decode(&header); err != nil {
+	e, err := newEvaluator(decoder)
+	if err != nil {
 		return fmt.Errorf("read what to evaluate: %w", err)
 	}
-	e := evaluator{maxValues: header.MaxValues, maxText: header.MaxText, invalid: map[string]bool{}}
 	for decoder.More() {
 		var w wireUnit
 		if err := decoder.Decode(&w); err != nil {
 			return fmt.Errorf("read what to evaluate: %w", err)
 		}
-		u := Unit{Origin: w.Origin, Files: w.Files, Imports: header.Imports[:w.Imports]}
+		u := Unit{Origin: w.Origin}
+		for _, name := range w.Paths {
+			u.Files = append(u.Files, configdir.File{Path: name, Data: e.all[name].Data})
+		}
 		b, err := json.Marshal(e.limited(&u, e.evaluate(&u)).wire())
 		if len(b) > childResult {
 			b, err = json.Marshal(failure(&u, errTooExpensive).wire())
@@ -127,7 +129,34 @@ func memoryUse() (size, resident uint64, err error) {
 type evaluator struct {
 	maxValues int
 	maxText   int
-	invalid   map[string]bool // by path: whether an imported .cue file cannot be parsed
+	all       fstest.MapFS        // all files
+	valid     fstest.MapFS        // those that CUE can parse: the loader parses all files of a module, and one invalid file would be an error of all units
+	packages  map[string][]string // paths of .cue files, by origin
+}
+
+// newEvaluator reads the header and the files.
+func newEvaluator(decoder *json.Decoder) (*evaluator, error) {
+	var header wireHeader
+	err := decoder.Decode(&header)
+	e := &evaluator{maxValues: header.MaxValues, maxText: header.MaxText, all: fstest.MapFS{}, valid: fstest.MapFS{}, packages: map[string][]string{}}
+	for i := 0; i < header.Files && err == nil; i++ {
+		var f configdir.File
+		err = decoder.Decode(&f)
+		e.add(f)
+	}
+	return e, err
+}
+
+func (e *evaluator) add(f configdir.File) {
+	file := &fstest.MapFile{Data: f.Data}
+	e.all[f.Path] = file
+	if isCUE(f) {
+		e.packages[origin(f)] = append(e.packages[origin(f)], f.Path)
+		if _, err := parser.ParseFile(f.Path, f.Data); err != nil {
+			return
+		}
+	}
+	e.valid[f.Path] = file
 }
 
 // limited returns r with its text counted, or what is wrong with a result that has too much of it.
@@ -142,15 +171,19 @@ func (e *evaluator) limited(u *Unit, r Result) Result {
 		}
 	}
 	if r.Text > e.maxText {
-		return u.tooMuch(fmt.Sprintf("%d bytes of text", e.maxText))
+		return tooMuch(u, fmt.Sprintf("%d bytes of text", e.maxText))
 	}
 	return r
 }
 
 // tooMuch is the result for a unit whose document has more than the limit.
-func (u *Unit) tooMuch(limit string) Result {
-	return Result{Problems: []document.Problem{{Position: document.Position{File: u.Files[0].Path},
-		Message: "has more than " + limit + ": it is not read", Hint: "declare less in one directory"}}}
+func tooMuch(u *Unit, limit string) Result {
+	return failed(u, "has more than "+limit+": it is not read", "declare less in one directory")
+}
+
+// failed is the result for a unit with a problem as a whole.
+func failed(u *Unit, message, hint string) Result {
+	return Result{Problems: []document.Problem{{Position: document.Position{File: u.Files[0].Path}, Message: message, Hint: hint}}}
 }
 
 // evaluate does not panic: a panic of CUE becomes a problem.
@@ -162,48 +195,40 @@ func (e *evaluator) evaluate(u *Unit) (r Result) {
 			r.Transient = false
 		}
 	}()
-	files := fstest.MapFS{}
-	for _, f := range u.Imports {
-		// The loader parses all files of a module. Leave invalid ones out, so that the
-		// others can be imported.
-		if !e.isInvalid(f) {
-			files[f.Path] = &fstest.MapFile{Data: f.Data}
-		}
-	}
+	files, invalid := maps.Clone(e.valid), false
 	for _, f := range u.Files {
-		files[f.Path] = &fstest.MapFile{Data: f.Data}
+		invalid = invalid || files[f.Path] == nil
+		files[f.Path] = e.all[f.Path]
+	}
+	// CUE would add the files of the same package in the folders above.
+	_, name, _ := strings.Cut(u.Origin, ":")
+	for dir := path.Dir(u.Files[0].Path); dir != "."; {
+		dir = path.Dir(dir)
+		for _, other := range e.packages["./"+dir+":"+name] {
+			delete(files, other)
+		}
 	}
 	instance := cueload.Instances([]string{u.Origin}, &cueload.Config{
 		FS: files, Env: []string{"CUE_REGISTRY=none"}, Tests: true, Tools: true,
 	})[0]
 	if instance.Err != nil {
-		return Result{Problems: u.problems(instance.Err, slices.ContainsFunc(u.Files, e.isInvalid))}
+		return Result{Problems: e.problems(u, instance.Err, invalid)}
+	}
+	if len(instance.BuildFiles) == 0 {
+		return failed(u, "build constraints (@if) exclude all its files", "")
 	}
 	root := cuecontext.New().BuildInstance(instance)
 	incomplete := root.Validate(cue.Concrete(true)) // includes all other errors
-	w := walker{unit: u, left: e.maxValues}
+	w := walker{files: e.all, left: e.maxValues}
 	if incomplete != nil {
-		w.problems = u.problems(root.Validate(), false)
+		w.problems = e.problems(u, root.Validate(), false)
 	}
 	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
 	if w.left < 0 {
-		return u.tooMuch(fmt.Sprintf("%d values", e.maxValues))
+		return tooMuch(u, fmt.Sprintf("%d values", e.maxValues))
 	}
-	w.addIncomplete(u.problems(incomplete, false))
+	w.addIncomplete(e.problems(u, incomplete, false))
 	return Result{Document: doc, Values: e.maxValues - w.left, Problems: w.problems}
-}
-
-func (e *evaluator) isInvalid(f configdir.File) bool {
-	if path.Ext(f.Path) != ".cue" {
-		return false
-	}
-	invalid, known := e.invalid[f.Path]
-	if !known {
-		_, err := parser.ParseFile(f.Path, f.Data)
-		invalid = err != nil
-		e.invalid[f.Path] = invalid
-	}
-	return invalid
 }
 
 // Limits of the problems of one unit. Messages of CUE quote values, which may have any length.
@@ -213,17 +238,17 @@ const (
 )
 
 // problems converts the errors of CUE. The argument invalid says that a file cannot be parsed.
-func (u *Unit) problems(err error, invalid bool) []document.Problem {
+func (e *evaluator) problems(u *Unit, err error, invalid bool) []document.Problem {
 	var all []document.Problem
-	for _, e := range errors.Errors(err) {
+	for _, found := range errors.Errors(err) {
 		if len(all) == maxProblems {
 			break
 		}
-		p := document.Problem{Path: unquote(e.Path()), Message: withoutAddresses(messageOf(e))}
-		for _, pos := range errors.Positions(e) {
+		p := document.Problem{Path: unquote(found.Path()), Message: withoutAddresses(messageOf(found))}
+		for _, pos := range errors.Positions(found) {
 			at := position(pos)
 			switch {
-			case !u.hasFile(at.File):
+			case e.all[at.File] == nil:
 			case p.Line == 0:
 				p.Position = at
 			case p.Also.Line == 0:
@@ -257,17 +282,6 @@ func messageOf(e errors.Error) string {
 		msg += ": " + inner.Error()
 	}
 	return msg
-}
-
-func (u *Unit) hasFile(name string) bool {
-	for _, files := range [][]configdir.File{u.Files, u.Imports} {
-		for _, f := range files {
-			if f.Path == name {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // unquote turns the labels of a CUE path into names. It ends before a comprehension, whose fields have no names yet.

@@ -2,7 +2,7 @@
 // time and memory.
 //
 // An evaluation of CUE cannot be interrupted, and a few lines can keep it busy for years.
-// Units groups the files of a directory as CUE does, and Evaluate starts the program
+// NewDirectory groups the files of a directory as CUE does, and Evaluate starts the program
 // itself as a child: ChildMain, which main calls first, limits the process, evaluates one
 // unit after the other and exits.
 //
@@ -10,7 +10,7 @@
 //
 //   - A file that takes too long, needs too much memory or crashes CUE is an error of that
 //     unit. The other units are evaluated.
-//   - The files read nothing but the files of the config directory that they import.
+//   - The files read nothing but files of the config directory.
 //     They have no network and no registry.
 //   - A message contains no address, because an address may contain a password.
 //

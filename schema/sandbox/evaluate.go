@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -23,16 +22,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
+// Directory is the .cue files of a config directory.
+type Directory struct {
+	Units []*Unit
+	Files []configdir.File  // what the units may read: the .cue files, and all files if one of those embeds files
+	Sum   [sha256.Size]byte // of everything that the results depend on
+}
+
 // Unit is a group of files that CUE evaluates together: the files of a folder with the same package
 // clause, or one file without a package clause.
 type Unit struct {
 	Origin string // the package to load, ./folder:package, or the path of the file
 	Files  []configdir.File
-	// Imports are the files that Files may import or embed. They may include Files. The list is
-	// empty if Files import and embed nothing. Several units may share the list.
-	Imports []configdir.File
-	// Sum is a hash of everything that the result depends on.
-	Sum [sha256.Size]byte
 }
 
 // Result is the result of evaluating a Unit.
@@ -48,108 +49,43 @@ type Result struct {
 
 var packageClause = regexp.MustCompile(`(?m)^[ \t]*package[ \t]+([\pL_$][\pL\pN_$]*)`)
 
-// Units groups the .cue files of a snapshot. It leaves out the files below cue.mod: other files
+// NewDirectory groups the .cue files of a snapshot. The files below cue.mod are in no unit: other files
 // import them, and they declare nothing themselves.
-func Units(files []configdir.File) []*Unit {
-	byOrigin := map[string]*Unit{}
-	var all []*Unit
+func NewDirectory(files []configdir.File) Directory {
+	var d Directory
+	embeds := slices.ContainsFunc(files, func(f configdir.File) bool { return isCUE(f) && bytes.Contains(f.Data, []byte("@extern")) })
+	byOrigin, h := map[string]*Unit{}, sha256.New()
 	for _, f := range files {
-		if path.Ext(f.Path) != ".cue" || belowModule(f.Path) {
+		if !embeds && !isCUE(f) {
 			continue
 		}
-		origin := f.Path
-		if m := packageClause.FindSubmatch(f.Data); m != nil && string(m[1]) != "_" {
-			origin = "./" + path.Dir(f.Path) + ":" + string(m[1])
+		fmt.Fprintf(h, "%q %v %x\n", f.Path, f.Err, sha256.Sum256(f.Data))
+		if f.Err == nil {
+			d.Files = append(d.Files, f)
 		}
-		u := byOrigin[origin]
+		if !isCUE(f) || belowModule(f.Path) {
+			continue
+		}
+		u := byOrigin[origin(f)]
 		if u == nil {
-			u = &Unit{Origin: origin}
-			byOrigin[origin], all = u, append(all, u)
+			u = &Unit{Origin: origin(f)}
+			byOrigin[u.Origin], d.Units = u, append(d.Units, u)
 		}
 		u.Files = append(u.Files, f)
 	}
-	// A unit usually depends on few files. The caller evaluates it again when one of them changes.
-	var shared [everything + 1]dependency
-	for _, u := range all {
-		r := u.reads()
-		if r > ownFiles && shared[r].files == nil {
-			shared[r] = newDependency(readable(files, r))
-		}
-		u.Imports = shared[r].files
-		own := newDependency(u.Files)
-		u.Sum = sha256.Sum256(slices.Concat([]byte(u.Origin+"\x00"), own.sum[:], shared[r].sum[:]))
-	}
-	return all
-}
-
-// dependency is a list of files, with a hash of them.
-type dependency struct {
-	files []configdir.File
-	sum   [sha256.Size]byte
-}
-
-func newDependency(files []configdir.File) dependency {
-	h := sha256.New()
-	for _, f := range files {
-		sum := sha256.Sum256(f.Data)
-		fmt.Fprintf(h, "%q %v %x\n", f.Path, f.Err, sum)
-	}
-	d := dependency{files: files}
-	h.Sum(d.sum[:0])
+	h.Sum(d.Sum[:0])
 	return d
 }
 
-// reach is the set of files that the evaluation of a unit may read.
-type reach uint8
-
-const (
-	ownFiles   reach = iota // only the files of the unit
-	cueFiles                // all .cue files: the unit imports packages of the config directory
-	everything              // all files: the unit embeds files
-)
-
-var (
-	importClause = regexp.MustCompile(`(?s)import\s*(\(.*?\n?[ \t]*\)|[^\n]*)`)
-	importPath   = regexp.MustCompile(`"([^"\n]*)"`)
-)
-
-// reads returns which files the unit may read. In case of doubt, it returns more than necessary.
-func (u *Unit) reads() reach {
-	r := ownFiles
-	for _, f := range u.Files {
-		if bytes.Contains(f.Data, []byte("@extern")) {
-			return everything
-		}
-		for _, clause := range importClause.FindAllSubmatch(f.Data, -1) {
-			if importsPackage(clause[1]) {
-				r = cueFiles
-			}
-		}
+// origin returns the origin of the unit of a file.
+func origin(f configdir.File) string {
+	if m := packageClause.FindSubmatch(f.Data); m != nil && string(m[1]) != "_" {
+		return "./" + path.Dir(f.Path) + ":" + string(m[1])
 	}
-	return r
+	return f.Path
 }
 
-// importsPackage reports whether a clause may import a package that is not part of CUE. The
-// packages of CUE have no dot in the first element of their path.
-func importsPackage(clause []byte) bool {
-	if bytes.Contains(clause, []byte("//")) || bytes.ContainsAny(clause, "#\\") {
-		return true // a comment or an unusual string
-	}
-	for _, m := range importPath.FindAllSubmatch(clause, -1) {
-		first, _, _ := strings.Cut(string(m[1]), "/")
-		if strings.Contains(first, ".") || strings.Contains(first, ":") {
-			return true
-		}
-	}
-	return false
-}
-
-// readable returns the files that a unit with the reach r may read.
-func readable(files []configdir.File, r reach) []configdir.File {
-	return slices.DeleteFunc(slices.Clone(files), func(f configdir.File) bool {
-		return f.Err != nil || r == cueFiles && path.Ext(f.Path) != ".cue"
-	})
-}
+func isCUE(f configdir.File) bool { return path.Ext(f.Path) == ".cue" }
 
 func belowModule(name string) bool {
 	for dir := path.Dir(name); dir != "." && dir != "/"; dir = path.Dir(dir) {
@@ -172,12 +108,13 @@ type Limits struct {
 	Time time.Duration
 }
 
-// Evaluate evaluates units in child processes, and calls each with the result of every unit, in order.
+// Evaluate evaluates units, which may read files, in child processes, and calls each with the result of every
+// unit, in order.
 // A child that crashes returns no more results. If it crashed on its first unit, this unit is the
 // cause. Otherwise an earlier unit of the child may be the cause, so Evaluate starts a new child for
 // the rest. When ctx ends or the time limit is reached, each remaining unit gets a transient problem.
 // Evaluate returns the processor time of all children.
-func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int, r Result)) (used time.Duration) {
+func Evaluate(ctx context.Context, files []configdir.File, units []*Unit, limits Limits, each func(i int, r Result)) (used time.Duration) {
 	for next := 0; next < len(units); {
 		if ctx.Err() != nil || used >= limits.Time {
 			each(next, failure(units[next], errNoTime))
@@ -185,7 +122,7 @@ func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int
 			continue
 		}
 		first := next
-		took, err := runChild(ctx, units[next:], limits, func(r Result) {
+		took, err := runChild(ctx, files, units[next:], limits, func(r Result) {
 			each(next, r)
 			next++
 		})
@@ -201,15 +138,16 @@ func Evaluate(ctx context.Context, units []*Unit, limits Limits, each func(i int
 // failure returns the result for a unit on which a child crashed, or for which Evaluate could not
 // start a child.
 func failure(u *Unit, err error) Result {
-	p := document.Problem{Position: document.Position{File: u.Files[0].Path}, Message: err.Error()}
 	if errors.Is(err, errTooExpensive) {
-		p.Hint = "check for nested comprehensions, or write it in YAML"
-		return Result{Problems: []document.Problem{p}}
+		return failed(u, err.Error(), "check for nested comprehensions, or write it in YAML")
 	}
+	hint := ""
 	if errors.Is(err, errNoTime) {
-		p.Hint = "wait, or write them in YAML"
+		hint = "wait, or write them in YAML"
 	}
-	return Result{Problems: []document.Problem{p}, Transient: true}
+	r := failed(u, err.Error(), hint)
+	r.Transient = true
+	return r
 }
 
 var errNoTime = errors.New("is not evaluated yet: the .cue files of the directory take too long together")
@@ -218,7 +156,7 @@ var errTooExpensive = fmt.Errorf("its evaluation takes more than %d seconds or %
 
 // runChild starts a child, and calls each with the result of every unit that the child evaluates. It
 // returns the processor time of the child.
-func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Result)) (used time.Duration, err error) {
+func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits Limits, each func(Result)) (used time.Duration, err error) {
 	if os.Getenv(childVariable) != "" {
 		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
 	}
@@ -240,54 +178,45 @@ func runChild(ctx context.Context, units []*Unit, limits Limits, each func(Resul
 		return 0, fmt.Errorf("evaluate CUE: %w", err)
 	}
 	var sending sync.WaitGroup
-	sending.Go(func() { send(in, units, limits) })
+	sending.Go(func() { send(in, files, units, limits) })
 	receive(out, len(units), each)
 	err = child.Wait() // also closes in
 	sending.Wait()
 	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, &stderr)
 }
 
-// wireUnit is a Unit as JSON between parent and child.
-type wireUnit struct {
-	Origin  string
-	Files   []configdir.File
-	Imports int // the unit may read only the first Imports files of wireHeader.Imports
-}
-
-// wireHeader has the data that all units of a child share. In Imports, the .cue files are first.
+// wireHeader begins what the parent sends to the child. The files that the units may read follow, and then a
+// wireUnit for each unit.
 type wireHeader struct {
 	MaxValues int
 	MaxText   int
-	Imports   []configdir.File
+	Files     int
+}
+
+type wireUnit struct {
+	Origin string
+	Paths  []string // of the files of the unit
 }
 
 // send writes the units. It ignores errors: Wait returns the reason why a child stopped
 // reading.
-func send(in io.WriteCloser, units []*Unit, limits Limits) {
+func send(in io.WriteCloser, files []configdir.File, units []*Unit, limits Limits) {
 	defer in.Close()
-	header := wireHeader{MaxValues: limits.Values, MaxText: limits.Text}
-	for _, u := range units {
-		if len(u.Imports) > len(header.Imports) {
-			header.Imports = u.Imports
-		}
-	}
-	header.Imports = slices.Clone(header.Imports)
-	slices.SortStableFunc(header.Imports, func(a, b configdir.File) int { return cmp.Compare(notCUE(a), notCUE(b)) })
 	encoder := json.NewEncoder(in)
-	err := encoder.Encode(header)
+	err := encoder.Encode(wireHeader{limits.Values, limits.Text, len(files)})
+	for i := 0; i < len(files) && err == nil; i++ {
+		err = encoder.Encode(files[i])
+	}
 	for _, u := range units {
+		w := wireUnit{Origin: u.Origin}
+		for _, f := range u.Files {
+			w.Paths = append(w.Paths, f.Path)
+		}
 		if err != nil {
 			return
 		}
-		err = encoder.Encode(wireUnit{u.Origin, u.Files, len(u.Imports)})
+		err = encoder.Encode(w)
 	}
-}
-
-func notCUE(f configdir.File) int {
-	if path.Ext(f.Path) == ".cue" {
-		return 0
-	}
-	return 1
 }
 
 // receive calls each with the results that arrive before the child ends.

@@ -28,7 +28,8 @@ func evaluate(t *testing.T, text string) Result {
 
 func evaluateAll(t *testing.T, maxValues int, files ...configdir.File) (results []Result) {
 	t.Helper()
-	Evaluate(t.Context(), Units(files), Limits{maxValues, maxText, time.Minute}, func(i int, r Result) {
+	d := NewDirectory(files)
+	Evaluate(t.Context(), d.Files, d.Units, Limits{maxValues, maxText, time.Minute}, func(i int, r Result) {
 		if i != len(results) {
 			t.Errorf("the result %d comes after %d others", i, len(results))
 		}
@@ -118,29 +119,32 @@ func TestEvaluateLimitsText(t *testing.T) {
 // When the time is over, the units that are left may be evaluated later.
 func TestEvaluateEndsWithItsTime(t *testing.T) {
 	var results []Result
-	units := Units([]configdir.File{{Path: "a.cue", Data: []byte("a: 1\n")}, {Path: "b.cue", Data: []byte("b: 1\n")}})
-	Evaluate(t.Context(), units, Limits{manyValues, maxText, 0}, func(_ int, r Result) { results = append(results, r) })
+	d := NewDirectory([]configdir.File{{Path: "a.cue", Data: []byte("a: 1\n")}, {Path: "b.cue", Data: []byte("b: 1\n")}})
+	Evaluate(t.Context(), d.Files, d.Units, Limits{manyValues, maxText, 0}, func(_ int, r Result) { results = append(results, r) })
 	if len(results) != 2 || !results[0].Transient || !results[1].Transient || results[1].Problems[0].File != "b.cue" {
 		t.Errorf("got %+v, want a transient problem of each unit", results)
 	}
 }
 
-// A unit is evaluated again only if a file changes that it may read.
-func TestSumCoversWhatAUnitReads(t *testing.T) {
-	files := []configdir.File{
-		{Path: "a.cue", Data: []byte("import \"strings\"\na: 1\n")}, {Path: "b.cue", Data: []byte("package b\nimport \"example.com/p\"\nb: 1\n")},
-		{Path: "c.cue", Data: []byte("@extern(embed)\nc: 1\n")}, {Path: "d.yaml", Data: []byte("d: 1\n")},
+// The .cue files are evaluated again only if a file changes that one of them may read.
+func TestSumCoversWhatCUEReads(t *testing.T) {
+	a, b := configdir.File{Path: "a.cue", Data: []byte("a: 1\n")}, configdir.File{Path: "b.yaml", Data: []byte("b: 1\n")}
+	embeds := configdir.File{Path: "c.cue", Data: []byte("@extern(embed)\nc: 1\n")}
+	changed := func(f configdir.File) configdir.File {
+		f.Data = append(slices.Clone(f.Data), '\n')
+		return f
 	}
-	before := Units(files)
-	for change, want := range map[int]string{0: "[true true true]", 1: "[false true true]", 2: "[false true true]", 3: "[false false true]"} {
-		changed := slices.Clone(files)
-		changed[change].Data = append(slices.Clone(files[change].Data), "\n"...)
-		var got []bool
-		for i, u := range Units(changed) {
-			got = append(got, u.Sum != before[i].Sum)
-		}
-		if fmt.Sprint(got) != want {
-			t.Errorf("%s changed: the sums changed %v, want %s", files[change].Path, got, want)
+	for _, c := range []struct {
+		before, after []configdir.File
+		equal         bool
+	}{
+		{[]configdir.File{a, b}, []configdir.File{a, changed(b)}, true},
+		{[]configdir.File{a, b}, []configdir.File{changed(a), b}, false},
+		{[]configdir.File{a, b, embeds}, []configdir.File{a, changed(b), embeds}, false},
+		{[]configdir.File{a, b}, []configdir.File{a, b, embeds}, false},
+	} {
+		if equal := NewDirectory(c.before).Sum == NewDirectory(c.after).Sum; equal != c.equal {
+			t.Errorf("%v and %v: equal sums %t, want %t", c.before, c.after, equal, c.equal)
 		}
 	}
 }
@@ -155,21 +159,17 @@ func TestChildNeedsChildMain(t *testing.T) {
 func TestUnits(t *testing.T) {
 	file := func(path, text string) configdir.File { return configdir.File{Path: path, Data: []byte(text)} }
 	var got []string
-	for _, u := range Units([]configdir.File{
-		file("a.cue", "package x\n"), file("b.cue", "package x\nimport (\n\t\"strings\"\n\tp \"example.com/p\"\n)\n"), file("c.cue", "package y\nimport \"strings\"\n"), file("d.cue", "1"),
-		file("cue.mod/pkg/e.cue", "package x\n"), file("f.yaml", ""), file("sub/g.cue", "@extern(embed)\npackage x\n"),
-	}) {
+	for _, u := range NewDirectory([]configdir.File{
+		file("a.cue", "package x\n"), file("b.cue", "package x\n"), file("c.cue", "package y\n"), file("d.cue", "1"),
+		file("cue.mod/pkg/e.cue", "package x\n"), file("f.yaml", ""), file("sub/g.cue", "package x\n"),
+	}).Units {
 		text := u.Origin + ":"
 		for _, f := range u.Files {
 			text += " " + f.Path
 		}
-		for _, f := range u.Imports {
-			text += " +" + f.Path
-		}
 		got = append(got, text)
 	}
-	const cue = " +a.cue +b.cue +c.cue +d.cue +cue.mod/pkg/e.cue"
-	const want = "./.:x: a.cue b.cue" + cue + " +sub/g.cue; ./.:y: c.cue; d.cue: d.cue; ./sub:x: sub/g.cue" + cue + " +f.yaml +sub/g.cue"
+	const want = "./.:x: a.cue b.cue; ./.:y: c.cue; d.cue: d.cue; ./sub:x: sub/g.cue"
 	if text := strings.Join(got, "; "); text != want {
 		t.Errorf("got  %s\nwant %s", text, want)
 	}

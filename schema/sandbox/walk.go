@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"testing/fstest"
 
 	"cuelang.org/go/cue"
 	"cuelang.org/go/cue/ast"
@@ -14,7 +15,7 @@ import (
 
 // walker converts a value of CUE to a document.Value.
 type walker struct {
-	unit     *Unit
+	files    fstest.MapFS // of the user
 	problems []document.Problem
 	left     int // values and names that the document may still have; below 0: it has too many
 }
@@ -110,7 +111,7 @@ func (w *walker) list(v cue.Value, n *document.Value, at document.Path) *documen
 
 // ownPosition returns pos if it is in a file of the user, and otherwise parent.
 func (w *walker) ownPosition(pos, parent document.Position) document.Position {
-	if w.unit.hasFile(pos.File) {
+	if w.files[pos.File] != nil {
 		return pos
 	}
 	return parent
