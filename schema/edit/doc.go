@@ -2,7 +2,7 @@
 // else in them.
 //
 //	Edit(snapshot, wanted values of images):
-//	  for each image: find the positions of its values, and replace the text there (yaml.go, json.go, cue.go)
+//	  for each image: find its values where they are written, and replace their text (replace.go)
 //	  load the directory with the new files: the configuration must differ in the wanted values only (prove.go)
 //	Write all files durably
 //
@@ -10,12 +10,13 @@
 //
 //  1. Each byte outside of the replaced values stays: comments, order, quotes and line ends.
 //  2. A value keeps its style: plain, quoted, or a block.
-//  3. What cannot be proved is not written. A value that is shared by an anchor, computed by an expression, or missing is
-//     a Refusal, with the place and the lines to write. It concerns that image only.
+//  3. What cannot be proved is not written. A value that is shared by an anchor, computed by an expression, written with
+//     escapes or on several lines, or missing is a Refusal, with the place and the lines to write. It concerns that image
+//     only.
 //  4. A file is replaced as a whole, or not at all, and no file is replaced unless all can be written and still have the
 //     content that was read. A file keeps its mode, and its owner if root writes it. A symlink to it stays.
 //
 // # Reading order
 //
-// edit.go (Edit, Values, Refusal), replace.go with the languages, prove.go, write.go.
+// edit.go (Edit, Values, Refusal), replace.go, prove.go, write.go.
 package edit

@@ -43,26 +43,28 @@ type Edited struct {
 // Edit returns the files of a config directory with new values of images. before is the result of loading s. It changes
 // no file. An error means that ctx ended.
 func Edit(ctx context.Context, s configdir.Snapshot, before schema.Result, wanted map[string]Values) (Edited, error) {
-	e := editor{snapshot: s, before: before, wanted: wanted, changes: map[string][]Change{},
-		result: Edited{Places: map[string][]document.Position{}, Refused: map[string]*Refusal{}}}
+	e := editor{snapshot: s, before: before, wanted: wanted, loader: schema.NewLoader(), changes: map[string][]change{}, refused: map[string]*Refusal{}}
 	e.findChanges()
-	if err := e.prove(ctx); err != nil {
+	files, err := e.prove(ctx)
+	if err != nil {
 		return Edited{}, err
 	}
+	places := map[string][]document.Position{}
 	for name, changes := range e.changes {
 		for _, c := range changes {
-			e.result.Places[name] = append(e.result.Places[name], c.Position)
+			places[name] = append(places[name], c.Position)
 		}
 	}
-	return e.result, nil
+	return Edited{files, places, e.refused}, nil
 }
 
 type editor struct {
 	snapshot configdir.Snapshot
 	before   schema.Result
 	wanted   map[string]Values
-	changes  map[string][]Change // of the images that can be edited
-	result   Edited
+	loader   *schema.Loader
+	changes  map[string][]change // of the images that can be edited
+	refused  map[string]*Refusal
 }
 
 // findChanges finds the changes of each image.
@@ -74,12 +76,9 @@ func (e *editor) findChanges() {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(e.wanted)) {
-		changes, err := changesOf(e.before.Config.Images[name], origins[name], e.wanted[name])
-		if err != nil {
+		if err := e.findImage(name, origins[name]); err != nil {
 			e.refuse(name, err)
-			continue
 		}
-		e.changes[name] = changes
 	}
 }
 
@@ -91,43 +90,41 @@ type placedError struct {
 
 func (e *placedError) Error() string { return e.err.Error() }
 
-// changesOf returns the changes of an image, and an error if a value is missing.
-func changesOf(m schema.Image, o schema.Origin, want Values) ([]Change, error) {
-	var changes []Change
-	set := func(path, old, text string) error {
-		i := slices.IndexFunc(o.Values, func(v schema.ValueOrigin) bool { return v.Path == path })
-		if i < 0 || strings.HasPrefix(o.Values[i].From, "status.") {
-			return &placedError{schema.ValueOrigin{Position: o.Position, Path: path}, errors.New("is missing")}
-		}
-		if v := o.Values[i]; old != text {
-			changes = append(changes, Change{Position: v.Position, Old: v.Text, New: styled(v.Text, text)})
-		}
-		return nil
-	}
-	var err error
-	for _, a := range addresses(m, want) {
-		if a.old != a.new || a.path == "source.download.url" {
-			err = errors.Join(err, set(a.path, a.old, a.new))
-		}
-	}
-	if err := errors.Join(err, set("checksum", m.Checksum.String(), want.Checksum.String())); err != nil {
-		return nil, err
-	}
-	return changes, nil
-}
+// value is a value of an image that may change.
+type value struct{ path, old, new string }
 
-// addressChange is the change of an address.
-type addressChange struct{ path, old, new string }
-
-// addresses returns the addresses of an image that may change.
-func addresses(m schema.Image, want Values) []addressChange {
+// addresses returns the addresses of an image.
+func addresses(m schema.Image, want Values) []value {
 	d := m.Source.Download
-	all := []addressChange{{"source.download.url", d.URL, want.URL}, {"source.download.index", d.Index, want.Index},
+	all := []value{{"source.download.url", d.URL, want.URL}, {"source.download.index", d.Index, want.Index},
 		{"source.download.checksumURL", d.ChecksumURL, want.ChecksumURL}}
 	if v := m.Verify; v != nil {
-		all = append(all, addressChange{"verify." + string(v.Scheme) + ".signatureURL", v.SignatureURL, want.SignatureURL})
+		all = append(all, value{"verify." + string(v.Scheme) + ".signatureURL", v.SignatureURL, want.SignatureURL})
 	}
 	return all
+}
+
+// findImage finds the changes of an image. It returns an error if a value is missing, or is not written as it is.
+func (e *editor) findImage(name string, o schema.Origin) error {
+	m, want := e.before.Config.Images[name], e.wanted[name]
+	var changes []change
+	for _, v := range append(addresses(m, want), value{"checksum", m.Checksum.String(), want.Checksum.String()}) {
+		i := slices.IndexFunc(o.Values, func(origin schema.ValueOrigin) bool { return origin.Path == v.path })
+		missing := i < 0 || strings.HasPrefix(o.Values[i].From, "status.")
+		switch required := v.path == "checksum" || v.path == "source.download.url"; {
+		case missing && (required || v.old != v.new):
+			return &placedError{schema.ValueOrigin{Position: o.Position, Path: v.path}, errors.New("is missing")}
+		case v.old == v.new:
+			continue
+		}
+		c, err := e.find(o.Values[i], styled(o.Values[i].Text, v.new))
+		if err != nil {
+			return &placedError{schema.ValueOrigin{Position: o.Values[i].Position}, err}
+		}
+		changes = append(changes, c)
+	}
+	e.changes[name] = changes
+	return nil
 }
 
 // styled returns a new text in the style of the old one: a SHA-512 may have no prefix, as in Longhorn.
@@ -136,32 +133,6 @@ func styled(old, text string) string {
 		return ident.SHA512.String() + ":" + text
 	}
 	return text
-}
-
-// apply returns the new content of the files that the changes of some images concern.
-func (e *editor) apply(names []string) ([]configdir.File, error) {
-	byFile := map[string][]Change{}
-	for _, name := range names {
-		for _, c := range e.changes[name] {
-			byFile[c.File] = append(byFile[c.File], c)
-		}
-	}
-	var files []configdir.File
-	for _, name := range slices.Sorted(maps.Keys(byFile)) {
-		i := slices.IndexFunc(e.snapshot.Files, func(f configdir.File) bool { return f.Path == name })
-		if i < 0 {
-			return nil, errNotHere
-		}
-		data, err := Replace(name, e.snapshot.Files[i].Data, byFile[name])
-		if _, placed := errors.AsType[*placedError](err); err != nil && !placed {
-			err = &placedError{schema.ValueOrigin{Position: byFile[name][0].Position}, err}
-		}
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, configdir.File{Path: name, Data: data})
-	}
-	return files, nil
 }
 
 // refuse gives up the changes of an image.
@@ -183,5 +154,5 @@ func (e *editor) refuse(name string, err error) {
 		}
 	}
 	p.Hint = "write " + strings.Join(append(lines, fmt.Sprintf("checksum: %q", styled("sha", want.Checksum.String()))), ", ")
-	e.result.Refused[name] = &Refusal{p}
+	e.refused[name] = &Refusal{p}
 }

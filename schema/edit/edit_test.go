@@ -163,6 +163,10 @@ func TestWhatCannotBeEditedIsRefused(t *testing.T) {
 		"alias.yaml":   "images:\n  other: {source: {upload: {}}, checksum: &a OLDSUM}\n  golden: {source: {download: {url: OLDURL}}, checksum: *a}\n",
 		"merge.yaml":   "images:\n  other: &a {source: {download: {url: OLDURL}}, checksum: OLDSUM}\n  golden: {<<: *a}\n",
 		"missing.yaml": "images:\n  golden: {source: {download: {url: OLDURL}}}\n",
+		"escaped.yaml": "images:\n  golden: {source: {download: {url: \"\\x68ttps://example.com/a-1.raw\"}}, checksum: OLDSUM}\n",
+		"folded.yaml":  "images:\n  golden:\n    source: {download: {url: \"https://example.com\\\n      /a-1.raw\"}}\n    checksum: OLDSUM\n",
+		"escaped.json": `{"images": {"golden": {"source": {"download": {"url": "https:\/\/example.com/a-1.raw"}}, "checksum": "OLDSUM"}}}`,
+		"comment.yaml": "images:\n  golden: # OLDURL\n    source: {download: {url: \"\\x68ttps://example.com/a-1.raw\"}} # OLDURL\n    checksum: OLDSUM\n",
 		"a.cue":        "package a\n\n#base: \"https://example.com\"\nimages: golden: {\n\tsource: download: url: #base + \"/a-1.raw\"\n\tchecksum: \"OLDSUM\"\n}\n",
 		"b.cue":        "package a\n\n#sum: \"OLDSUM\"\nimages: golden: {\n\tsource: download: url: \"OLDURL\"\n\tchecksum: #sum\n}\nimages: other: {\n\tsource: upload: {}\n\tchecksum: #sum\n}\n",
 	} {

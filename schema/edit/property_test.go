@@ -97,7 +97,7 @@ func (g *generator) check(t *testing.T, got string) {
 	if got != want {
 		t.Fatalf("%s:\n%s\nbecame\n%s\nand not\n%s", g.prefix, g.old.String(), got, want)
 	}
-	if lines := differentLines(g.old.String(), got); !g.folded && lines > 3*len(g.wanted) {
+	if lines := differentLines(g.old.String(), got); lines > 3*len(g.wanted) {
 		t.Fatalf("%s: %d images in %d lines", g.prefix, len(g.wanted), lines)
 	}
 }

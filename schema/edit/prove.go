@@ -13,64 +13,55 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// prove sets the new files. It gives up the images without which the configuration differs in wanted values only.
-func (e *editor) prove(ctx context.Context) error {
-	e.refuseFailing(func(names []string) error {
-		_, err := e.apply(names)
-		return err
-	})
-	e.refuseFailing(func(names []string) error {
-		files, err := e.apply(names)
-		if err == nil && len(files) > 0 {
-			err = e.checkLoaded(ctx, names, files)
-		}
-		if ctx.Err() != nil {
-			return nil // so that it ends soon
-		}
-		return err
-	})
-	var err error
-	e.result.Files, err = e.apply(slices.Sorted(maps.Keys(e.changes)))
-	return errors.Join(err, context.Cause(ctx))
-}
-
-// refuseFailing gives up the images with which a check fails. A check may load the whole directory, so all images are
-// checked at once, and if that fails, each half of them.
-func (e *editor) refuseFailing(check func(names []string) error) {
-	var find func(names []string)
-	find = func(names []string) {
-		err := check(names)
-		switch {
-		case err == nil:
-		case len(names) == 1:
-			e.refuse(names[0], err)
-		default:
-			find(names[:len(names)/2])
-			find(names[len(names)/2:])
-		}
-	}
+// prove returns the new files. It gives up the images without which the configuration differs in wanted values only: a
+// check loads the whole directory, so all images are checked at once, and if that fails, each half of them.
+func (e *editor) prove(ctx context.Context) ([]configdir.File, error) {
 	all := slices.Sorted(maps.Keys(e.changes))
-	find(all)
+	e.refuseFailing(ctx, all)
 	left := slices.Sorted(maps.Keys(e.changes))
-	if len(left) == len(all) {
-		return
-	}
-	if err := check(left); err != nil { // images that can be edited alone, but not together
-		for _, name := range left {
-			e.refuse(name, err)
+	if len(left) < len(all) {
+		if err := e.check(ctx, left); err != nil { // images that can be edited alone, but not together
+			for _, name := range left {
+				e.refuse(name, err)
+			}
 		}
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return e.apply(slices.Sorted(maps.Keys(e.changes)))
+}
+
+func (e *editor) refuseFailing(ctx context.Context, names []string) {
+	err := e.check(ctx, names)
+	switch {
+	case err == nil:
+	case len(names) == 1:
+		e.refuse(names[0], err)
+	default:
+		e.refuseFailing(ctx, names[:len(names)/2])
+		e.refuseFailing(ctx, names[len(names)/2:])
 	}
 }
 
-// checkLoaded loads the directory with the new files of some images, and returns an error if anything else changes.
-func (e *editor) checkLoaded(ctx context.Context, names []string, files []configdir.File) error {
+// check loads the directory with the changes of some images, and returns an error if anything else changes. If ctx has
+// ended, it returns nil, so that all checks end soon.
+func (e *editor) check(ctx context.Context, names []string) error {
+	files, err := e.apply(names)
+	if err != nil || len(files) == 0 || ctx.Err() != nil {
+		return err
+	}
 	s := e.snapshot
 	s.Files = slices.Clone(s.Files)
 	for _, f := range files {
 		i := slices.IndexFunc(s.Files, func(old configdir.File) bool { return old.Path == f.Path })
 		s.Files[i].Data = f.Data
 	}
-	after := schema.NewLoader().Load(ctx, s)
+	e.loader.ContinueFrom(schema.Result{})
+	after := e.loader.Load(ctx, s)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err := sameProblems(e.before.Errors, after.Errors); err != nil {
 		return err
 	}
