@@ -1,10 +1,9 @@
 package configdir
 
 import (
-	"crypto/sha256"
+	"bytes"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -13,8 +12,7 @@ import (
 // The time from the last write until Apply is at most the sum of coalesceFor of Watch,
 // readGap, StableFor, and the duration of the reads.
 const (
-	// StableFor is the minimum time between two reads with equal content before content
-	// that was written in place is applied.
+	// StableFor is the minimum time between two reads with equal content before the content is applied.
 	StableFor      = 250 * time.Millisecond
 	readGap        = 50 * time.Millisecond // minimum time between reads
 	slowReadGap    = time.Second           // the same for content that is never stable, and while git writes
@@ -28,10 +26,9 @@ var errEmpty = errors.New("the config directory has no configuration files")
 // while it may be incomplete. It reads neither the clock nor files: the caller passes it
 // the result of each read, and it returns a Decision.
 //
-//   - Content that arrived with a swap is complete and is applied at once.
 //   - Content that git writes is applied when git has finished, or has changed nothing
 //     for half a minute.
-//   - Other content is applied after it was stable for StableFor. Content that is never
+//   - Content is applied after it was stable for StableFor, also that which arrived with the swap of a symlink. Content that is never
 //     stable is never applied: the old content may be out of date, but it is complete. A
 //     fault then names a file that keeps changing.
 //   - A directory that is missing, empty or unreadable for a moment is a fault. It is never
@@ -40,15 +37,14 @@ var errEmpty = errors.New("the config directory has no configuration files")
 // The zero Debouncer has applied nothing. Assigning the zero value makes the next content
 // new again. It is not safe for concurrent use.
 type Debouncer struct {
-	applied    ident.Digest
-	generation string // at the last read
+	applied ident.Digest
 
 	observed      fingerprint
 	observedSince time.Time // the first of the consecutive reads with that fingerprint
 	lastRead      time.Time
 
 	unstableSince time.Time // the first read after which no content was stable
-	previous      []fileSum // at the last read, while the content is unstable
+	previous      []File    // of the last read, while the content is unstable
 	changingPath  string    // the first path that differed then
 	lockedSince   time.Time // the first of the consecutive reads during which git held its lock
 	staleLock     bool      // the lock was left behind by a git process that was killed
@@ -81,16 +77,15 @@ func (d *Debouncer) Observe(began, ended time.Time, s Snapshot, err error) Decis
 	if err == nil && len(s.Files) == 0 {
 		err = errEmpty
 	}
-	swapped := err == nil && s.Whole && s.Generation != d.generation
-	d.generation, d.lastRead = s.Generation, ended
+	d.lastRead = ended
 	d.record(ended, s, err)
 	isNew := d.observed.content != d.applied
 	switch {
 	case d.waitsForGit(ended, s.Busy):
 		d.unstableSince = time.Time{} // git may take as long as it needs
 		return Decision{RetryAfter: slowReadGap}
-	case err == nil && (swapped || !isNew):
-		return d.stable(isNew)
+	case err == nil && !isNew:
+		return d.stable(false)
 	case began.Sub(d.observedSince) < StableFor || errors.Is(err, ErrChanging):
 		return d.wait(ended)
 	case err != nil:
@@ -120,9 +115,9 @@ func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
 	if d.unstableSince.IsZero() {
 		d.unstableSince = now
 	} else if err == nil {
-		d.changingPath, _ = firstChange(d.previous, sumsOf(s))
+		d.changingPath = firstChange(d.previous, s.Files)
 	}
-	d.previous = sumsOf(s)
+	d.previous = s.Files
 }
 
 func (d *Debouncer) waitsForGit(now time.Time, busy bool) bool {
@@ -171,32 +166,18 @@ func (d *Debouncer) minGap(now time.Time) time.Duration {
 	return readGap
 }
 
-// fileSum identifies the content of a file.
-type fileSum struct {
-	path string
-	sum  [sha256.Size]byte
-	err  string
-}
-
-func sumsOf(s Snapshot) []fileSum {
-	sums := make([]fileSum, 0, len(s.Files))
-	for _, f := range s.Files {
-		sums = append(sums, fileSum{f.Path, sha256.Sum256(f.Data), fmt.Sprint(f.Err)})
-	}
-	return sums
-}
-
-// firstChange returns the first path that only one of two snapshots has, or
-// that has different contents in them. It returns false if they are equal.
-func firstChange(a, b []fileSum) (path string, ok bool) {
-	both := min(len(a), len(b))
-	for i := range both {
-		if a[i] != b[i] {
-			return min(a[i].path, b[i].path), true
+// firstChange returns the first path that only one of two lists of files has, or that has different contents in
+// them. It returns "" if they are equal.
+func firstChange(a, b []File) string {
+	for i := range max(len(a), len(b)) {
+		switch {
+		case i >= len(a):
+			return b[i].Path
+		case i >= len(b):
+			return a[i].Path
+		case a[i].Path != b[i].Path || !bytes.Equal(a[i].Data, b[i].Data) || fmt.Sprint(a[i].Err) != fmt.Sprint(b[i].Err):
+			return min(a[i].Path, b[i].Path)
 		}
 	}
-	for _, f := range slices.Concat(a[both:], b[both:]) {
-		return f.path, true
-	}
-	return "", false
+	return ""
 }

@@ -23,12 +23,6 @@ func plain(data string) Snapshot {
 	return Snapshot{Files: []File{{Path: "a.yaml", Data: []byte(data)}}}
 }
 
-func whole(generation, data string) Snapshot {
-	s := plain(data)
-	s.Whole, s.Generation = true, generation
-	return s
-}
-
 func busy(s Snapshot) Snapshot {
 	s.Busy = true
 	return s
@@ -54,14 +48,10 @@ func TestDebouncer(t *testing.T) {
 		"a change that was reverted is not applied": {
 			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, plain("half"), "retry after 250ms"}, {1100, plain("1"), ""},
 			{1350, plain("half"), "retry after 250ms"}, {1600, plain("half"), "apply"}},
-		"each swap is applied at once": {
-			{0, whole("g1", "1"), "apply"}, {10, whole("g2", "2"), "apply"}, {20, whole("g3", "2"), ""}, {30, whole("g4", "1"), "apply"}},
-		"changes in place behind a symlink wait": {
-			{0, whole("g1", "1"), "apply"}, {1000, whole("g1", "2"), "retry after 250ms"}, {1250, whole("g1", "2"), "apply"}},
-		"a swap ends waiting": {
-			{0, plain("1"), "retry after 250ms"}, {100, whole("g1", "2"), "apply"}},
+		"each swap is applied when it is stable": {
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {260, plain("2"), "retry after 250ms"}, {270, plain("3"), "retry after 250ms"}, {520, plain("3"), "apply"}},
 		"a symlink that is missing for a moment": {
-			{0, whole("g1", "1"), "apply"}, {1000, errMissing, "retry after 250ms"}, {1100, whole("g1", "2"), "apply"}},
+			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, errMissing, "retry after 250ms"}, {1100, plain("2"), "retry after 250ms"}, {1350, plain("2"), "apply"}},
 		"the lock of git delays the content": {
 			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, busy(plain("1")), "retry after 1s"}, {1100, busy(plain("half")), "retry after 1s"},
 			{9000, busy(plain("half")), "retry after 1s"}, {9100, plain("2"), "retry after 250ms"}, {9350, plain("2"), "apply"}},
@@ -70,8 +60,6 @@ func TestDebouncer(t *testing.T) {
 		"a short run of git is no fault": {
 			{0, plain("1"), "retry after 250ms"}, {250, plain("1"), "apply"}, {1000, busy(plain("2")), "retry after 1s"},
 			{1100, plain("2"), "retry after 150ms"}, {1250, plain("2"), "apply"}},
-		"the lock of git delays a swap": {
-			{0, busy(whole("g1", "1")), "retry after 1s"}, {1000, whole("g1", "1"), "apply"}},
 		"a long run of git is no fault": {
 			{0, busy(plain("1")), "retry after 1s"}, {10000, busy(plain("2")), "retry after 1s"}, {20000, busy(plain("3")), "retry after 1s"},
 			{20100, plain("4"), "retry after 250ms"}, {20350, plain("4"), "apply"}},
@@ -95,9 +83,6 @@ func TestDebouncer(t *testing.T) {
 			{1350, plain("2"), "apply"}},
 		"an empty directory is a fault": {
 			{0, Snapshot{}, "retry after 250ms"}, {250, Snapshot{}, errEmpty.Error()}},
-		"an empty generation of a swap is a fault": {
-			{0, whole("g1", "1"), "apply"}, {100, Snapshot{Whole: true, Generation: "g2"}, "retry after 250ms"},
-			{350, Snapshot{Whole: true, Generation: "g2"}, errEmpty.Error()}, {400, whole("g3", "2"), "apply"}},
 	}
 	for name, observations := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -222,7 +207,7 @@ func TestFirstChange(t *testing.T) {
 		{files("a", "b", "c"), files("a"), "b"},
 		{files(), files("c"), "c"},
 	} {
-		if got, ok := firstChange(sumsOf(tt.a), sumsOf(tt.b)); got != tt.want || ok != (tt.want != "") {
+		if got := firstChange(tt.a.Files, tt.b.Files); got != tt.want {
 			t.Errorf("%s to %s: got %q, want %q", tt.a.Files, tt.b.Files, got, tt.want)
 		}
 	}

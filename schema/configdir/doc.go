@@ -12,8 +12,8 @@
 // The package knows file names, symlinks, ConfigMap mounts and git checkouts. It does
 // not parse the files: package schema does.
 //
-// Reading order: snapshot.go, tree.go and symlink.go read the directory, debounce.go and
-// removals.go decide, watch.go notifies, and git.go knows the files of git.
+// Reading order: snapshot.go and tree.go read the directory, debounce.go and removals.go decide, watch.go
+// notifies, and git.go knows the files of git.
 //
 // Promises:
 //

@@ -25,14 +25,6 @@ type File struct {
 type Snapshot struct {
 	Files []File // sorted by Path
 
-	// Whole is true when the entire content was published by swapping one symlink: the
-	// directory is a symlink itself, as with git-sync, or all its files are
-	// behind ..data, as in a ConfigMap mount. A writer swaps the symlink when it has
-	// finished writing, so content that arrived with a swap is complete. Content that
-	// changes later in the same Generation was changed in place.
-	Whole      bool
-	Generation string // of a Whole snapshot: changes with each swap
-
 	// Busy is true while git writes to the checkout that the directory
 	// belongs to: the checkout has an index.lock. A git process that was killed leaves
 	// the lock behind.
@@ -76,9 +68,8 @@ func (s Snapshot) Digest() ident.Digest {
 
 // Read reads the config directory dir as it is at one moment. It skips names that
 // begin with a dot. It follows symlinks within the directory, and reads each file and
-// folder once, however many symlinks lead to it. It resolves each symlink once, dir
-// included, and discards the result if one of them changed meanwhile, so that a swap
-// never mixes two generations.
+// folder once, however many symlinks lead to it. It discards the result if the names or the files
+// changed meanwhile, so that a swap of a symlink never mixes two generations.
 //
 // A file that cannot be read is an error in its File. Read fails if the directory is
 // missing, unreadable or too large, and with ErrChanging if it changed during each of a
@@ -102,19 +93,17 @@ func readOnce(dir string) (s Snapshot, err error) {
 	}
 	defer t.root.Close() // only read from: no error matters
 	s.Busy = t.git.locked()
-	if err := t.walk(); err != nil {
-		return s, fmt.Errorf("read %s: %w", dir, err)
+	s.Files, err = t.readFiles()
+	after, err2 := openTree(dir)
+	if err := errors.Join(err, err2); err != nil {
+		return Snapshot{}, err
 	}
-	if s.Files, err = t.readFiles(); err != nil {
-		return s, fmt.Errorf("read %s: %w", dir, err)
-	}
-	if !t.unchanged() {
-		return s, fmt.Errorf("read %s: %w", dir, ErrChanging)
+	defer after.root.Close() // only read from: no error matters
+	if !t.equal(after) {
+		return Snapshot{}, fmt.Errorf("read %s: %w", dir, ErrChanging)
 	}
 	// Git may have started after the first check, so check at both ends of the read.
 	s.Busy = s.Busy || t.git.locked()
 	s.Revision, s.Checkout = t.git.revision(), t.git.at(t.real)
-	s.Generation = t.generation()
-	s.Whole = s.Generation != ""
 	return s, nil
 }

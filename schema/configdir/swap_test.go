@@ -82,7 +82,7 @@ func TestReadConfigMapAfterEachStep(t *testing.T) {
 	wants := []string{"a.yaml=1 b.yaml=1", "a.yaml=2 b.yaml=2", "b.yaml=3 c.yaml=3", "d.yaml=4"}
 	c.publish(t, generations[0])
 	for i, files := range generations[1:] {
-		want, generation := wants[i], mustRead(t, c.dir).Generation
+		want := wants[i]
 		names, do := c.steps(t, files)
 		for _, name := range names {
 			do[name]()
@@ -90,17 +90,14 @@ func TestReadConfigMapAfterEachStep(t *testing.T) {
 				want = wants[i+1]
 			}
 			s := mustRead(t, c.dir)
-			if got := format(s); got != want || !s.Whole {
-				t.Errorf("publication %d after %q: got %s, whole %v; want %s", i+1, name, got, s.Whole, want)
-			}
-			if swapped := s.Generation != generation; swapped != (want == wants[i+1]) {
-				t.Errorf("publication %d after %q: new generation: %v", i+1, name, swapped)
+			if got := format(s); got != want {
+				t.Errorf("publication %d after %q: got %s; want %s", i+1, name, got, want)
 			}
 		}
 	}
 	writeTree(t, c.dir, map[string]string{"plain.yaml": "p"})
-	if s := mustRead(t, c.dir); s.Whole || format(s) != "d.yaml=4 plain.yaml=p" {
-		t.Errorf("with a file beside ..data: got %s, whole %v", format(s), s.Whole)
+	if s := mustRead(t, c.dir); format(s) != "d.yaml=4 plain.yaml=p" {
+		t.Errorf("with a file beside ..data: got %s", format(s))
 	}
 }
 
@@ -153,8 +150,8 @@ func assertNoMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
 		if errors.Is(err, ErrChanging) {
 			continue
 		}
-		if err != nil || len(s.Files) != files || !s.Whole {
-			t.Errorf("got %d files, whole %v, %v: %s", len(s.Files), s.Whole, err, format(s))
+		if err != nil || len(s.Files) != files {
+			t.Errorf("got %d files, %v: %s", len(s.Files), err, format(s))
 			return
 		}
 		for _, f := range s.Files {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // Limits of one read of a config directory. A directory that exceeds them is most
@@ -24,11 +25,9 @@ const (
 	// maxLevels limits the levels of folders, because each access to a file opens all folders above
 	// it. A deeper folder is an error of that folder.
 	maxLevels = 32
-	// maxSteps limits the elements of paths for all symlinks together. One symlink may have 80,000,
-	// because it may lead through others; real ones have a few each.
-	maxSteps = 1_000_000
-	// leavingSteps is what it costs to find out what a symlink that leaves the directory leads to.
-	leavingSteps = 1000
+	// linkTime limits the time that all symlinks together take. A symlink may lead through 40 others with 2,000 folders
+	// each, so that those of a small repository could take hours; real ones take microseconds.
+	linkTime = 5 * time.Second
 )
 
 // swapLink is the symlink in a Kubernetes volume that the kubelet swaps to publish
@@ -38,42 +37,38 @@ const swapLink = "..data"
 var (
 	errNotRegular = errors.New("not a regular file")
 	errLevels     = fmt.Errorf("is not read: it has more than %d levels of folders", maxLevels)
-	errSteps      = errors.New("is not followed: the symlinks of the directory are too long together")
+	errLinkTime   = errors.New("is not followed: the symlinks of the directory take too long together")
 	errNames      = fmt.Errorf("more than %d names: not a config directory", maxNames)
+	errLeaves     = errors.New("the link leads out of the config directory")
+	errLoop       = errors.New("the link leads to itself, or through too many others")
 )
 
-// tree is one read of a config directory. A location is a path relative to root
-// without symlinks. The tree reads each symlink once and remembers its target,
-// so that everything that is reached through it belongs to one generation.
+// tree is the names below a config directory at one moment. A location is a path relative to root, which may lead
+// through symlinks.
 type tree struct {
-	dir    string // as the caller gave it
-	real   string // absolute and without symlinks
-	linked bool   // dir is a symlink itself
-	root   *os.Root
-	id     fs.FileInfo // of root
-	git    *checkout   // nil if the folder belongs to none
+	dir  string // as the caller gave it
+	real string // absolute and without symlinks
+	root *os.Root
+	id   inode     // of root
+	git  *checkout // nil if the folder belongs to none
 
-	entries map[string]entry // by location
-	folders map[string]bool  // locations of folders with configuration files
-	walked  map[string]bool  // locations of folders that were listed
-	files   map[string]bool  // locations of the files in found
-	links   []link           // to follow when everything else was walked
+	walked  map[inode]bool // folders
+	known   map[inode]bool // files
+	folders []string       // locations of the folders whose names matter
+	links   []found        // symlinks to follow when everything else was walked
 	found   []found
 	names   int
-	steps   int // of the resolution of all symlinks
-
-	swapTarget string // location that the swapLink of root leads to
-	inSwap     bool   // the walk is below swapTarget
-	outside    bool   // a file was found that is not below swapTarget
+	until   time.Time // no symlink is followed afterwards
 }
 
-// link is a symlink to follow: name in the folder at location. path is how messages
-// name it.
-type link struct{ location, name, path string }
+// inode identifies a file or folder.
+type inode struct{ device, number uint64 }
 
-// found is a file to read, or the reason why it cannot be read.
+// found is a file to read, or the reason why it cannot be read. path is how messages name it.
 type found struct {
 	path, location string
+	id             inode
+	size, changed  int64 // the time of the last change in nanoseconds
 	err            error
 }
 
@@ -86,13 +81,7 @@ func IsConfig(name string) bool {
 }
 
 func openTree(dir string) (t *tree, err error) {
-	t = &tree{
-		dir:     filepath.Clean(dir),
-		entries: map[string]entry{},
-		folders: map[string]bool{},
-		walked:  map[string]bool{},
-		files:   map[string]bool{},
-	}
+	t = &tree{dir: filepath.Clean(dir), walked: map[inode]bool{}, known: map[inode]bool{}}
 	if err = t.open(); err == nil {
 		return t, nil
 	}
@@ -107,21 +96,21 @@ func openTree(dir string) (t *tree, err error) {
 }
 
 func (t *tree) open() (err error) {
-	fi, err := os.Lstat(t.dir)
+	// Opening a FIFO would block, so check the type first.
+	fi, err := os.Stat(t.dir)
 	if err != nil {
 		return err
 	}
-	t.linked = fi.Mode()&fs.ModeSymlink != 0
-	// Opening a FIFO would block, so check the type first.
-	if t.id, err = os.Stat(t.dir); err != nil {
-		return err
-	}
-	if !t.id.IsDir() {
+	if !fi.IsDir() {
 		return &fs.PathError{Op: "open", Path: t.dir, Err: syscall.ENOTDIR}
 	}
 	if t.root, err = os.OpenRoot(t.dir); err != nil {
 		return err
 	}
+	if fi, err = t.root.Stat("."); err != nil {
+		return err
+	}
+	t.id = inodeOf(fi)
 	if t.real, err = filepath.EvalSymlinks(t.dir); err != nil {
 		return err
 	}
@@ -129,49 +118,42 @@ func (t *tree) open() (err error) {
 		return err
 	}
 	t.git = openCheckout(t.real)
-	return nil
+	return t.walk()
 }
 
-// unchanged reports whether all symlinks that the read followed still have the same
-// target. If one has not, its old target may have been removed during the read.
-func (t *tree) unchanged() bool {
-	id, err := os.Stat(t.dir)
-	opened, err2 := t.root.Stat(".")
-	if err != nil || err2 != nil || !os.SameFile(id, t.id) || !os.SameFile(opened, t.id) {
-		return false
-	}
-	for location, e := range t.entries {
-		if e.mode&fs.ModeSymlink == 0 {
-			continue
-		}
-		if target, err := t.root.Readlink(location); err != nil || target != e.target {
-			return false
-		}
-	}
-	return true
+func inodeOf(fi fs.FileInfo) inode {
+	st := fi.Sys().(*syscall.Stat_t)
+	return inode{st.Dev, st.Ino}
 }
 
-// generation identifies the swap that published the entire content. It is "" if the
-// content was not published by a swap.
-func (t *tree) generation() string {
-	gen := ""
-	if t.linked {
-		st := t.id.Sys().(*syscall.Stat_t)
-		gen = fmt.Sprintf("%d:%d", st.Dev, st.Ino)
-	}
-	if t.swapTarget != "" && !t.outside {
-		gen += " " + t.swapTarget
-	}
-	return gen
+// equal reports whether two trees have the same files, which have not changed.
+func (t *tree) equal(u *tree) bool {
+	return t.id == u.id && slices.EqualFunc(t.found, u.found, func(a, b found) bool {
+		sameError := fmt.Sprint(a.err) == fmt.Sprint(b.err)
+		a.err, b.err = nil, nil
+		return sameError && a == b
+	})
 }
 
+// absoluteFolders returns the paths of the folders whose names matter, and of those with the files that symlinks lead to.
 func (t *tree) absoluteFolders() []string {
-	var out []string
-	for location := range t.folders {
-		out = append(out, filepath.Join(t.real, location))
+	locations := slices.Clone(t.folders)
+	for _, f := range t.found {
+		locations = append(locations, f.location)
 	}
-	slices.Sort(out)
-	return out
+	var all []string
+	for i, location := range locations {
+		real, err := filepath.EvalSymlinks(filepath.Join(t.real, location))
+		if err != nil {
+			continue // removed meanwhile, which is an event of its parent
+		}
+		if i >= len(t.folders) {
+			real = filepath.Dir(real)
+		}
+		all = append(all, real)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // walk finds the files. It follows symlinks last, so that a file that is in the
@@ -180,6 +162,7 @@ func (t *tree) walk() error {
 	if err := t.walkFolder(".", ""); err != nil {
 		return err
 	}
+	t.until = time.Now().Add(linkTime)
 	for len(t.links) > 0 {
 		l := t.links[0]
 		t.links = t.links[1:]
@@ -193,13 +176,12 @@ func (t *tree) walk() error {
 
 // walkFolder finds the files of the folder at location. Messages name the folder dir.
 func (t *tree) walkFolder(location, dir string) error {
-	if t.walked[location] {
-		return nil
-	}
-	t.walked[location], t.folders[location] = true, true
 	entries, err := t.list(location)
+	if errors.Is(err, errNames) || err != nil && location == "." {
+		return err
+	}
 	if err != nil {
-		return t.unlisted(location, dir, err)
+		return t.add(found{path: dir, location: location, err: withoutPath(err)})
 	}
 	swapped, err := t.walkSwap(location, dir, entries)
 	if err != nil {
@@ -209,8 +191,19 @@ func (t *tree) walkFolder(location, dir string) error {
 		if e.Name()[0] == '.' {
 			continue
 		}
-		l := link{location, e.Name(), path.Join(dir, e.Name())}
-		if err := t.walkEntry(l, e.Type(), swapped); err != nil {
+		f := found{path: path.Join(dir, e.Name()), location: path.Join(location, e.Name())}
+		switch {
+		case e.IsDir():
+			err = t.walkFolder(f.location, f.path)
+		case e.Type()&fs.ModeSymlink != 0:
+			if target, _ := t.root.Readlink(f.location); !swapped || !strings.HasPrefix(target, swapLink+"/") {
+				t.links = append(t.links, f)
+			}
+		case IsConfig(e.Name()):
+			fi, statErr := t.root.Lstat(f.location)
+			err = t.addFile(f, fi, statErr)
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -218,89 +211,74 @@ func (t *tree) walkFolder(location, dir string) error {
 }
 
 // walkSwap walks the target of the swapLink in a folder as if its files were in the
-// folder, and reports whether there is a swapLink. It does not use the kubelet's
-// symlinks to the single files: only after the swap, the kubelet creates symlinks to new files and
-// removes symlinks to removed files.
+// folder, and reports whether there is a swapLink. The kubelet's symlinks to the single files are not
+// used: only after the swap, the kubelet creates symlinks to new files and removes symlinks to removed files.
 func (t *tree) walkSwap(location, dir string, entries []fs.DirEntry) (bool, error) {
 	if !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == swapLink }) {
 		return false, nil
 	}
-	target, mode, err := t.resolve(location, swapLink)
-	if err == nil && !mode.IsDir() {
-		err = syscall.ENOTDIR
-	}
-	if err != nil {
-		return false, t.add(found{path: path.Join(dir, swapLink), err: err})
-	}
-	if location == "." {
-		t.swapTarget, t.inSwap = target, true
-		defer func() { t.inSwap = false }()
-	}
-	return true, t.walkFolder(target, dir)
-}
-
-func (t *tree) walkEntry(l link, typ fs.FileMode, swapped bool) error {
-	location := path.Join(l.location, l.name)
-	switch {
-	case typ.IsDir():
-		return t.walkFolder(location, l.path)
-	case typ&fs.ModeSymlink != 0:
-		if !swapped || !strings.HasPrefix(t.entry(location).target, swapLink+"/") {
-			t.links = append(t.links, l)
+	at := path.Join(location, swapLink)
+	if fi, err := t.root.Stat(at); err != nil || !fi.IsDir() {
+		if err == nil {
+			err = syscall.ENOTDIR
 		}
-	case IsConfig(l.name):
-		return t.addFile(location, l.path, typ)
+		return false, t.add(found{path: path.Join(dir, swapLink), location: at, err: fmt.Errorf("follow link: %w", withoutPath(err))})
 	}
-	return nil
+	return true, t.walkFolder(at, dir)
 }
 
 // follow walks the target of a symlink. A symlink that is broken or that leaves the
 // directory is an error only if it would have led to configuration files.
-func (t *tree) follow(l link) error {
-	location, mode, err := t.resolve(l.location, l.name)
-	switch {
-	case errors.Is(err, errSteps), errors.Is(err, errLevels), err == errLeaves && t.leadsToFolder(l):
-		return t.add(found{path: l.path, err: err}) // it may lead to a folder with configuration files
-	case err == nil && mode.IsDir():
-		return t.walkFolder(location, l.path)
-	case !IsConfig(l.name):
-		return nil
-	case err != nil:
-		return t.add(found{path: l.path, err: err})
+func (t *tree) follow(l found) error {
+	if time.Now().After(t.until) {
+		l.err = errLinkTime
+		return t.add(l) // it may lead to a folder with configuration files
 	}
-	return t.addFile(location, l.path, mode)
+	fi, err := t.root.Stat(l.location)
+	if err == nil && fi.IsDir() {
+		return t.walkFolder(l.location, l.path)
+	}
+	isConfig := IsConfig(path.Base(l.path))
+	if err != nil && !errors.Is(err, syscall.ENAMETOOLONG) {
+		outside, outsideErr := os.Stat(filepath.Join(t.real, l.location))
+		switch {
+		case outsideErr == nil:
+			err, isConfig = errLeaves, isConfig || outside.IsDir()
+		case errors.Is(outsideErr, syscall.ELOOP):
+			err = errLoop
+		default:
+			err = fmt.Errorf("follow link: %w", withoutPath(outsideErr))
+		}
+	}
+	if !isConfig || err == nil && t.known[inodeOf(fi)] {
+		return nil
+	}
+	return t.addFile(l, fi, err)
 }
 
-func (t *tree) leadsToFolder(l link) bool {
-	t.steps += leavingSteps
-	fi, err := os.Stat(filepath.Join(t.real, l.location, l.name))
-	return err == nil && fi.IsDir()
-}
-
-func (t *tree) addFile(location, shown string, typ fs.FileMode) error {
-	if t.files[location] {
-		return nil
-	}
-	t.files[location], t.folders[path.Dir(location)] = true, true
-	f := found{path: shown, location: location}
-	if !typ.IsRegular() {
-		f.err = errNotRegular
+// addFile adds a file with what is known of it, or with the error why nothing is.
+func (t *tree) addFile(f found, fi fs.FileInfo, err error) error {
+	if f.err = withoutPath(err); err == nil {
+		st := fi.Sys().(*syscall.Stat_t)
+		f.id, f.size, f.changed = inodeOf(fi), st.Size, st.Mtim.Nano()
+		t.known[f.id] = true
+		if !fi.Mode().IsRegular() {
+			f.err = errNotRegular
+		}
 	}
 	return t.add(f)
 }
 
 func (t *tree) add(f found) error {
-	t.found = append(t.found, f)
-	t.outside = t.outside || !t.inSwap
-	if len(t.found) > maxFiles {
+	if t.found = append(t.found, f); len(t.found) > maxFiles {
 		return fmt.Errorf("more than %d files of configuration", maxFiles)
 	}
 	return nil
 }
 
-// list returns the entries of the folder at location, sorted by name.
+// list returns the entries of the folder at location, sorted by name. It returns nothing for a folder that was listed.
 func (t *tree) list(location string) ([]fs.DirEntry, error) {
-	if levels(location) > maxLevels {
+	if strings.Count(location, "/") >= maxLevels {
 		return nil, errLevels
 	}
 	f, err := t.root.Open(location)
@@ -308,6 +286,12 @@ func (t *tree) list(location string) ([]fs.DirEntry, error) {
 		return nil, err
 	}
 	defer f.Close() // only read from: no error matters
+	fi, err := f.Stat()
+	if err != nil || t.walked[inodeOf(fi)] {
+		return nil, err
+	}
+	t.walked[inodeOf(fi)] = true
+	t.folders = append(t.folders, location)
 	var all []fs.DirEntry
 	for {
 		some, err := f.ReadDir(1024)
@@ -326,69 +310,33 @@ func (t *tree) list(location string) ([]fs.DirEntry, error) {
 	return all, nil
 }
 
-// unlisted handles a folder that could not be listed: it is an error of the read, or of
-// that folder.
-func (t *tree) unlisted(location, dir string, err error) error {
-	switch {
-	case isGone(err):
-		return ErrChanging
-	case location == "." || err == errNames:
-		return err
-	}
-	return t.add(found{path: dir, err: withoutPath(err)})
-}
-
+// readFiles reads the files. Of files that are too large together it leaves out the largest ones, so that one of them
+// does not affect the others. Files may grow while they are read, so that it may return ErrChanging.
 func (t *tree) readFiles() ([]File, error) {
-	sizes := t.admittedSizes()
-	files := make([]File, 0, len(t.found))
-	left := 2 * maxBytes // files may grow while they are read
+	files, bySize := make([]File, len(t.found)), make([]int, len(t.found))
 	for i, f := range t.found {
-		file := File{Path: f.path, Err: f.err}
+		files[i], bySize[i] = File{Path: f.path, Err: f.err}, i
+	}
+	slices.SortStableFunc(bySize, func(a, b int) int { return cmp.Compare(t.found[a].size, t.found[b].size) })
+	admitted, read := int64(0), 0
+	for _, i := range bySize {
+		f := t.found[i]
+		if f.size <= MaxFile && f.err == nil {
+			admitted += f.size
+		}
 		switch {
 		case f.err != nil:
-		case sizes[i] < 0:
-			file.Err = fmt.Errorf("is not read: the files of the directory have more than %d MiB together, and this is one of the largest", maxBytes>>20)
+		case admitted > maxBytes && f.size <= MaxFile:
+			files[i].Err = fmt.Errorf("is not read: the files of the directory have more than %d MiB together, and this is one of the largest", maxBytes>>20)
 		default:
-			file.Data, file.Err = t.readFile(f.location)
+			// The regular file may have been replaced by a FIFO, which must not block the read.
+			files[i].Data, files[i].Err = readLimited(t.root.OpenFile(f.location, os.O_RDONLY|syscall.O_NONBLOCK, 0))
 		}
-		if isGone(file.Err) && f.err == nil {
+		if read += len(files[i].Data); read > 2*maxBytes {
 			return nil, ErrChanging
 		}
-		if left -= len(file.Data); left < 0 {
-			return nil, ErrChanging
-		}
-		files = append(files, file)
 	}
 	return files, nil
-}
-
-// admittedSizes returns the sizes of the found files, -1 for those that are left out: of files that
-// are too large together the largest ones, so that one of them does not affect the others.
-func (t *tree) admittedSizes() []int64 {
-	sizes, bySize := make([]int64, len(t.found)), make([]int, 0, len(t.found))
-	for i, f := range t.found {
-		if f.err != nil {
-			continue
-		}
-		// An error, or a size beyond MaxFile, is that of readFile.
-		if fi, err := t.root.Stat(f.location); err == nil && fi.Size() <= MaxFile {
-			sizes[i] = fi.Size()
-		}
-		bySize = append(bySize, i)
-	}
-	slices.SortStableFunc(bySize, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
-	left := int64(maxBytes)
-	for _, i := range bySize {
-		if left -= sizes[i]; left < 0 {
-			sizes[i] = -1
-		}
-	}
-	return sizes
-}
-
-func (t *tree) readFile(location string) ([]byte, error) {
-	// The regular file may have been replaced by a FIFO, which must not block the read.
-	return readLimited(t.root.OpenFile(location, os.O_RDONLY|syscall.O_NONBLOCK, 0))
 }
 
 // ReadFile reads one configuration file, which need not be in a config directory. The error does
@@ -431,11 +379,6 @@ func readLimited(f *os.File, err error) ([]byte, error) {
 // SizeError returns the error of a file of more than MaxFile bytes.
 func SizeError(size int64) error {
 	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", MaxFile>>20, size)
-}
-
-// isGone reports whether err means that a file was removed after it was listed.
-func isGone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ESTALE)
 }
 
 // withoutPath removes the path from err: it is absolute, and the caller reports the

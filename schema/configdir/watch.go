@@ -236,10 +236,55 @@ func readFolders(dir string) (folders, git []string, err error) {
 		return nil, nil, err
 	}
 	defer t.root.Close() // only read from: no error matters
-	if err := t.walk(); err != nil {
-		return nil, nil, fmt.Errorf("read %s: %w", dir, err)
-	}
 	return t.absoluteFolders(), t.git.watchFiles(), nil
+}
+
+// names are the names in a folder that matter. nil means all.
+type names map[string]bool
+
+// parentFolders returns the folders in which the directory, or a symlink on the way
+// to it, can be replaced, each with the name that matters there. If a folder on the way
+// does not exist, it returns the nearest folder that does.
+func parentFolders(dir string) map[string]names {
+	folders := map[string]names{}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return folders // the working directory was removed: there is nothing to watch
+	}
+	const maxLinks = 40 // as in Linux
+	at, rest := "/", strings.Split(abs, "/")
+	for links := 0; len(rest) > 0 && links <= maxLinks; {
+		next := filepath.Join(at, rest[0])
+		rest = rest[1:]
+		fi, err := os.Lstat(next)
+		isLink := err == nil && fi.Mode()&fs.ModeSymlink != 0
+		if err != nil || isLink || len(rest) == 0 {
+			addName(folders, filepath.Dir(next), filepath.Base(next))
+		}
+		if err != nil {
+			break
+		}
+		if !isLink {
+			at = next
+			continue
+		}
+		target, err := os.Readlink(next)
+		if err != nil {
+			break // it was replaced meanwhile, which is an event
+		}
+		if links++; filepath.IsAbs(target) {
+			at = "/"
+		}
+		rest = slices.Concat(strings.Split(target, "/"), rest)
+	}
+	return folders
+}
+
+func addName(folders map[string]names, folder, name string) {
+	if folders[folder] == nil {
+		folders[folder] = names{}
+	}
+	folders[folder][name] = true
 }
 
 // eventPump receives the events of the kernel without delay, whatever the watcher does
