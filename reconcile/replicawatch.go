@@ -2,10 +2,11 @@ package reconcile
 
 import (
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 
-	"github.com/fsnotify/fsnotify"
+	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
 // replicaWatch reports when replica folders appear on the disks of this node or vanish, so that a volume that
@@ -16,98 +17,38 @@ import (
 // would be an event. A replica may get its metadata after its folder, so that its first rounds come one after
 // the other: see triggers.lookAgain. The methods are for one goroutine.
 type replicaWatch struct {
-	log     *slog.Logger
-	kernel  *fsnotify.Watcher // nil: the kernel refuses one, or a test has none
-	changed chan struct{}     // has a value after an event
-	done    chan struct{}     // closed when no event is received any more
-	watched map[string]bool   // the watched folders
-	problem string            // the last one that was logged
+	watcher *configdir.Watcher // nil: a test has none
+	changed <-chan struct{}    // has a value after an event
 }
 
 func newReplicaWatch(log *slog.Logger) *replicaWatch {
-	w := &replicaWatch{log: log, changed: make(chan struct{}, 1), done: make(chan struct{}), watched: map[string]bool{}}
-	kernel, err := fsnotify.NewWatcher()
-	if err != nil {
-		w.report(err)
-		close(w.done)
-		return w
-	}
-	w.kernel = kernel
-	go w.receive()
-	return w
-}
-
-// receive turns events into values of changed, without delay: fsnotify may hold a lock while it sends one.
-func (w *replicaWatch) receive() {
-	defer close(w.done)
-	events, errs := w.kernel.Events, w.kernel.Errors
-	for events != nil || errs != nil {
-		select {
-		case _, ok := <-events:
-			if !ok {
-				events = nil
-				continue
-			}
-		case _, ok := <-errs: // events were lost
-			if !ok {
-				errs = nil
-				continue
-			}
+	w := configdir.NewWatcher(func(err error) {
+		if err != nil {
+			log.Warn("cannot watch the replicas: looking at them periodically", "error", err)
 		}
-		notify(w.changed)
-	}
+	})
+	return &replicaWatch{w, w.Changed}
 }
 
 // update watches the disks at these paths and no others. It watches the disk itself while it has no folder
-// with replicas. Adding a watch again costs one system call, and repairs the watch of a folder that was
-// replaced. It reports whether a watch was added.
+// with replicas. It reports whether a watch was added.
 func (w *replicaWatch) update(paths []string) (added bool) {
-	if w.kernel == nil {
+	if w.watcher == nil {
 		return false
 	}
-	want := map[string]bool{}
-	var problem error
+	want := map[string]configdir.Names{}
 	for _, path := range paths {
 		dir := filepath.Join(path, "replicas")
-		err := w.kernel.Add(dir)
-		if err != nil {
-			dir = path
-			err = w.kernel.Add(dir)
-		}
-		if err != nil {
-			problem = err
-			continue
-		}
-		want[dir], added = true, added || !w.watched[dir]
-	}
-	for dir := range w.watched {
-		if !want[dir] {
-			_ = w.kernel.Remove(dir) // it fails if the folder is gone
+		if _, err := os.Stat(dir); err == nil {
+			want[dir] = nil
+		} else {
+			want[path] = configdir.Names{filepath.Base(dir): true}
 		}
 	}
-	w.watched = want
-	w.report(problem)
-	return added
+	return w.watcher.Update(want)
 }
 
-// report logs a problem unless it was the last one.
-func (w *replicaWatch) report(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-		if text != w.problem {
-			w.log.Warn("cannot watch the replicas: looking at them periodically", "error", err)
-		}
-	}
-	w.problem = text
-}
-
-func (w *replicaWatch) close() {
-	if w.kernel != nil {
-		_ = w.kernel.Close() // its descriptor is closed even if this fails
-	}
-	<-w.done
-}
+func (w *replicaWatch) close() { w.watcher.Close() }
 
 // paths returns the paths of the usable disks.
 func (s *disks) paths() []string {

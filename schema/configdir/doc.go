@@ -13,7 +13,7 @@
 // not parse the files: package schema does.
 //
 // Reading order: snapshot.go and tree.go read the directory, debounce.go and removals.go decide, watch.go
-// notifies, and git.go knows the files of git.
+// notifies by the Watcher of watcher.go, and git.go knows the files of git.
 //
 // Promises:
 //

@@ -303,45 +303,16 @@ func TestWatchQuickRemovals(t *testing.T) {
 	w.until(t, "end.yaml=2")
 }
 
-// TestWatchLostEvents: an overflow of the kernel's queue or of our own causes a
-// notification, and folders that were missed are watched afterwards.
-func TestWatchLostEvents(t *testing.T) {
-	dir := t.TempDir()
-	f, err := newEventPump()
-	must(t, err)
-	notify := make(chan struct{}, 1)
-	w := watcher{dir: dir, notify: notify, pump: f, watched: map[string]watched{}, report: func(err error) { t.Error(err) }}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		defer w.close()
-		w.run(ctx, never)
-	}()
-	defer func() {
-		cancel()
-		<-ended
-	}()
-	watching := watching{dir: dir, notifications: notify}
-	watching.next(t)
-	watching.quiet()
-	f.kernel.Errors <- fsnotify.ErrEventOverflow
-	watching.next(t)
-}
-
-func TestEventPumpReportsOverflow(t *testing.T) {
-	dir := t.TempDir()
-	f, err := newEventPump()
-	must(t, err)
-	defer f.close()
-	must(t, f.kernel.Add(dir))
-	for i := range cap(f.events) + 1 {
-		files.Put(t, "", dir, fmt.Sprint(i))
-	}
+// TestWatcherReportsLostEvents: an overflow of the kernel's queue counts as a change.
+func TestWatcherReportsLostEvents(t *testing.T) {
+	w := NewWatcher(func(err error) { t.Error(err) })
+	defer w.Close()
+	w.Update(map[string]Names{t.TempDir(): nil})
+	w.kernel.Errors <- fsnotify.ErrEventOverflow
 	select {
-	case <-f.lost:
+	case <-w.Changed:
 	case <-time.After(waitLimit):
-		t.Errorf("no loss reported with %d events in the queue", len(f.events))
+		t.Error("no loss reported")
 	}
 }
 
@@ -383,8 +354,8 @@ func TestWatchRepairsItself(t *testing.T) {
 func TestRewatchFindsReplacedFolders(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "conf")
 	files.Put(t, "1", dir, "sub", "a.yaml")
-	w := watcher{dir: dir, report: func(err error) { t.Error(err) }}
-	defer w.close()
+	w := configWatch{NewWatcher(func(err error) { t.Error(err) }), dir}
+	defer w.Close()
 	for _, step := range []struct {
 		does string
 		do   func()
@@ -406,36 +377,15 @@ func TestRewatchFindsReplacedFolders(t *testing.T) {
 }
 
 func TestRelevantEvents(t *testing.T) {
-	w := watcher{watched: map[string]watched{
-		"/conf": {}, "/conf/sub": {}, "/": {names: names{"conf": true}}, "/conf/.git": {names: names{"index.lock": true}},
-	}}
-	for _, tt := range []struct {
-		name string
-		op   fsnotify.Op
-		want bool
-	}{
-		{"/conf/a.yaml", fsnotify.Write, true},
-		{"/conf/a.yaml", fsnotify.Chmod, true},
-		{"/conf/..data", fsnotify.Create, true},
-		{"/conf/.hidden-link", fsnotify.Create, true},
-		{"/conf/sub", fsnotify.Remove, true},
-		{"/conf", fsnotify.Rename, true},
-		{"/unknown/x", fsnotify.Create, true},
-		{"/conf/.git/index.lock", fsnotify.Rename, true},
-		{"/conf/.git/index.lock", fsnotify.Remove, true},
-		{"/conf/.git/index.lock", fsnotify.Write, false},
-		{"/conf/.git/HEAD", fsnotify.Create, false},
-		{"/other", fsnotify.Create, false},
-		{"/conf/.git", fsnotify.Chmod, true},
-		{"/conf/sub/.git", fsnotify.Create, false},
-		{"/conf/..2026_11_20", fsnotify.Create, false},
-		{"/conf/..data_tmp", fsnotify.Create, false},
-		{"/conf/.a.yaml.swp", fsnotify.Write, false},
-		{"/conf/a.yaml~", fsnotify.Create, false},
-		{"/conf/4913", fsnotify.Create, false},
+	w := NewWatcher(nil)
+	w.wanted.Store(&map[string]Names{"/conf": nil, "/conf/sub": nil, "/": {"conf": true}, "/conf/.git": {"index.lock": true}})
+	for name, want := range map[string]bool{
+		"/conf/a.yaml": true, "/conf/..data": true, "/conf/.hidden-link": true, "/conf/sub": true, "/conf": true, "/unknown/x": true,
+		"/conf/.git/index.lock": true, "/conf/.git/HEAD": false, "/other": false, "/conf/.git": true, "/conf/sub/.git": false,
+		"/conf/..2026_11_20": false, "/conf/..data_tmp": false, "/conf/.a.yaml.swp": false, "/conf/a.yaml~": false, "/conf/4913": false,
 	} {
-		if got := w.relevant(fsnotify.Event{Name: tt.name, Op: tt.op}); got != tt.want {
-			t.Errorf("%s %s: got %v, want %v", tt.op, tt.name, got, tt.want)
+		if got := w.relevant(name); got != want {
+			t.Errorf("%s: got %v, want %v", name, got, want)
 		}
 	}
 }
