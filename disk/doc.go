@@ -18,7 +18,7 @@
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
 //	<disk>/backing-image-manager.users                which replicas named images when they were last read
-//	<disk>/backing-image-manager.commit .notified     the last accepted commit; the notifications that are not over
+//	<disk>/backing-image-manager.commit               the last accepted commit
 //
 // State is stored nowhere else. All files are opened through an os.Root, so that no name and no link
 // can refer to a file outside the disk.

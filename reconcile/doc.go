@@ -38,6 +38,5 @@
 //	pace.go           what keeps n images from costing n rounds
 //	estimate.go       what the downloads of a plan transfer, for dry runs
 //	publish.go        the state that peers poll. peernode.go: their direct queries
-//	reporter.go       the status documents that are sent to a server. notifier.go: changes of state.
-//	                  delivery.go: what came of both
+//	reporter.go       the status documents that are sent to a server
 package reconcile

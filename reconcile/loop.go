@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -57,7 +58,7 @@ type Loop struct {
 	view      atomic.Pointer[status.View]
 	reporter  *reporter
 	nextRound atomic.Pointer[chan struct{}] // closed at the end of the next round
-	notifier  *notifier
+	notifier  *notification.Notifier
 }
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
@@ -75,7 +76,9 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	if o.SignedCommits != nil {
 		l.commits.rules = *o.SignedCommits
 	}
-	l.reporter, l.notifier = newReporter(l, o), newNotifier(l, o)
+	observations := func() map[string]peer.Observation { return r.system.Peers.Observations() }
+	l.reporter, l.notifier = newReporter(l, o), notification.New(l.View, observations, notification.NewSender(o.Client), o.Log)
+	r.conditions = l.notifier.Conditions
 	return l
 }
 
@@ -107,7 +110,7 @@ func (l *Loop) Status() (status.Status, bool) {
 
 // AddDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
 func (l *Loop) AddDeliveries(s *status.Status) {
-	s.Report, s.Notify = l.reporter.state.status(), l.notifier.state.status()
+	s.Report, s.Notify = l.reporter.state.Status(), l.notifier.Delivery.Status()
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
@@ -121,7 +124,7 @@ func (l *Loop) Transfers() map[ident.CopyRef]job.Transfer { return l.reconciler.
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts {
 	c := l.reconciler.jobs.transfers.counts()
-	c.Reports, c.Notifications = l.reporter.state.total(), l.notifier.state.total()
+	c.Reports, c.Notifications = l.reporter.state.Counts(), l.notifier.Delivery.Counts()
 	return c
 }
 
@@ -138,22 +141,13 @@ func (l *Loop) Run(ctx context.Context) error {
 	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
 	beside.Go(func() { l.directory.run(ctx, events) })
 	beside.Go(func() { l.reporter.run(ctx) })
-	beside.Go(func() { l.notifier.run(ctx) })
+	beside.Go(func() { l.notifier.Run(ctx) })
 	replicas := newReplicaWatch(l.options.Log)
 	defer replicas.close()
 	err := l.run(ctx, replicas)
 	cancel()
 	beside.Wait()
-	if v := l.View(); v != nil {
-		l.recordNotifications(v) // what was sent since the last round
-	}
 	return errors.Join(err, l.reconciler.Close())
-}
-
-// recordNotifications writes the record of the notifications to the disks, if it changed.
-func (l *Loop) recordNotifications(v *status.View) {
-	failed := l.notifier.persist(v, l.reconciler.disks.folders)
-	l.health.set(notificationsNotRecorded, l.options.Node, failed != nil, fmt.Sprint(failed))
 }
 
 func (l *Loop) run(ctx context.Context, replicas *replicaWatch) error {
@@ -189,9 +183,6 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 		l.directory.conclude(r, l.config.result)
 		return changed, err
 	case <-l.directory.slow: // the status shows it
-	case <-l.notifier.unrecorded: // after a crash, it would be sent again
-		l.recordNotifications(l.View())
-		return false, nil
 	case <-on.tick.C: // most changes of disks are no events
 	case <-on.replicas.changed: // a replica may need an image
 		on.looks = looksAfterReplica
@@ -318,7 +309,6 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	l.requested.dropObsolete(v.Desired, v.Observed, v.Plan)
 	l.health.update(v.Desired, v.Observed)
 	l.publish(v)
-	l.recordNotifications(v)
 	next := l.options.Interval
 	for _, a := range v.Plan.Actions {
 		if wait := a.Until.Sub(v.Observed.Now); !a.Until.IsZero() && wait > 0 {
@@ -348,9 +338,7 @@ var (
 	diskReadOnly    = condition{"disk", "disk read-only", "disk writable again", "effect"}
 	// Until the commit is recorded, a restarted manager accepts an older one.
 	commitNotRecorded = condition{"node", "commit not recorded on a disk", "commit recorded on all disks", "error"}
-	// Until they are recorded, a restarted manager may repeat notifications.
-	notificationsNotRecorded = condition{"node", "notifications not recorded on a disk", "notifications recorded on all disks", "error"}
-	diskDisputed             = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
+	diskDisputed      = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
 )
 
 // update logs what changed since the last round.

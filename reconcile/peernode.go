@@ -154,9 +154,6 @@ func (n peerNode) Disk(name string) (*disk.Disk, bool) {
 // generation that is not declared: no peer syncs from such a copy.
 func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
 
-// Notifications implements peer.Node.
-func (n peerNode) Notifications() []byte { return n.loop.notifier.published() }
-
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
 func (n peerNode) Leaving(name string, id ident.ID) bool {
 	now := n.served.disks.Load()

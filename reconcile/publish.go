@@ -11,7 +11,11 @@ import (
 // publish makes the state of this node available to its peers. A withdrawal ends only here, when
 // peers see an observation that began after the end of the deletion.
 func (r *Reconciler) publish(now *plan.Round, p plan.Plan) {
-	r.system.Peers.Publish(publishedState(now, p, &r.jobs))
+	s := publishedState(now, p, &r.jobs)
+	if r.conditions != nil {
+		s.Conditions = r.conditions()
+	}
+	r.system.Peers.Publish(s)
 	r.served.leaving.keep(r.jobs.isDeleting)
 }
 

@@ -32,6 +32,8 @@ type Reconciler struct {
 	awaited      awaited      // for how long this node has waited for others
 	backlog      backlog      // what the last plan has still to start
 	pace         pace         // of the rounds
+
+	conditions func() []model.Condition // see model.Node; nil: this process sends no notifications
 }
 
 // New returns a Reconciler for this machine whose downloads go through client. With readOnly it

@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -21,8 +22,10 @@ import (
 type reporter struct {
 	loop   *Loop
 	node   string
-	send   sender
-	state  delivery
+	send   notification.Sender
+	state  *notification.Delivery
+	now    func() Instant
+	random func() float64
 	viewed chan struct{} // buffer of one: a round has ended
 
 	// For the goroutine of run.
@@ -41,8 +44,8 @@ const (
 func newReporter(l *Loop, o LoopOptions) *reporter {
 	s := l.reconciler.system
 	return &reporter{
-		loop: l, node: o.Node, send: newSender(o.Client), viewed: make(chan struct{}, 1),
-		state: delivery{what: "status document", log: o.Log, now: s.Now, random: s.Random},
+		loop: l, node: o.Node, send: notification.NewSender(o.Client), viewed: make(chan struct{}, 1),
+		state: notification.NewDelivery("status document", o.Log, s.Random), now: s.Now, random: s.Random,
 	}
 }
 
@@ -81,7 +84,7 @@ func (r *reporter) retarget(v *status.View) (changed bool) {
 	if target != (schema.Report{}) {
 		server = target.Server()
 	}
-	r.state.to(server)
+	r.state.To(server)
 	return true
 }
 
@@ -91,9 +94,9 @@ func (r *reporter) report(ctx context.Context, v *status.View) (wait time.Durati
 		return reportGap
 	}
 	s := v.Status(r.loop.Transfers())
-	sum, now := s.ContentSum(), r.state.now().Steady
+	sum, now := s.ContentSum(), r.now().Steady
 	// Nodes that started at the same time do not report at the same time for ever.
-	gap := reportGap + time.Duration(r.state.random()*float64(reportGap)/6)
+	gap := reportGap + time.Duration(r.random()*float64(reportGap)/6)
 	if !r.sent.IsZero() && sum == r.sum && now.Sub(r.sent) < maxReportAge {
 		return gap
 	}
@@ -104,7 +107,7 @@ func (r *reporter) report(ctx context.Context, v *status.View) (wait time.Durati
 	if err == nil {
 		r.sum, r.sent = sum, now
 	}
-	return max(gap, r.state.done(err))
+	return max(gap, r.state.Done(err))
 }
 
 func (r *reporter) put(ctx context.Context, settings schema.Settings, s status.Status) error {

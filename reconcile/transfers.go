@@ -8,6 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -31,7 +32,7 @@ type Counts struct {
 	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
 	Proofs map[plan.ProofResult]int64
 	// Reports are the status documents that were sent to settings.report, and Notifications the messages to settings.notify.
-	Reports, Notifications DeliveryCounts
+	Reports, Notifications notification.DeliveryCounts
 }
 
 func (t *transfers) add(key ident.CopyRef, one job.Transfer) {

@@ -25,12 +25,23 @@ type Node struct {
 	// Mark is the name of the mark that the node was asked for and has looked for in the folders of the copies.
 	Mark  string          `json:"mark,omitempty"`
 	Disks map[string]Disk `json:"disks,omitempty"`
+	// Conditions are what the node observes about the whole cluster, sorted: nodes that send notifications about one of them agree on its
+	// beginning. Without settings.notify there are none.
+	Conditions []Condition `json:"conditions,omitempty"`
 
 	// Partial and Omitted say what the reader of another node left out because it does not need it: Partial is
 	// true if there are disks that are not declared, or more copies than it keeps that nobody needs. Omitted is the number of
 	// orphans and copies of other generations about which the reader knows nothing.
 	Partial bool `json:"-"`
 	Omitted int  `json:"-"`
+}
+
+// Condition is something that has held for an image, or for the configuration if Image is "", since a time of the node's clock. Package
+// notification defines the kinds.
+type Condition struct {
+	Kind  string    `json:"kind"`
+	Image string    `json:"image,omitempty"`
+	Since time.Time `json:"since"`
 }
 
 // Disk is one disk of a node.

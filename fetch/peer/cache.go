@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -71,7 +72,7 @@ func (c *StateCache) waitForChange(ctx context.Context, etag string) *snapshot {
 
 // EqualStates reports whether two states are equal except for volatile values.
 func EqualStates(a, b *model.Node) bool {
-	return a.Node == b.Node && a.ConfigDigest == b.ConfigDigest && a.Mark == b.Mark && maps.EqualFunc(a.Disks, b.Disks, equalDisks)
+	return a.Node == b.Node && a.ConfigDigest == b.ConfigDigest && a.Mark == b.Mark && slices.Equal(a.Conditions, b.Conditions) && maps.EqualFunc(a.Disks, b.Disks, equalDisks)
 }
 
 func equalDisks(a, b model.Disk) bool {

@@ -115,6 +115,8 @@ func change(t *testing.T, f reflect.Value) {
 		v.Disk += "x"
 	case *[]ident.CopyRef:
 		*v = []ident.CopyRef{{}}
+	case *[]model.Condition:
+		*v = []model.Condition{{Kind: "not-ready"}}
 	case *[]string:
 		*v = []string{"x"}
 	case *map[string]model.Disk, *model.Copies, *map[ident.ID]model.Need:

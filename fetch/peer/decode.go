@@ -64,6 +64,8 @@ func (d *decoder) decodeState() error {
 			return d.Decode(&d.state.Mark)
 		case "disks":
 			return d.object(d.decodeDisk)
+		case "conditions":
+			return d.array(d.decodeCondition)
 		}
 		return d.skip()
 	})
@@ -92,6 +94,18 @@ func (d *decoder) decodeVersion() error {
 
 func errVersion(v int) error {
 	return fmt.Errorf("it has version %d of the format, and this program has version %d: run the same release of backing-image-manager on all nodes", v, model.Version)
+}
+
+func (d *decoder) decodeCondition() error {
+	var c model.Condition
+	if err := d.Decode(&c); err != nil {
+		return fmt.Errorf("condition: %w", err)
+	}
+	if d.scope.hasImage(c.Image) && len(d.state.Conditions) < d.scope.maxConditions() {
+		c.Kind, c.Image, c.Since = d.texts.keep(c.Kind), d.texts.keep(c.Image), disk.ValidTime(c.Since)
+		d.state.Conditions = append(d.state.Conditions, c)
+	}
+	return nil
 }
 
 func (d *decoder) decodeDisk(name string) error {

@@ -120,6 +120,20 @@ func TestDecodeKeepsWhatTheConfigurationCanMean(t *testing.T) {
 }
 
 // The copies of a disk that is not declared are not read, whatever they are.
+func TestDecodeKeepsConditionsOfDeclaredImages(t *testing.T) {
+	since := time.Date(2026, 12, 1, 12, 0, 0, 0, time.UTC)
+	scope := Scope{Images: map[string]string{"parrot": "0a1b2c3d"}}
+	text := `{"version":1,"node":"node1","conditions":[{"kind":"not-ready","image":"parrot","since":"2026-12-01T12:00:00Z"},` +
+		`{"kind":"not-ready","image":"macaw","since":"2026-12-01T12:00:00Z"},{"kind":"prune-limit","since":"2026-12-01T12:00:00Z"}`
+	want := []model.Condition{{Kind: "not-ready", Image: "parrot", Since: since}, {Kind: "prune-limit", Since: since}}
+	if s, err := decodeState(strings.NewReader(text+"]}"), scope); err != nil || !slices.Equal(s.Conditions, want) {
+		t.Errorf("got %+v, %v, want %+v", s.Conditions, err, want)
+	}
+	if s, err := decodeState(strings.NewReader(text+strings.Repeat(`,{"kind":"x"}`, 1_000_000)+"]}"), scope); err != nil || len(s.Conditions) != scope.maxConditions() {
+		t.Errorf("got %d conditions, %v, want %d", len(s.Conditions), err, scope.maxConditions())
+	}
+}
+
 func TestDecodeSkipsDisksThatAreNotDeclared(t *testing.T) {
 	text := nodeHead + `"other":{"uuid":"3f1e","copies":[7,{"id":"../etc"}]},` + diskHead + "{" + parrotFields + `,"state":"pending"}]}}}`
 	s, err := decodeState(strings.NewReader(text), Scope{Disks: map[string]bool{"disk1": true}})
@@ -156,7 +170,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 		Rejection: "r", RejectionTemporary: true, Reason: model.Reason{Code: "no-space", Text: "r"},
 		Failure: &model.Failure{Op: "a", Message: "m", Attempts: 6, Since: at, RetryAt: at, Final: true, Fault: model.FaultDisk},
 	}
-	want := model.Node{Version: model.Version, Node: "node1", ConfigDigest: "c", Clock: at, Mark: "m", Disks: map[string]model.Disk{"disk1": {
+	want := model.Node{Version: model.Version, Node: "node1", ConfigDigest: "c", Clock: at, Mark: "m", Conditions: []model.Condition{{Kind: "k", Image: "i", Since: at}}, Disks: map[string]model.Disk{"disk1": {
 		UUID: "u", Problem: "p", ReadOnly: true, UsageUnknown: "u", Space: model.Space{Total: 2, Free: 1}, Copies: model.NewCopies(c),
 	}}}
 	ofOwnNode := []string{ // what a node does not say to others

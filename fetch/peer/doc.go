@@ -17,8 +17,6 @@
 //	                                            in all generations, observed after the
 //	                                            request arrived; with ?mark=NAME, the
 //	                                            secret of the mark in each folder
-//	/v1/notifications                           which notifications the server has got from this node, or
-//	                                            from another one, as this node knows
 //	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk manifest: the SHA-256 of each
 //	                                            chunk, 32 bytes each
 //	                                            (application/octet-stream)

@@ -39,8 +39,6 @@ func (n *testNode) Leaving(_ string, id ident.ID) bool {
 
 func (n *testNode) DeclaredUUID(string) (string, bool) { return n.declared, n.declared != "" }
 
-func (n *testNode) Notifications() []byte { return []byte(`{"target":"t","episodes":[]}`) }
-
 func (n *testNode) ReportDamage(ctx context.Context, name string) { n.damaged(ctx, name) }
 
 func (n *testNode) Copies(_ context.Context, name, mark string) (model.Node, error) {

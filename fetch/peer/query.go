@@ -98,30 +98,6 @@ func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (mod
 // markParameter has the name of a mark.
 const markParameter = "mark"
 
-// maxNotifications limits the response of Notifications, in bytes.
-const maxNotifications = 8 << 20
-
-// Notifications returns what the node at an address says about the notifications that were sent. See Node.Notifications. The timeout is
-// 30 s or the deadline of ctx.
-func (c *Client) Notifications(ctx context.Context, at Address) ([]byte, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, stateTimeout, errTimeout)
-	defer cancel()
-	r := request{address: at, path: []string{"v1", "notifications"}, header: http.Header{}, timeout: responseTimeout}
-	resp, err := c.openBytes(ctx, r, http.StatusOK)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxNotifications+1))
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
-	case len(body) > maxNotifications:
-		return nil, fmt.Errorf("query %s: %w", at.URL, errTooLarge)
-	}
-	return body, nil
-}
-
 func acceptGzip() http.Header { return http.Header{"Accept-Encoding": {"gzip"}} }
 
 // readState decodes the response of the node at an address and closes the response. It returns the

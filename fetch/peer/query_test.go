@@ -2,8 +2,6 @@ package peer
 
 import (
 	"errors"
-	"net/http"
-	"net/http/httptest"
 	"reflect"
 	"strings"
 	"testing"
@@ -116,37 +114,5 @@ func TestCopiesObservesTheDiskAfterTheRequest(t *testing.T) {
 	s, err := c.Copies(t.Context(), n.address(), "parrot", "")
 	if err != nil || len(s.Disks["disk1"].Copies) != 1 || s.Disks["disk1"].Copies[id].State != model.Ready {
 		t.Errorf("got %+v, %v", s, err)
-	}
-}
-
-func TestClientReceivesNotifications(t *testing.T) {
-	n := startNode(t, "node1")
-	c := newClient(t)
-	got, err := c.Notifications(t.Context(), n.address())
-	if err != nil || string(got) != `{"target":"t","episodes":[]}` {
-		t.Errorf("got %s, %v", got, err)
-	}
-	for name, tt := range map[string]struct {
-		respond http.HandlerFunc
-		want    string
-	}{
-		"an older version": {func(w http.ResponseWriter, _ *http.Request) { errNotFound.Write(w) }, "not found"},
-		"endless": {func(w http.ResponseWriter, _ *http.Request) {
-			for {
-				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
-					return
-				}
-			}
-		}, "too large"},
-		"cut": {func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", "100")
-			w.Write([]byte("{"))
-		}, "closed the connection"},
-	} {
-		server := httptest.NewServer(tt.respond)
-		t.Cleanup(server.Close)
-		if got, err := c.Notifications(t.Context(), Address{Node: "node1", URL: server.URL}); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: got %d bytes, %v", name, len(got), err)
-		}
 	}
 }

@@ -39,6 +39,17 @@ const (
 // hasDisk reports whether a disk of the node is declared.
 func (s Scope) hasDisk(name string) bool { return s.Disks == nil || s.Disks[name] }
 
+// hasImage reports whether an image is declared, or is "" for the configuration.
+func (s Scope) hasImage(name string) bool {
+	_, declared := s.Images[name]
+	return declared || name == "" || s.Images == nil
+}
+
+// maxConditions is how many conditions of a node are kept. There are fewer kinds than conditionsOfImage.
+func (s Scope) maxConditions() int { return conditionsOfImage * (len(s.Images) + 1) }
+
+const conditionsOfImage = 8
+
 // places returns the number of copies for which the configuration has a place on the node.
 func (s Scope) places() int { return len(s.Disks) * (len(s.Images) + s.Listed) }
 

@@ -39,8 +39,6 @@ type Node interface {
 	// ReportDamage is called when a ready copy of an image did not match its chunk manifest while it
 	// was sent. It may block until ctx ends.
 	ReportDamage(ctx context.Context, name string)
-	// Notifications returns a JSON document about the notifications that were sent. Package reconcile defines its content.
-	Notifications() []byte
 }
 
 const (
@@ -85,7 +83,6 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("/v1/images/{name}/{uuid}/index", s.index)
 	mux.HandleFunc("/v1/images/{name}/{uuid}/data", s.data)
 	mux.HandleFunc(downloadPath, s.download)
-	mux.HandleFunc("/v1/notifications", s.notifications)
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { errNotFound.Write(w) })
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		methods := []string{http.MethodGet}
@@ -190,11 +187,6 @@ func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeState(w, r, &snapshot{state: state})
-}
-
-func (s *Server) notifications(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(s.node.Notifications()) // fails only if the peer has disconnected; it asks again
 }
 
 func writeState(w http.ResponseWriter, r *http.Request, s *snapshot) {

@@ -44,7 +44,7 @@ func TestRequestsWithoutARoleReadNothing(t *testing.T) {
 		"TLS":   newAuthorizer(t, "", writeCertificates(t)),
 	} {
 		f := startDaemon(t, a)
-		paths := append(hostilePaths(), "/none", "/readyz/", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", "/v1/notifications", imageData,
+		paths := append(hostilePaths(), "/none", "/readyz/", "/metrics", "/v1/status", "/v1/state", "/v1/state?wait=30s", "/v1/images/parrot/copies", imageData,
 			"/v1/images/parrot/6846a0b2/manifest?disk=disk1", "/v1/images/parrot/verify", "/healthz/", "/healthz/../v1/state", "//healthz", "/healthz%2f", "/%68ealthz/x")
 		for i, path := range paths {
 			for j, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PRI"} {

@@ -179,7 +179,7 @@ func (s server) routes() []route {
 		all = append(all, route{path, nil, auth.RoleAdmin, uploads.ServeHTTP})
 	}
 	peers := s.peers.Handler()
-	for _, path := range []string{statePath, "/v1/notifications", "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/index", "/v1/images/{name}/{uuid}/data"} {
+	for _, path := range []string{statePath, "/v1/images/{name}/copies", "/v1/images/{name}/{uuid}/manifest", "/v1/images/{name}/{uuid}/index", "/v1/images/{name}/{uuid}/data"} {
 		all = append(all, route{path, get, auth.RolePeer, peers.ServeHTTP})
 	}
 	all = append(all, route{"/v1/images/{name}/download", getOrHead, auth.RolePeer, peers.ServeHTTP})

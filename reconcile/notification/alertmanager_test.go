@@ -43,18 +43,17 @@ func TestAlertmanager(t *testing.T) {
 	}))
 	defer receiver.Close()
 	url := startAlertmanager(t, receiver.URL)
-	post := func(events []Event, now time.Time, address string) {
+	post := func(events []event, now time.Time, address string) {
 		t.Helper()
-		x := Context{Cluster: "edge-7", Now: now, Expires: 20 * time.Minute, Address: address}
-		for _, m := range x.Alerts(events) {
-			r, err := http.Post(url+"/api/v2/alerts", m.ContentType, bytes.NewReader(m.Body))
+		for _, m := range alerts(events, alertContext{cluster: "edge-7", now: now, address: address}) {
+			r, err := http.Post(url+"/api/v2/alerts", m.contentType, bytes.NewReader(m.body))
 			if err != nil {
 				t.Fatal(err)
 			}
 			body, _ := io.ReadAll(r.Body)
 			r.Body.Close()
 			if r.StatusCode != http.StatusOK {
-				t.Fatalf("%s: %s\n%s", r.Status, body, m.Body)
+				t.Fatalf("%s: %s\n%s", r.Status, body, m.body)
 			}
 		}
 	}
@@ -70,20 +69,20 @@ func TestAlertmanager(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	failed := []Event{{Condition{Failed, "parrot"}, now.Add(-10 * time.Minute), false, hostile}}
-	post(failed, now, "http://10.0.0.1:8000")
-	want("firing BackingImageFailed parrot")
+	notReady := []event{{Condition{NotReady, "parrot", ""}, now.Add(-10 * time.Minute), time.Time{}, hostile}}
+	post(notReady, now, "http://10.0.0.1:8000")
+	want("firing BackingImageNotReady parrot")
 	// The same alert from the second node, whose observation began later, and once more from the first one after a restart.
-	failed[0].Since = failed[0].Since.Add(20 * time.Second)
-	post(failed, now, "http://10.0.0.2:8000")
-	post(failed, now, "http://10.0.0.1:8000")
-	post([]Event{{Condition{PruneLimit, ""}, now.Add(-10 * time.Minute), false, "x"}}, now, "")
+	notReady[0].Since = notReady[0].Since.Add(20 * time.Second)
+	post(notReady, now, "http://10.0.0.2:8000")
+	post(notReady, now, "http://10.0.0.1:8000")
+	post([]event{{Condition{Kind: PruneLimit}, now.Add(-10 * time.Minute), time.Time{}, "x"}}, now, "")
 	want("firing BackingImagePruneLimit ") // nothing about parrot came before it
-	failed[0].Over = true
-	post(failed, time.Now(), "http://10.0.0.1:8000")
-	want("resolved BackingImageFailed parrot")
-	post(failed, time.Now(), "http://10.0.0.2:8000")
-	post([]Event{{Condition{PruneLimit, ""}, now.Add(-10 * time.Minute), true, "x"}}, time.Now(), "")
+	notReady[0].Ended = time.Now()
+	post(notReady, time.Now(), "http://10.0.0.1:8000")
+	want("resolved BackingImageNotReady parrot")
+	post(notReady, time.Now(), "http://10.0.0.2:8000")
+	post([]event{{Condition{Kind: PruneLimit}, now.Add(-10 * time.Minute), time.Now(), "x"}}, time.Now(), "")
 	want("resolved BackingImagePruneLimit ")
 }
 

@@ -26,94 +26,79 @@ const (
 	SuspensionOver Kind = "suspension-over" // a suspension has ended, and is still declared
 )
 
-// Condition is what an episode is about. Image is "" for the configuration as a whole.
+// Condition is what an episode is about: the copies of an image on one node, an image in the cluster if Node is "", or the
+// configuration if Image is "", too.
 type Condition struct {
-	Kind  Kind
-	Image string
-}
-
-// CompareConditions orders conditions by image and kind.
-func CompareConditions(a, b Condition) int {
-	return cmp.Or(strings.Compare(a.Image, b.Image), strings.Compare(string(a.Kind), string(b.Kind)))
+	Kind        Kind
+	Image, Node string
 }
 
 // DamageShown is for how long a damage counts after it was found, also if the copy was repaired at once: the disk may be faulty.
 const DamageShown = time.Hour
 
-// Observation is which conditions hold.
-type Observation struct {
+// observation is which conditions hold. Of the copies on other nodes, it has only what is about the whole cluster.
+type observation struct {
 	on      map[Condition]string // with a text for people
 	unknown bool                 // nothing is known of the conditions that are not on
-	silent  bool                 // a node does not respond
-	partial map[string]bool      // images with copies on nodes that do not respond
 }
 
-// blockingCodes are the reasons of single copies that only a person can remove. A node knows the reasons of other nodes by
-// their codes, and all nodes must judge alike.
+// blockingCodes are the reasons of images and copies that only a person can remove.
 var blockingCodes = map[model.Code]bool{
 	plan.CodeRejected: true, plan.CodeDemandRejected: true, plan.CodeNamedDisk: true, plan.CodeUploadLost: true, plan.CodeCloneUndeclared: true,
 	plan.CodeDamagedInUse: true, plan.CodeChecksumMismatch: true, plan.CodeConflict: true, plan.CodeVerifyRequired: true, plan.CodeReplenishOff: true,
 	plan.CodeTooFewDisks: true, plan.CodeNoMatchingDisk: true, plan.CodeAllEvicted: true, plan.CodeInvalidImage: true, plan.CodeDiskDisputed: true,
 }
 
-// Observe returns which conditions hold according to a status document. Only declared images have conditions.
-func Observe(s status.Status) Observation {
-	o := Observation{on: map[Condition]string{}, partial: map[string]bool{}, unknown: s.Config.Allowed == schema.ObserveOnly.String()}
-	away := map[string]bool{}
-	for _, p := range s.Peers {
-		away[p.Node] = !p.Responds
-		o.silent = o.silent || !p.Responds
-	}
+// observe returns which conditions hold according to the status document of a node. Only declared images have conditions.
+func observe(s status.Status) observation {
+	o := observation{on: map[Condition]string{}, unknown: s.Config.Allowed == schema.ObserveOnly.String()}
 	if by := s.Config.Suspended; by != nil && by.Over {
-		o.add(Condition{SuspensionOver, ""}, "the suspension of all images has ended, and is still declared: "+by.Reason)
+		o.add(Condition{Kind: SuspensionOver}, "the suspension of all images has ended, and is still declared: "+by.Reason)
 	}
 	for _, image := range s.Images {
 		for _, c := range image.Copies {
-			if codeOf(s, c) == plan.CodePruneLimit {
-				o.add(Condition{PruneLimit, ""}, "more images were removed from the configuration at once than pruneLimit allows: confirm them in pruneConfirmed, or declare them again")
+			if c.Code == plan.CodePruneLimit || c.Reason.Code == plan.CodePruneLimit {
+				o.add(Condition{Kind: PruneLimit}, "more images were removed from the configuration at once than pruneLimit allows: confirm them in pruneConfirmed, or declare them again")
 			}
 		}
 		if image.Declared {
-			o.observeImage(s, image, away)
+			o.observeImage(s, image)
 		}
 	}
 	return o
 }
 
-func (o *Observation) observeImage(s status.Status, image status.ImageStatus, away map[string]bool) {
+func (o *observation) observeImage(s status.Status, image status.ImageStatus) {
 	if by := image.Suspended; by != nil && by.Over && (s.Config.Suspended == nil || *by != *s.Config.Suspended) {
-		o.add(Condition{SuspensionOver, image.Name}, "the suspension of the image has ended, and is still declared: "+by.Reason)
+		o.add(Condition{Kind: SuspensionOver, Image: image.Name}, "the suspension of the image has ended, and is still declared: "+by.Reason)
 	}
 	if !image.AllReady() {
-		o.add(Condition{NotReady, image.Name}, fmt.Sprintf("%d of %d desired copies are ready", min(image.Ready, image.Desired), image.Desired))
+		o.add(Condition{Kind: NotReady, Image: image.Name}, fmt.Sprintf("%d of %d desired copies are ready", min(image.Ready, image.Desired), image.Desired))
 	}
 	if blockingCodes[image.Code] {
-		o.add(Condition{Blocked, image.Name}, image.Message)
+		o.add(Condition{Kind: Blocked, Image: image.Name}, image.Message)
 	}
 	for _, c := range image.Copies {
-		o.partial[image.Name] = o.partial[image.Name] || away[c.Node]
-		code := codeOf(s, c)
-		if f := c.Failure; f != nil && f.Attempts > 0 && c.State != model.Ready && code != plan.CodeCleanupInterval {
-			o.add(Condition{Failed, image.Name}, c.DiskName()+": "+f.Message)
-		}
-		if blockingCodes[code] {
-			o.add(Condition{Blocked, image.Name}, fmt.Sprintf("%s: %s", c.DiskName(), cmp.Or(c.Message, string(code))))
-		}
-		switch age := s.Time.Sub(c.DamagedAt); {
-		case c.Observed != nil && c.Observed.State == model.Failed:
-			o.add(Condition{Damaged, image.Name}, c.DiskName()+": "+cmp.Or(c.Observed.Message, "the copy is damaged"))
-		case !c.DamagedAt.IsZero() && age.Abs() < DamageShown:
-			o.add(Condition{Damaged, image.Name}, c.DiskName()+": the copy was found damaged, and was replaced or repaired")
+		if c.Node == s.Node {
+			o.observeCopy(s.Time, image.Name, c)
 		}
 	}
 }
 
-// codeOf returns why a copy is not created, completed or deleted: by the plan of this node, or as its node published it.
-func codeOf(s status.Status, c status.CopyStatus) model.Code {
-	if c.Node == s.Node {
-		return c.Code
+// observeCopy adds the conditions of a copy of this node.
+func (o *observation) observeCopy(now time.Time, image string, c status.CopyStatus) {
+	if f := c.Failure; f != nil && f.Attempts > 0 && c.State != model.Ready && c.Code != plan.CodeCleanupInterval {
+		o.add(Condition{Failed, image, c.Node}, c.DiskName()+": "+f.Message)
 	}
-	return c.Reason.Code
+	if blockingCodes[c.Code] {
+		o.add(Condition{Blocked, image, c.Node}, fmt.Sprintf("%s: %s", c.DiskName(), cmp.Or(c.Message, string(c.Code))))
+	}
+	switch age := now.Sub(c.DamagedAt); {
+	case c.Observed != nil && c.Observed.State == model.Failed:
+		o.add(Condition{Damaged, image, c.Node}, c.DiskName()+": "+cmp.Or(c.Observed.Message, "the copy is damaged"))
+	case !c.DamagedAt.IsZero() && age.Abs() < DamageShown:
+		o.add(Condition{Damaged, image, c.Node}, c.DiskName()+": the copy was found damaged, and was replaced or repaired")
+	}
 }
 
 const (
@@ -122,7 +107,7 @@ const (
 )
 
 // add makes a condition hold, and adds a text to those about it.
-func (o *Observation) add(c Condition, text string) {
+func (o *observation) add(c Condition, text string) {
 	switch before, on := o.on[c]; {
 	case !on:
 		o.on[c] = clip(text)
@@ -139,15 +124,4 @@ func clip(text string) string {
 		r = append(r[:maxText], '…')
 	}
 	return string(r)
-}
-
-// isUnknown reports whether it is not known whether a condition that is not on holds.
-func (o Observation) isUnknown(c Condition) bool {
-	switch c.Kind {
-	case NotReady, SuspensionOver:
-		return o.unknown
-	case PruneLimit:
-		return o.unknown || o.silent
-	}
-	return o.unknown || o.partial[c.Image]
 }

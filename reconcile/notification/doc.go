@@ -1,33 +1,25 @@
-// Package notification decides which changes of state are sent to the server of settings.notify, by which node, and in which form.
+// Package notification sends changes of state to the server of settings.notify: it decides which ones, which node does, and in which form.
 //
-//	each observation (a status document):
-//	    on       := the conditions that hold in the cluster, as this node sees it   (Observe)
-//	    episodes := begin, continue and end with the conditions                    (Tracker.Update)
-//	    learn what other nodes have sent (CloudEvents only)                        (Tracker.Published, Join, Learn)
-//	    due      := what this node has to send now                                 (Tracker.Due)
+//	each 15 seconds, from the last round:
+//	    on       := the conditions that hold, as this node sees it                  (observe)
+//	    episodes := begin, continue and end with the conditions                    (episodes.update)
+//	    send what is due, in the form that the server wants                        (episodes.due, messages)
 //
 // # Promises
 //
-//  1. Conditions are derived from what every node knows: the configuration, its own disks, and what the other nodes publish. So
-//     all nodes have the same episodes, some seconds apart.
-//  2. A condition that holds for less than Hold is not sent. An episode is over when its condition has not held for Hold.
-//     What is unknown, because a node does not respond, neither begins nor ends an episode.
-//  3. For each condition, the nodes that respond have ranks (Rank). The first one sends at once, the second one once a delay has
-//     passed. After twice the delay, two more nodes send: the one that sent the beginning, and the first one of those with the same
-//     configuration. Alertmanager combines the messages of all of them by their labels, and a node that only pretends to send silences
-//     nothing for longer.
-//  4. Receivers of CloudEvents need not combine anything. There, each node asks the first two nodes, and believes, which events were
-//     sent. Beginnings and ends come in turn: an episode begins only after the end of the one before was sent, and if the server accepted
-//     nothing until an episode was over, its beginning is sent before its end. An event comes twice only if no node that knows that it was
-//     sent can be asked.
-//  5. Episodes survive a restart in a record on the disks of the node (Tracker.Record), and so does what was sent. A node that has
-//     just started, or was alone, asks all others what it missed.
+//  1. A condition that holds for less than Hold is not sent. An episode is over when its condition has not held for Hold.
+//  2. Each change is sent at least once. A node sends what concerns its own copies. The first two nodes that respond (rank) send the
+//     rest, and none waits for the other one.
+//  3. An event has the same id from each node and in each attempt, so that a receiver can drop what it has: the id depends on the
+//     condition and its beginning. Nodes publish the beginnings that they observe (Conditions), and adopt the earliest one. Alertmanager
+//     combines alerts by their labels.
+//  4. The end of an episode comes from a node that observed the episode. A node that starts again has forgotten all of them: it sends
+//     those that go on with a new beginning, and no end of an episode that ended meanwhile.
+//  5. For each node, beginnings and ends of a condition are sent in turn, also what began and ended while the server accepted nothing.
 //  6. The number of episodes is bounded by the configuration: it is a small number for each declared image. Texts are clipped, and
 //     printable.
 //
-// The package does no I/O, and reads no clock. Package reconcile sends, and keeps the record.
-//
 // # Reading order
 //
-// condition.go, tracker.go, saved.go, rank.go, message.go.
+// condition.go, episodes.go, message.go, delivery.go, notifier.go.
 package notification

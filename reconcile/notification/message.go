@@ -24,37 +24,31 @@ var kinds = map[Kind]kindText{
 	SuspensionOver: {"BackingImageSuspensionOver", "info", "a suspension has ended, and is still declared", "no ended suspension is declared"},
 }
 
-// Context is what the messages of one moment have in common.
-type Context struct {
-	Cluster string    // see schema.Notify
-	Now     time.Time // by the wall clock
-	// Expires is after what time Alertmanager resolves an alert that no node sends again.
-	Expires time.Duration
-	Address string // of this node; "": none is declared
-}
-
-// Message is the body of one request, with the events in it.
-type Message struct {
-	ContentType string
-	Body        []byte
-	Events      []Event
+// message is the body of one request, with the events in it.
+type message struct {
+	contentType string
+	body        []byte
+	events      []event
 }
 
 // summary returns one line about an event.
-func (e Event) summary() string {
+func (e event) summary() string {
 	text := kinds[e.Kind].summary
-	if e.Over {
+	if e.over() {
 		text = kinds[e.Kind].over
 	}
-	if e.Image == "" {
+	switch {
+	case e.Image == "":
 		return text
+	case e.Node != "":
+		return "image " + e.Image + " on node " + e.Node + ": " + text
 	}
 	return "image " + e.Image + ": " + text
 }
 
 // text returns what was observed. At the end of an episode, that is what held before.
-func (e Event) text() string {
-	if e.Over {
+func (e event) text() string {
+	if e.over() {
 		return "before: " + e.Text
 	}
 	return e.Text
@@ -72,34 +66,45 @@ type alert struct {
 // maxAlerts is how many alerts one request has at most: about 200 KiB.
 const maxAlerts = 100
 
-// Alerts returns the bodies of requests POST /api/v2/alerts. The labels identify an alert. They are the same on all nodes, and while
-// an episode goes on.
-func (x Context) Alerts(events []Event) []Message {
-	var messages []Message
+// alertContext is what the alerts of one moment have in common.
+type alertContext struct {
+	cluster string    // see schema.Notify
+	now     time.Time // by the wall clock
+	address string    // of this node; "": none is declared
+}
+
+// alerts returns the bodies of requests POST /api/v2/alerts. The labels identify an alert. They are the same from all nodes that send
+// it, and while an episode goes on.
+func alerts(events []event, x alertContext) []message {
+	var messages []message
 	for part := range slices.Chunk(events, maxAlerts) {
-		alerts := make([]alert, len(part))
+		list := make([]alert, len(part))
 		for i, e := range part {
-			labels := map[string]string{"alertname": kinds[e.Kind].alert, "severity": kinds[e.Kind].severity, "job": "backing-image-manager"}
-			if e.Image != "" {
-				labels["image"] = e.Image
-			}
-			if x.Cluster != "" {
-				labels["cluster"] = x.Cluster
-			}
-			alerts[i] = alert{
-				Labels: labels, Annotations: map[string]string{"summary": e.summary(), "description": e.text()},
-				StartsAt: e.Since, EndsAt: x.Now.Add(x.Expires), GeneratorURL: x.Address,
-			}
-			if e.Over {
-				alerts[i].EndsAt = x.Now
-			}
-			if a := &alerts[i]; a.EndsAt.Before(a.StartsAt) { // the clock was set back
-				a.StartsAt = a.EndsAt
-			}
+			list[i] = x.alert(e)
 		}
-		messages = append(messages, Message{"application/json", encode(alerts), part})
+		messages = append(messages, message{"application/json", encode(list), part})
 	}
 	return messages
+}
+
+func (x alertContext) alert(e event) alert {
+	labels := map[string]string{"alertname": kinds[e.Kind].alert, "severity": kinds[e.Kind].severity, "job": "backing-image-manager"}
+	for name, value := range map[string]string{"image": e.Image, "node": e.Node, "cluster": x.cluster} {
+		if value != "" {
+			labels[name] = value
+		}
+	}
+	a := alert{
+		Labels: labels, Annotations: map[string]string{"summary": e.summary(), "description": e.text()},
+		StartsAt: e.Since, EndsAt: x.now.Add(alertExpires), GeneratorURL: x.address,
+	}
+	if e.over() {
+		a.EndsAt = x.now
+	}
+	if a.EndsAt.Before(a.StartsAt) { // the clock was set back
+		a.StartsAt = a.EndsAt
+	}
+	return a
 }
 
 // cloudEvent is an event in the JSON format of CloudEvents 1.0.
@@ -117,6 +122,7 @@ type cloudEvent struct {
 type cloudEventData struct {
 	Kind     Kind      `json:"kind"`
 	Image    string    `json:"image,omitempty"`
+	Node     string    `json:"node,omitempty"`
 	Cluster  string    `json:"cluster,omitempty"`
 	Resolved bool      `json:"resolved"`
 	Since    time.Time `json:"since"`
@@ -124,28 +130,30 @@ type cloudEventData struct {
 	Text     string    `json:"text"`
 }
 
-// CloudEvents returns the bodies of requests in structured mode, one for each event.
-func (x Context) CloudEvents(events []Event) []Message {
-	var messages []Message
+// cloudEvents returns the bodies of requests in structured mode, one for each event.
+func cloudEvents(events []event, cluster string) []message {
+	var messages []message
 	for _, e := range events {
 		c := cloudEvent{
-			SpecVersion: "1.0", ID: x.id(e), Source: "/backing-image-manager/" + url.PathEscape(x.Cluster), Subject: e.Image, DataType: "application/json",
+			SpecVersion: "1.0", ID: e.id(cluster), Source: "/backing-image-manager/" + url.PathEscape(cluster), Subject: e.Image, DataType: "application/json",
 			Type: "backing-image-manager." + string(e.Kind), Time: e.Since,
-			Data: cloudEventData{e.Kind, e.Image, x.Cluster, e.Over, e.Since, e.summary(), e.text()},
+			Data: cloudEventData{e.Kind, e.Image, e.Node, cluster, e.over(), e.Since, e.summary(), e.text()},
 		}
-		if e.Over {
-			c.Type, c.Time = c.Type+".resolved", x.Now.UTC().Truncate(time.Second)
+		if e.Node != "" {
+			c.Subject += "/" + e.Node
 		}
-		messages = append(messages, Message{"application/cloudevents+json", encode(c), []Event{e}})
+		if e.over() {
+			c.Type, c.Time = c.Type+".resolved", e.Ended.UTC().Truncate(time.Second)
+		}
+		messages = append(messages, message{"application/cloudevents+json", encode(c), []event{e}})
 	}
 	return messages
 }
 
-// id identifies an event. Nodes observe the beginning of an episode at slightly different times, so that the id has only the
-// period of Hold in which it began. Two episodes of one condition are further apart.
-func (x Context) id(e Event) string {
+// id identifies an event: receivers drop what they have.
+func (e event) id(cluster string) string {
 	h := sha256.New()
-	for _, part := range []string{x.Cluster, string(e.Kind), e.Image, strconv.FormatInt(e.Since.Unix()/int64(Hold/time.Second), 10), strconv.FormatBool(e.Over)} {
+	for _, part := range []string{cluster, string(e.Kind), e.Image, e.Node, strconv.FormatInt(e.Since.Unix(), 10), strconv.FormatBool(e.over())} {
 		h.Write([]byte(strconv.Quote(part)))
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])

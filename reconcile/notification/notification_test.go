@@ -12,7 +12,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -38,12 +37,16 @@ func TestObserve(t *testing.T) {
 		{"not declared", with(func(i *status.ImageStatus) { i.Ready, i.Declared = 0, false }), "[]"},
 		{"blocked as a whole", with(func(i *status.ImageStatus) { i.Code = plan.CodeNoMatchingDisk }), "[parrot blocked]"},
 		{"waits", with(func(i *status.ImageStatus) { i.Code = plan.CodeFirstCopy }), "[]"},
-		{"blocked on another node", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Ready, Copy: model.Copy{Reason: model.Reason{Code: plan.CodeConflict}}}}
-		}), "[parrot blocked]"},
+		{"a blocked copy", with(func(i *status.ImageStatus) {
+			i.Copies = []status.CopyStatus{{Node: "n1", State: model.Ready, Code: plan.CodeConflict}}
+		}), "[parrot blocked n1]"},
+		{"copies of another node", with(func(i *status.ImageStatus) {
+			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Failed, Observed: &status.Observed{State: model.Failed},
+				Copy: model.Copy{Reason: model.Reason{Code: plan.CodeConflict}, Failure: &model.Failure{Attempts: 2}, DamagedAt: start}}}
+		}), "[]"},
 		{"fails here", with(func(i *status.ImageStatus) {
 			i.Copies = []status.CopyStatus{{Node: "n1", State: model.InProgress, Copy: model.Copy{Failure: &model.Failure{Attempts: 2}}}}
-		}), "[parrot failed]"},
+		}), "[parrot failed n1]"},
 		{"failed before another disk got the copy", with(func(i *status.ImageStatus) {
 			for _, node := range []string{"n1", "n2"} {
 				i.Copies = append(i.Copies, status.CopyStatus{Node: node, State: model.Pending, Code: plan.CodeCleanupInterval,
@@ -54,16 +57,19 @@ func TestObserve(t *testing.T) {
 			i.Copies = []status.CopyStatus{{Node: "n1", State: model.Ready, Copy: model.Copy{Failure: &model.Failure{Attempts: 2}}}}
 		}), "[]"},
 		{"damaged", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Failed, Observed: &status.Observed{State: model.Failed}}}
-		}), "[parrot damaged]"},
+			i.Copies = []status.CopyStatus{{Node: "n1", State: model.Failed, Observed: &status.Observed{State: model.Failed}}}
+		}), "[parrot damaged n1]"},
 		{"repaired a moment ago", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Ready, Copy: model.Copy{DamagedAt: start.Add(-DamageShown + time.Second)}}}
-		}), "[parrot damaged]"},
+			i.Copies = []status.CopyStatus{{Node: "n1", State: model.Ready, Copy: model.Copy{DamagedAt: start.Add(-DamageShown + time.Second)}}}
+		}), "[parrot damaged n1]"},
 		{"repaired long ago", with(func(i *status.ImageStatus) {
-			i.Copies = []status.CopyStatus{{Node: "n2", State: model.Ready, Copy: model.Copy{DamagedAt: start.Add(-DamageShown)}}}
+			i.Copies = []status.CopyStatus{{Node: "n1", State: model.Ready, Copy: model.Copy{DamagedAt: start.Add(-DamageShown)}}}
 		}), "[]"},
 		{"prune limit", func(s *status.Status) {
 			s.Images = append(s.Images, status.ImageStatus{Name: "old", Copies: []status.CopyStatus{{Node: "n2", Copy: model.Copy{Reason: model.Reason{Code: plan.CodePruneLimit}}}}})
+		}, "[ prune-limit]"},
+		{"prune limit here", func(s *status.Status) {
+			s.Images = append(s.Images, status.ImageStatus{Name: "old", Copies: []status.CopyStatus{{Node: "n1", Code: plan.CodePruneLimit}}})
 		}, "[ prune-limit]"},
 		{"own suspension over", with(func(i *status.ImageStatus) { i.Suspended = over }), "[parrot suspension-over]"},
 		{"suspended", with(func(i *status.ImageStatus) { i.Suspended = &plan.Suspension{Reason: "x"} }), "[]"},
@@ -72,8 +78,8 @@ func TestObserve(t *testing.T) {
 		s := status.Status{Node: "n1", Time: start, Images: []status.ImageStatus{ready("parrot")}}
 		tt.change(&s)
 		on := []string{}
-		for c := range Observe(s).on {
-			on = append(on, c.Image+" "+string(c.Kind))
+		for c := range observe(s).on {
+			on = append(on, strings.TrimSuffix(c.Image+" "+string(c.Kind)+" "+c.Node, " "))
 		}
 		slices.Sort(on)
 		if fmt.Sprint(on) != tt.want {
@@ -82,34 +88,57 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// What a node that does not respond had is neither over nor new.
+// What is not known, because the configuration is not, is neither over nor new.
 func TestUnknownEndsNothing(t *testing.T) {
-	c := Condition{Failed, "parrot"}
-	tracker, on := Tracker{}, Observation{on: map[Condition]string{c: "x"}}
-	first := func(Condition, bool) Turn { return Turn{Sends: true} }
+	c := Condition{Kind: NotReady, Image: "parrot"}
+	tracked, on := episodes{}, observation{on: map[Condition]string{c: "x"}}
 	at := start
-	pass := func(o Observation, d time.Duration) (due []Event) {
+	pass := func(o observation, d time.Duration) (due []event) {
 		for end := at.Add(d); at.Before(end); at = at.Add(15 * time.Second) {
-			tracker.Update(o, at, at)
-			due = append(due, tracker.Due(at, first, time.Hour)...)
-			tracker.Sent(due, at)
+			tracked.update(o, at, always)
+			next := tracked.due(at, always)
+			tracked.accepted(next, at)
+			due = append(due, next...)
 		}
 		return due
 	}
-	if due := pass(on, 6*time.Minute); len(due) != 1 || due[0].Over {
+	if due := pass(on, 6*time.Minute); len(due) != 1 || due[0].over() {
 		t.Fatalf("due is %v", due)
 	}
-	if due := pass(Observation{partial: map[string]bool{"parrot": true}}, 24*time.Hour); len(due) > 0 {
-		t.Errorf("a node that does not respond ended %v", due)
-	}
-	if due := pass(Observation{unknown: true}, 24*time.Hour); len(due) > 0 {
+	if due := pass(observation{unknown: true}, 24*time.Hour); len(due) > 0 {
 		t.Errorf("an unknown configuration ended %v", due)
 	}
-	if due := pass(Observation{}, 6*time.Minute); len(due) != 1 || !due[0].Over || !due[0].Since.Equal(start) {
+	if due := pass(observation{}, 6*time.Minute); len(due) != 1 || !due[0].over() || !due[0].Since.Equal(start) {
 		t.Errorf("due is %v", due)
 	}
-	if pass(Observation{}, 2*time.Hour); len(tracker.episodes) > 0 {
-		t.Errorf("what was sent is kept: %v", tracker.episodes)
+	if len(tracked.current) > 0 || len(tracked.ended) > 0 {
+		t.Errorf("what was sent is kept: %v, %v", tracked.current, tracked.ended)
+	}
+}
+
+func always(Condition) bool { return true }
+
+// Beginnings come from other nodes, which may be compromised: each that counts is a new one, near that of this node.
+func TestPublishedBeginningIsBounded(t *testing.T) {
+	for _, tt := range []struct{ published, want time.Duration }{
+		{-3 * time.Second, -3 * time.Second}, {-Hold + time.Second, -Hold + time.Second},
+		{-Hold, 0}, {-24 * time.Hour, 0}, {time.Minute, 0}, {-1 << 62, 0}, {1 << 62, 0},
+	} {
+		var tracked episodes
+		o := observation{on: map[Condition]string{{Kind: NotReady, Image: "parrot"}: "x", {Kind: Failed, Image: "parrot", Node: "n1"}: "x"}}
+		published := []model.Condition{
+			{Kind: string(NotReady), Image: "parrot", Since: start.Add(tt.published)}, {Kind: string(Failed), Image: "parrot", Since: start.Add(-time.Second)},
+			{Kind: string(Failed), Image: "macaw", Since: start}, {},
+		}
+		tracked.adopt(published)
+		tracked.update(o, start, always)
+		tracked.adopt(published)
+		tracked.update(o, start.Add(Hold), always)
+		tracked.adopt([]model.Condition{{Kind: string(NotReady), Image: "parrot", Since: start.Add(-time.Minute)}}) // too late
+		due := tracked.due(start.Add(Hold), always)
+		if len(due) != 2 || !due[0].Since.Equal(start) || !due[1].Since.Equal(start.Add(tt.want)) {
+			t.Errorf("%v: %+v", tt.published, due)
+		}
 	}
 }
 
@@ -118,17 +147,17 @@ func TestRank(t *testing.T) {
 	nodes := []string{"node1", "node2", "node3", "node4", "node5"}
 	firsts := map[string]int{}
 	for i := range 1000 {
-		c := Condition{Failed, fmt.Sprint("image", i)}
+		c := Condition{Kind: NotReady, Image: fmt.Sprint("image", i)}
 		byRank := map[int]string{}
 		for _, node := range nodes {
-			byRank[Rank(c, node, nodes)] = node
+			byRank[rank(c, node, nodes)] = node
 		}
 		if len(byRank) != len(nodes) {
 			t.Fatalf("the ranks of %v are %v", c, byRank)
 		}
 		firsts[byRank[0]]++
 		rest := slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return n == byRank[0] })
-		if Rank(c, byRank[1], rest) != 0 {
+		if rank(c, byRank[1], rest) != 0 {
 			t.Errorf("without the first node, %s is not first for %v", byRank[1], c)
 		}
 	}
@@ -148,27 +177,27 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 		image := status.ImageStatus{Name: fmt.Sprint("image", i), Declared: true, Desired: 1}
 		for range 10 {
 			image.Copies = append(image.Copies, status.CopyStatus{
-				Node: "n2", Message: hostile, Observed: &status.Observed{State: model.Failed, Message: hostile},
-				Copy: model.Copy{Failure: &model.Failure{Attempts: 1, Message: hostile + strings.Repeat("x", 10000)}, Reason: model.Reason{Code: plan.CodeConflict, Text: hostile}},
+				Node: "n1", Code: plan.CodeConflict, Message: hostile, Copy: model.Copy{Failure: &model.Failure{Attempts: 1, Message: hostile + strings.Repeat("x", 10000)}},
+				Observed: &status.Observed{State: model.Failed, Message: hostile},
 			})
 		}
 		s.Images = append(s.Images, image)
 	}
-	var tracker Tracker
+	var tracked episodes
 	for _, at := range []time.Time{start, start.Add(Hold)} {
-		tracker.Update(Observe(s), at, at)
+		tracked.update(observe(s), at, always)
 	}
-	events := tracker.Due(start.Add(Hold+time.Minute), func(Condition, bool) Turn { return Turn{Sends: true} }, time.Hour)
-	if len(events) != 4000 || len(tracker.Record()) != 4000 {
-		t.Fatalf("%d events, %d episodes in the record", len(events), len(tracker.Record()))
+	events := tracked.due(start.Add(Hold+time.Minute), always)
+	if len(events) != 4000 || len(tracked.published()) != 1000 {
+		t.Fatalf("%d events, %d are published", len(events), len(tracked.published()))
 	}
-	x := Context{Cluster: "edge-7", Now: start.Add(time.Hour), Expires: time.Hour, Address: "http://10.0.0.1:8000"}
-	for format, messages := range map[string][]Message{"alertmanager": x.Alerts(events), "cloudevents": x.CloudEvents(events)} {
+	x := alertContext{cluster: "edge-7", now: start.Add(time.Hour), address: "http://10.0.0.1:8000"}
+	for format, messages := range map[string][]message{"alertmanager": alerts(events, x), "cloudevents": cloudEvents(events, "edge-7")} {
 		n := 0
 		for _, m := range messages {
-			n += len(m.Events)
-			if len(m.Body) > 512<<10 || !utf8.Valid(m.Body) || !json.Valid(m.Body) || bytes.ContainsFunc(m.Body, func(r rune) bool { return !unicode.IsPrint(r) }) {
-				t.Fatalf("%s: a body of %d bytes is not printable JSON: %.1000q", format, len(m.Body), m.Body)
+			n += len(m.events)
+			if len(m.body) > 512<<10 || !utf8.Valid(m.body) || !json.Valid(m.body) || bytes.ContainsFunc(m.body, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				t.Fatalf("%s: a body of %d bytes is not printable JSON: %.1000q", format, len(m.body), m.body)
 			}
 		}
 		if n != len(events) {
@@ -179,109 +208,46 @@ func TestMessagesAreBoundedAndPrintable(t *testing.T) {
 
 // The forms are an interface of other programs.
 func TestForms(t *testing.T) {
-	e := Event{Condition{Failed, "parrot"}, start, false, "n1/d1: no route to host"}
-	ended := Event{Condition{NotReady, "parrot"}, start, true, "0 of 1 desired copies are ready"}
-	x := Context{Cluster: "edge-7", Now: start.Add(10 * time.Minute), Expires: 20 * time.Minute, Address: "http://10.0.0.1:8000"}
-	const alerts = `[{"labels":{"alertname":"BackingImageFailed","cluster":"edge-7","image":"parrot","job":"backing-image-manager","severity":"warning"},` +
-		`"annotations":{"description":"n1/d1: no route to host","summary":"image parrot: a copy fails"},"startsAt":"2026-12-01T12:00:00Z","endsAt":"2026-12-01T12:30:00Z","generatorURL":"http://10.0.0.1:8000"},` +
+	e := event{Condition{Failed, "parrot", "n1"}, start, time.Time{}, "n1/d1: no route to host"}
+	ended := event{Condition{NotReady, "parrot", ""}, start, start.Add(9 * time.Minute), "0 of 1 desired copies are ready"}
+	x := alertContext{cluster: "edge-7", now: start.Add(10 * time.Minute), address: "http://10.0.0.1:8000"}
+	const want = `[{"labels":{"alertname":"BackingImageFailed","cluster":"edge-7","image":"parrot","job":"backing-image-manager","node":"n1","severity":"warning"},` +
+		`"annotations":{"description":"n1/d1: no route to host","summary":"image parrot on node n1: a copy fails"},"startsAt":"2026-12-01T12:00:00Z","endsAt":"2026-12-01T12:25:00Z","generatorURL":"http://10.0.0.1:8000"},` +
 		`{"labels":{"alertname":"BackingImageNotReady","cluster":"edge-7","image":"parrot","job":"backing-image-manager","severity":"warning"},` +
 		`"annotations":{"description":"before: 0 of 1 desired copies are ready","summary":"image parrot: ready"},"startsAt":"2026-12-01T12:00:00Z","endsAt":"2026-12-01T12:10:00Z","generatorURL":"http://10.0.0.1:8000"}]`
-	if m := x.Alerts([]Event{e, ended}); len(m) != 1 || string(m[0].Body) != alerts {
-		t.Errorf("the alerts are\n%s\nwant\n%s", m[0].Body, alerts)
+	if m := alerts([]event{e, ended}, x); len(m) != 1 || string(m[0].body) != want {
+		t.Errorf("the alerts are\n%s\nwant\n%s", m[0].body, want)
 	}
-	m := x.CloudEvents([]Event{e, ended, {Condition{PruneLimit, ""}, start, false, "x"}})
+	wantEvents(t, e, ended)
+}
+
+func wantEvents(t *testing.T, e, ended event) {
+	m := cloudEvents([]event{e, ended, {Condition{Kind: PruneLimit}, start, time.Time{}, "x"}}, "edge-7")
 	var c map[string]any
-	if err := json.Unmarshal(m[1].Body, &c); err != nil || m[1].ContentType != "application/cloudevents+json" {
-		t.Fatal(m[1].ContentType, err)
+	if err := json.Unmarshal(m[1].body, &c); err != nil || m[1].contentType != "application/cloudevents+json" {
+		t.Fatal(m[1].contentType, err)
 	}
 	id := c["id"].(string)
-	want := `{"specversion":"1.0","id":"` + id + `","source":"/backing-image-manager/edge-7","type":"backing-image-manager.not-ready.resolved","subject":"parrot","time":"2026-12-01T12:10:00Z",` +
+	want := `{"specversion":"1.0","id":"` + id + `","source":"/backing-image-manager/edge-7","type":"backing-image-manager.not-ready.resolved","subject":"parrot","time":"2026-12-01T12:09:00Z",` +
 		`"datacontenttype":"application/json","data":{"kind":"not-ready","image":"parrot","cluster":"edge-7","resolved":true,"since":"2026-12-01T12:00:00Z","summary":"image parrot: ready","text":"before: 0 of 1 desired copies are ready"}}`
-	if string(m[1].Body) != want || len(id) != 32 {
-		t.Errorf("the event is\n%s\nwant\n%s", m[1].Body, want)
+	if string(m[1].body) != want || len(id) != 32 {
+		t.Errorf("the event is\n%s\nwant\n%s", m[1].body, want)
 	}
-	if strings.Contains(string(m[2].Body), "subject") {
-		t.Errorf("an event about no image has a subject: %s", m[2].Body)
+	if strings.Contains(string(m[2].body), "subject") {
+		t.Errorf("an event about no image has a subject: %s", m[2].body)
+	}
+	if !strings.Contains(string(m[0].body), `"subject":"parrot/n1"`) || !strings.Contains(string(m[0].body), `"node":"n1"`) {
+		t.Errorf("an event about a copy does not have its node: %s", m[0].body)
 	}
 	ids := map[string]bool{}
-	for _, other := range []Event{e, ended, {e.Condition, start, true, ""}, {e.Condition, start.Add(2 * Hold), false, ""}, {Condition{Failed, "macaw"}, start, false, ""}} {
-		ids[x.id(other)] = true
+	over, later, other, elsewhere := e, e, e, e
+	over.Ended, later.Since, other.Image, elsewhere.Node = start, start.Add(time.Second), "macaw", "n2"
+	for _, event := range []event{e, ended, over, later, other, elsewhere} {
+		ids[event.id("edge-7")] = true
 	}
-	if len(ids) != 5 || x.id(e) != x.id(Event{e.Condition, start.Add(15 * time.Second), false, "another text"}) {
+	same := e
+	same.Text = "another text"
+	if len(ids) != 6 || e.id("edge-7") != same.id("edge-7") || e.id("edge-7") == e.id("edge-8") {
 		t.Errorf("the ids are %v", ids)
 	}
-}
-
-// The records of the disks of a node may differ. What any of them has counts, in each order.
-func TestRestoreCombinesRecords(t *testing.T) {
-	old := Saved{Kind: Failed, Image: "parrot", Since: start.Add(-time.Hour), Begin: true}
-	ended := Saved{Kind: Failed, Image: "parrot", Since: old.Since, Begin: true, Over: true, End: true}
-	later := Saved{Kind: Failed, Image: "parrot", Since: start.Add(-time.Minute), After: old.Since}
-	for _, tt := range []struct{ first, second, want Saved }{{old, ended, ended}, {ended, old, ended}, {old, later, later}, {later, old, later}} {
-		var tracker Tracker
-		tracker.Restore(SavedList{tt.first}, start, start)
-		tracker.Restore(SavedList{tt.second}, start, start)
-		if got := tracker.Record(); len(got) != 1 || got[0] != tt.want {
-			t.Errorf("%+v and %+v: got %+v, want %+v", tt.first, tt.second, got, tt.want)
-		}
-	}
-}
-
-// A small document with millions of episodes costs no memory for them.
-func TestManyEpisodesAreNotDecoded(t *testing.T) {
-	var l SavedList
-	if err := json.Unmarshal([]byte("["+strings.Repeat("{},", 1_000_000)+"{}]"), &l); err != nil || len(l) != maxPublished {
-		t.Errorf("%d episodes, %v", len(l), err)
-	}
-}
-
-// A record may come from anybody who can write to the disk, and what a node publishes from a compromised one.
-func FuzzRestore(f *testing.F) {
-	f.Add([]byte(`[{"kind":"failed","image":"parrot","since":"2026-12-01T12:00:00Z","begin":true},{"kind":"blocked","since":"2026-12-01T12:00:00Z","begin":true,"over":true,"end":true}]`))
-	f.Add([]byte(`[{"kind":"x"},{"kind":"failed","image":"../x","since":"2026-12-01T12:00:00Z"},{"kind":"blocked","since":"9999-12-31T23:59:59-23:59"}]`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		var saved SavedList
-		if json.Unmarshal(data, &saved) != nil {
-			return
-		}
-		var tracker Tracker
-		tracker.Restore(saved, start, start)
-		again, err := json.Marshal(tracker.Record())
-		if err != nil {
-			t.Fatal(err)
-		}
-		tracker.Update(Observe(clusterStatus()), start, start)
-		for _, m := range (Context{Now: start}).Alerts(tracker.Due(start, func(Condition, bool) Turn { return Turn{Sends: true} }, time.Hour)) {
-			if !json.Valid(m.Body) {
-				t.Errorf("%s", m.Body)
-			}
-		}
-		ask := Tracker{}
-		ask.Update(Observe(clusterStatus()), start, start)
-		ask.Update(Observe(clusterStatus()), start, start.Add(Hold))
-		before := len(ask.Record())
-		ask.Join(saved, func(image string) bool { return image == "parrot" }, start, start)
-		if more := len(ask.Record()) - before; more > 2*len(kinds) {
-			t.Errorf("another node made %d episodes", more)
-		}
-		before = len(ask.Record())
-		ask.Learn(ask.Questions(), saved, start, start)
-		if published, err := json.Marshal(ask.Published()); err != nil || len(ask.Record()) != before {
-			t.Errorf("another node made %d episodes from %d: %s, %v", len(ask.Record()), before, published, err)
-		}
-		var twice Tracker
-		saved = nil
-		if err := json.Unmarshal(again, &saved); err != nil {
-			t.Fatal(err)
-		}
-		twice.Restore(saved, start, start)
-		if b, _ := json.Marshal(twice.Record()); !bytes.Equal(b, again) {
-			t.Errorf("%s, want %s", b, again)
-		}
-	})
-}
-
-func clusterStatus() status.Status {
-	v := clusterview.ThreeNodes()
-	return v.Status(nil)
 }

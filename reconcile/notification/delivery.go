@@ -1,4 +1,4 @@
-package reconcile
+package notification
 
 import (
 	"context"
@@ -14,11 +14,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// delivery is the outcome of the messages that this node sends to one server. It may be used concurrently.
-type delivery struct {
+// Delivery is the outcome of the messages that this node sends to one server. It may be used concurrently.
+type Delivery struct {
 	what   string // "status document", for the log
 	log    *slog.Logger
-	now    func() Instant
 	random func() float64
 
 	mu       sync.Mutex
@@ -27,25 +26,30 @@ type delivery struct {
 	counts   DeliveryCounts
 }
 
+// NewDelivery returns the outcome of messages that what describes. random spreads the attempts of several nodes.
+func NewDelivery(what string, log *slog.Logger, random func() float64) *Delivery {
+	return &Delivery{what: what, log: log, random: random}
+}
+
 // DeliveryCounts are totals since the start of the process.
 type DeliveryCounts struct{ Accepted, Failed int64 }
 
 // maxProblem limits the text about a failed attempt. It may contain words from the server.
 const maxProblem = 300
 
-// to makes server the one that gets the messages from now on; "": none does.
-func (d *delivery) to(server string) {
+// To makes server the one that gets the messages from now on; "": none does.
+func (d *Delivery) To(server string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state, d.attempts = status.Delivery{Server: server}, 0
 }
 
-// done records the outcome of an attempt, and returns how long to wait after a failed one. It logs a problem when it begins,
+// Done records the outcome of an attempt, and returns how long to wait after a failed one. It logs a problem when it begins,
 // when its text changes and when it ends.
-func (d *delivery) done(err error) (wait time.Duration) {
+func (d *Delivery) Done(err error) (wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	now := d.now().Wall
+	now := time.Now().Round(0).UTC()
 	if err == nil {
 		if d.state.Problem != "" {
 			d.log.Info(d.what+" accepted again", "server", d.state.Server)
@@ -85,8 +89,8 @@ func deliveryBackoff(err error, attempts int, rnd float64) time.Duration {
 	return wait
 }
 
-// status returns the state for the status document; nil: no server gets messages.
-func (d *delivery) status() *status.Delivery {
+// Status returns the state for the status document; nil: no server gets messages.
+func (d *Delivery) Status() *status.Delivery {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state.Server == "" {
@@ -96,7 +100,8 @@ func (d *delivery) status() *status.Delivery {
 	return &state
 }
 
-func (d *delivery) total() DeliveryCounts {
+// Counts returns the totals.
+func (d *Delivery) Counts() DeliveryCounts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.counts
@@ -105,11 +110,11 @@ func (d *delivery) total() DeliveryCounts {
 // sendTimeout is how long one message may take as a whole. A stall ends it sooner.
 const sendTimeout = 5 * time.Minute
 
-// sender sends a message with the settings of a round.
-type sender func(context.Context, schema.Settings, fetch.Message) error
+// Sender sends a message with the settings of a round.
+type Sender func(context.Context, schema.Settings, fetch.Message) error
 
-// newSender returns a sender that uses client.
-func newSender(client fetch.Client) sender {
+// NewSender returns a Sender that uses client.
+func NewSender(client fetch.Client) Sender {
 	return func(ctx context.Context, s schema.Settings, m fetch.Message) error {
 		client := client // a copy, because the setting may change
 		client.AllowLoopback = s.AllowLoopbackSources
