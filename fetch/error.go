@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 )
 
 // Class is the class of a failure. It determines the time of the next attempt: see Backoff.
@@ -128,11 +129,10 @@ func (l addressErrors) Unwrap() []error {
 	return errs
 }
 
-const (
-	firstWait     = time.Minute
-	maxWait       = 5 * time.Minute
-	maxRetryAfter = time.Hour // the maximum delay that a server can request
-)
+// maxRetryAfter is the maximum delay that a server can request.
+const maxRetryAfter = time.Hour
+
+var retryWait = backoff.Doubling{First: time.Minute, Max: 5 * time.Minute}
 
 // Backoff returns the delay before the next attempt after attempt+1 consecutive failures. final is
 // true if an attempt with the same declaration has the same result, unless the server changes the file
@@ -144,11 +144,11 @@ func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final b
 	case BadSource, BadConfig:
 		return 0, true
 	case Refused:
-		wait = maxWait
+		wait = retryWait.Max
 	case NoSpace:
-		wait = firstWait
+		wait = retryWait.First
 	default:
-		wait = min(firstWait<<min(max(attempt, 0), 8), maxWait)
+		wait = retryWait.After(attempt)
 	}
 	return wait - time.Duration(rnd*float64(wait)/5), false
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -48,18 +49,10 @@ type disprovedClaim struct {
 	over     bool      // until has passed
 }
 
-// A claim stays disproved for minDisproved, and then counts again: the wrong bytes of an honest node may
+// A claim stays disproved for a minute, and then counts again: the wrong bytes of an honest node may
 // have come from its memory or its connection, so that it never publishes anything else. The time doubles
-// with each further failure, up to maxDisproved: otherwise a node could repeat its claim as often as it likes.
-const (
-	minDisproved = time.Minute
-	maxDisproved = 24 * time.Hour
-)
-
-// disprovedFor returns for how long a claim stays disproved after this number of earlier failures.
-func disprovedFor(failures int) time.Duration {
-	return min(minDisproved<<min(failures, 16), maxDisproved)
-}
+// with each further failure, up to a day: otherwise a node could repeat its claim as often as it likes.
+var disprovedFor = backoff.Doubling{First: time.Minute, Max: 24 * time.Hour}
 
 // record records the outcomes of the proofs of a deletion, and calls count with each. It returns whether
 // all passed.
@@ -98,7 +91,7 @@ func (s *claims) disprove(ref ident.CopyRef, problem string, now time.Time) (new
 	defer s.mu.Unlock()
 	delete(s.missing, ref)
 	last := s.disproved[ref]
-	s.disproved[ref] = disprovedClaim{failures: last.failures + 1, until: now.Add(disprovedFor(last.failures))}
+	s.disproved[ref] = disprovedClaim{failures: last.failures + 1, until: now.Add(disprovedFor.After(last.failures))}
 	if news = last.failures == 0 || last.over; news {
 		s.log.Warn("a copy on another node did not prove that it has its bytes", "copy", ref.String(), "error", problem)
 	}
@@ -134,7 +127,7 @@ func (s *claims) apply(d plan.Desired, o *plan.Observed, now time.Time) {
 		}
 	}
 	for key, one := range s.undelivered {
-		if _, declared := d.Config.Nodes[key.node]; !declared || now.Sub(one.until) > maxDisproved {
+		if _, declared := d.Config.Nodes[key.node]; !declared || now.Sub(one.until) > disprovedFor.Max {
 			delete(s.undelivered, key)
 			continue
 		}
@@ -211,7 +204,7 @@ type undelivered struct {
 }
 
 // leaveAside leaves all copies aside that nodes claim to have of the bytes with a digest. The time doubles
-// with each failure, from minDisproved to maxDisproved. It reports whether the copies of any of the nodes
+// with each failure, from minDisproved to disprovedFor.Max. It reports whether the copies of any of the nodes
 // were not left aside yet.
 func (s *claims) leaveAside(sources []peer.Source, digest ident.Digest, why error, now time.Time) (news bool) {
 	s.mu.Lock()
@@ -224,7 +217,7 @@ func (s *claims) leaveAside(sources []peer.Source, digest ident.Digest, why erro
 			continue
 		}
 		done[one.Node], news = true, true
-		s.undelivered[key] = undelivered{last.failures + 1, now.Add(disprovedFor(last.failures)), true}
+		s.undelivered[key] = undelivered{last.failures + 1, now.Add(disprovedFor.After(last.failures)), true}
 		if last.failures == 0 {
 			s.log.Warn("a node did not deliver bytes that it claims to have", "node", one.Node, "image", one.ID.Name, "digest", digest.String(), "error", why)
 		}

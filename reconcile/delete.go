@@ -9,6 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -57,8 +58,8 @@ const (
 	maxResponseAge    = time.Minute     // a decision on older responses is cancelled: the loop was delayed
 	minDeleteRetry    = time.Second     // the least delay after a cancelled deletion
 	deleteRetrySpread = 9 * time.Second // the random part of this delay
-	// maxProofBackoff limits how often the delay doubles when proofs did not pass: to about 5 minutes.
-	maxProofBackoff = 5
+	// maxProofBackoff is how many times longer the delay gets when proofs do not pass: at most about 5 minutes.
+	maxProofBackoff = 32
 )
 
 // queryResponses are the responses to the queries of a deletion.
@@ -159,7 +160,7 @@ func (r *Reconciler) cancelDeletion(key ident.CopyRef, reason error) {
 	unproven := 0 // deletions in succession that were cancelled for a proof
 	if run.deletion.unproven {
 		unproven = r.failures[key].unproven + 1
-		delay <<= min(unproven-1, maxProofBackoff)
+		delay = backoff.Doubling{First: delay, Max: maxProofBackoff * delay}.After(unproven - 1)
 	}
 	until := now.Add(delay)
 	last := r.failures[key].Failure

@@ -399,13 +399,13 @@ func TestDisprovedClaims(t *testing.T) {
 		if s.recordOne(ref, plan.ProofMissing); !isUnproven() {
 			t.Errorf("failure %d: a missing proof ends that the claim is disproved", failures)
 		}
-		now = now.Add(minDisproved*wait - 1)
+		now = now.Add(disprovedFor.First*wait - 1)
 		if !isUnproven() {
-			t.Errorf("failure %d: the claim counts after %v", failures, minDisproved*wait-1)
+			t.Errorf("failure %d: the claim counts after %v", failures, disprovedFor.First*wait-1)
 		}
 		now = now.Add(1)
 		if isUnproven() {
-			t.Errorf("failure %d: the claim does not count after %v", failures, minDisproved*wait)
+			t.Errorf("failure %d: the claim does not count after %v", failures, disprovedFor.First*wait)
 		}
 	}
 	s.disprove(ref, "other bytes", now)

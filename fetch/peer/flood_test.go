@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/heap"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -89,7 +90,7 @@ func TestPollerBoundsTheMemoryForAPeer(t *testing.T) {
 			})
 			grown := heap.Watch(t)
 			p := NewPoller(newClient(t))
-			p.config.idleFactor, p.config.firstRetry = 0, 0 // without pauses
+			p.config.idleFactor, p.config.retry = 0, backoff.Doubling{} // without pauses
 			p.SetPeers(t.Context(), map[string]Target{"node1": {URL: at.URL, Scope: Scope{
 				Disks: map[string]bool{"disk1": true}, Images: map[string]string{"parrot": "0a1b2c3d", "macaw": "0000000b"},
 			}}})

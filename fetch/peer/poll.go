@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 )
 
 // Observation is the known state of a peer. Its times contain monotonic readings of this node's
@@ -64,16 +65,15 @@ type polledPeer struct {
 
 // pollConfig contains the intervals of polling.
 type pollConfig struct {
-	wait        time.Duration // wait of one long poll
-	minInterval time.Duration // between the starts of two requests
-	firstRetry  time.Duration // delay after the first failure; it doubles with each further failure
-	maxRetry    time.Duration
+	wait        time.Duration    // wait of one long poll
+	minInterval time.Duration    // between the starts of two requests
+	retry       backoff.Doubling // delay after a failure
 	// idleFactor is how long a peer is not polled after a response, as a multiple of the time that it
 	// took to decode it. A peer whose large State always changes thus takes a tenth of a processor.
 	idleFactor time.Duration
 }
 
-var defaultPolling = pollConfig{wait: 30 * time.Second, minInterval: 100 * time.Millisecond, firstRetry: 300 * time.Millisecond, maxRetry: 5 * time.Second, idleFactor: 9}
+var defaultPolling = pollConfig{wait: 30 * time.Second, minInterval: 100 * time.Millisecond, retry: backoff.Doubling{First: 300 * time.Millisecond, Max: 5 * time.Second}, idleFactor: 9}
 
 // NewPoller returns a Poller without peers.
 func NewPoller(c *Client) *Poller {
@@ -200,7 +200,7 @@ func (p *Poller) notify() {
 // change.
 func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 	last := Observation{URL: at.URL, LastSeen: peer.observation.LastSeen}
-	retry := p.config.firstRetry
+	failures := 0
 	for {
 		wait := p.config.wait
 		if !last.Polled || last.Problem != "" {
@@ -222,10 +222,10 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 		last.etag = p.record(peer, last, scope)
 		pause := max(p.config.minInterval, p.config.idleFactor*cost) - time.Since(start)
 		if last.Problem == "" {
-			retry = p.config.firstRetry
+			failures = 0
 		} else {
-			pause = max(pause, jitter(retry))
-			retry = min(2*retry, p.config.maxRetry)
+			pause = max(pause, jitter(p.config.retry.After(failures)))
+			failures++
 		}
 		if !sleep(ctx, pause) {
 			return

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -25,15 +26,12 @@ const maxRepairs = 2
 // signature), the declaration is usually wrong, and a person must correct it. Sometimes the cause is a proxy, or a server
 // that replaces its file. So, after all mirrors have failed, the manager tries again after an hour. The delay then doubles
 // up to a day, so that a large image is not transferred in vain again and again.
-const (
-	firstRareRetry = time.Hour
-	lastRareRetry  = 24 * time.Hour
-)
+var rareRetry = backoff.Doubling{First: time.Hour, Max: 24 * time.Hour}
 
 // rareBackoff returns the delay after such a file. attempts is the number of earlier failed attempts, and
 // rnd spreads the attempts over a tenth of the delay.
 func rareBackoff(attempts int, rnd float64) time.Duration {
-	wait := min(firstRareRetry<<min(attempts, 5), lastRareRetry)
+	wait := rareRetry.After(attempts)
 	return wait + time.Duration(rnd*float64(wait)/10)
 }
 
