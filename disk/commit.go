@@ -12,6 +12,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 )
 
 // ChecksumError is the error for bytes that do not have the declared or established digest. It is
@@ -65,7 +66,7 @@ func (p *Part) Commit(want ident.Digest) (_ model.Copy, err error) {
 		}
 		return model.Copy{}, err
 	}
-	if err := renameDurably(d.root, p.folder.file(partChunksFile), p.folder.file(chunksFile)); err != nil {
+	if err := atomicfile.Rename(d.root, p.folder.file(partChunksFile), p.folder.file(chunksFile)); err != nil {
 		return model.Copy{}, err
 	}
 	if err := p.folder.commitIndex(); err != nil {
@@ -235,16 +236,16 @@ func (s *replacement) run() error {
 			err = f.checkUnused(f.file(partFile))
 		}
 		if err != nil {
-			return errors.Join(err, f.renamePart(unix.RENAME_EXCHANGE), syncFolder(root, f.path()))
+			return errors.Join(err, f.renamePart(unix.RENAME_EXCHANGE), atomicfile.SyncFolder(root, f.path()))
 		}
-		return syncFolder(root, f.path())
+		return atomicfile.SyncFolder(root, f.path())
 	}
 	if errors.Is(err, unix.ENOENT) { // no image exists; a file that is created now must not be overwritten
 		err = f.renamePart(unix.RENAME_NOREPLACE)
 	}
 	switch {
 	case err == nil:
-		return syncFolder(root, f.path())
+		return atomicfile.SyncFolder(root, f.path())
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ENOTSUP):
 		return s.runWithoutFlags()
 	}
@@ -265,7 +266,7 @@ func (s *replacement) runWithoutFlags() error {
 	if ignoreMissing(err) != nil {
 		return err
 	}
-	return renameDurably(root, f.file(partFile), f.file(imageFile))
+	return atomicfile.Rename(root, f.file(partFile), f.file(imageFile))
 }
 
 // evidenceAfterRename returns the evidence of the image, if the image is still the complete partial

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 )
 
 const (
@@ -194,52 +196,10 @@ func readDirect(f *os.File, buf []byte, offset, size int64) ([]byte, error) {
 	return buf[:length], nil
 }
 
-// writeDurably replaces the file name below root with data: after a crash at any moment the file has
-// either the old or the complete new content. Each disk has one writer, so the temporary name is
-// fixed. An existing file with this name, from a crash or another program, is removed first. It is
-// not opened for writing, because it may be a symbolic or hard link.
+// writeDurably replaces the file name below root with data: see package atomicfile. Each disk has one writer, so the temporary name is
+// fixed.
 func writeDurably(root *os.Root, name string, data []byte) error {
-	tmp := name + ".tmp"
-	if info, err := root.Lstat(tmp); err == nil && !info.IsDir() {
-		if err := root.Remove(tmp); err != nil {
-			return err
-		}
-	}
-	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if err != nil {
-		return noSpace(err)
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = renameDurably(root, tmp, name)
-	}
-	if err != nil {
-		return errors.Join(noSpace(err), ignoreMissing(root.Remove(tmp)))
-	}
-	return nil
-}
-
-// renameDurably renames a file within one folder, durably.
-func renameDurably(root *os.Root, from, to string) error {
-	if err := root.Rename(from, to); err != nil {
-		return err
-	}
-	return syncFolder(root, path.Dir(to))
-}
-
-func syncFolder(root *os.Root, name string) error {
-	dir, err := root.Open(name)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-		return fmt.Errorf("sync folder %s: %w", name, err)
-	}
-	return nil
+	return noSpace(atomicfile.Write(root, name, name+".tmp", data))
 }
 
 // mkdirDurably creates the folder name below root; its parent must exist. It syncs the parent even if
@@ -248,7 +208,7 @@ func mkdirDurably(root *os.Root, name string) error {
 	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return noSpace(err)
 	}
-	return syncFolder(root, path.Dir(name))
+	return atomicfile.SyncFolder(root, path.Dir(name))
 }
 
 // ignoreMissing returns err, or nil if err is fs.ErrNotExist.

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 )
 
 const (
@@ -38,7 +39,7 @@ func (p *Part) StoreIndex(write func(*os.File) error) error {
 	}
 	err = errors.Join(noSpace(err), f.Close())
 	if err == nil {
-		err = renameDurably(root, name, p.folder.file(partIndexFile))
+		err = atomicfile.Rename(root, name, p.folder.file(partIndexFile))
 	}
 	if err != nil {
 		return errors.Join(err, ignoreMissing(root.Remove(name)))
@@ -130,7 +131,7 @@ func (p *Part) indexDigest() (ident.Digest, error) {
 // commitIndex makes the index of the partial file that of the image. Without one, it removes the index of the
 // image, because that is of the bytes before.
 func (f imageFolder) commitIndex() error {
-	err := renameDurably(f.disk.root, f.file(partIndexFile), f.file(indexFile))
+	err := atomicfile.Rename(f.disk.root, f.file(partIndexFile), f.file(indexFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = ignoreMissing(f.disk.root.Remove(f.file(indexFile)))
 	}

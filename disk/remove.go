@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 )
 
 // removingPrefix marks a folder under removal. ParseID rejects names with this prefix, so the folder
@@ -156,7 +157,7 @@ func (r *folderRemoval) PutBack() error {
 	if r.inPlace {
 		return nil
 	}
-	err := renameDurably(r.folder.disk.root, r.aside(), r.folder.path())
+	err := atomicfile.Rename(r.folder.disk.root, r.aside(), r.folder.path())
 	if err != nil {
 		r.folder.disk.unrestored.Store(true)
 	}
@@ -188,7 +189,7 @@ func (r *folderRemoval) Delete() error {
 }
 
 // Sync implements Removal.
-func (r *folderRemoval) Sync() error { return syncFolder(r.folder.disk.root, imagesFolder) }
+func (r *folderRemoval) Sync() error { return atomicfile.SyncFolder(r.folder.disk.root, imagesFolder) }
 
 // ownFiles are the files of an image folder that this program may delete, in this order. The image is
 // the first one, because no other file makes a copy without it. The record is the last one, because a
@@ -209,7 +210,7 @@ func removeOwnFiles(root *os.Root, folder string) error {
 			continue
 		}
 		// After a power failure, the image must not exist without its other files.
-		if err := syncFolder(root, folder); err != nil {
+		if err := atomicfile.SyncFolder(root, folder); err != nil {
 			return err
 		}
 	}
@@ -231,7 +232,7 @@ func restoreRemoved(root *os.Root) error {
 		if _, err := root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
 			continue // the image was created again: the old folder is listed as unmanaged
 		}
-		if err := renameDurably(root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
+		if err := atomicfile.Rename(root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
 			return err
 		}
 	}

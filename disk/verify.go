@@ -10,6 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 )
 
 // Expected contains the declared properties of an image.
@@ -182,7 +183,7 @@ func (f imageFolder) recordResult(r Record, want Expected, got content) error {
 	r.ManifestDigest, r.Size = got.manifest, got.file.Size
 	r.Format, r.VirtualSize, r.VerifiedAt = info.Format, info.VirtualSize, time.Now().UTC()
 	r.ReadBackAt = r.VerifiedAt
-	if err := renameDurably(f.disk.root, f.file(newManifestFile), f.file(chunksFile)); err != nil {
+	if err := atomicfile.Rename(f.disk.root, f.file(newManifestFile), f.file(chunksFile)); err != nil {
 		return err
 	}
 	return f.markReady(r, want.Digest, got.file)

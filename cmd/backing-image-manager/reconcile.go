@@ -25,6 +25,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -536,17 +537,8 @@ func (c *reconcileCmd) save(result schema.Result, saved plan.SavedPlan) error {
 	if err := report.WriteJSON(&text, saved); err != nil {
 		return fmt.Errorf("save plan: %w", err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(c.outFile), ".plan-*")
-	if err != nil {
+	if err := atomicfile.WriteAt(c.outFile, text.Bytes(), 0o644); err != nil {
 		return fmt.Errorf("save plan: %w", err)
-	}
-	_, err = f.Write(text.Bytes())
-	err = errors.Join(err, f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), c.outFile)
-	}
-	if err != nil {
-		return fmt.Errorf("save plan: %w", errors.Join(err, os.Remove(f.Name())))
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 )
 
 // folder is a Store in a local folder, often a mounted share. The open root refers to the same folder
@@ -104,8 +105,7 @@ func (f *folder) put(key string, data []byte) error {
 	if err := f.removeStale(dir); err != nil {
 		return err
 	}
-	temp := fmt.Sprintf("%s.tmp.0%d", key, rand.Uint64())
-	file, err := f.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	file, err := atomicfile.Create(f.root, key, fmt.Sprintf("%s.tmp.0%d", key, rand.Uint64()))
 	if err != nil {
 		return err
 	}
@@ -114,15 +114,11 @@ func (f *folder) put(key string, data []byte) error {
 	if err == nil {
 		err = file.Sync()
 	}
-	if err == nil {
-		_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
-		err = f.root.Rename(temp, key)
+	if err != nil {
+		return errors.Join(err, file.Discard())
 	}
-	if err = errors.Join(err, file.Close()); err != nil {
-		_ = f.root.Remove(temp) // if this fails, the next Put in the folder removes it
-		return err
-	}
-	return f.sync(dir)
+	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
+	return file.Commit()
 }
 
 // mkdirAll creates a folder and its parents, durably.
@@ -140,15 +136,7 @@ func (f *folder) mkdirAll(dir string) error {
 	if err := f.root.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return f.sync(above)
-}
-
-func (f *folder) sync(dir string) error {
-	d, err := f.root.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return atomicfile.SyncFolder(f.root, above)
 }
 
 var (
@@ -201,7 +189,7 @@ func (f *folder) Delete(ctx context.Context, key string) error {
 		}
 		dir = path.Dir(dir)
 	}
-	if err := f.sync(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.SyncFolder(f.root, dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f.wrapError("delete", key, err)
 	}
 	return nil

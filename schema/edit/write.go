@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
@@ -17,11 +18,11 @@ import (
 // another content by now, or cannot be written, no file changes. Only a failure between two renames changes some of them.
 // Each file then has its old or its new content.
 func Write(dir string, before configdir.Snapshot, files []configdir.File) error {
-	var prepared []replacement
+	var prepared []*atomicfile.File
 	var err error
 	for _, f := range files {
 		i := slices.IndexFunc(before.Files, func(old configdir.File) bool { return old.Path == f.Path })
-		var r replacement
+		var r *atomicfile.File
 		if r, err = prepare(dir, before.Files[i], f.Data); err != nil {
 			err = fmt.Errorf("write %s: %w", f.Path, err)
 			break
@@ -30,60 +31,44 @@ func Write(dir string, before configdir.Snapshot, files []configdir.File) error 
 	}
 	for _, r := range prepared {
 		if err != nil {
-			err = errors.Join(err, os.Remove(r.temporary))
+			err = errors.Join(err, r.Discard())
 		} else {
-			err = r.commit()
+			err = r.Commit()
 		}
 	}
 	return err
 }
 
-// replacement is a complete file that will replace another one.
-type replacement struct{ temporary, target string }
-
-// prepare writes a replacement, which is durable, into the folder of the file.
-func prepare(dir string, old configdir.File, data []byte) (replacement, error) {
+// prepare writes a complete file that will replace another one. It is durable.
+func prepare(dir string, old configdir.File, data []byte) (*atomicfile.File, error) {
 	target, err := locate(dir, old.Path)
 	if err != nil {
-		return replacement{}, err
+		return nil, err
 	}
 	info, err := os.Stat(target)
 	if err != nil {
-		return replacement{}, err
+		return nil, err
 	}
 	now, err := configdir.ReadFile(target)
 	if err != nil {
-		return replacement{}, err
+		return nil, err
 	}
 	if !bytes.Equal(now, old.Data) {
-		return replacement{}, errors.New("it has changed since it was read: run the command again")
+		return nil, errors.New("it has changed since it was read: run the command again")
 	}
-	// The name begins with a dot, so that a manager that watches the folder ignores it.
-	f, err := os.CreateTemp(filepath.Dir(target), ".update-*")
+	f, err := atomicfile.CreateAt(target, info.Mode().Perm())
 	if err != nil {
-		return replacement{}, err
+		return nil, err
 	}
 	_, err = f.Write(data)
 	if os.Geteuid() == 0 { // nobody else can keep the owner
 		owner := info.Sys().(*syscall.Stat_t)
 		err = errors.Join(err, f.Chown(int(owner.Uid), int(owner.Gid)))
 	}
-	if err := errors.Join(err, f.Chmod(info.Mode().Perm()), f.Sync(), f.Close()); err != nil {
-		return replacement{}, errors.Join(err, os.Remove(f.Name()))
+	if err := errors.Join(err, f.Sync()); err != nil {
+		return nil, errors.Join(err, f.Discard())
 	}
-	return replacement{f.Name(), target}, nil
-}
-
-// commit replaces the file, durably.
-func (r replacement) commit() error {
-	if err := os.Rename(r.temporary, r.target); err != nil {
-		return errors.Join(err, os.Remove(r.temporary))
-	}
-	d, err := os.Open(filepath.Dir(r.target))
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return f, nil
 }
 
 // locate returns the path of a file behind all symlinks, which must be in the directory.
