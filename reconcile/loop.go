@@ -3,7 +3,6 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -49,8 +49,7 @@ type Loop struct {
 	config    configuration
 	requested requested
 	commits   commitMemory // unused without SignedCommits
-	health    healthLog
-	rounds    int // since the start
+	rounds    int          // since the start
 
 	// For any goroutine.
 	directory *directory
@@ -69,7 +68,6 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	l := &Loop{
 		options: o, reconciler: r, requested: newRequested(), queue: newRequestQueue(), directory: newDirectory(o),
 		config: configuration{dir: o.Dir, log: o.Log, desired: plan.Desired{Node: o.Node}},
-		health: healthLog{log: o.Log, unhealthy: map[string]bool{}},
 	}
 	next := make(chan struct{})
 	l.nextRound.Store(&next)
@@ -138,11 +136,12 @@ func (l *Loop) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events := make(chan struct{}, 1)
-	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, l.logWatch) })
+	watch := func(err error) { l.reconciler.health.SetError(configNotWatched, l.options.Dir, err) }
+	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, watch) })
 	beside.Go(func() { l.directory.run(ctx, events) })
 	beside.Go(func() { l.reporter.run(ctx) })
 	beside.Go(func() { l.notifier.Run(ctx) })
-	replicas := newReplicaWatch(l.options.Log)
+	replicas := newReplicaWatch(l.reconciler.health)
 	defer replicas.close()
 	err := l.run(ctx, replicas)
 	cancel()
@@ -301,13 +300,13 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 		revision := l.config.result.Revision
 		l.config.refuse(Reading{Revision: &revision}, refused.Error())
 	}
-	l.health.set(commitNotRecorded, l.options.Node, failed != nil, fmt.Sprint(failed))
+	l.reconciler.health.SetError(commitNotRecorded, l.options.Node, failed)
 	v := l.config.view(l.directory.loading.Load())
 	v.Rounds = l.rounds
 	l.requested.addTo(&v.Desired, l.reconciler.clock.now().Steady)
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)
 	l.requested.dropObsolete(v.Desired, v.Observed, v.Plan)
-	l.health.update(v.Desired, v.Observed)
+	l.reconciler.logHealth(v.Desired, v.Observed)
 	l.publish(v)
 	next := l.options.Interval
 	for _, a := range v.Plan.Actions {
@@ -318,66 +317,41 @@ func (l *Loop) round(ctx context.Context) time.Duration {
 	return next
 }
 
-// healthLog logs when other nodes and the disks of this node begin and cease to have a problem, when disks
-// are disputed, and when those of this node are read-only.
-type healthLog struct {
-	log       *slog.Logger
-	unhealthy map[string]bool // the conditions that held at the last round, with the name of what has them
-}
-
-// condition is something that a node or disk has for a while, with the messages that log it.
-type condition struct {
-	kind         string // node or disk
-	begins, ends string
-	more         string // the key of one more attribute of begins
-}
-
 var (
-	nodeUnavailable = condition{"node", "node unavailable", "node available again", "error"}
-	diskUnavailable = condition{"disk", "disk unavailable", "disk available again", "error"}
-	diskReadOnly    = condition{"disk", "disk read-only", "disk writable again", "effect"}
+	nodeUnavailable  = once.Condition{Begins: "node unavailable", Ends: "node available again", Of: "node", Why: "error"}
+	diskUnavailable  = once.Condition{Begins: "disk unavailable", Ends: "disk available again", Of: "disk", Why: "error"}
+	diskReadOnly     = once.Condition{Begins: "disk read-only", Ends: "disk writable again", Of: "disk", Why: "effect"}
+	diskDisputed     = once.Condition{Begins: "disk disputed", Ends: "disk no longer disputed", Of: "disk", Why: "error"}
+	configNotWatched = once.Condition{
+		Begins: "cannot watch the config directory: reading it periodically", Ends: "watching the config directory again", Of: "dir", Why: "error", EachReason: true,
+	}
+	replicasNotWatched = once.Condition{
+		Begins: "cannot watch the replicas: looking at them periodically", Ends: "watching the replicas again", Why: "error", EachReason: true,
+	}
 	// Until the commit is recorded, a restarted manager accepts an older one.
-	commitNotRecorded = condition{"node", "commit not recorded on a disk", "commit recorded on all disks", "error"}
-	diskDisputed      = condition{"disk", "disk disputed", "disk no longer disputed", "error"}
+	commitNotRecorded = once.Condition{Begins: "commit not recorded on a disk", Ends: "commit recorded on all disks", Of: "node", Why: "error"}
 )
 
-// update logs what changed since the last round.
-func (h *healthLog) update(d plan.Desired, o plan.Observed) {
+// logHealth logs when other nodes and the disks of this node begin and cease to have a problem, when disks are disputed, and when those
+// of this node are read-only.
+func (r *Reconciler) logHealth(d plan.Desired, o plan.Observed) {
 	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
 		if p := o.Peers[name]; p.Queried {
-			h.set(nodeUnavailable, name, p.Problem != "", p.Problem)
+			r.health.Set(nodeUnavailable, name, p.Problem)
 		}
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		seen, name := o.Disks[ref], ref.String()
 		if d.Owns(ref) {
-			h.set(diskUnavailable, name, seen.Problem != "", seen.Problem)
+			r.health.Set(diskUnavailable, name, seen.Problem)
 			if seen.Problem == "" { // otherwise it is not known whether it is read-only
-				h.set(diskReadOnly, name, seen.ReadOnly, "its copies are served, and nothing is written to it")
+				effect := ""
+				if seen.ReadOnly {
+					effect = "its copies are served, and nothing is written to it"
+				}
+				r.health.Set(diskReadOnly, name, effect)
 			}
 		}
-		h.set(diskDisputed, name, seen.Disputed != "", seen.Disputed)
+		r.health.Set(diskDisputed, name, seen.Disputed)
 	}
-}
-
-// set logs when a condition of a node or disk begins, with the attribute more, and when it ends.
-func (h *healthLog) set(c condition, name string, holds bool, more string) {
-	key := c.begins + " " + name
-	switch was := h.unhealthy[key]; {
-	case holds && !was:
-		h.unhealthy[key] = true
-		h.log.Warn(c.begins, c.kind, name, c.more, more)
-	case !holds && was:
-		delete(h.unhealthy, key)
-		h.log.Info(c.ends, c.kind, name)
-	}
-}
-
-// logWatch logs whether the config directory can be watched.
-func (l *Loop) logWatch(err error) {
-	if err != nil {
-		l.options.Log.Warn("cannot watch the config directory: reading it periodically", "error", err)
-		return
-	}
-	l.options.Log.Info("watching the config directory again")
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
@@ -20,6 +21,7 @@ type Reconciler struct {
 	system System
 	local  *localNode // nil if system is not that of this machine
 	log    *slog.Logger
+	health *once.Log
 	clock  clock
 
 	disks        disks        // the declared disks, as far as they can be opened
@@ -27,7 +29,6 @@ type Reconciler struct {
 	jobs         jobs         // what runs now
 	failures     failures     // what failed, and when it is tried again
 	pendingUsage pendingUsage // usage that is not in the records yet
-	unrecorded   unrecorded   // disks on which usage cannot be recorded
 	served       served       // what other nodes can read at any time
 	awaited      awaited      // for how long this node has waited for others
 	backlog      backlog      // what the last plan has still to start
@@ -48,9 +49,9 @@ func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
 // NewWith returns a Reconciler that acts on system.
 func NewWith(system System, log *slog.Logger) *Reconciler {
 	return &Reconciler{
-		system: system, log: log, clock: clock{read: system.Now},
+		system: system, log: log, health: once.New(log), clock: clock{read: system.Now},
 		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
-		failures: failures{}, pendingUsage: pendingUsage{}, unrecorded: unrecorded{}, awaited: awaited{},
+		failures: failures{}, pendingUsage: pendingUsage{}, awaited: awaited{},
 		pace: pace{now: system.Now},
 	}
 }

@@ -1,11 +1,11 @@
 package reconcile
 
 import (
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
@@ -21,12 +21,8 @@ type replicaWatch struct {
 	changed <-chan struct{}    // has a value after an event
 }
 
-func newReplicaWatch(log *slog.Logger) *replicaWatch {
-	w := configdir.NewWatcher(func(err error) {
-		if err != nil {
-			log.Warn("cannot watch the replicas: looking at them periodically", "error", err)
-		}
-	})
+func newReplicaWatch(health *once.Log) *replicaWatch {
+	w := configdir.NewWatcher(func(err error) { health.SetError(replicasNotWatched, "", err) })
 	return &replicaWatch{w, w.Changed}
 }
 

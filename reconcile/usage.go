@@ -1,12 +1,12 @@
 package reconcile
 
 import (
+	"cmp"
 	"errors"
-	"log/slog"
-	"maps"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -31,30 +31,8 @@ func (p pendingUsage) applyTo(o plan.Observed) {
 	}
 }
 
-// unrecorded are the disks on which the use of copies cannot be recorded. Each round tries again, but
-// only changes are logged, because a full disk may stay full and may have hundreds of copies.
-type unrecorded map[ident.DiskRef]ident.CopyRef // the copy whose failure was logged; without an image: the disk
-
-// set logs the error of a write to the record of a copy, unless another error of the disk was logged.
-func (u unrecorded) set(log *slog.Logger, key ident.CopyRef, err error) {
-	logged, known := u[key.Disk]
-	switch {
-	case err != nil && !known:
-		u[key.Disk] = key
-		log.Warn("cannot record the use of copies", "disk", key.Disk.String(), "copy", key.String(), "error", err, "effect", "it is recorded when that is possible")
-	case err == nil && known && logged == key:
-		delete(u, key.Disk)
-		log.Info("the use of copies can be recorded again", "disk", key.Disk.String())
-	}
-}
-
-// keepOnly forgets copies that need no record any more.
-func (u unrecorded) keepOnly(pending pendingUsage) {
-	maps.DeleteFunc(u, func(_ ident.DiskRef, logged ident.CopyRef) bool {
-		_, exists := pending[logged]
-		return !exists && logged.ID != ident.ID{}
-	})
-}
+// usageNotRecorded: each round tries again, but a full disk may stay full and may have hundreds of copies.
+var usageNotRecorded = once.Condition{Begins: "cannot record the use of copies", Ends: "the use of copies can be recorded again", Of: "disk", Why: "error"}
 
 // recordUsage writes the changes of usage that are due, and changes the observed copies as if all were written. Usage
 // stays pending if it must not be written yet, or if it cannot be written, for example because the
@@ -71,7 +49,8 @@ func (r *Reconciler) recordUsage(now *plan.Round) {
 		return
 	}
 	incomplete := map[ident.DiskRef]bool{}
-	full := map[ident.DiskRef]error{} // disks on which a write failed for a reason that concerns all copies
+	failed := map[ident.DiskRef]error{}
+	full := map[ident.DiskRef]bool{} // disks on which a write failed for a reason that concerns all copies
 	for key, usage := range r.pendingUsage {
 		seen, observed := o.Disks[key.Disk]
 		if _, exists := seen.Copies[key.ID]; !exists || seen.UUID != usage.diskUUID {
@@ -80,35 +59,36 @@ func (r *Reconciler) recordUsage(now *plan.Round) {
 			}
 			continue
 		}
-		if r.jobs.useFiles(key) || seen.ReadOnly || full[key.Disk] != nil {
+		if r.jobs.useFiles(key) || seen.ReadOnly || full[key.Disk] {
 			incomplete[key.Disk] = true
 			continue
 		}
-		err := r.disks.open[key.Disk].writeUsage(usage.Usage)
-		r.unrecorded.set(r.log, key, err)
-		if err != nil {
-			incomplete[key.Disk] = true
-			if errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrReadOnly) {
-				full[key.Disk] = err
-			}
+		if err := r.disks.open[key.Disk].writeUsage(usage.Usage); err != nil {
+			incomplete[key.Disk], failed[key.Disk] = true, err
+			full[key.Disk] = errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrReadOnly)
 			continue
 		}
 		delete(r.pendingUsage, key)
 	}
-	r.unrecorded.keepOnly(r.pendingUsage)
-	r.recordUsers(o)
+	r.recordUsers(o, failed)
 	for ref, seen := range o.Disks {
-		if d.Owns(ref) && seen.Problem == "" && !incomplete[ref] {
+		if !d.Owns(ref) || seen.Problem != "" {
+			continue
+		}
+		if !incomplete[ref] {
 			r.clock.record(seen.UUID)
+		}
+		if !incomplete[ref] || failed[ref] != nil { // otherwise it is not known whether the use can be recorded
+			r.health.SetError(usageNotRecorded, ref.String(), failed[ref], "effect", "it is recorded when that is possible")
 		}
 	}
 }
 
-// recordUsers records which replicas name images on the disks that can be written to.
-func (r *Reconciler) recordUsers(o plan.Observed) {
+// recordUsers records which replicas name images on the disks that can be written to. It adds why it cannot to failed.
+func (r *Reconciler) recordUsers(o plan.Observed, failed map[ident.DiskRef]error) {
 	for ref, one := range r.disks.open {
 		if seen := o.Disks[ref]; one.handle != nil && seen.Problem == "" && !seen.ReadOnly {
-			r.unrecorded.set(r.log, ident.CopyRef{Disk: ref}, one.handle.RecordUsers())
+			failed[ref] = cmp.Or(failed[ref], one.handle.RecordUsers())
 		}
 	}
 }

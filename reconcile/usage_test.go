@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -159,7 +160,7 @@ func TestFailedRecordOfUseIsLoggedOnce(t *testing.T) {
 		u := newUnwritable(t)
 		defer u.Close()
 		var logged bytes.Buffer
-		u.log = slog.New(slog.NewTextHandler(&logged, nil))
+		u.health = once.New(slog.New(slog.NewTextHandler(&logged, nil)))
 		u.obstruct()
 		for range 20 {
 			time.Sleep(10 * time.Second)

@@ -10,15 +10,16 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Delivery is the outcome of the messages that this node sends to one server. It may be used concurrently.
 type Delivery struct {
-	what   string // "status document", for the log
-	log    *slog.Logger
-	random func() float64
+	random  func() float64
+	log     *once.Log
+	refused once.Condition
 
 	mu       sync.Mutex
 	state    status.Delivery
@@ -28,7 +29,8 @@ type Delivery struct {
 
 // NewDelivery returns the outcome of messages that what describes. random spreads the attempts of several nodes.
 func NewDelivery(what string, log *slog.Logger, random func() float64) *Delivery {
-	return &Delivery{what: what, log: log, random: random}
+	refused := once.Condition{Begins: what + " not accepted", Ends: what + " accepted again", Of: "server", Why: "error", EachReason: true}
+	return &Delivery{random: random, log: once.New(log), refused: refused}
 }
 
 // DeliveryCounts are totals since the start of the process.
@@ -51,9 +53,7 @@ func (d *Delivery) Done(err error) (wait time.Duration) {
 	defer d.mu.Unlock()
 	now := time.Now().Round(0).UTC()
 	if err == nil {
-		if d.state.Problem != "" {
-			d.log.Info(d.what+" accepted again", "server", d.state.Server)
-		}
+		d.log.Set(d.refused, d.state.Server, "")
 		d.state, d.attempts = status.Delivery{Server: d.state.Server, LastSuccess: now}, 0
 		d.counts.Accepted++
 		return 0
@@ -63,9 +63,7 @@ func (d *Delivery) Done(err error) (wait time.Duration) {
 	if len(problem) > maxProblem {
 		problem = append(problem[:maxProblem], '…')
 	}
-	if d.state.Problem != string(problem) {
-		d.log.Warn(d.what+" not accepted", "server", d.state.Server, "error", string(problem), "next", wait.Round(time.Second).String())
-	}
+	d.log.Set(d.refused, d.state.Server, string(problem), "next", wait.Round(time.Second).String())
 	if d.state.Problem == "" {
 		d.state.ProblemSince = now
 	}
