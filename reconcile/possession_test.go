@@ -357,7 +357,7 @@ func TestWithdrawnCopyServesNobodyUntilTheDeletionIsCancelled(t *testing.T) {
 		must(t, err)
 		return resp.StatusCode
 	}
-	routes := []string{id.UUID + "/data?disk=a", id.UUID + "/manifest?disk=a&accept=blake3", "download"}
+	routes := []string{id.UUID + "/data?disk=a", id.UUID + "/manifest?disk=a", "download"}
 	c.declare(oneCopy, c.nodes...)
 	<-asked
 	for _, route := range routes {

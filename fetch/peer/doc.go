@@ -18,10 +18,9 @@
 //	                                            request arrived; with ?mark=NAME, the
 //	                                            secret of the mark in each folder
 //	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk manifest: the SHA-256 of each
-//	                                            chunk, 32 bytes each
-//	                                            (application/octet-stream)
-//	/v1/images/NAME/UUID/manifest?disk=DISK&accept=blake3   the same, or the header of the
+//	                                            chunk, 32 bytes each; or the header of the
 //	                                            chunk file and the BLAKE3 of each chunk
+//	                                            (application/octet-stream)
 //	/v1/images/NAME/UUID/index?disk=DISK        the index (package caibx), if the copy has one
 //	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with
 //	                                            Range: bytes=FROM-TO, one range of them
@@ -35,7 +34,6 @@
 //
 //	400  invalid request
 //	404  the node does not have the copy
-//	406  the manifest has BLAKE3 hashes, and the request does not accept them
 //	409  the copy is not ready, is leaving, or has no chunk manifest
 //	416  the range is outside the file
 //	429  the sending limit is reached (three at a time for each image); Retry-After says

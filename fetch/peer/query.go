@@ -213,16 +213,10 @@ func (c *Client) openRangeOf(ctx context.Context, r request, from, to int64) (io
 	return resp.Body, nil
 }
 
-// acceptParameter names the algorithm of chunk hashes that the receiver of a manifest knows besides
-// SHA-256. Versions of this program before BLAKE3 do not send it.
-const acceptParameter, acceptBLAKE3 = "accept", "blake3"
-
 // openManifest returns a reader of the encoded chunk manifest of an image and its length in bytes. The
 // errors are those of openRange.
 func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
-	r := s.request("manifest")
-	r.query.Set(acceptParameter, acceptBLAKE3)
-	resp, err := c.openBytes(ctx, r, http.StatusOK)
+	resp, err := c.openBytes(ctx, s.request("manifest"), http.StatusOK)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -143,9 +143,6 @@ func TestDataAndManifestRejectUnsendableCopies(t *testing.T) {
 	} {
 		for _, route := range []string{"data", "manifest"} {
 			path := strings.Replace(test.path, "ROUTE", route, 1)
-			if route == "manifest" && strings.Contains(path, "?") {
-				path += "&accept=blake3"
-			}
 			resp, text := n.get(t, path)
 			if resp.StatusCode != test.status || !strings.Contains(text, test.message) {
 				t.Errorf("%s: got %d %.200q, want %d %q", path, resp.StatusCode, text, test.status, test.message)
@@ -331,19 +328,4 @@ func TestSlowReceiverGetsAWholeChunk(t *testing.T) {
 			t.Errorf("received %d bytes, error %v", got, err)
 		}
 	})
-}
-
-// TestManifestOfAnotherAlgorithmIsRefused requests the manifest as versions of this program before BLAKE3
-// do: they would take its header for a hash, and the sender for a liar.
-func TestManifestOfAnotherAlgorithmIsRefused(t *testing.T) {
-	n := startNode(t, "node1")
-	n.put(t, parrot, randomBytes(4096))
-	want := http.StatusNotAcceptable
-	if disk.NewChunks == disk.ChunkSHA256 {
-		want = http.StatusOK
-	}
-	resp, text := n.get(t, "/v1/images/parrot/0a1b2c3d/manifest?disk=disk1")
-	if resp.StatusCode != want || want != http.StatusOK && !strings.Contains(text, "update backing-image-manager on the requesting node") {
-		t.Errorf("got %d %.200q, want %d", resp.StatusCode, text, want)
-	}
 }

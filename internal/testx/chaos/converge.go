@@ -266,7 +266,7 @@ func (c convergence) checkManifests() {
 			one, other := sha256.Sum256(chunk), blake3.Sum256(chunk)
 			withSHA256, withBLAKE3 = append(withSHA256, one[:]...), append(withBLAKE3, other[:]...)
 		}
-		url := fmt.Sprintf("%s/v1/images/%s/%s/manifest?disk=%s&accept=blake3", k.disk.node.url(), k.generation.image.name, k.generation.uuid, k.disk.name)
+		url := fmt.Sprintf("%s/v1/images/%s/%s/manifest?disk=%s", k.disk.node.url(), k.generation.image.name, k.generation.uuid, k.disk.name)
 		got, err := c.client.get(url)
 		if err != nil { // on a busy machine, a connection may reach a limit of the daemon
 			got, err = c.client.get(url)
