@@ -14,12 +14,12 @@ import (
 // Value is a value of a document, with its position, whatever language the document was
 // written in. A mapping keeps the order of its fields, and repeated fields.
 type Value struct {
-	Kind   Kind     `json:",omitempty"`
-	Block  bool     `json:",omitempty"` // a YAML text after "|"
-	Text   string   `json:",omitempty"` // of a scalar, as written
-	Number any      `json:"-"`          // int64 or float64; nil if the text is no finite number
-	Fields []Field  `json:",omitempty"`
-	Items  []*Value `json:",omitempty"`
+	Kind   Kind
+	Block  bool   // a YAML text after "|"
+	Text   string // of a scalar, as written
+	Number any    // int64 or float64; nil if the text is no finite number
+	Fields []Field
+	Items  []*Value
 	Pos    Position
 }
 

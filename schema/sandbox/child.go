@@ -1,7 +1,8 @@
 package sandbox
 
 import (
-	"encoding/json"
+	"bytes"
+	"encoding/gob"
 	"fmt"
 	"maps"
 	"os"
@@ -31,7 +32,7 @@ const (
 	childMemory  = 192 << 20 // bytes of resident memory
 	childSpace   = 208 << 20 // bytes of address space: three arenas of the Go heap, of 64 MiB each, and what is not heap
 	childGoal    = 112 << 20 // bytes that the garbage collector aims at; 7,000 images with typical fields fit into one package, 8,000 do not
-	childResult  = 32 << 20  // bytes of JSON of one unit
+	childResult  = 32 << 20  // bytes of the result of one unit
 )
 
 // ChildMain must be called first in main, and in TestMain of tests that
@@ -55,12 +56,22 @@ func serve(in, out *os.File) error {
 		return err
 	}
 	go watchMemory() // until the process exits
-	decoder := json.NewDecoder(in)
-	e, err := newEvaluator(decoder)
-	if err != nil {
+	decoder := gob.NewDecoder(in)
+	var header wireHeader
+	if err := decoder.Decode(&header); err != nil {
 		return fmt.Errorf("read what to evaluate: %w", err)
 	}
-	for decoder.More() {
+	e := newEvaluator(header)
+	for range header.Files {
+		var f wireFile
+		if err := decoder.Decode(&f); err != nil {
+			return fmt.Errorf("read what to evaluate: %w", err)
+		}
+		e.add(configdir.File{Path: f.Path, Data: f.Data})
+	}
+	var b bytes.Buffer
+	encoder := gob.NewEncoder(&b)
+	for range header.Units {
 		var w wireUnit
 		if err := decoder.Decode(&w); err != nil {
 			return fmt.Errorf("read what to evaluate: %w", err)
@@ -69,18 +80,24 @@ func serve(in, out *os.File) error {
 		for _, name := range w.Paths {
 			u.Files = append(u.Files, configdir.File{Path: name, Data: e.all[name].Data})
 		}
-		b, err := json.Marshal(e.limited(&u, e.evaluate(&u)).wire())
-		if len(b) > childResult {
-			b, err = json.Marshal(failure(&u, errTooExpensive).wire())
+		err := encoder.Encode(e.limited(&u, e.evaluate(&u)))
+		if b.Len() > childResult {
+			tooExpensive()
 		}
 		if err == nil {
-			_, err = out.Write(append(b, '\n'))
+			_, err = b.WriteTo(out)
 		}
 		if err != nil {
 			return fmt.Errorf("write the result: %w", err)
 		}
 	}
 	return nil
+}
+
+// tooExpensive ends the process as if it had no more memory.
+func tooExpensive() {
+	fmt.Fprintln(os.Stderr, "out of memory")
+	os.Exit(2)
 }
 
 func limitSelf() error {
@@ -106,8 +123,7 @@ func limitSelf() error {
 func watchMemory() {
 	for range time.Tick(10 * time.Millisecond) {
 		if _, resident, err := memoryUse(); err != nil || resident > childMemory {
-			fmt.Fprintln(os.Stderr, "out of memory")
-			os.Exit(2)
+			tooExpensive()
 		}
 	}
 }
@@ -134,17 +150,8 @@ type evaluator struct {
 	packages  map[string][]string // paths of .cue files, by origin
 }
 
-// newEvaluator reads the header and the files.
-func newEvaluator(decoder *json.Decoder) (*evaluator, error) {
-	var header wireHeader
-	err := decoder.Decode(&header)
-	e := &evaluator{maxValues: header.MaxValues, maxText: header.MaxText, all: fstest.MapFS{}, valid: fstest.MapFS{}, packages: map[string][]string{}}
-	for i := 0; i < header.Files && err == nil; i++ {
-		var f configdir.File
-		err = decoder.Decode(&f)
-		e.add(f)
-	}
-	return e, err
+func newEvaluator(h wireHeader) *evaluator {
+	return &evaluator{maxValues: h.MaxValues, maxText: h.MaxText, all: fstest.MapFS{}, valid: fstest.MapFS{}, packages: map[string][]string{}}
 }
 
 func (e *evaluator) add(f configdir.File) {

@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/json"
+	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
@@ -185,12 +185,15 @@ func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits
 	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, &stderr)
 }
 
-// wireHeader begins what the parent sends to the child. The files that the units may read follow, and then a
-// wireUnit for each unit.
+// wireHeader begins what the parent sends to the child. The files that the units may read follow, and then the units.
 type wireHeader struct {
-	MaxValues int
-	MaxText   int
-	Files     int
+	MaxValues, MaxText int
+	Files, Units       int
+}
+
+type wireFile struct {
+	Path string
+	Data []byte
 }
 
 type wireUnit struct {
@@ -202,18 +205,15 @@ type wireUnit struct {
 // reading.
 func send(in io.WriteCloser, files []configdir.File, units []*Unit, limits Limits) {
 	defer in.Close()
-	encoder := json.NewEncoder(in)
-	err := encoder.Encode(wireHeader{limits.Values, limits.Text, len(files)})
+	encoder := gob.NewEncoder(in)
+	err := encoder.Encode(wireHeader{limits.Values, limits.Text, len(files), len(units)})
 	for i := 0; i < len(files) && err == nil; i++ {
-		err = encoder.Encode(files[i])
+		err = encoder.Encode(wireFile{files[i].Path, files[i].Data})
 	}
-	for _, u := range units {
-		w := wireUnit{Origin: u.Origin}
-		for _, f := range u.Files {
+	for i := 0; i < len(units) && err == nil; i++ {
+		w := wireUnit{Origin: units[i].Origin}
+		for _, f := range units[i].Files {
 			w.Paths = append(w.Paths, f.Path)
-		}
-		if err != nil {
-			return
 		}
 		err = encoder.Encode(w)
 	}
@@ -221,13 +221,13 @@ func send(in io.WriteCloser, files []configdir.File, units []*Unit, limits Limit
 
 // receive calls each with the results that arrive before the child ends.
 func receive(out io.Reader, n int, each func(Result)) {
-	decoder := json.NewDecoder(out)
+	decoder := gob.NewDecoder(out)
 	for range n {
-		var w wireResult
-		if decoder.Decode(&w) != nil {
+		var r Result
+		if decoder.Decode(&r) != nil {
 			return
 		}
-		each(w.result())
+		each(r)
 	}
 }
 
@@ -259,53 +259,4 @@ func (b *headBuffer) Write(p []byte) (int, error) {
 // stack was exceeded. The exit code alone does not show that.
 func (b *headBuffer) outOfMemory() bool {
 	return strings.Contains(b.String(), "out of memory") || strings.Contains(b.String(), "cannot allocate") || strings.Contains(b.String(), "stack")
-}
-
-// wireResult is a Result as JSON between child and parent.
-type wireResult struct {
-	Document  *document.Value
-	Values    int
-	Text      int
-	Problems  []wireProblem
-	Transient bool
-}
-
-// wireProblem is a problem with the elements of its path: as a text, a path cannot be split.
-type wireProblem struct {
-	document.Problem
-	Path []string `json:"path,omitempty"`
-}
-
-func (r Result) wire() wireResult {
-	w := wireResult{Document: r.Document, Values: r.Values, Text: r.Text, Transient: r.Transient}
-	for _, p := range r.Problems {
-		w.Problems = append(w.Problems, wireProblem{p, p.Path})
-	}
-	return w
-}
-
-func (w wireResult) result() Result {
-	r := Result{Document: w.Document, Values: w.Values, Text: w.Text, Transient: w.Transient}
-	for _, p := range w.Problems {
-		p.Problem.Path = p.Path
-		r.Problems = append(r.Problems, p.Problem)
-	}
-	if r.Document != nil {
-		restoreNumbers(r.Document)
-	}
-	return r
-}
-
-// restoreNumbers sets the numbers in v from their text: JSON would turn integers into
-// floats.
-func restoreNumbers(v *document.Value) {
-	if v.Kind == document.Number {
-		v.Number = document.ParseNumber(json.Number(v.Text))
-	}
-	for _, f := range v.Fields {
-		restoreNumbers(f.Value)
-	}
-	for _, item := range v.Items {
-		restoreNumbers(item)
-	}
 }

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,7 +48,7 @@ func (w *walker) value(v cue.Value, at document.Path, parent document.Position) 
 		n.Kind = document.Null
 	case k == cue.IntKind || k == cue.FloatKind || k == cue.NumberKind:
 		text, _ := v.MarshalJSON()
-		n.Kind, n.Text = document.Number, string(text)
+		n.Kind, n.Text, n.Number = document.Number, string(text), document.ParseNumber(json.Number(text))
 	default:
 		w.problem(n, at, "must be a string, not bytes", "")
 		return nil
