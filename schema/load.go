@@ -22,7 +22,6 @@ import (
 type Loader struct {
 	specs   specs
 	files   map[fileKey]*parsedFile
-	costs   map[fileKey]cost // of files and units that were left out because all files together cost too much
 	checked map[checkKey]*checked
 	merged  *mergedSettings
 	last    *lastValid // of the last load, or of the Result of ContinueFrom
@@ -119,85 +118,56 @@ func (l *Loader) interrupted(err error) Result {
 	return Result{Config: l.last.config, Errors: []document.Problem{{Message: "loading was interrupted: " + err.Error()}}}
 }
 
-// parseFiles parses the files that changed since the last load. It parses the files with the lowest
-// cost first, so that a file that costs too much does not use up the limit of the others. It also returns the
+// parseFiles parses the files that changed since the last load. It parses the files with the fewest
+// values first, so that a file that costs too much does not use up the limit of the others. It also returns the
 // processor time that the evaluation of .cue files took.
 func (l *Loader) parseFiles(ctx context.Context, all []configdir.File) ([]*parsedFile, time.Duration, error) {
-	candidates := make([]*candidate, 0, len(all))
-	for _, f := range all {
+	weights := make([]int, len(all))
+	var byWeight []int // the indexes of YAML and JSON files
+	for i, f := range all {
 		if path.Ext(f.Path) != ".cue" {
-			candidates = append(candidates, l.candidate(f))
+			weights[i], byWeight = document.Weight(f.Data), append(byWeight, i)
 		}
 	}
+	slices.SortStableFunc(byWeight, func(i, j int) int { return cmp.Compare(weights[i], weights[j]) })
 	left, searched := directoryLimit, 0
-	kept, costs := make(map[fileKey]*parsedFile, len(all)), map[fileKey]cost{}
-	byCost := slices.Clone(candidates)
-	slices.SortStableFunc(byCost, func(a, b *candidate) int { return cmp.Compare(a.cost[valueCost], b.cost[valueCost]) })
-	for _, c := range byCost {
+	kept, parsed := make(map[fileKey]*parsedFile, len(all)), make([]*parsedFile, len(all))
+	for _, i := range byWeight {
 		if err := ctx.Err(); err != nil {
 			return nil, 0, err
 		}
-		exhausted := c.cost.exhausted(left)
-		if c.parsed == nil && exhausted < 0 {
-			c.parsed = parse(c.file, c.cost[valueCost], &searched)
-			c.cost = c.parsed.cost
+		k := fileKey{all[i].Path, sha256.Sum256(all[i].Data)}
+		p := l.files[k]
+		switch unparsed := (&parsedFile{File: manifest.File{Path: all[i].Path}, cost: cost{valueCost: weights[i]}}); {
+		case p != nil && all[i].Err == nil:
+		case weights[i] > maxFileValues:
+			p = unparsed.rejected(valueCost)
+		case weights[i] > left[valueCost]:
+			p = unparsed
+		default:
+			p = parse(all[i], weights[i], &searched)
 		}
-		if exhausted < 0 {
-			exhausted = left.take(c.cost)
+		if exhausted := left.take(p.cost); exhausted >= 0 {
+			p = p.surplus(exhausted)
+		} else if all[i].Err == nil {
+			kept[k] = p
 		}
-		if exhausted >= 0 {
-			costs[c.key] = c.cost
-			c.parsed = (&parsedFile{File: manifest.File{Path: c.file.Path}}).surplus(exhausted)
-		} else if c.file.Err == nil {
-			kept[c.key] = c.parsed
-		}
+		parsed[i] = p
 	}
-	files := make([]*parsedFile, 0, len(all))
-	for _, c := range candidates {
-		files = append(files, c.parsed)
-	}
-	units, used := l.evaluateFiles(ctx, all, kept, costs, &left)
-	l.files, l.costs = kept, costs
+	files := slices.DeleteFunc(parsed, func(p *parsedFile) bool { return p == nil })
+	units, used := l.evaluateFiles(ctx, all, kept, &left)
+	l.files = kept
 	return append(files, units...), used, ctx.Err()
 }
 
-// candidate is a YAML or JSON file of a directory. It may still be left out if all files together
-// cost too much.
-type candidate struct {
-	file   configdir.File
-	key    fileKey
-	parsed *parsedFile // nil: the file is not parsed yet
-	cost   cost        // of the values only, if the file is not parsed yet
-}
-
-func (l *Loader) candidate(f configdir.File) *candidate {
-	c := &candidate{file: f}
-	if f.Err != nil {
-		c.parsed = parse(f, 0, nil)
-		return c
-	}
-	c.key = fileKey{f.Path, sha256.Sum256(f.Data)}
-	if c.parsed = l.files[c.key]; c.parsed != nil {
-		c.cost = c.parsed.cost
-	} else if known, ok := l.costs[c.key]; ok {
-		c.cost = known
-	} else if n := document.Weight(f.Data); n <= maxFileValues {
-		c.cost[valueCost] = n
-	} else { // The file is not parsed, so it costs nothing.
-		c.parsed = (&parsedFile{File: manifest.File{Path: f.Path}}).rejected(valueCost)
-	}
-	return c
-}
-
 // evaluateFiles evaluates the units of .cue files that changed since the last load. It adds the results
-// that the next load can use again to kept, and the costs of the units that it left out to costs.
-func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, costs map[fileKey]cost, left *cost) (files []*parsedFile, used time.Duration) {
+// that the next load can use again to kept.
+func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, left *cost) (files []*parsedFile, used time.Duration) {
 	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
 	defer cancel()
 	var changed []*sandbox.Unit
 	add := func(k fileKey, p *parsedFile) {
 		if exhausted := left.take(p.cost); exhausted >= 0 {
-			costs[k] = p.cost
 			p = p.surplus(exhausted)
 		} else if !p.transient {
 			kept[k] = p
@@ -211,8 +181,6 @@ func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept m
 			files = append(files, p)
 		} else if p := l.files[k]; p != nil {
 			add(k, p)
-		} else if c := l.costs[k]; c.exhausted(*left) >= 0 {
-			add(k, &parsedFile{File: manifest.File{Path: u.Origin}, cost: c})
 		} else {
 			changed = append(changed, u)
 		}
