@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// A one-shot command waits for a running git command in the config directory. The wait is
+// A one-shot command waits while the config directory changes, and for a running git command in it. The wait is
 // limited, because a git process that was killed leaves its lock file behind.
 const (
 	gitTimeout      = 30 * time.Second
@@ -30,12 +31,12 @@ func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
 // readConfig reads the files of the config directory like load, but does not decode them.
 func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapshot, error) {
 	snapshot, err := configdir.Read(dir)
-	if err == nil && snapshot.Busy {
+	if snapshot.Busy {
 		report.WriteLine(w, "waiting for a git command that is changing %s (for at most %v)", dir, gitTimeout)
 	}
 	tick := time.NewTicker(gitPollInterval)
 	defer tick.Stop()
-	for start := time.Now(); err == nil && snapshot.Busy && time.Since(start) < gitTimeout; {
+	for start := time.Now(); (err == nil && snapshot.Busy || errors.Is(err, configdir.ErrChanging)) && time.Since(start) < gitTimeout; {
 		select {
 		case <-ctx.Done():
 			return configdir.Snapshot{}, context.Cause(ctx)

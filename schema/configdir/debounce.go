@@ -114,6 +114,8 @@ func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
 	d.observed, d.observedSince = f, now
 	if d.unstableSince.IsZero() {
 		d.unstableSince = now
+	} else if c, ok := errors.AsType[*changingError](err); ok {
+		d.changingPath = c.path
 	} else if err == nil {
 		d.changingPath = firstChange(d.previous, s.Files)
 	}

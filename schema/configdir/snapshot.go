@@ -12,6 +12,13 @@ import (
 // content that was read may be a mix of two states. The caller should read it again.
 var ErrChanging = errors.New("the directory is changing")
 
+// changingError is ErrChanging with the file that changed.
+type changingError struct{ path string }
+
+func (e *changingError) Error() string { return fmt.Sprintf("%v: %s", ErrChanging, e.path) }
+
+func (e *changingError) Unwrap() error { return ErrChanging }
+
 // File is one file of a config directory as it was at one moment.
 type File struct {
 	Path string // relative to the directory, with slashes
@@ -73,37 +80,38 @@ func (s Snapshot) Digest() ident.Digest {
 //
 // A file that cannot be read is an error in its File. Read fails if the directory is
 // missing, unreadable or too large, and with ErrChanging if it changed during each of a
-// few attempts. An empty directory is not an error.
-func Read(dir string) (Snapshot, error) {
+// few attempts. After an error, the Snapshot has only Busy. An empty directory is not an error.
+func Read(dir string) (s Snapshot, err error) {
 	const attempts = 3
-	var err error
 	for range attempts {
-		var s Snapshot
 		if s, err = readOnce(dir); !errors.Is(err, ErrChanging) {
-			return s, err
+			break
 		}
 	}
-	return Snapshot{}, err
+	return s, err
 }
 
-func readOnce(dir string) (s Snapshot, err error) {
+func readOnce(dir string) (s Snapshot, _ error) {
 	t, err := openTree(dir)
 	if err != nil {
 		return s, err
 	}
 	defer t.root.Close() // only read from: no error matters
 	s.Busy = t.git.locked()
-	s.Files, err = t.readFiles()
-	after, err2 := openTree(dir)
-	if err := errors.Join(err, err2); err != nil {
-		return Snapshot{}, err
+	files, err := t.readFiles()
+	if err != nil {
+		return s, fmt.Errorf("read %s: %w", dir, err)
 	}
-	defer after.root.Close() // only read from: no error matters
-	if !t.equal(after) {
-		return Snapshot{}, fmt.Errorf("read %s: %w", dir, ErrChanging)
-	}
+	after, err := openTree(dir)
 	// Git may have started after the first check, so check at both ends of the read.
 	s.Busy = s.Busy || t.git.locked()
-	s.Revision, s.Checkout = t.git.revision(), t.git.at(t.real)
+	if err != nil {
+		return s, err
+	}
+	defer after.root.Close() // only read from: no error matters
+	if err := t.change(after); err != nil {
+		return s, fmt.Errorf("read %s: %w", dir, err)
+	}
+	s.Files, s.Revision, s.Checkout = files, t.git.revision(), t.git.at(t.real)
 	return s, nil
 }

@@ -126,13 +126,28 @@ func inodeOf(fi fs.FileInfo) inode {
 	return inode{st.Dev, st.Ino}
 }
 
-// equal reports whether two trees have the same files, which have not changed.
-func (t *tree) equal(u *tree) bool {
-	return t.id == u.id && slices.EqualFunc(t.found, u.found, func(a, b found) bool {
-		sameError := fmt.Sprint(a.err) == fmt.Sprint(b.err)
-		a.err, b.err = nil, nil
-		return sameError && a == b
-	})
+// change returns the error that something in t differs from u, which was read later; nil: nothing does.
+func (t *tree) change(u *tree) error {
+	if t.id != u.id {
+		return ErrChanging
+	}
+	for i := range max(len(t.found), len(u.found)) {
+		switch {
+		case i >= len(t.found):
+			return &changingError{u.found[i].path}
+		case i >= len(u.found):
+			return &changingError{t.found[i].path}
+		case !t.found[i].equal(u.found[i]):
+			return &changingError{min(t.found[i].path, u.found[i].path)}
+		}
+	}
+	return nil
+}
+
+func (f found) equal(g found) bool {
+	sameError := fmt.Sprint(f.err) == fmt.Sprint(g.err)
+	f.err, g.err = nil, nil
+	return sameError && f == g
 }
 
 // absoluteFolders returns the paths of the folders whose names matter, and of those with the files that symlinks lead to.
