@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
@@ -84,7 +85,9 @@ func (s Snapshot) Digest() ident.Digest {
 func Read(dir string) (s Snapshot, err error) {
 	const attempts = 3
 	for range attempts {
-		if s, err = readOnce(dir); !errors.Is(err, ErrChanging) {
+		s, err = readOnce(dir)
+		// A symlink on the way to the directory may be swapped while it is followed.
+		if !errors.Is(err, ErrChanging) && !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}

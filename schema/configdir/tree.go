@@ -87,10 +87,9 @@ func openTree(dir string) (t *tree, err error) {
 	}
 	if t.root != nil {
 		t.root.Close() // only read from: no error matters
-	}
-	// The directory exists now, so a symlink on the way to it was swapped meanwhile.
-	if _, statErr := os.Stat(t.dir); statErr == nil && errors.Is(err, fs.ErrNotExist) {
-		err = ErrChanging
+		if isGone(err) {
+			err = ErrChanging // it existed
+		}
 	}
 	return nil, fmt.Errorf("read config directory: %w", err)
 }
@@ -347,8 +346,8 @@ func (t *tree) readFiles() ([]File, error) {
 			// The regular file may have been replaced by a FIFO, which must not block the read.
 			files[i].Data, files[i].Err = readLimited(t.root.OpenFile(f.location, os.O_RDONLY|syscall.O_NONBLOCK, 0))
 		}
-		if read += len(files[i].Data); read > 2*maxBytes {
-			return nil, ErrChanging
+		if read += len(files[i].Data); read > 2*maxBytes || f.err == nil && isGone(files[i].Err) {
+			return nil, &changingError{f.path}
 		}
 	}
 	return files, nil
@@ -394,6 +393,11 @@ func readLimited(f *os.File, err error) ([]byte, error) {
 // SizeError returns the error of a file of more than MaxFile bytes.
 func SizeError(size int64) error {
 	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", MaxFile>>20, size)
+}
+
+// isGone reports whether err means that a file was removed after it was listed.
+func isGone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ESTALE)
 }
 
 // withoutPath removes the path from err: it is absolute, and the caller reports the
