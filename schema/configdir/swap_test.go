@@ -217,7 +217,7 @@ func TestBusyWhileGitHoldsItsLock(t *testing.T) {
 func TestReadFolders(t *testing.T) {
 	dir := t.TempDir()
 	writeTree(t, dir, map[string]string{"a.yaml": "", "sub/deep/x": "", "l -> .hidden/l": "", ".hidden/l/b.yaml": "",
-		"c.yaml -> .else/c": "", ".else/c": "", ".unread/d.yaml": "", ".git/HEAD": "", ".git/config": "", ".git/objects/x": ""})
+		"c.yaml -> .else/c": "", ".else/c": "", "d.yaml -> /etc/hostname": "", ".unread/d.yaml": "", ".git/HEAD": "", ".git/config": "", ".git/objects/x": ""})
 	must(t, os.Symlink(dir, dir+".link"))
 	t.Cleanup(func() { os.Remove(dir + ".link") })
 	folders, git, err := readFolders(dir + ".link")

@@ -67,6 +67,7 @@ type inode struct{ device, number uint64 }
 // found is a file to read, or the reason why it cannot be read. path is how messages name it.
 type found struct {
 	path, location string
+	linked         bool // location leads through a symlink of its own
 	id             inode
 	size, changed  int64 // the time of the last change in nanoseconds
 	err            error
@@ -151,20 +152,20 @@ func (f found) equal(g found) bool {
 
 // absoluteFolders returns the paths of the folders whose names matter, and of those with the files that symlinks lead to.
 func (t *tree) absoluteFolders() []string {
-	locations := slices.Clone(t.folders)
-	for _, f := range t.found {
-		locations = append(locations, f.location)
-	}
 	var all []string
-	for i, location := range locations {
-		real, err := filepath.EvalSymlinks(filepath.Join(t.real, location))
-		if err != nil {
-			continue // removed meanwhile, which is an event of its parent
+	add := func(location string, parent func(string) string) {
+		// An error means that it was removed meanwhile, which is an event of its parent.
+		if real, err := filepath.EvalSymlinks(filepath.Join(t.real, location)); err == nil {
+			all = append(all, parent(real))
 		}
-		if i >= len(t.folders) {
-			real = filepath.Dir(real)
+	}
+	for _, location := range t.folders {
+		add(location, filepath.Clean)
+	}
+	for _, f := range t.found {
+		if f.linked && f.err == nil { // with an error it may lead out of the directory
+			add(f.location, filepath.Dir)
 		}
-		all = append(all, real)
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -211,6 +212,7 @@ func (t *tree) walkFolder(location, dir string) error {
 			err = t.walkFolder(f.location, f.path)
 		case e.Type()&fs.ModeSymlink != 0:
 			if target, _ := t.root.Readlink(f.location); !swapped || !strings.HasPrefix(target, swapLink+"/") {
+				f.linked = true
 				t.links = append(t.links, f)
 			}
 		case IsConfig(e.Name()):
