@@ -33,14 +33,15 @@ type stallReader struct {
 }
 
 // StallReader returns a reader of r with stall detection. It calls cancel if r returned less than 1
-// KiB/s while its reads were blocked for the length of window. cancel must unblock a blocked Read.
+// KiB/s while its reads were blocked for the length of window. cancel must unblock a blocked Read. The cause is an *Error.
 func StallReader(r io.Reader, window time.Duration, cancel context.CancelCauseFunc) io.Reader {
 	return &stallReader{Reader: r, window: window, cancel: cancel}
 }
 
 func (w *stallReader) Read(p []byte) (int, error) {
 	begun := time.Now()
-	alarm := time.AfterFunc(w.window, func() { w.cancel(&stallError{w.window}) })
+	stalled := &Error{Class: Network, Err: &stallError{w.window}}
+	alarm := time.AfterFunc(w.window, func() { w.cancel(stalled) })
 	n, err := w.Reader.Read(p)
 	alarm.Stop()
 	w.blocked += time.Since(begun)
@@ -49,8 +50,8 @@ func (w *stallReader) Read(p []byte) (int, error) {
 		return n, err
 	}
 	if err == nil && float64(w.received) < minRate*w.blocked.Seconds() {
-		w.cancel(&stallError{w.window})
-		err = &stallError{w.window}
+		w.cancel(stalled)
+		err = stalled
 	}
 	w.blocked, w.received = 0, 0
 	return n, err

@@ -79,7 +79,7 @@ func Limited(p Provider, l *rate.Limiter) Provider {
 func Stalling(p Provider, timeout time.Duration) Provider {
 	return Open(func(caller context.Context, from, to int64) (io.ReadCloser, error) {
 		ctx, cancel := context.WithCancelCause(caller)
-		silent := time.AfterFunc(timeout, func() { cancel(fmt.Errorf("no response in %v", timeout)) })
+		silent := time.AfterFunc(timeout, func() { cancel(&fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no response in %v", timeout)}) })
 		b, err := p.Open(ctx, from, to)
 		silent.Stop()
 		if err != nil {

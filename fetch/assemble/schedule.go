@@ -199,7 +199,7 @@ func (s *scheduler) length(r *request) int64 {
 // can hold up the transfer, and at most one segment is received twice.
 func (s *scheduler) nextSecond(r *request) (again time.Duration, _ *request) {
 	q := &s.queue
-	if q.waitingSince.IsZero() {
+	if q.waitingSince.IsZero() || r.source.Reserve {
 		return 0, nil
 	}
 	first := q.segments[0]

@@ -353,15 +353,25 @@ func isLocal(err error) bool {
 }
 
 // ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image of size
-// bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into.
+// bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into. While no peer has a copy, a
+// failure of the upstream ends a fetch at once.
 func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
 	t := p.newTransfer()
 	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (length int, err error) {
 		s := assemble.Segment{Offset: n * disk.ChunkSize, Length: min(disk.ChunkSize, size-n*disk.ChunkSize), Hash: hash}
-		to := assemble.ChunkFunc(func(chunk []byte) error {
+		a := t.newAssembly(assemble.Single(s), assemble.ChunkFunc(func(chunk []byte) error {
 			length = copy(buf, chunk)
 			return nil
-		})
-		return length, t.newAssembly(assemble.Single(s), to, func(Source) bool { return true }).Run(ctx, s.Offset)
+		}), func(Source) bool { return true })
+		a.Failed = func(_ assemble.Source, err error) error {
+			if len(p.Sources()) > 0 {
+				return t.failed(err)
+			}
+			if _, wrong := errors.AsType[*InvalidDataError](err); wrong {
+				err = &fetch.Error{Class: fetch.BadSource, Err: err}
+			}
+			return err
+		}
+		return length, a.Run(ctx, s.Offset)
 	}
 }

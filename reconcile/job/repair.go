@@ -11,8 +11,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -66,8 +64,7 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 	pull, done := j.newPull()
 	defer done()
 	j.Progress.Total.Store(j.Action.Bytes)
-	size := j.Disk.Stat(id).Size
-	remote := pull.ChunkFetcher(size)
+	remote := pull.ChunkFetcher(j.Disk.Stat(id).Size)
 	want := j.Digest
 	if want.IsZero() && id == j.Image.ID {
 		want = j.Image.Checksum // a repair from another disk of this node reads no peers
@@ -78,42 +75,16 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 				return length, nil
 			}
 		}
-		if len(j.PeerCopies()) == 0 {
-			// The fetcher of a pull waits for busy peers. No peer offers the bytes now, so that a
-			// failure of the upstream must end the repair at once.
-			return j.upstreamChunk(ctx, pull.Upstream, size, n, sum, buf)
+		if len(j.PeerCopies()) == 0 && pull.Upstream == nil {
+			return 0, errNoSource // a pull would wait for one
 		}
 		return remote(ctx, n, sum, buf)
 	}, func(n int64) { j.Progress.Done.Add(n) })
 	return withWrongSources(err, pull)
 }
 
-// upstreamChunk reads chunk n of an image of size bytes from the upstream into buf, without a
-// retry. It returns the length of the chunk.
-func (j Job) upstreamChunk(ctx context.Context, upstream assemble.Provider, size, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
-	if upstream == nil {
-		return 0, errNoSource
-	}
-	from := n * disk.ChunkSize
-	data := buf[:min(disk.ChunkSize, size-from)]
-	body, err := upstream.Open(ctx, from, from+int64(len(data)))
-	if err != nil {
-		return 0, fetch.ClassifyDiskError(err)
-	}
-	defer body.Close()
-	read, err := io.ReadFull(body, data)
-	j.Progress.UpstreamBytes.Add(int64(read))
-	if err != nil {
-		return 0, fetch.ClassifyDiskError(err)
-	}
-	if !sum.Matches(data) {
-		return 0, &fetch.Error{Class: fetch.BadSource, Err: errOtherChunk}
-	}
-	return len(data), nil
-}
-
-// errOtherChunk: the upstream or a local copy has other bytes by now.
-var errOtherChunk = errors.New("the source has other bytes in this chunk")
+// errOtherChunk: the local copy has other bytes by now.
+var errOtherChunk = errors.New("the copy has other bytes in this chunk")
 
 // chunk reads chunk n of the copy into buf, and returns its length. It fails unless sum is the
 // hash of the chunk.
