@@ -34,19 +34,19 @@ func (f ChunkFunc) AppendZeros(int64) error { return f(nil) }
 type Assembly struct {
 	Plan *Plan
 	Sink Sink
-	// Sources returns the sources that may be used now. It is called about once a second, and after each failure, by one
+	// Candidates returns the providers that may be used now. It is called about once a second, and after each failure, by one
 	// goroutine, and must not block.
-	Sources func() []Source
-	Health  *Health // of the sources
+	Candidates func() []Candidate
+	Health     *Health // of the providers
 	// Window returns how many bytes may be requested, or received and not yet appended.
 	Window func() int64
-	// ReserveAfter is after how long without a byte from the other sources those of the Reserve are used, too. 0: at once,
+	// ReserveAfter is after how long without a byte from the other providers those of the Reserve are used, too. 0: at once,
 	// but only while no other one is free.
 	ReserveAfter time.Duration
-	// Patience is after how long without a usable source the transfer fails; 0: it never does for this reason.
+	// Patience is after how long without a usable provider the transfer fails; 0: it never does for this reason.
 	Patience time.Duration
-	// Failed is called after a failure of a source. Its error ends the transfer. nil: no failure does.
-	Failed   func(s Source, err error) error
+	// Failed is called after a failure of a provider. Its error ends the transfer. nil: no failure does.
+	Failed   func(c Candidate, err error) error
 	Progress *fetch.Progress
 
 	part *disk.Part // the Sink; nil: it is another one
@@ -63,7 +63,7 @@ type Assembly struct {
 }
 
 // Run appends all bytes of the plan from an offset on. When ctx ends, it returns within one read. The errors are those of
-// the Sink, of Failed, and of Health.NoSource. After one of the last two, no requests begin, and Run appends what
+// the Sink, of Failed, and of Health.NoProvider. After one of the last two, no requests begin, and Run appends what
 // comes before the first segment that none of them delivers.
 func (a *Assembly) Run(ctx context.Context, offset int64) error {
 	sending, cancel := context.WithCancel(ctx)
@@ -99,7 +99,7 @@ func (a *Assembly) Run(ctx context.Context, offset int64) error {
 // maxRuns limits how far the assembly plans ahead.
 const maxRuns = 1 << 10
 
-// planAhead plans until the sources have enough to do, and until the place of the next byte is known.
+// planAhead plans until the providers have enough to do, and until the place of the next byte is known.
 func (a *Assembly) planAhead() error {
 	for len(a.local) > 0 && a.local[0].limit <= a.at {
 		a.local = a.local[1:]
@@ -150,7 +150,7 @@ func (a *Assembly) advance(length int64, err error) error {
 	return err
 }
 
-// appendReceived appends a segment from a source. A chunk needs no copy.
+// appendReceived appends a segment from a provider. A chunk needs no copy.
 func (a *Assembly) appendReceived(ctx context.Context, s *segment, length int64) error {
 	hash, ok := s.Hash.(disk.ChunkHash)
 	if !ok {

@@ -20,7 +20,7 @@ func TestRateIsTheSumOfTheSources(t *testing.T) {
 	for i, test := range []struct {
 		name  string
 		links []float64
-		least float64 // multiple of the rate of one source (100 Mbit/s)
+		least float64 // multiple of the rate of one provider (100 Mbit/s)
 	}{
 		{"one", []float64{100}, 0.99},
 		{"two", []float64{100, 100}, 1.95},
@@ -120,7 +120,7 @@ func TestSourceThatStallsIsReplaced(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The duration without the stall is 17 s. node2 replaces the stalled source when it appears.
+		// The duration without the stall is 17 s. node2 replaces the stalled provider when it appears.
 		if took > 23*time.Second {
 			t.Errorf("took %v", took)
 		}
@@ -267,7 +267,7 @@ func TestReserveIsReadWhenTheOthersSendNothing(t *testing.T) {
 	}
 }
 
-// TestAssemblyGivesUpOnABusySource: a source whose sends hang responds with 429 forever.
+// TestAssemblyGivesUpOnABusySource: a provider whose sends hang responds with 429 forever.
 func TestAssemblyGivesUpOnABusySource(t *testing.T) {
 	m := numberedManifest(t, 60)
 	for name, upstream := range map[string]*fakeLink{"without upstream": nil, "with upstream": {rate: 100 * mbit}} {
@@ -294,7 +294,7 @@ func TestAssemblyGivesUpOnABusySource(t *testing.T) {
 	}
 }
 
-// TestOldFailuresAreForgotten: a repair may take hours and need many chunks. The backoff of a source that fails
+// TestOldFailuresAreForgotten: a repair may take hours and need many chunks. The backoff of a provider that fails
 // occasionally must not grow.
 func TestOldFailuresAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,35 +15,35 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Health is what is known about the sources of transfers, by their names. A failure has a backoff: First, and twice as
+// Health is what is known about the providers of transfers, by their names. A failure has a backoff: First, and twice as
 // long after each further failure in a row, up to Max. It is for one transfer at a time.
 type Health struct {
 	First, Max time.Duration
-	// Useful is how many bytes of a broken connection show that the source works, so that it has no backoff.
+	// Useful is how many bytes of a broken connection show that the provider works, so that it has no backoff.
 	Useful int64
-	// Tries is after how many failures in a row a source is not used any more; 0: it is always tried again. Only a broken
+	// Tries is after how many failures in a row a provider is not used any more; 0: it is always tried again. Only a broken
 	// connection, or a server that serves fewer requests at a time, is worth more than one.
 	Tries int
 
 	records map[string]*record
 }
 
-// record is the health of one source.
+// record is the health of one provider.
 type record struct {
 	err      error     // the last failure; nil: none
-	retryAt  time.Time // the source is not used before this time
+	retryAt  time.Time // the provider is not used before this time
 	failures int       // in a row
-	degraded bool      // the source sends, but slowly, or only until the connection breaks
+	degraded bool      // the provider sends, but slowly, or only until the connection breaks
 	busy     bool      // the last response was a Busy
-	invalid  bool      // the source has sent wrong bytes
-	ended    bool      // the source is not used any more
+	invalid  bool      // the provider has sent wrong bytes
+	ended    bool      // the provider is not used any more
 	requests int       // at a time: it rejected more; 0: not known
 	// pace is the time for disk.ChunkSize bytes, as it was lately; 0: not known. Each segment has half the weight of the
 	// following one.
 	pace time.Duration
 }
 
-// Busy is the error of a source that serves others, and wants to be asked again later.
+// Busy is the error of a provider that serves others, and wants to be asked again later.
 type Busy interface {
 	error
 	RetryAfter() time.Duration
@@ -59,16 +59,16 @@ func (h *Health) of(name string) *record {
 	return h.records[name]
 }
 
-// Available reports whether a source may be used now.
+// Available reports whether a provider may be used now.
 func (h *Health) Available(name string) bool { return h.of(name).available() }
 
-// SentWrongBytes reports whether a source has done so.
+// SentWrongBytes reports whether a provider has done so.
 func (h *Health) SentWrongBytes(name string) bool { return h.of(name).invalid }
 
-// Ended reports whether a source is not used any more.
+// Ended reports whether a provider is not used any more.
 func (h *Health) Ended(name string) bool { return h.of(name).ended }
 
-// Note records why a source is of no use now. It may be used all the same.
+// Note records why a provider is of no use now. It may be used all the same.
 func (h *Health) Note(name string, err error) { h.of(name).err = err }
 
 // Fail records a failure outside an assembly. invalid: it sent wrong bytes.
@@ -81,7 +81,7 @@ func (h *Health) Fail(name string, err error, invalid bool) {
 func (r *record) available() bool { return !r.ended && !time.Now().Before(r.retryAt) }
 
 var (
-	// errSlow ends a request because another source was asked for the same segment later, and delivered it first.
+	// errSlow ends a request because another provider was asked for the same segment later, and delivered it first.
 	errSlow = errors.New("much slower than the other sources")
 	// errNotNeeded ends such a second request because the first one delivered.
 	errNotNeeded = errors.New("another source was faster")
@@ -132,7 +132,7 @@ func (r *record) measure(took time.Duration, length int64) {
 	r.pace = (cmp.Or(r.pace, took) + took) / 2
 }
 
-// UntilRetry returns the time until the next source becomes available, but at most a second, because new sources may
+// UntilRetry returns the time until the next provider becomes available, but at most a second, because new providers may
 // appear at any time.
 func (h *Health) UntilRetry() time.Duration {
 	wait := time.Second
@@ -144,8 +144,8 @@ func (h *Health) UntilRetry() time.Duration {
 	return wait
 }
 
-// NoSource returns the error of a transfer that gives up after some time. It has the last failure of each source.
-func (h *Health) NoSource(after time.Duration) error {
+// NoProvider returns the error of a transfer that gives up after some time. It has the last failure of each provider.
+func (h *Health) NoProvider(after time.Duration) error {
 	var failures []string
 	for _, name := range slices.Sorted(maps.Keys(h.records)) {
 		if r := h.records[name]; r.err != nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// The sources in this file are functions, for pulls with fake time. Their image is generated while it
+// The providers in this file are functions, for pulls with fake time. Their image is generated while it
 // is read: chunk n consists of the number n+1, repeated.
 
 const mbit = 1_000_000 / 8
@@ -92,11 +92,11 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 	return m
 }
 
-// fakeLink is a source that sends at a constant rate.
+// fakeLink is a provider that sends at a constant rate.
 type fakeLink struct {
-	rate         float64       // bytes per second; 0: the source never responds
-	appearsAfter time.Duration // time after the start before which the source does not exist
-	stallsAfter  time.Duration // time after the start; 0: the source never stalls
+	rate         float64       // bytes per second; 0: the provider never responds
+	appearsAfter time.Duration // time after the start before which the provider does not exist
+	stallsAfter  time.Duration // time after the start; 0: the provider never stalls
 
 	busy    bool // every second response is a 429
 	refuses bool // every response is an error
@@ -151,7 +151,7 @@ func (r *linkReader) Read(p []byte) (int, error) {
 
 func (r *linkReader) Close() error { r.link.open--; return nil }
 
-// transfer is an assembly with fake sources, as a sync has it.
+// transfer is an assembly with fake providers, as a sync has it.
 type transfer struct {
 	*Assembly
 	manifest    *disk.Manifest
@@ -163,7 +163,7 @@ type transfer struct {
 	limiter     *rate.Limiter
 	upstream    *fakeLink
 
-	// open returns the response of a source; nil: its link does.
+	// open returns the response of a provider; nil: its link does.
 	open func(ctx context.Context, l *fakeLink, from, to int64) (io.ReadCloser, error)
 }
 
@@ -174,8 +174,8 @@ const (
 	windowChunks = 22
 )
 
-// newRepair returns a function that fetches chunk n of the numbered image, as a repair does, from a single source. open
-// returns the responses of the source.
+// newRepair returns a function that fetches chunk n of the numbered image, as a repair does, from a single provider. open
+// returns the responses of the provider.
 func newRepair(open func(request int, from, to int64) (io.ReadCloser, error)) func(ctx context.Context, n int64) error {
 	requests, health := 0, &Health{First: firstBackoff, Max: 5 * time.Minute, Useful: 4 * mib}
 	return func(ctx context.Context, n int64) error {
@@ -198,7 +198,7 @@ func newTransfer(m *disk.Manifest, links map[string]*fakeLink) *transfer {
 		l.start = time.Now()
 	}
 	t.Assembly = &Assembly{
-		Plan: ByManifest(m), Sink: t, Sources: t.sources, Progress: new(fetch.Progress),
+		Plan: ByManifest(m), Sink: t, Candidates: t.candidates, Progress: new(fetch.Progress),
 		Health:       &Health{First: firstBackoff, Max: 5 * time.Minute, Useful: 4 * mib},
 		Window:       func() int64 { return min(windowChunks, max(6, 2*windowChunks/t.pulls)) * mib },
 		ReserveAfter: 10 * time.Second, Patience: patience,
@@ -206,28 +206,28 @@ func newTransfer(m *disk.Manifest, links map[string]*fakeLink) *transfer {
 	return t
 }
 
-func (t *transfer) sources() (all []Source) {
+func (t *transfer) candidates() (all []Candidate) {
 	for name, l := range t.links {
 		if time.Since(l.start) >= l.appearsAfter {
-			all = append(all, t.source(name+"/disk1", l, &t.Progress.PeerBytes))
+			all = append(all, t.candidate(name+"/disk1", l, &t.Progress.PeerBytes))
 		}
 	}
 	if t.upstream != nil {
-		s := t.source("upstream", t.upstream, &t.Progress.UpstreamBytes)
+		s := t.candidate("upstream", t.upstream, &t.Progress.UpstreamBytes)
 		s.Reserve = true
 		all = append(all, s)
 	}
 	return all
 }
 
-func (t *transfer) source(name string, l *fakeLink, counter *atomic.Int64) Source {
+func (t *transfer) candidate(name string, l *fakeLink, counter *atomic.Int64) Candidate {
 	p := Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 		if t.open != nil && counter == &t.Progress.PeerBytes {
 			return t.open(ctx, l, from, to)
 		}
 		return l.openRange(ctx, from, to)
 	})
-	return Source{
+	return Candidate{
 		Provider: Limited(Counted(Stalling(p, 10*time.Second), counter), t.limiter), Name: name, Host: name,
 		Invalid: func(s Segment) error { return fmt.Errorf("%s sent wrong bytes at %d", name, s.Offset) },
 	}

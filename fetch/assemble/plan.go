@@ -29,7 +29,7 @@ const (
 	fromSeed       // from an offset in a seed
 	moved          // from seeds, in pieces that an index finds, so that they have to be verified
 	repeated       // from an offset in the partial file
-	missing        // from a source
+	missing        // from a provider
 )
 
 // location is the place of one segment.
@@ -63,7 +63,7 @@ type list interface {
 	locate(n int64, s Segment) (location, error)
 }
 
-// Plan finds out, in order, where the bytes of an image come from: first the places on this node, then the sources. It is
+// Plan finds out, in order, where the bytes of an image come from: first the places on this node, then the providers. It is
 // for one goroutine.
 type Plan struct {
 	list
@@ -132,7 +132,7 @@ type Survey struct {
 	Index   int64 // of the index
 	Size    int64 // of the image
 	Data    int64 // of the segments that are not zeros
-	Missing int64 // of the segments from the sources. One that is in the image several times counts once
+	Missing int64 // of the segments from the providers. One that is in the image several times counts once
 }
 
 // Survey counts the bytes of the image, and those that are missing from an offset on.

@@ -18,18 +18,18 @@ type Provider interface {
 	Open(ctx context.Context, from, to int64) (io.ReadCloser, error)
 }
 
-// Source is a provider that an assembly may use, and how.
-type Source struct {
+// Candidate is a provider that an assembly may use, and how.
+type Candidate struct {
 	Provider
-	Name string // of its health; also in the error of a transfer without a usable source
-	// Host serves one request of all its sources at a time, unless the source has Limits.
+	Name string // of its health; also in the error of a transfer without a usable provider
+	// Host serves one request of all its providers at a time, unless the provider has Limits.
 	Host string
 	// Limits returns how many requests may run at a time, and their length in bytes. nil: one, with the bytes that the
-	// source sends in half a second.
+	// provider sends in half a second.
 	Limits func() (requests int, length int64)
-	// Reserve: the source is read if the others deliver nothing, see Assembly.ReserveAfter.
+	// Reserve: the provider is read if the others deliver nothing, see Assembly.ReserveAfter.
 	Reserve bool
-	// Invalid returns the error for a segment of which the source sent other bytes.
+	// Invalid returns the error for a segment of which the provider sent other bytes.
 	Invalid func(s Segment) error
 	// Delivered is called for each segment that was right and still missing, with the body that had it. nil: nobody
 	// wants to know. It must not block, and is called concurrently.

@@ -33,7 +33,7 @@ type queue struct {
 	running  []*request
 	ended    []*request // whose results the scheduler has not seen
 
-	err error // the reason why no further segments are received
+	err error // the reason why no further segments are requested
 
 	free    [][]byte // buffers of chunks
 	buffers int      // number of allocated buffers of chunks
@@ -228,7 +228,7 @@ func (q *queue) next(length int64) []*segment {
 		return nil
 	}
 	isFree := func(s *segment) bool { return s.by == nil && !s.done }
-	begin := slices.IndexFunc(q.segments, isFree)
+	begin := slices.IndexFunc(q.segments, isFree) // there is one
 	first, end := q.segments[begin], begin+1
 	for ; end < len(q.segments); end++ {
 		s := q.segments[end]

@@ -15,10 +15,10 @@ import (
 const (
 	// maxRequests is the number of requests at the same time.
 	maxRequests = 8
-	// maxBusyTime is the time for which a transfer waits for sources that are only busy.
+	// maxBusyTime is the time for which a transfer waits for providers that are only busy.
 	maxBusyTime = time.Hour
-	// firstLength is the length of a request in bytes before the pace of the source is known, and maxLength the maximum of
-	// a source without Limits. The cost of a request is small compared to it, and little is lost when a source fails.
+	// firstLength is the length of a request in bytes before the pace of the provider is known, and maxLength the maximum of
+	// a provider without Limits. The cost of a request is small compared to it, and little is lost when a provider fails.
 	firstLength, maxLength = 4 * disk.ChunkSize, 8 * disk.ChunkSize
 	// requestTime is how long such a request takes.
 	requestTime = 500 * time.Millisecond
@@ -28,10 +28,10 @@ const (
 
 // request is one request for some segments in a row.
 type request struct {
-	source    Source
+	candidate Candidate
 	health    *record
 	segments  []*segment
-	second    bool  // another request has begun to receive the segment before
+	second    bool  // there is another request for the segment
 	left      int64 // bytes that are missing of the segments; 0 if second
 	delivered int64 // bytes that were right and still missing
 	began     time.Time
@@ -39,15 +39,15 @@ type request struct {
 	err       error
 }
 
-// scheduler decides which source is asked for which segments. It is for one goroutine.
+// scheduler decides which provider is asked for which segments. It is for one goroutine.
 type scheduler struct {
 	*Assembly
-	sources  []Source
-	readAt   time.Time // when sources was read; zero: it has to be read again
-	activity clock     // of the last byte from a source that is not of the Reserve
-	busy     clock     // of the last Busy
-	reserve  bool      // the sources of the Reserve are used
-	sharing  int       // number of sources that share the window
+	candidates []Candidate
+	readAt     time.Time // when candidates was read; zero: it has to be read again
+	activity   clock     // of the last byte from a provider that is not of the Reserve
+	busy       clock     // of the last Busy
+	reserve    bool      // the providers of the Reserve are used
+	sharing    int       // number of providers that share the window
 }
 
 // schedule starts requests until ctx ends. It returns an error when the transfer cannot continue.
@@ -77,17 +77,20 @@ func (s *scheduler) step(ctx context.Context) (changed chan struct{}, wait time.
 		return nil, 0, err
 	}
 	if time.Since(s.readAt) >= time.Second {
-		s.sources, s.readAt = s.Sources(), time.Now()
-		rand.Shuffle(len(s.sources), func(i, j int) { s.sources[i], s.sources[j] = s.sources[j], s.sources[i] }) // spreads the load of many receivers
+		s.candidates, s.readAt = s.Candidates(), time.Now()
+		rand.Shuffle(len(s.candidates), func(i, j int) { s.candidates[i], s.candidates[j] = s.candidates[j], s.candidates[i] }) // spreads the load of many receivers
 	}
 	q := &s.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if len(q.ended) > 0 { // since judgeEnded: the provider may have failed
+		return q.changed, 0, nil
+	}
 	wait = s.Health.UntilRetry()
 	for started := true; started; {
 		started = false
-		for _, source := range s.leastBusy() {
-			again, r := s.nextRequest(source)
+		for _, candidate := range s.leastBusy() {
+			again, r := s.nextRequest(candidate)
 			if again > 0 {
 				wait = min(wait, again)
 			}
@@ -99,21 +102,21 @@ func (s *scheduler) step(ctx context.Context) (changed chan struct{}, wait time.
 		}
 	}
 	if s.Patience > 0 && len(q.running) == 0 && q.returned+q.fresh > 0 && min(q.progress.since(), s.busy.since()) >= s.Patience {
-		return nil, 0, s.Health.NoSource(s.Patience)
+		return nil, 0, s.Health.NoProvider(s.Patience)
 	}
 	return q.changed, wait, nil
 }
 
-// leastBusy returns the sources that can get another request, those with the fewest requests first. The caller holds the
+// leastBusy returns the providers that can get another request, those with the fewest requests first. The caller holds the
 // mutex of the queue.
-func (s *scheduler) leastBusy() []Source {
+func (s *scheduler) leastBusy() []Candidate {
 	if len(s.queue.running) >= maxRequests {
 		return nil
 	}
-	usable := func(available func(*record) bool) (free []Source) {
-		for _, source := range s.sources {
-			if available(s.Health.of(source.Name)) && s.hasRoom(source) && (!source.Reserve || s.needsReserve()) {
-				free = append(free, source)
+	usable := func(available func(*record) bool) (free []Candidate) {
+		for _, candidate := range s.candidates {
+			if available(s.Health.of(candidate.Name)) && s.hasRoom(candidate) && (!candidate.Reserve || s.needsReserve()) {
+				free = append(free, candidate)
 			}
 		}
 		return free
@@ -123,7 +126,7 @@ func (s *scheduler) leastBusy() []Source {
 		free = usable(func(r *record) bool { return r.degraded })
 	}
 	s.sharing = min(maxRequests, len(s.queue.running)+len(free))
-	slices.SortStableFunc(free, func(x, y Source) int {
+	slices.SortStableFunc(free, func(x, y Candidate) int {
 		if x.Reserve != y.Reserve && y.Reserve {
 			return -1
 		} else if x.Reserve != y.Reserve {
@@ -134,30 +137,30 @@ func (s *scheduler) leastBusy() []Source {
 	return free
 }
 
-// requestsOf returns the number of the requests to the host of a source.
-func (s *scheduler) requestsOf(source Source) (n int) {
+// requestsOf returns the number of the requests to the host of a provider.
+func (s *scheduler) requestsOf(candidate Candidate) (n int) {
 	for _, r := range s.queue.running {
-		if r.source.Host == source.Host {
+		if r.candidate.Host == candidate.Host {
 			n++
 		}
 	}
 	return n
 }
 
-// hasRoom reports whether the host of a source serves another request.
-func (s *scheduler) hasRoom(source Source) bool {
+// hasRoom reports whether the host of a provider serves another request.
+func (s *scheduler) hasRoom(candidate Candidate) bool {
 	most := 1
-	if source.Limits != nil {
-		most, _ = source.Limits()
+	if candidate.Limits != nil {
+		most, _ = candidate.Limits()
 	}
-	if known := s.Health.of(source.Name).requests; known > 0 {
+	if known := s.Health.of(candidate.Name).requests; known > 0 {
 		most = min(most, known)
 	}
-	return s.requestsOf(source) < most
+	return s.requestsOf(candidate) < most
 }
 
-// needsReserve reports whether the sources of the reserve are used now. While another source is busy, the image is still
-// being distributed, and more sources will be available soon.
+// needsReserve reports whether the providers of the reserve are used now. While another provider is busy, the image is still
+// being distributed, and more providers will be available soon.
 func (s *scheduler) needsReserve() bool {
 	waiting := s.queue.waitingSince
 	switch {
@@ -169,10 +172,10 @@ func (s *scheduler) needsReserve() bool {
 	return s.reserve
 }
 
-// nextRequest returns the next request for a source. If there is nothing to request now, it returns the time until there
+// nextRequest returns the next request for a provider. If there is nothing to request now, it returns the time until there
 // may be, 0 for no such time. The caller holds the mutex of the queue.
-func (s *scheduler) nextRequest(source Source) (again time.Duration, r *request) {
-	r = &request{source: source, health: s.Health.of(source.Name)}
+func (s *scheduler) nextRequest(candidate Candidate) (again time.Duration, r *request) {
+	r = &request{candidate: candidate, health: s.Health.of(candidate.Name)}
 	if r.segments = s.queue.next(s.length(r)); len(r.segments) > 0 {
 		s.queue.assign(r)
 		return 0, r
@@ -180,10 +183,10 @@ func (s *scheduler) nextRequest(source Source) (again time.Duration, r *request)
 	return s.nextSecond(r)
 }
 
-// length returns the length of the next request. It is at most half of the share of the source in the window.
+// length returns the length of the next request. It is at most half of the share of the provider in the window.
 func (s *scheduler) length(r *request) int64 {
-	if r.source.Limits != nil {
-		_, length := r.source.Limits()
+	if r.candidate.Limits != nil {
+		_, length := r.candidate.Limits()
 		return length
 	}
 	length := int64(firstLength)
@@ -194,16 +197,16 @@ func (s *scheduler) length(r *request) int64 {
 	return min(length, share/disk.ChunkSize*disk.ChunkSize)
 }
 
-// nextSecond requests the segment for which Run waits from another source, too, if the request that should deliver it
-// takes much longer than the other source needs: the first one to deliver wins, and the other one ends. So no source
+// nextSecond requests the segment for which Run waits from another provider, too, if the request that should deliver it
+// takes much longer than the other provider needs: the first one to deliver wins, and the other one ends. So no provider
 // can hold up the transfer, and at most one segment is received twice.
 func (s *scheduler) nextSecond(r *request) (again time.Duration, _ *request) {
 	q := &s.queue
-	if q.waitingSince.IsZero() || r.source.Reserve {
+	if q.waitingSince.IsZero() || r.candidate.Reserve {
 		return 0, nil
 	}
 	first := q.segments[0]
-	if first.done || first.by == nil || first.second != nil || first.by.source.Host == r.source.Host {
+	if first.done || first.by == nil || first.second != nil || first.by.candidate.Host == r.candidate.Host {
 		return 0, nil
 	}
 	pace := time.Second
@@ -232,13 +235,13 @@ func (s *scheduler) send(ctx context.Context, r *request) {
 func (s *scheduler) receive(ctx context.Context, r *request) error {
 	r.began = time.Now()
 	last := r.segments[len(r.segments)-1]
-	b, err := r.source.Open(ctx, r.segments[0].Offset, last.End())
+	b, err := r.candidate.Open(ctx, r.segments[0].Offset, last.End())
 	if err != nil {
 		return causeOf(ctx, err)
 	}
 	defer b.Close()
 	in := io.Reader(b)
-	if !r.source.Reserve {
+	if !r.candidate.Reserve {
 		in = activeReader{b, &s.activity}
 	}
 	for _, seg := range r.segments {
@@ -251,14 +254,14 @@ func (s *scheduler) receive(ctx context.Context, r *request) error {
 			err = io.ErrUnexpectedEOF // the body must not end within a segment, nor before it
 		}
 		if err == nil && seg.Hash != nil && !seg.Hash.Matches(data) {
-			err = &invalidError{r.source.Invalid(seg.Segment)}
+			err = &invalidError{r.candidate.Invalid(seg.Segment)}
 		}
 		if err != nil {
 			s.queue.drop(seg, buf)
 			return causeOf(ctx, err)
 		}
-		if s.queue.deliver(r, seg, buf) && r.source.Delivered != nil {
-			r.source.Delivered(b)
+		if s.queue.deliver(r, seg, buf) && r.candidate.Delivered != nil {
+			r.candidate.Delivered(b)
 		}
 	}
 	return nil
@@ -279,7 +282,7 @@ func (r activeReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// invalidError means that a source sent wrong bytes.
+// invalidError means that a provider sent wrong bytes.
 type invalidError struct{ error }
 
 func (e *invalidError) Unwrap() error { return e.error }
@@ -310,7 +313,7 @@ func (s *scheduler) judge(r *request) error {
 	}
 	s.readAt = time.Time{}
 	s.queue.mu.Lock()
-	others := s.requestsOf(r.source)
+	others := s.requestsOf(r.candidate)
 	s.queue.mu.Unlock()
 	if others > 0 && r.delivered == 0 && isOverload(r.err) {
 		r.health.requests = others // a server that serves only some requests at a time
@@ -324,11 +327,11 @@ func (s *scheduler) judge(r *request) error {
 	if isDropped(err) && r.health.failures < fetch.MaxDrops {
 		s.queue.progress.touch() // on a slow connection, one segment may take longer than Patience
 	}
-	if r.health.busy && s.activity.since() < maxBusyTime { // after that, the other transfers of the source probably hang
+	if r.health.busy && s.activity.since() < maxBusyTime { // after that, the other transfers of the provider probably hang
 		s.busy.touch()
 	}
 	if s.Failed == nil {
 		return nil
 	}
-	return s.Failed(r.source, err)
+	return s.Failed(r.candidate, err)
 }

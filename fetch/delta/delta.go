@@ -103,7 +103,7 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	d.Progress.Total.Store(survey.Size)
 	d.Progress.Resume(part.Offset())
 	a := assemble.Assembly{
-		Plan: plan, Sink: part, Sources: u.sources, Health: &u.health, Window: func() int64 { return window },
+		Plan: plan, Sink: part, Candidates: u.candidates, Health: &u.health, Window: func() int64 { return window },
 		Failed: u.failed, Progress: d.Progress,
 	}
 	err = a.Run(ctx, part.Offset())

@@ -29,7 +29,7 @@ const (
 )
 
 // upstream fetches chunks from the chunk store, and ranges of the image file: it is the only source of an assembly. The
-// methods sources and failed are for one goroutine.
+// methods candidates and failed are for one goroutine.
 type upstream struct {
 	download *Download
 	index    *caibx.Table
@@ -77,10 +77,10 @@ func (u *upstream) isEmpty() bool { return !u.store.isUsed() && u.ranges == nil 
 // name is that of the source that does not use the addresses which sent wrong bytes.
 func (u *upstream) name() string { return strconv.Itoa(u.skip) }
 
-// sources returns the source of an assembly.
-func (u *upstream) sources() []assemble.Source {
+// candidates returns the only one of an assembly.
+func (u *upstream) candidates() []assemble.Candidate {
 	ranges := u.openRange(u.skip)
-	return []assemble.Source{{
+	return []assemble.Candidate{{
 		Name: u.name(), Limits: u.limits, Delivered: u.delivered,
 		Provider: assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 			if chunk := u.fromStore(ctx, from, to); chunk != nil {
@@ -145,7 +145,7 @@ func (u *upstream) openRange(skip int) assemble.Open {
 }
 
 // failed decides whether a failure ends the download by the index.
-func (u *upstream) failed(s assemble.Source, err error) error {
+func (u *upstream) failed(s assemble.Candidate, err error) error {
 	wrong, refused := errors.Is(err, errWrongChunk), false
 	if failed, ok := errors.AsType[*fetch.Error](err); ok {
 		refused = failed.Class == fetch.Refused && errors.Is(err, fetch.ErrNoRanges)

@@ -194,8 +194,8 @@ func (t *transfer) newAssembly(plan *assemble.Plan, to assemble.Sink, has func(S
 	return &assemble.Assembly{
 		Plan: plan, Sink: to, Health: &t.pull.health, Patience: giveUpAfter, Progress: t.progress,
 		Window: func() int64 { return disk.ChunkSize },
-		Failed: func(_ assemble.Source, err error) error { return t.failed(err) },
-		Sources: func() (all []assemble.Source) {
+		Failed: func(_ assemble.Candidate, err error) error { return t.failed(err) },
+		Candidates: func() (all []assemble.Candidate) {
 			for _, s := range t.pull.Sources() {
 				if has(s) {
 					all = append(all, t.source(s))
@@ -210,20 +210,20 @@ func (t *transfer) newAssembly(plan *assemble.Plan, to assemble.Sink, has func(S
 }
 
 // source returns a peer as a source of an assembly.
-func (t *transfer) source(s Source) assemble.Source {
+func (t *transfer) source(s Source) assemble.Candidate {
 	var p assemble.Provider = assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 		return t.pull.Client.openRange(ctx, s, from, to)
 	})
 	p = assemble.Limited(assemble.Counted(assemble.Stalling(p, stallTimeout), &t.progress.PeerBytes), t.limiter)
-	return assemble.Source{
+	return assemble.Candidate{
 		Provider: p, Name: s.name(), Host: s.Node, Invalid: wrongChunk(s.Node, s.Disk),
 		Delivered: func(io.ReadCloser) { t.progress.Sender.Store(&s.URL) },
 	}
 }
 
-func (t *transfer) upstream() assemble.Source {
+func (t *transfer) upstream() assemble.Candidate {
 	p := assemble.Limited(assemble.Counted(assemble.Stalling(t.pull.Upstream, stallTimeout), &t.progress.UpstreamBytes), t.limiter)
-	return assemble.Source{Provider: p, Name: upstreamName, Host: upstreamName, Reserve: true, Invalid: wrongChunk("", "")}
+	return assemble.Candidate{Provider: p, Name: upstreamName, Host: upstreamName, Reserve: true, Invalid: wrongChunk("", "")}
 }
 
 // wrongChunk returns a function that makes the error for a chunk of which a source sent other bytes.
@@ -291,7 +291,7 @@ func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver
 			}
 		}
 		if time.Since(patient) >= giveUpAfter {
-			return nil, health.NoSource(giveUpAfter)
+			return nil, health.NoProvider(giveUpAfter)
 		}
 		if !sleep(ctx, health.UntilRetry()) {
 			return nil, context.Cause(ctx)
@@ -363,7 +363,7 @@ func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
 			length = copy(buf, chunk)
 			return nil
 		}), func(Source) bool { return true })
-		a.Failed = func(_ assemble.Source, err error) error {
+		a.Failed = func(_ assemble.Candidate, err error) error {
 			if len(p.Sources()) > 0 {
 				return t.failed(err)
 			}

@@ -205,7 +205,7 @@ func TestPullContinuesWhenAPeerDies(t *testing.T) {
 	}()
 	r.pullsAndCommits(want)
 	r.checkWaste(want, 1)
-	if err := r.pull.health.NoSource(0); !strings.Contains(err.Error(), "node0/disk1: ") {
+	if err := r.pull.health.NoProvider(0); !strings.Contains(err.Error(), "node0/disk1: ") {
 		t.Error("the peer died after the transfer")
 	}
 }

@@ -121,7 +121,7 @@ func TestRepairIsRetriedAfterAnotherChunk(t *testing.T) {
 	failed.UsedBy = "a volume uses it"
 	o.Disks[refs[1]].Copies[image.ID] = failed
 	a := plan.NewAction(model.Repair, ident.CopyRef{Disk: refs[1], ID: image.ID}, model.Reason{}, 0)
-	o.Failures[a.CopyRef()] = job.NextFailure(model.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: job.ErrOtherChunk}, plantest.Now, 0.5)
+	o.Failures[a.CopyRef()] = job.NextFailure(model.Failure{}, a, &fetch.Error{Class: fetch.BadSource, Err: errors.New("chunk 7 does not match the chunk manifest")}, plantest.Now, 0.5)
 	o.Now = o.Now.Add(time.Hour)
 	d, o := plantest.AsNode(refs[1].Node, c, o)
 	plantest.ExpectAction(t, plan.NewRound(d, o).Plan())

@@ -1,4 +1,0 @@
-package job
-
-// ErrOtherChunk is for external tests.
-var ErrOtherChunk = errOtherChunk
