@@ -70,26 +70,27 @@ type status struct {
 	Peers []struct {
 		Node     string
 		Problem  string
-		Responds bool `json:"responds"`
+		Responds bool
 	}
 	Disks []struct {
-		Node, Disk, Problem, Disputed string
+		Node, Name, Problem, Disputed string
 		ReadOnly                      bool
 	}
 	Images []imageStatus
 	Plan   struct {
 		Actions []struct {
-			Action, Image, UUID, Node, Disk, Code, Reason string
+			Op, Image, UUID, Node, Disk string
+			Reason                      struct{ Code, Text string }
 		}
 	}
 }
 
 type imageStatus struct {
-	Name, UUID    string
-	Declared      bool
-	Wanted, Ready int
-	Message       string
-	Copies        []struct {
+	Name, UUID     string
+	Declared       bool
+	Desired, Ready int
+	Message        string
+	Copies         []struct {
 		Node, Disk, State, Message string
 		Leaving                    bool
 	}

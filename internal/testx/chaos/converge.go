@@ -130,8 +130,8 @@ func (c convergence) unfinished() []string {
 			i := slices.IndexFunc(s.Images, func(i imageStatus) bool { return i.Name == d.generation.image.name && i.UUID == d.generation.uuid })
 			if i < 0 || !s.Images[i].Declared {
 				l = append(l, fmt.Sprintf("%s does not declare %s", n.name, d.generation))
-			} else if got := s.Images[i]; got.Ready != got.Wanted || got.Wanted != c.wanted(d) {
-				l = append(l, fmt.Sprintf("%s: %s: %d ready of %d, want %d: %s", n.name, d.generation, got.Ready, got.Wanted, c.wanted(d), got.Message))
+			} else if got := s.Images[i]; got.Ready != got.Desired || got.Desired != c.wanted(d) {
+				l = append(l, fmt.Sprintf("%s: %s: %d ready of %d, want %d: %s", n.name, d.generation, got.Ready, got.Desired, c.wanted(d), got.Message))
 			}
 		}
 		c.mu.Unlock()
@@ -158,11 +158,11 @@ func unfinishedIn(s status) []string {
 	}
 	for _, d := range s.Disks {
 		if d.Problem != "" || d.Disputed != "" || d.ReadOnly {
-			l = append(l, fmt.Sprintf("%s: %s/%s: %s%s read-only: %v", s.Node, d.Node, d.Disk, d.Problem, d.Disputed, d.ReadOnly))
+			l = append(l, fmt.Sprintf("%s: %s/%s: %s%s read-only: %v", s.Node, d.Node, d.Name, d.Problem, d.Disputed, d.ReadOnly))
 		}
 	}
 	for _, a := range s.Plan.Actions {
-		l = append(l, fmt.Sprintf("%s plans: %s %s-%s on %s/%s: %s (%s)", s.Node, a.Action, a.Image, a.UUID, a.Node, a.Disk, a.Reason, a.Code))
+		l = append(l, fmt.Sprintf("%s plans: %s %s-%s on %s/%s: %s (%s)", s.Node, a.Op, a.Image, a.UUID, a.Node, a.Disk, a.Reason.Text, a.Reason.Code))
 	}
 	return l
 }
