@@ -216,26 +216,22 @@ func (c *Client) openRangeOf(ctx context.Context, r request, from, to int64) (io
 // openManifest returns a reader of the encoded chunk manifest of an image and its length in bytes. The
 // errors are those of openRange.
 func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
-	resp, err := c.openBytes(ctx, s.request("manifest"), http.StatusOK)
-	if err != nil {
-		return nil, 0, err
-	}
-	if resp.ContentLength < 0 {
-		resp.Body.Close()
-		return nil, 0, fmt.Errorf("query %s: the response does not have the length of the manifest", s.URL)
-	}
-	return resp.Body, resp.ContentLength, nil
+	return c.openWhole(ctx, s.request("manifest"))
 }
 
 // openIndex returns a reader of the index of an image and its length in bytes. The errors are those of openRange.
 func (c *Client) openIndex(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
-	resp, err := c.openBytes(ctx, s.request("index"), http.StatusOK)
+	return c.openWhole(ctx, s.request("index"))
+}
+
+func (c *Client) openWhole(ctx context.Context, r request) (io.ReadCloser, int64, error) {
+	resp, err := c.openBytes(ctx, r, http.StatusOK)
 	if err != nil {
 		return nil, 0, err
 	}
 	if resp.ContentLength < 0 {
 		resp.Body.Close()
-		return nil, 0, fmt.Errorf("query %s: the response does not have the length of the index", s.URL)
+		return nil, 0, fmt.Errorf("query %s: the response does not have its length", r.address.URL)
 	}
 	return resp.Body, resp.ContentLength, nil
 }
