@@ -144,6 +144,9 @@ func (m *node) checkFirstCopyEnd(w *runningJob, content string) {
 // both jobs may continue.
 func (m *node) checkSingleFirstCopy() {
 	for _, w := range m.sortedJobs() {
+		if _, declared := m.applied.config.Nodes[m.name]; !declared { // it only observes: its jobs go on, and no other node knows of it
+			return
+		}
 		image := m.applied.config.Images[w.key.ID.Name]
 		if w.ended || w.stopped || !w.action.Op.IsFirstCopy() || image.ID != w.key.ID || !image.Checksum.IsZero() && m.knowsReady(image.ID) {
 			continue
