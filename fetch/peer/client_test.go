@@ -54,7 +54,7 @@ func TestStateRejectsHostileResponses(t *testing.T) {
 			writeForever(w, "null,")
 		}, "name"},
 		{"an endless string", func(w http.ResponseWriter, _ *http.Request) {
-			_, _ = io.WriteString(w, `{"node":"`)
+			_, _ = io.WriteString(w, `{"version":1,"node":"`)
 			writeForever(w, "n")
 		}, "too large"},
 		{"a decompression bomb", func(w http.ResponseWriter, _ *http.Request) {

@@ -51,6 +51,9 @@ type decoder struct {
 
 func (d *decoder) decodeState() error {
 	err := d.object(func(key string) error {
+		if d.state.Version == 0 && key != "version" { // it is the first field: any other one may have another meaning
+			return errVersion(0)
+		}
 		switch key {
 		case "version":
 			return d.decodeVersion()
