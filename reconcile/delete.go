@@ -26,7 +26,7 @@ import (
 //	confirm    When the queries have ended, the next round observes the disks again, and
 //	           plans once more from this observation and the responses alone: a state that was
 //	           published before does not count (plan.Observed.WithResponses,
-//	           plan.Desired.ConfirmDeletion).
+//	           plan.Round.ConfirmDeletion).
 //	delete     Disk.Remove renames the folder aside, checks again for users, and deletes it.
 //
 // If the plan does not confirm the deletion, the holder cancels it: the copy stays, and the

@@ -104,7 +104,7 @@ const (
 // report the outcome by calling done exactly once, from any goroutine. When ctx ends, they call it
 // soon. The bytes that a job transferred until then are kept.
 type Jobs interface {
-	// Start executes an action. A deletion (plan.Op.Deletes) removes the copy unless it is
+	// Start executes an action. A deletion (model.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, t Task, done func(error))
 	// Query requests the current copies of the image of a deletion directly from each of the

@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/printable"
 )
 
-// StateCache contains the State that a node publishes. It is safe for concurrent use.
+// StateCache contains the state that a node publishes. It is safe for concurrent use.
 type StateCache struct {
 	mu      sync.Mutex
 	current *snapshot     // nil before the first Publish
@@ -28,8 +28,8 @@ type StateCache struct {
 // NewStateCache returns an empty cache.
 func NewStateCache() *StateCache { return &StateCache{changed: make(chan struct{})} }
 
-// Publish replaces the State. If anything except volatile values changed (see withoutVolatile),
-// pending long polls receive the new State. The caller must not modify s, or anything that s refers
+// Publish replaces the state. If anything except volatile values changed (see withoutVolatile),
+// pending long polls receive the new state. The caller must not modify s, or anything that s refers
 // to, after the call.
 func (c *StateCache) Publish(s model.Node) {
 	c.mu.Lock()
@@ -91,7 +91,7 @@ func equalCopies(a, b model.Copy) bool {
 	return a == b
 }
 
-// snapshot is one published State with its encodings. It is immutable.
+// snapshot is one published state with its encodings. It is immutable.
 type snapshot struct {
 	state   model.Node
 	etag    string

@@ -27,13 +27,13 @@ const (
 	connectTimeout = 3 * time.Second // includes the TLS handshake
 	// responseTimeout is for the response headers, in addition to the wait of a long poll.
 	responseTimeout = 10 * time.Second
-	// stateTimeout is for a whole State, in addition to the wait of a long poll.
+	// stateTimeout is for a whole state, in addition to the wait of a long poll.
 	stateTimeout = 30 * time.Second
 	// maxWait is the maximum wait of a long poll, for client and server.
 	maxWait = time.Minute
 )
 
-// Address is the address of a node's server. A State from this address is rejected if it names
+// Address is the address of a node's server. A state from this address is rejected if it names
 // another node.
 type Address struct {
 	Node string
@@ -63,7 +63,7 @@ type Client struct {
 	token       func() string
 	tlsConfig   func() *tls.Config // nil: the configuration never changes
 	activePulls atomic.Int32       // the pulls share memory, see transfer.run
-	decoding    sync.Mutex         // held while a State is decoded, see decodeResponse
+	decoding    sync.Mutex         // held while a state is decoded, see decodeResponse
 
 	mu       sync.Mutex
 	http     *http.Client

@@ -10,10 +10,10 @@
 // All requests are GET requests from callers with the role peer. Bodies are JSON unless stated
 // otherwise, sizes are in bytes, and the body of an error is {"error": "…"}.
 //
-//	/v1/state                                   State: the node, its disks and copies
-//	/v1/state?wait=30s  If-None-Match: ETAG     long poll: the State when its ETag
+//	/v1/state                                   model.Node: the node, its disks and copies
+//	/v1/state?wait=30s  If-None-Match: ETAG     long poll: the state when its ETag
 //	                                            changes, or 304 after the wait
-//	/v1/images/NAME/copies                      State with the copies of this image name
+//	/v1/images/NAME/copies                      model.Node with the copies of this image name
 //	                                            in all generations, observed after the
 //	                                            request arrived; with ?mark=NAME, the
 //	                                            secret of the mark in each folder
@@ -28,8 +28,8 @@
 //	                                            the node reads past the page cache and
 //	                                            verifies, as the proof that it has the bytes
 //
-// Values that change all the time, such as free space and progress, are part of a State but do not
-// change its ETag. A wait is limited to one minute. A State is compressed for clients that accept
+// Values that change all the time, such as free space and progress, are part of a state but do not
+// change its ETag. A wait is limited to one minute. A state is compressed for clients that accept
 // gzip.
 //
 //	400  invalid request
@@ -84,16 +84,15 @@
 //
 // # Reading order
 //
-//	state.go      State, Disk, Copy, Failure: the documents that nodes exchange
 //	server.go     Server and Node: routes, long polls, fresh observations
-//	cache.go      StateCache: the published State and its ETag
+//	cache.go      StateCache: the published state and its ETag
 //	send.go       data and manifest routes: send limit, ranges, slow receivers
 //	prove.go      one chunk as the proof that a node has a copy, both ends
 //	download.go   the download route, which verifies each chunk before it sends it
 //	client.go     Client: connections, authentication, timeouts; query.go: its requests
-//	decode.go     decoding and checking of a State from a peer; scan.go: its JSON as a stream;
+//	decode.go     decoding and checking of a state from a peer; scan.go: its JSON as a stream;
 //	              scope.go: which part of it the reader needs
-//	poll.go       Poller: keeps the State of all peers up to date by long polls
+//	poll.go       Poller: keeps the state of all peers up to date by long polls
 //	pull.go       Pull: manifest, partial file, single chunks for a repair; peers as sources of an assembly
 //	moved.go      the index of an image, to find content that moved
 package peer

@@ -15,7 +15,7 @@ import (
 // Observation is the known state of a peer. Its times contain monotonic readings of this node's
 // clock.
 type Observation struct {
-	// State is the last received State. It is current if Problem is "". It must not be modified.
+	// State is the last received state. It is current if Problem is "". It must not be modified.
 	State model.Node
 	URL   string // the declared address
 	// Polled is true after the first request has ended, successfully or not.
@@ -25,7 +25,7 @@ type Observation struct {
 	// LastSuccess is the time when the last successful request was sent; State is not older. It is
 	// zero if no request was successful.
 	LastSuccess time.Time
-	// Received is the time when State was received. Relative times in State refer to it.
+	// Received is the time when State was received. Times in State are translated by it.
 	Received time.Time
 	// LastSeen is the last time when the peer was known to be reachable: its last response, or the end
 	// of the pending request that failed. Before the first response it is the start of polling.
@@ -43,7 +43,7 @@ type Target struct {
 	Scope Scope
 }
 
-// Poller keeps the States of peers up to date. One request to each peer, usually a long poll, is
+// Poller keeps the states of peers up to date. One request to each peer, usually a long poll, is
 // always pending. It is safe for concurrent use.
 type Poller struct {
 	client  *Client
@@ -69,7 +69,7 @@ type pollConfig struct {
 	minInterval time.Duration    // between the starts of two requests
 	retry       backoff.Doubling // delay after a failure
 	// idleFactor is how long a peer is not polled after a response, as a multiple of the time that it
-	// took to decode it. A peer whose large State always changes thus takes a tenth of a processor.
+	// took to decode it. A peer whose large state always changes thus takes a tenth of a processor.
 	idleFactor time.Duration
 }
 
@@ -108,7 +108,7 @@ func (p *Poller) SetPeers(ctx context.Context, nodes map[string]Target) {
 // errNewScope ends a request whose response would leave out what is needed now.
 var errNewScope = errors.New("the scope changed")
 
-// setScope replaces the scope. If the last State leaves out anything, it is requested again.
+// setScope replaces the scope. If the last state leaves out anything, it is requested again.
 func (peer *polledPeer) setScope(s Scope) {
 	changed := !peer.target.Scope.equal(s)
 	peer.target.Scope = s
@@ -163,7 +163,7 @@ func (p *Poller) Close() {
 }
 
 // record stores the result of a request that was sent for a scope. It returns the ETag for the next
-// request: "" if the scope has changed since, and the State leaves out anything.
+// request: "" if the scope has changed since, and the state leaves out anything.
 func (p *Poller) record(peer *polledPeer, now Observation, scope Scope) (etag string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -196,7 +196,7 @@ func (p *Poller) notify() {
 }
 
 // poll polls one peer until ctx ends. The first request, and each request after a failure, is not a
-// long poll, so that a peer that is reachable again is detected immediately even if its State did not
+// long poll, so that a peer that is reachable again is detected immediately even if its state did not
 // change.
 func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 	last := Observation{URL: at.URL, LastSeen: peer.observation.LastSeen}

@@ -16,18 +16,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-// ErrUnchanged means that the ETag of the State is still the ETag of the request.
+// ErrUnchanged means that the ETag of the state is still the ETag of the request.
 var ErrUnchanged = errors.New("unchanged")
 
-// State returns the published State of the node at an address, and its ETag. If etag is the ETag of
-// an earlier response, the request is a long poll: the node responds when its State changes, or after
-// wait (one minute at most). If the State did not change, the error is ErrUnchanged.
+// State returns the published state of the node at an address, and its ETag. If etag is the ETag of
+// an earlier response, the request is a long poll: the node responds when its state changes, or after
+// wait (one minute at most). If the state did not change, the error is ErrUnchanged.
 func (c *Client) State(ctx context.Context, at Address, etag string, wait time.Duration) (model.Node, string, error) {
 	r, err := c.pollState(ctx, at, Scope{}, etag, wait)
 	return r.state, r.etag, err
 }
 
-// stateResponse is a received State.
+// stateResponse is a received state.
 type stateResponse struct {
 	state model.Node
 	etag  string
@@ -58,7 +58,7 @@ func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag st
 	return stateResponse{s, resp.Header.Get("ETag"), cost}, err
 }
 
-// Copies returns the State of the node at an address with only the copies of one image name. The node
+// Copies returns the state of the node at an address with only the copies of one image name. The node
 // observes its disks after it received the request, so the response is current, and looks for the mark with that
 // name in the folders of the copies, unless it is "". The timeout is 30 s or the deadline of ctx.
 func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (model.Node, error) {
@@ -172,7 +172,7 @@ func (t *decodingTurn) Read(p []byte) (int, error) {
 
 var errTooLarge = errors.New("the response is too large: a node publishes far less for the declared disks and images")
 
-// limitSize returns a reader of r that returns errTooLarge after the largest State.
+// limitSize returns a reader of r that returns errTooLarge after the largest state.
 func (s Scope) limitSize(r io.Reader) io.Reader { return &sizeLimiter{r: r, left: s.maxStateSize()} }
 
 type sizeLimiter struct {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Scope is what the reader of a State can use of it, according to its configuration. It bounds what a
+// Scope is what the reader of a state can use of it, according to its configuration. It bounds what a
 // reader keeps of a peer, whatever the peer publishes: the memory for all peers together follows from
 // the configuration.
 type Scope struct {
@@ -31,7 +31,7 @@ const (
 	// average, and minOthers how many copies of other generations and of orphans a node may have at
 	// least: a configuration may have declared thousands of images that it declares no more.
 	otherGenerations, minOthers = 3, 4096
-	// minStateSize is the least limit for the JSON of a State, in bytes: some 25,000 unmanaged copies.
+	// minStateSize is the least limit for the JSON of a state, in bytes: some 25,000 unmanaged copies.
 	// sizePerCopy is what each copy adds for which the configuration has a place.
 	minStateSize, sizePerCopy = 8 << 20, 1 << 10
 )
@@ -56,7 +56,7 @@ func (s Scope) places() int { return len(s.Disks) * (len(s.Images) + s.Listed) }
 // maxOthers returns how many copies are kept in addition to those of the declared generations.
 func (s Scope) maxOthers() int { return minOthers + otherGenerations*s.places() + len(s.Disks)*s.Kept }
 
-// maxStateSize returns the limit of the JSON of a State, both compressed and decompressed.
+// maxStateSize returns the limit of the JSON of a state, both compressed and decompressed.
 func (s Scope) maxStateSize() int64 {
 	return min(largestState, minStateSize+sizePerCopy*int64((1+otherGenerations)*s.places()+len(s.Disks)*s.Kept))
 }
@@ -70,15 +70,15 @@ func (s Scope) equal(o Scope) bool {
 		maps.Equal(s.Disks, o.Disks) && maps.Equal(s.Images, o.Images)
 }
 
-// texts keeps one instance of each text of a State: most copies share a few messages. All texts of a
-// State together are bounded.
+// texts keeps one instance of each text of a state: most copies share a few messages. All texts of a
+// state together are bounded.
 type texts struct {
 	known map[string]string
 	left  int // bytes of texts that may still be kept in full
 }
 
 const (
-	maxTexts  = 1 << 20 // bytes of different texts of one State
+	maxTexts  = 1 << 20 // bytes of different texts of one state
 	shortText = 64      // bytes of a text after that
 )
 

@@ -17,14 +17,14 @@ import (
 )
 
 // Node is the interface between a Server and the node that it serves. Its methods return everything
-// that must be current when a request arrives, unlike the published State. They must be safe for
+// that must be current when a request arrives, unlike the published state. They must be safe for
 // concurrent use. They may be called at any time, even before the first observation and while disks
 // are opened and closed.
 type Node interface {
-	// Copies observes the disks now and returns the node's State with only the copies of one image
+	// Copies observes the disks now and returns the node's state with only the copies of one image
 	// name. Withdrawn copies have Leaving set. If the content of a disk is uncertain, the disk has a
 	// Problem: an empty list of copies proves that there are none. The client receives an error as a
-	// 503. It looks for the mark with a name in the folders of the copies: State.Mark, Copy.Mark. "": for none.
+	// 503. It looks for the mark with a name in the folders of the copies: model.Node.Mark, model.Copy.Mark. "": for none.
 	Copies(ctx context.Context, name, mark string) (model.Node, error)
 	// Disk returns the disk with this name. It returns false if there is no such disk, or if its files
 	// must not be read because the disk has a problem.
@@ -60,7 +60,7 @@ type Server struct {
 	pieceTimeout time.Duration // see pieceTimeout
 }
 
-// NewServer returns a server that publishes the State in cache and sends the copies of node.
+// NewServer returns a server that publishes the state in cache and sends the copies of node.
 func NewServer(cache *StateCache, node Node) *Server {
 	return &Server{
 		cache: cache, node: node, sendLimits: newSendLimiter(), pieceTimeout: pieceTimeout,

@@ -345,7 +345,7 @@ func (f *fleetIndex) images(d Desired, all bool) []schema.Image {
 	return images
 }
 
-// newRound returns the index of d and o with the copies that matter for these images.
+// newRound returns the round of d and o with the copies that matter for these images.
 func (f *fleetIndex) NewRound(d Desired, o Observed, images []schema.Image) *Round {
 	ix := emptyRound(d, o)
 	for ref, seen := range o.Disks {
