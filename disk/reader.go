@@ -76,8 +76,11 @@ func (r *Reader) Direct() bool { return r.pages == nil && r.chunks.direct }
 // errCached: a proof on this node would come from the page cache.
 var errCached = errors.New("its file system refuses reads past the page cache, so that its proof counts for copies on other nodes only")
 
-// Prove reads a chunk of a ready copy past the page cache. ErrDamaged: it has not the hash.
+// Prove reads a chunk of a ready copy past the page cache. ErrDamaged: it has not the hash. Until it returns, no
+// probe looks at the files of the disk: a copy would count as in use because it is proven.
 func (d *Disk) Prove(id ident.ID, chunk SelectedChunk) error {
+	d.leases.mu.Lock()
+	defer d.leases.mu.Unlock()
 	r, err := d.OpenUncached(id)
 	if err != nil {
 		return err

@@ -232,7 +232,7 @@ func isLink(root *os.Root, image string) (bool, error) {
 }
 
 // leaseProbe uses file leases to determine whether a file is open. It runs one probe at a time,
-// because two concurrent probes of a file would detect each other.
+// because two concurrent probes of a file would detect each other, and none during Disk.Prove.
 type leaseProbe struct{ mu sync.Mutex }
 
 func (p *leaseProbe) fileOpen(root *os.Root, name string) (reason string, open bool) {
