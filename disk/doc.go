@@ -20,7 +20,7 @@
 //	<disk>/backing-image-manager.users                which replicas named images when they were last read
 //	<disk>/backing-image-manager.commit               the last accepted commit
 //
-// State is stored nowhere else. All files are opened through an os.Root, so that no name and no link
+// No other state is stored. All files are opened through an os.Root, so that no name and no link
 // can refer to a file outside the disk.
 //
 // # Reading order

@@ -5,8 +5,8 @@ import "fmt"
 // Op is the operation of an action.
 type Op string
 
-// The operations. Wait and Blocked do nothing. A wait ends without help; a blocked action
-// needs a change by a person, although some are tried all the same later.
+// The operations. Wait and Blocked do nothing. A wait needs no person; a blocked action needs a change by a person, although some
+// are tried all the same later.
 const (
 	Download Op = "download"
 	Upload   Op = "upload"
