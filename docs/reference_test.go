@@ -167,7 +167,7 @@ var itemStart = regexp.MustCompile(`^([*|#]|[0-9]+\. )`)
 func TestNamedCodeExists(t *testing.T) {
 	files, symbols := 0, 0
 	packages := packageFiles(t)
-	for _, name := range []string{"docs/architecture.md", "docs/development.md", "docs/rules.md"} {
+	for _, name := range []string{"docs/architecture.md", "docs/code-map.md", "docs/development.md", "docs/rules.md"} {
 		for _, item := range items(readDocument(t, name).prose) {
 			var named []string // the Go files
 			var spans []string // the identifiers
@@ -352,10 +352,10 @@ func TestTroubleshootingQuotesMessages(t *testing.T) {
 	}
 }
 
-// TestEveryPackageIsInTheArchitecture: the table has every folder with product code, and no
+// TestEveryPackageIsInTheCodeMap: the table has every folder with product code, and no
 // other one. Below internal, test support is none.
-func TestEveryPackageIsInTheArchitecture(t *testing.T) {
-	_, table, _ := strings.Cut(readFile(t, "docs/architecture.md"), "\n| package | purpose |\n")
+func TestEveryPackageIsInTheCodeMap(t *testing.T) {
+	_, table, _ := strings.Cut(readFile(t, "docs/code-map.md"), "\n| package | purpose |\n")
 	table, _, _ = strings.Cut(table, "\n\n")
 	var documented, packages []string
 	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(table, -1) {
@@ -381,12 +381,12 @@ func TestEveryPackageIsInTheArchitecture(t *testing.T) {
 	packages = slices.Compact(packages)
 	for _, name := range packages {
 		if !slices.Contains(documented, name) {
-			t.Errorf("docs/architecture.md does not have the package %s", name)
+			t.Errorf("docs/code-map.md does not have the package %s", name)
 		}
 	}
 	for _, name := range documented {
 		if !slices.Contains(packages, name) {
-			t.Errorf("docs/architecture.md has %s, which is no package", name)
+			t.Errorf("docs/code-map.md has %s, which is no package", name)
 		}
 	}
 }
