@@ -37,7 +37,7 @@
 //	index.go                      the index of an image, for downloads of its later generations
 //	configcommit.go               the last accepted commit of the configuration
 //	users.go lastusers.go         which images are in use, and when a use has ended
-//	demand.go                     which images replicas need
+//	need.go                       which images replicas need
 //	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
 //

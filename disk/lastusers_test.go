@@ -36,8 +36,8 @@ func TestUseEndsByEvidence(t *testing.T) {
 	used := func(d *Disk) bool {
 		u := d.Users()
 		_, inUse := u.InUse(testID)
-		if _, demanded := u.Demands()[testID]; demanded != inUse || u.Err() != nil {
-			t.Errorf("in use: %v, demanded: %v, error %v", inUse, demanded, u.Err())
+		if _, needed := u.Needs()[testID]; needed != inUse || u.Err() != nil {
+			t.Errorf("in use: %v, needed: %v, error %v", inUse, needed, u.Err())
 		}
 		return inUse
 	}

@@ -185,11 +185,11 @@ func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 		c.UsedBy = using
 		seen.Copies[c.ID] = c
 	}
-	for id, demand := range found.Users.Demands() {
+	for id, need := range found.Users.Needs() {
 		if seen.Needs == nil {
 			seen.Needs = map[ident.ID]model.Need{}
 		}
-		seen.Needs[id] = plan.NewNeed(demand)
+		seen.Needs[id] = plan.NewNeed(need)
 	}
 	return seen
 }

@@ -118,7 +118,7 @@ func (j *jobs) addTo(o plan.Observed) {
 // wait for long transfers: they make space. So have verifications of copies on other nodes, which last
 // as long as these nodes like: they must not delay a transfer. So have copies that replicas need, because
 // their volumes cannot start.
-type slots struct{ deletions, verifications, demanded, others int }
+type slots struct{ deletions, verifications, needed, others int }
 
 // freeSlots returns the slots that the running jobs leave.
 func (j *jobs) freeSlots(d plan.Desired) slots {
@@ -144,8 +144,8 @@ func (s *slots) acquire(a plan.Action) bool {
 		n = &s.deletions
 	case a.VerifiesPeer(), a.Code == plan.CodeReadBack: // other nodes cause it
 		n = &s.verifications
-	case a.Demanded:
-		n = &s.demanded
+	case a.Needed:
+		n = &s.needed
 	}
 	*n--
 	return *n >= 0

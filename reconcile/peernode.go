@@ -249,7 +249,7 @@ func (d servedDisk) list(name, mark string) model.Disk {
 	if err := found.Users.Err(); err != nil {
 		seen.UsageUnknown = err.Error()
 	}
-	for id, need := range found.Users.Demands() {
+	for id, need := range found.Users.Needs() {
 		if id.Name == name {
 			addNeed(seen.Copies, id, plan.NewNeed(need))
 		}

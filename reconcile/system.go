@@ -72,8 +72,8 @@ type Users interface {
 	Err() error
 	// InUse reports whether a replica names the copy, and which one.
 	InUse(id ident.ID) (reason string, inUse bool)
-	// Demands returns the images that replicas on the disk name.
-	Demands() map[ident.ID]disk.Demand
+	// Needs returns the images that replicas on the disk name.
+	Needs() map[ident.ID]disk.Need
 	// FileOpen reports whether a process has the file of the copy open, and which one. It also
 	// finds this process, and is slower than InUse.
 	FileOpen(id ident.ID) (reason string, open bool)

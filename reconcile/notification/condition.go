@@ -44,7 +44,7 @@ type observation struct {
 
 // blockingCodes are the reasons of images and copies that only a person can remove.
 var blockingCodes = map[model.Code]bool{
-	plan.CodeRejected: true, plan.CodeDemandRejected: true, plan.CodeNamedDisk: true, plan.CodeUploadLost: true, plan.CodeCloneUndeclared: true,
+	plan.CodeRejected: true, plan.CodeNeedRejected: true, plan.CodeNamedDisk: true, plan.CodeUploadLost: true, plan.CodeCloneUndeclared: true,
 	plan.CodeDamagedInUse: true, plan.CodeChecksumMismatch: true, plan.CodeConflict: true, plan.CodeVerifyRequired: true, plan.CodeReplenishOff: true,
 	plan.CodeTooFewDisks: true, plan.CodeNoMatchingDisk: true, plan.CodeAllEvicted: true, plan.CodeInvalidImage: true, plan.CodeDiskDisputed: true,
 }

@@ -35,8 +35,8 @@ type Action struct {
 	// Next is the operation on the same copy that is planned after this wait or blocked
 	// action; "": none.
 	Next model.Op `json:"next,omitempty"`
-	// Demanded: replicas on the disk need the copy, so that it is created before others.
-	Demanded bool `json:"demanded,omitempty"`
+	// Needed: replicas on the disk need the copy, so that it is created before others.
+	Needed bool `json:"needed,omitempty"`
 	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
 	// such as the end of a use. So it can be true for a wait, too: it is not whether Op is Blocked.
 	Blocked bool `json:"blocked,omitempty"`

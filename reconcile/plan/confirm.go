@@ -127,16 +127,16 @@ func needsAfter(d model.Disk, earlier map[ident.ID]model.Need, name string) map[
 	if d.Problem != "" {
 		return earlier
 	}
-	demands := maps.Clone(d.Needs)
-	if demands == nil {
-		demands = map[ident.ID]model.Need{}
+	needs := maps.Clone(d.Needs)
+	if needs == nil {
+		needs = map[ident.ID]model.Need{}
 	}
 	for id, one := range earlier {
 		if id.Name != name {
-			demands[id] = one
+			needs[id] = one
 		}
 	}
-	return demands
+	return needs
 }
 
 // ConfirmDeletion returns nil if the withdrawn copy of a may be deleted according to a round whose observed state

@@ -14,7 +14,7 @@
 //	    rank the disks that match it          rank.go       ranking: same on every node
 //	    walk over them: targets, rejections   placement.go, rejection.go  P1 to P5
 //	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
-//	    add disks with replicas that need it  demand.go     G2: their volumes cannot start
+//	    add disks with replicas that need it  need.go       G2: their volumes cannot start
 //	    surplus copies: delete or keep        surplus.go    surplusPlanner: S1 to S5
 //	        if nothing uses or needs them     inuse.go      U1 to U8
 //	        after what replaces them is read  readback.go   S5

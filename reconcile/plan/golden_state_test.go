@@ -65,8 +65,8 @@ func (s *goldenState) line(keyword string, words []string) {
 		s.disk(words)
 	case "copy":
 		s.copy(words)
-	case "demand":
-		s.demand(words)
+	case "need":
+		s.need(words)
 	case "failure":
 		s.failure(words)
 	case "verify":
@@ -215,7 +215,7 @@ func (s *goldenState) copyOption(c *model.Copy, word string) {
 	}
 }
 
-func (s *goldenState) demand(words []string) {
+func (s *goldenState) need(words []string) {
 	key := s.key(words)
 	d := model.Need{By: "replica vol-1-r-1a2b3c4d", Since: s.o.Now.Add(-time.Hour)}
 	for _, w := range words[2:] {
@@ -225,7 +225,7 @@ func (s *goldenState) demand(words []string) {
 		case "other-writer":
 			d.OtherWriter = s.time(value)
 		default:
-			s.t.Fatalf("demand: unknown option %q", w)
+			s.t.Fatalf("need: unknown option %q", w)
 		}
 	}
 	seen := s.o.Disks[key.Disk]

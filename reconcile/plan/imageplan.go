@@ -72,7 +72,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 			actions = append(actions, a)
 		}
 	}
-	actions = append(actions, p.unmetDemands()...)
+	actions = append(actions, p.unmetNeeds()...)
 	return append(actions, slices.Collect(maps.Values(inspections))...)
 }
 

@@ -17,8 +17,8 @@ type placement struct {
 	targets []ident.DiskRef
 	copies  int // desired on ranked disks
 	missing int // desired on ranked disks, but no disk can take them
-	// demanded are the targets of this node that are targets only because replicas need the image there.
-	demanded []ident.DiskRef
+	// needed are the targets of this node that are targets only because replicas need the image there.
+	needed []ident.DiskRef
 	// rejected has the disks that take no copy: ranked disks that the walk reached, and disks that
 	// the image names or replicas need. It is nil if there is none.
 	rejected map[ident.DiskRef]Rejection
@@ -75,7 +75,7 @@ func place(s *imageState, ranked *ranking) placement {
 	}
 	pl.missing = pl.copies - len(pl.targets)
 	pl.addNamedDisks(s)
-	pl.addDemandedDisks(s)
+	pl.addNeededDisks(s)
 	if len(started) == 0 {
 		pl.keepFirst(s)
 	}
@@ -114,10 +114,10 @@ func (pl *placement) keepFirst(s *imageState) {
 		refs = append(slices.Clip(refs), s.on(on))
 	}
 	for _, ref := range refs {
-		_, demanded := s.demandOn(ref.Disk)
+		_, needed := s.needOn(ref.Disk)
 		peer := s.ix.Observed.Peers[ref.Disk.Node]
 		lost := !s.ix.Desired.Owns(ref.Disk) && !peer.Responds() && !s.ix.giveUpAt(peer).After(s.ix.Observed.Now) // F3
-		if ref.ID == s.image.ID && stageOf(s, ref) == running && (demanded || pl.isTarget(ref.Disk)) && !isOverdue(s, ref.Disk) && !lost {
+		if ref.ID == s.image.ID && stageOf(s, ref) == running && (needed || pl.isTarget(ref.Disk)) && !isOverdue(s, ref.Disk) && !lost {
 			pl.first(ref.Disk)
 			return
 		}

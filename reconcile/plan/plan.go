@@ -80,12 +80,12 @@ func (p Plan) WithSizes(change func(*Action)) Plan {
 
 // StartOrder returns the actions in the order in which they are started: those that replicas need first.
 func (p Plan) StartOrder() []Action {
-	isDemanded := func(a Action) bool { return a.Demanded }
-	if !slices.ContainsFunc(p.Actions, isDemanded) {
+	isNeeded := func(a Action) bool { return a.Needed }
+	if !slices.ContainsFunc(p.Actions, isNeeded) {
 		return p.Actions
 	}
 	actions := slices.Clone(p.Actions)
-	slices.SortStableFunc(actions, func(a, b Action) int { return compareBool(!a.Demanded, !b.Demanded) })
+	slices.SortStableFunc(actions, func(a, b Action) int { return compareBool(!a.Needed, !b.Needed) })
 	return actions
 }
 
@@ -141,7 +141,7 @@ func planImages(ix *Round, images iter.Seq[schema.Image]) []Action {
 			parts = append(parts, []Action{blocked(ident.CopyRef{Disk: ident.DiskRef{Node: ix.Desired.Node}, ID: ident.ID{Name: name}}, reason)})
 		}
 	}
-	actions := slices.Concat(append(parts, planOrphans(ix), undeclaredDemands(ix))...)
+	actions := slices.Concat(append(parts, planOrphans(ix), undeclaredNeeds(ix))...)
 	actions = append(actions, planScrub(ix, actions)...)
 	if actions = ix.withRunning(keepSources(actions)); actions == nil {
 		return []Action{} // never null in JSON

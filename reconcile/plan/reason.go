@@ -11,10 +11,10 @@ import (
 const (
 	CodeNoCopy           model.Code = "no-copy"           // a desired disk has no copy
 	CodeCopyFailed       model.Code = "copy-failed"       // the copy on the disk is damaged or wrong
-	CodeDemand           model.Code = "demand"            // a replica on the disk needs the image, and its volume cannot start
-	CodeDemandRejected   model.Code = "demand-rejected"   // a replica needs the image, and the disk takes no copy
-	CodeDemandIgnored    model.Code = "demand-ignored"    // a replica needs the image, and followReplicas is false
-	CodeDemandUndeclared model.Code = "demand-undeclared" // a replica needs an image that is not declared, or not with this uuid
+	CodeNeed             model.Code = "need"              // a replica on the disk needs the image, and its volume cannot start
+	CodeNeedRejected     model.Code = "need-rejected"     // a replica needs the image, and the disk takes no copy
+	CodeNeedIgnored      model.Code = "need-ignored"      // a replica needs the image, and followReplicas is false
+	CodeNeedUndeclared   model.Code = "need-undeclared"   // a replica needs an image that is not declared, or not with this uuid
 	CodeOtherWriter      model.Code = "other-writer"      // Longhorn's manager has written a temporary file of the image
 	CodeResume           model.Code = "resume"            // a partial file exists
 	CodeUploadActive     model.Code = "upload-active"     // a client sends the image

@@ -16,7 +16,7 @@ type Severity uint8
 const (
 	// Defective: something is wrong with the disk or its node.
 	Defective Severity = iota
-	// Intended: the configuration demands it.
+	// Intended: the configuration requires it.
 	Intended
 	// Temporary: the disk takes a copy once a first copy exists.
 	Temporary

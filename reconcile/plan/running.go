@@ -34,7 +34,7 @@ func SameDeclaration(op model.Op, a, b schema.Image) bool {
 	return reflect.DeepEqual(Basis(a), Basis(b)) && (op != model.Backup || reflect.DeepEqual(a.Backup, b.Backup))
 }
 
-// fits reports whether the job does what the declaration demands. Limits do not matter, nor do addresses that were
+// fits reports whether the job does what the declaration requires. Limits do not matter, nor do addresses that were
 // added: the next job uses them.
 func (j Job) fits(image schema.Image) bool {
 	was, now := Basis(j.Image), Basis(image)
@@ -175,10 +175,10 @@ func (p imagePlanner) whyNotDesired(a Action) string {
 			return fmt.Sprintf("the first copy is created on %s", first)
 		}
 	}
-	_, demanded := s.demandOn(on)
+	_, needed := s.needOn(on)
 	isReady := func(ref ident.DiskRef) bool { return slices.Contains(s.ready, s.on(ref)) }
 	switch {
-	case pl.isTarget(on) || demanded:
+	case pl.isTarget(on) || needed:
 	case p.ix.Desired.evicting(on):
 		return "eviction of the disk is requested"
 	case !s.isEligible(on) && pl.ranked.len() > 0:

@@ -18,10 +18,10 @@ type targetPlanner struct {
 	first  ident.DiskRef
 	copy   ident.CopyRef // the copy to create
 	reason model.Reason  // why it must be created
-	// demand is the demand of replicas for the copy, if demanded; demandOnly: nothing else makes the disk a
+	// need is the need of replicas for the copy, if needed; needOnly: nothing else makes the disk a
 	// target.
-	demand               model.Need
-	demanded, demandOnly bool
+	need             model.Need
+	needed, needOnly bool
 }
 
 func newTargetPlanner(p imagePlanner, ref ident.CopyRef) targetPlanner {
@@ -32,8 +32,8 @@ func newTargetPlanner(p imagePlanner, ref ident.CopyRef) targetPlanner {
 	case c.PartBytes > 0 && (c.PartKind == model.PartFromPeers || !downloadBeginsAnew(p.state.image)):
 		t.reason = because(CodeResume, "resumes at %s", FormatBytes(c.PartBytes))
 	}
-	if t.demand, t.demanded = p.state.demandOn(ref.Disk); t.demanded {
-		t.reason, t.demandOnly = t.demandReason(), slices.Contains(p.placement.demanded, ref.Disk)
+	if t.need, t.needed = p.state.needOn(ref.Disk); t.needed {
+		t.reason, t.needOnly = t.reasonWithNeed(), slices.Contains(p.placement.needed, ref.Disk)
 	}
 	return t
 }
@@ -52,8 +52,8 @@ func (t targetPlanner) plan(inspections map[ident.DiskRef]Action) Action {
 	}
 	needsUpload := firstCopyOp(t.state.image) == model.Upload && len(t.state.ready) == 0
 	a := t.choose(inspections).asWaitFor(op, needsUpload)
-	if a.Demanded = t.demanded; t.demanded && a.Idle() {
-		a.Text = needReason(t.demand).Text + "; " + a.Text
+	if a.Needed = t.needed; t.needed && a.Idle() {
+		a.Text = needReason(t.need).Text + "; " + a.Text
 	}
 	return a
 }
@@ -65,7 +65,7 @@ func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 	if reason, end := delay(t.state, t.copy.Disk); !reason.IsZero() { // nothing can be written to the disk
 		return waitUntil(t.copy, reason.With(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)
 	}
-	if t.demanded {
+	if t.needed {
 		if reason, end := t.waitForReplica(); !reason.IsZero() {
 			return waitUntil(t.copy, reason, end)
 		}

@@ -201,7 +201,7 @@ func reasonText(a plan.Action) string {
 }
 
 // PlanSummary returns one line that counts the actions and the bytes. Generations that are kept as the
-// configuration demands do not wait for anything.
+// configuration requires do not wait for anything.
 func PlanSummary(p plan.Plan) string {
 	n, kept := p.Summary.Counts, 0
 	for _, a := range p.Actions {

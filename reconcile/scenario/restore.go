@@ -59,8 +59,8 @@ func (w *world) restoredDisk(ref ident.DiskRef, saved model.Disk, backedUp map[i
 		}
 		d.Copies[id] = copied
 	}
-	for id, demand := range saved.Needs {
-		d.Replicas[id] = simulation.Replicas{Count: 1, Since: demand.Since}
+	for id, need := range saved.Needs {
+		d.Replicas[id] = simulation.Replicas{Count: 1, Since: need.Since}
 	}
 	d.SetFree(saved.Space.Free)
 	return d

@@ -26,7 +26,7 @@ type cluster struct {
 	rng
 	suspensions rng // decides about suspensions
 	generations rng // decides about older generations
-	demands     rng // decides about replicas that need an image without a copy
+	needs       rng // decides about replicas that need an image without a copy
 	adversity   rng // decides about compromised and skewed nodes
 	seed        uint64
 
@@ -44,7 +44,7 @@ type cluster struct {
 	library         *Library
 	histories       map[*Copy]*copyHistory
 	links           map[route]*link
-	lastDemand      map[ident.CopyRef]time.Duration // when the last demand of replicas without a copy ended
+	lastNeed        map[ident.CopyRef]time.Duration // when the last need of replicas without a copy ended
 	sendsWrongBytes map[string]bool                 // nodes that send damaged chunks
 	publications    int                             // states that were published
 
@@ -103,9 +103,9 @@ type loss struct {
 // newCluster returns a cluster of least to most nodes. With traced it records what happens.
 func newCluster(seed uint64, least, most int, traced bool) *cluster {
 	c := &cluster{
-		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, generations: rng{rand.New(rand.NewPCG(seed, 6))}, demands: rng{rand.New(rand.NewPCG(seed, 7))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
+		seed: seed, rng: rng{rand.New(rand.NewPCG(seed, 3))}, suspensions: rng{rand.New(rand.NewPCG(seed, 4))}, adversity: rng{rand.New(rand.NewPCG(seed, 5))}, generations: rng{rand.New(rand.NewPCG(seed, 6))}, needs: rng{rand.New(rand.NewPCG(seed, 7))}, skewed: map[string]bool{}, fibers: map[*fiber]bool{},
 		nodes: map[string]*node{}, disks: map[ident.DiskRef]*Disk{}, library: NewLibrary(), histories: map[*Copy]*copyHistory{},
-		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, lastDemand: map[ident.CopyRef]time.Duration{},
+		links: map[route]*link{}, sendsWrongBytes: map[string]bool{}, lastNeed: map[ident.CopyRef]time.Duration{},
 		served: map[string]string{}, replicas: map[string]map[string]bool{}, uploaded: map[string]bool{},
 		digests: map[string]string{}, rankings: map[rankKey]*[]ident.DiskRef{}, hashes: map[string]uint64{},
 		pairs: map[string]int{}, done: map[model.Op]int{},

@@ -73,9 +73,9 @@ const (
 	claimUnknown
 	claimDamaged
 	claimPartial
-	claimDemand // replicas on the disk need it
-	claimFinal  // a failure without another attempt
-	claimRetry  // a failure with another attempt in many years
+	claimNeed  // replicas on the disk need it
+	claimFinal // a failure without another attempt
+	claimRetry // a failure with another attempt in many years
 	claimDiskFailure
 	claimRejects
 	claimRejectsForNow
@@ -435,7 +435,7 @@ func (l *liar) claim(m *mood, to *node, config schema.Config, image schema.Image
 		v.State, v.Message, v.DamagedAt = model.Failed, "damaged", startTime.Add(m.ready)
 	case claimWorking:
 		v.Job, v.PartBytes, v.PartTotal, v.State = source, gib/4, gib, model.InProgress
-	case claimDemand:
+	case claimNeed:
 		v.Owned, v.Need = false, &model.Need{By: "replica vol-1"}
 	case claimPartial:
 		v.PartBytes, v.PartTotal = gib/4, gib

@@ -118,7 +118,7 @@ func (c *cluster) checkImage(image schema.Image) (lacks bool) {
 	if want := min(copies, can); have < want {
 		c.violation("converge", "%s has %d copies on ranked disks; %d are possible", image.ID, have, want)
 	}
-	c.checkDemands(image)
+	c.checkNeedsMet(image)
 	named := slices.ContainsFunc(image.Disks, func(ref ident.DiskRef) bool { return !slices.Contains(ranked, ref) })
 	return can < copies || len(ranked) == 0 || named
 }

@@ -238,7 +238,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 	if o.Check() != nil {
 		return c, errIO
 	}
-	u := users{map[ident.ID]string{}, o.disk.UsersUnknown, o.disk.demands()}
+	u := users{map[ident.ID]string{}, o.disk.UsersUnknown, o.disk.needs()}
 	for _, id := range o.disk.IDs() {
 		one := o.disk.Copies[id]
 		if one.Aside || name != "" && id.Name != name {
@@ -316,21 +316,21 @@ func (openDisk) Close() error { return nil }
 type users struct {
 	reasons map[ident.ID]string // what uses a copy; "": nothing
 	unknown bool
-	demands map[ident.ID]disk.Demand
+	needs   map[ident.ID]disk.Need
 }
 
-// Demands implements reconcile.Users.
-func (u users) Demands() map[ident.ID]disk.Demand { return u.demands }
+// Needs implements reconcile.Users.
+func (u users) Needs() map[ident.ID]disk.Need { return u.needs }
 
-// demands returns what replicas name.
-func (d *Disk) demands() map[ident.ID]disk.Demand {
-	demands := map[ident.ID]disk.Demand{}
+// needs returns what replicas name.
+func (d *Disk) needs() map[ident.ID]disk.Need {
+	needs := map[ident.ID]disk.Need{}
 	for id := range d.named() {
 		if c := d.Copies[id]; c == nil || !c.Aside {
-			demands[id] = disk.Demand{Replicas: []string{"vol-1"}, Since: d.Replicas[id].Since}
+			needs[id] = disk.Need{Replicas: []string{"vol-1"}, Since: d.Replicas[id].Since}
 		}
 	}
-	return demands
+	return needs
 }
 
 // Err implements reconcile.Users.

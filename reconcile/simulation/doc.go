@@ -32,7 +32,7 @@
 //	                    config directory, what is noted about copies for the rules
 //	net_test.go, job_test.go, deletion_test.go, upload_test.go   what takes time outside a round
 //	fault_test.go, config_test.go, source_test.go, pairs_test.go   faults and changes
-//	demand_test.go      replicas that need an image on a disk without a copy, and their rules
+//	need_test.go        replicas that need an image on a disk without a copy, and their rules
 //	generation_test.go  older generations that are kept, and syncs that read them
 //	adversity_test.go, compromised_test.go   nodes that the others cannot rely on
 //	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, clone_test.go,

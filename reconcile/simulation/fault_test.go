@@ -358,7 +358,7 @@ func (c *cluster) attach(key ident.CopyRef) {
 	c.after(wait, func() {
 		c.unlessHealed(func() {
 			s.Users = max(0, s.Users-1)
-			c.lastDemand[key] = c.now // it needed the copy, if the file was lost meanwhile
+			c.lastNeed[key] = c.now // it needed the copy, if the file was lost meanwhile
 		})
 	})
 }

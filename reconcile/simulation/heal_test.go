@@ -33,7 +33,7 @@ func (c *cluster) heal(fit bool) {
 			s := d.Copies[id]
 			if fit || c.oneIn(2) {
 				s.Users = 0
-				c.lastDemand[ident.CopyRef{Disk: ref, ID: id}] = c.now
+				c.lastNeed[ident.CopyRef{Disk: ref, ID: id}] = c.now
 			}
 			if s.Ready() && s.File != s.Recorded { // a scrub finds it
 				c.recordLoss(ident.CopyRef{Disk: ref, ID: id}, s)

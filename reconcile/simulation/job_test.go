@@ -56,7 +56,7 @@ func (m *node) addJob(job *runningJob) {
 func (m *node) beginJob(job *runningJob) {
 	m.checkSuspension(job)
 	m.c.logf(m.name, "begins %s of %s: %s %s", job.action.Op, job.key, job.action.Text, job.action.From)
-	m.checkDemanded(job)
+	m.checkNeeded(job)
 	if job.establishes = establishes(job.image, job.action, m.observed); job.action.Op.CreatesCopy() {
 		m.checkFirstCopyStart(job, m.desired, m.observed)
 	}

@@ -19,11 +19,11 @@ const (
 	pairSuspend     = "suspension against withdrawal"
 	pairSeed        = "transfer against an older generation" // it reads chunks of that
 	pairKept        = "older generation kept at the end"
-	pairDemand      = "copy created because a replica needs it"
+	pairNeed        = "copy created because a replica needs it"
 	pairVanished    = "replica vanishes while its copy is created"
 )
 
-var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend, pairSeed, pairKept, pairDemand, pairVanished}
+var allPairs = []string{pairWithdrawals, pairAttach, pairReturn, pairRevert, pairSuspend, pairSeed, pairKept, pairNeed, pairVanished}
 
 // countReturn counts the return of a node with a copy or a partial file of an image, while another
 // node creates the first copy of this image.

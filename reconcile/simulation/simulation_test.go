@@ -128,7 +128,7 @@ func runCluster(seed uint64, traced bool) *cluster {
 	c := newCluster(seed, least, most, traced)
 	defer c.close()
 	c.after(c.between(0, 5*time.Minute), c.injectFaults)
-	c.injectDemands()
+	c.injectNeeds()
 	c.runUntil(c.between(15*time.Minute, 40*time.Minute))
 	if len(c.violations) == 0 {
 		c.heal(!c.oneIn(3))

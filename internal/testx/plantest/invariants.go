@@ -202,12 +202,12 @@ func (k *checker) checkTarget(a plan.Action) {
 	one := node.Disks[key.Disk.Disk]
 	matches := slices.Contains(MatchingDisks(k.d.Config, image), key.Disk)
 	named := slices.Contains(image.Disks, key.Disk)
-	_, demanded := k.o.Disks[key.Disk].Needs[key.ID]
+	_, needed := k.o.Disks[key.Disk].Needs[key.ID]
 	c := k.o.Disks[key.Disk].Copies[key.ID]
-	demanded = demanded && image.FollowReplicas && (c.State == "" || c.State == model.Pending)
-	k.forbid(a.Demanded != demanded, "%s of %s: demanded %v, want %v", a.Op, key, a.Demanded, demanded)
-	k.forbid(!demanded && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
-	k.forbid(!demanded && !k.o.Running[key] && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
+	needed = needed && image.FollowReplicas && (c.State == "" || c.State == model.Pending)
+	k.forbid(a.Needed != needed, "%s of %s: needed %v, want %v", a.Op, key, a.Needed, needed)
+	k.forbid(!needed && (!matches && !named || node.EvictionRequested || one.EvictionRequested), "%s on a disk that is not desired: %s", a.Op, key)
+	k.forbid(!needed && !k.o.Running[key] && (!node.AllowScheduling || !one.AllowScheduling), "%s on a disk or node where scheduling is disabled: %s", a.Op, key)
 	k.forbid(!k.o.Running[key] && k.o.Disks[key.Disk].Space.Free <= one.StorageReserved, "%s on a full disk: %s", a.Op, key)
 	if a.Op != model.Sync && (a.Op != model.Clone || a.From == (ident.CopyRef{}) && k.o.Running[key]) {
 		return

@@ -9,8 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// Demand describes the replicas on a disk that name an image. Their volumes cannot start without it.
-type Demand struct {
+// Need describes the replicas on a disk that name an image. Their volumes cannot start without it.
+type Need struct {
 	Replicas []string // names of the replica folders that name the image, sorted
 	// Since is the earliest time at which the volume.meta of one of them last changed. Zero: not known.
 	Since time.Time
@@ -19,11 +19,11 @@ type Demand struct {
 	OtherWriter time.Time
 }
 
-// Demands returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or
+// Needs returns the images that replicas name by <name>-<uuid>, whether they have a file on the disk or
 // not. It leaves out an image whose folder is a symlink, or is set aside by a running Remove, which puts the
-// folder back if there is a user. A replica whose metadata cannot be read demands nothing.
-func (u Users) Demands() map[ident.ID]Demand {
-	var all map[ident.ID]Demand
+// folder back if there is a user. A replica whose metadata cannot be read needs nothing.
+func (u Users) Needs() map[ident.ID]Need {
+	var all map[ident.ID]Need
 	for folder, replicas := range u.replicas {
 		id, err := ident.ParseID(folder)
 		if err != nil {
@@ -32,7 +32,7 @@ func (u Users) Demands() map[ident.ID]Demand {
 		if link, _ := isLink(u.disk.root, folder); link {
 			continue
 		}
-		one := Demand{Replicas: replicas}
+		one := Need{Replicas: replicas}
 		if since, known := u.since[folder]; known {
 			one.Since = time.Unix(0, since).UTC()
 		}
@@ -46,7 +46,7 @@ func (u Users) Demands() map[ident.ID]Demand {
 			one.OtherWriter = u.disk.otherWriter(id)
 		}
 		if all == nil {
-			all = map[ident.ID]Demand{}
+			all = map[ident.ID]Need{}
 		}
 		all[id] = one
 	}

@@ -10,12 +10,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-// demandDelay is the age that the metadata of a replica must have before a copy is begun for it: replicas
+// needDelay is the age that the metadata of a replica must have before a copy is begun for it: replicas
 // appear and vanish while Longhorn creates and rebuilds them. A copy that exists is kept without a delay.
-const demandDelay = 2 * time.Second
+const needDelay = 2 * time.Second
 
 // NewNeed returns the need of these replicas.
-func NewNeed(d disk.Demand) model.Need {
+func NewNeed(d disk.Need) model.Need {
 	text := "replica "
 	if len(d.Replicas) > 1 {
 		text = "replicas "
@@ -25,44 +25,44 @@ func NewNeed(d disk.Demand) model.Need {
 
 // needReason returns why a copy is created on the disk of the need.
 func needReason(n model.Need) model.Reason {
-	return because(CodeDemand, "needed by %s on this disk", n.By)
+	return because(CodeNeed, "needed by %s on this disk", n.By)
 }
 
 // isNew reports whether no copy must be begun for a need yet, and until when. A time in the future says nothing about
 // the age.
 func isNew(n model.Need, now time.Time) (until time.Time, isNew bool) {
-	until = n.Since.Add(demandDelay)
+	until = n.Since.Add(needDelay)
 	return until, !n.Since.IsZero() && !n.Since.After(now) && until.After(now)
 }
 
-// observedDemand returns the demand of replicas on a disk for the image.
-func (s *imageState) observedDemand(ref ident.DiskRef) (d model.Need, demanded bool) {
+// observedNeed returns the need of replicas on a disk for the image.
+func (s *imageState) observedNeed(ref ident.DiskRef) (d model.Need, needed bool) {
 	seen := s.ix.Observed.Disks[ref]
-	d, demanded = seen.Needs[s.image.ID]
+	d, needed = seen.Needs[s.image.ID]
 	state := seen.Copies[s.image.ID].State
-	return d, demanded && seen.Problem == "" && (state == "" || state == model.Pending)
+	return d, needed && seen.Problem == "" && (state == "" || state == model.Pending)
 }
 
-// demandOn returns the demand of replicas on a disk that the image follows.
-func (s *imageState) demandOn(ref ident.DiskRef) (d model.Need, demanded bool) {
+// needOn returns the need of replicas on a disk that the image follows.
+func (s *imageState) needOn(ref ident.DiskRef) (d model.Need, needed bool) {
 	if !s.image.FollowReplicas {
 		return model.Need{}, false
 	}
-	return s.observedDemand(ref)
+	return s.observedNeed(ref)
 }
 
-// addDemandedDisks adds the disks of this node on which replicas need the image, and which are no targets
+// addNeededDisks adds the disks of this node on which replicas need the image, and which are no targets
 // yet. If the first copy has not started, and a disk of this node would create it, such a disk creates it
 // instead.
-func (pl *placement) addDemandedDisks(s *imageState) {
-	others := pl.targets // the targets without demand
+func (pl *placement) addNeededDisks(s *imageState) {
+	others := pl.targets // the targets without need
 	var able []ident.DiskRef
 	for _, ref := range s.ix.ownDisks {
-		if _, demanded := s.demandOn(ref); !demanded {
+		if _, needed := s.needOn(ref); !needed {
 			continue
 		}
 		if !pl.isTarget(ref) {
-			r := rejectsDemanded(s, ref)
+			r := rejectsNeeded(s, ref)
 			if reason := cannotPrepare(s); r.IsZero() && len(others) == 0 && !reason.IsZero() {
 				r = Rejection{reason, Temporary}
 			}
@@ -71,18 +71,18 @@ func (pl *placement) addDemandedDisks(s *imageState) {
 				continue
 			}
 			pl.targets = append(slices.Clip(pl.targets), ref)
-			pl.demanded = append(pl.demanded, ref)
+			pl.needed = append(pl.needed, ref)
 		}
 		able = append(able, ref)
 	}
 	switch {
 	case len(s.ready) > 0 || len(able) == 0 || !cannotPrepare(s).IsZero():
 	case len(others) == 0:
-		pl.first(firstOfDemanded(s, able))
+		pl.first(firstOfNeeded(s, able))
 	case s.ix.Desired.Owns(others[0]) && s.image.Source.Upload == nil && stageOf(s, s.on(others[0])) == notStarted:
 		for _, ref := range able {
-			demand, _ := s.demandOn(ref)
-			if _, isNew := isNew(demand, s.ix.Observed.Now); !isNew && !isFailing(s, ref) {
+			need, _ := s.needOn(ref)
+			if _, isNew := isNew(need, s.ix.Observed.Now); !isNew && !isFailing(s, ref) {
 				pl.first(ref)
 				return
 			}
@@ -96,16 +96,16 @@ func (pl *placement) first(ref ident.DiskRef) {
 	pl.targets = append([]ident.DiskRef{ref}, rest...)
 }
 
-// firstOfDemanded returns the disk that creates the first copy if the image has no other target: one of the
-// disks of this node with a demand, or one of another node that publishes a demand, so that the upstream is
-// read once (F1). A compromised node can publish a demand that it does not have. If the image has a declared
+// firstOfNeeded returns the disk that creates the first copy if the image has no other target: one of the
+// disks of this node with a need, or one of another node that publishes a need, so that the upstream is
+// read once (F1). A compromised node can publish a need that it does not have. If the image has a declared
 // checksum, this node waits for it no longer than for a ranked disk (isOverdue).
-func firstOfDemanded(s *imageState, own []ident.DiskRef) ident.DiskRef {
+func firstOfNeeded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 	first := slices.MinFunc(own, ident.DiskRef.Compare)
 	for ref := range s.ix.Observed.Disks {
-		_, demanded := s.demandOn(ref)
+		_, needed := s.needOn(ref)
 		_, declared := s.ix.Desired.Disk(ref)
-		able := demanded && declared && !s.ix.Desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejection == ""
+		able := needed && declared && !s.ix.Desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejection == ""
 		if able && ident.DiskRef.Compare(ref, first) < 0 && !isOverdue(s, ref) && !isFailing(s, ref) {
 			first = ref
 		}
@@ -113,9 +113,9 @@ func firstOfDemanded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 	return first
 }
 
-// rejectsDemanded returns why a disk of this node takes no copy although replicas need it there. Selectors,
+// rejectsNeeded returns why a disk of this node takes no copy although replicas need it there. Selectors,
 // allowScheduling and evictionRequested are no reasons, because the volume can start on no other disk.
-func rejectsDemanded(s *imageState, ref ident.DiskRef) Rejection {
+func rejectsNeeded(s *imageState, ref ident.DiskRef) Rejection {
 	seen := s.ix.Observed.Disks[ref]
 	switch {
 	case seen.ReadOnly:
@@ -126,9 +126,9 @@ func rejectsDemanded(s *imageState, ref ident.DiskRef) Rejection {
 	return rejectsForSpace(s, ref, s.requiredSpace(seen.Copies[s.image.ID]))
 }
 
-// demandReason returns why a target with a demand gets a copy.
-func (t targetPlanner) demandReason() model.Reason {
-	reason := needReason(t.demand)
+// reasonWithNeed returns why a target with a need gets a copy.
+func (t targetPlanner) reasonWithNeed() model.Reason {
+	reason := needReason(t.need)
 	if t.reason.Code == CodeResume {
 		reason = reason.With(reason.Code, "; %s", t.reason.Text)
 	}
@@ -143,43 +143,43 @@ func (t targetPlanner) demandReason() model.Reason {
 // whether Longhorn's manager creates the file.
 func (t targetPlanner) waitForReplica() (reason model.Reason, until time.Time) {
 	now := t.ix.Observed.Now
-	if end, isNew := isNew(t.demand, now); isNew && t.demandOnly {
-		return model.Reason{Code: CodeDemand, Text: "a copy is created if the replica stays"}, end
+	if end, isNew := isNew(t.need, now); isNew && t.needOnly {
+		return model.Reason{Code: CodeNeed, Text: "a copy is created if the replica stays"}, end
 	}
-	end := t.demand.OtherWriter.Add(t.ix.recoveryInterval())
-	if written := t.demand.OtherWriter; !written.IsZero() && end.After(now) && written.Sub(now) < t.ix.recoveryInterval() {
+	end := t.need.OtherWriter.Add(t.ix.recoveryInterval())
+	if written := t.need.OtherWriter; !written.IsZero() && end.After(now) && written.Sub(now) < t.ix.recoveryInterval() {
 		return model.Reason{Code: CodeOtherWriter, Text: "Longhorn's manager has written a temporary file of it; a copy is created if that file does not change for the recovery interval"}, end
 	}
 	return model.Reason{}, time.Time{}
 }
 
-// unmetDemands returns an action for each disk of this node on which replicas need the image, and which is no
+// unmetNeeds returns an action for each disk of this node on which replicas need the image, and which is no
 // target.
-func (p imagePlanner) unmetDemands() []Action {
+func (p imagePlanner) unmetNeeds() []Action {
 	var actions []Action
 	for _, ref := range p.ix.ownDisks {
-		demand, demanded := p.state.observedDemand(ref)
-		if !demanded || p.placement.isTarget(ref) {
+		need, needed := p.state.observedNeed(ref)
+		if !needed || p.placement.isTarget(ref) {
 			continue
 		}
 		if !p.state.image.FollowReplicas {
-			actions = append(actions, wait(p.state.on(ref), needReason(demand).With(CodeDemandIgnored, ", and followReplicas is false")))
+			actions = append(actions, wait(p.state.on(ref), needReason(need).With(CodeNeedIgnored, ", and followReplicas is false")))
 			continue
 		}
 		r := p.placement.rejected[ref]
-		a := blocked(p.state.on(ref), needReason(demand).With(CodeDemandRejected, ", but %s", r.Text))
+		a := blocked(p.state.on(ref), needReason(need).With(CodeNeedRejected, ", but %s", r.Text))
 		actions = append(actions, a.asWaitFor(model.Sync, true))
 	}
 	return actions
 }
 
-// undeclaredDemands returns a wait for each image that replicas on disks of this node need, and that is not
+// undeclaredNeeds returns a wait for each image that replicas on disks of this node need, and that is not
 // declared, or not with this uuid. Nothing is fetched for it.
-func undeclaredDemands(ix *Round) []Action {
+func undeclaredNeeds(ix *Round) []Action {
 	var actions []Action
 	for _, ref := range ix.ownDisks {
-		demands := ix.Observed.Disks[ref].Needs
-		for _, id := range slices.SortedFunc(maps.Keys(demands), ident.ID.Compare) {
+		needs := ix.Observed.Disks[ref].Needs
+		for _, id := range slices.SortedFunc(maps.Keys(needs), ident.ID.Compare) {
 			image, declared := ix.Desired.Config.Images[id.Name]
 			if state := ix.copyAt(ident.CopyRef{Disk: ref, ID: id}).State; state != "" && state != model.Pending {
 				continue // its file is not verified, and planned for
@@ -187,11 +187,11 @@ func undeclaredDemands(ix *Round) []Action {
 			if declared && image.ID == id || !ix.Desired.invalidReason(id.Name).IsZero() {
 				continue
 			}
-			reason := needReason(demands[id])
+			reason := needReason(needs[id])
 			if declared {
-				reason = reason.With(CodeDemandUndeclared, ", but the declared uuid of %s is %s, and the replica needs %s: nothing is fetched", id.Name, image.ID.UUID, id.UUID)
+				reason = reason.With(CodeNeedUndeclared, ", but the declared uuid of %s is %s, and the replica needs %s: nothing is fetched", id.Name, image.ID.UUID, id.UUID)
 			} else {
-				reason = reason.With(CodeDemandUndeclared, ", but no image %s with uuid: %q is declared: nothing is fetched", id.Name, id.UUID)
+				reason = reason.With(CodeNeedUndeclared, ", but no image %s with uuid: %q is declared: nothing is fetched", id.Name, id.UUID)
 			}
 			actions = append(actions, wait(ident.CopyRef{Disk: ref, ID: id}, reason))
 		}

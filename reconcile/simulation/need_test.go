@@ -18,24 +18,24 @@ func (c *cluster) followRandomly(config *schema.Config) {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(config.Images)) {
-		if image := config.Images[name]; c.demands.oneIn(3) {
-			image.FollowReplicas = !c.demands.oneIn(6)
+		if image := config.Images[name]; c.needs.oneIn(3) {
+			image.FollowReplicas = !c.needs.oneIn(6)
 			config.Images[name] = image
 		}
 	}
 }
 
-// demandMoment returns a random time.
-func (c *cluster) demandMoment(least, most time.Duration) time.Duration {
-	return least + time.Duration(c.demands.Int64N(int64(most-least)))
+// needMoment returns a random time.
+func (c *cluster) needMoment(least, most time.Duration) time.Duration {
+	return least + time.Duration(c.needs.Int64N(int64(most-least)))
 }
 
-// injectDemands places replicas on random disks, again and again, until the faults end.
-func (c *cluster) injectDemands() {
-	c.after(c.demandMoment(0, 3*time.Minute), func() {
+// injectNeeds places replicas on random disks, again and again, until the faults end.
+func (c *cluster) injectNeeds() {
+	c.after(c.needMoment(0, 3*time.Minute), func() {
 		c.unlessHealed(func() {
 			c.placeReplica()
-			c.injectDemands()
+			c.injectNeeds()
 		})
 	})
 }
@@ -49,14 +49,14 @@ func (c *cluster) placeReplica() {
 	if len(names) == 0 {
 		return
 	}
-	id := config.Images[pick(c.demands, names...)].ID
-	if c.demands.oneIn(10) {
+	id := config.Images[pick(c.needs, names...)].ID
+	if c.needs.oneIn(10) {
 		id.UUID = "0badcafe"
 	}
-	if existing := c.existingIDs(); len(existing) > 0 && c.demands.oneIn(2) {
-		id = pick(c.demands, existing...)
+	if existing := c.existingIDs(); len(existing) > 0 && c.needs.oneIn(2) {
+		id = pick(c.needs, existing...)
 	}
-	key := ident.CopyRef{Disk: pick(c.demands, c.diskRefs()...), ID: id}
+	key := ident.CopyRef{Disk: pick(c.needs, c.diskRefs()...), ID: id}
 	d := c.disks[key.Disk]
 	if s := d.Copies[id]; !d.Attached || d.ReplicasAway || s != nil && s.File != "" {
 		return
@@ -67,18 +67,18 @@ func (c *cluster) placeReplica() {
 	}
 	d.Replicas[id] = r
 	c.logf("", "a replica that needs %s is placed", key)
-	if m := c.nodes[key.Disk.Node]; m.up && c.demands.oneIn(2) { // an event of the file system
+	if m := c.nodes[key.Disk.Node]; m.up && c.needs.oneIn(2) { // an event of the file system
 		m.requestRound()
 	}
-	if c.demands.oneIn(4) {
+	if c.needs.oneIn(4) {
 		c.leaveReserve(key.Disk)
 	}
-	wait := c.demandMoment(0, 15*time.Minute)
-	if c.demands.oneIn(3) {
-		wait = c.demandMoment(0, time.Minute)
+	wait := c.needMoment(0, 15*time.Minute)
+	if c.needs.oneIn(3) {
+		wait = c.needMoment(0, time.Minute)
 	}
-	if c.demands.oneIn(4) {
-		c.after(c.demandMoment(0, wait+1), func() { c.unmountReplicas(key.Disk, d) })
+	if c.needs.oneIn(4) {
+		c.after(c.needMoment(0, wait+1), func() { c.unmountReplicas(key.Disk, d) })
 	}
 	c.after(wait, func() { c.unlessHealed(func() { c.removeReplica(key, d) }) })
 }
@@ -108,10 +108,10 @@ func (c *cluster) unmountReplicas(ref ident.DiskRef, d *Disk) {
 		}
 		d.ReplicasAway = true
 		c.logf("", "the folder of the replicas on %s is not mounted", ref)
-		if c.demands.oneIn(2) {
+		if c.needs.oneIn(2) {
 			c.crashAndRestart(m)
 		}
-		c.after(c.demandMoment(0, 10*time.Minute), func() { d.ReplicasAway = false })
+		c.after(c.needMoment(0, 10*time.Minute), func() { d.ReplicasAway = false })
 	})
 }
 
@@ -171,7 +171,7 @@ func (c *cluster) leaveReserve(ref ident.DiskRef) {
 	}))
 	d := c.disks[ref]
 	d.SetFree(reserve + gib/2)
-	c.after(c.demandMoment(0, 10*time.Minute), func() { d.OtherFiles = 0 })
+	c.after(c.needMoment(0, 10*time.Minute), func() { d.OtherFiles = 0 })
 }
 
 // removeReplica removes a replica of an image from a disk, wherever the disk is now.
@@ -187,9 +187,9 @@ func (c *cluster) removeReplica(key ident.CopyRef, d *Disk) {
 		return
 	}
 	delete(d.Replicas, key.ID)
-	c.lastDemand[key] = c.now
+	c.lastNeed[key] = c.now
 	c.logf("", "the last replica that needed %s is removed", key)
-	if job := c.nodes[key.Disk.Node].jobs[key]; job != nil && job.action.Demanded && !job.ended {
+	if job := c.nodes[key.Disk.Node].jobs[key]; job != nil && job.action.Needed && !job.ended {
 		c.pairs[pairVanished]++
 	}
 }
@@ -198,9 +198,9 @@ func (c *cluster) removeReplica(key ident.CopyRef, d *Disk) {
 func (c *cluster) removeReplicas(ref ident.DiskRef, all bool) {
 	d := c.disks[ref]
 	for _, id := range slices.SortedFunc(maps.Keys(d.Replicas), ident.ID.Compare) {
-		if all || c.demands.oneIn(2) {
+		if all || c.needs.oneIn(2) {
 			delete(d.Replicas, id)
-			c.lastDemand[ident.CopyRef{Disk: ref, ID: id}] = c.now
+			c.lastNeed[ident.CopyRef{Disk: ref, ID: id}] = c.now
 		}
 	}
 }
@@ -215,24 +215,24 @@ func (c *cluster) users(key ident.CopyRef) int {
 	return n
 }
 
-// isDemanded reports whether replicas on a disk needed a copy at some moment since began, and the
+// isNeeded reports whether replicas on a disk needed a copy at some moment since began, and the
 // configuration follows them.
-func (c *cluster) isDemanded(d *declaration, key ident.CopyRef, began time.Duration) bool {
+func (c *cluster) isNeeded(d *declaration, key ident.CopyRef, began time.Duration) bool {
 	image := d.config.Images[key.ID.Name]
-	last, ended := c.lastDemand[key]
+	last, ended := c.lastNeed[key]
 	return image.ID == key.ID && image.FollowReplicas && (c.users(key) > 0 || c.disks[key.Disk].replicasOf(key.ID) != "" || ended && last >= began)
 }
 
-// checkDemanded checks that a job that creates a copy on a disk that is not desired was demanded when its
+// checkNeeded checks that a job that creates a copy on a disk that is not desired was needed when its
 // round began.
-func (m *node) checkDemanded(job *runningJob) {
+func (m *node) checkNeeded(job *runningJob) {
 	if !job.action.Op.CreatesCopy() {
 		return
 	}
 	image, ref := m.applied.config.Images[job.key.ID.Name], job.key.Disk
 	job.declaredFree = m.applied.config.Nodes[ref.Node].Disks[ref.Disk].StorageReserved
 	desired := slices.Contains(m.c.rankedDisks(m.applied, image), ref) || slices.Contains(image.Disks, ref) && !isEvicted(m.applied.config, ref)
-	if !desired && !m.c.isDemanded(m.applied, job.key, m.roundBegan) {
+	if !desired && !m.c.isNeeded(m.applied, job.key, m.roundBegan) {
 		m.c.violation("G2", "%s of %s begins, and no replica on the disk needs it", job.action.Op, job.key)
 	}
 }
@@ -243,17 +243,17 @@ func (m *node) noteFilled(d *Disk, job *runningJob) {
 	if d.Replicas[job.key.ID].Count > 0 {
 		m.c.history(d.Copies[job.key.ID]).usedFrom = m.c.now
 	}
-	if !job.action.Demanded {
+	if !job.action.Needed {
 		return
 	}
-	m.c.pairs[pairDemand]++
+	m.c.pairs[pairNeed]++
 	if free := d.Free(); free < job.declaredFree {
 		m.c.violation("G2", "%s leaves %d bytes free on its disk, and %d are reserved", job.key, free, job.declaredFree)
 	}
 }
 
-// checkDemands checks that each replica of an image has a copy on its disk in a converged cluster.
-func (c *cluster) checkDemands(image schema.Image) {
+// checkNeedsMet checks that each replica of an image has a copy on its disk in a converged cluster.
+func (c *cluster) checkNeedsMet(image schema.Image) {
 	config := c.latest().config
 	if !image.FollowReplicas || config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		return
