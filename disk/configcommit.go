@@ -16,12 +16,12 @@ const commitFile = "backing-image-manager.commit"
 // ConfigCommit is a commit of the configuration.
 type ConfigCommit struct {
 	Name string // by which git knows it
-	// Signed identifies what its signature covers, by a SHA-256. Committed is its date. Zero: an earlier version wrote it.
+	// Signed identifies what its signature covers, by a SHA-256. Committed is its date.
 	Signed    string
 	Committed time.Time
 }
 
-var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})(?: ([0-9a-f]{64}) (-?[0-9]{1,12}))?\n?$`)
+var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{64}) (-?[0-9]{1,12})\n?$`)
 
 // ConfigCommit returns the commit that SetConfigCommit recorded, zero if there is none. The error is one of the disk, or
 // says that the file has another content, so that nothing is known.
@@ -37,12 +37,8 @@ func (d *Disk) ConfigCommit() (ConfigCommit, error) {
 	if m == nil {
 		return ConfigCommit{}, fmt.Errorf("%s of %s is not the name of a commit", commitFile, d.path)
 	}
-	c := ConfigCommit{Name: m[1], Signed: m[2]}
-	if c.Signed != "" {
-		seconds, _ := strconv.ParseInt(m[3], 10, 64) // at most 12 digits
-		c.Committed = time.Unix(seconds, 0).UTC()
-	}
-	return c, nil
+	seconds, _ := strconv.ParseInt(m[3], 10, 64) // at most 12 digits
+	return ConfigCommit{Name: m[1], Signed: m[2], Committed: time.Unix(seconds, 0).UTC()}, nil
 }
 
 // SetConfigCommit records a commit, durably. The disk must be locked.

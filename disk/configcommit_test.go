@@ -29,7 +29,7 @@ func TestConfigCommit(t *testing.T) {
 	// Nothing is known then, and that must not look like a new disk.
 	path := filepath.Join(d.Path(), commitFile)
 	name := strings.Repeat("a", 40)
-	for _, content := range []string{"", "abc", strings.Repeat("A", 40), name + "a", name + " ", name + " " + signed, name + " " + signed + " x",
+	for _, content := range []string{"", "abc", strings.Repeat("A", 40), name, name + "a", name + " ", name + " " + signed, name + " " + signed + " x",
 		name + "  " + signed + " 1", name + " " + signed + " 1234567890123", name + "\n" + name} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
@@ -37,13 +37,6 @@ func TestConfigCommit(t *testing.T) {
 		if c, err := d.ConfigCommit(); err == nil {
 			t.Errorf("%q is the commit %q", content, c)
 		}
-	}
-	// An earlier version recorded the name alone.
-	if err := os.WriteFile(path, []byte(name+"\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if c, err := d.ConfigCommit(); c != (ConfigCommit{Name: name}) || err != nil {
-		t.Errorf("of an earlier version: %+v, %v", c, err)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)

@@ -39,16 +39,6 @@ func setMode(f *os.File, mode os.FileMode) error {
 	return err
 }
 
-// makePrivate removes the permissions of other users from a file. Earlier versions of the program created
-// files that all users could read.
-func makePrivate(f *os.File) error {
-	info, err := f.Stat()
-	if err != nil || info.Mode().Perm()&^privateMode == 0 {
-		return err
-	}
-	return setMode(f, privateMode)
-}
-
 // openRegular opens a regular file below root. It does not follow links and never blocks on a pipe. A
 // file that is opened for writing must have no second name (hard link): a write would also change the
 // file with the other name.
