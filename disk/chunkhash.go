@@ -14,13 +14,12 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// ChunkAlgorithm is a hash function for chunks. Its value is the version of the chunk files that have
-// hashes of this function.
+// ChunkAlgorithm is a hash function for chunks. Its value is in the header of a chunk file.
 type ChunkAlgorithm uint32
 
 // The algorithms of chunk hashes.
 const (
-	ChunkSHA256 ChunkAlgorithm = 1 // the only one before this program could use BLAKE3
+	ChunkSHA256 ChunkAlgorithm = 1
 	ChunkBLAKE3 ChunkAlgorithm = 2
 )
 
@@ -134,7 +133,7 @@ type ManifestHash struct {
 // NewManifestHash returns the ManifestHash of a manifest with hashes of the algorithm a.
 func NewManifestHash(a ChunkAlgorithm) ManifestHash {
 	m := ManifestHash{a, ident.SHA256.New()}
-	m.hash.Write(a.prefix())
+	m.hash.Write(a.header())
 	return m
 }
 

@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -17,113 +18,124 @@ func CopySource(c model.Copy) PartSource {
 	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 
-// Clone appends the bytes of r that follow Offset, and calls done with the length of each piece.
-//
-// Where the file system supports reflinks, the partial file shares the extents of the image: they use
-// no more space and are not written. They are still read once, so that the hashes are computed from
-// the bytes that are on the disk now. On other file systems all data is copied, except holes.
+// Clone appends the chunks of r that follow Offset, and calls done with the length of each. They are appended as by
+// AppendFrom, but with any bytes: Commit compares the whole image with its digest. Holes stay holes, and are not read.
 func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
-	if p.ended() {
-		return errEnded
-	}
-	c := cloner{to: p, from: r, done: done}
-	shared, err := c.share()
-	switch {
-	case err != nil:
-		return err
-	case shared:
-		err = c.hashShared(ctx)
-	default:
-		err = c.copy(ctx)
-	}
-	return errors.Join(err, r.Unchanged())
-}
-
-// cloner is the state of one call of Clone.
-type cloner struct {
-	to   *Part
-	from *Reader
-	done func(int64)
-}
-
-// cannotShare are the errors with which FICLONERANGE reports that the file system does not support
-// it, or does not support it for these two files.
-var cannotShare = []error{
-	unix.EOPNOTSUPP, unix.EXDEV, unix.EINVAL, unix.EPERM, unix.ENOTTY, unix.ENOSYS, unix.EBADF, unix.ETXTBSY, unix.EMLINK,
-}
-
-// share appends the extents of the image from Offset on to the file. It returns false if the file
-// system does not support that.
-func (c cloner) share() (bool, error) {
-	p, r := c.to, c.from
-	if p.offset%ChunkSize != 0 || p.offset >= r.Size() {
-		return false, nil
-	}
-	// Bytes after the last whole chunk are from an interrupted attempt.
-	if err := errors.Join(p.pipeline.drain(p.ownedChunks()), p.writer.file.Truncate(p.offset)); err != nil {
-		return false, err
-	}
-	err := unix.IoctlFileCloneRange(int(p.writer.file.Fd()), &unix.FileCloneRange{
-		Src_fd: int64(r.chunks.f.Fd()), Src_offset: uint64(p.offset), Dest_offset: uint64(p.offset),
-	})
-	switch {
-	case err == nil:
-		return true, nil
-	case slices.ContainsFunc(cannotShare, func(e error) bool { return errors.Is(err, e) }):
-		return false, nil
-	}
-	return false, fmt.Errorf("share extents of %s: %w", r.chunks.f.Name(), p.writer.wrapNoSpace(noSpace(err)))
-}
-
-// hashShared reads the shared extents after Offset from the partial file, and appends them without a
-// second write.
-func (c cloner) hashShared(ctx context.Context) error {
-	p, size := c.to, c.from.Size()
-	s := &chunkReader{f: p.writer.file, direct: p.writer.direct, size: size, holes: extents{f: p.writer.file}}
-	for p.offset < size {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if p.current == nil {
-			next, err := p.pipeline.get()
-			if err != nil {
-				return err
-			}
-			p.current = next
-		}
-		if err := s.read(p.current, p.offset); err != nil {
-			return err
-		}
-		n := int64(len(p.current.data))
-		p.current.inPlace = true
-		p.offset += n
-		if err := p.flush(); err != nil {
-			return err
-		}
-		c.done(n)
-	}
-	return nil
-}
-
-// copy appends the bytes of r after Offset, chunk by chunk.
-func (c cloner) copy(ctx context.Context) error {
-	p, r := c.to, c.from
 	holes := extents{f: r.chunks.f}
 	for p.offset < r.Size() {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		n := min(ChunkSize-p.offset%ChunkSize, r.Size()-p.offset)
+		n := min(ChunkSize, r.Size()-p.offset)
 		var err error
-		if p.offset%ChunkSize == 0 && holes.isHole(p.offset, p.offset+n) {
+		if holes.isHole(p.offset, p.offset+n) {
 			err = p.AppendZeros(n)
 		} else {
-			_, err = p.ReadFrom(io.NewSectionReader(r, p.offset, n))
+			err = p.appendFrom(r, p.offset, n, nil)
 		}
 		if err != nil {
-			return err
+			return errors.Join(err, r.Unchanged())
 		}
-		c.done(n)
+		done(n)
+	}
+	return r.Unchanged()
+}
+
+// AppendFrom appends the next chunk from another image, which has it at the offset from, under the
+// conditions of AppendChunk. ErrDamaged: the other image does not have a chunk with this hash there, or it
+// cannot be read. Then nothing was appended.
+//
+// Where the file system can, a chunk shares the blocks of the other image: it uses no more space and
+// is not written. from must then be a multiple of the block size. The hash is compared with what the disk
+// returns for the partial file: the page cache may have good pages of the other image whose blocks are
+// damaged on the disk.
+func (p *Part) AppendFrom(r *Reader, from, length int64, hash ChunkHash) error {
+	return p.appendFrom(r, from, length, &hash)
+}
+
+// appendFrom is AppendFrom. Without a hash, the bytes are not compared.
+func (p *Part) appendFrom(r *Reader, from, length int64, hash *ChunkHash) error {
+	c, err := p.next(length)
+	if err != nil {
+		return err
+	}
+	at, data := c.n*ChunkSize, c.buf[:length]
+	shared, err := p.writer.share(r, from, at, length)
+	if err != nil {
+		return err
+	}
+	if shared {
+		_, err = readDirect(p.writer.file, c.buf, at, at+length)
+	} else {
+		_, err = io.ReadFull(io.NewSectionReader(r, from, length), data)
+	}
+	switch {
+	case err == nil && hash == nil:
+		c.data, c.inPlace = data, shared
+		return p.flush()
+	case err == nil && hash.Matches(data):
+		c.data, c.inPlace, c.hash = data, shared, *hash
+		return p.flush()
+	}
+	p.offset = at
+	if hash != nil {
+		err = errors.Join(fmt.Errorf("append chunk: the chunk at %d of the other image %w", from, ErrDamaged), err)
+	}
+	if shared {
+		if undo := p.writer.unshare(at); undo != nil {
+			return undo
+		}
+	}
+	return err
+}
+
+// shareAlign returns the alignment of the blocks that f can share with other files, or 0 if it cannot.
+//
+// The file systems with a page cache for each file are known: there, a read from f after the blocks were
+// shared cannot return pages of the other file. ZFS, for example, caches blocks for all files that share them.
+func shareAlign(f *os.File) int64 {
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.XFS_SUPER_MAGIC && fs.Type != unix.BTRFS_SUPER_MAGIC {
+		return 0
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0
+	}
+	return int64(info.Sys().(*syscall.Stat_t).Blksize)
+}
+
+// share makes the file share, from the offset at on, the blocks that r has from the offset from on: those of a whole chunk, or of
+// the last one of both images. It returns false if this is not possible, for example because r is on another file system. Then the
+// bytes are written, and an error of the disk occurs there. The caller verifies the shared bytes, and calls unshare
+// if they are wrong.
+func (w *partWriter) share(r *Reader, from, at, length int64) (bool, error) {
+	whole := length == ChunkSize && from+length <= r.Size() || from+length == r.Size()
+	if w.shareAlign == 0 || from%w.shareAlign != 0 || !whole || w.unshared[r] {
+		return false, nil
+	}
+	w.resizing.Lock()
+	err := unix.IoctlFileCloneRange(int(w.file.Fd()), &unix.FileCloneRange{
+		Src_fd: int64(r.chunks.f.Fd()), Src_offset: uint64(from), Src_length: uint64(length), Dest_offset: uint64(at),
+	})
+	w.resizing.Unlock()
+	if err == nil {
+		return true, nil
+	}
+	if w.unshared == nil {
+		w.unshared = map[*Reader]bool{}
+	}
+	w.unshared[r] = true
+	return false, w.unshare(at) // some of the blocks may be shared
+}
+
+// unshare removes the bytes from the offset at on, which were shared: a chunk of zeros, for which nothing is
+// written, may follow there. All earlier chunks end before.
+func (w *partWriter) unshare(at int64) error {
+	w.resizing.Lock()
+	defer w.resizing.Unlock()
+	if err := w.file.Truncate(at); err != nil {
+		return fmt.Errorf("truncate %s: %w", partFile, w.wrapNoSpace(noSpace(err)))
 	}
 	return nil
 }

@@ -90,7 +90,7 @@ func (w *workload) sync(id ident.ID, v version) error {
 	if err := p.Begin(PartSource{ID: "peer", ETag: v.etag, Size: int64(len(v.bytes))}); err != nil {
 		return err
 	}
-	sums := encodedManifest(otherAlgorithm(), v.bytes)
+	sums := chunkFileOf(otherAlgorithm(), v.bytes)
 	m, err := p.ReceiveManifest(bytes.NewReader(sums), int64(len(v.bytes)), digest256(sums))
 	if err != nil {
 		return err

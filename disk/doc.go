@@ -13,7 +13,7 @@
 //	                                    backing.part    partial file
 //	                                    backing.part.chunks  journal of the partial file; becomes the chunk manifest
 //	                                    backing.part.caibx   index of the partial file; becomes that of the image
-//	                                    backing.part.manifest  a peer's manifest; the name is removed immediately
+//	                                    backing.part.tmp  an index that is received, or a manifest without a name
 //	                                    backing.leaving.*      mark of a withdrawn copy
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //

@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -21,14 +20,11 @@ const (
 	recordFile     = "backing.record"
 	partFile       = "backing.part"
 	partChunksFile = "backing.part.chunks"
-
-	// partManifestFile exists only between create and unlink (see openUnlinked). A file that a crash
-	// leaves is not used.
-	partManifestFile = "backing.part.manifest"
+	partTempFile   = "backing.part.tmp" // while an index is received, or between create and unlink; it is never used after a crash
 )
 
 // partFiles are all files of a partial file.
-var partFiles = []string{partManifestFile, newIndexFile, partIndexFile, partChunksFile, partFile}
+var partFiles = []string{partTempFile, partIndexFile, partChunksFile, partFile}
 
 // SpaceBeside returns an upper bound of the disk space that a copy needs for the files beside an image of
 // size bytes. Without this space a complete image could not become ready, or could not be verified later.
@@ -41,7 +37,7 @@ func SpaceBeside(size int64) int64 {
 		// with 8 KiB for each: a block for the content, and one for the inode or the extents.
 		others = 64 << 10
 	)
-	manifest := chunkHeaderSize + chunksOf(max(1, size))*sha256.Size
+	manifest := EncodedSize(max(1, size))
 	return manifests*((manifest+block-1)/block*block) + others
 }
 

@@ -18,21 +18,16 @@ const (
 	indexFile = "backing.caibx"
 	// partIndexFile is the index by which the partial file is downloaded.
 	partIndexFile = "backing.part.caibx"
-	// newIndexFile exists while an index is received. A file that a crash leaves is not used.
-	newIndexFile = partIndexFile + ".tmp"
 )
 
 // StoreIndex stores the index of the partial file. write receives an empty file and writes the index to it.
 // The index is durable when StoreIndex returns, and exists until Discard, DropIndex, Commit, or Begin with a source
 // without an index. The bytes are not interpreted.
 func (p *Part) StoreIndex(write func(*os.File) error) error {
-	root, name := p.folder.disk.root, p.folder.file(newIndexFile)
-	if err := ignoreMissing(root.Remove(name)); err != nil {
-		return fmt.Errorf("store index of %s: %w", p.folder.id, err)
-	}
-	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, privateMode)
+	root, name := p.folder.disk.root, p.folder.file(partTempFile)
+	f, err := p.createTemp()
 	if err != nil {
-		return fmt.Errorf("store index of %s: %w", p.folder.id, noSpace(err))
+		return fmt.Errorf("store index of %s: %w", p.folder.id, err)
 	}
 	if err = write(f); err == nil {
 		err = f.Sync()
@@ -70,9 +65,26 @@ func (p *Part) DropIndex() error {
 }
 
 // TempFile creates a file without a name in the folder of the partial file, for data that need not survive the
-// process.
+// process. StoreIndex must not run meanwhile.
 func (p *Part) TempFile() (*os.File, error) {
-	return openUnlinked(p.folder.disk.root, p.folder.file(newIndexFile))
+	f, err := p.createTemp()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.folder.disk.root.Remove(p.folder.file(partTempFile)); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+// createTemp creates partTempFile. A crash may have left one.
+func (p *Part) createTemp() (*os.File, error) {
+	root, name := p.folder.disk.root, p.folder.file(partTempFile)
+	if err := ignoreMissing(root.Remove(name)); err != nil {
+		return nil, err
+	}
+	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, privateMode)
+	return f, noSpace(err)
 }
 
 // Room returns the bytes that can be written to the disk before the reserve is reached.

@@ -20,9 +20,9 @@ const ChunkSize = 1 << 20
 func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
 
 // A chunk file is a header and the hash of each chunk in order. It is first the journal of a partial
-// file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks).
+// file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks). Peers send it as it is.
 //
-// The header has the magic, the version in 4 bytes, and ChunkSize in 4 bytes, both big endian.
+// The header has the magic, the ChunkAlgorithm in 4 bytes, and ChunkSize in 4 bytes, both big endian.
 const chunkHeaderSize = 16
 
 var chunkMagic = [8]byte{'B', 'I', 'M', 'C', 'H', 'U', 'N', 'K'}
@@ -34,23 +34,18 @@ func (a ChunkAlgorithm) header() []byte {
 	return binary.BigEndian.AppendUint32(h, ChunkSize)
 }
 
-// chunkFileAlgorithm returns the algorithm of a chunk file from its header; 0: the header is wrong.
-func chunkFileAlgorithm(header []byte) ChunkAlgorithm {
-	for _, a := range []ChunkAlgorithm{ChunkSHA256, ChunkBLAKE3} {
-		if bytes.Equal(header, a.header()) {
-			return a
-		}
-	}
-	return 0
-}
-
-// readChunkHeader returns the algorithm of an open chunk file; 0: the header is wrong.
-func readChunkHeader(f *os.File) (ChunkAlgorithm, error) {
+// readChunkHeader reads the header of a chunk file and returns the algorithm of its hashes; 0: the header is wrong.
+func readChunkHeader(r io.Reader) (ChunkAlgorithm, error) {
 	header := make([]byte, chunkHeaderSize)
-	if _, err := f.ReadAt(header, 0); err != nil && !errors.Is(err, io.EOF) {
+	if _, err := io.ReadFull(r, header); err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
 		return 0, err
 	}
-	return chunkFileAlgorithm(header), nil
+	for _, a := range []ChunkAlgorithm{ChunkSHA256, ChunkBLAKE3} {
+		if bytes.Equal(header, a.header()) {
+			return a, nil
+		}
+	}
+	return 0, nil
 }
 
 // chunkCount returns the number of hashes in a chunk file of fileSize bytes.
@@ -58,10 +53,24 @@ func chunkCount(fileSize int64) int64 {
 	return max(0, fileSize-chunkHeaderSize) / ChunkHashSize
 }
 
-// chunkFile is a chunk file that is being written. It is not safe for concurrent use.
+// EncodedSize returns the length of the chunk file of an image of size bytes, and so of its encoded manifest.
+func EncodedSize(size int64) int64 { return chunkHeaderSize + chunksOf(size)*ChunkHashSize }
+
+// chunkFile is an open chunk file.
 type chunkFile struct {
 	f         *os.File
 	algorithm ChunkAlgorithm
+}
+
+// encoded returns a reader of the chunk file of an image of size bytes.
+func (c *chunkFile) encoded(size int64) *io.SectionReader {
+	return io.NewSectionReader(c.f, 0, EncodedSize(size))
+}
+
+// readHeader sets the algorithm; 0: the header is wrong.
+func (c *chunkFile) readHeader() (err error) {
+	c.algorithm, err = readChunkHeader(io.NewSectionReader(c.f, 0, chunkHeaderSize))
+	return err
 }
 
 // openChunks opens or creates a chunk file. If the header is wrong, it empties the file: the chunks
@@ -75,10 +84,7 @@ func openChunks(root *os.Root, name string) (chunkFile, error) {
 		return chunkFile{}, err
 	}
 	c := chunkFile{f: f}
-	if err = makePrivate(f); err == nil {
-		c.algorithm, err = readChunkHeader(f)
-	}
-	if err == nil && c.algorithm == 0 {
+	if err = c.readHeader(); err == nil && c.algorithm == 0 {
 		err = c.reset(NewChunks)
 	}
 	if err != nil {
@@ -108,13 +114,13 @@ func (c *chunkFile) set(n int64, h ChunkHash) error {
 	return nil
 }
 
-// at returns the hash of chunk n. It is zero if the file does not contain it.
-func (c *chunkFile) at(n int64) ChunkHash {
+// at returns the hash of chunk n.
+func (c *chunkFile) at(n int64) (ChunkHash, error) {
 	h := ChunkHash{algorithm: c.algorithm}
 	if _, err := c.f.ReadAt(h.sum[:], chunkHeaderSize+n*ChunkHashSize); err != nil {
-		return ChunkHash{}
+		return ChunkHash{}, err
 	}
-	return h
+	return h, nil
 }
 
 // hashes returns a reader of the hashes of the first size bytes of the image.
@@ -133,29 +139,10 @@ var ErrNoManifest = errors.New("no manifest")
 
 // Manifest is the chunk manifest of an image: the hashes of all chunks. It reads them from an open
 // file, so that its memory does not grow with the image. It is safe for concurrent use.
-//
-// Its encoded form is what peers send. A manifest of SHA-256 hashes consists only of them, as before
-// there was another algorithm. A manifest of BLAKE3 hashes begins with the header of its chunk file.
 type Manifest struct {
-	f         *os.File
-	start     int64 // offset of the encoded form in f
-	algorithm ChunkAlgorithm
-	size      int64
-	digest    ident.Digest
-}
-
-// prefix returns the bytes of an encoded manifest before its hashes.
-func (a ChunkAlgorithm) prefix() []byte {
-	if a == ChunkSHA256 {
-		return nil
-	}
-	return a.header()
-}
-
-// EncodedSizes returns the possible lengths of the encoded manifest of an image of size bytes.
-func EncodedSizes(size int64) (shortest, longest int64) {
-	shortest = chunksOf(size) * ChunkHashSize
-	return shortest, shortest + chunkHeaderSize
+	chunkFile
+	size   int64
+	digest ident.Digest
 }
 
 // Close closes the file. No other method may be called after it.
@@ -178,11 +165,11 @@ func (m *Manifest) ChunkLength(n int64) int64 { return min(ChunkSize, m.size-n*C
 
 // Hash returns the hash of chunk n.
 func (m *Manifest) Hash(n int64) (ChunkHash, error) {
-	h := ChunkHash{algorithm: m.algorithm}
 	if n < 0 || n >= m.Chunks() {
 		return ChunkHash{}, fmt.Errorf("manifest has no chunk %d", n)
 	}
-	if _, err := m.f.ReadAt(h.sum[:], m.start+int64(len(m.algorithm.prefix()))+n*ChunkHashSize); err != nil {
+	h, err := m.at(n)
+	if err != nil {
 		return ChunkHash{}, fmt.Errorf("read manifest: %w", err)
 	}
 	return h, nil
@@ -216,17 +203,18 @@ type SelectedChunk struct {
 	Hash     ChunkHash
 }
 
-// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from
-// r, and at most 16 bytes more. Each chunk that is not all zero has the same probability; if
+// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from r. Each chunk that is not all zero has the same probability; if
 // there is none, each chunk has. Who does not know the secret cannot predict the selection.
 func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) {
 	if size <= 0 {
 		return SelectedChunk{}, fmt.Errorf("an image of %d bytes has no chunk", size)
 	}
 	random := rand.New(rand.NewPCG(secret, 0))
-	_, longest := EncodedSizes(size)
-	hashes := bufio.NewReaderSize(io.LimitReader(r, longest), 64<<10)
-	algorithm := readPrefix(hashes)
+	hashes := bufio.NewReaderSize(io.LimitReader(r, EncodedSize(size)), 64<<10)
+	algorithm, err := readChunkHeader(hashes)
+	if err != nil || algorithm == 0 {
+		return SelectedChunk{}, errors.Join(errNotManifest, err)
+	}
 	var selected SelectedChunk
 	var data, zero int64 // how many chunks of both kinds were read
 	for n := range chunksOf(size) {
@@ -248,24 +236,8 @@ func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) 
 	return selected, nil
 }
 
-// readPrefix reads the prefix of an encoded manifest and returns the algorithm of the hashes that follow.
-func readPrefix(r *bufio.Reader) ChunkAlgorithm {
-	if b, err := r.Peek(chunkHeaderSize); err != nil || !bytes.Equal(b, ChunkBLAKE3.prefix()) {
-		return ChunkSHA256
-	}
-	_, _ = r.Discard(chunkHeaderSize) // the bytes are in the buffer
-	return ChunkBLAKE3
-}
-
 // Encoded returns a new reader of the encoded manifest, which is the input of ReceiveManifest.
-func (m *Manifest) Encoded() *io.SectionReader {
-	return io.NewSectionReader(m.f, m.start, int64(len(m.algorithm.prefix()))+m.Chunks()*ChunkHashSize)
-}
-
-// hashes returns a reader of the hashes of the first size bytes of the image.
-func (m *Manifest) hashes(size int64) *io.SectionReader {
-	return io.NewSectionReader(m.f, m.start+int64(len(m.algorithm.prefix())), chunksOf(size)*ChunkHashSize)
-}
+func (m *Manifest) Encoded() *io.SectionReader { return m.encoded(m.size) }
 
 // Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image
 // had when it became ready. ErrNoManifest: the manifest is missing, or its digest differs from the
@@ -279,8 +251,8 @@ func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("manifest of %s: %w", id, err)
 	}
-	m := &Manifest{f: f, size: c.Size, digest: c.ManifestDigest}
-	if err := m.open(); err != nil {
+	m := &Manifest{chunkFile{f: f}, c.Size, c.ManifestDigest}
+	if err := m.verify(); err != nil {
 		info, statErr := f.Stat()
 		f.Close()
 		if statErr == nil {
@@ -291,21 +263,21 @@ func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 	return m, nil
 }
 
-// open reads the header of the chunk file, and returns an error if the manifest does not have the digest.
-func (m *Manifest) open() (err error) {
-	m.algorithm, err = readChunkHeader(m.f)
-	switch {
-	case err != nil:
-		return err
-	case m.algorithm == 0:
-		return errors.New("the file is not a chunk manifest")
-	}
-	m.start = chunkHeaderSize - int64(len(m.algorithm.prefix()))
+var errNotManifest = fmt.Errorf("%w: these bytes are not one", ErrNoManifest)
+
+// verify compares the file with the digest, and reads the header.
+func (m *Manifest) verify() error {
 	h := ident.SHA256.New()
 	if _, err := io.Copy(h, m.Encoded()); err != nil {
 		return err
 	}
-	return matches(m.digest, ident.Digest{}, ident.SHA256.Digest(h))
+	if err := errors.Join(matches(m.digest, ident.Digest{}, ident.SHA256.Digest(h)), m.readHeader()); err != nil {
+		return err
+	}
+	if m.algorithm == 0 {
+		return errNotManifest
+	}
+	return nil
 }
 
 // ReceiveManifest reads the encoded manifest of an image of size bytes from r, up to the end of r. It returns
@@ -313,88 +285,47 @@ func (m *Manifest) open() (err error) {
 // limit of the partial file. The manifest is in a file without a name, which does not exist any more
 // after Close or a crash. ReceiveManifest does not change the partial file.
 func (p *Part) ReceiveManifest(r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
-	m, err := p.writer.receiveManifest(r, size, want)
+	w := &p.writer
+	var err error
+	var f *os.File
+	if w.maxSize > 0 && size > w.maxSize {
+		err = fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, w.maxSize)
+	} else if err = w.checkSpace(EncodedSize(size)); err == nil {
+		f, err = p.TempFile()
+	}
+	var m *Manifest
+	if err == nil {
+		m, err = ReceiveManifest(f, r, size, want)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("receive manifest of %s: %w", p.folder.id, err)
 	}
 	return m, nil
 }
 
-func (w *partWriter) receiveManifest(r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
-	if w.maxSize > 0 && size > w.maxSize {
-		return nil, fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, w.maxSize)
-	}
-	if err := w.checkSpace(chunksOf(size) * ChunkHashSize); err != nil {
-		return nil, err
-	}
-	f, err := openUnlinked(w.folder.disk.root, w.folder.file(partManifestFile))
-	if err != nil {
-		return nil, err
-	}
-	return ReceiveManifest(f, r, size, want)
-}
-
-// openUnlinked creates a file and removes its name.
-func openUnlinked(root *os.Root, name string) (*os.File, error) {
-	if err := ignoreMissing(root.Remove(name)); err != nil { // a crash may have left the file
-		return nil, err
-	}
-	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, noSpace(err)
-	}
-	if err := root.Remove(name); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
 // ReceiveManifest is like Part.ReceiveManifest, but writes to the file f and has no limits. The
-// Manifest owns f. After an error f is closed.
+// Manifest owns f. After an error f is closed. ErrNoManifest: the bytes have the digest, and are no manifest.
 func ReceiveManifest(f *os.File, r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
-	algorithm, err := receiveInto(f, r, size, want)
-	if err != nil {
-		f.Close()
-		return nil, err
+	m := &Manifest{chunkFile{f: f}, size, want}
+	if err := m.receive(r); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
-	return &Manifest{f: f, algorithm: algorithm, size: size, digest: want}, nil
+	return m, nil
 }
 
-func receiveInto(f *os.File, r io.Reader, size int64, want ident.Digest) (ChunkAlgorithm, error) {
-	if size <= 0 || want.Algorithm() != ident.SHA256 {
-		return 0, fmt.Errorf("no image of %d bytes has a manifest with the digest %s", size, want.Short())
+func (m *Manifest) receive(r io.Reader) error {
+	if m.size <= 0 || m.digest.Algorithm() != ident.SHA256 {
+		return fmt.Errorf("no image of %d bytes has a manifest with the digest %s", m.size, m.digest.Short())
 	}
-	encoded := bufio.NewReaderSize(r, 64<<10)
-	algorithm := readPrefix(encoded)
-	h := ident.SHA256.New()
-	to := io.MultiWriter(f, h)
-	if _, err := to.Write(algorithm.prefix()); err != nil {
-		return 0, noSpace(err)
-	}
-	if err := copyExactly(to, encoded, chunksOf(size)*ChunkHashSize); err != nil {
-		return 0, noSpace(err)
-	}
-	return algorithm, matches(want, ident.Digest{}, ident.SHA256.Digest(h))
-}
-
-// copyExactly copies length bytes from r. It returns an error if r has fewer or more bytes.
-func copyExactly(w io.Writer, r io.Reader, length int64) error {
-	n, err := io.CopyN(w, r, length)
-	if err == io.EOF {
-		return fmt.Errorf("%d of %d bytes were received: %w", n, length, io.ErrUnexpectedEOF)
+	length := EncodedSize(m.size)
+	n, err := io.Copy(m.f, io.LimitReader(r, length+1))
+	if err == nil && n != length {
+		err = fmt.Errorf("it does not have %d bytes: %w", length, io.ErrUnexpectedEOF)
 	}
 	if err != nil {
-		return err
+		return noSpace(err)
 	}
-	switch _, err := io.ReadFull(r, make([]byte, 1)); err {
-	case nil:
-		return fmt.Errorf("more than %d bytes were received", length)
-	case io.EOF:
-		return nil
-	default:
-		return err
-	}
+	return m.verify()
 }
 
 // sameHashes reports whether two readers of the same length return the same bytes.

@@ -48,7 +48,7 @@ func TestManifestMatchesImage(t *testing.T) {
 		}
 	}
 	hashes, err := io.ReadAll(m.Encoded())
-	if err != nil || !bytes.Equal(hashes, encodedManifest(NewChunks, image)) || digest256(hashes) != d.Stat(testID).ManifestDigest {
+	if err != nil || !bytes.Equal(hashes, chunkFileOf(NewChunks, image)) || digest256(hashes) != d.Stat(testID).ManifestDigest {
 		t.Errorf("%d bytes of hashes, error %v", len(hashes), err)
 	}
 }
@@ -120,7 +120,7 @@ func received(t testing.TB, d *Disk, o PartOptions, r io.Reader, size int64, wan
 }
 
 func TestReceiveManifest(t *testing.T) {
-	hashes := bytes.Repeat([]byte("0123456789abcdef"), 6)
+	hashes := append(NewChunks.header(), bytes.Repeat([]byte("0123456789abcdef"), 6)...)
 	want := digest256(hashes)
 	boom := errors.New("boom")
 	is := func(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
@@ -141,7 +141,8 @@ func TestReceiveManifest(t *testing.T) {
 		{"endless", PartOptions{}, repeat(hashes, 1<<40), 3 * ChunkSize, want, isA[error]},
 		{"an error", PartOptions{}, iotest.ErrReader(boom), 3 * ChunkSize, want, is(boom)},
 		{"an error at the end", PartOptions{}, io.MultiReader(bytes.NewReader(hashes), iotest.ErrReader(boom)), 3 * ChunkSize, want, is(boom)},
-		{"other hashes", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 96)), 3 * ChunkSize, want, isA[*ChecksumError]},
+		{"other hashes", PartOptions{}, bytes.NewReader(bytes.Repeat([]byte{1}, 16+96)), 3 * ChunkSize, want, isA[*ChecksumError]},
+		{"hashes without a header", PartOptions{}, bytes.NewReader(make([]byte, 16+96)), 3 * ChunkSize, digest256(make([]byte, 16+96)), is(ErrNoManifest)},
 		{"no digest", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, ident.Digest{}, isA[error]},
 		{"a digest of another algorithm", PartOptions{}, bytes.NewReader(hashes), 3 * ChunkSize, digest512(hashes), isA[error]},
 		{"no size", PartOptions{}, bytes.NewReader(nil), 0, digest256(nil), isA[error]},
@@ -163,7 +164,7 @@ func TestReceiveManifest(t *testing.T) {
 			} else if err == nil || !test.is(err) {
 				t.Errorf("error is %v", err)
 			}
-			if _, err := os.Stat(imagePath(d, partManifestFile)); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Stat(imagePath(d, partTempFile)); !errors.Is(err, os.ErrNotExist) {
 				t.Error("the file of the manifest still has a name")
 			}
 		})
@@ -175,12 +176,12 @@ func TestReceiveManifest(t *testing.T) {
 func TestLeftoverManifestFileIsRemoved(t *testing.T) {
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
-	left := imagePath(d, partManifestFile)
+	left := imagePath(d, partTempFile)
 	for range 2 {
 		if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		hashes := make([]byte, 32)
+		hashes := append(NewChunks.header(), make([]byte, 32)...)
 		m, err := p.ReceiveManifest(bytes.NewReader(hashes), 512, digest256(hashes))
 		if err != nil {
 			t.Fatal(err)
@@ -243,28 +244,28 @@ func FuzzManifest(f *testing.F) {
 		}
 		defer c.f.Close()
 		known := max(0, int64(len(data))-chunkHeaderSize) / 32
-		if len(data) < chunkHeaderSize || chunkFileAlgorithm(data[:chunkHeaderSize]) == 0 {
+		if a, _ := readChunkHeader(bytes.NewReader(data)); a == 0 {
 			known = 0
 		}
-		if hash := c.at(known); hash != (ChunkHash{}) {
+		if hash, err := c.at(known); err == nil {
 			t.Errorf("chunk %d is after the %d known ones, but has the hash %x", known, known, hash)
 		}
 	})
 }
 
 func FuzzReceiveManifest(f *testing.F) {
-	f.Add(make([]byte, 32), int64(512))
-	f.Add(make([]byte, 96), int64(2*ChunkSize+1))
+	f.Add(make([]byte, 16+32), int64(512))
+	f.Add(append(ChunkSHA256.header(), make([]byte, 96)...), int64(2*ChunkSize+1))
 	f.Add([]byte("short"), int64(ChunkSize))
-	f.Add(make([]byte, 65), int64(2*ChunkSize))
-	f.Add(encodedManifest(ChunkBLAKE3, make([]byte, ChunkSize+1)), int64(ChunkSize+1))
-	f.Add(ChunkBLAKE3.prefix(), int64(1))
+	f.Add(append(ChunkSHA256.header(), make([]byte, 65)...), int64(2*ChunkSize))
+	f.Add(chunkFileOf(ChunkBLAKE3, make([]byte, ChunkSize+1)), int64(ChunkSize+1))
+	f.Add(ChunkBLAKE3.header(), int64(1))
 	d := newDisk(f)
 	p := openPart(f, d, PartOptions{})
 	f.Fuzz(func(t *testing.T, hashes []byte, size int64) {
 		m, err := p.ReceiveManifest(bytes.NewReader(hashes), size, digest256(hashes))
-		rest, _ := bytes.CutPrefix(hashes, ChunkBLAKE3.prefix())
-		fits := size > 0 && int64(len(rest)) == chunksOf(size)*32
+		a, _ := readChunkHeader(bytes.NewReader(hashes))
+		fits := a != 0 && size > 0 && int64(len(hashes)) == EncodedSize(size)
 		if fits != (err == nil) {
 			t.Fatalf("%d bytes of hashes for an image of %d: error %v", len(hashes), size, err)
 		}
@@ -306,7 +307,7 @@ func testSelectChunk(t *testing.T, a ChunkAlgorithm) {
 		{"a last chunk with data", []ChunkHash{zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroChunk, data[0]}, []int64{5}},
 		{"only zeros", []ChunkHash{zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroChunk, zeroRest}, []int64{0, 1, 2, 3, 4, 5}},
 	} {
-		manifest := a.prefix()
+		manifest := a.header()
 		for _, h := range test.hashes {
 			manifest = append(manifest, h.sum[:]...)
 		}

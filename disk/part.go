@@ -147,7 +147,7 @@ func (p *Part) resume(ctx context.Context) error {
 		if err == nil {
 			c.saved, c.hash = true, p.writer.journal.algorithm.Hash(c.data)
 		}
-		if err != nil || c.hash != p.writer.journal.at(c.n) {
+		if recorded, missing := p.writer.journal.at(c.n); err != nil || missing != nil || c.hash != recorded {
 			p.pipeline.free <- c
 			break
 		}
@@ -496,9 +496,7 @@ func (w *partWriter) open() (err error) {
 	if w.direct {
 		w.shareAlign = shareAlign(w.file)
 	}
-	if err = makePrivate(w.file); err == nil {
-		w.journal, err = openChunks(root, w.folder.file(partChunksFile))
-	}
+	w.journal, err = openChunks(root, w.folder.file(partChunksFile))
 	if err != nil {
 		w.file.Close()
 	}

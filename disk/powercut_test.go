@@ -30,11 +30,11 @@ func (w *workload) checkReady(id ident.ID, c model.Copy) {
 	if err != nil {
 		w.fatalf("%s is ready without a manifest: %v", id, err)
 	}
-	a := chunkFileAlgorithm(manifest[:min(len(manifest), chunkHeaderSize)])
+	a, _ := readChunkHeader(bytes.NewReader(manifest))
 	if a == 0 || !bytes.Equal(manifest, chunkFileOf(a, data)) {
 		w.fatalf("%s is ready with a wrong manifest of %d bytes", id, len(manifest))
 	}
-	if digest := digest256(encodedManifest(a, data)); c.ManifestDigest != digest {
+	if digest := digest256(chunkFileOf(a, data)); c.ManifestDigest != digest {
 		w.fatalf("%s is ready with the manifest %s, want %s", id, c.ManifestDigest, digest)
 	}
 	if !c.HasCfg || !c.Owned {

@@ -195,7 +195,7 @@ func (r *folderRemoval) Sync() error { return atomicfile.SyncFolder(r.folder.dis
 // the first one, because no other file makes a copy without it. The record is the last one, because a
 // folder without a record is not owned.
 var ownFiles = []string{
-	imageFile, partFile, partChunksFile, partManifestFile, partIndexFile, newIndexFile, chunksFile, newManifestFile, indexFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
+	imageFile, partFile, partChunksFile, partTempFile, partIndexFile, chunksFile, newManifestFile, indexFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
 }
 
 func removeOwnFiles(root *os.Root, folder string) error {

@@ -336,7 +336,7 @@ func TestRepairWithWrongManifestFails(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, chunksFile), chunkFileOf(NewChunks, wrong), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(encodedManifest(NewChunks, wrong)) }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.ManifestDigest = digest256(chunkFileOf(NewChunks, wrong)) }); err != nil {
 		t.Fatal(err)
 	}
 	var fetched []int64

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -159,10 +160,8 @@ func (f imageFolder) chunkAlgorithm() ChunkAlgorithm {
 		return NewChunks
 	}
 	defer m.Close()
-	if a, err := readChunkHeader(m); err == nil && a != 0 {
-		return a
-	}
-	return NewChunks
+	a, _ := readChunkHeader(m) // a manifest that cannot be read is replaced
+	return cmp.Or(a, NewChunks)
 }
 
 func (f imageFolder) removeNewManifest() error {

@@ -94,7 +94,7 @@ func TestPullFindsMovedContent(t *testing.T) {
 			r := newReceiver(t, n.putIndexed(t, parrot, want, indexOf(t, want)))
 			r.pull.Seeds = []assemble.Seed{seed}
 			r.pullsAndCommits(want)
-			most := int64(2*mib+len(indexOf(t, want))) + encodedSize(int64(len(want)))
+			most := int64(2*mib+len(indexOf(t, want))) + disk.EncodedSize(int64(len(want)))
 			if i%2 == 1 {
 				most += 5 * mib // the new part, and the chunks at the borders
 			}
@@ -130,7 +130,7 @@ func TestPullIgnoresWrongIndexes(t *testing.T) {
 			r := newReceiver(t, startNode(t, "node1").putIndexed(t, parrot, want, index))
 			r.pull.Seeds = []assemble.Seed{seed}
 			r.pullsAndCommits(want)
-			if most := int64(len(want)+len(index)) + encodedSize(int64(len(want))); r.pull.Progress.PeerBytes.Load() > most || damaged.Load() > 0 {
+			if most := int64(len(want)+len(index)) + disk.EncodedSize(int64(len(want))); r.pull.Progress.PeerBytes.Load() > most || damaged.Load() > 0 {
 				t.Errorf("received %d bytes, want at most %d; damaged %d", r.pull.Progress.PeerBytes.Load(), most, damaged.Load())
 			}
 		})

@@ -332,16 +332,16 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 		return nil, err
 	}
 	defer body.Close()
-	if shortest, longest := disk.EncodedSizes(s.Size); length != shortest && length != longest {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d or %d", length, shortest, longest)}
+	if want := disk.EncodedSize(s.Size); length != want {
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d", length, want)}
 	}
 	t.progress.PeerBytes.Add(length)
 	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), s.Size, s.ManifestDigest)
 	if err == nil {
 		return m, nil
 	}
-	if _, ok := errors.AsType[*disk.ChecksumError](err); ok {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest does not have the digest in its state: %w", err)}
+	if _, ok := errors.AsType[*disk.ChecksumError](err); ok || errors.Is(err, disk.ErrNoManifest) {
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest is not the one in its state: %w", err)}
 	}
 	return nil, cmp.Or(context.Cause(ctx), err)
 }

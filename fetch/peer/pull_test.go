@@ -99,16 +99,6 @@ func (r *receiver) pullsAndCommits(want []byte) {
 	}
 }
 
-// encodedSize returns the length of the encoded manifest of an image of size bytes that was not received
-// from peers.
-func encodedSize(size int64) int64 {
-	shortest, longest := disk.EncodedSizes(size)
-	if disk.NewChunks == disk.ChunkSHA256 {
-		return shortest
-	}
-	return longest
-}
-
 func TestPullFromPeers(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int{512, mib - 512, mib, 5*mib + 512, 40*mib + 4096} {
@@ -122,7 +112,7 @@ func TestPullFromPeers(t *testing.T) {
 				r := newReceiver(t, sources...)
 				r.pullsAndCommits(want)
 				received, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
-				most := least + encodedSize(int64(size))
+				most := least + disk.EncodedSize(int64(size))
 				if peers > 1 {
 					most += least/20 + 2*mib // a lane is hedged if the CPU scheduler delays it
 				}
@@ -206,7 +196,7 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 			if from.keeps {
 				rest = dataBytes(want[len(from.part)/mib*mib:])
 			}
-			manifest := encodedSize(int64(len(want)))
+			manifest := disk.EncodedSize(int64(len(want)))
 			if received := r.pull.Progress.PeerBytes.Load(); received != rest+manifest {
 				t.Errorf("received %d bytes, want %d", received, rest+manifest)
 			}
