@@ -41,7 +41,7 @@ func uncached(t *testing.T, data []byte, read ...Span) *File {
 
 // pagesInCache returns the indexes of the pages of f that are in the page cache.
 func pagesInCache(f *File) (pages []int64) {
-	for i, b := range f.pages.residency(0, f.Size()) {
+	for i, b := range f.pages.residency(Span{0, f.Size()}).pages {
 		if b&1 == 1 {
 			pages = append(pages, int64(i))
 		}
@@ -49,9 +49,9 @@ func pagesInCache(f *File) (pages []int64) {
 	return pages
 }
 
-// TestPrefetchAndReleaseKeepOtherPages checks that pages that were cached before stay in the page
+// TestPrefetchKeepsOtherPages checks that pages that were cached before stay in the page
 // cache, and that the pages of Prefetch are dropped.
-func TestPrefetchAndReleaseKeepOtherPages(t *testing.T) {
+func TestPrefetchKeepsOtherPages(t *testing.T) {
 	page := int64(os.Getpagesize())
 	data := make([]byte, 64*page)
 	copy(data, randomBlock())
@@ -70,12 +70,11 @@ func TestPrefetchAndReleaseKeepOtherPages(t *testing.T) {
 	if got := len(pagesInCache(f)); got != 5+2+3+1 {
 		t.Errorf("%d pages are cached while they are read, want the prefetched ones: %v", got, pagesInCache(f))
 	}
-	f.Release(10 * page)
-	f.Release(11 * page)
-	if got := len(pagesInCache(f)); got != 3+1+2+1 {
-		t.Errorf("%d pages are cached after half of them were released, want %d: %v", got, 7, pagesInCache(f))
+	f.pages.drop(4 * page)
+	if got := len(pagesInCache(f)); got != 3+4 {
+		t.Errorf("%d pages are cached, want the three, and four of the prefetched ones: %v", got, pagesInCache(f))
 	}
-	f.Release(f.Size())
+	f.pages.release()
 	if after := pagesInCache(f); len(after) != len(before) || after[0] != before[0] || after[2] != before[2] {
 		t.Errorf("pages %v are cached afterwards, want %v", after, before)
 	}

@@ -28,7 +28,8 @@ const (
 // kernel's read-ahead would add pages that cachedPages does not know. It is therefore off, and
 // cachedPages itself reads ahead by one chunk. It is safe for concurrent use.
 type cachedPages struct {
-	f *os.File
+	f    *os.File
+	size int64
 
 	mu       sync.Mutex
 	from, to int64  // limits of the read-ahead
@@ -41,7 +42,7 @@ type cachedPages struct {
 // newCachedPages returns a cachedPages that also drops the retained pages of an earlier reader.
 func newCachedPages(f *os.File, size int64, retained []Span) *cachedPages {
 	_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM) // if this fails, only more pages are dropped
-	p := &cachedPages{f: f, to: size}
+	p := &cachedPages{f: f, size: size, to: size}
 	for _, s := range retained {
 		p.add(s)
 	}
@@ -55,7 +56,7 @@ func (p *cachedPages) limit(from, to int64) {
 	p.from, p.to, p.next = from, to, from/ChunkSize
 }
 
-// visit prefetches chunk n and the following chunk, and drops older pages.
+// visit prefetches chunk n and the following chunk.
 func (p *cachedPages) visit(n int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,58 +64,71 @@ func (p *cachedPages) visit(n int64) {
 		p.next = n // the access is not sequential
 	}
 	for ; p.next <= n+1; p.next++ {
-		p.prefetch(max(p.from, p.next*ChunkSize), min(p.to, (p.next+1)*ChunkSize))
+		p.prefetch(Span{max(p.from, p.next*ChunkSize), min(p.to, (p.next+1)*ChunkSize)})
+	}
+}
+
+// prefetch starts to read the pages of the pieces that are not cached, adds them to added, and drops older pages. The pieces are sorted.
+func (p *cachedPages) prefetch(pieces ...Span) {
+	if len(pieces) == 0 {
+		return
+	}
+	all := Span{pieces[0].From, min(pieces[len(pieces)-1].To, p.size)}
+	vector := p.residency(all)
+	for _, piece := range pieces {
+		for _, s := range vector.spans(piece, false) {
+			p.add(s)
+			_ = unix.Fadvise(int(p.f.Fd()), s.From, s.To-s.From, unix.FADV_WILLNEED) // on failure they are read later
+		}
 	}
 	if p.recent >= lent/2 {
 		p.drop(lent)
 	}
 }
 
-// prefetch starts to read the pages of [from, to) that are not cached, and adds them to added.
-func (p *cachedPages) prefetch(from, to int64) {
-	if from >= to {
-		return
-	}
-	for _, s := range p.spans(from, to, false) {
-		p.add(s)
-	}
-	_ = unix.Fadvise(int(p.f.Fd()), from, to-from, unix.FADV_WILLNEED) // on failure they are read later
+// residency says which pages of a file are in the page cache, from the page with the offset from on. The lowest bit of a byte is 1 if
+// the page is cached.
+type residency struct {
+	from  int64
+	pages []byte
 }
 
-// spans returns the whole pages of [from, to) that are in the page cache, or the pages that are not,
+var pageSize = int64(os.Getpagesize())
+
+// spans returns the whole pages of a piece that are in the page cache, or the pages that are not,
 // depending on inCache.
-func (p *cachedPages) spans(from, to int64, inCache bool) []Span {
-	size := int64(os.Getpagesize())
-	from = from / size * size
-	vector := p.residency(from, to)
-	var found []Span
-	for i := 0; i < len(vector); i++ {
+func (r residency) spans(piece Span, inCache bool) (found []Span) {
+	last := min((piece.To-r.from+pageSize-1)/pageSize, int64(len(r.pages)))
+	for i := (piece.From - r.from) / pageSize; i < last; i++ {
 		first := i
-		for i < len(vector) && (vector[i]&1 == 1) == inCache {
+		for i < last && (r.pages[i]&1 == 1) == inCache {
 			i++
 		}
 		if i > first {
-			found = append(found, Span{from + int64(first)*size, from + int64(i)*size})
+			found = append(found, Span{r.from + first*pageSize, r.from + i*pageSize})
 		}
 	}
 	return found
 }
 
-// residency returns one byte for each page of [from, to). The lowest bit of a byte is 1 if the page
-// is cached. If the kernel does not report this, no page counts as cached.
-func (p *cachedPages) residency(from, to int64) []byte {
-	size := int64(os.Getpagesize())
-	vector := make([]byte, (to-from+size-1)/size)
-	mapped, err := unix.Mmap(int(p.f.Fd()), from, int(to-from), unix.PROT_READ, unix.MAP_SHARED)
+// residency returns the residency of a piece. If the kernel does not report this, no page counts as cached.
+func (p *cachedPages) residency(piece Span) residency {
+	from := piece.From / pageSize * pageSize
+	if from >= piece.To {
+		return residency{}
+	}
+	length := piece.To - from
+	r := residency{from, make([]byte, (length+pageSize-1)/pageSize)}
+	mapped, err := unix.Mmap(int(p.f.Fd()), from, int(length), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
-		return vector
+		return r
 	}
 	defer func() { _ = unix.Munmap(mapped) }() // cannot fail for a valid mapping
-	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(to-from), uintptr(unsafe.Pointer(&vector[0])))
+	_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&mapped[0])), uintptr(length), uintptr(unsafe.Pointer(&r.pages[0])))
 	if errno != 0 {
-		clear(vector)
+		clear(r.pages)
 	}
-	return vector
+	return r
 }
 
 func (p *cachedPages) add(s Span) {
@@ -137,7 +151,8 @@ func (p *cachedPages) drop(keep int64) {
 		old -= n
 		if n > 0 {
 			_ = unix.Fadvise(int(p.f.Fd()), s.From, n, unix.FADV_DONTNEED) // if this fails, they stay cached
-			for _, kept := range p.spans(s.From, s.From+n, true) {
+			dropped := Span{s.From, s.From + n}
+			for _, kept := range p.residency(dropped).spans(dropped, true) {
 				p.add(kept)
 			}
 		}

@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// residency reports for each page of a file whether it is in the page cache.
-func residency(t *testing.T, name string) []bool {
+// cachedPagesOf reports for each page of a file whether it is in the page cache.
+func cachedPagesOf(t *testing.T, name string) []bool {
 	t.Helper()
 	f, err := os.Open(name)
 	if err != nil {
@@ -46,7 +46,7 @@ func residency(t *testing.T, name string) []bool {
 func resident(t *testing.T, name string) int64 {
 	t.Helper()
 	var n int64
-	for _, cached := range residency(t, name) {
+	for _, cached := range cachedPagesOf(t, name) {
 		if cached {
 			n += int64(os.Getpagesize())
 		}
@@ -88,7 +88,8 @@ func TestReaderOfNewImageDropsItsPages(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, noiseOf(48*ChunkSize))
 	cached := func(p *cachedPages) (n int64) {
-		for _, s := range p.spans(0, 48*ChunkSize, true) {
+		all := Span{0, 48 * ChunkSize}
+		for _, s := range p.residency(all).spans(all, true) {
 			n += s.To - s.From
 		}
 		return n

@@ -130,11 +130,11 @@ func TestReadingKeepsPageCache(t *testing.T) {
 				d := newDisk(t)
 				readyImage(t, d, image)
 				setCached(t, imagePath(d, imageFile), pages)
-				before := residency(t, imagePath(d, imageFile))
+				before := cachedPagesOf(t, imagePath(d, imageFile))
 				if got := read(t, d); !bytes.Equal(got, image) {
 					t.Fatal("the bytes differ")
 				}
-				dropped, added := difference(before, residency(t, imagePath(d, imageFile)))
+				dropped, added := difference(before, cachedPagesOf(t, imagePath(d, imageFile)))
 				t.Logf("of the cached pages, %d of %d were dropped; %d pages were added", dropped, len(before), added)
 				few := len(before) / 64 // the kernel itself may drop some pages, or drop some late
 				if dropped > few {
@@ -145,7 +145,7 @@ func TestReadingKeepsPageCache(t *testing.T) {
 					if err := openImageOf(t, d).Close(); err != nil {
 						t.Fatal(err)
 					}
-					dropped, added = difference(before, residency(t, imagePath(d, imageFile)))
+					dropped, added = difference(before, cachedPagesOf(t, imagePath(d, imageFile)))
 					if time.Since(began) > time.Minute {
 						t.Fatalf("of the cached pages, %d of %d were dropped; %d pages were added", dropped, len(before), added)
 					}

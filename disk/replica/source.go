@@ -207,9 +207,6 @@ func (s *Source) windowAt(offset int64) (*window, error) {
 			return nil, err
 		}
 	}
-	for _, l := range s.layers {
-		l.file.Release(current.start)
-	}
 	if err := s.fillWindow(next, current.end); err != nil {
 		return nil, err
 	}
