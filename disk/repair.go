@@ -68,7 +68,8 @@ type repair struct {
 	wasFailed string       // record.Failed at the start
 	reader    *chunkReader // its evidence is updated after each write of the repair
 	start     Evidence
-	writer    imageWriter
+	out       *os.File // nil before the first write, so that an image without damage is never opened for writing
+	back      []byte   // buffer for reading a chunk back
 }
 
 func openRepair(f imageFolder, want ident.Digest) (*repair, error) {
@@ -95,7 +96,6 @@ func openRepair(f imageFolder, want ident.Digest) (*repair, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	r.start, r.wasFailed = r.reader.before, r.record.Failed
-	r.writer = imageWriter{root: d.root, name: f.file(imageFile)}
 	if err := r.checkUnchanged(); err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -112,7 +112,7 @@ func (r *repair) checkUnchanged() error {
 }
 
 func (r *repair) close() error {
-	return errors.Join(r.writer.close(), r.reader.close(), r.manifest.Close())
+	return errors.Join(r.closeOut(), r.reader.close(), r.manifest.Close())
 }
 
 // run repairs every chunk, makes the file durable and checks its digest.
@@ -121,7 +121,7 @@ func (r *repair) run(ctx context.Context, progress func(int64)) error {
 	p := newPipeline(consumers...)
 	err := errors.Join(r.repairChunks(ctx, p, progress), p.close())
 	if err == nil {
-		err = errors.Join(r.reader.sync(), r.writer.close(), waitForTick(r.reader.f))
+		err = errors.Join(r.reader.sync(), r.closeOut(), waitForTick(r.reader.f))
 	}
 	if err == nil {
 		err = r.reader.checkStable()
@@ -188,14 +188,14 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 	return r.write(c, want)
 }
 
-// write writes c to its place and reads it back, because the disk has failed at this place before.
-// Only this write may change the evidence. If another process writes at the same time, the error is
+// write writes c to its place and reads it back, because the disk has failed at this place before. A
+// direct read first writes the pages of the chunk to the disk. Only this write may change the evidence. If another process writes at the same time, the error is
 // ErrModified.
 func (r *repair) write(c *chunk, want ChunkHash) error {
 	if _, err := r.reader.unchanged(); err != nil {
 		return err
 	}
-	err := r.writer.write(c)
+	err := r.writeInPlace(c)
 	info, statErr := r.reader.f.Stat()
 	if statErr != nil {
 		return errors.Join(err, statErr)
@@ -207,7 +207,10 @@ func (r *repair) write(c *chunk, want ChunkHash) error {
 	if err != nil {
 		return fmt.Errorf("write chunk %d: %w", c.n, noSpace(err))
 	}
-	back, err := readDirect(r.reader.f, r.writer.readBuffer(), c.n*ChunkSize, r.reader.size)
+	if r.back == nil {
+		r.back = NewChunkBuffer()
+	}
+	back, err := readDirect(r.reader.f, r.back, c.n*ChunkSize, r.reader.size)
 	if err != nil {
 		return err
 	}
@@ -240,7 +243,7 @@ func (r *repair) recordProgress() error {
 	if r.reader.before == r.start && r.record.ManifestDigest == r.manifest.Digest() && !newFailure {
 		return nil
 	}
-	if errors.Join(r.writer.close(), r.reader.sync(), waitForTick(r.reader.f), r.reader.checkStable()) != nil {
+	if errors.Join(r.closeOut(), r.reader.sync(), waitForTick(r.reader.f), r.reader.checkStable()) != nil {
 		return nil // the content is not known, so the record must become invalid; Verify must run next
 	}
 	if !newFailure {
@@ -258,68 +261,32 @@ func (r *repair) updateRecord(now *Record) {
 	now.Evidence, now.Failed, now.ManifestDigest = &r.reader.before, r.record.Failed, r.record.ManifestDigest
 }
 
-// imageWriter writes chunks of an existing image in place. It opens the file at the first write, so
-// that an image without damage is never opened for writing.
-type imageWriter struct {
-	root             *os.Root
-	name             string
-	direct, buffered *os.File // direct: direct I/O, nil where it is not possible; buffered: through the page cache
-	spare            []byte
-}
-
-// write writes c, or punches a hole for zeros. It never extends the file.
-func (w *imageWriter) write(c *chunk) error {
-	f, err := w.open(len(c.data)%directAlign == 0)
-	if err != nil {
-		return err
+// writeInPlace writes c, or punches a hole for zeros. It never extends the file.
+func (r *repair) writeInPlace(c *chunk) (err error) {
+	if r.out == nil {
+		if r.out, err = openRegular(r.folder.disk.root, r.folder.file(imageFile), os.O_RDWR); err != nil {
+			return err
+		}
 	}
 	offset := c.n * ChunkSize
 	if allZero(c.data) {
 		padded := (int64(len(c.data)) + directAlign - 1) &^ (directAlign - 1)
-		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, padded)
+		err := unix.Fallocate(int(r.out.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, offset, padded)
 		if err == nil {
 			return nil
 		}
 		clear(c.buf) // the file system does not support holes: write zeros
 	}
-	_, err = f.WriteAt(c.buf[:len(c.data)], offset)
+	_, err = r.out.WriteAt(c.buf[:len(c.data)], offset)
 	return err
 }
 
-// open returns the file to write to. A chunk with an unaligned length, at the end of the file, cannot
-// be written with direct I/O.
-func (w *imageWriter) open(aligned bool) (*os.File, error) {
-	f, open := &w.buffered, openRegular
-	if aligned {
-		f, open = &w.direct, func(root *os.Root, name string, flag int) (*os.File, error) {
-			f, _, err := openDirect(root, name, flag)
-			return f, err
-		}
+// closeOut closes the file that was opened for writing. It may be called several times.
+func (r *repair) closeOut() error {
+	if r.out == nil {
+		return nil
 	}
-	if *f != nil {
-		return *f, nil
-	}
-	var err error
-	*f, err = open(w.root, w.name, os.O_RDWR)
-	return *f, err
-}
-
-// readBuffer returns the buffer for reading a chunk back.
-func (w *imageWriter) readBuffer() []byte {
-	if w.spare == nil {
-		w.spare = NewChunkBuffer()
-	}
-	return w.spare
-}
-
-// close closes the files. It may be called several times.
-func (w *imageWriter) close() error {
-	var err error
-	for _, f := range []**os.File{&w.direct, &w.buffered} {
-		if *f != nil {
-			err = errors.Join(err, (*f).Close())
-			*f = nil
-		}
-	}
+	err := r.out.Close()
+	r.out = nil
 	return err
 }
