@@ -80,7 +80,7 @@ func TestAppendChunkDoesNotHashAgain(t *testing.T) {
 	if err := p.pipeline.drain(0); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := p.writer.journal.at(0); got != wrong {
+	if got, _ := p.journal.at(0); got != wrong {
 		t.Errorf("the journal contains the hash %x", got)
 	}
 }

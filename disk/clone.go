@@ -60,12 +60,12 @@ func (p *Part) appendFrom(r *Reader, from, length int64, hash *ChunkHash) error 
 		return err
 	}
 	at, data := c.n*ChunkSize, c.buf[:length]
-	shared, err := p.writer.share(r, from, at, length)
+	shared, err := p.share(r, from, at, length)
 	if err != nil {
 		return err
 	}
 	if shared {
-		_, err = readDirect(p.writer.file, c.buf, at, at+length)
+		_, err = readDirect(p.file, c.buf, at, at+length)
 	} else {
 		_, err = io.ReadFull(io.NewSectionReader(r, from, length), data)
 	}
@@ -82,7 +82,7 @@ func (p *Part) appendFrom(r *Reader, from, length int64, hash *ChunkHash) error 
 		err = errors.Join(fmt.Errorf("append chunk: the chunk at %d of the other image %w", from, ErrDamaged), err)
 	}
 	if shared {
-		if undo := p.writer.unshare(at); undo != nil {
+		if undo := p.unshare(at); undo != nil {
 			return undo
 		}
 	}

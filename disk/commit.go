@@ -38,7 +38,7 @@ func (p *Part) Commit(want ident.Digest) (_ model.Copy, err error) {
 	d, id := p.folder.disk, p.folder.id
 	defer func() {
 		if _, sized := errors.AsType[*NoSpaceError](err); !sized {
-			err = p.writer.wrapNoSpace(err)
+			err = p.wrapNoSpace(err)
 		}
 		if err != nil {
 			err = fmt.Errorf("commit %s: %w", id, err)
@@ -95,21 +95,21 @@ func (p *Part) finish(want ident.Digest, swap *replacement) (result func(*Record
 		p.pipeline = nil
 	}
 	if err == nil {
-		err = p.writer.file.Truncate(p.offset)
+		err = p.file.Truncate(p.offset)
 	}
 	if err == nil {
 		result, err = p.check(want)
 	}
 	if err == nil {
 		if !p.options.Private {
-			err = setMode(p.writer.file, imageMode&^umask) // before takeEvidence, because it changes the ctime
+			err = setMode(p.file, imageMode&^umask) // before takeEvidence, because it changes the ctime
 		}
-		err = errors.Join(err, p.writer.sync(), p.writer.journal.f.Sync(), swap.checkReplaceable(), swap.takeEvidence(p.writer.file))
+		err = errors.Join(err, p.sync(), p.journal.f.Sync(), swap.checkReplaceable(), swap.takeEvidence(p.file))
 	}
 	if isFinal(err) || errors.Is(err, ErrNoSpace) {
 		return nil, errors.Join(err, p.Discard())
 	}
-	return result, errors.Join(err, p.Close(), p.writer.close())
+	return result, errors.Join(err, p.Close(), p.close())
 }
 
 // isFinal reports whether err is caused by the bytes themselves.
@@ -144,7 +144,7 @@ func (p *Part) check(want ident.Digest) (result func(*Record), err error) {
 	verified := time.Now().UTC()
 	return func(r *Record) {
 		r.SHA512, r.SHA256, r.Format, r.VirtualSize = sum512, sum256, info.Format, info.VirtualSize
-		r.ManifestDigest, r.Size = p.writer.manifest.Digest(), p.offset
+		r.ManifestDigest, r.Size = p.manifest.Digest(), p.offset
 		r.IndexDigest, r.Signature = index, signature
 		r.Evidence, r.Failed, r.VerifiedAt, r.ReadBackAt = nil, "", verified, time.Time{}
 	}, nil

@@ -20,10 +20,52 @@ const (
 	partIndexFile = "backing.part.caibx"
 )
 
+// partFolder is the folder of a partial file: the space on its disk, and the files beside it.
+type partFolder struct {
+	folder  imageFolder
+	reserve int64 // bytes that must stay free on the disk
+	maxSize int64 // of the image; 0: no limit
+}
+
+// checkSize checks that the image is not larger than maxSize and that the disk has space for it. An unknown
+// size passes.
+func (p *partFolder) checkSize(source PartSource) error {
+	if source.Size < 0 {
+		return nil
+	}
+	if err := p.checkImageSize(source.Size); err != nil {
+		return err
+	}
+	return p.checkSpace(source.need())
+}
+
+// checkImageSize returns an ErrTooLarge if an image of size bytes is larger than maxSize.
+func (p *partFolder) checkImageSize(size int64) error {
+	if p.maxSize > 0 && size > p.maxSize {
+		return fmt.Errorf("%w: it has at least %d bytes, at most %d are allowed", ErrTooLarge, size, p.maxSize)
+	}
+	return nil
+}
+
+// checkSpace returns a *NoSpaceError if more bytes would not leave the reserve free.
+func (p *partFolder) checkSpace(more int64) error {
+	room, err := p.Room()
+	if err == nil && room < more {
+		err = &NoSpaceError{Need: more, Free: room}
+	}
+	return err
+}
+
+// Room returns the bytes that can be written to the disk before the reserve is reached.
+func (p *partFolder) Room() (int64, error) {
+	space, err := p.folder.disk.Space()
+	return max(0, space.Free-p.reserve), err
+}
+
 // StoreIndex stores the index of the partial file. write receives an empty file and writes the index to it.
 // The index is durable when StoreIndex returns, and exists until Discard, DropIndex, Commit, or Begin with a source
 // without an index. The bytes are not interpreted.
-func (p *Part) StoreIndex(write func(*os.File) error) error {
+func (p *partFolder) StoreIndex(write func(*os.File) error) error {
 	root, name := p.folder.disk.root, p.folder.file(partTempFile)
 	f, err := p.createTemp()
 	if err != nil {
@@ -44,7 +86,7 @@ func (p *Part) StoreIndex(write func(*os.File) error) error {
 
 // Index opens the index that StoreIndex stored, in this process or in an earlier one. fs.ErrNotExist: there is
 // none.
-func (p *Part) Index() (*os.File, error) {
+func (p *partFolder) Index() (*os.File, error) {
 	return openRegular(p.folder.disk.root, p.folder.file(partIndexFile), os.O_RDONLY)
 }
 
@@ -60,13 +102,13 @@ func (d *Disk) PartIndex(id ident.ID) (*os.File, PartSource, error) {
 }
 
 // DropIndex removes the index of the partial file, if there is one.
-func (p *Part) DropIndex() error {
+func (p *partFolder) DropIndex() error {
 	return ignoreMissing(p.folder.disk.root.Remove(p.folder.file(partIndexFile)))
 }
 
 // TempFile creates a file without a name in the folder of the partial file, for data that need not survive the
 // process. StoreIndex must not run meanwhile.
-func (p *Part) TempFile() (*os.File, error) {
+func (p *partFolder) TempFile() (*os.File, error) {
 	f, err := p.createTemp()
 	if err != nil {
 		return nil, err
@@ -78,19 +120,13 @@ func (p *Part) TempFile() (*os.File, error) {
 }
 
 // createTemp creates partTempFile. A crash may have left one.
-func (p *Part) createTemp() (*os.File, error) {
+func (p *partFolder) createTemp() (*os.File, error) {
 	root, name := p.folder.disk.root, p.folder.file(partTempFile)
 	if err := ignoreMissing(root.Remove(name)); err != nil {
 		return nil, err
 	}
 	f, err := root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, privateMode)
 	return f, noSpace(err)
-}
-
-// Room returns the bytes that can be written to the disk before the reserve is reached.
-func (p *Part) Room() (int64, error) {
-	space, err := p.folder.disk.Space()
-	return max(0, space.Free-p.options.Reserve), err
 }
 
 // Index opens the index of a ready copy. fs.ErrNotExist: the copy has none, or it is not the one of these
@@ -131,7 +167,7 @@ func fileDigest(f *os.File) (ident.Digest, error) {
 }
 
 // indexDigest returns the digest of the index of the partial file, zero if there is none.
-func (p *Part) indexDigest() (ident.Digest, error) {
+func (p *partFolder) indexDigest() (ident.Digest, error) {
 	f, err := p.Index()
 	if err != nil {
 		return ident.Digest{}, ignoreMissing(err)
@@ -148,40 +184,4 @@ func (f imageFolder) commitIndex() error {
 		err = ignoreMissing(f.disk.root.Remove(f.file(indexFile)))
 	}
 	return err
-}
-
-// ReadBack reads bytes that were appended before, at an offset. It waits until they are written.
-func (p *Part) ReadBack(buf []byte, offset int64) error {
-	end := offset + int64(len(buf))
-	if offset < 0 || end > p.offset {
-		return fmt.Errorf("read back %s: %d bytes at %d are not in %d bytes", p.folder.id, len(buf), offset, p.offset)
-	}
-	if c := p.current; c != nil {
-		begin := p.offset - int64(len(c.data))
-		if end > begin {
-			from := max(offset, begin)
-			copy(buf[from-offset:], c.data[from-begin:])
-			buf, end = buf[:from-offset], from
-		}
-	}
-	if len(buf) == 0 {
-		return nil
-	}
-	if end > p.offset-(pipelineDepth+1)*ChunkSize {
-		if err := p.pipeline.drain(p.ownedChunks()); err != nil {
-			return err
-		}
-	}
-	size := int(offset%directAlign) + len(buf)
-	blocks := alignedBuffer(min(ChunkSize, (size+directAlign-1)&^(directAlign-1)))
-	for len(buf) > 0 {
-		begin := offset &^ (directAlign - 1)
-		b, err := readDirect(p.writer.file, blocks, begin, min(begin+int64(len(blocks)), end))
-		if err != nil {
-			return err
-		}
-		n := copy(buf, b[offset-begin:])
-		buf, offset = buf[n:], offset+int64(n)
-	}
-	return nil
 }

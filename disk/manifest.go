@@ -284,16 +284,14 @@ func (m *Manifest) verify() error {
 // a *ChecksumError if the manifest does not have the digest want, and ErrTooLarge if size exceeds the
 // limit of the partial file. The manifest is in a file without a name, which does not exist any more
 // after Close or a crash. ReceiveManifest does not change the partial file.
-func (p *Part) ReceiveManifest(r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
-	w := &p.writer
-	var err error
+func (p *partFolder) ReceiveManifest(r io.Reader, size int64, want ident.Digest) (m *Manifest, err error) {
 	var f *os.File
-	if w.maxSize > 0 && size > w.maxSize {
-		err = fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, size, w.maxSize)
-	} else if err = w.checkSpace(EncodedSize(size)); err == nil {
+	if err = p.checkImageSize(size); err == nil {
+		err = p.checkSpace(EncodedSize(size))
+	}
+	if err == nil {
 		f, err = p.TempFile()
 	}
-	var m *Manifest
 	if err == nil {
 		m, err = ReceiveManifest(f, r, size, want)
 	}

@@ -60,7 +60,7 @@ func TestCommitAndVerifyBypassPageCache(t *testing.T) {
 	const size, most = 64 << 20, 4 << 20
 	d := newDisk(t)
 	p := openPart(t, d, PartOptions{})
-	if !p.writer.direct {
+	if !p.direct {
 		t.Skip("the file system of the temporary folder does not support direct I/O")
 	}
 	if err := p.Begin(PartSource{ID: "x", Size: size}); err != nil {

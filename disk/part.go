@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,13 +73,10 @@ type PartOptions struct {
 // Part is a partial file: backing.part, and the journal with the hashes of its chunks. Bytes can only
 // be appended. A Part is not safe for concurrent use, except for Written.
 type Part struct {
-	folder   imageFolder
-	options  PartOptions
-	writer   partWriter
-	hashes   *hashes
-	pipeline *pipeline // nil once closed
-	current  *chunk    // being filled
-	offset   int64     // bytes appended so far, those in current included
+	partWriter
+	stream
+	options PartOptions
+	hashes  *hashes
 }
 
 // OpenPart creates the folder of id and an empty partial file in it. If a partial file exists,
@@ -100,16 +98,16 @@ func (d *Disk) OpenPart(ctx context.Context, id ident.ID, o PartOptions) (*Part,
 			}
 		}
 	}
-	p := &Part{folder: folder, options: o, writer: partWriter{folder: folder, reserve: o.Reserve, maxSize: o.MaxSize}}
-	if err := p.writer.open(); err != nil {
+	p := &Part{options: o, partWriter: partWriter{partFolder: partFolder{folder: folder, reserve: o.Reserve, maxSize: o.MaxSize}}}
+	if err := p.open(); err != nil {
 		return nil, fmt.Errorf("open partial file of %s: %w", id, err)
 	}
 	p.start()
 	if record.Source != nil && (o.Accept == nil || o.Accept(*record.Source)) {
-		p.writer.source.Store(record.Source)
+		p.source.Store(record.Source)
 		if err := p.resume(ctx); err != nil {
 			p.pipeline.abort()
-			return nil, errors.Join(fmt.Errorf("resume partial file of %s: %w", id, err), p.writer.close())
+			return nil, errors.Join(fmt.Errorf("resume partial file of %s: %w", id, err), p.close())
 		}
 	}
 	return p, nil
@@ -122,18 +120,17 @@ func (p *Part) start() {
 		w := begin()
 		consumers = append(consumers, func(c *chunk) error { _, err := w.Write(c.data); return err })
 	}
-	p.writer.start()
-	p.hashes, p.current, p.offset = hashes, nil, 0
-	p.pipeline = newPipeline(append(consumers, p.writer.writeHash, p.writer.writeChunk)...)
+	p.reset()
+	p.hashes, p.stream = hashes, stream{pipeline: newPipeline(append(consumers, p.writeHash, p.writeChunk)...)}
 }
 
 // resume keeps the chunks that match their hashes and removes the others.
 func (p *Part) resume(ctx context.Context) error {
-	info, err := p.writer.file.Stat()
+	info, err := p.file.Stat()
 	if err != nil {
 		return err
 	}
-	s := &chunkReader{f: p.writer.file, direct: p.writer.direct, size: info.Size(), holes: extents{f: p.writer.file}}
+	s := &chunkReader{f: p.file, direct: p.direct, size: info.Size(), holes: extents{f: p.file}}
 	for p.offset+ChunkSize <= s.size {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -145,9 +142,9 @@ func (p *Part) resume(ctx context.Context) error {
 		// A chunk that cannot be read is fetched again. The disk then writes it to another place.
 		err = s.read(c, p.offset)
 		if err == nil {
-			c.saved, c.hash = true, p.writer.journal.algorithm.Hash(c.data)
+			c.saved, c.hash = true, p.journal.algorithm.Hash(c.data)
 		}
-		if recorded, missing := p.writer.journal.at(c.n); err != nil || missing != nil || c.hash != recorded {
+		if recorded, missing := p.journal.at(c.n); err != nil || missing != nil || c.hash != recorded {
 			p.pipeline.free <- c
 			break
 		}
@@ -157,35 +154,10 @@ func (p *Part) resume(ctx context.Context) error {
 	// Truncate would change the mtime even if it removes nothing, and the mtime is the time of the
 	// last write (ModTime).
 	if p.offset != s.size {
-		err = p.writer.file.Truncate(p.offset)
+		err = p.file.Truncate(p.offset)
 	}
-	return errors.Join(err, p.writer.journal.truncate(p.offset/ChunkSize))
+	return errors.Join(err, p.journal.truncate(p.offset/ChunkSize))
 }
-
-// Source returns the source of the partial file's bytes. It is zero before the first Begin.
-func (p *Part) Source() PartSource {
-	if source := p.writer.source.Load(); source != nil {
-		return *source
-	}
-	return PartSource{}
-}
-
-// Offset returns the number of appended bytes: the offset of the next byte to append. The bytes of an
-// incomplete chunk are only in memory.
-func (p *Part) Offset() int64 { return p.offset }
-
-// ModTime returns the time of the last write to the file.
-func (p *Part) ModTime() (time.Time, error) {
-	info, err := p.writer.file.Stat()
-	if err != nil {
-		return time.Time{}, err
-	}
-	return info.ModTime(), nil
-}
-
-// Written returns the bytes of all chunks that are not all zero: the space that the file uses. It is
-// safe for concurrent use.
-func (p *Part) Written() int64 { return p.writer.written.Load() }
 
 // Begin discards all bytes and records durably the source of the bytes that follow. It returns
 // ErrNoSpace or ErrTooLarge if there is not enough space for an image of this size, or if the size
@@ -201,13 +173,13 @@ func (p *Part) BeginManifest(source PartSource, m *Manifest) error {
 
 func (p *Part) begin(source PartSource, algorithm ChunkAlgorithm) error {
 	p.pipeline.abort()
-	if err := p.writer.checkSize(source); err != nil {
+	if err := p.checkSize(source); err != nil {
 		p.start()
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
 	// Remove the hashes first: otherwise new bytes could count as verified because of an old hash.
-	p.writer.source.Store(nil)
-	err := errors.Join(p.writer.journal.reset(algorithm), p.writer.file.Truncate(0))
+	p.source.Store(nil)
+	err := errors.Join(p.journal.reset(algorithm), p.file.Truncate(0))
 	if err == nil && source.Index == "" {
 		err = p.DropIndex()
 	}
@@ -218,7 +190,7 @@ func (p *Part) begin(source PartSource, algorithm ChunkAlgorithm) error {
 	if err != nil {
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	p.writer.source.Store(&source)
+	p.source.Store(&source)
 	return nil
 }
 
@@ -229,12 +201,9 @@ func (p *Part) SetSize(size int64) error {
 	if err := p.folder.recordSource(source); err != nil {
 		return fmt.Errorf("set size of the partial file of %s: %w", p.folder.id, err)
 	}
-	p.writer.source.Store(&source)
+	p.source.Store(&source)
 	return nil
 }
-
-// ChunkAlgorithm returns the algorithm of the chunk hashes. Begin, BeginManifest and Matches change it.
-func (p *Part) ChunkAlgorithm() ChunkAlgorithm { return p.writer.journal.algorithm }
 
 // Matches reports whether all whole chunks of the partial file equal the first chunks of m. If so,
 // the caller calls Continue and appends the chunk at Offset. Otherwise it must call BeginManifest. If m
@@ -245,26 +214,23 @@ func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 	if p.offset > m.size || size >= 0 && size != m.size {
 		return false, nil
 	}
-	whole := p.offset
-	if p.current != nil {
-		whole -= int64(len(p.current.data))
-	}
+	whole := p.offset - p.pending()
 	if !p.ended() {
 		whole = whole / ChunkSize * ChunkSize
 	} else if whole != m.size {
 		return false, nil
 	}
 	// The journal is complete once the pipeline is idle.
-	if err := p.pipeline.drain(p.ownedChunks()); err != nil {
+	if err := p.drain(); err != nil {
 		return false, err
 	}
 	if p.ChunkAlgorithm() != m.algorithm {
-		return p.writer.adoptHashes(ctx, m, whole)
+		return p.adoptHashes(ctx, m, whole)
 	}
 	if whole == 0 {
 		return true, nil
 	}
-	return sameHashes(p.writer.journal.hashes(whole), m.hashes(whole))
+	return sameHashes(p.journal.hashes(whole), m.hashes(whole))
 }
 
 // Continue records durably that the whole chunks of the partial file are the first chunks of the
@@ -275,9 +241,9 @@ func (p *Part) Continue(source PartSource) error {
 		p.offset -= int64(len(c.data))
 		c.data = c.buf[:0]
 	}
-	err := p.writer.checkSize(source)
+	err := p.checkSize(source)
 	if errors.Is(err, ErrNoSpace) { // some of the bytes are already on the disk
-		err = p.writer.checkSpace(min(source.Size-p.offset, source.data()-p.Written()) + SpaceBeside(source.Size))
+		err = p.checkSpace(min(source.Size-p.offset, source.data()-p.Written()) + SpaceBeside(source.Size))
 	}
 	if err == nil {
 		err = p.folder.recordSource(source)
@@ -285,7 +251,7 @@ func (p *Part) Continue(source PartSource) error {
 	if err != nil {
 		return fmt.Errorf("continue partial file of %s: %w", p.folder.id, err)
 	}
-	p.writer.source.Store(&source)
+	p.source.Store(&source)
 	return nil
 }
 
@@ -299,18 +265,14 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 		return 0, errEnded
 	}
 	for {
-		if p.current == nil {
-			c, err := p.pipeline.get()
-			if err != nil {
-				return p.offset - start, err
-			}
-			c.n, p.current = p.offset/ChunkSize, c
+		if err := p.fill(); err != nil {
+			return p.offset - start, err
 		}
 		n, err := r.Read(p.current.buf[len(p.current.data):])
 		p.current.data = p.current.buf[:len(p.current.data)+n]
 		p.offset += int64(n)
-		if p.options.MaxSize > 0 && p.offset > p.options.MaxSize {
-			return p.offset - start, fmt.Errorf("%w: at most %d bytes are allowed", ErrTooLarge, p.options.MaxSize)
+		if err := p.checkImageSize(p.offset); err != nil {
+			return p.offset - start, err
 		}
 		if len(p.current.data) == ChunkSize {
 			if err := p.flush(); err != nil {
@@ -365,35 +327,18 @@ func (p *Part) next(length int64) (*chunk, error) {
 	switch {
 	case length <= 0 || length > ChunkSize:
 		return nil, fmt.Errorf("append chunk: it has %d bytes", length)
-	case p.current != nil && len(p.current.data) > 0:
+	case p.pending() > 0:
 		return nil, errors.New("append chunk: the chunk before it is not full")
 	case p.ended():
 		return nil, fmt.Errorf("append chunk: %w", errEnded)
 	case size >= 0 && (end > size || length < ChunkSize && end < size):
 		return nil, fmt.Errorf("append chunk: it ends at %d in an image of %d bytes", end, size)
-	case p.options.MaxSize > 0 && end > p.options.MaxSize:
-		return nil, fmt.Errorf("%w: at most %d bytes are allowed", ErrTooLarge, p.options.MaxSize)
 	}
-	if p.current == nil {
-		c, err := p.pipeline.get()
-		if err != nil {
-			return nil, err
-		}
-		p.current = c
+	if err := errors.Join(p.checkImageSize(end), p.fill()); err != nil {
+		return nil, err
 	}
-	p.current.n, p.offset = p.offset/ChunkSize, end
+	p.offset = end
 	return p.current, nil
-}
-
-// ended reports whether a short chunk was put into the pipeline: no chunk can follow it.
-func (p *Part) ended() bool { return p.current == nil && p.offset%ChunkSize != 0 }
-
-// ownedChunks returns the number of chunks that are neither in the pipeline nor free.
-func (p *Part) ownedChunks() int {
-	if p.current != nil {
-		return 1
-	}
-	return 0
 }
 
 // flush puts the current chunk into the pipeline. It checks the format of the first chunk, and then
@@ -419,23 +364,37 @@ func (p *Part) flush() error {
 	return nil
 }
 
-// WriteHead reads the first n bytes back from the file and writes them to w. They must be whole
-// chunks that an earlier process wrote and that OpenPart has verified.
-func (p *Part) WriteHead(w io.Writer, n int64) error {
-	if n%ChunkSize != 0 || n > p.offset {
-		return fmt.Errorf("read head of %s: it has %d bytes of whole chunks, not %d", p.folder.id, p.offset, n)
+// ReadAt reads bytes back that were appended before. It waits until they are written.
+func (p *Part) ReadAt(buf []byte, offset int64) (read int, err error) {
+	if offset < 0 || offset >= p.offset {
+		return 0, io.EOF
 	}
-	buf := NewChunkBuffer()
-	for at := int64(0); at < n; at += ChunkSize {
-		b, err := readDirect(p.writer.file, buf, at, n)
-		if err == nil {
-			_, err = w.Write(b)
+	if short := int64(len(buf)) - (p.offset - offset); short > 0 {
+		read, err = p.ReadAt(buf[:int64(len(buf))-short], offset)
+		return read, cmp.Or(err, io.EOF)
+	}
+	if begin := p.offset - p.pending(); offset+int64(len(buf)) > begin { // the last bytes are in no file yet
+		from := max(offset, begin)
+		read = copy(buf[from-offset:], p.current.data[from-begin:])
+		buf = buf[:from-offset]
+	}
+	if offset+int64(len(buf)) > p.offset-(pipelineDepth+1)*ChunkSize {
+		if err := p.drain(); err != nil {
+			return 0, err
 		}
+	}
+	size := int(offset%directAlign) + len(buf)
+	blocks := alignedBuffer(min(ChunkSize, (size+directAlign-1)&^(directAlign-1)))
+	for end := offset + int64(len(buf)); offset < end; {
+		begin := offset &^ (directAlign - 1)
+		b, err := readDirect(p.file, blocks, begin, min(begin+int64(len(blocks)), end))
 		if err != nil {
-			return fmt.Errorf("read head of %s: %w", p.folder.id, err)
+			return 0, err
 		}
+		n := copy(buf, b[offset-begin:])
+		buf, offset, read = buf[n:], offset+int64(n), read+n
 	}
-	return nil
+	return read, nil
 }
 
 // Close closes the partial file and keeps it for a later resume. After Commit or Discard it does
@@ -446,7 +405,7 @@ func (p *Part) Close() error {
 	}
 	err := p.pipeline.close() // writes the full chunks that were appended
 	p.pipeline = nil
-	return errors.Join(err, p.writer.close())
+	return errors.Join(err, p.close())
 }
 
 // Discard closes and removes the partial file.
@@ -455,7 +414,7 @@ func (p *Part) Discard() error {
 		p.pipeline.abort()
 		p.pipeline = nil
 	}
-	err := p.writer.close()
+	err := p.close()
 	for _, name := range partFiles {
 		err = errors.Join(err, ignoreMissing(p.folder.disk.root.Remove(p.folder.file(name))))
 	}
@@ -465,9 +424,7 @@ func (p *Part) Discard() error {
 // partWriter writes the chunks of a partial file and its journal. Two goroutines of the pipeline call
 // writeHash and writeChunk. Only the goroutine of the Part calls the other methods.
 type partWriter struct {
-	folder  imageFolder
-	reserve int64 // bytes that must stay free on the disk
-	maxSize int64 // of the image; 0: no limit
+	partFolder
 	// source is nil if it is not recorded which bytes the file contains: they are not used then. It is
 	// atomic, because SetSize replaces it while writeChunk reads it.
 	source  atomic.Pointer[PartSource]
@@ -483,6 +440,30 @@ type partWriter struct {
 	unshared   map[*Reader]bool // an attempt to share blocks of this image failed
 	resizing   sync.Mutex       // while the file is truncated or shares blocks: both depend on its size
 }
+
+// Source returns the source of the partial file's bytes. It is zero before the first Begin.
+func (w *partWriter) Source() PartSource {
+	if source := w.source.Load(); source != nil {
+		return *source
+	}
+	return PartSource{}
+}
+
+// ModTime returns the time of the last write to the file.
+func (w *partWriter) ModTime() (time.Time, error) {
+	info, err := w.file.Stat()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
+}
+
+// Written returns the bytes of all chunks that are not all zero: the space that the file uses. It is
+// safe for concurrent use.
+func (w *partWriter) Written() int64 { return w.written.Load() }
+
+// ChunkAlgorithm returns the algorithm of the chunk hashes. Begin, BeginManifest and Matches change it.
+func (w *partWriter) ChunkAlgorithm() ChunkAlgorithm { return w.journal.algorithm }
 
 func (w *partWriter) open() (err error) {
 	root := w.folder.disk.root
@@ -503,34 +484,10 @@ func (w *partWriter) open() (err error) {
 	return err
 }
 
-// start resets the state for the first chunk.
-func (w *partWriter) start() {
+// reset resets the state for the first chunk.
+func (w *partWriter) reset() {
 	w.manifest, w.unsynced = NewManifestHash(w.journal.algorithm), 0
 	w.written.Store(0)
-}
-
-// checkSize checks that the image is not larger than maxSize and that the disk has space for it. An unknown
-// size passes.
-func (w *partWriter) checkSize(source PartSource) error {
-	if source.Size < 0 {
-		return nil
-	}
-	if w.maxSize > 0 && source.Size > w.maxSize {
-		return fmt.Errorf("%w: it has %d bytes, at most %d are allowed", ErrTooLarge, source.Size, w.maxSize)
-	}
-	return w.checkSpace(source.need())
-}
-
-// checkSpace returns a *NoSpaceError if more bytes would not leave the reserve free.
-func (w *partWriter) checkSpace(more int64) error {
-	space, err := w.folder.disk.Space()
-	if err != nil {
-		return err
-	}
-	if free := space.Free - w.reserve; free < more {
-		return &NoSpaceError{Need: more, Free: max(0, free)}
-	}
-	return nil
 }
 
 // syncEvery limits the number of bytes that are lost after a power failure.

@@ -326,7 +326,7 @@ func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	if err := p.Begin(PartSource{ID: "test", Size: size}); err != nil {
 		t.Fatal(err)
 	}
-	p.writer.reserve = 1 << 60
+	p.reserve = 1 << 60
 	_, err := p.ReadFrom(bytes.NewReader(sparseImage(size)))
 	if err == nil {
 		_, err = p.Commit(ident.Digest{})

@@ -132,6 +132,46 @@ func (p *pipeline) drain(owned int) error {
 	return nil
 }
 
+// stream is the end of a partial file, to which bytes are appended.
+type stream struct {
+	pipeline *pipeline // nil once closed
+	current  *chunk    // being filled; nil: none
+	offset   int64     // bytes appended so far, those in current included
+}
+
+// Offset returns the number of appended bytes: the offset of the next byte to append. The bytes of an
+// incomplete chunk are only in memory.
+func (s *stream) Offset() int64 { return s.offset }
+
+// pending returns the number of bytes in the current chunk.
+func (s *stream) pending() int64 {
+	if s.current == nil {
+		return 0
+	}
+	return int64(len(s.current.data))
+}
+
+// ended reports whether a short chunk was put into the pipeline: no chunk can follow it.
+func (s *stream) ended() bool { return s.current == nil && s.offset%ChunkSize != 0 }
+
+// drain waits until all chunks in the pipeline are written.
+func (s *stream) drain() error {
+	if s.current != nil {
+		return s.pipeline.drain(1)
+	}
+	return s.pipeline.drain(0)
+}
+
+// fill makes an empty chunk the current one, unless there is one.
+func (s *stream) fill() (err error) {
+	if s.current == nil {
+		if s.current, err = s.pipeline.get(); err == nil {
+			s.current.n = s.offset / ChunkSize
+		}
+	}
+	return err
+}
+
 // close waits until the consumers have processed all chunks and returns the first error.
 func (p *pipeline) close() error {
 	for _, queue := range p.queues {

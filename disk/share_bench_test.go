@@ -72,7 +72,7 @@ func update(b *testing.B, d *Disk, block []byte, shared bool) {
 	defer p.Close()
 	err = p.Begin(PartSource{ID: "peer", Size: updateSize})
 	if !shared {
-		p.writer.shareAlign = 0
+		p.shareAlign = 0
 	}
 	buf := NewChunkBuffer()
 	for err == nil && p.Offset() < updateSize {

@@ -172,7 +172,7 @@ func TestSharedBlocksSurvivePowerCut(t *testing.T) {
 			t.Fatal(err)
 		}
 		appendShared(t, p, r, want[:synced*ChunkSize], 0)
-		if err := errors.Join(p.pipeline.drain(p.ownedChunks()), p.writer.sync(), p.writer.journal.f.Sync()); err != nil {
+		if err := errors.Join(p.drain(), p.sync(), p.journal.f.Sync()); err != nil {
 			t.Fatal(err)
 		}
 		appendShared(t, p, r, want[:30*ChunkSize], 0)

@@ -332,7 +332,7 @@ func TestAppendFromKeepsReserve(t *testing.T) {
 			r := newSeed(t, d, image)
 			p := partOf(t, d, -1, PartOptions{Reserve: free(t, d) - 12*ChunkSize})
 			appendShared(t, p, r, image[:24*ChunkSize], 0)
-			if err := p.pipeline.drain(p.ownedChunks()); err != nil {
+			if err := p.drain(); err != nil {
 				t.Fatalf("shared blocks used space: %v", err)
 			}
 			if err := os.WriteFile(filepath.Join(at, "other"), noiseOf(16*ChunkSize), 0o600); err != nil {

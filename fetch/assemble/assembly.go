@@ -279,7 +279,7 @@ func (r *reader) readRepeated(p []byte, from *run) (int, error) {
 		return 0, err
 	}
 	again := make([]byte, from.limit-from.offset)
-	if err := r.part.ReadBack(again, from.from); err != nil {
+	if _, err := r.part.ReadAt(again, from.from); err != nil {
 		return 0, err
 	}
 	if !hash.Matches(again) {

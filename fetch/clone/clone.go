@@ -144,7 +144,7 @@ func openPartHeader(ctx context.Context, part *disk.Part, o disk.PartSource, s *
 		return nil, err
 	}
 	defer f.Close()
-	if err := part.WriteHead(f, HeaderSize); err != nil {
+	if _, err := io.Copy(f, io.NewSectionReader(part, 0, HeaderSize)); err != nil {
 		return nil, err
 	}
 	h, payload, err := openHeader(ctx, f, o.Size, s.passphrase)

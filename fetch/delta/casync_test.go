@@ -86,7 +86,7 @@ func TestCasyncIndexes(t *testing.T) {
 					t.Fatal(err, describe(s))
 				}
 				got := make([]byte, len(next)) // not every size is that of a disk image, which Commit requires
-				if err := part.ReadBack(got, 0); err != nil || !bytes.Equal(got, next) {
+				if _, err := part.ReadAt(got, 0); err != nil || !bytes.Equal(got, next) {
 					t.Fatalf("the image differs, error %v", err)
 				}
 				if got := ranges(); !slices.Equal(got, c.missing) || len(s.warnings) > 0 {

@@ -158,7 +158,7 @@ func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
 			return context.Cause(ctx)
 		}
 		chunk = slices.Grow(chunk[:0], int(i.Length))[:i.Length]
-		if err := part.ReadBack(chunk, i.Offset); err != nil {
+		if _, err := part.ReadAt(chunk, i.Offset); err != nil {
 			return err
 		}
 		if index.Header().Digest.Check(chunk, i.ID) != nil {
