@@ -34,56 +34,69 @@ type Expected struct {
 // Verify returns an error if there is no result: the file cannot be read, a process is modifying it
 // (ErrModified), or ctx ended. Verify calls progress with the length of each chunk that it reads.
 func (d *Disk) Verify(ctx context.Context, id ident.ID, want Expected, progress func(int64)) (model.Copy, error) {
-	f := d.image(id)
-	err := f.check()
+	v := verification{folder: d.image(id), want: want}
+	c, err := v.run(ctx, progress)
 	if err != nil {
-		return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
+		return c, fmt.Errorf("verify %s: %w", id, err)
 	}
-	r, err := openChunkReader(d.root, f.file(imageFile))
+	return c, nil
+}
+
+// verification is one run of Verify.
+type verification struct {
+	folder imageFolder
+	want   Expected
+	reader *chunkReader
+
+	sum512, sum256 ident.Digest
+	manifest       ident.Digest
+	unrecorded     bool // the disk is read-only: the manifest was not written
+}
+
+func (v *verification) run(ctx context.Context, progress func(int64)) (c model.Copy, err error) {
+	d, f := v.folder.disk, v.folder
+	if err = f.check(); err == nil {
+		v.reader, err = openChunkReader(d.root, f.file(imageFile))
+	}
 	if err != nil {
-		return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
+		return c, err
 	}
-	defer r.close()
+	defer v.reader.close()
 	// The program that wrote the file may not have synced it. The bytes must be durable before the
 	// result is recorded.
-	if err := errors.Join(r.checkStable(), r.sync(), waitForTick(r.f)); err != nil {
-		return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
+	if err := errors.Join(v.reader.checkStable(), v.reader.sync(), waitForTick(v.reader.f)); err != nil {
+		return c, err
 	}
-	withSHA256 := want.Digest.Algorithm() == ident.SHA256 || !d.Stat(id).SHA256.IsZero()
-	got, err := f.hash(ctx, r, withSHA256, progress)
-	if err == nil {
-		err = r.checkStable()
+	if err = v.hash(ctx, progress); err == nil {
+		err = v.reader.checkStable()
 	}
 	if err != nil {
-		return model.Copy{}, fmt.Errorf("verify %s: %w", id, errors.Join(err, f.removeNewManifest()))
+		return c, errors.Join(err, v.removeNewManifest())
 	}
-	if got.unrecorded {
-		c, err := f.resultOnly(want, got)
-		if err != nil {
-			return model.Copy{}, fmt.Errorf("verify %s: %w", id, err)
-		}
-		return c, nil
+	if v.unrecorded {
+		return v.resultOnly()
 	}
 	record, err := f.create()
 	if err != nil {
-		return model.Copy{}, err
+		return c, err
 	}
-	err = f.recordResult(record, want, got)
-	return d.Stat(id), err
+	err = v.recordResult(record)
+	return d.Stat(f.id), err
 }
 
 // resultOnly returns the result of a verification on a read-only disk.
-func (f imageFolder) resultOnly(want Expected, got content) (model.Copy, error) {
+func (v *verification) resultOnly() (model.Copy, error) {
+	f := v.folder
 	r, _, err := f.readRecord()
 	if err != nil {
 		return model.Copy{}, err
 	}
-	failure, info, err := f.judge(r, want, got)
+	failure, info, err := v.judge(r)
 	if err != nil {
 		return model.Copy{}, err
 	}
 	if failure != nil {
-		f.disk.metadata.markDamaged(f.id, got.file)
+		f.disk.metadata.markDamaged(f.id, v.reader.before)
 	}
 	c := f.disk.Stat(f.id)
 	if failure != nil {
@@ -92,7 +105,7 @@ func (f imageFolder) resultOnly(want Expected, got content) (model.Copy, error) 
 	}
 	if c.State != model.Ready {
 		c.State, c.Message = model.Ready, "its bytes match, but the result was not recorded: "+ErrReadOnly.Error()
-		c.SHA512, c.SHA256, c.Format, c.VirtualSize = got.sum512, got.sum256, info.Format, info.VirtualSize
+		c.SHA512, c.SHA256, c.Format, c.VirtualSize = v.sum512, v.sum256, info.Format, info.VirtualSize
 	}
 	return c, nil
 }
@@ -101,55 +114,44 @@ func (f imageFolder) resultOnly(want Expected, got content) (model.Copy, error) 
 // confirmed.
 const newManifestFile = chunksFile + ".tmp"
 
-// content is the result of one pass over an image.
-type content struct {
-	sum512, sum256 ident.Digest
-	manifest       ident.Digest
-	file           Evidence // when the image was opened
-	unrecorded     bool     // the disk is read-only: the manifest was not written
-}
-
 // hash computes the digests of the image, and writes its manifest to newManifestFile unless the disk
 // is read-only.
-func (f imageFolder) hash(ctx context.Context, r *chunkReader, withSHA256 bool, progress func(int64)) (content, error) {
+func (v *verification) hash(ctx context.Context, progress func(int64)) error {
+	f := v.folder
 	chunks, err := openChunks(f.disk.root, f.file(newManifestFile))
-	unrecorded := errors.Is(err, ErrReadOnly)
-	if err != nil && !unrecorded {
-		return content{}, err
+	v.unrecorded = errors.Is(err, ErrReadOnly)
+	if err != nil && !v.unrecorded {
+		return err
 	}
 	algorithm := f.chunkAlgorithm()
-	if !unrecorded {
+	if !v.unrecorded {
 		defer chunks.f.Close()
 		if err := chunks.reset(algorithm); err != nil {
-			return content{}, err
+			return err
 		}
 	}
-	h, consumers := newHashes(withSHA256)
+	h, consumers := newHashes(v.want.Digest.Algorithm() == ident.SHA256 || !f.disk.Stat(f.id).SHA256.IsZero())
 	manifest := NewManifestHash(algorithm)
 	p := newPipeline(append(consumers, func(c *chunk) error {
 		hash := algorithm.hash(c.data, c.zero)
 		manifest.add(hash)
-		if unrecorded {
+		if v.unrecorded {
 			return nil
 		}
 		return chunks.set(c.n, hash)
 	})...)
-	err = r.sendTo(p, func(n int64) {
+	err = v.reader.sendTo(p, func(n int64) {
 		progress(n)
 		if ctx.Err() != nil {
 			p.fail(context.Cause(ctx))
 		}
 	})
-	if err = errors.Join(err, p.close()); err != nil {
-		return content{}, err
+	if err = errors.Join(err, p.close()); err == nil && !v.unrecorded {
+		err = chunks.f.Sync()
 	}
-	if !unrecorded {
-		if err := chunks.f.Sync(); err != nil {
-			return content{}, err
-		}
-	}
-	sum512, sum256 := h.digests()
-	return content{sum512, sum256, manifest.Digest(), r.before, unrecorded}, nil
+	v.sum512, v.sum256 = h.digests()
+	v.manifest = manifest.Digest()
+	return err
 }
 
 // chunkAlgorithm returns the algorithm of the manifest that the image has, so that a new manifest equals
@@ -164,38 +166,39 @@ func (f imageFolder) chunkAlgorithm() ChunkAlgorithm {
 	return cmp.Or(a, NewChunks)
 }
 
-func (f imageFolder) removeNewManifest() error {
-	return ignoreMissing(f.disk.root.Remove(f.file(newManifestFile)))
+func (v *verification) removeNewManifest() error {
+	return ignoreMissing(v.folder.disk.root.Remove(v.folder.file(newManifestFile)))
 }
 
 // recordResult compares the bytes and the format with the known and declared values, and marks the
 // copy as ready or failed. r is its previous record.
-func (f imageFolder) recordResult(r Record, want Expected, got content) error {
-	failure, info, err := f.judge(r, want, got)
+func (v *verification) recordResult(r Record) error {
+	f := v.folder
+	failure, info, err := v.judge(r)
 	if err != nil {
-		return errors.Join(err, f.removeNewManifest())
+		return errors.Join(err, v.removeNewManifest())
 	}
 	if failure != nil {
-		return errors.Join(f.markFailed(r, failure.Error(), got.file), f.removeNewManifest())
+		return errors.Join(f.markFailed(r, failure.Error(), v.reader.before), v.removeNewManifest())
 	}
-	r.SHA512, r.SHA256, r.Failed = got.sum512, got.sum256, ""
-	r.ManifestDigest, r.Size = got.manifest, got.file.Size
+	r.SHA512, r.SHA256, r.Failed = v.sum512, v.sum256, ""
+	r.ManifestDigest, r.Size = v.manifest, v.reader.size
 	r.Format, r.VirtualSize, r.VerifiedAt = info.Format, info.VirtualSize, time.Now().UTC()
 	r.ReadBackAt = r.VerifiedAt
 	if err := atomicfile.Rename(f.disk.root, f.file(newManifestFile), f.file(chunksFile)); err != nil {
 		return err
 	}
-	return f.markReady(r, want.Digest, got.file)
+	return f.markReady(r, v.want.Digest, v.reader.before)
 }
 
 // judge compares the bytes and the format with the known and declared values. failure is nil if the
 // image is right. The error says that it could not compare them.
-func (f imageFolder) judge(r Record, want Expected, got content) (failure error, info Info, err error) {
-	failure, err = f.compare(r, want, got)
+func (v *verification) judge(r Record) (failure error, info Info, err error) {
+	failure, err = v.compare(r)
 	if err != nil {
 		return nil, Info{}, err
 	}
-	info, err = f.inspect(imageFile, want.Format)
+	info, err = v.folder.inspect(imageFile, v.want.Format)
 	if refusal, ok := errors.AsType[*FormatError](err); ok {
 		if failure == nil {
 			failure = refusal
@@ -208,26 +211,26 @@ func (f imageFolder) judge(r Record, want Expected, got content) (failure error,
 // compare returns a failure if the bytes are wrong, and an error if it could not compare them. If
 // backing.cfg cannot be read at present, that is an error: the file may contain the only known
 // digest.
-func (f imageFolder) compare(r Record, want Expected, got content) (failure, err error) {
+func (v *verification) compare(r Record) (failure, err error) {
 	if !r.SHA512.IsZero() {
-		return damage("established", r.SHA512, got.sum512), nil
+		return damage("established", r.SHA512, v.sum512), nil
 	}
-	cfg, err := f.readCfg()
+	cfg, err := v.folder.readCfg()
 	if err != nil {
 		if _, system := errors.AsType[syscall.Errno](ignoreMissing(err)); system {
-			return nil, fmt.Errorf("read %s of %s: %w", cfgFile, f.id, err)
+			return nil, fmt.Errorf("read %s of %s: %w", cfgFile, v.folder.id, err)
 		}
 		return nil, nil
 	}
 	switch {
-	case cfg.Size != got.file.Size:
-		return fmt.Errorf("damaged: it has %d bytes, %s has %d", got.file.Size, cfgFile, cfg.Size), nil
-	case !cfg.Digest().IsZero() && cfg.Digest() != got.sum512:
-		return damage(cfgFile+" has", cfg.Digest(), got.sum512), nil
+	case cfg.Size != v.reader.size:
+		return fmt.Errorf("damaged: it has %d bytes, %s has %d", v.reader.size, cfgFile, cfg.Size), nil
+	case !cfg.Digest().IsZero() && cfg.Digest() != v.sum512:
+		return damage(cfgFile+" has", cfg.Digest(), v.sum512), nil
 	}
 	// A checksum that was declared to Longhorn is used if no digest is declared here.
-	if expected, err := ident.ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == ident.SHA512 && want.Digest.IsZero() {
-		return damage(cfgFile+" expects", expected, got.sum512), nil
+	if expected, err := ident.ParseDigest(cfg.ExpectedChecksum); err == nil && expected.Algorithm() == ident.SHA512 && v.want.Digest.IsZero() {
+		return damage(cfgFile+" expects", expected, v.sum512), nil
 	}
 	return nil, nil
 }

@@ -234,8 +234,8 @@ func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	content, err := d.image(testID).hash(context.Background(), s, false, func(int64) {})
-	if err != nil {
+	v := verification{folder: d.image(testID), reader: s}
+	if err := v.hash(context.Background(), func(int64) {}); err != nil {
 		t.Fatal(err)
 	}
 	r, _, _ := d.image(testID).readRecord()
@@ -243,7 +243,7 @@ func TestVerifyDetectsWriteBeforeRecord(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, imageFile), damage, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_ = d.image(testID).recordResult(r, Expected{}, content)
+	_ = v.recordResult(r)
 	if c := d.Stat(testID); c.State == model.Ready {
 		t.Error("the file is ready with bytes that were not verified")
 	}
