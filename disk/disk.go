@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,8 +10,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/dustin/go-humanize"
 	"github.com/google/uuid"
@@ -45,22 +48,27 @@ var errDiskChanged = errors.New("this is not the disk that was opened")
 // Disk is one disk, opened by its identity. Its methods may be called concurrently, but the caller
 // must not run two methods that change the same image at the same time.
 type Disk struct {
-	path     string
-	uuid     string
-	root     *os.Root
-	identity os.FileInfo // of the identity file, to detect another disk at the path
+	mount
+	replicas // of Longhorn's volumes
 
 	metadata metaCache
 	retained retainedPages
-	replicas replicaCache
 	leases   leaseProbe
 
-	// refused is true after a write failed with ErrReadOnly, until a write succeeds (see ReadOnly).
-	refused atomic.Bool
 	// unrestored is true if folders could not be restored whose removal was interrupted, because the
 	// disk was read-only or full.
 	unrestored atomic.Bool
 	removals   sync.RWMutex // each Remove has a read lock
+}
+
+// mount is the file system of a disk. It knows no images.
+type mount struct {
+	path     string
+	uuid     string
+	root     *os.Root
+	identity os.FileInfo // of the identity file, to detect another disk at the path
+	// refused is true after a write failed with ErrReadOnly, until a write succeeds (see ReadOnly).
+	refused atomic.Bool
 }
 
 // identity is longhorn-disk.cfg, in the form that longhorn-manager writes.
@@ -140,27 +148,27 @@ func Open(path string) (*Disk, error) {
 		root.Close()
 		return nil, err
 	}
-	return &Disk{path: path, uuid: id.DiskUUID, root: root, identity: info}, nil
+	return &Disk{mount: mount{path: path, uuid: id.DiskUUID, root: root, identity: info}, replicas: replicas{diskRoot: root}}, nil
 }
 
 // Path returns the absolute path at which the disk was opened.
-func (d *Disk) Path() string { return d.path }
+func (m *mount) Path() string { return m.path }
 
 // UUID returns the identity of the disk.
-func (d *Disk) UUID() string { return d.uuid }
+func (m *mount) UUID() string { return m.uuid }
 
 // Close releases the disk. Close its partial files and readers first.
-func (d *Disk) Close() error { return d.root.Close() }
+func (m *mount) Close() error { return m.root.Close() }
 
 // Check returns an error if the disk at the path is not this disk any more: it was unmounted, or
 // another file system or disk was mounted at the path.
-func (d *Disk) Check() error {
-	now, err := os.Stat(filepath.Join(d.path, identityFile))
+func (m *mount) Check() error {
+	now, err := os.Stat(filepath.Join(m.path, identityFile))
 	if err != nil {
 		return fmt.Errorf("%w: %w", errDiskChanged, err)
 	}
-	if !os.SameFile(now, d.identity) {
-		return fmt.Errorf("%w: %s has changed", errDiskChanged, filepath.Join(d.path, identityFile))
+	if !os.SameFile(now, m.identity) {
+		return fmt.Errorf("%w: %s has changed", errDiskChanged, filepath.Join(m.path, identityFile))
 	}
 	return nil
 }
@@ -192,7 +200,7 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		_ = unlock() // the first error is returned
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
-	d.removeOldMarks()
+	removeOldMarks(d.root)
 	return unlock, nil
 }
 
@@ -203,52 +211,61 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 //
 // A disk with an EIO on a write is not read-only: a bad sector affects one file, and a repair rewrites
 // it.
-func (d *Disk) ReadOnly() (bool, error) {
-	dir, err := d.root.Open(".")
+func (m *mount) ReadOnly() (bool, error) {
+	st, dir, err := m.statfs()
 	if err != nil {
 		return false, err
 	}
 	defer dir.Close()
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
-		return false, fmt.Errorf("flags of disk %s: %w", d.path, err)
-	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return true, nil
 	}
-	if d.refused.Load() {
+	if m.refused.Load() {
 		now := unix.Timespec{Nsec: unix.UTIME_NOW}
-		d.refused.Store(errors.Is(unix.UtimesNanoAt(int(dir.Fd()), ".", []unix.Timespec{now, now}, 0), ErrReadOnly))
+		m.refused.Store(errors.Is(unix.UtimesNanoAt(int(dir.Fd()), ".", []unix.Timespec{now, now}, 0), ErrReadOnly))
 	}
-	return d.refused.Load(), nil
+	return m.refused.Load(), nil
+}
+
+// statfs returns the state of the file system, and the open folder of the disk.
+func (m *mount) statfs() (st unix.Statfs_t, dir *os.File, err error) {
+	if dir, err = m.root.Open("."); err != nil {
+		return st, nil, err
+	}
+	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
+		return st, nil, errors.Join(fmt.Errorf("state of the file system of disk %s: %w", m.path, err), dir.Close())
+	}
+	return st, dir, nil
 }
 
 // WriteFailed records the error of a write to the disk, for ReadOnly. It ignores all other errors,
 // and nil.
-func (d *Disk) WriteFailed(err error) {
+func (m *mount) WriteFailed(err error) {
 	if errors.Is(err, ErrReadOnly) {
-		d.refused.Store(true)
+		m.refused.Store(true)
 	}
 }
 
 // Space returns the current size and free space of the file system.
-func (d *Disk) Space() (model.Space, error) {
-	dir, err := d.root.Open(".")
+func (m *mount) Space() (model.Space, error) {
+	st, dir, err := m.statfs()
 	if err != nil {
 		return model.Space{}, err
 	}
 	defer dir.Close()
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
-		return model.Space{}, fmt.Errorf("space of disk %s: %w", d.path, err)
-	}
 	// Blocks are counted in units of Frsize. Bsize is the preferred size of a request, which is much
 	// larger on network file systems.
-	unit := st.Frsize
-	if unit == 0 {
-		unit = st.Bsize
+	unit := int64(cmp.Or(st.Frsize, st.Bsize))
+	return model.Space{Total: bytesOf(st.Blocks, unit), Free: bytesOf(st.Bavail, unit)}, nil
+}
+
+// Folder returns the identity of the folder with all copies. It is zero if there is none.
+func (m *mount) Folder() (model.FolderID, error) {
+	info, err := m.root.Lstat(imagesFolder)
+	if err != nil {
+		return model.FolderID{}, ignoreMissing(err)
 	}
-	return model.Space{Total: bytesOf(st.Blocks, int64(unit)), Free: bytesOf(st.Bavail, int64(unit))}, nil
+	return folderID(info), nil
 }
 
 // bytesOf returns blocks * unit. Some file systems report more blocks than fit in an int64.
@@ -279,4 +296,44 @@ func noSpace(err error) error {
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
 	}
 	return err
+}
+
+// commitFile has the last commit of the configuration that was accepted, for managers that require signed commits. It is
+// beside longhorn-disk.cfg, and belongs to the whole disk.
+const commitFile = "backing-image-manager.commit"
+
+// ConfigCommit is a commit of the configuration.
+type ConfigCommit struct {
+	Name string // by which git knows it
+	// Signed identifies what its signature covers, by a SHA-256. Committed is its date.
+	Signed    string
+	Committed time.Time
+}
+
+var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{64}) (-?[0-9]{1,12})\n?$`)
+
+// ConfigCommit returns the commit that SetConfigCommit recorded, zero if there is none. The error is one of the disk, or
+// says that the file has another content, so that nothing is known.
+func (m *mount) ConfigCommit() (ConfigCommit, error) {
+	data, err := readSmall(m.root, commitFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return ConfigCommit{}, nil
+	}
+	if err != nil {
+		return ConfigCommit{}, fmt.Errorf("read %s of %s: %w", commitFile, m.path, err)
+	}
+	fields := commitPattern.FindStringSubmatch(string(data))
+	if fields == nil {
+		return ConfigCommit{}, fmt.Errorf("%s of %s is not the name of a commit", commitFile, m.path)
+	}
+	seconds, _ := strconv.ParseInt(fields[3], 10, 64) // at most 12 digits
+	return ConfigCommit{Name: fields[1], Signed: fields[2], Committed: time.Unix(seconds, 0).UTC()}, nil
+}
+
+// SetConfigCommit records a commit, durably. The disk must be locked.
+func (m *mount) SetConfigCommit(c ConfigCommit) error {
+	if err := writeDurably(m.root, commitFile, fmt.Appendf(nil, "%s %s %d\n", c.Name, c.Signed, c.Committed.Unix())); err != nil {
+		return fmt.Errorf("write %s of %s: %w", commitFile, m.path, err)
+	}
+	return nil
 }

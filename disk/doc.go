@@ -26,25 +26,21 @@
 // # Reading order
 //
 //	format.go                     the format of an image file; package ident has images and digests
-//	disk.go folder.go             a disk; the folder of one image
+//	disk.go folder.go             a disk, and the last accepted commit of the configuration; the folder of one image
 //	record.go cfg.go              the two small files that describe a copy
-//	copies.go                     Copy: the observed state of one copy; Stat, List
-//	part.go signature.go          partial file: append and resume; judge it by a signature
-//	clone.go share.go commit.go   fill it from another copy, share blocks; turn it into the image
+//	copies.go                     the observed state of the copies: Stat, List
+//	part.go clone.go commit.go    partial file: append and resume; fill it from another copy; turn it into the image
 //	verify.go repair.go remove.go operations on an existing image
 //	mark.go                       whether two copies are one folder
 //	reader.go manifest.go chunkhash.go  read an image, its chunk manifest and the hashes in it
-//	index.go                      the index of an image, for downloads of its later generations
-//	configcommit.go               the last accepted commit of the configuration
-//	users.go lastusers.go         which images are in use, and when a use has ended
-//	need.go                       which images replicas need
+//	index.go                      the files beside a partial file; the index of an image, for downloads of its later generations
+//	users.go need.go              which images are in use, when a use has ended, and which images replicas need
 //	replicas.go                   read Longhorn's replicas and other files that change
-//	pipeline.go fileio.go pagecache.go metacache.go   mechanisms that the files above use
+//	pipeline.go fileio.go pagecache.go lease.go   mechanisms that the files above use
 //
-// A Disk has two groups of methods. Most methods are about images: Stat, List, OpenPart, Open,
-// Verify, Repair, Remove. Replicas, OpenReplica and OpenBackingFile are about Longhorn's volumes;
-// package disk/replica uses them. Both groups are in this package, because Remove must know which
-// replicas use an image (Users).
+// A Disk has three groups of methods: those of mount, about the file system; those about images: Stat, List, OpenPart, Open,
+// Verify, Repair, Remove; and those of replicas, about Longhorn's volumes, which package disk/replica uses. They are in
+// one package, because Remove must know which replicas use an image (Users).
 //
 // # From bytes to an image
 //

@@ -60,22 +60,13 @@ func removeMarks(root *os.Root, folder string) error {
 
 // removeOldMarks removes the marks that an earlier process left. One that stays does no harm, because each
 // withdrawal has a name of its own.
-func (d *Disk) removeOldMarks() {
-	entries, _ := imageEntries(d.root)
+func removeOldMarks(root *os.Root) {
+	entries, _ := imageEntries(root)
 	for _, e := range entries {
 		if id, err := ident.ParseID(e.Name()); err == nil && e.IsDir() {
-			_ = removeMarks(d.root, folderPath(id))
+			_ = removeMarks(root, folderPath(id))
 		}
 	}
-}
-
-// Folder returns the identity of the folder with all copies. It is zero if there is none.
-func (d *Disk) Folder() (model.FolderID, error) {
-	info, err := d.root.Lstat(imagesFolder)
-	if err != nil {
-		return model.FolderID{}, ignoreMissing(err)
-	}
-	return folderID(info), nil
 }
 
 func folderID(info os.FileInfo) model.FolderID {

@@ -3,6 +3,7 @@ package disk
 import (
 	"errors"
 	"io/fs"
+	"os"
 	"path"
 	"time"
 
@@ -43,7 +44,7 @@ func (u Users) Needs() map[ident.ID]Need {
 				}
 				u.disk.removals.Unlock() // a crash interrupted that removal
 			}
-			one.OtherWriter = u.disk.otherWriter(id)
+			one.OtherWriter = otherWriter(u.disk.root, id)
 		}
 		if all == nil {
 			all = map[ident.ID]Need{}
@@ -55,12 +56,12 @@ func (u Users) Needs() map[ident.ID]Need {
 
 // otherWriter returns when Longhorn's manager last wrote to one of its temporary files of an image: it
 // prepares the first file of a cluster in tmp, and all others in the folder of the image.
-func (d *Disk) otherWriter(id ident.ID) (last time.Time) {
+func otherWriter(root *os.Root, id ident.ID) (last time.Time) {
 	for _, name := range []string{
 		filePath(id, "backing.tmp"), filePath(id, "backing-raw.tmp"), path.Join("tmp", id.String()), path.Join("tmp", id.String()+".tmp"),
 		path.Join("tmp", id.String()+".tmp.qcow2tmp"), path.Join("tmp", id.String()+".tmp-raw.tmp"),
 	} {
-		if info, err := d.root.Lstat(name); err == nil && info.Mode().IsRegular() && info.ModTime().After(last) {
+		if info, err := root.Lstat(name); err == nil && info.Mode().IsRegular() && info.ModTime().After(last) {
 			last = info.ModTime().UTC()
 		}
 	}

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -8,19 +9,63 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
+// VolumeMeta contains the keys of a replica's volume.meta that matter for the image below the volume,
+// and for an image that is exported from the volume. Other keys are ignored.
+type VolumeMeta struct {
+	Size            int64  // bytes of the volume
+	Head            string // the file that the volume writes to
+	BackingFilePath string // path of the image below the volume; "": none
+	Dirty           bool   // a process has the replica open, or exited without closing it
+	Rebuilding      bool   // Longhorn is fetching its files from another replica
+	Error           string // why Longhorn marked the replica as failed; "": it is not failed
+}
+
+// ParseVolumeMeta parses a volume.meta. An empty or truncated file is an error: Longhorn then creates
+// a new one from the other files, without the backing file.
+func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
+	var m VolumeMeta
+	if err := json.Unmarshal(data, &m); err != nil {
+		return VolumeMeta{}, fmt.Errorf("read volume.meta: %w", err)
+	}
+	if m.Size <= 0 {
+		return VolumeMeta{}, fmt.Errorf("read volume.meta: invalid size %d", m.Size)
+	}
+	return m, nil
+}
+
+// BackingImage returns the folder name of the image below the volume. ok is false for a volume
+// without an image.
+//
+// The path is from inside a container, so BackingImage uses only its last elements; the disk itself
+// may be mounted below a folder of the same name. If the path does not name an image, it may still
+// refer to an image by symlinks: that is an error.
+func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
+	if m.BackingFilePath == "" {
+		return "", false, nil
+	}
+	elements := strings.Split(path.Clean(m.BackingFilePath), "/")
+	for i := len(elements) - 2; i >= 0; i-- {
+		if elements[i] == imagesFolder {
+			return elements[i+1], true, nil
+		}
+	}
+	return "", false, fmt.Errorf("its backing file %q does not name an image", m.BackingFilePath)
+}
+
 // Replicas returns the names of the replica folders on the disk, sorted.
-func (d *Disk) Replicas() ([]string, error) {
-	entries, err := fs.ReadDir(d.root.FS(), replicaFolder)
+func (r *replicas) Replicas() ([]string, error) {
+	entries, err := fs.ReadDir(r.diskRoot.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list %s of disk %s: %w", replicaFolder, d.path, err)
+		return nil, fmt.Errorf("list %s of disk %s: %w", replicaFolder, r.diskRoot.Name(), err)
 	}
 	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return !e.IsDir() })
 	names := make([]string, len(entries))
@@ -35,19 +80,19 @@ func (d *Disk) Replicas() ([]string, error) {
 type ReplicaFolder struct{ root *os.Root }
 
 // OpenReplica opens a replica folder by its name. It does not follow links.
-func (d *Disk) OpenReplica(name string) (*ReplicaFolder, error) {
+func (r *replicas) OpenReplica(name string) (*ReplicaFolder, error) {
 	if !fs.ValidPath(name) || path.Base(name) != name || name == "." {
 		return nil, fmt.Errorf("%q is not the name of a replica folder", name)
 	}
 	name = path.Join(replicaFolder, name)
-	info, err := d.root.Lstat(name)
+	info, err := r.diskRoot.Lstat(name)
 	if err != nil {
 		return nil, err
 	}
 	if !info.IsDir() {
 		return nil, fmt.Errorf("%s is not a folder", name)
 	}
-	root, err := d.root.OpenRoot(name)
+	root, err := r.diskRoot.OpenRoot(name)
 	if err != nil {
 		return nil, err
 	}

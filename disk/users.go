@@ -5,59 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
-
-// VolumeMeta contains the keys of a replica's volume.meta that matter for the image below the volume,
-// and for an image that is exported from the volume. Other keys are ignored.
-type VolumeMeta struct {
-	Size            int64  // bytes of the volume
-	Head            string // the file that the volume writes to
-	BackingFilePath string // path of the image below the volume; "": none
-	Dirty           bool   // a process has the replica open, or exited without closing it
-	Rebuilding      bool   // Longhorn is fetching its files from another replica
-	Error           string // why Longhorn marked the replica as failed; "": it is not failed
-}
-
-// ParseVolumeMeta parses a volume.meta. An empty or truncated file is an error: Longhorn then creates
-// a new one from the other files, without the backing file.
-func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
-	var m VolumeMeta
-	if err := json.Unmarshal(data, &m); err != nil {
-		return VolumeMeta{}, fmt.Errorf("read volume.meta: %w", err)
-	}
-	if m.Size <= 0 {
-		return VolumeMeta{}, fmt.Errorf("read volume.meta: invalid size %d", m.Size)
-	}
-	return m, nil
-}
-
-// BackingImage returns the folder name of the image below the volume. ok is false for a volume
-// without an image.
-//
-// The path is from inside a container, so BackingImage uses only its last elements; the disk itself
-// may be mounted below a folder of the same name. If the path does not name an image, it may still
-// refer to an image by symlinks: that is an error.
-func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
-	if m.BackingFilePath == "" {
-		return "", false, nil
-	}
-	elements := strings.Split(path.Clean(m.BackingFilePath), "/")
-	for i := len(elements) - 2; i >= 0; i-- {
-		if elements[i] == imagesFolder {
-			return elements[i+1], true, nil
-		}
-	}
-	return "", false, fmt.Errorf("its backing file %q does not name an image", m.BackingFilePath)
-}
 
 // Users are the users of the images on a disk: the replicas at the time of Disk.Users, and the processes
 // at the time of FileOpen.
@@ -103,10 +61,10 @@ func (u Users) FileOpen(id ident.ID) (reason string, open bool) {
 
 // Users reads the metadata of all replicas on the disk, in every state. It reads only files that
 // changed since the last call. A replica that was not deleted, as far as that is known, is still a user
-// (see lastUsers).
+// (see replicas).
 func (d *Disk) Users() Users {
-	u := d.replicas.users(d.root)
-	u.disk = d
+	u := Users{disk: d, replicas: map[string][]string{}, since: map[string]int64{}}
+	d.replicas.find(&u)
 	return u
 }
 
@@ -126,31 +84,49 @@ func (u *Users) addError(err error) {
 	}
 }
 
-// replicaCache caches the image of each replica while its volume.meta is unchanged. It is safe for
-// concurrent use.
-type replicaCache struct {
+// usersFile has the replicas that name images, as Users last found them. It is beside longhorn-disk.cfg, and belongs to
+// the whole disk: a replica may need an image that has no folder on the disk.
+const usersFile = "backing-image-manager.users"
+
+// replicas are the replica folders of Longhorn on a disk, and the images that they name. It is safe for concurrent use.
+//
+// A use ends by evidence, not by absence (U6): a replica that
+// is not found any more is a user until the nearest folder above it that exists is on the same file system as when the
+// replica was last read, and is the same folder: a bind mount is no other file system. So a folder that is not mounted
+// ends no use, also across restarts.
+type replicas struct {
+	diskRoot *os.Root
+
 	mu       sync.Mutex
-	replicas map[string]cachedReplica // by folder
-	last     lastUsers
+	found    map[string]foundReplica // by folder, as they were last read
+	loaded   bool                    // usersFile was read
+	users    map[string]user         // by folder, those that name an image, found or not
+	recorded map[string]user         // the content of usersFile
 }
 
-type cachedReplica struct {
-	evidence   Evidence // of volume.meta
-	image      string   // folder of the image below the volume; "": none
-	fileSystem string   // of the folder: see fileSystemOf
-	parent     uint64   // the inode of the folder of the replicas
+// user is a replica that names an image, when it was last read.
+type user struct {
+	Image      string `json:"image"`                // the folder of the image
+	FileSystem string `json:"fileSystem,omitempty"` // of the replica: see fileSystemOf
+	Parent     uint64 `json:"parent,omitempty"`     // the inode of the folder of the replicas
 }
 
-func (c *replicaCache) users(root *os.Root) Users {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	u := Users{replicas: map[string][]string{}, since: map[string]int64{}}
-	if err := c.last.load(root); err != nil {
+// foundReplica is a replica while its volume.meta has this evidence. Its Image is "" if there is none below the volume.
+type foundReplica struct {
+	user
+	evidence Evidence
+}
+
+// find adds the users to u.
+func (r *replicas) find(u *Users) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.load(); err != nil {
 		u.addError(err)
 	}
-	entries, err := fs.ReadDir(root.FS(), replicaFolder)
+	entries, err := fs.ReadDir(r.diskRoot.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, err = root.Lstat(replicaFolder); err == nil {
+		if _, err = r.diskRoot.Lstat(replicaFolder); err == nil {
 			err = errors.New("dangling symlink")
 		}
 	}
@@ -158,62 +134,92 @@ func (c *replicaCache) users(root *os.Root) Users {
 	if !listed {
 		u.addError(fmt.Errorf("list %s: %w", replicaFolder, err))
 	}
-	present := make(map[string]cachedReplica, len(entries))
+	found := make(map[string]foundReplica, len(entries))
+	users := map[string]user{}
 	for _, e := range entries {
-		replica, err := readReplica(root, e.Name(), c.replicas[e.Name()])
+		replica, err := readReplica(r.diskRoot, e.Name(), r.found[e.Name()])
 		if err != nil {
 			u.addError(fmt.Errorf("replica %s: %w", e.Name(), err))
 			continue
 		}
-		present[e.Name()] = replica
-		if replica.image == "" {
-			continue
+		found[e.Name()] = replica
+		if replica.Image != "" {
+			users[e.Name()] = replica.user
+			u.add(r.diskRoot, e.Name(), replica)
 		}
-		if u.replicas[replica.image] == nil {
-			if link, err := isLink(root, replica.image); link {
-				u.addError(fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", e.Name(), replica.image))
-			} else if err != nil {
-				u.addError(fmt.Errorf("replica %s: the backing file may refer to any image: %w", e.Name(), err))
-			}
-		}
-		if since, known := u.since[replica.image]; !known || replica.evidence.ChangeTime < since {
-			u.since[replica.image] = replica.evidence.ChangeTime
-		}
-		u.replicas[replica.image] = append(u.replicas[replica.image], e.Name())
 	}
-	c.replicas = present
-	c.last.update(root, present, listed, &u)
-	return u
+	for name, last := range r.users {
+		if _, ok := found[name]; !ok && !(listed && hasEnded(r.diskRoot, name, last)) {
+			users[name] = last
+			u.replicas[last.Image] = append(u.replicas[last.Image], name+" (its folder is not there, and may not be mounted)")
+		}
+	}
+	for _, names := range u.replicas {
+		slices.Sort(names)
+	}
+	r.found, r.users = found, users
+}
+
+// add adds a replica that names an image.
+func (u *Users) add(root *os.Root, name string, replica foundReplica) {
+	image := replica.Image
+	if u.replicas[image] == nil {
+		if link, err := isLink(root, image); link {
+			u.addError(fmt.Errorf("replica %s: the backing file %s is a symlink and may refer to any image", name, image))
+		} else if err != nil {
+			u.addError(fmt.Errorf("replica %s: the backing file may refer to any image: %w", name, err))
+		}
+	}
+	if since, known := u.since[image]; !known || replica.evidence.ChangeTime < since {
+		u.since[image] = replica.evidence.ChangeTime
+	}
+	u.replicas[image] = append(u.replicas[image], name)
+}
+
+// load reads usersFile once. While that fails, it is not known which images are in use.
+func (r *replicas) load() error {
+	if r.loaded {
+		return nil
+	}
+	data, err := readSmall(r.diskRoot, usersFile)
+	if err == nil {
+		err = json.Unmarshal(data, &r.users)
+	}
+	if ignoreMissing(err) != nil {
+		return fmt.Errorf("read %s, which has the replicas that were found earlier: %w (remove it if all replicas can be read now)", usersFile, err)
+	}
+	r.loaded, r.recorded = true, maps.Clone(r.users)
+	return nil
 }
 
 // readReplica returns the image of a replica. If volume.meta is unchanged, it returns last.
-func readReplica(root *os.Root, folder string, last cachedReplica) (cachedReplica, error) {
+func readReplica(root *os.Root, folder string, last foundReplica) (foundReplica, error) {
 	name := path.Join(replicaFolder, folder, "volume.meta")
 	info, err := root.Lstat(name)
 	if err != nil {
-		return cachedReplica{}, err
+		return foundReplica{}, err
 	}
 	if last.evidence == evidenceOf(info) {
 		return last, nil
 	}
 	fileSystem, _, err := fileSystemOf(root, path.Dir(name))
 	if err != nil {
-		return cachedReplica{}, err
+		return foundReplica{}, err
 	}
 	_, parent, err := fileSystemOf(root, replicaFolder)
 	if err != nil {
-		return cachedReplica{}, err
+		return foundReplica{}, err
 	}
 	data, err := readSmall(root, name)
 	if err != nil {
-		return cachedReplica{}, err
+		return foundReplica{}, err
 	}
 	m, err := ParseVolumeMeta(data)
 	if err != nil {
-		return cachedReplica{}, err
+		return foundReplica{}, err
 	}
 	image, _, err := m.BackingImage()
-	return cachedReplica{evidence: evidenceOf(info), image: image, fileSystem: fileSystem, parent: parent}, err
+	return foundReplica{user{image, fileSystem, parent}, evidenceOf(info)}, err
 }
 
 // isLink reports whether the folder of an image or its file is a symlink. A symlink may refer to the
@@ -231,95 +237,70 @@ func isLink(root *os.Root, image string) (bool, error) {
 	return false, nil
 }
 
-// leaseProbe uses file leases to determine whether a file is open. It runs one probe at a time,
-// because two concurrent probes of a file would detect each other, and none during Disk.Prove.
-type leaseProbe struct{ mu sync.Mutex }
-
-func (p *leaseProbe) fileOpen(root *os.Root, name string) (reason string, open bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	f, err := openRegular(root, name, os.O_RDONLY)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", false
+// hasEnded reports whether it is certain that a replica was deleted.
+func hasEnded(root *os.Root, replica string, last user) bool {
+	for folder := path.Join(replicaFolder, replica); ; folder = path.Dir(folder) {
+		now, inode, err := fileSystemOf(root, folder)
+		if folder == path.Join(replicaFolder, replica) && err == nil {
+			return false // it is there, and cannot be read
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return err == nil && now == last.FileSystem && (folder != replicaFolder || inode == last.Parent)
+		}
 	}
+}
+
+// fileSystemOf identifies the file system of a folder, also after a restart of the machine, and returns the inode of
+// the folder. It is "" for the file system of the disk, which the uuid of the disk identifies.
+func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err error) {
+	f, err := root.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return "cannot determine whether a process has the file open: " + err.Error(), true
+		return "", 0, err
 	}
 	defer f.Close()
-	return openElsewhere(f)
+	var st unix.Statfs_t
+	disk, errDisk := root.Stat(".")
+	info, errHere := f.Stat()
+	if err := errors.Join(errDisk, errHere, unix.Fstatfs(int(f.Fd()), &st)); err != nil {
+		return "", 0, fmt.Errorf("file system of %s: %w", folder, err)
+	}
+	here := folderID(info)
+	if here.Device == folderID(disk).Device {
+		return "", here.Inode, nil
+	}
+	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), here.Inode, nil
 }
 
-// leasedIn is a file with a write lease of this process.
-type leasedIn struct {
-	f     *os.File
-	probe *leaseProbe
-}
-
-// lease takes a write lease on a file. It returns nil if the file does not exist, and an error if a
-// process has it open, or if that cannot be determined. Until release there are no other probes: they
-// would break the lease.
-func (p *leaseProbe) lease(root *os.Root, name string) (*leasedIn, error) {
-	p.mu.Lock()
-	f, err := openRegular(root, name, os.O_RDONLY)
+// RecordUsers records the replicas that name images, as Users last found them, durably. It writes only if they changed.
+// The disk must be locked.
+func (r *replicas) RecordUsers() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.loaded || maps.Equal(r.users, r.recorded) {
+		return nil
+	}
+	data, err := json.Marshal(r.users)
+	if err == nil && len(data) > maxSmallFile {
+		err = fmt.Errorf("more than %d bytes", maxSmallFile)
+	}
 	if err == nil {
-		if _, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err == nil {
-			return &leasedIn{f, p}, nil
-		}
-		f.Close()
+		err = writeDurably(r.diskRoot, usersFile, data)
 	}
-	p.mu.Unlock()
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil, nil
-	case errors.Is(err, unix.EAGAIN):
-		return nil, errors.New("a process has the file open")
+	if err != nil {
+		return fmt.Errorf("write %s of %s: %w", usersFile, r.diskRoot.Name(), err)
 	}
-	return nil, fmt.Errorf("cannot determine whether a process has the file open: %w", err)
+	r.recorded = maps.Clone(r.users)
+	return nil
 }
 
-// held reports whether no process has tried to open the file since the lease was taken.
-func (l *leasedIn) held() bool {
-	kind, err := unix.FcntlInt(l.f.Fd(), unix.F_GETLEASE, 0)
-	return err == nil && kind == unix.F_WRLCK
-}
-
-// release ends the lease. Processes that opened the file meanwhile continue.
-func (l *leasedIn) release() {
-	l.f.Close()
-	l.probe.mu.Unlock()
-}
-
-// openElsewhere reports whether any process has f open by another descriptor: the kernel then rejects
-// a write lease. Where leases are not supported, the file counts as open.
-func openElsewhere(f *os.File) (reason string, open bool) {
-	switch err := probeLease(f, unix.F_WRLCK); {
-	case err == nil:
-		return "", false
-	case errors.Is(err, unix.EAGAIN):
-		return "a process has the file open", true
-	default:
-		return fmt.Sprintf("cannot determine whether a process has the file open: %v", err), true
-	}
-}
-
-// openForWriting reports whether a process has f open for writing: the kernel then rejects a read
-// lease. Where leases are not supported, it returns false. A process that is being started has copies
-// of all descriptors of this one until it executes its program, so only a rejection that lasts counts.
-func openForWriting(f *os.File) bool {
-	const limit, pause = time.Second, 5 * time.Millisecond
-	for start := time.Now(); errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN); time.Sleep(pause) {
-		if time.Since(start) > limit {
-			return true
-		}
-	}
-	return false
-}
-
-// probeLease requests a lease on f and releases it.
-func probeLease(f *os.File, kind int) error {
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, kind); err != nil {
-		return err
-	}
-	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-	return err
+// EndUses ends the uses of an image by replicas that are not found any more, because a person says that they have
+// ended. All generations of the image are meant if uuid is "". RecordUsers makes that durable.
+func (r *replicas) EndUses(name, uuid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.users, func(replica string, last user) bool {
+		_, found := r.found[replica]
+		id, err := ident.ParseID(last.Image)
+		return !found && err == nil && id.Name == name && (uuid == "" || id.UUID == uuid)
+	})
 }
