@@ -186,7 +186,8 @@ func TestAppendFromSharesBlocks(t *testing.T) {
 				}
 				commitShared(t, p, want)
 				shared, used := sharedBytes(t, filepath.Join(dir, filePath(cloneID, imageFile))), before-free(t, d)
-				if most := int64(4 * ChunkSize); whole && (shared != (chunks/2-1)*ChunkSize+4096 || used > most) || !whole && shared != 0 {
+				// XFS copies the last block when the file gets its size, because it is not full.
+				if most := int64(4 * ChunkSize); whole && (shared/ChunkSize != chunks/2-1 || used > most) || !whole && shared != 0 {
 					t.Errorf("shift of %d: %d bytes are shared, %d used", len(shift), shared, used)
 				}
 				checkDevice(t, d, testID, seed)
