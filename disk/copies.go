@@ -164,6 +164,8 @@ func (f imageFolder) statIn(folder *os.Root) model.Copy {
 // Failed or Unknown.
 func stateOf(r Record, owned bool, info os.FileInfo) (model.State, string) {
 	switch {
+	case !owned && r.Version > 0:
+		return model.Unknown, recordFile + ": " + recordVersionError(r.Version).Error()
 	case !owned:
 		return model.Unknown, "not verified yet"
 	case r.Evidence == nil:
@@ -247,7 +249,8 @@ func (c cachedFile[T]) update(folder *os.Root, name string, parse func([]byte) (
 }
 
 // read returns the record and the cfg of an image folder. An unreadable record counts as missing: the
-// copy is then not owned until it is adopted, and it is verified before it is used.
+// copy is then not owned until it is adopted, and it is verified before it is used. Of a record of another
+// version, it returns the version.
 func (m *metaCache) read(id ident.ID, folder *os.Root) (r Record, owned bool, cfg longhornCfg, hasCfg bool) {
 	m.mu.Lock()
 	old := m.folders[id]

@@ -126,7 +126,7 @@ func TestUseEndsByEvidence(t *testing.T) {
 
 // TestDamagedUsersFile checks that nothing counts as unused while the recorded users cannot be read, and that the file stays.
 func TestDamagedUsersFile(t *testing.T) {
-	for _, content := range []string{"", "{", "[]", "null garbage", strings.Repeat("x", maxSmallFile+1)} {
+	for _, content := range []string{"", "{", "[]", "null garbage", `{}`, `{"version":2,"users":{}}`, strings.Repeat("x", maxSmallFile+1)} {
 		d := newDisk(t)
 		file := filepath.Join(d.Path(), usersFile)
 		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {

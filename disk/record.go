@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -14,12 +15,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-const recordOwner = "backing-image-manager"
+const (
+	recordOwner = "backing-image-manager"
+	// recordVersion is the version of the format of a record.
+	recordVersion = 1
+)
 
 // Record is the persistent state about one copy, in the file backing.record beside it. A copy with a
 // record is owned. All other state is derived from the files.
 type Record struct {
 	Owner   string    `json:"owner"`
+	Version int       `json:"version"`
 	Created time.Time `json:"created"`
 	// Source is the source of the bytes in backing.part; nil: Begin was not called.
 	Source      *PartSource  `json:"source,omitempty"`
@@ -98,14 +104,36 @@ func (e Evidence) difference(now Evidence) string {
 // realSize returns the bytes allocated for a file. The kernel counts them in units of 512.
 func realSize(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
-// ParseRecord parses a backing.record.
+// recordVersionError: a record has another version of the format. It is not used and not changed: another release
+// knows what it says, and may come back.
+type recordVersionError int
+
+func (v recordVersionError) Error() string {
+	return fmt.Sprintf("it has version %d of the format, and this program has version %d: run the release of backing-image-manager that wrote it, or remove the file, and the copy is verified and adopted", int(v), recordVersion)
+}
+
+// ParseRecord parses a backing.record. With a recordVersionError, the Record has only the version.
 func ParseRecord(data []byte) (Record, error) {
-	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return Record{}, fmt.Errorf("read %s: %w", recordFile, err)
+	var head struct {
+		Owner   string
+		Version int
 	}
-	if r.Owner != recordOwner {
-		return Record{}, fmt.Errorf("read %s: owner is %q", recordFile, r.Owner)
+	err := json.Unmarshal(data, &head)
+	switch {
+	case err != nil:
+	case head.Owner != recordOwner:
+		err = fmt.Errorf("owner is %q", head.Owner)
+	case head.Version < 1:
+		err = errors.New("it has no version")
+	case head.Version != recordVersion: // all other fields may have another meaning
+		return Record{Version: head.Version}, fmt.Errorf("read %s: %w", recordFile, recordVersionError(head.Version))
+	}
+	var r Record
+	if err == nil {
+		err = json.Unmarshal(data, &r)
+	}
+	if err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", recordFile, err)
 	}
 	if r.SHA512.Algorithm() == ident.SHA256 || r.SHA256.Algorithm() == ident.SHA512 || r.ManifestDigest.Algorithm() == ident.SHA512 || r.IndexDigest.Algorithm() == ident.SHA512 {
 		return Record{}, fmt.Errorf("read %s: a digest has the wrong algorithm", recordFile)
@@ -128,7 +156,8 @@ func ValidTime(t time.Time) time.Time {
 
 // readRecord returns the record of the image. A truncated or invalid record counts as missing: the
 // copy is then not owned until it is adopted, and it is verified before it is used. If the record
-// cannot be read at present, readRecord returns an error, because the record must not be overwritten.
+// cannot be read at present, or has another version, readRecord returns an error, because the record
+// must not be overwritten.
 func (f imageFolder) readRecord() (r Record, owned bool, err error) {
 	if err := f.check(); err != nil {
 		return Record{}, false, err
@@ -141,12 +170,15 @@ func (f imageFolder) readRecord() (r Record, owned bool, err error) {
 		return Record{}, false, fmt.Errorf("read %s of %s: %w", recordFile, f.id, err)
 	}
 	r, err = ParseRecord(data)
+	if other, ok := errors.AsType[recordVersionError](err); ok {
+		return Record{}, false, fmt.Errorf("read %s: %w", filepath.Join(f.disk.path, f.file(recordFile)), other)
+	}
 	return r, err == nil, nil
 }
 
 // writeRecord replaces the record durably.
 func (f imageFolder) writeRecord(r Record) error {
-	r.Owner = recordOwner
+	r.Owner, r.Version = recordOwner, recordVersion
 	data, err := json.Marshal(r)
 	if err != nil {
 		return err

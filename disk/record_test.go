@@ -2,7 +2,10 @@ package disk
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +18,7 @@ import (
 func wholeRecord() Record {
 	at := time.Date(2026, 11, 20, 9, 0, 0, 5, time.UTC)
 	return Record{
-		Owner: recordOwner, Created: at, Format: model.QCOW2, VirtualSize: 10,
+		Owner: recordOwner, Version: recordVersion, Created: at, Format: model.QCOW2, VirtualSize: 10,
 		Source: &PartSource{ID: "abc", ETag: `W/"x"`, LastModified: "Fri, 20 Nov 2026 09:00:00 GMT", Size: 7},
 		SHA512: digest512(nil), SHA256: digest256(nil), ManifestDigest: digest256(nil), Size: 7, IndexDigest: digest256(nil),
 		Signature:  model.Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at, Warning: "key-expired-since"},
@@ -47,27 +50,60 @@ func TestParseRecord(t *testing.T) {
 		name, text string
 		good       bool
 	}{
-		{"only an owner", `{"owner":"backing-image-manager"}`, true},
-		{"digests", `{"owner":"backing-image-manager","sha512":"` + sum512 + `","sha256":"` + sum256 + `"}`, true},
-		{"a signature with a name that a terminal would obey", `{"owner":"backing-image-manager","signature":{"scheme":"x","signer":"\u001b[31m"}}`, true},
-		{"unknown keys", `{"owner":"backing-image-manager","new":[{}]}`, true},
+		{"no version", `{"owner":"backing-image-manager"}`, false},
+		{"another version", `{"owner":"backing-image-manager","version":2}`, false},
+		{"only an owner and the version", `{"owner":"backing-image-manager","version":1}`, true},
+		{"digests", `{"owner":"backing-image-manager","version":1,"sha512":"` + sum512 + `","sha256":"` + sum256 + `"}`, true},
+		{"a signature with a name that a terminal would obey", `{"owner":"backing-image-manager","version":1,"signature":{"scheme":"x","signer":"\u001b[31m"}}`, true},
+		{"unknown keys", `{"owner":"backing-image-manager","version":1,"new":[{}]}`, true},
 		{"no bytes", ``, false},
 		{"torn", `{"owner":"backing-image-ma`, false},
 		{"zeros", strings.Repeat("\x00", 100), false},
 		{"null", `null`, false},
 		{"an empty object", `{}`, false},
 		{"another owner", `{"owner":"somebody"}`, false},
-		{"a digest that is short", `{"owner":"backing-image-manager","sha512":"abcd"}`, false},
-		{"a SHA-256 in sha512", `{"owner":"backing-image-manager","sha512":"` + sum256 + `"}`, false},
-		{"a SHA-512 in sha256", `{"owner":"backing-image-manager","sha256":"` + sum512 + `"}`, false},
-		{"a SHA-512 in manifestDigest", `{"owner":"backing-image-manager","manifestDigest":"` + sum512 + `"}`, false},
-		{"a time that is not valid", `{"owner":"backing-image-manager","lastUsed":"yesterday"}`, false},
-		{"a wrong type", `{"owner":"backing-image-manager","evidence":7}`, false},
-		{"two records", `{"owner":"backing-image-manager"}{"owner":"backing-image-manager"}`, false},
+		{"a digest that is short", `{"owner":"backing-image-manager","version":1,"sha512":"abcd"}`, false},
+		{"a SHA-256 in sha512", `{"owner":"backing-image-manager","version":1,"sha512":"` + sum256 + `"}`, false},
+		{"a SHA-512 in sha256", `{"owner":"backing-image-manager","version":1,"sha256":"` + sum512 + `"}`, false},
+		{"a SHA-512 in manifestDigest", `{"owner":"backing-image-manager","version":1,"manifestDigest":"` + sum512 + `"}`, false},
+		{"a time that is not valid", `{"owner":"backing-image-manager","version":1,"lastUsed":"yesterday"}`, false},
+		{"a wrong type", `{"owner":"backing-image-manager","version":1,"evidence":7}`, false},
+		{"two records", `{"owner":"backing-image-manager","version":1}{"owner":"backing-image-manager","version":1}`, false},
 	} {
 		if _, err := ParseRecord([]byte(test.text)); (err == nil) != test.good {
 			t.Errorf("%s: error %v", test.name, err)
 		}
+	}
+}
+
+// TestRecordOfAnotherVersion checks that nothing is done to a copy whose record has another version of the format, and that
+// every operation says why.
+func TestRecordOfAnotherVersion(t *testing.T) {
+	d := newDisk(t)
+	readyImage(t, d, sparseImage(ChunkSize))
+	path := filepath.Join(d.path, filePath(testID, recordFile))
+	record := []byte(`{"owner":"backing-image-manager","version":2,"sha512":{"of":"another form"}}`)
+	if err := os.WriteFile(path, record, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const reason = "has version 2 of the format, and this program has version 1: run the release of backing-image-manager that wrote it, or remove the file"
+	if c := d.Stat(testID); c.State != model.Unknown || c.Owned || !strings.Contains(c.Message, recordFile+": it "+reason) {
+		t.Errorf("the copy is %+v", c)
+	}
+	before := tree(t, d.path)
+	_, verified := d.Verify(t.Context(), testID, Expected{}, func(int64) { t.Error("Verify read the image") })
+	_, opened := d.OpenPart(t.Context(), testID, PartOptions{})
+	for name, err := range map[string]error{
+		"verify": verified, "open a partial file": opened, "remove": d.Remove(testID),
+		"update":            d.Update(testID, func(*Record) { t.Error("Update read the record") }),
+		"write backing.cfg": d.WriteCfg(testID, ident.Digest{}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), path+": it "+reason) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	if after := tree(t, d.path); !slices.Equal(before, after) {
+		t.Errorf("the disk has %v, and had %v", after, before)
 	}
 }
 

@@ -88,6 +88,15 @@ func (u *Users) addError(err error) {
 // the whole disk: a replica may need an image that has no folder on the disk.
 const usersFile = "backing-image-manager.users"
 
+// usersVersion is the version of the format of usersFile.
+const usersVersion = 1
+
+// recordedUsers is the content of usersFile.
+type recordedUsers struct {
+	Version int             `json:"version"`
+	Users   map[string]user `json:"users"`
+}
+
 // replicas are the replica folders of Longhorn on a disk, and the images that they name. It is safe for concurrent use.
 //
 // A use ends by evidence, not by absence (U6): a replica that
@@ -101,7 +110,7 @@ type replicas struct {
 	found    map[string]foundReplica // by folder, as they were last read
 	loaded   bool                    // usersFile was read
 	users    map[string]user         // by folder, those that name an image, found or not
-	recorded map[string]user         // the content of usersFile
+	recorded map[string]user         // in usersFile
 }
 
 // user is a replica that names an image, when it was last read.
@@ -181,14 +190,18 @@ func (r *replicas) load() error {
 	if r.loaded {
 		return nil
 	}
+	var last recordedUsers
 	data, err := readSmall(r.diskRoot, usersFile)
 	if err == nil {
-		err = json.Unmarshal(data, &r.users)
+		err = json.Unmarshal(data, &last)
+	}
+	if err == nil && last.Version != usersVersion {
+		err = fmt.Errorf("it has version %d of the format, and this program has version %d", last.Version, usersVersion)
 	}
 	if ignoreMissing(err) != nil {
 		return fmt.Errorf("read %s, which has the replicas that were found earlier: %w (remove it if all replicas can be read now)", usersFile, err)
 	}
-	r.loaded, r.recorded = true, maps.Clone(r.users)
+	r.loaded, r.users, r.recorded = true, last.Users, maps.Clone(last.Users)
 	return nil
 }
 
@@ -279,7 +292,7 @@ func (r *replicas) RecordUsers() error {
 	if !r.loaded || maps.Equal(r.users, r.recorded) {
 		return nil
 	}
-	data, err := json.Marshal(r.users)
+	data, err := json.Marshal(recordedUsers{usersVersion, r.users})
 	if err == nil && len(data) > maxSmallFile {
 		err = fmt.Errorf("more than %d bytes", maxSmallFile)
 	}

@@ -55,7 +55,7 @@ type verification struct {
 
 func (v *verification) run(ctx context.Context, progress func(int64)) (c model.Copy, err error) {
 	d, f := v.folder.disk, v.folder
-	if err = f.check(); err == nil {
+	if _, _, err = f.readRecord(); err == nil { // otherwise the result could not be recorded
 		v.reader, err = openChunkReader(d.root, f.file(imageFile))
 	}
 	if err != nil {

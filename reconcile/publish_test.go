@@ -23,7 +23,7 @@ import (
 func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 	for name, text := range map[string]string{
 		"backing.cfg":              `{"name":"x","uuid":"00000001","size":512,"virtualSize":9223372036854775807,"realSize":1,"modificationTime":"x","currentChecksum":"","expectedChecksum":""}`,
-		"backing.record":           `{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","virtualSize":-1}`,
+		"backing.record":           `{"owner":"backing-image-manager","version":1,"created":"2026-11-20T00:00:00Z","virtualSize":-1}`,
 		"backing.cfg with SHA-256": `{"name":"x","uuid":"00000001","size":512,"virtualSize":1,"realSize":1,"modificationTime":"x","currentChecksum":"sha256:` + fmt.Sprintf("%064d", 1) + `"}`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 // A record has a time with a zone that makes it later than JSON can encode. It must not panic
 // when it is published.
 func TestPublishTimeOutOfRange(t *testing.T) {
-	r, err := disk.ParseRecord([]byte(`{"owner":"backing-image-manager","created":"2026-11-20T00:00:00Z","verifiedAt":"9999-12-31T23:59:59-23:59"}`))
+	r, err := disk.ParseRecord([]byte(`{"owner":"backing-image-manager","version":1,"created":"2026-11-20T00:00:00Z","verifiedAt":"9999-12-31T23:59:59-23:59"}`))
 	if err != nil {
 		t.Skip(err)
 	}
