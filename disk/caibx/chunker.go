@@ -10,8 +10,8 @@ import (
 // formula of casync is not useful any more.
 const maxAvg = 4 << 20
 
-// Chunker finds the chunks of a stream. It has no buffer: the caller passes the bytes in pieces of any
-// size, and the chunks do not depend on these pieces. The ends of the chunks are those of casync.
+// Chunker finds the chunks of a stream. The caller passes the bytes in pieces of any size, and the chunks do not
+// depend on these pieces. The ends of the chunks are those of casync.
 //
 // desync never cuts a chunk at exactly the least size. Its index of the same file may therefore have
 // a few other chunks.
@@ -19,9 +19,8 @@ type Chunker struct {
 	first, max int64 // where a chunk may end at the earliest, and must end
 	cut        cutTest
 
-	length int64            // of the current chunk, so far
-	window [windowSize]byte // the last bytes before that, if length >= first
-	hash   uint32           // of window
+	length int64  // of the current chunk, so far
+	hash   uint32 // of its last windowSize bytes, if length >= first
 }
 
 // NewChunker returns a Chunker at the beginning of a stream.
@@ -45,24 +44,30 @@ func discriminator(s Sizes) uint32 {
 	return uint32(min(max(d, s.Min), s.Max))
 }
 
-// Next returns how many bytes at the beginning of p belong to the current chunk, and whether the chunk
-// ends there. If it does, the next call begins a new chunk; otherwise all of p belongs to the chunk.
-// The last chunk of a stream ends with the stream.
-func (c *Chunker) Next(p []byte) (n int, end bool) {
+// Next returns how many of the bytes from b[at] on belong to the current chunk, and whether the chunk
+// ends there. If it does, the next call begins a new chunk; otherwise all of them belong to the chunk.
+// The last windowSize bytes of the chunk that were passed before must precede them in b. The last chunk
+// of a stream ends with the stream.
+func (c *Chunker) Next(b []byte, at int) (n int, end bool) {
+	from := at + int(max(0, min(int64(len(b)-at), c.first-c.length)))
 	if c.length < c.first {
-		n = c.fill(p)
-		if c.length < c.first {
-			return n, false
+		c.length += int64(from - at)
+		switch {
+		case c.length < c.first:
+			return from - at, false
+		case c.first == c.max:
+			return from - at, c.restart()
 		}
-		if c.first == c.max {
-			return n, c.restart()
-		}
-		if c.hash = buzhash(&c.window); c.cut.at(c.hash) {
-			return n, c.restart()
+		if c.hash = buzhash((*[windowSize]byte)(b[from-windowSize:])); c.cut.at(c.hash) {
+			return from - at, c.restart()
 		}
 	}
-	m, end := c.roll(p[n:])
-	return n + m, end
+	to := from + int(min(int64(len(b)-from), c.max-c.length))
+	n, end = c.scan(b[from:to], b[from-windowSize:to-windowSize])
+	if c.length += int64(n); end || c.length == c.max {
+		end = c.restart()
+	}
+	return from + n - at, end
 }
 
 // CutsZerosAtMax reports whether a chunk that begins in a long run of zeros has the greatest size. It
@@ -74,34 +79,6 @@ func (c *Chunker) CutsZerosAtMax() bool {
 func (c *Chunker) restart() bool {
 	c.length = 0
 	return true
-}
-
-// fill accepts the bytes before the earliest end of the chunk. Only the last of them are hashed.
-func (c *Chunker) fill(p []byte) int {
-	n := int(min(int64(len(p)), c.first-c.length))
-	begin := c.length - (c.first - windowSize) // of p, in the window
-	if at := begin + int64(n); at > 0 && c.first >= windowSize {
-		copy(c.window[max(begin, 0):at], p[max(-begin, 0):n])
-	}
-	c.length += int64(n)
-	return n
-}
-
-// roll moves the window over p, to the end of the chunk or of p.
-func (c *Chunker) roll(p []byte) (n int, end bool) {
-	p = p[:min(int64(len(p)), c.max-c.length)]
-	short := min(len(p), windowSize)
-	n, end = c.scan(p[:short], c.window[:short])
-	if !end && len(p) > windowSize {
-		var m int
-		m, end = c.scan(p[windowSize:], p[:len(p)-windowSize])
-		n += m
-	}
-	if c.length += int64(n); end || c.length == c.max {
-		return n, c.restart()
-	}
-	c.keep(p)
-	return n, false
 }
 
 // scan moves the window over the entering bytes. leaving are the bytes that leave the window. It
@@ -118,16 +95,6 @@ func (c *Chunker) scan(entering, leaving []byte) (n int, end bool) {
 	}
 	c.hash = h
 	return len(entering), false
-}
-
-// keep makes the window the last bytes of the chunk, which ends with p so far.
-func (c *Chunker) keep(p []byte) {
-	if len(p) >= windowSize {
-		copy(c.window[:], p[len(p)-windowSize:])
-		return
-	}
-	copy(c.window[:], c.window[len(p):])
-	copy(c.window[windowSize-len(p):], p)
 }
 
 // cutTest tests whether the hash is d-1 modulo d, without a division: h+1 is a multiple of d = odd·2^k

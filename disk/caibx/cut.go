@@ -70,25 +70,21 @@ type cutter struct {
 func (c *cutter) writeIndex(ctx context.Context, f *os.File, chunker *Chunker) error {
 	workers := runtime.GOMAXPROCS(0)
 	group, ctx := errgroup.WithContext(ctx)
-	todo, ordered := make(chan *batch), make(chan *batch, 2*workers)
+	ordered := make(chan *batch, 2*workers)
+	group.SetLimit(workers + 2)
 	group.Go(func() error {
-		defer close(todo)
 		defer close(ordered)
 		return c.findChunks(ctx, chunker, func(items []Item) error {
 			b := &batch{items, make(chan struct{})}
-			for _, queue := range []chan<- *batch{ordered, todo} {
-				select {
-				case queue <- b:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
+			select {
+			case ordered <- b:
+			case <-ctx.Done():
+				return ctx.Err()
 			}
+			group.Go(func() error { return c.hash(b) }) // waits while the limit is reached
 			return nil
 		})
 	})
-	for range workers {
-		group.Go(func() error { return c.hashBatches(todo) })
-	}
 	group.Go(func() error { return writeBatches(ctx, f, c.header, ordered) })
 	return group.Wait()
 }
@@ -96,7 +92,7 @@ func (c *cutter) writeIndex(ctx context.Context, f *os.File, chunker *Chunker) e
 // findChunks passes on the chunks of the image in batches. It does not read holes.
 func (c *cutter) findChunks(ctx context.Context, chunker *Chunker, put func([]Item) error) error {
 	var items []Item
-	buffer, begin, pending := make([]byte, pieceSize), int64(0), int64(0)
+	buffer, begin, pending := make([]byte, windowSize+pieceSize), int64(0), int64(0)
 	add := func(end int64, id ID) error {
 		items = append(items, Item{Offset: begin, Length: end - begin, ID: id})
 		pending += end - begin
@@ -123,20 +119,21 @@ func (c *cutter) findChunks(ctx context.Context, chunker *Chunker, put func([]It
 			}
 			continue
 		}
-		piece := buffer[:min(pieceSize, c.size-at)]
-		if n, err := c.file.ReadAt(piece, at); n < len(piece) {
+		piece := buffer[:windowSize+min(pieceSize, c.size-at)]
+		if n, err := c.file.ReadAt(piece[windowSize:], at); n < len(piece)-windowSize {
 			return readError(err)
 		}
-		for end := false; len(piece) > 0 && !(end && holes.has(at)); {
+		for next, end := windowSize, false; next < len(piece) && !(end && holes.has(at)); {
 			var n int
-			n, end = chunker.Next(piece)
-			piece, at = piece[n:], at+int64(n)
+			n, end = chunker.Next(piece, next)
+			next, at = next+n, at+int64(n)
 			if end {
 				if err := add(at, ID{}); err != nil {
 					return err
 				}
 			}
 		}
+		copy(buffer, piece[len(piece)-windowSize:])
 	}
 	if begin < c.size {
 		return add(c.size, ID{})
@@ -178,28 +175,26 @@ func readError(err error) error {
 	return err
 }
 
-// hashBatches computes the ids of the chunks.
-func (c *cutter) hashBatches(todo <-chan *batch) error {
+// hash computes the ids of the chunks of a batch.
+func (c *cutter) hash(b *batch) error {
 	hash, buffer := c.header.Digest.New(), make([]byte, pieceSize)
-	for b := range todo {
-		for n := range b.items {
-			i := &b.items[n]
-			c.done.Add(i.Length)
-			if i.ID != (ID{}) {
-				continue
-			}
-			hash.Reset()
-			n, err := io.CopyBuffer(onlyWriter{hash}, io.NewSectionReader(c.file, i.Offset, i.Length), buffer)
-			if err == nil && n < i.Length {
-				err = io.EOF
-			}
-			if err != nil {
-				return readError(err)
-			}
-			hash.Sum(i.ID[:0])
+	for n := range b.items {
+		i := &b.items[n]
+		c.done.Add(i.Length)
+		if i.ID != (ID{}) {
+			continue
 		}
-		close(b.hashed)
+		hash.Reset()
+		n, err := io.CopyBuffer(onlyWriter{hash}, io.NewSectionReader(c.file, i.Offset, i.Length), buffer)
+		if err == nil && n < i.Length {
+			err = io.EOF
+		}
+		if err != nil {
+			return readError(err)
+		}
+		hash.Sum(i.ID[:0])
 	}
+	close(b.hashed)
 	return nil
 }
 

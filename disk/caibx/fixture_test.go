@@ -89,7 +89,7 @@ func ends(t testing.TB, file []byte, s Sizes, piece int) (all []int) {
 	}
 	last := 0
 	for at := 0; at < len(file); {
-		n, end := c.Next(file[at:min(at+piece, len(file))])
+		n, end := c.Next(file[:min(at+piece, len(file))], at)
 		at += n
 		if end {
 			all, last = append(all, at), at

@@ -86,12 +86,12 @@ func TestCutIsSequential(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for rest := content; len(rest) > 0; {
-			n, _ := chunker.Next(rest)
-			if err := w.Append(int64(n), h.Digest.ID(rest[:n])); err != nil {
+		for at := 0; at < len(content); {
+			n, _ := chunker.Next(content, at)
+			if err := w.Append(int64(n), h.Digest.ID(content[at:at+n])); err != nil {
 				t.Fatal(err)
 			}
-			rest = rest[n:]
+			at += n
 		}
 		if err := errors.Join(w.Close(), buffered.Flush()); err != nil {
 			t.Fatal(err)
