@@ -74,17 +74,18 @@ func numberedManifest(t *testing.T, chunks int64) *disk.Manifest {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	var hashes bytes.Buffer
+	var file bytes.Buffer
+	file.WriteString("BIMCHUNK\x00\x00\x00\x01\x00\x10\x00\x00") // the header of SHA-256 and chunks of 1 MiB
 	for n := range chunks {
 		h := sha256.New()
 		if _, err := io.Copy(h, &numberedReader{n * mib, (n + 1) * mib}); err != nil {
 			t.Fatal(err)
 		}
-		hashes.Write(h.Sum(nil))
+		file.Write(h.Sum(nil))
 	}
 	h := ident.SHA256.New()
-	h.Write(hashes.Bytes())
-	m, err := p.ReceiveManifest(&hashes, chunks*mib, ident.SHA256.Digest(h))
+	h.Write(file.Bytes())
+	m, err := p.ReceiveManifest(&file, chunks*mib, ident.SHA256.Digest(h))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -91,25 +91,23 @@ func TestPullReadsChunksFromSeeds(t *testing.T) {
 	}
 }
 
-// TestSeedWithAnotherAlgorithm uses a seed whose manifest has SHA-256 hashes, as those of earlier versions:
-// it saves nothing.
+// TestSeedWithAnotherAlgorithm uses a seed whose manifest has SHA-256 hashes: it saves nothing.
 func TestSeedWithAnotherAlgorithm(t *testing.T) {
 	old := image(5*mib + 512)
 	n := startNode(t, "seed")
 	id := ident.ID{Name: parrot.Name, UUID: "00000001"}
 	n.put(t, id, old)
-	var hashes []byte
+	file := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32([]byte("BIMCHUNK"), 1), mib)
+	digest := disk.NewManifestHash(disk.ChunkSHA256)
 	for chunk := range slices.Chunk(old, mib) {
 		sum := sha256.Sum256(chunk)
-		hashes = append(hashes, sum[:]...)
+		file = append(file, sum[:]...)
+		digest.AddChunk(chunk)
 	}
-	header := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32([]byte("BIMCHUNK"), 1), mib)
-	if err := os.WriteFile(filepath.Join(filepath.Dir(n.backing(id)), "backing.chunks"), append(header, hashes...), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(n.backing(id)), "backing.chunks"), file, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sum := ident.SHA256.New()
-	sum.Write(hashes)
-	if err := n.disk.Update(id, func(r *disk.Record) { r.ManifestDigest = ident.SHA256.Digest(sum) }); err != nil {
+	if err := n.disk.Update(id, func(r *disk.Record) { r.ManifestDigest = digest.Digest() }); err != nil {
 		t.Fatal(err)
 	}
 	want := bytes.Clone(old)
