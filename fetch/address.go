@@ -105,8 +105,8 @@ func (a address) String() string {
 // base returns the last element of the path: the name of the file.
 func (a address) base() string { return path.Base(a.url.Path) }
 
-// redact returns u without user, password, query and fragment, which may be secret. It is the function URL of
-// package redact for a parsed address, and keeps the escapes of the path.
+// redact returns u without user, password, query and fragment, which may be secret. It is
+// text.RedactURL for a parsed address, and keeps the escapes of the path.
 func redact(u *url.URL) string {
 	if u.Opaque != "" {
 		return fmt.Sprintf("%s:…", u.Scheme)

@@ -11,7 +11,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -115,7 +115,7 @@ func (r *reporter) put(ctx context.Context, settings schema.Settings, s status.S
 	if err != nil {
 		panic("reconcile: encode a status: " + err.Error()) // its types have no values that JSON lacks
 	}
-	document = append(printable.JSON(document), '\n')
+	document = append(text.PrintableJSON(document), '\n')
 	if len(document) > status.MaxSavedFile {
 		return errors.New("the document has more than " + humanize.IBytes(status.MaxSavedFile) + ", which no command reads")
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -99,11 +99,11 @@ func whyNotFailed(v *status.View, id ident.ID) string {
 		if key.ID != id || v.Desired.Owns(key.Disk) || f.Attempts == 0 {
 			continue
 		}
-		text := fmt.Sprintf("it failed on %s: call the daemon of node %s", key.Disk, key.Disk.Node)
+		reason := fmt.Sprintf("it failed on %s: call the daemon of node %s", key.Disk, key.Disk.Node)
 		if address := v.Desired.Config.Nodes[key.Disk.Node].Address; address != "" {
-			text += " with --url " + redact.URL(address)
+			reason += " with --url " + text.RedactURL(address)
 		}
-		reasons = append(reasons, text)
+		reasons = append(reasons, reason)
 	}
 	for _, a := range v.Plan.Actions {
 		if key := a.CopyRef(); key.ID == id && v.Desired.Owns(key.Disk) {

@@ -17,7 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
@@ -228,7 +228,7 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		case err == nil && b == nil: // deleted since Names returned
 			continue
 		case err != nil:
-			views = append(views, storedView{Name: name, Error: printable.Line(err.Error())})
+			views = append(views, storedView{Name: name, Error: text.Line(err.Error())})
 			rows = append(rows, []string{name, "-", "-", "-", "-", err.Error()})
 			continue
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
@@ -70,7 +70,7 @@ the reason.`,
 			what := strings.TrimSuffix(args[0]+" on "+on, " on ")
 			message, err := client.Cleanup(cmd.Context(), args[0], request)
 			if err == nil {
-				err = report.WriteLine(cmd.OutOrStdout(), "%s: %s", what, printable.Line(message))
+				err = report.WriteLine(cmd.OutOrStdout(), "%s: %s", what, text.Line(message))
 			} else if len(disks) > 1 {
 				err = fmt.Errorf("%s: %w", what, err)
 			}

@@ -20,7 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -341,7 +341,7 @@ func (c localCopy) checkReady() error {
 	s := copyStatus(c.disk.Path(), c.Copy, disk.Users{})
 	state := string(s.State)
 	if s.Message != "" {
-		state += ": " + printable.Line(s.Message)
+		state += ": " + text.Line(s.Message)
 	}
 	switch s.State {
 	case model.Ready:

@@ -13,8 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -204,7 +203,7 @@ type imageOfHandle struct {
 }
 
 func viewHandle(h manifest.Handle, images map[string]schema.Image, secrets bool) handleView {
-	shown := redact.Text
+	shown := text.Redact
 	if secrets {
 		shown = func(text string) string { return text }
 	}
@@ -234,7 +233,7 @@ func viewHandle(h manifest.Handle, images map[string]schema.Image, secrets bool)
 func (v handleView) write(w io.Writer) error {
 	var b bytes.Buffer
 	comment := func(key, value string) {
-		if value != printable.Line(value) {
+		if value != text.Line(value) {
 			value = strconv.Quote(value)
 		}
 		report.WriteLine(&b, "# %s: %s", key, value)

@@ -15,8 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
@@ -150,7 +149,7 @@ type redactor struct{ next slog.Handler }
 
 // cleanLog returns a text of a record without secrets and control characters. The formats escape its
 // line breaks.
-func cleanLog(text string) string { return printable.Lines(redact.Text(text)) }
+func cleanLog(message string) string { return text.Lines(text.Redact(message)) }
 
 func (h redactor) Enabled(ctx context.Context, level slog.Level) bool {
 	return h.next.Enabled(ctx, level)

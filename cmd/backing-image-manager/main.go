@@ -24,7 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
@@ -112,7 +112,7 @@ func errorLines(err error) (lines []string) {
 		}
 		return lines
 	}
-	return []string{printable.Line(strings.TrimSpace(err.Error()))}
+	return []string{text.Line(strings.TrimSpace(err.Error()))}
 }
 
 // joined returns the errors of errors.Join. It returns false for a message with several causes.

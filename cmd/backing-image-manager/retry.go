@@ -6,7 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
@@ -47,7 +47,7 @@ Exit status: 0 if at least one attempt starts; 1 otherwise, with the reason.`,
 		if err != nil {
 			return err
 		}
-		err = report.WriteLine(cmd.OutOrStdout(), "%s: %s", args[0], printable.Line(message))
+		err = report.WriteLine(cmd.OutOrStdout(), "%s: %s", args[0], text.Line(message))
 		return err
 	}
 	return cmd

@@ -17,7 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -191,13 +191,13 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			case c.State == model.Ready && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, c.DiskName()))
 			case c.State == model.Ready && !c.VerifiedAt.After(was.VerifiedAt):
-				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), printable.Line(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), text.Line(c.Message)))
 			case c.State == model.Ready:
 				report.WriteLine(out, "%s on %s: the bytes match: sha512 %s", id, c.DiskName(), c.SHA512)
 			case c.Running && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, c.DiskName()))
 			default:
-				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, printable.Line(c.Message)))
+				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, text.Line(c.Message)))
 			}
 		}
 	}

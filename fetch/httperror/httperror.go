@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // Error is the reason why a server rejects a request.
@@ -38,7 +38,7 @@ func (e *Error) Write(w http.ResponseWriter) {
 	if err != nil {
 		panic("encode an error message: " + err.Error())
 	}
-	_, _ = w.Write(append(printable.JSON(body), '\n')) // fails only if the client has disconnected
+	_, _ = w.Write(append(text.PrintableJSON(body), '\n')) // fails only if the client has disconnected
 }
 
 // Read returns the error in a response with this status and body. If the body is not the document of

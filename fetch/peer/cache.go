@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // StateCache contains the state that a node publishes. It is safe for concurrent use.
@@ -117,11 +117,11 @@ func (s *snapshot) encoded() (plain, gzipped []byte) {
 // the state on a terminal.
 func encode(s model.Node) []byte {
 	s.Version = model.Version
-	text, err := json.Marshal(s)
+	encoded, err := json.Marshal(s)
 	if err != nil { // a year after 9999, or a NaN
 		panic(fmt.Sprintf("peer: state cannot be encoded: %v", err))
 	}
-	return printable.JSON(text)
+	return text.PrintableJSON(encoded)
 }
 
 func compress(text []byte) []byte {

@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // Limits of what a peer says. Scope has those that depend on the configuration.
@@ -309,5 +309,5 @@ func shortLine(s string, n int) string {
 		}
 		return strings.ToValidUTF8(s[:n], "")
 	}
-	return truncate(printable.Line(truncate(s))) // characters may be replaced by longer ones
+	return truncate(text.Line(truncate(s))) // characters may be replaced by longer ones
 }

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // Scheme is a kind of signature.
@@ -68,7 +68,7 @@ func (e *Error) Error() string { return string(e.Reason) + ": " + e.Text }
 
 // Errorf returns an *Error. It makes the text printable, because parts of it may come from a signature.
 func Errorf(reason Reason, format string, args ...any) *Error {
-	return &Error{Reason: reason, Text: printable.Line(fmt.Sprintf(format, args...))}
+	return &Error{Reason: reason, Text: text.Line(fmt.Sprintf(format, args...))}
 }
 
 func day(t time.Time) string { return t.UTC().Format(time.DateOnly) }

@@ -11,8 +11,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // readList returns the list at an address, for a file with a name. If m needs a signature, the document has only the signed
@@ -105,7 +105,7 @@ func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 	v, signed := m.Verify, m.Verify != nil && !m.Verify.SignsFile
 	if v != nil && v.SignsFile && v.SignatureURL != "" {
 		if _, err := r.read(ctx, a.SignatureURL, m.Credentials); err != nil || a.SignatureURL == v.SignatureURL {
-			return refuse(PinnedSignatureURL, "there is no signature of %s at %s: wait, or change signatureURL by hand", a.Version, redact.URL(a.SignatureURL))
+			return refuse(PinnedSignatureURL, "there is no signature of %s at %s: wait, or change signatureURL by hand", a.Version, text.RedactURL(a.SignatureURL))
 		}
 	}
 	if m.ChecksumURL == "" || !signed && a.ChecksumURL == m.ChecksumURL {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // Tracker says where a vendor publishes the versions of an image. Exactly one of the first four fields is set.
@@ -181,7 +181,7 @@ func (r *Resolver) request(ctx context.Context, addr, credentials string) (fetch
 	defer cancel()
 	d, err := r.client.ReadDocument(limited, addr, credentials, maxDocument)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		err = refuse(Unreadable, "%s: the server did not send the document within %v", redact.URL(addr), r.maxTime)
+		err = refuse(Unreadable, "%s: the server did not send the document within %v", text.RedactURL(addr), r.maxTime)
 	}
 	return d, err
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 const (
@@ -220,7 +220,7 @@ func answerJSON(w http.ResponseWriter, status int, v any) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(printable.JSON(body), '\n')) // fails only if the client has disconnected
+	_, _ = w.Write(append(text.PrintableJSON(body), '\n')) // fails only if the client has disconnected
 	return nil
 }
 

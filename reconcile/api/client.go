@@ -18,7 +18,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -54,7 +54,7 @@ func NewClient(address, tokenFile string, files auth.TLSFiles) (*Client, error) 
 func (c *Client) URL() string { return c.url }
 
 // Address returns the address of the daemon without secrets, for messages.
-func (c *Client) Address() string { return redact.URL(c.url) }
+func (c *Client) Address() string { return text.RedactURL(c.url) }
 
 // Credentials returns the token, "" for none, and the TLS configuration for requests to the
 // daemon.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -161,7 +161,7 @@ type sender chan<- prometheus.Metric
 // text format does not escape.
 func (s sender) value(m metric, v float64, labels ...string) {
 	for i, label := range labels {
-		labels[i] = printable.Line(label)
+		labels[i] = text.Line(label)
 	}
 	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }

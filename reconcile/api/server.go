@@ -30,7 +30,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -323,7 +323,7 @@ func encode(v any) []byte {
 	if err != nil {
 		panic("api: a response cannot be encoded: " + err.Error())
 	}
-	return append(printable.JSON(document), '\n')
+	return append(text.PrintableJSON(document), '\n')
 }
 
 func (server) health(w http.ResponseWriter, _ *http.Request) {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -117,9 +117,9 @@ func (o *observation) add(c Condition, text string) {
 }
 
 // clip makes a text from outside printable and short. "; " joins texts.
-func clip(text string) string {
-	text = text[:min(len(text), 4*maxText)] // a rune has at most four bytes
-	r := []rune(strings.ReplaceAll(printable.Line(text), "; ", ", "))
+func clip(s string) string {
+	s = s[:min(len(s), 4*maxText)] // a rune has at most four bytes
+	r := []rune(strings.ReplaceAll(text.Line(s), "; ", ", "))
 	if len(r) > maxText {
 		r = append(r[:maxText], '…')
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -59,7 +59,7 @@ func (d *Delivery) Done(err error) (wait time.Duration) {
 		return 0
 	}
 	wait = deliveryBackoff(err, d.attempts, d.random())
-	problem := []rune(printable.Line(err.Error()))
+	problem := []rune(text.Line(err.Error()))
 	if len(problem) > maxProblem {
 		problem = append(problem[:maxProblem], '…')
 	}

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // kindText is how a Kind is shown to people and to Alertmanager.
@@ -164,5 +164,5 @@ func encode(v any) []byte {
 	if err != nil {
 		panic("notification: encode a message: " + err.Error()) // its types have no values that JSON lacks
 	}
-	return printable.JSON(b)
+	return text.PrintableJSON(b)
 }

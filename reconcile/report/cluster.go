@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -299,7 +299,7 @@ func (c ClusterPlan) diskRows() (rows [][]string) {
 		name, note := d.Node+"/"+d.Disk, ""
 		switch {
 		case d.Problem != "":
-			note = printable.Line(d.Problem)
+			note = text.Line(d.Problem)
 		case !d.Known && d.CreatedUnknown+int(d.Created) > 0:
 			note = "not in a saved state"
 		case d.BelowReserve && d.FreeLowest < 0:
@@ -331,7 +331,7 @@ var reasonHeader = []string{"", "copies", "reason"}
 // reasonRows returns a row for each reason.
 func reasonRows(groups []forecast.ReasonGroup) (rows [][]string) {
 	for _, g := range groups {
-		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), joinNames(g.Copies), printable.Line(g.Reason)})
+		rows = append(rows, []string{fmt.Sprint(len(g.Copies)), joinNames(g.Copies), text.Line(g.Reason)})
 	}
 	return rows
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -75,11 +75,11 @@ func VisibleImages(s status.Status) []status.ImageStatus {
 
 func newListEntry(image status.ImageStatus) ListEntry {
 	l := ListEntry{
-		Name: image.Name, UUID: image.UUID, Title: printable.Line(image.Title), ExpectedChecksum: image.Checksum,
+		Name: image.Name, UUID: image.UUID, Title: text.Line(image.Title), ExpectedChecksum: image.Checksum,
 		Status: ListStatus{State: model.Pending},
 	}
 	if len(image.Copies) == 0 {
-		l.Status.ErrorMsg = printable.Line(image.Message)
+		l.Status.ErrorMsg = text.Line(image.Message)
 		return l
 	}
 	c := image.Copies[0]
@@ -87,7 +87,7 @@ func newListEntry(image status.ImageStatus) ListEntry {
 	if c.Size == 0 {
 		l.Size = max(c.Total, 0)
 	}
-	l.Status = ListStatus{State: c.State, ErrorMsg: printable.Line(c.Message), Progress: c.Progress, SendingReference: c.Sends, SenderManagerAddress: c.Sender}
+	l.Status = ListStatus{State: c.State, ErrorMsg: text.Line(c.Message), Progress: c.Progress, SendingReference: c.Sends, SenderManagerAddress: c.Sender}
 	if c.State == model.Ready {
 		l.Status.CurrentChecksum = c.SHA512.String()
 	}
@@ -117,7 +117,7 @@ func listRow(l ListEntry) []string {
 	if l.Disk != "" {
 		on = l.Disk
 	}
-	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, virtual, on, printable.Line(l.Status.ErrorMsg)}
+	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, virtual, on, text.Line(l.Status.ErrorMsg)}
 }
 
 // FindEntry finds an image by its name, or a generation by <name>-<uuid>.

@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -61,7 +61,7 @@ func (c *comment) writeTo(w io.Writer) error {
 // markdownText escapes text, so that Markdown shows it literally. An invisible space (&#8203;) after @
 // and # keeps GitHub and GitLab from notifying a person and from linking an issue. Markdown may still turn
 // a URL into a link. That is harmless: the link shows its target.
-func markdownText(text string) string { return markdownEscapes.Replace(printable.Line(text)) }
+func markdownText(s string) string { return markdownEscapes.Replace(text.Line(s)) }
 
 var markdownEscapes = strings.NewReplacer(
 	`\`, `\\`, "|", `\|`, "`", "\\`", "*", `\*`, "_", `\_`, "[", `\[`, "~", `\~`, "$", `\$`,

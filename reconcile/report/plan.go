@@ -9,7 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -164,9 +164,9 @@ func suspensionText(s plan.Suspension) string {
 		parts = append(parts, "until "+planTime(s.Until))
 	}
 	if len(parts) == 0 {
-		return printable.Line(s.Reason)
+		return text.Line(s.Reason)
 	}
-	return printable.Line(strings.Join(parts, " ") + ": " + s.Reason)
+	return text.Line(strings.Join(parts, " ") + ": " + s.Reason)
 }
 
 func planTime(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
@@ -186,7 +186,7 @@ func sizeText(a plan.Action) string {
 }
 
 func reasonText(a plan.Action) string {
-	reason := printable.Line(a.Text)
+	reason := text.Line(a.Text)
 	if a.From != (ident.CopyRef{}) {
 		reason += "; from " + a.From.String()
 	}

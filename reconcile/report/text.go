@@ -12,7 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"sigs.k8s.io/yaml"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -35,8 +35,8 @@ const (
 const maxText = 400
 
 // clip shortens a message for a table.
-func clip(text string) string {
-	letters := []rune(printable.Line(text))
+func clip(s string) string {
+	letters := []rune(text.Line(s))
 	if len(letters) <= maxText {
 		return string(letters)
 	}
@@ -80,13 +80,13 @@ func Align(rows [][]string) []string {
 			if i == len(widths) {
 				widths = append(widths, 0)
 			}
-			widths[i] = max(widths[i], utf8.RuneCountInString(printable.Line(cell)))
+			widths[i] = max(widths[i], utf8.RuneCountInString(text.Line(cell)))
 		}
 	}
 	lines := make([]string, len(rows))
 	for i, row := range rows {
 		for j, cell := range row {
-			if cell = printable.Line(cell); j < len(row)-1 {
+			if cell = text.Line(cell); j < len(row)-1 {
 				cell += strings.Repeat(" ", widths[j]-utf8.RuneCountInString(cell)+2)
 			}
 			lines[i] += cell
@@ -102,12 +102,12 @@ type lines struct{ b strings.Builder }
 
 // linef adds one line.
 func (l *lines) linef(format string, args ...any) {
-	l.b.WriteString(printable.Line(fmt.Sprintf(format, args...)) + "\n")
+	l.b.WriteString(text.Line(fmt.Sprintf(format, args...)) + "\n")
 }
 
 // coloured adds one line that begins with word in a colour.
 func (l *lines) coloured(c colour, indent, word, rest string) {
-	l.b.WriteString(indent + string(c) + printable.Line(word) + string(noColour) + printable.Line(rest) + "\n")
+	l.b.WriteString(indent + string(c) + text.Line(word) + string(noColour) + text.Line(rest) + "\n")
 }
 
 // empty adds an empty line.
@@ -164,7 +164,7 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	if err := e.Encode(v); err != nil {
 		return err
 	}
-	_, err := w.Write(printable.JSON(b.Bytes()))
+	_, err := w.Write(text.PrintableJSON(b.Bytes()))
 	return err
 }
 
@@ -173,12 +173,12 @@ func writeJSON(w io.Writer, v any, indent string) error {
 func WriteYAML(w io.Writer, v any) error {
 	b, err := json.Marshal(v)
 	if err == nil {
-		b, err = yaml.JSONToYAML([]byte(printable.Lines(string(b))))
+		b, err = yaml.JSONToYAML([]byte(text.Lines(string(b))))
 	}
 	if err != nil {
 		return fmt.Errorf("write YAML: %w", err)
 	}
-	_, err = io.WriteString(w, printable.Lines(string(b)))
+	_, err = io.WriteString(w, text.Lines(string(b)))
 	return err
 }
 
@@ -204,5 +204,5 @@ func ProblemLine(dir string, p document.Problem, mark string) string {
 	if p.Also != (document.Position{}) {
 		p.Also.File = filepath.Join(dir, p.Also.File)
 	}
-	return printable.Line(fmt.Sprintf("%s: %s%s", position, mark, p))
+	return text.Line(fmt.Sprintf("%s: %s%s", position, mark, p))
 }

@@ -5,7 +5,7 @@ import (
 	"io"
 	"strings"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
 // UpdateResult is what the command update does with an image.
@@ -49,7 +49,7 @@ type Updates struct {
 
 // NewImageVersion returns a version without the secrets of its address.
 func NewImageVersion(version, url, checksum string) *ImageVersion {
-	return &ImageVersion{Version: version, URL: redact.URL(url), Checksum: checksum}
+	return &ImageVersion{Version: version, URL: text.RedactURL(url), Checksum: checksum}
 }
 
 // Count returns how many images have a result.

@@ -6,7 +6,7 @@ import (
 	"io"
 	"path/filepath"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
@@ -103,7 +103,7 @@ type redacted struct{ value any }
 
 func (r redacted) MarshalJSON() ([]byte, error) {
 	b, err := json.Marshal(r.value)
-	return redact.JSON(b), err
+	return text.RedactJSON(b), err
 }
 
 // Validation is the result of validate for one configuration.

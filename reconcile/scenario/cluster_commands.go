@@ -11,7 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -533,14 +533,14 @@ func converge(st *session, in input) error {
 func historyRows(w *world, history []executed) [][]string {
 	var rows [][]string
 	for _, e := range history {
-		text := printable.Line(e.Text)
+		note := text.Line(e.Text)
 		if e.From != (ident.CopyRef{}) {
-			text += "; from " + e.From.String()
+			note += "; from " + e.From.String()
 		}
 		if e.err != nil {
-			text = "failed: " + printable.Line(e.err.Error())
+			note = "failed: " + text.Line(e.err.Error())
 		}
-		rows = append(rows, []string{fmt.Sprintf("+%v", e.at.Sub(w.startedAt)), string(e.Op), e.Image, e.CopyRef().Disk.String(), text})
+		rows = append(rows, []string{fmt.Sprintf("+%v", e.at.Sub(w.startedAt)), string(e.Op), e.Image, e.CopyRef().Disk.String(), note})
 	}
 	return rows
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -328,9 +328,9 @@ func (r *Results) Summary() string {
 // follows.
 func (r Result) Write(w io.Writer, verbose bool) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-5s %s (%.3fs)", r.Outcome, printable.Line(r.File), r.Seconds)
+	fmt.Fprintf(&b, "%-5s %s (%.3fs)", r.Outcome, text.Line(r.File), r.Seconds)
 	if r.Outcome == skipped && r.Message != "" {
-		fmt.Fprintf(&b, ": %s", printable.Line(r.Message))
+		fmt.Fprintf(&b, ": %s", text.Line(r.Message))
 	}
 	b.WriteByte('\n')
 	if r.Log != "" && (verbose || r.Outcome == failed) {
@@ -339,7 +339,7 @@ func (r Result) Write(w io.Writer, verbose bool) error {
 	if r.Outcome == failed {
 		indent(&b, r.Message)
 	}
-	_, err := io.WriteString(w, printable.Lines(b.String()))
+	_, err := io.WriteString(w, text.Lines(b.String()))
 	return err
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -82,7 +82,7 @@ func (v *View) CheckOwnDisk(ref ident.DiskRef) error {
 		case other.Address == "":
 			return fmt.Errorf("disk %s: this is node %s: call the daemon of node %s, whose address is not declared", ref, node, ref.Node)
 		}
-		return fmt.Errorf("disk %s: this is node %s: call the daemon of node %s with --url %s", ref, node, ref.Node, redact.URL(other.Address))
+		return fmt.Errorf("disk %s: this is node %s: call the daemon of node %s with --url %s", ref, node, ref.Node, text.RedactURL(other.Address))
 	}
 	d, known := v.Observed.Disks[ref]
 	switch {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -154,7 +154,7 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 func (s Status) urlOf(node string) (url string, ok bool) {
 	for _, p := range s.Peers {
 		if p.Node == node && p.Address != "" {
-			return redact.URL(p.Address), true
+			return text.RedactURL(p.Address), true
 		}
 	}
 	return "", false

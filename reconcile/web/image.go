@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
-	"github.com/seed-26586806/backing-image-manager/fetch/redact"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -93,11 +93,11 @@ func newImage(s *snapshot, name string, role auth.Role) (imageModel, int) {
 func address(s schema.Source) string {
 	switch {
 	case s.Download != nil:
-		return redact.URL(s.Download.URL)
+		return text.RedactURL(s.Download.URL)
 	case s.ExportFromVolume != nil:
 		return s.ExportFromVolume.VolumeName
 	case s.Restore != nil:
-		return redact.URL(s.Restore.BackupURL)
+		return text.RedactURL(s.Restore.BackupURL)
 	case s.Clone != nil:
 		return s.Clone.BackingImage
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -69,7 +69,7 @@ func newLines(s *snapshot, values url.Values) linesModel {
 		m.Kind = createImage
 	}
 	for _, name := range fields[m.Kind] {
-		text := printable.Line(strings.TrimSpace(values.Get(name)))
+		text := text.Line(strings.TrimSpace(values.Get(name)))
 		if len(text) > maxValue {
 			text = ""
 		}

@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -41,7 +41,7 @@ func parseQuery(values url.Values) query {
 		}
 		return n
 	}
-	q := query{Text: printable.Line(strings.TrimSpace(values.Get("q"))), Page: number("page"), Disks: number("disks")}
+	q := query{Text: text.Line(strings.TrimSpace(values.Get("q"))), Page: number("page"), Disks: number("disks")}
 	if len(q.Text) > maxText {
 		q.Text = strings.ToValidUTF8(q.Text[:maxText], "")
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
-	"github.com/seed-26586806/backing-image-manager/fetch/printable"
+	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -27,7 +27,7 @@ func parseTemplates(prefix string) *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
 		"size":   report.Size,
 		"count":  report.Count,
-		"text":   func(v any) string { return printable.Line(fmt.Sprint(v)) },
+		"text":   func(v any) string { return text.Line(fmt.Sprint(v)) },
 		"when":   when,
 		"path":   url.PathEscape,
 		"prefix": func() string { return prefix },

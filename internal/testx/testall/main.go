@@ -66,7 +66,7 @@ type pass struct {
 // sequential has the packages, by their path in the module, that start no goroutine and have no lock. Their
 // tests run only without the race detector.
 var sequential = []string{
-	"disk/filetype", "docs", "fetch/host", "fetch/printable", "fetch/redact",
+	"disk/filetype", "docs", "fetch/host", "fetch/text",
 	"internal/testx/testall", "reconcile/forecast", "reconcile/report", "reconcile/scenario",
 	"schema/document", "schema/manifest",
 }

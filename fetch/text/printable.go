@@ -1,8 +1,9 @@
-// Package printable makes text harmless for terminals, logs and documents. Names and messages come
-// from files, peers, servers and images. A control character in them could move a cursor, set the
-// title of a terminal, reverse the order of letters, or begin a line that looks like one of this
-// program.
-package printable
+// Package text makes text harmless before it is printed or logged: for terminals and documents (Line, Lines, PrintableJSON),
+// and without the secrets in addresses (Redact, RedactURL, RedactJSON).
+//
+// Names and messages come from files, peers, servers and images. A control character in them could move a cursor, set the
+// title of a terminal, reverse the order of letters, or begin a line that looks like one of this program.
+package text
 
 import (
 	"bytes"
@@ -36,9 +37,9 @@ func replace(r rune) rune {
 	return r
 }
 
-// JSON returns encoded JSON with the same meaning, in which characters that are not printable are
+// PrintableJSON returns encoded JSON with the same meaning, in which characters that are not printable are
 // escaped. An encoder escapes only some of them.
-func JSON(encoded []byte) []byte {
+func PrintableJSON(encoded []byte) []byte {
 	clean := func(r rune) bool { return unicode.IsPrint(r) || r == '\n' || r == '\t' || r == '\r' } // outside of strings
 	if utf8.Valid(encoded) && bytes.IndexFunc(encoded, func(r rune) bool { return !clean(r) }) < 0 {
 		return encoded

@@ -1,4 +1,4 @@
-package printable
+package text
 
 import (
 	"encoding/json"
@@ -35,7 +35,7 @@ func TestLinesKeepsLinesAndTabs(t *testing.T) {
 	}
 }
 
-func TestJSONKeepsItsMeaning(t *testing.T) {
+func TestPrintableJSONKeepsItsMeaning(t *testing.T) {
 	encoded, err := json.MarshalIndent(map[string]string{hostile: hostile, "plain": "ä 世界 😀"}, "", "  ")
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestJSONKeepsItsMeaning(t *testing.T) {
 	if err := json.Unmarshal(encoded, &want); err != nil {
 		t.Fatal(err)
 	}
-	safe := JSON(encoded)
+	safe := PrintableJSON(encoded)
 	for _, r := range string(safe) {
 		if !unicode.IsPrint(r) && r != '\n' {
 			t.Errorf("%U is left", r)

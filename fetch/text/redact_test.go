@@ -1,11 +1,11 @@
-package redact
+package text
 
 import (
 	"encoding/json"
 	"testing"
 )
 
-func TestTextRemovesSecrets(t *testing.T) {
+func TestRedactRemovesSecrets(t *testing.T) {
 	for _, tt := range []struct{ text, want string }{
 		{"nothing here", "nothing here"},
 		{"https://example.com/a.raw", "https://example.com/a.raw"},
@@ -23,13 +23,13 @@ func TestTextRemovesSecrets(t *testing.T) {
 		{"s3://AKIASECRET@bucket/a s3://user:secret@bucket/a s3://a/b?secret s3://bucket@se:cret@region/a", "s3://bucket/a s3://bucket/a s3://a/b s3://region/a"},
 		{"http://bucket@region/a s3::https://bucket@region/a", "http://region/a s3::https://region/a"},
 	} {
-		if got := Text(tt.text); got != tt.want {
+		if got := Redact(tt.text); got != tt.want {
 			t.Errorf("%q becomes %q, want %q", tt.text, got, tt.want)
 		}
 	}
 }
 
-func TestURLRemovesSecrets(t *testing.T) {
+func TestRedactURLRemovesSecrets(t *testing.T) {
 	for _, tt := range []struct{ address, want string }{
 		{"https://user:SECRET@example.com/a?SECRET#SECRET", "https://example.com/a"},
 		{"s3://bucket@region/a?SECRET", "s3://bucket@region/a"},
@@ -37,13 +37,13 @@ func TestURLRemovesSecrets(t *testing.T) {
 		{"https://%zz:SECRET@example.com", "the address"},
 		{"", "the address"},
 	} {
-		if got := URL(tt.address); got != tt.want {
+		if got := RedactURL(tt.address); got != tt.want {
 			t.Errorf("%q becomes %q, want %q", tt.address, got, tt.want)
 		}
 	}
 }
 
-func TestJSONRemovesSecrets(t *testing.T) {
+func TestRedactJSONRemovesSecrets(t *testing.T) {
 	for _, tt := range []struct{ value, want any }{
 		{map[string]any{"url": "https://user:SECRET@example.com/a?token=<SECRET>&b=\"SECRET\"", "n": 1.5, "list": []string{"s3::https://x/b?SECRET", "plain"}},
 			map[string]any{"url": "https://example.com/a", "n": 1.5, "list": []string{"s3::https://x/b", "plain"}}},
@@ -58,7 +58,7 @@ func TestJSONRemovesSecrets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := JSON(encoded); string(got) != string(want) {
+		if got := RedactJSON(encoded); string(got) != string(want) {
 			t.Errorf("%s becomes %s, want %s", encoded, got, want)
 		}
 	}

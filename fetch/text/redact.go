@@ -1,7 +1,4 @@
-// Package redact removes secrets from addresses before they are printed or logged: user, password,
-// query and fragment. In s3://bucket@region/path, the user is a bucket, which stays. Package fetch
-// prints its addresses by address.String instead.
-package redact
+package text
 
 import (
 	"cmp"
@@ -12,9 +9,10 @@ import (
 	"unicode"
 )
 
-// URL returns the scheme, host and path of an address. If the address is not a URL, it returns "the
-// address", because the position of a secret is unknown.
-func URL(address string) string {
+// RedactURL returns an address without user, password, query and fragment, which may be secret. In s3://bucket@region/path,
+// the user is a bucket, which stays. If the address is not a URL, it returns "the address", because the position of a secret
+// is unknown. Package fetch prints its addresses by address.String instead.
+func RedactURL(address string) string {
 	u, err := url.Parse(address)
 	if err != nil {
 		return "the address"
@@ -30,29 +28,29 @@ var urlPattern = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>\\]+`)
 
 var stringLiteral = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// JSON redacts the addresses in the strings of encoded JSON. A string without spaces counts as one
-// address. In other strings, addresses are redacted like in Text.
-func JSON(encoded []byte) []byte {
+// RedactJSON redacts the addresses in the strings of encoded JSON. A string without spaces counts as one
+// address. In others, addresses are redacted as by Redact.
+func RedactJSON(encoded []byte) []byte {
 	return stringLiteral.ReplaceAllFunc(encoded, func(literal []byte) []byte {
 		var s string
 		if json.Unmarshal(literal, &s) != nil || !strings.Contains(s, "://") {
 			return literal
 		}
 		if strings.ContainsFunc(s, unicode.IsSpace) {
-			s = Text(s)
+			s = Redact(s)
 		} else {
 			s = cutSecrets(s)
 		}
 		b, err := json.Marshal(s)
 		if err != nil {
-			panic("redact: encode a string: " + err.Error())
+			panic("text: encode a string: " + err.Error())
 		}
 		return b
 	})
 }
 
-// Text redacts every substring that looks like a URL.
-func Text(text string) string { return urlPattern.ReplaceAllStringFunc(text, cutSecrets) }
+// Redact redacts every substring that looks like a URL.
+func Redact(text string) string { return urlPattern.ReplaceAllStringFunc(text, cutSecrets) }
 
 // cutSecrets edits the address as text and does not parse it, because a parser rejects some malformed
 // addresses that contain a secret.
