@@ -162,9 +162,8 @@ func (p *Poller) Close() {
 	p.running.Wait()
 }
 
-// record stores the result of a request that was sent for a scope. It returns the ETag for the next
-// request: "" if the scope has changed since, and the state leaves out anything.
-func (p *Poller) record(peer *polledPeer, now Observation, scope Scope) (etag string) {
+// record stores the result of a request that was sent for a scope.
+func (p *Poller) record(peer *polledPeer, now Observation, scope Scope) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	was := peer.observation
@@ -173,19 +172,19 @@ func (p *Poller) record(peer *polledPeer, now Observation, scope Scope) (etag st
 	if was.etag != now.etag || was.Problem != now.Problem || was.Polled != now.Polled || was.Outdated != now.Outdated {
 		p.notify()
 	}
-	if now.Outdated {
-		return ""
-	}
-	return now.etag
 }
 
-// begin returns the context and the scope of the next request. The context ends when the request is
-// of no use any more.
-func (p *Poller) begin(ctx context.Context, peer *polledPeer) (context.Context, Scope) {
+// begin returns the context and the scope of the next request, and the observation before it. The context ends when the
+// request is of no use any more. The observation has no ETag if it is outdated: the whole state is needed then.
+func (p *Poller) begin(ctx context.Context, peer *polledPeer) (context.Context, Scope, Observation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ctx, peer.interrupt = context.WithCancelCause(ctx)
-	return ctx, peer.target.Scope
+	last := peer.observation
+	if last.Outdated {
+		last.etag = ""
+	}
+	return ctx, peer.target.Scope, last
 }
 
 func (p *Poller) notify() {
@@ -195,33 +194,24 @@ func (p *Poller) notify() {
 	}
 }
 
-// poll polls one peer until ctx ends. The first request, and each request after a failure, is not a
-// long poll, so that a peer that is reachable again is detected immediately even if its state did not
-// change.
+// poll polls one peer until ctx ends.
 func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
-	last := Observation{URL: at.URL, LastSeen: peer.observation.LastSeen}
 	failures := 0
 	for {
-		wait := p.config.wait
-		if !last.Polled || last.Problem != "" {
-			wait = 0
-		}
 		start := time.Now()
-		request, scope := p.begin(ctx, peer)
-		next, cost := p.query(request, last, at, scope, wait)
+		request, scope, last := p.begin(ctx, peer)
+		next, cost := p.query(request, last, at, scope)
 		interrupted := errors.Is(context.Cause(request), errNewScope)
 		peer.interrupt(nil)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case interrupted:
-			last.etag = ""
 			continue
 		}
-		last = next
-		last.etag = p.record(peer, last, scope)
+		p.record(peer, next, scope)
 		pause := max(p.config.minInterval, p.config.idleFactor*cost) - time.Since(start)
-		if last.Problem == "" {
+		if next.Problem == "" {
 			failures = 0
 		} else {
 			pause = max(pause, jitter(p.config.retry.After(failures)))
@@ -234,11 +224,14 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 }
 
 // query sends one request and returns the new observation, and the time that it took to decode the
-// response.
-func (p *Poller) query(ctx context.Context, last Observation, at Address, scope Scope, wait time.Duration) (Observation, time.Duration) {
-	start := time.Now()
+// response. The first request, and each one after a failure, is not a long poll, so that a peer that is reachable again is
+// detected immediately even if its state did not change.
+func (p *Poller) query(ctx context.Context, last Observation, at Address, scope Scope) (Observation, time.Duration) {
+	start, wait, responded := time.Now(), time.Duration(0), last.Polled && last.Problem == ""
+	if responded {
+		wait = p.config.wait
+	}
 	r, err := p.client.pollState(ctx, at, scope, last.etag, wait)
-	responded := last.Polled && last.Problem == ""
 	last.Polled = true
 	switch {
 	case errors.Is(err, ErrUnchanged):

@@ -224,6 +224,15 @@ func TestPollerRequestsWhatANewScopeNeeds(t *testing.T) {
 		declare("macaw", "disk1", "disk2")
 		synctest.Wait()
 		expect(2, false, 4)
+
+		h.delay.Store(0)
+		p.SetPeers(t.Context(), nil)
+		<-p.Changed()
+		declare("parrot", "disk1")
+		<-p.Changed()
+		declare("parrot", "disk1", "disk2") // in the pause between two requests
+		time.Sleep(time.Second)
+		expect(2, false, 7)
 	})
 }
 
