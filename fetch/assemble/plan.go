@@ -229,7 +229,7 @@ func (c *chunks) locate(n int64, s Segment) (location, error) {
 		return location{}, err
 	}
 	for _, seed := range c.seeds {
-		if n >= seed.Manifest.Chunks() {
+		if n >= seed.Manifest.Chunks() || seed.Manifest.ChunkLength(n) != s.Length { // a peer may claim any size with the same hashes
 			continue
 		}
 		if hash, err := seed.Manifest.Hash(n); err == nil && hash == want {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
@@ -287,6 +288,25 @@ func TestPullDoesNotBlameSourcesForAnotherSize(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A peer claims a size at which its chunk manifest has, for the short last chunk, the hash of a whole chunk that a seed has.
+func TestPullFromASourceWithAnotherSizeThanItsManifest(t *testing.T) {
+	want := image(3 * mib)
+	claimed := startNode(t, "liar").put(t, parrot, want)
+	claimed.Size -= 512
+	r := newReceiver(t, claimed)
+	var damaged atomic.Int32
+	seed, _ := seedOf(t, want, &damaged)
+	r.pull.Seeds = []assemble.Seed{seed}
+	r.pull.Final = func(error) bool { return true }
+	err := r.pull.Into(t.Context(), r.openPart())
+	if _, ok := errors.AsType[*InvalidDataError](err); !ok || damaged.Load() > 0 {
+		t.Errorf("got %v, and %d reports of damage", err, damaged.Load())
+	}
+	if wrong := r.pull.WrongSources(err); len(wrong) != 1 {
+		t.Errorf("%d sources look wrong", len(wrong))
 	}
 }
 
