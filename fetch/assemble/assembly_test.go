@@ -67,14 +67,43 @@ func TestRateIsTheSumOfTheSources(t *testing.T) {
 
 func TestAssemblyWaitsForASlowDisk(t *testing.T) {
 	m := numberedManifest(t, 60)
+	for _, chunk := range []time.Duration{5 * time.Second, patience + time.Second} { // in total longer than all timeouts
+		synctest.Test(t, func(t *testing.T) {
+			s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
+			s.consumeTime = chunk
+			if _, err := s.run(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if s.wastePercent() > 0 {
+				t.Errorf("received %.1f%% more than the image", s.wastePercent())
+			}
+		})
+	}
+}
+
+// TestNoRequestWaitsForOneThatCannotBegin: the segment for which Run waits is requested by nobody, while the only provider
+// that could send it waits for room in the window.
+func TestNoRequestWaitsForOneThatCannotBegin(t *testing.T) {
+	m := numberedManifest(t, 60)
 	synctest.Test(t, func(t *testing.T) {
-		s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 1000 * mbit}, "node2": {rate: 1000 * mbit}})
-		s.consumeTime = 5 * time.Second // 5 minutes in total, which is longer than all timeouts
-		if _, err := s.run(t.Context()); err != nil {
-			t.Fatal(err)
+		s := newTransfer(m, map[string]*fakeLink{"node1": {rate: 900}, "node2": {rate: 4 * mib}})
+		start := time.Now()
+		s.Window = func() int64 { // it shrinks
+			if time.Since(start) > 1500*time.Millisecond {
+				return 6 * mib
+			}
+			return windowChunks * mib
 		}
-		if s.wastePercent() > 0 {
-			t.Errorf("received %.1f%% more than the image", s.wastePercent())
+		s.Candidates = func() []Candidate {
+			if time.Since(start) > 2*time.Second {
+				delete(s.links, "node1")
+			}
+			return s.candidates()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if took, err := s.run(ctx); err != nil {
+			t.Errorf("after %v: %v", took, err)
 		}
 	})
 }

@@ -83,8 +83,8 @@ func (r *record) available() bool { return !r.ended && !time.Now().Before(r.retr
 var (
 	// errSlow ends a request because another provider was asked for the same segment later, and delivered it first.
 	errSlow = errors.New("much slower than the other sources")
-	// errNotNeeded ends such a second request because the first one delivered.
-	errNotNeeded = errors.New("another source was faster")
+	// errNotNeeded ends such a second request because the first one delivered, and a request that is in the way of another one.
+	errNotNeeded = errors.New("another request was faster")
 )
 
 // fail records the failure of a request that delivered some bytes.

@@ -270,9 +270,23 @@ func (q *queue) begin(ctx context.Context, r *request, s *segment) ([]byte, erro
 			r.began = cmp.Or(r.began, time.Now())
 			return q.buffer(s), nil
 		}
-		if err := q.wait(ctx); err != nil {
+		r.waits = true
+		err := q.wait(ctx)
+		if r.waits = false; err != nil {
 			return nil, err
 		}
+	}
+}
+
+// yield ends a request that waits for room in the window, if nothing requests the first segment. Without that segment nothing
+// is appended, so that there would never be room, and the request may be the only one that its provider serves. The caller
+// holds mu.
+func (q *queue) yield() {
+	if len(q.segments) == 0 || q.segments[0].by != nil || q.segments[0].done {
+		return
+	}
+	if i := slices.IndexFunc(q.running, func(r *request) bool { return r.waits }); i >= 0 {
+		q.running[i].cancel(errNotNeeded)
 	}
 }
 

@@ -35,6 +35,7 @@ type request struct {
 	left      int64 // bytes that are missing of the segments; 0 if second
 	delivered int64 // bytes that were right and still missing
 	began     time.Time
+	waits     bool // for room in the window
 	cancel    context.CancelCauseFunc
 	err       error
 }
@@ -101,7 +102,8 @@ func (s *scheduler) step(ctx context.Context) (changed chan struct{}, wait time.
 			}
 		}
 	}
-	if s.Patience > 0 && len(q.running) == 0 && q.returned+q.fresh > 0 && min(q.progress.since(), s.busy.since()) >= s.Patience {
+	q.yield()
+	if s.Patience > 0 && len(q.running) == 0 && !q.waitingSince.IsZero() && min(q.progress.since(), s.busy.since()) >= s.Patience {
 		return nil, 0, s.Health.NoProvider(s.Patience)
 	}
 	return q.changed, wait, nil
