@@ -97,7 +97,7 @@ func (t *transfer) fetchAny(ctx context.Context, dst sink) error {
 		}
 		failed = append(failed, e.withURL(a.String()))
 	}
-	return allFailed(failed)
+	return AllFailed(failed)
 }
 
 // fetchFrom requests the missing bytes of dst from src, and retries after each broken connection

@@ -17,12 +17,12 @@ import (
 // readRange reads the bytes [from, to).
 func (r *fixture) readRange(req Request, from, to int64) ([]byte, error) {
 	r.t.Helper()
-	ranges, err := r.client.NewRangeReader(req)
+	addresses, done, err := r.client.OpenRanges(req, 0)
 	if err != nil {
 		return nil, err
 	}
-	defer ranges.Close()
-	body, err := ranges.Open(r.t.Context(), from, to)
+	defer done()
+	body, err := addresses[0].Open(r.t.Context(), from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -84,20 +84,28 @@ func TestRangeReader(t *testing.T) {
 	}
 }
 
-func TestRangeReaderTriesMirrors(t *testing.T) {
+func TestRangeReaderOfEachAddress(t *testing.T) {
 	r := newFixture(t)
-	req := Request{
+	addresses, done, err := r.client.OpenRanges(Request{
 		URL:     r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.NoRange}),
-		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image)), r.server.URL + "/away.raw"},
+		Mirrors: []string{r.server.Serve("/mirror.raw", fetchtest.Bytes(image)), r.server.URL + "/away.raw", r.server.Serve("/other.raw", fetchtest.Bytes(image[:1<<20]))},
 		Digest:  digest(image),
+	}, int64(len(image)))
+	if err != nil {
+		t.Fatal(err)
 	}
-	got, err := r.readRange(req, 100, 200)
-	if err != nil || !bytes.Equal(got, image[100:200]) {
-		t.Errorf("got %d bytes, error %v", len(got), err)
+	defer done()
+	for i, want := range []string{"image.raw: the server does not send parts", "", "away.raw: the server responds with 404", "other.raw: the file has another size"} {
+		body, err := addresses[i].Open(t.Context(), 100, 200)
+		if want == "" && err == nil {
+			got, err := io.ReadAll(body)
+			if err = errors.Join(err, body.Close()); err != nil || !bytes.Equal(got, image[100:200]) {
+				t.Errorf("got %d bytes, error %v", len(got), err)
+			}
+		} else if want == "" || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("address %d: got %v, want %q", i, err, want)
+		}
 	}
-	req.Mirrors = req.Mirrors[1:]
-	_, err = r.readRange(req, 100, 200)
-	wantError(t, err, Refused, "image.raw: the server does not send parts", "away.raw: the server responds with 404")
 }
 
 func TestRangeReaderRefusesWhatDownloadRefuses(t *testing.T) {
@@ -127,17 +135,17 @@ func TestRangeReaderRefusesWhatDownloadRefuses(t *testing.T) {
 
 func TestRangeReaderEndsWithContext(t *testing.T) {
 	r := newFixture(t)
-	ranges, err := r.client.NewRangeReader(Request{
+	addresses, done, err := r.client.OpenRanges(Request{
 		URL: r.server.Serve("/image.raw", fetchtest.Bytes(image), fetchtest.Fault{Kind: fetchtest.Silent}), Digest: digest(image),
-	})
+	}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer ranges.Close()
+	defer done()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	cancel(why)
-	if _, err := ranges.Open(ctx, 0, 100); !errors.Is(err, why) {
+	if _, err := addresses[0].Open(ctx, 0, 100); !errors.Is(err, why) {
 		t.Errorf("got %v, want %v", err, why)
 	}
 }

@@ -28,36 +28,37 @@ const (
 	firstBackoff, maxBackoff = 100 * time.Millisecond, 2 * time.Second
 )
 
-// upstream fetches chunks from the chunk store, and ranges of the image file: it is the only source of an assembly. The
-// methods candidates and failed are for one goroutine.
+// upstream fetches chunks from the chunk store, and ranges of the image file, from one address at a time: it is the only
+// candidate of an assembly. The methods candidates and failed are for one goroutine.
 type upstream struct {
-	download *Download
-	index    *caibx.Table
-	size     int64 // of the image
-	limiter  *rate.Limiter
-	health   assemble.Health
-	store    *store             // nil: none is declared
-	ranges   *fetch.RangeReader // nil: the file is packed, so that there are no ranges
-	skip     int                // the addresses before this one have sent wrong bytes
-	matched  atomic.Bool        // a chunk from a range had its id
+	download  *Download
+	index     *caibx.Table
+	limiter   *rate.Limiter
+	health    assemble.Health      // of the addresses
+	store     *store               // nil: none is declared
+	addresses []*fetch.RangeReader // none: the file is packed, so that there are no ranges
+	failures  []*fetch.Error       // of the addresses that are not used any more: the first ones
+	matched   atomic.Bool          // a chunk from a range had its id
+	done      func()
 }
 
 // openUpstream opens the sources of missing chunks. It sends no request. The caller calls close.
 func (d *Download) openUpstream(index *caibx.Table) (*upstream, error) {
 	u := &upstream{
-		download: d, index: index, size: index.ImageSize(), limiter: fetch.NewLimiter(d.Request.BandwidthLimit),
+		download: d, index: index, limiter: fetch.NewLimiter(d.Request.BandwidthLimit), done: func() {},
 		health: assemble.Health{First: firstBackoff, Max: maxBackoff, Useful: 1, Tries: fetch.MaxDrops},
 	}
-	var err error
+	addresses, done, err := d.Client.OpenRanges(d.Request, index.ImageSize())
+	if err == nil {
+		u.addresses, u.done = addresses, done
+	} else if !errors.Is(err, fetch.ErrPacked) {
+		return nil, err
+	}
 	if d.Request.Store != "" {
 		if u.store, err = d.openStore(index.Header().Digest, u.limiter); err != nil {
+			u.close()
 			return nil, err
 		}
-	}
-	u.ranges, err = d.Client.NewRangeReader(d.Request)
-	if err != nil && !errors.Is(err, fetch.ErrPacked) {
-		u.close()
-		return nil, err
 	}
 	return u, nil
 }
@@ -66,27 +67,26 @@ func (u *upstream) close() {
 	if u.store != nil {
 		u.store.files.Close()
 	}
-	if u.ranges != nil {
-		u.ranges.Close()
-	}
+	u.done()
 }
 
 // isEmpty reports whether nothing can be fetched.
-func (u *upstream) isEmpty() bool { return !u.store.isUsed() && u.ranges == nil }
+func (u *upstream) isEmpty() bool { return !u.store.isUsed() && len(u.addresses) == 0 }
 
-// name is that of the source that does not use the addresses which sent wrong bytes.
-func (u *upstream) name() string { return strconv.Itoa(u.skip) }
+// name is that of the address in use.
+func (u *upstream) name() string { return strconv.Itoa(len(u.failures)) }
 
 // candidates returns the only one of an assembly.
 func (u *upstream) candidates() []assemble.Candidate {
-	ranges := u.openRange(u.skip)
+	ranges := u.ranges()
 	return []assemble.Candidate{{
 		Name: u.name(), Limits: u.limits, Delivered: u.delivered,
 		Provider: assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 			if chunk := u.fromStore(ctx, from, to); chunk != nil {
 				return io.NopCloser(bytes.NewReader(chunk)), nil
 			}
-			return ranges(ctx, from, to)
+			body, err := ranges.Open(ctx, from, to)
+			return rangeBody{body}, err
 		}),
 		Invalid: func(s assemble.Segment) error {
 			return &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%w at %d", errWrongChunk, s.Offset)}
@@ -115,55 +115,44 @@ func (u *upstream) delivered(body io.ReadCloser) {
 	}
 }
 
-var (
-	// errWrongChunk means that the upstream has other bytes than the index.
-	errWrongChunk = errors.New("the file has other bytes than the index")
-	// errWrongSize means that the file of the upstream has another size.
-	errWrongSize = fmt.Errorf("%w", errWrongChunk)
-)
+// errWrongChunk means that the upstream has other bytes than the index.
+var errWrongChunk = errors.New("the file has other bytes than the index")
 
-// openRange returns a provider of ranges from the addresses that are not skipped.
-func (u *upstream) openRange(skip int) assemble.Open {
-	if u.ranges == nil {
-		return func(context.Context, int64, int64) (io.ReadCloser, error) {
+// ranges returns the provider of ranges from the address in use.
+func (u *upstream) ranges() assemble.Provider {
+	if len(u.addresses) == 0 {
+		return assemble.Open(func(context.Context, int64, int64) (io.ReadCloser, error) {
 			return nil, &indexError{restart: true, err: errors.New("the chunk store does not have all chunks, and the file is packed, so that ranges of it are not ranges of the image")}
-		}
+		})
 	}
-	sized := assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
-		body, total, err := u.ranges.OpenAfter(ctx, skip, from, to)
-		if err == nil && total >= 0 && total != u.size {
-			body.Close()
-			err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%w: it has %d bytes, not %d", errWrongSize, total, u.size)}
-		}
-		return body, err
-	})
-	paced := assemble.Limited(assemble.Counted(sized, &u.download.Progress.UpstreamBytes), u.limiter)
-	return func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
-		body, err := paced.Open(ctx, from, to)
-		return rangeBody{body}, err
-	}
+	return assemble.Limited(assemble.Counted(u.addresses[len(u.failures)], &u.download.Progress.UpstreamBytes), u.limiter)
 }
 
-// failed decides whether a failure ends the download by the index.
-func (u *upstream) failed(s assemble.Candidate, err error) error {
-	wrong, refused := errors.Is(err, errWrongChunk), false
-	if failed, ok := errors.AsType[*fetch.Error](err); ok {
-		refused = failed.Class == fetch.Refused && errors.Is(err, fetch.ErrNoRanges)
+// failed goes on with the next address, or ends the download by the index.
+func (u *upstream) failed(c assemble.Candidate, err error) error {
+	if c.Name != u.name() || !u.health.Ended(c.Name) {
+		return nil // of an address that is not used any more, or is tried again
 	}
-	switch {
-	case s.Name != u.name(): // of an address that is not used any more
-		return nil
-	case wrong && u.skip < u.ranges.Addresses()-1:
-		u.skip++
-		return nil
-	case wrong:
-		return &indexError{err: err, restart: errors.Is(err, errWrongSize) || !u.matched.Load()}
-	case refused: // no other address may have ranges later
-		return &indexError{err: err, restart: true}
-	case u.health.Ended(s.Name):
+	failed, ok := errors.AsType[*fetch.Error](err)
+	if !ok {
 		return err
 	}
-	return nil
+	if u.failures = append(u.failures, failed); len(u.failures) < len(u.addresses) {
+		return nil
+	}
+	for _, failed := range u.failures {
+		switch {
+		case errors.Is(failed, fetch.ErrOtherSize):
+			return &indexError{err: fmt.Errorf("%w: %w", errWrongChunk, failed), restart: true}
+		case errors.Is(failed, errWrongChunk):
+			return &indexError{err: failed, restart: !u.matched.Load()}
+		}
+	}
+	all := fetch.AllFailed(u.failures)
+	if all.Class == fetch.Refused && errors.Is(all, fetch.ErrNoRanges) { // no other address may have ranges later
+		return &indexError{err: all, restart: true}
+	}
+	return all
 }
 
 // fromStore returns a chunk from the store; nil: it does not have it.

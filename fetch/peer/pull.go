@@ -41,7 +41,7 @@ const (
 // MaxSeeds limits the seeds of a pull.
 const MaxSeeds = 4
 
-// upstreamName is the name of the upstream as a source. It has no slash, unlike the name of a peer.
+// upstreamName is the name of the first address of the upstream as a source. It has no slash, unlike the name of a peer.
 const upstreamName = "upstream"
 
 // Pull receives an image from the peers that have it. Its fields must not be changed after the first
@@ -52,8 +52,9 @@ type Pull struct {
 	// Sources returns the ready copies that peers have now. It is called about once a second, by one
 	// goroutine at a time, and must not block.
 	Sources func() []Source
-	// Upstream is read if the peers send nothing (see the package comment); nil: never.
-	Upstream assemble.Provider
+	// Upstream are the addresses of the upstream, in order. The first one that has not failed lately is read if the peers send
+	// nothing (see the package comment).
+	Upstream []assemble.Provider
 	// Seeds are copies on this node. Into does not request the chunks that they have. At most MaxSeeds are used.
 	Seeds []assemble.Seed
 	Limit int64 // bytes per second of all sources together; 0: no limit
@@ -201,10 +202,7 @@ func (t *transfer) newAssembly(plan *assemble.Plan, to assemble.Sink, has func(S
 					all = append(all, t.source(s))
 				}
 			}
-			if t.pull.Upstream != nil {
-				all = append(all, t.upstream())
-			}
-			return all
+			return append(all, t.upstream()...)
 		},
 	}
 }
@@ -221,9 +219,19 @@ func (t *transfer) source(s Source) assemble.Candidate {
 	}
 }
 
-func (t *transfer) upstream() assemble.Candidate {
-	p := assemble.Limited(assemble.Counted(assemble.Stalling(t.pull.Upstream, stallTimeout), &t.progress.UpstreamBytes), t.limiter)
-	return assemble.Candidate{Provider: p, Name: upstreamName, Host: upstreamName, Reserve: true, Invalid: wrongChunk("", "")}
+// upstream returns the address of the upstream that is used now, none if there is none.
+func (t *transfer) upstream() []assemble.Candidate {
+	for i, p := range t.pull.Upstream {
+		name := upstreamName
+		if i > 0 {
+			name = fmt.Sprintf("mirror %d", i)
+		}
+		if t.pull.health.Available(name) {
+			p = assemble.Limited(assemble.Counted(assemble.Stalling(p, stallTimeout), &t.progress.UpstreamBytes), t.limiter)
+			return []assemble.Candidate{{Provider: p, Name: name, Host: upstreamName, Reserve: true, Invalid: wrongChunk("", "")}}
+		}
+	}
+	return nil
 }
 
 // wrongChunk returns a function that makes the error for a chunk of which a source sent other bytes.
@@ -354,7 +362,7 @@ func isLocal(err error) bool {
 
 // ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image of size
 // bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into. While no peer has a copy, a
-// failure of the upstream ends a fetch at once.
+// fetch ends when all addresses of the upstream have failed.
 func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
 	t := p.newTransfer()
 	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (length int, err error) {
@@ -364,8 +372,11 @@ func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
 			return nil
 		}), func(Source) bool { return true })
 		a.Failed = func(_ assemble.Candidate, err error) error {
-			if len(p.Sources()) > 0 {
+			switch {
+			case len(p.Sources()) > 0:
 				return t.failed(err)
+			case len(t.upstream()) > 0: // another address
+				return nil
 			}
 			if _, wrong := errors.AsType[*InvalidDataError](err); wrong {
 				err = &fetch.Error{Class: fetch.BadSource, Err: err}

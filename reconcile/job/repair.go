@@ -75,7 +75,7 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 				return length, nil
 			}
 		}
-		if len(j.PeerCopies()) == 0 && pull.Upstream == nil {
+		if len(j.PeerCopies()) == 0 && len(pull.Upstream) == 0 {
 			return 0, errNoSource // a pull would wait for one
 		}
 		return remote(ctx, n, sum, buf)

@@ -72,12 +72,14 @@ func (j Job) newPull() (p *peer.Pull, done func()) {
 	if d == nil || d.Unpack != schema.UnpackNone || j.Image.Checksum.IsZero() {
 		return p, func() {}
 	}
-	upstream, err := j.Client.NewRangeReader(DownloadRequest(j.Image))
+	addresses, done, err := j.Client.OpenRanges(DownloadRequest(j.Image), 0)
 	if err != nil {
 		return p, func() {}
 	}
-	p.Upstream = upstream
-	return p, upstream.Close
+	for _, a := range addresses {
+		p.Upstream = append(p.Upstream, a)
+	}
+	return p, done
 }
 
 // syncLocal creates the copy from a ready copy on this node: one on another disk, or of another
