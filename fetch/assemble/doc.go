@@ -1,4 +1,4 @@
-// Package assemble is the engine that puts an image together from places that have parts of it. A sync from peers, a
+// Package assemble is the engine that puts an image together from places that have parts of it. A sync from peers, a restore, a
 // download by an index, the repair of a chunk and the download of an image from a node are the same loop with other
 // segments and providers.
 //

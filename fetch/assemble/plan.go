@@ -194,6 +194,34 @@ func (s single) hash(int64) (Hash, error) { return s.Hash, nil }
 
 func (s single) locate(int64, Segment) (location, error) { return location{place: missing}, nil }
 
+// Blocks returns the plan of an image of size bytes in blocks of one length, the last of which may be shorter. A block is missing
+// if isMissing says so, else zeros. Nothing is known about the bytes, so that the providers have to verify them.
+func Blocks(size, length int64, isMissing func(n int64) bool) *Plan {
+	return &Plan{list: blocks{size, length, isMissing}}
+}
+
+type blocks struct {
+	size, length int64
+	isMissing    func(n int64) bool
+}
+
+func (b blocks) len() int64 { return (b.size + b.length - 1) / b.length }
+
+func (b blocks) at(offset int64) int64 { return offset / b.length }
+
+func (b blocks) extent(n int64) Segment {
+	return Segment{Offset: n * b.length, Length: min(b.length, b.size-n*b.length)}
+}
+
+func (b blocks) hash(int64) (Hash, error) { return nil, nil }
+
+func (b blocks) locate(n int64, _ Segment) (location, error) {
+	if b.isMissing(n) {
+		return location{place: missing}, nil
+	}
+	return location{place: zeros}, nil
+}
+
 // ByManifest returns the plan of the image with a chunk manifest. A chunk is zeros, or that of a seed at the same place, or
 // missing; or moved, after FindMoved. The caller closes the Plan and the manifest.
 func ByManifest(m *disk.Manifest, seeds ...Seed) *Plan {

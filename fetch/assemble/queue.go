@@ -180,6 +180,9 @@ func (q *queue) remove(s *segment, buf []byte) {
 // buffer returns a buffer for a segment. The caller holds mu.
 func (q *queue) buffer(s *segment) []byte {
 	if !s.isChunk() {
+		if buf, ok := pieces.Get().(*[]byte); ok && int64(cap(*buf)) >= s.Length {
+			return (*buf)[:s.Length]
+		}
 		return make([]byte, s.Length)
 	}
 	last := len(q.free) - 1
@@ -192,7 +195,10 @@ func (q *queue) buffer(s *segment) []byte {
 	return buf
 }
 
-// isChunk reports whether the segment is appended as a chunk: then its buffer is used again.
+// pieces has buffers of segments that are no chunks.
+var pieces sync.Pool
+
+// isChunk reports whether the segment is appended as a chunk, in a buffer for that.
 func (s *segment) isChunk() bool {
 	_, ok := s.Hash.(disk.ChunkHash)
 	return ok
@@ -203,6 +209,7 @@ func (s *segment) isChunk() bool {
 func (q *queue) recycle(s *segment, buf []byte) {
 	switch {
 	case !s.isChunk():
+		pieces.Put(&buf)
 	case q.buffers > int(q.window()/disk.ChunkSize)+len(q.running)+1:
 		q.buffers--
 	default:

@@ -304,15 +304,15 @@ func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 //  bucket    the server stored the object atomically and with its own checksum: the block is
 //           read back only if its size differs from the size of a new one
 
-// blockReader reads blocks back. It reuses its buffers.
+// blockReader reads blocks. It reuses its buffers.
 type blockReader struct {
 	decoder *decoder
 	file    []byte
-	block   []byte
+	block   []byte // of a block that is read back; nil: not needed yet
 }
 
 func newBlockReader() *blockReader {
-	return &blockReader{newDecoder(), make([]byte, maxBlockFile+1), make([]byte, blockSize)}
+	return &blockReader{decoder: newDecoder(), file: make([]byte, maxBlockFile+1)}
 }
 
 // isStored reports whether the Store has the block undamaged. size is the size of the block file that
@@ -336,6 +336,9 @@ func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool
 		return false, nil
 	case err != nil:
 		return false, err
+	}
+	if r.block == nil {
+		r.block = make([]byte, blockSize)
 	}
 	return r.decoder.decode(r.block[:len(l.data)], file, l.ID) == nil, nil
 }

@@ -3,32 +3,33 @@ package backup
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 )
 
 const (
-	// budgetBlocks is the number of unpacked blocks that all restores together have in memory, and
-	// budgetFiles the number of block files: 38 MiB in total. This is enough for two restores with
-	// DefaultWorkers.
-	budgetBlocks = 12
-	budgetFiles  = 6
+	// budgetBlocks is the number of blocks that all restores together have in memory, ready to be written, and budgetReaders
+	// the number of blocks that are read and unpacked at a time.
+	budgetBlocks  = 8
+	budgetReaders = 6
 )
 
-// MemoryBudget limits the memory of all restores of a process that share it. A restore waits while
-// the budget is used up. It is safe for concurrent use.
+// MemoryBudget limits the memory of all restores of a process that share it to about 45 MiB. A restore waits while the budget
+// is used up, but always has room for one block. It is safe for concurrent use.
 type MemoryBudget struct {
-	blocks, files *pool[[]byte]
-	decoders      *pool[*decoder]
+	readers  *pool[*blockReader]
+	restores atomic.Int64 // running ones
 }
 
-// NewMemoryBudget returns a budget of 38 MiB. It allocates no memory yet.
+// NewMemoryBudget returns a budget. It allocates no memory yet.
 func NewMemoryBudget() *MemoryBudget {
-	return &MemoryBudget{
-		blocks:   newPool(budgetBlocks, func() []byte { return make([]byte, blockSize) }),
-		files:    newPool(budgetFiles, func() []byte { return make([]byte, maxBlockFile+1) }),
-		decoders: newPool(decoders, newDecoder),
-	}
+	return &MemoryBudget{readers: newPool(budgetReaders, newBlockReader)}
+}
+
+// window returns how many bytes a restore may have ready, which needs no more than some blocks.
+func (m *MemoryBudget) window(blocks int) int64 {
+	return min(int64(blocks), max(1, budgetBlocks/max(1, m.restores.Load()))) * blockSize
 }
 
 // pool provides at most limit values at the same time, and reuses them. The garbage collector frees

@@ -44,7 +44,7 @@ func TestRestoresShareMemoryBudget(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if !budget.blocks.limit.TryAcquire(budgetBlocks) || !budget.files.limit.TryAcquire(budgetFiles) || !budget.decoders.limit.TryAcquire(decoders) {
+	if !budget.readers.limit.TryAcquire(budgetReaders) || budget.restores.Load() != 0 {
 		t.Error("the restores have ended without releasing all of the budget")
 	}
 }

@@ -7,11 +7,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io"
 	"io/fs"
-	"sync"
+	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 const (
@@ -19,13 +21,12 @@ const (
 	DefaultWorkers = 2
 	// maxWorkers limits the memory: each worker has a block file in memory.
 	maxWorkers = 8
-	// decoders is the number of concurrent decompressions. A single goroutine hashes their output, and
-	// two decoders are already faster than this goroutine.
+	// decoders is the number of blocks that a backup reads back and unpacks at a time.
 	decoders = 2
 	// encoders is the number of concurrent compressions.
 	encoders = 2
 	// prefetchBlocks is the number of blocks that may wait to be written, in addition to one for each
-	// worker.
+	// worker. The window of the assembly has room for them.
 	prefetchBlocks = 2
 	// maxBlockAttempts is the number of requests for a block file that is truncated or wrong.
 	maxBlockAttempts = 3
@@ -93,160 +94,71 @@ func (r Restore) begin(part *disk.Part) error {
 	return part.Begin(source)
 }
 
-// pendingBlock is a block that is being fetched or waits to be written.
-type pendingBlock struct {
-	block  Block
-	buffer []byte        // from the MemoryBudget
-	data   []byte        // the part of buffer that contains the block
-	err    error         // set before ready is closed
-	ready  chan struct{} // closed when data or err is set
-}
-
-// writeBlocks writes the blocks in order while workers fetch them.
+// writeBlocks writes the blocks in order while others are fetched.
 func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	if r.Memory == nil {
 		r.Memory = NewMemoryBudget()
 	}
-	var running sync.WaitGroup
-	ctx, cancel := context.WithCancel(ctx)
-	ahead := make(chan struct{}, clampWorkers(r.Workers)+prefetchBlocks)
-	pieces := r.prefetch(ctx, &running, part.Offset(), ahead, progress)
-	var last *pendingBlock // received, and not yet written
-	defer func() {
-		cancel()
-		running.Wait() // after this, no worker writes to the buffers
-		if last != nil {
-			r.Memory.blocks.release(last.buffer)
-		}
-		for p := range pieces {
-			r.Memory.blocks.release(p.buffer)
-		}
-	}()
-	for last = range pieces {
-		select {
-		case <-last.ready:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if err := cmp.Or(ctx.Err(), last.err); err != nil {
-			return err
-		}
-		if err := appendBlock(part, last, progress); err != nil {
-			return err
-		}
-		r.Memory.blocks.release(last.buffer)
-		last = nil
-		<-ahead
+	r.Memory.restores.Add(1)
+	defer r.Memory.restores.Add(-1)
+	workers, reader := clampWorkers(r.Workers), objectReader{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
+	store := assemble.Candidate{
+		Name: r.Store.String(), Limits: func() (requests int, length int64) { return workers, 0 }, // a block at a time
+		Provider: assemble.Open(func(ctx context.Context, from, _ int64) (io.ReadCloser, error) {
+			n, _ := r.find(from / blockSize)
+			return r.fetchBlock(ctx, r.Backup.Blocks[n], reader)
+		}),
 	}
-	if err := ctx.Err(); err != nil {
-		return err
+	a := assemble.Assembly{
+		Plan: assemble.Blocks(r.Backup.Size, blockSize, func(n int64) bool { _, has := r.find(n); return has }), Sink: part,
+		Candidates: func() []assemble.Candidate { return []assemble.Candidate{store} }, Health: new(assemble.Health),
+		Window:   func() int64 { return r.Memory.window(workers + prefetchBlocks) },
+		Failed:   func(_ assemble.Candidate, err error) error { return err }, // Store and fetchBlock have repeated the request
+		Progress: progress,
 	}
-	return appendZeros(part, r.Backup.Size, progress)
+	return a.Run(ctx, part.Offset())
 }
 
-// appendBlock appends a block. part may already contain the beginning of the block.
-func appendBlock(part *disk.Part, p *pendingBlock, progress *fetch.Progress) error {
-	if err := appendZeros(part, p.block.Offset, progress); err != nil {
-		return err
-	}
-	n, err := part.ReadFrom(bytes.NewReader(p.data[part.Offset()-p.block.Offset:]))
-	progress.Done.Add(n)
-	return err
+// find returns the index of the block at the n-th place of the image, false if there are zeros.
+func (r Restore) find(n int64) (index int, found bool) {
+	return slices.BinarySearchFunc(r.Backup.Blocks, n*blockSize, func(b Block, offset int64) int { return cmp.Compare(b.Offset, offset) })
 }
 
-// appendZeros appends zeros up to end, as a hole.
-func appendZeros(part *disk.Part, end int64, progress *fetch.Progress) error {
-	for part.Offset() < end {
-		n := min(disk.ChunkSize, end-part.Offset())
-		if err := part.AppendZeros(n); err != nil {
-			return err
-		}
-		progress.Done.Add(n)
-	}
-	return nil
-}
-
-// prefetch starts the workers. The returned channel contains the blocks in order, even if they are
-// not ready yet. ahead has one element for each block that is not yet written.
-func (r Restore) prefetch(ctx context.Context, running *sync.WaitGroup, from int64, ahead chan<- struct{}, progress *fetch.Progress) <-chan *pendingBlock {
-	inOrder, todo := make(chan *pendingBlock, cap(ahead)), make(chan *pendingBlock)
-	way := objectReader{fetch.NewLimiter(r.BandwidthLimit), &progress.UpstreamBytes}
-	for range clampWorkers(r.Workers) {
-		running.Go(func() {
-			for p := range todo {
-				var file []byte
-				if file, p.err = r.Memory.files.acquire(ctx); p.err == nil {
-					p.err = r.fetchBlock(ctx, p, way, file)
-					r.Memory.files.release(file)
-				}
-				close(p.ready)
-			}
-		})
-	}
-	running.Go(func() {
-		defer close(inOrder)
-		defer close(todo)
-		for _, block := range r.Backup.Blocks {
-			length := r.Backup.length(block.Offset)
-			if block.Offset+blockSize <= from || block.Offset+int64(length) <= from {
-				continue
-			}
-			select {
-			case ahead <- struct{}{}:
-			case <-ctx.Done():
-				return
-			}
-			buffer, err := r.Memory.blocks.acquire(ctx)
-			if err != nil {
-				return
-			}
-			p := &pendingBlock{block: block, buffer: buffer, data: buffer[:length], ready: make(chan struct{})}
-			inOrder <- p // never blocks: its capacity is the maximum number of unwritten blocks
-			select {
-			case todo <- p:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-	return inOrder
-}
-
-// fetchBlock fetches one block. It repeats the request if the file is truncated or wrong, because the
+// fetchBlock returns the bytes of a block, verified. It repeats the request if the file is truncated or wrong, because the
 // network may have damaged it.
-func (r Restore) fetchBlock(ctx context.Context, p *pendingBlock, way objectReader, stored []byte) error {
-	var err error
+func (r Restore) fetchBlock(ctx context.Context, block Block, from objectReader) (io.ReadCloser, error) {
+	reader, err := r.Memory.readers.acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Memory.readers.release(reader)
+	data := make([]byte, r.Backup.length(block.Offset))
 	for range maxBlockAttempts {
-		err = r.fetchBlockOnce(ctx, p, way, stored)
+		err = r.fetchBlockOnce(ctx, block, from, reader, data)
 		if !isClass(err, fetch.Dropped, fetch.BadSource) {
 			break
 		}
 	}
-	return err
+	return io.NopCloser(bytes.NewReader(data)), err
 }
 
-func (r Restore) fetchBlockOnce(ctx context.Context, p *pendingBlock, way objectReader, stored []byte) error {
-	object, err := way.read(ctx, r.Store, p.block.ID.key(), stored)
+func (r Restore) fetchBlockOnce(ctx context.Context, block Block, from objectReader, reader *blockReader, data []byte) error {
+	object, err := from.read(ctx, r.Store, block.ID.key(), reader.file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return r.blockError(fetch.Refused, p, "is missing")
-	case errors.Is(err, errWrongBytes):
-		return r.blockError(fetch.BadSource, p, "is damaged: "+err.Error())
-	case err != nil:
+		return r.blockError(fetch.Refused, block, "is missing")
+	case err == nil:
+		err = reader.decoder.decode(data, object, block.ID)
+	case !errors.Is(err, errWrongBytes):
 		return err
 	}
-	decoder, err := r.Memory.decoders.acquire(ctx)
 	if err != nil {
-		return err
-	}
-	defer r.Memory.decoders.release(decoder)
-	if err := decoder.decode(p.data, object, p.block.ID); err != nil {
-		return r.blockError(fetch.BadSource, p, "is damaged: "+err.Error())
+		return r.blockError(fetch.BadSource, block, "is damaged: "+err.Error())
 	}
 	return nil
 }
 
-func (r Restore) blockError(class fetch.Class, p *pendingBlock, what string) error {
+func (r Restore) blockError(class fetch.Class, block Block, what string) error {
 	return errorf(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
-		p.block.ID, r.Backup.Name, r.Store, p.block.Offset, r.Backup.Size, what)
+		block.ID, r.Backup.Name, r.Store, block.Offset, r.Backup.Size, what)
 }
