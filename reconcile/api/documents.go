@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
@@ -53,7 +52,7 @@ func (s server) status(w http.ResponseWriter, r *http.Request) {
 	}
 	document, etag, ok := s.documents.make(known)
 	if !ok {
-		httperror.New(http.StatusServiceUnavailable, notReadYet).Write(w)
+		errNotRead.Write(w)
 		return
 	}
 	w.Header().Set("ETag", etag)

@@ -44,53 +44,50 @@ func counter(name, help string, labels ...string) metric {
 
 func newMetric(kind prometheus.ValueType, name, help string, labels []string) metric {
 	name = "backing_image_manager_" + name
-	return metric{name, help, kind, labels, prometheus.NewDesc(name, help, labels, nil)}
+	m := metric{name, help, kind, labels, prometheus.NewDesc(name, help, labels, nil)}
+	metrics = append(metrics, m)
+	return m
 }
+
+// metrics are all metrics of the daemon, except those of Go and of the process.
+var metrics []metric
 
 var (
 	configValid   = gauge("config_valid", "1 if the configuration is valid, 0 otherwise.")
 	configErrors  = gauge("config_errors", "Number of errors in the configuration. An unusable config directory counts as one.")
-	configInfo    = gauge("config_info", "Always 1. The labels have the digest of the configuration (empty if it has errors) and its git commit (empty if unknown).", "digest", "revision")
+	configInfo    = gauge("config_info", "Always 1, with the config digest (empty if there are errors) and the git commit (empty if unknown).", "digest", "revision")
 	configSkew    = gauge("config_skew_peers", "Number of peers whose configuration differs or has errors.")
 	declared      = gauge("images_declared", "Number of declared images.")
 	ready         = gauge("images_ready", "Number of declared images with as many ready copies as desired.")
 	suspended     = gauge("suspended_images", "Number of declared images that are suspended, by their own declaration or by the settings.")
 	suspendsOver  = gauge("suspensions_over", "Number of declared suspensions that have expired.")
 	copies        = gauge("copies", "Number of copies on the disks of this node, including those to be created, by state.", "state")
-	signedCopies  = gauge("signed_copies", "Number of ready copies on the disks of this node whose signature was verified, by the scheme and the key (\"signer\") of the signature. Keys without a copy have no value.", "scheme", "signer")
+	signedCopies  = gauge("signed_copies", "Number of ready copies on the disks of this node with a verified signature, by its scheme and its key (\"signer\").", "scheme", "signer")
 	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
-	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready. Images without a missing copy have no value. At most 100 images have one: those with the fewest ready copies.", "image")
-	leftCopies    = gauge("remaining_copies", "Number of ready copies of an image with missing copies, on all reachable nodes. The same images have a value as for missing_copies.", "image")
+	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready, for at most 100 images with missing copies.", "image")
+	leftCopies    = gauge("remaining_copies", "Number of ready copies of an image with missing copies, on all reachable nodes, for the images of missing_copies.", "image")
 	peerReachable = gauge("peer_reachable", "1 if the peer responds, 0 otherwise.", "peer")
-	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer. For a peer that does not respond now: seconds since the start of the last query to which it responded. An idle peer is queried every 30 s.", "peer")
+	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer, or since the last query to which it responded.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by action.", "action")
-	idle          = gauge("waiting_actions", "Number of actions in the current plan that do nothing, by action (\"wait\" or \"blocked\") and by the code of the reason. Pairs without such an action have no value.", "action", "code")
+	idle          = gauge("waiting_actions", "Number of actions in the current plan that do nothing, by action (\"wait\" or \"blocked\") and code of the reason.", "action", "code")
 	running       = gauge("running_actions", "Number of running actions, by action.", "action")
 	succeeded     = counter("actions_total", "Number of actions that succeeded, by action.", "action")
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
 	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
-	proofs        = counter("proofs_total", "Number of chunks that were requested from copies before deletions, as the proof that they have their bytes, by result: \"passed\", \"wrong\" (other bytes were received from another node) or \"missing\" (none was received, or a copy of this node is damaged).", "result")
-	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because they sent wrong bytes as the proof that they have their bytes.")
+	proofs        = counter("proofs_total", "Number of chunks requested as a proof before deletions, by result: \"passed\", \"wrong\" or \"missing\".", "result")
+	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because they failed a proof.")
 	diskUsable    = gauge("disk_usable", "1 if the disk is usable and not read-only, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
-	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970. A repair does not change it, and it is forgotten with the copy. Disks without such a copy have no value.", "disk")
-	certificate   = gauge("certificate_expiration_timestamp_seconds", "Time at which the certificate of this daemon expires, or the authority that signed it if that is sooner, in seconds since 1970. The daemon uses the certificate for its callers and for its peers. After the files are replaced, it is the time of the new one. Without TLS there is no value.")
+	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970.", "disk")
+	certificate   = gauge("certificate_expiration_timestamp_seconds", "Time at which the certificate of this daemon or its authority expires, in seconds since 1970.")
 	rounds        = counter("rounds_total", "Number of reconcile rounds.")
-	deliveries    = counter("deliveries_total", "Number of messages that this node sent to the server of a setting (\"report\" or \"notify\"), by result: \"accepted\" or \"failed\".", "setting", "result")
-	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\" or \"notify\") did not accept the last message of this node, 0 otherwise. Without the setting there is no value.", "setting")
+	deliveries    = counter("deliveries_total", "Number of messages sent to the server of a setting (\"report\" or \"notify\"), by result: \"accepted\" or \"failed\".", "setting", "result")
+	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\" or \"notify\") did not accept the last message, 0 otherwise.", "setting")
 	lastRound     = gauge("last_round_timestamp_seconds", "Start of the last reconcile round, in seconds since 1970.")
 )
-
-// metrics are all metrics of the daemon, except those of Go and of the process.
-var metrics = []metric{
-	configValid, configErrors, configInfo, configSkew, declared, ready, suspended, suspendsOver,
-	copies, signedCopies, desiredCopies, readyCopies, missingCopies, leftCopies, peerReachable, peerAge,
-	planned, idle, running, succeeded, failed, fetched, proofs, unproven,
-	diskUsable, diskSize, diskFree, diskReserved, diskDamage, deliveries, failing, certificate, rounds, lastRound,
-}
 
 // collector implements prometheus.Collector.
 type collector struct {

@@ -45,8 +45,26 @@ func metricsReference() string {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, kind, strings.Join(labels, ", "), m.help)
 	}
+	b.WriteString(strings.ReplaceAll(metricsNotes, `"`, "`"))
 	return b.String()
 }
+
+const metricsNotes = `
+A gauge about something that does not exist has no value, such as "signed_copies" for a key without a copy,
+"waiting_actions" for a code that no action has, or "delivery_failing" without the setting. The names below are without
+the prefix "backing_image_manager_".
+
+- "missing_copies" and "remaining_copies": at most 100 images have a value: those with the fewest ready copies.
+- "peer_last_response_age_seconds": an idle peer is queried every 30 s. For a peer that does not respond now, the time
+  is since the start of the last query to which it responded.
+- "proofs_total": before a deletion, other copies send a chunk as the proof that they have their bytes. "wrong": another
+  node sent other bytes. "missing": it sent none, or a copy of this node is damaged. A copy that sent wrong bytes is in
+  "unproven_copies".
+- "disk_last_damage_timestamp_seconds": a repair does not change it, and it is forgotten with the copy.
+- "certificate_expiration_timestamp_seconds": the daemon uses the certificate for its callers and for its peers. If the
+  authority that signed it expires sooner, it is that time. After the files are replaced, it is that of the new
+  certificate. Without TLS there is no value.
+`
 
 // TestRoutesAreDocumented compares the table of docs/http-api.md with the routes, in both directions.
 func TestRoutesAreDocumented(t *testing.T) {

@@ -166,13 +166,13 @@ func isLongPoll(r *http.Request) bool {
 func (s server) routes() []route {
 	metrics := promhttp.HandlerFor(newRegistry(s.loop, s.auth), promhttp.HandlerOpts{})
 	all := []route{
-		{healthPath, getOrHead, auth.RoleNone, s.health},
-		{readyPath, getOrHead, auth.RoleNone, s.ready},
+		{healthPath, getOrHead, auth.RoleNone, respond(s.health)},
+		{readyPath, getOrHead, auth.RoleNone, respond(s.ready)},
 		{"/metrics", getOrHead, auth.RolePeer, metrics.ServeHTTP},
 		{statusPath, getOrHead, auth.RolePeer, s.status},
-		{"/v1/images/{name}/verify", post, auth.RoleAdmin, s.verify},
-		{"/v1/images/{name}/cleanup", post, auth.RoleAdmin, s.cleanup},
-		{"/v1/images/{name}/retry", post, auth.RoleAdmin, s.retry},
+		{"/v1/images/{name}/verify", post, auth.RoleAdmin, respond(s.verify)},
+		{"/v1/images/{name}/cleanup", post, auth.RoleAdmin, respond(s.cleanup)},
+		{"/v1/images/{name}/retry", post, auth.RoleAdmin, respond(s.retry)},
 	}
 	uploads := s.loop.Uploads()
 	for _, path := range []string{upload.Path, upload.Path + "/{id}"} {
@@ -310,10 +310,37 @@ func checkMethod(methods []string, h http.HandlerFunc) http.Handler {
 	})
 }
 
-func respond(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, _ = w.Write(encode(v)) // fails if the caller has closed the connection
+// action executes a request, and returns the status and the body of the response.
+type action func(*http.Request) (status int, body any, err error)
+
+// respond sends what an action returns.
+func respond(do action) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		status, body, err := do(r)
+		if err != nil {
+			refusalOf(err).Write(w)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_, _ = w.Write(encode(body)) // fails if the caller has closed the connection
+	}
+}
+
+// refusalOf returns the response for the error of an action. An error that is not known does not concern the request, so
+// that the same request may succeed later.
+func refusalOf(err error) *httperror.Error {
+	code := http.StatusServiceUnavailable
+	refusal, known := errors.AsType[*httperror.Error](err)
+	switch {
+	case known:
+		return refusal
+	case errors.Is(err, reconcile.ErrNotDeclared), errors.Is(err, status.ErrNoDisk):
+		code = http.StatusNotFound
+	case errors.Is(err, reconcile.ErrNotReady), errors.Is(err, reconcile.ErrNothingFailed):
+		code = http.StatusConflict
+	}
+	return httperror.New(code, "%v", err)
 }
 
 // encode returns the JSON of a response. People read responses on a terminal, so characters that are
@@ -326,8 +353,8 @@ func encode(v any) []byte {
 	return append(text.PrintableJSON(document), '\n')
 }
 
-func (server) health(w http.ResponseWriter, _ *http.Request) {
-	respond(w, http.StatusOK, map[string]bool{"alive": true})
+func (server) health(*http.Request) (int, any, error) {
+	return http.StatusOK, map[string]bool{"alive": true}, nil
 }
 
 // unreadyBody is the body of a response of readyPath if the daemon is not ready.
@@ -336,35 +363,28 @@ type unreadyBody struct {
 	Reasons []string `json:"reasons,omitempty"`
 }
 
-func (s server) ready(w http.ResponseWriter, r *http.Request) {
-	if reasons := s.loop.View().Unready(time.Now(), s.options.MaxRoundAge); len(reasons) > 0 {
-		if _, err := s.auth.Authorize(r, s.isDeclared); err != nil {
-			reasons = nil
-		}
-		respond(w, http.StatusServiceUnavailable, unreadyBody{"not ready", reasons})
-		return
+func (s server) ready(r *http.Request) (int, any, error) {
+	reasons := s.loop.View().Unready(time.Now(), s.options.MaxRoundAge)
+	if len(reasons) == 0 {
+		return http.StatusOK, map[string]bool{"ready": true}, nil
 	}
-	respond(w, http.StatusOK, map[string]bool{"ready": true})
+	if _, err := s.auth.Authorize(r, s.isDeclared); err != nil {
+		reasons = nil
+	}
+	return http.StatusServiceUnavailable, unreadyBody{"not ready", reasons}, nil
 }
 
-const notReadYet = "the disks were not read yet: retry later"
+var errNotRead = httperror.New(http.StatusServiceUnavailable, "the disks were not read yet: retry later")
 
-func (s server) verify(w http.ResponseWriter, r *http.Request) {
+func (s server) verify(r *http.Request) (int, any, error) {
 	copies, err := s.loop.Verify(r.Context(), r.PathValue("name"))
-	switch {
-	case errors.Is(err, reconcile.ErrNotDeclared):
-		httperror.New(http.StatusNotFound, "%v", err).Write(w)
-	case errors.Is(err, reconcile.ErrNotReady):
+	if errors.Is(err, reconcile.ErrNotReady) {
 		status, _ := s.loop.Status()
 		if node, url, ok := status.FindHolder(r.PathValue("name")); ok {
 			err = fmt.Errorf("%w: call the daemon of node %s with --url %s", err, node, url)
 		}
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-	case err != nil:
-		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-	default:
-		respond(w, http.StatusAccepted, map[string]int{"copies": copies})
 	}
+	return http.StatusAccepted, map[string]int{"copies": copies}, err
 }
 
 // cleanupBody is the body of a response for a copy that is deleted or does not exist.
@@ -374,61 +394,67 @@ type cleanupBody struct {
 
 // cleanup requests the deletion of a copy, and responds with the decision about it. With useEnded it first ends the uses by
 // replicas that are not found any more, also without a disk.
-func (s server) cleanup(w http.ResponseWriter, r *http.Request) {
+func (s server) cleanup(r *http.Request) (int, any, error) {
 	query := r.URL.Query()
 	name, uuid, useEnded := r.PathValue("name"), query.Get("uuid"), query.Get("useEnded") == "true"
-	if err := errors.Join(ident.CheckName(name), checkUUID(uuid)); err != nil {
-		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
-		return
+	err := ident.CheckName(name)
+	if err == nil && uuid != "" {
+		err = ident.CheckUUID(uuid)
 	}
-	on, err := ident.ParseDiskRef(query.Get("disk"))
-	if err != nil && !(useEnded && query.Get("disk") == "") {
-		httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
-		return
+	if err != nil {
+		return 0, nil, httperror.New(http.StatusBadRequest, "%v", err)
+	}
+	var on []ident.DiskRef
+	if query.Get("disk") != "" || !useEnded {
+		if on, err = parseDisks(query.Get("disk")); err != nil {
+			return 0, nil, err
+		}
 	}
 	if useEnded {
-		if err := s.loop.EndUses(r.Context(), name, uuid); err != nil {
-			httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-			return
-		}
-		if on == (ident.DiskRef{}) {
-			respond(w, http.StatusOK, cleanupBody{"the uses by replicas that are not found any more have ended"})
-			return
+		err := s.loop.EndUses(r.Context(), name, uuid)
+		if err != nil || len(on) == 0 {
+			return http.StatusOK, cleanupBody{"the uses by replicas that are not found any more have ended"}, err
 		}
 	}
-	if refusal := s.checkOwnDisks(on); refusal != nil {
-		refusal.Write(w)
-		return
+	if err := s.checkOwnDisks(on); err != nil {
+		return 0, nil, err
 	}
-	action, err := s.loop.Cleanup(r.Context(), name, uuid, on, query["despiteNeed"]...)
+	a, err := s.loop.Cleanup(r.Context(), name, uuid, on[0], query["despiteNeed"]...)
 	switch {
 	case errors.Is(err, reconcile.ErrNotDeclared):
-		httperror.New(http.StatusNotFound, "%v: name the copy of an undeclared image with --uuid", err).Write(w)
+		return 0, nil, fmt.Errorf("%w: name the copy of an undeclared image with --uuid", err)
 	case errors.Is(err, reconcile.ErrNotReady) && uuid != "":
-		respond(w, http.StatusOK, cleanupBody{"there is no copy with the uuid " + uuid})
+		return http.StatusOK, cleanupBody{"there is no copy with the uuid " + uuid}, nil
 	case errors.Is(err, reconcile.ErrNotReady):
-		respond(w, http.StatusOK, cleanupBody{"there is no copy"})
-	case err != nil:
-		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-	case action.Op.Deletes():
-		respond(w, http.StatusAccepted, cleanupBody{"deleting: " + action.Text})
-	default:
-		httperror.New(http.StatusConflict, "%s", keptText(action)).Write(w)
+		return http.StatusOK, cleanupBody{"there is no copy"}, nil
+	case err == nil && !a.Op.Deletes():
+		err = httperror.New(http.StatusConflict, "%s", keptText(a))
 	}
+	return http.StatusAccepted, cleanupBody{"deleting: " + a.Text}, err
+}
+
+// parseDisks parses the values of the parameter "disk".
+func parseDisks(values ...string) (on []ident.DiskRef, err error) {
+	for _, text := range values {
+		ref, err := ident.ParseDiskRef(text)
+		if err != nil {
+			return nil, httperror.New(http.StatusBadRequest, "disk: %v", err)
+		}
+		on = append(on, ref)
+	}
+	return on, nil
 }
 
 // checkOwnDisks returns why this daemon cannot decide about copies on the disks, or nil.
-func (s server) checkOwnDisks(on ...ident.DiskRef) *httperror.Error {
+func (s server) checkOwnDisks(on []ident.DiskRef) error {
 	v := s.loop.View()
 	if v == nil || !v.Loaded { // it is not known yet which disks are declared
-		return httperror.New(http.StatusServiceUnavailable, notReadYet)
+		return errNotRead
 	}
 	for _, ref := range on {
-		err := v.CheckOwnDisk(ref)
-		if _, unknown := errors.AsType[*status.UnknownDiskError](err); unknown {
-			return httperror.New(http.StatusNotFound, "%v", err)
-		}
-		if err != nil {
+		if err := v.CheckOwnDisk(ref); errors.Is(err, status.ErrNoDisk) {
+			return err
+		} else if err != nil {
 			return httperror.New(http.StatusConflict, "%v", err)
 		}
 	}
@@ -450,37 +476,23 @@ type attemptBody struct {
 }
 
 // retry ends the wait after failed attempts, and responds with the attempts that start.
-func (s server) retry(w http.ResponseWriter, r *http.Request) {
-	name := r.PathValue("name")
-	var on []ident.DiskRef
-	for _, text := range r.URL.Query()["disk"] {
-		ref, err := ident.ParseDiskRef(text)
-		if err != nil {
-			httperror.New(http.StatusBadRequest, "disk: %v", err).Write(w)
-			return
-		}
-		on = append(on, ref)
+func (s server) retry(r *http.Request) (int, any, error) {
+	on, err := parseDisks(r.URL.Query()["disk"]...)
+	if err == nil {
+		err = s.checkOwnDisks(on)
 	}
-	if refusal := s.checkOwnDisks(on...); refusal != nil {
-		refusal.Write(w)
-		return
+	if err != nil {
+		return 0, nil, err
 	}
-	attempts, err := s.loop.Retry(r.Context(), name, on)
-	switch {
-	case errors.Is(err, reconcile.ErrNotDeclared):
-		httperror.New(http.StatusNotFound, "%v", err).Write(w)
-	case errors.Is(err, reconcile.ErrNothingFailed):
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-	case err != nil:
-		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-	default:
-		body, starts := newRetryBody(attempts)
-		if !starts {
-			httperror.New(http.StatusConflict, "%s", body.Message).Write(w)
-			return
-		}
-		respond(w, http.StatusAccepted, body)
+	attempts, err := s.loop.Retry(r.Context(), r.PathValue("name"), on)
+	if err != nil {
+		return 0, nil, err
 	}
+	body, starts := newRetryBody(attempts)
+	if !starts {
+		err = httperror.New(http.StatusConflict, "%s", body.Message)
+	}
+	return http.StatusAccepted, body, err
 }
 
 // newRetryBody returns the body for attempts, and whether one of them starts.
@@ -511,11 +523,4 @@ func keptText(a plan.Action) string {
 		return "kept: " + a.Text
 	}
 	return fmt.Sprintf("kept for now: the action %s comes first (%s): request the clean-up again when it has ended", a.Op, a.Text)
-}
-
-func checkUUID(uuid string) error {
-	if uuid == "" {
-		return nil
-	}
-	return ident.CheckUUID(uuid)
 }

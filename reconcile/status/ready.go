@@ -59,18 +59,11 @@ func (v *View) noUsableDisk() []string {
 	return problems
 }
 
-// UnknownDiskError says that a node does not have a disk.
-type UnknownDiskError struct {
-	Disk  ident.DiskRef
-	Names []string // of the disks of the node
-}
-
-func (e *UnknownDiskError) Error() string {
-	return fmt.Sprintf("disk %s: node %s has no disk of that name: it has %s", e.Disk, e.Disk.Node, cmp.Or(strings.Join(e.Names, ", "), "none"))
-}
+// ErrNoDisk is the reason for an error about a disk that a node does not have.
+var ErrNoDisk = errors.New("no disk of that name")
 
 // CheckOwnDisk returns why this manager cannot decide about the copies on a disk, or nil: it is
-// not a disk of this node (an *UnknownDiskError, or an error that names the daemon to call), or
+// not a disk of this node (ErrNoDisk, or an error that names the daemon to call), or
 // it has a problem.
 func (v *View) CheckOwnDisk(ref ident.DiskRef) error {
 	node := v.Desired.Node
@@ -87,7 +80,7 @@ func (v *View) CheckOwnDisk(ref ident.DiskRef) error {
 	d, known := v.Observed.Disks[ref]
 	switch {
 	case !known:
-		return &UnknownDiskError{ref, v.ownDiskNames()}
+		return fmt.Errorf("disk %s: node %s has %w: it has %s", ref, node, ErrNoDisk, cmp.Or(strings.Join(v.ownDiskNames(), ", "), "none"))
 	case d.Problem != "":
 		return fmt.Errorf("disk %s: %s", ref, d.Problem)
 	}
