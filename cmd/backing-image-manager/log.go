@@ -41,18 +41,18 @@ const (
 func (o *logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, err error) {
 	handlers := []slog.Handler{}
 	if o.format == textLog || o.format == autoLog && term.IsTerminal(int(stderr.Fd())) {
-		handlers = append(handlers, slog.NewTextHandler(stderr, nil))
+		handlers = append(handlers, slog.NewTextHandler(stderr, redacted))
 	} else {
-		handlers = append(handlers, slog.NewJSONHandler(stderr, nil))
+		handlers = append(handlers, slog.NewJSONHandler(stderr, redacted))
 	}
 	done = func() error { return nil }
 	if o.file != "" {
 		if o.opened, err = openLog(o.file); err != nil {
 			return nil, nil, err
 		}
-		handlers, done = append(handlers, slog.NewJSONHandler(o.opened, nil)), o.opened.Close
+		handlers, done = append(handlers, slog.NewJSONHandler(o.opened, redacted)), o.opened.Close
 	}
-	return slog.New(slogmulti.Pipe(redacted).Handler(slogmulti.Fanout(handlers...))), done, nil
+	return slog.New(slogmulti.Fanout(handlers...)), done, nil
 }
 
 func openLog(name string) (*os.File, error) {
@@ -119,11 +119,11 @@ func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 	word := func(a slog.Attr) bool {
 		switch a.Key {
 		case "action", "copy":
-			words = append(words, a.Value.String())
+			words = append(words, a.Value.Resolve().String())
 		case "seconds":
 			words = append(words, fmt.Sprintf("in %.1f s", a.Value.Float64()))
 		default:
-			words = append(words, a.Key+": "+a.Value.String())
+			words = append(words, a.Key+": "+a.Value.Resolve().String())
 		}
 		return true
 	}
@@ -131,7 +131,7 @@ func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 		word(a)
 	}
 	r.Attrs(word)
-	return report.WriteLine(h.w, "%s: %s", r.Message, strings.Join(words, " "))
+	return report.WriteLine(h.w, "%s", cleanLog(r.Message+": "+strings.Join(words, " ")))
 }
 
 func (h terminalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
@@ -141,54 +141,18 @@ func (h terminalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h terminalHandler) WithGroup(string) slog.Handler { return h }
 
-// redacted is a middleware that removes the secrets from the addresses in messages and
+// redacted are the options of handlers that remove the secrets from the addresses in messages and
 // attributes, and characters that are not printable: the formats escape only some of them.
-func redacted(next slog.Handler) slog.Handler { return redactor{next} }
-
-type redactor struct{ next slog.Handler }
+var redacted = &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+	switch a.Value.Kind() {
+	case slog.KindString:
+		a.Value = slog.StringValue(cleanLog(a.Value.String()))
+	case slog.KindAny: // a handler would format the value by reflection, and could print a secret in it
+		a.Value = slog.StringValue(cleanLog(fmt.Sprintf("%+v", a.Value.Any())))
+	}
+	return a
+}}
 
 // cleanLog returns a text of a record without secrets and control characters. The formats escape its
 // line breaks.
 func cleanLog(message string) string { return text.Lines(text.Redact(message)) }
-
-func (h redactor) Enabled(ctx context.Context, level slog.Level) bool {
-	return h.next.Enabled(ctx, level)
-}
-
-func (h redactor) Handle(ctx context.Context, r slog.Record) error {
-	clean := slog.NewRecord(r.Time, r.Level, cleanLog(r.Message), r.PC)
-	r.Attrs(func(a slog.Attr) bool {
-		clean.AddAttrs(redactAttr(a))
-		return true
-	})
-	return h.next.Handle(ctx, clean)
-}
-
-func (h redactor) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return redactor{h.next.WithAttrs(redactAttrs(attrs))}
-}
-
-func (h redactor) WithGroup(name string) slog.Handler { return redactor{h.next.WithGroup(name)} }
-
-func redactAttrs(attrs []slog.Attr) []slog.Attr {
-	clean := make([]slog.Attr, len(attrs))
-	for i, a := range attrs {
-		clean[i] = redactAttr(a)
-	}
-	return clean
-}
-
-// redactAttr redacts texts and groups. It turns a value of KindAny into redacted text: a handler would
-// format the value by reflection, and could print a secret in it.
-func redactAttr(a slog.Attr) slog.Attr {
-	v := a.Value.Resolve()
-	switch v.Kind() {
-	case slog.KindString:
-		v = slog.StringValue(cleanLog(v.String()))
-	case slog.KindGroup:
-		v = slog.GroupValue(redactAttrs(v.Group())...)
-	case slog.KindAny:
-		v = slog.StringValue(cleanLog(fmt.Sprintf("%+v", v.Any())))
-	}
-	return slog.Attr{Key: a.Key, Value: v}
-}

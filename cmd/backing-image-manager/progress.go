@@ -56,9 +56,9 @@ func newProgress(w io.Writer) *progress {
 // logger returns the logger for messages during the transfers.
 func (p *progress) logger() *slog.Logger {
 	if p.tty == nil {
-		return slog.New(redacted(slog.NewTextHandler(p.w, nil)))
+		return slog.New(slog.NewTextHandler(p.w, redacted))
 	}
-	return slog.New(redacted(terminalHandler{w: p}))
+	return slog.New(terminalHandler{w: p})
 }
 
 // Write writes a message above the bars.
