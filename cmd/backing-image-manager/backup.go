@@ -102,9 +102,7 @@ func (f *storeFlags) add(cmd *cobra.Command, target, pieces string, workers int)
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	flags.StringVar(&f.credentials, "credentials", "", "`FOLDER` below --secrets-dir with the credentials for "+target)
 	flags.IntVar(&f.limit, "concurrent-limit", workers, "store up to `N` "+pieces+" in parallel")
-	if err := cmd.MarkFlagDirname("secrets-dir"); err != nil {
-		panic("mark --secrets-dir: " + err.Error())
-	}
+	completeFolders(cmd, "secrets-dir")
 }
 
 // client returns the client for a store. Every path and loopback addresses are allowed, because the

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -47,9 +46,7 @@ privileges, and removes its files unless --dir is given.`,
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "run in the folder `DIR`, which must be empty or missing, and do not remove it")
-	if err := cmd.MarkFlagDirname("dir"); err != nil {
-		panic("mark --dir: " + err.Error())
-	}
+	completeFolders(cmd, "dir")
 	return cmd
 }
 
@@ -81,7 +78,7 @@ type demo struct {
 }
 
 func (d *demo) run(ctx context.Context) error {
-	server, images, err := serveDemo(d.path("server"))
+	server, images, err := serveDemo()
 	if err != nil {
 		return err
 	}
@@ -117,7 +114,7 @@ func (d *demo) declare(ctx context.Context, o demoServer) {
   desert:
     source: {download: {url: "%[1]s/desert.raw"}}
     bandwidthLimit: 32Mi # slow enough for a progress bar
-`, o.url, o.digests["parrot-1.qcow2"]))
+`, o.url, o.sha256("parrot-1.qcow2")))
 }
 
 func (d *demo) converge(ctx context.Context) {
@@ -135,7 +132,7 @@ func (d *demo) change(ctx context.Context, o demoServer) {
   parrot:
     source: {download: {url: "%s/parrot-2.qcow2"}}
     checksum: "%s"
-`, o.url, o.digests["parrot-2.qcow2"]))
+`, o.url, o.sha256("parrot-2.qcow2")))
 	d.print("", "# The plan: the old version stays until the new one is ready.")
 	d.command(ctx, d.reconcile("--dry-run")...)
 	d.print("", "# Execute the plan. A second dry run finds nothing to do.")
@@ -184,43 +181,41 @@ func (d *demo) command(ctx context.Context, args ...string) {
 //go:embed demo/parrot.qcow2.zst demo/desert.raw.zst
 var demoImages embed.FS
 
-// demoServer serves the images of the demo.
+// demoServer serves the images of the demo on loopback.
 type demoServer struct {
-	url     string
-	digests map[string]ident.Digest // by the names of the files
+	url   string
+	files map[string][]byte
 }
 
-// serveDemo unpacks the images into dir and serves them on loopback until the server is
-// closed.
-func serveDemo(dir string) (*http.Server, demoServer, error) {
-	o := demoServer{digests: map[string]ident.Digest{}}
-	if err := errors.Join(os.Mkdir(dir, 0o755), o.unpack(dir)); err != nil {
-		return nil, o, fmt.Errorf("create the images of the demo: %w", err)
+// serveDemo serves the images until the server is closed.
+func serveDemo() (*http.Server, demoServer, error) {
+	parrot, err := unpackDemo("demo/parrot.qcow2.zst")
+	if err != nil {
+		return nil, demoServer{}, err
+	}
+	desert, err := unpackDemo("demo/desert.raw.zst")
+	if err != nil {
+		return nil, demoServer{}, err
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return nil, o, err
+		return nil, demoServer{}, err
 	}
-	o.url = "http://" + listener.Addr().String()
-	server := &http.Server{Handler: http.FileServer(http.Dir(dir)), ReadHeaderTimeout: time.Minute}
+	o := demoServer{"http://" + listener.Addr().String(), map[string][]byte{
+		"parrot-1.qcow2": parrot, "parrot-2.qcow2": bytes.Replace(parrot, []byte("edition 1"), []byte("edition 2"), 1), "desert.raw": desert,
+	}}
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name := strings.TrimPrefix(r.URL.Path, "/")
+		http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(o.files[name]))
+	})}
 	go server.Serve(listener) // it returns when the server is closed
 	return server, o, nil
 }
 
-func (o *demoServer) unpack(dir string) error {
-	parrot, err := unpackDemo("demo/parrot.qcow2.zst")
-	if err != nil {
-		return err
-	}
-	desert, err := unpackDemo("demo/desert.raw.zst")
-	if err != nil {
-		return err
-	}
-	second := bytes.Replace(parrot, []byte("edition 1"), []byte("edition 2"), 1)
-	return errors.Join(
-		o.save(dir, "parrot-1.qcow2", parrot),
-		o.save(dir, "parrot-2.qcow2", second),
-		o.save(dir, "desert.raw", desert))
+func (o demoServer) sha256(name string) ident.Digest {
+	h := ident.SHA256.New()
+	h.Write(o.files[name])
+	return ident.SHA256.Digest(h)
 }
 
 func unpackDemo(name string) ([]byte, error) {
@@ -234,30 +229,4 @@ func unpackDemo(name string) ([]byte, error) {
 	}
 	defer decoder.Close()
 	return decoder.DecodeAll(packed, nil)
-}
-
-func (o *demoServer) save(dir, name string, data []byte) error {
-	h := ident.SHA256.New()
-	h.Write(data)
-	o.digests[name] = ident.SHA256.Digest(h)
-	f, err := os.Create(filepath.Join(dir, name))
-	if err != nil {
-		return err
-	}
-	return errors.Join(writeSparse(f, data), f.Close())
-}
-
-// writeSparse writes data with holes instead of zeros.
-func writeSparse(f *os.File, data []byte) error {
-	const step = 64 << 10
-	zeros, at := make([]byte, step), int64(0)
-	for block := range slices.Chunk(data, step) {
-		if !bytes.Equal(block, zeros[:len(block)]) {
-			if _, err := f.WriteAt(block, at); err != nil {
-				return err
-			}
-		}
-		at += int64(len(block))
-	}
-	return f.Truncate(at)
 }

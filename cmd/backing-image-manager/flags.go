@@ -144,6 +144,24 @@ func choiceFlag[T ~string](cmd *cobra.Command, name, short, usage string, allowe
 	return c
 }
 
+// completeFolders makes shells complete the values of flags as folders.
+func completeFolders(cmd *cobra.Command, flags ...string) {
+	for _, name := range flags {
+		if err := cmd.MarkFlagDirname(name); err != nil {
+			panic("mark --" + name + ": " + err.Error())
+		}
+	}
+}
+
+// completeFiles makes shells complete the values of flags as files with an extension.
+func completeFiles(cmd *cobra.Command, extension string, flags ...string) {
+	for _, name := range flags {
+		if err := cmd.MarkFlagFilename(name, extension); err != nil {
+			panic("mark --" + name + ": " + err.Error())
+		}
+	}
+}
+
 // addTLSFlags adds the flags for the TLS files, with the usage texts of the certificate and
 // of the authority.
 func addTLSFlags(cmd *cobra.Command, f *auth.TLSFiles, cert, ca string) {
@@ -199,11 +217,7 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of images")
 	flags.StringVar(&f.commitKeys, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
 	flags.StringArrayVar(&f.olderCommits, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it did not come after the last accepted one; may be repeated")
-	for _, name := range []string{"config-dir", "disk", "secrets-dir", "keys-dir", "require-signed-commits"} {
-		if err := cmd.MarkFlagDirname(name); err != nil {
-			panic("mark --" + name + ": " + err.Error())
-		}
-	}
+	completeFolders(cmd, "config-dir", "disk", "secrets-dir", "keys-dir", "require-signed-commits")
 }
 
 // findRepeated returns a path that occurs more than once.

@@ -54,9 +54,7 @@ func (f *imageFlags) addURL(cmd *cobra.Command) {
 
 func (f *imageFlags) addDisks(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`, without a daemon; may be repeated")
-	if err := cmd.MarkFlagDirname("disk"); err != nil {
-		panic("mark --disk: " + err.Error())
-	}
+	completeFolders(cmd, "disk")
 }
 
 func (f *imageFlags) addOn(cmd *cobra.Command) {

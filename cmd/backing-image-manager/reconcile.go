@@ -389,10 +389,8 @@ func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	flags.StringVar(&c.indexDir, "index-dir", "", "find indexes for the sizes of downloads in a plan in `DIR`, by the last elements of their addresses")
 	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
 	flags.StringVar(&c.planFile, "plan", "", "execute the plan that --out saved in `FILE`")
-	err := errors.Join(cmd.MarkFlagFilename("state", "json"), cmd.MarkFlagDirname("diff"), cmd.MarkFlagDirname("index-dir"), cmd.MarkFlagFilename("out", "json"), cmd.MarkFlagFilename("plan", "json"))
-	if err != nil {
-		panic("mark flags of reconcile: " + err.Error())
-	}
+	completeFolders(cmd, "diff", "index-dir")
+	completeFiles(cmd, "json", "state", "out", "plan")
 }
 
 // checkState checks which flags are combined with --state.

@@ -61,11 +61,7 @@ Exit status: 0 if each image is updated or up to date, 1 if one is refused, and 
 	flags.StringArrayVar(&u.confirmed, "confirm", nil, "accept that the checksum of the image `NAME` changed although its version did not; may be repeated")
 	flags.StringVar(&u.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	flags.StringVar(&u.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of lists")
-	for _, name := range []string{"secrets-dir", "keys-dir"} {
-		if err := cmd.MarkFlagDirname(name); err != nil {
-			panic("mark --" + name + ": " + err.Error())
-		}
-	}
+	completeFolders(cmd, "secrets-dir", "keys-dir")
 	format := outputFlag(cmd, report.Text, report.JSON, report.Markdown)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		limitGarbage()
