@@ -144,35 +144,27 @@ type printer struct {
 }
 
 func (p printer) print(value any, lines ...string) error {
-	if p.format == report.JSON {
-		return report.WriteJSON(p, value)
-	}
-	for _, line := range lines {
-		if err := report.WriteLine(p, "%s", line); err != nil {
-			return err
-		}
-	}
-	return nil
+	return report.Print(p, p.format, value, lines...)
 }
 
 func backUp(ctx context.Context, paths []string, name string, w backup.Creator, out printer, bars *progress) (err error) {
-	disks, err := openDisks(paths)
+	o, err := openDisks(paths)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeDisks(disks)) }()
-	copies, err := findCopies(disks, name)
+	defer func() { err = errors.Join(err, o.close()) }()
+	copies, err := o.find(name, nil)
 	if err != nil {
 		return err
 	}
-	best := bestCopy(copies)
+	best := copies[0]
 	p := &fetch.Progress{}
-	stop := bars.watch(singleTransfer(model.Backup, best.ID, best.disk.Path(), p))
-	err = w.Create(ctx, best.disk, best.ID, p)
+	stop := bars.watch(singleTransfer(model.Backup, best.ID, best.Disk, p))
+	err = w.Create(ctx, o.disks[best.Disk], best.ID, p)
 	stop()
 	switch {
 	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
-		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.disk.Path())
+		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Disk)
 	case ctx.Err() != nil:
 		return errors.New("stopped; the same command completes the backup")
 	case err != nil:

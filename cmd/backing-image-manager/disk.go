@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"slices"
@@ -74,12 +73,7 @@ unreadable metadata of a replica, which prevents all clean-ups on the disk.`,
 		if err != nil {
 			return err
 		}
-		if format.value == report.JSON {
-			err = report.WriteJSON(cmd.OutOrStdout(), r)
-		} else {
-			_, err = io.WriteString(cmd.OutOrStdout(), r.text())
-		}
-		return errors.Join(err, r.err())
+		return errors.Join(report.Print(cmd.OutOrStdout(), format.value, r, r.lines()...), r.err())
 	}
 	return cmd
 }
@@ -121,7 +115,7 @@ func (r *diskReport) add(c model.Copy, users disk.Users) {
 	}
 }
 
-func (r diskReport) text() string {
+func (r diskReport) lines() []string {
 	rows := [][]string{
 		{"disk", r.UUID},
 		{"path", r.Path},
@@ -136,7 +130,7 @@ func (r diskReport) text() string {
 	for _, p := range r.Problems {
 		rows = append(rows, []string{"problem", p})
 	}
-	return strings.Join(report.Align(rows), "\n") + "\n"
+	return report.Align(rows)
 }
 
 func copyText(c model.Copy) string {

@@ -20,7 +20,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/outfile"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -239,7 +238,7 @@ func openRemote(ctx context.Context, daemon daemonFlags, name string, on []strin
 	token, config := client.Credentials()
 	first := copies[0]
 	r := &remoteImage{
-		imageInfo: imageInfo{ident.ID{Name: image.Name, UUID: image.UUID}, first.DiskName(), first.Size, first.SHA512},
+		imageInfo: imageInfo{image.ID(), first.DiskName(), first.Size, first.SHA512},
 		client:    peer.NewCLIClient(token, config), damaged: map[string]bool{},
 	}
 	for _, c := range copies {
@@ -297,69 +296,37 @@ func (r *remoteImage) close() error {
 
 // localImage is an image on a disk without a daemon.
 type localImage struct {
-	disks []offlineDisk
-	copy  localCopy
-	r     *disk.Reader
+	*offline
+	copy status.CopyStatus
+	r    *disk.Reader
 }
 
 func openLocal(paths []string, name string, on []string) (*localImage, error) {
-	disks, err := openDisks(paths)
+	o, err := openDisks(paths)
 	if err != nil {
 		return nil, err
 	}
-	l := &localImage{disks: disks}
-	copies, err := findCopies(disks, name)
-	if err == nil && len(on) > 0 {
-		copies = slices.DeleteFunc(copies, func(c localCopy) bool { return !slices.Contains(on, c.disk.Path()) })
-		if len(copies) == 0 {
-			err = fmt.Errorf("no image %q on %s", name, strings.Join(on, ", "))
-		}
+	l := &localImage{offline: o}
+	copies, err := o.find(name, on)
+	if err == nil {
+		l.copy = copies[0]
+		err = checkReady(l.copy)
 	}
 	if err == nil {
-		l.copy = bestCopy(copies)
-		err = l.copy.checkReady()
-	}
-	if err == nil {
-		l.r, err = l.copy.disk.Open(l.copy.ID)
+		l.r, err = o.disks[l.copy.Disk].Open(l.copy.ID)
 	}
 	if err != nil {
-		return nil, errors.Join(err, closeDisks(disks))
+		return nil, errors.Join(err, o.close())
 	}
 	return l, nil
 }
 
-// bestCopy returns the copy that a list would show for a name.
-func bestCopy(copies []localCopy) localCopy {
-	image := func(c localCopy) status.ImageStatus {
-		return status.ImageStatus{UUID: c.ID.UUID, Copies: []status.CopyStatus{copyStatus(c.disk.Path(), c.Copy, disk.Users{})}}
-	}
-	return slices.MinFunc(copies, func(a, b localCopy) int { return status.CompareGenerations(image(a), image(b)) })
-}
-
-// checkReady returns an error with what to do if the copy is not ready.
-func (c localCopy) checkReady() error {
-	s := copyStatus(c.disk.Path(), c.Copy, disk.Users{})
-	state := string(s.State)
-	if s.Message != "" {
-		state += ": " + text.Line(s.Message)
-	}
-	switch s.State {
-	case model.Ready:
-		return nil
-	case model.Unknown:
-		return fmt.Errorf("%s is not ready: it is %s; backing-image verify verifies it", c, state)
-	case model.InProgress:
-		return fmt.Errorf("%s is not ready: it is a partial file; a daemon or reconcile completes it", c)
-	}
-	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile replaces it if it is declared", c, state)
-}
-
 func (l *localImage) info() imageInfo {
-	return imageInfo{l.copy.ID, l.copy.disk.Path(), l.r.Size(), l.copy.SHA512}
+	return imageInfo{l.copy.ID, l.copy.Disk, l.r.Size(), l.copy.SHA512}
 }
 
 func (l *localImage) manifest(context.Context, func() (*os.File, error)) (*disk.Manifest, error) {
-	m, err := l.copy.disk.Manifest(l.copy.ID)
+	m, err := l.disks[l.copy.Disk].Manifest(l.copy.ID)
 	if errors.Is(err, disk.ErrNoManifest) {
 		return nil, nil // the digest of the image detects damage, too, but only at the end
 	}
@@ -392,19 +359,19 @@ func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error
 	}
 	chunk := buf[:min(disk.ChunkSize, l.r.Size()-n*disk.ChunkSize)]
 	if _, err := l.r.ReadAt(chunk, n*disk.ChunkSize); err != nil {
-		return nil, fmt.Errorf("read %s: %w", l.copy, err)
+		return nil, fmt.Errorf("read %s: %w", placeText(l.copy), err)
 	}
 	if m == nil {
 		return chunk, nil
 	}
 	want, err := m.Hash(n)
 	if err == nil && !want.Matches(chunk) {
-		err = &damagedError{l.copy.String(), fmt.Errorf("chunk %d does not match its manifest", n)}
+		err = &damagedError{placeText(l.copy), fmt.Errorf("chunk %d does not match its manifest", n)}
 	}
 	return chunk, err
 }
 
-func (l *localImage) close() error { return errors.Join(l.r.Close(), closeDisks(l.disks)) }
+func (l *localImage) close() error { return errors.Join(l.r.Close(), l.offline.close()) }
 
 // damagedError is the error for a ready copy with wrong bytes.
 type damagedError struct {

@@ -54,7 +54,7 @@ func TestErrorsHaveOnePrintableLineEach(t *testing.T) {
 
 func TestDiskReportIsPrintable(t *testing.T) {
 	r := diskReport{model.Disk{Path: hostileText, UUID: hostileText, Unmanaged: []string{hostileText}, Copies: model.NewCopies(model.Copy{ID: ident.ID{Name: hostileText, UUID: hostileText}, UsedBy: hostileText})}, []string{hostileText}}
-	wantLines(t, "the report", r.text(), 6)
+	wantLines(t, "the report", strings.Join(r.lines(), "\n")+"\n", 6)
 }
 
 func TestProgressIsPrintable(t *testing.T) {

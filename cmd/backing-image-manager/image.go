@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
-	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
@@ -75,15 +71,11 @@ func (f *imageFlags) images(ctx context.Context) ([]status.ImageStatus, error) {
 		}
 		return report.VisibleImages(s), f.checkOn(known)
 	}
-	disks, err := openDisks(f.disks)
+	o, err := openDisks(f.disks)
 	if err != nil {
 		return nil, err
 	}
-	var known []string
-	for _, d := range disks {
-		known = append(known, d.Path())
-	}
-	return imagesOn(disks), errors.Join(f.checkOn(known), closeDisks(disks))
+	return o.images, errors.Join(f.checkOn(slices.Sorted(maps.Keys(o.disks))), o.close())
 }
 
 // checkOn returns an error for a disk in --on that is not one of the known disks.
@@ -123,11 +115,7 @@ ones. If there are several copies, the entry shows the best one; --on selects co
 			return err
 		}
 		list := report.List(images, f.on)
-		if format.value == report.JSON {
-			return report.WriteJSON(cmd.OutOrStdout(), list)
-		}
-		_, err = io.WriteString(cmd.OutOrStdout(), report.ListTable(list))
-		return err
+		return report.Print(cmd.OutOrStdout(), format.value, list, report.ListTable(list)...)
 	}
 	return cmd
 }
@@ -150,108 +138,11 @@ func newImageGet() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		one, err := report.FindEntry(report.List(images, f.on), args[0])
+		one, err := report.Entry(images, args[0], f.on)
 		if err != nil {
 			return err
 		}
-		if format.value == report.JSON {
-			return report.WriteJSON(cmd.OutOrStdout(), one)
-		}
-		_, err = io.WriteString(cmd.OutOrStdout(), report.ListTable(map[string]report.ListEntry{one.Name: one}))
-		return err
+		return report.Print(cmd.OutOrStdout(), format.value, one, report.ListTable(map[string]report.ListEntry{one.Name: one})...)
 	}
 	return cmd
-}
-
-// offlineDisk is a disk that a command uses without a daemon.
-type offlineDisk struct {
-	*disk.Disk
-	copies []model.Copy
-}
-
-func openDisks(paths []string) (disks []offlineDisk, err error) {
-	for _, path := range paths {
-		d, err := disk.Open(path)
-		if err != nil {
-			return nil, errors.Join(err, closeDisks(disks))
-		}
-		listing, err := d.List()
-		if err != nil {
-			return nil, errors.Join(err, d.Close(), closeDisks(disks))
-		}
-		disks = append(disks, offlineDisk{d, listing.Copies})
-	}
-	return disks, nil
-}
-
-func closeDisks(disks []offlineDisk) error {
-	var errs []error
-	for _, d := range disks {
-		errs = append(errs, d.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// imagesOn returns the images on disks in the form of a daemon's status. The name of a disk
-// is its path, and no image is declared.
-func imagesOn(disks []offlineDisk) []status.ImageStatus {
-	var images []status.ImageStatus
-	at := map[ident.ID]int{}
-	for _, d := range disks {
-		users := d.Users()
-		for _, c := range d.copies {
-			i, known := at[c.ID]
-			if !known {
-				i = len(images)
-				at[c.ID] = i
-				images = append(images, status.ImageStatus{Name: c.ID.Name, UUID: c.ID.UUID})
-			}
-			if images[i].Checksum.IsZero() {
-				images[i].Checksum = c.CfgExpected
-			}
-			images[i].Copies = append(images[i].Copies, copyStatus(d.Path(), c, users))
-		}
-	}
-	return images
-}
-
-// copyStatus returns the status of a copy on the disk at path.
-func copyStatus(path string, c model.Copy, users disk.Users) status.CopyStatus {
-	c.UsedBy, _ = users.InUse(c.ID)
-	s := status.NewCopyStatus(ident.DiskRef{Disk: path}, c)
-	if c.State == model.Pending && c.PartBytes > 0 {
-		s.State = model.InProgress
-	}
-	return s
-}
-
-// localCopy is one copy on one disk.
-type localCopy struct {
-	disk *disk.Disk
-	model.Copy
-}
-
-func (c localCopy) String() string { return fmt.Sprintf("%s on %s", c.ID, c.disk.Path()) }
-
-// findCopies returns the copies with a name, which is the name of an image or
-// <name>-<uuid>. The error for none lists the images on the disks.
-func findCopies(disks []offlineDisk, name string) ([]localCopy, error) {
-	var found []localCopy
-	var others []string
-	for _, d := range disks {
-		for _, c := range d.copies {
-			if c.ID.Name == name || c.ID.String() == name {
-				found = append(found, localCopy{d.Disk, c})
-			} else {
-				others = append(others, c.ID.Name)
-			}
-		}
-	}
-	if len(found) > 0 {
-		return found, nil
-	}
-	if len(others) == 0 {
-		return nil, fmt.Errorf("no image %q: the disk has no images", name)
-	}
-	return nil, fmt.Errorf("no image %q on the disk: it has %s", name, strings.Join(others, ", "))
 }

@@ -299,17 +299,16 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	case !image.Checksum.IsZero():
 		request.Digest = image.Checksum
 	}
-	disks, err := openDisks(u.disks)
+	on, err := disk.Open(u.disks[0])
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeDisks(disks)) }()
-	on := disks[0]
+	defer func() { err = errors.Join(err, on.Close()) }()
 	unlock, err := on.Lock()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unlock() }() // the kernel unlocks when the process ends
+	defer func() { err = errors.Join(err, unlock()) }()
 	switch c := on.Stat(image.ID); c.State {
 	case model.Ready:
 		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
@@ -330,7 +329,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 
 // fill writes the content into a partial file and commits it. An interrupted file can be
 // resumed, and stays. Data from a pipe cannot, and is discarded.
-func (u *uploadCmd) fill(ctx context.Context, on offlineDisk, request upload.Request, options disk.PartOptions, id ident.ID) (model.Copy, error) {
+func (u *uploadCmd) fill(ctx context.Context, on *disk.Disk, request upload.Request, options disk.PartOptions, id ident.ID) (model.Copy, error) {
 	part, err := on.OpenPart(ctx, id, options)
 	if err != nil {
 		return model.Copy{}, err

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -47,11 +46,7 @@ NAME may also be <name>-<uuid>, for one generation.`,
 			return fmt.Errorf("no image %s is declared, and no disk has a copy of it", args[0])
 		}
 		users := report.Users(s, name, uuid)
-		if format.value == report.JSON {
-			return report.WriteJSON(cmd.OutOrStdout(), users)
-		}
-		_, err = io.WriteString(cmd.OutOrStdout(), report.UsersTable(users))
-		return err
+		return report.Print(cmd.OutOrStdout(), format.value, users, report.UsersTable(users)...)
 	}
 	return cmd
 }

@@ -53,58 +53,54 @@ Exit status: 0 if all bytes match, 1 otherwise.`,
 
 // verifyOffline verifies all copies of an image on disks that no daemon has locked.
 func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, name string) (err error) {
-	disks, err := openDisks(paths)
+	o, err := openDisks(paths)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeDisks(disks)) }()
-	copies, err := findCopies(disks, name)
+	defer func() { err = errors.Join(err, o.close()) }()
+	copies, err := o.find(name, nil)
+	if err == nil {
+		err = o.lock()
+	}
 	if err != nil {
 		return err
-	}
-	for _, d := range disks {
-		unlock, err := d.Lock()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = unlock() }() // the kernel unlocks when the process ends
 	}
 	bars := newProgress(errOut)
 	var failures []error
 	for _, c := range copies {
-		digest, err := verifyCopy(ctx, c, bars)
+		digest, err := verifyCopy(ctx, o.disks[c.Disk], c, bars)
 		switch {
 		case err != nil && ctx.Err() != nil:
 			return errors.Join(append(failures, errors.New("stopped; the result for this copy is unknown"))...)
 		case err != nil:
 			failures = append(failures, err)
 		default:
-			report.WriteLine(out, "%s: the bytes match: sha512 %s", c, digest)
+			report.WriteLine(out, "%s: the bytes match: sha512 %s", placeText(c), digest)
 		}
 	}
 	return errors.Join(failures...)
 }
 
 // verifyCopy reads one copy and returns its digest if that is the expected one.
-func verifyCopy(ctx context.Context, c localCopy, bars *progress) (ident.Digest, error) {
-	if c.Size == 0 && c.State == model.Pending {
-		return ident.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", c)
+func verifyCopy(ctx context.Context, on *disk.Disk, c status.CopyStatus, bars *progress) (ident.Digest, error) {
+	if c.Size == 0 && c.Copy.State == model.Pending {
+		return ident.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", placeText(c))
 	}
 	p := &fetch.Progress{}
 	p.Total.Store(c.Size)
-	defer bars.watch(singleTransfer(model.Verify, c.ID, c.disk.Path(), p))()
+	defer bars.watch(singleTransfer(model.Verify, c.ID, c.Disk, p))()
 	if !c.Owned {
 		return verifyUnmanaged(ctx, c, p)
 	}
 	// backing.cfg and the record have the checksum and the format that were declared when the copy
 	// became ready. The bytes of a raw image could begin like those of another format.
 	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
-	now, err := c.disk.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
+	now, err := on.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
 	if err != nil {
 		return ident.Digest{}, err
 	}
 	if now.State != model.Ready {
-		return ident.Digest{}, fmt.Errorf("%s is %s: %s", c, now.State, now.Message)
+		return ident.Digest{}, fmt.Errorf("%s is %s: %s", placeText(c), now.State, now.Message)
 	}
 	return now.SHA512, nil
 }
@@ -112,11 +108,11 @@ func verifyCopy(ctx context.Context, c localCopy, bars *progress) (ident.Digest,
 // verifyUnmanaged compares the image of another program with its backing.cfg. It writes
 // nothing: a record would make the image an owned one, and an owned image is deleted if it
 // is not declared.
-func verifyUnmanaged(ctx context.Context, c localCopy, p *fetch.Progress) (ident.Digest, error) {
+func verifyUnmanaged(ctx context.Context, c status.CopyStatus, p *fetch.Progress) (ident.Digest, error) {
 	if c.SHA512.IsZero() {
-		return ident.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
+		return ident.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", placeText(c))
 	}
-	f, err := os.Open(filepath.Join(c.disk.Path(), "backing-images", c.ID.String(), "backing"))
+	f, err := os.Open(filepath.Join(c.Disk, "backing-images", c.ID.String(), "backing"))
 	if err != nil {
 		return ident.Digest{}, err
 	}
@@ -124,10 +120,10 @@ func verifyUnmanaged(ctx context.Context, c localCopy, p *fetch.Progress) (ident
 	defer unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // best effort: keep the page cache for VMs
 	h := ident.SHA512.New()
 	if _, err := io.Copy(h, fetch.CountReader(ctx, f, &p.Done)); err != nil {
-		return ident.Digest{}, fmt.Errorf("read %s: %w", c, err)
+		return ident.Digest{}, fmt.Errorf("read %s: %w", placeText(c), err)
 	}
 	if got := ident.SHA512.Digest(h); got != c.SHA512 {
-		return ident.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", c, c.SHA512, got)
+		return ident.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", placeText(c), c.SHA512, got)
 	}
 	return c.SHA512, nil
 }
@@ -184,7 +180,7 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 			continue
 		}
 		for _, c := range image.Copies {
-			id := ident.ID{Name: image.Name, UUID: image.UUID}
+			id := image.ID()
 			was, wasReady := readyBefore(before, id, c)
 			switch {
 			case !wasReady, c.Node != now.Node: // its own daemon verifies it

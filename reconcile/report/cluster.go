@@ -51,15 +51,7 @@ func (c *ClusterPlan) Compare(d Difference, oldPlan plan.Plan, oldRisk forecast.
 
 // Write writes the plan.
 func (c ClusterPlan) Write(w io.Writer, style Style) error {
-	switch style.Format {
-	case JSON:
-		return WriteJSON(w, c)
-	case YAML:
-		return WriteYAML(w, c)
-	case Markdown:
-		return c.markdown(style.Cluster).writeTo(w)
-	}
-	return c.text(style).writeTo(w)
+	return write(w, style.Format, c, func() *lines { return c.text(style) }, func() *comment { return c.markdown(style.Cluster) })
 }
 
 // text returns the actions, the forecast, the risk and the summary. The most important lines are at

@@ -107,17 +107,12 @@ func WriteDifference(w io.Writer, d Difference, format Format) error {
 	document := struct {
 		Diff Difference `json:"diff"`
 	}{d}
-	switch format {
-	case JSON:
-		return WriteJSON(w, document)
-	case YAML:
-		return WriteYAML(w, document)
-	case Markdown:
-		return d.markdown().writeTo(w)
+	text := func() *lines {
+		b := &lines{}
+		d.text(b)
+		return b
 	}
-	var b lines
-	d.text(&b)
-	return b.writeTo(w)
+	return write(w, format, document, text, d.markdown)
 }
 
 // summary returns one line that counts the changes.

@@ -74,8 +74,7 @@ func outputs(text string) map[string]func(io.Writer) error {
 	cluster.Errors, cluster.Diff = problems, &difference
 	all["status"] = func(w io.Writer) error { return WriteStatus(w, status) }
 	all["list"] = func(w io.Writer) error {
-		_, err := io.WriteString(w, ListTable(map[string]ListEntry{text: withText[ListEntry](text)}))
-		return err
+		return Print(w, Table, nil, ListTable(map[string]ListEntry{text: withText[ListEntry](text)})...)
 	}
 	all["problems"] = func(w io.Writer) error { WriteProblems(w, text, result); return nil }
 	all["validation"] = func(w io.Writer) error {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
@@ -45,21 +44,24 @@ type ListStatus struct {
 func List(images []status.ImageStatus, on []string) map[string]ListEntry {
 	byName := map[string][]status.ImageStatus{}
 	for _, image := range images {
-		image.Copies = status.CopiesOn(image.Copies, on)
-		if len(on) == 0 || len(image.Copies) > 0 {
-			byName[image.Name] = append(byName[image.Name], image)
-		}
+		byName[image.Name] = append(byName[image.Name], image)
 	}
 	list := make(map[string]ListEntry, len(byName))
-	for name, generations := range byName {
-		slices.SortFunc(generations, status.CompareGenerations)
-		entry := newListEntry(generations[0])
-		for _, other := range generations[1:] {
-			entry.Generations = append(entry.Generations, newListEntry(other))
+	for name, images := range byName {
+		if generations := status.Generations(images, name, on); len(generations) > 0 {
+			list[name] = newListEntry(generations)
 		}
-		list[name] = entry
 	}
 	return list
+}
+
+// Entry returns the entry of an image, or of a generation by <name>-<uuid>.
+func Entry(images []status.ImageStatus, name string, on []string) (ListEntry, error) {
+	generations := status.Generations(images, name, on)
+	if len(generations) == 0 {
+		return ListEntry{}, status.NoSuchImage(images, name, on)
+	}
+	return newListEntry(generations), nil
 }
 
 // VisibleImages returns the images of a status without the copies that do not exist yet on
@@ -73,10 +75,14 @@ func VisibleImages(s status.Status) []status.ImageStatus {
 	return s.Images
 }
 
-func newListEntry(image status.ImageStatus) ListEntry {
+func newListEntry(generations []status.ImageStatus) ListEntry {
+	image := generations[0]
 	l := ListEntry{
 		Name: image.Name, UUID: image.UUID, Title: text.Line(image.Title), ExpectedChecksum: image.Checksum,
 		Status: ListStatus{State: model.Pending},
+	}
+	for i := range generations[1:] {
+		l.Generations = append(l.Generations, newListEntry(generations[i+1:i+2]))
 	}
 	if len(image.Copies) == 0 {
 		l.Status.ErrorMsg = text.Line(image.Message)
@@ -94,8 +100,8 @@ func newListEntry(image status.ImageStatus) ListEntry {
 	return l
 }
 
-// ListTable returns a list as a table with a line for each generation.
-func ListTable(list map[string]ListEntry) string {
+// ListTable returns the lines of a table with a line for each generation.
+func ListTable(list map[string]ListEntry) []string {
 	rows := [][]string{{"NAME", "UUID", "STATE", "PROGRESS", "SIZE", "VIRTUAL", "DISK", "MESSAGE"}}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		rows = append(rows, listRow(list[name]))
@@ -103,7 +109,7 @@ func ListTable(list map[string]ListEntry) string {
 			rows = append(rows, listRow(older))
 		}
 	}
-	return strings.Join(Align(rows), "\n") + "\n"
+	return Align(rows)
 }
 
 func listRow(l ListEntry) []string {
@@ -118,23 +124,4 @@ func listRow(l ListEntry) []string {
 		on = l.Disk
 	}
 	return []string{l.Name, l.UUID, string(l.Status.State), fmt.Sprintf("%d%%", l.Status.Progress), bytes, virtual, on, text.Line(l.Status.ErrorMsg)}
-}
-
-// FindEntry finds an image by its name, or a generation by <name>-<uuid>.
-func FindEntry(list map[string]ListEntry, name string) (ListEntry, error) {
-	if entry, ok := list[name]; ok {
-		return entry, nil
-	}
-	for _, entry := range list {
-		for _, g := range append([]ListEntry{entry}, entry.Generations...) {
-			if g.Name+"-"+g.UUID == name {
-				g.Generations = nil
-				return g, nil
-			}
-		}
-	}
-	if len(list) == 0 {
-		return ListEntry{}, fmt.Errorf("no image %s: there are no images", name)
-	}
-	return ListEntry{}, fmt.Errorf("no image %s: the images are %s", name, strings.Join(slices.Sorted(maps.Keys(list)), ", "))
 }

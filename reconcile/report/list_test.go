@@ -67,7 +67,7 @@ func TestListHasTheJSONOfLonghorn(t *testing.T) {
 
 func TestListOfOneDisk(t *testing.T) {
 	list := List(exampleStatus(t).Images, []string{"node1/disk1"})
-	if got := ListTable(list); got != `NAME    UUID      STATE        PROGRESS  SIZE     VIRTUAL  DISK         MESSAGE
+	if got := strings.Join(ListTable(list), "\n") + "\n"; got != `NAME    UUID      STATE        PROGRESS  SIZE     VIRTUAL  DISK         MESSAGE
 forest  00000003  in-progress  40%       100 B    -        node1/disk1
 parrot  6846a0b2  failed       0%        -        -        node1/disk1  no; space
 parrot  00000001  ready        100%      1.0 KiB  -        node1/disk1
@@ -102,13 +102,13 @@ func TestListShowsTheBestGeneration(t *testing.T) {
 	}
 }
 
-func TestFindEntryByNameOrGeneration(t *testing.T) {
-	list := List(exampleStatus(t).Images, nil)
+func TestEntryIsFoundByNameOrGeneration(t *testing.T) {
+	images := exampleStatus(t).Images
 	for name, want := range map[string]string{
 		"parrot": "6846a0b2", "parrot-6846a0b2": "6846a0b2", "parrot-00000001": "00000001",
 		"nest": "no image nest: the images are broken, desert, forest, gone, parrot",
 	} {
-		got, err := FindEntry(list, name)
+		got, err := Entry(images, name, nil)
 		if err != nil && err.Error() != want || err == nil && got.UUID != want {
 			t.Errorf("%s: got %q and error %v, want %s", name, got.UUID, err, want)
 		}

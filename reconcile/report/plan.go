@@ -22,18 +22,13 @@ type Style struct {
 
 // WritePlan writes a plan.
 func WritePlan(w io.Writer, p plan.Plan, style Style) error {
-	switch style.Format {
-	case JSON:
-		return WriteJSON(w, p)
-	case YAML:
-		return WriteYAML(w, p)
-	case Markdown:
-		return planMarkdown(p, style.Cluster).writeTo(w)
+	text := func() *lines {
+		b := &lines{}
+		writeActions(b, p, style)
+		b.linef("%s", PlanSummary(p))
+		return b
 	}
-	var b lines
-	writeActions(&b, p, style)
-	b.linef("%s", PlanSummary(p))
-	return b.writeTo(w)
+	return write(w, style.Format, p, text, func() *comment { return planMarkdown(p, style.Cluster) })
 }
 
 // writeActions writes one line for each suspension and each action, and an empty line.

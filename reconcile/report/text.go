@@ -150,6 +150,30 @@ func (l *lines) table(title string, header []string, rows [][]string) {
 	l.empty()
 }
 
+// write writes a document in a format: as data, as Markdown, or as text.
+func write(w io.Writer, f Format, v any, text func() *lines, markdown func() *comment) error {
+	switch f {
+	case JSON:
+		return WriteJSON(w, v)
+	case YAML:
+		return WriteYAML(w, v)
+	case Markdown:
+		return markdown().writeTo(w)
+	}
+	return text().writeTo(w)
+}
+
+// Print writes v as JSON, or as these lines in all other formats.
+func Print(w io.Writer, f Format, v any, text ...string) error {
+	return write(w, f, v, func() *lines {
+		b := &lines{}
+		for _, line := range text {
+			b.linef("%s", line)
+		}
+		return b
+	}, nil)
+}
+
 // WriteJSON writes v as indented JSON, in which characters that are not printable are escaped.
 func WriteJSON(w io.Writer, v any) error { return writeJSON(w, v, "  ") }
 

@@ -64,18 +64,20 @@ func (u Updates) Count(r UpdateResult) (n int) {
 
 // Write writes the result in a format: Text, JSON or Markdown.
 func (u Updates) Write(w io.Writer, format Format) error {
-	switch format {
-	case JSON:
-		return WriteJSON(w, u)
-	case Markdown:
-		return u.markdown().writeTo(w)
-	}
-	var b lines
+	return write(w, format, u, u.text, u.markdown)
+}
+
+func (u Updates) text() *lines {
+	b := &lines{}
 	for _, i := range u.Images {
-		b.linef("%s", i.text())
+		refused := ""
+		if i.Result == NotEdited {
+			refused = "refused: "
+		}
+		b.linef("%s: %s%s", i.Image, refused, i.details())
 	}
 	b.linef("%s", u.summary())
-	return b.writeTo(w)
+	return b
 }
 
 func (u Updates) summary() string {
@@ -84,14 +86,6 @@ func (u Updates) summary() string {
 		verb = "Would update"
 	}
 	return fmt.Sprintf("%s %s; %d up to date, %d refused.", verb, Count(u.Count(Updated), "image"), u.Count(UpToDate), u.Count(NotEdited))
-}
-
-func (i ImageUpdate) text() string {
-	text := fmt.Sprintf("%s: %s", i.Image, i.details())
-	if i.Result == NotEdited {
-		return fmt.Sprintf("%s: refused: %s", i.Image, i.details())
-	}
-	return text
 }
 
 // details returns what a person should know, without the name of the image.

@@ -2,7 +2,6 @@ package report
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
@@ -55,8 +54,8 @@ func Users(s status.Status, name, uuid string) []User {
 	return users
 }
 
-// UsersTable returns users as a table.
-func UsersTable(users []User) string {
+// UsersTable returns the lines of a table of users.
+func UsersTable(users []User) []string {
 	rows := [][]string{{"UUID", "ON", "USE", "BY", "SINCE", "ENDS WHEN"}}
 	for _, u := range users {
 		use, uuid, since := "used", u.UUID, "-"
@@ -71,5 +70,5 @@ func UsersTable(users []User) string {
 		}
 		rows = append(rows, []string{uuid, u.Node + "/" + u.Disk, use, u.By, since, u.Ends})
 	}
-	return strings.Join(Align(rows), "\n") + "\n"
+	return Align(rows)
 }

@@ -42,7 +42,7 @@ func (s Status) observed() (plan.Observed, error) {
 		}
 	}
 	for _, image := range s.Images {
-		id := ident.ID{Name: image.Name, UUID: image.UUID}
+		id := image.ID()
 		if image.CannotPrepare != "" {
 			o.CannotPrepare[id] = image.CannotPrepare
 		}

@@ -48,6 +48,9 @@ type ImageStatus struct {
 	PassedOver []PassedOver `json:"passedOver,omitempty"`
 }
 
+// ID returns the generation.
+func (image ImageStatus) ID() ident.ID { return ident.ID{Name: image.Name, UUID: image.UUID} }
+
 // AllReady reports whether as many copies are ready as are desired, and one on each disk that the image
 // names.
 func (image ImageStatus) AllReady() bool {

@@ -60,7 +60,7 @@ func (s *SavedCluster) add(status Status) error {
 	}
 	one := savedStatus{status: status, observed: observed, declarations: map[ident.ID]string{}}
 	for _, image := range status.Images {
-		one.declarations[ident.ID{Name: image.Name, UUID: image.UUID}] = image.Declaration
+		one.declarations[image.ID()] = image.Declaration
 	}
 	if s.byNode == nil {
 		s.byNode = map[string]savedStatus{}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -93,18 +92,43 @@ func CompareGenerations(a, b ImageStatus) int {
 	return cmp.Compare(a.UUID, b.UUID)
 }
 
-// FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
-// the status, the best one first. The argument on has the names of the disks whose copies count;
-// empty: all disks. If there is no such copy, the error says why, and which nodes have one.
-func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
+// Generations returns the generations with the name of an image, the one that a list shows first, or the one with
+// <name>-<uuid>. The argument on has the names of the disks whose copies count; empty: all disks, also if there is no copy.
+func Generations(images []ImageStatus, name string, on []string) []ImageStatus {
 	var found []ImageStatus
-	for _, image := range s.Images {
-		id := ident.ID{Name: image.Name, UUID: image.UUID}
+	for _, image := range images {
+		if image.Name != name && image.ID().String() != name {
+			continue
+		}
 		image.Copies = CopiesOn(image.Copies, on)
-		if (image.Name == name || id.String() == name) && (len(on) == 0 || len(image.Copies) > 0) {
+		if len(on) == 0 || len(image.Copies) > 0 {
 			found = append(found, image)
 		}
 	}
+	slices.SortFunc(found, CompareGenerations)
+	return found
+}
+
+// NoSuchImage returns the error for a name that Generations does not find.
+func NoSuchImage(images []ImageStatus, name string, on []string) error {
+	var names []string
+	for _, image := range images {
+		if len(on) == 0 || len(CopiesOn(image.Copies, on)) > 0 {
+			names = append(names, image.Name)
+		}
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		return fmt.Errorf("no image %s: there are no images", name)
+	}
+	return fmt.Errorf("no image %s: the images are %s", name, strings.Join(slices.Compact(names), ", "))
+}
+
+// FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
+// the status, the best one first. The argument on is that of Generations. If there is no such copy, the error says why, and
+// which nodes have one.
+func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
+	found := Generations(s.Images, name, on)
 	if len(found) == 0 {
 		where := ""
 		if len(on) > 0 {
@@ -112,7 +136,7 @@ func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, 
 		}
 		return ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
 	}
-	image := slices.MinFunc(found, CompareGenerations)
+	image := found[0]
 	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c CopyStatus) bool {
 		return c.Node != s.Node || c.State != model.Ready || c.Leaving || c.ManifestDigest.IsZero()
 	})
@@ -145,7 +169,7 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 			others = append(others, advice)
 		}
 	}
-	id := ident.ID{Name: image.Name, UUID: image.UUID}
+	id := image.ID()
 	reason := cmp.Or(strings.Join(own, "; "), oneLine(image.Message), "it has no copy")
 	return errors.New(strings.Join(append([]string{fmt.Sprintf("%s is not ready on node %s: %s", id, s.Node, reason)}, others...), "; "))
 }

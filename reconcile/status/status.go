@@ -145,7 +145,7 @@ func (s *Status) AddSends(sends func(diskName string, id ident.ID) int) {
 	for _, image := range s.Images {
 		for i := range image.Copies {
 			if c := &image.Copies[i]; c.Node == s.Node {
-				c.Sends = sends(c.Disk, ident.ID{Name: image.Name, UUID: image.UUID})
+				c.Sends = sends(c.Disk, image.ID())
 			}
 		}
 	}

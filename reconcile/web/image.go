@@ -56,17 +56,10 @@ func newImage(s *snapshot, name string, role auth.Role) (imageModel, int) {
 			links[p.Node] = p.Address + "/images/" + name
 		}
 	}
-	var all []status.ImageStatus
-	for _, image := range s.doc.Images {
-		if image.Name == name {
-			image.Copies = status.CopiesOn(image.Copies, nil)
-			all = append(all, image)
-		}
-	}
-	if len(all) == 0 {
+	all := status.Generations(s.doc.Images, name, nil)
+	if len(all) == 0 || all[0].Name != name {
 		return m, http.StatusNotFound
 	}
-	slices.SortFunc(all, status.CompareGenerations)
 	if declared, ok := s.view.Desired.Config.Images[name]; ok {
 		m.Image, m.Title, m.Address = &declared, declared.Title, address(declared.Source)
 	}
