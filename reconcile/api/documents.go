@@ -126,32 +126,14 @@ func (d *documents) changed(known string) bool {
 
 // wait returns when the ETag of the status differs from the known one, after the time, or when ctx ends.
 func (d *documents) wait(ctx context.Context, known string, most time.Duration) {
-	over := time.NewTimer(most)
-	defer over.Stop()
-	tick := time.NewTicker(web.ProgressInterval)
-	defer tick.Stop()
-	for {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	for ctx.Err() == nil {
 		next, began := d.loop.NextRound(), time.Now()
 		if d.changed(known) {
 			return
 		}
-		// Many rounds of a large cluster must not keep a processor busy.
-		pause := time.NewTimer(9 * time.Since(began))
-		select {
-		case <-ctx.Done():
-			return
-		case <-over.C:
-			return
-		case <-pause.C:
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-over.C:
-			return
-		case <-next:
-		case <-tick.C:
-		}
+		web.WaitForChange(ctx, next, time.Since(began), true)
 	}
 }
 

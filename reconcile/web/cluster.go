@@ -7,7 +7,6 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -60,11 +59,8 @@ type cell struct {
 	About    string // for people, if there is more to say than the state
 }
 
-func clusterView(_ *http.Request, q query) view {
-	return view{"Images", "cluster", func(s *snapshot, _ auth.Role) (any, int) { return newCluster(s.doc, q), http.StatusOK }}
-}
-
-func newCluster(doc status.Status, q query) clusterModel {
+func newCluster(s *snapshot, of request) (any, int) {
+	doc, q := s.doc, of.query
 	m := clusterModel{Config: doc.Config, Query: q}
 	counts := map[string]int{}
 	type found struct {
@@ -104,7 +100,7 @@ func newCluster(doc status.Status, q query) clusterModel {
 		other.Sort = ""
 	}
 	m.Sort = cmp.Or(other.String(), "?")
-	shown, images := part(all, imagesPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
+	shown, images := part(all, imagesPerPage, q.Page, q.onPage)
 	disks, pages := part(doc.Disks, disksPerPage, q.Disks, func(page int) string { p := q; p.Disks = page; return p.String() })
 	m.Images, m.Disks = images, pages
 	column := map[ident.DiskRef]int{}
@@ -130,7 +126,7 @@ func newCluster(doc status.Status, q query) clusterModel {
 		}
 		m.Rows = append(m.Rows, row)
 	}
-	return m
+	return m, http.StatusOK
 }
 
 // why returns what an image that is not ready waits for.

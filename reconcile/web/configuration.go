@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -24,15 +23,9 @@ type configurationModel struct {
 	More          int // problems, suspensions and documents that are not shown
 }
 
-func (s *Site) configurationView(*http.Request, query) view {
-	return view{"Configuration", "configuration", func(now *snapshot, _ auth.Role) (any, int) {
-		return newConfiguration(now, s.options.Dir), http.StatusOK
-	}}
-}
-
-func newConfiguration(s *snapshot, dir string) configurationModel {
+func newConfiguration(s *snapshot, of request) (any, int) {
 	config := s.view.Desired.Config
-	m := configurationModel{ConfigStatus: s.doc.Config, Dir: dir, Images: len(config.Images), Nodes: len(config.Nodes)}
+	m := configurationModel{ConfigStatus: s.doc.Config, Dir: of.dir, Images: len(config.Images), Nodes: len(config.Nodes)}
 	for _, d := range s.view.Config.Skipped {
 		m.Skipped = append(m.Skipped, fmt.Sprintf("%s: %s %s: %s", d.Position, d.Kind, d.Name, d.Why))
 	}
@@ -55,5 +48,5 @@ func newConfiguration(s *snapshot, dir string) configurationModel {
 		m.More += n - maxProblems
 		m.Suspended = m.Suspended[:maxProblems]
 	}
-	return m
+	return m, http.StatusOK
 }

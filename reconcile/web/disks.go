@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"net/http"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -37,11 +36,8 @@ type diskRow struct {
 	Evicting, NotScheduling bool
 }
 
-func disksView(_ *http.Request, q query) view {
-	return view{"Nodes and disks", "disks", func(s *snapshot, _ auth.Role) (any, int) { return newDisks(s, q), http.StatusOK }}
-}
-
-func newDisks(s *snapshot, q query) disksModel {
+func newDisks(s *snapshot, of request) (any, int) {
+	q := of.query
 	peers := map[string]status.PeerStatus{}
 	for _, p := range s.doc.Peers {
 		peers[p.Node] = p
@@ -58,8 +54,8 @@ func newDisks(s *snapshot, q query) disksModel {
 		n.Disks = append(n.Disks, newDiskRow(s, d))
 	}
 	m := disksModel{Query: q}
-	m.Nodes, m.Pages = part(all, nodesPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
-	return m
+	m.Nodes, m.Pages = part(all, nodesPerPage, q.Page, q.onPage)
+	return m, http.StatusOK
 }
 
 func newNodeRow(name, here string, peers map[string]status.PeerStatus) nodeRow {

@@ -43,13 +43,9 @@ type copyRow struct {
 	Link  string // to the page of the node of the copy; "": unknown
 }
 
-func imageView(r *http.Request, _ query) view {
-	name := r.PathValue("name")
-	return view{name, "image", func(s *snapshot, role auth.Role) (any, int) { return newImage(s, name, role) }}
-}
-
-func newImage(s *snapshot, name string, role auth.Role) (imageModel, int) {
-	m := imageModel{Name: name, Admin: role >= auth.RoleAdmin, Here: s.doc.Node}
+func newImage(s *snapshot, of request) (any, int) {
+	name := of.name
+	m := imageModel{Name: name, Admin: of.role >= auth.RoleAdmin, Here: s.doc.Node}
 	links := map[string]string{}
 	for _, p := range s.doc.Peers {
 		if p.Address != "" {

@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -55,15 +54,8 @@ var fields = map[string][]string{
 
 const maxValue = 2000
 
-func linesView(r *http.Request, _ query) view {
-	values := r.URL.Query()
-	return view{"Lines to commit", "lines", func(s *snapshot, _ auth.Role) (any, int) {
-		return newLines(s, values), http.StatusOK
-	}}
-}
-
-func newLines(s *snapshot, values url.Values) linesModel {
-	config := s.view.Desired.Config
+func newLines(s *snapshot, of request) (any, int) {
+	config, values := s.view.Desired.Config, of.values
 	m := linesModel{Kind: values.Get("kind"), Values: map[string]string{}, Images: slices.Sorted(maps.Keys(config.Images)), Prunable: prunable(s)}
 	if fields[m.Kind] == nil {
 		m.Kind = createImage
@@ -98,7 +90,7 @@ func newLines(s *snapshot, values url.Values) linesModel {
 	if edit := config.Settings.Web.EditURL; edit != "" && m.File != "" && m.Lines != "" {
 		m.Edit = strings.ReplaceAll(edit, "{file}", inQuery.Replace((&url.URL{Path: m.File}).EscapedPath()))
 	}
-	return m
+	return m, http.StatusOK
 }
 
 // inQuery escapes what a path may contain, and the value of a parameter may not.

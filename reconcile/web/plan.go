@@ -4,7 +4,6 @@ import (
 	"net/http"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -39,11 +38,8 @@ type actionRow struct {
 	Running bool
 }
 
-func planView(_ *http.Request, q query) view {
-	return view{"Plan", "plan", func(s *snapshot, _ auth.Role) (any, int) { return newPlan(s, q), http.StatusOK }}
-}
-
-func newPlan(s *snapshot, q query) planModel {
+func newPlan(s *snapshot, of request) (any, int) {
+	q := of.query
 	m := planModel{Node: s.doc.Node, Query: q, Summary: s.doc.Plan.Summary}
 	for _, op := range append(append([]model.Op{}, model.Ops...), model.Wait, model.Blocked) {
 		if n := m.Summary.Counts[op]; n > 0 {
@@ -61,10 +57,10 @@ func newPlan(s *snapshot, q query) planModel {
 			all = append(all, a)
 		}
 	}
-	shown, pages := part(all, actionsPerPage, q.Page, func(page int) string { p := q; p.Page = page; return p.String() })
+	shown, pages := part(all, actionsPerPage, q.Page, q.onPage)
 	m.Pages = pages
 	for _, a := range shown {
 		m.Actions = append(m.Actions, actionRow{a, s.view.Observed.Running[a.CopyRef()]})
 	}
-	return m
+	return m, http.StatusOK
 }

@@ -73,6 +73,12 @@ func (q query) String() string {
 	return "?" + v.Encode()
 }
 
+// onPage returns the parameters of another page.
+func (q query) onPage(page int) string {
+	q.Page = page
+	return q.String()
+}
+
 // matches reports whether one of the texts contains the text of the query, in upper or lower case.
 func (q query) matches(texts ...string) bool {
 	want := strings.ToLower(q.Text)

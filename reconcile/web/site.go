@@ -2,6 +2,7 @@ package web
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"fmt"
@@ -72,12 +73,31 @@ func New(o Options) *Site {
 	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{document: o.Document}, assets: readAssets(o.Prefix)}
 }
 
+// request is which part of a view a reader wants, and who reads it.
+type request struct {
+	query
+	values url.Values
+	name   string // of an image, from the path
+	role   auth.Role
+	dir    string // the config directory
+}
+
 // view is one view of the page.
 type view struct {
-	name     string // in the navigation
+	pattern  string
+	name     string // in the navigation; "": that of the image
 	template string
 	// model returns what the template shows, and the HTTP status.
-	model func(*snapshot, auth.Role) (any, int)
+	model func(*snapshot, request) (any, int)
+}
+
+var views = []view{
+	{"/{$}", "Images", "cluster", newCluster},
+	{"/images/{name}", "", "image", newImage},
+	{"/disks", "Nodes and disks", "disks", newDisks},
+	{"/plan", "Plan", "plan", newPlan},
+	{"/configuration", "Configuration", "configuration", newConfiguration},
+	{"/lines", "Lines to commit", "lines", newLines},
 }
 
 // Route is one path of the page.
@@ -96,16 +116,9 @@ func (s *Site) Routes() []Route {
 		{"/signin", nil, s.signIn},
 		{"/signout", []string{http.MethodPost}, s.signOut},
 	}
-	for pattern, v := range map[string]func(*http.Request, query) view{
-		"/{$}":           clusterView,
-		"/images/{name}": imageView,
-		"/disks":         disksView,
-		"/plan":          planView,
-		"/configuration": s.configurationView,
-		"/lines":         linesView,
-	} {
+	for _, v := range views {
 		serve := func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, v) }
-		routes = append(routes, Route{pattern, read, compressed(http.HandlerFunc(serve))})
+		routes = append(routes, Route{v.pattern, read, compressed(http.HandlerFunc(serve))})
 	}
 	return routes
 }
@@ -142,7 +155,7 @@ func (s *Site) page(title string) page {
 
 // serve sends a view. With the parameter "poll", it waits until the view differs from the one with that tag, and sends only
 // the view, or 204 if it did not change.
-func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Request, query) view) {
+func (s *Site) serve(w http.ResponseWriter, r *http.Request, v view) {
 	setSecurity(w.Header())
 	role, err := s.options.Auth.AuthorizePage(r, s.options.IsDeclared)
 	if err == nil && role < auth.RolePeer {
@@ -158,9 +171,8 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 		auth.ErrTooManyConnections.Write(w)
 		return
 	}
-	q := parseQuery(values)
-	v := build(r, q)
 	values.Del("poll")
+	of := request{parseQuery(values), values, r.PathValue("name"), role, s.options.Dir}
 	key := r.URL.Path + "?" + values.Encode()
 	ctx, cancel := context.WithTimeout(r.Context(), maxPoll)
 	defer cancel()
@@ -169,14 +181,14 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 		now := s.snapshots.current(s.options.View())
 		out := starting
 		if now != nil {
-			if out, err = now.render(s.templates, key, role, v); err != nil {
+			if out, err = now.render(s.templates, key, of, v); err != nil {
 				panic("web: render a view: " + err.Error()) // a fault of a template: the server logs it
 			}
 		}
 		switch {
 		case tag == "":
-			p := s.page(v.name)
-			p.Current, p.Role, p.Tag, p.Main, p.Node = v.name, role.String(), out.tag, out.html, s.node()
+			p := s.page(cmp.Or(v.name, of.name))
+			p.Current, p.Role, p.Tag, p.Main, p.Node = p.Title, role.String(), out.tag, out.html, s.node()
 			if session, ok := s.options.Auth.Session(r); ok {
 				p.Session = session.RequestToken
 			}
@@ -187,7 +199,11 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, build func(*http.Re
 			send(w, http.StatusOK, []byte(out.html))
 			return
 		}
-		if now.wait(ctx, next); ctx.Err() != nil {
+		took, busy := time.Duration(0), false
+		if now != nil {
+			took, busy = now.took, now.busy
+		}
+		if WaitForChange(ctx, next, took, busy); ctx.Err() != nil {
 			w.WriteHeader(http.StatusNoContent)
 			return
 		}

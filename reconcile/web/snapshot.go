@@ -9,13 +9,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 const (
-	// ProgressInterval is how often the progress of running jobs, which begins no round, may change what callers wait for: a view,
-	// and the status document of package api.
+	// ProgressInterval is how often the progress of running jobs, which begins no round, may change what callers wait for.
 	ProgressInterval = time.Second
 	// keepSnapshot is how long a snapshot is kept without readers.
 	keepSnapshot = time.Minute
@@ -89,15 +87,15 @@ func hasRunning(doc status.Status) bool {
 	return false
 }
 
-// render returns a view of the snapshot for readers of a role. key identifies the view with its parameters.
-func (s *snapshot) render(t *template.Template, key string, role auth.Role, v view) (rendered, error) {
+// render returns a view of the snapshot. key identifies the view with its parameters.
+func (s *snapshot) render(t *template.Template, key string, of request, v view) (rendered, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key = role.String() + " " + key
+	key = of.role.String() + " " + key
 	if r, ok := s.rendered[key]; ok {
 		return r, nil
 	}
-	model, code := v.model(s, role)
+	model, code := v.model(s, of)
 	var b bytes.Buffer
 	if err := t.ExecuteTemplate(&b, v.template, model); err != nil {
 		return rendered{}, err
@@ -111,19 +109,17 @@ func (s *snapshot) render(t *template.Template, key string, role auth.Role, v vi
 	return r, nil
 }
 
-// wait waits until a snapshot may differ from s. In a large cluster, that is not before a pause: many rounds must not keep a
-// processor busy.
-func (s *snapshot) wait(ctx context.Context, next <-chan struct{}) {
+// WaitForChange waits until a status document may differ from the last one, which took this time to make: until the next round,
+// or for ProgressInterval if jobs are busy, but not before a pause. In a large cluster, many rounds must not keep a processor busy.
+func WaitForChange(ctx context.Context, next <-chan struct{}, took time.Duration, busy bool) {
+	select {
+	case <-time.After(9 * took):
+	case <-ctx.Done():
+		return
+	}
 	var progress <-chan time.Time
-	if s != nil {
-		select {
-		case <-time.After(9 * s.took):
-		case <-ctx.Done():
-			return
-		}
-		if s.busy {
-			progress = time.After(ProgressInterval)
-		}
+	if busy {
+		progress = time.After(ProgressInterval)
 	}
 	select {
 	case <-next:
