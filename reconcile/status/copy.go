@@ -107,7 +107,7 @@ func (b *builder) explain(s *CopyStatus, ref ident.CopyRef, f model.Failure) {
 	if b.view.Desired.Owns(ref.Disk) {
 		s.setPlan(a)
 	} else {
-		s.setPeerState(b.view.Observed.Now, f, b.placements[ref.ID].delayed[ref.Disk])
+		s.setPeerState(b.view.Observed.Now, f, b.placements[ref.ID].Delayed[ref.Disk])
 		if s.Unproven {
 			s.Code = plan.CodeUnproven
 		}

@@ -79,15 +79,14 @@ func (b *builder) image(id ident.ID) ImageStatus {
 	places := b.disksByImage[id]
 	if image, ok := b.view.Desired.Config.Images[id.Name]; ok && image.ID == id {
 		now := b.placements[id]
-		s.Title = image.Title
-		s.Declared, s.Source, s.Checksum, s.Declaration = true, string(image.Source.Kind()), image.Checksum, now.declaration
-		s.Desired, s.Ready, s.PassedOver = now.desired, now.ready, now.passedOver
+		s.Declared, s.Title, s.Source, s.Checksum, s.Declaration = true, image.Title, string(image.Source.Kind()), image.Checksum, now.declaration
+		s.Desired, s.Ready, s.PassedOver = now.Desired(), len(now.Ready), now.passedOver
 		by := cmp.Or(b.view.Desired.SuspensionOf(image, b.view.Observed.Now), image.Suspend)
 		s.Suspended = plan.NewSuspension(by, b.view.Observed.Now)
-		for _, ref := range now.targets {
+		for _, ref := range now.Targets {
 			places[ref] = true
 		}
-		for _, ref := range now.namedWithout {
+		for _, ref := range now.NamedWithout {
 			places[ref], s.NamedWithout = true, append(s.NamedWithout, ref.String())
 		}
 	}
@@ -100,14 +99,11 @@ func (b *builder) image(id ident.ID) ImageStatus {
 	return s
 }
 
-// imagePlacement is the placement of a declared image, without running jobs.
+// imagePlacement is the placement of a declared image, with its PassedOver in groups only: it may have an entry for each disk.
 type imagePlacement struct {
-	declaration    string
-	targets        []ident.DiskRef
-	namedWithout   []ident.DiskRef
-	desired, ready int
-	passedOver     []PassedOver
-	delayed        map[ident.DiskRef]plan.Delay
+	plan.Placement
+	declaration string
+	passedOver  []PassedOver
 }
 
 // PlacementCache has the placements of one view. They cost as much as planning, and many calls

@@ -199,29 +199,38 @@ func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 			}
 		}
 	}
+	move := func(key ident.CopyRef) (to ident.CopyRef, ok bool) {
+		disk, ok := renamed[key.Disk]
+		return ident.CopyRef{Disk: disk, ID: key.ID}, ok
+	}
 	for ref, to := range renamed {
 		c.Disks[to] = s.disk(ref)
 	}
 	for key := range s.observed.Running {
-		if to, ok := renamed[key.Disk]; ok {
-			c.Running[ident.CopyRef{Disk: to, ID: key.ID}] = true
-		}
-	}
-	for key, job := range s.observed.Jobs {
-		if to, ok := renamed[key.Disk]; ok {
-			job.Action.Disk = to.Disk
-			c.Jobs[job.Action.CopyRef()] = job
+		if to, ok := move(key); ok {
+			c.Running[to] = true
 		}
 	}
 	for key := range s.observed.BeingRead {
-		if to, ok := renamed[key.Disk]; ok {
-			c.BeingRead[ident.CopyRef{Disk: to, ID: key.ID}] = true
+		if to, ok := move(key); ok {
+			c.BeingRead[to] = true
+		}
+	}
+	for key, job := range s.observed.Jobs {
+		if to, ok := move(key); ok {
+			c.Jobs[to] = plan.NewJob(job.Action.Op, to)
 		}
 	}
 	for key, f := range s.observed.Failures {
-		if to, ok := renamed[key.Disk]; ok && s.stillApplies(d, key.ID) {
-			f.Suspects = renameDisks(f.Suspects, renamed)
-			c.Failures[ident.CopyRef{Disk: to, ID: key.ID}] = f
+		if to, ok := move(key); ok && s.stillApplies(d, key.ID) {
+			var suspects []ident.CopyRef
+			for _, suspect := range f.Suspects {
+				if to, ok := move(suspect); ok {
+					suspects = append(suspects, to)
+				}
+			}
+			f.Suspects = suspects
+			c.Failures[to] = f
 		}
 	}
 }
@@ -245,17 +254,6 @@ func (s savedStatus) stillApplies(d plan.Desired, id ident.ID) bool {
 		return s.declarations[id] == declaration(image)
 	}
 	return s.declarations[id] == ""
-}
-
-// renameDisks returns the copies on disks in renamed, under the new names.
-func renameDisks(keys []ident.CopyRef, renamed map[ident.DiskRef]ident.DiskRef) []ident.CopyRef {
-	var out []ident.CopyRef
-	for _, key := range keys {
-		if to, ok := renamed[key.Disk]; ok {
-			out = append(out, ident.CopyRef{Disk: to, ID: key.ID})
-		}
-	}
-	return out
 }
 
 // MaxSavedFile is the size limit of a saved status or plan in bytes, because the whole file is in memory.

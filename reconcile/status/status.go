@@ -243,10 +243,9 @@ func (v *View) computePlacements() map[ident.ID]imagePlacement {
 	for _, name := range slices.Sorted(maps.Keys(v.Desired.Config.Images)) {
 		image := v.Desired.Config.Images[name]
 		p := placements[image.ID]
-		all[image.ID] = imagePlacement{
-			declaration: declaration(image), targets: p.Targets, ready: len(p.Ready), desired: p.Desired(),
-			passedOver: groupPassedOver(p.PassedOver, &names), namedWithout: p.NamedWithout, delayed: p.Delayed,
-		}
+		groups := groupPassedOver(p.PassedOver, &names)
+		p.PassedOver = nil
+		all[image.ID] = imagePlacement{p, declaration(image), groups}
 	}
 	return all
 }
