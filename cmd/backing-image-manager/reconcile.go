@@ -9,9 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"net/url"
-	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -19,16 +16,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
-	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/preflight"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -94,15 +89,40 @@ a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not 
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		c.format, c.out, c.err = format.value, cmd.OutOrStdout(), cmd.ErrOrStderr()
 		c.everyNode = c.node == ""
-		if err := errors.Join(c.resolve(), c.checkDiff(), c.checkState(), c.checkFiles()); err != nil {
+		if err := errors.Join(c.resolve(), c.check()); err != nil {
 			return err
-		}
-		if c.detailedExit && !c.dryRun && c.diffDir == "" {
-			return errors.New("--detailed-exitcode is for --dry-run: a real run exits with 0 or 1")
 		}
 		return c.run(cmd.Context())
 	}
 	return cmd
+}
+
+// check checks which flags are combined.
+func (c *reconcileCmd) check() error {
+	saved, diff := len(c.states) > 0, c.diffDir != ""
+	switch {
+	case diff && (len(c.disks) > 0 || c.offline):
+		return errors.New("--diff compares configurations without disks and peers: omit --disk and --offline")
+	case saved && !c.dryRun && !diff:
+		return errors.New("--state is for --dry-run: a real run needs the disks")
+	case saved && len(c.disks) > 0:
+		return errors.New("--state and --disk are mutually exclusive: the disks are those of the saved state")
+	case saved && c.offline:
+		return errors.New("--state and --offline are mutually exclusive: --state never queries peers")
+	case c.outFile != "" && c.planFile != "":
+		return errors.New("--out and --plan are mutually exclusive: one saves a plan, the other executes one")
+	case c.outFile != "" && (!c.dryRun || diff && !saved):
+		return errors.New("--out is for --dry-run, with or without --state: it saves the plan that is printed")
+	case c.indexDir != "" && (!c.dryRun || diff) && !saved:
+		return errors.New("--index-dir is for a plan: add --dry-run or --state")
+	case c.planFile != "" && saved:
+		return errors.New("--plan and --state are mutually exclusive: a saved plan is executed on real disks")
+	case c.planFile != "" && diff:
+		return errors.New("--plan and --diff are mutually exclusive")
+	case c.detailedExit && !c.dryRun && !diff:
+		return errors.New("--detailed-exitcode is for --dry-run: a real run exits with 0 or 1")
+	}
+	return nil
 }
 
 func (c *reconcileCmd) run(ctx context.Context) error {
@@ -144,10 +164,7 @@ func (c *reconcileCmd) run(ctx context.Context) error {
 	if c.offline && len(result.Config.Nodes) > 0 && desired.Allowed == schema.Everything {
 		desired.Allowed, desired.Offline = schema.NoDeletions, true
 	}
-	if c.dryRun {
-		return c.printPlan(ctx, desired, result)
-	}
-	return c.converge(ctx, desired, result)
+	return c.onDisks(ctx, desired, result)
 }
 
 // configError is the error for a configuration with errors, or nil.
@@ -176,36 +193,73 @@ func (c *reconcileCmd) connect(ctx context.Context, r *reconcile.Reconciler, d p
 	return nil
 }
 
-// printPlan executes a dry run on the disks of this node.
-func (c *reconcileCmd) printPlan(ctx context.Context, d plan.Desired, result schema.Result) error {
-	r := reconcile.New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), true)
+// onDisks plans for the disks of this node, and executes the plan unless it is a dry run.
+func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result schema.Result) (err error) {
+	bars, log := newProgress(c.err), slog.New(slog.DiscardHandler)
+	client := fetch.Client{AllowAnyFile: true}
+	if !c.dryRun {
+		log = bars.logger()
+		client.SecretsDir, client.KeysDir, client.Warn = c.secretsDir, c.keysDir, logWarning(log)
+	}
+	r := reconcile.New(client, log, c.dryRun)
+	open := true
+	defer func() {
+		if open {
+			err = errors.Join(err, r.Close())
+		}
+	}()
 	if err := c.connect(ctx, r, d); err != nil {
-		return errors.Join(err, r.Close())
+		return err
 	}
 	o := r.Observe(d)
-	if err := c.acceptCommit(ctx, r); err != nil {
-		return errors.Join(err, r.Close())
+	if !c.dryRun {
+		err = r.LockedElsewhere()
 	}
-	p := r.Estimate(ctx, c.estimator(d.Config), d, o, plan.NewRound(d, o).Plan())
+	if err == nil && c.commits != nil {
+		err = r.AcceptCommit(ctx, *c.commits, c.snapshot, !c.dryRun)
+	}
+	if err != nil {
+		return err
+	}
 	c.warnAboutDisks(o)
-	c.warnMissing(d, p)
+	p := plan.NewRound(d, o).Plan()
+	if c.dryRun {
+		return c.printPlan(d, o, r.Estimate(ctx, c.estimator(d.Config), d, o, p), result)
+	}
+	if err := c.checkPlan(d, o, p); err != nil {
+		return err
+	}
+	worked := !p.Empty()
+	stop := bars.watch(r.Transfers)
+	o, p, err = r.Converge(ctx, d)
+	open = false
+	closed := r.Close() // waits until all jobs have stopped
+	stop()
+	if err != nil && ctx.Err() != nil {
+		return errors.Join(errors.New("stopped; incomplete transfers are kept, and the next run resumes them"), closed)
+	}
+	if err := errors.Join(err, closed, c.write(d, o, p, worked)); err != nil {
+		return err
+	}
+	if d.Only != nil {
+		return plan.CheckExecuted(*d.Only, d, o, p)
+	}
+	return errors.Join(configError(result), plan.CheckConverged(d, o, p))
+}
+
+// printPlan ends a dry run on the disks of this node.
+func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, result schema.Result) error {
+	for _, err := range (preflight.Machine{SecretsDir: c.secretsDir, KeysDir: c.keysDir}).Check(d, p) {
+		report.WriteLine(c.err, "warning: %v", err)
+	}
 	stale := c.checkPlan(d, o, p)
 	if d.Only != nil {
 		p = d.Only.Restrict(p)
 	}
-	if err := errors.Join(stale, c.write(d, o, p, false), c.save(result, plan.NewSavedPlan([]plan.Desired{d}, o, p)), r.Close()); err != nil {
+	if err := errors.Join(stale, c.write(d, o, p, false), c.save(result, plan.NewSavedPlan([]plan.Desired{d}, o, p))); err != nil {
 		return err
 	}
 	return c.exit(p, result)
-}
-
-// acceptCommit compares the commit with those that the disks accepted, if commits need a signature. Unless it is a dry run, it
-// records the commit.
-func (c *reconcileCmd) acceptCommit(ctx context.Context, r *reconcile.Reconciler) error {
-	if c.commits == nil {
-		return nil
-	}
-	return r.AcceptCommit(ctx, *c.commits, c.snapshot, !c.dryRun)
 }
 
 // exit returns the error that ends a dry run.
@@ -263,124 +317,6 @@ func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 	}
 }
 
-// converge executes the plan until nothing is left that can be done now.
-func (c *reconcileCmd) converge(ctx context.Context, d plan.Desired, result schema.Result) error {
-	bars := newProgress(c.err)
-	log := bars.logger()
-	r := reconcile.New(fetch.Client{SecretsDir: c.secretsDir, KeysDir: c.keysDir, AllowAnyFile: true, Warn: logWarning(log)}, log, false)
-	if err := c.connect(ctx, r, d); err != nil {
-		return errors.Join(err, r.Close())
-	}
-	o := r.Observe(d)
-	err := r.LockedElsewhere()
-	if err == nil {
-		err = c.acceptCommit(ctx, r)
-	}
-	if err != nil {
-		return errors.Join(err, r.Close())
-	}
-	c.warnAboutDisks(o)
-	p := plan.NewRound(d, o).Plan()
-	if err := c.checkPlan(d, o, p); err != nil {
-		return errors.Join(err, r.Close())
-	}
-	worked := !p.Empty()
-	stop := bars.watch(r.Transfers)
-	o, p, err = r.Converge(ctx, d)
-	closed := r.Close() // waits until all jobs have stopped
-	stop()
-	if err != nil && ctx.Err() != nil {
-		return errors.Join(errors.New("stopped; incomplete transfers are kept, and the next run resumes them"), closed)
-	}
-	if err := errors.Join(err, closed, c.write(d, o, p, worked)); err != nil {
-		return err
-	}
-	if d.Only != nil {
-		return plan.CheckExecuted(*d.Only, d, o, p)
-	}
-	return errors.Join(configError(result), plan.CheckConverged(d, o, p))
-}
-
-// warnMissing warns about credentials, keys and backup stores that this machine lacks. The plan
-// does not depend on them, but its actions would fail.
-func (c *reconcileCmd) warnMissing(d plan.Desired, p plan.Plan) {
-	var written []string
-	for _, a := range p.Actions {
-		image, declared := d.Config.Images[a.Image]
-		if !declared || a.Idle() || a.Node != d.Node {
-			continue
-		}
-		for _, err := range missingRequirements(c.nodeFlags, a.Op, image) {
-			if text := fmt.Sprintf("warning: image %s: %v", a.Image, err); !slices.Contains(written, text) {
-				written = append(written, text)
-				report.WriteLine(c.err, "%s", text)
-			}
-		}
-	}
-}
-
-// missingRequirements returns an error for each missing folder of credentials or keys, and for a missing backup store.
-func missingRequirements(f nodeFlags, op model.Op, image schema.Image) (missing []error) {
-	add := func(err error) {
-		if err != nil {
-			missing = append(missing, err)
-		}
-	}
-	s := image.Source
-	switch {
-	case op == model.Backup && image.Backup != nil:
-		add(checkSecret(f.secretsDir, image.Backup.Credentials))
-		add(checkStore(image.Backup.Target))
-	case op == model.Download && s.Download != nil:
-		add(checkSecret(f.secretsDir, s.Download.Credentials))
-		if image.Verify != nil {
-			add(checkKeys(f.keysDir, *image.Verify))
-		}
-	case op == model.Restore && s.Restore != nil:
-		add(checkSecret(f.secretsDir, s.Restore.Credentials))
-		target, _, _ := backup.ParseURL(s.Restore.BackupURL) // the schema has checked it
-		add(checkStore(target))
-	case op == model.Clone && s.Clone != nil && s.Clone.Encryption != schema.EncryptionIgnore:
-		add(checkSecret(f.secretsDir, s.Clone.Secret))
-	}
-	return missing
-}
-
-// checkSecret checks that a folder of credentials exists. Without a name, none is used.
-func checkSecret(secretsDir, name string) error {
-	switch {
-	case name == "":
-		return nil
-	case secretsDir == "":
-		return fmt.Errorf("it needs the credentials %q: name their directory with --secrets-dir", name)
-	}
-	if _, err := os.Stat(filepath.Join(secretsDir, name)); err != nil {
-		return fmt.Errorf("it needs the credentials %q: %w", name, err)
-	}
-	return nil
-}
-
-// checkKeys checks that a folder with keys exists, and that its keys can be used.
-func checkKeys(keysDir string, v schema.Verify) error {
-	if keysDir == "" {
-		return fmt.Errorf("it needs the keys %q: name their directory with --keys-dir", v.Keys)
-	}
-	_, err := signature.ReadKeys(filepath.Join(keysDir, v.Keys), signature.Scheme(v.Scheme))
-	return err
-}
-
-// checkStore checks a backup target that is a folder of this machine.
-func checkStore(target string) error {
-	u, err := url.Parse(target)
-	if err != nil || !slices.Contains([]string{"", "file", "vfs"}, u.Scheme) || u.Path == "" {
-		return nil
-	}
-	if _, err := os.Stat(u.Path); err != nil {
-		return fmt.Errorf("its backup store is missing: %w: mount it there, or make the folder", err)
-	}
-	return nil
-}
-
 // addPlanFlags adds the flags for saved states, saved plans and comparisons.
 func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
@@ -393,28 +329,13 @@ func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	completeFiles(cmd, "json", "state", "out", "plan")
 }
 
-// checkState checks which flags are combined with --state.
-func (c *reconcileCmd) checkState() error {
-	switch {
-	case len(c.states) == 0:
-		return nil
-	case !c.dryRun && c.diffDir == "":
-		return errors.New("--state is for --dry-run: a real run needs the disks")
-	case len(c.disks) > 0:
-		return errors.New("--state and --disk are mutually exclusive: the disks are those of the saved state")
-	case c.offline:
-		return errors.New("--state and --offline are mutually exclusive: --state never queries peers")
-	}
-	return nil
-}
-
 // planSaved prints the plan against saved states.
 func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) error {
 	saved, err := readStates(c.states)
 	if err != nil {
 		return err
 	}
-	nodes, err := c.savedNodes(saved, result)
+	nodes, err := saved.Desired(result, c.planned())
 	if err != nil {
 		return errors.Join(err, configError(result))
 	}
@@ -453,38 +374,18 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	return errors.Join(cp.Write(c.out, c.style(len(nodes) > 1)), c.exit(p, result))
 }
 
+// planned returns the node to plan for with --state; "": all nodes.
+func (c *reconcileCmd) planned() string {
+	if c.everyNode {
+		return ""
+	}
+	return c.node
+}
+
 // estimator returns the Estimator for images of these configurations.
 func (c *reconcileCmd) estimator(configs ...schema.Config) reconcile.Estimator {
 	warn := func(err error) { report.WriteLine(c.err, "warning: %v", err) }
 	return reconcile.NewEstimator(&fetch.Client{AllowAnyFile: true}, c.indexDir, warn, configs...)
-}
-
-// savedNodes returns the desired states of the nodes to plan for: of all declared nodes, or of
-// --node. If no nodes are declared, it is the node of the saved state.
-func (c *reconcileCmd) savedNodes(saved *status.SavedCluster, result schema.Result) ([]plan.Desired, error) {
-	names := slices.Sorted(maps.Keys(result.Config.Nodes))
-	var paths []string
-	if len(names) == 0 {
-		names = saved.Nodes()
-		if len(names) > 1 {
-			return nil, fmt.Errorf("the configuration declares no nodes, so that each node is on its own: give one --state, not %d", len(names))
-		}
-		paths = saved.Paths(names[0])
-	}
-	if !c.everyNode {
-		names = []string{c.node}
-	}
-	d, err := plan.NewDesired(result, names[0], paths)
-	if err != nil {
-		return nil, err
-	}
-	d.Removed = plan.AlwaysConfirmed
-	nodes := make([]plan.Desired, len(names))
-	for i, name := range names {
-		nodes[i] = d // a copy shares the cache of ranked disks
-		nodes[i].Node = name
-	}
-	return nodes, nil
 }
 
 // readStates reads saved states, each of another node.
@@ -503,23 +404,6 @@ func readStates(files []string) (*status.SavedCluster, error) {
 		}
 	}
 	return saved, nil
-}
-
-// checkFiles checks which flags are combined with --out and --plan.
-func (c *reconcileCmd) checkFiles() error {
-	switch {
-	case c.outFile != "" && c.planFile != "":
-		return errors.New("--out and --plan are mutually exclusive: one saves a plan, the other executes one")
-	case c.outFile != "" && (!c.dryRun || c.diffDir != "" && len(c.states) == 0):
-		return errors.New("--out is for --dry-run, with or without --state: it saves the plan that is printed")
-	case c.indexDir != "" && !(c.dryRun && c.diffDir == "") && len(c.states) == 0:
-		return errors.New("--index-dir is for a plan: add --dry-run or --state")
-	case c.planFile != "" && len(c.states) > 0:
-		return errors.New("--plan and --state are mutually exclusive: a saved plan is executed on real disks")
-	case c.planFile != "" && c.diffDir != "":
-		return errors.New("--plan and --diff are mutually exclusive")
-	}
-	return nil
 }
 
 // save writes the plan to the file of --out, if it is given. The file is complete or does not
@@ -566,14 +450,6 @@ func (c *reconcileCmd) checkPlan(d plan.Desired, o plan.Observed, now plan.Plan)
 	return nil
 }
 
-// checkDiff checks which flags are combined with --diff.
-func (c *reconcileCmd) checkDiff() error {
-	if c.diffDir != "" && (len(c.disks) > 0 || c.offline) {
-		return errors.New("--diff compares configurations without disks and peers: omit --disk and --offline")
-	}
-	return nil
-}
-
 func (c *reconcileCmd) loadOld(ctx context.Context) (schema.Result, error) {
 	old, err := load(ctx, c.err, c.diffDir)
 	if err != nil {
@@ -606,7 +482,7 @@ func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error 
 
 // planOld returns the plan of the old configuration against the same states, and its risk.
 func (c *reconcileCmd) planOld(saved *status.SavedCluster, old schema.Result) (plan.Plan, forecast.Risk, error) {
-	nodes, err := c.savedNodes(saved, old)
+	nodes, err := saved.Desired(old, c.planned())
 	if err != nil {
 		return plan.Plan{}, forecast.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 	}

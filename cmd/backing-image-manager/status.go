@@ -1,9 +1,19 @@
 package main
 
 import (
-	"github.com/spf13/cobra"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
 func newStatus() *cobra.Command {
@@ -50,4 +60,132 @@ While the daemon cannot be reached, the command says so and tries again.`,
 		return report.WriteStatus(cmd.OutOrStdout(), s)
 	}
 	return cmd
+}
+
+const (
+	// watchWait is how long the daemon may wait for a change before it responds.
+	watchWait = 30 * time.Second
+	// watchGap is the least time between two requests: a large cluster may change all the time.
+	watchGap = 250 * time.Millisecond
+	// watchRetry is the time between attempts to reach the daemon, and between requests to a daemon that cannot wait.
+	watchRetry = time.Second
+)
+
+// statusWatch prints what a daemon says, and whether it can be reached: on a terminal as a table that it redraws, elsewhere
+// as lines.
+type statusWatch struct {
+	out, err io.Writer
+	json     bool
+	screen   *progress // nil: lines
+
+	last    status.Status // the last document
+	problem string        // why the daemon cannot be reached; "": it can
+}
+
+func newStatusWatch(out, err io.Writer, format report.Format) *statusWatch {
+	w := &statusWatch{out: out, err: err, json: format == report.JSON}
+	if p := newProgress(out); p.tty != nil && !w.json {
+		w.screen = p
+	}
+	return w
+}
+
+// follow prints changes until ctx ends, which is no error.
+func (w *statusWatch) follow(ctx context.Context, client *api.Client) error {
+	known, shown := "", "" // ETags
+	for {
+		began := time.Now()
+		s, etag, err := client.StatusAfter(ctx, known, watchWait)
+		gap := watchGap
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && isPermanent(err):
+			return err
+		case err != nil:
+			w.unreachable(err)
+			known, gap = "", watchRetry // the next response must not wait for a change
+		default:
+			w.reached(client.Address())
+			if known = etag; etag == "" {
+				gap = watchRetry
+			}
+			if s == nil || etag != "" && etag == shown || etag == "" && s.ContentSum() == w.last.ContentSum() {
+				break
+			}
+			shown = etag
+			if err := w.show(*s); err != nil {
+				return err
+			}
+		}
+		pause := time.NewTimer(gap - time.Since(began))
+		select {
+		case <-ctx.Done():
+			pause.Stop()
+			return nil
+		case <-pause.C:
+		}
+	}
+}
+
+// unreachable prints why the daemon cannot be reached, once for each reason.
+func (w *statusWatch) unreachable(err error) {
+	problem := strings.Join(errorLines(err), "; ")
+	if problem == w.problem {
+		return
+	}
+	w.problem = problem
+	if w.screen != nil {
+		w.draw()
+		return
+	}
+	report.WriteLine(w.err, "warning: %s; trying again", problem)
+}
+
+// reached ends unreachable.
+func (w *statusWatch) reached(address string) {
+	if w.problem == "" {
+		return
+	}
+	w.problem = ""
+	if w.screen != nil {
+		w.draw()
+		return
+	}
+	report.WriteLine(w.err, "the daemon at %s responds again", address)
+}
+
+// show prints a changed document.
+func (w *statusWatch) show(s status.Status) error {
+	was := w.last
+	w.last = s
+	switch {
+	case w.screen != nil:
+		w.draw()
+		return nil
+	case w.json:
+		return report.WriteJSONLine(w.out, s)
+	}
+	return report.WriteStatusChanges(w.out, was, s)
+}
+
+// draw redraws the last document on the terminal, as far as it fits.
+func (w *statusWatch) draw() {
+	var lines []string
+	if w.problem != "" {
+		lines = append(lines, "not connected, trying again: "+w.problem)
+	}
+	if w.last.Node != "" {
+		var b bytes.Buffer
+		_ = report.WriteStatus(&b, w.last) // a buffer accepts everything
+		lines = append(lines, strings.Split(strings.TrimRight(b.String(), "\n"), "\n")...)
+	}
+	_, height, err := term.GetSize(int(w.screen.tty.Fd()))
+	if err != nil || height < 3 {
+		height = 24
+	}
+	if most := height - 2; len(lines) > most { // the lines that scroll off the screen could not be redrawn
+		lines = append(lines[:most:most], fmt.Sprintf("and %d more lines: make the window higher, or see status without --watch", len(lines)-most))
+	}
+	w.screen.draw(truncate(lines, w.screen.width()))
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // SavedCluster is a cluster as of saved statuses, one for each node. For a node without its own
@@ -80,9 +81,37 @@ func (s *SavedCluster) Unused(d plan.Desired) []string {
 	})
 }
 
-// Paths returns the paths of the disks of a node that has its own status, in the order of their
+// Desired returns the desired states of the nodes to plan for: of the node, or of all declared nodes for "". If no nodes are
+// declared, it is the node of the only status, with its disks.
+func (s *SavedCluster) Desired(result schema.Result, node string) ([]plan.Desired, error) {
+	names := slices.Sorted(maps.Keys(result.Config.Nodes))
+	var paths []string
+	if len(names) == 0 {
+		names = s.Nodes()
+		if len(names) > 1 {
+			return nil, fmt.Errorf("the configuration declares no nodes, so that each node is on its own: give one --state, not %d", len(names))
+		}
+		paths = s.paths(names[0])
+	}
+	if node != "" {
+		names = []string{node}
+	}
+	d, err := plan.NewDesired(result, names[0], paths)
+	if err != nil {
+		return nil, err
+	}
+	d.Removed = plan.AlwaysConfirmed
+	nodes := make([]plan.Desired, len(names))
+	for i, name := range names {
+		nodes[i] = d // a copy shares the cache of ranked disks
+		nodes[i].Node = name
+	}
+	return nodes, nil
+}
+
+// paths returns the paths of the disks of a node that has its own status, in the order of their
 // names.
-func (s *SavedCluster) Paths(node string) []string {
+func (s *SavedCluster) paths(node string) []string {
 	var own []DiskStatus
 	for _, one := range s.byNode[node].status.Disks {
 		if one.Node == node {
