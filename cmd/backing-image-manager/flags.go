@@ -19,6 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // prepareUsage makes every usage error one line that suggests similar names, and completes
@@ -70,12 +71,12 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	if !ok {
 		return err
 	}
-	// cobra suggests commands only, so the flags become commands here.
-	flags := &cobra.Command{SuggestionsMinimumDistance: 2}
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		flags.AddCommand(&cobra.Command{Use: "--" + f.Name, Run: func(*cobra.Command, []string) {}})
-	})
-	return suggest(err, flags.SuggestionsFor("--"+unknown.GetSpecifiedName()))
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if near, ok := document.Nearest(unknown.GetSpecifiedName(), names); ok {
+		return suggest(err, []string{"--" + near})
+	}
+	return err
 }
 
 // suggest adds similar names, if there are any, to an error about an unknown name.

@@ -91,7 +91,7 @@ func (t *testCmd) run(ctx context.Context, paths []string) error {
 	if err != nil {
 		return err
 	}
-	results := scenario.NewResults()
+	results := scenario.Results{Scenarios: []scenario.Result{}}
 	for _, file := range files {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -117,13 +117,12 @@ func (t *testCmd) run(ctx context.Context, paths []string) error {
 
 // runner returns the runner with the configuration and the states of the flags.
 func (t *testCmd) runner(ctx context.Context) (*scenario.Runner, error) {
-	r := scenario.NewRunner(t.update, t.verbose)
+	r := &scenario.Runner{Update: t.update, Verbose: t.verbose}
 	if len(t.states) > 0 {
-		saved, err := readStates(t.states)
-		if err != nil {
+		var err error
+		if r.States, err = readStates(t.states); err != nil {
 			return nil, err
 		}
-		r.UseStates(saved)
 	}
 	if t.configDir == "" {
 		return r, nil

@@ -9,35 +9,17 @@ import (
 	"strings"
 
 	"github.com/rogpeppe/go-internal/txtar"
-	"github.com/spf13/cobra"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// builtins are the commands of testscript that a scenario may use, with the function that
-// returns the arguments that are files. testscript always knows all of its commands, also
-// those that run programs or leave the folder of the scenario. checkScenario therefore rejects all
-// commands of testscript that are not in this list, before the scenario runs.
-var builtins = map[string]func(args []word) []word{
-	"cmp":     allArgs,
-	"cmpenv":  allArgs,
-	"cp":      allArgs,
-	"env":     noArgs,
-	"exists":  allArgs,
-	"grep":    lastArg,
-	"mkdir":   allArgs,
-	"mv":      allArgs,
-	"rm":      allArgs,
-	"skip":    noArgs,
-	"stderr":  noArgs,
-	"stdout":  noArgs,
-	"stop":    noArgs,
-	"unquote": allArgs,
+// builtins are the commands of testscript that a scenario may use, with how many of their last arguments are files; -1: all.
+// testscript always knows all of its commands, also those that run programs or leave the folder of the scenario. checkScenario
+// therefore rejects all commands of testscript that are not in this list, before the scenario runs.
+var builtins = map[string]int{
+	"cmp": -1, "cmpenv": -1, "cp": -1, "env": 0, "exists": -1, "grep": 1, "mkdir": -1, "mv": -1, "rm": -1, "skip": 0,
+	"stderr": 0, "stdout": 0, "stop": 0, "unquote": -1,
 }
-
-func allArgs(args []word) []word { return args }
-
-func noArgs([]word) []word { return nil }
-
-func lastArg(args []word) []word { return args[max(0, len(args)-1):] }
 
 // checkScenario returns all errors in a scenario that show before it runs.
 func checkScenario(file string, a *txtar.Archive) error {
@@ -88,7 +70,10 @@ func checkCommand(words []word) error {
 	case strings.HasPrefix(name.text, "--"):
 		return fmt.Errorf(`%s is not a command; a file begins with a line "-- NAME --"`, name.text)
 	case isBuiltin:
-		return checkFiles(name.text, files(args))
+		if files >= 0 {
+			args = args[max(0, len(args)-files):]
+		}
+		return checkFiles(name.text, args)
 	case findCommand(name.text) == nil:
 		return unknownCommand(name.text)
 	}
@@ -109,13 +94,12 @@ func unknownCommand(name string) error {
 	if rest, ok := strings.CutPrefix(name, "!"); ok {
 		return fmt.Errorf("unknown command %q: write \"! %s\"", name, rest)
 	}
-	// cobra finds similar names of commands.
-	known := &cobra.Command{SuggestionsMinimumDistance: 2}
-	for _, command := range slices.Concat(commandNames(), slices.Collect(maps.Keys(builtins))) {
-		known.AddCommand(&cobra.Command{Use: command, Run: func(*cobra.Command, []string) {}})
+	known := slices.Sorted(maps.Keys(builtins))
+	for _, c := range allCommands() {
+		known = append(known, c.name())
 	}
-	if similar := known.SuggestionsFor(name); len(similar) > 0 {
-		return fmt.Errorf("unknown command %q: did you mean %s?", name, strings.Join(similar, " or "))
+	if near, ok := document.Nearest(name, known); ok {
+		return fmt.Errorf("unknown command %q: did you mean %s?", name, near)
 	}
 	return fmt.Errorf("unknown command %q: a scenario cannot run programs", name)
 }

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -311,21 +312,20 @@ var assertCommands = []command{
 }
 
 func printPlan(st *session, in input) error {
-	format, args := "text", in.args
-	if in.has("-o") {
-		if len(args) == 0 {
-			return fmt.Errorf("-o takes one of text, json, yaml, markdown")
-		}
-		format, args = args[len(args)-1], args[:len(args)-1]
+	format, args := report.Text, in.args
+	if in.has("-o") && len(args) > 0 {
+		format, args = report.Format(args[len(args)-1]), args[:len(args)-1]
+	} else if in.has("-o") {
+		format = ""
 	}
-	if !slices.Contains([]string{"text", "json", "yaml", "markdown"}, format) {
-		return fmt.Errorf("-o must be one of text, json, yaml, markdown")
+	if !slices.Contains([]report.Format{report.Text, report.JSON, report.YAML, report.Markdown}, format) {
+		return errors.New("-o must be one of text, json, yaml, markdown")
 	}
 	if len(args) > 1 {
-		return fmt.Errorf("plan takes at most one node")
+		return errors.New("plan takes at most one node")
 	}
 	if len(args) == 0 {
-		return report.WritePlan(st.out, st.world.plan(), report.Style{Format: report.Format(format), Cluster: true})
+		return report.WritePlan(st.out, st.world.plan(), report.Style{Format: format, Cluster: true})
 	}
 	if err := checkNode(st.world.base.Config, args[0]); err != nil {
 		return err
@@ -334,7 +334,7 @@ func printPlan(st *session, in input) error {
 	if err != nil {
 		return err
 	}
-	return report.WritePlan(st.out, p, report.Style{Format: report.Format(format)})
+	return report.WritePlan(st.out, p, report.Style{Format: format})
 }
 
 func checkPlaced(st *session, in input) (checkResult, error) {
@@ -342,36 +342,30 @@ func checkPlaced(st *session, in input) (checkResult, error) {
 	if err != nil {
 		return checkResult{}, err
 	}
-	var want []string
+	var want []ident.DiskRef
 	for _, text := range in.args[1:] {
 		ref, err := parseDisk(st.world.base.Config, text)
 		if err != nil {
 			return checkResult{}, err
 		}
-		want = append(want, ref.String())
+		want = append(want, ref)
 	}
-	slices.Sort(want)
+	slices.SortFunc(want, ident.DiskRef.Compare)
 	want = slices.Compact(want)
-	is := names(readyDisks(st.world, id))
+	is := readyDisks(st.world, id)
 	if slices.Equal(is, want) {
-		return checkResult{ok: true, got: fmt.Sprintf("%s is ready on exactly %s", in.args[0], strings.Join(is, ", "))}, nil
+		return checkResult{ok: true, got: fmt.Sprintf("%s is ready on exactly %s", in.args[0], texts(is))}, nil
 	}
-	return checkResult{got: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], orNone(is), strings.Join(want, ", ")), image: id}, nil
+	return checkResult{got: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], cmp.Or(texts(is), "no disk"), texts(want)), image: id}, nil
 }
 
-func names(refs []ident.DiskRef) []string {
-	out := []string{}
-	for _, ref := range refs {
-		out = append(out, ref.String())
+// texts joins values for a message.
+func texts[T any](values []T) string {
+	words := make([]string, len(values))
+	for i, v := range values {
+		words[i] = fmt.Sprint(v)
 	}
-	return out
-}
-
-func orNone(names []string) string {
-	if len(names) == 0 {
-		return "no disk"
-	}
-	return strings.Join(names, ", ")
+	return strings.Join(words, ", ")
 }
 
 func checkCopies(st *session, in input) (checkResult, error) {
@@ -400,10 +394,9 @@ func checkCopies(st *session, in input) (checkResult, error) {
 		least = ""
 	}
 	v := checkResult{ok: len(on) == want || !exactly && len(on) > want, image: id}
-	v.got = fmt.Sprintf("%s has %d ready%s (%s); expected: %s%d", in.args[0], len(on), where, orNone(names(on)), least, want)
-	if v.ok {
-		v.image = ident.ID{}
-		v.got = fmt.Sprintf("%s has %d ready%s (%s)", in.args[0], len(on), where, orNone(names(on)))
+	v.got = fmt.Sprintf("%s has %d ready%s (%s)", in.args[0], len(on), where, cmp.Or(texts(on), "no disk"))
+	if !v.ok {
+		v.got += fmt.Sprintf("; expected: %s%d", least, want)
 	}
 	return v, nil
 }
@@ -476,7 +469,7 @@ func isAbout(a plan.Action, image string) bool {
 func checkNever(st *session, in input) (checkResult, error) {
 	op := model.Op(in.args[0])
 	if !slices.Contains(model.Ops, op) {
-		return checkResult{}, fmt.Errorf("unknown action %q: the actions are %s", in.args[0], actionNames())
+		return checkResult{}, fmt.Errorf("unknown action %q: the actions are %s", in.args[0], texts(model.Ops))
 	}
 	if len(in.args) > 1 && !slices.ContainsFunc(st.world.history, func(d executed) bool { return isAbout(d.Action, in.args[1]) }) {
 		if _, err := st.world.findImage(in.args[1]); err != nil {
@@ -494,14 +487,6 @@ func checkNever(st *session, in input) (checkResult, error) {
 		return checkResult{ok: true, got: strings.Join(in.args, " ") + " was not executed"}, nil
 	}
 	return checkResult{got: strings.Join(in.args, " ") + " was executed:\n    " + strings.Join(found, "\n    ")}, nil
-}
-
-func actionNames() string {
-	var names []string
-	for _, k := range model.Ops {
-		names = append(names, string(k))
-	}
-	return strings.Join(names, ", ")
 }
 
 func converge(st *session, in input) error {

@@ -46,8 +46,8 @@ func (st *session) begin() error {
 	if err := st.apply(snapshot, r); err != nil {
 		return err
 	}
-	if st.runner.saved != nil {
-		st.world.restore(st.runner.saved)
+	if st.runner.States != nil {
+		st.world.restore(st.runner.States)
 	}
 	return nil
 }
@@ -157,7 +157,7 @@ func (w lazyWriter) Write(p []byte) (int, error) { return w().Write(p) }
 type checkResult struct {
 	ok    bool
 	got   string   // the facts, for a message whether ok or not
-	image ident.ID // to explain if the command fails; its name is empty if there is none
+	image ident.ID // to explain if the condition is false; its name is empty if there is none
 }
 
 // scriptCommands returns the commands in the form of testscript.
@@ -191,7 +191,7 @@ func (c command) run(st *session, neg bool, args []string) error {
 	if err != nil || result.ok != neg {
 		return err
 	}
-	if result.image.Name != "" {
+	if !result.ok && result.image.Name != "" {
 		result.got += "\n    " + strings.Join(explain(st.world, result.image), "\n    ")
 	}
 	return errors.New(result.got)
@@ -283,14 +283,6 @@ func findCommand(name string) *command {
 		}
 	}
 	return nil
-}
-
-func commandNames() []string {
-	var names []string
-	for _, c := range allCommands() {
-		names = append(names, c.name())
-	}
-	return names
 }
 
 // synopses returns the commands for the help.

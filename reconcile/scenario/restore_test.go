@@ -54,7 +54,7 @@ func TestRestoredClusterHasTheSamePlan(t *testing.T) {
 		t.Errorf("the plan does not have the failure of kea:\n%s", text)
 	}
 	converge(restored, 2*time.Minute)
-	if on := names(readyDisks(restored, ident.ID{Name: "parrot", UUID: "0000000a"})); len(on) != 0 {
+	if on := texts(readyDisks(restored, ident.ID{Name: "parrot", UUID: "0000000a"})); len(on) != 0 {
 		t.Errorf("after 4 of 5 minutes the copies are already replaced on %v", on)
 	}
 	converge(restored, 2*time.Minute)

@@ -26,17 +26,12 @@ import (
 
 // Runner runs scenarios against one configuration.
 type Runner struct {
-	update, verbose bool
+	Update  bool                 // write the output that cmp compares into the scenarios
+	Verbose bool                 // log all parts of a scenario, and not only the last one
+	States  *status.SavedCluster // the state at the start; nil: empty disks
 
 	config *configdir.Snapshot            // added to the files of each scenario; nil: nothing
-	saved  *status.SavedCluster           // the state at the start; nil: empty disks
 	loaded map[ident.Digest]schema.Result // valid configurations by their files
-}
-
-// NewRunner returns a Runner. With update, it writes the output that cmp compares into the
-// scenarios. With verbose, it logs all parts of a scenario, and not only the last one.
-func NewRunner(update, verbose bool) *Runner {
-	return &Runner{update: update, verbose: verbose, loaded: map[ident.Digest]schema.Result{}}
 }
 
 // UseConfig adds the files of a configuration to each scenario, unless it has errors. The
@@ -48,9 +43,6 @@ func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) sch
 	}
 	return result
 }
-
-// UseStates starts each scenario from saved states.
-func (r *Runner) UseStates(saved *status.SavedCluster) { r.saved = saved }
 
 // Find returns the scenario files that paths lists, and those in the folders that it lists. It
 // keeps only files whose own path matches the regular expression in the argument only. Each file
@@ -114,6 +106,9 @@ func (r *Runner) load(ctx context.Context, snapshot configdir.Snapshot) schema.R
 	result, ok := r.loaded[digest]
 	if !ok {
 		result = schema.NewLoader().Load(ctx, snapshot)
+		if len(result.Errors) == 0 && r.loaded == nil {
+			r.loaded = map[ident.Digest]schema.Result{}
+		}
 		if len(result.Errors) == 0 {
 			r.loaded[digest] = result
 		}
@@ -124,7 +119,7 @@ func (r *Runner) load(ctx context.Context, snapshot configdir.Snapshot) schema.R
 // Run runs one scenario.
 func (r *Runner) Run(ctx context.Context, file string) Result {
 	begin := time.Now()
-	t := &scriptT{verbose: r.verbose}
+	t := &scriptT{verbose: r.Verbose}
 	data, err := os.ReadFile(file)
 	if err == nil {
 		err = checkScenario(file, txtar.Parse(data))
@@ -142,7 +137,7 @@ func (r *Runner) params(ctx context.Context, file string) testscript.Params {
 	return testscript.Params{
 		Files:              []string{file},
 		Cmds:               scriptCommands(),
-		UpdateScripts:      r.update,
+		UpdateScripts:      r.Update,
 		RequireUniqueNames: true,
 		Setup: func(env *testscript.Env) error {
 			if err := r.unpackConfig(env.WorkDir); err != nil {
@@ -292,9 +287,6 @@ type Results struct {
 	Failed    int      `json:"failed"`
 	Skipped   int      `json:"skipped"`
 }
-
-// NewResults returns Results without a scenario.
-func NewResults() *Results { return &Results{Scenarios: []Result{}} }
 
 // Add adds the result of a scenario.
 func (r *Results) Add(one Result) {
