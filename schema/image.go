@@ -1,6 +1,7 @@
 package schema
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 
@@ -103,17 +104,29 @@ type Source struct {
 
 // Kind returns which field is set. It panics if none is.
 func (s Source) Kind() SourceKind {
+	kind, _ := s.describe()
+	return kind
+}
+
+// From returns where the bytes come from: an address, which may have secrets, a path, or the name of a volume or an image. It is
+// empty for an upload.
+func (s Source) From() string {
+	_, from := s.describe()
+	return from
+}
+
+func (s Source) describe() (kind SourceKind, from string) {
 	switch {
 	case s.Download != nil:
-		return KindDownload
+		return KindDownload, s.Download.URL
 	case s.Upload != nil:
-		return KindUpload
+		return KindUpload, ""
 	case s.ExportFromVolume != nil:
-		return KindExportFromVolume
+		return KindExportFromVolume, cmp.Or(s.ExportFromVolume.VolumeName, s.ExportFromVolume.Path)
 	case s.Restore != nil:
-		return KindRestore
+		return KindRestore, s.Restore.BackupURL
 	case s.Clone != nil:
-		return KindClone
+		return KindClone, s.Clone.BackingImage
 	}
 	panic("schema: source without a kind")
 }

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -77,8 +78,8 @@ Exit status: 1 if a config directory with this handle would be invalid.`,
 		if err != nil {
 			return err
 		}
-		images, problems := imageOf(cmd.Context(), cmd.ErrOrStderr(), args[0], h)
-		view := viewHandle(h, images, secrets)
+		declared, problems := declaredBy(cmd.Context(), cmd.ErrOrStderr(), args[0], h)
+		view := viewHandle(h, declared, secrets)
 		view.wrong = problems != nil
 		if view.hidden {
 			fmt.Fprintln(cmd.ErrOrStderr(), "warning: the user info or the query of an address is left out: --show-secrets prints it")
@@ -138,17 +139,17 @@ printed even then.`,
 		if err != nil {
 			return err
 		}
-		_, problems := imageOf(cmd.Context(), cmd.ErrOrStderr(), text, h)
+		_, problems := declaredBy(cmd.Context(), cmd.ErrOrStderr(), text, h)
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), text)
 		return errors.Join(err, problems)
 	}
 	return cmd
 }
 
-// imageOf returns the image that a handle declares, by its name, and the errors in the
+// declaredBy returns the document of the image that a handle declares, and the errors in the
 // declaration. It loads a configuration that has only a manifest with the handle. A handle
 // of some types declares no image, and only refers to one.
-func imageOf(ctx context.Context, errOut io.Writer, text string, h manifest.Handle) (map[string]schema.Image, error) {
+func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.Handle) ([]schema.Origin, error) {
 	if err := h.Check(); err != nil || !h.Declares() {
 		return nil, err
 	}
@@ -172,7 +173,8 @@ func imageOf(ctx context.Context, errOut io.Writer, text string, h manifest.Hand
 	for _, p := range result.Warnings {
 		report.WriteLine(errOut, "warning: %s", withoutPosition(p))
 	}
-	return result.Config.Images, errors.Join(problems...)
+	images := slices.DeleteFunc(result.Origins(), func(o schema.Origin) bool { return o.Section != "images" })
+	return images, errors.Join(problems...)
 }
 
 // withoutPosition is the text of a problem without its position in the manifest, which the
@@ -187,44 +189,43 @@ func withoutPosition(p document.Problem) string {
 
 // handleView is the output of handle decode.
 type handleView struct {
-	BackingImage string                   `json:"backingImage"`
-	SourceType   string                   `json:"backingImageDataSourceType"`
-	Checksum     string                   `json:"backingImageChecksum,omitempty"`
-	Parameters   map[string]string        `json:"parameters"`
-	Images       map[string]imageOfHandle `json:"images,omitempty"`
-	hidden       bool                     // part of an address is left out
-	wrong        bool                     // the declaration of the image has errors
+	BackingImage string            `json:"backingImage"`
+	SourceType   string            `json:"backingImageDataSourceType"`
+	Checksum     string            `json:"backingImageChecksum,omitempty"`
+	Parameters   map[string]string `json:"parameters"`
+	Images       map[string]any    `json:"images,omitempty"` // without the defaults
+	hidden       bool              // part of an address is left out
+	wrong        bool              // the declaration of the image has errors
 }
 
-// imageOfHandle is the declaration of an image without the defaults.
-type imageOfHandle struct {
-	Source   map[string]map[string]string `json:"source"`
-	Checksum string                       `json:"checksum,omitempty"`
-}
-
-func viewHandle(h manifest.Handle, images map[string]schema.Image, secrets bool) handleView {
-	shown := text.Redact
-	if secrets {
-		shown = func(text string) string { return text }
-	}
+func viewHandle(h manifest.Handle, declared []schema.Origin, secrets bool) handleView {
 	v := handleView{
 		BackingImage: h.BackingImage, SourceType: h.SourceType, Checksum: h.Checksum,
-		Parameters: map[string]string{}, Images: map[string]imageOfHandle{},
+		Parameters: map[string]string{}, Images: map[string]any{},
+	}
+	shown := func(text string) string {
+		if clean := redact.Text(text); clean != text && !secrets {
+			v.hidden = true
+			return clean
+		}
+		return text
 	}
 	for key, value := range h.Parameters {
 		v.Parameters[key] = shown(value)
-		v.hidden = v.hidden || shown(value) != value
 	}
-	for name, m := range images {
-		d := imageOfHandle{Source: map[string]map[string]string{}, Checksum: m.Checksum.String()}
-		switch source := m.Source; source.Kind() {
-		case schema.KindDownload:
-			d.Source["download"] = map[string]string{"url": shown(source.Download.URL)}
-		case schema.KindExportFromVolume:
-			e := source.ExportFromVolume
-			d.Source["exportFromVolume"] = map[string]string{"volumeName": e.VolumeName, "exportType": string(e.ExportType)}
+	for _, o := range declared {
+		image := map[string]any{}
+		for _, value := range o.Values {
+			at, path := image, strings.Split(value.Path, ".")
+			for _, field := range path[:len(path)-1] {
+				if at[field] == nil {
+					at[field] = map[string]any{}
+				}
+				at = at[field].(map[string]any)
+			}
+			at[path[len(path)-1]] = shown(value.Text)
 		}
-		v.Images[name] = d
+		v.Images[o.Name] = image
 	}
 	return v
 }

@@ -16,7 +16,7 @@ import (
 // imageModel is one image with all its generations.
 type imageModel struct {
 	Name, Title string
-	Address     string // of the source; "": it has none
+	From        string // where the bytes of the source come from, without secrets; "": from an upload
 	Image       *schema.Image
 	Generations []generation
 	Admin       bool
@@ -57,7 +57,7 @@ func newImage(s *snapshot, of request) (any, int) {
 		return m, http.StatusNotFound
 	}
 	if declared, ok := s.view.Desired.Config.Images[name]; ok {
-		m.Image, m.Title, m.Address = &declared, declared.Title, address(declared.Source)
+		m.Image, m.Title, m.From = &declared, declared.Title, redact.Text(declared.Source.From())
 	}
 	for _, image := range all {
 		g := generation{ImageStatus: image, State: stateOf(image), Why: why(image)}
@@ -76,21 +76,6 @@ func newImage(s *snapshot, of request) (any, int) {
 	m.CanDownload = err == nil
 	m.CanUpload = m.Admin && m.Image != nil && m.Image.Source.Upload != nil && all[0].Ready == 0
 	return m, http.StatusOK
-}
-
-// address returns where the bytes of a source come from, without secrets; "": it has no address.
-func address(s schema.Source) string {
-	switch {
-	case s.Download != nil:
-		return text.RedactURL(s.Download.URL)
-	case s.ExportFromVolume != nil:
-		return s.ExportFromVolume.VolumeName
-	case s.Restore != nil:
-		return text.RedactURL(s.Restore.BackupURL)
-	case s.Clone != nil:
-		return s.Clone.BackingImage
-	}
-	return ""
 }
 
 // Checksums returns the digests of a generation that are known, the declared one first.

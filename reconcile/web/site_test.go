@@ -125,6 +125,31 @@ func newView(t *testing.T) *status.View {
 	return &status.View{Desired: d, Observed: o, Plan: plan.NewRound(d, o).Plan(), Loaded: true, Placements: &status.PlacementCache{}}
 }
 
+// The page of an image shows where its bytes come from, for every kind of source.
+func TestImageShowsWhereItsBytesComeFrom(t *testing.T) {
+	v := newView(t)
+	v.Desired = plantest.Load(t, `
+nodes: {node1: {disks: {disk1: {path: /disk1}}}}
+images:
+  downloaded: {source: {download: {url: "https://example.com/a.raw?token=secret"}}}
+  uploaded: {source: {upload: {}}}
+  volume: {source: {exportFromVolume: {volumeName: vm1-root}}}
+  file: {source: {exportFromVolume: {path: /dev/vg/lv1}}}
+  restored: {source: {restore: {backupURL: "s3://backups@eu/?backingImage=restored"}}}
+  cloned: {source: {clone: {backingImage: file}}}
+`)
+	v.Plan = plan.NewRound(v.Desired, v.Observed).Plan()
+	r := newRig(t, v, "", "")
+	for name, want := range map[string]string{
+		"downloaded": "download <code>https://example.com/a.raw</code>", "uploaded": "upload</dd>", "volume": "exportFromVolume <code>vm1-root</code>",
+		"file": "exportFromVolume <code>/dev/vg/lv1</code>", "restored": "restore <code>s3://backups@eu/</code>", "cloned": "clone <code>file</code>",
+	} {
+		if page := r.get("/images/" + name).Body.String(); !strings.Contains(page, want) || strings.Contains(page, "secret") {
+			t.Errorf("the page of %s does not show %q, or a secret:\n%s", name, want, page)
+		}
+	}
+}
+
 func TestEveryViewShowsWhatItIsAbout(t *testing.T) {
 	r := newRig(t, newView(t), "", "")
 	for path, want := range map[string][]string{
