@@ -203,12 +203,12 @@ func viewHandle(h manifest.Handle, declared []schema.Origin, secrets bool) handl
 		BackingImage: h.BackingImage, SourceType: h.SourceType, Checksum: h.Checksum,
 		Parameters: map[string]string{}, Images: map[string]any{},
 	}
-	shown := func(text string) string {
-		if clean := redact.Text(text); clean != text && !secrets {
+	shown := func(value string) string {
+		if clean := text.Redact(value); clean != value && !secrets {
 			v.hidden = true
 			return clean
 		}
-		return text
+		return value
 	}
 	for key, value := range h.Parameters {
 		v.Parameters[key] = shown(value)

@@ -1,10 +1,13 @@
 // Package api is the HTTP API of a daemon: the server, its metrics, and the client that
 // the commands use.
 //
-// The server reads only what the loop published after its last round. A request therefore
-// costs the disks nothing, and it never waits for a round, except a long poll. Every path needs a role (package
-// fetch/auth), except /healthz, the status code of /readyz, and the files and the sign-in of the web page. The server passes the
-// paths of the peer protocol to fetch/peer, those of uploads to fetch/upload, and those of the page to package web.
+// The status, the metrics and the page are made of what the loop published after its last round: such a request costs the disks
+// nothing, and waits for a round only as a long poll. The loop decides about a verification, a clean-up and a retry. Downloads,
+// uploads and the requests of peers use the disks: the server passes their paths to fetch/peer and fetch/upload, and those of the
+// page to package web.
+//
+// Every path needs a role (package fetch/auth), except /healthz, the status code of /readyz, and the files and the sign-in of the
+// page. The page authorizes its readers itself.
 //
 // Reading order: server.go (routes and handlers), documents.go (status), metrics.go, client.go.
 package api

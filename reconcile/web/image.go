@@ -57,7 +57,7 @@ func newImage(s *snapshot, of request) (any, int) {
 		return m, http.StatusNotFound
 	}
 	if declared, ok := s.view.Desired.Config.Images[name]; ok {
-		m.Image, m.Title, m.From = &declared, declared.Title, redact.Text(declared.Source.From())
+		m.Image, m.Title, m.From = &declared, declared.Title, text.Redact(declared.Source.From())
 	}
 	for _, image := range all {
 		g := generation{ImageStatus: image, State: stateOf(image), Why: why(image)}
