@@ -70,7 +70,7 @@ func Compare(before, after schema.Config) Difference {
 		a.Pos, b.Pos = document.Position{}, document.Position{}
 		nodes[name] = &NodeDifference{Node: name, Change: changed(was, is, reflect.DeepEqual(a, b)), Added: []string{}, Removed: []string{}}
 	}
-	was, is := plan.NewRankCache(before.Nodes, 0), plan.NewRankCache(after.Nodes, 0)
+	was, is := plan.NewDiskList(before.Nodes), plan.NewDiskList(after.Nodes)
 	for _, name := range sortedKeys(before.Images, after.Images) {
 		one, differs := compareImage(name, before.Images, after.Images, was, is)
 		if !differs {
@@ -113,9 +113,9 @@ func changed(was, is, equal bool) Change {
 	return Unchanged
 }
 
-// compareImage returns how the image differs, and whether it does. The arguments was and is have
-// the rankings of the disks before and after the change.
-func compareImage(name string, before, after map[string]schema.Image, was, is *plan.RankCache) (d ImageDifference, differs bool) {
+// compareImage returns how the image differs, and whether it does. The arguments was and is are
+// the disks before and after the change.
+func compareImage(name string, before, after map[string]schema.Image, was, is plan.DiskList) (d ImageDifference, differs bool) {
 	a, old := before[name]
 	b, now := after[name]
 	a.Pos, b.Pos = document.Position{}, document.Position{}
@@ -124,10 +124,10 @@ func compareImage(name string, before, after map[string]schema.Image, was, is *p
 	d.Generation = old && now && a.ID != b.ID
 	var had, has []ident.DiskRef
 	if old {
-		had = was.DesiredDisks(a)
+		had = was.Desired(a)
 	}
 	if now {
-		has = is.DesiredDisks(b)
+		has = is.Desired(b)
 	}
 	d.Before, d.After = refTexts(had), refTexts(has)
 	d.added = plan.Subtract(has, had)

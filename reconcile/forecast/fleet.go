@@ -144,7 +144,7 @@ type ReasonGroup struct {
 // New returns the forecast for a plan of nodes of the cluster, with the configuration of d.
 func New(c *plan.Cluster, d plan.Desired, p plan.Plan) Fleet {
 	d.Node, d.OnlyDisks = "", nil // as a node without disks sees the cluster
-	f := build(d, c.ObserveFrom(d, c.Disks), p)
+	f := build(d, c.Observe(d), p)
 	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Unreachable: slices.Sorted(maps.Keys(c.Unreachable))}
 	if f.State.Unreachable == nil {
 		f.State.Unreachable = []string{} // [] in JSON

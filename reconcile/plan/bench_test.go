@@ -9,22 +9,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// BenchmarkPlanFleet plans for one node of 250, first without and then with cached ranks.
+// BenchmarkPlanFleet plans for one node of 250.
 func BenchmarkPlanFleet(b *testing.B) {
 	for _, images := range []int{1_000, 10_000} {
 		b.Run(fmt.Sprintf("%d-images-1000-disks", images), func(b *testing.B) {
 			d, o := plantest.LargeCluster(images)
-			b.ReportAllocs()
-			for b.Loop() {
-				plan.NewRound(d, o).Plan()
-			}
-		})
-		b.Run(fmt.Sprintf("%d-images-1000-disks-again", images), func(b *testing.B) {
-			d, o := plantest.LargeCluster(images)
-			plan.CacheRanks(&d)
-			for range 2 { // the second plan caches the ranks
-				plan.NewRound(d, o).Plan()
-			}
 			b.ReportAllocs()
 			for b.Loop() {
 				plan.NewRound(d, o).Plan()

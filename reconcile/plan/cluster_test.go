@@ -18,20 +18,35 @@ import (
 // planEach returns what Cluster.Plan must return. Here each node plans every image.
 func planEach(c *plan.Cluster, nodes []plan.Desired) plan.Plan {
 	actions, reported := []plan.Action{}, map[string]bool{}
-	published := maps.Clone(c.Disks)
-	for ref, seen := range published {
+	published := *c
+	published.Disks = maps.Clone(c.Disks)
+	for ref, seen := range published.Disks {
 		seen.Copies = maps.Clone(seen.Copies)
-		published[ref] = seen
+		published.Disks[ref] = seen
 	}
 	for _, d := range nodes {
-		if _, unreachable := c.Unreachable[d.Node]; !unreachable {
-			for key, r := range plan.NewRound(d, c.ObserveFrom(d, c.Disks)).Rejections() {
-				plan.AddRejection(published[key.Disk], key.ID, r)
+		if _, unreachable := c.Unreachable[d.Node]; unreachable {
+			continue
+		}
+		for key, r := range plan.NewRound(d, c.Observe(d)).Rejections() {
+			rejected := published.Disks[key.Disk].Copies[key.ID]
+			if rejected.State == "" {
+				rejected = model.Copy{ID: key.ID, State: model.Pending}
 			}
+			rejected.Rejection, rejected.RejectionTemporary = r.Text, r.Severity == plan.Temporary
+			published.Disks[key.Disk].Copies[key.ID] = rejected
 		}
 	}
 	for _, d := range nodes {
-		for _, a := range plan.NewRound(d, c.ObserveFrom(d, published)).Plan().Actions {
+		o := published.Observe(d)
+		o.Disks = maps.Clone(o.Disks)
+		for ref, seen := range o.Disks {
+			if ref.Node == d.Node { // a node observes its own disks without what it publishes
+				seen.Copies = c.Disks[ref].Copies
+				o.Disks[ref] = seen
+			}
+		}
+		for _, a := range plan.NewRound(d, o).Plan().Actions {
 			// All nodes report an action that concerns no disk: it is listed once.
 			key := string(a.Op) + " " + a.CopyRef().ID.String()
 			if a.Disk != "" || !reported[key] {

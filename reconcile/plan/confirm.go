@@ -146,7 +146,9 @@ func (ix *Round) ConfirmDeletion(a Action) error {
 	if d.Allowed == schema.ObserveOnly {
 		return errors.New("not deleted: the manager is in observe-only mode")
 	}
-	ix.proofsWaived = !needsProofs(o, a)
+	if !needsProofs(o, a) {
+		ix.Observed.proofs = nil
+	}
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
 		actions = newImagePlanner(ix, image).plan()
@@ -221,7 +223,7 @@ func (ix *Round) ProofRequests(a Action, last map[ident.CopyRef]bool) []ProofReq
 	if !declared || !needsProofs(o, a) {
 		return nil
 	}
-	ix.proofsWaived = true
+	ix.Observed.proofs = nil
 	return newImagePlanner(ix, image).proofRequests(a.CopyRef(), last)
 }
 
@@ -329,8 +331,8 @@ func (p imagePlanner) proofRequest(ref, deleted ident.CopyRef) ProofRequest {
 // ownManifest returns a copy of this node whose chunk manifest describes the bytes with the digest,
 // zero if there is none. The manifest of a damaged copy is that of its bytes from before.
 func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) ident.CopyRef {
-	candidates := slices.Concat([]ident.CopyRef{deleted}, p.ix.ownByName[deleted.ID.Name], p.ix.ownByDigest[digest])
-	for _, ref := range candidates {
+	sameBytes, _ := p.ix.readyWith(digest)
+	for _, ref := range slices.Concat([]ident.CopyRef{deleted}, p.ix.ownCopies(deleted.ID.Name), sameBytes) {
 		c := p.ix.copyAt(ref)
 		if (c.State == model.Ready || c.State == model.Failed) && c.SHA512 == digest && !c.ManifestDigest.IsZero() {
 			return ref
@@ -353,7 +355,7 @@ func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 		return true
 	}
 	contradicted := false
-	for _, other := range p.ix.peerByName[ref.ID.Name] {
+	for _, other := range p.ix.peerCopies(ref.ID.Name) {
 		second := p.ix.copyAt(other)
 		switch {
 		case other.Disk.Node == ref.Disk.Node || second.SHA512 != c.SHA512 || second.ManifestDigest.IsZero() || second.Unproven:
@@ -368,8 +370,8 @@ func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 
 // hasProven reports whether a copy has proven that it has its bytes. While no deletion is confirmed, no
 // proof is needed.
-func (ix *Round) hasProven(ref ident.CopyRef) bool {
-	return ix.Observed.proofs == nil || ix.proofsWaived || ix.Observed.proofs[ref].Result == ProofPassed
+func (v *view) hasProven(ref ident.CopyRef) bool {
+	return v.Observed.proofs == nil || v.Observed.proofs[ref].Result == ProofPassed
 }
 
 // Unproven is the state of a copy on another node that has sent wrong bytes, or none for a long time.

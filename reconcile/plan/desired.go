@@ -53,8 +53,6 @@ type Desired struct {
 	Uploads map[ident.CopyRef]bool
 	// Only is a saved plan to which the execution is restricted; nil: no restriction.
 	Only *SavedPlan
-	// rankCache has the rankings of Config; nil: they are computed for each plan.
-	rankCache *RankCache
 }
 
 // NewDesired returns the desired state of a node from a loaded configuration.
@@ -74,10 +72,8 @@ func NewDesired(r schema.Result, node string, paths []string) (Desired, error) {
 		if len(paths) == 0 {
 			return d, fmt.Errorf("no disks: declare them under \"nodes\", or name them with --disk")
 		}
-		d.rankCache = NewRankCache(d.Config.Nodes, maxCachedRanks)
 		return d, nil
 	}
-	d.rankCache = NewRankCache(d.Config.Nodes, maxCachedRanks)
 	own, declared := d.Config.Nodes[node]
 	if !declared {
 		return d, fmt.Errorf("node %q is not declared: the configuration has %s; choose one with --node",
@@ -195,7 +191,7 @@ func (d Desired) differsFrom(p model.Peer) bool { return d.Digest != "" && p.Con
 // ObserveOnly returns the desired state of a node that the configuration does not declare, or
 // declares wrongly: it observes the disks of the last valid state, and does nothing else (X3).
 func (d Desired) ObserveOnly(last Desired) Desired {
-	d.Allowed, d.OnlyDisks, d.rankCache = schema.ObserveOnly, last.OnlyDisks, nil
+	d.Allowed, d.OnlyDisks = schema.ObserveOnly, last.OnlyDisks
 	d.Config.Nodes = maps.Clone(d.Config.Nodes)
 	delete(d.Config.Nodes, d.Node)
 	if node, ok := last.Config.Nodes[d.Node]; ok {

@@ -47,7 +47,7 @@ func missingNamed(p imagePlanner) int {
 	for _, ref := range namedWithout(p.state) {
 		switch {
 		case p.placement.isTarget(ref):
-		case p.placement.ranked.has(ref):
+		case p.state.matches(ref):
 			ranked++
 		default:
 			others++
@@ -165,7 +165,7 @@ func (ix *Round) RankDisks(image string) []DiskRank {
 	var others []DiskRank
 	for node, declared := range d.Config.Nodes {
 		for name := range declared.Disks {
-			if ref := (ident.DiskRef{Node: node, Disk: name}); !ranked.has(ref) {
+			if ref := (ident.DiskRef{Node: node, Disk: name}); !p.state.matches(ref) {
 				others = append(others, DiskRank{ref, 0, passed[ref]})
 			}
 		}

@@ -142,7 +142,7 @@ func (t targetPlanner) planClone() Action {
 	if a, pinned := t.waitForPinned(); pinned {
 		return a
 	}
-	if from := t.state.peerSources(); len(own) == 0 && len(from) > 0 {
+	if _, from := t.state.sources(); len(own) == 0 && len(from) > 0 {
 		return t.sync(from)
 	}
 	a := t.createFirstCopy(model.Clone)
@@ -221,7 +221,7 @@ func waitForPeers(s *imageState) (reason model.Reason, until time.Time) {
 
 // unsettledCopy returns a reason when a copy on another node may be ready in a moment.
 func unsettledCopy(s *imageState) model.Reason {
-	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
+	for _, ref := range s.ix.peerCopies(s.image.ID.Name) {
 		c := s.ix.copyAt(ref)
 		switch {
 		case ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk):
@@ -260,7 +260,7 @@ func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
 
 // hadReady reports whether an unreachable node had a ready copy when it last responded.
 func hadReady(s *imageState, node string) bool {
-	return slices.ContainsFunc(s.ix.peerByName[s.image.ID.Name], func(ref ident.CopyRef) bool {
+	return slices.ContainsFunc(s.ix.peerCopies(s.image.ID.Name), func(ref ident.CopyRef) bool {
 		return ref.Disk.Node == node && ref.ID == s.image.ID && s.ix.copyAt(ref).State == model.Ready
 	})
 }

@@ -21,7 +21,7 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 		return nil
 	}
 	older := map[ident.DiskRef][]ident.CopyRef{}
-	for _, ref := range s.ix.ownByName[s.image.ID.Name] {
+	for _, ref := range s.ix.ownCopies(s.image.ID.Name) {
 		c := s.ix.copyAt(ref)
 		if ref.ID != s.image.ID && c.Owned && (c.State == model.Ready || c.State == model.Unknown) && s.isEligible(ref.Disk) {
 			older[ref.Disk] = append(older[ref.Disk], ref)

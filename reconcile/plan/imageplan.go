@@ -27,10 +27,8 @@ type imagePlanner struct {
 // reuse the memory of its ranking.
 func newImagePlanner(ix *Round, image schema.Image) imagePlanner {
 	s := newImageState(ix, image)
-	ranked, cached := ix.rankings.rank(image, ix.scratch)
-	if !cached {
-		ix.scratch = ranked.disks
-	}
+	ranked := ix.ranked.rank(image, ix.scratch)
+	ix.scratch = ranked.disks
 	pl := place(s, ranked)
 	ranked.order(s.ready)
 	return imagePlanner{ix: ix, state: s, placement: pl}
@@ -105,7 +103,7 @@ func (p imagePlanner) onNoDisk() ident.CopyRef {
 // verified, repaired, adopted or decided about before anything else happens to it.
 func (p imagePlanner) inspectCopies() map[ident.DiskRef]Action {
 	actions := map[ident.DiskRef]Action{}
-	for _, ref := range p.ix.ownByName[p.state.image.ID.Name] {
+	for _, ref := range p.ix.ownCopies(p.state.image.ID.Name) {
 		if ref.ID != p.state.image.ID {
 			continue
 		}

@@ -134,42 +134,40 @@ func (s *imageState) knownDigest() ident.Digest {
 	return s.cloneDigest()
 }
 
-// ownSources returns the ready copies on this node from which the image can be copied: copies of
-// the image itself, or if it has none and its digest is known, copies of any image with that
-// digest.
-func (s *imageState) ownSources() []ident.CopyRef {
-	return s.sources(s.ix.ownByDigest, func(ref ident.CopyRef) bool { return s.ix.Desired.Owns(ref.Disk) && !s.ix.suspects[ref] })
-}
-
-// peerSources returns the ready copies on other nodes from which the image can be copied. A
-// transfer between nodes needs the chunk manifest.
-func (s *imageState) peerSources() []ident.CopyRef {
-	return s.sources(s.ix.peerByDigest, func(ref ident.CopyRef) bool {
-		return !s.ix.Desired.Owns(ref.Disk) && !s.ix.copyAt(ref).ManifestDigest.IsZero()
-	})
-}
-
-func (s *imageState) sources(byDigest map[ident.Digest][]ident.CopyRef, usable func(ident.CopyRef) bool) []ident.CopyRef {
-	var refs []ident.CopyRef
+// sources returns the ready copies from which the image can be copied, those on this node and those on other nodes: copies of
+// the image itself, or if there is none and its digest is known, copies of any image with that digest. A transfer between nodes needs the chunk
+// manifest.
+func (s *imageState) sources() (own, peers []ident.CopyRef) {
 	for _, ref := range s.ready {
-		if usable(ref) && !s.ix.copyAt(ref).Leaving {
-			refs = append(refs, ref)
+		switch c := s.ix.copyAt(ref); {
+		case c.Leaving:
+		case s.ix.Desired.Owns(ref.Disk) && !s.ix.suspects[ref]:
+			own = append(own, ref)
+		case !s.ix.Desired.Owns(ref.Disk) && !c.ManifestDigest.IsZero():
+			peers = append(peers, ref)
 		}
 	}
-	if digest := s.knownDigest(); len(refs) == 0 && !digest.IsZero() {
-		return byDigest[digest]
+	if len(own) > 0 && len(peers) > 0 {
+		return own, peers
 	}
-	return refs
+	ownOthers, peerOthers := s.ix.readyWith(s.knownDigest())
+	if len(own) == 0 {
+		own = ownOthers
+	}
+	if len(peers) == 0 {
+		peers = peerOthers
+	}
+	return own, peers
 }
 
 // intact returns ready copies with the bytes that a failed copy should have: those on this node,
 // or if there are none, those on other nodes.
 func (s *imageState) intact(ref ident.CopyRef) []ident.CopyRef {
-	digest := s.ix.copyAt(ref).SHA512
-	if own := s.ix.ownByDigest[digest]; len(own) > 0 {
+	own, peers := s.ix.readyWith(s.ix.copyAt(ref).SHA512)
+	if len(own) > 0 {
 		return own
 	}
-	return s.ix.peerByDigest[digest]
+	return peers
 }
 
 // otherBytesReady reports whether ready copies of an image without a checksum have other bytes
@@ -183,11 +181,10 @@ func (s *imageState) otherBytesReady(c model.Copy) bool {
 // image; 0 if that is not known.
 func (s *imageState) requiredSpace(c model.Copy) int64 {
 	var data, beside int64
-	for _, refs := range [][]ident.CopyRef{s.ready, s.ownSources(), s.peerSources()} {
-		for _, ref := range refs {
-			other := s.ix.copyAt(ref)
-			data, beside = max(data, other.RealSize), max(beside, disk.SpaceBeside(other.Size))
-		}
+	own, peers := s.sources()
+	for _, ref := range slices.Concat(s.ready, own, peers) {
+		other := s.ix.copyAt(ref)
+		data, beside = max(data, other.RealSize), max(beside, disk.SpaceBeside(other.Size))
 	}
 	return RemainingBytes(c, data) + beside
 }

@@ -105,7 +105,7 @@ func firstOfNeeded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 	for ref := range s.ix.Observed.Disks {
 		_, needed := s.needOn(ref)
 		_, declared := s.ix.Desired.Disk(ref)
-		able := needed && declared && !s.ix.Desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.copyAt(s.on(ref)).Rejection == ""
+		able := needed && declared && !s.ix.Desired.Owns(ref) && s.ix.sameConfig(ref.Node) && s.ix.published(s.on(ref)).IsZero()
 		if able && ident.DiskRef.Compare(ref, first) < 0 && !isOverdue(s, ref) && !isFailing(s, ref) {
 			first = ref
 		}

@@ -130,7 +130,7 @@ func (o Observed) MarkSameCopies() {
 // claims a disk that it does not have, and no node knows which disk the configuration declares (I10).
 // A claim takes no disk out of service: each node uses its own disk. But the two may be one disk, so
 // that nothing is deleted from a disputed disk, and no deletion counts on a copy there.
-func (o Observed) MarkDisputedDisks() {
+func (o *Observed) MarkDisputedDisks() {
 	byUUID := make(map[string]ident.DiskRef, len(o.Disks)) // one disk of each uuid
 	var disputed map[string][]ident.DiskRef                // the disks of the uuids with several
 	for ref, seen := range o.Disks {
@@ -149,6 +149,9 @@ func (o Observed) MarkDisputedDisks() {
 			disputed[seen.UUID] = append(disputed[seen.UUID], twin)
 		}
 		disputed[seen.UUID] = append(disputed[seen.UUID], ref)
+	}
+	if disputed != nil {
+		o.Disks = maps.Clone(o.Disks) // it may be shared
 	}
 	for uuid, refs := range disputed {
 		slices.SortFunc(refs, ident.DiskRef.Compare)

@@ -20,12 +20,12 @@ func planOrphans(ix *Round) []Action {
 	p := orphanPlanner{ix: ix}
 	p.limit = p.pruneBlocked()
 	var actions []Action
-	for name, refs := range ix.ownByName {
+	for name, refs := range ix.byName {
 		if !p.isOrphan(name) {
 			continue
 		}
 		for _, ref := range refs {
-			if ix.copyAt(ref).Owned {
+			if ix.Desired.Owns(ref.Disk) && ix.copyAt(ref).Owned {
 				actions = append(actions, p.planOrphanCopy(ref))
 			}
 		}
@@ -47,15 +47,13 @@ func (p *orphanPlanner) isOrphan(name string) bool {
 // count either: they are kept anyway.
 func (p *orphanPlanner) pruneBlocked() model.Reason {
 	orphans := map[string][]ident.CopyRef{}
-	for _, byName := range []map[string][]ident.CopyRef{p.ix.ownByName, p.ix.peerByName} {
-		for name, refs := range byName {
-			if !p.isOrphan(name) || !p.usage(name, ident.CopyRef{}).IsZero() {
-				continue
-			}
-			for _, ref := range refs {
-				if c := p.ix.copyAt(ref); c.Owned && !neverHadBytes(c) && len(p.ix.needs[ref.ID]) == 0 {
-					orphans[name] = append(orphans[name], ref)
-				}
+	for name, refs := range p.ix.byName {
+		if !p.isOrphan(name) || !p.usage(name, ident.CopyRef{}).IsZero() {
+			continue
+		}
+		for _, ref := range refs {
+			if c := p.ix.copyAt(ref); c.Owned && !neverHadBytes(c) && len(p.ix.needs[ref.ID]) == 0 {
+				orphans[name] = append(orphans[name], ref)
 			}
 		}
 	}

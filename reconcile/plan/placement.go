@@ -109,7 +109,7 @@ func (pl *placement) keepFirst(s *imageState) {
 	if len(s.ready) > 0 {
 		return
 	}
-	refs := s.ix.peerByName[s.image.ID.Name]
+	refs := s.ix.peerCopies(s.image.ID.Name)
 	for _, on := range s.ix.ownDisks { // a job may not have created the folder yet
 		refs = append(slices.Clip(refs), s.on(on))
 	}
@@ -143,13 +143,13 @@ func disksInProgress(s *imageState, ranked *ranking) []ident.DiskRef {
 	}
 	var refs []ident.CopyRef
 	for _, ref := range s.ix.copiesNamed(s.image.ID.Name) {
-		if ref.ID == s.image.ID && stageOf(s, ref) > notStarted && ranked.has(ref.Disk) && !isFailing(s, ref.Disk) && !isOverdue(s, ref.Disk) {
+		if ref.ID == s.image.ID && stageOf(s, ref) > notStarted && s.matches(ref.Disk) && !isFailing(s, ref.Disk) && !isOverdue(s, ref.Disk) {
 			refs = append(refs, ref)
 		}
 	}
 	for _, on := range s.ix.ownDisks { // a job may not have created the folder yet
 		ref := s.on(on)
-		if (s.creates(ref) || s.ix.Desired.Uploads[ref]) && !slices.Contains(refs, ref) && ranked.has(on) && !isFailing(s, on) {
+		if (s.creates(ref) || s.ix.Desired.Uploads[ref]) && !slices.Contains(refs, ref) && s.matches(on) && !isFailing(s, on) {
 			refs = append(refs, ref)
 		}
 	}
@@ -241,16 +241,13 @@ func isOverdue(s *imageState, ref ident.DiskRef) bool {
 // isWorking reports whether another node publishes a job that works on a copy on any of its disks. A
 // deletion does not count: no job waits for a deletion, and false claims of a third node can make it fail
 // again and again.
-func (ix *Round) isWorking(node string) bool {
-	if ix.working == nil {
-		ix.working = map[string]bool{}
-		for ref := range ix.Observed.Running {
-			if !ix.copyAt(ref).Leaving {
-				ix.working[ref.Disk.Node] = true
-			}
+func (v *view) isWorking(node string) bool {
+	for ref, running := range v.Observed.Running {
+		if running && ref.Disk.Node == node && !v.copyAt(ref).Leaving {
+			return true
 		}
 	}
-	return ix.working[node]
+	return false
 }
 
 // sourceHasFailed reports whether the node of the disk and another node both publish that the source of
@@ -294,7 +291,7 @@ func (p imagePlanner) awaited() []ident.CopyRef {
 		return nil
 	}
 	var refs []ident.CopyRef
-	for _, ref := range s.ix.peerByName[s.image.ID.Name] {
+	for _, ref := range s.ix.peerCopies(s.image.ID.Name) {
 		c := s.ix.copyAt(ref)
 		if ref.ID != s.image.ID || !s.ix.isCurrent(ref.Disk) || c.Unproven || isOverdue(s, ref.Disk) { // as in waitForPeers
 			continue

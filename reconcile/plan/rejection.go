@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"iter"
-	"maps"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -62,14 +60,12 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 		return Rejection{model.Reason{Code: CodeSchedulingOff, Text: "scheduling on the disk is disabled"}, Intended}
 	case c.State == model.Failed && s.ix.inUse(s.on(ref)) != "" && !isRepairable(s, s.on(ref)):
 		return Rejection{Reason: model.Reason{Code: CodeDamagedInUse, Text: "the copy on it failed and is in use"}}
-	// A temporary rejection ends with the first copy. If one is ready, the node of the disk may have
-	// published the rejection before it knew of that copy.
-	case c.Rejection != "" && !(c.RejectionTemporary && len(s.ready) > 0):
-		if c.RejectionTemporary {
-			return Rejection{model.Reason{Code: CodePeerRejects, Text: c.Rejection}, Temporary}
-		}
-		return Rejection{Reason: model.Reason{Code: CodePeerRejects, Text: c.Rejection}}
 	case !owned: // its node publishes what it rejects for other reasons
+		// A temporary rejection ends with the first copy. If one is ready, the node of the disk may have
+		// published the rejection before it knew of that copy.
+		if r := s.ix.published(s.on(ref)); !r.IsZero() && !(r.Severity == Temporary && len(s.ready) > 0) {
+			return r
+		}
 		return Rejection{Reason: idleReason(s, ref)}
 	}
 	if reason := cannotPrepare(s); !reason.IsZero() {
@@ -159,7 +155,7 @@ func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
 // cannotPrepare returns why this node cannot create the first copy while no copy exists from
 // which it could sync.
 func cannotPrepare(s *imageState) model.Reason {
-	if len(s.ready)+len(s.ownSources())+len(s.peerSources()) > 0 {
+	if own, peers := s.sources(); len(s.ready)+len(own)+len(peers) > 0 {
 		return model.Reason{}
 	}
 	if s.image.Source.Clone != nil {
@@ -206,29 +202,43 @@ func upstreamHasRanges(image schema.Image) bool {
 
 // Rejections returns which declared images the disks of this node take no copy of although
 // they match. Observe-only mode is no such reason: it may end in a moment, and the others see that this
-// node has no config digest. The text of a rejection changes only when its cause does, since it is published.
+// node has no config digest.
 func (ix *Round) Rejections() map[ident.CopyRef]Rejection {
-	return rejections(ix, maps.Values(ix.Desired.Config.Images))
-}
-
-// rejections returns the rejections of these images. It ranks no disks.
-func rejections(ix *Round, images iter.Seq[schema.Image]) map[ident.CopyRef]Rejection {
-	out := map[ident.CopyRef]Rejection{}
-	for image := range images {
+	all := map[ident.CopyRef]Rejection{}
+	for _, image := range ix.Desired.Config.Images {
 		s := newImageState(ix, image)
-		for _, ref := range ix.ownDisks {
-			if !s.isEligible(ref) {
-				continue
+		for _, on := range ix.ownDisks {
+			if r := rejectsForPeers(s, on); !r.IsZero() {
+				all[s.on(on)] = r
 			}
-			r := rejects(s, ref)
-			switch {
-			case r.IsZero(), r.Severity == Intended: // peers know the configuration, too
-				continue
-			case r.Code == CodeNoSpace:
-				r.Text = noSpace // without the sizes, which change all the time
-			}
-			out[s.on(ref)] = r
 		}
 	}
-	return out
+	return all
+}
+
+// rejectsForPeers returns what this node publishes: why a disk of this node takes no copy. The text changes only
+// when the cause does.
+func rejectsForPeers(s *imageState, ref ident.DiskRef) Rejection {
+	if !s.isEligible(ref) {
+		return Rejection{}
+	}
+	r := rejects(s, ref)
+	switch {
+	case r.Severity == Intended: // peers know the configuration, too
+		return Rejection{}
+	case r.Code == CodeNoSpace:
+		r.Text = noSpace // without the sizes, which change all the time
+	}
+	return r
+}
+
+// rejectedByPeer returns a rejection as another node publishes it; the zero value without a text.
+func rejectedByPeer(text string, temporary bool) Rejection {
+	switch {
+	case text == "":
+		return Rejection{}
+	case temporary:
+		return Rejection{model.Reason{Code: CodePeerRejects, Text: text}, Temporary}
+	}
+	return Rejection{Reason: model.Reason{Code: CodePeerRejects, Text: text}}
 }

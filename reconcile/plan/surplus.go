@@ -75,7 +75,7 @@ func needsManifest(image imagePlanner, inspection, deletion Action) bool {
 // better ranked ones are kept.
 func (p *surplusPlanner) copies() []ident.CopyRef {
 	var refs []ident.CopyRef
-	for _, ref := range p.ix.ownByName[p.state.image.ID.Name] {
+	for _, ref := range p.ix.ownCopies(p.state.image.ID.Name) {
 		if p.ix.copyAt(ref).Owned && !(ref.ID == p.state.image.ID && p.placement.isTarget(ref.Disk)) {
 			refs = append(refs, ref)
 		}
@@ -225,7 +225,7 @@ func planDeletion(ix *Round, op model.Op, ref ident.CopyRef, reason model.Reason
 	if ix.Observed.BeingRead[ref] { // even by a job that would read another copy if it started now
 		return wait(ref, reason.With(CodeBeingRead, ", but a running job reads it")).asWaitFor(op, false)
 	}
-	if image, needed := ix.neededBySuspended(ref); needed {
+	if image := ix.neededBySuspended(ref); image != "" {
 		return wait(ref, reason.With(CodeSourceOfSuspended, ", but image %s, which is suspended, will be created from it", image))
 	}
 	c := ix.copyAt(ref)

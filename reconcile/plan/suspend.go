@@ -75,22 +75,8 @@ func suspendedText(by *schema.Suspension) string {
 }
 
 // neededBySuspended returns the name of a suspended image that has no ready copy and can be
-// copied from ref. Without the suspension it would have been copied before ref is deleted.
-func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string, needed bool) {
-	c := ix.copyAt(ref)
-	if c.SHA512.IsZero() {
-		return "", false
-	}
-	for _, image := range ix.suspendedImages() {
-		if image.ID != ref.ID && c.HasDigest(image.Checksum) && !ix.hasReady(image) {
-			return image.ID.Name, true
-		}
-	}
-	return "", false
-}
-
-// suspendedImages returns the suspended images with a declared checksum, sorted.
-func (ix *Round) suspendedImages() []schema.Image {
+// copied from ref, "" if there is none. Without the suspension it would have been copied before ref is deleted.
+func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string) {
 	if ix.suspended == nil {
 		ix.suspended = []schema.Image{}
 		for _, image := range ix.Desired.Config.Images {
@@ -100,15 +86,16 @@ func (ix *Round) suspendedImages() []schema.Image {
 		}
 		slices.SortFunc(ix.suspended, func(a, b schema.Image) int { return ident.ID.Compare(a.ID, b.ID) })
 	}
-	return ix.suspended
-}
-
-// hasReady reports whether an image has a ready copy that does not leave.
-func (ix *Round) hasReady(image schema.Image) bool {
-	return slices.ContainsFunc(ix.copiesNamed(image.ID.Name), func(ref ident.CopyRef) bool {
-		c := ix.copyAt(ref)
-		return c.State == model.Ready && ref.ID == image.ID && ix.isCurrent(ref.Disk) && !c.Leaving && mismatchReason(image, c).IsZero()
-	})
+	c := ix.copyAt(ref)
+	for _, image := range ix.suspended {
+		if image.ID == ref.ID || c.SHA512.IsZero() || !c.HasDigest(image.Checksum) {
+			continue
+		}
+		if !slices.ContainsFunc(newImageState(ix, image).ready, func(ref ident.CopyRef) bool { return !ix.copyAt(ref).Leaving }) {
+			return image.ID.Name
+		}
+	}
+	return ""
 }
 
 // Suspension is a suspension as plan and status show it.

@@ -70,7 +70,7 @@ func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 			return waitUntil(t.copy, reason, end)
 		}
 	}
-	own, peers := t.state.ownSources(), t.state.peerSources()
+	own, peers := t.state.sources()
 	switch {
 	case len(t.state.ready) == 0 && t.first != t.copy.Disk:
 		return t.waitForFirstCopy()

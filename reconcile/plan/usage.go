@@ -29,7 +29,7 @@ type Usage struct {
 func (ix *Round) UsageUpdates() []Usage {
 	stays := map[ident.CopyRef]bool{} // not surplus
 	for _, image := range ix.Desired.Config.Images {
-		if len(ix.ownByName[image.ID.Name]) == 0 {
+		if len(ix.ownCopies(image.ID.Name)) == 0 {
 			continue // no copy here
 		}
 		p := newImagePlanner(ix, image)
@@ -39,8 +39,8 @@ func (ix *Round) UsageUpdates() []Usage {
 		maps.Copy(stays, keptGenerations(p.state))
 	}
 	var updates []Usage
-	for _, refs := range ix.ownByName {
-		for _, ref := range refs {
+	for name := range ix.byName {
+		for _, ref := range ix.ownCopies(name) {
 			c := ix.copyAt(ref)
 			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (ident.DiskRef{}) && u != recordedUsage(ref, c) {
 				updates = append(updates, u)

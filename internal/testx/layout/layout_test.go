@@ -23,7 +23,7 @@ const (
 var larger = map[string]int{
 	"reconcile": 30, "reconcile/plan": 28,
 	"schema.decoder": 32, "schema/manifest.Conversion": 33,
-	"reconcile.Loop": 26, "reconcile.Reconciler": 28, "reconcile/plan.Round": 38, "reconcile/plan.imageState": 27,
+	"reconcile.Loop": 26, "reconcile.Reconciler": 28, "reconcile/plan.Round": 27,
 }
 
 // foreign are the fields of formats that are not ours, by file.

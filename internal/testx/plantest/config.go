@@ -69,7 +69,7 @@ func NewImage(name string) schema.Image {
 // RankedDisks returns the disks that match an image, best rank first.
 func RankedDisks(c schema.Config, image schema.Image) []ident.DiskRef {
 	image.AllDisks, image.Disks = true, nil
-	return plan.NewRankCache(c.Nodes, 0).DesiredDisks(image)
+	return plan.NewDiskList(c.Nodes).Desired(image)
 }
 
 // TwoNodes returns a configuration of two nodes with one disk each, its only image parrot, and the
