@@ -306,17 +306,9 @@ func (p imagePlanner) requiredWithout(deleted ident.CopyRef) readyCount {
 // missingOnOwnDisks returns requiredWithout minus the ready copies that this node keeps. The deletion must
 // count on that many copies on other nodes.
 func (p imagePlanner) missingOnOwnDisks(deleted ident.CopyRef) readyCount {
-	missing := p.requiredWithout(deleted)
-	for _, ref := range p.state.ready {
-		if ref == deleted || !p.ix.Desired.Owns(ref.Disk) || !p.state.countable(ref) {
-			continue
-		}
-		missing.total--
-		if p.state.isEligible(ref.Disk) {
-			missing.placed--
-		}
-	}
-	return missing
+	required := p.requiredWithout(deleted)
+	own := p.state.countReady(func(ref ident.CopyRef) bool { return ref != deleted && p.ix.Desired.Owns(ref.Disk) })
+	return readyCount{total: required.total - own.total, placed: required.placed - own.placed}
 }
 
 // proofRequest returns the request for the proof of a copy, on which the deletion of another copy

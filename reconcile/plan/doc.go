@@ -15,7 +15,8 @@
 //	    walk over them: targets, rejections   placement.go, rejection.go  P1 to P5
 //	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
 //	    add disks with replicas that need it  need.go       G2: their volumes cannot start
-//	    surplus copies: delete or keep        surplus.go    surplusPlanner: S1 to S5
+//	    surplus copies: delete or keep        surplus.go    surplusPlanner
+//	    what stops a deletion                 deletion.go   deletion: S1 to S6
 //	        if nothing uses or needs them     inuse.go      U1 to U8
 //	        after what replaces them is read  readback.go   S5
 //	    older generations to keep             generations.go  keptGenerations: V6
@@ -25,7 +26,7 @@
 //	        or wait for other nodes           firstcopy.go  F1 to F7
 //	        but not for ever                  placement.go  F3
 //	    too few disks: say why                explain.go
-//	for each owned copy of another image:     orphans.go    orphanPlanner: S6
+//	for each owned copy of another image:     deletion.go   orphanPlanner: S6
 //	one scrub                                 imageplan.go
 //	suspensions                               suspend.go
 //	running jobs go on, or end for a reason   running.go    R5
@@ -45,10 +46,10 @@
 // # Safety
 //
 // Unknown input deletes nothing: a node that does not respond, a disk that cannot be read, an
-// invalid configuration, a clock that was set. Every deletion comes from surplus.go or
-// orphans.go, which decide the rules S1 to S6. Other parts of the planner only turn a deletion into a
+// invalid configuration, a clock that was set. Every deletion comes from the list in
+// deletion.go, which decides the rules S1 to S6. Other parts of the planner only turn a deletion into a
 // wait: keepSources in plan.go, conflict in imageplan.go, suspend.go.
 //
 // Reading order: desired.go, observed.go, action.go, plan.go, imageplan.go, imagestate.go,
-// placement.go, target.go, surplus.go.
+// placement.go, target.go, surplus.go, deletion.go.
 package plan

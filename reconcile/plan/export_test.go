@@ -2,6 +2,6 @@ package plan
 
 // For the external tests, which need package plantest.
 var (
-	NewPlan      = newPlan
-	Suspensions  = activeSuspensions
+	NewPlan     = newPlan
+	Suspensions = activeSuspensions
 )

@@ -85,11 +85,6 @@ func (s *imageState) isEligible(ref ident.DiskRef) bool {
 	return declared && !s.ix.Desired.evicting(ref) && slices.Contains(s.image.Disks, ref)
 }
 
-// counts reports whether a deletion may count on a copy: it is ready and countable.
-func (s *imageState) counts(ref ident.CopyRef) bool {
-	return slices.Contains(s.ready, ref) && s.countable(ref)
-}
-
 // countable reports whether a deletion may count on a ready copy: it is not leaving, not a
 // suspect, no job works on it, its disk is not disputed, and its node responds and has the same
 // configuration. When a deletion is confirmed, the copy must have proven that it has its bytes.

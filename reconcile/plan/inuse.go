@@ -125,13 +125,3 @@ func unknownUsers(d Desired, o Observed) string {
 	slices.Sort(unknown)
 	return "it cannot be determined what is in use: " + JoinMax(unknown, "; ", 3)
 }
-
-// keepInUse keeps a copy that is in use. A use may end without help. Unreadable replica metadata
-// needs a person, so that the copy is blocked (R1).
-func keepInUse(ix *Round, ref ident.CopyRef, reason model.Reason) Action {
-	a := wait(ref, reason)
-	if ix.usageUnknown != "" {
-		a.Op, a.Code = model.Blocked, CodeUsageUnknown
-	}
-	return a
-}

@@ -1,0 +1,160 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/schema"
+)
+
+// deletion is the deletion of a copy of this node that is not desired, until it is decided.
+type deletion struct {
+	*Round
+	ref    ident.CopyRef
+	op     model.Op
+	reason model.Reason    // why the copy is not desired
+	image  *surplusPlanner // of the declared image; nil: the copy is an orphan
+	use    string          // why the copy is in use; "": it is not
+	// unknown is why it is not known whether the copy is in use elsewhere; zero: it is known.
+	unknown model.Reason
+	limit   model.Reason // a reason if the prune limit blocks the orphan
+	oldPart bool         // a partial file of an older generation: no job resumes it, and it is no ready copy
+}
+
+// plan returns the deletion, or why the copy is kept. Every deletion of a copy comes from here, and this is the list of what stops
+// one: the first case that holds is the one that people read. A deletion from here can still become a wait because of
+// other actions: while another copy is created from it (keepSources), while copies of the image differ (conflict), and
+// while the image is suspended.
+func (x deletion) plan() Action {
+	d, c, seen := x.Desired, x.copyAt(x.ref), x.Observed.Disks[x.ref.Disk]
+	undecided, maybe := d.Undecided.MayDeclare(x.ref.ID.Name, c.Declaration)
+	f, end := x.Observed.Failures[x.ref], x.intervalEnd(x.ref)
+	// keep waits for something else than time and the rest of the plan, block for a person, and later for neither.
+	keep := func(r model.Reason) Action { return wait(x.ref, r).asWaitFor(x.op, true) }
+	block := func(r model.Reason) Action { return blocked(x.ref, r).asWaitFor(x.op, true) }
+	later := func(r model.Reason, until time.Time) Action { return waitUntil(x.ref, r, until).asWaitFor(x.op, false) }
+	switch {
+	case d.Allowed != schema.Everything:
+		return keep(d.deletionsOff(x.reason))
+	case x.image == nil && maybe:
+		return block(x.reason.With(CodeMaybeDeclared, ", but %s", undecided))
+	case x.image == nil && !d.IsRemoved(x.ref.ID.Name):
+		return later(x.reason.With(CodeRemovalPending, "; a second read of the configuration must confirm it, at least 5 seconds after the first"), time.Time{})
+	case x.use != "" && x.usageUnknown != "": // a use may end without help; unreadable replica metadata needs a person (R1)
+		return block(x.reason.With(CodeUsageUnknown, ", but %s", x.use))
+	case x.use != "":
+		return keep(x.reason.With(CodeInUse, ", but %s", x.use))
+	case !x.limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, x.ref.ID):
+		return block(x.limit.With(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", x.ref.ID))
+	case !x.limit.IsZero():
+		return keep(x.limit.With(CodePruneLimit, ": pruneConfirmed names this image, but none is deleted until it names all of them"))
+	case x.image != nil && x.image.placement.ranked.len() == 0:
+		none := noRankedDisk(d.Config.Nodes, x.image.state.image)
+		return block(none.With(none.Code, ": every copy is kept"))
+	case x.image != nil && !x.oldPart && x.image.tooFewReady(x.ref):
+		return x.image.keepNeeded(x)
+	case x.op == model.Cleanup && !x.oldPart && !d.Cleanup[x.ref] && end.After(x.Observed.Now):
+		return later(x.reason.With(CodeCleanupInterval, "; deleted after the clean-up interval"), end)
+	case !x.unknown.IsZero():
+		return block(x.reason.With(CodeUsageUnknown, ", but it is not known whether it is in use: %s", x.unknown.Text))
+	case seen.Disputed != "":
+		return block(x.reason.With(CodeDiskDisputed, ", but %s", seen.Disputed))
+	case seen.ReadOnly:
+		return waitForWrites(x.op, x.ref, x.reason)
+	case f.AppliesTo(x.op) && f.RetryAt.After(x.Observed.Now):
+		return later(because(CodeRetry, "%s", f.Message), f.RetryAt)
+	case x.Observed.BeingRead[x.ref]: // even by a job that would read another copy if it started now
+		return later(x.reason.With(CodeBeingRead, ", but a running job reads it"), time.Time{})
+	}
+	if image := x.neededBySuspended(x.ref); image != "" {
+		return wait(x.ref, x.reason.With(CodeSourceOfSuspended, ", but image %s, which is suspended, will be created from it", image))
+	}
+	a := NewAction(x.op, x.ref, x.reason, c.RealSize+c.PartBytes)
+	if x.image == nil {
+		return a
+	}
+	if a = x.image.readBack(a); a.Idle() {
+		return a
+	}
+	return x.image.readFirst(a)
+}
+
+// orphanPlanner plans what happens to the orphans on this node: owned copies of images
+// that are not declared any more (S6).
+type orphanPlanner struct{ *Round }
+
+func planOrphans(ix *Round) []Action {
+	p := orphanPlanner{ix}
+	limit := p.pruneBlocked()
+	var actions []Action
+	for name := range ix.byName {
+		if !p.isOrphan(name) {
+			continue
+		}
+		for _, ref := range ix.ownCopies(name) {
+			c := ix.copyAt(ref)
+			if !c.Owned {
+				continue
+			}
+			x := deletion{
+				Round: ix, ref: ref, op: model.Cleanup, reason: model.Reason{Code: CodeOrphan, Text: "not in the configuration any more"},
+				use: cmp.Or(p.usage(name, ref), ix.inUse(ref)), unknown: ix.unknownUsage(CodeOrphan),
+			}
+			if !neverHadBytes(c) {
+				x.limit = limit
+			}
+			actions = append(actions, x.plan())
+		}
+	}
+	// The suspension of an image ended with its declaration. That of the settings remains.
+	return suspend(actions, ix.Desired.SuspensionOf(schema.Image{}, ix.Observed.Now))
+}
+
+// isOrphan reports whether the copies of an image are orphans. Those of an image with an
+// invalid declaration are not.
+func (p orphanPlanner) isOrphan(name string) bool {
+	_, declared := p.Desired.Config.Images[name]
+	return !declared && p.Desired.invalidReason(name).IsZero()
+}
+
+// pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
+// It counts the removed images with an owned copy on any node, so that all nodes get the same
+// number. Folders without any bytes do not count: their deletion loses nothing. Images in use or needed do not
+// count either: they are kept anyway.
+func (p orphanPlanner) pruneBlocked() model.Reason {
+	confirmed := map[ident.ID]bool{}
+	for _, id := range p.Desired.Config.Settings.PruneConfirmed {
+		confirmed[id] = true
+	}
+	orphans, all := map[string]bool{}, true // all: the setting names all of them
+	for name, refs := range p.byName {
+		if !p.isOrphan(name) || p.usage(name, ident.CopyRef{}) != "" {
+			continue
+		}
+		for _, ref := range refs {
+			if c := p.copyAt(ref); c.Owned && !neverHadBytes(c) && len(p.needs[ref.ID]) == 0 {
+				orphans[name], all = true, all && confirmed[ref.ID]
+			}
+		}
+	}
+	limit := p.Desired.Config.Settings.PruneLimit
+	if all || !limit.Exceeded(len(p.Desired.Config.Images), len(orphans)) { // to confirm a part is not enough: after its deletion the rest would be below the limit
+		return model.Reason{}
+	}
+	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
+}
+
+// usage returns which copy of an image is in use, on any node, apart from the claims that a requested clean-up of
+// the copy waived does not count.
+func (p orphanPlanner) usage(name string, waived ident.CopyRef) string {
+	for _, ref := range p.copiesNamed(name) {
+		if c := p.copyAt(ref); c.UsedBy != "" && !p.isWaived(waived, ref.Disk.Node) {
+			return fmt.Sprintf("on %s %s", ref.Disk, c.UsedBy)
+		}
+	}
+	return ""
+}
