@@ -21,7 +21,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/preflight"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -335,7 +334,11 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	if err != nil {
 		return err
 	}
-	nodes, err := saved.Desired(result, c.planned())
+	only := c.node
+	if c.everyNode {
+		only = ""
+	}
+	nodes, err := saved.Desired(result, only)
 	if err != nil {
 		return errors.Join(err, configError(result))
 	}
@@ -361,25 +364,17 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	if !c.everyNode || nodes[0].Allowed == schema.ObserveOnly {
 		return errors.Join(c.write(nodes[0], plan.Observed{}, p, false), c.writeErrors(result), c.exit(p, result))
 	}
-	cp := report.NewClusterPlan(forecast.New(cluster, nodes[0], p), p)
+	cp := report.NewClusterPlan(cluster, nodes[0], p)
 	cp.Errors = result.Errors
 	if c.diffDir != "" && configError(result) == nil {
-		oldPlan, oldRisk, err := c.planOld(saved, old)
+		before, err := saved.Desired(old, "")
 		if err != nil {
-			return err
+			return fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 		}
-		forecastOf := func(part plan.Plan) forecast.Fleet { return forecast.New(cluster, nodes[0], part) }
-		cp.Compare(report.NewDifference(old.Config, result.Config), oldPlan, oldRisk, forecastOf)
+		cluster := saved.Cluster(before[0])
+		cp.Compare(report.NewClusterPlan(cluster, before[0], cluster.Plan(before)))
 	}
 	return errors.Join(cp.Write(c.out, c.style(len(nodes) > 1)), c.exit(p, result))
-}
-
-// planned returns the node to plan for with --state; "": all nodes.
-func (c *reconcileCmd) planned() string {
-	if c.everyNode {
-		return ""
-	}
-	return c.node
 }
 
 // estimator returns the Estimator for images of these configurations.
@@ -478,17 +473,6 @@ func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error 
 		return &exitError{code: 2}
 	}
 	return nil
-}
-
-// planOld returns the plan of the old configuration against the same states, and its risk.
-func (c *reconcileCmd) planOld(saved *status.SavedCluster, old schema.Result) (plan.Plan, forecast.Risk, error) {
-	nodes, err := saved.Desired(old, c.planned())
-	if err != nil {
-		return plan.Plan{}, forecast.Risk{}, fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
-	}
-	cluster := saved.Cluster(nodes[0])
-	p := cluster.Plan(nodes)
-	return p, forecast.New(cluster, nodes[0], p).Risk, nil
 }
 
 // writeErrors adds the errors of a configuration without a plan to a Markdown comment.

@@ -21,32 +21,33 @@ type ClusterPlan struct {
 	// Errors are those of the configuration. If there are any, Diff is nil.
 	Errors []document.Problem `json:"errors,omitempty"`
 
+	cluster *plan.Cluster
+	desired plan.Desired
 	// caused are the actions that the old configuration does not have: all of them if there
-	// is no old configuration. unrelated is the number of the other ones.
-	caused    plan.Plan
-	unrelated int
+	// is no old configuration.
+	caused plan.Plan
 }
 
-// NewClusterPlan returns a plan with its forecast.
-func NewClusterPlan(f forecast.Fleet, p plan.Plan) ClusterPlan {
-	return ClusterPlan{Plan: p, Forecast: &f, caused: p}
+// NewClusterPlan returns the plan p of a cluster with its forecast. The argument d is the desired state of any of its nodes.
+func NewClusterPlan(c *plan.Cluster, d plan.Desired, p plan.Plan) ClusterPlan {
+	f := forecast.New(c, d, p)
+	return ClusterPlan{Plan: p, Forecast: &f, cluster: c, desired: d, caused: p}
 }
 
 // Compare separates the actions that a change of the configuration causes from those that
-// the old configuration has, too. oldPlan and oldRisk are those of the old configuration.
-// forecastOf returns the forecast for a part of the plan.
-func (c *ClusterPlan) Compare(d Difference, oldPlan plan.Plan, oldRisk forecast.Risk, forecastOf func(plan.Plan) forecast.Fleet) {
-	c.caused = c.Plan.Without(oldPlan)
+// the plan of the old configuration has, too.
+func (c *ClusterPlan) Compare(old ClusterPlan) {
+	c.caused = c.Plan.Without(old.Plan)
 	c.caused.Suspended = c.Plan.Suspended
-	c.unrelated = len(c.Plan.Actions) - len(c.caused.Actions)
-	d.Unrelated = c.unrelated
+	d := NewDifference(old.desired.Config, c.desired.Config)
+	d.Unrelated = len(c.Plan.Actions) - len(c.caused.Actions)
 	c.Diff = &d
 	// The numbers of the risk count the caused actions only. The lists have the entries of the
 	// whole plan that the old plan lacks, because caused and other actions together can fill a
 	// disk.
-	risk := forecastOf(c.caused).Risk
-	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = c.Forecast.Risk.LosesAll, c.Forecast.Risk.BelowReserve, c.Forecast.Risk.BelowCopies
-	c.Forecast.Risk = risk.Without(oldRisk)
+	risk, whole := forecast.New(c.cluster, c.desired, c.caused).Risk, c.Forecast.Risk
+	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = whole.LosesAll, whole.BelowReserve, whole.BelowCopies
+	c.Forecast.Risk = risk.Without(old.Forecast.Risk)
 }
 
 // Write writes the plan.
@@ -147,8 +148,8 @@ func (c ClusterPlan) stateText() string {
 	if len(s.Unreachable) > 0 {
 		text += "; unreachable: " + joinNames(s.Unreachable)
 	}
-	if c.unrelated > 0 {
-		text += fmt.Sprintf("; %s not caused by the change", Count(c.unrelated, "other action"))
+	if c.Diff != nil && c.Diff.Unrelated > 0 {
+		text += fmt.Sprintf("; %s not caused by the change", Count(c.Diff.Unrelated, "other action"))
 	}
 	return text + "."
 }

@@ -70,7 +70,8 @@ func outputs(text string) map[string]func(io.Writer) error {
 	problems := withText[[]document.Problem](text)
 	result := schema.Result{Errors: problems, Warnings: problems, Skipped: withText[[]manifest.Skipped](text)}
 	difference := Difference{Difference: withText[forecast.Difference](text), Fields: withText[[]fieldDifference](text)}
-	cluster := NewClusterPlan(withText[forecast.Fleet](text), plans)
+	fleet := withText[forecast.Fleet](text)
+	cluster := ClusterPlan{Plan: plans, Forecast: &fleet, caused: plans}
 	cluster.Errors, cluster.Diff = problems, &difference
 	all["status"] = func(w io.Writer) error { return WriteStatus(w, status) }
 	all["list"] = func(w io.Writer) error {
