@@ -359,14 +359,14 @@ func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error
 	}
 	chunk := buf[:min(disk.ChunkSize, l.r.Size()-n*disk.ChunkSize)]
 	if _, err := l.r.ReadAt(chunk, n*disk.ChunkSize); err != nil {
-		return nil, fmt.Errorf("read %s: %w", placeText(l.copy), err)
+		return nil, fmt.Errorf("read %s: %w", l.copy, err)
 	}
 	if m == nil {
 		return chunk, nil
 	}
 	want, err := m.Hash(n)
 	if err == nil && !want.Matches(chunk) {
-		err = &damagedError{placeText(l.copy), fmt.Errorf("chunk %d does not match its manifest", n)}
+		err = &damagedError{l.copy.String(), fmt.Errorf("chunk %d does not match its manifest", n)}
 	}
 	return chunk, err
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
@@ -87,22 +86,16 @@ func (o *offline) lock() error {
 	return nil
 }
 
-// placeText names a copy and its disk.
-func placeText(c status.CopyStatus) string { return fmt.Sprintf("%s on %s", c.ID, c.DiskName()) }
-
 // checkReady returns an error with what to do if a copy is not ready.
 func checkReady(c status.CopyStatus) error {
-	state := string(c.State)
-	if c.Message != "" {
-		state += ": " + text.Line(c.Message)
-	}
+	advice := "a daemon or reconcile replaces it if it is declared"
 	switch c.State {
 	case model.Ready:
 		return nil
 	case model.Unknown:
-		return fmt.Errorf("%s is not ready: it is %s; backing-image verify verifies it", placeText(c), state)
+		advice = "backing-image verify verifies it"
 	case model.InProgress:
-		return fmt.Errorf("%s is not ready: it is a partial file; a daemon or reconcile completes it", placeText(c))
+		advice = "a daemon or reconcile completes it"
 	}
-	return fmt.Errorf("%s is not ready: it is %s; a daemon or reconcile replaces it if it is declared", placeText(c), state)
+	return fmt.Errorf("%s is not ready: it is %s; %s", c, c.StateText(), advice)
 }

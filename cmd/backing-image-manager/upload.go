@@ -22,6 +22,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
+	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -204,14 +205,9 @@ func (u *uploadCmd) readyDigest(ctx context.Context) (ident.Digest, error) {
 	if err != nil {
 		return ident.Digest{}, err
 	}
-	for _, image := range s.Images {
-		if image.Name != u.name || !image.Declared {
-			continue
-		}
-		for _, c := range image.Copies {
-			if c.State == model.Ready {
-				return c.SHA512, nil
-			}
+	for _, image := range status.Generations(s.Images, u.name, nil) {
+		if image.Declared && len(image.Copies) > 0 && image.Copies[0].State == model.Ready {
+			return image.Copies[0].SHA512, nil
 		}
 	}
 	return ident.Digest{}, nil

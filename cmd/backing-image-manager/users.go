@@ -2,11 +2,9 @@ package main
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -37,15 +35,11 @@ NAME may also be <name>-<uuid>, for one generation.`,
 		if err != nil {
 			return err
 		}
-		name, uuid := args[0], ""
-		isNamed := func(image status.ImageStatus) bool { return image.Name == name && (uuid == "" || image.UUID == uuid) }
-		if id, err := ident.ParseID(name); err == nil && !slices.ContainsFunc(s.Images, isNamed) {
-			name, uuid = id.Name, id.UUID
-		}
-		if !slices.ContainsFunc(s.Images, isNamed) {
+		generations := status.Generations(s.Images, args[0], nil)
+		if len(generations) == 0 {
 			return fmt.Errorf("no image %s is declared, and no disk has a copy of it", args[0])
 		}
-		users := report.Users(s, name, uuid)
+		users := report.Users(s, generations)
 		return report.Print(cmd.OutOrStdout(), format.value, users, report.UsersTable(users)...)
 	}
 	return cmd

@@ -75,7 +75,7 @@ func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, n
 		case err != nil:
 			failures = append(failures, err)
 		default:
-			report.WriteLine(out, "%s: the bytes match: sha512 %s", placeText(c), digest)
+			report.WriteLine(out, "%s: the bytes match: sha512 %s", c, digest)
 		}
 	}
 	return errors.Join(failures...)
@@ -84,7 +84,7 @@ func verifyOffline(ctx context.Context, out, errOut io.Writer, paths []string, n
 // verifyCopy reads one copy and returns its digest if that is the expected one.
 func verifyCopy(ctx context.Context, on *disk.Disk, c status.CopyStatus, bars *progress) (ident.Digest, error) {
 	if c.Size == 0 && c.Copy.State == model.Pending {
-		return ident.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", placeText(c))
+		return ident.Digest{}, fmt.Errorf("%s has no file yet: nothing to verify", c)
 	}
 	p := &fetch.Progress{}
 	p.Total.Store(c.Size)
@@ -100,7 +100,7 @@ func verifyCopy(ctx context.Context, on *disk.Disk, c status.CopyStatus, bars *p
 		return ident.Digest{}, err
 	}
 	if now.State != model.Ready {
-		return ident.Digest{}, fmt.Errorf("%s is %s: %s", placeText(c), now.State, now.Message)
+		return ident.Digest{}, fmt.Errorf("%s is %s: %s", c, now.State, now.Message)
 	}
 	return now.SHA512, nil
 }
@@ -110,7 +110,7 @@ func verifyCopy(ctx context.Context, on *disk.Disk, c status.CopyStatus, bars *p
 // is not declared.
 func verifyUnmanaged(ctx context.Context, c status.CopyStatus, p *fetch.Progress) (ident.Digest, error) {
 	if c.SHA512.IsZero() {
-		return ident.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", placeText(c))
+		return ident.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
 	}
 	f, err := os.Open(filepath.Join(c.Disk, "backing-images", c.ID.String(), "backing"))
 	if err != nil {
@@ -120,10 +120,10 @@ func verifyUnmanaged(ctx context.Context, c status.CopyStatus, p *fetch.Progress
 	defer unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // best effort: keep the page cache for VMs
 	h := ident.SHA512.New()
 	if _, err := io.Copy(h, fetch.CountReader(ctx, f, &p.Done)); err != nil {
-		return ident.Digest{}, fmt.Errorf("read %s: %w", placeText(c), err)
+		return ident.Digest{}, fmt.Errorf("read %s: %w", c, err)
 	}
 	if got := ident.SHA512.Digest(h); got != c.SHA512 {
-		return ident.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", placeText(c), c.SHA512, got)
+		return ident.Digest{}, fmt.Errorf("%s: checksum mismatch: backing.cfg has %s, got %s", c, c.SHA512, got)
 	}
 	return c.SHA512, nil
 }
@@ -174,43 +174,35 @@ func isVerifying(before, now status.Status, name string) bool {
 // before. A copy that is ready again may have been damaged: the daemon replaces a damaged
 // copy at once.
 func reportVerified(out io.Writer, before, now status.Status, name string) error {
+	was := map[string]status.CopyStatus{} // that were ready
+	for _, image := range before.Images {
+		for _, c := range image.Copies {
+			if c.State == model.Ready {
+				was[c.String()] = c
+			}
+		}
+	}
 	var failures []error
 	for _, image := range now.Images {
 		if image.Name != name || !image.Declared {
 			continue
 		}
 		for _, c := range image.Copies {
-			id := image.ID()
-			was, wasReady := readyBefore(before, id, c)
+			was, wasReady := was[c.String()]
 			switch {
 			case !wasReady, c.Node != now.Node: // its own daemon verifies it
 			case c.State == model.Ready && c.DamagedAt.After(was.DamagedAt):
-				failures = append(failures, fmt.Errorf("%s on %s was damaged and has been replaced", id, c.DiskName()))
+				failures = append(failures, fmt.Errorf("%s was damaged and has been replaced", c))
 			case c.State == model.Ready && !c.VerifiedAt.After(was.VerifiedAt):
-				failures = append(failures, fmt.Errorf("%s on %s could not be verified: %s", id, c.DiskName(), text.Line(c.Message)))
+				failures = append(failures, fmt.Errorf("%s could not be verified: %s", c, text.Line(c.Message)))
 			case c.State == model.Ready:
-				report.WriteLine(out, "%s on %s: the bytes match: sha512 %s", id, c.DiskName(), c.SHA512)
+				report.WriteLine(out, "%s: the bytes match: sha512 %s", c, c.SHA512)
 			case c.Running && c.DamagedAt.After(was.DamagedAt):
-				failures = append(failures, fmt.Errorf("%s on %s is damaged and is being repaired: the command status shows the progress", id, c.DiskName()))
+				failures = append(failures, fmt.Errorf("%s is damaged and is being repaired: the command status shows the progress", c))
 			default:
-				failures = append(failures, fmt.Errorf("%s on %s is %s: %s", id, c.DiskName(), c.State, text.Line(c.Message)))
+				failures = append(failures, fmt.Errorf("%s is %s", c, c.StateText()))
 			}
 		}
 	}
 	return errors.Join(failures...)
-}
-
-// readyBefore returns a copy as it was in an earlier status, if it was ready then.
-func readyBefore(before status.Status, id ident.ID, c status.CopyStatus) (was status.CopyStatus, ready bool) {
-	for _, image := range before.Images {
-		if image.Name != id.Name || image.UUID != id.UUID {
-			continue
-		}
-		for _, b := range image.Copies {
-			if b.DiskName() == c.DiskName() && b.State == model.Ready {
-				return b, true
-			}
-		}
-	}
-	return status.CopyStatus{}, false
 }

@@ -17,7 +17,7 @@ func TestVerifyByDaemonReportsTheStatusOfTheCopies(t *testing.T) {
 		return s
 	}
 	before := parse(`{"time":"2026-11-20T12:00:00Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
-		{"node":"node1","disk":"disk1","state":"ready"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`)
+		{"id":"parrot-6846a0b2","node":"node1","disk":"disk1","state":"ready"},{"id":"parrot-6846a0b2","node":"node1","disk":"disk2","state":"pending"}]}]}`)
 	for _, c := range []struct {
 		name, now string
 		pending   bool
@@ -29,16 +29,16 @@ func TestVerifyByDaemonReportsTheStatusOfTheCopies(t *testing.T) {
 		{name: "only another image is verified", now: `{"node":"node1","time":"2026-11-20T12:00:01Z","plan":{"actions":[{"op":"verify","node":"node1","image":"desert"}]}}`},
 		{name: "the bytes match", out: "parrot-6846a0b2 on node1/disk1: the bytes match: sha512 \n",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
-				{"node":"node1","disk":"disk1","state":"ready","verifiedAt":"2026-11-20T12:00:00.5Z"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
+				{"id":"parrot-6846a0b2","node":"node1","disk":"disk1","state":"ready","verifiedAt":"2026-11-20T12:00:00.5Z"},{"id":"parrot-6846a0b2","node":"node1","disk":"disk2","state":"pending"}]}]}`},
 		{name: "the disk cannot be read", err: "parrot-6846a0b2 on node1/disk1 could not be verified: input/output error",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
-				{"node":"node1","disk":"disk1","state":"ready","message":"input/output error"}]}]}`},
+				{"id":"parrot-6846a0b2","node":"node1","disk":"disk1","state":"ready","message":"input/output error"}]}]}`},
 		{name: "damaged, a repair runs", err: "parrot-6846a0b2 on node1/disk1 is damaged and is being repaired: the command status shows the progress",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
-				{"node":"node1","disk":"disk1","state":"failed","message":"repair: damaged","running":true,"damagedAt":"2026-11-20T12:00:00.5Z"}]}]}`},
+				{"id":"parrot-6846a0b2","node":"node1","disk":"disk1","state":"failed","message":"repair: damaged","running":true,"damagedAt":"2026-11-20T12:00:00.5Z"}]}]}`},
 		{name: "damaged", err: "parrot-6846a0b2 on node1/disk1 is failed: damaged",
 			now: `{"node":"node1","time":"2026-11-20T12:00:01Z","images":[{"name":"parrot","uuid":"6846a0b2","declared":true,"copies":[
-				{"node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"node":"node1","disk":"disk2","state":"pending"}]}]}`},
+				{"id":"parrot-6846a0b2","node":"node1","disk":"disk1","state":"failed","message":"damaged"},{"id":"parrot-6846a0b2","node":"node1","disk":"disk2","state":"pending"}]}]}`},
 	} {
 		now := parse(c.now)
 		if got := isVerifying(before, now, "parrot"); got != c.pending {

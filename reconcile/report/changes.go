@@ -104,9 +104,8 @@ func imageText(image status.ImageStatus) string {
 
 // copyText has no message while a copy is ready or transferred, because it says only what is planned for it.
 func copyText(c status.CopyStatus) string {
-	text := string(c.State)
-	if c.State != model.Ready && c.State != model.InProgress && c.Message != "" {
-		text += "; " + clip(c.Message)
+	if c.State == model.Ready || c.State == model.InProgress {
+		return string(c.State)
 	}
-	return text
+	return clip(c.StateText())
 }

@@ -42,7 +42,7 @@ func TestStatusChangesAreLines(t *testing.T) {
 		}, []string{"image parrot-0000000a: 2/2 ready", "copy parrot-0000000a on node2/disk1: ready"}},
 		{"a failed copy", func(s *status.Status) {
 			s.Images[0].Copies[1].State, s.Images[0].Copies[1].Message, s.Images[0].Copies[1].Code = model.Failed, "checksum mismatch", plan.CodeRejected
-		}, []string{"copy parrot-0000000a on node2/disk1: failed; checksum mismatch"}},
+		}, []string{"copy parrot-0000000a on node2/disk1: failed: checksum mismatch"}},
 		{"an image that is removed", func(s *status.Status) { s.Images, s.Disks[0].Problem = nil, "no disk here" }, []string{
 			"disk node1/disk1: no disk here", "image parrot-0000000a: removed", "copy parrot-0000000a on node1/disk1: removed", "copy parrot-0000000a on node2/disk1: removed",
 		}},
@@ -52,7 +52,7 @@ func TestStatusChangesAreLines(t *testing.T) {
 		checkChanges(t, tt.name, watchedStatus(), now, at, tt.want)
 	}
 	checkChanges(t, "at first", status.Status{}, watchedStatus(), at, []string{
-		"configuration: valid, digest 0123456789ab", "image parrot-0000000a: 1/2 ready", "copy parrot-0000000a on node2/disk1: pending; has waited for 1m2s",
+		"configuration: valid, digest 0123456789ab", "image parrot-0000000a: 1/2 ready", "copy parrot-0000000a on node2/disk1: pending: has waited for 1m2s",
 	})
 }
 

@@ -21,13 +21,10 @@ type User struct {
 	Ends   string    `json:"ends"`           // what ends it
 }
 
-// Users returns the users of an image, as the node of the status knows them. An empty uuid stands for all generations.
-func Users(s status.Status, name, uuid string) []User {
+// Users returns the users of generations of an image, as the node of the status s knows them.
+func Users(s status.Status, generations []status.ImageStatus) []User {
 	users := []User{}
-	for _, image := range s.Images {
-		if image.Name != name || uuid != "" && image.UUID != uuid {
-			continue
-		}
+	for _, image := range generations {
 		for _, c := range image.Copies {
 			u := User{UUID: image.UUID, Node: c.Node, Disk: c.Disk}
 			cleanup := fmt.Sprintf("backing-image cleanup %s --uuid %s", image.Name, image.UUID)

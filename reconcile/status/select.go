@@ -22,6 +22,17 @@ func (c CopyStatus) DiskName() string {
 	return c.Node + "/" + c.Disk
 }
 
+// String returns the copy and its disk, for messages.
+func (c CopyStatus) String() string { return fmt.Sprintf("%s on %s", c.ID, c.DiskName()) }
+
+// StateText returns the state of the copy and its message in one line.
+func (c CopyStatus) StateText() string {
+	if c.Message == "" {
+		return string(c.State)
+	}
+	return string(c.State) + ": " + oneLine(c.Message)
+}
+
 // Summary returns the message of the copy, its use, its signature if it is ready, and the end of its wait or the next attempt.
 func (c CopyStatus) Summary() string {
 	var parts []string
@@ -156,11 +167,7 @@ func (s Status) noReadyCopy(image ImageStatus) error {
 		case c.Node == s.Node && c.State == model.Ready:
 			own = append(own, "the copy on "+c.Disk+" has no chunk manifest yet")
 		case c.Node == s.Node:
-			state := fmt.Sprintf("%s on %s", c.State, c.Disk)
-			if c.Message != "" {
-				state += ": " + oneLine(c.Message)
-			}
-			own = append(own, state)
+			own = append(own, fmt.Sprintf("on %s it is %s", c.Disk, c.StateText()))
 		case c.State == model.Ready && !c.Leaving:
 			advice := c.DiskName() + " has a ready copy: call its daemon"
 			if url, ok := s.urlOf(c.Node); ok {
@@ -199,4 +206,6 @@ func (s Status) FindHolder(image string) (node, url string, ok bool) {
 	return "", "", false
 }
 
-func oneLine(s string) string { return strings.ReplaceAll(strings.TrimSpace(s), "\n", "; ") }
+func oneLine(s string) string {
+	return text.Line(strings.ReplaceAll(strings.TrimSpace(s), "\n", "; "))
+}
