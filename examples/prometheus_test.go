@@ -337,9 +337,9 @@ settings:
 	damage(t, filepath.Join(dir, "edge-1/backing-images/parrot-00000001/backing"))
 	return waitForSeries(t, addresses, trust,
 		`copies\{.*state="ready"\} [1-9]`, `config_info\{.*revision="[0-9a-f]{40}"\}`, `peer_reachable\{.*peer="edge-3"\} 0`,
-		`disk_last_damage_timestamp_seconds\{.*disk="system"\}`, `failures_total\{.*class=`, `actions_total\{.*action="sync"\}`, `missing_copies\{.*image="macaw"\}`, `remaining_copies\{.*image="macaw"\}`,
+		`disk_last_damage_timestamp_seconds\{.*disk="system"\}`, `failures_total\{.*class=`, `actions_total\{.*op="sync"\}`, `missing_copies\{.*image="macaw"\}`, `remaining_copies\{.*image="macaw"\}`,
 		`certificate_expiration_timestamp_seconds\{`, `delivery_failing\{.*setting="report"\} 1`, `delivery_failing\{.*setting="notify"\} 0`,
-		`waiting_actions\{.*action="blocked",code="prune-limit"\}`, `waiting_actions\{.*action="blocked",code="suspended"\}`, `waiting_actions\{.*action="blocked",code="rejected"\}`,
+		`waiting_actions\{.*code="prune-limit",op="blocked"\}`, `waiting_actions\{.*code="suspended",op="blocked"\}`, `waiting_actions\{.*code="rejected",op="blocked"\}`,
 	)
 }
 

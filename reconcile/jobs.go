@@ -256,7 +256,7 @@ func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Actio
 	if o.Disks[key.Disk].Copies[key.ID].State == model.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
 	}
-	r.log.Log(context.WithValue(ctx, startKey{}, true), level, "started", "action", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
+	r.log.Log(context.WithValue(ctx, startKey{}, true), level, "started", "op", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
 	if a.Op.Deletes() {
 		return r.withdraw(ctx, now, run)
 	}
@@ -345,7 +345,7 @@ func (r *Reconciler) continuePlan(ctx context.Context) (ended []endedJob, wait t
 func (r *Reconciler) endJob(e jobEnd) endedJob {
 	run := r.jobs.remove(e)
 	a := run.task.Action
-	log := r.log.With("action", string(a.Op), "copy", e.key.String())
+	log := r.log.With("op", string(a.Op), "copy", e.key.String())
 	if errors.Is(e.err, job.ErrOtherBytes) {
 		r.peers.claims.disprove(a.From, e.err.Error(), r.clock.now().Steady)
 	}

@@ -118,7 +118,7 @@ func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
 	var words []string
 	word := func(a slog.Attr) bool {
 		switch a.Key {
-		case "action", "copy":
+		case "op", "copy":
 			words = append(words, a.Value.Resolve().String())
 		case "seconds":
 			words = append(words, fmt.Sprintf("in %.1f s", a.Value.Float64()))

@@ -267,7 +267,7 @@ func (d *benchDaemon) readLog(log io.Reader, listening chan<- string) {
 	lines := bufio.NewScanner(log)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var line struct{ Level, Msg, Action, Address string }
+		var line struct{ Level, Msg, Op, Address string }
 		if json.Unmarshal(lines.Bytes(), &line) != nil {
 			fmt.Fprintln(os.Stderr, lines.Text())
 			continue
@@ -275,7 +275,7 @@ func (d *benchDaemon) readLog(log io.Reader, listening chan<- string) {
 		switch {
 		case line.Msg == "listening":
 			listening <- line.Address
-		case line.Msg == "done" && line.Action == "download":
+		case line.Msg == "done" && line.Op == "download":
 			n := d.done.Add(1)
 			select {
 			case <-d.all:

@@ -92,7 +92,7 @@ func TestMetricsCountCopiesPeersActionsAndDisks(t *testing.T) {
 				plan.Action{Op: model.Blocked, Reason: reason(plan.CodeNoSpace)}))
 		}, []string{
 			"planned_actions{blocked} 2", "planned_actions{sync} 1", "planned_actions{wait} 2",
-			"waiting_actions{blocked}{in-use} 1", "waiting_actions{blocked}{no-space} 1", "waiting_actions{wait}{in-use} 2",
+			"waiting_actions{in-use}{blocked} 1", "waiting_actions{in-use}{wait} 2", "waiting_actions{no-space}{blocked} 1",
 		}},
 		{"disks of this node", func(s1 sender) { s1.disks(s.Node, s.Disks) }, []string{
 			"disk_free_bytes{disk1} 5.36870912e+10", "disk_free_bytes{disk2} 5.36870912e+10",

@@ -106,7 +106,7 @@ images: {parrot: {source: {download: {url: "`+url+`?key=SECRET"}}}}`)
 		}
 	}
 	s.until("/metrics", func(_ int, body string) bool {
-		return strings.Contains(body, `backing_image_manager_actions_total{action="verify"} 1`)
+		return strings.Contains(body, `backing_image_manager_actions_total{op="verify"} 1`)
 	})
 }
 
@@ -119,12 +119,12 @@ images:
   lost: {source: {download: {url: "`+upstream.URL+`/lost"}}}`)
 	body := s.until("/metrics", func(_ int, body string) bool {
 		return strings.Contains(body, "images_ready 1") && strings.Contains(body, `failures_total{class="refused"} 1`) &&
-			strings.Contains(body, `planned_actions{action="wait"} 1`) && strings.Contains(body, `actions_total{action="download"} 1`)
+			strings.Contains(body, `planned_actions{op="wait"} 1`) && strings.Contains(body, `actions_total{op="download"} 1`)
 	})
 	for _, want := range []string{
 		"config_valid 1", "config_errors 0", "images_declared 2", "images_ready 1", `copies{state="ready"} 1`, `copies{state="failed"} 1`,
 		`fetched_bytes_total{from="upstreams"} 3.145728e+06`, `fetched_bytes_total{from="peers"} 0`, "desired_copies 2", "ready_copies 1",
-		`missing_copies{image="lost"} 1`, "config_skew_peers 0", `actions_total{action="download"} 1`, `waiting_actions{action="wait",code="retry"} 1`, `running_actions{action="download"} 0`,
+		`missing_copies{image="lost"} 1`, "config_skew_peers 0", `actions_total{op="download"} 1`, `waiting_actions{code="retry",op="wait"} 1`, `running_actions{op="download"} 0`,
 		`disk_usable{disk="disk1"} 1`, `disk_free_bytes{disk="disk1"} [1-9].*`, `disk_reserved_bytes{disk="disk1"} 0`,
 		"rounds_total [1-9].*", "last_round_timestamp_seconds 1.[0-9]+e\\+09",
 	} {

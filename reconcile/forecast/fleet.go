@@ -111,11 +111,11 @@ type ImageForecast struct {
 
 // CopyForecast is an existing or planned copy.
 type CopyForecast struct {
-	Node   string      `json:"node"`
-	Disk   string      `json:"disk"`
-	State  model.State `json:"state,omitempty"`  // "": it does not exist
-	Action model.Op    `json:"action,omitempty"` // the planned operation, now or later
-	Later  bool        `json:"later,omitempty"`  // the operation waits for a time or another action
+	Node  string      `json:"node"`
+	Disk  string      `json:"disk"`
+	State model.State `json:"state,omitempty"` // "": it does not exist
+	Op    model.Op    `json:"op,omitempty"`    // the planned operation, now or later
+	Later bool        `json:"later,omitempty"` // the operation waits for a time or another action
 }
 
 // DiskForecast is the space on one disk, in bytes.

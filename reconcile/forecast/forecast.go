@@ -129,7 +129,7 @@ func (f *builder) addAction(a plan.Action) {
 		return
 	}
 	one := f.copy(key)
-	one.Action, one.Later = op, a.Idle()
+	one.Op, one.Later = op, a.Idle()
 	switch {
 	case op.CreatesCopy():
 		f.transferStats(a, op).add(f.transferBytes(a))

@@ -169,11 +169,11 @@ const (
 
 func signOf(c forecast.CopyForecast) sign {
 	switch {
-	case c.Action == "":
+	case c.Op == "":
 		return unchanged
-	case c.Action.Deletes():
+	case c.Op.Deletes():
 		return deleted
-	case c.Action.CreatesCopy():
+	case c.Op.CreatesCopy():
 		return created
 	}
 	return inProgress
@@ -217,7 +217,7 @@ func (c ClusterPlan) imageRows() (header []string, rows [][]string) {
 // changedImages returns the images with changes, and the nodes of their copies.
 func (c ClusterPlan) changedImages() (nodes []string, images []forecast.ImageForecast) {
 	for _, image := range c.Forecast.Images {
-		if !slices.ContainsFunc(image.Copies, func(c forecast.CopyForecast) bool { return c.Action != "" }) {
+		if !slices.ContainsFunc(image.Copies, func(c forecast.CopyForecast) bool { return c.Op != "" }) {
 			continue
 		}
 		images = append(images, image)

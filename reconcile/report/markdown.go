@@ -104,7 +104,7 @@ func (c ClusterPlan) markdown(cluster bool) *comment {
 	b.table(fmt.Sprintf("Images by node (%d): %s", len(rows), signs), header, rows, 25_000)
 	rows = c.diskRows()
 	b.table(fmt.Sprintf("Disks (%d)", len(rows)), diskHeader, rows, 15_000)
-	actions := []string{"action", "image", "disk", "size", "reason"}
+	actions := []string{"op", "image", "disk", "size", "reason"}
 	rows = planRows(c.caused, cluster)
 	title := "Actions (%d)"
 	if c.Diff != nil {

@@ -80,7 +80,7 @@ func planMarkdown(p plan.Plan, cluster bool) *comment {
 	b := &comment{}
 	rows := planRows(p, cluster)
 	if len(rows) > 0 {
-		b.linef("| action | image | disk | size | reason |")
+		b.linef("| op | image | disk | size | reason |")
 		b.linef("|---|---|---|---:|---|")
 	}
 	for _, row := range rows {

@@ -63,7 +63,7 @@ var plans = []struct {
 
 Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | download | parrot | disk1 | 1.0 GiB | no copy on this disk |
 | sync | parrot | disk2 | 512 MiB | resumes at 512 MiB; from node1/disk1/parrot-6846a0b2 |
@@ -95,7 +95,7 @@ Plan: 1 to fetch, 1 to sync, 0 to clean up; 1.5 GiB to transfer.
 
 Plan: 3 to fetch, 0 to sync, 0 to clean up; at least 43 MiB to transfer.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | download | kea | disk1 | 43 MiB of 4.0 GiB by index | no copy on this disk |
 | download | lory | disk1 | 0 B of 4.0 GiB by index | resumes at 4.0 GiB |
@@ -136,7 +136,7 @@ Plan: 3 to fetch, 0 to sync, 0 to clean up; at least 43 MiB to transfer.
 
 Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to repair, 1 to evict, 1 waiting, 1 blocked; at least 3.0 MiB to transfer, 6.0 MiB to free.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | adopt | a1 | node1/disk1 | 1.0 MiB | a file is there |
 | blocked | b1 | - | - | no disk; matches \| the\_selectors |
@@ -158,7 +158,7 @@ Plan: 2 to fetch, 0 to sync, 1 to clean up, 1 to adopt, 1 to verify, 1 to repair
 
 No changes now: 1 waiting.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | wait | a1 | disk1 | - | surplus copy |
 
@@ -172,7 +172,7 @@ No changes now: 1 waiting.
 
 No changes. The disks match the configuration.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | wait | a1 | disk1 | - | older generation; kept |
 
@@ -187,7 +187,7 @@ No changes. The disks match the configuration.
 
 No changes now: 1 waiting, 1 kept.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | wait | a1 | disk1 | - | older generation; kept |
 | wait | a2 | disk1 | - | surplus copy |
@@ -202,7 +202,7 @@ No changes now: 1 waiting, 1 kept.
 
 Plan: 1 to fetch, 0 to sync, 0 to clean up; an unknown amount to transfer.
 `,
-		markdown: `| action | image | disk | size | reason |
+		markdown: `| op | image | disk | size | reason |
 |---|---|---|---:|---|
 | download | a1 | disk1 | unknown | new |
 
