@@ -14,23 +14,13 @@ import (
 
 // fileSource reads a local file.
 type fileSource struct {
-	path string
-	open func() (*os.File, error)
+	client *Client
+	path   string
 }
 
-// newFileSource returns the source for an address, or an error if the path is not allowed.
+// newFileSource returns the source for an address.
 func (t *transfer) newFileSource(a address) (source, error) {
-	path := filepath.Clean(a.url.Path)
-	// The path may be a pipe or a device: opening it must not block.
-	const flags = os.O_RDONLY | syscall.O_NONBLOCK
-	root, rel, err := t.client.findRoot(path)
-	if err != nil {
-		return nil, err
-	}
-	if root == "" {
-		return &fileSource{path, func() (*os.File, error) { return os.OpenFile(path, flags, 0) }}, nil
-	}
-	return &fileSource{path, func() (*os.File, error) { return openBelow(root, rel, flags) }}, nil
+	return &fileSource{t.client, filepath.Clean(a.url.Path)}, nil
 }
 
 // findRoot returns the allowed folder that contains path, and the path relative to this folder. root
@@ -51,90 +41,56 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 	return "", "", failf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
 }
 
-// OpenFolder opens a local folder for reading and writing, if FileRoots or AllowAnyFile permits it.
-// Symbolic links that leave the folder are rejected.
-func (c *Client) OpenFolder(path string) (*os.Root, error) {
+// openLocal opens what is at a local path, if FileRoots or AllowAnyFile permits it: by anywhere if every path is allowed, and
+// otherwise by below, with the path in an allowed folder. An os.Root rejects links that leave it.
+func openLocal[T any](c *Client, path string, anywhere func(path string) (T, error), below func(r *os.Root, path string) (T, error)) (opened T, err error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
 	if err != nil {
-		return nil, err
+		return opened, err
 	}
 	if root == "" {
-		folder, err := os.OpenRoot(path)
-		return folder, ClassifyFileError(err)
+		opened, err = anywhere(path)
+		return opened, ClassifyFileError(err)
 	}
 	r, err := os.OpenRoot(root)
 	if err != nil {
-		return nil, ClassifyFileError(err)
+		return opened, ClassifyFileError(err)
 	}
 	defer r.Close()
-	folder, err := r.OpenRoot(rel)
-	return folder, ClassifyFileError(withPath(err, path))
+	opened, err = below(r, rel)
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		at.Op, at.Path = "open", path // it was relative to the root
+	}
+	return opened, ClassifyFileError(err)
+}
+
+// OpenFolder opens a local folder for reading and writing, if FileRoots or AllowAnyFile permits it.
+// Symbolic links that leave the folder are rejected.
+func (c *Client) OpenFolder(path string) (*os.Root, error) {
+	return openLocal(c, path, os.OpenRoot, (*os.Root).OpenRoot)
 }
 
 // OpenFile opens a local file or device, if FileRoots or AllowAnyFile permits it. It does not block
 // on a pipe or a device.
 func (c *Client) OpenFile(path string, flags int) (*os.File, error) {
-	path = filepath.Clean(path)
-	root, rel, err := c.findRoot(path)
-	if err != nil {
-		return nil, err
-	}
 	flags |= os.O_RDONLY | syscall.O_NONBLOCK
-	var f *os.File
-	if root == "" {
-		f, err = os.OpenFile(path, flags, 0)
-	} else {
-		f, err = openBelow(root, rel, flags)
-	}
-	return f, ClassifyFileError(withPath(err, path))
-}
-
-// withPath replaces the path in a PathError, which is relative to a root, by the full path.
-func withPath(err error, path string) error {
-	var at *fs.PathError
-	if errors.As(err, &at) {
-		at.Op, at.Path = "open", path
-	}
-	return err
+	return openLocal(c, path, func(path string) (*os.File, error) { return os.OpenFile(path, flags, 0) },
+		func(r *os.Root, path string) (*os.File, error) { return r.OpenFile(path, flags, 0) })
 }
 
 // Stat returns the FileInfo of the file that OpenFile would open.
 func (c *Client) Stat(path string) (os.FileInfo, error) {
-	path = filepath.Clean(path)
-	root, rel, err := c.findRoot(path)
-	if err != nil {
-		return nil, err
-	}
-	if root == "" {
-		info, err := os.Stat(path)
-		return info, ClassifyFileError(err)
-	}
-	r, err := os.OpenRoot(root)
-	if err != nil {
-		return nil, ClassifyFileError(err)
-	}
-	defer r.Close()
-	info, err := r.Stat(rel)
-	return info, ClassifyFileError(withPath(err, path))
-}
-
-// openBelow opens a file below root. It does not follow links that leave root.
-func openBelow(root, rel string, flags int) (*os.File, error) {
-	r, err := os.OpenRoot(root)
-	if err != nil {
-		return nil, err
-	}
-	defer r.Close()
-	return r.OpenFile(rel, flags, 0)
+	return openLocal(c, path, os.Stat, (*os.Root).Stat)
 }
 
 // get opens the file again for each request. The size, modification time and inode together identify
 // a version of the file.
 func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
-	f, err := s.open()
+	f, err := s.client.OpenFile(s.path, 0)
 	if err != nil {
-		return nil, classifySourceError(err)
+		return nil, err
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
@@ -152,7 +108,10 @@ func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, classifySourceError(err)
+		if errors.Is(err, errChanged) {
+			return nil, err
+		}
+		return nil, ClassifyFileError(err)
 	}
 	end := info.Size()
 	if q.end > 0 {
@@ -175,14 +134,6 @@ func PrepareChangeDetection(f *os.File) error {
 
 func fileVersion(info fs.FileInfo) string {
 	return fmt.Sprintf(`"%x-%x-%x"`, info.Size(), info.ModTime().UnixNano(), info.Sys().(*syscall.Stat_t).Ino)
-}
-
-// classifySourceError is like ClassifyFileError, but returns errChanged unchanged.
-func classifySourceError(err error) error {
-	if errors.Is(err, errChanged) {
-		return err
-	}
-	return ClassifyFileError(err)
 }
 
 // ClassifyFileError returns an *Error for a local file error. The class is Refused if the file is

@@ -160,13 +160,11 @@ func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) {
 	ctx, cancel := context.WithTimeout(r.Context(), proofTimeout)
 	defer cancel()
 	r = r.WithContext(ctx)
-	select {
-	case s.proofs <- struct{}{}:
-		defer func() { <-s.proofs }()
-	case <-ctx.Done():
-		errOverloaded.Write(w)
+	release, ok := acquire(ctx, w, s.proofs)
+	if !ok {
 		return
 	}
+	defer release()
 	image, err := openVerifiedImage(c.disk, c.id, c.disk.OpenUncached)
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)

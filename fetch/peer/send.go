@@ -66,65 +66,67 @@ func writeRangeError(w http.ResponseWriter, size int64, err error) {
 	httperror.New(status, "%v", err).Write(w)
 }
 
-func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
-	c, refused := s.readyCopy(r)
-	if refused != nil {
-		refused.Write(w)
-		return
-	}
+// acquire acquires a permit of a semaphore, or responds that there is none when ctx ends.
+func acquire(ctx context.Context, w http.ResponseWriter, permits chan struct{}) (release func(), ok bool) {
 	select {
-	case s.manifests <- struct{}{}:
-		defer func() { <-s.manifests }()
-	case <-r.Context().Done():
+	case permits <- struct{}{}:
+		return func() { <-permits }, true
+	case <-ctx.Done():
 		errOverloaded.Write(w)
-		return
+		return nil, false
 	}
-	m, err := c.disk.Manifest(c.id)
-	if err != nil {
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		return
-	}
-	defer m.Close()
-	encoded := m.Encoded()
-	unchanged := func() error { return nil } // the receiver compares the digest of the manifest
-	s.sendBody(r.Context(), w, http.StatusOK, encoded.Size(), s.unlessLeaving(c, unchanged), func(w io.Writer) error {
-		_, err := io.CopyN(w, encoded, encoded.Size())
-		return err
+}
+
+func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
+	s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
+		m, err := c.disk.Manifest(c.id)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		return m.Encoded(), m, disk.EncodedSize(m.Size()), nil
 	})
 }
 
 // index sends the index of a copy that was downloaded by one.
 func (s *Server) index(w http.ResponseWriter, r *http.Request) {
+	s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
+		index, err := c.disk.Index(c.id)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		info, err := index.Stat()
+		if err != nil {
+			return nil, nil, 0, errors.Join(err, index.Close())
+		}
+		return index, index, info.Size(), nil
+	})
+}
+
+// sendBeside sends a whole file that describes a copy. The receiver compares a manifest with its digest, and what an index
+// says with the manifest, so that a change of the file needs no check.
+func (s *Server) sendBeside(w http.ResponseWriter, r *http.Request, open func(localCopy) (io.Reader, io.Closer, int64, error)) {
 	c, refused := s.readyCopy(r)
 	if refused != nil {
 		refused.Write(w)
 		return
 	}
-	select {
-	case s.manifests <- struct{}{}:
-		defer func() { <-s.manifests }()
-	case <-r.Context().Done():
-		errOverloaded.Write(w)
+	release, ok := acquire(r.Context(), w, s.manifests)
+	if !ok {
 		return
 	}
-	index, err := c.disk.Index(c.id)
+	defer release()
+	file, closer, size, err := open(c)
 	if errors.Is(err, fs.ErrNotExist) {
-		httperror.New(http.StatusNotFound, "%s on disk %s has no index", c.id, c.diskName).Write(w)
+		httperror.New(http.StatusNotFound, "%s on disk %s has no such file", c.id, c.diskName).Write(w)
 		return
 	}
 	if err != nil {
 		httperror.New(http.StatusConflict, "%v", err).Write(w)
 		return
 	}
-	defer index.Close()
-	info, err := index.Stat()
-	if err != nil {
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		return
-	}
-	unchanged := func() error { return nil } // a receiver compares each chunk with the manifest
-	s.sendBody(r.Context(), w, http.StatusOK, info.Size(), s.unlessLeaving(c, unchanged), func(w io.Writer) error {
-		_, err := io.CopyN(w, index, info.Size())
+	defer closer.Close()
+	s.sendBody(r.Context(), w, http.StatusOK, size, s.unlessLeaving(c, func() error { return nil }), func(w io.Writer) error {
+		_, err := io.CopyN(w, file, size)
 		return err
 	})
 }

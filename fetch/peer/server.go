@@ -174,13 +174,11 @@ func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
 		httperror.New(http.StatusBadRequest, "a mark is 16 hex digits").Write(w)
 		return
 	}
-	select {
-	case s.observations <- struct{}{}:
-		defer func() { <-s.observations }()
-	case <-r.Context().Done():
-		errOverloaded.Write(w)
+	release, ok := acquire(r.Context(), w, s.observations)
+	if !ok {
 		return
 	}
+	defer release()
 	state, err := s.node.Copies(r.Context(), name, mark)
 	if err != nil {
 		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
