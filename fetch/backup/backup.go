@@ -6,9 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"path"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -294,16 +291,6 @@ func (k *blockWriter) put(ctx context.Context, l readBlock) error {
 	return nil
 }
 
-// A complete backup may contain blocks that another backup, or an interrupted one, has stored. A
-// restore (also one of Longhorn) verifies each block, but it would find damage only when the image
-// may not exist anywhere else. Create therefore checks such a block while the right bytes are
-// available, and replaces a damaged one. This repairs all backups that share the block.
-//
-//  folder    the block is read back: the disk or the share may have truncated or damaged the
-//           file, and a read is not more expensive than a write
-//  bucket    the server stored the object atomically and with its own checksum: the block is
-//           read back only if its size differs from the size of a new one
-
 // blockReader reads blocks. It reuses its buffers.
 type blockReader struct {
 	decoder *decoder
@@ -316,53 +303,24 @@ func newBlockReader() *blockReader {
 }
 
 // isStored reports whether the Store has the block undamaged. size is the size of the block file that
-// this process would write.
+// this process would write. A complete backup may contain blocks that another backup, or an interrupted one, has stored. A
+// restore (also one of Longhorn) verifies each block, but it would find damage only when the image may not exist anywhere else.
+// Create therefore checks such a block while the right bytes are available, and replaces a damaged one. This repairs all
+// backups that share the block.
 func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool, error) {
-	has, err := storedSize(ctx, k.store, l.ID)
-	if err != nil || has <= 0 || has > maxBlockFile {
-		return false, err
-	}
-	if !isFolder(k.store) && has == int64(size) {
-		return true, nil
-	}
-	r, err := k.readers.acquire(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer k.readers.release(r)
-	file, err := (objectReader{nil, new(atomic.Int64)}).read(ctx, k.store, l.ID.key(), r.file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, errWrongBytes):
-		return false, nil
-	case err != nil:
-		return false, err
-	}
-	if r.block == nil {
-		r.block = make([]byte, blockSize)
-	}
-	return r.decoder.decode(r.block[:len(l.data)], file, l.ID) == nil, nil
-}
-
-// isFolder reports whether the Store is a folder.
-func isFolder(s Store) bool {
-	if p, ok := s.(retryStore); ok {
-		s = p.Store
-	}
-	_, ok := s.(*folder)
-	return ok
-}
-
-// storedSize returns the size of the block file in the Store, in bytes; 0: the file does not exist.
-func storedSize(ctx context.Context, s Store, block blockID) (int64, error) {
-	entries, err := s.List(ctx, block.folder())
-	if err != nil {
-		return 0, err
-	}
-	name := path.Base(block.key())
-	for _, e := range entries {
-		if e.Name == name && !e.Dir {
-			return e.Size, nil
+	return IsStored(ctx, k.store, l.ID.key(), func() int64 { return int64(size) }, func(object io.Reader) (bool, error) {
+		r, err := k.readers.acquire(ctx)
+		if err != nil {
+			return false, err
 		}
-	}
-	return 0, nil
+		defer k.readers.release(r)
+		n, err := io.ReadFull(object, r.file)
+		if err != io.ErrUnexpectedEOF && err != io.EOF {
+			return false, err // nil: it is too long
+		}
+		if r.block == nil {
+			r.block = make([]byte, blockSize)
+		}
+		return r.decoder.decode(r.block[:len(l.data)], r.file[:n], l.ID) == nil, nil
+	})
 }

@@ -2,7 +2,11 @@ package backup
 
 import (
 	"context"
+	"errors"
 	"io"
+	"io/fs"
+	"path"
+	"slices"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -77,4 +81,41 @@ func (p retryStore) Delete(ctx context.Context, key string) error {
 func (p retryStore) List(ctx context.Context, folder string) (entries []Entry, err error) {
 	err = p.retry(ctx, func() error { entries, err = p.Store.List(ctx, folder); return err })
 	return entries, err
+}
+
+// IsStored reports whether a Store has an object undamaged. size returns that of the object that would be put, and valid judges
+// the bytes that are there.
+//
+//	folder    the object is read back: the disk or the share may have truncated or damaged the
+//	          file, and a read is not more expensive than a write
+//	bucket    the server stored the object atomically and with its own checksum: the object is
+//	          read back only if its size differs from that of the new one
+func IsStored(ctx context.Context, s Store, key string, size func() int64, valid func(object io.Reader) (bool, error)) (bool, error) {
+	if !isFolder(s) {
+		entries, err := s.List(ctx, path.Dir(key))
+		if err != nil {
+			return false, err
+		}
+		n := slices.IndexFunc(entries, func(e Entry) bool { return e.Name == path.Base(key) && !e.Dir })
+		if n < 0 || entries[n].Size == size() {
+			return n >= 0, nil
+		}
+	}
+	object, err := s.Open(ctx, key)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer object.Close() // it was only read
+	return valid(object)
+}
+
+func isFolder(s Store) bool {
+	if p, ok := s.(retryStore); ok {
+		s = p.Store
+	}
+	_, ok := s.(*folder)
+	return ok
 }

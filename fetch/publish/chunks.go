@@ -2,10 +2,8 @@ package publish
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"path"
 	"sync/atomic"
 
@@ -13,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 )
 
 // DefaultWorkers is the default number of chunks that are written at a time. Chunks are small, so most
@@ -81,15 +80,25 @@ func (w *chunkWriter) write(ctx context.Context, i caibx.Item) error {
 		return err
 	}
 	key := path.Join(StoreName, i.ID.PackedPath())
-	if w.d.bucket {
-		w.packed = w.packer.Pack(w.packed[:0], w.chunk)
+	w.packed = w.packed[:0]
+	pack := func() int64 { // what a folder has is verified without it
+		if len(w.packed) == 0 {
+			w.packed = w.packer.Pack(w.packed, w.chunk)
+		}
+		return int64(len(w.packed))
 	}
-	if has, err := w.has(ctx, key, i); err != nil || has {
+	has, err := backup.IsStored(ctx, w.d.store, key, pack, func(file io.Reader) (bool, error) {
+		w.read, w.unpacked = grown(w.read, caibx.MaxPacked(i.Length)+1), grown(w.unpacked, i.Length)
+		n, err := io.ReadFull(file, w.read)
+		if err != io.ErrUnexpectedEOF && err != io.EOF {
+			return false, err // nil: it is too long
+		}
+		return w.unpacker.Unpack(w.unpacked, w.read[:n], w.digest, i.ID) == nil, nil
+	})
+	if err != nil || has {
 		return err
 	}
-	if !w.d.bucket { // what a folder has is verified without it
-		w.packed = w.packer.Pack(w.packed[:0], w.chunk)
-	}
+	pack()
 	if err := w.d.store.Put(ctx, key, w.packed); err != nil {
 		return err
 	}
@@ -98,13 +107,18 @@ func (w *chunkWriter) write(ctx context.Context, i caibx.Item) error {
 	return nil
 }
 
+// grown returns a buffer of length bytes, a new one if buf is too small.
+func grown(buf []byte, length int64) []byte {
+	if int64(cap(buf)) < length {
+		buf = make([]byte, length)
+	}
+	return buf[:length]
+}
+
 // readChunk reads a chunk into the buffer, which it replaces if it is too small. If the bytes are not
 // those of the index, the image has changed.
 func (im *Image) readChunk(buffer []byte, i caibx.Item, d caibx.Digest) ([]byte, error) {
-	if int64(cap(buffer)) < i.Length {
-		buffer = make([]byte, i.Length)
-	}
-	buffer = buffer[:i.Length]
+	buffer = grown(buffer, i.Length)
 	if _, err := im.ReadAt(buffer, i.Offset); err != nil {
 		return buffer, im.readError(err)
 	}
@@ -112,47 +126,4 @@ func (im *Image) readChunk(buffer []byte, i caibx.Item, d caibx.Digest) ([]byte,
 		return buffer, fmt.Errorf("%s: %w", im.Name(), disk.ErrModified)
 	}
 	return buffer, nil
-}
-
-// has reports whether the store has the chunk undamaged.
-func (w *chunkWriter) has(ctx context.Context, key string, i caibx.Item) (bool, error) {
-	if w.d.bucket {
-		size, err := w.d.size(ctx, key)
-		if err != nil || size < 0 || size == int64(len(w.packed)) {
-			return size >= 0, err
-		}
-	}
-	r, err := w.d.store.Open(ctx, key)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer r.Close() // it was only read
-	if most := caibx.MaxPacked(i.Length) + 1; int64(cap(w.read)) < most {
-		w.read = make([]byte, most)
-	}
-	n, err := io.ReadFull(r, w.read[:caibx.MaxPacked(i.Length)+1])
-	if err != io.ErrUnexpectedEOF && err != io.EOF {
-		return false, err // nil: it is too large
-	}
-	if int64(cap(w.unpacked)) < i.Length {
-		w.unpacked = make([]byte, i.Length)
-	}
-	return w.unpacker.Unpack(w.unpacked[:i.Length], w.read[:n], w.digest, i.ID) == nil, nil
-}
-
-// size returns the size of an object of a bucket; -1: it does not exist.
-func (d *Destination) size(ctx context.Context, key string) (int64, error) {
-	entries, err := d.store.List(ctx, path.Dir(key))
-	if err != nil {
-		return -1, err
-	}
-	for _, e := range entries {
-		if e.Name == path.Base(key) && !e.Dir {
-			return e.Size, nil
-		}
-	}
-	return -1, nil
 }

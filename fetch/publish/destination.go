@@ -22,10 +22,7 @@ const StoreName = "default.castr"
 
 // Destination is the folder or the bucket where indexes and chunk stores are published. It is safe for
 // concurrent use.
-type Destination struct {
-	store  backup.Store
-	bucket bool
-}
+type Destination struct{ store backup.Store }
 
 // Open returns the Destination at the path of a folder, which must exist, or at an address of a bucket,
 // such as s3://bucket/path. The caller closes the Destination.
@@ -33,7 +30,7 @@ func Open(c *fetch.Client, to, credentials string) (*Destination, error) {
 	scheme, _, isAddress := strings.Cut(to, ":")
 	if isAddress && scheme == "s3" {
 		s, err := backup.Open(c, to, credentials)
-		return &Destination{s, true}, err
+		return &Destination{s}, err
 	}
 	path, err := filepath.Abs(to)
 	if err != nil {
@@ -51,7 +48,7 @@ func Open(c *fetch.Client, to, credentials string) (*Destination, error) {
 		return nil, fmt.Errorf("%s is not a folder", path)
 	}
 	s, err := backup.Open(c, path, credentials)
-	return &Destination{s, false}, err
+	return &Destination{s}, err
 }
 
 // Close releases the Destination.
