@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -108,7 +109,7 @@ func (w Creator) writeCfg(ctx context.Context, b *Backup) error {
 	return nil
 }
 
-// storeBlocks stores all blocks of the image. One goroutine reads ahead of the workers.
+// storeBlocks stores all blocks of the image.
 func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fetch.Progress) ([]Block, error) {
 	blocks, err := im.blocks()
 	if err != nil {
@@ -121,26 +122,46 @@ func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fet
 	progress.Resume(zeros)
 	packers := newPool(encoders, func() *encoder { return newEncoder(w.Compression) })
 	readers := newPool(decoders, newBlockReader)
-	buffers := newPool(int64(clampWorkers(w.Workers)+1), func() []byte { return make([]byte, blockSize) })
+	each := func(yield func(*Block) bool) {
+		for i := range blocks {
+			if !yield(&blocks[i]) {
+				return
+			}
+		}
+	}
+	return blocks, InParallel(ctx, clampWorkers(w.Workers), each, func() func(context.Context, *Block) error {
+		k := blockWriter{store: w.Store, image: im, packers: packers, readers: readers, buffer: make([]byte, blockSize), progress: progress}
+		return k.write
+	})
+}
+
+// InParallel passes the items to workers, one item at a time. The first error ends all.
+func InParallel[T any](ctx context.Context, workers int, items iter.Seq[T], worker func() func(context.Context, T) error) error {
 	group, ctx := errgroup.WithContext(ctx)
-	todo := make(chan readBlock)
+	todo := make(chan T)
 	group.Go(func() error {
 		defer close(todo)
-		return im.readBlocks(ctx, blocks, buffers, todo)
+		for item := range items {
+			select {
+			case todo <- item:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return nil
 	})
-	for range clampWorkers(w.Workers) {
+	for range workers {
 		group.Go(func() error {
-			k := blockWriter{store: w.Store, image: im, packers: packers, readers: readers, progress: progress}
-			for l := range todo {
-				if err := k.write(ctx, l); err != nil {
+			work := worker()
+			for item := range todo {
+				if err := work(ctx, item); err != nil {
 					return err
 				}
-				buffers.release(l.buffer)
 			}
 			return nil
 		})
 	}
-	return blocks, group.Wait()
+	return group.Wait()
 }
 
 // sourceImage is the ready copy that Create reads.
@@ -202,47 +223,21 @@ func (im *sourceImage) blocks() ([]Block, error) {
 	return blocks, nil
 }
 
-// readBlock is a block that was read and is not yet stored.
-type readBlock struct {
-	*Block
-	buffer []byte // from a pool
-	data   []byte // the part of buffer that contains the block
-}
-
-// readBlocks reads the blocks in order.
-func (im *sourceImage) readBlocks(ctx context.Context, blocks []Block, buffers *pool[[]byte], out chan<- readBlock) error {
-	for i := range blocks {
-		l := readBlock{Block: &blocks[i]}
-		var err error
-		if l.buffer, err = buffers.acquire(ctx); err != nil {
-			return err
-		}
-		l.data = l.buffer[:im.length(l.Offset)]
-		if _, err := im.ReadAt(l.data, l.Offset); err != nil && !errors.Is(err, io.EOF) {
-			return fmt.Errorf("read %s: %w", im.ID, err)
-		}
-		select {
-		case out <- l:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+// read reads a block, and compares it with the manifest, so that damaged bytes of the disk are not stored.
+func (im *sourceImage) read(block []byte, offset int64) error {
+	if _, err := im.ReadAt(block, offset); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read %s: %w", im.ID, err)
 	}
-	return nil
-}
-
-// verify compares a block with the manifest, so that damaged bytes of the disk are not stored.
-func (im *sourceImage) verify(l readBlock) error {
-	data := l.data
-	for n, end := im.chunks(l.Offset); n < end; n++ {
+	for n, end := im.chunks(offset); n < end; n++ {
 		length := im.manifest.ChunkLength(n)
 		want, err := im.manifest.Hash(n)
 		if err != nil {
 			return err
 		}
-		if !want.Matches(data[:length]) {
+		if !want.Matches(block[:length]) {
 			return fmt.Errorf("%s %w at %d: verify it", im.ID, disk.ErrDamaged, n*disk.ChunkSize)
 		}
-		data = data[length:]
+		block = block[length:]
 	}
 	return nil
 }
@@ -253,38 +248,40 @@ type blockWriter struct {
 	image    *sourceImage
 	packers  *pool[*encoder]
 	readers  *pool[*blockReader]
+	buffer   []byte
 	packed   bytes.Buffer
 	progress *fetch.Progress
 }
 
 // write sets the id of a block and stores the block, unless the Store already has it.
-func (k *blockWriter) write(ctx context.Context, l readBlock) error {
-	if err := k.image.verify(l); err != nil {
+func (k *blockWriter) write(ctx context.Context, b *Block) error {
+	data := k.buffer[:k.image.length(b.Offset)]
+	if err := k.image.read(data, b.Offset); err != nil {
 		return err
 	}
-	l.ID = blockIDOf(l.data)
-	if err := k.put(ctx, l); err != nil {
-		return fmt.Errorf("store block at %d: %w", l.Offset, err)
+	b.ID = blockIDOf(data)
+	if err := k.put(ctx, b.ID, data); err != nil {
+		return fmt.Errorf("store block at %d: %w", b.Offset, err)
 	}
-	k.progress.Done.Add(int64(len(l.data)))
+	k.progress.Done.Add(int64(len(data)))
 	return nil
 }
 
 // put stores a block, unless the Store already has it undamaged.
-func (k *blockWriter) put(ctx context.Context, l readBlock) error {
+func (k *blockWriter) put(ctx context.Context, id blockID, block []byte) error {
 	packer, err := k.packers.acquire(ctx)
 	if err != nil {
 		return err
 	}
-	file, err := packer.encode(l.data, &k.packed)
+	file, err := packer.encode(block, &k.packed)
 	k.packers.release(packer)
 	if err != nil {
 		return err
 	}
-	if good, err := k.isStored(ctx, l, len(file)); err != nil || good {
+	if good, err := k.isStored(ctx, id, block, len(file)); err != nil || good {
 		return err
 	}
-	if err := k.store.Put(ctx, l.ID.key(), file); err != nil {
+	if err := k.store.Put(ctx, id.key(), file); err != nil {
 		return err
 	}
 	k.progress.UpstreamBytes.Add(int64(len(file)))
@@ -307,8 +304,8 @@ func newBlockReader() *blockReader {
 // restore (also one of Longhorn) verifies each block, but it would find damage only when the image may not exist anywhere else.
 // Create therefore checks such a block while the right bytes are available, and replaces a damaged one. This repairs all
 // backups that share the block.
-func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool, error) {
-	return IsStored(ctx, k.store, l.ID.key(), func() int64 { return int64(size) }, func(object io.Reader) (bool, error) {
+func (k *blockWriter) isStored(ctx context.Context, id blockID, block []byte, size int) (bool, error) {
+	return IsStored(ctx, k.store, id.key(), func() int64 { return int64(size) }, func(object io.Reader) (bool, error) {
 		r, err := k.readers.acquire(ctx)
 		if err != nil {
 			return false, err
@@ -321,6 +318,6 @@ func (k *blockWriter) isStored(ctx context.Context, l readBlock, size int) (bool
 		if r.block == nil {
 			r.block = make([]byte, blockSize)
 		}
-		return r.decoder.decode(r.block[:len(l.data)], r.file[:n], l.ID) == nil, nil
+		return r.decoder.decode(r.block[:len(block)], r.file[:n], id) == nil, nil
 	})
 }

@@ -7,8 +7,6 @@ import (
 	"path"
 	"sync/atomic"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
@@ -28,37 +26,26 @@ type Stored struct{ Chunks, Bytes atomic.Int64 }
 // chunks are in the store.
 func (d *Destination) PutChunks(ctx context.Context, im *Image, t *caibx.Table, workers int, done *atomic.Int64) (*Stored, error) {
 	var stored Stored
-	group, ctx := errgroup.WithContext(ctx)
-	todo := make(chan caibx.Item)
-	group.Go(func() error {
-		defer close(todo)
+	firsts := func(yield func(caibx.Item) bool) {
 		for n := range t.Len() {
 			i := t.Item(n)
 			if first, _ := t.Find(i.ID); first != n {
 				done.Add(i.Length)
-				continue
-			}
-			select {
-			case todo <- i:
-			case <-ctx.Done():
-				return ctx.Err()
+			} else if !yield(i) {
+				return
 			}
 		}
-		return nil
-	})
-	for range workers {
-		group.Go(func() error {
-			w := chunkWriter{d: d, im: im, digest: t.Header().Digest, packer: caibx.NewPacker(), unpacker: caibx.NewUnpacker(), stored: &stored}
-			for i := range todo {
-				if err := w.write(ctx, i); err != nil {
-					return fmt.Errorf("store chunk at %d: %w", i.Offset, err)
-				}
-				done.Add(i.Length)
-			}
-			return nil
-		})
 	}
-	return &stored, group.Wait()
+	return &stored, backup.InParallel(ctx, workers, firsts, func() func(context.Context, caibx.Item) error {
+		w := chunkWriter{d: d, im: im, digest: t.Header().Digest, packer: caibx.NewPacker(), unpacker: caibx.NewUnpacker(), stored: &stored}
+		return func(ctx context.Context, i caibx.Item) error {
+			if err := w.write(ctx, i); err != nil {
+				return fmt.Errorf("store chunk at %d: %w", i.Offset, err)
+			}
+			done.Add(i.Length)
+			return nil
+		}
+	})
 }
 
 // chunkWriter writes one chunk at a time.
