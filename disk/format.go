@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 
 	"github.com/seed-26586806/backing-image-manager/disk/filetype"
 	"github.com/seed-26586806/backing-image-manager/disk/luks"
@@ -122,9 +121,8 @@ func inspectHead(head []byte, declared model.Format) error {
 	return err
 }
 
-// unknownSize is a size that passes every check: it is greater than every possible offset, and a
-// whole number of sectors.
-const unknownSize = math.MaxInt64 &^ (sector - 1)
+// unknownSize is a size that passes every check: it is greater than the offsets in a file, and a whole number of sectors.
+const unknownSize = 1 << 60
 
 // CheckSize returns a *FormatError for sizes that an image cannot have. Longhorn reads and writes whole
 // sectors, and never finishes an image that ends within a sector.

@@ -3,12 +3,11 @@ package qcow2
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"runtime"
-	"sync"
 
 	"github.com/klauspost/compress/flate"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -24,10 +23,10 @@ const (
 
 // compressor compresses clusters of a source on all CPUs.
 type compressor struct {
-	src     Source
-	in      []byte
-	batch   []compressJob
-	workers []*flate.Writer
+	src   Source
+	in    []byte
+	batch []compressJob
+	idle  chan *flate.Writer
 }
 
 // compressJob compresses one cluster.
@@ -36,7 +35,6 @@ type compressJob struct {
 	data   []byte // in compressor.in
 	out    limitedBuffer
 	zero   bool
-	err    error
 }
 
 // limitedBuffer accepts at most maxCompressed bytes.
@@ -53,13 +51,16 @@ func (o *limitedBuffer) Write(p []byte) (int, error) {
 }
 
 func newCompressor(src Source) *compressor {
-	k := &compressor{src: src, in: make([]byte, batchClusters*encodeCluster), batch: make([]compressJob, 0, batchClusters)}
-	for range min(runtime.GOMAXPROCS(0), maxCompressWorkers) {
+	k := &compressor{
+		src: src, in: make([]byte, batchClusters*encodeCluster), batch: make([]compressJob, 0, batchClusters),
+		idle: make(chan *flate.Writer, min(runtime.GOMAXPROCS(0), maxCompressWorkers)),
+	}
+	for range cap(k.idle) {
 		w, err := flate.NewWriterWindow(io.Discard, compressWindow)
 		if err != nil {
 			panic("qcow2: " + err.Error())
 		}
-		k.workers = append(k.workers, w)
+		k.idle <- w
 	}
 	return k
 }
@@ -78,26 +79,15 @@ func (k *compressor) run() error {
 	if err := k.read(); err != nil {
 		return err
 	}
-	queue := make(chan *compressJob, batchClusters)
+	var group errgroup.Group
 	for i := range k.batch {
-		queue <- &k.batch[i]
-	}
-	close(queue)
-	var group sync.WaitGroup
-	for _, w := range k.workers {
-		group.Go(func() {
-			for b := range queue {
-				b.compress(w)
-			}
+		group.Go(func() error {
+			w := <-k.idle
+			defer func() { k.idle <- w }()
+			return k.batch[i].compress(w)
 		})
 	}
-	group.Wait()
-	for i := range k.batch {
-		if err := k.batch[i].err; err != nil {
-			return err
-		}
-	}
-	return nil
+	return group.Wait()
 }
 
 // read reads the clusters of the batch. It reads adjacent clusters in one call.
@@ -117,22 +107,21 @@ func (k *compressor) read() error {
 
 var zeros [encodeCluster]byte
 
-func (b *compressJob) compress(w *flate.Writer) {
-	b.out, b.err = b.out[:0], nil
+func (b *compressJob) compress(w *flate.Writer) error {
+	b.out = b.out[:0]
 	if b.zero = bytes.Equal(b.data, zeros[:]); b.zero {
-		return
+		return nil
 	}
 	w.Reset(&b.out)
 	_, err := w.Write(b.data)
 	if err == nil {
 		err = w.Close()
 	}
-	switch {
-	case errors.Is(err, errNotSmaller):
+	if errors.Is(err, errNotSmaller) {
 		b.out = b.out[:0]
-	case err != nil:
-		b.err = fmt.Errorf("compress cluster: %w", err)
+		return nil
 	}
+	return err
 }
 
 // measure compresses all clusters to compute their sizes, and removes clusters of zeros.

@@ -2,13 +2,12 @@ package qcow2
 
 import (
 	"bytes"
-	"errors"
 	"io"
 	"runtime"
-	"sync"
 
 	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -36,8 +35,8 @@ func (h *header) compressedRange(entry uint64, size int64) (offset, length int64
 
 // decompression is the state for the decompression of the clusters of an image.
 type decompression struct {
-	workers []*decompressor
-	jobs    []decompressJob
+	idle chan *decompressor
+	jobs []decompressJob
 
 	kept    uint64 // the L2 entry of the cached cluster; 0: none
 	cluster []byte // cached: the last cluster that was only partly read
@@ -46,16 +45,15 @@ type decompression struct {
 type decompressJob struct {
 	in  []byte
 	out []byte // one cluster
-	err error
 }
 
 func newDecompression(h *header) decompression {
-	var u decompression
-	for range min(runtime.GOMAXPROCS(0), decompressWorkers) {
-		u.workers = append(u.workers, &decompressor{zstd: h.Compression != 0})
+	u := decompression{idle: make(chan *decompressor, min(runtime.GOMAXPROCS(0), decompressWorkers))}
+	for range cap(u.idle) {
+		u.idle <- &decompressor{zstd: h.Compression != 0}
 	}
 	n := min(maxBatchClusters, maxBatchBytes>>h.ClusterBits)
-	u.jobs = make([]decompressJob, 0, max(n, len(u.workers)))
+	u.jobs = make([]decompressJob, 0, max(n, cap(u.idle)))
 	return u
 }
 
@@ -110,7 +108,7 @@ func (m *Image) addJob(out []byte, entry uint64) error {
 	u := &m.decompression
 	u.jobs = u.jobs[:len(u.jobs)+1]
 	j := &u.jobs[len(u.jobs)-1]
-	j.out, j.err = out, nil
+	j.out = out
 	if int64(cap(j.in)) < length {
 		j.in = make([]byte, length)
 	}
@@ -120,26 +118,16 @@ func (m *Image) addJob(out []byte, entry uint64) error {
 
 // run runs the jobs in parallel.
 func (u *decompression) run() error {
-	queue := make(chan *decompressJob, len(u.jobs))
-	for i := range u.jobs {
-		queue <- &u.jobs[i]
-	}
-	close(queue)
-	work := func(w *decompressor) {
-		for j := range queue {
-			j.err = w.fill(j.out, j.in)
-		}
-	}
-	var group sync.WaitGroup
-	for _, w := range u.workers[1:min(len(u.workers), len(u.jobs))] {
-		group.Go(func() { work(w) })
-	}
-	work(u.workers[0])
-	group.Wait()
+	var group errgroup.Group
 	for _, j := range u.jobs {
-		if j.err != nil {
-			return refuse(hintDamaged, "a compressed cluster of the qcow2 image is damaged")
-		}
+		group.Go(func() error {
+			w := <-u.idle
+			defer func() { u.idle <- w }()
+			return w.fill(j.out, j.in)
+		})
+	}
+	if group.Wait() != nil {
+		return refuse(hintDamaged, "a compressed cluster of the qcow2 image is damaged")
 	}
 	return nil
 }
@@ -175,9 +163,5 @@ func (u *decompressor) reader() (r io.Reader, err error) {
 		u.inflate = flate.NewReader(&u.in)
 		return u.inflate, nil
 	}
-	resetter, ok := u.inflate.(flate.Resetter)
-	if !ok {
-		return nil, errors.New("the flate reader cannot be reset")
-	}
-	return u.inflate, resetter.Reset(&u.in, nil)
+	return u.inflate, u.inflate.(flate.Resetter).Reset(&u.in, nil) // as documented
 }

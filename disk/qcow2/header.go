@@ -126,12 +126,13 @@ func Inspect(r io.ReaderAt, size int64) (virtualSize int64, err error) {
 // which are usually in the first few clusters. size is the size of the whole file. InspectHead reads at
 // most 33 MiB.
 func InspectHead(r io.ReaderAt, size int64) error {
-	f := file{r, size}
-	h, _, err := f.checkHead()
+	c, err := newChecker(file{r, size})
 	if err != nil {
 		return err
 	}
-	return f.checkL1(h)
+	return c.entries(table{int64(c.h.L1Offset), int64(c.h.L1Entries), 8}, c.outer, func(_ int64, entry, _ uint64) error {
+		return c.h.checkL1Entry(entry, size)
+	})
 }
 
 // checkHead checks the header and its extensions.
@@ -336,26 +337,6 @@ const (
 	l1OffsetMask   = 1<<56 - 1<<9
 	l1ReservedMask = 1<<63 - 1 - l1OffsetMask
 )
-
-// checkL1 checks the L1 table, which has up to 32 MiB, with one small buffer.
-func (f file) checkL1(h *header) error {
-	rest, offset := int64(h.L1Entries)*8, int64(h.L1Offset)
-	buffer := make([]byte, min(rest, 64<<10))
-	for rest > 0 {
-		b := buffer[:min(rest, int64(len(buffer)))]
-		if err := f.read(b, offset); err != nil {
-			return err
-		}
-		for i := 0; i < len(b); i += 8 {
-			if err := h.checkL1Entry(binary.BigEndian.Uint64(b[i:]), f.size); err != nil {
-				return err
-			}
-		}
-		offset += int64(len(b))
-		rest -= int64(len(b))
-	}
-	return nil
-}
 
 func (h *header) checkL1Entry(entry uint64, size int64) error {
 	if entry&l1ReservedMask != 0 {

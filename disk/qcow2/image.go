@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 )
 
 // Image is the disk in a qcow2 file. It implements Source, and is not safe for concurrent use.
@@ -267,12 +268,10 @@ const (
 	pageCount = 16
 )
 
-// tableCache caches the pieces of tables that were used last.
+// tableCache caches pieces of tables. Each has one place, where it replaces another one.
 type tableCache struct {
-	file file
-	last *cachedPage
-	all  [pageCount]cachedPage
-	now  uint64
+	file  file
+	pages [pageCount]cachedPage
 
 	l1Offset int64 // 0: none
 	l1Entry  uint64
@@ -280,8 +279,7 @@ type tableCache struct {
 
 type cachedPage struct {
 	offset int64
-	used   uint64 // value of now at the last use; 0: the page is not valid
-	b      []byte
+	b      []byte // empty: none
 }
 
 // l1 returns the entry at offset of the L1 table. It caches one entry, because callers often request
@@ -299,43 +297,18 @@ func (c *tableCache) l1(offset int64) (uint64, error) {
 
 // entry returns the 8 bytes at offset, which is a multiple of 8.
 func (c *tableCache) entry(offset int64) (uint64, error) {
-	p := c.last
-	if start := offset &^ (pageSize - 1); p == nil || p.offset != start {
-		var err error
-		if p, err = c.page(start); err != nil {
+	start := offset &^ (pageSize - 1)
+	p := &c.pages[start/pageSize%pageCount]
+	if len(p.b) == 0 || p.offset != start {
+		p.offset, p.b = start, slices.Grow(p.b[:0], pageSize)
+		b := p.b[:max(0, min(pageSize, c.file.size-start))] // the last page of a file may be shorter
+		if err := c.file.read(b, start); err != nil {
 			return 0, err
 		}
-		c.last = p
+		p.b = b
 	}
-	at := offset - p.offset
-	if at+8 > int64(len(p.b)) {
+	if offset-start+8 > int64(len(p.b)) {
 		return 0, refuse(hintDamaged, "a table of the qcow2 image lies outside the file")
 	}
-	return binary.BigEndian.Uint64(p.b[at:]), nil
-}
-
-// page returns the page that begins at start. The last page of a file may be shorter.
-func (c *tableCache) page(start int64) (*cachedPage, error) {
-	c.now++
-	oldest := &c.all[0]
-	for i := range c.all {
-		p := &c.all[i]
-		if p.used > 0 && p.offset == start {
-			p.used = c.now
-			return p, nil
-		}
-		if p.used < oldest.used {
-			oldest = p
-		}
-	}
-	oldest.used, oldest.offset = 0, -1
-	if oldest.b == nil {
-		oldest.b = make([]byte, pageSize)
-	}
-	oldest.b = oldest.b[:max(0, min(pageSize, c.file.size-start))]
-	if err := c.file.read(oldest.b, start); err != nil {
-		return nil, err
-	}
-	oldest.offset, oldest.used = start, c.now
-	return oldest, nil
+	return binary.BigEndian.Uint64(p.b[offset-start:]), nil
 }
