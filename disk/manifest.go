@@ -123,11 +123,6 @@ func (c *chunkFile) at(n int64) (ChunkHash, error) {
 	return h, nil
 }
 
-// hashes returns a reader of the hashes of the first size bytes of the image.
-func (c *chunkFile) hashes(size int64) *io.SectionReader {
-	return io.NewSectionReader(c.f, chunkHeaderSize, chunksOf(size)*ChunkHashSize)
-}
-
 // truncate keeps the first n hashes.
 func (c *chunkFile) truncate(n int64) error {
 	return c.f.Truncate(chunkHeaderSize + n*ChunkHashSize)
@@ -184,13 +179,12 @@ func (m *Manifest) IsZero(n int64) (bool, error) {
 // DataSize returns the bytes of all chunks that are not all zero. It reads the whole manifest.
 func (m *Manifest) DataSize() (int64, error) {
 	var data int64
-	hashes := bufio.NewReaderSize(m.hashes(m.size), 64<<10)
-	h := ChunkHash{algorithm: m.algorithm}
 	for n := range m.Chunks() {
-		if _, err := io.ReadFull(hashes, h.sum[:]); err != nil {
-			return 0, fmt.Errorf("read manifest: %w", err)
+		zero, err := m.IsZero(n)
+		if err != nil {
+			return 0, err
 		}
-		if !h.matchesZeros(m.ChunkLength(n)) {
+		if !zero {
 			data += m.ChunkLength(n)
 		}
 	}
@@ -324,24 +318,4 @@ func (m *Manifest) receive(r io.Reader) error {
 		return noSpace(err)
 	}
 	return m.verify()
-}
-
-// sameHashes reports whether two readers of the same length return the same bytes.
-func sameHashes(a, b *io.SectionReader) (bool, error) {
-	bufA, bufB := make([]byte, 32<<10), make([]byte, 32<<10)
-	for {
-		n, err := io.ReadFull(a, bufA)
-		if err != nil && err != io.EOF && err != io.ErrUnexpectedEOF {
-			return false, err
-		}
-		if _, err := io.ReadFull(b, bufB[:n]); err != nil {
-			return false, err
-		}
-		if !bytes.Equal(bufA[:n], bufB[:n]) {
-			return false, nil
-		}
-		if err != nil { // a has ended
-			return true, nil
-		}
-	}
 }

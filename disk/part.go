@@ -227,10 +227,16 @@ func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 	if p.ChunkAlgorithm() != m.algorithm {
 		return p.adoptHashes(ctx, m, whole)
 	}
-	if whole == 0 {
-		return true, nil
+	for n := int64(0); n*ChunkSize < whole; n++ {
+		want, err := m.Hash(n)
+		if err != nil {
+			return false, err
+		}
+		if have, err := p.journal.at(n); err != nil || have != want {
+			return false, err
+		}
 	}
-	return sameHashes(p.journal.hashes(whole), m.hashes(whole))
+	return true, nil
 }
 
 // Continue records durably that the whole chunks of the partial file are the first chunks of the
