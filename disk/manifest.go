@@ -62,11 +62,6 @@ type chunkFile struct {
 	algorithm ChunkAlgorithm
 }
 
-// encoded returns a reader of the chunk file of an image of size bytes.
-func (c *chunkFile) encoded(size int64) *io.SectionReader {
-	return io.NewSectionReader(c.f, 0, EncodedSize(size))
-}
-
 // readHeader sets the algorithm; 0: the header is wrong.
 func (c *chunkFile) readHeader() (err error) {
 	c.algorithm, err = readChunkHeader(io.NewSectionReader(c.f, 0, chunkHeaderSize))
@@ -231,7 +226,9 @@ func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) 
 }
 
 // Encoded returns a new reader of the encoded manifest, which is the input of ReceiveManifest.
-func (m *Manifest) Encoded() *io.SectionReader { return m.encoded(m.size) }
+func (m *Manifest) Encoded() *io.SectionReader {
+	return io.NewSectionReader(m.f, 0, EncodedSize(m.size))
+}
 
 // Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image
 // had when it became ready. ErrNoManifest: the manifest is missing, or its digest differs from the

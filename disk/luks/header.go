@@ -253,17 +253,11 @@ func (s segment) header(copySize, diskSize int64) (*Header, error) {
 	return &Header{Offset: offset, SectorSize: s.SectorSize, ivTweak: tweak}, nil
 }
 
-// isASCII is needed for names in JSON: encoding/json ignores the case of names, and then treats some
-// other letters as equal to ASCII letters (ſ equals s).
-func isASCII(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
-}
-
 // maxNesting is greater than the nesting of any real header.
 const maxNesting = 16
 
-// checkNames rejects ambiguous JSON: encoding/json ignores the case of names, and cryptsetup does
-// not. If a name occurs twice, they may also use different values.
+// checkNames rejects ambiguous JSON: encoding/json ignores the case of names, and then treats some other letters as
+// equal to ASCII letters (ſ equals s). cryptsetup does neither. If a name occurs twice, they may also use different values.
 func checkNames(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	var names []map[string]bool // of each enclosing object; nil for arrays
@@ -291,7 +285,7 @@ func checkNames(text []byte) error {
 		case string:
 			if isName {
 				name, seen := strings.ToLower(token), names[len(names)-1]
-				if seen[name] || !isASCII(name) {
+				if seen[name] || strings.ContainsFunc(name, func(r rune) bool { return r >= utf8.RuneSelf }) {
 					return refuse("its JSON has an ambiguous name")
 				}
 				seen[name], isName = true, false

@@ -61,7 +61,7 @@ func (c *checker) checkWindow() error {
 	for _, check := range []func() error{
 		c.markHeader, c.markSnapshots, c.markBitmaps,
 		func() error { return c.checkTree(active) },
-		func() error { return c.eachSnapshot(c.checkTree) },
+		func() error { _, err := c.snapshots(c.checkTree); return err },
 	} {
 		if err := check(); err != nil {
 			return err

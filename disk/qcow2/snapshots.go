@@ -36,12 +36,6 @@ func (c *checker) markSnapshots() error {
 	return c.clusters.mark(int64(h.SnapshotsOffset), length, usedAsMetadata, false)
 }
 
-// eachSnapshot calls visit with the tree of each snapshot.
-func (c *checker) eachSnapshot(visit func(tree) error) error {
-	_, err := c.snapshots(visit)
-	return err
-}
-
 // snapshots reads the snapshot table. It calls visit with each snapshot, and returns the length of the
 // table in bytes.
 func (c *checker) snapshots(visit func(tree) error) (length int64, err error) {
