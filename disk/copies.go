@@ -54,7 +54,6 @@ func (d *Disk) List() (Listing, error) {
 		existing[c.ID] = true
 	}
 	d.metadata.keepOnly(existing)
-	d.retained.keepOnly(existing)
 	leftovers, err := fs.ReadDir(d.root.FS(), "tmp")
 	if err == nil {
 		for _, e := range leftovers {
@@ -194,8 +193,8 @@ func addPart(c *model.Copy, r Record, folder *os.Root) {
 	}
 }
 
-// metaCache caches the content of the small files of each image folder, so that List of a thousand
-// unchanged images reads none of these files. It is safe for concurrent use.
+// metaCache has what this process remembers of each image folder: the content of its small files, so that List of
+// a thousand unchanged images reads none of these files, and what no file records. It is safe for concurrent use.
 type metaCache struct {
 	mu      sync.Mutex
 	folders map[ident.ID]cachedFolder
@@ -206,6 +205,7 @@ type cachedFolder struct {
 	record cachedFile[Record]
 	cfg    cachedFile[longhornCfg]
 	findings
+	retained *retainedPages // nil: none
 }
 
 // findings are faults of an image that are recorded in no file. They are kept when the cached files
@@ -269,7 +269,7 @@ func (m *metaCache) read(id ident.ID, folder *os.Root) (r Record, owned bool, cf
 // comparison of inodes is not enough: a freed inode that is reused within one clock tick looks
 // unchanged.
 func (m *metaCache) invalidate(id ident.ID) {
-	m.change(id, func(c *cachedFolder) { *c = cachedFolder{findings: c.findings} })
+	m.change(id, func(c *cachedFolder) { c.record, c.cfg = cachedFile[Record]{}, cachedFile[longhornCfg]{} })
 }
 
 // change calls f with the cached state of id.

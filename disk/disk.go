@@ -52,7 +52,6 @@ type Disk struct {
 	replicas // of Longhorn's volumes
 
 	metadata metaCache
-	retained retainedPages
 	leases   leaseProbe
 
 	// unrestored is true if folders could not be restored whose removal was interrupted, because the

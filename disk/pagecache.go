@@ -1,7 +1,6 @@
 package disk
 
 import (
-	"maps"
 	"os"
 	"sync"
 	"unsafe"
@@ -190,47 +189,30 @@ func (p pagedFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	return read, err
 }
 
-// retainedPages are pages of images that readers added to the page cache and could not drop. The next
-// reader of the image tries to drop them. It is safe for concurrent use.
+// retainedPages are pages of an image that readers added to the page cache and could not drop. The next
+// reader of the image tries to drop them.
 type retainedPages struct {
-	mu     sync.Mutex
-	images map[ident.ID]retainedFile
-}
-
-type retainedFile struct {
 	inode uint64
 	spans []Span
 }
 
-// take removes and returns the pages of an image, if it still has this inode.
-func (r *retainedPages) take(id ident.ID, inode uint64) []Span {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	had := r.images[id]
-	delete(r.images, id)
-	if had.inode != inode {
-		return nil
-	}
-	return had.spans
+// takePages removes and returns the retained pages of an image, if it still has this inode.
+func (m *metaCache) takePages(id ident.ID, inode uint64) (spans []Span) {
+	m.change(id, func(c *cachedFolder) {
+		if c.retained != nil && c.retained.inode == inode {
+			spans = c.retained.spans
+		}
+		c.retained = nil
+	})
+	return spans
 }
 
-// add adds pages of an image, and removes the pages of another inode.
-func (r *retainedPages) add(id ident.ID, inode uint64, spans []Span) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.images == nil {
-		r.images = map[ident.ID]retainedFile{}
-	}
-	had := r.images[id]
-	if had.inode != inode {
-		had.spans = nil
-	}
-	r.images[id] = retainedFile{inode: inode, spans: append(had.spans, spans...)}
-}
-
-// keepOnly removes all images that are not in existing.
-func (r *retainedPages) keepOnly(existing map[ident.ID]bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.images, func(id ident.ID, _ retainedFile) bool { return !existing[id] })
+// retainPages adds pages of an image, and removes the pages of another inode.
+func (m *metaCache) retainPages(id ident.ID, inode uint64, spans []Span) {
+	m.change(id, func(c *cachedFolder) {
+		if c.retained != nil && c.retained.inode == inode {
+			spans = append(c.retained.spans, spans...)
+		}
+		c.retained = &retainedPages{inode, spans}
+	})
 }

@@ -48,10 +48,10 @@ func (d *Disk) Open(id ident.ID) (*Reader, error) {
 	}
 	chunks := &chunkReader{f: f, size: info.Size(), before: evidenceOf(info)}
 	inode := chunks.before.Inode
-	pages := newCachedPages(f, chunks.size, d.retained.take(id, inode))
+	pages := newCachedPages(f, chunks.size, d.metadata.takePages(id, inode))
 	return &Reader{
 		SectionReader: io.NewSectionReader(pagedFile{pages}, 0, chunks.size), chunks: chunks, pages: pages,
-		retain: func(spans []Span) { d.retained.add(id, inode, spans) },
+		retain: func(spans []Span) { d.metadata.retainPages(id, inode, spans) },
 	}, nil
 }
 

@@ -241,7 +241,7 @@ func TestCloseKeepsRetainedPages(t *testing.T) {
 	if err := second.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if left := d.retained.take(testID, first.chunks.before.Inode); len(left) != 1 {
+	if left := d.metadata.takePages(testID, first.chunks.before.Inode); len(left) != 1 {
 		t.Errorf("retained pages are %v, want one span", left)
 	}
 }
