@@ -20,9 +20,10 @@
 //	<disk>/backing-image-manager.users                which replicas named images when they were last read
 //	<disk>/backing-image-manager.commit               the last accepted commit
 //
-// No other state is stored. backing.record and backing-image-manager.users have the version of their format: of another
-// version, the first one leaves the copy alone, and with the second one every copy counts as in use. All files are opened through an os.Root, so that no name and no link
-// can refer to a file outside the disk.
+// No other state is stored. backing.record and backing-image-manager.users have the version of their format: of
+// another version, the first one leaves the copy alone, and with the second one every copy counts as in use.
+//
+// All files are opened through an os.Root, so that no name and no link can refer to a file outside the disk.
 //
 // # Reading order
 //

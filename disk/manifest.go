@@ -192,8 +192,9 @@ type SelectedChunk struct {
 	Hash     ChunkHash
 }
 
-// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from r. Each chunk that is not all zero has the same probability; if
-// there is none, each chunk has. Who does not know the secret cannot predict the selection.
+// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from r. Each chunk that is
+// not all zero has the same probability; if there is none, each chunk has. Who does not know the secret cannot
+// predict the selection.
 func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) {
 	if size <= 0 {
 		return SelectedChunk{}, fmt.Errorf("an image of %d bytes has no chunk", size)
