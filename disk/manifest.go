@@ -208,19 +208,19 @@ func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) 
 	var selected SelectedChunk
 	var data, zero int64 // how many chunks of both kinds were read
 	for n := range chunksOf(size) {
-		one := SelectedChunk{From: n * ChunkSize, To: min((n+1)*ChunkSize, size), Hash: ChunkHash{algorithm: algorithm}}
-		if _, err := io.ReadFull(hashes, one.Hash.sum[:]); err != nil {
+		candidate := SelectedChunk{From: n * ChunkSize, To: min((n+1)*ChunkSize, size), Hash: ChunkHash{algorithm: algorithm}}
+		if _, err := io.ReadFull(hashes, candidate.Hash.sum[:]); err != nil {
 			return SelectedChunk{}, fmt.Errorf("read manifest: %w", err)
 		}
-		if one.Hash.matchesZeros(one.To - one.From) {
+		if candidate.Hash.matchesZeros(candidate.To - candidate.From) {
 			zero++
 			if data == 0 && random.Int64N(zero) == 0 {
-				selected = one
+				selected = candidate
 			}
 			continue
 		}
 		if data++; random.Int64N(data) == 0 {
-			selected = one
+			selected = candidate
 		}
 	}
 	return selected, nil

@@ -33,9 +33,9 @@ func (u Users) Needs() map[ident.ID]Need {
 		if link, _ := isLink(u.disk.root, folder); link {
 			continue
 		}
-		one := Need{Replicas: replicas}
+		need := Need{Replicas: replicas}
 		if since, known := u.since[folder]; known {
-			one.Since = time.Unix(0, since).UTC()
+			need.Since = time.Unix(0, since).UTC()
 		}
 		if _, err := u.disk.root.Lstat(filePath(id, imageFile)); errors.Is(err, fs.ErrNotExist) {
 			if _, err := u.disk.root.Lstat(path.Join(imagesFolder, removingPrefix+folder)); err == nil {
@@ -44,12 +44,12 @@ func (u Users) Needs() map[ident.ID]Need {
 				}
 				u.disk.removals.Unlock() // a crash interrupted that removal
 			}
-			one.OtherWriter = otherWriter(u.disk.root, id)
+			need.OtherWriter = otherWriter(u.disk.root, id)
 		}
 		if all == nil {
 			all = map[ident.ID]Need{}
 		}
-		all[id] = one
+		all[id] = need
 	}
 	return all
 }
