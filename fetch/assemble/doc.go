@@ -33,8 +33,8 @@
 //
 // # Decorators
 //
-// Stalling, Counted and Limited change a Provider, each in one respect. A new provider needs Open only, and gets stalls,
-// accounting and limits from them, and retries and backoff from the Health.
+// Counted and Limited change a Provider, each in one respect. A new provider needs Open only, which ends a request that
+// stalls, and gets accounting and limits from them, and retries and backoff from the Health.
 //
 // # Reading order
 //

@@ -145,7 +145,7 @@ func (r *linkReader) Read(p []byte) (int, error) {
 	select {
 	case <-time.After(r.link.timeFor(n)):
 	case <-r.ctx.Done():
-		return 0, r.ctx.Err()
+		return 0, context.Cause(r.ctx)
 	}
 	return n, err
 }
@@ -223,13 +223,21 @@ func (t *transfer) candidates() (all []Candidate) {
 
 func (t *transfer) candidate(name string, l *fakeLink, counter *atomic.Int64) Candidate {
 	p := Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
+		open := l.openRange
 		if t.open != nil && counter == &t.Progress.PeerBytes {
-			return t.open(ctx, l, from, to)
+			open = func(ctx context.Context, from, to int64) (io.ReadCloser, error) { return t.open(ctx, l, from, to) }
 		}
-		return l.openRange(ctx, from, to)
+		ctx, cancel := context.WithCancelCause(ctx)
+		silent := time.AfterFunc(10*time.Second, func() { cancel(errors.New("no response in 10s")) })
+		b, err := open(ctx, from, to)
+		if silent.Stop(); err != nil {
+			cancel(nil)
+			return nil, err
+		}
+		return body{fetch.StallReader(b, 10*time.Second, cancel), b.Close}, nil
 	})
 	return Candidate{
-		Provider: Limited(Counted(Stalling(p, 10*time.Second), counter), t.limiter), Name: name, Host: name,
+		Provider: Limited(Counted(p, counter), t.limiter), Name: name, Host: name,
 		Invalid: func(s Segment) error { return fmt.Errorf("%s sent wrong bytes at %d", name, s.Offset) },
 	}
 }

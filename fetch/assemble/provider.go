@@ -2,10 +2,8 @@ package assemble
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/time/rate"
 
@@ -14,7 +12,8 @@ import (
 
 // Provider is a place that has bytes of an image. It is safe for concurrent use.
 type Provider interface {
-	// Open returns the bytes [from, to), which nobody has verified. The body ends there, or with an error before.
+	// Open returns the bytes [from, to), which nobody has verified. The body ends there, or with an error before. It must also
+	// end with an error if it stalls.
 	Open(ctx context.Context, from, to int64) (io.ReadCloser, error)
 }
 
@@ -72,42 +71,6 @@ func Counted(p Provider, counters ...*atomic.Int64) Provider {
 // Limited limits the rate of p. Providers with the same limiter share it. nil: there is no limit.
 func Limited(p Provider, l *rate.Limiter) Provider {
 	return decorated(p, func(ctx context.Context, r io.Reader) io.Reader { return fetch.RateLimitReader(ctx, r, l) })
-}
-
-// Stalling ends a request to p if there is no response within the timeout, or if the body stalls for as long, see
-// fetch.StallReader. Decorators that wait, such as Limited, go around it.
-func Stalling(p Provider, timeout time.Duration) Provider {
-	return Open(func(caller context.Context, from, to int64) (io.ReadCloser, error) {
-		ctx, cancel := context.WithCancelCause(caller)
-		silent := time.AfterFunc(timeout, func() { cancel(&fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no response in %v", timeout)}) })
-		b, err := p.Open(ctx, from, to)
-		silent.Stop()
-		if err != nil {
-			err = causeOf(ctx, err)
-			cancel(nil)
-			return nil, err
-		}
-		watched := fetch.StallReader(b, timeout, cancel)
-		return body{causeReader{ctx, watched}, func() error {
-			defer cancel(nil)
-			return b.Close()
-		}}, nil
-	})
-}
-
-// causeReader returns the cause of the end of ctx instead of the errors that follow from it.
-type causeReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-// Read implements io.Reader.
-func (c causeReader) Read(p []byte) (int, error) {
-	n, err := c.r.Read(p)
-	if err != nil && err != io.EOF {
-		err = causeOf(c.ctx, err)
-	}
-	return n, err
 }
 
 // causeOf returns the cause of ctx if ctx has ended, because err is then only a consequence of it.

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
@@ -124,6 +125,7 @@ type request struct {
 	query   url.Values
 	header  http.Header
 	timeout time.Duration // for the response headers
+	stall   time.Duration // of the body, see fetch.StallReader; 0: any
 }
 
 // do sends the request. The caller must close the body of the response. Errors contain the URL of the
@@ -170,7 +172,11 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 		cancel(nil)
 		return nil, err
 	}
-	resp.Body = &responseBody{ReadCloser: resp.Body, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
+	body := &responseBody{Reader: resp.Body, Closer: resp.Body, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
+	if r.stall > 0 {
+		body.Reader = fetch.StallReader(resp.Body, r.stall, cancel)
+	}
+	resp.Body = body
 	return resp, nil
 }
 
@@ -184,13 +190,14 @@ func (c *Client) bearerToken() string {
 // responseBody cancels the context of its request when it is closed. If the context ends before that,
 // Read returns its cause.
 type responseBody struct {
-	io.ReadCloser
+	io.Reader
+	io.Closer
 	cancel context.CancelCauseFunc
 	cause  func() error
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+	n, err := b.Reader.Read(p)
 	if err != nil && err != io.EOF {
 		if cause := b.cause(); cause != nil {
 			err = cause
@@ -201,7 +208,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 
 func (b *responseBody) Close() error {
 	b.cancel(nil)
-	return b.ReadCloser.Close()
+	return b.Closer.Close()
 }
 
 // deadPeerTimeout limits how long sent data may stay unacknowledged, and how long an idle connection

@@ -83,8 +83,6 @@ func (t *transfer) receiveIndex(ctx context.Context, part *disk.Part, m *disk.Ma
 var errLargeIndex = errors.New("the index is large, compared with what is missing")
 
 func (t *transfer) receiveIndexFrom(ctx context.Context, s Source, f *os.File, limit int64) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	body, length, err := t.pull.Client.openIndex(ctx, s)
 	if err != nil {
 		return err
@@ -93,7 +91,7 @@ func (t *transfer) receiveIndexFrom(ctx context.Context, s Source, f *os.File, l
 	if length > limit {
 		return errLargeIndex
 	}
-	limited := fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter)
+	limited := fetch.RateLimitReader(ctx, body, t.limiter)
 	_, err = io.CopyN(f, fetch.CountReader(ctx, limited, &t.progress.PeerBytes), length)
 	return err
 }

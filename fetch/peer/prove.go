@@ -126,14 +126,14 @@ func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, ea
 
 // readChunks reads the chunks in the bytes [from, to), and returns how many bytes each was called with.
 func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limiter *rate.Limiter, buf []byte, each func([]byte)) (read int64, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	body, err := c.openRange(ctx, s, from, to)
+	r := s.request("data")
+	r.stall = readStall
+	body, err := c.openRangeOf(ctx, r, from, to)
 	if err != nil {
 		return 0, err
 	}
 	defer body.Close()
-	limited := fetch.RateLimitReader(ctx, fetch.StallReader(body, readStall, cancel), limiter)
+	limited := fetch.RateLimitReader(ctx, body, limiter)
 	for from+read < to {
 		chunk := buf[:min(disk.ChunkSize, to-from-read)]
 		if _, err := io.ReadFull(limited, chunk); err != nil {

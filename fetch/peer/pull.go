@@ -212,7 +212,7 @@ func (t *transfer) source(s Source) assemble.Candidate {
 	var p assemble.Provider = assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 		return t.pull.Client.openRange(ctx, s, from, to)
 	})
-	p = assemble.Limited(assemble.Counted(assemble.Stalling(p, stallTimeout), &t.progress.PeerBytes), t.limiter)
+	p = assemble.Limited(assemble.Counted(p, &t.progress.PeerBytes), t.limiter)
 	return assemble.Candidate{
 		Provider: p, Name: s.name(), Host: s.Node, Invalid: wrongChunk(s.Node, s.Disk),
 		Delivered: func(io.ReadCloser) { t.progress.Sender.Store(&s.URL) },
@@ -227,7 +227,7 @@ func (t *transfer) upstream() []assemble.Candidate {
 			name = fmt.Sprintf("mirror %d", i)
 		}
 		if t.pull.health.Available(name) {
-			p = assemble.Limited(assemble.Counted(assemble.Stalling(p, stallTimeout), &t.progress.UpstreamBytes), t.limiter)
+			p = assemble.Limited(assemble.Counted(p, &t.progress.UpstreamBytes), t.limiter)
 			return []assemble.Candidate{{Provider: p, Name: name, Host: upstreamName, Reserve: true, Invalid: wrongChunk("", "")}}
 		}
 	}
@@ -333,8 +333,6 @@ func byVotes(sources []Source) []Source {
 }
 
 func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive ManifestReceiver) (*disk.Manifest, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	body, length, err := t.pull.Client.openManifest(ctx, s)
 	if err != nil {
 		return nil, err
@@ -344,14 +342,14 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d", length, want)}
 	}
 	t.progress.PeerBytes.Add(length)
-	m, err := receive(fetch.RateLimitReader(ctx, fetch.StallReader(body, stallTimeout, cancel), t.limiter), s.Size, s.ManifestDigest)
+	m, err := receive(fetch.RateLimitReader(ctx, body, t.limiter), s.Size, s.ManifestDigest)
 	if err == nil {
 		return m, nil
 	}
 	if _, ok := errors.AsType[*disk.ChecksumError](err); ok || errors.Is(err, disk.ErrNoManifest) {
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest is not the one in its state: %w", err)}
 	}
-	return nil, cmp.Or(context.Cause(ctx), err)
+	return nil, err
 }
 
 // isLocal reports whether err is an error of this node, which would occur with every source.

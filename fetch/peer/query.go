@@ -191,8 +191,8 @@ func (l *sizeLimiter) Read(p []byte) (n int, err error) {
 }
 
 // openRange returns a reader of the bytes [from, to) of an image. It returns exactly these bytes or
-// an error: a *busyError, an *httperror.Error, or io.ErrUnexpectedEOF if the connection breaks. The
-// caller limits the time for the body. If the body is read to its end before it is closed, the
+// an error: a *busyError, an *httperror.Error, io.ErrUnexpectedEOF if the connection breaks, or a
+// *fetch.Error if the body stalls. If the body is read to its end before it is closed, the
 // connection is used again.
 func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
 	return c.openRangeOf(ctx, s.request("data"), from, to)
@@ -239,7 +239,7 @@ func (c *Client) openWhole(ctx context.Context, r request) (io.ReadCloser, int64
 func (s Source) request(route string) request {
 	return request{
 		address: s.Address, path: []string{"v1", "images", s.ID.Name, s.ID.UUID, route},
-		query: url.Values{"disk": {s.Disk}}, header: http.Header{}, timeout: responseTimeout,
+		query: url.Values{"disk": {s.Disk}}, header: http.Header{}, timeout: responseTimeout, stall: stallTimeout,
 	}
 }
 
