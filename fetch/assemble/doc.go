@@ -1,6 +1,6 @@
 // Package assemble is the engine that puts an image together from places that have parts of it. A sync from peers, a restore, a
-// download by an index, the repair of a chunk and the download of an image from a node are the same loop with other
-// segments and providers.
+// clone with encryption, a download by an index, the repair of a chunk and the download of an image from a node are the
+// same loop with other segments and providers.
 //
 //	segment    a part of the image: offset, length and hash
 //	plan       where the bytes of each segment are: zeros, a seed, an earlier place in the image, or missing

@@ -13,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
 // Encryption says how a clone transforms the bytes of its source.
@@ -116,7 +117,7 @@ func (r Request) encrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	}
 	progress.Total.Store(o.Size)
 	progress.Resume(part.Offset())
-	return transformInto(ctx, part, source, part.Offset()-HeaderSize, size, payload.Encrypt, progress)
+	return transformInto(ctx, part, source, HeaderSize, o.Size, payload.Encrypt, progress)
 }
 
 // beginEncrypted discards the bytes in part, creates a header and appends it.
@@ -214,7 +215,7 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 		return err
 	}
 	disk := io.NewSectionReader(source, header.Offset, size)
-	return transformInto(ctx, part, disk, part.Offset(), size, payload.Decrypt, progress)
+	return transformInto(ctx, part, disk, 0, size, payload.Decrypt, progress)
 }
 
 // luksVersion returns the LUKS version of a disk, or 0 if the disk is not encrypted.
@@ -229,94 +230,54 @@ func luksVersion(r io.ReaderAt, size int64) (int, error) {
 // maxWorkers limits the memory of a clone. More workers would be faster than any disk.
 const maxWorkers = 8
 
-// chunk is a chunk on its way from the source to part.
-type chunk struct {
-	buf  []byte // from disk.NewChunkBuffer
-	size int64
-	at   int64 // offset in the source
-	hash disk.ChunkHash
-	err  error
-	done chan struct{}
-}
-
-// pipeline connects the goroutines that read, transform and write chunks. Its channels have
-// capacity for all chunks.
-type pipeline struct {
-	free        chan []byte
-	work, order chan *chunk
-}
-
-// transformInto reads the disk r from offset to size, transforms each chunk, and appends it to part.
-// One goroutine reads r, and several goroutines transform chunks.
-func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, offset, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
+// transformInto appends the rest of a clone of size bytes to part: after the first shift bytes, the bytes of the disk r, which
+// change transforms. Several goroutines do that, and one of them at a time reads r.
+func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, shift, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
 	workers := min(runtime.GOMAXPROCS(0), maxWorkers)
-	depth := workers + 2 // one chunk is being read and one is being written
-	s := pipeline{free: make(chan []byte, depth), work: make(chan *chunk, depth), order: make(chan *chunk, depth)}
-	for range depth {
-		s.free <- disk.NewChunkBuffer()
+	var reading sync.Mutex
+	source := assemble.Candidate{
+		Name: "source", Limits: func() (requests int, length int64) { return workers, 0 }, // a chunk at a time
+		Provider: assemble.Open(func(_ context.Context, from, to int64) (io.ReadCloser, error) {
+			return &transformed{r, &reading, change, from - shift, to - shift}, nil
+		}),
 	}
-	algorithm := part.ChunkAlgorithm()
-	reading, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer cancel()
-	running.Go(func() { s.read(reading, r, offset, size) })
-	for range workers {
-		running.Go(func() { s.transform(algorithm, change) })
+	a := assemble.Assembly{
+		Plan: assemble.Blocks(size, disk.ChunkSize, func(int64) bool { return true }), Sink: part,
+		Candidates: func() []assemble.Candidate { return []assemble.Candidate{source} }, Health: new(assemble.Health),
+		Window: func() int64 { return int64(workers+2) * disk.ChunkSize }, // one chunk is being written
+		Failed: func(_ assemble.Candidate, err error) error { return err }, Progress: progress,
 	}
-	if err := s.write(part, progress); err != nil {
-		return err
-	}
-	return ctx.Err()
+	return a.Run(ctx, part.Offset())
 }
 
-// read reads chunks until the end of the disk, the end of ctx or an error. The last chunk contains
-// the error.
-func (s pipeline) read(ctx context.Context, r io.ReaderAt, offset, size int64) {
-	defer close(s.order)
-	defer close(s.work)
-	for at := offset; at < size; at += disk.ChunkSize {
-		var buf []byte
-		select {
-		case buf = <-s.free:
-		case <-ctx.Done():
-			return
-		}
-		p := &chunk{buf: buf, at: at, size: min(disk.ChunkSize, size-at), done: make(chan struct{})}
-		p.err = readFull(r, p.buf[:p.size], at)
-		s.work <- p
-		s.order <- p
-		if p.err != nil {
-			return
-		}
-	}
+// transformed reads the bytes [at, end) of a disk and transforms them. Each Read has whole sectors, because it has room for a
+// whole chunk.
+type transformed struct {
+	disk    io.ReaderAt
+	reading *sync.Mutex // of the disk
+	change  func(b []byte, offset int64)
+	at, end int64
 }
 
-func (s pipeline) transform(algorithm disk.ChunkAlgorithm, change func(b []byte, offset int64)) {
-	for p := range s.work {
-		if b := p.buf[:p.size]; p.err == nil {
-			change(b, p.at)
-			p.hash = algorithm.Hash(b)
-		}
-		close(p.done)
+// Read implements io.Reader.
+func (t *transformed) Read(p []byte) (int, error) {
+	if t.at == t.end {
+		return 0, io.EOF
 	}
+	p = p[:min(int64(len(p)), t.end-t.at)]
+	t.reading.Lock()
+	err := readFull(t.disk, p, t.at)
+	t.reading.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	t.change(p, t.at)
+	t.at += int64(len(p))
+	return len(p), nil
 }
 
-func (s pipeline) write(part *disk.Part, progress *fetch.Progress) error {
-	for p := range s.order {
-		<-p.done
-		if p.err != nil {
-			return p.err
-		}
-		buf, err := part.AppendChunk(p.buf, p.size, p.hash)
-		if err != nil {
-			return err
-		}
-		progress.Done.Add(p.size)
-		s.free <- buf
-	}
-	return nil
-}
+// Close implements io.Closer.
+func (t *transformed) Close() error { return nil }
 
 func readFull(r io.ReaderAt, b []byte, offset int64) error {
 	n, err := r.ReadAt(b, offset)
