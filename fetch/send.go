@@ -3,12 +3,8 @@ package fetch
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"io"
 	"net/http"
-
-	"github.com/minio/minio-go/v7"
 )
 
 // Message is a small document to send to a server.
@@ -91,14 +87,8 @@ func (c *Client) putObject(ctx context.Context, m Message) error {
 	if b.Path == "" {
 		return failf(BadConfig, "the address does not name an object")
 	}
-	sum := sha256.Sum256(m.Body)
-	o := minio.PutObjectOptions{ContentType: m.ContentType, DisableContentSha256: true}
-	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.Path, bytes.NewReader(m.Body), int64(len(m.Body)), "", hex.EncodeToString(sum[:]), o)
-	if err != nil {
+	if err := b.Put(ctx, b.Path, m.ContentType, m.Body); err != nil {
 		return b.Classify(ctx, err)
-	}
-	if info.ETag == "" {
-		return errNotS3
 	}
 	return nil
 }

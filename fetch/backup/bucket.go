@@ -1,11 +1,8 @@
 package backup
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"io/fs"
@@ -19,8 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// bucket is a Store in a bucket of an S3 server. It puts an object with a single request, so an
-// interruption leaves no multipart upload.
+// bucket is a Store in a bucket of an S3 server.
 type bucket struct{ *fetch.Bucket }
 
 // maxEntries is the largest number of entries in one folder.
@@ -65,16 +61,9 @@ func checkHeader(h http.Header) error {
 	return nil
 }
 
-// Put stores an object. The signature of the request covers the checksum, so an S3 server rejects
-// different bytes.
+// Put stores an object.
 func (b *bucket) Put(ctx context.Context, key string, data []byte) error {
-	sum := sha256.Sum256(data)
-	o := minio.PutObjectOptions{ContentType: "application/octet-stream", DisableContentSha256: true}
-	info, err := minio.Core{Client: b.Client}.PutObject(ctx, b.Name, b.objectName(key), bytes.NewReader(data), int64(len(data)), "", hex.EncodeToString(sum[:]), o)
-	if err == nil && info.ETag == "" {
-		err = errorf(fetch.Refused, "the server does not respond as an S3 server does")
-	}
-	if err != nil {
+	if err := b.Bucket.Put(ctx, b.objectName(key), "application/octet-stream", data); err != nil {
 		return b.wrapError(ctx, "write", key, err)
 	}
 	return nil
