@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,6 +207,7 @@ type costView struct {
 	PackedBytes   int64  `json:"packedBytes"`
 	FromFile      int64  `json:"fromFile"`  // the index and the ranges
 	FromStore     int64  `json:"fromStore"` // the index and the packed chunks
+	sizes         caibx.Sizes
 }
 
 func (p *publisher) run(ctx context.Context, files []string, out printer) error {
@@ -351,7 +353,7 @@ func (p *publisher) cost(ctx context.Context, im *publish.Image, t, old *caibx.T
 	c, err := im.Estimate(ctx, t, old)
 	return costView{
 		ChunkSize: c.Sizes.String(), IndexBytes: c.Index, MissingChunks: c.Chunks, MissingBytes: c.Bytes, Ranges: c.Ranges,
-		PackedBytes: c.Packed, FromFile: c.FromFile(), FromStore: c.FromStore(),
+		PackedBytes: c.Packed, FromFile: c.FromFile(), FromStore: c.FromStore(), sizes: c.Sizes,
 	}, err
 }
 
@@ -403,25 +405,18 @@ func (p *publisher) costLines(v publishView) []string {
 	}
 	rows := [][]string{{"CHUNKS", "INDEX", "MISSING", "RANGES", "FROM THE FILE", "FROM A STORE"}}
 	for _, c := range v.Costs {
-		rows = append(rows, []string{describeSizes(c.ChunkSize), report.Size(c.IndexBytes), fmt.Sprintf("%.1f %%", 100*float64(c.MissingBytes)/float64(v.Size)),
+		rows = append(rows, []string{describeSizes(c.sizes), report.Size(c.IndexBytes), fmt.Sprintf("%.1f %%", 100*float64(c.MissingBytes)/float64(v.Size)),
 			strconv.FormatInt(c.Ranges, 10), report.Size(c.FromFile), report.Size(c.FromStore)})
 	}
-	cheapest := func(cost func(costView) int64) costView {
-		return slices.MinFunc(v.Costs, func(a, b costView) int { return int(min(max(cost(a)-cost(b), -1), 1)) })
-	}
-	file := cheapest(func(c costView) int64 { return c.FromFile })
-	store := cheapest(func(c costView) int64 { return c.FromStore })
+	file := slices.MinFunc(v.Costs, func(a, b costView) int { return cmp.Compare(a.FromFile, b.FromFile) })
+	store := slices.MinFunc(v.Costs, func(a, b costView) int { return cmp.Compare(a.FromStore, b.FromStore) })
 	return append(append([]string{"", fmt.Sprintf("What %s costs for who has %s (%s):", v.File, p.like, report.Size(v.Size))}, report.Align(rows)...),
-		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.ChunkSize), report.Size(file.FromFile)),
-		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.ChunkSize), report.Size(store.FromStore)))
+		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.sizes), report.Size(file.FromFile)),
+		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.sizes), report.Size(store.FromStore)))
 }
 
 // describeSizes returns the flag for these sizes of chunks.
-func describeSizes(text string) string {
-	var s sizesFlag
-	if err := s.Set(text); err != nil {
-		panic("describe sizes: " + err.Error())
-	}
+func describeSizes(s caibx.Sizes) string {
 	size := func(n uint64) string {
 		switch {
 		case n%(1<<20) == 0:
@@ -434,8 +429,8 @@ func describeSizes(text string) string {
 	switch {
 	case s.IsBlocks():
 		return "--block-size " + size(s.Max)
-	case s.Sizes == caibx.SizesOf(s.Avg):
+	case s == caibx.SizesOf(s.Avg):
 		return "--chunk-size " + size(s.Avg)
 	}
-	return "--chunk-size " + text
+	return "--chunk-size " + s.String()
 }

@@ -103,10 +103,10 @@ func (w *statusWatch) follow(ctx context.Context, client *api.Client) error {
 		case err != nil && isPermanent(err):
 			return err
 		case err != nil:
-			w.unreachable(err)
+			w.setProblem(err, client.Address())
 			known, gap = "", watchRetry // the next response must not wait for a change
 		default:
-			w.reached(client.Address())
+			w.setProblem(nil, client.Address())
 			if known = etag; etag == "" {
 				gap = watchRetry
 			}
@@ -128,31 +128,24 @@ func (w *statusWatch) follow(ctx context.Context, client *api.Client) error {
 	}
 }
 
-// unreachable prints why the daemon cannot be reached, once for each reason.
-func (w *statusWatch) unreachable(err error) {
-	problem := strings.Join(errorLines(err), "; ")
+// setProblem prints why the daemon cannot be reached, once for each reason, or for nil that it responds again.
+func (w *statusWatch) setProblem(err error, address string) {
+	problem := ""
+	if err != nil {
+		problem = strings.Join(errorLines(err), "; ")
+	}
 	if problem == w.problem {
 		return
 	}
 	w.problem = problem
-	if w.screen != nil {
+	switch {
+	case w.screen != nil:
 		w.draw()
-		return
+	case problem != "":
+		report.WriteLine(w.err, "warning: %s; trying again", problem)
+	default:
+		report.WriteLine(w.err, "the daemon at %s responds again", address)
 	}
-	report.WriteLine(w.err, "warning: %s; trying again", problem)
-}
-
-// reached ends unreachable.
-func (w *statusWatch) reached(address string) {
-	if w.problem == "" {
-		return
-	}
-	w.problem = ""
-	if w.screen != nil {
-		w.draw()
-		return
-	}
-	report.WriteLine(w.err, "the daemon at %s responds again", address)
 }
 
 // show prints a changed document.

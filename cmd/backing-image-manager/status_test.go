@@ -40,7 +40,7 @@ func TestWatchRedrawsWhatFitsTheTerminal(t *testing.T) {
 	if len(first) != 23 || !strings.HasPrefix(first[0], "Node ") || !strings.HasPrefix(first[22], "and ") {
 		t.Errorf("%d lines: %q", len(first), first)
 	}
-	w.unreachable(errors.New("no route\x1b[2J"))
+	w.setProblem(errors.New("no route\x1b[2J"), "http://node1:8000")
 	again := drawn()
 	if up := fmt.Sprintf("\x1b[%dA", len(first)); !strings.HasPrefix(again[0], up+"not connected, trying again: no route") || strings.Contains(again[0], "\x1b[2J") || len(again) != 23 {
 		t.Errorf("%d lines: %q", len(again), again)
@@ -50,7 +50,7 @@ func TestWatchRedrawsWhatFitsTheTerminal(t *testing.T) {
 			t.Errorf("%q is too long for the terminal", line)
 		}
 	}
-	w.reached("http://node1:8000")
+	w.setProblem(nil, "http://node1:8000")
 	if last := drawn(); !strings.Contains(last[0], "Node ") {
 		t.Errorf("%q, want the table again", last)
 	}
