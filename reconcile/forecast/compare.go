@@ -39,14 +39,12 @@ type ImageDifference struct {
 	Generation bool   `json:"generation,omitempty"`
 	UUID       string `json:"uuid,omitempty"`    // as declared after
 	OldUUID    string `json:"oldUUID,omitempty"` // as declared before
-	// Before and After are the desired disks, as NODE/DISK, best first, if every disk can take a
+	// Before and After are the desired disks, best first, if every disk can take a
 	// copy.
-	Before  []string `json:"before"`
-	After   []string `json:"after"`
-	Added   []string `json:"added"`   // in After and not in Before
-	Removed []string `json:"removed"` // in Before and not in After
-
-	added, removed []ident.DiskRef
+	Before  []ident.DiskRef `json:"before"`
+	After   []ident.DiskRef `json:"after"`
+	Added   []ident.DiskRef `json:"added"`   // in After and not in Before
+	Removed []ident.DiskRef `json:"removed"` // in Before and not in After
 }
 
 // NodeDifference is a node whose declaration or desired copies differ.
@@ -77,10 +75,10 @@ func Compare(before, after schema.Config) Difference {
 			continue
 		}
 		d.Images = append(d.Images, one)
-		for _, ref := range one.added {
+		for _, ref := range one.Added {
 			nodes[ref.Node].Added = append(nodes[ref.Node].Added, name)
 		}
-		for _, ref := range one.removed {
+		for _, ref := range one.Removed {
 			nodes[ref.Node].Removed = append(nodes[ref.Node].Removed, name)
 		}
 	}
@@ -122,24 +120,14 @@ func compareImage(name string, before, after map[string]schema.Image, was, is pl
 	a.Declaration, b.Declaration = model.Declaration{}, model.Declaration{}
 	d = ImageDifference{Image: name, Change: changed(old, now, reflect.DeepEqual(a, b)), UUID: b.ID.UUID, OldUUID: a.ID.UUID}
 	d.Generation = old && now && a.ID != b.ID
-	var had, has []ident.DiskRef
+	d.Before, d.After = []ident.DiskRef{}, []ident.DiskRef{} // [] in JSON
 	if old {
-		had = was.Desired(a)
+		d.Before = append(d.Before, was.Desired(a)...)
 	}
 	if now {
-		has = is.Desired(b)
+		d.After = append(d.After, is.Desired(b)...)
 	}
-	d.Before, d.After = refTexts(had), refTexts(has)
-	d.added = plan.Subtract(has, had)
-	d.removed = plan.Subtract(had, has)
-	d.Added, d.Removed = refTexts(d.added), refTexts(d.removed)
-	return d, d.Change != Unchanged || len(d.added)+len(d.removed) > 0
-}
-
-func refTexts(refs []ident.DiskRef) []string {
-	texts := make([]string, len(refs))
-	for i, ref := range refs {
-		texts[i] = ref.String()
-	}
-	return texts
+	d.Added = append([]ident.DiskRef{}, plan.Subtract(d.After, d.Before)...)
+	d.Removed = append([]ident.DiskRef{}, plan.Subtract(d.Before, d.After)...)
+	return d, d.Change != Unchanged || len(d.Added)+len(d.Removed) > 0
 }

@@ -69,7 +69,13 @@ func countCopies(n int) string {
 // maxNames is the number of names in a line of text.
 const maxNames = 3
 
-func joinNames(names []string) string { return plan.JoinMax(names, ", ", maxNames) }
+func joinNames[T any](names []T) string {
+	words := make([]string, len(names))
+	for i, name := range names {
+		words[i] = fmt.Sprint(name)
+	}
+	return plan.JoinMax(words, ", ", maxNames)
+}
 
 // Align pads the cells of rows to columns, and returns the lines. Rows may have different
 // lengths. The last cell of a row is not padded. The lines are printable, whatever the cells contain.

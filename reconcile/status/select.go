@@ -120,6 +120,9 @@ func Generations(images []ImageStatus, name string, on []string) []ImageStatus {
 	return found
 }
 
+// maxNames is how many images an error names. There may be thousands.
+const maxNames = 50
+
 // NoSuchImage returns the error for a name that Generations does not find.
 func NoSuchImage(images []ImageStatus, name string, on []string) error {
 	var names []string
@@ -129,10 +132,14 @@ func NoSuchImage(images []ImageStatus, name string, on []string) error {
 		}
 	}
 	slices.Sort(names)
-	if len(names) == 0 {
-		return fmt.Errorf("no image %s: there are no images", name)
+	where := name
+	if len(on) > 0 {
+		where += " on " + strings.Join(on, ", ")
 	}
-	return fmt.Errorf("no image %s: the images are %s", name, strings.Join(slices.Compact(names), ", "))
+	if len(names) == 0 {
+		return fmt.Errorf("no image %s: there are no images", where)
+	}
+	return fmt.Errorf("no image %s: the images are %s", where, plan.JoinMax(slices.Compact(names), ", ", maxNames))
 }
 
 // FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
@@ -141,11 +148,7 @@ func NoSuchImage(images []ImageStatus, name string, on []string) error {
 func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
 	found := Generations(s.Images, name, on)
 	if len(found) == 0 {
-		where := ""
-		if len(on) > 0 {
-			where = " on " + strings.Join(on, ", ")
-		}
-		return ImageStatus{}, nil, fmt.Errorf("no image %s: node %s has none of that name%s", name, s.Node, where)
+		return ImageStatus{}, nil, NoSuchImage(s.Images, name, on)
 	}
 	image := found[0]
 	ready := slices.DeleteFunc(slices.Clone(image.Copies), func(c CopyStatus) bool {
@@ -193,11 +196,8 @@ func (s Status) urlOf(node string) (url string, ok bool) {
 
 // FindHolder returns another node with a ready copy of a declared image and a declared address.
 func (s Status) FindHolder(image string) (node, url string, ok bool) {
-	for _, i := range s.Images {
-		if i.Name != image || !i.Declared {
-			continue
-		}
-		for _, c := range i.Copies {
+	if declared, ok := s.declaredImage(image); ok {
+		for _, c := range declared.Copies {
 			if url, ok := s.urlOf(c.Node); ok && c.State == model.Ready {
 				return c.Node, url, true
 			}
