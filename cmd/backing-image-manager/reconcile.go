@@ -272,33 +272,14 @@ func (c *reconcileCmd) exit(p plan.Plan, result schema.Result) error {
 	return nil
 }
 
-// write prints a plan. The text of an empty plan depends on its cause. worked is true after a run
-// that executed an action.
+// write prints a plan. worked is true after a run that executed an action.
 func (c *reconcileCmd) write(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) error {
-	summary, disks, all := "", "The disks match the configuration.", true
-	for _, seen := range o.Disks {
-		if seen.Problem != "" {
-			disks, all = "The disks that can be used match the configuration.", false
-		}
+	style := c.style(len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
+	if !c.dryRun {
+		d.Only = nil // the disks are what counts after a run
 	}
-	switch {
-	case d.Allowed == schema.ObserveOnly:
-		summary = "No plan: too much of the configuration is unknown."
-	case worked && len(p.Actions) == 0:
-		summary = "Done. " + disks
-	case c.dryRun && d.Only != nil && len(p.Actions) == 0:
-		summary = "No changes: the saved plan has no actions for this node."
-	case !all && len(p.Actions) == 0:
-		summary = "No changes. " + disks
-	}
-	if summary == "" || c.format != report.Text && c.format != report.Markdown {
-		return report.WritePlan(c.out, p, c.style(len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1))
-	}
-	if c.format == report.Markdown {
-		summary = "**" + summary + "**"
-	}
-	_, err := fmt.Fprintln(c.out, summary)
-	return err
+	style.Outcome = report.Outcome(d, o, p, worked)
+	return report.WritePlan(c.out, p, style)
 }
 
 // style returns the style of the plan for one node or for a cluster.

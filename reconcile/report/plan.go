@@ -11,24 +11,52 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Style is the format of a plan, and the options of the formats Text and Markdown.
 type Style struct {
 	Format  Format
-	Colour  bool // Text has colours
-	Cluster bool // each disk has its node; without it, only in a plan for several nodes
+	Colour  bool   // Text has colours
+	Cluster bool   // each disk has its node; without it, only in a plan for several nodes
+	Outcome string // Text and Markdown have only this; "": they have the plan
 }
 
 // WritePlan writes a plan.
 func WritePlan(w io.Writer, p plan.Plan, style Style) error {
 	text := func() *lines {
 		b := &lines{}
-		writeActions(b, p, style)
-		b.linef("%s", PlanSummary(p))
+		if style.Outcome == "" {
+			writeActions(b, p, style)
+		}
+		b.linef("%s", cmp.Or(style.Outcome, PlanSummary(p)))
 		return b
 	}
-	return write(w, style.Format, p, text, func() *comment { return planMarkdown(p, style.Cluster) })
+	return write(w, style.Format, p, text, func() *comment { return planMarkdown(p, style) })
+}
+
+// Outcome returns what a plan without actions means for the node of d, if that is more than that its disks match the
+// configuration; otherwise "". worked is true after a run that executed an action.
+func Outcome(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) string {
+	disks, all := "The disks match the configuration.", true
+	for _, seen := range o.Disks {
+		if seen.Problem != "" {
+			disks, all = "The disks that can be used match the configuration.", false
+		}
+	}
+	switch {
+	case d.Allowed == schema.ObserveOnly:
+		return "No plan: too much of the configuration is unknown."
+	case len(p.Actions) > 0:
+		return ""
+	case worked:
+		return "Done. " + disks
+	case d.Only != nil:
+		return "No changes: the saved plan has no actions for this node."
+	case !all:
+		return "No changes. " + disks
+	}
+	return ""
 }
 
 // writeActions writes one line for each suspension and each action, and an empty line.
@@ -76,9 +104,12 @@ func colourOf(op model.Op) colour {
 }
 
 // planMarkdown returns the plan as a table.
-func planMarkdown(p plan.Plan, cluster bool) *comment {
+func planMarkdown(p plan.Plan, style Style) *comment {
 	b := &comment{}
-	rows := planRows(p, cluster)
+	var rows [][]string
+	if style.Outcome == "" {
+		rows = planRows(p, style.Cluster)
+	}
 	if len(rows) > 0 {
 		b.linef("| op | image | disk | size | reason |")
 		b.linef("|---|---|---|---:|---|")
@@ -89,7 +120,7 @@ func planMarkdown(p plan.Plan, cluster bool) *comment {
 	if len(rows) > 0 {
 		b.linef("")
 	}
-	b.linef("**%v**", PlanSummary(p))
+	b.linef("**%v**", cmp.Or(style.Outcome, PlanSummary(p)))
 	return b
 }
 
