@@ -118,8 +118,7 @@ Exit status: 0 if at least one attempt starts; 1 otherwise, with the reason.`,
 		if err != nil {
 			return err
 		}
-		err = report.WriteLine(cmd.OutOrStdout(), "%s: %s", args[0], text.Line(message))
-		return err
+		return report.WriteLine(cmd.OutOrStdout(), "%s: %s", args[0], text.Line(message))
 	}
 	return cmd
 }

@@ -104,15 +104,10 @@ func (t *testCmd) run(ctx context.Context, paths []string) error {
 			}
 		}
 	}
-	if t.format == report.JSON {
-		err = report.WriteJSON(t.out, results)
-	} else {
-		_, err = fmt.Fprintln(t.out, results.Summary())
+	if err := report.Print(t.out, t.format, results, results.Summary()); err != nil || results.Failed == 0 {
+		return err
 	}
-	if err == nil && results.Failed > 0 {
-		return &exitError{code: 1} // the results have the reasons
-	}
-	return err
+	return &exitError{code: 1} // the results have the reasons
 }
 
 // runner returns the runner with the configuration and the states of the flags.

@@ -185,8 +185,7 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	case err != nil:
 		return fmt.Errorf("upload to %s: %w", daemon.Address(), err)
 	}
-	err = report.WriteLine(u.out, "%s is uploaded and ready", u.name)
-	return err
+	return report.WriteLine(u.out, "%s is uploaded and ready", u.name)
 }
 
 // stoppedError returns the error for an upload that the user stopped: it can be resumed, or not. The argument kept
@@ -246,8 +245,7 @@ func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready id
 	case got != ready:
 		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, got.Short())
 	}
-	err = report.WriteLine(u.out, "%s is already ready, with the same bytes", u.name)
-	return err
+	return report.WriteLine(u.out, "%s is already ready, with the same bytes", u.name)
 }
 
 // canReread reports whether the content comes from a file, packed or not.
@@ -319,8 +317,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	if err != nil {
 		return err
 	}
-	err = report.WriteLine(u.out, "%s on %s is ready: sha512 %s", made.ID, on.Path(), made.SHA512)
-	return err
+	return report.WriteLine(u.out, "%s on %s is ready: sha512 %s", made.ID, on.Path(), made.SHA512)
 }
 
 // fill writes the content into a partial file and commits it. An interrupted file can be

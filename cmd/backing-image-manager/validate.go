@@ -42,12 +42,7 @@ Exit status: 1 if there is an error, or with --strict a warning.`,
 		if err != nil {
 			return err
 		}
-		if format.value == report.JSON {
-			err = report.WriteValidationsJSON(cmd.OutOrStdout(), all)
-		} else {
-			err = report.WriteValidations(cmd.OutOrStdout(), all)
-		}
-		return errors.Join(err, invalidError(all, strict))
+		return errors.Join(report.WriteValidations(cmd.OutOrStdout(), all, format.value), invalidError(all, strict))
 	}
 	return cmd
 }

@@ -216,13 +216,17 @@ func WriteYAML(w io.Writer, v any) error {
 // position in a file below dir.
 func WriteProblems(w io.Writer, dir string, r schema.Result) {
 	var l lines
+	l.problems(dir, r)
+	_ = l.writeTo(w) // w is stderr, or the caller sees the error at its next write
+}
+
+func (l *lines) problems(dir string, r schema.Result) {
 	for _, p := range r.Errors {
 		l.linef("%s", ProblemLine(dir, p, ""))
 	}
 	for _, p := range r.Warnings {
 		l.linef("%s", ProblemLine(dir, p, "warning: "))
 	}
-	_ = l.writeTo(w) // w is stderr, or the caller sees the error at its next write
 }
 
 // ProblemLine formats a problem like a compiler does, with the position first, so that

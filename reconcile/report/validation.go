@@ -44,14 +44,22 @@ type originSection struct {
 	Values map[string]schema.ValueOrigin `json:"values"`
 }
 
-// WriteValidationsJSON writes the results as one JSON document.
-func WriteValidationsJSON(w io.Writer, all []Validation) error {
+// WriteValidations writes the results as one JSON document, or as text: the problems of the configurations, the skipped
+// documents, and a summary for each.
+func WriteValidations(w io.Writer, all []Validation, format Format) error {
+	if format == JSON {
+		return WriteJSON(w, documentOf(all))
+	}
+	return validationText(all).writeTo(w)
+}
+
+func documentOf(all []Validation) validationDocument {
 	d := validationDocument{Valid: true, Configurations: []configurationSection{}}
 	for _, v := range all {
 		d.Valid = d.Valid && len(v.Errors) == 0
 		d.Configurations = append(d.Configurations, v.section())
 	}
-	return WriteJSON(w, d)
+	return d
 }
 
 func (v Validation) section() configurationSection {
@@ -135,13 +143,11 @@ func (v Validation) summary() string {
 	return text
 }
 
-// WriteValidations writes the problems of configurations, the skipped documents, and a summary
-// for each.
-func WriteValidations(w io.Writer, all []Validation) error {
+func validationText(all []Validation) *lines {
+	b := &lines{}
 	for _, v := range all {
-		WriteProblems(w, v.Path, v.Result)
+		b.problems(v.Path, v.Result)
 	}
-	var b lines
 	for _, v := range all {
 		for _, s := range v.Skipped {
 			s.File = v.file(s.File)
@@ -151,5 +157,5 @@ func WriteValidations(w io.Writer, all []Validation) error {
 	for _, v := range all {
 		b.linef("%s", v.summary())
 	}
-	return b.writeTo(w)
+	return b
 }

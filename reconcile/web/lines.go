@@ -34,22 +34,19 @@ type linesModel struct {
 	Problems []string
 }
 
-// The kinds of changes.
-const (
-	createImage    = "create"
-	changeChecksum = "checksum"
-	drain          = "drain"
-	suspendImage   = "suspend"
-	confirmPrune   = "prune"
-)
+// createImage is the change of the form that is shown at first.
+const createImage = "create"
 
-// fields are the values of each form.
-var fields = map[string][]string{
-	createImage:    {"name", "source", "url", "checksum", "copies"},
-	changeChecksum: {"image", "checksum", "url"},
-	drain:          {"place"},
-	suspendImage:   {"image", "reason", "by", "until"},
-	confirmPrune:   {"confirm"},
+// changes are the forms: the values of each, and how it writes the lines.
+var changes = map[string]struct {
+	values []string
+	lines  func(*linesModel, schema.Config)
+}{
+	createImage: {[]string{"name", "source", "url", "checksum", "copies"}, (*linesModel).create},
+	"checksum":  {[]string{"image", "checksum", "url"}, (*linesModel).changeChecksum},
+	"drain":     {[]string{"place"}, (*linesModel).drain},
+	"suspend":   {[]string{"image", "reason", "by", "until"}, (*linesModel).suspend},
+	"prune":     {[]string{"confirm"}, (*linesModel).confirmPrune},
 }
 
 const maxValue = 2000
@@ -57,10 +54,11 @@ const maxValue = 2000
 func newLines(s *snapshot, of request) (any, int) {
 	config, values := s.view.Desired.Config, of.values
 	m := linesModel{Kind: values.Get("kind"), Values: map[string]string{}, Images: slices.Sorted(maps.Keys(config.Images)), Prunable: prunable(s)}
-	if fields[m.Kind] == nil {
-		m.Kind = createImage
+	change, known := changes[m.Kind]
+	if !known {
+		m.Kind, change = createImage, changes[createImage]
 	}
-	for _, name := range fields[m.Kind] {
+	for _, name := range change.values {
 		text := text.Line(strings.TrimSpace(values.Get(name)))
 		if len(text) > maxValue {
 			text = ""
@@ -75,18 +73,7 @@ func newLines(s *snapshot, of request) (any, int) {
 		}
 	}
 	m.NoNodes = len(m.Places) == 0
-	switch m.Kind {
-	case createImage:
-		m.create(config)
-	case changeChecksum:
-		m.changeChecksum(config)
-	case drain:
-		m.drain(config)
-	case suspendImage:
-		m.suspend(config)
-	case confirmPrune:
-		m.confirmPrune(config)
-	}
+	change.lines(&m, config)
 	if edit := config.Settings.Web.EditURL; edit != "" && m.File != "" && m.Lines != "" {
 		m.Edit = strings.ReplaceAll(edit, "{file}", inQuery.Replace((&url.URL{Path: m.File}).EscapedPath()))
 	}
