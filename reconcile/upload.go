@@ -44,7 +44,7 @@ func (h uploadHost) Interrupted(id string) bool {
 			}
 			if d, open := h.loop.reconciler.served.disk(ref.Disk); open && folderOf(d).PartSource(image).ETag == id {
 				declared := v.Desired.Config.Images[image.Name]
-				return plan.DeclaresUpload(declared, image) && len(plan.NewRound(v.Desired, v.Observed).ReadyCopies(declared)) == 0
+				return declared.ID == image && declared.Source.Upload != nil && len(plan.NewRound(v.Desired, v.Observed).ReadyCopies(declared)) == 0
 			}
 		}
 	}

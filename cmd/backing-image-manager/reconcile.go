@@ -339,7 +339,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	}
 	e := c.estimator(result.Config, old.Config)
 	p := e.EstimateSaved(ctx, cluster, result.Config, old.Config, cluster.Plan(nodes))
-	if err := c.save(result, cluster.Save(nodes, p)); err != nil {
+	if err := c.save(result, plan.NewSavedPlan(nodes, plan.Observed{Disks: cluster.Disks}, p)); err != nil {
 		return err
 	}
 	if !c.everyNode || nodes[0].Allowed == schema.ObserveOnly {

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -236,11 +235,14 @@ func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRe
 			counted = append(counted, p.proofRequest(ref, deleted))
 		}
 	}
-	slices.SortStableFunc(counted, func(a, b ProofRequest) int {
-		return cmp.Or(
-			compareBool(!p.state.isEligible(a.Copy.Disk), !p.state.isEligible(b.Copy.Disk)), compareBool(last[a.Copy], last[b.Copy]),
-			compareBool(!p.ix.Desired.Owns(a.Copy.Disk), !p.ix.Desired.Owns(b.Copy.Disk)), compareBool(a.Untrusted, b.Untrusted))
-	})
+	for _, isWorse := range []func(ProofRequest) bool{ // the last one decides first
+		func(r ProofRequest) bool { return r.Untrusted },
+		func(r ProofRequest) bool { return !p.ix.Desired.Owns(r.Copy.Disk) },
+		func(r ProofRequest) bool { return last[r.Copy] },
+		func(r ProofRequest) bool { return !p.state.isEligible(r.Copy.Disk) },
+	} {
+		counted = moveBack(counted, isWorse)
+	}
 	missing := p.requiredWithout(deleted)
 	var requests []ProofRequest
 	for _, r := range counted {
@@ -281,17 +283,6 @@ func (p *surplusPlanner) readFirst(deletion Action) Action {
 		}
 	}
 	return deletion
-}
-
-// compareBool orders false before true.
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 // requiredWithout returns how many copies must remain after the deletion of a copy of this node.

@@ -17,9 +17,9 @@
 //	    add disks with replicas that need it  need.go       G2: their volumes cannot start
 //	    surplus copies: delete or keep        surplus.go    surplusPlanner
 //	    what stops a deletion                 deletion.go   deletion: S1 to S6
-//	        if nothing uses or needs them     inuse.go      U1 to U8
-//	        after what replaces them is read  readback.go   S5
-//	    older generations to keep             generations.go  keptGenerations: V6
+//	        if nothing uses or needs them     usage.go      U1 to U8
+//	        after what replaces them is read  deletion.go   S5
+//	    older generations to keep             surplus.go    keptGenerations: V6
 //	    each target without a ready copy:     target.go     targetPlanner
 //	        copy from this node or from peers
 //	        the first target, if no copy exists: use the source,

@@ -237,7 +237,8 @@ const ScrubRate = 64 << 20
 // planScrub returns the verification of the ready copy on this node whose last verification is the
 // longest ago, if it is older than scrubInterval. It returns one copy at a time.
 func planScrub(ix *Round, planned []Action) []Action {
-	if ix.Desired.Config.Settings.ScrubInterval == 0 {
+	interval, now := ix.Desired.Config.Settings.ScrubInterval, ix.Observed.Now
+	if interval == 0 {
 		return nil
 	}
 	for ref, j := range ix.Observed.Jobs {
@@ -249,49 +250,33 @@ func planScrub(ix *Round, planned []Action) []Action {
 	for _, a := range planned {
 		busy[a.CopyRef()] = true
 	}
-	due := slices.DeleteFunc(dueForScrub(ix), func(s scrubCandidate) bool { return busy[s.ref] })
-	if len(due) == 0 {
-		return nil
-	}
-	next := slices.MinFunc(due, compareScrubs)
-	reason := model.Reason{Code: CodeScrub, Text: "scrub: never verified since it was adopted"}
-	if !next.verified.IsZero() {
-		reason = because(CodeScrub, "scrub: last verified %s", next.verified.UTC().Format(time.RFC3339))
-	}
-	a := NewAction(model.Verify, next.ref, reason, next.size)
-	a.Scrub = true
-	return []Action{a}
-}
-
-type scrubCandidate struct {
-	ref      ident.CopyRef
-	verified time.Time
-	size     int64
-}
-
-// compareScrubs orders by the last verification.
-func compareScrubs(a, b scrubCandidate) int {
-	return cmp.Or(a.verified.Compare(b.verified), cmp.Compare(a.ref.String(), b.ref.String()))
-}
-
-func dueForScrub(ix *Round) []scrubCandidate {
-	var all []scrubCandidate
-	now := ix.Observed.Now
+	var next ident.CopyRef
 	for _, image := range ix.Desired.Config.Images {
-		suspended := ix.Desired.SuspensionOf(image, now) != nil
+		if ix.Desired.SuspensionOf(image, now) != nil {
+			continue
+		}
 		for _, on := range ix.ownDisks {
-			if ix.Observed.Disks[on].ReadOnly {
-				continue // the scrub would begin again and again, because its time cannot be recorded
-			}
 			ref := ident.CopyRef{Disk: on, ID: image.ID}
-			c := ix.copyAt(ref)
+			c, last := ix.copyAt(ref), ix.copyAt(next)
 			age := now.Sub(c.VerifiedAt)
-			recent := age >= 0 && age < ix.Desired.Config.Settings.ScrubInterval
-			if c.State != model.Ready || recent || suspended || ix.Observed.Failures[ref].Delays(model.Verify, now) {
+			recent := age >= 0 && age < interval
+			// On a read-only disk the scrub would begin again and again, because its time cannot be recorded.
+			if c.State != model.Ready || recent || busy[ref] || ix.Observed.Disks[on].ReadOnly || ix.Observed.Failures[ref].Delays(model.Verify, now) {
 				continue
 			}
-			all = append(all, scrubCandidate{ref, c.VerifiedAt, c.Size})
+			if next == (ident.CopyRef{}) || cmp.Or(c.VerifiedAt.Compare(last.VerifiedAt), cmp.Compare(ref.String(), next.String())) < 0 {
+				next = ref
+			}
 		}
 	}
-	return all
+	if next == (ident.CopyRef{}) {
+		return nil
+	}
+	c, reason := ix.copyAt(next), model.Reason{Code: CodeScrub, Text: "scrub: never verified since it was adopted"}
+	if !c.VerifiedAt.IsZero() {
+		reason = because(CodeScrub, "scrub: last verified %s", c.VerifiedAt.UTC().Format(time.RFC3339))
+	}
+	a := NewAction(model.Verify, next, reason, c.Size)
+	a.Scrub = true
+	return []Action{a}
 }

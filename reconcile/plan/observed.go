@@ -131,32 +131,20 @@ func (o Observed) MarkSameCopies() {
 // A claim takes no disk out of service: each node uses its own disk. But the two may be one disk, so
 // that nothing is deleted from a disputed disk, and no deletion counts on a copy there.
 func (o *Observed) MarkDisputedDisks() {
-	byUUID := make(map[string]ident.DiskRef, len(o.Disks)) // one disk of each uuid
-	var disputed map[string][]ident.DiskRef                // the disks of the uuids with several
+	byUUID := map[string][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
-		if p, other := o.Peers[ref.Node]; seen.UUID == "" || seen.Problem != "" || other && !p.Responds() {
-			continue
+		if p, other := o.Peers[ref.Node]; seen.UUID != "" && seen.Problem == "" && (!other || p.Responds()) {
+			byUUID[seen.UUID] = append(byUUID[seen.UUID], ref)
 		}
-		twin, duplicate := byUUID[seen.UUID]
-		if !duplicate {
-			byUUID[seen.UUID] = ref
-			continue
-		}
-		if disputed == nil {
-			disputed = map[string][]ident.DiskRef{}
-		}
-		if len(disputed[seen.UUID]) == 0 {
-			disputed[seen.UUID] = append(disputed[seen.UUID], twin)
-		}
-		disputed[seen.UUID] = append(disputed[seen.UUID], ref)
 	}
-	if disputed != nil {
-		o.Disks = maps.Clone(o.Disks) // it may be shared
-	}
-	for uuid, refs := range disputed {
+	cloned := false
+	for uuid, refs := range byUUID {
 		slices.SortFunc(refs, ident.DiskRef.Compare)
 		if refs[0].Node == refs[len(refs)-1].Node {
 			continue // that node rejects its own duplicates
+		}
+		if !cloned {
+			o.Disks, cloned = maps.Clone(o.Disks), true // it may be shared
 		}
 		names := make([]string, len(refs))
 		for i, ref := range refs {

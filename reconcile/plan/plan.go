@@ -7,7 +7,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/dustin/go-humanize"
 
@@ -80,13 +79,7 @@ func (p Plan) WithSizes(change func(*Action)) Plan {
 
 // StartOrder returns the actions in the order in which they are started: those that replicas need first.
 func (p Plan) StartOrder() []Action {
-	isNeeded := func(a Action) bool { return a.Needed }
-	if !slices.ContainsFunc(p.Actions, isNeeded) {
-		return p.Actions
-	}
-	actions := slices.Clone(p.Actions)
-	slices.SortStableFunc(actions, func(a, b Action) int { return compareBool(!a.Needed, !b.Needed) })
-	return actions
+	return moveBack(p.Actions, func(a Action) bool { return !a.Needed })
 }
 
 // Empty reports whether the plan changes nothing: it has only waits (R4).
@@ -170,25 +163,22 @@ func keepSources(actions []Action) []Action {
 // count, nor does a lack of disks.
 func CheckConverged(d Desired, o Observed, p Plan) error {
 	failed := ownFailures(d, o)
-	var reasons []string
-	if n := len(failed); n > 0 {
-		reasons = append(reasons, fmt.Sprintf("%d failed", n))
-	}
-	if n := countBlocked(p, failed); n > 0 && len(reasons) > 0 {
-		reasons = append(reasons, fmt.Sprintf("%d more are blocked", n))
-	} else if n > 0 {
-		reasons = append(reasons, fmt.Sprintf("%d blocked", n))
-	}
-	if n := countMissing(d, o); len(reasons) == 0 && n > 0 {
-		reasons = append(reasons, fmt.Sprintf("%d not ready", n))
-	}
-	if len(reasons) == 0 && !p.Empty() {
-		reasons = append(reasons, "the plan is not empty")
-	}
-	if len(reasons) == 0 {
+	stopped, text := countBlocked(p, failed), ""
+	switch missing := countMissing(d, o); {
+	case len(failed) > 0 && stopped > 0:
+		text = fmt.Sprintf("%d failed, %d more are blocked", len(failed), stopped)
+	case len(failed) > 0:
+		text = fmt.Sprintf("%d failed", len(failed))
+	case stopped > 0:
+		text = fmt.Sprintf("%d blocked", stopped)
+	case missing > 0:
+		text = fmt.Sprintf("%d not ready", missing)
+	case !p.Empty():
+		text = "the plan is not empty"
+	default:
 		return nil
 	}
-	return errors.New("the disks do not match the configuration yet: " + strings.Join(reasons, ", "))
+	return errors.New("the disks do not match the configuration yet: " + text)
 }
 
 // ownFailures returns the copies on the disks of this node whose last attempt failed.

@@ -152,12 +152,7 @@ func mix64(x uint64) uint64 {
 
 // hasAll reports whether tags contain every selector. No selectors match everything.
 func hasAll(tags, selectors []string) bool {
-	for _, s := range selectors {
-		if !slices.Contains(tags, s) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(selectors, func(s string) bool { return !slices.Contains(tags, s) })
 }
 
 // Desired returns the desired disks of an image if every disk can take a copy, best first.

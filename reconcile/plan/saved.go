@@ -54,11 +54,6 @@ func NewSavedPlan(nodes []Desired, o Observed, p Plan) SavedPlan {
 	return s
 }
 
-// Save returns the plan p for these nodes with the state of the cluster.
-func (c *Cluster) Save(nodes []Desired, p Plan) SavedPlan {
-	return NewSavedPlan(nodes, Observed{Disks: c.Disks}, p)
-}
-
 func (o Observed) precondition(a Action) Precondition {
 	ref := a.CopyRef()
 	seen := o.Disks[ref.Disk]
@@ -196,12 +191,6 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 	return p
 }
 
-// remaining returns the actions of s that the current plan, the argument now, still has.
-func (s SavedPlan) remaining(now Plan) Plan {
-	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool { return a.Idle() || !s.Allows(a) })
-	return newPlan(actions, now.Digest, now.Revision)
-}
-
 // CheckExecuted returns an error if a run did not execute all of the saved plan s: p is the
 // plan that remains after it.
 func CheckExecuted(s SavedPlan, d Desired, o Observed, p Plan) error {
@@ -211,7 +200,7 @@ func CheckExecuted(s SavedPlan, d Desired, o Observed, p Plan) error {
 			failed++
 		}
 	}
-	remaining := len(s.remaining(p).Actions)
+	remaining := len(keep(p.Actions, func(a Action) bool { return !a.Idle() && s.Allows(a) }))
 	switch {
 	case failed > 0:
 		return fmt.Errorf("the saved plan was not executed: %d failed", failed)

@@ -131,8 +131,3 @@ func nodeAddress(nodes map[string]schema.Node, node string) string {
 	}
 	return node
 }
-
-// DeclaresUpload reports whether a partial upload with the identity id is still declared.
-func DeclaresUpload(image schema.Image, id ident.ID) bool {
-	return image.ID == id && image.Source.Upload != nil
-}
