@@ -56,31 +56,15 @@ func serve(in, out *os.File) error {
 		return err
 	}
 	go watchMemory() // until the process exits
-	decoder := gob.NewDecoder(in)
-	var header wireHeader
-	if err := decoder.Decode(&header); err != nil {
+	e, origins, err := receiveUnits(in)
+	if err != nil {
 		return fmt.Errorf("read what to evaluate: %w", err)
-	}
-	e := newEvaluator(header)
-	for range header.Files {
-		var f wireFile
-		if err := decoder.Decode(&f); err != nil {
-			return fmt.Errorf("read what to evaluate: %w", err)
-		}
-		e.add(configdir.File{Path: f.Path, Data: f.Data})
 	}
 	var b bytes.Buffer
 	encoder := gob.NewEncoder(&b)
-	for range header.Units {
-		var w wireUnit
-		if err := decoder.Decode(&w); err != nil {
-			return fmt.Errorf("read what to evaluate: %w", err)
-		}
-		u := Unit{Origin: w.Origin}
-		for _, name := range w.Paths {
-			u.Files = append(u.Files, configdir.File{Path: name, Data: e.all[name].Data})
-		}
-		err := encoder.Encode(e.limited(&u, e.evaluate(&u)))
+	for _, origin := range origins {
+		u := e.units[origin]
+		err := encoder.Encode(e.limited(u, e.evaluate(u)))
 		if b.Len() > childResult {
 			tooExpensive()
 		}
@@ -92,6 +76,27 @@ func serve(in, out *os.File) error {
 		}
 	}
 	return nil
+}
+
+// receiveUnits reads what the parent sends. It returns the origins of the units to evaluate.
+func receiveUnits(in *os.File) (*evaluator, []string, error) {
+	decoder := gob.NewDecoder(in)
+	var header wireHeader
+	if err := decoder.Decode(&header); err != nil {
+		return nil, nil, err
+	}
+	e := &evaluator{limits: header.Limits, all: fstest.MapFS{}, valid: fstest.MapFS{}, units: map[string]*Unit{}}
+	files := make([]configdir.File, header.Files)
+	for i := range files {
+		if err := decoder.Decode(&files[i]); err != nil {
+			return nil, nil, err
+		}
+		e.add(files[i])
+	}
+	for _, u := range unitsOf(files) {
+		e.units[u.Origin] = u
+	}
+	return e, header.Origins, nil
 }
 
 // tooExpensive ends the process as if it had no more memory.
@@ -143,22 +148,16 @@ func memoryUse() (size, resident uint64, err error) {
 
 // evaluator evaluates the units of one child.
 type evaluator struct {
-	maxValues int
-	maxText   int
-	all       fstest.MapFS        // all files
-	valid     fstest.MapFS        // those that CUE can parse: the loader parses all files of a module, and one invalid file would be an error of all units
-	packages  map[string][]string // paths of .cue files, by origin
-}
-
-func newEvaluator(h wireHeader) *evaluator {
-	return &evaluator{maxValues: h.MaxValues, maxText: h.MaxText, all: fstest.MapFS{}, valid: fstest.MapFS{}, packages: map[string][]string{}}
+	limits Limits
+	all    fstest.MapFS     // all files
+	valid  fstest.MapFS     // those that CUE can parse: the loader parses all files of a module, and one invalid file would be an error of all units
+	units  map[string]*Unit // by origin
 }
 
 func (e *evaluator) add(f configdir.File) {
 	file := &fstest.MapFile{Data: f.Data}
 	e.all[f.Path] = file
 	if isCUE(f) {
-		e.packages[origin(f)] = append(e.packages[origin(f)], f.Path)
 		if _, err := parser.ParseFile(f.Path, f.Data); err != nil {
 			return
 		}
@@ -177,8 +176,8 @@ func (e *evaluator) limited(u *Unit, r Result) Result {
 			r.Text += len(name)
 		}
 	}
-	if r.Text > e.maxText {
-		return tooMuch(u, fmt.Sprintf("%d bytes of text", e.maxText))
+	if r.Text > e.limits.Text {
+		return tooMuch(u, fmt.Sprintf("%d bytes of text", e.limits.Text))
 	}
 	return r
 }
@@ -211,8 +210,10 @@ func (e *evaluator) evaluate(u *Unit) (r Result) {
 	_, name, _ := strings.Cut(u.Origin, ":")
 	for dir := path.Dir(u.Files[0].Path); dir != "."; {
 		dir = path.Dir(dir)
-		for _, other := range e.packages["./"+dir+":"+name] {
-			delete(files, other)
+		if above := e.units["./"+dir+":"+name]; above != nil {
+			for _, f := range above.Files {
+				delete(files, f.Path)
+			}
 		}
 	}
 	instance := cueload.Instances([]string{u.Origin}, &cueload.Config{
@@ -226,16 +227,16 @@ func (e *evaluator) evaluate(u *Unit) (r Result) {
 	}
 	root := cuecontext.New().BuildInstance(instance)
 	incomplete := root.Validate(cue.Concrete(true)) // includes all other errors
-	w := walker{files: e.all, left: e.maxValues}
+	w := walker{files: e.all, left: e.limits.Values}
 	if incomplete != nil {
 		w.problems = e.problems(u, root.Validate(), false)
 	}
 	doc := w.value(root, nil, document.Position{File: u.Files[0].Path})
 	if w.left < 0 {
-		return tooMuch(u, fmt.Sprintf("%d values", e.maxValues))
+		return tooMuch(u, fmt.Sprintf("%d values", e.limits.Values))
 	}
 	w.addIncomplete(e.problems(u, incomplete, false))
-	return Result{Document: doc, Values: e.maxValues - w.left, Problems: w.problems}
+	return Result{Document: doc, Values: e.limits.Values - w.left, Problems: w.problems}
 }
 
 // Limits of the problems of one unit. Messages of CUE quote values, which may have any length.

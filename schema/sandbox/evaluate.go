@@ -49,12 +49,10 @@ type Result struct {
 
 var packageClause = regexp.MustCompile(`(?m)^[ \t]*package[ \t]+([\pL_$][\pL\pN_$]*)`)
 
-// NewDirectory groups the .cue files of a snapshot. The files below cue.mod are in no unit: other files
-// import them, and they declare nothing themselves.
+// NewDirectory groups the .cue files of a snapshot.
 func NewDirectory(files []configdir.File) Directory {
-	var d Directory
 	embeds := slices.ContainsFunc(files, func(f configdir.File) bool { return isCUE(f) && bytes.Contains(f.Data, []byte("@extern")) })
-	byOrigin, h := map[string]*Unit{}, sha256.New()
+	d, h := Directory{Units: unitsOf(files)}, sha256.New()
 	for _, f := range files {
 		if !embeds && !isCUE(f) {
 			continue
@@ -63,18 +61,26 @@ func NewDirectory(files []configdir.File) Directory {
 		if f.Err == nil {
 			d.Files = append(d.Files, f)
 		}
-		if !isCUE(f) || belowModule(f.Path) {
+	}
+	h.Sum(d.Sum[:0])
+	return d
+}
+
+// unitsOf groups .cue files. Those below cue.mod are in no unit: other files import them, and they declare nothing themselves.
+func unitsOf(files []configdir.File) (units []*Unit) {
+	byOrigin := map[string]*Unit{}
+	for _, f := range files {
+		if !isCUE(f) || slices.Contains(strings.Split(path.Dir(f.Path), "/"), "cue.mod") {
 			continue
 		}
 		u := byOrigin[origin(f)]
 		if u == nil {
 			u = &Unit{Origin: origin(f)}
-			byOrigin[u.Origin], d.Units = u, append(d.Units, u)
+			byOrigin[u.Origin], units = u, append(units, u)
 		}
 		u.Files = append(u.Files, f)
 	}
-	h.Sum(d.Sum[:0])
-	return d
+	return units
 }
 
 // origin returns the origin of the unit of a file.
@@ -86,15 +92,6 @@ func origin(f configdir.File) string {
 }
 
 func isCUE(f configdir.File) bool { return path.Ext(f.Path) == ".cue" }
-
-func belowModule(name string) bool {
-	for dir := path.Dir(name); dir != "." && dir != "/"; dir = path.Dir(dir) {
-		if path.Base(dir) == "cue.mod" {
-			return true
-		}
-	}
-	return false
-}
 
 // Limits limit the cost of an evaluation.
 type Limits struct {
@@ -185,37 +182,25 @@ func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits
 	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, &stderr)
 }
 
-// wireHeader begins what the parent sends to the child. The files that the units may read follow, and then the units.
+// wireHeader begins what the parent sends to the child: the units to evaluate, and how many files they may read. The files
+// follow.
 type wireHeader struct {
-	MaxValues, MaxText int
-	Files, Units       int
+	Limits  Limits
+	Files   int
+	Origins []string
 }
 
-type wireFile struct {
-	Path string
-	Data []byte
-}
-
-type wireUnit struct {
-	Origin string
-	Paths  []string // of the files of the unit
-}
-
-// send writes the units. It ignores errors: Wait returns the reason why a child stopped
+// send writes the units and the files. It ignores errors: Wait returns the reason why a child stopped
 // reading.
 func send(in io.WriteCloser, files []configdir.File, units []*Unit, limits Limits) {
 	defer in.Close()
-	encoder := gob.NewEncoder(in)
-	err := encoder.Encode(wireHeader{limits.Values, limits.Text, len(files), len(units)})
-	for i := 0; i < len(files) && err == nil; i++ {
-		err = encoder.Encode(wireFile{files[i].Path, files[i].Data})
+	encoder, header := gob.NewEncoder(in), wireHeader{Limits: limits, Files: len(files)}
+	for _, u := range units {
+		header.Origins = append(header.Origins, u.Origin)
 	}
-	for i := 0; i < len(units) && err == nil; i++ {
-		w := wireUnit{Origin: units[i].Origin}
-		for _, f := range units[i].Files {
-			w.Paths = append(w.Paths, f.Path)
-		}
-		err = encoder.Encode(w)
+	err := encoder.Encode(header)
+	for i := 0; i < len(files) && err == nil; i++ {
+		err = encoder.Encode(files[i])
 	}
 }
 
