@@ -100,14 +100,12 @@ func notFinished() checked {
 // checker validates definitions one after the other, in one CUE context.
 type checker struct {
 	specs  specs
-	schema *compiled // nil until it is needed, like partial
-	// partial is the schema without required fields: what is valid of a definition is valid in it.
-	partial *compiled
+	schema *compiled // nil until it is needed
 }
 
 func (c *checker) compiled() *compiled {
 	if c.schema == nil {
-		c.schema = compile(cuecontext.New(), false)
+		c.schema = compile(cuecontext.New())
 	}
 	return c.schema
 }
@@ -150,36 +148,22 @@ var article = [sections]string{nodesSection: "a node", imagesSection: "an image"
 // checkNative validates a definition in the native form, without its name. What is valid of a definition with
 // mistakes is checked further, so that all mistakes are reported at once.
 func (c *checker) checkNative(t task) checked {
-	value, rest, s := c.validate(c.compiled().sections[t.section], c.specs.sections[t.section], t.value)
-	raw := newRaw(t.section)
-	if len(s.problems) == 0 {
-		if err := value.Decode(raw); err != nil {
-			panic(fmt.Sprintf("schema: schema.cue and its Go types differ: %v", err))
-		}
-		return decode(t, raw)
-	}
-	if !c.decodeRest(t.section, rest, raw) {
+	sp := c.specs.sections[t.section]
+	values, s := c.validate(c.compiled().sections[t.section], sp, t.value)
+	if len(s.problems) > 0 && len(values) == 0 {
 		return checked{problems: s.problems}
 	}
-	result := decode(t, raw)
+	result := fields{place{decoder: &decoder{value: t.value}}, sp, values}.decode(t.key)
 	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path) })
-	return checked{problems: append(s.problems, others...), loopback: result.loopback, rest: cmp.Or(result.image, result.rest)}
-}
-
-// decodeRest sets raw to what is valid of a definition, with all defaults. It returns false if there is nothing.
-func (c *checker) decodeRest(s section, rest, raw any) bool {
-	if fields, is := rest.(map[string]any); !is || len(fields) == 0 {
-		return false
+	if result.problems = append(s.problems, others...); len(result.problems) > 0 {
+		return checked{problems: result.problems, loopback: result.loopback, rest: result.image}
 	}
-	if c.partial == nil {
-		c.partial = compile(c.schema.context, true)
-	}
-	return c.partial.sections[s].Unify(c.schema.context.Encode(rest)).Decode(raw) == nil
+	return result
 }
 
 // checkManifest validates the manifest, and then its native form.
 func (c *checker) checkManifest(t task) checked {
-	_, _, s := c.validate(c.compiled().manifests[t.kind], c.specs.manifests[t.kind], manifest.Own(t.value))
+	_, s := c.validate(c.compiled().manifests[t.kind], c.specs.manifests[t.kind], manifest.Own(t.value))
 	if len(s.problems) > 0 {
 		return checked{problems: s.problems}
 	}
@@ -204,28 +188,27 @@ func (c *checker) checkManifest(t task) checked {
 	return result
 }
 
-// validate unifies v with a definition of the schema, which adds the defaults. It also returns the part of v in which it
-// found no problem.
-func (c *checker) validate(definition cue.Value, sp *spec, v *document.Value) (value cue.Value, rest any, s *structure) {
+// validate validates v with a definition of the schema. It returns the fields of v in which it found no problem.
+func (c *checker) validate(definition cue.Value, sp *spec, v *document.Value) (valid map[string]any, s *structure) {
 	s = &structure{root: sp}
-	rest, ok := s.plain(v, sp, nil)
-	if fields, is := rest.(map[string]any); !ok || is && len(fields) == 0 && len(s.problems) > 0 {
-		return value, nil, s
+	plain, _ := s.plain(v, sp, nil)
+	valid, _ = plain.(map[string]any)
+	if len(valid) == 0 && len(s.problems) > 0 {
+		return nil, s
 	}
-	value = definition.Unify(c.schema.context.Encode(rest))
+	value := definition.Unify(c.schema.context.Encode(valid))
 	for _, at := range errorPaths(value.Validate(cue.Concrete(true), cue.Final()), v) {
 		if !s.explains(at) {
 			s.report(explain(sp, v, at))
 		}
-		leaveOut(rest, at)
+		leaveOut(valid, at)
 	}
-	return value, rest, s
+	return valid, s
 }
 
 // leaveOut removes the field at a path, or the nearest one around it, and mappings of which nothing is left.
-func leaveOut(plain any, at document.Path) {
-	fields, is := plain.(map[string]any)
-	if !is || len(at) == 0 {
+func leaveOut(fields map[string]any, at document.Path) {
+	if len(at) == 0 {
 		return
 	}
 	below, _ := fields[at[0]].(map[string]any)

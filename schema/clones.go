@@ -26,7 +26,7 @@ func (c *cloneCheck) check(d *definition, clone *Clone) {
 	if c.merger.current[source] == nil && c.merger.declared[source] == nil {
 		if !c.merger.fileUnknown { // otherwise it may be in a file that cannot be read
 			c.merger.rejectNative(d, document.Problem{Path: at.With("backingImage"),
-				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: c.merger.suggestions.hint(clone.BackingImage, c.images)})
+				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: c.merger.suggestions.DidYouMean(clone.BackingImage, c.images)})
 		}
 		return
 	}

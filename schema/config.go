@@ -42,7 +42,7 @@ func (c *Config) desiredCopies() (n int) {
 		n += len(image.Disks)
 		switch {
 		case image.AllDisks && len(image.NodeSelector)+len(image.DiskSelector) > 0:
-			n += c.matchingDisks(image)
+			n += c.matchingDisks(image, true)
 		case image.AllDisks:
 			n += disks
 		default:
@@ -52,14 +52,14 @@ func (c *Config) desiredCopies() (n int) {
 	return n
 }
 
-// matchingDisks returns how many disks match the selectors of an image. Evictions do not count.
-func (c *Config) matchingDisks(image Image) (n int) {
+// matchingDisks returns how many disks match the selectors of an image. Those that are being evicted count only if evicted is true.
+func (c *Config) matchingDisks(image Image, evicted bool) (n int) {
 	for _, node := range c.Nodes {
-		if !hasAll(node.Tags, image.NodeSelector) {
+		if node.EvictionRequested && !evicted || !hasAll(node.Tags, image.NodeSelector) {
 			continue
 		}
 		for _, d := range node.Disks {
-			if hasAll(d.Tags, image.DiskSelector) {
+			if (evicted || !d.EvictionRequested) && hasAll(d.Tags, image.DiskSelector) {
 				n++
 			}
 		}
@@ -162,7 +162,8 @@ func (s *Suspension) Active(now time.Time) bool {
 }
 
 // parseTime reads a time, or a date, which is the beginning of that day in UTC.
-func parseTime(text string) (time.Time, error) {
+func parseTime(v any) (time.Time, error) {
+	text := v.(string)
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
 		t, err := time.Parse(layout, text)
 		// The zero time would mean that the suspension has no end. JSON has no other years than
@@ -215,13 +216,14 @@ func (l PruneLimit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(l.n)
 }
 
-func parsePruneLimit(s string) (PruneLimit, error) {
-	digits, percent := strings.CutSuffix(s, "%")
-	n, err := strconv.Atoi(digits)
-	if err != nil {
-		return PruneLimit{}, fmt.Errorf("prune limit %q is not a percentage", s)
+// pruneLimit converts a count or a percentage of the schema.
+func pruneLimit(v any) (PruneLimit, error) {
+	if s, percent := v.(string); percent {
+		n, err := strconv.Atoi(strings.TrimSuffix(s, "%"))
+		return PrunePercent(n), err
 	}
-	return PruneLimit{n: n, percent: percent}, nil
+	n, err := count(v)
+	return PruneCount(n), err
 }
 
 // Node is a declared machine.

@@ -87,9 +87,9 @@ func (m *merger) checkDisks(d *definition, image *Image, nodes []string) {
 		var p document.Problem
 		n := m.current[key{nodesSection, ref.Node}]
 		if n == nil {
-			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), m.suggestions.hint(ref.Node, nodes)
+			p.Message, p.Hint = fmt.Sprintf("node %q is not declared", ref.Node), m.suggestions.DidYouMean(ref.Node, nodes)
 		} else if _, ok := n.checked.node.Disks[ref.Disk]; !ok {
-			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), m.suggestions.hint(ref.Disk, sortedKeys(n.checked.node.Disks))
+			p.Message, p.Hint = fmt.Sprintf("node %q has no disk %q", ref.Node, ref.Disk), m.suggestions.DidYouMean(ref.Disk, sortedKeys(n.checked.node.Disks))
 		} else {
 			continue
 		}

@@ -3,12 +3,10 @@ package schema
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
-	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
 // Image is a declared backing image.
@@ -129,26 +127,6 @@ func (s Source) describe() (kind SourceKind, from string) {
 		return KindClone, s.Clone.BackingImage
 	}
 	panic("schema: source without a kind")
-}
-
-// longhornSource returns the source in the words of Longhorn, without the fields that only
-// the native form has.
-func (m Image) longhornSource() manifest.DataSource {
-	d := manifest.DataSource{Type: "upload", Checksum: m.Checksum}
-	switch s := m.Source; s.Kind() {
-	case KindDownload:
-		d.Type, d.Parameters = "download", map[string]string{"url": s.Download.URL}
-	case KindExportFromVolume:
-		d.Type = "export-from-volume"
-		d.Parameters = map[string]string{"volume-name": s.ExportFromVolume.VolumeName, "export-type": string(s.ExportFromVolume.ExportType)}
-	case KindRestore:
-		d.Type = "restore"
-		d.Parameters = map[string]string{"backup-url": s.Restore.BackupURL, "concurrent-limit": fmt.Sprint(s.Restore.ConcurrentLimit)}
-	case KindClone:
-		d.Type = "clone"
-		d.Parameters = map[string]string{"backing-image": s.Clone.BackingImage, "encryption": string(s.Clone.Encryption), "secret": s.Clone.Secret}
-	}
-	return d
 }
 
 // Unpack is how the bytes at an address are packed.

@@ -26,64 +26,36 @@ func JSONSchema() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read schema.cue: %w", err)
 	}
+	all, _ := doc["$defs"].(map[string]any)
 	for definitions.Next() {
-		name := strings.TrimPrefix(definitions.Selector().String(), "#")
-		if d, ok := doc.Definitions[name]; ok {
-			d.restore(definitions.Value())
+		if d, ok := all[strings.TrimPrefix(definitions.Selector().String(), "#")].(map[string]any); ok {
+			restore(d, definitions.Value())
 		}
 	}
-	doc.Title = "The configuration of backing-image-manager"
-	return json.MarshalIndent(doc.acceptManifests(), "", "  ")
+	all["Config"] = map[string]any{"type": "object", "properties": doc["properties"], "additionalProperties": false}
+	return json.MarshalIndent(map[string]any{
+		"$schema": doc["$schema"], "$defs": all, "title": "The configuration of backing-image-manager", "type": "object",
+		// All manifests are accepted.
+		"if": map[string]any{"required": []string{"apiVersion", "kind"}}, "else": map[string]any{"$ref": "#/$defs/Config"},
+	}, "", "  ")
 }
 
-// jsonDocument is the output of the generator, in a readable order.
-type jsonDocument struct {
-	Schema      string                    `json:"$schema"`
-	Title       string                    `json:"title"`
-	Type        string                    `json:"type"`
-	Properties  map[string]any            `json:"properties"`
-	Additional  bool                      `json:"additionalProperties"`
-	Definitions map[string]jsonDefinition `json:"$defs"`
-}
-
-type jsonDefinition map[string]any
-
-// jsonDocuments is a jsonDocument that also accepts manifests.
-type jsonDocuments struct {
-	Schema      string                    `json:"$schema"`
-	Title       string                    `json:"title"`
-	Type        string                    `json:"type"`
-	If          map[string]any            `json:"if"`
-	Else        map[string]any            `json:"else"`
-	Definitions map[string]jsonDefinition `json:"$defs"`
-}
-
-func (d jsonDocument) acceptManifests() jsonDocuments {
-	d.Definitions["Config"] = jsonDefinition{"type": d.Type, "properties": d.Properties, "additionalProperties": d.Additional}
-	return jsonDocuments{
-		Schema: d.Schema, Title: d.Title, Type: d.Type, Definitions: d.Definitions,
-		If:   map[string]any{"required": []string{"apiVersion", "kind"}},
-		Else: map[string]any{"$ref": "#/$defs/Config"},
-	}
-}
-
-func generate(context *cue.Context, root cue.Value) (jsonDocument, error) {
-	var doc jsonDocument
+func generate(context *cue.Context, root cue.Value) (doc map[string]any, err error) {
 	expr, err := jsonschema.Generate(root.LookupPath(cue.ParsePath("#Config")),
 		&jsonschema.GenerateConfig{Version: jsonschema.VersionDraft2020_12})
 	if err != nil {
-		return doc, err
+		return nil, err
 	}
 	b, err := context.BuildExpr(expr).MarshalJSON()
 	if err != nil {
-		return doc, err
+		return nil, err
 	}
 	return doc, json.Unmarshal(b, &doc)
 }
 
-// restore adds what the generator loses: defaults, the bounds of numbers that
+// restore adds to a definition what the generator loses: defaults, the bounds of numbers that
 // have a default, and the number of fields of a struct.
-func (d jsonDefinition) restore(v cue.Value) {
+func restore(d map[string]any, v cue.Value) {
 	plain, one := withoutCount(v)
 	if one {
 		d["minProperties"], d["maxProperties"], d["additionalProperties"] = 1, 1, false

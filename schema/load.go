@@ -23,16 +23,9 @@ type Loader struct {
 	specs   specs
 	files   map[fileKey]*parsedFile
 	checked map[checkKey]*checked
-	merged  *mergedSettings
 	last    *lastValid // of the last load, or of the Result of ContinueFrom
 	// Tests set lower limits.
 	maxPairs, maxCopies int
-}
-
-// mergedSettings are the settings that all valid definitions have together.
-type mergedSettings struct {
-	sum      [sha256.Size]byte // of the definitions
-	settings Settings
 }
 
 // lastValid is what a load keeps for the next ones. It does not change.
@@ -226,7 +219,7 @@ func (l *Loader) markEmptied(files []*parsedFile) []*parsedFile {
 type definitions struct {
 	all        []*definition
 	references []*definition // each defines its image only if no other definition does
-	resolved   map[*manifest.File]*manifest.Resolved
+	resolved   map[*manifest.File]*manifest.File
 	unfinished bool // some definitions were not validated before the time limit
 }
 
@@ -311,17 +304,15 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 	return err
 }
 
-// settings combines the definitions of the single settings. The validation sets the defaults of the others.
+// settings combines the valid definitions of single settings. The others have their defaults.
 func (l *Loader) settings(defined []*definition) Settings {
 	all := &document.Value{Kind: document.Map}
 	for _, d := range defined {
 		all.Fields = append(all.Fields, d.native().Fields...)
 	}
-	if sum := all.Sum(); l.merged == nil || sum != l.merged.sum {
-		c := (&checker{specs: l.specs}).check(task{key: key{section: settingsSection}, value: all})
-		l.merged = &mergedSettings{sum, *c.settings}
-	}
-	return l.merged.settings
+	sp := l.specs.sections[settingsSection]
+	values, _ := (&structure{root: sp}).plain(all, sp, nil)
+	return *fields{place{decoder: &decoder{value: all}}, sp, values.(map[string]any)}.settings()
 }
 
 // nothingDeclared is the result of a directory without any declaration. After a failed mount, a

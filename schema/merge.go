@@ -30,7 +30,7 @@ type merger struct {
 	placesUnknown bool // settings or nodes are broken, and were never valid
 	fileUnknown   bool // a file has problems, and was never without them
 
-	suggestions suggestions
+	suggestions document.Suggestions
 }
 
 // merge combines the definitions. Definitions that are broken now keep their last valid
@@ -262,46 +262,17 @@ func (m *merger) mismatches(d *definition, images []string) []document.Problem {
 	case image == nil && (m.declared[d.key] != nil || m.fileUnknown || m.withheld[d.name]):
 		return nil // its definition is broken or withheld, or may be in a file that cannot be read
 	case image == nil:
-		return []document.Problem{d.place(r.Undeclared(d.kind.ImagePath, d.name, m.suggestions.hint(d.name, images)))}
+		return []document.Problem{d.place(r.Undeclared(d.kind.ImagePath, d.name, m.suggestions.DidYouMean(d.name, images)))}
 	case m.stale(image):
 		return nil
 	}
-	p, differs := r.Mismatch(d.name, image.checked.image.longhornSource())
+	p, differs := r.Mismatch(d.name, image.native(), image.checked.image.Checksum)
 	if !differs {
 		return nil
 	}
 	p = d.place(p)
 	p.Also = image.pos
 	return []document.Problem{p}
-}
-
-// suggestions finds the names that may be meant, for the hints of one load.
-type suggestions struct{ compared int } // names
-
-// maxCompared limits how many names all suggestions of a load compare: about half a second. A
-// suggestion among many names takes long.
-const maxCompared = 200_000
-
-// take reports whether the names may be compared, and counts them.
-func (s *suggestions) take(known []string) bool {
-	s.compared += len(known)
-	return s.compared <= maxCompared
-}
-
-// hint returns a hint for a name that is not among the known ones, "" if there is none.
-func (s *suggestions) hint(name string, known []string) string {
-	if !s.take(known) {
-		return ""
-	}
-	return document.DidYouMean(name, known)
-}
-
-// nearest returns the known name that is most similar to a name.
-func (s *suggestions) nearest(name string, known []string) (near string, ok bool) {
-	if !s.take(known) {
-		return "", false
-	}
-	return document.Nearest(name, known)
 }
 
 // names returns the names of definitions.

@@ -20,7 +20,7 @@ func ParseInterval(text string) (time.Duration, error) {
 	if !wholeInterval.MatchString(text) {
 		return 0, fmt.Errorf("%q is not a duration such as 90s, 24h or 7d", text)
 	}
-	d, err := interval(text, time.Second)
+	d, err := seconds(text)
 	if err != nil {
 		return 0, fmt.Errorf("%q %w", text, err)
 	}
@@ -56,6 +56,10 @@ var durationUnits = map[string]time.Duration{
 	"d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
 }
 
+func minutes(v any) (time.Duration, error) { return interval(v, time.Minute) }
+
+func seconds(v any) (time.Duration, error) { return interval(v, time.Second) }
+
 // interval converts an interval of the schema: a number of units, or a duration,
 // which may have days.
 func interval(v any, unit time.Duration) (time.Duration, error) {
@@ -77,7 +81,7 @@ func interval(v any, unit time.Duration) (time.Duration, error) {
 	return time.Duration(math.Round(sum)), nil
 }
 
-// number converts a number of the schema. CUE uses the smallest type for it.
+// number converts a number of a document, or a default of the schema.
 func number(v any) float64 {
 	switch v := v.(type) {
 	case int:
@@ -86,12 +90,6 @@ func number(v any) float64 {
 		return float64(v)
 	case float64:
 		return v
-	case *big.Int:
-		f, _ := new(big.Float).SetInt(v).Float64()
-		return f
-	case *big.Float:
-		f, _ := v.Float64()
-		return f
 	}
 	panic("schema: not a number")
 }
@@ -125,10 +123,7 @@ func quantity(v any) (int64, error) {
 		return 0, errTooMany
 	}
 	whole, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))
-	if rest.Sign() > 0 {
-		return whole.Int64() + 1, nil
-	}
-	return whole.Int64(), nil
+	return whole.Int64() + int64(rest.Sign()), nil
 }
 
 var errTooHigh = errors.New("is more than a million")

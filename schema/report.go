@@ -2,7 +2,6 @@ package schema
 
 import (
 	"net/url"
-	"slices"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -41,20 +40,20 @@ func server(address string) string {
 // namesNode reports whether each node has its own address.
 func (r Report) namesNode() bool { return strings.Contains(r.URL, nodePlaceholder) }
 
-func (d *decoder) reportTo(raw *rawReport) *Report {
-	if raw == nil {
+func (f fields) reportTo() *Report {
+	declared, ok := f.in("report")
+	if !ok {
 		return nil
 	}
-	at := document.Path{"report", "url"}
-	r := &Report{URL: strings.TrimSpace(raw.URL), Credentials: raw.Credentials}
+	r := &Report{URL: declared.trimmed("url"), Credentials: declared.text("credentials")}
 	const marker = "0node0"
-	u := d.destination(r.URLOf(marker), at, "http", "https", "s3")
-	switch {
+	at := declared.of("url")
+	switch u := at.destination(r.URLOf(marker), "http", "https", "s3"); {
 	case u == nil:
 	case strings.Count(u.Path, marker) != strings.Count(r.URLOf(marker), marker):
-		d.report(at, "has {node} outside of its path", "write it into the path only")
+		at.report("has {node} outside of its path", "write it into the path only")
 	case strings.ContainsAny(u.Path, "{}"):
-		d.report(at, "has a brace in its path that does not belong to {node}", "the only placeholder is {node}")
+		at.report("has a brace in its path that does not belong to {node}", "the only placeholder is {node}")
 	}
 	return r
 }
@@ -79,46 +78,21 @@ const (
 // Server returns the scheme and host of the address, without secrets.
 func (n Notify) Server() string { return server(n.URL) }
 
-func (d *decoder) notify(raw *rawNotify) *Notify {
-	if raw == nil {
+func (f fields) notify() *Notify {
+	declared, ok := f.in("notify")
+	if !ok {
 		return nil
 	}
-	n := &Notify{URL: strings.TrimSpace(raw.URL), Format: NotifyFormat(raw.Format), Credentials: raw.Credentials, Cluster: raw.Cluster}
-	at := document.Path{"notify", "url"}
-	u := d.destination(n.URL, at, "http", "https")
+	n := &Notify{
+		URL: declared.trimmed("url"), Format: NotifyFormat(declared.text("format")),
+		Credentials: declared.text("credentials"), Cluster: declared.text("cluster"),
+	}
+	at := declared.of("url")
+	u := at.destination(n.URL, "http", "https")
 	if u != nil && n.Format == NotifyAlertmanager && !strings.HasSuffix(u.Path, "/api/v2/alerts") {
-		d.report(at, "is not the address of alerts of an Alertmanager", "end it with /api/v2/alerts")
+		at.report("is not the address of alerts of an Alertmanager", "end it with /api/v2/alerts")
 	}
 	return n
-}
-
-// destination checks an address to which this program sends documents, and returns it if it is one. No message contains
-// the address: it may contain a password or a token.
-func (d *decoder) destination(text string, at document.Path, schemes ...string) *url.URL {
-	rest, forced := strings.CutPrefix(text, "s3::")
-	forced = forced && slices.Contains(schemes, "s3")
-	if forced {
-		text = rest
-	}
-	u, err := url.Parse(text)
-	switch {
-	case err != nil || u.Scheme == "":
-		d.report(at, "is not an address", "write the whole address, like https://example.com/path")
-	case !slices.Contains(schemes, u.Scheme) || forced && u.Scheme == "s3":
-		d.report(at, "has a scheme that is not supported", "use "+strings.Join(schemes, ", "))
-	case u.Host == "":
-		d.report(at, "has no host", "write the whole address, like https://example.com/path")
-	case u.User != nil && (u.Scheme != "s3" || hasPassword(u.User)): // s3://bucket@region is Longhorn's form
-		d.report(at, "contains a user", "put user and password into a folder below --secrets-dir, and set credentials to its name")
-	case u.Fragment != "":
-		d.report(at, "has a fragment", "remove the part from # on: it is never sent")
-	case strings.HasSuffix(u.Path, "/") && slices.Contains(schemes, "s3"):
-		d.report(at, "does not name a file", "end it with a name, like /{node}.json")
-	case !d.host(u, at, "invalid URL") || (forced || u.Scheme == "s3") && !d.object(u, at):
-	default:
-		return u
-	}
-	return nil
 }
 
 // checkDestination checks one of the settings report and notify against the other settings and the nodes: two nodes must not

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"hash"
 	"io"
 	"maps"
 	"path"
@@ -126,12 +125,14 @@ func mayHaveDeclared(file, declaration string) bool {
 // another digest.
 func (c Config) digest(skipped []manifest.Skipped) string {
 	h := sha256.New()
-	writeJSON(h, c)
+	if err := json.NewEncoder(h).Encode(c); err != nil { // maps are encoded in the order of their keys
+		panic(fmt.Sprintf("schema: encode configuration: %v", err))
+	}
 	// The encoding does not show whether a uuid is declared. A declared uuid decides whether a
 	// copy with another checksum may be replaced.
 	for _, name := range sortedKeys(c.Images) {
 		if c.Images[name].UUIDDeclared {
-			io.WriteString(h, "\ndeclared "+name)
+			io.WriteString(h, "declared "+name+"\n")
 		}
 	}
 	names := map[string]bool{}
@@ -144,40 +145,9 @@ func (c Config) digest(skipped []manifest.Skipped) string {
 		}
 	}
 	for _, name := range sortedKeys(names) {
-		io.WriteString(h, "\nmay declare "+name)
+		io.WriteString(h, "may declare "+name+"\n")
 	}
 	return hex.EncodeToString(h.Sum(nil))
-}
-
-// writeJSON writes the bytes of json.Marshal(c) to a hash, without all of them in memory. Maps are
-// encoded in the order of their keys, so equal configurations are equal bytes.
-func writeJSON(h hash.Hash, c Config) {
-	io.WriteString(h, `{"settings":`)
-	h.Write(mustEncode(c.Settings))
-	io.WriteString(h, `,"nodes":`)
-	writeJSONMap(h, c.Nodes)
-	io.WriteString(h, `,"images":`)
-	writeJSONMap(h, c.Images)
-	io.WriteString(h, "}")
-}
-
-func writeJSONMap[V any](h hash.Hash, m map[string]V) {
-	separator := "{"
-	for _, name := range sortedKeys(m) {
-		io.WriteString(h, separator)
-		h.Write(append(mustEncode(name), ':'))
-		h.Write(mustEncode(m[name]))
-		separator = ","
-	}
-	io.WriteString(h, strings.TrimSuffix(separator, ",")+"}")
-}
-
-func mustEncode(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(fmt.Sprintf("schema: encode configuration: %v", err))
-	}
-	return b
 }
 
 func (m *merger) result() Result {

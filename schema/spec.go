@@ -8,10 +8,8 @@ import (
 	"sync"
 
 	"cuelang.org/go/cue"
-	"cuelang.org/go/cue/ast"
 	"cuelang.org/go/cue/cuecontext"
 	"cuelang.org/go/cue/parser"
-	"cuelang.org/go/cue/token"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
@@ -37,15 +35,12 @@ type compiled struct {
 	manifests map[*manifest.Kind]cue.Value
 }
 
-// compile compiles the schema. If partial is true, no field is required.
-func compile(context *cue.Context, partial bool) *compiled {
+// compile compiles the schema.
+func compile(context *cue.Context) *compiled {
 	c := &compiled{context: context, manifests: map[*manifest.Kind]cue.Value{}}
 	file, err := parser.ParseFile("schema.cue", CUE())
 	if err != nil {
 		panic(fmt.Sprintf("schema: parse schema.cue and manifest.cue: %v", err))
-	}
-	if partial {
-		ast.Walk(file, optional, nil)
 	}
 	root := context.BuildFile(file)
 	lookup := func(name string) cue.Value {
@@ -64,14 +59,6 @@ func compile(context *cue.Context, partial bool) *compiled {
 	return c
 }
 
-// optional makes a required field optional.
-func optional(n ast.Node) bool {
-	if f, is := n.(*ast.Field); is && f.Constraint == token.NOT {
-		f.Constraint = token.OPTION
-	}
-	return true
-}
-
 // spec describes a field of the schema for messages. CUE itself checks the values.
 type spec struct {
 	kind     document.Kind // Text: only a string; Null: several kinds of scalars
@@ -85,6 +72,7 @@ type spec struct {
 	open     bool  // the schema ignores other fields
 	grows    bool  // later versions of the program of a manifest may have other fields: they are ignored with a warning
 	required bool  // the mapping around it must have it
+	fallback any   // the default of a scalar; nil: none
 	one      bool  // a mapping with exactly one field
 }
 
@@ -96,7 +84,7 @@ type specs struct {
 
 // readSpecs reads the specs from the schema, once per process: nobody changes them.
 var readSpecs = sync.OnceValue(func() specs {
-	c := compile(cuecontext.New(), false)
+	c := compile(cuecontext.New())
 	all := specs{manifests: map[*manifest.Kind]*spec{}}
 	for s, v := range c.sections {
 		all.sections[s] = specOf(v)
@@ -127,6 +115,11 @@ func specOf(v cue.Value) *spec {
 	case cue.StructKind:
 		s.kind = document.Map
 		s.addFields(v)
+	}
+	if fallback, ok := v.Default(); ok && s.isScalar() {
+		if err := fallback.Decode(&s.fallback); err != nil {
+			panic(fmt.Sprintf("schema: read a default of schema.cue: %v", err))
+		}
 	}
 	return s
 }

@@ -1,11 +1,9 @@
 package schema
 
 import (
-	"cmp"
 	"regexp"
+	"slices"
 	"strings"
-
-	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Track is where the vendor of an image publishes its versions. One of the first four fields is set.
@@ -47,76 +45,85 @@ type TrackHTTP struct{}
 // coreOSStreams is the folder with the metadata of the streams of Fedora CoreOS.
 const coreOSStreams = "https://builds.coreos.fedoraproject.org/streams/"
 
-// track checks a tracker, which finds versions of a download.
-func (d *decoder) track(raw *rawTrack, download *Download) *Track {
-	if raw == nil {
-		return nil
-	}
-	at := document.Path{"track"}
-	if download == nil {
-		if !d.hasOtherSource() {
-			return nil
-		}
-		d.report(at, "is not used by this kind of source", "only a download can be tracked")
+// track converts and checks a tracker, which finds versions of a download.
+func (f fields) track(download *Download) *Track {
+	r, declared := f.in("track")
+	if !declared || !f.ofDownload(r.place, download, "only a download can be tracked") {
 		return nil
 	}
 	t := &Track{}
-	switch {
-	case raw.Simplestreams != nil:
-		t.Keys = raw.Simplestreams.Keys
-		t.Simplestreams = &TrackSimplestreams{strings.TrimSpace(raw.Simplestreams.URL), raw.Simplestreams.Product, raw.Simplestreams.Item}
-		d.trackedURL(t.Simplestreams.URL, at.With("simplestreams").With("url"))
-	case raw.CoreOS != nil:
-		c := raw.CoreOS
-		t.CoreOS = &TrackCoreOS{cmp.Or(strings.TrimSpace(c.URL), coreOSStreams+c.Stream+".json"), c.Arch, c.Artifact, c.Format}
-		d.trackedURL(t.CoreOS.URL, at.With("coreos").With("url"))
-	case raw.Listing != nil:
-		t.Listing = &TrackListing{strings.TrimSpace(raw.Listing.URL), raw.Listing.Match, raw.Listing.Checksum}
-		d.trackedURL(t.Listing.URL, at.With("listing").With("url"))
-		d.pattern(raw.Listing.Match, at.With("listing").With("match"))
-		at = at.With("listing")
-		t.Keys, t.Signature = raw.Listing.Keys, raw.Listing.Signature
-	case raw.HTTP != nil:
-		t.HTTP = &TrackHTTP{}
-		at = at.With("http")
-		t.Keys, t.Signature = raw.HTTP.Keys, raw.HTTP.Signature
-		if download.ChecksumURL == "" {
-			d.report(at, "needs source.download.checksumURL", "only a checksum list says which bytes are new")
+	if s, ok := r.in("simplestreams"); ok {
+		t.Simplestreams = &TrackSimplestreams{URL: s.webAddress("url"), Product: s.text("product"), Item: s.text("item")}
+		t.Keys = s.text("keys")
+	}
+	if c, ok := r.in("coreos"); ok {
+		t.CoreOS = &TrackCoreOS{URL: coreOSStreams + c.text("stream") + ".json", Arch: c.text("arch"), Artifact: c.text("artifact"), Format: c.text("format")}
+		if c.trimmed("url") != "" {
+			t.CoreOS.URL = c.webAddress("url")
 		}
 	}
-	if strings.Contains(t.Signature, "://") {
-		d.trackedURL(t.Signature, at.With("signature"))
+	if l, ok := r.in("listing"); ok {
+		t.Listing = &TrackListing{URL: l.webAddress("url"), Match: l.text("match"), Checksum: l.text("checksum")}
+		l.of("match").pattern(t.Listing.Match)
+		t.Keys, t.Signature = l.signedBy()
 	}
-	if t.Signature != "" && t.Keys == "" {
-		d.report(at.With("signature"), "has a signature without keys", "write the name of the folder below --keys-dir with the keys of the list")
+	if h, ok := r.in("http"); ok {
+		t.HTTP = &TrackHTTP{}
+		t.Keys, t.Signature = h.signedBy()
+		if download.ChecksumURL == "" {
+			h.report("needs source.download.checksumURL", "only a checksum list says which bytes are new")
+		}
 	}
 	return t
 }
 
-// trackedURL checks the address of a document, which must be that of a web server.
-func (d *decoder) trackedURL(addr string, at document.Path) {
-	before := len(d.result.problems)
-	d.url(addr, at)
-	if len(d.result.problems) == before && !strings.HasPrefix(addr, "https://") && !strings.HasPrefix(addr, "http://") {
-		d.report(at, "must be an address of a web server", "begin with https://")
+// ofDownload reports a field of an image that only a download can have. It returns whether the image is a download.
+func (f fields) ofDownload(field place, download *Download, hint string) bool {
+	other := func(k SourceKind) bool { return !f.lacks("source", string(k)) }
+	// Without another source, the source has a mistake, which is reported already.
+	if download == nil && slices.ContainsFunc([]SourceKind{KindUpload, KindExportFromVolume, KindRestore, KindClone}, other) {
+		field.report("is not used by this kind of source", hint)
 	}
+	return download != nil
+}
+
+// signedBy returns the keys and the signature of a list.
+func (f fields) signedBy() (keys, signature string) {
+	keys, signature = f.text("keys"), f.text("signature")
+	if strings.Contains(signature, "://") {
+		f.webAddress("signature")
+	}
+	if signature != "" && keys == "" {
+		f.of("signature").report("has a signature without keys", "write the name of the folder below --keys-dir with the keys of the list")
+	}
+	return keys, signature
+}
+
+// webAddress returns the address of a document, which must be that of a web server.
+func (f fields) webAddress(name string) string {
+	addr, before := f.trimmed(name), len(f.problems)
+	f.of(name).address(addr)
+	if len(f.problems) == before && !strings.HasPrefix(addr, "https://") && !strings.HasPrefix(addr, "http://") {
+		f.of(name).report("must be an address of a web server", "begin with https://")
+	}
+	return addr
 }
 
 // pattern checks the regular expression of a listing.
-func (d *decoder) pattern(match string, at document.Path) {
+func (p place) pattern(match string) {
 	folder, file, nested := strings.Cut(match, "/")
 	groups := 0
 	for _, part := range []string{folder, file} {
-		p, err := regexp.Compile(part)
+		expression, err := regexp.Compile(part)
 		if err != nil || strings.Contains(file, "/") {
-			d.report(at, "is not a regular expression with at most one slash", "each part beside the slash is a regular expression (RE2) of its own")
+			p.report("is not a regular expression with at most one slash", "each part beside the slash is a regular expression (RE2) of its own")
 			return
 		}
-		groups += p.NumSubexp()
+		groups += expression.NumSubexp()
 	}
 	if file == "" && nested {
-		d.report(at, "ends with a slash", "add the name of the file in the folder")
+		p.report("ends with a slash", "add the name of the file in the folder")
 	} else if groups == 0 {
-		d.report(at, "has no group", "put parentheses around the version")
+		p.report("has no group", "put parentheses around the version")
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"net/url"
 	"path"
 	"strings"
-
-	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 // Verify declares who must have signed an image: the checksum list at Download.ChecksumURL, or the file at Download.URL.
@@ -75,46 +73,38 @@ func (c Config) LacksVerify(image string) bool {
 	return true
 }
 
-// verify checks who must have signed a download.
-func (d *decoder) verify(raw *rawVerify, download *Download) *Verify {
-	if raw == nil {
-		return nil
-	}
-	at := document.Path{"verify"}
-	if download == nil {
-		if !d.hasOtherSource() {
-			return nil
-		}
-		d.report(at, "is not used by this kind of source", "only a download has a signature; settings.verify.exempt names images without one")
+// verify converts and checks who must have signed a download.
+func (f fields) verify(download *Download) *Verify {
+	all, declared := f.in("verify")
+	if !declared || !f.ofDownload(all.place, download, "only a download has a signature; settings.verify.exempt names images without one") {
 		return nil
 	}
 	v := &Verify{}
-	var keys *rawVerifyKeys
-	switch {
-	case raw.OpenPGP != nil:
-		v.Scheme, keys = VerifyOpenPGP, raw.OpenPGP
-	case raw.Minisign != nil:
-		v.Scheme, keys = VerifyMinisign, raw.Minisign
-	case raw.Signify != nil:
-		v.Scheme, keys = VerifySignify, raw.Signify
-	default:
-		v.Scheme, keys = VerifyCosign, raw.Cosign
-	}
-	v.Keys, v.SignatureURL = keys.Keys, strings.TrimSpace(keys.SignatureURL)
-	at = at.With(string(v.Scheme))
-	if v.SignatureURL != "" {
-		d.url(v.SignatureURL, at.With("signatureURL"))
-	}
-	noList := d.lacks(document.Path{"source", "download", "checksumURL"})
-	switch noAddress := d.lacks(at.With("signatureURL")); {
-	case v.Scheme == VerifySignify && noList:
-		d.report(at, "needs source.download.checksumURL", "signify signs lists: it cannot verify a large file while it arrives")
-	case v.Scheme == VerifyCosign && noAddress, v.Scheme == VerifyOpenPGP && noAddress && noList:
-		d.report(at.With("signatureURL"), "is missing", "write the address of the signature")
-	case v.Scheme == VerifySignify && v.SignsFile(*download):
-		d.report(at.With("signatureURL"), "is the address of a signature of the image", "signify signs lists: it cannot verify a large file while it arrives")
+	for _, v.Scheme = range []VerifyScheme{VerifyOpenPGP, VerifyMinisign, VerifySignify, VerifyCosign} {
+		if keys, ok := all.in(string(v.Scheme)); ok {
+			v.Keys, v.SignatureURL = keys.text("keys"), keys.trimmed("signatureURL")
+			keys.checkSignature(*v, *download)
+			break
+		}
 	}
 	return v
+}
+
+// checkSignature checks the address of a signature.
+func (f fields) checkSignature(v Verify, download Download) {
+	at := f.of("signatureURL")
+	if v.SignatureURL != "" {
+		at.address(v.SignatureURL)
+	}
+	noList := f.lacks("source", "download", "checksumURL")
+	switch noAddress := f.lacks(at.at...); {
+	case v.Scheme == VerifySignify && noList:
+		f.report("needs source.download.checksumURL", "signify signs lists: it cannot verify a large file while it arrives")
+	case v.Scheme == VerifyCosign && noAddress, v.Scheme == VerifyOpenPGP && noAddress && noList:
+		at.report("is missing", "write the address of the signature")
+	case v.Scheme == VerifySignify && v.SignsFile(download):
+		at.report("is the address of a signature of the image", "signify signs lists: it cannot verify a large file while it arrives")
+	}
 }
 
 // SignsFile reports whether the signature is that of the (packed) file itself, and not that of its checksum list: there is
@@ -131,9 +121,7 @@ func (v Verify) SignsFile(d Download) bool {
 
 // baseOf returns the last element of the path of an address.
 func baseOf(addr string) string {
-	if m := forcedForm.FindStringSubmatch(addr); m != nil {
-		addr = m[2]
-	}
+	_, addr = splitForced(addr)
 	u, err := url.Parse(addr)
 	if err != nil {
 		return ""

@@ -11,12 +11,24 @@ import (
 // linter finds what is valid and certainly a mistake: selectors that no disk matches, more copies than
 // disks, nodes that have no address, and checksums that are not used.
 type linter struct {
-	merged *merger // with the positions of the definitions
-	config Config  // the result of the merge
-	tags   tags
+	merged             *merger  // with the positions of the definitions
+	config             Config   // the result of the merge
+	nodeTags, diskTags []string // of all nodes and disks, sorted
 }
 
-func newLinter(m *merger, c Config) linter { return linter{m, c, c.tags()} }
+func newLinter(m *merger, c Config) linter {
+	l := linter{merged: m, config: c}
+	for _, node := range c.Nodes {
+		l.nodeTags = append(l.nodeTags, node.Tags...)
+		for _, d := range node.Disks {
+			l.diskTags = append(l.diskTags, d.Tags...)
+		}
+	}
+	slices.Sort(l.nodeTags)
+	slices.Sort(l.diskTags)
+	l.nodeTags, l.diskTags = slices.Compact(l.nodeTags), slices.Compact(l.diskTags)
+	return l
+}
 
 // warnings returns all warnings that do not depend on the time.
 func (l linter) warnings() []document.Problem {
@@ -27,7 +39,7 @@ func (l linter) warnings() []document.Problem {
 	}
 	found = append(found, l.nodesWithoutAddress()...)
 	matching := map[string]int{} // by selectors: many images have the same
-	disks, compared := c.countDisks(), 0
+	disks, compared := len(c.Nodes)+c.disks(), 0
 	for _, name := range sortedKeys(c.Images) {
 		image, d := c.Images[name], l.merged.current[key{imagesSection, name}]
 		if l.merged.stale(d) {
@@ -40,7 +52,7 @@ func (l linter) warnings() []document.Problem {
 			if compared += disks; compared > maxMatched {
 				break
 			}
-			n = c.countMatching(image)
+			n = c.matchingDisks(image, false)
 			matching[selectors] = n
 		}
 		if p, ok := l.placementWarning(image, n); ok {
@@ -115,49 +127,24 @@ func (l linter) placementWarning(image Image, disks int) (document.Problem, bool
 	return document.Problem{}, false
 }
 
-// countDisks returns the number of declared nodes and disks.
-func (c Config) countDisks() int {
-	n := len(c.Nodes)
-	for _, node := range c.Nodes {
-		n += len(node.Disks)
-	}
-	return n
-}
-
-// countMatching returns the number of ranked disks of an image.
-func (c Config) countMatching(m Image) int {
-	n := 0
-	for _, node := range c.Nodes {
-		if node.EvictionRequested || !hasAll(node.Tags, m.NodeSelector) {
-			continue
-		}
-		for _, d := range node.Disks {
-			if !d.EvictionRequested && hasAll(d.Tags, m.DiskSelector) {
-				n++
-			}
-		}
-	}
-	return n
-}
-
 func hasAll(tags, selector []string) bool {
 	return !slices.ContainsFunc(selector, func(tag string) bool { return !slices.Contains(tags, tag) })
 }
 
 // noDisk explains why an image has no ranked disk.
 func (l linter) noDisk(image Image) document.Problem {
-	if tag, ok := unknownTag(image.NodeSelector, l.tags.ofNodes); ok {
-		p := l.unknownTagProblem("node", tag, l.tags.ofNodes)
+	if tag, ok := unknownTag(image.NodeSelector, l.nodeTags); ok {
+		p := l.unknownTagProblem("node", tag, l.nodeTags)
 		if _, ok := l.config.Nodes[tag]; ok {
 			p.Hint = "it is the name of a node: add it to the tags of that node"
-		} else if l.tags.ofDisks.has[tag] {
+		} else if has(l.diskTags, tag) {
 			p.Hint = "it is a tag of disks: move it to diskSelector"
 		}
 		return p
 	}
-	if tag, ok := unknownTag(image.DiskSelector, l.tags.ofDisks); ok {
-		p := l.unknownTagProblem("disk", tag, l.tags.ofDisks)
-		if l.tags.ofNodes.has[tag] {
+	if tag, ok := unknownTag(image.DiskSelector, l.diskTags); ok {
+		p := l.unknownTagProblem("disk", tag, l.diskTags)
+		if has(l.nodeTags, tag) {
 			p.Hint = "it is a tag of nodes: move it to nodeSelector"
 		}
 		return p
@@ -169,56 +156,32 @@ func (l linter) noDisk(image Image) document.Problem {
 	if len(image.NodeSelector) == 0 {
 		p.Path = document.Path{"diskSelector"}
 	}
-	if l.config.matchingDisks(image) > 0 {
+	if l.config.matchingDisks(image, true) > 0 {
 		p.Message = "all declared disks that match the selectors are being evicted"
 	}
 	return p
 }
 
-func (l linter) unknownTagProblem(of, tag string, known tagSet) document.Problem {
+func (l linter) unknownTagProblem(of, tag string, known []string) document.Problem {
 	p := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
 		Message: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
-	if near, ok := l.merged.suggestions.nearest(tag, known.list); ok {
+	if near, ok := l.merged.suggestions.Nearest(tag, known); ok {
 		p.Hint = fmt.Sprintf("did you mean %.60q?", near)
 	}
 	return p
 }
 
-func unknownTag(selector []string, known tagSet) (string, bool) {
+func unknownTag(selector, known []string) (string, bool) {
 	for _, tag := range selector {
-		if !known.has[tag] {
+		if !has(known, tag) {
 			return tag, true
 		}
 	}
 	return "", false
 }
 
-// tags are the tags of all nodes and of all disks.
-type tags struct{ ofNodes, ofDisks tagSet }
-
-// tagSet is a set of tags, in the order in which they were added.
-type tagSet struct {
-	has  map[string]bool
-	list []string
-}
-
-func (s *tagSet) add(tags []string) {
-	for _, tag := range tags {
-		if !s.has[tag] {
-			s.has[tag] = true
-			s.list = append(s.list, tag)
-		}
-	}
-}
-
-func (c Config) tags() tags {
-	t := tags{tagSet{has: map[string]bool{}}, tagSet{has: map[string]bool{}}}
-	for _, name := range sortedKeys(c.Nodes) {
-		node := c.Nodes[name]
-		t.ofNodes.add(node.Tags)
-		for _, disk := range sortedKeys(node.Disks) {
-			t.ofDisks.add(node.Disks[disk].Tags)
-		}
-	}
-	return t
+// has reports whether a sorted list has a tag.
+func has(known []string, tag string) bool {
+	_, found := slices.BinarySearch(known, tag)
+	return found
 }

@@ -38,6 +38,28 @@ func Nearest(name string, candidates []string) (nearest string, ok bool) {
 	return nearest, ok
 }
 
+// Suggestions are the suggestions of one load. Together they compare at most maxCompared names, because a suggestion among
+// many names takes long.
+type Suggestions struct{ compared int }
+
+const maxCompared = 200_000 // about half a second
+
+// DidYouMean is DidYouMean, or "" above the limit.
+func (s *Suggestions) DidYouMean(name string, candidates []string) string {
+	if s.compared += len(candidates); s.compared > maxCompared {
+		return ""
+	}
+	return DidYouMean(name, candidates)
+}
+
+// Nearest is Nearest, or false above the limit.
+func (s *Suggestions) Nearest(name string, candidates []string) (nearest string, ok bool) {
+	if s.compared += len(candidates); s.compared > maxCompared {
+		return "", false
+	}
+	return Nearest(name, candidates)
+}
+
 // Similar reports whether a is b with at most two typing errors, or one in a short name.
 // It is stricter than Nearest: other programs have kinds with similar names.
 func Similar(a, b string) bool {

@@ -36,7 +36,7 @@ const trackAnnotation = "backing-image-manager/track"
 
 var trackPath = document.Path{"metadata", "annotations", trackAnnotation}
 
-func convertBackingImage(c *Conversion) {
+func convertBackingImage(c *converter) {
 	c.imageName(namePath)
 	c.backingImageSource()
 	c.copy(path("minNumberOfCopies"), path("spec.minNumberOfCopies"))
@@ -49,14 +49,12 @@ func convertBackingImage(c *Conversion) {
 	if v := c.get(path("spec.secret")); v != nil && c.get(path("spec.secretNamespace")) == nil {
 		c.problem(path("spec.secretNamespace"), "is missing", "a secret is identified by its name and its namespace")
 	}
-	if c.get(path("metadata.deletionTimestamp")) != nil {
-		c.warn(path("metadata.deletionTimestamp"), "is being deleted in Longhorn, and is declared here", "to delete the image, remove the manifest")
-	}
+	c.warnIfDeleted("Longhorn")
 	c.warnOfEvictedFiles()
 }
 
 // backingImageSource also reads the form of v1beta1, which had only downloads.
-func (c *Conversion) backingImageSource() {
+func (c *converter) backingImageSource() {
 	url, kind := path("spec.imageURL"), path("spec.sourceType")
 	if c.get(url) == nil {
 		c.source(kind, path("spec.sourceParameters"))
@@ -76,7 +74,7 @@ func (c *Conversion) backingImageSource() {
 
 // backingImageChecksum uses the established checksum of a dump if none is
 // declared. It does not if the image is encrypted: each encryption has other bytes.
-func (c *Conversion) backingImageChecksum() {
+func (c *converter) backingImageChecksum() {
 	declared, established := path("spec.checksum"), path("status.checksum")
 	encrypts := c.text(path("spec.sourceParameters.encryption")) == encrypt
 	from := declared
@@ -102,7 +100,7 @@ func (c *Conversion) backingImageChecksum() {
 }
 
 // warnOfEvictedFiles warns that the placement of a dump is not used.
-func (c *Conversion) warnOfEvictedFiles() {
+func (c *converter) warnOfEvictedFiles() {
 	files := c.get(path("spec.diskFileSpecMap"))
 	if files == nil {
 		return
@@ -126,21 +124,23 @@ type sourceType struct {
 	parameters []parameter
 }
 
-// Names of the native form.
+// Names of Longhorn. Those but exportFromVolume are names of the native form, too.
 const (
-	download  = "download"
-	restore   = "restore"
-	ignore    = "ignore"
-	encrypt   = "encrypt"
-	exportRaw = "raw"
+	download         = "download"
+	exportFromVolume = "export-from-volume"
+	restore          = "restore"
+	clone            = "clone"
+	ignore           = "ignore"
+	encrypt          = "encrypt"
+	exportRaw        = "raw"
 )
 
 var sourceTypes = []sourceType{
-	{"download", download, []parameter{{"url", "url"}}},
+	{download, download, []parameter{{"url", "url"}}},
 	{"upload", "upload", nil},
-	{"export-from-volume", "exportFromVolume", []parameter{{"volume-name", "volumeName"}, {"export-type", "exportType"}}},
-	{"restore", restore, []parameter{{"backup-url", "backupURL"}, {"concurrent-limit", "concurrentLimit"}, {"backup-target-name", ""}}},
-	{"clone", "clone", []parameter{{"backing-image", "backingImage"}, {"encryption", "encryption"}, {"secret", "secret"}, {"secret-namespace", ""}}},
+	{exportFromVolume, "exportFromVolume", []parameter{{"volume-name", "volumeName"}, {"export-type", "exportType"}}},
+	{restore, restore, []parameter{{"backup-url", "backupURL"}, {"concurrent-limit", "concurrentLimit"}, {"backup-target-name", ""}}},
+	{clone, clone, []parameter{{"backing-image", "backingImage"}, {"encryption", "encryption"}, {"secret", "secret"}, {"secret-namespace", ""}}},
 }
 
 func (s sourceType) knownParameters() string {
@@ -169,7 +169,7 @@ func findSourceType(name string) (sourceType, bool) {
 
 // source converts a source, whose type and parameters are at two paths of the manifest. The
 // CUE definition has checked the type.
-func (c *Conversion) source(typeAt, parameters document.Path) {
+func (c *converter) source(typeAt, parameters document.Path) {
 	if c.get(typeAt) == nil {
 		c.problem(typeAt, "is missing", "must be download, upload, export-from-volume, restore or clone")
 		return
@@ -196,7 +196,7 @@ func (c *Conversion) source(typeAt, parameters document.Path) {
 }
 
 // checkParameters reports parameters of another type of source.
-func (c *Conversion) checkParameters(s sourceType, parameters document.Path) {
+func (c *converter) checkParameters(s sourceType, parameters document.Path) {
 	given := c.get(parameters)
 	if given == nil {
 		return
@@ -211,7 +211,7 @@ func (c *Conversion) checkParameters(s sourceType, parameters document.Path) {
 
 // copySecret uses the name of a secret as the name of a folder. A clone without
 // encryption needs no secret: Longhorn repeats the secret of the source image there.
-func (c *Conversion) copySecret(native, parameters document.Path) {
+func (c *converter) copySecret(native, parameters document.Path) {
 	encryption := c.text(parameters.With("encryption"))
 	if encryption == "" || encryption == ignore {
 		return
@@ -226,7 +226,7 @@ func (c *Conversion) copySecret(native, parameters document.Path) {
 	}
 }
 
-func (c *Conversion) credentials(kind string) {
+func (c *converter) credentials(kind string) {
 	c.checkAnnotations(credentialsAnnotation, trackAnnotation)
 	from := document.Path{"metadata", "annotations", credentialsAnnotation}
 	if c.get(from) == nil {
@@ -240,7 +240,7 @@ func (c *Conversion) credentials(kind string) {
 }
 
 // track reads the trackAnnotation.
-func (c *Conversion) track() {
+func (c *converter) track() {
 	from := c.get(trackPath)
 	if from == nil {
 		return

@@ -22,15 +22,15 @@ var cdiVersions = []string{"v1beta1"}
 var (
 	dataVolumeKind = &Kind{
 		Group: cdiGroup, Versions: cdiVersions, Name: "DataVolume", Definition: "#DataVolume",
-		ImagePath: namePath, read: readDataVolume, convert: convertDataVolume,
+		ImagePath: namePath, read: readImport, convert: func(c *converter) { importConverter{c}.dataVolume() },
 	}
 	importSourceKind = &Kind{
 		Group: cdiGroup, Versions: cdiVersions, Name: "VolumeImportSource", Definition: "#VolumeImportSource",
-		ImagePath: namePath, read: readDataVolume, convert: convertImportSource,
+		ImagePath: namePath, read: readImport, convert: func(c *converter) { importConverter{c}.source() },
 	}
 	importCronKind = &Kind{
 		Group: cdiGroup, Versions: cdiVersions, Name: "DataImportCron", Definition: "#DataImportCron",
-		ImagePath: path("spec.managedDataSource"), read: readImportCron, convert: convertImportCron,
+		ImagePath: path("spec.managedDataSource"), read: readImport, convert: func(c *converter) { importConverter{c}.cron() },
 	}
 	dataSourceKind = &Kind{
 		Group: cdiGroup, Versions: cdiVersions, Name: "DataSource", shared: true,
@@ -40,15 +40,9 @@ var (
 	}
 )
 
-func readDataVolume(f *File, m manifest) {
+func readImport(f *File, m manifest) {
 	if m, ok := f.named(m); ok {
-		f.dataVolumes = append(f.dataVolumes, m)
-	}
-}
-
-func readImportCron(f *File, m manifest) {
-	if m, ok := f.named(m); ok {
-		f.importCrons = append(f.importCrons, m)
+		f.combined = append(f.combined, m)
 	}
 }
 
@@ -66,7 +60,7 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 	}
 	first := map[string]declared{}
 	for _, f := range files {
-		for _, m := range f.dataVolumes {
+		for _, m := range f.of(dataVolumeKind, importSourceKind) {
 			name, facts := LonghornName(m.name), &document.Value{Kind: document.Map, Pos: m.pos}
 			var source [sha256.Size]byte
 			if v, _ := m.doc.Find(cdiSourcePath, m.pos); v != nil {
@@ -81,7 +75,7 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 			}
 			r.defineByCDI(f, m.with(resolvedField, facts), name)
 		}
-		for _, m := range f.importCrons {
+		for _, m := range f.of(importCronKind) {
 			r.defineByCDI(f, m, LonghornName(m.name))
 		}
 	}
@@ -91,7 +85,7 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 // image can have its name.
 func (r *resolver) defineByCDI(f *File, m manifest, image string) {
 	r.resolved[f].Definitions = append(r.resolved[f].Definitions, &Definition{
-		Kind: m.kind, Section: imagesSection, Name: image, Pos: m.pos, NamePath: namePath, Doc: m.doc,
+		Kind: m.kind, Section: imagesSection, Name: image, Pos: m.pos, Doc: m.doc,
 		Declaration: model.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap},
 	})
 }
@@ -101,7 +95,10 @@ func (k *Kind) MayDecline() bool { return k.Group == cdiGroup }
 
 var cdiSourcePath = path("spec.source")
 
-func convertDataVolume(c *Conversion) {
+// importConverter converts a manifest of CDI.
+type importConverter struct{ *converter }
+
+func (c importConverter) dataVolume() {
 	has := func(names ...string) int {
 		n := 0
 		for _, name := range names {
@@ -129,7 +126,7 @@ func convertDataVolume(c *Conversion) {
 	case has("source") == 0:
 		c.Declined = "has a volume that another manifest fills"
 	}
-	c.cdiSource()
+	c.source()
 }
 
 // belongsToMachineImage reports whether a DataVolume belongs to a VirtualMachineImage.
@@ -150,9 +147,7 @@ func declinesBesideSource(m manifest) bool {
 	return m.kind == dataVolumeKind && belongsToMachineImage(m.doc) || isArchive(m.doc) || hasCheckpoints(m.doc)
 }
 
-func convertImportSource(c *Conversion) { c.cdiSource() }
-
-func convertImportCron(c *Conversion) {
+func (c importConverter) cron() {
 	source := path("spec.template.spec.source")
 	c.checkRegistry(source.With("registry"))
 	c.Declined = declinedSources["pvc"]
@@ -161,8 +156,8 @@ func convertImportCron(c *Conversion) {
 	}
 }
 
-// cdiSource converts the source of a DataVolume or VolumeImportSource, unless the manifest has declined.
-func (c *Conversion) cdiSource() {
+// source converts the source of a DataVolume or VolumeImportSource, unless the manifest has declined.
+func (c importConverter) source() {
 	c.checkRegistry(cdiSourcePath.With("registry"))
 	c.checkAnnotations(credentialsAnnotation, trackAnnotation)
 	if c.Declined == "" {
@@ -173,9 +168,7 @@ func (c *Conversion) cdiSource() {
 	}
 	c.imageName(namePath)
 	c.track()
-	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
-		c.warn(deleted, "is being deleted in Kubernetes, and is declared here", "to delete the image, remove the manifest")
-	}
+	c.warnIfDeleted("Kubernetes")
 	kind := c.get(cdiSourcePath).Fields[0].Name
 	from := cdiSourcePath.With(kind)
 	if kind == "upload" {
@@ -191,8 +184,8 @@ func (c *Conversion) cdiSource() {
 		address = &forced
 	}
 	c.set(path("source.download.url"), from.With("url"), address)
-	c.cdiChecksum(from.With("checksum"), address.Text)
-	c.cdiCredentials(from)
+	c.checksum(from.With("checksum"), address.Text)
+	c.fetchCredentials(from)
 }
 
 // declinedSources are the sources that declare no image, with the reasons.
@@ -216,7 +209,7 @@ func declinedRegistry(registry *document.Value) string {
 }
 
 // whyDeclined returns why the source of a manifest, which has one, declares no image here; "": it does.
-func (c *Conversion) whyDeclined() string {
+func (c importConverter) whyDeclined() string {
 	source, headers := c.get(cdiSourcePath).Fields[0], c.get(cdiSourcePath.With("http").With("extraHeaders"))
 	name := LonghornName(c.text(namePath))
 	switch {
@@ -243,7 +236,7 @@ func (c *Conversion) whyDeclined() string {
 }
 
 // checkRegistry reports what the schema does not.
-func (c *Conversion) checkRegistry(registry document.Path) {
+func (c importConverter) checkRegistry(registry document.Path) {
 	if c.get(registry) == nil {
 		return
 	}
@@ -255,9 +248,9 @@ func (c *Conversion) checkRegistry(registry document.Path) {
 	}
 }
 
-// cdiChecksum converts a checksum, which CDI compares with the bytes that the server sends. If these are packed,
+// checksum converts a checksum, which CDI compares with the bytes that the server sends. If these are packed,
 // it is the checksum of the packed file.
-func (c *Conversion) cdiChecksum(from document.Path, address string) {
+func (c importConverter) checksum(from document.Path, address string) {
 	algorithm, digits, _ := strings.Cut(strings.ToLower(c.text(from)), ":")
 	algorithm = strings.TrimSpace(algorithm)
 	native := path("checksum")
@@ -283,8 +276,8 @@ func isPacked(address string) bool {
 	return err == nil && slices.Contains(packings, strings.ToLower(posix.Ext(u.Path)))
 }
 
-// cdiCredentials uses the name of a secret as the name of a folder.
-func (c *Conversion) cdiCredentials(from document.Path) {
+// fetchCredentials uses the name of a secret as the name of a folder.
+func (c importConverter) fetchCredentials(from document.Path) {
 	secret := from.With("secretRef")
 	annotation := document.Path{"metadata", "annotations", credentialsAnnotation}
 	switch {

@@ -23,15 +23,20 @@ type Conversion struct {
 	// Declined is why the manifest declares nothing although it is valid; "": it declares Value.
 	Declined string
 
-	doc     *document.Value          // the manifest
 	sources map[string]document.Path // by native path, also of values that are missing
+}
+
+// converter converts a manifest.
+type converter struct {
+	Conversion
+	doc *document.Value
 }
 
 // Convert converts a document that is valid by the CUE definition of the kind.
 func (k *Kind) Convert(doc *document.Value) *Conversion {
-	c := &Conversion{doc: doc, Value: &document.Value{Kind: document.Map, Pos: doc.Pos}, sources: map[string]document.Path{}}
+	c := &converter{Conversion{Value: &document.Value{Kind: document.Map, Pos: doc.Pos}, sources: map[string]document.Path{}}, doc}
 	k.convert(c)
-	return c
+	return &c.Conversion
 }
 
 func splitDots(text string) document.Path { return strings.Split(text, ".") }
@@ -40,7 +45,7 @@ func pathKey(p document.Path) string { return strings.Join(p, "\x00") }
 
 // get returns the value of the manifest at a path. It returns nil if there is none, and for
 // an empty string.
-func (c *Conversion) get(from document.Path) *document.Value {
+func (c *converter) get(from document.Path) *document.Value {
 	v, _ := c.doc.Find(from, document.Position{})
 	if v == nil || v.Kind == document.Text && v.Text == "" {
 		return nil
@@ -49,7 +54,7 @@ func (c *Conversion) get(from document.Path) *document.Value {
 }
 
 // text returns the text of the manifest at a path, or "".
-func (c *Conversion) text(from document.Path) string {
+func (c *converter) text(from document.Path) string {
 	if v := c.get(from); v != nil {
 		return v.Text
 	}
@@ -57,11 +62,11 @@ func (c *Conversion) text(from document.Path) string {
 }
 
 // copy sets a native value to the value of the manifest at a path, if it has one.
-func (c *Conversion) copy(native, from document.Path) { c.set(native, from, c.get(from)) }
+func (c *converter) copy(native, from document.Path) { c.set(native, from, c.get(from)) }
 
 // set sets a native value that comes from a path in the manifest. nil sets
 // nothing, but a problem of the missing value will be reported at that path.
-func (c *Conversion) set(native, from document.Path, v *document.Value) {
+func (c *converter) set(native, from document.Path, v *document.Value) {
 	c.sources[pathKey(native)] = from
 	if v == nil {
 		return
@@ -79,7 +84,7 @@ func (c *Conversion) set(native, from document.Path, v *document.Value) {
 }
 
 // copyNumber is like copy for a number that the manifest has as a string.
-func (c *Conversion) copyNumber(native, from document.Path) {
+func (c *converter) copyNumber(native, from document.Path) {
 	v := c.get(from)
 	if v != nil {
 		number := *v
@@ -92,7 +97,7 @@ func (c *Conversion) copyNumber(native, from document.Path) {
 }
 
 // copyList is like copy for a list that the manifest has as a string with commas.
-func (c *Conversion) copyList(native, from document.Path) {
+func (c *converter) copyList(native, from document.Path) {
 	v := c.get(from)
 	if v == nil {
 		return
@@ -106,7 +111,7 @@ func (c *Conversion) copyList(native, from document.Path) {
 }
 
 // copyName is like copy for the name of an image, which it rewrites like Longhorn.
-func (c *Conversion) copyName(native, from document.Path) {
+func (c *converter) copyName(native, from document.Path) {
 	v := c.get(from)
 	if v != nil {
 		name := *v
@@ -118,7 +123,7 @@ func (c *Conversion) copyName(native, from document.Path) {
 
 // imageName returns the name of an image at a path as Longhorn rewrites it, and adds a
 // warning if that changes it.
-func (c *Conversion) imageName(from document.Path) string {
+func (c *converter) imageName(from document.Path) string {
 	name := c.text(from)
 	renamed := LonghornName(name)
 	if renamed != name {
@@ -128,7 +133,7 @@ func (c *Conversion) imageName(from document.Path) string {
 }
 
 // title sets the title of the image, if the manifest has a text that can be one.
-func (c *Conversion) title(from document.Path) {
+func (c *converter) title(from document.Path) {
 	if text := c.text(from); utf8.RuneCountInString(text) > maxTitle || strings.Contains(text, "\n") {
 		c.warn(from, fmt.Sprintf("is not used as the title: it has several lines, or more than %d characters", maxTitle), "")
 		return
@@ -136,20 +141,27 @@ func (c *Conversion) title(from document.Path) {
 	c.copy(path("title"), from)
 }
 
+// warnIfDeleted warns of a manifest that another program is deleting.
+func (c *converter) warnIfDeleted(program string) {
+	if at := path("metadata.deletionTimestamp"); c.get(at) != nil {
+		c.warn(at, "is being deleted in "+program+", and is declared here", "to delete the image, remove the manifest")
+	}
+}
+
 // maxTitle limits the characters of a title, as in schema.cue.
 const maxTitle = 200
 
-func (c *Conversion) problem(from document.Path, message, hint string) {
+func (c *converter) problem(from document.Path, message, hint string) {
 	c.Problems = append(c.Problems, document.Problem{Path: from, Message: message, Hint: hint})
 }
 
-func (c *Conversion) warn(from document.Path, message, hint string) {
+func (c *converter) warn(from document.Path, message, hint string) {
 	c.Warnings = append(c.Warnings, document.Problem{Path: from, Message: message, Hint: hint})
 }
 
 // checkAnnotations warns about annotations with the prefix of this program other than the known ones. All
 // other annotations belong to other programs.
-func (c *Conversion) checkAnnotations(known ...string) {
+func (c *converter) checkAnnotations(known ...string) {
 	annotations := path("metadata.annotations")
 	v := c.get(annotations)
 	if v == nil {

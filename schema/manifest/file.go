@@ -31,14 +31,14 @@ type File struct {
 	// read, or "".
 	ConfigMap string
 
-	classes   []*Class
-	snapshots []manifest
-	claims    []manifest // PersistentVolumeClaims that are bound to a volume
+	classes  []*Class
+	combined []manifest    // what Resolve combines with other manifests
+	withheld []*Definition // BackingImages that are skipped because of their data engine
+}
 
-	withheld      []*Definition // BackingImages that are skipped because of their data engine
-	machineImages []manifest    // VirtualMachineImages
-	dataVolumes   []manifest    // DataVolumes and VolumeImportSources
-	importCrons   []manifest    // DataImportCrons
+// of returns the manifests of some kinds that Resolve combines with others.
+func (f *File) of(kinds ...*Kind) []manifest {
+	return slices.DeleteFunc(slices.Clone(f.combined), func(m manifest) bool { return !slices.Contains(kinds, m.kind) })
 }
 
 // Document is a manifest in a file.
@@ -52,12 +52,11 @@ type Document struct {
 // Definition is a definition of an image, a node or a setting by a manifest, or a
 // reference to an image.
 type Definition struct {
-	Kind     *Kind
-	Section  string // of the native form: settings, nodes or images
-	Name     string // in that section
-	Pos      document.Position
-	NamePath document.Path   // where the manifest has the name
-	Doc      *document.Value // for a VolumeSnapshot with its class and its claim as first fields
+	Kind    *Kind
+	Section string            // of the native form: settings, nodes or images
+	Name    string            // in that section
+	Pos     document.Position // of the name in the manifest
+	Doc     *document.Value   // for a VolumeSnapshot with its class and its claim as first fields
 	// Declaration identifies the document in the record of a copy.
 	Declaration model.Declaration
 	// Problems are relative to Doc.
@@ -124,8 +123,10 @@ func (f *File) named(m manifest) (manifest, bool) {
 }
 
 // define adds the definition of a name in a section by m.
-func (f *File) define(m manifest, section, name string) {
-	f.Definitions = append(f.Definitions, f.definition(m, section, name, namePath))
+func (f *File) define(m manifest, section, name string) *Definition {
+	d := f.definition(m, section, name, namePath)
+	f.Definitions = append(f.Definitions, d)
+	return d
 }
 
 // refer adds a reference to an image.
@@ -137,7 +138,7 @@ func (f *File) refer(m manifest, image string) *Definition {
 
 func (f *File) definition(m manifest, section, name string, at document.Path) *Definition {
 	f.AddRead(m.doc)
-	d := &Definition{Kind: m.kind, Section: section, Name: name, Pos: m.pos, NamePath: at, Doc: m.doc,
+	d := &Definition{Kind: m.kind, Section: section, Name: name, Pos: m.pos, Doc: m.doc,
 		Declaration: model.Declaration{File: f.Path, Kind: m.kind.Name, Name: m.name, ConfigMap: m.configMap}}
 	if section == imagesSection {
 		if err := ident.CheckName(name); err != nil {
@@ -175,40 +176,32 @@ type Skipped struct {
 }
 
 // Skip adds a document of a known kind that declares nothing here, with the reason.
-func (f *File) Skip(doc *document.Value, why string) {
-	f.Skipped = append(f.Skipped, f.skipped(doc, why))
+func (f *File) Skip(doc *document.Value, why string) *Skipped {
+	f.Skipped = append(f.Skipped, NewSkipped(f.Path, doc, why))
+	return &f.Skipped[len(f.Skipped)-1]
 }
 
 // withhold is Skip for a document of an image without a file.
 func (f *File) withhold(doc *document.Value, why, image string) {
-	s := f.skipped(doc, why)
+	s := f.Skip(doc, why)
 	s.Image, s.Withheld = image, true
-	f.Skipped = append(f.Skipped, s)
 }
 
-// NewSkipped returns the document of a definition that declined, with the reason.
+// NewSkipped returns a document of a known kind that declares nothing here, with the reason. path is that of the File.
 func NewSkipped(path string, doc *document.Value, why string) Skipped {
-	return (&File{Path: path}).skipped(Own(doc), why)
+	doc = Own(doc)
+	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
+	return Skipped{Document: describe(doc), Why: why, path: path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
 }
 
 // SkipEmptyList adds a list without items. It declares nothing, and that is certain.
-func (f *File) SkipEmptyList(doc *document.Value) {
-	s := f.skipped(doc, "has no items")
-	s.Malformed = false
-	f.Skipped = append(f.Skipped, s)
-}
+func (f *File) SkipEmptyList(doc *document.Value) { f.Skip(doc, "has no items").Malformed = false }
 
 // SkipForeign adds a document of a kind that this program never reads.
 func (f *File) SkipForeign(doc *document.Value) {
-	s := f.skipped(doc, notRead)
+	s := f.Skip(doc, notRead)
 	truncated := len(doc.Fields) == 2 // apiVersion and kind: the file may end within them
 	s.foreign, s.Malformed = true, truncated || hasSection(doc) || hasRepeatedFields(doc)
-	f.Skipped = append(f.Skipped, s)
-}
-
-func (f *File) skipped(doc *document.Value, why string) Skipped {
-	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
-	return Skipped{Document: describe(doc), Why: why, path: f.Path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
 }
 
 // isTruncated reports whether the file may end within a document: it has nothing after its

@@ -74,28 +74,36 @@ func parseHandle(text string) (Handle, []document.Problem) {
 	if problem != nil {
 		return Handle{}, []document.Problem{*problem}
 	}
-	values, problems := handleValues(query)
-	for _, key := range []string{handleImage, handleType} {
-		if value, seen := values[key]; !seen {
-			problems = append(problems, document.Problem{Message: key + " is missing", Hint: handleHint})
-		} else if value != nil && *value == "" {
-			problems = append(problems, document.Problem{Message: key + " is empty", Hint: handleHint})
+	h, problems, readable := Handle{Parameters: map[string]string{}}, []document.Problem{}, map[string]bool{}
+	for pair := range strings.SplitSeq(query, "&") {
+		if pair == "" {
+			continue
+		}
+		key, value, problem := handlePair(pair)
+		if _, seen := readable[key]; seen && key != "" {
+			problem = &document.Problem{Message: shownKey(key) + " is a duplicate", Hint: "keep one of them"}
+		} else {
+			readable[key] = problem == nil
+		}
+		switch {
+		case problem != nil:
+			problems = append(problems, *problem)
+		case key == handleImage:
+			h.BackingImage = value
+		case key == handleType:
+			h.SourceType = value
+		case key == handleChecksum:
+			h.Checksum = value
+		default:
+			h.Parameters[key] = value
 		}
 	}
-	h := Handle{Parameters: map[string]string{}}
-	for key, value := range values {
-		if value == nil {
-			continue // unreadable
-		}
-		switch key {
-		case handleImage:
-			h.BackingImage = *value
-		case handleType:
-			h.SourceType = *value
-		case handleChecksum:
-			h.Checksum = *value
-		default:
-			h.Parameters[key] = *value
+	for _, key := range []string{handleImage, handleType} {
+		value := map[string]string{handleImage: h.BackingImage, handleType: h.SourceType}[key]
+		if ok, seen := readable[key]; !seen {
+			problems = append(problems, document.Problem{Message: key + " is missing", Hint: handleHint})
+		} else if ok && value == "" {
+			problems = append(problems, document.Problem{Message: key + " is empty", Hint: handleHint})
 		}
 	}
 	return h, problems
@@ -133,29 +141,7 @@ func isVolumeHandle(handle string) bool {
 	return strings.HasPrefix(handle, "snap://") || strings.HasPrefix(handle, "bak://") || strings.HasPrefix(handle, "bs://")
 }
 
-// handleValues reads the pairs of a query. An unreadable value is nil.
-func handleValues(query string) (map[string]*string, []document.Problem) {
-	values := map[string]*string{}
-	var problems []document.Problem
-	for pair := range strings.SplitSeq(query, "&") {
-		if pair == "" {
-			continue
-		}
-		key, value, problem := handlePair(pair)
-		if _, seen := values[key]; seen && key != "" {
-			problem = &document.Problem{Message: shownKey(key) + " is a duplicate", Hint: "keep one of them"}
-		} else if problem == nil {
-			values[key] = &value
-		} else if key != "" {
-			values[key] = nil
-		}
-		if problem != nil {
-			problems = append(problems, *problem)
-		}
-	}
-	return values, problems
-}
-
+// handlePair reads a pair of a query.
 func handlePair(pair string) (key, value string, problem *document.Problem) {
 	rawKey, rawValue, _ := strings.Cut(pair, "=")
 	key, err := url.QueryUnescape(rawKey)
@@ -231,7 +217,7 @@ func (h Handle) Check() error {
 // Declares reports whether the handle declares its image if nothing else
 // does. Other handles refer to an image that exists.
 func (h Handle) Declares() bool {
-	return len(h.Parameters) > 0 && (h.SourceType == "download" || h.SourceType == "export-from-volume")
+	return len(h.Parameters) > 0 && (h.SourceType == download || h.SourceType == exportFromVolume)
 }
 
 // problems returns the mistakes that no handle of an image may have, with their paths in

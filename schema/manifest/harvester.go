@@ -53,7 +53,7 @@ func readMachineImage(f *File, m manifest) {
 	case m.doc.Field("status") != nil && m.doc.TextAt("metadata", "uid") == "":
 		f.AddProblem(m.pos, path("metadata.uid"), "is missing", "the name of an image in a dump depends on it; in a manifest that you write, remove status, too")
 	default:
-		f.machineImages = append(f.machineImages, m)
+		f.combined = append(f.combined, m)
 	}
 }
 
@@ -114,7 +114,7 @@ func findMachineImages(files []*File) machineImages {
 				found.addBackingImage(d)
 			}
 		}
-		for i, m := range f.machineImages {
+		for i, m := range f.of(machineImageKind) {
 			image := &machineImage{manifest: m}
 			image.lost = m.doc.TextAt("metadata", "uid") != "" && (!dumped && i == 0 || dumped && isImported(m.doc))
 			found.all[m.doc] = image
@@ -187,10 +187,10 @@ func (found machineImages) findBackingImage(m *machineImage) {
 	}
 }
 
-// resolveMachineImage adds the image that a VirtualMachineImage refers to or defines.
-func (r *resolver) resolveMachineImage(f *File, m *machineImage) {
+// resolveMachineImage adds the image that a VirtualMachineImage refers to or defines to the result of its file.
+func (r *resolver) resolveMachineImage(out *File, m *machineImage) {
 	if m.defined != nil && isV2(m.defined.Doc) && m.problem == nil {
-		r.skip(f, m.doc, "has a BackingImage that "+whyV2, m.image)
+		out.Skip(m.doc, "has a BackingImage that "+whyV2).Image = m.image
 		return
 	}
 	facts := &document.Value{Kind: document.Map, Pos: m.pos}
@@ -200,14 +200,14 @@ func (r *resolver) resolveMachineImage(f *File, m *machineImage) {
 	doc := m.manifest.with(resolvedField, facts)
 	var claimProblem *document.Problem
 	switch m.doc.TextAt("spec", "sourceType") {
-	case "clone":
+	case clone:
 		security := []string{"spec", "securityParameters"}
 		id := m.doc.TextAt(append(security, "sourceImageNamespace")...) + "/" + m.doc.TextAt(append(security, "sourceImageName")...)
 		if source := r.machineImages.byID[id]; source != nil {
 			add(sourceImageField, source.image)
 			doc = doc.withPart(sourceField, source.doc, storageClassParametersPath.With(secretParameter))
 		}
-	case "export-from-volume":
+	case exportFromVolume:
 		var claims []*document.Value
 		if claims, claimProblem = r.claimsOf(m.manifest, m.doc.TextAt("spec", "pvcNamespace"), machineClaimPath); len(claims) > 0 {
 			doc = doc.withPart(claimField, claims[0], path("spec.volumeName"))
@@ -220,7 +220,6 @@ func (r *resolver) resolveMachineImage(f *File, m *machineImage) {
 		add(notDumpedField, "true")
 	}
 
-	out := File{Path: f.Path}
 	d := out.definition(doc, imagesSection, m.image, namePath)
 	if m.problem != nil {
 		d.Causes = append(d.Causes, m.problem.Placed(nil, m.doc, m.pos))
@@ -228,14 +227,12 @@ func (r *resolver) resolveMachineImage(f *File, m *machineImage) {
 	if claimProblem != nil {
 		d.Causes = append(d.Causes, *claimProblem)
 	}
-	resolved := r.resolved[f]
-	resolved.Read = append(resolved.Read, out.Read...)
 	if m.defined != nil {
-		resolved.References = append(resolved.References, d)
+		out.References = append(out.References, d)
 		return
 	}
 	d.Unread = r.unread
-	resolved.Definitions = append(resolved.Definitions, d)
+	out.Definitions = append(out.Definitions, d)
 }
 
 // withPart returns the manifest with one value of another document as an additional first field.
@@ -253,140 +250,155 @@ func (m manifest) withPart(name string, doc *document.Value, at document.Path) m
 // errDefinedByBackingImage is why a VirtualMachineImage with a BackingImage cannot define the image.
 var errDefinedByBackingImage = errors.New("its BackingImage declares it")
 
-func convertMachineImage(c *Conversion) {
-	kind, checksum, security := path("spec.sourceType"), path("spec.checksum"), path("spec.securityParameters")
-	s, _ := findSourceType(c.text(kind))
-	boundVolume := path(claimField + ".spec.volumeName")
-	parameters := map[string]document.Path{} // by name in Longhorn
+// Fields of a VirtualMachineImage, and the volume that its claim is bound to.
+var (
+	machineType     = path("spec.sourceType")
+	machineURL      = path("spec.url")
+	machineChecksum = path("spec.checksum")
+	machineSecurity = path("spec.securityParameters")
+	boundVolumePath = path(claimField + ".spec.volumeName")
+)
+
+// machineConverter converts a VirtualMachineImage.
+type machineConverter struct {
+	*converter
+	source     sourceType
+	parameters map[string]document.Path // of the source, by name in Longhorn
+}
+
+func convertMachineImage(c *converter) {
+	s, _ := findSourceType(c.text(machineType))
+	m := machineConverter{c, s, map[string]document.Path{}}
 	switch s.name {
 	case download:
-		parameters["url"] = path("spec.url")
+		m.parameters["url"] = machineURL
 	case restore:
-		parameters["backup-url"] = path("spec.url")
-	case "export-from-volume":
-		if parameters["volume-name"] = boundVolume; c.get(boundVolume) == nil {
-			parameters["volume-name"] = machineClaimPath
+		m.parameters["backup-url"] = machineURL
+	case exportFromVolume:
+		if m.parameters["volume-name"] = boundVolumePath; c.get(boundVolumePath) == nil {
+			m.parameters["volume-name"] = machineClaimPath
 		}
-	case "clone":
-		parameters["backing-image"] = path(resolvedField).With(sourceImageField)
-		parameters["encryption"] = security.With("cryptoOperation")
+	case clone:
+		m.parameters["backing-image"] = path(resolvedField).With(sourceImageField)
+		m.parameters["encryption"] = machineSecurity.With("cryptoOperation")
 	}
-	c.checkMachineSource(s)
+	m.checkSource()
 	c.title(path("spec.displayName"))
-	isClone := s.name == "clone"
 	if c.get(path(resolvedField).With(definedField)) != nil {
-		if s.name == "export-from-volume" && c.get(boundVolume) == nil {
-			delete(parameters, "volume-name") // unknown
-		}
-		c.machineReference(kind, checksum, parameters, isClone)
-		for _, name := range []string{credentialsAnnotation, trackAnnotation} {
-			if at := (document.Path{"metadata", "annotations", name}); c.get(at) != nil {
-				c.warn(at, "is not used: the BackingImage declares the image", "annotate the BackingImage, or remove it")
-			}
-		}
-		return
+		m.refer()
+	} else {
+		m.define()
 	}
+}
 
-	native := document.Path{"source", s.native}
-	c.set(native, kind, &document.Value{Kind: document.Map, Pos: c.get(kind).Pos})
-	for _, p := range s.parameters {
-		if from := parameters[p.longhorn]; from != nil {
-			c.copy(native.With(p.native), from)
+// checkSource reports fields that the type of source requires or does not have.
+func (m machineConverter) checkSource() {
+	require := func(at document.Path, hint string) {
+		if m.get(at) == nil {
+			m.problem(at, "is missing", hint)
 		}
 	}
+	if m.source.name == download || m.source.name == restore {
+		require(machineURL, "the source type "+m.source.name+" needs an address")
+	} else if m.get(machineURL) != nil {
+		m.problem(machineURL, "is not used by the source type "+m.source.name, "remove it")
+	}
+	if m.source.name == exportFromVolume {
+		require(machineClaimPath, "it is the PersistentVolumeClaim to export")
+		require(path("spec.pvcNamespace"), "it is the namespace of the PersistentVolumeClaim")
+	}
+	switch isClone := m.source.name == clone; {
+	case !isClone && m.get(machineSecurity) != nil:
+		m.problem(machineSecurity, "is not used by the source type "+m.source.name, "remove it")
+	case !isClone:
+	case m.get(machineSecurity) == nil:
+		m.problem(machineSecurity, "is missing", "the source type clone needs the image to copy")
+	case m.text(m.parameters["encryption"]) == encrypt && m.get(storageClassParametersPath.With(secretParameter)) == nil:
+		m.problem(storageClassParametersPath, "has no "+secretParameter, "an encrypted image needs the name of the secret with the key")
+	case m.get(m.parameters["backing-image"]) == nil:
+		m.problem(machineSecurity.With("sourceImageName"), "is not the name of a VirtualMachineImage that is declared here", "")
+	}
+}
+
+// refer makes the manifest a reference, which is compared with the BackingImage that defines the image.
+func (m machineConverter) refer() {
+	if m.get(boundVolumePath) == nil {
+		delete(m.parameters, "volume-name") // unknown
+	}
+	r := &Reference{typeAt: machineType, checksumAt: machineChecksum, sourceType: m.source.name, parameters: map[string]string{},
+		compared: m.parameters, incomplete: errDefinedByBackingImage}
+	for name, from := range m.parameters {
+		r.parameters[name] = m.text(from)
+	}
+	if m.source.name != clone {
+		r.setChecksum(m.text(machineChecksum))
+	}
+	m.Reference = r
+	m.placeholder(machineType)
+	for _, name := range []string{credentialsAnnotation, trackAnnotation} {
+		if at := (document.Path{"metadata", "annotations", name}); m.get(at) != nil {
+			m.warn(at, "is not used: the BackingImage declares the image", "annotate the BackingImage, or remove it")
+		}
+	}
+}
+
+// define makes the manifest the definition of its image.
+func (m machineConverter) define() {
+	native := document.Path{"source", m.source.native}
+	m.set(native, machineType, &document.Value{Kind: document.Map, Pos: m.get(machineType).Pos})
+	for _, p := range m.source.parameters {
+		if from := m.parameters[p.longhorn]; from != nil {
+			m.copy(native.With(p.native), from)
+		}
+	}
+	isClone := m.source.name == clone
 	if isClone {
 		secret := storageClassParametersPath.With(secretParameter)
-		if c.text(parameters["encryption"]) != encrypt {
+		if m.text(m.parameters["encryption"]) != encrypt {
 			secret = append(path(sourceField), secret...)
 		}
-		c.copy(native.With("secret"), secret)
+		m.copy(native.With("secret"), secret)
 	}
-	if s.name == "export-from-volume" && c.get(boundVolume) == nil {
-		c.warn(machineClaimPath, "has no manifest of the PersistentVolumeClaim: the volume is assumed to have its name", "add persistentvolumeclaims to the dump")
+	if m.source.name == exportFromVolume && m.get(boundVolumePath) == nil {
+		m.warn(machineClaimPath, "has no manifest of the PersistentVolumeClaim: the volume is assumed to have its name", "add persistentvolumeclaims to the dump")
 	}
-	c.credentials(s.native)
-	c.machineCopies()
-	if isClone && c.get(checksum) != nil {
-		c.warn(checksum, "is not used, as in Longhorn: an encryption has other bytes", "remove it")
+	m.credentials(m.source.native)
+	m.copies()
+	if isClone && m.get(machineChecksum) != nil {
+		m.warn(machineChecksum, "is not used, as in Longhorn: an encryption has other bytes", "remove it")
 	} else {
-		c.copy(path("checksum"), checksum)
+		m.copy(path("checksum"), machineChecksum)
 	}
-	c.track()
-	c.warnOfMachineStatus()
+	m.track()
+	m.warnOfStatus()
 }
 
-// checkMachineSource reports fields that the type of source requires or does not have.
-func (c *Conversion) checkMachineSource(s sourceType) {
-	require := func(at, hint string) {
-		if c.get(path(at)) == nil {
-			c.problem(path(at), "is missing", hint)
-		}
-	}
-	if s.name == download || s.name == restore {
-		require("spec.url", "the source type "+s.name+" needs an address")
-	} else if c.get(path("spec.url")) != nil {
-		c.problem(path("spec.url"), "is not used by the source type "+s.name, "remove it")
-	}
-	if s.name == "export-from-volume" {
-		require("spec.pvcName", "it is the PersistentVolumeClaim to export")
-		require("spec.pvcNamespace", "it is the namespace of the PersistentVolumeClaim")
-	}
-	security := path("spec.securityParameters")
-	switch {
-	case s.name != "clone" && c.get(security) != nil:
-		c.problem(security, "is not used by the source type "+s.name, "remove it")
-	case s.name != "clone":
-	case c.get(security) == nil:
-		c.problem(security, "is missing", "the source type clone needs the image to copy")
-	case c.text(security.With("cryptoOperation")) == encrypt && c.get(storageClassParametersPath.With(secretParameter)) == nil:
-		c.problem(storageClassParametersPath, "has no "+secretParameter, "an encrypted image needs the name of the secret with the key")
-	case c.get(path(resolvedField).With(sourceImageField)) == nil:
-		c.problem(security.With("sourceImageName"), "is not the name of a VirtualMachineImage that is declared here", "")
-	}
-}
-
-// machineReference compares the manifest with the BackingImage that defines the image.
-func (c *Conversion) machineReference(kind, checksum document.Path, parameters map[string]document.Path, isClone bool) {
-	r := &Reference{typeAt: kind, checksumAt: checksum, sourceType: c.text(kind), parameters: map[string]string{}, compared: parameters,
-		incomplete: errDefinedByBackingImage}
-	for name, from := range parameters {
-		r.parameters[name] = c.text(from)
-	}
-	if !isClone {
-		r.setChecksum(c.text(checksum))
-	}
-	c.Reference = r
-	c.placeholder(kind)
-}
-
-// machineCopies sets the number of copies, which Harvester takes from the storage class.
-func (c *Conversion) machineCopies() {
+// copies sets the number of copies, which Harvester takes from the storage class.
+func (m machineConverter) copies() {
 	copies, native := storageClassParametersPath.With("numberOfReplicas"), path("minNumberOfCopies")
-	if c.get(copies) == nil {
-		c.set(native, copies, &document.Value{Kind: document.Number, Number: defaultReplicas, Text: fmt.Sprint(defaultReplicas), Pos: c.doc.Pos})
+	if m.get(copies) == nil {
+		m.set(native, copies, &document.Value{Kind: document.Number, Number: defaultReplicas, Text: fmt.Sprint(defaultReplicas), Pos: m.doc.Pos})
 	} else {
-		c.copyNumber(native, copies)
+		m.copyNumber(native, copies)
 	}
 	for _, name := range []string{"nodeSelector", "diskSelector"} {
-		if at := storageClassParametersPath.With(name); c.get(at) != nil {
-			c.warn(at, "is not used: in Harvester it selects the disks of volumes, not of images", "")
+		if at := storageClassParametersPath.With(name); m.get(at) != nil {
+			m.warn(at, "is not used: in Harvester it selects the disks of volumes, not of images", "")
 		}
 	}
 }
 
-// warnOfMachineStatus warns of what a dump says about an image without its BackingImage.
-func (c *Conversion) warnOfMachineStatus() {
-	if c.get(path(resolvedField).With(notDumpedField)) != nil {
-		c.warn(namePath, "has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "add backingimages.longhorn.io of all namespaces to the dump")
+// warnOfStatus warns of what a dump says about an image without its BackingImage.
+func (m machineConverter) warnOfStatus() {
+	if m.get(path(resolvedField).With(notDumpedField)) != nil {
+		m.warn(namePath, "has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "add backingimages.longhorn.io of all namespaces to the dump")
 	}
-	if conditions := c.get(path("status.conditions")); conditions != nil {
+	if conditions := m.get(path("status.conditions")); conditions != nil {
 		for i, condition := range conditions.Items {
 			if condition.TextAt("type") == "RetryLimitExceeded" && condition.TextAt("status") == "True" {
-				c.warn(path("status.conditions").WithIndex(i), "says that Harvester no longer tries to import the image; it is declared here", "")
+				m.warn(path("status.conditions").WithIndex(i), "says that Harvester no longer tries to import the image; it is declared here", "")
 			}
 		}
 	}
-	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
-		c.warn(deleted, "is being deleted in Harvester, and is declared here", "to delete the image, remove the manifest")
-	}
+	m.warnIfDeleted("Harvester")
 }

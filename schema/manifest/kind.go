@@ -31,7 +31,7 @@ type Kind struct {
 
 	shared  bool // other programs have kinds with the same name
 	read    func(*File, manifest)
-	convert func(*Conversion)
+	convert func(*converter)
 }
 
 // The kinds that contain other documents.

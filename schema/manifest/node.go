@@ -20,7 +20,7 @@ var nodeKind = &Kind{
 // has no field for it.
 const addressAnnotation = "backing-image-manager/address"
 
-func convertNode(c *Conversion) {
+func convertNode(c *converter) {
 	c.checkAnnotations(addressAnnotation)
 	c.copy(path("address"), document.Path{"metadata", "annotations", addressAnnotation})
 	for _, name := range []string{"tags", "allowScheduling", "evictionRequested"} {

@@ -1,9 +1,9 @@
 package manifest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -28,16 +28,9 @@ type Reference struct {
 	incomplete error
 }
 
-// DataSource is the source of an image, with the names of types and parameters that Longhorn uses.
-type DataSource struct {
-	Type       string
-	Parameters map[string]string
-	Checksum   ident.Digest
-}
-
 // reference converts a reference whose type of source, parameters and checksum are
 // at three paths.
-func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
+func (c *converter) reference(typeAt, parametersAt, checksumAt document.Path) {
 	r := &Reference{typeAt: typeAt, parametersAt: parametersAt, checksumAt: checksumAt, sourceType: c.text(typeAt)}
 	c.Reference = r
 	c.copy(path("checksum"), checksumAt)
@@ -60,7 +53,7 @@ func (c *Conversion) reference(typeAt, parametersAt, checksumAt document.Path) {
 }
 
 // placeholder sets a source for the checks of an image, which need one to check the rest of a reference.
-func (c *Conversion) placeholder(typeAt document.Path) {
+func (c *converter) placeholder(typeAt document.Path) {
 	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
 }
 
@@ -74,11 +67,11 @@ func (r *Reference) setChecksum(text string) {
 // missing returns why the reference cannot define an image.
 func (r *Reference) missing() error {
 	switch {
-	case r.sourceType == "download" && r.parameters["url"] == "":
+	case r.sourceType == download && r.parameters["url"] == "":
 		return errors.New("download URL is not provided")
-	case r.sourceType == "export-from-volume" && r.parameters["volume-name"] == "":
+	case r.sourceType == exportFromVolume && r.parameters["volume-name"] == "":
 		return errors.New("the volume to export is not provided")
-	case r.sourceType != "" && r.sourceType != "download" && r.sourceType != "export-from-volume":
+	case r.sourceType != "" && r.sourceType != download && r.sourceType != exportFromVolume:
 		return fmt.Errorf("%s is not supported via CSI", r.sourceType)
 	}
 	return nil
@@ -103,36 +96,37 @@ func (r *Reference) Undeclared(imagePath document.Path, image, hint string) docu
 // defaultParameters are the values that Longhorn sets.
 var defaultParameters = map[string]string{"export-type": exportRaw, "concurrent-limit": "2", "encryption": ignore}
 
-// Mismatch returns the difference between the reference and the definition of its image.
-func (r *Reference) Mismatch(image string, definition DataSource) (problem document.Problem, differs bool) {
+// Mismatch returns the difference between the reference and the definition of its image, which is native and has a checksum.
+func (r *Reference) Mismatch(image string, native *document.Value, checksum ident.Digest) (problem document.Problem, differs bool) {
 	hint := "Longhorn rejects a volume whose image differs from the existing one"
 	if r.compared != nil {
 		hint = "the BackingImage defines the image: correct the other manifest"
 	}
-	if r.sourceType != "" && r.sourceType != definition.Type {
-		return document.Problem{Path: r.typeAt, Message: fmt.Sprintf("data source is different: image %q has the source type %s", image, definition.Type), Hint: hint}, true
+	i := slices.IndexFunc(sourceTypes, func(s sourceType) bool {
+		v, _ := native.Find(path("source").With(s.native), native.Pos)
+		return v != nil
+	})
+	defined := sourceTypes[i]
+	if r.sourceType != "" && r.sourceType != defined.name {
+		return document.Problem{Path: r.typeAt, Message: fmt.Sprintf("data source is different: image %q has the source type %s", image, defined.name), Hint: hint}, true
 	}
-	if r.sourceType != "" && len(r.parameters) > 0 {
-		for _, name := range slices.Sorted(maps.Keys(definition.Parameters)) {
-			at, isCompared := r.compared[name]
-			if r.compared == nil {
-				at = r.parametersAt.With(name)
-			} else if !isCompared {
-				continue
-			}
-			value := r.parameters[name]
-			if value == "" {
-				value = defaultParameters[name]
-			}
-			if name == "backing-image" {
-				value = LonghornName(value)
-			}
-			if value != definition.Parameters[name] {
-				return document.Problem{Path: at, Message: fmt.Sprintf("data source is different: image %q has another %s", image, name), Hint: hint}, true
-			}
+	for _, p := range defined.parameters {
+		at, isCompared := r.compared[p.longhorn]
+		if r.compared == nil {
+			at, isCompared = r.parametersAt.With(p.longhorn), true
+		}
+		if r.sourceType == "" || len(r.parameters) == 0 || !isCompared || p.native == "" {
+			continue
+		}
+		value := cmp.Or(r.parameters[p.longhorn], defaultParameters[p.longhorn])
+		if p.longhorn == "backing-image" {
+			value = LonghornName(value)
+		}
+		if value != cmp.Or(strings.TrimSpace(native.TextAt("source", defined.native, p.native)), defaultParameters[p.longhorn]) {
+			return document.Problem{Path: at, Message: fmt.Sprintf("data source is different: image %q has another %s", image, p.longhorn), Hint: hint}, true
 		}
 	}
-	if r.checksum.IsZero() || definition.Checksum.IsZero() || r.checksum.Algorithm() != definition.Checksum.Algorithm() || r.checksum == definition.Checksum {
+	if r.checksum.IsZero() || checksum.IsZero() || r.checksum.Algorithm() != checksum.Algorithm() || r.checksum == checksum {
 		return document.Problem{}, false
 	}
 	return document.Problem{Path: r.checksumAt, Message: fmt.Sprintf("checksum mismatch: image %q has another checksum", image), Hint: hint}, true

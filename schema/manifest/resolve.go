@@ -1,44 +1,37 @@
 package manifest
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Resolved is what the manifests of one file declare that depend on other manifests, in addition to its File.
-type Resolved struct {
-	Definitions []*Definition
-	References  []*Definition
-	Read        []Document
-	Skipped     []Skipped
-	Problems    []document.Problem // of classes; they do not affect other documents
-}
-
 // resolver finds the manifests to which VolumeSnapshots and VirtualMachineImages refer.
 type resolver struct {
 	classes        map[string][]*Class
 	defaultClasses []*Class
-	claims         map[string][]manifest    // by name, of all namespaces
-	compared       int                      // names of classes, to suggest one
+	claims         map[string][]manifest // by name, of all namespaces
+	classNames     []string              // sorted
+	suggestions    document.Suggestions
 	used           map[*document.Value]bool // the claims that a manifest names
 	unread         *document.Problem        // of the first file that cannot be read: it may contain more of them
 	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
 	machineImages  machineImages
-	resolved       map[*File]*Resolved // the result
+	resolved       map[*File]*File // the result
 }
 
 // Resolve combines the VolumeSnapshots of all files with their classes and claims, and the
-// VirtualMachineImages with their BackingImages and claims. It also adds the manifests of CDI. The caller has set the Problems of the
-// classes. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
+// VirtualMachineImages with their BackingImages and claims. It returns what each file declares with that in addition, and what its
+// manifests of CDI declare. The caller has set the Problems of the classes. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
 // VolumeSnapshot still declares it while a file that may contain its class cannot be read.
-func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Resolved {
+func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File {
 	r := resolver{
 		classes: map[string][]*Class{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
-		wasDeclared: wasDeclared, resolved: map[*File]*Resolved{}, machineImages: findMachineImages(files),
+		wasDeclared: wasDeclared, resolved: map[*File]*File{}, machineImages: findMachineImages(files),
 	}
 	for _, f := range files {
-		r.resolved[f] = &Resolved{}
+		r.resolved[f] = &File{Path: f.Path}
 		if len(f.Problems) > 0 && r.unread == nil {
 			r.unread = &f.Problems[0]
 		}
@@ -48,44 +41,37 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*Reso
 				r.defaultClasses = append(r.defaultClasses, class)
 			}
 		}
-		for _, claim := range f.claims {
+		for _, claim := range f.of(volumeClaimKind) {
 			r.claims[claim.name] = append(r.claims[claim.name], claim)
 		}
 	}
+	r.classNames = slices.Sorted(maps.Keys(r.classes))
 	for _, f := range files {
 		for _, class := range f.classes {
 			r.resolved[f].Problems = append(r.resolved[f].Problems, r.problems(class)...)
 		}
-		for _, m := range f.snapshots {
-			r.resolve(f, m)
+		for _, m := range f.of(snapshotKind) {
+			r.resolve(r.resolved[f], m)
 		}
-		for _, m := range f.machineImages {
-			r.resolveMachineImage(f, r.machineImages.all[m.doc])
+		for _, m := range f.of(machineImageKind) {
+			r.resolveMachineImage(r.resolved[f], r.machineImages.all[m.doc])
 		}
 	}
 	r.resolveDataVolumes(files)
 	for _, f := range files {
-		for _, claim := range f.claims {
+		for _, claim := range f.of(volumeClaimKind) {
 			if r.used[claim.doc] {
-				r.resolved[f].Read = append(r.resolved[f].Read, describe(claim.doc))
+				r.resolved[f].AddRead(claim.doc)
 			} else {
-				r.skip(f, claim.doc, notRead, "")
+				r.resolved[f].Skip(claim.doc, notRead)
 			}
 		}
 	}
 	return r.resolved
 }
 
-// Combined returns how many manifests of the file Resolve adds. Each may declare an image.
-func (f *File) Combined() int {
-	return len(f.snapshots) + len(f.machineImages) + len(f.dataVolumes) + len(f.importCrons)
-}
-
-func (r *resolver) skip(f *File, doc *document.Value, why, image string) {
-	s := f.skipped(doc, why)
-	s.Image = image
-	r.resolved[f].Skipped = append(r.resolved[f].Skipped, s)
-}
+// Combined returns how many manifests of the file may declare an image with others.
+func (f *File) Combined() int { return len(f.combined) - len(f.of(volumeClaimKind)) }
 
 // claimsOf returns the claims that are bound to a volume and have the name that m gives at a path. If their
 // volumes differ, it also returns a problem. A manifest without a namespace may be in any namespace.

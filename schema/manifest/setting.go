@@ -42,7 +42,7 @@ func readSetting(f *File, m manifest) {
 	f.Skip(m.doc, "is not about backing images")
 }
 
-func convertSetting(c *Conversion) {
+func convertSetting(c *converter) {
 	i := slices.IndexFunc(settings, func(s parameter) bool { return s.longhorn == c.text(namePath) })
 	c.copyNumber(document.Path{settings[i].native}, path("value"))
 }

@@ -3,7 +3,6 @@ package manifest
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -62,7 +61,7 @@ func readSnapshotClass(f *File, m manifest) {
 		return
 	}
 	f.AddRead(m.doc)
-	class.Definition = &Definition{Kind: m.kind, Section: imagesSection, Name: m.name, Pos: m.pos, NamePath: namePath, Doc: m.doc}
+	class.Definition = &Definition{Kind: m.kind, Section: imagesSection, Name: m.name, Pos: m.pos, Doc: m.doc}
 	if a, b := m.doc.TextAt("parameters", "export-type"), m.doc.TextAt("parameters", "exportType"); a != b && a != "" && b != "" {
 		class.Definition.Problems = []document.Problem{{Path: path("parameters.exportType"), Message: "differs from export-type", Hint: "keep one of them"}}
 	}
@@ -73,7 +72,7 @@ func readSnapshot(f *File, m manifest) {
 	if m.name == "" && m.doc.TextAt("metadata", "generateName") != "" {
 		f.Skip(m.doc, "has no name yet (generateName)")
 	} else if m, ok := f.named(m); ok {
-		f.snapshots = append(f.snapshots, m)
+		f.combined = append(f.combined, m)
 	}
 }
 
@@ -82,7 +81,7 @@ func readVolumeClaim(f *File, m manifest) {
 		f.Skip(m.doc, notRead)
 		return
 	}
-	f.claims = append(f.claims, m)
+	f.combined = append(f.combined, m)
 }
 
 // notRead is why a document of another program is skipped.
@@ -114,21 +113,21 @@ func (r *resolver) problems(class *Class) []document.Problem {
 	return []document.Problem{p}
 }
 
-// resolve adds the image that a VolumeSnapshot declares, or skips it.
-func (r *resolver) resolve(f *File, m manifest) {
+// resolve adds the image that a VolumeSnapshot declares to the result of its file, or skips it.
+func (r *resolver) resolve(out *File, m manifest) {
 	image := LonghornName(m.name)
 	if m.doc.TextAt("spec", "source", "volumeSnapshotContentName") != "" && m.doc.TextAt(claimPath...) == "" {
-		r.skip(f, m.doc, "has the image that its VolumeSnapshotContent names", "")
+		out.Skip(m.doc, "has the image that its VolumeSnapshotContent names")
 		return
 	}
 	classes, err := r.classesOf(m)
 	switch {
 	case err != nil && !(r.unread != nil && r.wasDeclared(image)):
 		// A VolumeSnapshot whose class is unknown may declare an image. Keep the copies.
-		r.skip(f, m.doc, err.Error(), image)
+		out.Skip(m.doc, err.Error()).Image = image
 		return
 	case len(classes) > 0 && classes[0].Definition == nil:
-		r.skip(f, m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].Name), classes[0].unusable), "")
+		out.Skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].Name), classes[0].unusable))
 		return
 	}
 	if len(classes) > 0 {
@@ -138,13 +137,11 @@ func (r *resolver) resolve(f *File, m manifest) {
 	if len(claims) > 0 {
 		m = m.with(claimField, claims[0])
 	}
-	add := File{Path: f.Path}
 	name, pos := m.doc.Find(namePath, m.pos)
 	if m.pos = pos; name != nil {
 		m.pos = name.Pos
 	}
-	add.define(m, imagesSection, image)
-	d := add.Definitions[0]
+	d := out.define(m, imagesSection, image)
 	if len(classes) == 0 || len(claims) == 0 {
 		d.Unread = r.unread
 	}
@@ -154,17 +151,12 @@ func (r *resolver) resolve(f *File, m manifest) {
 	if problem != nil {
 		d.Causes = append(d.Causes, *problem)
 	}
-	r.resolved[f].Definitions = append(r.resolved[f].Definitions, d)
-	r.resolved[f].Read = append(r.resolved[f].Read, add.Read...)
 }
 
 var (
 	classNamePath = path("spec.volumeSnapshotClassName")
 	claimPath     = path("spec.source.persistentVolumeClaimName")
 )
-
-// maxCompared limits how many names all suggestions compare: a suggestion among many takes long.
-const maxCompared = 200_000
 
 // classesOf returns the classes with the name that a VolumeSnapshot gives. Without a name it
 // returns the default class. The error says why there is no such class.
@@ -173,10 +165,8 @@ func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 	switch {
 	case name != "" && len(r.classes[name]) == 0:
 		hint := ""
-		if r.compared += len(r.classes); r.compared <= maxCompared {
-			if near, ok := document.Nearest(name, slices.Sorted(maps.Keys(r.classes))); ok {
-				hint = fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
-			}
+		if near, ok := r.suggestions.Nearest(name, r.classNames); ok {
+			hint = fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
 		}
 		return nil, fmt.Errorf("is of the VolumeSnapshotClass %q, which is not declared here%s", document.Printable(name), hint)
 	case name != "":
@@ -191,7 +181,7 @@ func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 
 // convertSnapshot converts a VolumeSnapshot to an export of its volume. If no manifest
 // binds its claim to a volume, the volume has the name of the claim.
-func convertSnapshot(c *Conversion) {
+func convertSnapshot(c *converter) {
 	c.imageName(namePath)
 	volume := claimPath
 	if bound := path(claimField + ".spec.volumeName"); c.get(bound) != nil {
@@ -206,7 +196,5 @@ func convertSnapshot(c *Conversion) {
 	c.copy(path("source.exportFromVolume.exportType"), exportType)
 	c.copyList(path("nodeSelector"), parameters.With("nodeSelector"))
 	c.copyList(path("diskSelector"), parameters.With("diskSelector"))
-	if deleted := path("metadata.deletionTimestamp"); c.get(deleted) != nil {
-		c.warn(deleted, "is being deleted in Kubernetes, and is declared here", "to delete the image, remove the manifest")
-	}
+	c.warnIfDeleted("Kubernetes")
 }

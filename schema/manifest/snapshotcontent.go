@@ -64,11 +64,11 @@ func (f *File) readHandle(m manifest, v *document.Value) {
 	d.Problems = append(d.Problems, problems...)
 }
 
-func convertSnapshotContent(c *Conversion) {
+func convertSnapshotContent(c *converter) {
 	c.imageName(handlePath.With(handleImage))
 	c.reference(handlePath.With(handleType), handlePath.With(handleParameters), handlePath.With(handleChecksum))
 	r := c.Reference
-	if r.incomplete == nil && r.sourceType == "export-from-volume" && r.parameters["export-type"] == "" {
+	if r.incomplete == nil && r.sourceType == exportFromVolume && r.parameters["export-type"] == "" {
 		r.incomplete = errNoExportType
 	}
 	if ref := path("volumeSnapshotRef"); c.get(ref) != nil {

@@ -81,7 +81,7 @@ func parseSourceParameters(parameters *document.Value) *document.Problem {
 	return nil
 }
 
-func convertStorageClass(c *Conversion) {
+func convertStorageClass(c *converter) {
 	p := path("parameters")
 	c.imageName(p.With("backingImage"))
 	c.reference(p.With("backingImageDataSourceType"), p.With("backingImageDataSourceParameters"), p.With("backingImageChecksum"))
