@@ -12,6 +12,7 @@ import (
 	"lukechampine.com/blake3/guts"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // ChunkAlgorithm is a hash function for chunks. Its value is in the header of a chunk file.
@@ -36,7 +37,7 @@ func fasterChunkAlgorithm() ChunkAlgorithm {
 }
 
 // ChunkHashSize is the length of a chunk hash in bytes.
-const ChunkHashSize = 32
+const ChunkHashSize = model.ChunkHashSize
 
 // ChunkHash is the hash of one chunk. The last chunk of an image may be short; its hash covers only the
 // bytes in the file. The zero value means "not known".

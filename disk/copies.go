@@ -318,7 +318,7 @@ func (m *metaCache) isDamaged(id ident.ID, file Evidence) bool {
 // length exists and was not rejected.
 func (m *metaCache) manifestDigest(id ident.ID, r Record, image os.FileInfo, folder *os.Root) ident.Digest {
 	info, err := folder.Lstat(chunksFile)
-	if err != nil || r.Size != image.Size() || info.Size() != EncodedSize(r.Size) {
+	if err != nil || r.Size != image.Size() || info.Size() != model.ChunkFileSize(r.Size) {
 		return ident.Digest{}
 	}
 	m.mu.Lock()

@@ -26,21 +26,6 @@ const (
 // partFiles are all files of a partial file.
 var partFiles = []string{partTempFile, partIndexFile, partChunksFile, partFile}
 
-// SpaceBeside returns an upper bound of the disk space that a copy needs for the files beside an image of
-// size bytes. Without this space a complete image could not become ready, or could not be verified later.
-func SpaceBeside(size int64) int64 {
-	const (
-		block = 4096
-		// backing.chunks, and the manifest that a verification makes while the old one exists.
-		manifests = 2
-		// The record, backing.cfg and their temporary files, the folder, and an extended parent folder,
-		// with 8 KiB for each: a block for the content, and one for the inode or the extents.
-		others = 64 << 10
-	)
-	manifest := EncodedSize(max(1, size))
-	return manifests*((manifest+block-1)/block*block) + others
-}
-
 // imageFolder is the folder of one image on one disk, whether it exists or not.
 type imageFolder struct {
 	disk *Disk

@@ -11,10 +11,11 @@ import (
 	"os"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // ChunkSize is the size of a chunk, the unit in which an image is verified, resumed and repaired.
-const ChunkSize = 1 << 20
+const ChunkSize = model.ChunkSize
 
 // chunksOf returns the number of chunks of an image of size bytes.
 func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
@@ -23,7 +24,7 @@ func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
 // file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks). Peers send it as it is.
 //
 // The header has the magic, the ChunkAlgorithm in 4 bytes, and ChunkSize in 4 bytes, both big endian.
-const chunkHeaderSize = 16
+const chunkHeaderSize = model.ChunkHeaderSize
 
 var chunkMagic = [8]byte{'B', 'I', 'M', 'C', 'H', 'U', 'N', 'K'}
 
@@ -52,9 +53,6 @@ func readChunkHeader(r io.Reader) (ChunkAlgorithm, error) {
 func chunkCount(fileSize int64) int64 {
 	return max(0, fileSize-chunkHeaderSize) / ChunkHashSize
 }
-
-// EncodedSize returns the length of the chunk file of an image of size bytes, and so of its encoded manifest.
-func EncodedSize(size int64) int64 { return chunkHeaderSize + chunksOf(size)*ChunkHashSize }
 
 // chunkFile is an open chunk file.
 type chunkFile struct {
@@ -200,7 +198,7 @@ func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) 
 		return SelectedChunk{}, fmt.Errorf("an image of %d bytes has no chunk", size)
 	}
 	random := rand.New(rand.NewPCG(secret, 0))
-	hashes := bufio.NewReaderSize(io.LimitReader(r, EncodedSize(size)), 64<<10)
+	hashes := bufio.NewReaderSize(io.LimitReader(r, model.ChunkFileSize(size)), 64<<10)
 	algorithm, err := readChunkHeader(hashes)
 	if err != nil || algorithm == 0 {
 		return SelectedChunk{}, errors.Join(errNotManifest, err)
@@ -279,7 +277,7 @@ func (m *Manifest) verify() error {
 func (p *partFolder) ReceiveManifest(r io.Reader, size int64, want ident.Digest) (m *Manifest, err error) {
 	var f *os.File
 	if err = p.checkImageSize(size); err == nil {
-		err = p.checkSpace(EncodedSize(size))
+		err = p.checkSpace(model.ChunkFileSize(size))
 	}
 	if err == nil {
 		f, err = p.TempFile()
@@ -307,7 +305,7 @@ func (m *Manifest) receive(r io.Reader) error {
 	if m.size <= 0 || m.digest.Algorithm() != ident.SHA256 {
 		return fmt.Errorf("no image of %d bytes has a manifest with the digest %s", m.size, m.digest.Short())
 	}
-	length := EncodedSize(m.size)
+	length := model.ChunkFileSize(m.size)
 	n, err := io.Copy(m.f, io.LimitReader(r, length+1))
 	if err == nil && n != length {
 		err = fmt.Errorf("it does not have %d bytes: %w", length, io.ErrUnexpectedEOF)

@@ -265,7 +265,7 @@ func FuzzReceiveManifest(f *testing.F) {
 	f.Fuzz(func(t *testing.T, hashes []byte, size int64) {
 		m, err := p.ReceiveManifest(bytes.NewReader(hashes), size, digest256(hashes))
 		a, _ := readChunkHeader(bytes.NewReader(hashes))
-		fits := a != 0 && size > 0 && int64(len(hashes)) == EncodedSize(size)
+		fits := a != 0 && size > 0 && int64(len(hashes)) == model.ChunkFileSize(size)
 		if fits != (err == nil) {
 			t.Fatalf("%d bytes of hashes for an image of %d: error %v", len(hashes), size, err)
 		}

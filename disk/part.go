@@ -52,7 +52,7 @@ func (s PartSource) data() int64 {
 }
 
 // need returns the bytes of disk space that the image needs, with the files beside it.
-func (s PartSource) need() int64 { return s.data() + SpaceBeside(s.Size) }
+func (s PartSource) need() int64 { return s.data() + model.SpaceBeside(s.Size) }
 
 // PartOptions are limits and expectations for a partial file.
 type PartOptions struct {
@@ -249,7 +249,7 @@ func (p *Part) Continue(source PartSource) error {
 	}
 	err := p.checkSize(source)
 	if errors.Is(err, ErrNoSpace) { // some of the bytes are already on the disk
-		err = p.checkSpace(min(source.Size-p.offset, source.data()-p.Written()) + SpaceBeside(source.Size))
+		err = p.checkSpace(min(source.Size-p.offset, source.data()-p.Written()) + model.SpaceBeside(source.Size))
 	}
 	if err == nil {
 		err = p.folder.recordSource(source)
@@ -568,7 +568,7 @@ func (w *partWriter) writeChunk(c *chunk) error {
 			return fmt.Errorf("write %s: %w", partFile, w.wrapNoSpace(noSpace(err)))
 		}
 	}
-	if err := w.checkSpace(SpaceBeside(c.n * ChunkSize)); err != nil {
+	if err := w.checkSpace(model.SpaceBeside(c.n * ChunkSize)); err != nil {
 		return w.wrapNoSpace(err)
 	}
 	w.unsynced += int64(len(c.data))

@@ -273,7 +273,7 @@ func TestBeginAcceptsSparseImageLargerThanDisk(t *testing.T) {
 		t.Error(err)
 	}
 	lack, is := errors.AsType[*NoSpaceError](openPart(t, d, PartOptions{}).Begin(PartSource{ID: "test", Size: 2 * size, Data: size}))
-	if !is || lack.Need != size+SpaceBeside(2*size) {
+	if !is || lack.Need != size+model.SpaceBeside(2*size) {
 		t.Errorf("with more data than free space the error is %v", lack)
 	}
 }
@@ -331,8 +331,8 @@ func TestNoSpaceErrorWithKnownSize(t *testing.T) {
 	if err == nil {
 		_, err = p.Commit(ident.Digest{})
 	}
-	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need != size+SpaceBeside(size) {
-		t.Errorf("got %v (%+v), want a *NoSpaceError of %d bytes", err, lack, size+SpaceBeside(size))
+	if lack, ok := errors.AsType[*NoSpaceError](err); !ok || lack.Need != size+model.SpaceBeside(size) {
+		t.Errorf("got %v (%+v), want a *NoSpaceError of %d bytes", err, lack, size+model.SpaceBeside(size))
 	}
 }
 

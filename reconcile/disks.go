@@ -189,9 +189,18 @@ func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 		if seen.Needs == nil {
 			seen.Needs = map[ident.ID]model.Need{}
 		}
-		seen.Needs[id] = plan.NewNeed(need)
+		seen.Needs[id] = needOf(need)
 	}
 	return seen
+}
+
+// needOf returns the need of these replicas as a node says it.
+func needOf(d disk.Need) model.Need {
+	text := "replica "
+	if len(d.Replicas) > 1 {
+		text = "replicas "
+	}
+	return model.Need{By: text + plan.JoinMax(d.Replicas, ", ", 3), Since: d.Since, OtherWriter: d.OtherWriter}
 }
 
 // writeUsage writes the usage of a copy to its record.

@@ -251,7 +251,7 @@ func (d servedDisk) list(name, mark string) model.Disk {
 	}
 	for id, need := range found.Users.Needs() {
 		if id.Name == name {
-			addNeed(seen.Copies, id, plan.NewNeed(need))
+			addNeed(seen.Copies, id, needOf(need))
 		}
 	}
 	seen.Space = found.Space

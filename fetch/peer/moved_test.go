@@ -13,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 )
 
@@ -94,7 +95,7 @@ func TestPullFindsMovedContent(t *testing.T) {
 			r := newReceiver(t, n.putIndexed(t, parrot, want, indexOf(t, want)))
 			r.pull.Seeds = []assemble.Seed{seed}
 			r.pullsAndCommits(want)
-			most := int64(2*mib+len(indexOf(t, want))) + disk.EncodedSize(int64(len(want)))
+			most := int64(2*mib+len(indexOf(t, want))) + model.ChunkFileSize(int64(len(want)))
 			if i%2 == 1 {
 				most += 5 * mib // the new part, and the chunks at the borders
 			}
@@ -130,7 +131,7 @@ func TestPullIgnoresWrongIndexes(t *testing.T) {
 			r := newReceiver(t, startNode(t, "node1").putIndexed(t, parrot, want, index))
 			r.pull.Seeds = []assemble.Seed{seed}
 			r.pullsAndCommits(want)
-			if most := int64(len(want)+len(index)) + disk.EncodedSize(int64(len(want))); r.pull.Progress.PeerBytes.Load() > most || damaged.Load() > 0 {
+			if most := int64(len(want)+len(index)) + model.ChunkFileSize(int64(len(want))); r.pull.Progress.PeerBytes.Load() > most || damaged.Load() > 0 {
 				t.Errorf("received %d bytes, want at most %d; damaged %d", r.pull.Progress.PeerBytes.Load(), most, damaged.Load())
 			}
 		})

@@ -338,7 +338,7 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 		return nil, err
 	}
 	defer body.Close()
-	if want := disk.EncodedSize(s.Size); length != want {
+	if want := model.ChunkFileSize(s.Size); length != want {
 		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest has %d bytes, want %d", length, want)}
 	}
 	t.progress.PeerBytes.Add(length)

@@ -112,7 +112,7 @@ func TestPullFromPeers(t *testing.T) {
 				r := newReceiver(t, sources...)
 				r.pullsAndCommits(want)
 				received, least := r.pull.Progress.PeerBytes.Load(), dataBytes(want)
-				most := least + disk.EncodedSize(int64(size))
+				most := least + model.ChunkFileSize(int64(size))
 				if peers > 1 {
 					most += least/20 + 2*mib // a lane is hedged if the CPU scheduler delays it
 				}
@@ -196,7 +196,7 @@ func TestPullKeepsAMatchingPartialFile(t *testing.T) {
 			if from.keeps {
 				rest = dataBytes(want[len(from.part)/mib*mib:])
 			}
-			manifest := disk.EncodedSize(int64(len(want)))
+			manifest := model.ChunkFileSize(int64(len(want)))
 			if received := r.pull.Progress.PeerBytes.Load(); received != rest+manifest {
 				t.Errorf("received %d bytes, want %d", received, rest+manifest)
 			}

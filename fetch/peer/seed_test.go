@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/imagetest"
 )
@@ -81,7 +82,7 @@ func TestPullReadsChunksFromSeeds(t *testing.T) {
 			r.pull.Seeds = seeds
 			r.pullsAndCommits(want)
 			least := missingBytes(want, contents...)
-			if got := r.pull.Progress.PeerBytes.Load() - disk.EncodedSize(int64(len(want))); got != least || damaged.Load() > 0 {
+			if got := r.pull.Progress.PeerBytes.Load() - model.ChunkFileSize(int64(len(want))); got != least || damaged.Load() > 0 {
 				t.Errorf("received %d bytes, want %d; %d seeds are damaged", got, least, damaged.Load())
 			}
 			if done := r.pull.Progress.Done.Load(); done != int64(len(want)) {
@@ -116,7 +117,7 @@ func TestSeedWithAnotherAlgorithm(t *testing.T) {
 	r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
 	r.pull.Seeds = []assemble.Seed{openSeed(t, n, id, &damaged)}
 	r.pullsAndCommits(want)
-	if got := r.pull.Progress.PeerBytes.Load() - disk.EncodedSize(int64(len(want))); disk.NewChunks != disk.ChunkSHA256 && got != dataBytes(want) {
+	if got := r.pull.Progress.PeerBytes.Load() - model.ChunkFileSize(int64(len(want))); disk.NewChunks != disk.ChunkSHA256 && got != dataBytes(want) {
 		t.Errorf("received %d bytes, want %d", got, dataBytes(want))
 	}
 }
@@ -138,7 +139,7 @@ func TestDamagedSeedIsReported(t *testing.T) {
 		r := newReceiver(t, startNode(t, "node1").put(t, parrot, want))
 		r.pull.Seeds = []assemble.Seed{seed}
 		r.pullsAndCommits(want)
-		if got := r.pull.Progress.PeerBytes.Load() - disk.EncodedSize(int64(len(want))); got != missingBytes(want, rotten) {
+		if got := r.pull.Progress.PeerBytes.Load() - model.ChunkFileSize(int64(len(want))); got != missingBytes(want, rotten) {
 			t.Errorf("damage at %d: received %d bytes, want %d", at, got, missingBytes(want, rotten))
 		}
 		if damaged.Load() != 1 {

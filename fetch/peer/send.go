@@ -83,7 +83,7 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return nil, nil, 0, err
 		}
-		return m.Encoded(), m, disk.EncodedSize(m.Size()), nil
+		return m.Encoded(), m, model.ChunkFileSize(m.Size()), nil
 	})
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
@@ -53,7 +54,7 @@ func TestManifestHasTheHashOfEachChunk(t *testing.T) {
 	}
 	defer b.Close()
 	got, err := io.ReadAll(b)
-	if err != nil || length != disk.EncodedSize(int64(len(content))) || len(got) != int(length) {
+	if err != nil || length != model.ChunkFileSize(int64(len(content))) || len(got) != int(length) {
 		t.Fatalf("%d of %d bytes, %v", len(got), length, err)
 	}
 	hashes := bytes.TrimPrefix(got, []byte("BIMCHUNK\x00\x00\x00\x02\x00\x10\x00\x00")) // without it, they are SHA-256

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -151,7 +150,7 @@ func (p imagePlanner) inspect(ref ident.CopyRef) (a Action, needed bool) {
 
 // repair rewrites the damaged chunks of a failed copy in place.
 func (p imagePlanner) repair(ref ident.CopyRef) Action {
-	a := p.ix.attempt(model.Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), disk.ChunkSize)
+	a := p.ix.attempt(model.Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), model.ChunkSize)
 	if from := p.state.intact(ref); len(from) > 0 {
 		return p.ix.withSource(a, from[0])
 	}

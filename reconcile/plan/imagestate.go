@@ -3,7 +3,6 @@ package plan
 import (
 	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -179,7 +178,7 @@ func (s *imageState) requiredSpace(c model.Copy) int64 {
 	own, peers := s.sources()
 	for _, ref := range slices.Concat(s.ready, own, peers) {
 		other := s.ix.copyAt(ref)
-		data, beside = max(data, other.RealSize), max(beside, disk.SpaceBeside(other.Size))
+		data, beside = max(data, other.RealSize), max(beside, model.SpaceBeside(other.Size))
 	}
 	return RemainingBytes(c, data) + beside
 }

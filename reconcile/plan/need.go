@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
@@ -13,15 +12,6 @@ import (
 // needDelay is the age that the metadata of a replica must have before a copy is begun for it: replicas
 // appear and vanish while Longhorn creates and rebuilds them. A copy that exists is kept without a delay.
 const needDelay = 2 * time.Second
-
-// NewNeed returns the need of these replicas.
-func NewNeed(d disk.Need) model.Need {
-	text := "replica "
-	if len(d.Replicas) > 1 {
-		text = "replicas "
-	}
-	return model.Need{By: text + JoinMax(d.Replicas, ", ", 3), Since: d.Since, OtherWriter: d.OtherWriter}
-}
 
 // needReason returns why a copy is created on the disk of the need.
 func needReason(n model.Need) model.Reason {
