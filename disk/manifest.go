@@ -226,7 +226,7 @@ func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) 
 
 // Encoded returns a new reader of the encoded manifest, which is the input of ReceiveManifest.
 func (m *Manifest) Encoded() *io.SectionReader {
-	return io.NewSectionReader(m.f, 0, EncodedSize(m.size))
+	return io.NewSectionReader(m.f, 0, model.ChunkFileSize(m.size))
 }
 
 // Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image

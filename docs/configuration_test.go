@@ -13,7 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write docs/configuration.md")
 
-const schemaFile = "schema/schema.cue"
+const schemaFile = "schema/load/schema.cue"
 
 // section is a definition of the schema that has fields.
 type section struct {

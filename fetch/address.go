@@ -27,7 +27,7 @@ var forcedPattern = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 // parseAddress parses an address in the subset of go-getter's grammar that this package supports: an
 // absolute URL, with the prefix "s3::" before an https URL of an S3 server. go-getter interprets more
 // syntax. parseAddress rejects other prefixes. getterURL hides path and query from go-getter, so that the
-// server receives them unchanged. The validation of a configuration (schema/address.go) rejects at least what
+// server receives them unchanged. The validation of a configuration (schema/load/address.go) rejects at least what
 // parseAddress and newS3Source reject.
 func parseAddress(raw string) (address, error) {
 	a := address{raw: strings.TrimSpace(raw)}

@@ -16,8 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 var sequences = flag.Int("changes.sequences", 0, "the number of sequences in TestConfigurationChanges, each change applied within 2 s; 0: a few, without that limit")
@@ -72,7 +72,7 @@ type sequence struct {
 	form   form
 	root   string // a folder of its own
 	conf   string // the config directory
-	loader *schema.Loader
+	loader *load.Loader
 	l      *looping
 	log    *appliedLog
 	repos  repos
@@ -108,7 +108,7 @@ type dirState struct {
 
 func runSequence(t *testing.T, f form, seed uint64, all *changeStats) {
 	s := &sequence{
-		Rand: rand.New(rand.NewPCG(seed, 5)), t: t, form: f, all: all, root: t.TempDir(), loader: schema.NewLoader(),
+		Rand: rand.New(rand.NewPCG(seed, 5)), t: t, form: f, all: all, root: t.TempDir(), loader: load.NewLoader(),
 		complete: map[string]content{}, images: map[string][]string{}, log: &appliedLog{},
 	}
 	s.change(f.start)

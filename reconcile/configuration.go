@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // configuration is the configuration that a Loop applies: the last valid content of the config
@@ -21,12 +22,12 @@ type configuration struct {
 	log      *slog.Logger
 	removals configdir.RemovalConfirmer
 
-	loaded      bool          // a configuration was applied
-	result      schema.Result // the last one that was applied
-	desired     plan.Desired  // of result; before that, only the name of the node
-	fault       string        // why the directory cannot be used; "": it can
-	notDeclared string        // why result has no part for this node; "": it has one
-	refused     *Reading      // the last read with a Result or Revision, if its commit was refused; nil: it was applied
+	loaded      bool         // a configuration was applied
+	result      load.Result  // the last one that was applied
+	desired     plan.Desired // of result; before that, only the name of the node
+	fault       string       // why the directory cannot be used; "": it can
+	notDeclared string       // why result has no part for this node; "": it has one
+	refused     *Reading     // the last read with a Result or Revision, if its commit was refused; nil: it was applied
 }
 
 // refuse records why the commit of a read must not be applied, until the directory has another one.
@@ -65,7 +66,7 @@ func (c *configuration) setRevision(revision string) {
 }
 
 // set makes a configuration the one to apply.
-func (c *configuration) set(desired plan.Desired, result schema.Result, notDeclared string) {
+func (c *configuration) set(desired plan.Desired, result load.Result, notDeclared string) {
 	if desired.Allowed != schema.Everything {
 		c.removals = configdir.RemovalConfirmer{} // only valid configurations may confirm a removal
 	}
@@ -88,7 +89,7 @@ func (c *configuration) confirmRemovals(r Reading) (confirmed bool) {
 // logResult logs a configuration that is to be applied, with the warnings that it has at the wall time in the argument now.
 // undeclared is why it has no part for this node, or nil. It logs nothing if a load was continued and found nothing new: it
 // may never have time for everything.
-func (c *configuration) logResult(desired plan.Desired, result schema.Result, undeclared error, now time.Time) {
+func (c *configuration) logResult(desired plan.Desired, result load.Result, undeclared error, now time.Time) {
 	same := func(a, b document.Problem) bool { return a.String() == b.String() }
 	if c.result.Unfinished && result.Unfinished && slices.EqualFunc(c.result.Errors, result.Errors, same) {
 		return
@@ -175,7 +176,7 @@ func (c *configuration) withRefused(r Reading) Reading {
 // this one is opened as soon as the lock ends. A commit that the disks do not accept changes nothing.
 func (l *Loop) configure(ctx context.Context, r Reading) (changed bool, err error) {
 	result, atStart := *r.Result, !l.config.loaded
-	desired, undeclared := plan.NewDesired(result, l.options.Node, l.options.Disks)
+	desired, undeclared := plan.NewDesired(result.Loaded, l.options.Node, l.options.Disks)
 	if undeclared != nil {
 		if atStart && result.Allowed == schema.Everything {
 			return false, undeclared

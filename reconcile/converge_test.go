@@ -23,8 +23,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // startOfTest is the modification time of files on test servers.
@@ -166,7 +166,7 @@ func (m *manager) once() (plan.Observed, plan.Plan) {
 	m.t.Helper()
 	snapshot, err := configdir.Read(m.conf)
 	must(m.t, err)
-	d, err := plan.NewDesired(schema.NewLoader().Load(m.t.Context(), snapshot), m.name, nil)
+	d, err := plan.NewDesired(load.NewLoader().Load(m.t.Context(), snapshot).Loaded, m.name, nil)
 	must(m.t, err)
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	r.SetPeers(peer.NewClient(func() string { return m.name }, nil))

@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // directory reads the config directory in a goroutine of its own, so that rounds go on while a
@@ -16,10 +16,10 @@ type directory struct {
 	dir      string
 	interval time.Duration // the longest time between two reads
 	log      *slog.Logger
-	// load is Load of a schema.Loader. It may take half a minute, and ends early with its context.
-	load func(context.Context, configdir.Snapshot) schema.Result
+	// load is Load of a load.Loader. It may take half a minute, and ends early with its context.
+	load func(context.Context, configdir.Snapshot) load.Result
 	// continueFrom is ContinueFrom of the Loader.
-	continueFrom func(schema.Result)
+	continueFrom func(load.Result)
 
 	// For the goroutine of run.
 	debouncer  configdir.Debouncer
@@ -30,8 +30,8 @@ type directory struct {
 	unfinished bool        // the last load had no time for everything
 
 	// For any goroutine.
-	readings chan Reading       // in the order of the reads
-	inEffect chan schema.Result // after each Reading, the configuration that is in effect; buffer of one
+	readings chan Reading     // in the order of the reads
+	inEffect chan load.Result // after each Reading, the configuration that is in effect; buffer of one
 	// loading is since when files that changed are being loaded, and are not applied; nil: there
 	// are none.
 	loading atomic.Pointer[time.Time]
@@ -39,10 +39,10 @@ type directory struct {
 }
 
 func newDirectory(o LoopOptions) *directory {
-	loader := schema.NewLoader()
+	loader := load.NewLoader()
 	d := &directory{
 		dir: o.Dir, interval: o.Interval, log: o.Log, load: loader.Load, continueFrom: loader.ContinueFrom,
-		readings: make(chan Reading), inEffect: make(chan schema.Result, 1), slow: make(chan struct{}, 1),
+		readings: make(chan Reading), inEffect: make(chan load.Result, 1), slow: make(chan struct{}, 1),
 	}
 	if o.SignedCommits != nil {
 		d.gate = &commitGate{verify: func(ctx context.Context, s configdir.Snapshot) error {
@@ -64,7 +64,7 @@ type Reading struct {
 	// Fault is why the directory cannot be used.
 	Fault string
 	// Result is a new configuration.
-	Result *schema.Result
+	Result *load.Result
 	// Revision is the new revision of a directory whose configuration did not change: "" if it is
 	// not known any more. nil: the revision did not change.
 	Revision *string
@@ -168,7 +168,7 @@ func (d *directory) read(ctx context.Context) (r Reading, again time.Duration, o
 }
 
 // loadFiles loads a snapshot. Until its result is applied, there is a load.
-func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Reading) schema.Result {
+func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Reading) load.Result {
 	began := time.Now()
 	r.loading = &began
 	d.loading.Store(r.loading)
@@ -184,7 +184,7 @@ func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Read
 }
 
 // conclude notes that a Reading was applied or refused. inEffect is the result that is applied now.
-func (d *directory) conclude(r Reading, inEffect schema.Result) {
+func (d *directory) conclude(r Reading, inEffect load.Result) {
 	if r.loading != nil {
 		d.loading.Store(nil)
 	}

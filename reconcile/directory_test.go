@@ -13,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // slowLoop is a Loop in a synctest bubble whose loads take as long as took. It gets no events, so
@@ -31,14 +32,14 @@ func startSlowLoop(t *testing.T, text string, setup func(*slowLoop)) *slowLoop {
 	files.Put(t, text, l.conf, "config.yaml")
 	log := slog.New(slog.DiscardHandler)
 	l.Loop = NewLoop(New(fetch.Client{}, log, false), LoopOptions{Dir: l.conf, Interval: time.Second, Node: "node1", Log: log})
-	load := l.directory.load
-	l.directory.load = func(ctx context.Context, s configdir.Snapshot) schema.Result {
+	read := l.directory.load
+	l.directory.load = func(ctx context.Context, s configdir.Snapshot) load.Result {
 		l.loads++
 		select {
 		case <-time.After(l.took):
 		case <-ctx.Done():
 		}
-		return load(ctx, s)
+		return read(ctx, s)
 	}
 	setup(l)
 	ctx, stop := context.WithCancel(t.Context())
@@ -120,9 +121,9 @@ func TestUnfinishedLoadContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 3
 		l := startSlowLoop(t, slowConfig, func(l *slowLoop) {
-			load := l.directory.load
-			l.directory.load = func(ctx context.Context, s configdir.Snapshot) schema.Result {
-				r := load(ctx, s)
+			read := l.directory.load
+			l.directory.load = func(ctx context.Context, s configdir.Snapshot) load.Result {
+				r := read(ctx, s)
 				r.Unfinished = l.loads < most
 				return r
 			}

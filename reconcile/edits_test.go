@@ -31,8 +31,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 var (
@@ -95,7 +95,7 @@ type editRig struct {
 	t       *testing.T
 	kind    jobKind
 	loop    *Loop
-	loader  *schema.Loader
+	loader  *load.Loader
 	log     bytes.Buffer
 	content []byte
 	file    string // with the content
@@ -146,7 +146,7 @@ func (h *heldJobs) Start(ctx context.Context, t Task, done func(error)) {
 
 func newEditRig(t *testing.T, kind jobKind) *editRig {
 	e := &editRig{
-		loader: schema.NewLoader(), Rand: rand.New(rand.NewPCG(*jobSeed, 31)), t: t, kind: kind, content: fetchtest.Random(7, 8<<20), file: filepath.Join(t.TempDir(), "parrot.raw"),
+		loader: load.NewLoader(), Rand: rand.New(rand.NewPCG(*jobSeed, 31)), t: t, kind: kind, content: fetchtest.Random(7, 8<<20), file: filepath.Join(t.TempDir(), "parrot.raw"),
 		disks: map[string]string{"disk1": newDisk(t)}, spare: []string{newDisk(t), newDisk(t)}, nodes: map[string]string{}, others: map[string]string{},
 		settings: map[string]string{}, node: map[string]string{}, disk: map[string]string{}, image: map[string]string{}, send: make(chan struct{}, 1),
 	}
@@ -205,8 +205,8 @@ func (e *editRig) imageText(url string) string {
 }
 
 func (e *editRig) desired(config, node string) plan.Desired {
-	result := schema.NewLoader().Load(e.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(config)}}})
-	d, err := plan.NewDesired(result, node, nil)
+	result := load.NewLoader().Load(e.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(config)}}})
+	d, err := plan.NewDesired(result.Loaded, node, nil)
 	if len(result.Errors) > 0 || err != nil {
 		e.t.Fatal(result.Errors, err)
 	}

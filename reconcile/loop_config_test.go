@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // A change of the config directory must be planned within half a second after its last write. The
@@ -207,11 +208,11 @@ func TestContinuedLoadsLogTheirProblemsOnce(t *testing.T) {
 	defer l.reconciler.Close()
 	snapshot, err := configdir.Read(conf)
 	must(t, err)
-	finished := schema.NewLoader().Load(t.Context(), snapshot)
+	finished := load.NewLoader().Load(t.Context(), snapshot)
 	unfinished, other := finished, finished
 	unfinished.Unfinished, other.Unfinished, other.Errors = true, true, append(slices.Clone(finished.Errors), finished.Errors[0])
 	for i, step := range []struct {
-		result schema.Result
+		result load.Result
 		logged int
 	}{{unfinished, 1}, {unfinished, 0}, {unfinished, 0}, {other, 1}, {other, 0}, {finished, 1}, {finished, 1}} {
 		log.Reset()

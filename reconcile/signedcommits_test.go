@@ -21,6 +21,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir/repository"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // signedCheckout is a checkout whose commits an SSH key may sign.
@@ -465,8 +466,8 @@ func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
 		Dir: filepath.Join(c.dir, "conf"), Interval: time.Second, Node: "n", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
 	})
 	t.Cleanup(func() { l.reconciler.Close() })
-	loader := schema.NewLoader()
-	load := func() Reading {
+	loader := load.NewLoader()
+	read := func() Reading {
 		s := c.read()
 		r := loader.Load(t.Context(), s)
 		return Reading{Result: &r, Checkout: s.Checkout}
@@ -486,11 +487,11 @@ func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
 	base := c.commit(sign)
 	write("one")
 	one := c.commit(sign)
-	apply(load(), false, "one")
+	apply(read(), false, "one")
 	c.git("checkout", "-q", "-b", "side", base)
 	write("two")
 	c.commit(sign)
-	apply(load(), true, "one")
+	apply(read(), true, "one")
 	apply(Reading{Checkout: c.read().Checkout}, true, "one") // read again
 	c.git("merge", "-q", "-s", "ours", "--no-gpg-sign", one)
 	s := c.read()
@@ -531,7 +532,7 @@ func TestReplayWithTheSameFilesStaysRefused(t *testing.T) {
 	one, two := c.commit(sign), c.commit(sign)
 	at := c.read().Checkout
 	revision := func(name string) Reading { return Reading{Revision: &name, Checkout: at} }
-	loaded := schema.NewLoader().Load(t.Context(), c.read())
+	loaded := load.NewLoader().Load(t.Context(), c.read())
 	for i, step := range []struct {
 		r       Reading
 		refused bool

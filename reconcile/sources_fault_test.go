@@ -35,8 +35,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/s3test"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 var allOperations = flag.Bool("sources.all", false, "TestInterruptEachSource interrupts each source at each operation")
@@ -250,7 +250,7 @@ func (s *sourceFixture) createBackups() {
 
 // declare returns the configuration with the images that the case needs, and the one with
 // parrot, which it writes to the config directory too.
-func (s *sourceFixture) declare(c sourceCase) (before, after schema.Result) {
+func (s *sourceFixture) declare(c sourceCase) (before, after load.Result) {
 	const settings = "settings: {allowLoopbackSources: true}\nimages: {"
 	images := "parrot: {source: {" + c.source(s) + "}}"
 	if c.derived != "" {
@@ -264,16 +264,16 @@ func (s *sourceFixture) declare(c sourceCase) (before, after schema.Result) {
 	return before, s.load(settings + images + "}")
 }
 
-func (s *sourceFixture) load(config string) schema.Result {
-	return schema.NewLoader().Load(s.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "images.yaml", Data: []byte(config)}}})
+func (s *sourceFixture) load(config string) load.Result {
+	return load.NewLoader().Load(s.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "images.yaml", Data: []byte(config)}}})
 }
 
-func (s *sourceFixture) desired(r schema.Result, path string) plan.Desired {
+func (s *sourceFixture) desired(r load.Result, path string) plan.Desired {
 	s.t.Helper()
 	if len(r.Errors) > 0 {
 		s.t.Fatal(r.Errors)
 	}
-	d, err := plan.NewDesired(r, "node1", []string{path})
+	d, err := plan.NewDesired(r.Loaded, "node1", []string{path})
 	must(s.t, err)
 	d.Removed = plan.AlwaysConfirmed
 	return d
@@ -288,7 +288,7 @@ func (s *sourceFixture) converge(d plan.Desired) string {
 }
 
 // prepare returns a volume with the images that the case needs.
-func (s *sourceFixture) prepare(t *testing.T, c sourceCase, before schema.Result) *faultfs.Volume {
+func (s *sourceFixture) prepare(t *testing.T, c sourceCase, before load.Result) *faultfs.Volume {
 	t.Helper()
 	need.Programs(t, c.programs...)
 	v := s.fs.NewVolume()
@@ -334,7 +334,7 @@ type attempt struct {
 }
 
 // newAttempt returns an attempt on a copy of the prepared volume.
-func (s *sourceFixture) newAttempt(t *testing.T, c sourceCase, prepared *faultfs.Volume, after schema.Result) *attempt {
+func (s *sourceFixture) newAttempt(t *testing.T, c sourceCase, prepared *faultfs.Volume, after load.Result) *attempt {
 	v := prepared.Survive(0) // prepare made everything durable
 	return &attempt{sourceFixture: s, t: t, c: c, v: v, d: s.desired(after, v.Path()), killed: make(chan struct{})}
 }

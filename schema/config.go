@@ -2,7 +2,6 @@ package schema
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -24,47 +23,6 @@ type Config struct {
 	// manager runs is alone.
 	Nodes  map[string]Node  `json:"nodes"`
 	Images map[string]Image `json:"images"`
-}
-
-// disks returns the number of declared disks.
-func (c *Config) disks() (n int) {
-	for _, node := range c.Nodes {
-		n += len(node.Disks)
-	}
-	return n
-}
-
-// desiredCopies returns how many copies all images have at most on the disks that match them and on those
-// that they name.
-func (c *Config) desiredCopies() (n int) {
-	disks := c.disks()
-	for _, image := range c.Images {
-		n += len(image.Disks)
-		switch {
-		case image.AllDisks && len(image.NodeSelector)+len(image.DiskSelector) > 0:
-			n += c.matchingDisks(image, true)
-		case image.AllDisks:
-			n += disks
-		default:
-			n += min(image.Copies, disks)
-		}
-	}
-	return n
-}
-
-// matchingDisks returns how many disks match the selectors of an image. Those that are being evicted count only if evicted is true.
-func (c *Config) matchingDisks(image Image, evicted bool) (n int) {
-	for _, node := range c.Nodes {
-		if node.EvictionRequested && !evicted || !hasAll(node.Tags, image.NodeSelector) {
-			continue
-		}
-		for _, d := range node.Disks {
-			if (evicted || !d.EvictionRequested) && hasAll(d.Tags, image.DiskSelector) {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 // HasHost reports whether a host name, in lower case, is the name of a node or in the address of one.
@@ -161,20 +119,6 @@ func (s *Suspension) Active(now time.Time) bool {
 	return s != nil && (s.Until.IsZero() || now.Before(s.Until))
 }
 
-// parseTime reads a time, or a date, which is the beginning of that day in UTC.
-func parseTime(v any) (time.Time, error) {
-	text := v.(string)
-	for _, layout := range []string{time.RFC3339, time.DateOnly} {
-		t, err := time.Parse(layout, text)
-		// The zero time would mean that the suspension has no end. JSON has no other years than
-		// these: an offset may lead out of them.
-		if t = t.UTC(); err == nil && !t.IsZero() && t.Year() >= 0 && t.Year() <= 9999 {
-			return t, nil
-		}
-	}
-	return time.Time{}, fmt.Errorf("is not a valid time: %q", text)
-}
-
 // PruneLimit limits how many images may be removed from the configuration at once
 // and have their copies deleted: a count, or a percentage of all images. It is comparable.
 type PruneLimit struct {
@@ -214,16 +158,6 @@ func (l PruneLimit) MarshalJSON() ([]byte, error) {
 		return json.Marshal(l.String())
 	}
 	return json.Marshal(l.n)
-}
-
-// pruneLimit converts a count or a percentage of the schema.
-func pruneLimit(v any) (PruneLimit, error) {
-	if s, percent := v.(string); percent {
-		n, err := strconv.Atoi(strings.TrimSuffix(s, "%"))
-		return PrunePercent(n), err
-	}
-	n, err := count(v)
-	return PruneCount(n), err
 }
 
 // Node is a declared machine.

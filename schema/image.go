@@ -32,7 +32,6 @@ type Image struct {
 	// FollowReplicas: a disk with a replica that needs the image is a desired disk. It has the settings'
 	// default applied. MarshalJSON encodes it only if it is false, as with KeepGenerations.
 	FollowReplicas bool        `json:"-"`
-	followReplicas *bool       // as it is declared; nil: not declared, or applied already
 	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
 	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
 	// Title is a name for people; "": none. Like Track, it decides nothing. It is text from outside.

@@ -73,40 +73,6 @@ func (c Config) LacksVerify(image string) bool {
 	return true
 }
 
-// verify converts and checks who must have signed a download.
-func (f fields) verify(download *Download) *Verify {
-	all, declared := f.in("verify")
-	if !declared || !f.ofDownload(all.place, download, "only a download has a signature; settings.verify.exempt names images without one") {
-		return nil
-	}
-	v := &Verify{}
-	for _, v.Scheme = range []VerifyScheme{VerifyOpenPGP, VerifyMinisign, VerifySignify, VerifyCosign} {
-		if keys, ok := all.in(string(v.Scheme)); ok {
-			v.Keys, v.SignatureURL = keys.text("keys"), keys.trimmed("signatureURL")
-			keys.checkSignature(*v, *download)
-			break
-		}
-	}
-	return v
-}
-
-// checkSignature checks the address of a signature.
-func (f fields) checkSignature(v Verify, download Download) {
-	at := f.of("signatureURL")
-	if v.SignatureURL != "" {
-		at.address(v.SignatureURL)
-	}
-	noList := f.lacks("source", "download", "checksumURL")
-	switch noAddress := f.lacks(at.at...); {
-	case v.Scheme == VerifySignify && noList:
-		f.report("needs source.download.checksumURL", "signify signs lists: it cannot verify a large file while it arrives")
-	case v.Scheme == VerifyCosign && noAddress, v.Scheme == VerifyOpenPGP && noAddress && noList:
-		at.report("is missing", "write the address of the signature")
-	case v.Scheme == VerifySignify && v.SignsFile(download):
-		at.report("is the address of a signature of the image", "signify signs lists: it cannot verify a large file while it arrives")
-	}
-}
-
 // SignsFile reports whether the signature is that of the (packed) file itself, and not that of its checksum list: there is
 // no list, or the name in SignatureURL is that of the file and an extension.
 func (v Verify) SignsFile(d Download) bool {
@@ -121,8 +87,7 @@ func (v Verify) SignsFile(d Download) bool {
 
 // baseOf returns the last element of the path of an address.
 func baseOf(addr string) string {
-	_, addr = splitForced(addr)
-	u, err := url.Parse(addr)
+	u, err := url.Parse(strings.TrimPrefix(addr, "s3::"))
 	if err != nil {
 		return ""
 	}

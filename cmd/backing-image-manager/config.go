@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // A one-shot command waits while the config directory changes, and for a running git command in it. The wait is
@@ -18,17 +18,17 @@ const (
 	gitPollInterval = 250 * time.Millisecond
 )
 
-// load reads and decodes the config directory once. If git is changing the directory, it
+// loadConfig reads and decodes the config directory once. If git is changing the directory, it
 // writes a message to w and waits.
-func load(ctx context.Context, w io.Writer, dir string) (schema.Result, error) {
+func loadConfig(ctx context.Context, w io.Writer, dir string) (load.Result, error) {
 	snapshot, err := readConfig(ctx, w, dir)
 	if err != nil {
-		return schema.Result{}, err
+		return load.Result{}, err
 	}
-	return schema.NewLoader().Load(ctx, snapshot), ctx.Err()
+	return load.NewLoader().Load(ctx, snapshot), ctx.Err()
 }
 
-// readConfig reads the files of the config directory like load, but does not decode them.
+// readConfig reads the files of the config directory like loadConfig, but does not decode them.
 func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapshot, error) {
 	snapshot, err := configdir.Read(dir)
 	if snapshot.Busy {

@@ -77,11 +77,11 @@ func newFleet(t testing.TB, nodes, images int, spread func(int) bool) fleetFiles
 // saveStatus saves the status of the first node, with all desired copies ready.
 func saveStatus(t testing.TB, f fleetFiles) {
 	t.Helper()
-	result, err := load(t.Context(), os.Stderr, f.base)
+	result, err := loadConfig(t.Context(), os.Stderr, f.base)
 	if err != nil || len(result.Errors) > 0 {
 		t.Fatal(err, result.Errors)
 	}
-	d, err := plan.NewDesired(result, "node000", nil)
+	d, err := plan.NewDesired(result.Loaded, "node000", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

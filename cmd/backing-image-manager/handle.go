@@ -16,9 +16,9 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
@@ -149,7 +149,7 @@ printed even then.`,
 // declaredBy returns the document of the image that a handle declares, and the errors in the
 // declaration. It loads a configuration that has only a manifest with the handle. A handle
 // of some types declares no image, and only refers to one.
-func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.Handle) ([]schema.Origin, error) {
+func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.Handle) ([]load.Origin, error) {
 	if err := h.Check(); err != nil || !h.Declares() {
 		return nil, err
 	}
@@ -161,7 +161,7 @@ func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.H
 	if err != nil {
 		return nil, err
 	}
-	result := schema.NewLoader().Load(ctx, configdir.Snapshot{Files: []configdir.File{
+	result := load.NewLoader().Load(ctx, configdir.Snapshot{Files: []configdir.File{
 		{Path: "handle.json", Data: data},
 		// Whether loopback addresses are allowed is up to the real configuration.
 		{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}")},
@@ -173,7 +173,7 @@ func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.H
 	for _, p := range result.Warnings {
 		report.WriteLine(errOut, "warning: %s", withoutPosition(p))
 	}
-	images := slices.DeleteFunc(result.Origins(), func(o schema.Origin) bool { return o.Section != "images" })
+	images := slices.DeleteFunc(result.Origins(), func(o load.Origin) bool { return o.Section != "images" })
 	return images, errors.Join(problems...)
 }
 
@@ -198,7 +198,7 @@ type handleView struct {
 	wrong        bool              // the declaration of the image has errors
 }
 
-func viewHandle(h manifest.Handle, declared []schema.Origin, secrets bool) handleView {
+func viewHandle(h manifest.Handle, declared []load.Origin, secrets bool) handleView {
 	v := handleView{
 		BackingImage: h.BackingImage, SourceType: h.SourceType, Checksum: h.Checksum,
 		Parameters: map[string]string{}, Images: map[string]any{},

@@ -27,6 +27,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // reconcileCmd is one run of the command reconcile. addPlanFlags adds the flags for
@@ -136,7 +137,7 @@ func (c *reconcileCmd) run(ctx context.Context) error {
 		}
 	}
 	c.snapshot = snapshot
-	result := schema.NewLoader().Load(ctx, snapshot)
+	result := load.NewLoader().Load(ctx, snapshot)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -148,7 +149,7 @@ func (c *reconcileCmd) run(ctx context.Context) error {
 	if c.diffDir != "" {
 		return c.compare(ctx, result)
 	}
-	desired, err := plan.NewDesired(result, c.node, c.disks)
+	desired, err := plan.NewDesired(result.Loaded, c.node, c.disks)
 	if err != nil {
 		return errors.Join(err, configError(result))
 	}
@@ -167,7 +168,7 @@ func (c *reconcileCmd) run(ctx context.Context) error {
 }
 
 // configError is the error for a configuration with errors, or nil.
-func configError(r schema.Result) error {
+func configError(r load.Result) error {
 	n := report.Count(len(r.Errors), "error")
 	switch {
 	case len(r.Errors) == 0:
@@ -193,7 +194,7 @@ func (c *reconcileCmd) connect(ctx context.Context, r *reconcile.Reconciler, d p
 }
 
 // onDisks plans for the disks of this node, and executes the plan unless it is a dry run.
-func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result schema.Result) (err error) {
+func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result load.Result) (err error) {
 	bars, log := newProgress(c.err), slog.New(slog.DiscardHandler)
 	client := fetch.Client{AllowAnyFile: true}
 	if !c.dryRun {
@@ -247,7 +248,7 @@ func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result schem
 }
 
 // printPlan ends a dry run on the disks of this node.
-func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, result schema.Result) error {
+func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, result load.Result) error {
 	for _, err := range (preflight.Machine{SecretsDir: c.secretsDir, KeysDir: c.keysDir}).Check(d, p) {
 		report.WriteLine(c.err, "warning: %v", err)
 	}
@@ -262,7 +263,7 @@ func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, r
 }
 
 // exit returns the error that ends a dry run.
-func (c *reconcileCmd) exit(p plan.Plan, result schema.Result) error {
+func (c *reconcileCmd) exit(p plan.Plan, result load.Result) error {
 	if err := configError(result); err != nil {
 		return err
 	}
@@ -310,7 +311,7 @@ func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 }
 
 // planSaved prints the plan against saved states.
-func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) error {
+func (c *reconcileCmd) planSaved(ctx context.Context, result load.Result) error {
 	saved, err := readStates(c.states)
 	if err != nil {
 		return err
@@ -319,7 +320,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	if c.everyNode {
 		only = ""
 	}
-	nodes, err := saved.Desired(result, only)
+	nodes, err := saved.Desired(result.Loaded, only)
 	if err != nil {
 		return errors.Join(err, configError(result))
 	}
@@ -331,7 +332,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	for _, ref := range slices.SortedFunc(maps.Keys(problems), ident.DiskRef.Compare) {
 		report.WriteLine(c.err, "warning: disk %s: %s", ref, problems[ref])
 	}
-	var old schema.Result
+	var old load.Result
 	if c.diffDir != "" && configError(result) == nil {
 		if old, err = c.loadOld(ctx); err != nil {
 			return err
@@ -348,7 +349,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result schema.Result) erro
 	cp := report.NewClusterPlan(cluster, nodes[0], p)
 	cp.Errors = result.Errors
 	if c.diffDir != "" && configError(result) == nil {
-		before, err := saved.Desired(old, "")
+		before, err := saved.Desired(old.Loaded, "")
 		if err != nil {
 			return fmt.Errorf("plan for --diff %s: %w", c.diffDir, err)
 		}
@@ -384,7 +385,7 @@ func readStates(files []string) (*status.SavedCluster, error) {
 
 // save writes the plan to the file of --out, if it is given. The file is complete or does not
 // change.
-func (c *reconcileCmd) save(result schema.Result, saved plan.SavedPlan) error {
+func (c *reconcileCmd) save(result load.Result, saved plan.SavedPlan) error {
 	if c.outFile == "" {
 		return nil
 	}
@@ -426,8 +427,8 @@ func (c *reconcileCmd) checkPlan(d plan.Desired, o plan.Observed, now plan.Plan)
 	return nil
 }
 
-func (c *reconcileCmd) loadOld(ctx context.Context) (schema.Result, error) {
-	old, err := load(ctx, c.err, c.diffDir)
+func (c *reconcileCmd) loadOld(ctx context.Context) (load.Result, error) {
+	old, err := loadConfig(ctx, c.err, c.diffDir)
 	if err != nil {
 		return old, fmt.Errorf("read --diff: %w", err)
 	}
@@ -438,7 +439,7 @@ func (c *reconcileCmd) loadOld(ctx context.Context) (schema.Result, error) {
 }
 
 // compare prints the differences of two configurations.
-func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error {
+func (c *reconcileCmd) compare(ctx context.Context, result load.Result) error {
 	if err := configError(result); err != nil {
 		return err // an invalid image would count as removed
 	}
@@ -457,7 +458,7 @@ func (c *reconcileCmd) compare(ctx context.Context, result schema.Result) error 
 }
 
 // writeErrors adds the errors of a configuration without a plan to a Markdown comment.
-func (c *reconcileCmd) writeErrors(result schema.Result) error {
+func (c *reconcileCmd) writeErrors(result load.Result) error {
 	if c.format != report.Markdown {
 		return nil
 	}

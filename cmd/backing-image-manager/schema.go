@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 func newSchema() *cobra.Command {
@@ -20,10 +20,10 @@ describes the Kubernetes manifests that this program reads.`,
 	const cue, jsonSchema = "cue", "jsonschema"
 	format := choiceFlag(cmd, "format", "", "format of the schema", cue, jsonSchema)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		text := schema.CUE()
+		text := load.CUE()
 		if format.value == jsonSchema {
 			var err error
-			if text, err = schema.JSONSchema(); err != nil {
+			if text, err = load.JSONSchema(); err != nil {
 				return err
 			}
 		}

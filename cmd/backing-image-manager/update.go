@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/edit"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 func newUpdate() *cobra.Command {
@@ -97,7 +98,7 @@ const maxResolving = 8
 // run updates the named images, or all that are tracked.
 func (u *updater) run(ctx context.Context, dir string, s configdir.Snapshot, names []string) (report.Updates, error) {
 	result := report.Updates{DryRun: u.dryRun, Images: []report.ImageUpdate{}}
-	loaded := schema.NewLoader().Load(ctx, s)
+	loaded := load.NewLoader().Load(ctx, s)
 	if len(loaded.Errors) > 0 {
 		return result, fmt.Errorf("the configuration is invalid: %s (run validate for all errors)", loaded.Errors[0])
 	}
@@ -148,7 +149,7 @@ type imageUpdate struct {
 }
 
 // resolve finds the newest versions of images.
-func (u *updater) resolve(ctx context.Context, loaded schema.Result, names []string) []imageUpdate {
+func (u *updater) resolve(ctx context.Context, loaded load.Result, names []string) []imageUpdate {
 	resolver := track.NewResolver(&fetch.Client{SecretsDir: u.secretsDir, KeysDir: u.keysDir, Warn: u.warn, AllowLoopback: loaded.Config.Settings.AllowLoopbackSources})
 	declared := map[string]bool{} // the packing, instead of the one that the address shows
 	for _, o := range loaded.Origins() {
@@ -237,7 +238,7 @@ func (u *imageUpdate) refuse(reason, message string) {
 }
 
 // edit writes the new values, and sets the places or the refusals of the images.
-func (u *updater) edit(ctx context.Context, dir string, s configdir.Snapshot, loaded schema.Result, found []imageUpdate) error {
+func (u *updater) edit(ctx context.Context, dir string, s configdir.Snapshot, loaded load.Result, found []imageUpdate) error {
 	wanted := map[string]edit.Values{}
 	for _, f := range found {
 		if f.Result == report.Updated {

@@ -275,7 +275,7 @@ func (u *uploadCmd) digest(ctx context.Context) (ident.Digest, error) {
 
 // store writes the image to a disk that no daemon has locked.
 func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err error) {
-	result, err := load(ctx, u.err, u.configDir)
+	result, err := loadConfig(ctx, u.err, u.configDir)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 func newValidate() *cobra.Command {
@@ -58,7 +59,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 			return nil, err
 		}
 		if info.IsDir() {
-			result, err := load(ctx, errOut, path)
+			result, err := loadConfig(ctx, errOut, path)
 			if err != nil {
 				return nil, err
 			}
@@ -76,7 +77,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 		files[folder] = append(files[folder], configdir.File{Path: filepath.Base(path), Data: data, Err: err})
 	}
 	for _, folder := range folders {
-		all = append(all, report.Validation{Path: folder, Result: schema.NewLoader().Load(ctx, configdir.Snapshot{Files: files[folder]})})
+		all = append(all, report.Validation{Path: folder, Result: load.NewLoader().Load(ctx, configdir.Snapshot{Files: files[folder]})})
 	}
 	for i, one := range all {
 		all[i].ChangedSettings = changedSettings(ctx, one.Config.Settings)
@@ -104,7 +105,7 @@ func invalidError(all []report.Validation, strict bool) error {
 // changedSettings counts the settings that differ from their defaults.
 func changedSettings(ctx context.Context, s schema.Settings) int {
 	empty := configdir.Snapshot{Files: []configdir.File{{Path: "empty.yaml", Data: []byte("images: {}")}}}
-	defaults := reflect.ValueOf(schema.NewLoader().Load(ctx, empty).Config.Settings)
+	defaults := reflect.ValueOf(load.NewLoader().Load(ctx, empty).Config.Settings)
 	n, now := 0, reflect.ValueOf(s)
 	for i := range now.NumField() {
 		if !reflect.DeepEqual(now.Field(i).Interface(), defaults.Field(i).Interface()) {

@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // TestValidAddressesAreNotRefused: what the validation of a configuration accepts as an address, a download does not reject
@@ -32,7 +32,7 @@ func TestValidAddressesAreNotRefused(t *testing.T) {
 	for i, a := range addresses {
 		fmt.Fprintf(&config, "  i%06d: {source: {download: {url: \"https://example.com/a\", checksumURL: %q}}}\n", i, a)
 	}
-	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(config.String())}}})
+	r := load.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(config.String())}}})
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	valid := 0

@@ -60,9 +60,9 @@ type Desired struct {
 // Without declared nodes the node is alone, and paths are its disks, named disk1, disk2 and so
 // on. With declared nodes, paths select among the declared disks of the node, by path or
 // name; no paths select all. After an error the result may be used to observe, but not to act.
-func NewDesired(r schema.Result, node string, paths []string) (Desired, error) {
+func NewDesired(r schema.Loaded, node string, paths []string) (Desired, error) {
 	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.Allowed,
-		Undecided: r.Undecided(), Invalid: map[string]schema.InvalidImage{}}
+		Undecided: r.Undecided, Invalid: map[string]schema.InvalidImage{}}
 	for _, h := range r.Invalid {
 		d.Invalid[h.Name] = h
 	}

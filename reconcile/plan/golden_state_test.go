@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // goldenState is the state of a case: the node that plans, what it observes, and the requests
@@ -32,7 +33,7 @@ type goldenState struct {
 	o                   plan.Observed
 }
 
-func parseState(t *testing.T, text string, before, r schema.Result) goldenState {
+func parseState(t *testing.T, text string, before, r load.Result) goldenState {
 	s := goldenState{t: t, config: r.Config, before: before.Config, digest: r.Digest, node: "node1", removed: plan.AlwaysConfirmed, verify: map[ident.CopyRef]bool{}, cleanup: map[ident.CopyRef]bool{}, uploads: map[ident.CopyRef]bool{}, o: plan.Observed{
 		Now: plantest.Now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Awaited: map[ident.CopyRef]time.Duration{}, Running: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, BeingRead: map[ident.CopyRef]bool{}, Peers: map[string]model.Peer{},
 		CannotPrepare: map[ident.ID]string{}, BackedUp: map[ident.ID]bool{},

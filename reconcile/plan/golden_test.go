@@ -26,6 +26,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 var update = flag.Bool("update", false, "write the plans into testdata")
@@ -78,8 +79,8 @@ func runGolden(t *testing.T, file string) {
 // changed.yaml with the same loader, as a daemon does after a change, and the state.
 func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	t.Helper()
-	loader := schema.NewLoader()
-	var before, r schema.Result
+	loader := load.NewLoader()
+	var before, r load.Result
 	for _, name := range []string{"config.yaml", "changed.yaml"} {
 		if data, ok := section(a, name); ok {
 			r = loader.Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: unfoldDigests(data)}}})
@@ -90,7 +91,7 @@ func goldenCase(t *testing.T, a *txtar.Archive) (plan.Desired, plan.Observed) {
 	}
 	lines, _ := section(a, "state")
 	s := parseState(t, string(lines), before, r)
-	d, err := plan.NewDesired(r, s.node, s.paths(r.Config))
+	d, err := plan.NewDesired(r.Loaded, s.node, s.paths(r.Config))
 	if err != nil {
 		if d.Allowed == schema.Everything {
 			t.Fatal(err)

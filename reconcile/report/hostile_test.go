@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
-	"github.com/seed-26586806/backing-image-manager/schema/manifest"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // hostile is a name or a message that a terminal, a reader or Markdown could obey. Its lines look like
@@ -68,7 +68,8 @@ func outputs(text string) map[string]func(io.Writer) error {
 	all := map[string]func(io.Writer) error{}
 	status, plans := withText[status.Status](text), withText[plan.Plan](text)
 	problems := withText[[]document.Problem](text)
-	result := schema.Result{Errors: problems, Warnings: problems, Skipped: withText[[]manifest.Skipped](text)}
+	result := load.Result{Errors: problems, Warnings: problems}
+	result.Skipped = withText[[]schema.Skipped](text)
 	difference := Difference{Difference: withText[forecast.Difference](text), Fields: withText[[]fieldDifference](text)}
 	fleet := withText[forecast.Fleet](text)
 	cluster := ClusterPlan{Plan: plans, Forecast: &fleet, caused: plans}

@@ -14,8 +14,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // Format is an output format.
@@ -214,13 +214,13 @@ func WriteYAML(w io.Writer, v any) error {
 
 // WriteProblems writes one line for each error and warning of a configuration, with its
 // position in a file below dir.
-func WriteProblems(w io.Writer, dir string, r schema.Result) {
+func WriteProblems(w io.Writer, dir string, r load.Result) {
 	var l lines
 	l.problems(dir, r)
 	_ = l.writeTo(w) // w is stderr, or the caller sees the error at its next write
 }
 
-func (l *lines) problems(dir string, r schema.Result) {
+func (l *lines) problems(dir string, r load.Result) {
 	for _, p := range r.Errors {
 		l.linef("%s", ProblemLine(dir, p, ""))
 	}

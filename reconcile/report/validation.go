@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
-	"github.com/seed-26586806/backing-image-manager/schema/manifest"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // validationDocument is the document of validate -o json. It is a stable interface. Its parts are
@@ -26,8 +26,8 @@ type configurationSection struct {
 	Errors   []document.Problem `json:"errors"`
 	Warnings []document.Problem `json:"warnings"`
 	// Manifests are the Kubernetes documents that were converted, and Skipped the others.
-	Manifests []manifest.Document `json:"manifests"`
-	Skipped   []manifest.Skipped  `json:"skipped"`
+	Manifests []schema.Document `json:"manifests"`
+	Skipped   []schema.Skipped  `json:"skipped"`
 	// Config is the configuration with all defaults.
 	Config redacted `json:"config"`
 	// Origins are the positions of the declarations, by section (settings, nodes, images) and
@@ -41,7 +41,7 @@ type originSection struct {
 	Kind string `json:"kind,omitempty"`
 	// Values has the position of each declared field by its native path. Fields that are
 	// missing here have their default.
-	Values map[string]schema.ValueOrigin `json:"values"`
+	Values map[string]load.ValueOrigin `json:"values"`
 }
 
 // WriteValidations writes the results as one JSON document, or as text: the problems of the configurations, the skipped
@@ -65,7 +65,7 @@ func documentOf(all []Validation) validationDocument {
 func (v Validation) section() configurationSection {
 	c := configurationSection{
 		Path: v.Path, Digest: v.Digest, Revision: v.Revision, Config: redacted{v.Config},
-		Errors: []document.Problem{}, Warnings: []document.Problem{}, Manifests: []manifest.Document{}, Skipped: []manifest.Skipped{},
+		Errors: []document.Problem{}, Warnings: []document.Problem{}, Manifests: []schema.Document{}, Skipped: []schema.Skipped{},
 		Origins: map[string]map[string]originSection{"settings": {}, "nodes": {}, "images": {}},
 	}
 	for _, p := range v.Errors {
@@ -84,7 +84,7 @@ func (v Validation) section() configurationSection {
 	}
 	for _, o := range v.Origins() {
 		o.File = v.file(o.File)
-		values := map[string]schema.ValueOrigin{}
+		values := map[string]load.ValueOrigin{}
 		for _, value := range o.Values {
 			value.File = v.file(value.File)
 			values[value.Path] = value
@@ -117,7 +117,7 @@ func (r redacted) MarshalJSON() ([]byte, error) {
 // Validation is the result of validate for one configuration.
 type Validation struct {
 	Path string // of the folder with its files
-	schema.Result
+	load.Result
 	ChangedSettings int // number of settings without their default
 }
 

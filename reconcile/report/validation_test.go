@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 const everything = `
@@ -42,9 +42,9 @@ images:
   copy: {source: {clone: {backingImage: inbox, encryption: encrypt, secret: key}}}
 `
 
-func loadText(t *testing.T, name, text string) schema.Result {
+func loadText(t *testing.T, name, text string) load.Result {
 	t.Helper()
-	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: name, Data: []byte(text)}}})
+	r := load.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: name, Data: []byte(text)}}})
 	for _, p := range r.Errors {
 		t.Errorf("%s", p)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // BenchmarkFleet brings images to the disks of a cluster.
@@ -29,7 +30,7 @@ func benchmarkFleet(b *testing.B, nodes, images int) {
 	}
 }
 
-func fleetConfig(nodes, images int) schema.Result {
+func fleetConfig(nodes, images int) load.Result {
 	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50),
 	}}
@@ -42,5 +43,5 @@ func fleetConfig(nodes, images int) schema.Result {
 		name := fmt.Sprintf("image%d", n)
 		c.Images[name] = schema.Image{ID: ident.ID{Name: name, UUID: "0000000a"}, Copies: 3, Source: schema.Source{Download: &schema.Download{URL: "https://example.com/x"}}}
 	}
-	return schema.Result{Config: c, Digest: "d1", Allowed: schema.Everything}
+	return load.Result{Loaded: schema.Loaded{Config: c, Digest: "d1", Allowed: schema.Everything}}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // mutatingCommands are the commands that change the cluster.
@@ -80,7 +81,7 @@ var mutatingCommands = []command{
 		help:     "Moves the clock. The managers observe, but execute nothing.",
 		minArgs:  1, maxArgs: 1,
 		do: func(st *session, in input) error {
-			d, err := schema.ParseInterval(in.args[0])
+			d, err := load.ParseInterval(in.args[0])
 			if err == nil {
 				st.world.advance(d)
 			}
@@ -168,7 +169,7 @@ func setDisk(st *session, in input) error {
 		return errors.New("write gone, back or free=SIZE")
 	}
 	if given {
-		bytes, err := schema.ParseQuantity(free)
+		bytes, err := load.ParseQuantity(free)
 		if err != nil {
 			return err
 		}
@@ -191,14 +192,14 @@ func setCopy(st *session, in input) error {
 	}
 	size := st.world.sourceOf(key.ID.Name).size
 	if text, given := in.option("size"); given {
-		if size, err = schema.ParseQuantity(text); err != nil {
+		if size, err = load.ParseQuantity(text); err != nil {
 			return err
 		}
 	}
 	c := st.world.newCopy(key.ID, model.State(state), size)
 	for name, at := range map[string]*time.Time{"used": &c.Usage.LastUsed, "unwanted": &c.Usage.SurplusSince} {
 		if text, given := in.option(name); given {
-			ago, err := schema.ParseInterval(text)
+			ago, err := load.ParseInterval(text)
 			if err != nil {
 				return err
 			}
@@ -231,7 +232,7 @@ func setSource(st *session, in input) error {
 	}
 	s := source{size: initialSize}
 	if text, given := in.option("size"); given {
-		if s.size, err = schema.ParseQuantity(text); err != nil {
+		if s.size, err = load.ParseQuantity(text); err != nil {
 			return err
 		}
 	}
@@ -493,7 +494,7 @@ func converge(st *session, in input) error {
 	limit := time.Duration(0)
 	if text, given := in.option("for"); given {
 		var err error
-		if limit, err = schema.ParseInterval(text); err != nil {
+		if limit, err = load.ParseInterval(text); err != nil {
 			return err
 		}
 	}

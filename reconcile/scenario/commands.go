@@ -14,8 +14,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // session is one run of a scenario.
@@ -25,7 +25,7 @@ type session struct {
 	dir       string
 	world     *world               // nil before there is a configuration
 	applied   []configdir.Snapshot // all configurations until now
-	declared  schema.Result        // of the last one
+	declared  load.Result          // of the last one
 	drained   map[string]bool      // NODE and NODE/DISK with an eviction request of the scenario
 	forgotten int                  // length of the history at the last forget
 	out, err  io.Writer
@@ -53,7 +53,7 @@ func (st *session) begin() error {
 }
 
 // configError returns all errors of a configuration.
-func configError(dir string, r schema.Result) error {
+func configError(dir string, r load.Result) error {
 	lines := []string{fmt.Sprintf("the configuration has %s", report.Count(len(r.Errors), "error"))}
 	for _, p := range r.Errors {
 		lines = append(lines, "    "+report.ProblemLine(dir, p, ""))
@@ -88,7 +88,7 @@ func (st *session) configure(dir string, invalid bool) error {
 	case len(r.Errors) > 0 && !invalid:
 		return configError(dir, r)
 	case invalid:
-		l := schema.NewLoader()
+		l := load.NewLoader()
 		for _, before := range st.applied {
 			l.Load(st.ctx, before)
 		}
@@ -99,7 +99,7 @@ func (st *session) configure(dir string, invalid bool) error {
 }
 
 // apply changes the configuration of all nodes.
-func (st *session) apply(snapshot configdir.Snapshot, r schema.Result) error {
+func (st *session) apply(snapshot configdir.Snapshot, r load.Result) error {
 	st.applied, st.declared = append(st.applied, snapshot), r
 	if st.world != nil {
 		return st.world.configure(st.withDrained())
@@ -110,7 +110,7 @@ func (st *session) apply(snapshot configdir.Snapshot, r schema.Result) error {
 }
 
 // withDrained returns the configuration with the eviction requests of the scenario.
-func (st *session) withDrained() schema.Result {
+func (st *session) withDrained() load.Result {
 	r := st.declared
 	r.Config.Nodes = maps.Clone(r.Config.Nodes)
 	for _, name := range slices.Sorted(maps.Keys(st.drained)) {

@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // dice generates random configurations and events.
@@ -21,7 +22,7 @@ func pick[T any](r dice, of ...T) T { return of[r.IntN(len(of))] }
 
 var images = []string{"parrot", "macaw", "kea", "lory"}
 
-func (r dice) config() schema.Result {
+func (r dice) config() load.Result {
 	c := schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}, Settings: schema.Settings{
 		CleanupWaitInterval:             pick(r, 0, time.Minute, time.Hour),
 		RecoveryWaitInterval:            pick(r, time.Minute, 5*time.Minute),
@@ -44,7 +45,7 @@ func (r dice) config() schema.Result {
 			c.Images[name] = r.image(name)
 		}
 	}
-	return schema.Result{Config: c, Digest: fmt.Sprintf("d%d", r.Uint32()), Allowed: schema.Everything}
+	return load.Result{Loaded: schema.Loaded{Config: c, Digest: fmt.Sprintf("d%d", r.Uint32()), Allowed: schema.Everything}}
 }
 
 func (r dice) image(name string) schema.Image {

@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // A cluster that is restored from the statuses of its nodes has the same plan: the failures, and for
@@ -91,7 +92,7 @@ func TestNodeThatRestartsForgetsFailures(t *testing.T) {
 }
 
 // threeNodes returns a configuration of three nodes with one disk each.
-func threeNodes(images ...schema.Image) schema.Result {
+func threeNodes(images ...schema.Image) load.Result {
 	c := dice{rand.New(rand.NewPCG(1, 1))}.config()
 	c.Config.Settings = schema.Settings{CleanupWaitInterval: time.Hour, RecoveryWaitInterval: 5 * time.Minute, ConcurrentReplenishPerNodeLimit: 5, PruneLimit: schema.PrunePercent(50)}
 	c.Config.Nodes, c.Config.Images = map[string]schema.Node{}, map[string]schema.Image{}
@@ -105,7 +106,7 @@ func threeNodes(images ...schema.Image) schema.Result {
 }
 
 // savedStatuses returns the statuses of all nodes that are up.
-func savedStatuses(t *testing.T, w *world, c schema.Result) *status.SavedCluster {
+func savedStatuses(t *testing.T, w *world, c load.Result) *status.SavedCluster {
 	t.Helper()
 	w.observeAll()
 	saved := &status.SavedCluster{}

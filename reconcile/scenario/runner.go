@@ -20,8 +20,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // Runner runs scenarios against one configuration.
@@ -30,13 +30,13 @@ type Runner struct {
 	Verbose bool                 // log all parts of a scenario, and not only the last one
 	States  *status.SavedCluster // the state at the start; nil: empty disks
 
-	config *configdir.Snapshot            // added to the files of each scenario; nil: nothing
-	loaded map[ident.Digest]schema.Result // valid configurations by their files
+	config *configdir.Snapshot          // added to the files of each scenario; nil: nothing
+	loaded map[ident.Digest]load.Result // valid configurations by their files
 }
 
 // UseConfig adds the files of a configuration to each scenario, unless it has errors. The
 // result has them.
-func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
+func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) load.Result {
 	result := r.load(ctx, snapshot)
 	if len(result.Errors) == 0 {
 		r.config = &snapshot
@@ -101,13 +101,13 @@ func findBelow(path string) ([]string, error) {
 }
 
 // load decodes a configuration without the memory of earlier ones, as a manager does at start.
-func (r *Runner) load(ctx context.Context, snapshot configdir.Snapshot) schema.Result {
+func (r *Runner) load(ctx context.Context, snapshot configdir.Snapshot) load.Result {
 	digest := snapshot.Digest()
 	result, ok := r.loaded[digest]
 	if !ok {
-		result = schema.NewLoader().Load(ctx, snapshot)
+		result = load.NewLoader().Load(ctx, snapshot)
 		if len(result.Errors) == 0 && r.loaded == nil {
-			r.loaded = map[ident.Digest]schema.Result{}
+			r.loaded = map[ident.Digest]load.Result{}
 		}
 		if len(result.Errors) == 0 {
 			r.loaded[digest] = result

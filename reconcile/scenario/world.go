@@ -9,6 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // start is the initial time. It is later than the time before which the planner considers a
@@ -62,7 +63,7 @@ type executed struct {
 
 // newWorld returns the cluster of a configuration. The error says why the configuration cannot
 // be applied.
-func newWorld(r schema.Result) (*world, error) {
+func newWorld(r load.Result) (*world, error) {
 	w := &world{
 		now: start, startedAt: start, contents: contents{simulation.NewLibrary()}, disks: map[diskLocation]*simulation.Disk{},
 		nodes: map[string]*node{}, down: map[string]time.Time{}, sources: map[string]source{},
@@ -73,12 +74,12 @@ func newWorld(r schema.Result) (*world, error) {
 // configure changes the configuration of all nodes. All nodes have confirmed it, so that
 // images that are missing in it count as removed. New disks are attached and empty. A disk at
 // a known path of the same node is the known disk, whatever its name.
-func (w *world) configure(r schema.Result) error {
+func (w *world) configure(r load.Result) error {
 	name, paths := soleNode, []string{solePath}
 	if nodes := nodeNames(r.Config); len(nodes) > 0 {
 		name, paths = nodes[0], nil
 	}
-	base, err := plan.NewDesired(r, name, paths)
+	base, err := plan.NewDesired(r.Loaded, name, paths)
 	if err != nil {
 		return err
 	}

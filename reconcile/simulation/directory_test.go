@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // receive writes a configuration into the config directory, unless a newer one is there.
@@ -100,9 +101,9 @@ func (m *node) allowed() schema.Allowed {
 	return schema.Everything
 }
 
-// result returns the applied configuration as package schema loads it.
-func (m *node) result() *schema.Result {
-	r := &schema.Result{Config: m.applied.config, Digest: m.applied.digest, Allowed: schema.Everything}
+// result returns the applied configuration as package load loads it.
+func (m *node) result() *load.Result {
+	r := &load.Result{Loaded: schema.Loaded{Config: m.applied.config, Digest: m.applied.digest, Allowed: schema.Everything}}
 	if !m.appliedBroken {
 		return r
 	}

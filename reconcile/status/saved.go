@@ -83,7 +83,7 @@ func (s *SavedCluster) Unused(d plan.Desired) []string {
 
 // Desired returns the desired states of the nodes to plan for: of the node, or of all declared nodes for "". If no nodes are
 // declared, it is the node of the only status, with its disks.
-func (s *SavedCluster) Desired(result schema.Result, node string) ([]plan.Desired, error) {
+func (s *SavedCluster) Desired(result schema.Loaded, node string) ([]plan.Desired, error) {
 	names := slices.Sorted(maps.Keys(result.Config.Nodes))
 	var paths []string
 	if len(names) == 0 {

@@ -20,8 +20,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // Status is the state of the cluster as one node sees it: what is declared, what is observed, and
@@ -105,7 +105,7 @@ type View struct {
 	// Fault is why the config directory cannot be used, or why the configuration does not include
 	// this node; "": neither. Config has the errors in its files.
 	Fault  string
-	Config schema.Result
+	Config load.Result
 	// Loaded is true if any configuration was applied. Otherwise there is only a Fault.
 	Loaded bool
 	// LoadingSince is since when a newer configuration is being loaded; zero: there is none.

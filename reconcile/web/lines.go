@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // linesModel is a form for one change of the configuration, and the lines to commit for it. The page never writes them.
@@ -116,7 +117,7 @@ func (m *linesModel) check(config schema.Config, o object) {
 		files = append(files, configdir.File{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}\n")})
 	}
 	// It takes milliseconds, and all readers get the result: the end of one request must not interrupt it.
-	r := schema.NewLoader().Load(context.Background(), configdir.Snapshot{Files: files})
+	r := load.NewLoader().Load(context.Background(), configdir.Snapshot{Files: files})
 	for _, p := range r.Errors {
 		m.Problems = append(m.Problems, p.String())
 	}

@@ -10,7 +10,7 @@
 //     configuration is confirmed, so that it may be acted on.
 //
 // The package knows file names, symlinks, ConfigMap mounts and git checkouts. It does
-// not parse the files: package schema does.
+// not parse the files: package load does.
 //
 // Reading order: snapshot.go and tree.go read the directory, debounce.go and removals.go decide, watch.go
 // notifies by the Watcher of watcher.go, and git.go knows the files of git.

@@ -8,7 +8,7 @@
 //   - Nesting and aliases are limited, so that a hostile file costs little memory and time.
 //   - A message is one line without control characters.
 //
-// The package knows nothing about images, nodes or settings: package schema does.
+// The package knows nothing about images, nodes or settings: package load does.
 //
 // Reading order:
 //

@@ -40,7 +40,7 @@ func (p Position) Compare(q Position) int {
 	return cmp.Or(strings.Compare(p.File, q.File), cmp.Compare(p.Line, q.Line), cmp.Compare(p.Column, q.Column))
 }
 
-// Problem is an error or a warning about a value. Package schema returns problems with
+// Problem is an error or a warning about a value. Package load returns problems with
 // the position in the user's file and the path from the root of the document. While
 // one definition is checked, its problems have no position, and a path relative to the
 // definition. So they stay valid when lines above it change. Placed adds the position.

@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // Values are the new values of a downloaded image.
@@ -42,8 +43,8 @@ type Edited struct {
 
 // Edit returns the files of a config directory with new values of images. before is the result of loading s. It changes
 // no file. An error means that ctx ended.
-func Edit(ctx context.Context, s configdir.Snapshot, before schema.Result, wanted map[string]Values) (Edited, error) {
-	e := editor{snapshot: s, before: before, wanted: wanted, loader: schema.NewLoader(), changes: map[string][]change{}, refused: map[string]*Refusal{}}
+func Edit(ctx context.Context, s configdir.Snapshot, before load.Result, wanted map[string]Values) (Edited, error) {
+	e := editor{snapshot: s, before: before, wanted: wanted, loader: load.NewLoader(), changes: map[string][]change{}, refused: map[string]*Refusal{}}
 	e.findChanges()
 	files, err := e.prove(ctx)
 	if err != nil {
@@ -60,16 +61,16 @@ func Edit(ctx context.Context, s configdir.Snapshot, before schema.Result, wante
 
 type editor struct {
 	snapshot configdir.Snapshot
-	before   schema.Result
+	before   load.Result
 	wanted   map[string]Values
-	loader   *schema.Loader
+	loader   *load.Loader
 	changes  map[string][]change // of the images that can be edited
 	refused  map[string]*Refusal
 }
 
 // findChanges finds the changes of each image.
 func (e *editor) findChanges() {
-	origins := map[string]schema.Origin{}
+	origins := map[string]load.Origin{}
 	for _, o := range e.before.Origins() {
 		if o.Section == "images" {
 			origins[o.Name] = o
@@ -84,7 +85,7 @@ func (e *editor) findChanges() {
 
 // placedError is an error about one value.
 type placedError struct {
-	schema.ValueOrigin
+	load.ValueOrigin
 	err error
 }
 
@@ -105,21 +106,21 @@ func addresses(m schema.Image, want Values) []value {
 }
 
 // findImage finds the changes of an image. It returns an error if a value is missing, or is not written as it is.
-func (e *editor) findImage(name string, o schema.Origin) error {
+func (e *editor) findImage(name string, o load.Origin) error {
 	m, want := e.before.Config.Images[name], e.wanted[name]
 	var changes []change
 	for _, v := range append(addresses(m, want), value{"checksum", m.Checksum.String(), want.Checksum.String()}) {
-		i := slices.IndexFunc(o.Values, func(origin schema.ValueOrigin) bool { return origin.Path == v.path })
+		i := slices.IndexFunc(o.Values, func(origin load.ValueOrigin) bool { return origin.Path == v.path })
 		missing := i < 0 || strings.HasPrefix(o.Values[i].From, "status.")
 		switch required := v.path == "checksum" || v.path == "source.download.url"; {
 		case missing && (required || v.old != v.new):
-			return &placedError{schema.ValueOrigin{Position: o.Position, Path: v.path}, errors.New("is missing")}
+			return &placedError{load.ValueOrigin{Position: o.Position, Path: v.path}, errors.New("is missing")}
 		case v.old == v.new:
 			continue
 		}
 		c, err := e.find(o.Values[i], styled(o.Values[i].Text, v.new))
 		if err != nil {
-			return &placedError{schema.ValueOrigin{Position: o.Values[i].Position}, err}
+			return &placedError{load.ValueOrigin{Position: o.Values[i].Position}, err}
 		}
 		changes = append(changes, c)
 	}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 	"github.com/seed-26586806/backing-image-manager/schema/sandbox"
 )
 
@@ -39,7 +39,7 @@ func editDir(t *testing.T, files map[string]string) (string, configdir.Snapshot,
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := schema.NewLoader().Load(t.Context(), s)
+	before := load.NewLoader().Load(t.Context(), s)
 	if len(before.Errors) > 0 {
 		t.Fatal(before.Errors)
 	}
@@ -110,7 +110,7 @@ func TestAddressesOfListsAreEdited(t *testing.T) {
 			"\tverify: openpgp: {keys: \"a\", signatureURL: \"" + url + ".asc\"}\n}\n",
 	} {
 		s := configdir.Snapshot{Files: []configdir.File{{Path: name, Data: []byte(old.Replace(text))}}}
-		edited, err := Edit(t.Context(), s, schema.NewLoader().Load(t.Context(), s), map[string]Values{"golden": want})
+		edited, err := Edit(t.Context(), s, load.NewLoader().Load(t.Context(), s), map[string]Values{"golden": want})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,7 +135,7 @@ func TestVirtualMachineImageIsEdited(t *testing.T) {
 	write := func(url, sum string) string { return strings.NewReplacer("URL", url, "SUM", sum).Replace(manifest) }
 	text := write(oldURL, strings.Repeat("a", 128))
 	s := configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}}
-	before := schema.NewLoader().Load(t.Context(), s)
+	before := load.NewLoader().Load(t.Context(), s)
 	if len(before.Errors) > 0 {
 		t.Fatal(before.Errors)
 	}
@@ -285,7 +285,7 @@ func TestRefusalHasNoSecret(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	edited, err := Edit(t.Context(), s, schema.NewLoader().Load(t.Context(), s), map[string]Values{"golden": {URL: "https://example.com/a?token=secret", Checksum: sum}})
+	edited, err := Edit(t.Context(), s, load.NewLoader().Load(t.Context(), s), map[string]Values{"golden": {URL: "https://example.com/a?token=secret", Checksum: sum}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 var (
@@ -60,7 +60,7 @@ func editGenerated(t *testing.T, ext string, batch []*generator) {
 		s.Files, byPath[f.Path] = append(s.Files, f), g
 		maps.Copy(wanted, g.wanted)
 	}
-	before := schema.NewLoader().Load(t.Context(), s)
+	before := load.NewLoader().Load(t.Context(), s)
 	if len(before.Errors) > 0 {
 		t.Fatalf("%v in\n%s", before.Errors[0], byPath[before.Errors[0].File].old.String())
 	}
@@ -84,7 +84,7 @@ func editGenerated(t *testing.T, ext string, batch []*generator) {
 	for _, f := range s.Files {
 		byPath[f.Path].check(t, string(f.Data))
 	}
-	after := schema.NewLoader().Load(t.Context(), s)
+	after := load.NewLoader().Load(t.Context(), s)
 	second, err := Edit(t.Context(), s, after, wanted)
 	if err != nil || len(after.Errors) > 0 || len(second.Files) > 0 || len(second.Refused) > 0 {
 		t.Fatalf("the second edit changes %v: %v %v %v", second.Files, second.Refused, after.Errors, err)

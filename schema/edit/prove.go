@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // prove returns the new files. It gives up the images without which the configuration differs in wanted values only: a
@@ -57,7 +58,7 @@ func (e *editor) check(ctx context.Context, names []string) error {
 		i := slices.IndexFunc(s.Files, func(old configdir.File) bool { return old.Path == f.Path })
 		s.Files[i].Data = f.Data
 	}
-	e.loader.ContinueFrom(schema.Result{})
+	e.loader.ContinueFrom(load.Result{})
 	after := e.loader.Load(ctx, s)
 	if ctx.Err() != nil {
 		return nil

@@ -11,9 +11,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // change replaces a part of a file.
@@ -29,7 +29,7 @@ var beforeText = regexp.MustCompile(`^([\w"]+:)?\s*([&!]\S*\s+)*([|>][-+\d]*[ \t
 
 // find finds the text of a value in its file, and returns the change to another text. It knows no language: that the
 // change has the wanted effect, and no other, is proved by loading the result.
-func (e *editor) find(v schema.ValueOrigin, text string) (change, error) {
+func (e *editor) find(v load.ValueOrigin, text string) (change, error) {
 	i := slices.IndexFunc(e.snapshot.Files, func(f configdir.File) bool { return f.Path == v.File })
 	if i < 0 || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 		return change{}, errNotHere
@@ -92,7 +92,7 @@ func (e *editor) apply(names []string) ([]configdir.File, error) {
 		end := 0
 		for _, c := range changes {
 			if c.start < end {
-				return nil, &placedError{schema.ValueOrigin{Position: c.Position}, errors.New("another value is at the same place")}
+				return nil, &placedError{load.ValueOrigin{Position: c.Position}, errors.New("another value is at the same place")}
 			}
 			edited = append(append(edited, f.Data[end:c.start]...), c.text...)
 			end = c.end

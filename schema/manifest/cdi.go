@@ -268,7 +268,7 @@ func (c importConverter) checksum(from document.Path, address string) {
 	c.set(native, from, &checksum)
 }
 
-// packings are the extensions of packed files, as in package schema.
+// packings are the extensions of packed files, as in package load.
 var packings = []string{".gz", ".xz", ".zst", ".bz2"}
 
 func isPacked(address string) bool {

@@ -1,12 +1,12 @@
 package manifest
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"slices"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -21,9 +21,9 @@ const (
 type File struct {
 	Path        string
 	Definitions []*Definition
-	References  []*Definition // that define an image only if nothing else does
-	Read        []Document    // manifests that were read
-	Skipped     []Skipped
+	References  []*Definition     // that define an image only if nothing else does
+	Read        []schema.Document // manifests that were read
+	Skipped     []schema.Skipped
 	// Problems has the problems of whole documents. While there is one, it is unknown what else
 	// the file would declare.
 	Problems []document.Problem
@@ -39,14 +39,6 @@ type File struct {
 // of returns the manifests of some kinds that Resolve combines with others.
 func (f *File) of(kinds ...*Kind) []manifest {
 	return slices.DeleteFunc(slices.Clone(f.combined), func(m manifest) bool { return !slices.Contains(kinds, m.kind) })
-}
-
-// Document is a manifest in a file.
-type Document struct {
-	document.Position
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Name       string `json:"name"`
 }
 
 // Definition is a definition of an image, a node or a setting by a manifest, or a
@@ -151,32 +143,13 @@ func (f *File) definition(m manifest, section, name string, at document.Path) *D
 // AddRead adds a document to those that were read.
 func (f *File) AddRead(doc *document.Value) { f.Read = append(f.Read, describe(doc)) }
 
-func describe(doc *document.Value) Document {
+func describe(doc *document.Value) schema.Document {
 	text := func(path ...string) string { return document.Printable(doc.TextAt(path...)) }
-	return Document{doc.Pos, text("apiVersion"), text("kind"), text(namePath...)}
-}
-
-// Skipped is a manifest that declares nothing here.
-type Skipped struct {
-	Document
-	Why string `json:"why"`
-	// Image is the image that the document would declare if another document, which is
-	// missing, were there. Existing copies of the image are kept.
-	Image string `json:"image,omitempty"`
-	// Withheld: the cluster has the image, but no file of it. References to it declare nothing.
-	Withheld bool `json:"-"`
-	// Malformed is true if the document is not surely a manifest of another program: it may
-	// be meant to declare anything.
-	Malformed bool `json:"-"`
-	// Sum is a hash of the document.
-	Sum [sha256.Size]byte `json:"-"`
-
-	path    string // of the File
-	foreign bool   // its kind is one that this program never reads
+	return schema.Document{Position: doc.Pos, APIVersion: text("apiVersion"), Kind: text("kind"), Name: text(namePath...)}
 }
 
 // Skip adds a document of a known kind that declares nothing here, with the reason.
-func (f *File) Skip(doc *document.Value, why string) *Skipped {
+func (f *File) Skip(doc *document.Value, why string) *schema.Skipped {
 	f.Skipped = append(f.Skipped, NewSkipped(f.Path, doc, why))
 	return &f.Skipped[len(f.Skipped)-1]
 }
@@ -188,10 +161,10 @@ func (f *File) withhold(doc *document.Value, why, image string) {
 }
 
 // NewSkipped returns a document of a known kind that declares nothing here, with the reason. path is that of the File.
-func NewSkipped(path string, doc *document.Value, why string) Skipped {
+func NewSkipped(path string, doc *document.Value, why string) schema.Skipped {
 	doc = Own(doc)
 	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
-	return Skipped{Document: describe(doc), Why: why, path: path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
+	return schema.Skipped{Document: describe(doc), Why: why, Origin: path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
 }
 
 // SkipEmptyList adds a list without items. It declares nothing, and that is certain.
@@ -201,7 +174,7 @@ func (f *File) SkipEmptyList(doc *document.Value) { f.Skip(doc, "has no items").
 func (f *File) SkipForeign(doc *document.Value) {
 	s := f.Skip(doc, notRead)
 	truncated := len(doc.Fields) == 2 // apiVersion and kind: the file may end within them
-	s.foreign, s.Malformed = true, truncated || hasSection(doc) || hasRepeatedFields(doc)
+	s.Foreign, s.Malformed = true, truncated || hasSection(doc) || hasRepeatedFields(doc)
 }
 
 // isTruncated reports whether the file may end within a document: it has nothing after its
@@ -231,23 +204,4 @@ func hasRepeatedFields(v *document.Value) bool {
 		seen[f.Name] = true
 	}
 	return slices.ContainsFunc(v.Items, hasRepeatedFields)
-}
-
-// MayDeclare reports whether the document may be meant to declare an image that d
-// declared before: a document that is skipped must not delete what it declared.
-func (s Skipped) MayDeclare(d model.Declaration) bool {
-	switch {
-	case s.path != d.File:
-		return false
-	case s.Malformed:
-		return true
-	case s.Name == "":
-		return false
-	case s.foreign:
-		// A typing error may have changed the kind.
-		return s.Name == document.Printable(d.Name) || s.Name == document.Printable(d.ConfigMap)
-	case s.Kind == ConfigMap.Name:
-		return s.Name == document.Printable(d.ConfigMap)
-	}
-	return s.Kind == d.Kind && s.Name == document.Printable(d.Name)
 }

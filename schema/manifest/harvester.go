@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -98,14 +99,14 @@ type machineImages struct {
 	byID      map[string]*machineImage
 	byName    map[string]*Definition // BackingImages
 	annotated map[string][]*Definition
-	maybe     map[string]Skipped // documents of Longhorn with an unknown kind, by name
+	maybe     map[string]schema.Skipped // documents of Longhorn with an unknown kind, by name
 }
 
 // findMachineImages finds the BackingImage of each VirtualMachineImage: the one with its annotation,
 // or else one with a name under which Harvester looks for it.
 func findMachineImages(files []*File) machineImages {
 	found := machineImages{all: map[*document.Value]*machineImage{}, byID: map[string]*machineImage{},
-		byName: map[string]*Definition{}, annotated: map[string][]*Definition{}, maybe: map[string]Skipped{}}
+		byName: map[string]*Definition{}, annotated: map[string][]*Definition{}, maybe: map[string]schema.Skipped{}}
 	for _, f := range files {
 		dumped := false
 		for _, d := range slices.Concat(f.Definitions, f.withheld) {
@@ -123,7 +124,7 @@ func findMachineImages(files []*File) machineImages {
 			}
 		}
 		for _, s := range f.Skipped {
-			if s.foreign && strings.HasPrefix(s.APIVersion, backingImageKind.Group+"/") && s.Kind != "BackingImageDataSource" {
+			if s.Foreign && strings.HasPrefix(s.APIVersion, backingImageKind.Group+"/") && s.Kind != "BackingImageDataSource" {
 				found.maybe[s.Name] = s
 			}
 		}

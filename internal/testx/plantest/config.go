@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 // Now is the time at which golden states, and the states of this package, are observed.
@@ -31,11 +32,11 @@ func Digest(a ident.Algorithm, content string) ident.Digest {
 // that the node owns, as in [plan.NewDesired]; without paths, all declared disks.
 func Load(t *testing.T, config string, paths ...string) plan.Desired {
 	t.Helper()
-	r := schema.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
+	r := load.NewLoader().Load(t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "config.yaml", Data: []byte(config)}}})
 	for _, p := range r.Errors {
 		t.Fatal(p)
 	}
-	d, err := plan.NewDesired(r, "node1", paths)
+	d, err := plan.NewDesired(r.Loaded, "node1", paths)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,7 +106,7 @@ type stateKey struct{}
 func (r *runner) setup(env *testscript.Env) error {
 	data := map[string]string{
 		"LONGHORN":  "disk/testdata/longhorn",
-		"HARVESTER": "schema/testdata/harvester",
+		"HARVESTER": "schema/load/testdata/harvester",
 		"REPLICAS":  "disk/testdata/longhorn/replicas",
 		"BACKUPS":   "fetch/backup/testdata",
 		"EXAMPLES":  "examples",

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
 var statusCommands = []command{
@@ -38,7 +38,7 @@ func waitConfig(s script, args []string) error {
 	if err != nil {
 		return err
 	}
-	declared := schema.NewLoader().Load(context.Background(), snapshot)
+	declared := load.NewLoader().Load(context.Background(), snapshot)
 	if declared.Digest == "" {
 		return fmt.Errorf("%s is not valid: %v", dir, declared.Errors)
 	}

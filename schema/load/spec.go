@@ -1,0 +1,196 @@
+package load
+
+import (
+	"bytes"
+	_ "embed"
+	"fmt"
+	"slices"
+	"sync"
+
+	"cuelang.org/go/cue"
+	"cuelang.org/go/cue/cuecontext"
+	"cuelang.org/go/cue/parser"
+
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+	"github.com/seed-26586806/backing-image-manager/schema/manifest"
+)
+
+//go:embed schema.cue
+var schemaCUE []byte
+
+// CUE returns the schema of the native form and of manifests. The caller may change the
+// copy.
+func CUE() []byte {
+	clause := []byte("package schema\n")
+	return slices.Concat(schemaCUE, []byte("\n"), bytes.Replace(manifest.CUE(), clause, nil, 1))
+}
+
+// sectionDefinitions are the definitions of schema.cue for one definition of each section.
+var sectionDefinitions = [sections]string{"#Settings", "#Node", "#Image"}
+
+// compiled is the schema in a CUE context.
+type compiled struct {
+	context   *cue.Context
+	sections  [sections]cue.Value
+	manifests map[*manifest.Kind]cue.Value
+}
+
+// compile compiles the schema.
+func compile(context *cue.Context) *compiled {
+	c := &compiled{context: context, manifests: map[*manifest.Kind]cue.Value{}}
+	file, err := parser.ParseFile("schema.cue", CUE())
+	if err != nil {
+		panic(fmt.Sprintf("load: parse schema.cue and manifest.cue: %v", err))
+	}
+	root := context.BuildFile(file)
+	lookup := func(name string) cue.Value {
+		v := root.LookupPath(cue.ParsePath(name))
+		if err := v.Err(); err != nil {
+			panic(fmt.Sprintf("load: compile schema.cue and manifest.cue: %v", err))
+		}
+		return v
+	}
+	for s, name := range sectionDefinitions {
+		c.sections[s] = lookup(name)
+	}
+	for _, k := range manifest.Kinds() {
+		c.manifests[k] = lookup(k.Definition)
+	}
+	return c
+}
+
+// spec describes a field of the schema for messages. CUE itself checks the values.
+type spec struct {
+	kind     document.Kind // Text: only a string; Null: several kinds of scalars
+	want     string        // what the value must be
+	missing  string        // the message for a missing value, "" for the usual one
+	private  bool          // no message contains the value
+	foreign  bool          // the format is not that of the field of this name: checkFormat does not apply
+	names    []string      // of fields, in the order of the schema
+	fields   map[string]*spec
+	elements *spec // of a list, or of a mapping with any names
+	open     bool  // the schema ignores other fields
+	grows    bool  // later versions of the program of a manifest may have other fields: they are ignored with a warning
+	required bool  // the mapping around it must have it
+	fallback any   // the default of a scalar; nil: none
+	one      bool  // a mapping with exactly one field
+}
+
+// specs are the specs of the sections and of the kinds of manifests.
+type specs struct {
+	sections  [sections]*spec
+	manifests map[*manifest.Kind]*spec
+}
+
+// readSpecs reads the specs from the schema, once per process: nobody changes them.
+var readSpecs = sync.OnceValue(func() specs {
+	c := compile(cuecontext.New())
+	all := specs{manifests: map[*manifest.Kind]*spec{}}
+	for s, v := range c.sections {
+		all.sections[s] = specOf(v)
+	}
+	for k, v := range c.manifests {
+		all.manifests[k] = specOf(v)
+	}
+	return all
+})
+
+func specOf(v cue.Value) *spec {
+	s := &spec{}
+	want := v.Attribute("want")
+	s.want, _ = want.String(0)
+	s.missing, _, _ = want.Lookup(1, "missing")
+	s.private, _ = want.Flag(1, "private")
+	s.foreign, _ = want.Flag(1, "foreign")
+	s.grows, _ = want.Flag(1, "grows")
+	v, s.one = withoutCount(v)
+	switch v.IncompleteKind() {
+	case cue.StringKind:
+		s.kind = document.Text
+	case cue.ListKind:
+		s.kind = document.List
+		s.elements = specOf(v.LookupPath(cue.MakePath(cue.AnyIndex)))
+		s.elements.want, _, _ = want.Lookup(1, "each")
+		s.elements.private = s.private
+	case cue.StructKind:
+		s.kind = document.Map
+		s.addFields(v)
+	}
+	if fallback, ok := v.Default(); ok && s.isScalar() {
+		if err := fallback.Decode(&s.fallback); err != nil {
+			panic(fmt.Sprintf("load: read a default of schema.cue: %v", err))
+		}
+	}
+	return s
+}
+
+func (s *spec) addFields(v cue.Value) {
+	s.fields = map[string]*spec{}
+	fields, err := v.Fields(cue.Optional(true), cue.Patterns(true))
+	if err != nil {
+		panic(fmt.Sprintf("load: read schema.cue: %v", err))
+	}
+	for fields.Next() {
+		if fields.Selector().ConstraintType() == cue.PatternConstraint {
+			s.elements = specOf(fields.Value())
+			continue
+		}
+		name := fields.Selector().Unquoted()
+		s.names = append(s.names, name)
+		s.fields[name] = specOf(fields.Value())
+		s.fields[name].required = fields.Selector().ConstraintType() == cue.RequiredConstraint
+	}
+	s.open = s.elements == nil && v.Allows(cue.AnyString)
+}
+
+// withoutCount returns the struct of a value that also limits the number of its fields to one. CUE does not
+// know the kind of such a value while it has no fields.
+func withoutCount(v cue.Value) (fields cue.Value, one bool) {
+	op, args := cue.Dereference(v).Expr()
+	if op != cue.AndOp {
+		return v, false
+	}
+	for _, a := range args {
+		if fields, err := a.Fields(cue.Optional(true)); err == nil && fields.Next() {
+			return a, true
+		}
+	}
+	return v, false
+}
+
+func (s *spec) isScalar() bool { return s.kind != document.List && s.kind != document.Map }
+
+// field returns the spec of a field, nil if the schema does not have it.
+func (s *spec) field(name string) *spec {
+	if f := s.fields[name]; f != nil {
+		return f
+	}
+	return s.elements
+}
+
+// at returns the spec at a path, or the last one on it that the schema has.
+func (s *spec) at(p document.Path) *spec {
+	for _, step := range p {
+		next := s.field(step)
+		if next == nil {
+			return s
+		}
+		s = next
+	}
+	return s
+}
+
+// find returns the path to the mapping that has a field with that name, nil if there
+// is none.
+func (s *spec) find(name string) document.Path {
+	for _, n := range s.names {
+		below := s.fields[n]
+		if slices.Contains(below.names, name) {
+			return document.Path{n}
+		}
+		if at := below.find(name); len(at) > 0 {
+			return append(document.Path{n}, at...)
+		}
+	}
+	return nil
+}

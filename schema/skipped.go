@@ -1,0 +1,55 @@
+package schema
+
+import (
+	"crypto/sha256"
+
+	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
+)
+
+// Document is a manifest in a file.
+type Document struct {
+	document.Position
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Name       string `json:"name"`
+}
+
+// Skipped is a manifest that declares nothing here.
+type Skipped struct {
+	Document
+	Why string `json:"why"`
+	// Image is the image that the document would declare if another document, which is
+	// missing, were there. Existing copies of the image are kept.
+	Image string `json:"image,omitempty"`
+	// Withheld: the cluster has the image, but no file of it. References to it declare nothing.
+	Withheld bool `json:"-"`
+	// Malformed is true if the document is not surely a manifest of another program: it may
+	// be meant to declare anything.
+	Malformed bool `json:"-"`
+	// Sum is a hash of the document.
+	Sum [sha256.Size]byte `json:"-"`
+	// Origin is the file, or the CUE package, as in model.Declaration.
+	Origin string `json:"-"`
+	// Foreign: its kind is one that this program never reads.
+	Foreign bool `json:"-"`
+}
+
+// MayDeclare reports whether the document may be meant to declare an image that d
+// declared before: a document that is skipped must not delete what it declared.
+func (s Skipped) MayDeclare(d model.Declaration) bool {
+	switch {
+	case s.Origin != d.File:
+		return false
+	case s.Malformed:
+		return true
+	case s.Name == "":
+		return false
+	case s.Foreign:
+		// A typing error may have changed the kind.
+		return s.Name == document.Printable(d.Name) || s.Name == document.Printable(d.ConfigMap)
+	case s.Kind == "ConfigMap":
+		return s.Name == document.Printable(d.ConfigMap)
+	}
+	return s.Kind == d.Kind && s.Name == document.Printable(d.Name)
+}
