@@ -45,7 +45,7 @@ func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 		f.addAction(a)
 	}
 	for _, a := range last {
-		a.Blocked = !f.enoughAfter(a.CopyRef())
+		a.Stuck = !f.enoughAfter(a.CopyRef())
 		f.addAction(a)
 	}
 	f.fleet.Risk.LosesAll, f.fleet.Risk.BelowReserve, f.fleet.Risk.BelowCopies = []string{}, []string{}, []Shortfall{}
@@ -121,7 +121,7 @@ func (f *builder) addAction(a plan.Action) {
 	case a.Op == model.Blocked:
 		f.blocked[a.Text] = append(f.blocked[a.Text], what)
 		f.fleet.Risk.Blocked++
-	case a.Blocked && a.Next.Deletes():
+	case a.Stuck && a.Next.Deletes():
 		f.deferred[a.Text] = append(f.deferred[a.Text], what)
 		f.fleet.Risk.Deferred++
 	}

@@ -37,9 +37,8 @@ type Action struct {
 	Next model.Op `json:"next,omitempty"`
 	// Needed: replicas on the disk need the copy, so that it is created before others.
 	Needed bool `json:"needed,omitempty"`
-	// Blocked: neither time nor the rest of the plan leads to Next. Something else may,
-	// such as the end of a use. So it can be true for a wait, too: it is not whether Op is Blocked.
-	Blocked bool `json:"blocked,omitempty"`
+	// Stuck: neither time nor the rest of the plan leads to Next. Something else may, such as the end of a use.
+	Stuck bool `json:"stuck,omitempty"`
 
 	// LocalSource is the copy on a disk of this process that the action reads. It is zero
 	// when the action reads copies of other nodes, or none.
@@ -108,11 +107,11 @@ func (a Action) Idle() bool { return a.Op == model.Wait || a.Op == model.Blocked
 // VerifiesPeer reports whether the action reads a copy on another node to verify its bytes.
 func (a Action) VerifiesPeer() bool { return a.Op == model.Verify && a.From != (ident.CopyRef{}) }
 
-// asWaitFor returns an idle action with op as its Next. It sets Action.Blocked if blocked is true or
-// the operation of the action is Blocked. It returns other actions unchanged.
-func (a Action) asWaitFor(op model.Op, blocked bool) Action {
+// asWaitFor returns an idle action with op as its Next, which is stuck if stuck is true or the action is blocked.
+// It returns other actions unchanged.
+func (a Action) asWaitFor(op model.Op, stuck bool) Action {
 	if a.Idle() {
-		a.Next, a.Blocked = op, blocked || a.Op == model.Blocked
+		a.Next, a.Stuck = op, stuck || a.Op == model.Blocked
 	}
 	return a
 }
@@ -123,7 +122,7 @@ func (a Action) Eventually() (op model.Op, follows bool) {
 	if !a.Idle() {
 		return a.Op, true
 	}
-	return a.Next, a.Next != "" && !a.Blocked
+	return a.Next, a.Next != "" && !a.Stuck
 }
 
 // targetDigest returns the digest that the copy of an image without a checksum will have. It

@@ -50,7 +50,7 @@ func suspend(actions []Action, by *schema.Suspension) []Action {
 // suspendedBy returns the wait that replaces an action. A suspension without an end blocks it.
 func (a Action) suspendedBy(by *schema.Suspension) Action {
 	s := NewAction(model.Wait, a.CopyRef(), because(CodeSuspended, "%s; %s", suspendedText(by), a.Text), 0)
-	s.Next, s.Blocked, s.Cause = a.Next, a.Blocked || by.Until.IsZero(), a.Code
+	s.Next, s.Stuck, s.Cause = a.Next, a.Stuck || by.Until.IsZero(), a.Code
 	if !a.Idle() {
 		s.Next = a.Op
 		s.Text = fmt.Sprintf("%s; then: %s (%s)", suspendedText(by), a.Op, a.Text)
