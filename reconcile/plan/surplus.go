@@ -172,9 +172,10 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 // surplus, and count for nothing. It is nil if there is none.
 //
 // Each disk that is ranked for the image or named by it keeps the older ready generations that were
-// replaced last; of two that were replaced at the same time, the one that was verified last is newer. A disk whose eviction is requested, or that the selectors do not match any more, keeps
-// none. It is not known whether a copy in the state unknown is ready: it is kept like a ready one, and
-// does not count as one of those that are kept.
+// replaced last. Of two that were replaced at the same time, the one that was verified last is newer. A
+// disk whose eviction is requested, or that the selectors do not match any more, keeps none. It is not
+// known whether a copy in the state unknown is ready: it is kept like a ready one, and does not count as
+// one of those that are kept.
 func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 	if s.image.KeepGenerations == 0 {
 		return nil
