@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // fileSource reads a local file.
@@ -176,7 +178,7 @@ func (b *sparseBody) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	if b.offset >= b.dataEnds {
-		b.data, b.dataEnds = nextExtent(b.f, b.offset, b.size)
+		b.data, b.dataEnds = NextExtent(b.f, b.offset, b.size)
 	}
 	n, err := b.readNext(p[:min(int64(len(p)), b.size-b.offset)])
 	if err == nil && b.offset+int64(n) >= b.size {
@@ -215,18 +217,17 @@ func (b *sparseBody) unchanged() error {
 	return err
 }
 
-// nextExtent returns the next data extent at or after offset. On a file system without holes, all
-// bytes are data.
-func nextExtent(f *os.File, offset, size int64) (data, ends int64) {
-	const seekData, seekHole = 3, 4
-	data, err := f.Seek(offset, seekData)
+// NextExtent returns the next data extent at or after offset of a file of size bytes; size: there is none. On a file system
+// without holes, all bytes are data.
+func NextExtent(f *os.File, offset, size int64) (data, ends int64) {
+	data, err := f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, syscall.ENXIO) {
 		return size, size
 	}
 	if err != nil {
 		return offset, size
 	}
-	if ends, err = f.Seek(data, seekHole); err != nil {
+	if ends, err = f.Seek(data, unix.SEEK_HOLE); err != nil {
 		ends = size
 	}
 	return min(data, size), min(ends, size)

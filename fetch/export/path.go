@@ -55,14 +55,14 @@ func openPath(c *fetch.Client, path string) (flatDisk, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := flatFile{File: f, ahead: f.ReadAhead()}
+	p := flatFile{File: f, file: opened, ahead: f.ReadAhead()}
 	if !device {
 		if err := errors.Join(fetch.PrepareChangeDetection(opened), checkIsDisk(f, path)); err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
 		return &p, nil
 	}
-	d := &blockDevice{flatFile: p, file: opened}
+	d := &blockDevice{flatFile: p}
 	if d.writeCount, err = d.readWriteCount(); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -112,6 +112,7 @@ func checkIsDisk(f *disk.File, path string) error {
 // flatFile reads a raw file as a disk.
 type flatFile struct {
 	*disk.File
+	file       *os.File // the same
 	ahead      io.ReaderAt
 	searched   int64 // the offset of the last search for data
 	start, end int64 // the data extent that was found
@@ -128,20 +129,10 @@ func (p *flatFile) NextData(offset int64) (start, end int64, err error) {
 	if offset >= p.Size() {
 		return 0, 0, io.EOF
 	}
-	start, err = unix.Seek(p.Fd(), offset, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
+	if start, end = fetch.NextExtent(p.file, offset, p.Size()); start == p.Size() {
 		return 0, 0, io.EOF
 	}
-	if err != nil {
-		return offset, p.Size(), nil
-	}
-	if start >= p.Size() {
-		return 0, 0, io.EOF // the file has grown, and Unchanged will return an error
-	}
-	if end, err = unix.Seek(p.Fd(), start, unix.SEEK_HOLE); err != nil {
-		end = p.Size()
-	}
-	return start, min(end, p.Size()), nil
+	return start, end, nil
 }
 
 // ReadAt reads data, and returns zeros for holes.
@@ -190,7 +181,6 @@ func (p *flatFile) Unchanged() error {
 // blockDevice is a block device or a logical volume that was opened exclusively.
 type blockDevice struct {
 	flatFile
-	file       *os.File
 	writeCount string // see readWriteCount; from the time when the device was opened
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 // maxImage is greater than the size of any image.
@@ -75,11 +76,8 @@ func (im *Image) Cut(ctx context.Context, h caibx.Header, done *atomic.Int64) (*
 
 // NextData implements caibx.File.
 func (im *Image) NextData(offset int64) (int64, error) {
-	data, err := im.Seek(offset, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return im.Size, nil
-	}
-	return data, err
+	data, _ := fetch.NextExtent(im.File, offset, im.Size)
+	return data, nil
 }
 
 // readError returns the error for an image that could not be read.

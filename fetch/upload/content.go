@@ -120,12 +120,13 @@ func newPiece(at int64, buf []byte) piece {
 	return piece{at: at, data: buf}
 }
 
-// nextData returns the next offset with data.
+// nextData returns the next offset with data. The file may be closed at the same time, because Send does not wait for the piece
+// that it reads ahead: Seek returns an error then.
 func (c *File) nextData(at int64) (int64, error) {
 	if !c.holes {
 		return at, nil
 	}
-	data, err := c.seek(at, unix.SEEK_DATA)
+	data, err := c.f.Seek(at, unix.SEEK_DATA)
 	switch {
 	case errors.Is(err, unix.ENXIO):
 		return c.size, nil
@@ -136,19 +137,6 @@ func (c *File) nextData(at int64) (int64, error) {
 	return min(data, c.size), nil
 }
 
-// seek is lseek. The file may be closed at the same time, because Send does not wait for the piece that
-// it reads ahead: then seek returns an error.
-func (c *File) seek(at int64, whence int) (to int64, err error) {
-	raw, err := c.f.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	if closed := raw.Control(func(fd uintptr) { to, err = unix.Seek(int(fd), at, whence) }); closed != nil {
-		return 0, closed
-	}
-	return to, err
-}
-
 // dataBytes returns an upper bound of the bytes in chunks that are not all zeros.
 func (c *File) dataBytes() int64 {
 	var n, end int64 // bytes counted so far, and the end of the last chunk counted
@@ -157,7 +145,7 @@ func (c *File) dataBytes() int64 {
 		if err != nil || !c.holes || data >= c.size {
 			break
 		}
-		hole, err := c.seek(data, unix.SEEK_HOLE)
+		hole, err := c.f.Seek(data, unix.SEEK_HOLE)
 		if err != nil {
 			return c.size
 		}
