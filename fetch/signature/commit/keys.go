@@ -50,14 +50,6 @@ func ReadKeys(dir string) (*Keys, error) {
 	return k, nil
 }
 
-// Warnings returns one line for each file that should not be in the folder but does not prevent its use.
-func (k *Keys) Warnings() []string {
-	if k.openPGP == nil {
-		return nil
-	}
-	return k.openPGP.Warnings()
-}
-
 // Verify judges the signature of a commit object. Its date counts for the validity of its key, so it must not be ahead
 // of now, nor of that of an OpenPGP signature. Errors are a *signature.Error.
 func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
