@@ -37,7 +37,7 @@ func parseAddress(raw string) (address, error) {
 	}
 	u, err := url.Parse(rest)
 	if err != nil {
-		return a, failf(BadConfig, "address is not a URL") // err contains the whole address
+		return a, Errorf(BadConfig, "address is not a URL") // err contains the whole address
 	}
 	a.url = u
 	if err := a.check(); err != nil {
@@ -51,21 +51,21 @@ func (a address) check() error {
 	u := a.url
 	switch {
 	case a.raw == "":
-		return failf(BadConfig, "address is empty")
+		return Errorf(BadConfig, "address is empty")
 	case u.Scheme == "":
-		return failf(BadConfig, "address %q has no scheme: begin with https://", redact(u))
+		return Errorf(BadConfig, "address %q has no scheme: begin with https://", redact(u))
 	case a.force != "" && a.force != "s3":
-		return failf(BadConfig, "address begins with %q: only s3:: is supported", a.force+"::")
+		return Errorf(BadConfig, "address begins with %q: only s3:: is supported", a.force+"::")
 	case a.force == "" && !supported(u.Scheme):
-		return failf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
+		return Errorf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
 	case u.User != nil:
-		return failf(BadConfig, "address %s contains a user or password: move them to a credentials folder", redact(u))
+		return Errorf(BadConfig, "address %s contains a user or password: move them to a credentials folder", redact(u))
 	case u.Opaque != "" || u.Path == "" && (u.Scheme == "file" || u.Scheme == "s3"):
-		return failf(BadConfig, "address %s has no path", redact(u))
+		return Errorf(BadConfig, "address %s has no path", redact(u))
 	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
-		return failf(BadConfig, "address %s has a host: use file:/// and an absolute path", redact(u))
+		return Errorf(BadConfig, "address %s has a host: use file:/// and an absolute path", redact(u))
 	case u.Scheme != "file" && u.Hostname() == "":
-		return failf(BadConfig, "address %s has no host", redact(u))
+		return Errorf(BadConfig, "address %s has no host", redact(u))
 	}
 	return nil
 }
@@ -149,7 +149,7 @@ func (t *transfer) dispatch(ctx context.Context, a address, read func(context.Co
 	}
 	_, err := client.Get(ctx, &getter.Request{Src: a.getterURL(), GetMode: getter.ModeFile})
 	if err != nil && !selected {
-		return failf(BadConfig, "address %s is not supported", a)
+		return Errorf(BadConfig, "address %s is not supported", a)
 	}
 	return err
 }

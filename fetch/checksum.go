@@ -115,7 +115,7 @@ func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
 	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
 	m.bytes = append(m.bytes, b...)
 	if err == nil && len(m.bytes) > m.limit {
-		err = failf(BadSource, "the file is larger than %d bytes", m.limit)
+		err = Errorf(BadSource, "the file is larger than %d bytes", m.limit)
 	}
 	return int64(len(b)), err
 }

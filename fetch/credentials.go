@@ -71,7 +71,7 @@ func (c *Client) credentials(name string) (*credentials, error) {
 		return creds, nil
 	}
 	if c.SecretsDir == "" {
-		return nil, failf(BadConfig, "credentials %q are declared, but no secrets directory is given", name)
+		return nil, Errorf(BadConfig, "credentials %q are declared, but no secrets directory is given", name)
 	}
 	var unknown []string
 	files, err := ReadSecret(c.SecretsDir, name, func(file string) bool {
@@ -88,7 +88,7 @@ func (c *Client) credentials(name string) (*credentials, error) {
 		err = creds.parse()
 	}
 	if err != nil {
-		return nil, failf(BadConfig, "credentials %q: %w", name, err)
+		return nil, Errorf(BadConfig, "credentials %q: %w", name, err)
 	}
 	if len(unknown) > 0 && c.Warn != nil {
 		c.Warn(fmt.Sprintf("credentials %q: files that are not used: %.200q (known files: %s)", name, unknown, strings.Join(credentialFiles, ", ")))
@@ -207,7 +207,7 @@ func (c *credentials) endpoint() (*url.URL, error) {
 	}
 	e, err := url.Parse(text)
 	if err != nil || e.Scheme != "http" && e.Scheme != "https" || e.Hostname() == "" || e.User != nil || strings.Trim(e.Path, "/") != "" || e.RawQuery != "" {
-		return nil, failf(BadConfig, "file \"endpoint\" of the credentials is not the address of a server")
+		return nil, Errorf(BadConfig, "file \"endpoint\" of the credentials is not the address of a server")
 	}
 	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
 }

@@ -28,7 +28,7 @@ func (c *Client) ReadDocument(ctx context.Context, addr, credentials string, lim
 	defer t.net.close()
 	a := t.addresses[0]
 	if a.force != "" || a.url.Scheme != "http" && a.url.Scheme != "https" {
-		return Document{}, failf(BadConfig, "address %s is not supported here: use https or http", a)
+		return Document{}, Errorf(BadConfig, "address %s is not supported here: use https or http", a)
 	}
 	var d Document
 	err = retryDropped(ctx, func() int64 { return 0 }, func() (err error) {
@@ -56,7 +56,7 @@ func (t *transfer) readDocument(ctx context.Context, a address, limit int) (Docu
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusGone {
-		return Document{}, failf(Refused, "%w: it responds with %d %s", ErrNoDocument, resp.StatusCode, http.StatusText(resp.StatusCode))
+		return Document{}, Errorf(Refused, "%w: it responds with %d %s", ErrNoDocument, resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	got, err := s.checkResponse(resp, from, rangeRequest{total: -1})
 	if err != nil {
@@ -64,7 +64,7 @@ func (t *transfer) readDocument(ctx context.Context, a address, limit int) (Docu
 	}
 	data, err := io.ReadAll(io.LimitReader(t.bodyReader(attempt, cancel, got), int64(limit)+1))
 	if err == nil && len(data) > limit {
-		err = failf(BadSource, "the file is larger than %d bytes", limit)
+		err = Errorf(BadSource, "the file is larger than %d bytes", limit)
 	}
 	return Document{Data: data, From: from}, err
 }

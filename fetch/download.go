@@ -122,7 +122,7 @@ func retryDropped(ctx context.Context, received func() int64, attempt func() err
 			drops, high = 0, received()
 		}
 		if drops >= MaxDrops {
-			return failf(Dropped, "%w, %d times in a row", e.Err, drops)
+			return Errorf(Dropped, "%w, %d times in a row", e.Err, drops)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func (t *transfer) emptyError() error {
 	if t.hasDigest {
 		class = BadSource
 	}
-	return failf(class, "the file is empty")
+	return Errorf(class, "the file is empty")
 }
 
 // fetchOnce requests the missing bytes of dst. If the file has changed, it requests the whole file.
@@ -210,10 +210,10 @@ func (t *transfer) nextRequest(a address, dst sink) rangeRequest {
 
 func (t *transfer) begin(a address, got *response, dst sink) error {
 	if got.total < 0 && !got.delimited && !t.hasDigest && !t.selfDelimiting {
-		return failf(BadSource, "the server does not send the length, so a truncated file would not be detected: declare a checksum")
+		return Errorf(BadSource, "the server does not send the length, so a truncated file would not be detected: declare a checksum")
 	}
 	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {
-		return failf(BadSource, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
+		return Errorf(BadSource, "%w: it has %d bytes, at most %d are allowed", disk.ErrTooLarge, got.total, max)
 	}
 	if got.total == 0 {
 		return t.emptyError()
@@ -242,7 +242,7 @@ func refuseWebPage(body io.Reader) (io.Reader, error) {
 		return nil, err
 	}
 	if strings.HasPrefix(http.DetectContentType(head[:n]), "text/html") {
-		return nil, failf(Refused, "the server sent a web page instead of the file")
+		return nil, Errorf(Refused, "the server sent a web page instead of the file")
 	}
 	return io.MultiReader(bytes.NewReader(head[:n]), body), nil
 }
@@ -260,7 +260,7 @@ func (r *boundedBody) Read(p []byte) (int, error) {
 	r.left -= int64(n)
 	switch {
 	case r.bounded && r.left < 0:
-		return n, failf(BadSource, "the body is longer than the length that the server sent")
+		return n, Errorf(BadSource, "the body is longer than the length that the server sent")
 	case err == io.EOF && r.bounded && r.left > 0:
 		err = io.ErrUnexpectedEOF
 	case err == nil || err == io.EOF:
@@ -283,7 +283,7 @@ func bodyError(ctx context.Context, left int64, err error) error {
 	case errors.As(err, &known):
 		return err
 	case left > 0:
-		return failf(Dropped, "connection broke %d bytes before the end: %w", left, withoutURL(err))
+		return Errorf(Dropped, "connection broke %d bytes before the end: %w", left, withoutURL(err))
 	}
-	return failf(Dropped, "connection broke: %w", withoutURL(err))
+	return Errorf(Dropped, "connection broke: %w", withoutURL(err))
 }

@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -61,7 +62,8 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-func failf(class Class, format string, args ...any) *Error {
+// Errorf returns an *Error of a class.
+func Errorf(class Class, format string, args ...any) *Error {
 	return &Error{Class: class, Err: fmt.Errorf(format, args...)}
 }
 
@@ -161,6 +163,18 @@ func (e *Error) Backoff(attempt int, rnd float64) (wait time.Duration, final boo
 		return 0, true
 	}
 	return max(wait, min(e.RetryAfter, maxRetryAfter)), false
+}
+
+// Sleep waits for d, or returns the error of ctx when it ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // isConnectionLost reports whether an established connection was closed or reset.

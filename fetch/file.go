@@ -38,9 +38,9 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 		}
 	}
 	if len(c.FileRoots) == 0 {
-		return "", "", failf(BadConfig, "%s is not allowed: allow its folder with --allow-file-root", path)
+		return "", "", Errorf(BadConfig, "%s is not allowed: allow its folder with --allow-file-root", path)
 	}
-	return "", "", failf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
+	return "", "", Errorf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
 }
 
 // openLocal opens what is at a local path, if FileRoots or AllowAnyFile permits it: by anywhere if every path is allowed, and
@@ -96,7 +96,7 @@ func (s *fileSource) get(_ context.Context, q rangeRequest) (*response, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = failf(BadSource, "%s is not a regular file", s.path)
+		err = Errorf(BadSource, "%s is not a regular file", s.path)
 	}
 	tag := ""
 	if err == nil {
@@ -204,7 +204,7 @@ func (b *sparseBody) readNext(p []byte) (int, error) {
 		return n, nil // the next read returns the error again
 	}
 	if err == io.EOF {
-		err = failf(Dropped, "the file was truncated while it was read")
+		err = Errorf(Dropped, "the file was truncated while it was read")
 	}
 	return 0, err
 }
@@ -212,7 +212,7 @@ func (b *sparseBody) readNext(p []byte) (int, error) {
 func (b *sparseBody) unchanged() error {
 	info, err := b.f.Stat()
 	if err == nil && fileVersion(info) != b.tag {
-		err = failf(Dropped, "the file changed while it was read")
+		err = Errorf(Dropped, "the file changed while it was read")
 	}
 	return err
 }

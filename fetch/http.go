@@ -71,7 +71,7 @@ func (s *httpSource) checkResponse(resp *http.Response, from *url.URL, q rangeRe
 // checkContinuation checks that a 206 response begins at the offset of q.
 func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
 	if !q.isPartial() {
-		return failf(Refused, "the server sent a part of the file (206) in response to a request for the whole file")
+		return Errorf(Refused, "the server sent a part of the file (206) in response to a request for the whole file")
 	}
 	start, total, ok := contentRange(h.Get("Content-Range"))
 	if !ok || start != q.offset || q.total >= 0 && total != q.total {
@@ -130,7 +130,7 @@ func validators(h http.Header) (etag, lastModified string) {
 // file, because some servers send it for the unchanged file.
 func (s *httpSource) checkEncoding(h http.Header) error {
 	if e := Encoding(h); e != "" && (s.packing != packedGz || e != "gzip" && e != "x-gzip") {
-		return failf(BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
+		return Errorf(BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
 	}
 	return nil
 }
@@ -152,9 +152,9 @@ func Encoding(h http.Header) string {
 
 // statusError returns the error for a response with an unexpected status.
 func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
-	e := failf(Refused, "the server responds with %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	e := Errorf(Refused, "the server responds with %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	if from.Host != s.url.Host {
-		e = failf(Refused, "after a redirect, %s responds with %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
+		e = Errorf(Refused, "after a redirect, %s responds with %d %s", redact(from), resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
 	switch code := resp.StatusCode; {
 	case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:

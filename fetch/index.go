@@ -57,7 +57,7 @@ func (c *Client) OpenLocal(raw, dir string) (*os.File, error) {
 	}
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		f.Close() // it was not read
-		return nil, cmp.Or[error](err, failf(BadSource, "%s is not a regular file", path))
+		return nil, cmp.Or[error](err, Errorf(BadSource, "%s is not a regular file", path))
 	}
 	return f, nil
 }
@@ -116,7 +116,7 @@ func (s *fileSink) Begin(o disk.PartSource) error {
 func (s *fileSink) ReadFrom(r io.Reader) (int64, error) {
 	n, err := io.Copy(io.MultiWriter(s.f, s.pipe), io.LimitReader(r, s.limit-s.offset+1))
 	if s.offset += n; err == nil && s.offset > s.limit {
-		err = failf(BadSource, "the file has more than %d bytes", s.limit)
+		err = Errorf(BadSource, "the file has more than %d bytes", s.limit)
 	}
 	return n, err
 }
@@ -180,9 +180,9 @@ func (s *ChunkStore) Open(ctx context.Context, name string) (body io.ReadCloser,
 	switch {
 	case err == nil && got.isHTML:
 		got.body.Close()
-		err = failf(Refused, "the server sent a web page instead of the chunk")
+		err = Errorf(Refused, "the server sent a web page instead of the chunk")
 	case errors.Is(err, errChanged), errors.Is(err, errComplete):
-		err = failf(Refused, "the server does not send the chunk")
+		err = Errorf(Refused, "the server does not send the chunk")
 	}
 	if err != nil {
 		cancel(nil)

@@ -39,14 +39,14 @@ func packingOf(unpack string, addresses []address) (packing, error) {
 		p = ending(addresses[0])
 		for _, mirror := range addresses[1:] {
 			if q := ending(mirror); q != notPacked && q != p {
-				return "", failf(BadConfig, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
+				return "", Errorf(BadConfig, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
 			}
 		}
 		return p, nil
 	case notPacked, packedGz, packedXz, packedZst, packedBz2:
 		return p, nil
 	}
-	return "", failf(BadConfig, "unpack %q is not known: use auto, none, gz, xz, zst or bz2", unpack)
+	return "", Errorf(BadConfig, "unpack %q is not known: use auto, none, gz, xz, zst or bz2", unpack)
 }
 
 func ending(a address) packing {

@@ -38,7 +38,7 @@ func (c *Client) OpenRanges(r Request, size int64) (addresses []*RangeReader, do
 	}
 	switch {
 	case r.Digest.IsZero():
-		err = failf(BadConfig, "a partial download requires a declared checksum")
+		err = Errorf(BadConfig, "a partial download requires a declared checksum")
 	case t.packing != notPacked:
 		err = &Error{Class: BadConfig, Err: ErrPacked}
 	}
@@ -88,7 +88,7 @@ func (r *RangeReader) open(ctx context.Context, start, end int64) (*response, er
 		return err
 	})
 	if errors.Is(err, errChanged) {
-		err = failf(Refused, "%w: it does not have the bytes %d-%d", ErrNoRanges, start, end-1)
+		err = Errorf(Refused, "%w: it does not have the bytes %d-%d", ErrNoRanges, start, end-1)
 	}
 	if err != nil {
 		return nil, err
@@ -109,11 +109,11 @@ func (r *RangeReader) check(got *response, start, end int64) error {
 	case r.noRanges, got.total >= 0 && got.total < end && r.size == 0:
 		return &Error{Class: Refused, Err: ErrNoRanges}
 	case got.total >= 0 && r.size > 0 && got.total != r.size:
-		return failf(BadSource, "%w: it has %d bytes, not %d", ErrOtherSize, got.total, r.size)
+		return Errorf(BadSource, "%w: it has %d bytes, not %d", ErrOtherSize, got.total, r.size)
 	case !r.answered:
 		r.answered, r.etag = true, got.etag
 	case r.etag != "" && got.etag != "" && got.etag != r.etag:
-		return failf(Network, "the file changed at its source during the transfer")
+		return Errorf(Network, "the file changed at its source during the transfer")
 	}
 	return nil
 }

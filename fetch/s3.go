@@ -31,7 +31,7 @@ func (t *transfer) newS3Source(a address) (source, error) {
 		return nil, err
 	}
 	if b.key == "" {
-		return nil, failf(BadConfig, "address %s does not name a bucket and a key", a)
+		return nil, Errorf(BadConfig, "address %s does not name a bucket and a key", a)
 	}
 	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.key}, nil
 }
@@ -106,7 +106,7 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 		return nil, err
 	}
 	if a.force != "" && creds.files["access-key-id"] != "" && !net.mayAuthenticate(a.url) {
-		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", a)
+		return nil, Errorf(BadConfig, "credentials would be sent unencrypted: use https for %s", a)
 	}
 	net.keepConnections()
 	return net.bucket(a, &stallTransport{net.anonymous, c.timings().stall, c.timings().firstByte})
@@ -145,7 +145,7 @@ func parseBucket(raw string) (address, error) {
 	}
 	a, err := parseAddress(raw)
 	if err == nil && a.force == "" && a.url.Scheme != "s3" {
-		err = failf(BadConfig, "address %s is not an S3 address", a)
+		err = Errorf(BadConfig, "address %s is not an S3 address", a)
 	}
 	a.region = region
 	return a, err
@@ -164,10 +164,10 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	}
 	name, path, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if err := s3utils.CheckValidBucketName(name); err != nil {
-		return nil, failf(BadConfig, "address %s does not name a bucket: %w", a, err)
+		return nil, Errorf(BadConfig, "address %s does not name a bucket: %w", a, err)
 	}
 	if a.url.RawQuery != "" {
-		return nil, failf(BadConfig, "address %s has a query: S3 addresses have none", a)
+		return nil, Errorf(BadConfig, "address %s has a query: S3 addresses have none", a)
 	}
 	if err := n.checkHost(endpoint); err != nil {
 		return nil, err
@@ -181,7 +181,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 		MaxRetries:   1,
 	})
 	if err != nil {
-		return nil, failf(BadConfig, "address %s is not an S3 address: %w", a, err)
+		return nil, Errorf(BadConfig, "address %s is not an S3 address: %w", a, err)
 	}
 	shown := a.String()
 	if a.region != "" {
@@ -200,7 +200,7 @@ func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Cre
 	return s3credentials.NewStaticV4(files["access-key-id"], files["secret-access-key"], files["session-token"])
 }
 
-var errNotS3 = failf(Refused, "the server does not respond as an S3 server does")
+var errNotS3 = Errorf(Refused, "the server does not respond as an S3 server does")
 
 // s3Error converts an error of minio to an *Error.
 func s3Error(ctx context.Context, err error) error {
@@ -220,13 +220,13 @@ func s3Error(ctx context.Context, err error) error {
 	class := Refused
 	switch code := answer.StatusCode; {
 	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":
-		return failf(Refused, "the bucket is in another region: set it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
+		return Errorf(Refused, "the bucket is in another region: set it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
 	case code == http.StatusInsufficientStorage, strings.HasSuffix(answer.Code, "QuotaExceeded"):
 		class = NoSpace
 	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:
 		class = Network
 	}
-	return failf(class, "S3 responds with %d %s", answer.StatusCode, answer.Code)
+	return Errorf(class, "S3 responds with %d %s", answer.StatusCode, answer.Code)
 }
 
 // listBody is one page of a list. A response that is not a list (a web page, an error with status
@@ -259,7 +259,7 @@ func (l *listBody) Read(p []byte) (int, error) {
 	}
 	n, err := l.Reader.Read(p)
 	if l.read += n; l.read > maxListBody {
-		return n, failf(Refused, "a page of the server's list is too long")
+		return n, Errorf(Refused, "a page of the server's list is too long")
 	}
 	return n, err
 }

@@ -32,7 +32,7 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 		return err
 	}
 	if a.force != "" || a.url.Scheme != "http" && a.url.Scheme != "https" {
-		return failf(BadConfig, "the scheme %q is not supported here: use https or http", a.url.Scheme)
+		return Errorf(BadConfig, "the scheme %q is not supported here: use https or http", a.url.Scheme)
 	}
 	creds, err := c.credentials(m.Credentials)
 	if err != nil {
@@ -48,7 +48,7 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 	}
 	r, err := http.NewRequestWithContext(ctx, m.Method, a.url.String(), bytes.NewReader(m.Body))
 	if err != nil {
-		return failf(BadConfig, "the address cannot be used") // err contains it
+		return Errorf(BadConfig, "the address cannot be used") // err contains it
 	}
 	r.GetBody = nil // no transport sends it twice
 	r.Header.Set("Content-Type", m.ContentType)
@@ -67,7 +67,7 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 	s := httpSource{net: n, url: a.url}
 	switch code := resp.StatusCode; {
 	case code >= 300 && code < 400:
-		return failf(Refused, "the server redirects (%d %s), which is not followed: declare the address that it redirects to", code, http.StatusText(code))
+		return Errorf(Refused, "the server redirects (%d %s), which is not followed: declare the address that it redirects to", code, http.StatusText(code))
 	case code < 200 || code >= 300:
 		return s.statusError(resp, a.url)
 	}
@@ -77,7 +77,7 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 // putObject puts a message as an object of a bucket.
 func (c *Client) putObject(ctx context.Context, m Message) error {
 	if m.Method != http.MethodPut {
-		return failf(BadConfig, "an S3 address is not supported here: use https or http")
+		return Errorf(BadConfig, "an S3 address is not supported here: use https or http")
 	}
 	b, err := c.OpenBucket(m.URL, m.Credentials)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Client) putObject(ctx context.Context, m Message) error {
 	}
 	defer b.Close()
 	if b.Path == "" {
-		return failf(BadConfig, "the address does not name an object")
+		return Errorf(BadConfig, "the address does not name an object")
 	}
 	if err := b.Put(ctx, b.Path, m.ContentType, m.Body); err != nil {
 		return b.Classify(ctx, err)

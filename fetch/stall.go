@@ -84,7 +84,7 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if resp.ContentLength < 0 && len(resp.TransferEncoding) == 0 && r.Method == http.MethodGet && resp.StatusCode < http.StatusMultipleChoices {
 		cancel(nil)
 		resp.Body.Close()
-		return nil, failf(Refused, "the server does not send the length of its response, so a truncated response would not be detected")
+		return nil, Errorf(Refused, "the server does not send the length of its response, so a truncated response would not be detected")
 	}
 	body := watchBody(ctx, cancel, resp.Body, resp.ContentLength, w.window)
 	if r.URL.Query().Has("list-type") && resp.StatusCode == http.StatusOK {
@@ -104,7 +104,7 @@ func roundTripError(caller context.Context, cause, err error) error {
 	case errors.As(cause, &stall):
 		return &Error{Class: Network, Err: stall}
 	case isConnectionLost(err), errors.Is(err, net.ErrClosed): // the connection was closed while the request was written
-		return failf(Dropped, "connection broke before the response")
+		return Errorf(Dropped, "connection broke before the response")
 	}
 	return requestError(caller, err)
 }

@@ -32,7 +32,7 @@ type network struct {
 func (c *Client) network(creds *credentials, declared address) (*network, error) {
 	n := &network{client: c, creds: creds, credentialsOrigin: webOrigin(declared.url)}
 	if creds.hasHeaders() && declared.url.Scheme == "http" && !n.mayAuthenticate(declared.url) {
-		return nil, failf(BadConfig, "credentials would be sent unencrypted: use https for %s", declared)
+		return nil, Errorf(BadConfig, "credentials would be sent unencrypted: use https for %s", declared)
 	}
 	proxy, err := creds.proxy()
 	if err != nil {
@@ -160,7 +160,7 @@ func (c *credentials) proxy() (*proxy, error) {
 		// ".invalid" is a reserved domain: NO_PROXY matches it only if NO_PROXY is "*".
 		u, err := p.find(&url.URL{Scheme: scheme, Host: "proxied.invalid"})
 		if err != nil { // err contains the address, which may contain a password
-			return nil, failf(BadConfig, "the proxy for %s in the credentials or the environment is not a valid address", scheme)
+			return nil, Errorf(BadConfig, "the proxy for %s in the credentials or the environment is not a valid address", scheme)
 		}
 		if u != nil {
 			p.addresses[hostPort(u)] = true
@@ -197,11 +197,11 @@ func (n *network) follow(ctx context.Context, u *url.URL, header http.Header) (*
 		}
 		resp.Body.Close()
 		if seen[next.String()] {
-			return nil, u, failf(Refused, "redirect loop: %s redirects back to %s", redact(u), redact(next))
+			return nil, u, Errorf(Refused, "redirect loop: %s redirects back to %s", redact(u), redact(next))
 		}
 		u = next
 	}
-	return nil, u, failf(Refused, "more than %d redirects, the last one to %s", maxRedirects, redact(u))
+	return nil, u, Errorf(Refused, "more than %d redirects, the last one to %s", maxRedirects, redact(u))
 }
 
 // checkHost checks the host of the next request.
@@ -226,15 +226,15 @@ func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 	}
 	to, err := from.Parse(resp.Header.Get("Location"))
 	if err != nil || resp.Header.Get("Location") == "" { // err contains the whole address
-		return nil, failf(Refused, "%s redirects without a usable Location", redact(from))
+		return nil, Errorf(Refused, "%s redirects without a usable Location", redact(from))
 	}
 	switch {
 	case to.Scheme != "http" && to.Scheme != "https":
-		return nil, failf(BadConfig, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
+		return nil, Errorf(BadConfig, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
 	case from.Scheme == "https" && to.Scheme == "http":
-		return nil, failf(BadConfig, "%s redirects from https to http, which is not allowed", redact(from))
+		return nil, Errorf(BadConfig, "%s redirects from https to http, which is not allowed", redact(from))
 	case to.Hostname() == "":
-		return nil, failf(Refused, "%s redirects to an address without a host", redact(from))
+		return nil, Errorf(Refused, "%s redirects to an address without a host", redact(from))
 	}
 	to.User, to.Fragment = nil, ""
 	return to, nil

@@ -135,7 +135,7 @@ func (u *unpacker) finish() error {
 	}
 	for _, h := range u.hashes {
 		if got := h.want.Algorithm().Digest(h); got != h.want {
-			return failf(BadSource, "packed file: %w", &disk.ChecksumError{Want: h.want, Got: got})
+			return Errorf(BadSource, "packed file: %w", &disk.ChecksumError{Want: h.want, Got: got})
 		}
 	}
 	return nil
@@ -160,10 +160,10 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
 	r.read += int64(n)
 	if limit := r.request.MaxSize; limit > 0 && r.read > limit {
-		return n, failf(BadSource, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
+		return n, Errorf(BadSource, "unpack %s: %w: at most %d bytes are allowed", r.packing, disk.ErrTooLarge, limit)
 	}
 	if w, in := r.part.Written(), r.packed.Load(); w > freeRatio && w/maxRatio > in {
-		return n, failf(BadSource, "unpack %s: the first %d packed bytes unpack to more than %d times their size, like a decompression bomb", r.packing, in, maxRatio)
+		return n, Errorf(BadSource, "unpack %s: the first %d packed bytes unpack to more than %d times their size, like a decompression bomb", r.packing, in, maxRatio)
 	}
 	if errors.Is(err, errStopped) {
 		return n, errStopped

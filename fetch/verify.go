@@ -148,9 +148,9 @@ func (v *verification) end() (model.Signature, error) {
 func (c *Client) keys(name string, scheme signature.Scheme) (*signature.Keys, error) {
 	switch {
 	case c.KeysDir == "":
-		return nil, failf(BadConfig, "the keys %q are declared: name their directory with --keys-dir", name)
+		return nil, Errorf(BadConfig, "the keys %q are declared: name their directory with --keys-dir", name)
 	case name == "" || name == "." || name == ".." || filepath.Base(name) != name:
-		return nil, failf(BadConfig, "%q is not the name of a folder with keys", name)
+		return nil, Errorf(BadConfig, "%q is not the name of a folder with keys", name)
 	}
 	keys, err := signature.ReadKeys(filepath.Join(c.KeysDir, name), scheme)
 	if err != nil {

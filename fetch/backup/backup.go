@@ -83,13 +83,13 @@ func (w Creator) existing(ctx context.Context, c model.Copy) (*Backup, error) {
 	have, err := Load(ctx, w.Store, want.Name)
 	switch {
 	case isClass(err, fetch.BadSource):
-		return nil, errorf(fetch.BadSource, "%w: delete this backup first, because it is not replaced", err)
+		return nil, fetch.Errorf(fetch.BadSource, "%w: delete this backup first, because it is not replaced", err)
 	case err != nil:
 		return nil, err
 	case have == nil:
 		return want, want.validate()
 	case have.Digest() != c.SHA512 || have.Size != c.Size:
-		return nil, errorf(fetch.BadSource, "%s has a backup %s of different bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
+		return nil, fetch.Errorf(fetch.BadSource, "%s has a backup %s of different bytes (%d, sha512 %.16s…): delete it first, or back up an image of another name",
 			w.Store, want.Name, have.Size, have.Checksum)
 	case have.Complete():
 		return have, nil

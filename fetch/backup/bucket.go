@@ -53,10 +53,10 @@ func (b *bucket) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 // checkHeader returns an error if the body is not the object itself.
 func checkHeader(h http.Header) error {
 	if e := fetch.Encoding(h); e != "" {
-		return errorf(fetch.BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
+		return fetch.Errorf(fetch.BadSource, "the server encoded the body (Content-Encoding: %q) although the request allowed only identity", e)
 	}
 	if strings.HasPrefix(strings.ToLower(h.Get("Content-Type")), "text/html") {
-		return errorf(fetch.Refused, "the server sent a web page instead of the object")
+		return fetch.Errorf(fetch.Refused, "the server sent a web page instead of the object")
 	}
 	return nil
 }
@@ -87,13 +87,13 @@ func (b *bucket) List(ctx context.Context, dir string) ([]Entry, error) {
 			return nil, b.wrapError(ctx, "list", dir, o.Err)
 		}
 		if len(entries) == maxEntries {
-			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "there are more than %d entries", maxEntries))
+			return nil, b.wrapError(ctx, "list", dir, fetch.Errorf(fetch.Refused, "there are more than %d entries", maxEntries))
 		}
 		name, below := strings.CutPrefix(o.Key, prefix)
 		name, isDir := strings.CutSuffix(name, "/")
 		switch {
 		case !below || strings.Contains(name, "/"):
-			return nil, b.wrapError(ctx, "list", dir, errorf(fetch.Refused, "the server lists objects outside of the requested folder"))
+			return nil, b.wrapError(ctx, "list", dir, fetch.Errorf(fetch.Refused, "the server lists objects outside of the requested folder"))
 		case name == "": // some clients create an empty object for a folder
 		case isDir:
 			entries = append(entries, Entry{Name: name, Dir: true})
@@ -118,5 +118,5 @@ func (b *bucket) wrapError(ctx context.Context, verb, key string, err error) err
 	if ctx.Err() != nil {
 		return err
 	}
-	return errorf(classOf(err), "%s %s/%s: %w", verb, b, key, err)
+	return fetch.Errorf(classOf(err), "%s %s/%s: %w", verb, b, key, err)
 }

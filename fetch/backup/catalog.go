@@ -14,11 +14,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// errorf returns a *fetch.Error of a class.
-func errorf(class fetch.Class, format string, args ...any) error {
-	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
-}
-
 // isClass reports whether err has one of the classes.
 func isClass(err error, classes ...fetch.Class) bool {
 	known, ok := errors.AsType[*fetch.Error](err)
@@ -49,9 +44,9 @@ func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	case err != nil:
 		return nil, err
 	case b == nil:
-		return nil, errorf(fetch.Refused, "there is no backup %s in %s", name, s)
+		return nil, fetch.Errorf(fetch.Refused, "there is no backup %s in %s", name, s)
 	case !b.Complete():
-		return nil, errorf(fetch.Refused, "backup %s in %s is incomplete: its writer still runs, or was interrupted (another backup of the same image completes it)", name, s)
+		return nil, fetch.Errorf(fetch.Refused, "backup %s in %s is incomplete: its writer still runs, or was interrupted (another backup of the same image completes it)", name, s)
 	}
 	return b, nil
 }
@@ -78,7 +73,7 @@ func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 		err = fmt.Errorf("it contains the name of another backup, %.80q", b.Name)
 	}
 	if err != nil {
-		return nil, errorf(fetch.BadSource, "%s of backup %s in %s is invalid: %w", cfgName, name, s, err)
+		return nil, fetch.Errorf(fetch.BadSource, "%s of backup %s in %s is invalid: %w", cfgName, name, s, err)
 	}
 	return b, nil
 }

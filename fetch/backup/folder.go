@@ -51,7 +51,7 @@ func (f *folder) Open(ctx context.Context, key string) (io.ReadCloser, error) {
 	}
 	info, err := file.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errorf(fetch.BadSource, "it is not a regular file")
+		err = fetch.Errorf(fetch.BadSource, "it is not a regular file")
 	}
 	if err != nil {
 		file.Close()
@@ -125,7 +125,7 @@ func (f *folder) put(key string, data []byte) error {
 func (f *folder) mkdirAll(dir string) error {
 	if info, err := f.root.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
 		if err == nil && !info.IsDir() {
-			err = errorf(fetch.Refused, "%s is not a folder", dir)
+			err = fetch.Errorf(fetch.Refused, "%s is not a folder", dir)
 		}
 		return err
 	}
@@ -252,5 +252,5 @@ func (f *folder) wrapError(verb, key string, err error) error {
 	if verb == "read" && errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read %s/%s: %w", f.name, key, err)
 	}
-	return errorf(class, "%s %s/%s: %w", verb, f.name, key, err)
+	return fetch.Errorf(class, "%s %s/%s: %w", verb, f.name, key, err)
 }

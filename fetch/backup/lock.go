@@ -74,7 +74,7 @@ func acquire(ctx context.Context, s Store, t lockType, delay time.Duration) (con
 	l := &lock{store: s, file: lockFile{Name: "lock-" + hex.EncodeToString(id[:]), Type: t}}
 	err := l.write(ctx)
 	if err == nil {
-		err = sleep(ctx, delay)
+		err = fetch.Sleep(ctx, delay)
 	}
 	if err == nil {
 		err = l.checkConflicts(ctx)
@@ -122,7 +122,7 @@ func (l *lock) confirm(ctx context.Context) error {
 // checkAge returns an error if the lock must be considered lost.
 func (l *lock) checkAge() error {
 	if age := l.age(); age >= lockMaxAge {
-		return errorf(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
+		return fetch.Errorf(fetch.Network, "lost the lock of %s: it was not renewed for %s", l.store, age.Round(time.Second))
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func (l *lock) write(ctx context.Context) error {
 // renew rewrites the lock file periodically. It calls lost if the writes fail for too long.
 func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
 	for every := lockRenewInterval; ; {
-		if sleep(ctx, every) != nil {
+		if fetch.Sleep(ctx, every) != nil {
 			return
 		}
 		attempt, cancel := context.WithTimeout(ctx, lockTTL-l.age())
@@ -186,20 +186,9 @@ func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
 		case l.age() < lockMaxAge:
 			every = lockRenewInterval / 6
 		default:
-			lost(errorf(fetch.Network, "lost the lock of %s: %w", l.store, err))
+			lost(fetch.Errorf(fetch.Network, "lost the lock of %s: %w", l.store, err))
 			return
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
 }
 
@@ -223,7 +212,7 @@ func (l *lock) checkConflicts(ctx context.Context) error {
 		}
 	}
 	if own.modified.IsZero() {
-		return errorf(fetch.Network, "another process removed the lock")
+		return fetch.Errorf(fetch.Network, "another process removed the lock")
 	}
 	now := own.modified.Add(l.age())
 	for _, o := range locks {
@@ -234,7 +223,7 @@ func (l *lock) checkConflicts(ctx context.Context) error {
 				return err
 			}
 		case o.Type != own.Type && age <= lockTTL && o.before(own):
-			return errorf(fetch.Network, "another process %s (lock %s; if it no longer runs, its lock expires in %v)",
+			return fetch.Errorf(fetch.Network, "another process %s (lock %s; if it no longer runs, its lock expires in %v)",
 				o.Type, o.Name, (lockTTL - age).Round(time.Second))
 		}
 	}

@@ -159,6 +159,6 @@ func (r Restore) fetchBlockOnce(ctx context.Context, block Block, from objectRea
 }
 
 func (r Restore) blockError(class fetch.Class, block Block, what string) error {
-	return errorf(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
+	return fetch.Errorf(class, "block %s of backup %s in %s (at %d of %d bytes) %s",
 		block.ID, r.Backup.Name, r.Store, block.Offset, r.Backup.Size, what)
 }

@@ -113,7 +113,7 @@ func (s *droppingStore) Open(ctx context.Context, key string) (io.ReadCloser, er
 type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) {
-	return 0, errorf(fetch.Dropped, "the connection broke")
+	return 0, fetch.Errorf(fetch.Dropped, "the connection broke")
 }
 
 func TestRestoreRetriesDroppedBlocks(t *testing.T) {

@@ -100,7 +100,7 @@ func (c *faultyStore) do(request func() error) error {
 		err = request()
 	}
 	if cut && err == nil {
-		err = errorf(fetch.Refused, "injected fault")
+		err = fetch.Errorf(fetch.Refused, "injected fault")
 	}
 	return err
 }

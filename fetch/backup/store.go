@@ -58,7 +58,7 @@ func (p retryStore) retry(ctx context.Context, request func() error) error {
 		if !isClass(err, fetch.Dropped, fetch.Network) {
 			return err
 		}
-		if sleep(ctx, pause) != nil {
+		if fetch.Sleep(ctx, pause) != nil {
 			return err
 		}
 	}

@@ -43,26 +43,26 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	scheme, _, ok := strings.Cut(target, ":")
 	switch {
 	case !ok:
-		return nil, errorf(fetch.BadConfig, "the backup target is not an address: use s3://…, nfs://…, file:///… or an absolute path")
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target is not an address: use s3://…, nfs://…, file:///… or an absolute path")
 	case scheme == "s3":
 		return openBucket(c, target, credentials)
 	case scheme == "cifs" || scheme == "azblob":
-		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and use its path", scheme)
+		return nil, fetch.Errorf(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and use its path", scheme)
 	}
 	u, err := url.Parse(target)
 	switch {
 	case err != nil: // err contains the whole address
-		return nil, errorf(fetch.BadConfig, "the backup target is not an address")
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target is not an address")
 	case scheme != "nfs" && scheme != "vfs" && scheme != "file":
-		return nil, errorf(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
+		return nil, fetch.Errorf(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
 	case u.User != nil:
-		return nil, errorf(fetch.BadConfig, "the backup target contains a user or password, which %s:// addresses do not support", scheme)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target contains a user or password, which %s:// addresses do not support", scheme)
 	case !filepath.IsAbs(u.Path):
-		return nil, errorf(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
 	case scheme == "nfs":
 		return openShare(c, u)
 	case u.Host != "" || u.RawQuery != "":
-		return nil, errorf(fetch.BadConfig, "the backup target is not a path: use %s:///path", scheme)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target is not a path: use %s:///path", scheme)
 	}
 	path := filepath.Clean(u.Path)
 	return openFolder(c, path, path)
@@ -73,24 +73,24 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 	share := &share{strings.ToLower(u.Hostname()), filepath.Clean(u.Path)}
 	if share.host == "" {
-		return nil, errorf(fetch.BadConfig, "the backup target nfs://%s has no host", u.Path)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target nfs://%s has no host", u.Path)
 	}
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil, errorf(fetch.Network, "read the mounts of this machine: %w", err)
+		return nil, fetch.Errorf(fetch.Network, "read the mounts of this machine: %w", err)
 	}
 	defer table.Close()
 	path, mounted, err := share.mountPoint(table)
 	if err != nil {
-		return nil, errorf(fetch.Network, "read the mounts of this machine: %w", err)
+		return nil, fetch.Errorf(fetch.Network, "read the mounts of this machine: %w", err)
 	}
 	if !mounted {
-		return nil, errorf(fetch.Refused, "%v is not mounted on this machine: mount it (mount -t nfs %s:%s /mnt/backups) below a folder that is given with --allow-file-root",
+		return nil, fetch.Errorf(fetch.Refused, "%v is not mounted on this machine: mount it (mount -t nfs %s:%s /mnt/backups) below a folder that is given with --allow-file-root",
 			share, share.host, share.path)
 	}
 	s, err := openFolder(c, share.String(), path)
 	if err != nil {
-		return nil, errorf(classOf(err), "%v is mounted at %s: %w", share, path, err)
+		return nil, fetch.Errorf(classOf(err), "%v is mounted at %s: %w", share, path, err)
 	}
 	return s, nil
 }
@@ -98,10 +98,10 @@ func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 func openFolder(c *fetch.Client, name, path string) (Store, error) {
 	root, err := c.OpenFolder(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errorf(classOf(err), "open the backup target: %w: mount it there, or create the folder", err)
+		return nil, fetch.Errorf(classOf(err), "open the backup target: %w: mount it there, or create the folder", err)
 	}
 	if err != nil {
-		return nil, errorf(classOf(err), "open the backup target: %w", err)
+		return nil, fetch.Errorf(classOf(err), "open the backup target: %w", err)
 	}
 	return &folder{root: root, name: name}, nil
 }

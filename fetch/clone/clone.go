@@ -58,7 +58,7 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 		err = errors.Join(err, r.Source.Unchanged())
 	}
 	if header, ok := errors.AsType[*luks.HeaderError](err); ok {
-		err = errorf(fetch.BadSource, "%s: %w", r.Copy.ID, header)
+		err = fetch.Errorf(fetch.BadSource, "%s: %w", r.Copy.ID, header)
 	}
 	return fetch.ClassifyDiskError(err)
 }
@@ -179,7 +179,7 @@ func (r Request) plainDisk() (io.ReaderAt, int64, error) {
 	}
 	version, err := luksVersion(source, size)
 	if err == nil && version != 0 {
-		err = errorf(fetch.BadSource, "cannot encrypt %s: it is already encrypted, with LUKS%d", r.Copy.ID, version)
+		err = fetch.Errorf(fetch.BadSource, "cannot encrypt %s: it is already encrypted, with LUKS%d", r.Copy.ID, version)
 	}
 	return source, size, err
 }
@@ -196,20 +196,20 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	case err != nil:
 		return err
 	case version == 0 && r.Source.Size() < HeaderSize:
-		return errorf(fetch.BadSource, "cannot decrypt %s: it has %d bytes, but the header of an encrypted disk already has %d bytes", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
+		return fetch.Errorf(fetch.BadSource, "cannot decrypt %s: it has %d bytes, but the header of an encrypted disk already has %d bytes", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
 	case version == 0:
-		return errorf(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
+		return fetch.Errorf(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
 	}
 	header, payload, err := readHeader(ctx, source, r.Source.Size(), s.passphrase)
 	if errors.Is(err, errPassphrase) {
-		return errorf(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
+		return fetch.Errorf(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
 	}
 	if err != nil {
 		return err
 	}
 	size := r.Source.Size() - header.Offset
 	if size <= 0 || size%int64(header.SectorSize) != 0 {
-		return errorf(fetch.BadSource, "cannot decrypt %s: the %d bytes after its header are not a whole number of sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
+		return fetch.Errorf(fetch.BadSource, "cannot decrypt %s: the %d bytes after its header are not a whole number of sectors of %d bytes", r.Copy.ID, size, header.SectorSize)
 	}
 	if err := begin(part, r.partSource(size), progress); err != nil {
 		return err

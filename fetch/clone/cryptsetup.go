@@ -65,7 +65,7 @@ func findProgram(folders string) (string, error) {
 			return path, nil
 		}
 	}
-	return "", errorf(fetch.BadConfig, "the program cryptsetup is missing: install it (Debian package cryptsetup-bin)")
+	return "", fetch.Errorf(fetch.BadConfig, "the program cryptsetup is missing: install it (Debian package cryptsetup-bin)")
 }
 
 // errPassphrase means that no key slot can be opened with the passphrase.
@@ -82,15 +82,15 @@ func exitError(err error, late bool) error {
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	switch {
 	case late:
-		return errorf(fetch.BadConfig, "cryptsetup took more than %s", cryptsetupTimeout)
+		return fetch.Errorf(fetch.BadConfig, "cryptsetup took more than %s", cryptsetupTimeout)
 	case !ok:
 		return fmt.Errorf("run cryptsetup: %w", err)
 	case exit.ExitCode() == exitPassphrase:
-		return errorf(fetch.BadConfig, "%w", errPassphrase)
+		return fetch.Errorf(fetch.BadConfig, "%w", errPassphrase)
 	case exit.ExitCode() == exitMemory, !exit.Exited():
-		return errorf(fetch.BadConfig, "cryptsetup was killed (%s), perhaps because memory was insufficient: a passphrase may need 1 GiB, unless %s in the secret sets a lower limit in KiB", exit.ProcessState, fileMemory)
+		return fetch.Errorf(fetch.BadConfig, "cryptsetup was killed (%s), perhaps because memory was insufficient: a passphrase may need 1 GiB, unless %s in the secret sets a lower limit in KiB", exit.ProcessState, fileMemory)
 	}
-	return errorf(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
+	return fetch.Errorf(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
 }
 
 // firstLine returns the first line of cryptsetup's error output, which never contains a key.

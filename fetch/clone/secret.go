@@ -38,15 +38,11 @@ const (
 
 var secretFiles = []string{fileValue, fileProvider, fileCipher, fileHash, fileSize, filePBKDF, fileIterations, fileMemory}
 
-func errorf(class fetch.Class, format string, args ...any) error {
-	return &fetch.Error{Class: class, Err: fmt.Errorf(format, args...)}
-}
-
 // readSecret reads the secret again for each job, so that the next attempt uses a corrected secret.
 // Its errors never contain the content of a file.
 func readSecret(dir, name string) (*secret, error) {
 	if dir == "" {
-		return nil, errorf(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
+		return nil, fetch.Errorf(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
 	}
 	var unknown []string
 	files, err := fetch.ReadSecret(dir, name, func(file string) bool {
@@ -64,7 +60,7 @@ func readSecret(dir, name string) (*secret, error) {
 		s, err = parseSecret(files)
 	}
 	if err != nil {
-		return nil, errorf(fetch.BadConfig, "secret %q: %w", name, err)
+		return nil, fetch.Errorf(fetch.BadConfig, "secret %q: %w", name, err)
 	}
 	return s, nil
 }

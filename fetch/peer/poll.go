@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 )
 
@@ -217,7 +218,7 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 			pause = max(pause, jitter(p.config.retry.After(failures)))
 			failures++
 		}
-		if !sleep(ctx, pause) {
+		if fetch.Sleep(ctx, pause) != nil {
 			return
 		}
 	}
@@ -251,19 +252,4 @@ func (p *Poller) query(ctx context.Context, last Observation, at Address, scope 
 // jitter returns 75 to 125 % of d, so that nodes do not poll at the same time.
 func jitter(d time.Duration) time.Duration {
 	return time.Duration((0.75 + rand.Float64()/2) * float64(d))
-}
-
-// sleep waits for d. It returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 )
 
@@ -112,9 +113,9 @@ func TestIdleClusterTraffic(t *testing.T) {
 			<-p.Changed()
 		}
 	}
-	sleep(t.Context(), 2*idleWait) // wait until the first responses have arrived
+	_ = fetch.Sleep(t.Context(), 2*idleWait) // wait until the first responses have arrived
 	bytes, used := idle.Load()+transfers.Load(), processCPUTime(t)
-	sleep(t.Context(), idlePeriod)
+	_ = fetch.Sleep(t.Context(), idlePeriod)
 	bytes, used = idle.Load()+transfers.Load()-bytes, processCPUTime(t)-used
 	real := idlePeriod.Seconds() * defaultPolling.wait.Seconds() / idleWait.Seconds()
 	rate, share := float64(bytes)/real, used.Seconds()/real/2
@@ -127,7 +128,7 @@ func TestIdleClusterTraffic(t *testing.T) {
 	}
 	bytes = transfers.Load()
 	publishTransfer(t, busy, fmt.Sprintf("node%d", idlePeers), pollers[0])
-	sleep(t.Context(), idlePeriod)
+	_ = fetch.Sleep(t.Context(), idlePeriod)
 	bytes = transfers.Load() - bytes
 	t.Logf("a transfer to one node: %.1f kB to each other node", float64(bytes)/1e3)
 	if bytes > int64(10e3*idlePeriod.Seconds()) {

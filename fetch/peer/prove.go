@@ -31,7 +31,7 @@ func (c *Client) Prove(ctx context.Context, s Source, chunk disk.SelectedChunk) 
 	for {
 		err := c.prove(ctx, s, chunk)
 		var busy *busyError
-		if !errors.As(err, &busy) || !sleep(ctx, busy.retryAfter) {
+		if !errors.As(err, &busy) || fetch.Sleep(ctx, busy.retryAfter) != nil {
 			return err
 		}
 	}
@@ -114,7 +114,7 @@ func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, ea
 		switch {
 		case err == nil:
 		case errors.As(err, &busy):
-			if !sleep(ctx, busy.retryAfter) {
+			if fetch.Sleep(ctx, busy.retryAfter) != nil {
 				return fmt.Errorf("query %s: %w: %w", s.URL, context.Cause(ctx), err)
 			}
 		case read == 0 || ctx.Err() != nil:

@@ -16,6 +16,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 // selectChunk selects a chunk of a copy by the manifest of the node itself.
@@ -274,7 +275,7 @@ func TestReadChunksEnds(t *testing.T) {
 			for r.Context().Err() == nil {
 				_, _ = w.Write([]byte{1})
 				_ = http.NewResponseController(w).Flush()
-				sleep(r.Context(), 30*time.Second)
+				_ = fetch.Sleep(r.Context(), 30*time.Second)
 			}
 		},
 	} {

@@ -301,7 +301,7 @@ func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver
 		if time.Since(patient) >= giveUpAfter {
 			return nil, health.NoProvider(giveUpAfter)
 		}
-		if !sleep(ctx, health.UntilRetry()) {
+		if fetch.Sleep(ctx, health.UntilRetry()) != nil {
 			return nil, context.Cause(ctx)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
 func TestClientReceivesThePublishedState(t *testing.T) {
@@ -85,7 +86,7 @@ func TestLongPollEndsWhenTheStateChanges(t *testing.T) {
 		done <- err
 	}()
 	for n.server.longPolls.Load() == 0 {
-		sleep(t.Context(), time.Millisecond)
+		_ = fetch.Sleep(t.Context(), time.Millisecond)
 	}
 	s = clone(s)
 	d := s.Disks["disk1"]

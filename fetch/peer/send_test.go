@@ -250,7 +250,7 @@ func retryUntilSent(t *testing.T, c *Client, s Source) {
 			return
 		}
 		var busy *busyError
-		if !errors.As(err, &busy) || !sleep(t.Context(), 20*time.Millisecond) {
+		if !errors.As(err, &busy) || fetch.Sleep(t.Context(), 20*time.Millisecond) != nil {
 			t.Fatalf("got %v", err)
 		}
 	}
@@ -287,7 +287,7 @@ func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	sleep(t.Context(), n.Config.ReadTimeout+n.Config.WriteTimeout)
+	_ = fetch.Sleep(t.Context(), n.Config.ReadTimeout+n.Config.WriteTimeout)
 	if got, err := io.Copy(io.Discard, b); got != large || err != nil {
 		t.Errorf("got %d bytes, %v", got, err)
 	}
