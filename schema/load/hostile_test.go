@@ -62,7 +62,7 @@ func TestHostileFilesCostLittle(t *testing.T) {
 // has the same one. "make hostile" loads large files with the real program.
 func TestGeneratedHostileFiles(t *testing.T) {
 	race.Skip(t)
-	valid := os.DirFS("../examples")
+	valid := os.DirFS("../../examples")
 	for seed := range uint64(hostile.Kinds()) {
 		c := hostile.NewConfig(seed, 4<<10, valid)
 		if strings.HasPrefix(c.Kind, "cue ") {

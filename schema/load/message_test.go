@@ -30,7 +30,7 @@ func definitionsOf(name string, data []byte) []*definition {
 
 // filesOfTests returns the YAML and JSON files of the test data and of the examples.
 func filesOfTests(t testing.TB) (all []txtar.File) {
-	for _, pattern := range []string{"testdata/*.yaml", "testdata/*/*.txtar", "../examples/*/*.yaml"} {
+	for _, pattern := range []string{"testdata/*.yaml", "testdata/*/*.txtar", "../../examples/*/*.yaml"} {
 		names, err := filepath.Glob(pattern)
 		if err != nil || len(names) == 0 {
 			t.Fatalf("%s: %d files, error %v", pattern, len(names), err)
