@@ -45,9 +45,9 @@ func (f fields) track(download *schema.Download) *schema.Track {
 
 // ofDownload reports a field of an image that only a download can have. It returns whether the image is a download.
 func (f fields) ofDownload(field place, download *schema.Download, hint string) bool {
-	other := func(k schema.SourceKind) bool { return !f.lacks("source", string(k)) }
+	other := func(source string) bool { return source != string(schema.KindDownload) && !f.lacks("source", source) }
 	// Without another source, the source has a mistake, which is reported already.
-	if download == nil && slices.ContainsFunc([]schema.SourceKind{schema.KindUpload, schema.KindExportFromVolume, schema.KindRestore, schema.KindClone}, other) {
+	if download == nil && slices.ContainsFunc(f.spec.field("source").names, other) {
 		field.report("is not used by this kind of source", hint)
 	}
 	return download != nil
