@@ -1,14 +1,18 @@
 package reconcile
 
-import "time"
+import (
+	"time"
+
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
+)
 
 // clock reads the clocks of the node and counts how often the wall clock was set. It was set if it
 // advanced by another amount than the steady clock.
 type clock struct {
-	read  func() Instant
-	last  Instant // the last observation
-	base  Instant // the first observation after the wall clock was last set
-	steps int     // how often the wall clock was set
+	read  func() system.Instant
+	last  system.Instant // the last observation
+	base  system.Instant // the first observation after the wall clock was last set
+	steps int            // how often the wall clock was set
 	// recorded has, by disk uuid, the value of steps when the times in the records of the disk
 	// were last consistent with the wall clock.
 	recorded map[string]int
@@ -19,13 +23,13 @@ type clock struct {
 const maxSkew = time.Minute
 
 // now returns the time of both clocks.
-func (c *clock) now() Instant { return c.read() }
+func (c *clock) now() system.Instant { return c.read() }
 
 // observe returns the time of both clocks, and counts a step if the wall clock was set since the
 // last call.
-func (c *clock) observe() Instant {
+func (c *clock) observe() system.Instant {
 	now := c.read()
-	if c.last == (Instant{}) {
+	if c.last == (system.Instant{}) {
 		c.base = now
 	} else if skew(now, c.last) > maxSkew || skew(now, c.base) > max(maxSkew, now.Steady.Sub(c.base.Steady)/1000) {
 		// The comparison with base finds many small steps in the same direction.
@@ -37,7 +41,7 @@ func (c *clock) observe() Instant {
 }
 
 // skew returns by how much the wall clock advanced differently from the steady clock.
-func skew(now, then Instant) time.Duration {
+func skew(now, then system.Instant) time.Duration {
 	return (now.Wall.Sub(then.Wall) - now.Steady.Sub(then.Steady)).Abs()
 }
 
@@ -55,7 +59,7 @@ func (c *clock) record(uuid string) {
 
 // elapsed returns how long ago since was, by the clock that advanced more: the steady clock
 // stops while the machine is suspended, and the wall clock can be set back.
-func (c *clock) elapsed(since Instant) time.Duration {
+func (c *clock) elapsed(since system.Instant) time.Duration {
 	now := c.read()
 	return max(now.Steady.Sub(since.Steady), now.Wall.Sub(since.Wall))
 }

@@ -147,8 +147,7 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 		d.Verify = map[ident.CopyRef]bool{key: true}
 		r.round(t.Context(), d)
 		<-r.jobs.reports.ready
-		ends, _ := r.jobs.reports.take()
-		e := ends[0]
+		e := r.jobs.reports.take()[0]
 		r.endJob(e)
 		v.Plan(nil)
 		d.Verify = nil

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/backoff"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -62,51 +62,41 @@ const (
 	maxProofBackoff = 32
 )
 
-// queryResponses are the responses to the queries of a deletion.
-type queryResponses struct {
-	key       ident.CopyRef
-	responses map[string]plan.Response // by node
-	shared    error                    // deletion.shared
-	stopped   bool                     // the deletion was stopped before the queries ended
-}
-
 // withdraw begins the deletion of a copy (D1). It returns the function that queries the peers (D2).
 // The caller calls it after it has published the withdrawal: a response from before the withdrawal
 // could count on this copy.
 func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJob) (query func()) {
-	d, o := now.Desired, now.Observed
-	key, queried := run.task.Action.CopyRef(), now.NodesToQuery(run.task.Action)
-	run.deletion = &deletion{queried: queried}
-	if _, declared := d.Config.Images[run.task.Action.Image]; declared {
-		run.deletion.mark = newMark(run.task, r.system.Secret)
+	d, o, a, key := now.Desired, now.Observed, run.order.Action, run.key()
+	run.deletion = &deletion{queried: now.NodesToQuery(a)}
+	if _, declared := d.Config.Images[a.Image]; declared {
+		run.deletion.mark = newMark(run.on[a.Disk], key.ID, r.system.Secret)
 	}
-	r.served.leaving.add(key)
+	r.served.Withdraw(key)
 	nodes := make([]peer.Address, 0, len(run.deletion.queried))
-	for _, name := range queried {
+	for _, name := range run.deletion.queried {
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
 	m := run.deletion.mark
-	proofs := prover{r.system, &r.served, r.peers.claims, m, r.jobs.reports.addDamaged}
 	return func() {
-		r.system.Jobs.Query(ctx, run.task.Action, m.Name, nodes, func(states map[string]model.Node) {
+		r.system.Jobs.Query(ctx, a, m.Name, nodes, func(states map[string]model.Node) {
 			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(m.seenBy(key, states, &r.served), m.mayBeUsed(o, key))
-			proofs.request(ctx, d, o, run.task.Action, queried, responses, func() {
-				r.jobs.reports.addResponses(queryResponses{key, responses, shared, ctx.Err() != nil})
+			r.requestProofs(ctx, d, o, run, responses, func() {
+				r.jobs.reports.add(report{run: run, responses: responses, shared: shared, err: ctx.Err(), stopped: ctx.Err() != nil})
 			})
 		})
 	}
 }
 
-// handleResponses lets the next round decide on a deletion. The responses to a deletion that was
-// stopped end it.
-func (r *Reconciler) handleResponses(q queryResponses) (ended endedJob, ok bool) {
-	if q.stopped {
-		return r.endJob(jobEnd{q.key, context.Canceled, true}), true
+// handleResponses lets the next round decide on a deletion.
+func (j *jobs) handleResponses(e report) {
+	deletion := e.run.deletion
+	deletion.phase, deletion.responses, deletion.shared = confirming, e.responses, e.shared
+	for _, response := range e.responses {
+		for _, p := range response.Proofs {
+			j.addProof(p.Result)
+			deletion.unproven = deletion.unproven || p.Result != plan.ProofPassed
+		}
 	}
-	deletion := r.jobs.running[q.key].deletion
-	deletion.phase, deletion.responses, deletion.shared = confirming, q.responses, q.shared
-	deletion.unproven = !r.peers.claims.record(q.responses, r.clock.now().Steady, r.jobs.transfers.addProof)
-	return endedJob{}, false
 }
 
 // decideDeletions decides on the deletions whose queries have ended (D2, D3), and returns the
@@ -117,12 +107,12 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 	for _, key := range r.jobs.deletionsToConfirm() {
 		run := r.jobs.running[key]
 		if run.stopped != "" {
-			r.endJob(jobEnd{key, context.Canceled, true})
+			r.endJob(report{run: run, err: context.Canceled, stopped: true})
 			o.DropJob(key)
 			continue
 		}
-		if err := r.confirm(d, o, run); err != nil {
-			r.cancelDeletion(key, err)
+		if err := run.confirm(d, o, r.clock.elapsed(run.started)); err != nil {
+			r.cancelDeletion(run, err)
 			o.Failures[key] = r.failures[key].Translated(r.clock.now().Steady, o.Now)
 			o.DropJob(key)
 			continue
@@ -130,19 +120,19 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 		run.deletion.phase = deleting
 		begin = append(begin, func() {
 			// A confirmed deletion takes milliseconds. ctx must not interrupt it half-way.
-			r.system.Jobs.Start(context.Background(), run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key: key, err: err}) })
+			r.system.Jobs.Start(context.Background(), run.order, run.on, func(err error) { r.jobs.reports.add(report{run: run, err: err}) })
 		})
 	}
 	return begin
 }
 
-// confirm returns nil if the observation o and the responses allow the deletion of a copy, and
-// otherwise the reason against it.
-func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) error {
-	if age := r.clock.elapsed(run.started); age > maxResponseAge {
+// confirm returns nil if the observation o and the responses allow the deletion of the copy, and
+// otherwise the reason against it. age is how long ago the queries began.
+func (run *activeJob) confirm(d plan.Desired, o plan.Observed, age time.Duration) error {
+	if age > maxResponseAge {
 		return fmt.Errorf("the responses are %v old", age.Round(time.Second))
 	}
-	a := run.task.Action
+	a := run.order.Action
 	if run.deletion.shared != nil {
 		return run.deletion.shared
 	}
@@ -153,26 +143,26 @@ func (r *Reconciler) confirm(d plan.Desired, o plan.Observed, run *activeJob) er
 // and the deletion is tried again soon. The random delay separates it from the next attempt of
 // another holder. If deletions in succession are cancelled because a copy did not prove that it has its
 // bytes, the delay doubles each time up to a limit, because the cause may persist.
-func (r *Reconciler) cancelDeletion(key ident.CopyRef, reason error) {
-	run := r.jobs.remove(jobEnd{key, reason, true})
-	now := r.clock.now().Steady
+func (r *Reconciler) cancelDeletion(run *activeJob, reason error) {
+	r.jobs.remove(report{run: run, err: reason, stopped: true})
+	key, now := run.key(), r.clock.now().Steady
 	delay := minDeleteRetry + time.Duration(r.system.Random()*float64(deleteRetrySpread))
-	unproven := 0 // deletions in succession that were cancelled for a proof
+	unproven := 0
 	if run.deletion.unproven {
-		unproven = r.failures[key].unproven + 1
+		unproven = r.failures[key].Unproven + 1
 		delay = backoff.Doubling{First: delay, Max: maxProofBackoff * delay}.After(unproven - 1)
 	}
 	until := now.Add(delay)
 	last := r.failures[key].Failure
-	next := model.Failure{Op: run.task.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
+	next := model.Failure{Op: run.order.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
 	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // the outcome of a deletion changes neither
-	r.failures[key] = failureRecord{Failure: next, image: run.task.Image, diskUUID: r.disks.uuid(key.Disk), unproven: unproven}
+	r.failures[key] = evidence.Failure{Failure: next, Image: run.order.Image, DiskUUID: r.disks.uuid(key.Disk), Unproven: unproven}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }
 
 // abortDeletions ends the deletions that the next round would decide on. Their copies stay.
 func (r *Reconciler) abortDeletions() {
 	for _, key := range r.jobs.deletionsToConfirm() {
-		r.endJob(jobEnd{key, context.Canceled, true})
+		r.endJob(report{run: r.jobs.running[key], err: context.Canceled, stopped: true})
 	}
 }

@@ -40,7 +40,7 @@ func waitFor(r *http.Request, c chan struct{}) {
 // none.
 func (m *manager) response() model.Copy {
 	m.t.Helper()
-	s, err := peerNode{served: &m.reconciler.served}.Copies(m.t.Context(), "parrot", "")
+	s, err := m.reconciler.served.Copies(m.t.Context(), "parrot", "")
 	must(m.t, err)
 	for _, one := range s.Disks {
 		for _, c := range one.Copies {

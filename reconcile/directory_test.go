@@ -32,8 +32,8 @@ func startSlowLoop(t *testing.T, text string, setup func(*slowLoop)) *slowLoop {
 	files.Put(t, text, l.conf, "config.yaml")
 	log := slog.New(slog.DiscardHandler)
 	l.Loop = NewLoop(New(fetch.Client{}, log, false), LoopOptions{Dir: l.conf, Interval: time.Second, Node: "node1", Log: log})
-	read := l.directory.load
-	l.directory.load = func(ctx context.Context, s configdir.Snapshot) load.Result {
+	read := l.directory.Load
+	l.directory.Load = func(ctx context.Context, s configdir.Snapshot) load.Result {
 		l.loads++
 		select {
 		case <-time.After(l.took):
@@ -43,7 +43,7 @@ func startSlowLoop(t *testing.T, text string, setup func(*slowLoop)) *slowLoop {
 	}
 	setup(l)
 	ctx, stop := context.WithCancel(t.Context())
-	go l.directory.run(ctx, nil)
+	go l.directory.Run(ctx, nil)
 	go func() { l.ended <- l.run(ctx, &replicaWatch{}) }()
 	t.Cleanup(func() {
 		stop()
@@ -121,8 +121,8 @@ func TestUnfinishedLoadContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most = 3
 		l := startSlowLoop(t, slowConfig, func(l *slowLoop) {
-			read := l.directory.load
-			l.directory.load = func(ctx context.Context, s configdir.Snapshot) load.Result {
+			read := l.directory.Load
+			l.directory.Load = func(ctx context.Context, s configdir.Snapshot) load.Result {
 				r := read(ctx, s)
 				r.Unfinished = l.loads < most
 				return r

@@ -1,7 +1,6 @@
 package reconcile
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,31 +11,31 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // disks are the declared disks of this node, as far as they can be opened. Its methods are for one
-// goroutine; any goroutine may use a Disk.
+// goroutine; any goroutine may use a system.Disk.
 type disks struct {
-	openAt func(path string) (d Disk, uuid string, err error)
+	openAt func(path string) (d system.Disk, uuid string, err error)
 	open   map[ident.DiskRef]*openDisk
 
 	problems map[ident.DiskRef]diskProblem // since when disks have had a problem, see trackProblems
 }
 
-func newDisks(openAt func(path string) (d Disk, uuid string, err error)) disks {
+func newDisks(openAt func(path string) (d system.Disk, uuid string, err error)) disks {
 	return disks{openAt: openAt, open: map[ident.DiskRef]*openDisk{}, problems: map[ident.DiskRef]diskProblem{}}
 }
 
 // openDisk is a declared disk that is open, or the reason why it cannot be used.
 type openDisk struct {
-	handle  Disk   // nil if it could not be opened
-	path    string // as declared
-	uuid    string // "" if it is not known
-	problem string // why the disk cannot be used; "" if it can
-	locked  error  // a disk.ErrLocked if another process writes to it; nil otherwise
+	handle  system.Disk // nil if it could not be opened
+	path    string      // as declared
+	uuid    string      // "" if it is not known
+	problem string      // why the disk cannot be used; "" if it can
+	locked  error       // a disk.ErrLocked if another process writes to it; nil otherwise
 }
 
 // refresh opens the declared disks that are not open, and closes disks that are not declared
@@ -189,18 +188,9 @@ func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 		if seen.Needs == nil {
 			seen.Needs = map[ident.ID]model.Need{}
 		}
-		seen.Needs[id] = needOf(need)
+		seen.Needs[id] = system.NeedOf(need)
 	}
 	return seen
-}
-
-// needOf returns the need of these replicas as a node says it.
-func needOf(d disk.Need) model.Need {
-	text := "replica "
-	if len(d.Replicas) > 1 {
-		text = "replicas "
-	}
-	return model.Need{By: text + plan.JoinMax(d.Replicas, ", ", 3), Since: d.Since, OtherWriter: d.OtherWriter}
 }
 
 // writeUsage writes the usage of a copy to its record.
@@ -266,9 +256,9 @@ func (s *disks) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
 	}
 }
 
-// usable returns the disks without a problem, by name.
-func (s *disks) usable() map[string]Disk {
-	usable := map[string]Disk{}
+// usable returns the disks without a problem.
+func (s *disks) usable() system.Disks {
+	usable := system.Disks{}
 	for ref, o := range s.open {
 		if o.handle != nil && o.problem == "" {
 			usable[ref.Disk] = o.handle
@@ -277,9 +267,20 @@ func (s *disks) usable() map[string]Disk {
 	return usable
 }
 
+// handles returns the disks that are open, also with a problem.
+func (s *disks) handles() system.Disks {
+	open := system.Disks{}
+	for ref, o := range s.open {
+		if o.handle != nil {
+			open[ref.Disk] = o.handle
+		}
+	}
+	return open
+}
+
 // cannotPrepare returns the images whose first copy this node cannot create because it has no
 // replica to export, with the reason. Images with a ready copy need no first copy.
-func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs Jobs) map[ident.ID]string {
+func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs system.Jobs) map[ident.ID]string {
 	reasons := map[ident.ID]string{}
 	usable := s.usable()
 	for _, image := range d.Config.Images {
@@ -292,67 +293,4 @@ func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs Jobs) map[id
 		}
 	}
 	return reasons
-}
-
-// localCopies returns the copies on this node that a repair can read.
-func (s *disks) localCopies(d plan.Desired, o plan.Observed, a plan.Action) []LocalCopy {
-	if a.Op != model.Repair && a.Op != model.Verify { // a verification may turn into a repair
-		return nil
-	}
-	var copies []LocalCopy
-	want := d.DigestOf(o, a)
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
-		for id, c := range o.Disks[ref].Copies {
-			if c.HasDigest(want) && !c.Leaving && (ident.CopyRef{Disk: ref, ID: id}) != a.CopyRef() {
-				copies = append(copies, LocalCopy{Disk: s.open[ref].handle, ID: id})
-			}
-		}
-	}
-	return copies
-}
-
-// maxOtherSeeds limits the seeds that are copies of other images.
-const maxOtherSeeds = 4
-
-// seeds returns ready copies of other generations of an image, for a sync from other nodes or a download by an
-// index: those that were verified last, because they are probably the newest generations. For a download by an index,
-// copies of other images that have an index follow.
-func (s *disks) seeds(image schema.Image, o plan.Observed, a plan.Action, damaged func(ident.CopyRef)) []Seed {
-	byIndex := a.Op == model.Download && image.Source.Download != nil && image.Source.Download.Index != ""
-	if !byIndex && (a.Op != model.Sync || a.LocalSource != (ident.CopyRef{})) {
-		return nil
-	}
-	var generations, others []model.Copy
-	found := map[ident.ID]Seed{}
-	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
-		for id, c := range o.Disks[ref].Copies {
-			_, known := found[id]
-			if known || id == a.CopyRef().ID || c.State != model.Ready || c.Leaving || c.ManifestDigest.IsZero() {
-				continue
-			}
-			switch {
-			case id.Name == a.CopyRef().ID.Name:
-				generations = append(generations, c)
-			case byIndex && c.HasIndex:
-				others = append(others, c)
-			default:
-				continue
-			}
-			key := ident.CopyRef{Disk: ref, ID: id}
-			found[id] = Seed{LocalCopy{Disk: s.open[ref].handle, ID: id}, key, func() { damaged(key) }}
-		}
-	}
-	var seeds []Seed
-	for _, c := range slices.Concat(lastVerified(generations, peer.MaxSeeds), lastVerified(others, maxOtherSeeds)) {
-		seeds = append(seeds, found[c.ID])
-	}
-	return seeds
-}
-
-// lastVerified returns the n copies that were verified last.
-func lastVerified(copies []model.Copy, n int) []model.Copy {
-	slices.SortFunc(copies, func(a, b model.Copy) int {
-		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
-	})
-	return copies[:min(len(copies), n)]
 }

@@ -25,18 +25,14 @@
 //
 // # Reading order
 //
-//	system.go         the interfaces to everything outside: clocks, disks, peers, jobs
-//	local.go          their implementations for a machine; package simulation has others
-//	loop.go           the loop of a daemon: events and rounds. directory.go, configuration.go: the
-//	                  config directory. requests.go, retry.go, upload.go: the requests of clients
-//	reconciler.go     one round. observe.go, disks.go, peers.go: its observation.
-//	                  failures.go, usage.go, clock.go, awaited.go: what lasts from round to round
-//	jobs.go           starting, stopping and ending jobs. transfers.go: their progress. delete.go:
-//	                  deletions. marks.go, proofs.go: which copies are other files, and have their
-//	                  bytes. claims.go: what is known against the claims of other nodes
+//	system            (package) the interfaces to everything outside, and their implementations for a machine
+//	loop.go           the loop of a daemon: events and rounds. requests.go, retry.go, upload.go: the requests of
+//	                  clients. config (package): which content of the config directory is applied
+//	reconciler.go     one round. observe.go, disks.go, peers.go: its observation. usage.go, clock.go and evidence
+//	                  (package): what lasts from round to round
+//	jobs.go           starting, stopping and ending jobs. delete.go: deletions. marks.go, proofs.go: which copies
+//	                  are other files, and have their bytes
 //	replicawatch.go   the events of new replicas
 //	pace.go           what keeps n images from costing n rounds
-//	estimate.go       what the downloads of a plan transfer, for dry runs
-//	publish.go        the state that peers poll. peernode.go: their direct queries
-//	reporter.go       the status documents that are sent to a server
+//	serve             (package) the state that peers poll, and their direct queries
 package reconcile

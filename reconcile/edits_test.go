@@ -30,7 +30,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
+	"github.com/seed-26586806/backing-image-manager/reconcile/config"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
@@ -119,25 +122,25 @@ type editRig struct {
 
 // heldJobs holds the jobs of an operation that create parrot until release is closed.
 type heldJobs struct {
-	Jobs
+	system.Jobs
 	op      model.Op
 	release chan struct{}
 	mu      sync.Mutex
 	starts  map[ident.CopyRef]int
 }
 
-func (h *heldJobs) Start(ctx context.Context, t Task, done func(error)) {
-	if t.Action.Op != h.op || t.Action.Image != "parrot" {
-		h.Jobs.Start(ctx, t, done)
+func (h *heldJobs) Start(ctx context.Context, o job.Order, on system.Disks, done func(error)) {
+	if o.Action.Op != h.op || o.Action.Image != "parrot" {
+		h.Jobs.Start(ctx, o, on, done)
 		return
 	}
 	h.mu.Lock()
-	h.starts[t.Action.CopyRef()]++
+	h.starts[o.Action.CopyRef()]++
 	h.mu.Unlock()
 	go func() {
 		select {
 		case <-h.release:
-			h.Jobs.Start(ctx, t, done)
+			h.Jobs.Start(ctx, o, on, done)
 		case <-ctx.Done():
 			done(ctx.Err())
 		}
@@ -309,14 +312,14 @@ func (e *editRig) edit() {
 }
 
 // apply applies the configuration and does a round.
-func (e *editRig) apply(config string) {
+func (e *editRig) apply(text string) {
 	e.t.Helper()
-	result := e.loader.Load(e.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(config)}}})
+	result := e.loader.Load(e.t.Context(), configdir.Snapshot{Files: []configdir.File{{Path: "a.yaml", Data: []byte(text)}}})
 	if len(result.Errors) > 0 {
-		e.t.Fatalf("%v in\n%s", result.Errors, config)
+		e.t.Fatalf("%v in\n%s", result.Errors, text)
 	}
 	now := time.Now()
-	_, err := e.loop.Apply(e.t.Context(), Reading{Began: now, Ended: now, Result: &result})
+	_, err := e.loop.Apply(e.t.Context(), config.Reading{Began: now, Ended: now, Result: &result})
 	must(e.t, err)
 	e.loop.Step(e.t.Context())
 	if got := e.loop.View().Desired.Digest; got != result.Digest {
@@ -333,7 +336,7 @@ func (e *editRig) until(what string, is func() bool) {
 		}
 		select {
 		case <-e.loop.reconciler.jobs.reports.ready:
-		case <-e.loop.reconciler.local.peersChanged():
+		case <-e.loop.reconciler.local.Changed():
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -345,7 +348,7 @@ func (e *editRig) run(edits int) {
 	var key ident.CopyRef
 	runs := func() bool {
 		for ref, run := range e.loop.reconciler.jobs.running {
-			if run.task.Action.Op == e.kind.op && ref.ID.Name == "parrot" && run.stopped == "" {
+			if run.order.Action.Op == e.kind.op && ref.ID.Name == "parrot" && run.stopped == "" {
 				key = ref
 				return true
 			}

@@ -14,8 +14,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // finished returns a Reconciler in which a job of an action has just ended with err.
@@ -25,10 +27,15 @@ func finished(a plan.Action, err error) *Reconciler {
 	return r
 }
 
+// newRun returns a running job of an action.
+func newRun(a plan.Action, image schema.Image) *activeJob {
+	return &activeJob{order: job.Order{Action: a, Image: image, Progress: &fetch.Progress{}}, stop: func() {}}
+}
+
 func finishJob(r *Reconciler, a plan.Action, err error) {
-	r.jobs.running[a.CopyRef()] = &activeJob{task: Task{Order: job.Order{Action: a, Image: plantest.NewImage(a.Image)}}, stop: func() {}}
-	r.jobs.transfers.add(a.CopyRef(), job.Transfer{Action: a, Progress: &fetch.Progress{}})
-	r.endJob(jobEnd{key: a.CopyRef(), err: err})
+	run := newRun(a, plantest.NewImage(a.Image))
+	r.jobs.add(run)
+	r.endJob(report{run: run, err: err})
 }
 
 // The wall clock was a year ahead when a job failed, and is set back. The retry must not be
@@ -78,7 +85,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 		"the sync succeeded": func(r *Reconciler) {
 			finishJob(r, plan.NewAction(model.Download, read.CopyRef(), model.Reason{}, 0), nil)
 		},
-		"another declaration": func(r *Reconciler) { r.failures.dropStale(without, there) },
+		"another declaration": func(r *Reconciler) { r.failures.DropStale(without, there) },
 	} {
 		r := finished(read, wrong)
 		if then(r); !suspected(r) {
@@ -94,7 +101,7 @@ func TestCopyStaysSuspectedUntilVerified(t *testing.T) {
 	}
 	r := finished(read, wrong)
 	delete(there.Disks[refs[0]].Copies, image.ID)
-	if r.failures.dropStale(without, there); len(r.failures) > 0 {
+	if r.failures.DropStale(without, there); len(r.failures) > 0 {
 		t.Errorf("the copy does not exist any more: the failures are %+v", r.failures)
 	}
 }
@@ -147,11 +154,11 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	fail := func(op model.Op) {
-		r.failures[key] = failureRecord{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: op}, fs.ErrNotExist, plantest.Now, 0.5), image: image}
+		r.failures[key] = evidence.Failure{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: op}, fs.ErrNotExist, plantest.Now, 0.5), Image: image}
 	}
 	expectKept := func(when string, want bool) {
 		t.Helper()
-		r.failures.dropStale(d, o)
+		r.failures.DropStale(d, o)
 		if _, got := r.failures[key]; got != want {
 			t.Errorf("%s: the failure is kept: %v, want %v", when, got, want)
 		}
@@ -188,9 +195,9 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	for _, on := range []ident.CopyRef{key, removed} {
-		r.failures[on] = failureRecord{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: model.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), image: image}
+		r.failures[on] = evidence.Failure{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: model.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), Image: image}
 	}
-	r.failures.dropStale(d, o)
+	r.failures.DropStale(d, o)
 	if _, got := r.failures[key]; !got {
 		t.Error("the failure on a declared disk is dropped")
 	}
@@ -211,8 +218,8 @@ func TestLackOfSpaceOutlivesTheCopy(t *testing.T) {
 		{model.Failure{Op: model.Sync, Attempts: 2}, model.Failure{}},
 		{model.Failure{Op: model.Cleanup, Attempts: 1, NeedsSpace: 5}, model.Failure{}},
 	} {
-		f := failures{key: {Failure: tt.failed}}
-		f.clearDeleted(key)
+		f := evidence.Failures{key: {Failure: tt.failed}}
+		f.ClearDeleted(key)
 		if got := f[key].Failure; !reflect.DeepEqual(got, tt.after) {
 			t.Errorf("of %+v remains %+v, want %+v", tt.failed, got, tt.after)
 		}

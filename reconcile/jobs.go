@@ -3,8 +3,8 @@ package reconcile
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -14,37 +14,76 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
+	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
-// jobs are the running jobs of this node. Its methods are for one goroutine; reports and
-// transfers may be used by any.
+// jobs are the running jobs of this node, and how earlier ones ended. Its methods are for one goroutine, except
+// transfers, totals and addProof.
 type jobs struct {
-	running   map[ident.CopyRef]*activeJob
-	reports   *reports
-	transfers transfers
+	// running is changed with mu locked. The goroutine of the loop, which alone changes it, reads it without.
+	running map[ident.CopyRef]*activeJob
+	reports *inbox[report]
+
+	mu     sync.Mutex
+	counts Counts
 }
 
-// activeJob is a running action.
+// activeJob is a running action. Its order and the time of its start do not change.
 type activeJob struct {
-	task     Task
-	started  Instant
+	order    job.Order
+	on       system.Disks // those of this node
+	started  system.Instant
+	recovery time.Duration // Settings.RecoveryWaitInterval
 	stop     context.CancelFunc
 	stopped  string    // why its end was requested; "": it was not
 	deletion *deletion // nil unless the action deletes the copy
 }
 
-// cancel requests the end of the job.
-func (r *activeJob) cancel(why string) {
-	r.stopped = why
-	r.stop()
+// Counts are totals since the start of the process.
+type Counts struct {
+	// Fetched is how many bytes came from upstreams, FromPeers how many from other nodes.
+	Fetched, FromPeers int64
+	// Done has the number of actions that succeeded, by operation.
+	Done map[model.Op]int64
+	// Failed has the number of actions that failed, by the class of their error: see
+	// job.FailureClass.
+	Failed map[string]int64
+	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
+	Proofs map[plan.ProofResult]int64
+	// Reports are the status documents that were sent to settings.report, and Notifications the messages to settings.notify.
+	Reports, Notifications notification.DeliveryCounts
 }
+
+// report is what a job reports from its own goroutine: that a copy which it reads has other bytes (damaged), that the queries of
+// its deletion have ended (responses), or that it has ended itself.
+type report struct {
+	run       *activeJob // nil with damaged
+	damaged   ident.CopyRef
+	responses map[string]plan.Response // by node; nil: the job has ended
+	shared    error                    // see deletion
+	err       error
+	stopped   bool // a job that was stopped has not failed, whatever err is
+}
+
+// cancel requests the end of the job.
+func (run *activeJob) cancel(why string) {
+	run.stopped = why
+	run.stop()
+}
+
+// key returns the copy of the job.
+func (run *activeJob) key() ident.CopyRef { return run.order.Action.CopyRef() }
 
 // usesFiles reports whether the job reads or writes the files of its copy. A deletion does so
 // only when it is confirmed.
-func (r *activeJob) usesFiles() bool { return r.deletion == nil || r.deletion.phase == deleting }
+func (run *activeJob) usesFiles() bool { return run.deletion == nil || run.deletion.phase == deleting }
 
-func newJobs() jobs { return jobs{running: map[ident.CopyRef]*activeJob{}, reports: newReports()} }
+func newJobs() *jobs {
+	counts := Counts{Done: map[model.Op]int64{}, Failed: map[string]int64{}, Proofs: map[plan.ProofResult]int64{}}
+	return &jobs{running: map[ident.CopyRef]*activeJob{}, reports: newInbox[report](), counts: counts}
+}
 
 // idle reports whether no job runs.
 func (j *jobs) idle() bool { return len(j.running) == 0 }
@@ -61,7 +100,7 @@ func (j *jobs) read(key ident.CopyRef) bool {
 		return true
 	}
 	for _, run := range j.running {
-		if run.task.Action.LocalSource == key || slices.ContainsFunc(run.task.Seeds, func(s Seed) bool { return s.Ref == key }) {
+		if run.order.Action.LocalSource == key || slices.Contains(run.order.Seeds, key) {
 			return true
 		}
 	}
@@ -71,7 +110,7 @@ func (j *jobs) read(key ident.CopyRef) bool {
 // useDisk reports whether a job uses the disk.
 func (j *jobs) useDisk(ref ident.DiskRef) bool {
 	for key, run := range j.running {
-		if key.Disk == ref || run.task.Action.LocalSource.Disk == ref {
+		if key.Disk == ref || run.order.Action.LocalSource.Disk == ref {
 			return true
 		}
 	}
@@ -81,7 +120,16 @@ func (j *jobs) useDisk(ref ident.DiskRef) bool {
 // isDeleting reports whether a deletion of the copy runs, in any phase.
 func (j *jobs) isDeleting(key ident.CopyRef) bool {
 	run := j.running[key]
-	return run != nil && run.task.Action.Op.Deletes()
+	return run != nil && run.order.Action.Op.Deletes()
+}
+
+// ops returns the operations of the jobs.
+func (j *jobs) ops() map[ident.CopyRef]model.Op {
+	ops := make(map[ident.CopyRef]model.Op, len(j.running))
+	for key, run := range j.running {
+		ops[key] = run.order.Action.Op
+	}
+	return ops
 }
 
 // deletionsToConfirm returns the deletions whose queries have ended, sorted.
@@ -101,14 +149,14 @@ func (j *jobs) deletionsToConfirm() []ident.CopyRef {
 // addTo adds the running jobs to an observation of the disks.
 func (j *jobs) addTo(o plan.Observed) {
 	for key, run := range j.running {
-		a := run.task.Action
+		a := run.order.Action
 		o.Running[key] = true
-		o.Jobs[key] = plan.Job{Action: a, Image: run.task.Image}
+		o.Jobs[key] = plan.Job{Action: a, Image: run.order.Image}
 		if a.LocalSource != (ident.CopyRef{}) {
 			o.BeingRead[a.LocalSource] = true
 		}
-		for _, s := range run.task.Seeds {
-			o.BeingRead[s.Ref] = true
+		for _, seed := range run.order.Seeds {
+			o.BeingRead[seed] = true
 		}
 		o.MarkLeaving(key, a.Op)
 	}
@@ -125,7 +173,7 @@ func (j *jobs) freeSlots(d plan.Desired) slots {
 	limit := max(1, d.Config.Settings.ConcurrentReplenishPerNodeLimit)
 	free := slots{limit, limit, limit, limit}
 	for _, run := range j.running {
-		free.acquire(run.task.Action)
+		free.acquire(run.order.Action)
 	}
 	return free
 }
@@ -158,83 +206,65 @@ func (j *jobs) stopAll() {
 	}
 }
 
-// remove removes a job that ended, and returns it.
-func (j *jobs) remove(e jobEnd) *activeJob {
-	run := j.running[e.key]
-	delete(j.running, e.key)
+// add adds a job.
+func (j *jobs) add(run *activeJob) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.running[run.key()] = run
+}
+
+// remove removes a job that ended, and counts how. A job that was stopped neither failed nor succeeded.
+func (j *jobs) remove(e report) {
+	run, key := e.run, e.run.key()
 	if run.deletion != nil && run.deletion.mark.Name != "" {
-		_ = run.task.Disk.RemoveMark(e.key.ID, run.deletion.mark.Name) // otherwise the next process removes it
+		_ = run.on[key.Disk.Disk].RemoveMark(key.ID, run.deletion.mark.Name) // otherwise the next process removes it
 	}
 	run.stop() // releases its context
-	j.transfers.end(e)
-	return run
-}
-
-// jobEnd is how a job ended. A job that was stopped has not failed, whatever err is.
-type jobEnd struct {
-	key     ident.CopyRef
-	err     error
-	stopped bool
-}
-
-// reports collects what jobs report from their own goroutines until the loop handles it.
-type reports struct {
-	ready     chan struct{} // has a value after a report was added
-	mu        sync.Mutex
-	ends      []jobEnd
-	responses []queryResponses
-	damaged   []ident.CopyRef
-}
-
-func newReports() *reports { return &reports{ready: make(chan struct{}, 1)} }
-
-func (r *reports) addEnd(e jobEnd) {
-	r.mu.Lock()
-	r.ends = append(r.ends, e)
-	r.mu.Unlock()
-	notify(r.ready)
-}
-
-func (r *reports) addResponses(q queryResponses) {
-	r.mu.Lock()
-	r.responses = append(r.responses, q)
-	r.mu.Unlock()
-	notify(r.ready)
-}
-
-// addDamaged reports that a copy does not have its own bytes any more.
-func (r *reports) addDamaged(copy ident.CopyRef) {
-	r.mu.Lock()
-	r.damaged = append(r.damaged, copy)
-	r.mu.Unlock()
-	notify(r.ready)
-}
-
-// takeDamaged returns the damaged copies since the last call.
-func (r *reports) takeDamaged() []ident.CopyRef {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	damaged := r.damaged
-	r.damaged = nil
-	return damaged
-}
-
-// take returns the other reports since the last call.
-func (r *reports) take() (ends []jobEnd, responses []queryResponses) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	ends, responses = r.ends, r.responses
-	r.ends, r.responses = nil, nil
-	return ends, responses
-}
-
-// notify puts a value into a channel with a buffer of one, unless it has one already: one value
-// may stand for several events.
-func notify(ready chan<- struct{}) {
-	select {
-	case ready <- struct{}{}:
-	default:
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.running, key)
+	j.counts.addBytes(run.order.Progress)
+	switch {
+	case e.err == nil:
+		j.counts.Done[run.order.Action.Op]++
+	case !e.stopped && !upload.IsDiscarded(e.err):
+		j.counts.Failed[job.FailureClass(e.err)]++
 	}
+}
+
+// addProof counts the outcome of a requested proof.
+func (j *jobs) addProof(result plan.ProofResult) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.counts.Proofs[result]++
+}
+
+// totals returns the counts, which include the bytes of running actions.
+func (j *jobs) totals() Counts {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	c := j.counts
+	c.Done, c.Failed, c.Proofs = maps.Clone(c.Done), maps.Clone(c.Failed), maps.Clone(c.Proofs)
+	for _, run := range j.running {
+		c.addBytes(run.order.Progress)
+	}
+	return c
+}
+
+func (c *Counts) addBytes(p *fetch.Progress) {
+	c.Fetched += p.UpstreamBytes.Load()
+	c.FromPeers += p.PeerBytes.Load()
+}
+
+// transfers returns the running actions with their progress.
+func (j *jobs) transfers() map[ident.CopyRef]job.Transfer {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	all := make(map[ident.CopyRef]job.Transfer, len(j.running))
+	for key, run := range j.running {
+		all[key] = job.Transfer{Action: run.order.Action, Progress: run.order.Progress, Started: run.started.Wall}
+	}
+	return all
 }
 
 // startKey marks the context of the log record about the start of a job.
@@ -248,10 +278,9 @@ func IsJobStart(ctx context.Context) bool { return ctx.Value(startKey{}) != nil 
 // deletion.
 func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Action) (begin func()) {
 	d, o, key := now.Desired, now.Observed, a.CopyRef()
-	run := &activeJob{task: r.newTask(d, o, a), started: r.clock.now()}
+	run := &activeJob{order: r.newOrder(d, o, a), on: r.disks.usable(), started: r.clock.now(), recovery: d.Config.Settings.RecoveryWaitInterval}
 	ctx, run.stop = context.WithCancel(ctx)
-	r.jobs.running[key] = run
-	r.jobs.transfers.add(key, job.Transfer{Action: a, Progress: run.task.Progress, Started: run.started.Wall})
+	r.jobs.add(run)
 	level := slog.LevelInfo
 	if o.Disks[key.Disk].Copies[key.ID].State == model.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
@@ -261,118 +290,97 @@ func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Actio
 		return r.withdraw(ctx, now, run)
 	}
 	return func() {
-		r.system.Jobs.Start(ctx, run.task, func(err error) { r.jobs.reports.addEnd(jobEnd{key, err, ctx.Err() != nil}) })
+		r.system.Jobs.Start(ctx, run.order, run.on, func(err error) {
+			r.jobs.reports.add(report{run: run, err: err, stopped: ctx.Err() != nil})
+		})
 	}
 }
 
-// newTask returns the task of an action.
-func (r *Reconciler) newTask(d plan.Desired, o plan.Observed, a plan.Action) Task {
+// newOrder returns the order of an action.
+func (r *Reconciler) newOrder(d plan.Desired, o plan.Observed, a plan.Action) job.Order {
 	declared, _ := d.Disk(a.CopyRef().Disk)
-	t := Task{
-		Order: job.Order{
-			Action: a, Image: d.Config.Images[a.Image], Private: d.Config.IsPrivate(a.Image), Reserve: declared.StorageReserved,
-			Progress: &fetch.Progress{},
-		},
-		AllowLoopback: d.Config.Settings.AllowLoopbackSources, RecoveryInterval: d.Config.Settings.RecoveryWaitInterval,
-		Disk: r.disks.open[a.CopyRef().Disk].handle, LocalCopies: r.disks.localCopies(d, o, a),
+	image := d.Config.Images[a.Image]
+	w := job.Order{
+		Action: a, Image: image, Private: d.Config.IsPrivate(a.Image), Reserve: declared.StorageReserved,
+		Progress: &fetch.Progress{}, AllowLoopback: d.Config.Settings.AllowLoopbackSources,
+		LocalCopies: job.LocalCopiesFor(a, d.DigestOf(o, a), o.Disks), Seeds: job.SeedsOf(a, image, o.Disks),
+		Damaged: r.jobs.reportDamage,
 	}
-	t.Progress.Total.Store(a.Bytes)
-	t.Digest, t.PeerCopies = r.peers.copiesFor(d, o, a)
-	t.Verified = func(manifest ident.Digest) { r.peers.claims.addManifest(manifest, t.Digest) }
-	if (a.Op == model.Sync || a.Op == model.Clone) && a.LocalSource != (ident.CopyRef{}) {
-		t.Source = r.disks.open[a.LocalSource.Disk].handle
-	}
-	if a.Op == model.Export {
-		t.Disks = r.disks.usable()
-	}
-	t.Seeds = r.disks.seeds(t.Image, o, a, r.jobs.reports.addDamaged)
-	return t
+	w.Progress.Total.Store(a.Bytes)
+	w.Digest, w.PeerCopies = r.peers.copiesFor(d, o, a)
+	w.Verified = func(manifest ident.Digest) { r.ledger.AddManifest(manifest, w.Digest) }
+	return w
 }
 
-// endedJob is a job that is not running any more.
-type endedJob struct {
-	key     ident.CopyRef
-	op      model.Op
-	stopped bool
-	ofPeer  bool // see plan.Action.VerifiesPeer
-}
+// reportDamage reports that a copy on this node does not have its own bytes any more.
+func (j *jobs) reportDamage(copy ident.CopyRef) { j.reports.add(report{damaged: copy}) }
 
-// handleReports handles what jobs reported since the last call, and returns the jobs that ended.
+// handleReports handles what jobs reported since the last call, and returns it.
 // A round has to follow: there may be a free slot, or a deletion to decide on. It can wait if all that
 // happened is that jobs ended by themselves that deleted nothing.
-func (r *Reconciler) handleReports() (ended []endedJob, canWait bool) {
-	ends, responses := r.jobs.reports.take()
-	canWait = len(responses) == 0
-	for _, q := range responses {
-		if one, ok := r.handleResponses(q); ok {
-			ended = append(ended, one)
+func (r *Reconciler) handleReports() (reports []report, canWait bool) {
+	reports, canWait = r.jobs.reports.take(), true
+	for _, e := range reports {
+		switch {
+		case e.run == nil:
+		case e.responses != nil && !e.stopped:
+			r.jobs.handleResponses(e)
+			canWait = false
+		default:
+			r.endJob(e)
+			canWait = canWait && !e.stopped && !e.run.order.Action.Op.Deletes()
 		}
 	}
-	for _, e := range ends {
-		one := r.endJob(e)
-		ended = append(ended, one)
-		canWait = canWait && !one.stopped && !one.op.Deletes()
-	}
-	return ended, canWait
+	return reports, canWait
 }
 
 // continuePlan is handleReports before a round that has a pace. It returns for how long the round
 // can wait, and starts the next actions of the last plan if that is not 0.
-func (r *Reconciler) continuePlan(ctx context.Context) (ended []endedJob, wait time.Duration) {
-	ended, canWait := r.handleReports()
+func (r *Reconciler) continuePlan(ctx context.Context) (reports []report, wait time.Duration) {
+	reports, canWait := r.handleReports()
 	if canWait {
 		wait = r.pace.delay()
 	}
-	if wait == 0 {
-		return ended, 0
-	}
 	b := &r.backlog
-	if len(b.actions) == 0 {
-		return ended, wait
+	if wait == 0 || len(b.actions) == 0 {
+		return reports, wait
 	}
-	free := r.jobs.freeSlots(b.round.Desired)
+	free, usable := r.jobs.freeSlots(b.round.Desired), r.disks.usable()
 	for a, ok := b.next(&free); ok; a, ok = b.next(&free) {
-		if r.disks.open[a.CopyRef().Disk].handle.Check() != nil {
+		if on := usable[a.Disk]; on == nil || on.Check() != nil {
 			b.drop() // the disk is not at its path any more
 			break
 		}
 		r.startJob(ctx, b.round, a)()
 	}
-	return ended, wait
+	return reports, wait
 }
 
 // endJob records how a job ended.
-func (r *Reconciler) endJob(e jobEnd) endedJob {
-	run := r.jobs.remove(e)
-	a := run.task.Action
-	log := r.log.With("op", string(a.Op), "copy", e.key.String())
-	if errors.Is(e.err, job.ErrOtherBytes) {
-		r.peers.claims.disprove(a.From, e.err.Error(), r.clock.now().Steady)
-	}
+func (r *Reconciler) endJob(e report) {
+	r.jobs.remove(e)
+	run, key, a := e.run, e.run.key(), e.run.order.Action
+	log := r.log.With("op", string(a.Op), "copy", key.String())
 	switch {
 	case e.err == nil: // also if it was stopped just before its end
 		if a.Op.Deletes() {
-			r.failures.clearDeleted(e.key)
+			r.failures.ClearDeleted(key)
 		} else if a.VerifiesPeer() { // it read no bytes of the copy itself
-			r.failures.clearFailure(e.key)
+			r.failures.ClearFailure(key)
 		} else {
-			r.failures.clearCopy(e.key)
+			r.failures.ClearCopy(key)
 		}
 		log.Info("done", "seconds", r.clock.now().Steady.Sub(run.started.Steady).Seconds())
 	case e.stopped:
 		log.Info("stopped", "reason", run.stopped)
 	case upload.IsDiscarded(e.err):
-		r.failures.clearFailure(e.key)
+		r.failures.ClearFailure(key)
 		log.Info("upload discarded", "reason", e.err)
 	default:
-		if a.VerifiesPeer() && !errors.Is(e.err, job.ErrOtherBytes) {
-			r.peers.claims.recordOne(a.From, plan.ProofMissing) // another copy is read before it
-		}
-		next := r.recordFailure(run, e)
+		next := r.recordFailure(run, e.err)
 		if next.Fault == model.FaultDisk || next.NeedsSpace > 0 {
 			r.backlog.drop() // the next plan may use another disk
 		}
 		log.Warn("failed", "error", e.err, "retry", retryText(next))
 	}
-	return endedJob{e.key, a.Op, e.stopped, a.VerifiesPeer()}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -142,7 +143,7 @@ func TestScrubTakesNoSlot(t *testing.T) {
 	scrub, transfer := plan.NewAction(model.Verify, key, model.Reason{}, 0), plan.NewAction(model.Sync, key, model.Reason{}, 0)
 	scrub.Scrub = true
 	j := newJobs()
-	j.running[key] = &activeJob{task: Task{Order: job.Order{Action: scrub}}}
+	j.running[key] = &activeJob{order: job.Order{Action: scrub}}
 	free := j.freeSlots(plan.Desired{}) // one of each kind
 	if !free.acquire(scrub) || !free.acquire(transfer) {
 		t.Error("a transfer waits for a scrub")
@@ -159,23 +160,24 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	for _, test := range []struct {
 		kind           model.Op
-		end            jobEnd
+		end            report
 		verify, upload bool // requests that stay
 	}{
 		{kind: model.Backup, verify: true, upload: true},
-		{kind: model.Cleanup, end: jobEnd{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verify: true, upload: true},
-		{kind: model.Verify, end: jobEnd{stopped: true}, verify: true, upload: true},
+		{kind: model.Cleanup, end: report{err: &disk.InUseError{ID: image.ID, Reason: "it is open"}}, verify: true, upload: true},
+		{kind: model.Verify, end: report{stopped: true}, verify: true, upload: true},
 		{kind: model.Verify, upload: true},
-		{kind: model.Download, end: jobEnd{err: context.Canceled, stopped: true}, verify: true, upload: true},
+		{kind: model.Download, end: report{err: context.Canceled, stopped: true}, verify: true, upload: true},
 		{kind: model.Upload, verify: true},
-		{kind: model.Upload, end: jobEnd{err: context.Canceled, stopped: true}, verify: true},
+		{kind: model.Upload, end: report{err: context.Canceled, stopped: true}, verify: true},
 	} {
 		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
-		l.reconciler.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: test.kind}, Image: image}}, stop: func() {}}
-		l.reconciler.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: test.kind}, Progress: &fetch.Progress{}})
+		test.end.run = newRun(plan.NewAction(test.kind, key, model.Reason{}, 0), image)
+		l.reconciler.jobs.add(test.end.run)
+		l.reconciler.jobs.reports.add(test.end)
 		l.requested.verify[key], l.requested.uploads[key] = true, true
-		test.end.key = key
-		l.requested.jobsEnded([]endedJob{l.reconciler.endJob(test.end)})
+		reports, _ := l.reconciler.handleReports()
+		l.requested.note(reports)
 		if l.requested.verify[key] != test.verify || l.requested.uploads[key] != test.upload {
 			t.Errorf("%s ended with %+v: verification requested: %v, upload: %v", test.kind, test.end, l.requested.verify[key], l.requested.uploads[key])
 		}
@@ -246,11 +248,13 @@ func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
 	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: model.Cleanup}, Image: image}}, stop: func() {}, deletion: &deletion{}}
-	r.failures[other] = failureRecord{Failure: model.Failure{Op: model.Sync, Suspects: []ident.CopyRef{key}}, image: image}
-	r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: model.Cleanup}, Progress: &fetch.Progress{}})
-	r.handleResponses(queryResponses{key: key, stopped: true})
-	if n := r.jobs.transfers.counts().Done[model.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
+	run := newRun(plan.NewAction(model.Cleanup, key, model.Reason{}, 0), image)
+	run.deletion = &deletion{}
+	r.jobs.add(run)
+	r.failures[other] = evidence.Failure{Failure: model.Failure{Op: model.Sync, Suspects: []ident.CopyRef{key}}, Image: image}
+	r.jobs.reports.add(report{run: run, responses: map[string]plan.Response{}, err: context.Canceled, stopped: true})
+	r.handleReports()
+	if n := r.jobs.totals().Done[model.Cleanup]; n != 0 || len(r.failures[other].Suspects) == 0 {
 		t.Errorf("%d clean-ups are counted, suspects left: %v", n, r.failures[other].Suspects)
 	}
 }
@@ -262,7 +266,7 @@ func TestSeedsAreBeingRead(t *testing.T) {
 	old := ident.CopyRef{Disk: at, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
 	new := ident.CopyRef{Disk: at, ID: ident.ID{Name: "parrot", UUID: "00000002"}}
 	j := newJobs()
-	j.running[new] = &activeJob{task: Task{Order: job.Order{Action: plan.Action{Op: model.Sync}}, Seeds: []Seed{{Ref: old}}}}
+	j.running[new] = &activeJob{order: job.Order{Action: plan.Action{Op: model.Sync}, Seeds: []ident.CopyRef{old}}}
 	o := plan.Observed{Running: map[ident.CopyRef]bool{}, BeingRead: map[ident.CopyRef]bool{}, Jobs: map[ident.CopyRef]plan.Job{}, Disks: map[ident.DiskRef]model.Disk{}}
 	j.addTo(o)
 	if !j.read(old) || !o.BeingRead[old] {

@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/once"
+	"github.com/seed-26586806/backing-image-manager/reconcile/config"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -30,7 +31,7 @@ type LoopOptions struct {
 	Peers    *peer.Client  // queries the other declared nodes; nil: there are no peers
 	Client   fetch.Client  // sends reports and notifications
 	// SignedCommits are the rules for commits of Dir; nil: Dir need not be in a checkout, and commits need no signature.
-	SignedCommits *SignedCommits
+	SignedCommits *config.SignedCommits
 	Log           *slog.Logger
 }
 
@@ -46,16 +47,15 @@ type Loop struct {
 	reconciler *Reconciler
 
 	// For the goroutine of Run, Apply and Step.
-	config    configuration
+	config    *config.Configuration
 	requested requested
-	commits   commitMemory // unused without SignedCommits
-	rounds    int          // since the start
+	rounds    int // since the start
 
 	// For any goroutine.
-	directory *directory
-	queue     *requestQueue
+	directory *config.Directory
+	queue     *inbox[request]
 	view      atomic.Pointer[status.View]
-	reporter  *reporter
+	reporter  *notification.Reporter
 	nextRound atomic.Pointer[chan struct{}] // closed at the end of the next round
 	notifier  *notification.Notifier
 }
@@ -66,17 +66,25 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 		r.SetPeers(o.Peers)
 	}
 	l := &Loop{
-		options: o, reconciler: r, requested: newRequested(), queue: newRequestQueue(), directory: newDirectory(o),
-		config: configuration{dir: o.Dir, log: o.Log, desired: plan.Desired{Node: o.Node}},
+		options: o, reconciler: r, requested: newRequested(), queue: newInbox[request](),
+		directory: config.NewDirectory(o.Dir, o.Interval, o.SignedCommits, o.Log),
 	}
+	l.config = config.New(config.Options{
+		Dir: o.Dir, Node: o.Node, Disks: o.Disks, Commits: o.SignedCommits, Log: o.Log,
+		Now: func() time.Time { return r.clock.now().Wall },
+		Open: func(d plan.Desired) error {
+			r.Observe(d)
+			return r.disks.onlyLocked()
+		},
+		Opened: r.Folders,
+	})
 	next := make(chan struct{})
 	l.nextRound.Store(&next)
-	if o.SignedCommits != nil {
-		l.commits.rules = *o.SignedCommits
-	}
 	observations := func() map[string]peer.Observation { return r.system.Peers.Observations() }
-	l.reporter, l.notifier = newReporter(l, o), notification.New(l.View, observations, notification.NewSender(o.Client), o.Log)
+	send, rounds := notification.NewSender(o.Client), notification.Rounds{View: l.View, NextRound: l.NextRound, Transfers: l.Transfers}
+	l.reporter, l.notifier = notification.NewReporter(rounds, o.Node, send, o.Log), notification.New(l.View, observations, send, o.Log)
 	r.conditions = l.notifier.Conditions
+	r.served.Verify = func(ctx context.Context, image string) { _, _ = l.Verify(ctx, image) }
 	return l
 }
 
@@ -92,7 +100,6 @@ func (l *Loop) publish(v *status.View) {
 	l.view.Store(v)
 	next := make(chan struct{})
 	close(*l.nextRound.Swap(&next))
-	notify(l.reporter.viewed)
 }
 
 // Status returns the last round and the jobs that run now; false before the first round.
@@ -108,21 +115,24 @@ func (l *Loop) Status() (status.Status, bool) {
 
 // AddDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
 func (l *Loop) AddDeliveries(s *status.Status) {
-	s.Report, s.Notify = l.reporter.state.Status(), l.notifier.Delivery.Status()
+	s.Report, s.Notify = l.reporter.Delivery.Status(), l.notifier.Delivery.Status()
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
 func (l *Loop) PeerServer() *peer.Server {
-	return peer.NewServer(l.reconciler.local.peers.published, l.PeerNode())
+	return peer.NewServer(l.reconciler.local.Published, l.PeerNode())
 }
+
+// PeerNode returns what peers can request of this node, besides its published state.
+func (l *Loop) PeerNode() peer.Node { return &l.reconciler.served }
 
 // Transfers returns the running actions.
 func (l *Loop) Transfers() map[ident.CopyRef]job.Transfer { return l.reconciler.Transfers() }
 
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts {
-	c := l.reconciler.jobs.transfers.counts()
-	c.Reports, c.Notifications = l.reporter.state.Counts(), l.notifier.Delivery.Counts()
+	c := l.reconciler.jobs.totals()
+	c.Reports, c.Notifications = l.reporter.Delivery.Counts(), l.notifier.Delivery.Counts()
 	return c
 }
 
@@ -138,8 +148,8 @@ func (l *Loop) Run(ctx context.Context) error {
 	events := make(chan struct{}, 1)
 	watch := func(err error) { l.reconciler.health.SetError(configNotWatched, l.options.Dir, err) }
 	beside.Go(func() { configdir.Watch(ctx, l.options.Dir, l.options.Interval, events, watch) })
-	beside.Go(func() { l.directory.run(ctx, events) })
-	beside.Go(func() { l.reporter.run(ctx) })
+	beside.Go(func() { l.directory.Run(ctx, events) })
+	beside.Go(func() { l.reporter.Run(ctx) })
 	beside.Go(func() { l.notifier.Run(ctx) })
 	replicas := newReplicaWatch(l.reconciler.health)
 	defer replicas.close()
@@ -177,30 +187,38 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 	select {
 	case <-ctx.Done():
 		return false, nil
-	case r := <-l.directory.readings:
+	case r := <-l.directory.Readings:
 		changed, err := l.Apply(ctx, r)
-		l.directory.conclude(r, l.config.result)
+		l.directory.Conclude(r, l.config.Result)
 		return changed, err
-	case <-l.directory.slow: // the status shows it
+	case <-l.directory.Slow: // the status shows it
 	case <-on.tick.C: // most changes of disks are no events
 	case <-on.replicas.changed: // a replica may need an image
 		on.looks = looksAfterReplica
 		return on.delay(max(l.reconciler.pace.delay(), time.Until(on.last.Add(roundGap)))), nil
 	case <-l.reconciler.jobs.reports.ready: // a job ended, or the queries of a deletion
-		ended, wait := l.reconciler.continuePlan(ctx)
-		l.requested.jobsEnded(ended)
+		reports, wait := l.reconciler.continuePlan(ctx)
+		l.requested.note(reports)
 		return on.delay(wait), nil
 	case <-l.queue.ready:
 	case <-on.changed: // another node has a new state; more may follow in a moment
 		on.debouncePeers(l.reconciler.pace.delay())
 		return false, nil
 	case <-on.peers.C: // the pause has passed: do the round, and wait for changes again
-		on.changed = l.reconciler.local.peersChanged()
+		on.changed = l.reconciler.local.Changed()
 	case <-on.wake.C: // a wait is over
 		return on.delay(l.reconciler.pace.delay()), nil
 	case <-on.paced.C:
 	}
 	return true, nil
+}
+
+// Apply applies what a read of the config directory found: see config.Configuration.
+func (l *Loop) Apply(ctx context.Context, r config.Reading) (changed bool, err error) {
+	if changed, err = l.config.Apply(ctx, r); changed {
+		l.reconciler.peers.follow(ctx, l.config.Desired)
+	}
+	return changed, err
 }
 
 // roundGap is the least time between rounds that other nodes cause: a hundred of them may be
@@ -268,11 +286,8 @@ func (t *triggers) debouncePeers(wait time.Duration) {
 // Step handles what jobs reported and what was requested since the last Step, and does one round.
 // It returns how long the Loop may wait for events before the next Step.
 func (l *Loop) Step(ctx context.Context) time.Duration {
-	ended, _ := l.reconciler.handleReports()
-	l.requested.jobsEnded(ended)
-	for _, copy := range l.reconciler.jobs.reports.takeDamaged() {
-		l.requested.verify[copy] = true
-	}
+	reports, _ := l.reconciler.handleReports()
+	l.requested.note(reports)
 	requests := l.queue.take()
 	for _, r := range requests {
 		r.note(&l.requested)
@@ -288,20 +303,12 @@ func (l *Loop) Step(ctx context.Context) time.Duration {
 
 // round does one round. It returns how long until the first wait of the plan ends, at most the interval.
 func (l *Loop) round(ctx context.Context) time.Duration {
-	if !l.config.loaded && l.config.fault == "" {
+	if !l.config.IsKnown() {
 		return l.options.Interval // the config directory was not read yet
 	}
 	l.rounds++
-	if l.commits.current.Name != "" {
-		l.reconciler.Observe(l.config.desired) // opens the disks that appeared, so that the plan follows the check of their commits
-	}
-	refused, failed := l.commits.record(ctx, l.reconciler.disks.folders)
-	if refused != nil && l.config.refused == nil { // a disk that was not there before has another commit
-		revision := l.config.result.Revision
-		l.config.refuse(Reading{Revision: &revision}, refused.Error())
-	}
-	l.reconciler.health.SetError(commitNotRecorded, l.options.Node, failed)
-	v := l.config.view(l.directory.loading.Load())
+	l.reconciler.health.SetError(commitNotRecorded, l.options.Node, l.config.RecordCommit(ctx))
+	v := l.config.View(l.directory.LoadingSince())
 	v.Rounds = l.rounds
 	l.requested.addTo(&v.Desired, l.reconciler.clock.now().Steady)
 	v.Observed, v.Plan = l.reconciler.round(ctx, v.Desired)

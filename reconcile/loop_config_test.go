@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
+	"github.com/seed-26586806/backing-image-manager/reconcile/config"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -216,7 +217,7 @@ func TestContinuedLoadsLogTheirProblemsOnce(t *testing.T) {
 		logged int
 	}{{unfinished, 1}, {unfinished, 0}, {unfinished, 0}, {other, 1}, {other, 0}, {finished, 1}, {finished, 1}} {
 		log.Reset()
-		_, err := l.Apply(t.Context(), Reading{Result: &step.result})
+		_, err := l.Apply(t.Context(), config.Reading{Result: &step.result})
 		must(t, err)
 		if n := strings.Count(log.String(), "configuration applied"); n != step.logged || strings.Contains(log.String(), "configuration error") != (n > 0) {
 			t.Errorf("step %d: %s", i, &log)

@@ -1,8 +1,6 @@
 package reconcile
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,6 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/serve"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
@@ -27,16 +27,10 @@ type mark struct {
 	problem error // why it could not be written; nil: it was
 }
 
-// responseFor returns how a node shows that it has seen a mark with this secret.
-func responseFor(secret, node string) string {
-	sum := sha256.Sum256([]byte(secret + node))
-	return hex.EncodeToString(sum[:16])
-}
-
 // newMark puts a mark into the folder of the copy of a deletion.
-func newMark(t Task, secret func() uint64) mark {
+func newMark(on system.Disk, id ident.ID, secret func() uint64) mark {
 	m := mark{Mark: disk.Mark{Name: fmt.Sprintf("%016x", secret()), Secret: fmt.Sprintf("%016x", secret())}}
-	if err := t.Disk.SetMark(t.Action.CopyRef().ID, m.Mark); err != nil {
+	if err := on.SetMark(id, m.Mark); err != nil {
 		m.problem = fmt.Errorf("no mark could be written into the folder of the copy that is deleted, which may be the same folder: %w", err)
 	}
 	return m
@@ -45,34 +39,30 @@ func newMark(t Task, secret func() uint64) mark {
 // seenBy returns an error if the mark of the copy key is in the folder of another copy: on another disk of this node, also
 // on one that is not used, or according to the states of other nodes. It also returns one if the mark is gone: a node
 // that starts removes all marks in its folders, and its state may be from after that.
-func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *served) error {
-	now := own.disks.Load()
-	switch {
-	case m.Name == "" || m.problem != nil:
+func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node) error {
+	if m.Name == "" || m.problem != nil {
 		return nil
-	case now == nil:
-		return errNotRead
+	}
+	open, err := own.Open()
+	if err != nil {
+		return err
 	}
 	same := func(node, name string) error {
 		return fmt.Errorf("not deleted: the folder of the copy is also that of %s: it is one copy at two paths; unmount one, or remove one disk from the configuration", ident.DiskRef{Node: node, Disk: name})
 	}
-	for _, name := range slices.Sorted(maps.Keys(now.byName)) {
-		handle := now.byName[name].handle
-		if handle == nil {
-			continue
-		}
-		switch secret, err := handle.ReadMark(key.ID, m.Name); {
+	for _, name := range slices.Sorted(maps.Keys(open)) {
+		switch secret, err := open[name].ReadMark(key.ID, m.Name); {
 		case err != nil:
 			return fmt.Errorf("not deleted: disk %s: %w", name, err)
 		case secret != m.Secret && name == key.Disk.Disk:
 			return errors.New("not deleted: the mark in its folder was removed: another node may have the same folder")
 		case secret == m.Secret && name != key.Disk.Disk:
-			return same(now.node, name)
+			return same(key.Disk.Node, name)
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(states)) {
 		for name, seen := range states[node].Disks {
-			if seen.Copies[key.ID].Mark == responseFor(m.Secret, node) {
+			if seen.Copies[key.ID].Mark == serve.MarkResponse(m.Secret, node) {
 				return same(node, name)
 			}
 		}

@@ -17,6 +17,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 		}
 	}
 	r.disks.refresh(declared, r.jobs.useDisk)
+	r.backlog.drop() // it may need disks that are closed now
 	now := r.clock.observe()
 	o := plan.Observed{
 		Now: now.Wall, Disks: map[ident.DiskRef]model.Disk{},
@@ -29,15 +30,15 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	}
 	o.MarkSameCopies()
 	r.pendingUsage.applyTo(o)
-	r.failures.dropStale(d, o)
-	o.Failures = r.failures.onWallClock(now)
+	r.failures.DropStale(d, o)
+	o.Failures = r.failures.OnWallClock(now)
 	r.jobs.addTo(o)
 	o.BackedUp = o.FindBackedUp(d)
 	r.peers.mergeInto(d, &o, now.Steady)
-	o.Awaited = r.awaited.durations(o)
+	o.Awaited = r.awaited.Durations(o)
 	o.CannotPrepare = r.disks.cannotPrepare(d, o, r.system.Jobs)
 	// Only now all problems are known: two nodes may have a disk with the same uuid.
 	r.disks.trackProblems(d, o, now.Steady)
-	r.served.update(d, o, r.disks.open)
+	r.served.Update(d, o, r.disks.handles())
 	return o
 }

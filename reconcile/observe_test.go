@@ -77,12 +77,12 @@ images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}
 	other := ident.DiskRef{Node: "node1", Disk: "disk2"}
 	must(t, r.disks.open[other].handle.Update(key.ID, func(r *disk.Record) { r.ReadBackAt = time.Now() }))
 	expectDeletion("a process has the copy open", false)
-	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(model.Verify, key, model.Reason{}, 0)}}, stop: func() {}}
+	r.jobs.running[key] = &activeJob{order: job.Order{Action: plan.NewAction(model.Verify, key, model.Reason{}, 0)}, stop: func() {}}
 	expectDeletion("a job verifies it, too", false)
 	delete(r.jobs.running, key)
 	expectDeletion("the job has ended", false)
 	must(t, f.Close())
-	r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(model.Evict, key, model.Reason{}, 0)}}, stop: func() {}, deletion: &deletion{}}
+	r.jobs.running[key] = &activeJob{order: job.Order{Action: plan.NewAction(model.Evict, key, model.Reason{}, 0)}, stop: func() {}, deletion: &deletion{}}
 	expectDeletion("the process has closed it, and it is withdrawn", true)
 	f, err = os.Open(f.Name())
 	must(t, err)

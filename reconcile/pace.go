@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // A round observes all copies, plans all images and publishes the whole state. If each job that ends
@@ -19,7 +20,7 @@ const (
 
 // pace is for how long rounds that can wait have to wait.
 type pace struct {
-	now   func() Instant
+	now   func() system.Instant
 	ended time.Time     // of the last round, steady
 	took  time.Duration // the last round
 }

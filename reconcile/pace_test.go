@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,18 +16,19 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/files"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // exhausted returns the pace of a node whose last round took very long, so that each round that can wait is
 // delayed as long as possible.
-func exhausted() pace { return pace{now: systemTime, ended: time.Now(), took: time.Hour} }
+func exhausted() pace { return pace{now: system.Now, ended: time.Now(), took: time.Hour} }
 
 func TestPace(t *testing.T) {
 	now := time.Now()
-	p := pace{now: func() Instant { return Instant{Steady: now} }}
+	p := pace{now: func() system.Instant { return system.Instant{Steady: now} }}
 	round := func(cost time.Duration) { p.measure(func() { now = now.Add(cost) }) }
 	check := func(what string, want time.Duration) {
 		t.Helper()
@@ -82,7 +84,7 @@ func TestBacklogKeepsSlotsBusy(t *testing.T) {
 			t.Error("the round does not wait")
 		}
 	}
-	if counts := r.jobs.transfers.counts(); counts.Done[model.Download] != images {
+	if counts := r.jobs.totals(); counts.Done[model.Download] != images {
 		t.Errorf("done: %v, failed: %v", counts.Done, counts.Failed)
 	}
 }
@@ -93,20 +95,21 @@ func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		op     model.Op
-		report func(*reports)
+		report report
 		waits  bool
 	}{
-		{"a download is done", model.Download, func(r *reports) { r.addEnd(jobEnd{key: key}) }, true},
-		{"a download failed", model.Download, func(r *reports) { r.addEnd(jobEnd{key: key, err: errors.New("refused")}) }, true},
-		{"a download was stopped", model.Download, func(r *reports) { r.addEnd(jobEnd{key: key, stopped: true}) }, false},
-		{"a deletion is done", model.Cleanup, func(r *reports) { r.addEnd(jobEnd{key: key}) }, false},
-		{"a deletion can be decided", model.Cleanup, func(r *reports) { r.addResponses(queryResponses{key: key}) }, false},
+		{"a download is done", model.Download, report{}, true},
+		{"a download failed", model.Download, report{err: errors.New("refused")}, true},
+		{"a download was stopped", model.Download, report{err: context.Canceled, stopped: true}, false},
+		{"a deletion is done", model.Cleanup, report{}, false},
+		{"a deletion can be decided", model.Cleanup, report{responses: map[string]plan.Response{}}, false},
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		r.pace = exhausted()
-		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(tt.op, key, model.Reason{}, 0)}}, stop: func() {}, deletion: &deletion{}}
-		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: tt.op}, Progress: &fetch.Progress{}})
-		tt.report(r.jobs.reports)
+		tt.report.run = newRun(plan.NewAction(tt.op, key, model.Reason{}, 0), schema.Image{})
+		tt.report.run.deletion = &deletion{}
+		r.jobs.add(tt.report.run)
+		r.jobs.reports.add(tt.report)
 		if _, wait := r.continuePlan(t.Context()); (wait > 0) != tt.waits {
 			t.Errorf("%s: the round waits for %v", tt.name, wait)
 		}
@@ -128,9 +131,9 @@ func TestBacklogAfterFailures(t *testing.T) {
 	} {
 		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
 		r.backlog.add(plan.NewAction(model.Download, ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "other", UUID: "6846a0b2"}}, model.Reason{}, 0))
-		r.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: plan.NewAction(model.Download, key, model.Reason{}, 0)}}, stop: func() {}}
-		r.jobs.transfers.add(key, job.Transfer{Action: plan.Action{Op: model.Download}, Progress: &fetch.Progress{}})
-		r.endJob(jobEnd{key: key, err: tt.err})
+		run := newRun(plan.NewAction(model.Download, key, model.Reason{}, 0), schema.Image{})
+		r.jobs.add(run)
+		r.endJob(report{run: run, err: tt.err})
 		if len(r.backlog.actions) != tt.left {
 			t.Errorf("after %v the backlog has %d actions, want %d", tt.err, len(r.backlog.actions), tt.left)
 		}

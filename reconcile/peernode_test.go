@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -45,7 +44,7 @@ func TestSendSurvivesTheCloseOfItsDisk(t *testing.T) {
 	t.Parallel()
 	content := fetchtest.Random(3, 24<<20)
 	r, _, without := newHolder(t, content)
-	server := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{served: &r.served}).Handler())
+	server := httptest.NewServer(peer.NewServer(r.local.Published, &r.served).Handler())
 	defer server.Close()
 	resp, err := http.Get(server.URL + "/v1/images/parrot/00000001/data?disk=disk1")
 	must(t, err)
@@ -58,7 +57,7 @@ func TestSendSurvivesTheCloseOfItsDisk(t *testing.T) {
 	if err != nil || !bytes.Equal(append(got, rest...), content) {
 		t.Errorf("%d bytes were received, error %v", len(got)+len(rest), err)
 	}
-	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
+	s, err := r.served.Copies(t.Context(), "parrot", "")
 	if err != nil || len(s.Disks) != 1 || len(s.Disks["disk1"].Copies) != 0 {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
@@ -81,7 +80,7 @@ func TestClosedDiskIsNeverListedAsEmpty(t *testing.T) {
 				return
 			default:
 			}
-			s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
+			s, err := r.served.Copies(t.Context(), "parrot", "")
 			if err != nil {
 				t.Error(err)
 			}
@@ -111,7 +110,7 @@ func TestResponseHasNoCopiesOfAnUnmountedDisk(t *testing.T) {
 	path := with.Config.Nodes[with.Node].Disks["disk1"].Path
 	must(t, os.Rename(path, path+"-unmounted"))
 	defer func() { must(t, os.Rename(path+"-unmounted", path)) }()
-	s, err := peerNode{served: &r.served}.Copies(t.Context(), "parrot", "")
+	s, err := r.served.Copies(t.Context(), "parrot", "")
 	if err != nil || len(s.Disks) != 1 || s.Disks["disk1"].Problem == "" || len(s.Disks["disk1"].Copies) > 0 {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
@@ -136,7 +135,7 @@ func TestClonedDiskIsDisputedOnBothNodes(t *testing.T) {
 			}
 			return disputed == 2
 		})
-		s, err := peerNode{served: &m.reconciler.served}.Copies(t.Context(), "parrot", "")
+		s, err := m.reconciler.served.Copies(t.Context(), "parrot", "")
 		if err != nil || s.Disks["disk1"].Problem != "" {
 			t.Errorf("the response of %s is %+v, %v; it observes %+v", m.name, s, err, v.Observed.Disks)
 		}
@@ -144,62 +143,6 @@ func TestClonedDiskIsDisputedOnBothNodes(t *testing.T) {
 }
 
 func refOf(d plan.Desired) ident.DiskRef { return ident.DiskRef{Node: d.Node, Disk: "disk1"} }
-
-// listingDisk is a Disk that calls listed after each listing.
-type listingDisk struct {
-	Disk
-	listed func()
-}
-
-func (d listingDisk) List(name string) (Contents, error) {
-	defer d.listed()
-	return d.Disk.List(name)
-}
-
-// A copy is withdrawn and deleted while a slow response lists it. The response must not show
-// the copy as one that stays.
-func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
-	t.Parallel()
-	r, with, _ := newHolder(t, fetchtest.Random(3, 512))
-	key := ident.CopyRef{Disk: refOf(with), ID: with.Config.Images["parrot"].ID}
-	now := *r.served.disks.Load()
-	one := now.byName["disk1"]
-	one.handle = listingDisk{one.handle, func() {
-		r.served.leaving.add(key)
-		r.served.leaving.keep(func(ident.CopyRef) bool { return false })
-	}}
-	now.byName = map[string]servedDisk{"disk1": one}
-	r.served.disks.Store(&now)
-	s, err := r.Copies("parrot", "")
-	if err != nil || len(s.Disks) != 1 || len(s.Disks["disk1"].Copies) != 1 || !onlyCopy(s, "disk1").Leaving {
-		t.Errorf("the response is %+v, %v", s, err)
-	}
-	one.handle = one.handle.(listingDisk).Disk
-	now.byName = map[string]servedDisk{"disk1": one}
-	r.served.disks.Store(&now)
-	if s, err := r.Copies("parrot", ""); err != nil || onlyCopy(s, "disk1").Leaving || len(r.served.leaving.watches) > 0 {
-		t.Errorf("later the response is %+v, %v", s, err)
-	}
-}
-
-// Two disks show one folder of a copy. Other nodes must not count the copy twice.
-func TestSharedFolderIsOneCopyForOtherNodes(t *testing.T) {
-	t.Parallel()
-	r, with, _ := newHolder(t, fetchtest.Random(3, 512))
-	now := *r.served.disks.Load()
-	now.byName = map[string]servedDisk{"disk1": now.byName["disk1"], "disk2": now.byName["disk1"]}
-	r.served.disks.Store(&now)
-	queried, err := r.Copies("parrot", "")
-	must(t, err)
-	o := r.Observe(with)
-	o.Disks[ident.DiskRef{Node: with.Node, Disk: "disk2"}] = model.Disk{Copies: maps.Clone(o.Disks[refOf(with)].Copies)}
-	o.MarkSameCopies()
-	for _, s := range []model.Node{queried, publishedState(plan.NewRound(with, o), plan.Plan{}, &r.jobs)} {
-		if len(s.Disks) != 2 || onlyCopy(s, "disk1").State != model.Ready || onlyCopy(s, "disk2").State != model.Unknown {
-			t.Errorf("the state is %+v", s)
-		}
-	}
-}
 
 // onlyCopy returns the only copy on a disk.
 func onlyCopy(s model.Node, disk string) model.Copy {

@@ -3,7 +3,6 @@ package reconcile
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
@@ -13,22 +12,24 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // peers are the other nodes, each as it publishes its own state.
 type peers struct {
-	system Peers
+	system system.Peers
 	states map[string]peerState // by node
-	claims *claims
+	ledger *evidence.Ledger
 	// otherConfig has since when nodes have had another config digest than this one, or none, by the
 	// steady clock.
 	otherConfig map[string]time.Time
 }
 
-func newPeers(system Peers, log *slog.Logger) peers {
-	return peers{system: system, states: map[string]peerState{}, claims: newClaims(log), otherConfig: map[string]time.Time{}}
+func newPeers(s system.Peers, ledger *evidence.Ledger) peers {
+	return peers{system: s, states: map[string]peerState{}, ledger: ledger, otherConfig: map[string]time.Time{}}
 }
 
 // peerState is the last published state of a node, converted for the planner.
@@ -109,7 +110,7 @@ func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations
 		maps.Copy(o.Disks, s.disksOf(d, name, a, at))
 		mergeJobs(*o, d, a, at)
 	}
-	s.claims.apply(d, o, now)
+	s.ledger.Apply(d, o)
 	o.MarkDisputedDisks() // also a disk of this node, if another one has its uuid (I10)
 }
 
@@ -269,7 +270,7 @@ func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want 
 	}
 	want = d.DigestOf(o, a)
 	nodes := d.Config.Nodes
-	return want, func() []peer.Source { return s.claims.readable(sources(s.system.Observations(), nodes, want), want) }
+	return want, func() []peer.Source { return s.ledger.Readable(sources(s.system.Observations(), nodes, want), want) }
 }
 
 // sources returns the copies with the digest want that the responding nodes offer.

@@ -9,11 +9,20 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/serve"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
+
+// newLedger returns a ledger without evidence.
+func newLedger() *evidence.Ledger {
+	return evidence.NewLedger(slog.New(slog.DiscardHandler), func() time.Time { return time.Time{} })
+}
 
 // A query that failed after a part of the response is no response.
 func TestFailedQueryIsNoResponse(t *testing.T) {
@@ -22,7 +31,7 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 	success, dropped := now.Add(-time.Minute), now.Add(-time.Second)
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
 		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[ident.DiskRef]model.Disk{}}
-		s := newPeers(nil, slog.New(slog.DiscardHandler))
+		s := newPeers(nil, newLedger())
 		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: success, LastSeen: dropped}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].LastResponse); ago != want {
 			t.Errorf("with the problem %q its last response was %v ago, want %v", problem, ago, want)
@@ -39,7 +48,7 @@ func TestPeerTimesFollowAClockStep(t *testing.T) {
 	observations := map[string]peer.Observation{refs[1].Node: {Polled: true, Received: plantest.Now, State: model.Node{
 		Version: model.Version, Node: refs[1].Node, Clock: plantest.Now, Disks: map[string]model.Disk{refs[1].Disk: {UUID: "u", Copies: model.NewCopies(failed.ForPeers())}},
 	}}}
-	s := newPeers(nil, slog.New(slog.DiscardHandler))
+	s := newPeers(nil, newLedger())
 	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
 		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}}
 		s.mergeObservations(d, &o, observations, plantest.Now)
@@ -102,7 +111,7 @@ func TestPeersDoNotCountASuspectedCopy(t *testing.T) {
 	}
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	o0.Failures = map[ident.CopyRef]model.Failure{{Disk: ident.DiskRef{Node: refs[0].Node, Disk: "disk9"}, ID: image.ID}: {Op: model.Sync, Suspects: []ident.CopyRef{{Disk: refs[0], ID: image.ID}}}}
-	published := publishedState(plan.NewRound(d0, o0), plan.Plan{}, &jobs{})
+	published := serve.State(plan.NewRound(d0, o0), plan.Plan{}, nil)
 	o1 := o
 	o1.Disks[refs[0]] = declaredDisks(c.Nodes[published.Node], published.Node, published)[refs[0]]
 	d1, o1 := plantest.AsNode(refs[1].Node, c, o1)
@@ -122,7 +131,7 @@ func TestReasonsOfCopiesArePublished(t *testing.T) {
 	reason := model.Reason{Code: plan.CodeReplenishOff, Text: "the limit is 0"}
 	for op, want := range map[model.Op]model.Reason{model.Blocked: reason, model.Wait: reason, model.Download: {}} {
 		p := plan.Plan{Actions: []plan.Action{plan.NewAction(op, key, reason, 0)}}
-		got := declaredDisks(c.Nodes[refs[0].Node], refs[0].Node, publishedState(plan.NewRound(d, o), p, &jobs{}))[refs[0]].Copies[image.ID]
+		got := declaredDisks(c.Nodes[refs[0].Node], refs[0].Node, serve.State(plan.NewRound(d, o), p, nil))[refs[0]].Copies[image.ID]
 		if got.Reason != want {
 			t.Errorf("%s: %+v, want %+v", op, got.Reason, want)
 		}
@@ -166,14 +175,14 @@ func TestPinnedDigestFromPeerState(t *testing.T) {
 	o.Disks[refs[0]].Copies[image.ID] = failed
 	d0, o0 := plantest.AsNode(refs[0].Node, c, o)
 	cache := peer.NewStateCache()
-	cache.Publish(publishedState(plan.NewRound(d0, o0), plan.Plan{}, &jobs{}))
+	cache.Publish(serve.State(plan.NewRound(d0, o0), plan.Plan{}, nil))
 	server := httptest.NewServer(peer.NewServer(cache, nil).Handler())
 	defer server.Close()
 	state, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: refs[0].Node, URL: server.URL}, "", 0)
 	must(t, err)
 	d1, o1 := plantest.AsNode(refs[1].Node, c, plantest.EmptyDisks(c))
 	o1.Now = now
-	s := newPeers(nil, slog.New(slog.DiscardHandler))
+	s := newPeers(nil, newLedger())
 	maps.Copy(o1.Disks, s.disksOf(d1, refs[0].Node, peer.Observation{State: state, Polled: true, Received: now}, now))
 	pinned := false
 	for _, a := range plan.NewRound(d1, o1).Plan().Actions {
@@ -191,10 +200,10 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 	cache := peer.NewStateCache()
 	cache.Publish(model.Node{Version: model.Version, Node: "node2", Disks: map[string]model.Disk{"disk1": {Copies: model.NewCopies(model.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: model.Ready, Size: 512, SHA512: want, ManifestDigest: plantest.Digest(ident.SHA256, "chunks")})}}})
 	client := peer.NewClient(nil, nil)
-	local := &localPeers{}
-	local.connect(client)
+	local, _ := system.New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	local.Connect(client)
 	defer local.Close()
-	s := newPeers(local, slog.New(slog.DiscardHandler))
+	s := newPeers(local, newLedger())
 	var sources func() []peer.Source
 	for i := range 2 {
 		server := httptest.NewServer(peer.NewServer(cache, nil).Handler())
@@ -203,8 +212,8 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 			"node2": {Address: server.URL, Disks: map[string]schema.Disk{"disk1": {}}},
 		}}}
 		local.Follow(t.Context(), targetsOf(d))
-		for local.waiting() {
-			<-local.changed()
+		for local.Waiting() {
+			<-local.Changed()
 		}
 		if i == 0 {
 			_, sources = s.copiesFor(d, plan.Observed{}, plan.Action{Op: model.Sync, Image: "parrot", SourceDigest: want})
@@ -220,7 +229,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 // or when this node had none.
 func TestOtherConfigFor(t *testing.T) {
 	d := plan.Desired{Config: plantest.NewConfig(2, 1), Node: "node1", Digest: "new"}
-	s, now := newPeers(nil, slog.New(slog.DiscardHandler)), time.Now()
+	s, now := newPeers(nil, newLedger()), time.Now()
 	for i, step := range []struct {
 		own, peer, problem string
 		want               time.Duration

@@ -20,7 +20,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
-	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // liar is a peer with valid credentials and without any bytes. It publishes the state of an honest node
@@ -182,7 +181,7 @@ func TestLyingPeerCannotHaveTheLastCopyDeleted(t *testing.T) {
 					}
 				}
 			}
-			if v := honest.rounds(5); !honest.holds(v) || log.count("level=WARN msg=\"a copy on another node") != 1 {
+			if v := honest.rounds(5); !honest.holds(v) || log.count("level=WARN msg=\"a node did not show") != 1 {
 				t.Errorf("the copy is there: %v; the log is %s", honest.holds(v), log.text.String())
 			}
 		})
@@ -374,47 +373,4 @@ func TestWithdrawnCopyServesNobodyUntilTheDeletionIsCancelled(t *testing.T) {
 	}
 	best.pass(nil)
 	other.until("the copy deleted", func(v *status.View) bool { return !other.holds(v) })
-}
-
-// The claim of a node about its copy was disproved. It must stay so for a while, and for longer each time,
-// but not for ever: wrong bytes of an honest node may have come from its memory or its connection.
-func TestDisprovedClaims(t *testing.T) {
-	c, ref := disprovableCopy()
-	d := plan.Desired{Config: schema.Config{Nodes: map[string]schema.Node{"n2": {Disks: map[string]schema.Disk{"a": {}}}}}}
-	log := &lines{}
-	s, now := newClaims(slog.New(slog.NewTextHandler(log, nil))), systemTime().Steady
-	isUnproven := func() bool {
-		o := plan.Observed{Disks: map[ident.DiskRef]model.Disk{ref.Disk: {Copies: map[ident.ID]model.Copy{ref.ID: c}}}}
-		s.apply(d, &o, now)
-		got := o.Disks[ref.Disk].Copies[ref.ID]
-		return got.Unproven && got.State == model.Unknown && s.isDisproved(ref, c.SHA512)
-	}
-	if s.recordOne(ref, plan.ProofMissing); isUnproven() || !s.unanswered()[ref] {
-		t.Error("a missing proof disproves the claim, or is forgotten")
-	}
-	for failures, wait := range []time.Duration{1, 2, 4} {
-		if s.disprove(ref, "other bytes", now); !isUnproven() || s.unanswered()[ref] || log.count("level=WARN") != failures+1 {
-			t.Errorf("failure %d: the claim is not disproved", failures)
-		}
-		if s.recordOne(ref, plan.ProofMissing); !isUnproven() {
-			t.Errorf("failure %d: a missing proof ends that the claim is disproved", failures)
-		}
-		now = now.Add(disprovedFor.First*wait - 1)
-		if !isUnproven() {
-			t.Errorf("failure %d: the claim counts after %v", failures, disprovedFor.First*wait-1)
-		}
-		now = now.Add(1)
-		if isUnproven() {
-			t.Errorf("failure %d: the claim does not count after %v", failures, disprovedFor.First*wait)
-		}
-	}
-	s.disprove(ref, "other bytes", now)
-	if s.recordOne(ref, plan.ProofPassed); isUnproven() {
-		t.Error("a copy that has proven that it has its bytes is still disproved")
-	}
-}
-
-func disprovableCopy() (model.Copy, ident.CopyRef) {
-	ref := ident.CopyRef{Disk: ident.DiskRef{Node: "n2", Disk: "a"}, ID: ident.ID{Name: "parrot", UUID: "00000001"}}
-	return model.Copy{ID: ref.ID, State: model.Ready}, ref
 }

@@ -38,7 +38,7 @@ func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 			d := plantest.Load(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
 			o := r.Observe(d)
 			r.publish(plan.NewRound(d, o), plan.Plan{})
-			s := httptest.NewServer(peer.NewServer(r.local.peers.published, peerNode{served: &r.served}).Handler())
+			s := httptest.NewServer(peer.NewServer(r.local.Published, &r.served).Handler())
 			defer s.Close()
 			_, _, err := peer.NewClient(nil, nil).State(t.Context(), peer.Address{Node: d.Node, URL: s.URL}, "", 0)
 			if err != nil {

@@ -5,34 +5,40 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/once"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/serve"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // Reconciler keeps the disks of one node in the desired state, one round at a time. A Loop calls
 // it for a daemon; Converge is for a single run. Its methods are for one goroutine,
 // except Transfers.
 type Reconciler struct {
-	system System
-	local  *localNode // nil if system is not that of this machine
+	system system.System
+	local  *system.Local // nil if system is not that of this machine
 	log    *slog.Logger
 	health *once.Log
 	clock  clock
 
 	disks        disks        // the declared disks, as far as they can be opened
 	peers        peers        // the other nodes, as they publish their state
-	jobs         jobs         // what runs now
-	failures     failures     // what failed, and when it is tried again
+	jobs         *jobs        // what runs now
 	pendingUsage pendingUsage // usage that is not in the records yet
-	served       served       // what other nodes can read at any time
-	awaited      awaited      // for how long this node has waited for others
+	served       serve.Node   // what other nodes can read at any time
 	backlog      backlog      // what the last plan has still to start
 	pace         pace         // of the rounds
+
+	ledger   *evidence.Ledger  // what is known against the claims of other nodes
+	failures evidence.Failures // what failed, and when it is tried again
+	awaited  evidence.Awaited  // for how long this node has waited for others
 
 	conditions func() []model.Condition // see model.Node; nil: this process sends no notifications
 }
@@ -40,19 +46,19 @@ type Reconciler struct {
 // New returns a Reconciler for this machine whose downloads go through client. With readOnly it
 // only observes: it locks no disk, and only Observe may be called.
 func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
-	node, system := newLocalNode(client, log, readOnly)
-	r := NewWith(system, log)
-	r.local = node
+	local, s := system.New(client, log, readOnly)
+	r := NewWith(s, log)
+	r.local = local
 	return r
 }
 
-// NewWith returns a Reconciler that acts on system.
-func NewWith(system System, log *slog.Logger) *Reconciler {
+// NewWith returns a Reconciler that acts on s.
+func NewWith(s system.System, log *slog.Logger) *Reconciler {
+	ledger := evidence.NewLedger(log, func() time.Time { return s.Now().Steady })
 	return &Reconciler{
-		system: system, log: log, health: once.New(log), clock: clock{read: system.Now},
-		disks: newDisks(system.OpenDisk), peers: newPeers(system.Peers, log), jobs: newJobs(),
-		failures: failures{}, pendingUsage: pendingUsage{}, awaited: awaited{},
-		pace: pace{now: system.Now},
+		system: s, log: log, health: once.New(log), clock: clock{read: s.Now},
+		disks: newDisks(s.OpenDisk), peers: newPeers(s.Peers, ledger), jobs: newJobs(), pendingUsage: pendingUsage{},
+		pace: pace{now: s.Now}, ledger: ledger, failures: evidence.Failures{}, awaited: evidence.Awaited{},
 	}
 }
 
@@ -61,14 +67,25 @@ func NewWith(system System, log *slog.Logger) *Reconciler {
 func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() }
 
 // Transfers returns the running actions. It may be called concurrently.
-func (r *Reconciler) Transfers() map[ident.CopyRef]job.Transfer { return r.jobs.transfers.all() }
+func (r *Reconciler) Transfers() map[ident.CopyRef]job.Transfer { return r.jobs.transfers() }
 
 // SetPeers makes r query the other nodes through client. It must be called at most once, before
 // the first observation.
-func (r *Reconciler) SetPeers(client *peer.Client) { r.local.peers.connect(client) }
+func (r *Reconciler) SetPeers(client *peer.Client) { r.local.Connect(client) }
 
 // firstResponseTimeout is how long a single run waits for the first responses.
 const firstResponseTimeout = 3 * time.Second
+
+// Folders returns the usable disks of this machine, as far as the last observation opened them.
+func (r *Reconciler) Folders() map[ident.DiskRef]*disk.Disk {
+	folders := map[ident.DiskRef]*disk.Disk{}
+	for ref, open := range r.disks.open {
+		if folder := system.Folder(open.handle); folder != nil && open.problem == "" {
+			folders[ref] = folder
+		}
+	}
+	return folders
+}
 
 // WaitForPeers follows the nodes that d declares, and waits until each has responded or failed,
 // but not longer than firstResponseTimeout.
@@ -76,9 +93,9 @@ func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
 	r.peers.follow(ctx, d)
 	over := time.NewTimer(firstResponseTimeout)
 	defer over.Stop()
-	for r.local.peers.waiting() {
+	for r.local.Waiting() {
 		select {
-		case <-r.local.peersChanged():
+		case <-r.local.Changed():
 		case <-over.C:
 			return
 		case <-ctx.Done():
@@ -96,7 +113,7 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	r.recordUsage(now)
 	begin := r.decideDeletions(d, o)
 	p := now.Plan()
-	r.awaited.note(d, o, p, r.clock.now().Steady)
+	r.awaited.Note(d, o, p, r.clock.now().Steady)
 	for key, why := range p.Ends {
 		r.jobs.running[key].cancel(why)
 	}
@@ -121,6 +138,23 @@ func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, 
 	return o, p
 }
 
+// publish makes the state of this node available to its peers. A withdrawal ends only here, when
+// peers see an observation that began after the end of the deletion.
+func (r *Reconciler) publish(now *plan.Round, p plan.Plan) {
+	s := serve.State(now, p, r.jobs.ops())
+	if r.conditions != nil {
+		s.Conditions = r.conditions()
+	}
+	r.system.Peers.Publish(s)
+	r.served.EndWithdrawals(r.jobs.isDeleting)
+}
+
+// Copies returns the copies of one image name on the disks of this node, as they are served for a
+// direct query. It may be called concurrently.
+func (r *Reconciler) Copies(name, mark string) (model.Node, error) {
+	return r.served.Copies(context.Background(), name, mark)
+}
+
 // Restore sets what a Reconciler remembers about earlier rounds, by the wall clock: the failures
 // of jobs on the disks of d.Node, and for how long disks have had a problem. It must be called
 // before the first round. A scenario that starts from a saved status uses it; a process does not,
@@ -129,7 +163,7 @@ func (r *Reconciler) Restore(d plan.Desired, failed map[ident.CopyRef]model.Fail
 	now := r.clock.now()
 	for key, f := range failed {
 		if d.Owns(key.Disk) {
-			r.failures[key] = failureRecord{Failure: f.Translated(now.Wall, now.Steady), image: d.Config.Images[key.ID.Name]}
+			r.failures[key] = evidence.Failure{Failure: f.Translated(now.Wall, now.Steady), Image: d.Config.Images[key.ID.Name]}
 		}
 	}
 	for ref, since := range problems {
@@ -158,7 +192,7 @@ func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (o plan.Obser
 				}
 			case <-paced:
 				due = true
-			case <-r.local.peersChanged(): // the new state of a peer may stop a job
+			case <-r.local.Changed(): // the new state of a peer may stop a job
 				due = true
 			case <-ctx.Done():
 				return o, p, context.Cause(ctx)
@@ -177,6 +211,6 @@ func (r *Reconciler) Close() error {
 		r.handleReports()
 	}
 	r.system.Peers.Close()
-	r.served.close()
+	r.served.Close()
 	return r.disks.close()
 }

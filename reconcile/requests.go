@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"sync"
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -48,31 +47,6 @@ type request struct {
 	planned func(*status.View) // receives the round; nil: no client waits for it
 }
 
-// requestQueue has the requests since the last Step. Its methods may be called concurrently.
-type requestQueue struct {
-	ready   chan struct{} // has a value after a request was added
-	mu      sync.Mutex
-	pending []request
-}
-
-func newRequestQueue() *requestQueue { return &requestQueue{ready: make(chan struct{}, 1)} }
-
-func (q *requestQueue) add(r request) {
-	q.mu.Lock()
-	q.pending = append(q.pending, r)
-	q.mu.Unlock()
-	notify(q.ready)
-}
-
-// take returns the requests since the last call.
-func (q *requestQueue) take() []request {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	taken := q.pending
-	q.pending = nil
-	return taken
-}
-
 // requested are the copies for which clients requested an action that has not ended, or for which a job
 // requested a verification. It is in memory only: a restart drops all requests.
 type requested struct {
@@ -103,15 +77,19 @@ func (r *requested) addTo(d *plan.Desired, now time.Time) {
 	d.Verify, d.Uploads = maps.Clone(r.verify), maps.Clone(r.uploads)
 }
 
-// jobsEnded drops the requests that jobs fulfilled. Requests for other actions on their copies stay.
-// An upload is over in any case: its client has to request it again.
-func (r *requested) jobsEnded(jobs []endedJob) {
-	for _, job := range jobs {
-		switch {
-		case job.op == model.Upload:
-			delete(r.uploads, job.key)
-		case job.op == model.Verify && !job.stopped && !job.ofPeer:
-			delete(r.verify, job.key)
+// note drops the requests that jobs fulfilled, and adds the verification of copies that jobs found to be damaged. Requests for other
+// actions on their copies stay. An upload is over in any case: its client has to request it again.
+func (r *requested) note(reports []report) {
+	for _, e := range reports {
+		if e.run == nil {
+			r.verify[e.damaged] = true
+			continue
+		}
+		switch a := e.run.order.Action; {
+		case a.Op == model.Upload:
+			delete(r.uploads, a.CopyRef())
+		case a.Op == model.Verify && !e.stopped && !a.VerifiesPeer():
+			delete(r.verify, a.CopyRef())
 		}
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
+	"github.com/seed-26586806/backing-image-manager/reconcile/evidence"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -49,7 +51,7 @@ func (l *Loop) RequestRetry(image string, on []ident.DiskRef, done func([]Attemp
 	var copies []ident.CopyRef
 	l.queue.add(request{
 		note: func(*requested) {
-			copies = l.reconciler.failures.endDelays(declared.ID, on, l.reconciler.clock.now().Steady)
+			copies = l.reconciler.failures.EndDelays(declared.ID, on, l.reconciler.clock.now().Steady)
 		},
 		planned: func(v *status.View) {
 			if len(copies) == 0 {
@@ -69,24 +71,48 @@ func (l *Loop) RequestRetry(image string, on []ident.DiskRef, done func([]Attemp
 	})
 }
 
-// endDelays ends the wait after the failures of an image on the disks, on all disks if none is given,
-// and returns the copies, sorted. The numbers of attempts and the suspicions stay. Deletions are left
-// out, because their delays separate the nodes that delete copies of one image, and uploads, because
-// only a client can start them.
-func (f failures) endDelays(id ident.ID, on []ident.DiskRef, now time.Time) (copies []ident.CopyRef) {
-	for key, record := range f {
-		waits := record.Attempts > 0 && (record.Final || record.RetryAt.After(now))
-		switch {
-		case key.ID != id, len(on) > 0 && !slices.Contains(on, key.Disk), !waits:
-		case record.Op.Deletes(), record.Op == model.Upload:
-		default:
-			record.Final, record.RetryAt = false, now
-			f[key] = record
-			copies = append(copies, key)
-		}
+// recordFailure records the failure of a job until the next attempt, and the evidence against the nodes from which it read. It returns
+// the failure.
+func (r *Reconciler) recordFailure(run *activeJob, err error) model.Failure {
+	now, key, a := r.clock.now(), run.key(), run.order.Action
+	if until := a.Pinned.Until; !until.IsZero() {
+		a.Pinned.Until = now.Steady.Add(until.Sub(now.Wall))
 	}
-	slices.SortFunc(copies, func(a, b ident.CopyRef) int { return ident.DiskRef.Compare(a.Disk, b.Disk) })
-	return copies
+	last := r.failures[key]
+	next := job.NextFailure(last.Failure, a, err, now.Steady, r.system.Random())
+	reads := last.Reads.After(a, run.order.Image, next.Fault, run.started.Steady, run.order.Progress.PeerBytes.Load())
+	wrong, isWrong := errors.AsType[*job.WrongSourcesError](err)
+	again := false // another source can be used at once
+	switch {
+	case errors.Is(err, job.ErrOtherBytes):
+		r.ledger.Strike(a.From, err.Error(), run.order.Digest)
+	case a.VerifiesPeer():
+		r.ledger.NoteSilence(a.From.Disk.Node, run.order.Digest)
+	case isWrong:
+		again = r.ledger.StrikeSources(wrong.Sources, run.order.Digest, err.Error())
+	case reads.AreHopeless(run.order.Image.BandwidthLimit, run.recovery, now.Steady):
+		again = r.ledger.StrikeSources(run.order.PeerCopies(), run.order.Digest, err.Error())
+	}
+	if again {
+		next.RetryAt = now.Steady
+	}
+	r.failures[key] = evidence.Failure{Failure: next, Image: run.order.Image, DiskUUID: r.disks.uuid(key.Disk), Reads: reads}
+	return next
+}
+
+// retryText returns when a failed action is tried again, for the log.
+func retryText(f model.Failure) string {
+	switch {
+	case f.AppliesTo(model.Upload):
+		return "with the next upload by a client"
+	case f.Final && !f.RetryAt.IsZero():
+		return f.RetryAt.UTC().Format(time.RFC3339) + ", or when the declaration changes"
+	case f.Final:
+		return "not before the declaration changes"
+	case f.NeedsSpace > 0:
+		return "when " + plan.FormatBytes(f.NeedsSpace) + " are free"
+	}
+	return f.RetryAt.UTC().Format(time.RFC3339)
 }
 
 // whyNotFailed returns what an image waits for if it is not a failed attempt on this node: "" or a text

@@ -23,6 +23,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -66,7 +67,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 			c.Settings.RecoveryWaitInterval = 5 * time.Minute
 
 			r, now := New(fetch.Client{}, slog.New(slog.DiscardHandler), true), time.Now()
-			r.clock.read = func() Instant { return Instant{Wall: now.Round(0), Steady: now} }
+			r.clock.read = func() system.Instant { return system.Instant{Wall: now.Round(0), Steady: now} }
 			source := peer.Source{Address: peer.Address{Node: refs[0].Node}, Disk: refs[0].Disk, ID: image.ID, ManifestDigest: claimed.ManifestDigest}
 			attempts := 0
 			for began := now; now.Sub(began) <= 5*time.Minute; now = now.Add(time.Minute) {
@@ -77,31 +78,30 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 				attempts++
 				read := plan.NewAction(op, key, model.Reason{}, 0)
 				read.From = ident.CopyRef{Disk: refs[0], ID: image.ID}
-				run := &activeJob{stop: func() {}, started: r.clock.now(), task: Task{RecoveryInterval: 5 * time.Minute, Order: job.Order{
+				run := &activeJob{stop: func() {}, started: r.clock.now(), recovery: 5 * time.Minute, order: job.Order{
 					Action: read, Image: image, Digest: digest, Progress: &fetch.Progress{},
 					PeerCopies: func() []peer.Source { return []peer.Source{source} },
-				}}}
-				run.task.Progress.PeerBytes.Store(test.received)
-				r.jobs.running[key] = run
-				r.jobs.transfers.add(key, job.Transfer{Action: read, Progress: run.task.Progress})
+				}}
+				run.order.Progress.PeerBytes.Store(test.received)
+				r.jobs.add(run)
 				now = now.Add(30 * time.Second)
 				err := error(&fetch.Error{Class: fetch.Network, Err: test.err})
 				if errors.Is(test.err, disk.ErrNoSpace) {
 					err = test.err
 				}
-				r.endJob(jobEnd{key: key, err: err})
-				if r.peers.claims.isDisproved(ident.CopyRef{Disk: refs[0], ID: image.ID}, digest) && now.Sub(began) < 5*time.Minute {
+				r.endJob(report{run: run, err: err})
+				if len(r.ledger.Readable([]peer.Source{source}, digest)) == 0 && now.Sub(began) < 5*time.Minute {
 					t.Fatalf("the source is left aside after %v", now.Sub(began))
 				}
 			}
 			now = now.Add(-30 * time.Second) // soon after the last attempt
 			o.Now = now.Round(0)
-			o.Failures = maps.Clone(r.failures.onWallClock(r.clock.now()))
+			o.Failures = maps.Clone(r.failures.OnWallClock(r.clock.now()))
 			if f := o.Failures[key]; f.RetryAt.After(o.Now) { // the next attempt is due
 				f.RetryAt, f.NeedsSpace = o.Now, 0
 				o.Failures[key] = f
 			}
-			r.peers.claims.apply(d, &o, now)
+			r.ledger.Apply(d, &o)
 			got := plan.NewRound(d, o).Plan().Actions
 			if !slices.ContainsFunc(got, func(a plan.Action) bool { return a.CopyRef() == key && a.Op == test.want }) {
 				t.Errorf("the plan is %+v", got)
@@ -151,14 +151,15 @@ func TestWrongBytesUnderManyNamesCostOneTransfer(t *testing.T) {
 // Verifications of copies on other nodes last as long as these nodes like. They must not take the slots of
 // transfers, nor say anything about the copies of this node.
 func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
-	_, image, refs := plantest.TwoNodes(1)
+	c, image, refs := plantest.TwoNodes(1)
 	own, far := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
 	verify := plan.NewAction(model.Verify, own, model.Reason{}, 0)
 	verify.From = far
-	d := plan.Desired{Config: schema.Config{Settings: schema.Settings{ConcurrentReplenishPerNodeLimit: 2}}}
+	c.Settings.ConcurrentReplenishPerNodeLimit = 2
+	d := plan.Desired{Config: c}
 	j := newJobs()
 	for i := range 2 {
-		j.running[ident.CopyRef{ID: ident.ID{Name: fmt.Sprint(i)}}] = &activeJob{task: Task{Order: job.Order{Action: verify}}}
+		j.running[ident.CopyRef{ID: ident.ID{Name: fmt.Sprint(i)}}] = &activeJob{order: job.Order{Action: verify}}
 	}
 	free := j.freeSlots(d)
 	if free.acquire(verify) {
@@ -175,13 +176,17 @@ func TestVerificationsOfPeersDelayNoTransfer(t *testing.T) {
 	if len(r.failures[read.CopyRef()].Suspects) != 1 {
 		t.Error("a copy of this node is not suspected any more after a copy on another node was verified")
 	}
-	finishJob(r, verify, io.ErrUnexpectedEOF)
-	if !r.peers.claims.unanswered()[far] {
+	run := newRun(verify, image)
+	run.order.Digest = image.Checksum
+	r.jobs.add(run)
+	r.endJob(report{run: run, err: io.ErrUnexpectedEOF})
+	o := plan.Observed{Disks: map[ident.DiskRef]model.Disk{far.Disk: {Copies: map[ident.ID]model.Copy{image.ID: plantest.ReadyCopy(image, image.Checksum)}}}}
+	if r.ledger.Apply(d, &o); !o.Unanswered[far] {
 		t.Error("a copy that was not sent in full is read first again")
 	}
 	q := newRequested()
 	q.verify[own] = true
-	if q.jobsEnded([]endedJob{{key: own, op: model.Verify, ofPeer: true}}); !q.verify[own] {
+	if q.note([]report{{run: newRun(verify, image)}}); !q.verify[own] {
 		t.Error("the request to verify the copy of this node is dropped")
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 // Uploads returns the server for clients that upload images.
 func (l *Loop) Uploads() *upload.Server {
-	return upload.NewServer(l.reconciler.local.jobs.uploads, uploadHost{l})
+	return upload.NewServer(l.reconciler.local.Uploads, uploadHost{l})
 }
 
 // uploadHost starts the jobs that an upload.Server needs. It implements upload.Host.
@@ -42,7 +42,7 @@ func (h uploadHost) Interrupted(id string) bool {
 			if !v.Desired.Owns(ref) || c.PartKind != model.PartFromUpload || c.State == model.Ready {
 				continue
 			}
-			if d, open := h.loop.reconciler.served.disk(ref.Disk); open && folderOf(d).PartSource(image).ETag == id {
+			if d, open := h.loop.reconciler.served.Disk(ref.Disk); open && d.PartSource(image).ETag == id {
 				declared := v.Desired.Config.Images[image.Name]
 				return declared.ID == image && declared.Source.Upload != nil && len(plan.NewRound(v.Desired, v.Observed).ReadyCopies(declared)) == 0
 			}

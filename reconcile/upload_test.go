@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // The rejection of an upload must be temporary (503) if the planned action ends without a change
@@ -54,7 +55,7 @@ func TestInterruptedUpload(t *testing.T) {
 	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
 	defer l.reconciler.Close()
 	l.reconciler.Observe(d)
-	part, err := l.reconciler.disks.open[ident.DiskRef{Node: "node1", Disk: "disk1"}].handle.(localDisk).OpenPart(t.Context(), image.ID, disk.PartOptions{})
+	part, err := system.Folder(l.reconciler.disks.open[ident.DiskRef{Node: "node1", Disk: "disk1"}].handle).OpenPart(t.Context(), image.ID, disk.PartOptions{})
 	must(t, err)
 	must(t, part.Begin(disk.PartSource{Kind: model.PartFromUpload, ETag: "one", Size: 1 << 20}))
 	must(t, part.Close())

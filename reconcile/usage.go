@@ -70,7 +70,7 @@ func (r *Reconciler) recordUsage(now *plan.Round) {
 		}
 		delete(r.pendingUsage, key)
 	}
-	r.recordUsers(o, failed)
+	r.disks.recordUsers(o, failed)
 	for ref, seen := range o.Disks {
 		if !d.Owns(ref) || seen.Problem != "" {
 			continue
@@ -85,8 +85,8 @@ func (r *Reconciler) recordUsage(now *plan.Round) {
 }
 
 // recordUsers records which replicas name images on the disks that can be written to. It adds why it cannot to failed.
-func (r *Reconciler) recordUsers(o plan.Observed, failed map[ident.DiskRef]error) {
-	for ref, one := range r.disks.open {
+func (s *disks) recordUsers(o plan.Observed, failed map[ident.DiskRef]error) {
+	for ref, one := range s.open {
 		if seen := o.Disks[ref]; one.handle != nil && seen.Problem == "" && !seen.ReadOnly {
 			failed[ref] = cmp.Or(failed[ref], one.handle.RecordUsers())
 		}

@@ -16,7 +16,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
@@ -140,9 +139,9 @@ func TestFailureDoesNotApplyToAnotherDisk(t *testing.T) {
 			key.Disk = ref
 		}
 		a := plan.NewAction(model.Sync, key, model.Reason{}, 0)
-		u.jobs.running[key] = &activeJob{task: Task{Order: job.Order{Action: a, Image: u.declared.Config.Images["parrot"]}}, stop: func() {}}
-		u.jobs.transfers.add(key, job.Transfer{Action: a, Progress: &fetch.Progress{}})
-		u.endJob(jobEnd{key: key, err: syscall.EIO})
+		run := newRun(a, u.declared.Config.Images["parrot"])
+		u.jobs.add(run)
+		u.endJob(report{run: run, err: syscall.EIO})
 		if o := u.Observe(u.declared); o.Failures[key].Fault != model.FaultDisk {
 			t.Fatalf("the failures are %+v, want one of the disk", o.Failures)
 		}

@@ -15,8 +15,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature/commit"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/api"
+	"github.com/seed-26586806/backing-image-manager/reconcile/config"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
@@ -245,7 +245,7 @@ func (f *nodeFlags) checkCommitFlags() error {
 		return fmt.Errorf("read --require-signed-commits: %w", err)
 	}
 	for i, text := range f.olderCommits {
-		name, err := reconcile.ParseCommit(text)
+		name, err := config.ParseCommit(text)
 		if err != nil {
 			return fmt.Errorf("--allow-older-commit: %w", err)
 		}
@@ -255,11 +255,11 @@ func (f *nodeFlags) checkCommitFlags() error {
 }
 
 // signedCommits returns the rules for commits, nil if they need no signature.
-func (f *nodeFlags) signedCommits() *reconcile.SignedCommits {
+func (f *nodeFlags) signedCommits() *config.SignedCommits {
 	if f.commitKeys == "" {
 		return nil
 	}
-	return &reconcile.SignedCommits{KeysDir: f.commitKeys, AllowOlder: f.olderCommits}
+	return &config.SignedCommits{KeysDir: f.commitKeys, AllowOlder: f.olderCommits}
 }
 
 // resolve checks the flags and sets the defaults.

@@ -21,6 +21,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/config"
+	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/preflight"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -45,8 +47,8 @@ type reconcileCmd struct {
 	indexDir     string // with indexes, to estimate downloads
 	everyNode    bool   // --node is not given: --state plans for all nodes
 	detailedExit bool
-	commits      *reconcile.SignedCommits // nil: commits need no signature
-	snapshot     configdir.Snapshot       // of the config directory
+	commits      *config.SignedCommits // nil: commits need no signature
+	snapshot     configdir.Snapshot    // of the config directory
 	format       report.Format
 	out, err     io.Writer
 }
@@ -216,7 +218,7 @@ func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result load.
 		err = r.LockedElsewhere()
 	}
 	if err == nil && c.commits != nil {
-		err = r.AcceptCommit(ctx, *c.commits, c.snapshot, !c.dryRun)
+		err = c.commits.CheckCommit(ctx, c.snapshot, r.Folders(), !c.dryRun)
 	}
 	if err != nil {
 		return err
@@ -224,7 +226,7 @@ func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result load.
 	c.warnAboutDisks(o)
 	p := plan.NewRound(d, o).Plan()
 	if c.dryRun {
-		return c.printPlan(d, o, r.Estimate(ctx, c.estimator(d.Config), d, o, p), result)
+		return c.printPlan(d, o, c.estimator(d.Config).Estimate(ctx, d, o, p, r.Folders()), result)
 	}
 	if err := c.checkPlan(d, o, p); err != nil {
 		return err
@@ -360,9 +362,9 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result load.Result) error 
 }
 
 // estimator returns the Estimator for images of these configurations.
-func (c *reconcileCmd) estimator(configs ...schema.Config) reconcile.Estimator {
+func (c *reconcileCmd) estimator(configs ...schema.Config) forecast.Estimator {
 	warn := func(err error) { report.WriteLine(c.err, "warning: %v", err) }
-	return reconcile.NewEstimator(&fetch.Client{AllowAnyFile: true}, c.indexDir, warn, configs...)
+	return forecast.NewEstimator(&fetch.Client{AllowAnyFile: true}, c.indexDir, warn, configs...)
 }
 
 // readStates reads saved states, each of another node.

@@ -96,10 +96,10 @@ func fromAddress(address string, err error) error {
 
 // downloadByIndex downloads the chunks that no copy on this node has.
 func (j Job) downloadByIndex(ctx context.Context, r fetch.Request, part *disk.Part) error {
-	seeds := j.openSeeds()
-	defer seeds.close()
+	seeds, closeSeeds := j.openSeeds()
+	defer closeSeeds()
 	d := delta.Download{
-		Client: j.Client, Request: r, Seeds: seeds.forPlan(j.Image.ID), Progress: j.Progress,
+		Client: j.Client, Request: r, Seeds: seeds, Progress: j.Progress,
 		Survey: j.Survey, Warn: j.WarnIndex,
 	}
 	return d.Into(ctx, part)

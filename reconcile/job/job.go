@@ -36,6 +36,8 @@ type Order struct {
 	Private  bool         // other users of the system must not read the copy: see schema.Config.IsPrivate
 	Reserve  int64        // bytes that must stay free on the disk
 	Progress *fetch.Progress
+	// AllowLoopback: see schema.Settings.AllowLoopbackSources.
+	AllowLoopback bool
 	// Digest is the digest of the bytes that other nodes may send; zero: none may.
 	Digest ident.Digest
 	// PeerCopies returns the copies with Digest that other nodes offer now.
@@ -43,19 +45,22 @@ type Order struct {
 	// Verified receives the digest of the chunk manifest of the bytes with Digest, after an action
 	// for which VerifiesPeer is true has read them.
 	Verified func(manifest ident.Digest)
+	// LocalCopies are copies on this node with the same bytes, for a repair. Seeds are those that may have some of the
+	// bytes, for a sync from peers and a download by an index.
+	LocalCopies, Seeds []ident.CopyRef
+	// Damaged is called with a seed that does not have its own bytes any more: it has to be verified. It may
+	// be called by any goroutine, and does not block.
+	Damaged func(ident.CopyRef)
 }
 
 // Job is an Order with the open disks and the clients that execute it.
 type Job struct {
 	Order
-	Disk        *disk.Disk            // of the copy
-	Source      *disk.Disk            // of Action.LocalSource; nil without one
-	Disks       map[string]*disk.Disk // the disks of this node by name, for an export
-	LocalCopies []LocalCopy           // copies with the same bytes, for a repair
-	Seeds       []Seed                // copies that may have some of the bytes, for a sync from peers and a download by an index
-	Client      *fetch.Client
-	Peers       *peer.Client // nil: this node queries no peers
-	Warn        func(error)  // receives an error for each source with wrong bytes
+	Disk   *disk.Disk            // of the copy
+	Disks  map[string]*disk.Disk // the usable disks of this node by name
+	Client *fetch.Client
+	Peers  *peer.Client // nil: this node queries no peers
+	Warn   func(error)  // receives an error for each source with wrong bytes
 	// Survey receives what a download by an index costs, and WarnIndex why it downloads the whole file.
 	Survey    func(assemble.Survey)
 	WarnIndex func(error)
@@ -81,7 +86,7 @@ func (j Job) Run(ctx context.Context) error {
 	case model.Export:
 		return j.export(ctx, id)
 	case model.Sync:
-		if j.Source == nil {
+		if j.Action.LocalSource == (ident.CopyRef{}) {
 			return j.syncFromPeers(ctx, id)
 		}
 		return j.syncLocal(ctx, id)

@@ -14,12 +14,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// LocalCopy is a copy of the same bytes on a disk of this node.
-type LocalCopy struct {
-	Disk *disk.Disk
-	ID   ident.ID
-}
-
 // verify reads the whole copy and compares its digest. Disk.Verify records the outcome: a mismatch
 // is no error of the job. A ready copy with sectors that cannot be read is repaired at once.
 func (j Job) verify(ctx context.Context, id ident.ID) error {
@@ -71,7 +65,7 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 	}
 	_, err := j.Disk.Repair(ctx, id, want, func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 		for _, c := range j.LocalCopies {
-			if length, err := c.chunk(n, sum, buf); err == nil {
+			if length, err := readChunk(j.Disks[c.Disk.Disk], c.ID, n, sum, buf); err == nil {
 				return length, nil
 			}
 		}
@@ -86,10 +80,10 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 // errOtherChunk: the local copy has other bytes by now.
 var errOtherChunk = errors.New("the copy has other bytes in this chunk")
 
-// chunk reads chunk n of the copy into buf, and returns its length. It fails unless sum is the
+// readChunk reads chunk n of a copy on a disk into buf, and returns its length. It fails unless sum is the
 // hash of the chunk.
-func (c LocalCopy) chunk(n int64, sum disk.ChunkHash, buf []byte) (int, error) {
-	r, err := c.Disk.Open(c.ID)
+func readChunk(on *disk.Disk, id ident.ID, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
+	r, err := on.Open(id)
 	if err != nil {
 		return 0, err
 	}

@@ -1,78 +1,120 @@
 package job
 
 import (
-	"os"
+	"cmp"
+	"maps"
+	"slices"
 
-	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
+	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Seed is a copy on this node that may have some of the bytes of another image.
-type Seed struct {
-	LocalCopy
-	// Damaged is called if the copy does not have its own bytes any more. It does not block.
-	Damaged func()
+// maxOtherSeeds limits the seeds that are copies of other images.
+const maxOtherSeeds = 4
+
+// SeedsOf returns the seeds of an action: ready copies of other generations of the image on its node, for a sync from other nodes
+// or a download by an index. It prefers those that were verified last, because they are probably the newest generations. For a
+// download by an index, copies of other images that have an index follow.
+func SeedsOf(a plan.Action, image schema.Image, disks map[ident.DiskRef]model.Disk) (seeds []ident.CopyRef) {
+	byIndex := a.Op == model.Download && image.Source.Download != nil && image.Source.Download.Index != ""
+	if !byIndex && (a.Op != model.Sync || a.LocalSource != (ident.CopyRef{})) {
+		return nil
+	}
+	var generations, others []model.Copy
+	on := map[ident.ID]ident.DiskRef{}
+	for _, ref := range slices.SortedFunc(maps.Keys(disks), ident.DiskRef.Compare) {
+		if ref.Node != a.Node {
+			continue
+		}
+		for id, c := range disks[ref].Copies {
+			_, known := on[id]
+			if known || id == a.CopyRef().ID || c.State != model.Ready || c.Leaving || c.ManifestDigest.IsZero() {
+				continue
+			}
+			switch {
+			case id.Name == a.Image:
+				generations = append(generations, c)
+			case byIndex && c.HasIndex:
+				others = append(others, c)
+			default:
+				continue
+			}
+			on[id] = ref
+		}
+	}
+	for _, c := range slices.Concat(lastVerified(generations, peer.MaxSeeds), lastVerified(others, maxOtherSeeds)) {
+		seeds = append(seeds, ident.CopyRef{Disk: on[c.ID], ID: c.ID})
+	}
+	return seeds
 }
 
-// openSeed is a seed whose files are open.
-type openSeed struct {
-	Seed
-	reader   *disk.Reader
-	manifest *disk.Manifest
-	index    *os.File // nil: it has none
+// lastVerified returns the n copies that were verified last.
+func lastVerified(copies []model.Copy, n int) []model.Copy {
+	slices.SortFunc(copies, func(a, b model.Copy) int {
+		return cmp.Or(b.VerifiedAt.Compare(a.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
+	})
+	return copies[:min(len(copies), n)]
 }
 
-type openSeeds []openSeed
+// LocalCopiesFor returns the copies on the node of an action that a repair can read: those with the digest.
+func LocalCopiesFor(a plan.Action, digest ident.Digest, disks map[ident.DiskRef]model.Disk) (copies []ident.CopyRef) {
+	if a.Op != model.Repair && a.Op != model.Verify { // a verification may turn into a repair
+		return nil
+	}
+	for ref, seen := range disks {
+		for id, c := range seen.Copies {
+			at := ident.CopyRef{Disk: ref, ID: id}
+			if ref.Node == a.Node && c.HasDigest(digest) && !c.Leaving && at != a.CopyRef() {
+				copies = append(copies, at)
+			}
+		}
+	}
+	slices.SortFunc(copies, ident.CopyRef.Compare)
+	return copies
+}
 
-// openSeeds opens the seeds. A seed that cannot be opened is left out: its bytes can be transferred. The
-// caller closes them.
-func (j Job) openSeeds() (seeds openSeeds) {
-	for _, s := range j.Seeds {
-		r, err := s.Disk.Open(s.ID)
+// openSeeds opens the seeds of the job for the engine. A seed that cannot be opened is left out: its bytes can be transferred. The
+// bytes of an older generation are worth a full read, if it has no index; another image is a seed only with its index. The caller
+// calls done at the end.
+func (j Job) openSeeds() (seeds []assemble.Seed, done func()) {
+	for _, ref := range j.Seeds {
+		on := j.Disks[ref.Disk.Disk]
+		r, err := on.Open(ref.ID)
 		if err != nil {
 			continue
 		}
-		m, err := s.Disk.Manifest(s.ID)
+		m, err := on.Manifest(ref.ID)
 		if err != nil {
 			r.Close()
 			continue
 		}
-		index, err := s.Disk.Index(s.ID)
+		index, err := on.Index(ref.ID)
 		if err != nil {
 			index = nil // a cache of what the bytes tell
 		}
-		seeds = append(seeds, openSeed{s, r, m, index})
-	}
-	return seeds
-}
-
-func (all openSeeds) close() {
-	for _, s := range all {
-		s.reader.Close()
-		s.manifest.Close()
-		if s.index != nil {
-			s.index.Close() // it was only read, and may be closed already
-		}
-	}
-}
-
-// forPlan returns the seeds for an image. The bytes of an older generation are worth a full read, if it has no index;
-// another image is a seed only with its index.
-func (all openSeeds) forPlan(image ident.ID) []assemble.Seed {
-	var seeds []assemble.Seed
-	for _, s := range all {
 		seeds = append(seeds, assemble.Seed{
-			ID: s.ID, Reader: s.reader, Manifest: s.manifest, Index: s.index, Cut: s.ID.Name == image.Name, Damaged: s.Damaged,
+			ID: ref.ID, Reader: r, Manifest: m, Index: index, Cut: ref.ID.Name == j.Image.ID.Name, Damaged: func() { j.Damaged(ref) },
 		})
 	}
-	return seeds
+	return seeds, func() {
+		for _, s := range seeds {
+			s.Reader.Close()
+			s.Manifest.Close()
+			if s.Index != nil {
+				s.Index.Close() // it was only read, and may be closed already
+			}
+		}
+	}
 }
 
 // dropSeedIndexes removes the indexes of the seeds: one of them may be the reason why an image that was assembled has
 // other bytes. They are computed from the bytes when they are needed again.
 func (j Job) dropSeedIndexes() {
-	for _, s := range j.Seeds {
-		_ = s.Disk.DropIndex(s.ID) // it is only a cache
+	for _, ref := range j.Seeds {
+		_ = j.Disks[ref.Disk.Disk].DropIndex(ref.ID) // it is only a cache
 	}
 }

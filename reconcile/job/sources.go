@@ -60,7 +60,7 @@ func (j Job) clone(ctx context.Context, id ident.ID) error {
 	c := j.Image.Source.Clone
 	var manifest *disk.Manifest
 	if c.Encryption != schema.EncryptionIgnore {
-		if manifest, err = j.Source.Manifest(j.Action.LocalSource.ID); err != nil {
+		if manifest, err = j.Disks[j.Action.LocalSource.Disk.Disk].Manifest(from.ID); err != nil {
 			return err // every ready copy has a manifest, so this one cannot be read
 		}
 		defer manifest.Close()

@@ -26,9 +26,9 @@ func (j Job) syncFromPeers(ctx context.Context, id ident.ID) error {
 	}
 	pull, done := j.newPull()
 	defer done()
-	seeds := j.openSeeds()
-	defer seeds.close()
-	pull.Seeds = seeds.forPlan(j.Image.ID)
+	seeds, closeSeeds := j.openSeeds()
+	defer closeSeeds()
+	pull.Seeds = seeds
 	// The pull verifies each chunk of the partial file against the chunk manifest of a peer, so the
 	// chunks of any earlier source can be used.
 	anySource := func(disk.PartSource) bool { return true }
@@ -116,11 +116,12 @@ func (j Job) syncLocal(ctx context.Context, id ident.ID) error {
 // openSource opens the ready copy on this node that the action reads. It fails unless the copy is
 // ready: any other state has no digest, and without one any bytes would be accepted.
 func (j Job) openSource() (model.Copy, *disk.Reader, error) {
-	from := j.Source.Stat(j.Action.LocalSource.ID)
+	source := j.Disks[j.Action.LocalSource.Disk.Disk]
+	from := source.Stat(j.Action.LocalSource.ID)
 	if from.State != model.Ready {
 		return from, nil, fmt.Errorf("open %s: it is %s: %s", from.ID, from.State, from.Message)
 	}
-	r, err := j.Source.Open(from.ID)
+	r, err := source.Open(from.ID)
 	return from, r, err
 }
 

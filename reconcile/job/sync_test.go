@@ -46,7 +46,7 @@ func TestSyncNeedsTheDigestOfItsSource(t *testing.T) {
 		to, source := open(t, target), open(t, v.Path())
 		j := job.Job{
 			Order: job.Order{Action: plan.Action{Op: model.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: id}}, Progress: &fetch.Progress{}},
-			Disk:  to, Source: source, Client: &fetch.Client{},
+			Disk:  to, Disks: map[string]*disk.Disk{"": source}, Client: &fetch.Client{},
 		}
 		if encryption != "" {
 			j.Action.Op = model.Clone

@@ -183,7 +183,7 @@ func TestLocalSyncKeepsTheSignature(t *testing.T) {
 		j := s.download(t, schema.Download{URL: s.URL + "/x.raw"}, ident.Digest{})
 		id := ident.ID{Name: name, UUID: "6846a0b2"}
 		j.Action = plan.Action{Op: model.Sync, Image: id.Name, UUID: id.UUID, LocalSource: ident.CopyRef{ID: first.Image.ID}}
-		j.Source = first.Disk
+		j.Disks = map[string]*disk.Disk{"": first.Disk}
 		if err := j.Run(t.Context()); err != nil {
 			t.Fatal(err)
 		}

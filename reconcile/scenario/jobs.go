@@ -12,27 +12,28 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// nodeJobs implements reconcile.Jobs. A job takes no time: it ends before Start returns.
+// nodeJobs implements system.Jobs. A job takes no time: it ends before Start returns.
 type nodeJobs struct{ *node }
 
-// Start implements reconcile.Jobs. It adds the action to the history.
-func (j nodeJobs) Start(_ context.Context, t reconcile.Task, done func(error)) {
-	key := t.Action.CopyRef()
+// Start implements system.Jobs. It adds the action to the history.
+func (j nodeJobs) Start(_ context.Context, o job.Order, on system.Disks, done func(error)) {
+	key := o.Action.CopyRef()
 	if j.attempts[key]++; j.attempts[key] > maxAttempts {
 		j.giveUp()
 	}
-	err := j.run(t, simulation.Opened(t.Disk))
-	j.world.history = append(j.world.history, executed{t.Action, j.world.now, err})
+	err := j.run(o, on)
+	j.world.history = append(j.world.history, executed{o.Action, j.world.now, err})
 	done(err)
 }
 
-// Query implements reconcile.Jobs.
+// Query implements system.Jobs.
 func (j nodeJobs) Query(_ context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node)) {
 	responses := map[string]model.Node{}
 	for _, at := range nodes {
@@ -45,13 +46,13 @@ func (j nodeJobs) Query(_ context.Context, a plan.Action, mark string, nodes []p
 	done(responses)
 }
 
-// Prove implements reconcile.Jobs.
-func (j nodeJobs) Prove(_ context.Context, _ plan.Action, tasks []reconcile.ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
+// Prove implements system.Jobs.
+func (j nodeJobs) Prove(_ context.Context, _ plan.Action, tasks []system.ProofTask, on system.Disks, done func(map[ident.CopyRef]plan.Proof)) {
 	proofs := map[ident.CopyRef]plan.Proof{}
 	for _, t := range tasks {
 		var local *simulation.Disk
-		if t.Local.Disk != nil {
-			local = simulation.Opened(t.Local.Disk)
+		if t.Local != (ident.CopyRef{}) {
+			local = simulation.Opened(on[t.Local.Disk.Disk])
 		}
 		if j.world.reachable(t.Copy.Disk) {
 			proofs[t.Copy] = j.world.at(t.Copy.Disk).Prove(t.Copy.ID, simulation.ProofManifest(t, local))
@@ -60,8 +61,8 @@ func (j nodeJobs) Prove(_ context.Context, _ plan.Action, tasks []reconcile.Proo
 	done(proofs)
 }
 
-// CanExport implements reconcile.Jobs.
-func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ map[string]reconcile.Disk) error {
+// CanExport implements system.Jobs.
+func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ system.Disks) error {
 	for name, image := range j.world.base.Config.Images {
 		from, s := image.Source.ExportFromVolume, j.world.sourceOf(name)
 		if from != nil && *from == e && s.nodes != nil && !slices.Contains(s.nodes, j.name) {
@@ -71,52 +72,53 @@ func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ map[string]reconcile.Di
 	return nil
 }
 
-// run does what a job does to the disk d.
-func (j nodeJobs) run(t reconcile.Task, d *simulation.Disk) error {
-	w, a, id := j.world, t.Action, t.Action.CopyRef().ID
+// run does what the job of an order does to the disks of the node.
+func (j nodeJobs) run(o job.Order, on system.Disks) error {
+	w, a, id := j.world, o.Action, o.Action.CopyRef().ID
+	d := simulation.Opened(on[a.Disk])
 	switch {
 	case a.Op.Deletes():
 		return disk.RemoveUnused(d.Removal(id))
 	case a.Op == model.Backup:
 		c := d.Copies[id]
-		c.BackupID = plan.BackupRecord(*t.Image.Backup, id, w.contents.Properties(c.Recorded).SHA512)
+		c.BackupID = plan.BackupRecord(*o.Image.Backup, id, w.contents.Properties(c.Recorded).SHA512)
 		return nil
 	case a.Op == model.Repair:
-		content, err := j.sourceContent(t)
+		content, err := j.sourceContent(o, on)
 		if err != nil {
 			return err
 		}
 		return d.Repair(id, content, w.now)
 	case a.VerifiesPeer():
-		content, err := j.sourceContent(t)
+		content, err := j.sourceContent(o, on)
 		if err != nil {
 			return err
 		}
-		t.Verified(w.contents.Properties(content).ManifestDigest)
+		o.Verified(w.contents.Properties(content).ManifestDigest)
 		return nil
 	case a.Op.NeedsFile():
-		w.contents.computeSHA256(d.Copies[id], t.Image.Checksum)
+		w.contents.computeSHA256(d.Copies[id], o.Image.Checksum)
 		return d.Verify(id, w.now)
 	}
-	content, err := j.newContent(t)
+	content, err := j.newContent(o, on)
 	if err != nil {
 		return err
 	}
-	return d.Fill(id, content, t.Digest, t.Reserve, w.now)
+	return d.Fill(id, content, o.Digest, o.Reserve, w.now)
 }
 
 // newContent returns the content of the copy that an action creates.
-func (j nodeJobs) newContent(t reconcile.Task) (string, error) {
-	w, a := j.world, t.Action
+func (j nodeJobs) newContent(o job.Order, on system.Disks) (string, error) {
+	w, a := j.world, o.Action
 	switch a.Op {
 	case model.Sync:
-		return j.sourceContent(t)
+		return j.sourceContent(o, on)
 	case model.Clone:
-		content, err := j.sourceContent(t)
-		if err != nil || t.Image.Source.Clone.Encryption == schema.EncryptionIgnore {
+		content, err := j.sourceContent(o, on)
+		if err != nil || o.Image.Source.Clone.Encryption == schema.EncryptionIgnore {
 			return content, err
 		}
-		return w.contents.of(w.base.Config, t.Image.ID, w.contents.Properties(content).RealSize), nil
+		return w.contents.of(w.base.Config, o.Image.ID, w.contents.Properties(content).RealSize), nil
 	}
 	s := w.sourceOf(a.Image)
 	if s.nodes != nil && !slices.Contains(s.nodes, a.Node) {
@@ -128,23 +130,23 @@ func (j nodeJobs) newContent(t reconcile.Task) (string, error) {
 	if pinned, known := w.contents.WithSHA512(a.Pinned.Digest); known {
 		return pinned, nil // the source still has the bytes of the damaged copies
 	}
-	return w.contents.of(w.base.Config, t.Image.ID, s.size), nil
+	return w.contents.of(w.base.Config, o.Image.ID, s.size), nil
 }
 
 // sourceContent returns the content of the copies that an action reads.
-func (j nodeJobs) sourceContent(t reconcile.Task) (string, error) {
-	if from := t.Action.LocalSource; t.Source != nil {
-		if c := simulation.Opened(t.Source).Copies[from.ID]; c.Ready() {
+func (j nodeJobs) sourceContent(o job.Order, on system.Disks) (string, error) {
+	if from := o.Action.LocalSource; from != (ident.CopyRef{}) {
+		if c := simulation.Opened(on[from.Disk.Disk]).Copies[from.ID]; c.Ready() {
 			return c.File, nil
 		}
 		return "", fmt.Errorf("open %s: it is not ready", from)
 	}
-	for _, local := range t.LocalCopies {
-		if c := simulation.Opened(local.Disk).Copies[local.ID]; c.Ready() {
+	for _, local := range o.LocalCopies {
+		if c := simulation.Opened(on[local.Disk.Disk]).Copies[local.ID]; c.Ready() {
 			return c.File, nil
 		}
 	}
-	for _, p := range t.PeerCopies() {
+	for _, p := range o.PeerCopies() {
 		ref := ident.DiskRef{Node: p.Node, Disk: p.Disk}
 		if c := j.world.at(ref).Copies[p.ID]; j.world.reachable(ref) && c.Ready() {
 			return c.File, nil

@@ -7,14 +7,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 )
 
-// nodePeers implements reconcile.Peers. Every message arrives at once, unless its sender or its
+// nodePeers implements system.Peers. Every message arrives at once, unless its sender or its
 // receiver is down.
 type nodePeers struct{ *node }
 
-// Follow implements reconcile.Peers. A node receives what every other node publishes.
+// Follow implements system.Peers. A node receives what every other node publishes.
 func (nodePeers) Follow(context.Context, map[string]peer.Target) {}
 
-// Observations implements reconcile.Peers. The last state of a node that is down stays, unless this
+// Observations implements system.Peers. The last state of a node that is down stays, unless this
 // node was started after it was published.
 func (p nodePeers) Observations() map[string]peer.Observation {
 	w := p.world
@@ -38,7 +38,7 @@ func (p nodePeers) Observations() map[string]peer.Observation {
 	return p.received
 }
 
-// Publish implements reconcile.Peers.
+// Publish implements system.Peers.
 func (p nodePeers) Publish(s model.Node) {
 	if p.published != nil && peer.EqualStates(&p.published.state, &s) {
 		return
@@ -49,5 +49,5 @@ func (p nodePeers) Publish(s model.Node) {
 	}
 }
 
-// Close implements reconcile.Peers.
+// Close implements system.Peers.
 func (nodePeers) Close() {}

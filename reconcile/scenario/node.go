@@ -12,6 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -46,11 +47,11 @@ type publication struct {
 // startNode starts the manager of a node. It knows only its disks.
 func startNode(w *world, name string) *node {
 	n := &node{world: w, name: name, startedAt: w.now, due: true, received: map[string]peer.Observation{}}
-	n.reconciler = reconcile.NewWith(reconcile.System{
-		Now:    func() reconcile.Instant { return reconcile.Instant{Wall: w.now, Steady: w.now} },
+	n.reconciler = reconcile.NewWith(system.System{
+		Now:    func() system.Instant { return system.Instant{Wall: w.now, Steady: w.now} },
 		Random: func() float64 { return 0 },
 		Secret: func() uint64 { return 0 },
-		OpenDisk: func(path string) (reconcile.Disk, string, error) {
+		OpenDisk: func(path string) (system.Disk, string, error) {
 			return simulation.Open(func() *simulation.Disk { return w.disks[diskLocation{name, path}] })
 		},
 		Peers: nodePeers{n}, Jobs: nodeJobs{n},

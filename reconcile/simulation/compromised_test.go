@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -499,7 +499,7 @@ func (l *liar) relaySource(is func(content string) bool) (content string, ok boo
 
 // prove responds to the request for a chunk of a copy that has the given chunk manifest. ok is false if
 // the liar does not respond.
-func (l *liar) prove(t reconcile.ProofTask, manifest ident.Digest, of *runningJob) (p plan.Proof, ok bool) {
+func (l *liar) prove(t system.ProofTask, manifest ident.Digest, of *runningJob) (p plan.Proof, ok bool) {
 	c, m := l.node.c, l.moodFor(of.deletion.node)
 	hasManifest := func(content string) bool { return c.library.Properties(content).HasManifest(manifest) }
 	if l.chunks[manifest] == nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // This file has what the network and package disk do between the steps of a deletion: queries,
@@ -75,18 +75,18 @@ func (m *node) endProofs(job *runningJob) {
 }
 
 // requestProofs requests a chunk of each copy that has to prove that it has its bytes.
-func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
+func (m *node) requestProofs(job *runningJob, tasks []system.ProofTask, on system.Disks, done func(map[ident.CopyRef]plan.Proof)) {
 	job.query.proving = true
 	proofs := map[ident.CopyRef]plan.Proof{}
 	pending := len(tasks)
 	job.query.stop = func() { done(proofs) }
 	for _, t := range tasks {
 		var local *Disk
-		if t.Local.Disk != nil {
-			local = Opened(t.Local.Disk.(watchedDisk).Disk)
+		if t.Local != (ident.CopyRef{}) {
+			local = Opened(on[t.Local.Disk.Disk].(watchedDisk).Disk)
 		}
 		manifest, answered := ProofManifest(t, local), false
-		if t.Own != nil {
+		if t.Own {
 			m.afterMoment(func() {
 				proofs[t.Copy] = m.proveOwn(t, manifest, job)
 				if pending--; pending == 0 && !job.ended && !job.stopped {
@@ -122,12 +122,12 @@ func (m *node) requestProofs(job *runningJob, tasks []reconcile.ProofTask, done 
 				})
 			})
 		})
-		m.after(reconcile.ProofTimeout, end)
+		m.after(system.ProofTimeout, end)
 	}
 }
 
 // proveOwn reads a chunk of a copy of the node itself from its medium.
-func (m *node) proveOwn(t reconcile.ProofTask, manifest ident.Digest, of *runningJob) plan.Proof {
+func (m *node) proveOwn(t system.ProofTask, manifest ident.Digest, of *runningJob) plan.Proof {
 	d := m.c.disks[t.Copy.Disk]
 	if d == nil {
 		return plan.Proof{Problem: errIO.Error()}
@@ -144,7 +144,7 @@ func (m *node) proveOwn(t reconcile.ProofTask, manifest ident.Digest, of *runnin
 
 // prove is the response of the node to the request for a chunk.
 // ok is false if it does not respond.
-func (m *node) prove(t reconcile.ProofTask, manifest ident.Digest, of *runningJob) (p plan.Proof, ok bool) {
+func (m *node) prove(t system.ProofTask, manifest ident.Digest, of *runningJob) (p plan.Proof, ok bool) {
 	if m.liar != nil {
 		return m.liar.prove(t, manifest, of)
 	}
@@ -189,7 +189,7 @@ func (m *node) queryNode(job *runningJob, at peer.Address, other *node) {
 			})
 		})
 	})
-	m.after(reconcile.QueryTimeout, end)
+	m.after(system.QueryTimeout, end)
 }
 
 // respond responds to a direct query. It records which copies the node listed for the response.

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"time"
 
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/config"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
@@ -39,7 +39,7 @@ func (m *node) repairDir() {
 
 // configure lets the loop apply the config directory. It returns false if the process ended.
 func (m *node) configure() bool {
-	reading := reconcile.Reading{Began: m.steady(), Ended: m.steady()}
+	reading := config.Reading{Began: m.steady(), Ended: m.steady()}
 	changed := m.dirEmpty != m.appliedEmpty
 	m.appliedEmpty = m.dirEmpty
 	if m.dirEmpty {

@@ -10,8 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // Disk is a disk in memory, wherever it is attached. It is for one goroutine.
@@ -206,9 +206,9 @@ func (d *Disk) named() map[ident.ID]bool {
 	return named
 }
 
-// Open opens the disk that current returns, as reconcile.System.OpenDisk does. current returns the
+// Open opens the disk that current returns, as system.System.OpenDisk does. current returns the
 // disk that is at a path now, nil if there is none.
-func Open(current func() *Disk) (d reconcile.Disk, uuid string, err error) {
+func Open(current func() *Disk) (d system.Disk, uuid string, err error) {
 	now := current()
 	if now == nil || !now.Attached {
 		return nil, "", disk.ErrNotInitialised
@@ -217,15 +217,15 @@ func Open(current func() *Disk) (d reconcile.Disk, uuid string, err error) {
 }
 
 // Opened returns the Disk that Open opened.
-func Opened(d reconcile.Disk) *Disk { return d.(openDisk).disk }
+func Opened(d system.Disk) *Disk { return d.(openDisk).disk }
 
-// openDisk implements reconcile.Disk.
+// openDisk implements system.Disk.
 type openDisk struct {
 	disk    *Disk
 	current func() *Disk
 }
 
-// Check implements reconcile.Disk.
+// Check implements system.Disk.
 func (o openDisk) Check() error {
 	if o.current() != o.disk || !o.disk.Attached {
 		return disk.ErrNotInitialised
@@ -233,8 +233,8 @@ func (o openDisk) Check() error {
 	return nil
 }
 
-// List implements reconcile.Disk.
-func (o openDisk) List(name string) (c reconcile.Contents, err error) {
+// List implements system.Disk.
+func (o openDisk) List(name string) (c system.Contents, err error) {
 	if o.Check() != nil {
 		return c, errIO
 	}
@@ -251,7 +251,7 @@ func (o openDisk) List(name string) (c reconcile.Contents, err error) {
 	return c, nil
 }
 
-// Update implements reconcile.Disk. It changes the usage in the record.
+// Update implements system.Disk. It changes the usage in the record.
 func (o openDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	c := o.disk.Copies[id]
 	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
@@ -263,7 +263,7 @@ func (o openDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	return nil
 }
 
-// RecordUsers implements reconcile.Disk.
+// RecordUsers implements system.Disk.
 func (o openDisk) RecordUsers() error {
 	if o.Check() != nil || o.disk.ReadOnly {
 		return errIO
@@ -272,12 +272,12 @@ func (o openDisk) RecordUsers() error {
 	return nil
 }
 
-// EndUses implements reconcile.Disk.
+// EndUses implements system.Disk.
 func (o openDisk) EndUses(name, uuid string) {
 	maps.DeleteFunc(o.disk.recorded, func(id ident.ID, _ bool) bool { return id.Name == name && (uuid == "" || id.UUID == uuid) })
 }
 
-// SetMark implements reconcile.Disk.
+// SetMark implements system.Disk.
 func (o openDisk) SetMark(id ident.ID, m disk.Mark) error {
 	c := o.disk.Copies[id]
 	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
@@ -290,7 +290,7 @@ func (o openDisk) SetMark(id ident.ID, m disk.Mark) error {
 	return nil
 }
 
-// ReadMark implements reconcile.Disk.
+// ReadMark implements system.Disk.
 func (o openDisk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	if c := o.disk.Copies[id]; c != nil {
 		secret = c.Marks[name]
@@ -298,7 +298,7 @@ func (o openDisk) ReadMark(id ident.ID, name string) (secret string, err error) 
 	return secret, o.Check()
 }
 
-// RemoveMark implements reconcile.Disk.
+// RemoveMark implements system.Disk.
 func (o openDisk) RemoveMark(id ident.ID, name string) error {
 	if c := o.disk.Copies[id]; c != nil {
 		delete(c.Marks, name)
@@ -306,20 +306,20 @@ func (o openDisk) RemoveMark(id ident.ID, name string) error {
 	return nil
 }
 
-// Folder implements reconcile.Disk. No simulated node sees that two disks have one folder: only the mark shows it.
+// Folder implements system.Disk. No simulated node sees that two disks have one folder: only the mark shows it.
 func (openDisk) Folder() (model.FolderID, error) { return model.FolderID{}, nil }
 
-// Close implements reconcile.Disk.
+// Close implements system.Disk.
 func (openDisk) Close() error { return nil }
 
-// users implements reconcile.Users.
+// users implements system.Users.
 type users struct {
 	reasons map[ident.ID]string // what uses a copy; "": nothing
 	unknown bool
 	needs   map[ident.ID]disk.Need
 }
 
-// Needs implements reconcile.Users.
+// Needs implements system.Users.
 func (u users) Needs() map[ident.ID]disk.Need { return u.needs }
 
 // needs returns what replicas name.
@@ -333,7 +333,7 @@ func (d *Disk) needs() map[ident.ID]disk.Need {
 	return needs
 }
 
-// Err implements reconcile.Users.
+// Err implements system.Users.
 func (u users) Err() error {
 	if u.unknown {
 		return errUsers
@@ -341,11 +341,11 @@ func (u users) Err() error {
 	return nil
 }
 
-// InUse implements reconcile.Users.
+// InUse implements system.Users.
 func (u users) InUse(id ident.ID) (reason string, inUse bool) {
 	reason = u.reasons[id]
 	return reason, reason != ""
 }
 
-// FileOpen implements reconcile.Users. No process has a file open.
+// FileOpen implements system.Users. No process has a file open.
 func (users) FileOpen(ident.ID) (reason string, open bool) { return "", false }

@@ -2,7 +2,7 @@
 // them. Package scenario and the tests of this package run real Reconcilers on these disks.
 //
 // A Disk is one disk, wherever it is attached. It has the folders of copies (Copy), their users,
-// and faults that can be set. Open returns it as a reconcile.Disk. The files have no bytes, but
+// and faults that can be set. Open returns it as a system.Disk. The files have no bytes, but
 // the name of a content: equal names are equal bytes. A Library has the digests and the size of
 // each content.
 //
@@ -27,7 +27,7 @@
 //	queue_test.go       events, and fibers: the code of a node runs as a coroutine that pauses
 //	                    wherever it waits for the simulated system
 //	cluster_test.go     the cluster
-//	system_test.go      the reconcile.System of a node
+//	system_test.go      the system.System of a node
 //	node_test.go, directory_test.go, history_test.go   a machine: its process and rounds, its
 //	                    config directory, what is noted about copies for the rules
 //	net_test.go, job_test.go, deletion_test.go, upload_test.go   what takes time outside a round

@@ -8,8 +8,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
 // Own makes the folder an owned one. A file that was in it before is not verified by that.
@@ -106,8 +106,8 @@ func (d *Disk) Prove(id ident.ID, manifest ident.Digest) plan.Proof {
 }
 
 // ProofManifest returns the digest of the chunk manifest with which the chunk of a proof is compared.
-// local is the Disk of t.Local, nil if it has none.
-func ProofManifest(t reconcile.ProofTask, local *Disk) ident.Digest {
+// local is the Disk of t.Local, nil if that is zero.
+func ProofManifest(t system.ProofTask, local *Disk) ident.Digest {
 	if local == nil {
 		return t.Source.ManifestDigest
 	}

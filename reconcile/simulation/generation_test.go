@@ -7,7 +7,6 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -136,13 +135,13 @@ func (c *cluster) mayStay(image schema.Image, key ident.CopyRef) bool {
 // one has some. It reports a copy that is damaged or cannot be read as damaged: its chunks are transferred
 // then.
 func (m *node) readSeeds(job *runningJob) (found bool) {
-	job.seeds = slices.DeleteFunc(job.seeds, func(seed reconcile.Seed) bool {
-		if s := m.c.copyAt(seed.Ref); s != nil && s.File == s.Recorded {
+	job.seeds = slices.DeleteFunc(job.seeds, func(seed ident.CopyRef) bool {
+		if s := m.c.copyAt(seed); s != nil && s.File == s.Recorded {
 			found = true
 			return false
 		}
-		m.c.logf(m.name, "%s cannot read chunks of %s", job.key, seed.Ref)
-		seed.Damaged()
+		m.c.logf(m.name, "%s cannot read chunks of %s", job.key, seed)
+		job.damaged(seed)
 		m.requestRound()
 		return true
 	})
@@ -155,7 +154,7 @@ func (m *node) readSeeds(job *runningJob) (found bool) {
 // checkSeedReaders checks that no running job reads chunks of the copy to delete.
 func (r *deletion) checkSeedReaders() {
 	for _, w := range r.node.sortedJobs() {
-		reads := slices.ContainsFunc(w.seeds, func(seed reconcile.Seed) bool { return seed.Ref == r.key })
+		reads := slices.Contains(w.seeds, r.key)
 		if reads && !w.ended && !w.stopped {
 			r.c.violation("seed", "%s is deleted while %s reads chunks of it", r.key, w.key)
 		}
@@ -167,7 +166,7 @@ func (c *cluster) requestSeedCleanup(w *runningJob, m *node) {
 	if c.healed || len(w.seeds) == 0 || !c.generations.oneIn(2) {
 		return
 	}
-	key := w.seeds[0].Ref
+	key := w.seeds[0]
 	c.after(time.Duration(c.generations.IntN(20_000))*time.Millisecond, func() {
 		if m.up {
 			m.requestCleanup(key)

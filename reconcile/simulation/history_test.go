@@ -5,7 +5,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -54,7 +54,7 @@ func (c *cluster) setClient(s *Copy, client *uploader) {
 type listing struct {
 	ref  ident.DiskRef
 	disk *Disk
-	reconcile.Contents
+	system.Contents
 }
 
 // noteListing notes for each listed copy, by the true time, when it was in use and since when it is

@@ -11,7 +11,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
 	reconcilejob "github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -28,7 +27,8 @@ type runningJob struct {
 	reserve   int64
 	content   string // that a sync or a repair has to create, or another node has to have
 	sources   func() []peer.Source
-	seeds     []reconcile.Seed // of which a sync from other nodes or a download by an index may read chunks
+	seeds     []ident.CopyRef // of which a sync from other nodes or a download by an index may read chunks
+	damaged   func(seed ident.CopyRef)
 	verified  func(manifest ident.Digest)
 	done      func(error)
 	deletion  *deletion

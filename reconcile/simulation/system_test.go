@@ -12,19 +12,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
+	reconcilejob "github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// system is the reconcile.System of a node.
-func (m *node) system() reconcile.System {
-	return reconcile.System{Now: m.instant, Random: m.c.Float64, Secret: m.c.Uint64, OpenDisk: m.openDisk, Peers: nodePeers{m}, Jobs: nodeJobs{m}}
+// system is the system.System of a node.
+func (m *node) system() system.System {
+	return system.System{Now: m.instant, Random: m.c.Float64, Secret: m.c.Uint64, OpenDisk: m.openDisk, Peers: nodePeers{m}, Jobs: nodeJobs{m}}
 }
 
 // instant reads both clocks of the node.
-func (m *node) instant() reconcile.Instant {
-	return reconcile.Instant{Wall: m.wallNow(), Steady: m.steady()}
+func (m *node) instant() system.Instant {
+	return system.Instant{Wall: m.wallNow(), Steady: m.steady()}
 }
 
 // wallNow returns the time of the wall clock, which can be set.
@@ -34,7 +35,7 @@ func (m *node) wallNow() time.Time { return startTime.Add(m.c.now + m.clockOffse
 func (m *node) steady() time.Time { return startTime.Add(m.c.now) }
 
 // openDisk opens the disk that is at a path of the node.
-func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
+func (m *node) openDisk(path string) (system.Disk, string, error) {
 	ref := ident.DiskRef{Node: m.name, Disk: strings.TrimPrefix(path, "/")}
 	d, uuid, err := Open(func() *Disk { return m.c.disks[ref] })
 	if err != nil {
@@ -46,14 +47,14 @@ func (m *node) openDisk(path string) (reconcile.Disk, string, error) {
 // watchedDisk is an open disk on which a listing for a peer takes time. It notes what managers
 // list and record.
 type watchedDisk struct {
-	reconcile.Disk
+	system.Disk
 	node *node
 	ref  ident.DiskRef
 }
 
-// List implements reconcile.Disk. For a peer it takes a moment. In a round there is a moment
+// List implements system.Disk. For a peer it takes a moment. In a round there is a moment
 // between the observation and the plan instead.
-func (d watchedDisk) List(name string) (reconcile.Contents, error) {
+func (d watchedDisk) List(name string) (system.Contents, error) {
 	m := d.node
 	if name != "" {
 		m.c.pause(m.c.moment())
@@ -71,7 +72,7 @@ func (d watchedDisk) List(name string) (reconcile.Contents, error) {
 	return listed, nil
 }
 
-// Update implements reconcile.Disk.
+// Update implements system.Disk.
 func (d watchedDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	m, s := d.node, Opened(d.Disk).Copies[id]
 	if s == nil {
@@ -87,10 +88,10 @@ func (d watchedDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	return nil
 }
 
-// nodePeers implements reconcile.Peers.
+// nodePeers implements system.Peers.
 type nodePeers struct{ *node }
 
-// Follow implements reconcile.Peers.
+// Follow implements system.Peers.
 func (p nodePeers) Follow(_ context.Context, nodes map[string]peer.Target) {
 	m := p.node
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
@@ -102,7 +103,7 @@ func (p nodePeers) Follow(_ context.Context, nodes map[string]peer.Target) {
 	maps.DeleteFunc(m.peers, func(name string, _ *peerView) bool { _, ok := nodes[name]; return !ok })
 }
 
-// Observations implements reconcile.Peers. A round calls it after it has listed the disks. It takes
+// Observations implements system.Peers. A round calls it after it has listed the disks. It takes
 // a moment, so that the observation is old when the round plans.
 func (p nodePeers) Observations() map[string]peer.Observation {
 	m := p.node
@@ -122,21 +123,21 @@ func (p nodePeers) Observations() map[string]peer.Observation {
 	return observations
 }
 
-// Publish implements reconcile.Peers.
+// Publish implements system.Peers.
 func (p nodePeers) Publish(s model.Node) { p.publish(s) }
 
-// Close implements reconcile.Peers.
+// Close implements system.Peers.
 func (nodePeers) Close() {}
 
 // urlOf returns the address of a node.
 func urlOf(node string) string { return "http://" + node + ":8000" }
 
-// nodeJobs implements reconcile.Jobs. A job that a round starts begins at the end of the round, at
+// nodeJobs implements system.Jobs. A job that a round starts begins at the end of the round, at
 // the same moment.
 type nodeJobs struct{ *node }
 
-// Start implements reconcile.Jobs.
-func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error)) {
+// Start implements system.Jobs.
+func (j nodeJobs) Start(ctx context.Context, t reconcilejob.Order, on system.Disks, done func(error)) {
 	m, key := j.node, t.Action.CopyRef()
 	if t.Action.Op.Deletes() {
 		job := m.jobs[key]
@@ -144,8 +145,8 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 		m.toBegin = append(m.toBegin, func() { m.deleteCopy(job) })
 		return
 	}
-	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, sources: t.PeerCopies, verified: t.Verified, seeds: t.Seeds, done: done}
-	if d, ok := t.Disk.(watchedDisk); ok {
+	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: t.Action, key: key, image: t.Image, reserve: t.Reserve, sources: t.PeerCopies, verified: t.Verified, seeds: t.Seeds, damaged: t.Damaged, done: done}
+	if d, ok := on[key.Disk.Disk].(watchedDisk); ok {
 		job.diskUUID = Opened(d.Disk).UUID
 	}
 	if t.Action.Op.ReadsCopies() || t.Action.VerifiesPeer() {
@@ -158,7 +159,7 @@ func (j nodeJobs) Start(ctx context.Context, t reconcile.Task, done func(error))
 	m.toBegin = append(m.toBegin, func() { m.beginJob(job) })
 }
 
-// Query implements reconcile.Jobs.
+// Query implements system.Jobs.
 func (j nodeJobs) Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node)) {
 	m := j.node
 	job := &runningJob{startedAt: m.c.now, ctx: ctx, action: a, key: a.CopyRef(), query: &deletionQuery{nodes: nodes, mark: mark, responses: map[string]model.Node{}, done: done}}
@@ -169,13 +170,13 @@ func (j nodeJobs) Query(ctx context.Context, a plan.Action, mark string, nodes [
 	m.toBegin = append(m.toBegin, func() { m.withdraw(job) })
 }
 
-// Prove implements reconcile.Jobs. The requests begin at once, after the responses to the queries.
-func (j nodeJobs) Prove(_ context.Context, a plan.Action, tasks []reconcile.ProofTask, done func(map[ident.CopyRef]plan.Proof)) {
-	j.requestProofs(j.jobs[a.CopyRef()], tasks, done)
+// Prove implements system.Jobs. The requests begin at once, after the responses to the queries.
+func (j nodeJobs) Prove(_ context.Context, a plan.Action, tasks []system.ProofTask, on system.Disks, done func(map[ident.CopyRef]plan.Proof)) {
+	j.requestProofs(j.jobs[a.CopyRef()], tasks, on, done)
 }
 
-// CanExport implements reconcile.Jobs.
-func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ map[string]reconcile.Disk) error {
+// CanExport implements system.Jobs.
+func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ system.Disks) error {
 	if j.c.replicas[e.VolumeName][j.name] {
 		return nil
 	}

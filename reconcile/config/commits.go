@@ -1,4 +1,4 @@
-package reconcile
+package config
 
 import (
 	"context"
@@ -243,11 +243,7 @@ func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what
 
 // record records the current commit on all disks that do not have it. It first checks the disks that it did not know:
 // refused is why the commit is not accepted. failed is why a disk does not have it yet.
-func (m *commitMemory) record(ctx context.Context, folders func() map[ident.DiskRef]*disk.Disk) (refused, failed error) {
-	if m.current.Name == "" {
-		return nil, nil
-	}
-	disks := folders()
+func (m *commitMemory) record(ctx context.Context, disks map[ident.DiskRef]*disk.Disk) (refused, failed error) {
 	if err := m.check(ctx, disks); err != nil {
 		return notAccepted(m.current.Name, err), nil
 	}
@@ -263,25 +259,14 @@ func (m *commitMemory) record(ctx context.Context, folders func() map[ident.Disk
 	return nil, failed
 }
 
-// folders returns the disks of this node that this process has opened.
-func (d *disks) folders() map[ident.DiskRef]*disk.Disk {
-	all := map[ident.DiskRef]*disk.Disk{}
-	for ref, open := range d.open {
-		if folder := folderOf(open.handle); folder != nil && open.problem == "" {
-			all[ref] = folder
-		}
-	}
-	return all
-}
-
-// AcceptCommit returns nil if a verified snapshot may be applied to the disks: its commit came after those that were accepted
-// before. Call Observe first, which opens the disks. With record, the commit is recorded on the disks.
-func (r *Reconciler) AcceptCommit(ctx context.Context, rules SignedCommits, s configdir.Snapshot, record bool) error {
-	m := commitMemory{rules: rules}
-	if err := m.accept(ctx, s.Checkout, s.Revision, r.disks.folders()); err != nil || !record {
+// CheckCommit returns nil if a verified snapshot may be applied to the disks: its commit came after those that were accepted
+// before. With record, the commit is recorded on the disks.
+func (c SignedCommits) CheckCommit(ctx context.Context, s configdir.Snapshot, disks map[ident.DiskRef]*disk.Disk, record bool) error {
+	m := commitMemory{rules: c}
+	if err := m.accept(ctx, s.Checkout, s.Revision, disks); err != nil || !record {
 		return err
 	}
-	refused, failed := m.record(ctx, r.disks.folders)
+	refused, failed := m.record(ctx, disks)
 	return errors.Join(refused, failed)
 }
 

@@ -1,4 +1,9 @@
-package reconcile
+// Package system is everything outside the process that the manager of a node reads or changes: clocks, disks, peers and
+// running jobs. A daemon has the implementations of this package (New). Packages scenario and simulation have others in memory, so
+// that they run the same reconcile.Reconciler and the same reconcile.Loop.
+//
+// Reading order: system.go has the interfaces, local.go implements them for a machine.
+package system
 
 import (
 	"context"
@@ -13,9 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// System is everything outside the process that a Reconciler reads or changes: clocks, disks,
-// peers and running jobs. A daemon uses the implementations in local.go. The simulation has
-// implementations in memory, so that it tests the same Reconciler and the same Loop.
+// System is what a node consists of.
 type System struct {
 	Now    func() Instant
 	Random func() float64 // from [0, 1); spreads the retries of several nodes
@@ -56,6 +59,9 @@ type Disk interface {
 	Close() error
 }
 
+// Disks are open disks of one node by name.
+type Disks map[string]Disk
+
 // Contents are the copies on a disk and their users at one moment.
 type Contents struct {
 	disk.Listing
@@ -77,6 +83,15 @@ type Users interface {
 	// FileOpen reports whether a process has the file of the copy open, and which one. It also
 	// finds this process, and is slower than InUse.
 	FileOpen(id ident.ID) (reason string, open bool)
+}
+
+// NeedOf returns the need of these replicas as a node says it.
+func NeedOf(d disk.Need) model.Need {
+	text := "replica "
+	if len(d.Replicas) > 1 {
+		text = "replicas "
+	}
+	return model.Need{By: text + plan.JoinMax(d.Replicas, ", ", 3), Since: d.Since, OtherWriter: d.OtherWriter}
 }
 
 // Peers are the managers of the other nodes.
@@ -102,47 +117,32 @@ const (
 
 // Jobs executes actions, each independently of the others. Start, Query and Prove return at once. They
 // report the outcome by calling done exactly once, from any goroutine. When ctx ends, they call it
-// soon. The bytes that a job transferred until then are kept.
+// soon. The bytes that a job transferred until then are kept. The argument on has the disks of this node.
 type Jobs interface {
-	// Start executes an action. A deletion (model.Op.Deletes) removes the copy unless it is
+	// Start executes an order. A deletion (model.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
-	Start(ctx context.Context, t Task, done func(error))
+	Start(ctx context.Context, o job.Order, on Disks, done func(error))
 	// Query requests the current copies of the image of a deletion directly from each of the
 	// nodes, which look for the mark with that name. A node that does not respond within QueryTimeout is missing
 	// in the responses, which are by node name.
 	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node))
 	// Prove requests one chunk of each copy for a deletion, or reads it if the copy is on this node, and reports the
 	// outcomes. A copy that sends no chunk within ProofTimeout may be missing in them.
-	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, done func(map[ident.CopyRef]plan.Proof))
+	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, on Disks, done func(map[ident.CopyRef]plan.Proof))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
-	CanExport(e schema.ExportFromVolume, disks map[string]Disk) error
+	CanExport(e schema.ExportFromVolume, on Disks) error
 }
 
-// Task is the order of a job with the disks of this node that it uses. It does not change while the job
-// runs.
-type Task struct {
-	job.Order
-	AllowLoopback    bool          // see schema.Settings.AllowLoopbackSources
-	RecoveryInterval time.Duration // Settings.RecoveryWaitInterval
-
-	Disk        Disk            // of the copy
-	Source      Disk            // of Action.LocalSource; nil without one
-	Disks       map[string]Disk // the usable disks of this node by name, for an export
-	LocalCopies []LocalCopy     // copies on this node with the same bytes, for a repair
-	Seeds       []Seed          // copies on this node with some of the bytes, for a sync from peers or a download by an index
-}
-
-// Seed is a copy on this node that may have some of the bytes of another image.
-type Seed struct {
-	LocalCopy
-	Ref ident.CopyRef
-	// Damaged is called if the copy does not have its own bytes any more: it has to be verified. It may
-	// be called by any goroutine, and does not block.
-	Damaged func()
-}
-
-// LocalCopy is a copy on a disk of this node.
-type LocalCopy struct {
-	Disk Disk
-	ID   ident.ID
+// ProofTask is the request that a copy proves that it has its bytes: see plan.ProofRequest.
+type ProofTask struct {
+	Copy   ident.CopyRef
+	Own    bool        // it is on this node; otherwise Source is asked
+	Source peer.Source // of a copy on another node
+	Size   int64       // of the copy
+	// Secret selects the chunk. It was chosen after the withdrawal of the copy that may be deleted, so
+	// that nobody could get the chunk from that copy in time.
+	Secret uint64
+	// Local is the copy on this node whose chunk manifest the chunk is compared with. If it is zero, the
+	// manifest is the one that the other node serves.
+	Local ident.CopyRef
 }

@@ -1,4 +1,4 @@
-package reconcile
+package config
 
 import (
 	"context"
@@ -10,18 +10,21 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
-// directory reads the config directory in a goroutine of its own, so that rounds go on while a
+// Directory reads the config directory in a goroutine of its own, so that rounds go on while a
 // configuration is loaded.
-type directory struct {
-	dir      string
-	interval time.Duration // the longest time between two reads
-	log      *slog.Logger
-	// load is Load of a load.Loader. It may take half a minute, and ends early with its context.
-	load func(context.Context, configdir.Snapshot) load.Result
-	// continueFrom is ContinueFrom of the Loader.
-	continueFrom func(load.Result)
+type Directory struct {
+	// Load is Load of a load.Loader. It may take half a minute, and ends early with its context.
+	Load func(context.Context, configdir.Snapshot) load.Result
+	// Readings are in the order of the reads. The receiver calls Conclude after each.
+	Readings chan Reading
+	Slow     chan struct{} // buffer of one: a load has begun to take long
 
-	// For the goroutine of run.
+	dir          string
+	interval     time.Duration // the longest time between two reads
+	log          *slog.Logger
+	continueFrom func(load.Result) // ContinueFrom of the Loader
+
+	// For the goroutine of Run.
 	debouncer  configdir.Debouncer
 	gate       *commitGate // nil: commits need no signature
 	changed    bool        // the content changed since the last load
@@ -29,31 +32,36 @@ type directory struct {
 	revision   string      // of the last read that counted
 	unfinished bool        // the last load had no time for everything
 
-	// For any goroutine.
-	readings chan Reading     // in the order of the reads
 	inEffect chan load.Result // after each Reading, the configuration that is in effect; buffer of one
-	// loading is since when files that changed are being loaded, and are not applied; nil: there
-	// are none.
-	loading atomic.Pointer[time.Time]
-	slow    chan struct{} // buffer of one: a load has begun to take long
+	loading  atomic.Pointer[time.Time]
 }
 
-func newDirectory(o LoopOptions) *directory {
+// NewDirectory returns a Directory for the folder dir.
+func NewDirectory(dir string, interval time.Duration, commits *SignedCommits, log *slog.Logger) *Directory {
 	loader := load.NewLoader()
-	d := &directory{
-		dir: o.Dir, interval: o.Interval, log: o.Log, load: loader.Load, continueFrom: loader.ContinueFrom,
-		readings: make(chan Reading), inEffect: make(chan load.Result, 1), slow: make(chan struct{}, 1),
+	d := &Directory{
+		dir: dir, interval: interval, log: log, Load: loader.Load, continueFrom: loader.ContinueFrom,
+		Readings: make(chan Reading), inEffect: make(chan load.Result, 1), Slow: make(chan struct{}, 1),
 	}
-	if o.SignedCommits != nil {
+	if commits != nil {
 		d.gate = &commitGate{verify: func(ctx context.Context, s configdir.Snapshot) error {
-			by, err := o.SignedCommits.Verify(ctx, s)
+			by, err := commits.Verify(ctx, s)
 			if err == nil {
-				o.Log.Info("commit verified", "revision", s.Revision, "scheme", string(by.Scheme), "signer", by.Signer)
+				log.Info("commit verified", "revision", s.Revision, "scheme", string(by.Scheme), "signer", by.Signer)
 			}
 			return err
 		}}
 	}
 	return d
+}
+
+// LoadingSince returns since when files that changed are being loaded, and are not applied; zero: there are none. It may be called
+// concurrently.
+func (d *Directory) LoadingSince() time.Time {
+	if since := d.loading.Load(); since != nil {
+		return *since
+	}
+	return time.Time{}
 }
 
 // Reading is the outcome of one read of the config directory. At most one of the fields Fault,
@@ -71,7 +79,7 @@ type Reading struct {
 	// Checkout is that of Result or Revision.
 	Checkout configdir.Checkout
 
-	loading *time.Time // the value of directory.loading for Result
+	loading *time.Time // the value of Directory.loading for Result
 }
 
 const (
@@ -81,10 +89,10 @@ const (
 	continueAfter = 5 * time.Second
 )
 
-// run reads the directory after each event and at the interval, until ctx ends, and once more when a
+// Run reads the directory after each event and at the interval, until ctx ends, and once more when a
 // read can confirm what was removed. It reads again only after the last Reading was applied or refused: a refused
 // configuration must not be what the next one keeps for a file that cannot be read.
-func (d *directory) run(ctx context.Context, events <-chan struct{}) {
+func (d *Directory) Run(ctx context.Context, events <-chan struct{}) {
 	next, tick := time.NewTimer(0), time.NewTicker(d.interval)
 	confirm := time.NewTimer(d.interval) // set by each change; once without one does no harm
 	defer next.Stop()
@@ -114,7 +122,7 @@ func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 			}
 			faulty = reading.Fault != ""
 			select {
-			case d.readings <- reading:
+			case d.Readings <- reading:
 			case <-ctx.Done():
 				return
 			}
@@ -130,7 +138,7 @@ func (d *directory) run(ctx context.Context, events <-chan struct{}) {
 
 // read reads the directory. ok is false if there is nothing to apply: the content may be
 // incomplete, or ctx ended. again is when to read the directory again, 0: with the next event.
-func (d *directory) read(ctx context.Context) (r Reading, again time.Duration, ok bool) {
+func (d *Directory) read(ctx context.Context) (r Reading, again time.Duration, ok bool) {
 	r.Began = time.Now()
 	snapshot, err := configdir.Read(d.dir)
 	r.Ended = time.Now()
@@ -168,23 +176,26 @@ func (d *directory) read(ctx context.Context) (r Reading, again time.Duration, o
 }
 
 // loadFiles loads a snapshot. Until its result is applied, there is a load.
-func (d *directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Reading) load.Result {
+func (d *Directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Reading) load.Result {
 	began := time.Now()
 	r.loading = &began
 	d.loading.Store(r.loading)
 	long := time.AfterFunc(longLoad, func() {
 		d.log.Info("loading the configuration takes long: rounds go on with the last valid one, without deletions", "dir", d.dir, "files", len(s.Files))
-		notify(d.slow)
+		select {
+		case d.Slow <- struct{}{}:
+		default: // it has a value
+		}
 	})
-	result := d.load(ctx, s)
+	result := d.Load(ctx, s)
 	if !long.Stop() {
 		d.log.Info("configuration loaded", "dir", d.dir, "took", time.Since(began).Round(time.Millisecond).String(), "unfinished", result.Unfinished)
 	}
 	return result
 }
 
-// conclude notes that a Reading was applied or refused. inEffect is the result that is applied now.
-func (d *directory) conclude(r Reading, inEffect load.Result) {
+// Conclude notes that a Reading was applied or refused. inEffect is the result that is applied now.
+func (d *Directory) Conclude(r Reading, inEffect load.Result) {
 	if r.loading != nil {
 		d.loading.Store(nil)
 	}

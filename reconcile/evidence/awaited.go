@@ -1,4 +1,4 @@
-package reconcile
+package evidence
 
 import (
 	"maps"
@@ -9,9 +9,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// awaited is for how long this node has waited for copies on other nodes: see plan.Plan.Awaited. It is
-// in memory only, so that a restart begins anew.
-type awaited map[ident.CopyRef]awaitedCopy
+// Awaited is for how long this node has waited for copies on other nodes: see plan.Plan.Awaited.
+type Awaited map[ident.CopyRef]awaitedCopy
 
 type awaitedCopy struct {
 	total  time.Duration
@@ -19,11 +18,11 @@ type awaitedCopy struct {
 	active bool      // the last round waited
 }
 
-// note adds the time since the last round, if both rounds waited. The time for one disk of a node counts
+// Note adds the time since the last round, if both rounds waited. The time for one disk of a node counts
 // for its other disks, too: otherwise a node could be waited for with each of its disks in turn. It forgets
 // copies of images that have other bytes now, and those of images with a ready copy on another node than
 // that of the copy, which could claim to have one.
-func (a awaited) note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Time) {
+func (a Awaited) Note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Time) {
 	type nodeImage struct {
 		node string
 		id   ident.ID
@@ -60,9 +59,9 @@ func hasReadyElsewhere(o plan.Observed, ref ident.CopyRef) bool {
 	return false
 }
 
-// durations returns the times in total, without the copies that note forgets: in the round in which an
+// Durations returns the times in total, without the copies that Note forgets: in the round in which an
 // image becomes ready, nobody waits for another node any more.
-func (a awaited) durations(o plan.Observed) map[ident.CopyRef]time.Duration {
+func (a Awaited) Durations(o plan.Observed) map[ident.CopyRef]time.Duration {
 	all := make(map[ident.CopyRef]time.Duration, len(a))
 	for ref, one := range a {
 		if !hasReadyElsewhere(o, ref) {

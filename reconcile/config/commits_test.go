@@ -1,4 +1,4 @@
-package reconcile
+package config
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
-	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
+	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
@@ -197,7 +197,6 @@ func TestCommitMemory(t *testing.T) {
 		disks[ident.DiskRef{Node: "n", Disk: name}] = openDiskFolder(t)
 		return disks[ident.DiskRef{Node: "n", Disk: name}]
 	}
-	folders := func() map[ident.DiskRef]*disk.Disk { return disks }
 	wantRecorded := func(want string) {
 		t.Helper()
 		for ref, d := range disks {
@@ -211,13 +210,13 @@ func TestCommitMemory(t *testing.T) {
 		if err := m.accept(t.Context(), at, commit, disks); err != nil {
 			return err
 		}
-		refused, failed := m.record(t.Context(), folders)
+		refused, failed := m.record(t.Context(), disks)
 		return errors.Join(refused, failed)
 	}
 	addDisk("a")
 	m := &commitMemory{}
-	if refused, failed := m.record(t.Context(), folders); refused != nil || failed != nil {
-		t.Errorf("before the first commit: %v, %v", refused, failed)
+	if err := c.configuration("n").RecordCommit(t.Context()); err != nil {
+		t.Errorf("before the first commit: %v", err)
 	}
 	for _, commit := range []string{one, one, two, two} {
 		if err := accept(m, commit); err != nil {
@@ -226,7 +225,7 @@ func TestCommitMemory(t *testing.T) {
 		wantRecorded(commit)
 	}
 	addDisk("b") // a disk that was not there
-	if refused, failed := m.record(t.Context(), folders); refused != nil || failed != nil {
+	if refused, failed := m.record(t.Context(), disks); refused != nil || failed != nil {
 		t.Errorf("a new disk: %v, %v", refused, failed)
 	}
 	wantRecorded(two)
@@ -251,7 +250,7 @@ func TestCommitMemory(t *testing.T) {
 	if err := other.SetConfigCommit(disk.ConfigCommit{Name: side, Signed: strings.Repeat("5", 64)}); err != nil {
 		t.Fatal(err)
 	}
-	if refused, _ := m.record(t.Context(), folders); refused == nil || !strings.Contains(refused.Error(), "n/c") {
+	if refused, _ := m.record(t.Context(), disks); refused == nil || !strings.Contains(refused.Error(), "n/c") {
 		t.Errorf("got %v", refused)
 	}
 	if got, _ := other.ConfigCommit(); got.Name != side {
@@ -288,6 +287,25 @@ func openDiskFolder(t *testing.T) *disk.Disk {
 	return d
 }
 
+// configuration returns the configuration of a node that requires signed commits of the checkout.
+func (c signedCheckout) configuration(node string) *Configuration {
+	var opened map[ident.DiskRef]*disk.Disk
+	return New(Options{
+		Dir: filepath.Join(c.dir, "conf"), Node: node, Commits: &SignedCommits{KeysDir: c.keys}, Log: slog.New(slog.DiscardHandler), Now: time.Now,
+		Open: func(d plan.Desired) error {
+			opened = map[ident.DiskRef]*disk.Disk{}
+			for name, declared := range d.Config.Nodes[node].Disks {
+				if on, err := disk.Open(declared.Path); err == nil {
+					c.t.Cleanup(func() { on.Close() })
+					opened[ident.DiskRef{Node: node, Disk: name}] = on
+				}
+			}
+			return nil
+		},
+		Opened: func() map[ident.DiskRef]*disk.Disk { return opened },
+	})
+}
+
 // acceptOn accepts a commit, and records it on the disk.
 func (c signedCheckout) acceptOn(m *commitMemory, commit string, d *disk.Disk) error {
 	c.t.Helper()
@@ -295,7 +313,7 @@ func (c signedCheckout) acceptOn(m *commitMemory, commit string, d *disk.Disk) e
 	if err := m.accept(c.t.Context(), c.read().Checkout, commit, disks); err != nil {
 		return err
 	}
-	refused, failed := m.record(c.t.Context(), func() map[ident.DiskRef]*disk.Disk { return disks })
+	refused, failed := m.record(c.t.Context(), disks)
 	return errors.Join(refused, failed)
 }
 
@@ -461,11 +479,7 @@ func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
 	write := func(title string) {
 		c.write("conf/a.yaml", "images: {parrot: {title: "+title+", uuid: \"00000001\", source: {upload: {}}}}\nnodes: {n: {disks: {d: {path: "+folder+"}, e: {path: "+away+"}}}}\n")
 	}
-	log := slog.New(slog.DiscardHandler)
-	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{
-		Dir: filepath.Join(c.dir, "conf"), Interval: time.Second, Node: "n", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
-	})
-	t.Cleanup(func() { l.reconciler.Close() })
+	l := c.configuration("n")
 	loader := load.NewLoader()
 	read := func() Reading {
 		s := c.read()
@@ -477,8 +491,8 @@ func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
 		if _, err := l.Apply(t.Context(), r); err != nil {
 			t.Fatal(err)
 		}
-		l.Step(t.Context())
-		v := l.View()
+		_ = l.RecordCommit(t.Context()) // as each round does
+		v := l.View(time.Time{})
 		if len(v.Config.Errors) > 0 || (v.Fault != "") != refused || v.Config.Config.Images["parrot"].Title != title {
 			t.Errorf("errors %v, fault %q, title %q, want refused %v, title %q", v.Config.Errors, v.Fault, v.Config.Config.Images["parrot"].Title, refused, title)
 		}
@@ -496,7 +510,7 @@ func TestRefusedConfigurationIsAppliedByALaterCommit(t *testing.T) {
 	c.git("merge", "-q", "-s", "ours", "--no-gpg-sign", one)
 	s := c.read()
 	apply(Reading{Revision: &s.Revision, Checkout: s.Checkout}, false, "two")
-	if got := l.View().Config.Revision; got != s.Revision {
+	if got := l.View(time.Time{}).Config.Revision; got != s.Revision {
 		t.Errorf("revision %s, want %s", got, s.Revision)
 	}
 	// The commit is refused in the round in which a disk appears that has another one, until that one is removed.
@@ -523,11 +537,7 @@ func TestReplayWithTheSameFilesStaysRefused(t *testing.T) {
 	if _, err := disk.Init(folder); err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.DiscardHandler)
-	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{
-		Dir: filepath.Join(c.dir, "conf"), Interval: time.Second, Node: "n", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
-	})
-	t.Cleanup(func() { l.reconciler.Close() })
+	l := c.configuration("n")
 	c.write("conf/a.yaml", "images: {parrot: {uuid: \"00000001\", source: {upload: {}}}}\nnodes: {n: {disks: {d: {path: "+folder+"}}}}\n")
 	one, two := c.commit(sign), c.commit(sign)
 	at := c.read().Checkout
@@ -545,8 +555,8 @@ func TestReplayWithTheSameFilesStaysRefused(t *testing.T) {
 		if _, err := l.Apply(t.Context(), step.r); err != nil {
 			t.Fatal(err)
 		}
-		l.Step(t.Context())
-		v := l.View()
+		_ = l.RecordCommit(t.Context()) // as each round does
+		v := l.View(time.Time{})
 		if (v.Fault != "") != step.refused || (v.Desired.Allowed == schema.Everything) == step.refused || v.Config.Revision != two {
 			t.Errorf("step %d: fault %q, allowed %v, revision %s", i, v.Fault, v.Desired.Allowed, v.Config.Revision)
 		}
@@ -578,20 +588,36 @@ func TestRefusedConfigurationIsNotKept(t *testing.T) {
 	base := c.commit(sign)
 	write("one")
 	one := c.commit(sign)
-	log := slog.New(slog.DiscardHandler)
-	l := runLoop(t, New(fetch.Client{}, log, false), LoopOptions{
-		Dir: filepath.Join(c.dir, "conf"), Interval: 50 * time.Millisecond, Node: "node1", Log: log, SignedCommits: &SignedCommits{KeysDir: c.keys},
-	})
+	l, log := c.configuration("node1"), slog.New(slog.DiscardHandler)
+	dir := NewDirectory(l.Dir, 50*time.Millisecond, l.Commits, log)
+	go dir.Run(t.Context(), nil)
+	until := func(what string, is func(*status.View) bool) *status.View {
+		t.Helper()
+		for over := time.After(time.Minute); ; {
+			select {
+			case r := <-dir.Readings:
+				if _, err := l.Apply(t.Context(), r); err != nil {
+					t.Fatal(err)
+				}
+				dir.Conclude(r, l.Result)
+				if v := l.View(time.Time{}); is(v) {
+					return v
+				}
+			case <-over:
+				t.Fatalf("not within a minute: %s", what)
+			}
+		}
+	}
 	title := func(v *status.View) string { return v.Config.Config.Images["parrot"].Title }
-	l.until("the first commit is applied", func(v *status.View) bool { return title(v) == "one" })
+	until("the first commit is applied", func(v *status.View) bool { return title(v) == "one" })
 	c.git("checkout", "-q", "-b", "side", base)
 	write("two")
 	c.commit(sign)
-	l.until("the commit of another branch is refused", func(v *status.View) bool { return strings.Contains(v.Fault, "did not come after") })
+	until("the commit of another branch is refused", func(v *status.View) bool { return strings.Contains(v.Fault, "did not come after") })
 	c.git("checkout", "-q", "-b", "next", one)
 	c.write("conf/a.yaml", "images: {parrot: {\n")
 	broken := c.commit(sign)
-	v := l.until("a commit with a broken file is applied", func(v *status.View) bool { return v.Config.Revision == broken })
+	v := until("a commit with a broken file is applied", func(v *status.View) bool { return v.Config.Revision == broken })
 	if len(v.Config.Errors) == 0 || title(v) != "one" {
 		t.Errorf("errors %v, title %q, want that of the last accepted commit", v.Config.Errors, title(v))
 	}

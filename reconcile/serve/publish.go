@@ -1,4 +1,4 @@
-package reconcile
+package serve
 
 import (
 	"fmt"
@@ -8,19 +8,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// publish makes the state of this node available to its peers. A withdrawal ends only here, when
-// peers see an observation that began after the end of the deletion.
-func (r *Reconciler) publish(now *plan.Round, p plan.Plan) {
-	s := publishedState(now, p, &r.jobs)
-	if r.conditions != nil {
-		s.Conditions = r.conditions()
-	}
-	r.system.Peers.Publish(s)
-	r.served.leaving.keep(r.jobs.isDeleting)
-}
-
-// publishedState returns the state of this node for its peers.
-func publishedState(now *plan.Round, p plan.Plan, running *jobs) model.Node {
+// State returns the state of this node for its peers. running are the operations of its jobs.
+func State(now *plan.Round, p plan.Plan, running map[ident.CopyRef]model.Op) model.Node {
 	d, o := now.Desired, now.Observed
 	s := model.Node{Node: d.Node, Clock: o.Now, Disks: map[string]model.Disk{}}
 	s.ConfigDigest, _ = d.PublishedDigest()
@@ -40,7 +29,7 @@ func publishedState(now *plan.Round, p plan.Plan, running *jobs) model.Node {
 // publishedCopies returns the copies on each disk of this node for its peers. An image without a copy
 // on a disk is included if a job for it runs or failed there, if it waits, if the disk rejects it, or if
 // replicas there need it, whether it is declared or not (U4).
-func publishedCopies(now *plan.Round, p plan.Plan, running *jobs) map[ident.DiskRef]model.Copies {
+func publishedCopies(now *plan.Round, p plan.Plan, running map[ident.CopyRef]model.Op) map[ident.DiskRef]model.Copies {
 	d, o := now.Desired, now.Observed
 	published := map[ident.DiskRef]model.Copies{}
 	for ref, seen := range o.Disks {
@@ -69,8 +58,8 @@ func publishedCopies(now *plan.Round, p plan.Plan, running *jobs) map[ident.Disk
 			update(ident.CopyRef{Disk: ref, ID: id}, func(c *model.Copy) { c.Need = &need })
 		}
 	}
-	for key, run := range running.running {
-		update(key, func(c *model.Copy) { c.Job, c.Leaving = run.task.Action.Op, running.isDeleting(key) })
+	for key, op := range running {
+		update(key, func(c *model.Copy) { c.Job, c.Leaving = op, op.Deletes() })
 	}
 	for key, f := range o.Failures {
 		if f.Attempts > 0 { // otherwise only a deletion was cancelled, or a copy is suspected
@@ -85,7 +74,7 @@ func publishedCopies(now *plan.Round, p plan.Plan, running *jobs) map[ident.Disk
 		})
 	}
 	for _, a := range p.Actions {
-		if a.Idle() && running.running[a.CopyRef()] == nil {
+		if _, runs := running[a.CopyRef()]; a.Idle() && !runs {
 			update(a.CopyRef(), func(c *model.Copy) { c.Reason = a.Reason })
 		}
 	}

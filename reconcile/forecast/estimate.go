@@ -1,4 +1,4 @@
-package reconcile
+package forecast
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -78,13 +79,18 @@ func (e Estimator) warnAbout(image schema.Image, err error) {
 	e.warn(fmt.Errorf("image %s: the size of its download by an index is not known: %w", image.ID.Name, err))
 }
 
-// needs reports whether a is a download by an index.
-func needs(a *plan.Action, image schema.Image) bool {
-	return a.Op == model.Download && a.UUID == image.ID.UUID && indexOf(image) != ""
-}
-
-// estimate sets the sizes of a. transferred is true if the download transfers the index, too.
-func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Image, hand delta.AtHand, transferred bool) {
+// estimate sets the size of a, if it is a download by an index that is at hand. stored is the index beside the partial file, nil
+// if there is none: it is not transferred. seedIndex opens the index of a seed.
+func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Image, stored *os.File, hand delta.AtHand, disks map[ident.DiskRef]model.Disk, seedIndex func(ident.CopyRef) *os.File) {
+	if hand.Index = stored; stored == nil {
+		hand.Index = e.open(image)
+	}
+	if hand.Index == nil {
+		return
+	}
+	for _, seed := range job.SeedsOf(*a, image, disks) {
+		hand.Seeds = append(hand.Seeds, delta.SeedIndex{File: seedIndex(seed), Cut: seed.ID.Name == a.Image})
+	}
 	request := job.DownloadRequest(image)
 	hand.MaxSize = request.MaxSize
 	s, err := delta.Estimate(ctx, hand)
@@ -96,84 +102,61 @@ func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Im
 		return // the whole file is downloaded
 	}
 	a.Size, a.Data = s.Size, s.Data
-	if err == nil {
-		a.Bytes = s.Missing
+	if err != nil {
+		return
 	}
-	if err == nil && transferred {
+	if a.Bytes = s.Missing; stored == nil {
 		a.Bytes += s.Index
 	}
 }
 
 // Estimate returns p, the plan of d for o on the disks of this process, with the sizes of the downloads by an index.
-func (r *Reconciler) Estimate(ctx context.Context, e Estimator, d plan.Desired, o plan.Observed, p plan.Plan) plan.Plan {
-	return p.WithSizes(func(a *plan.Action) {
-		image := d.Config.Images[a.Image]
-		on := r.disks.open[a.CopyRef().Disk]
-		if on == nil || !needs(a, image) {
+func (e Estimator) Estimate(ctx context.Context, d plan.Desired, o plan.Observed, p plan.Plan, on map[ident.DiskRef]*disk.Disk) plan.Plan {
+	return e.estimateAll(d.Config, p, func(a *plan.Action, image schema.Image) {
+		folder := on[a.CopyRef().Disk]
+		if folder == nil {
 			return
 		}
 		request := job.DownloadRequest(image)
-		var hand delta.AtHand
-		stored, source, err := folderOf(on.handle).PartIndex(image.ID)
+		stored, source, err := folder.PartIndex(image.ID)
 		if err == nil && source.Index != fetch.AddressID(request.Index) {
 			stored.Close() // it was not read
 			stored = nil
 		}
-		if hand.Index = stored; stored == nil {
-			hand.Index = e.open(image)
-		}
-		if hand.Index == nil {
-			return
-		}
+		var hand delta.AtHand
 		if c := o.Disks[a.CopyRef().Disk].Copies[image.ID]; request.CanResume(source) {
 			hand.Offset, hand.PartSize = c.PartBytes, source.Size
 		}
-		for _, s := range r.disks.seeds(image, o, *a, func(ident.CopyRef) {}) {
-			f, err := folderOf(s.Disk).Index(s.ID)
+		e.estimate(ctx, a, image, stored, hand, o.Disks, func(seed ident.CopyRef) *os.File {
+			f, err := on[seed.Disk].Index(seed.ID)
 			if err != nil {
-				f = nil // as for the download
+				return nil // as for the download
 			}
-			hand.Seeds = append(hand.Seeds, delta.SeedIndex{File: f, Cut: s.ID.Name == a.Image})
-		}
-		e.estimate(ctx, a, image, hand, stored == nil)
+			return f
+		})
 	})
 }
 
 // EstimateSaved returns p, a plan of nodes of the cluster, with the sizes of the downloads by an index. The old
 // configuration declares the indexes of the older generations.
 func (e Estimator) EstimateSaved(ctx context.Context, c *plan.Cluster, current, old schema.Config, p plan.Plan) plan.Plan {
-	return p.WithSizes(func(a *plan.Action) {
-		image := current.Images[a.Image]
-		if !needs(a, image) {
-			return
-		}
-		hand := delta.AtHand{Index: e.open(image)}
-		if hand.Index == nil {
-			return
-		}
+	return e.estimateAll(current, p, func(a *plan.Action, image schema.Image) {
 		part := c.Disks[a.CopyRef().Disk].Copies[image.ID]
-		hand.Offset, hand.PartSize = part.PartBytes, part.PartTotal
-		for id := range olderGenerations(c, a.Node, image.ID) {
-			f := (*os.File)(nil)
-			if before := old.Images[a.Image]; before.ID == id {
-				f = e.open(before)
+		hand := delta.AtHand{Offset: part.PartBytes, PartSize: part.PartTotal}
+		e.estimate(ctx, a, image, nil, hand, c.Disks, func(seed ident.CopyRef) *os.File {
+			if before := old.Images[a.Image]; before.ID == seed.ID {
+				return e.open(before)
 			}
-			hand.Seeds = append(hand.Seeds, delta.SeedIndex{File: f, Cut: true})
-		}
-		e.estimate(ctx, a, image, hand, true)
+			return nil
+		})
 	})
 }
 
-// olderGenerations returns the other generations of an image that are seeds on a node, as disks.seeds selects them.
-func olderGenerations(c *plan.Cluster, node string, current ident.ID) map[ident.ID]bool {
-	older := map[ident.ID]bool{}
-	for ref, seen := range c.Disks {
-		for id := range seen.Copies {
-			one, ready := seen.Ready(id)
-			if ref.Node == node && ready && !one.Leaving && !one.ManifestDigest.IsZero() && id.Name == current.Name && id != current {
-				older[id] = true
-			}
+// estimateAll returns p with the sizes that estimate sets of the downloads by an index.
+func (e Estimator) estimateAll(c schema.Config, p plan.Plan, estimate func(*plan.Action, schema.Image)) plan.Plan {
+	return p.WithSizes(func(a *plan.Action) {
+		if image := c.Images[a.Image]; a.Op == model.Download && a.UUID == image.ID.UUID && indexOf(image) != "" {
+			estimate(a, image)
 		}
-	}
-	return older
+	})
 }

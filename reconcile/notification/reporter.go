@@ -1,37 +1,46 @@
-package reconcile
+package notification
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"log/slog"
+	"math/rand/v2"
 	"net/http"
 	"time"
 
 	"github.com/dustin/go-humanize"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
-	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// reporter puts the status document of this node at the address in settings.report. It works beside the rounds, so that no
-// server delays them, and keeps nothing for later: each attempt sends the document of its own time.
-type reporter struct {
-	loop   *Loop
-	node   string
-	send   notification.Sender
-	state  *notification.Delivery
-	now    func() Instant
-	random func() float64
-	viewed chan struct{} // buffer of one: a round has ended
+// Rounds are the rounds of a node and its running jobs. The functions may be called concurrently.
+type Rounds struct {
+	View      func() *status.View    // the last round; nil before the first one
+	NextRound func() <-chan struct{} // closed when View returns a later round; call it before View
+	Transfers func() map[ident.CopyRef]job.Transfer
+}
 
-	// For the goroutine of run.
+// Reporter puts the status document of this node at the address in settings.report. It works beside the rounds, so that no
+// server delays them, and keeps nothing for later: each attempt sends the document of its own time.
+type Reporter struct {
+	Delivery *Delivery
+
+	rounds Rounds
+	node   string
+	send   Sender
+	random func() float64
+
+	// For the goroutine of Run.
 	target schema.Report // zero: none
 	sum    [sha256.Size]byte
-	sent   time.Time // when the server accepted the document with that sum, by the steady clock; zero: it did not
+	sent   time.Time // when the server accepted the document with that sum; zero: it did not
 }
 
 const (
@@ -41,37 +50,32 @@ const (
 	maxReportAge = time.Hour
 )
 
-func newReporter(l *Loop, o LoopOptions) *reporter {
-	s := l.reconciler.system
-	return &reporter{
-		loop: l, node: o.Node, send: notification.NewSender(o.Client), viewed: make(chan struct{}, 1),
-		state: notification.NewDelivery("status document", o.Log, s.Random), now: s.Now, random: s.Random,
-	}
+// NewReporter returns a Reporter for the rounds of a node.
+func NewReporter(rounds Rounds, node string, send Sender, log *slog.Logger) *Reporter {
+	return &Reporter{rounds: rounds, node: node, send: send, random: rand.Float64, Delivery: NewDelivery("status document", log, rand.Float64)}
 }
 
-// run reports until ctx ends.
-func (r *reporter) run(ctx context.Context) {
+// Run reports until ctx ends.
+func (r *Reporter) Run(ctx context.Context) {
 	due := time.NewTimer(reportGap)
 	defer due.Stop()
 	for {
+		next, v := r.rounds.NextRound(), r.rounds.View()
+		if v != nil && r.retarget(v) {
+			due.Reset(0)
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-next:
 		case <-due.C:
-			if v := r.loop.View(); v != nil {
-				r.retarget(v)
-			}
-		case <-r.viewed:
-			if !r.retarget(r.loop.View()) {
-				continue
-			}
+			due.Reset(r.report(ctx, v))
 		}
-		due.Reset(r.report(ctx, r.loop.View()))
 	}
 }
 
 // retarget adopts the setting of a view, and reports whether it has changed.
-func (r *reporter) retarget(v *status.View) (changed bool) {
+func (r *Reporter) retarget(v *status.View) (changed bool) {
 	var target schema.Report
 	if declared := v.Desired.Config.Settings.Report; v.Loaded && declared != nil {
 		target = *declared
@@ -84,17 +88,17 @@ func (r *reporter) retarget(v *status.View) (changed bool) {
 	if target != (schema.Report{}) {
 		server = target.Server()
 	}
-	r.state.To(server)
+	r.Delivery.To(server)
 	return true
 }
 
 // report sends the document of a view if it is due, and returns how long to wait.
-func (r *reporter) report(ctx context.Context, v *status.View) (wait time.Duration) {
+func (r *Reporter) report(ctx context.Context, v *status.View) (wait time.Duration) {
 	if r.target == (schema.Report{}) {
 		return reportGap
 	}
-	s := v.Status(r.loop.Transfers())
-	sum, now := s.ContentSum(), r.now().Steady
+	s := v.Status(r.rounds.Transfers())
+	sum, now := s.ContentSum(), time.Now()
 	// Nodes that started at the same time do not report at the same time for ever.
 	gap := reportGap + time.Duration(r.random()*float64(reportGap)/6)
 	if !r.sent.IsZero() && sum == r.sum && now.Sub(r.sent) < maxReportAge {
@@ -107,13 +111,13 @@ func (r *reporter) report(ctx context.Context, v *status.View) (wait time.Durati
 	if err == nil {
 		r.sum, r.sent = sum, now
 	}
-	return max(gap, r.state.Done(err))
+	return max(gap, r.Delivery.Done(err))
 }
 
-func (r *reporter) put(ctx context.Context, settings schema.Settings, s status.Status) error {
+func (r *Reporter) put(ctx context.Context, settings schema.Settings, s status.Status) error {
 	document, err := json.Marshal(s)
 	if err != nil {
-		panic("reconcile: encode a status: " + err.Error()) // its types have no values that JSON lacks
+		panic("notification: encode a status: " + err.Error()) // its types have no values that JSON lacks
 	}
 	document = append(text.PrintableJSON(document), '\n')
 	if len(document) > status.MaxSavedFile {

@@ -1,4 +1,4 @@
-package reconcile
+package notification
 
 import (
 	"bytes"
@@ -7,7 +7,6 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -21,14 +20,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
-	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
+	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // reporting is a reporter in a bubble of package synctest, with a server that answers with fail.
 type reporting struct {
-	*reporter
+	*Reporter
+	last  atomic.Pointer[status.View]
+	next  atomic.Pointer[chan struct{}]
 	log   bytes.Buffer
 	fail  error
 	hang  bool // until the context ends
@@ -40,10 +41,13 @@ type reporting struct {
 func startReporting(t *testing.T, ctx context.Context) *reporting {
 	p := &reporting{began: time.Now()}
 	log := slog.New(slog.NewTextHandler(&p.log, nil))
-	l := NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: "node01", Log: log})
-	p.reporter = l.reporter
+	next := make(chan struct{})
+	p.next.Store(&next)
+	none := func() map[ident.CopyRef]job.Transfer { return nil }
+	rounds := Rounds{View: p.last.Load, NextRound: func() <-chan struct{} { return *p.next.Load() }, Transfers: none}
+	p.Reporter = NewReporter(rounds, "node01", nil, log)
 	p.random = func() float64 { return 0 }
-	p.state = notification.NewDelivery("status document", log, p.random)
+	p.Delivery = NewDelivery("status document", log, p.random)
 	p.send = func(ctx context.Context, _ schema.Settings, m fetch.Message) error {
 		p.times, p.sent = append(p.times, time.Since(p.began)), append(p.sent, m)
 		if p.hang {
@@ -52,7 +56,7 @@ func startReporting(t *testing.T, ctx context.Context) *reporting {
 		}
 		return p.fail
 	}
-	go p.run(ctx)
+	go p.Run(ctx)
 	return p
 }
 
@@ -63,8 +67,9 @@ func (p *reporting) view(v status.View, change ...func(*status.View)) {
 	for _, f := range change {
 		f(&next)
 	}
-	p.loop.view.Store(&next)
-	notify(p.viewed)
+	p.last.Store(&next)
+	after := make(chan struct{})
+	close(*p.next.Swap(&after))
 	synctest.Wait()
 }
 
@@ -118,7 +123,7 @@ func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
 		if m.URL != "https://status.example.com/node01.json?key=secret" || m.Credentials != "reports" || m.Method != http.MethodPut || m.ContentType != "application/json" {
 			t.Errorf("the message is %+v", m)
 		}
-		if d := p.state.Status(); d.Server != "https://status.example.com" || d.LastSuccess.IsZero() || d.Problem != "" {
+		if d := p.Delivery.Status(); d.Server != "https://status.example.com" || d.LastSuccess.IsZero() || d.Problem != "" {
 			t.Errorf("the status is %+v", d)
 		}
 		p.view(v, node1, later)
@@ -140,8 +145,8 @@ func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
 		p.view(v)
 		time.Sleep(3 * time.Hour)
 		p.wantTimes(t)
-		if p.state.Status() != nil || p.state.Counts() != (notification.DeliveryCounts{Accepted: 7}) {
-			t.Errorf("the status is %+v, the counts are %+v", p.state.Status(), p.state.Counts())
+		if p.Delivery.Status() != nil || p.Delivery.Counts() != (DeliveryCounts{Accepted: 7}) {
+			t.Errorf("the status is %+v, the counts are %+v", p.Delivery.Status(), p.Delivery.Counts())
 		}
 	})
 }
@@ -156,7 +161,7 @@ func TestReportIsRetriedWithBackoff(t *testing.T) {
 		p.view(v, set)
 		time.Sleep(8 * time.Minute)
 		p.wantTimes(t, 0, time.Minute, 3*time.Minute, 7*time.Minute)
-		d := p.state.Status()
+		d := p.Delivery.Status()
 		if d.Server != "s3://reports" || d.ProblemSince != p.began.UTC() || strings.Contains(d.Problem, "\x1b") || len([]rune(d.Problem)) != 300+1 {
 			t.Errorf("the status is %+v", d)
 		}
@@ -174,8 +179,8 @@ func TestReportIsRetriedWithBackoff(t *testing.T) {
 		p.fail = nil
 		time.Sleep(10 * time.Minute)
 		p.wantTimes(t, 27*time.Minute)
-		if d := p.state.Status(); d.Problem != "" || !d.ProblemSince.IsZero() || p.state.Counts() != (notification.DeliveryCounts{Accepted: 1, Failed: 7}) {
-			t.Errorf("the status is %+v, the counts are %+v", d, p.state.Counts())
+		if d := p.Delivery.Status(); d.Problem != "" || !d.ProblemSince.IsZero() || p.Delivery.Counts() != (DeliveryCounts{Accepted: 1, Failed: 7}) {
+			t.Errorf("the status is %+v, the counts are %+v", d, p.Delivery.Counts())
 		}
 		if !strings.Contains(p.log.String(), "accepted again") {
 			t.Errorf("the log does not have the end of the problem:\n%s", p.log.String())
@@ -194,8 +199,8 @@ func TestReportToADeadServerEndsWithTheLoop(t *testing.T) {
 		}
 		stop()
 		synctest.Wait() // the bubble fails if run does not end
-		if p.state.Counts() != (notification.DeliveryCounts{}) {
-			t.Errorf("the end of the process counts as a failure: %+v", p.state.Counts())
+		if p.Delivery.Counts() != (DeliveryCounts{}) {
+			t.Errorf("the end of the process counts as a failure: %+v", p.Delivery.Counts())
 		}
 	})
 }
@@ -208,58 +213,26 @@ func TestReportIsASavedStatus(t *testing.T) {
 		p, v := startReporting(t, ctx), clusterview.ThreeNodes()
 		p.view(v, reportTo("https://status.example.com/{node}.json"))
 		file := filepath.Join(t.TempDir(), "node01.json")
-		must(t, os.WriteFile(file, p.sent[0].Body, 0o600))
+		if err := os.WriteFile(file, p.sent[0].Body, 0o600); err != nil {
+			t.Fatal(err)
+		}
 		var saved status.SavedCluster
-		must(t, saved.AddFile(file))
+		if err := saved.AddFile(file); err != nil {
+			t.Fatal(err)
+		}
 		var got, want any
-		must(t, json.Unmarshal(p.sent[0].Body, &got))
+		if err := json.Unmarshal(p.sent[0].Body, &got); err != nil {
+			t.Fatal(err)
+		}
 		text, err := json.Marshal(v.Status(nil))
-		must(t, err)
-		must(t, json.Unmarshal(text, &want))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, &want); err != nil {
+			t.Fatal(err)
+		}
 		if !reflect.DeepEqual(got, want) || !saved.Knows(v.Desired.Node) {
 			t.Errorf("the document is\n%s\nwant\n%s", p.sent[0].Body, text)
-		}
-	})
-}
-
-// TestNotificationIsRefused: a server that refuses a notification holds up nothing, and the status, the counts and the log say so, without
-// secrets.
-func TestNotificationIsRefused(t *testing.T) {
-	var requests atomic.Pointer[string]
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		line := r.Method + " " + r.URL.String() + " " + r.Header.Get("Content-Type")
-		requests.Store(&line)
-		w.WriteHeader(http.StatusMethodNotAllowed)
-	}))
-	defer server.Close()
-	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithCancel(t.Context())
-		defer stop()
-		var output bytes.Buffer
-		log := slog.New(slog.NewTextHandler(&output, nil))
-		l, v := NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: "node01", Log: log}), clusterview.ThreeNodes()
-		v.Loaded, v.Desired.Config.Settings.AllowLoopbackSources = true, true
-		v.Desired.Config.Settings.Notify = &schema.Notify{URL: server.URL + "/x?key=s3cr3t", Format: schema.NotifyCloudEvents}
-		failed(&v)
-		l.view.Store(&v)
-		go l.notifier.Run(ctx)
-		time.Sleep(notification.Hold + 30*time.Second)
-		synctest.Wait()
-		stop()
-		synctest.Wait()
-		if got := requests.Load(); got == nil || *got != "POST /x?key=s3cr3t application/cloudevents+json" {
-			t.Fatalf("the server got %v", got)
-		}
-		var s status.Status
-		l.AddDeliveries(&s)
-		if s.Notify == nil || s.Notify.Server != server.URL || s.Notify.Problem != "the server responds with 405 Method Not Allowed" {
-			t.Errorf("the status is %+v", s.Notify)
-		}
-		if got := l.Counts().Notifications; got != (notification.DeliveryCounts{Failed: 1}) {
-			t.Errorf("the counts are %+v", got)
-		}
-		if strings.Count(output.String(), "notification not accepted") != 1 || strings.Contains(output.String(), "s3cr3t") {
-			t.Errorf("the log is\n%s", output.String())
 		}
 	})
 }

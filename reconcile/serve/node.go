@@ -1,7 +1,11 @@
-package reconcile
+// Package serve has what the other nodes see of this one: the state that it publishes (State), and what they can request of it at
+// any time (Node).
+package serve
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"maps"
 	"slices"
@@ -11,158 +15,162 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
+	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// served is what peers can read at any time: the disks as of the last observation, and the
-// withdrawn copies. Its methods may be called concurrently.
-type served struct {
-	disks   atomic.Pointer[servedDisks] // nil before the first observation and after close
-	leaving leavingCopies
+// Node is this node as its peers can request it at any time, besides its published state: the disks as of the last observation,
+// and the withdrawn copies. It implements peer.Node. Its methods may be called concurrently.
+type Node struct {
+	// Verify queues the verification of the copies of a declared image. It may block until ctx ends.
+	Verify func(ctx context.Context, image string)
+
+	disks   atomic.Pointer[disks] // nil before the first observation and after Close
+	leaving withdrawals
 }
 
-// servedDisks are the disks of this node as of one observation. A value does not change.
-type servedDisks struct {
+// disks are the disks of this node as of one observation. A value does not change.
+type disks struct {
 	node, config string // config is the digest that is published
 	suspects     map[ident.CopyRef]bool
-	byName       map[string]servedDisk
+	byName       map[string]openDisk
 	images       map[string]schema.Image
 }
 
-// servedDisk is a disk that was opened. It may be closed at any time: a reader then gets errors,
+// openDisk is a disk that was opened. It may be closed at any time: a reader then gets errors,
 // and never an empty list.
-type servedDisk struct {
-	handle  Disk // nil if it could not be opened
+type openDisk struct {
+	handle  system.Disk // nil if it could not be opened
 	uuid    string
 	problem string
 }
 
 var errNotRead = errors.New("the disks were not read yet: retry later")
 
-// update replaces the disks that peers can read.
-func (s *served) update(d plan.Desired, o plan.Observed, open map[ident.DiskRef]*openDisk) {
-	now := &servedDisks{node: d.Node, suspects: plan.Suspects(o.Failures), byName: map[string]servedDisk{}, images: d.Config.Images}
+// Update replaces the disks that peers can read by those of this node in o. open are those that are open, also with a problem.
+func (n *Node) Update(d plan.Desired, o plan.Observed, open system.Disks) {
+	now := &disks{node: d.Node, suspects: plan.Suspects(o.Failures), byName: map[string]openDisk{}, images: d.Config.Images}
 	now.config, _ = d.PublishedDigest()
-	for ref, one := range open {
-		now.byName[ref.Disk] = servedDisk{one.handle, o.Disks[ref].UUID, o.Disks[ref].Problem}
+	for ref, seen := range o.Disks {
+		if d.Owns(ref) {
+			now.byName[ref.Disk] = openDisk{open[ref.Disk], seen.UUID, seen.Problem}
+		}
 	}
-	s.disks.Store(now)
+	n.disks.Store(now)
 }
 
-// close ends the service.
-func (s *served) close() { s.disks.Store(nil) }
+// Close ends the service.
+func (n *Node) Close() { n.disks.Store(nil) }
 
-// disk returns a disk that can be read.
-func (s *served) disk(name string) (Disk, bool) {
-	now := s.disks.Load()
+// Open returns the open disks, also with a problem. It fails before the first observation.
+func (n *Node) Open() (system.Disks, error) {
+	now := n.disks.Load()
 	if now == nil {
-		return nil, false
+		return nil, errNotRead
 	}
-	one, ok := now.byName[name]
-	return one.handle, ok && one.problem == ""
+	open := system.Disks{}
+	for name, d := range now.byName {
+		if d.handle != nil {
+			open[name] = d.handle
+		}
+	}
+	return open, nil
 }
 
-// handle returns the open disk with this name, also if it has a problem; nil if it is not open.
-func (s *served) handle(name string) Disk {
-	if now := s.disks.Load(); now != nil {
-		return now.byName[name].handle
-	}
-	return nil
-}
+// Withdraw withdraws a copy of this node (D1).
+func (n *Node) Withdraw(key ident.CopyRef) { n.leaving.add(key) }
 
-// leavingCopies are the withdrawn copies of this node. Its methods may be called concurrently.
-type leavingCopies struct {
+// Withdrawn returns the copies that are withdrawn now.
+func (n *Node) Withdrawn() map[ident.CopyRef]bool { return n.leaving.all() }
+
+// EndWithdrawals ends all withdrawals except those for which deleting is true.
+func (n *Node) EndWithdrawals(deleting func(ident.CopyRef) bool) { n.leaving.keep(deleting) }
+
+// withdrawals are the withdrawn copies of this node. Its methods may be called concurrently.
+type withdrawals struct {
 	mu      sync.Mutex
 	keys    map[ident.CopyRef]bool
-	watches map[*leavingWatch]bool
+	watches map[int]map[ident.CopyRef]bool // what is withdrawn at any moment of a running observation, by its number
+	last    int
 }
 
-// leavingWatch collects the copies that are withdrawn at any moment of an observation.
-type leavingWatch struct{ keys map[ident.CopyRef]bool }
-
-func (l *leavingCopies) add(key ident.CopyRef) {
+func (l *withdrawals) add(key ident.CopyRef) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.keys == nil {
 		l.keys = map[ident.CopyRef]bool{}
 	}
 	l.keys[key] = true
-	for w := range l.watches {
-		w.keys[key] = true
+	for _, withdrawn := range l.watches {
+		withdrawn[key] = true
 	}
 }
 
 // watch begins an observation. The returned function ends it, and returns the copies that were
 // withdrawn at any moment since watch was called.
-func (l *leavingCopies) watch() (end func() map[ident.CopyRef]bool) {
+func (l *withdrawals) watch() (end func() map[ident.CopyRef]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	w := &leavingWatch{keys: map[ident.CopyRef]bool{}}
-	maps.Copy(w.keys, l.keys)
 	if l.watches == nil {
-		l.watches = map[*leavingWatch]bool{}
+		l.watches = map[int]map[ident.CopyRef]bool{}
 	}
-	l.watches[w] = true
+	l.last++
+	number, withdrawn := l.last, map[ident.CopyRef]bool{}
+	maps.Copy(withdrawn, l.keys)
+	l.watches[number] = withdrawn
 	return func() map[ident.CopyRef]bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.watches, w)
-		return w.keys
+		delete(l.watches, number)
+		return withdrawn
 	}
 }
 
 // keep ends all withdrawals except those for which deleting is true.
-func (l *leavingCopies) keep(deleting func(ident.CopyRef) bool) {
+func (l *withdrawals) keep(deleting func(ident.CopyRef) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.keys, func(key ident.CopyRef, _ bool) bool { return !deleting(key) })
 }
 
 // has reports whether the copy is withdrawn now.
-func (l *leavingCopies) has(key ident.CopyRef) bool {
+func (l *withdrawals) has(key ident.CopyRef) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.keys[key]
 }
 
 // all returns the copies that are withdrawn now.
-func (l *leavingCopies) all() map[ident.CopyRef]bool {
+func (l *withdrawals) all() map[ident.CopyRef]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.keys)
 }
 
-// peerNode is this node as its peers see it, besides its published state. It implements
-// peer.Node.
-type peerNode struct {
-	served *served
-	loop   *Loop // queues verifications; nil only in tests
-}
-
-// PeerNode returns what peers can request of this node, besides its published state.
-func (l *Loop) PeerNode() peer.Node { return peerNode{&l.reconciler.served, l} }
-
 // Disk implements peer.Node.
-func (n peerNode) Disk(name string) (*disk.Disk, bool) {
-	d, ok := n.served.disk(name)
-	return folderOf(d), ok
+func (n *Node) Disk(name string) (*disk.Disk, bool) {
+	now := n.disks.Load()
+	if now == nil {
+		return nil, false
+	}
+	d, ok := now.byName[name]
+	return system.Folder(d.handle), ok && d.problem == ""
 }
 
-// ReportDamage queues the verification of the copies of an image. It does nothing for a
+// ReportDamage implements peer.Node. It does nothing for a
 // generation that is not declared: no peer syncs from such a copy.
-func (n peerNode) ReportDamage(ctx context.Context, name string) { _, _ = n.loop.Verify(ctx, name) }
+func (n *Node) ReportDamage(ctx context.Context, name string) { n.Verify(ctx, name) }
 
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
-func (n peerNode) Leaving(name string, id ident.ID) bool {
-	now := n.served.disks.Load()
-	return now == nil || n.served.leaving.has(ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: name}, ID: id})
+func (n *Node) Leaving(name string, id ident.ID) bool {
+	now := n.disks.Load()
+	return now == nil || n.leaving.has(ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: name}, ID: id})
 }
 
 // DeclaredUUID implements peer.Node.
-func (n peerNode) DeclaredUUID(name string) (string, bool) {
-	now := n.served.disks.Load()
+func (n *Node) DeclaredUUID(name string) (string, bool) {
+	now := n.disks.Load()
 	if now == nil {
 		return "", false
 	}
@@ -170,24 +178,13 @@ func (n peerNode) DeclaredUUID(name string) (string, bool) {
 	return image.ID.UUID, ok
 }
 
-// Copies implements peer.Node.
-func (n peerNode) Copies(_ context.Context, name, mark string) (model.Node, error) {
-	return n.served.copies(name, mark)
-}
-
-// Copies returns the copies of one image name on the disks of this node, as PeerNode does for a
-// direct query. It may be called concurrently.
-func (r *Reconciler) Copies(name, mark string) (model.Node, error) {
-	return r.served.copies(name, mark)
-}
-
-// copies observes the copies of one image name, and which of them have the mark with a name. A copy
+// Copies implements peer.Node. It observes the copies of one image name, and which of them have the mark with a name. A copy
 // that is withdrawn at any moment of the observation is leaving: a slow listing can outlast a whole
 // deletion, whose copy it still has. The config digest is the one from before the observation. So a
 // change during the observation makes the response count for less, never for more.
-func (s *served) copies(name, mark string) (model.Node, error) {
-	endWatch := s.leaving.watch()
-	now := s.disks.Load()
+func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) {
+	endWatch := n.leaving.watch()
+	now := n.disks.Load()
 	if now == nil {
 		endWatch()
 		return model.Node{}, errNotRead
@@ -208,7 +205,7 @@ func (s *served) copies(name, mark string) (model.Node, error) {
 				first[c.Folder] = key.Disk
 			}
 			if secret := c.Mark; secret != "" {
-				c.Mark = responseFor(secret, now.node)
+				c.Mark = MarkResponse(secret, now.node)
 			}
 			if now.suspects[key] {
 				c.State, c.Message = model.Unknown, plan.Suspected.Text
@@ -219,9 +216,15 @@ func (s *served) copies(name, mark string) (model.Node, error) {
 	return state, nil
 }
 
+// MarkResponse returns how a node shows that it has seen a mark with this secret.
+func MarkResponse(secret, node string) string {
+	sum := sha256.Sum256([]byte(secret + node))
+	return hex.EncodeToString(sum[:16])
+}
+
 // list returns the copies of one image name on the disk. If the disk has a problem before or after
 // the listing, nothing is known about its copies.
-func (d servedDisk) list(name, mark string) model.Disk {
+func (d openDisk) list(name, mark string) model.Disk {
 	seen := model.Disk{UUID: d.uuid, Problem: d.problem, Copies: model.Copies{}}
 	if seen.Problem != "" {
 		return seen
@@ -251,7 +254,7 @@ func (d servedDisk) list(name, mark string) model.Disk {
 	}
 	for id, need := range found.Users.Needs() {
 		if id.Name == name {
-			addNeed(seen.Copies, id, needOf(need))
+			addNeed(seen.Copies, id, system.NeedOf(need))
 		}
 	}
 	seen.Space = found.Space

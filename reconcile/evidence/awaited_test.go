@@ -1,4 +1,4 @@
-package reconcile
+package evidence
 
 import (
 	"testing"
@@ -23,18 +23,18 @@ func TestNothingIsAwaitedWhenACopyIsReady(t *testing.T) {
 		copies := map[ident.ID]model.Copy{image: {ID: image, State: state}}
 		return plan.Observed{Disks: map[ident.DiskRef]model.Disk{on.Disk: {Copies: copies}}}
 	}
-	a, start := awaited{}, time.Unix(0, 0)
+	a, start := Awaited{}, time.Unix(0, 0)
 	p := plan.Plan{Awaited: []ident.CopyRef{idle}}
 	for _, at := range []time.Duration{0, time.Minute} {
-		a.note(d, observed(own, model.Pending), p, start.Add(at))
+		a.Note(d, observed(own, model.Pending), p, start.Add(at))
 	}
-	if got := a.durations(observed(own, model.Pending)); got[idle] != time.Minute {
+	if got := a.Durations(observed(own, model.Pending)); got[idle] != time.Minute {
 		t.Errorf("awaited while nothing is ready: %v", got)
 	}
-	if got := a.durations(observed(idle, model.Ready)); got[idle] != time.Minute {
+	if got := a.Durations(observed(idle, model.Ready)); got[idle] != time.Minute {
 		t.Errorf("awaited while the awaited node alone claims a ready copy: %v", got)
 	}
-	if got := a.durations(observed(own, model.Ready)); len(got) > 0 {
+	if got := a.Durations(observed(own, model.Ready)); len(got) > 0 {
 		t.Errorf("awaited although a copy is ready: %v", got)
 	}
 }
@@ -48,14 +48,14 @@ func TestDisksOfANodeAreAwaitedTogether(t *testing.T) {
 	d := plan.Desired{Config: schema.Config{Images: map[string]schema.Image{"parrot": {ID: image}}, Nodes: map[string]schema.Node{
 		"n1": {Disks: map[string]schema.Disk{"a": {}, "b": {}}}, "n2": {Disks: map[string]schema.Disk{"a": {}}},
 	}}}
-	a, now := awaited{}, time.Unix(0, 0)
+	a, now := Awaited{}, time.Unix(0, 0)
 	for _, ref := range []ident.CopyRef{on("n1", "a"), on("n1", "b"), on("n1", "a"), on("n2", "a")} {
 		for range 2 {
-			a.note(d, plan.Observed{}, plan.Plan{Awaited: []ident.CopyRef{ref}}, now)
+			a.Note(d, plan.Observed{}, plan.Plan{Awaited: []ident.CopyRef{ref}}, now)
 			now = now.Add(time.Minute)
 		}
 	}
-	got := a.durations(plan.Observed{})
+	got := a.Durations(plan.Observed{})
 	if got[on("n1", "a")] != 3*time.Minute || got[on("n1", "b")] != 2*time.Minute || got[on("n2", "a")] != time.Minute {
 		t.Errorf("got %v", got)
 	}
