@@ -134,7 +134,7 @@ func runSequence(t *testing.T, f form, seed uint64, all *changeStats) {
 // run starts the loop of a node without disks.
 func (s *sequence) run() {
 	log := slog.New(s.log)
-	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{Dir: s.conf, Interval: 100 * time.Millisecond, Node: "node1", Log: log})
+	l := NewLoop(New(fetch.Client{}, nil, log, false), LoopOptions{Dir: s.conf, Interval: 100 * time.Millisecond, Node: "node1", Log: log})
 	ctx, stop := context.WithCancel(s.t.Context())
 	s.l = &looping{Loop: l, t: s.t, stop: stop, ended: make(chan error, 1)}
 	go func() { s.l.ended <- l.Run(ctx) }()

@@ -70,7 +70,7 @@ func startBeside(t *testing.T, evil, config string) *looping {
 	text := fmt.Sprintf("nodes:\n  n1: {address: \"http://127.0.0.1:1\", tags: [own], disks: {a: {path: %q}}}\n  evil: {address: %q, disks: {a: {path: /evil}}}\n", newDisk(t), evil)
 	files.Put(t, text+config, conf, "config.yaml")
 	log := slog.New(slog.DiscardHandler)
-	l := NewLoop(New(fetch.Client{}, log, false), LoopOptions{Dir: conf, Interval: 100 * time.Millisecond, Node: "n1", Peers: peer.NewClient(nil, nil), Log: log})
+	l := NewLoop(New(fetch.Client{}, peer.NewClient(nil, nil), log, false), LoopOptions{Dir: conf, Interval: 100 * time.Millisecond, Node: "n1", Log: log})
 	ctx, stop := context.WithCancel(t.Context())
 	running := &looping{Loop: l, t: t, stop: stop, ended: make(chan error, 1)}
 	go func() { running.ended <- l.Run(ctx) }()

@@ -45,7 +45,7 @@ func TestDamagedCopyKeepsItsDigest(t *testing.T) {
 settings: {allowLoopbackSources: true, recoveryWaitInterval: %s}
 images: {parrot: {source: {download: {url: "%s/parrot.raw"}}}}
 `, interval, upstream.URL), path)
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+		r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 		defer r.Close()
 		o, planned, err := r.Converge(t.Context(), d)
 		if err != nil {
@@ -88,7 +88,7 @@ func TestTruncatedDownloadIsNeverReady(t *testing.T) {
 			url := upstream.Serve(fmt.Sprintf("/%d.raw", at), fetchtest.Bytes(fetchtest.Random(1, 3*disk.ChunkSize)),
 				fetchtest.Fault{Kind: fetchtest.Chunked}, fetchtest.Fault{Kind: fetchtest.NoRange}, fetchtest.Fault{Kind: fetchtest.Cut, At: at})
 			d := plantest.Load(t, fmt.Sprintf("settings: {allowLoopbackSources: true}\nimages: {parrot: {source: {download: {url: %q}}}}", url), newDisk(t))
-			r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+			r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 			defer r.Close()
 			o, plan, err := r.Converge(t.Context(), d)
 			must(t, err)
@@ -119,7 +119,7 @@ func TestVerifyRewritesUnreadableSectors(t *testing.T) {
 			paths = paths[:1]
 		}
 		d := plantest.Load(t, config, paths...)
-		r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
+		r := New(fetch.Client{AllowAnyFile: true}, nil, slog.New(slog.DiscardHandler), false)
 		defer r.Close()
 		if _, _, err := r.Converge(t.Context(), d); err != nil {
 			t.Fatal(err)
@@ -167,8 +167,7 @@ func (m *manager) once() (plan.Observed, plan.Plan) {
 	must(m.t, err)
 	d, err := plan.NewDesired(load.NewLoader().Load(m.t.Context(), snapshot).Loaded, m.name, nil)
 	must(m.t, err)
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
-	r.SetPeers(peer.NewClient(func() string { return m.name }, nil))
+	r := New(fetch.Client{}, peer.NewClient(func() string { return m.name }, nil), slog.New(slog.DiscardHandler), false)
 	r.WaitForPeers(m.t.Context(), d)
 	o, plan, err := r.Converge(m.t.Context(), d)
 	must(m.t, err)

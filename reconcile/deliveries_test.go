@@ -36,7 +36,7 @@ func TestNotificationIsRefused(t *testing.T) {
 		defer stop()
 		var output bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&output, nil))
-		l, v := NewLoop(New(fetch.Client{}, log, true), LoopOptions{Node: "node01", Log: log}), clusterview.ThreeNodes()
+		l, v := NewLoop(New(fetch.Client{}, nil, log, true), LoopOptions{Node: "node01", Log: log}), clusterview.ThreeNodes()
 		v.Loaded, v.Desired.Config.Settings.AllowLoopbackSources = true, true
 		v.Desired.Config.Settings.Notify = &schema.Notify{URL: server.URL + "/x?key=s3cr3t", Format: schema.NotifyCloudEvents}
 		ref := ident.DiskRef{Node: "node01", Disk: "disk1"}

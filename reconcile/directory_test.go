@@ -31,7 +31,7 @@ func startSlowLoop(t *testing.T, text string, setup func(*slowLoop)) *slowLoop {
 	l := &slowLoop{conf: t.TempDir(), ended: make(chan error, 1)}
 	files.Put(t, text, l.conf, "config.yaml")
 	log := slog.New(slog.DiscardHandler)
-	l.Loop = NewLoop(New(fetch.Client{}, log, false), LoopOptions{Dir: l.conf, Interval: time.Second, Node: "node1", Log: log})
+	l.Loop = NewLoop(New(fetch.Client{}, nil, log, false), LoopOptions{Dir: l.conf, Interval: time.Second, Node: "node1", Log: log})
 	read := l.directory.Load
 	l.directory.Load = func(ctx context.Context, s configdir.Snapshot) load.Result {
 		l.loads++

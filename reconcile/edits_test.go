@@ -155,14 +155,14 @@ func newEditRig(t *testing.T, kind jobKind) *editRig {
 	}
 	must(t, os.WriteFile(e.file, e.content, 0o644))
 	log := slog.New(slog.NewTextHandler(&e.log, nil))
-	r := New(fetch.Client{AllowAnyFile: true}, log, false)
+	r := New(fetch.Client{AllowAnyFile: true}, peer.NewClient(func() string { return "node1" }, nil), log, false)
 	e.jobs = &heldJobs{Jobs: r.system.Jobs, op: kind.op, release: make(chan struct{}), starts: map[ident.CopyRef]int{}}
 	if kind.op == model.Download { // the upstream holds it
 		close(e.jobs.release)
 	}
 	r.system.Jobs = e.jobs
 	e.source = kind.source(e)
-	e.loop = NewLoop(r, LoopOptions{Dir: t.TempDir(), Interval: time.Hour, Node: "node1", Peers: peer.NewClient(func() string { return "node1" }, nil), Log: log})
+	e.loop = NewLoop(r, LoopOptions{Dir: t.TempDir(), Interval: time.Hour, Node: "node1", Log: log})
 	t.Cleanup(func() { must(t, r.Close()) })
 	return e
 }
@@ -195,7 +195,7 @@ func (e *editRig) serve(path string, body []byte) string {
 func (e *editRig) startHolder() {
 	path := newDisk(e.t)
 	e.ready(path, e.imageText("file://"+e.file))
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	l := NewLoop(r, LoopOptions{Node: "node2", Log: slog.New(slog.DiscardHandler)})
 	s := httptest.NewServer(l.PeerServer().Handler())
 	e.nodes["node2"] = fmt.Sprintf("{address: %q, disks: {disk1: {path: %q}}}", s.URL, path)
@@ -219,7 +219,7 @@ func (e *editRig) desired(config, node string) plan.Desired {
 // ready makes the images of a configuration ready on a disk.
 func (e *editRig) ready(path, images string) plan.Desired {
 	d := plantest.Load(e.t, images, path)
-	r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{AllowAnyFile: true}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	_, _, err := r.Converge(e.t.Context(), d)
 	must(e.t, err)

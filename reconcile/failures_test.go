@@ -22,7 +22,7 @@ import (
 
 // finished returns a Reconciler in which a job of an action has just ended with err.
 func finished(a plan.Action, err error) *Reconciler {
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true)
 	finishJob(r, a, err)
 	return r
 }
@@ -112,7 +112,7 @@ func TestProblemTimeRestartsWhenADiskIsDeclaredAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, _, refs := plantest.TwoNodes(1)
 		d := plan.Desired{Node: refs[0].Node, Config: c}
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true)
 		problemFor := func() time.Duration {
 			o := plan.Observed{Now: time.Now(), Disks: map[ident.DiskRef]model.Disk{}}
 			if declared, ok := d.Disk(refs[0]); ok {
@@ -151,7 +151,7 @@ func TestFailureIsDroppedWhenItsFileIsGone(t *testing.T) {
 	d, o := plantest.AsNode("node1", c, plantest.EmptyDisks(c))
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	o.Disks[key.Disk].Copies[key.ID] = plantest.ReadyCopy(image, image.Checksum)
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	fail := func(op model.Op) {
 		r.failures[key] = evidence.Failure{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: op}, fs.ErrNotExist, plantest.Now, 0.5), Image: image}
@@ -192,7 +192,7 @@ func TestFailureIsDroppedWhenItsDiskIsNotDeclared(t *testing.T) {
 	key := ident.CopyRef{Disk: ident.DiskRef{Node: "node1", Disk: "disk1"}, ID: image.ID}
 	removed := key
 	removed.Disk.Disk = "removed"
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	for _, on := range []ident.CopyRef{key, removed} {
 		r.failures[on] = evidence.Failure{Failure: job.NextFailure(model.Failure{}, plan.Action{Op: model.Cleanup}, disk.ErrNoSpace, plantest.Now, 0.5), Image: image}

@@ -171,7 +171,7 @@ func TestRequestsOutliveOtherJobs(t *testing.T) {
 		{kind: model.Upload, verify: true},
 		{kind: model.Upload, end: report{err: context.Canceled, stopped: true}, verify: true},
 	} {
-		l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), true), LoopOptions{})
+		l := NewLoop(New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true), LoopOptions{})
 		test.end.run = newRun(plan.NewAction(test.kind, key, model.Reason{}, 0), image)
 		l.reconciler.jobs.add(test.end.run)
 		l.reconciler.jobs.reports.add(test.end)
@@ -247,7 +247,7 @@ func TestSyncContinuesWhenItsSourceMissesOneQuery(t *testing.T) {
 func TestStoppedQueryIsNoCleanup(t *testing.T) {
 	_, image, refs := plantest.TwoNodes(1)
 	key, other := ident.CopyRef{Disk: refs[0], ID: image.ID}, ident.CopyRef{Disk: refs[1], ID: image.ID}
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true)
 	run := newRun(plan.NewAction(model.Cleanup, key, model.Reason{}, 0), image)
 	run.deletion = &deletion{}
 	r.jobs.add(run)

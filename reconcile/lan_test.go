@@ -63,9 +63,9 @@ func newLAN(t *testing.T, n int) *lan {
 func (c *lan) start(config string) {
 	c.declare(config, c.nodes...)
 	for _, m := range c.nodes {
-		r := New(fetch.Client{}, c.log, false)
 		client := peer.NewClient(func() string { return m.name }, nil)
-		l := NewLoop(r, LoopOptions{Dir: m.conf, Interval: c.interval, Node: m.name, Peers: client, Log: c.log})
+		r := New(fetch.Client{}, client, c.log, false)
+		l := NewLoop(r, LoopOptions{Dir: m.conf, Interval: c.interval, Node: m.name, Log: c.log})
 		ctx, stop := context.WithCancel(c.t.Context())
 		m.looping = &looping{Loop: l, t: c.t, stop: stop, ended: make(chan error, 1)}
 		m.server.Config.Handler = m.guarded(l.PeerServer().Handler())

@@ -28,7 +28,6 @@ type LoopOptions struct {
 	Interval time.Duration // the longest time between two rounds and two reads of Dir
 	Node     string        // the name of this node
 	Disks    []string      // see plan.NewDesired
-	Peers    *peer.Client  // queries the other declared nodes; nil: there are no peers
 	Client   fetch.Client  // sends reports and notifications
 	// SignedCommits are the rules for commits of Dir; nil: Dir need not be in a checkout, and commits need no signature.
 	SignedCommits *config.SignedCommits
@@ -62,9 +61,6 @@ type Loop struct {
 
 // NewLoop returns a Loop for r, which the Loop owns from now on.
 func NewLoop(r *Reconciler, o LoopOptions) *Loop {
-	if o.Peers != nil {
-		r.SetPeers(o.Peers)
-	}
 	l := &Loop{
 		options: o, reconciler: r, requested: newRequested(), queue: newInbox[request](),
 		directory: config.NewDirectory(o.Dir, o.Interval, o.SignedCommits, o.Log),

@@ -205,7 +205,7 @@ func TestContinuedLoadsLogTheirProblemsOnce(t *testing.T) {
 	var log strings.Builder
 	dir, conf := newDisk(t), t.TempDir()
 	must(t, os.WriteFile(filepath.Join(conf, "a.yaml"), []byte("images: {parrot: {uuid: x}}\nnodes: {n: {disks: {d: {path: "+dir+"}}}}\n"), 0o600))
-	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{Dir: conf, Interval: time.Second, Node: "n", Log: slog.New(slog.NewTextHandler(&log, nil))})
+	l := NewLoop(New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false), LoopOptions{Dir: conf, Interval: time.Second, Node: "n", Log: slog.New(slog.NewTextHandler(&log, nil))})
 	defer l.reconciler.Close()
 	snapshot, err := configdir.Read(conf)
 	must(t, err)

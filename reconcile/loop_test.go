@@ -52,7 +52,7 @@ type looping struct {
 // startLoop runs a Loop over the directory conf and the disks until the test ends.
 func startLoop(t *testing.T, conf string, disks ...string) *looping {
 	t.Helper()
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	return runLoop(t, r, LoopOptions{Dir: conf, Interval: 50 * time.Millisecond, Node: "node1", Disks: disks, Log: slog.New(slog.DiscardHandler)})
 }
 

@@ -24,7 +24,7 @@ func TestObserveRejectsADiskAtTwoPaths(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	d := plantest.Load(t, `images: {}`, dir, link)
 	for range 2 { // the second time the disk is open already
@@ -50,7 +50,7 @@ func TestCopyStaysInUseWhileAJobReadsIt(t *testing.T) {
 nodes: {node1: {disks: {disk1: {path: "DISK1"}, disk2: {path: "DISK2"}}}}
 images: {parrot: {minNumberOfCopies: 2, source: {download: {url: "file://IMAGE"}}}}
 `)
-	r := New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{AllowAnyFile: true}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	d := plantest.Load(t, config)
 	_, _, err := r.Converge(t.Context(), d)

@@ -66,7 +66,7 @@ func TestBacklogKeepsSlotsBusy(t *testing.T) {
 	const images = 8
 	_, config := newBurst(t, images)
 	d := plantest.Load(t, config, newDisk(t))
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	r.round(t.Context(), d)
 	r.pace = exhausted()
@@ -104,7 +104,7 @@ func TestOnlyRoundsAfterFinishedJobsWait(t *testing.T) {
 		{"a deletion is done", model.Cleanup, report{}, false},
 		{"a deletion can be decided", model.Cleanup, report{responses: map[string]plan.Response{}}, false},
 	} {
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true)
 		r.pace = exhausted()
 		tt.report.run = newRun(plan.NewAction(tt.op, key, model.Reason{}, 0), schema.Image{})
 		tt.report.run.deletion = &deletion{}
@@ -129,7 +129,7 @@ func TestBacklogAfterFailures(t *testing.T) {
 		{&disk.NoSpaceError{Need: 2, Free: 1}, 0},
 		{disk.ErrReadOnly, 0},
 	} {
-		r := New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
+		r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true)
 		r.backlog.add(plan.NewAction(model.Download, ident.CopyRef{Disk: key.Disk, ID: ident.ID{Name: "other", UUID: "6846a0b2"}}, model.Reason{}, 0))
 		run := newRun(plan.NewAction(model.Download, key, model.Reason{}, 0), schema.Image{})
 		r.jobs.add(run)
@@ -163,7 +163,7 @@ func TestBurstOfJobsCostsFewRounds(t *testing.T) {
 	_, config := newBurst(t, images)
 	conf := t.TempDir()
 	files.Put(t, config, conf, "images.yaml")
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	r.pace = exhausted()
 	l := runLoop(t, r, LoopOptions{Dir: conf, Interval: time.Hour, Node: "node1", Disks: []string{newDisk(t)}, Log: slog.New(slog.DiscardHandler)})
 	l.until("the first round", func(*status.View) bool { return true })

@@ -31,7 +31,7 @@ func newHolder(t *testing.T, content []byte) (r *Reconciler, with, without plan.
 	config := testSettings + "\nimages: {parrot: {uuid: \"00000001\", source: {download: {url: \"" + url + "\"}}}}"
 	dir, other := newDisk(t), newDisk(t)
 	with, without = plantest.Load(t, config, dir), plantest.Load(t, config, other)
-	r = New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r = New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	t.Cleanup(func() { must(t, r.Close()) })
 	_, _, err := r.Converge(t.Context(), with)
 	must(t, err)

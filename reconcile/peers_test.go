@@ -200,8 +200,7 @@ func TestSyncSourcesFollowPeerAddresses(t *testing.T) {
 	cache := peer.NewStateCache()
 	cache.Publish(model.Node{Version: model.Version, Node: "node2", Disks: map[string]model.Disk{"disk1": {Copies: model.NewCopies(model.Copy{ID: ident.ID{Name: "parrot", UUID: "0000000a"}, State: model.Ready, Size: 512, SHA512: want, ManifestDigest: plantest.Digest(ident.SHA256, "chunks")})}}})
 	client := peer.NewClient(nil, nil)
-	local, _ := system.New(fetch.Client{}, slog.New(slog.DiscardHandler), true)
-	local.Connect(client)
+	local, _ := system.New(fetch.Client{}, client, slog.New(slog.DiscardHandler), true)
 	defer local.Close()
 	s := newPeers(local, newLedger())
 	var sources func() []peer.Source

@@ -33,7 +33,7 @@ func TestPublishFolderWithInvalidNumbers(t *testing.T) {
 			must(t, os.WriteFile(filepath.Join(folder, "backing"), make([]byte, 512), 0o644))
 			file, _, _ := strings.Cut(name, " ")
 			must(t, os.WriteFile(filepath.Join(folder, file), []byte(text), 0o644))
-			r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+			r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 			defer r.Close()
 			d := plantest.Load(t, "images: {}\nsettings: {scrubInterval: 0}\n", path)
 			o := r.Observe(d)

@@ -43,10 +43,11 @@ type Reconciler struct {
 	conditions func() []model.Condition // see model.Node; nil: this process sends no notifications
 }
 
-// New returns a Reconciler for this machine whose downloads go through client. With readOnly it
-// only observes: it locks no disk, and only Observe may be called.
-func New(client fetch.Client, log *slog.Logger, readOnly bool) *Reconciler {
-	local, s := system.New(client, log, readOnly)
+// New returns a Reconciler for this machine whose downloads go through client, and which queries
+// the other nodes through peers; nil: none. With readOnly it only observes: it locks no disk, and
+// only Observe may be called.
+func New(client fetch.Client, peers *peer.Client, log *slog.Logger, readOnly bool) *Reconciler {
+	local, s := system.New(client, peers, log, readOnly)
 	r := NewWith(s, log)
 	r.local = local
 	return r
@@ -68,10 +69,6 @@ func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() 
 
 // Transfers returns the running actions. It may be called concurrently.
 func (r *Reconciler) Transfers() map[ident.CopyRef]job.Transfer { return r.jobs.transfers() }
-
-// SetPeers makes r query the other nodes through client. It must be called at most once, before
-// the first observation.
-func (r *Reconciler) SetPeers(client *peer.Client) { r.local.Connect(client) }
 
 // firstResponseTimeout is how long a single run waits for the first responses.
 const firstResponseTimeout = 3 * time.Second

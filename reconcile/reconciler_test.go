@@ -47,7 +47,7 @@ images:
     source: {download: {url: "URL/parrot.raw"}}
     minNumberOfCopies: 2
 `, "URL", upstream.URL), disk1, disk2)
-	r := New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	r := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	defer r.Close()
 	o, plan, err := r.Converge(t.Context(), d)
 	if err != nil {

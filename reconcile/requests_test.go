@@ -116,7 +116,7 @@ func TestVerificationIsDroppedWithTheDeclaration(t *testing.T) {
 // that requests something then has to retry, and must not learn that its image is not declared.
 func TestRequestBeforeTheConfigurationIsRead(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
-	l := NewLoop(New(fetch.Client{}, log, true), LoopOptions{Dir: t.TempDir(), Interval: time.Hour, Node: "node1", Log: log})
+	l := NewLoop(New(fetch.Client{}, nil, log, true), LoopOptions{Dir: t.TempDir(), Interval: time.Hour, Node: "node1", Log: log})
 	for _, v := range []*status.View{nil, {Fault: "no such directory"}} {
 		if v != nil {
 			l.view.Store(v)

@@ -282,7 +282,7 @@ func (s *sourceFixture) desired(r load.Result, path string) plan.Desired {
 // converge runs the program once. It returns the log and the outcome, for failure messages.
 func (s *sourceFixture) converge(d plan.Desired) string {
 	var log bytes.Buffer
-	r := New(s.client(), slog.New(slog.NewTextHandler(&log, nil)), false)
+	r := New(s.client(), nil, slog.New(slog.NewTextHandler(&log, nil)), false)
 	_, plan, err := r.Converge(s.t.Context(), d)
 	return fmt.Sprintf("%sleft to do: %+v, error %v, closed: %v", &log, plan.Actions, err, r.Close())
 }

@@ -52,7 +52,7 @@ func TestInterruptedUpload(t *testing.T) {
 	image := d.Config.Images["parrot"]
 	there := ident.DiskRef{Node: "node2", Disk: "disk1"}
 	d.Config.Nodes["node2"] = d.Config.Nodes["node1"]
-	l := NewLoop(New(fetch.Client{}, slog.New(slog.DiscardHandler), false), LoopOptions{})
+	l := NewLoop(New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false), LoopOptions{})
 	defer l.reconciler.Close()
 	l.reconciler.Observe(d)
 	part, err := system.Folder(l.reconciler.disks.open[ident.DiskRef{Node: "node1", Disk: "disk1"}].handle).OpenPart(t.Context(), image.ID, disk.PartOptions{})

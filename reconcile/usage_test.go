@@ -36,7 +36,7 @@ func newUnwritable(t *testing.T) *unwritable {
 		t.Fatal(err)
 	}
 	u := &unwritable{
-		Reconciler: New(fetch.Client{AllowAnyFile: true}, slog.New(slog.DiscardHandler), false), t: t,
+		Reconciler: New(fetch.Client{AllowAnyFile: true}, nil, slog.New(slog.DiscardHandler), false), t: t,
 		declared: plantest.Load(t, `images: {parrot: {source: {download: {url: "file://`+image+`"}}}}`, dir),
 		removed:  plantest.Load(t, `images: {}`, dir),
 	}

@@ -181,18 +181,16 @@ func configError(r load.Result) error {
 	return fmt.Errorf("the configuration has %s: nothing is deleted, and invalid images are not changed", n)
 }
 
-// connect lets r query the peers, unless --offline is given.
-func (c *reconcileCmd) connect(ctx context.Context, r *reconcile.Reconciler, d plan.Desired) error {
+// peers returns the client for the other nodes, nil with --offline.
+func (c *reconcileCmd) peers() (*peer.Client, error) {
 	if c.offline {
-		return nil
+		return nil, nil
 	}
 	credentials, err := auth.Load(slog.New(slog.DiscardHandler), c.tokenFile, c.tls)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	r.SetPeers(peer.NewClient(credentials.ForPeers()))
-	r.WaitForPeers(ctx, d)
-	return nil
+	return peer.NewClient(credentials.ForPeers()), nil
 }
 
 // onDisks plans for the disks of this node, and executes the plan unless it is a dry run.
@@ -203,16 +201,18 @@ func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result load.
 		log = bars.logger()
 		client.SecretsDir, client.KeysDir, client.Warn = c.secretsDir, c.keysDir, logWarning(log)
 	}
-	r := reconcile.New(client, log, c.dryRun)
+	peers, err := c.peers()
+	if err != nil {
+		return err
+	}
+	r := reconcile.New(client, peers, log, c.dryRun)
 	open := true
 	defer func() {
 		if open {
 			err = errors.Join(err, r.Close())
 		}
 	}()
-	if err := c.connect(ctx, r, d); err != nil {
-		return err
-	}
+	r.WaitForPeers(ctx, d)
 	o := r.Observe(d)
 	if !c.dryRun {
 		err = r.LockedElsewhere()

@@ -104,7 +104,7 @@ func waitFor(t *testing.T, failure string, done func() bool) {
 func startLoop(t *testing.T, conf, path string) *reconcile.Loop {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
-	loop := reconcile.NewLoop(reconcile.New(fetch.Client{}, log, false), reconcile.LoopOptions{
+	loop := reconcile.NewLoop(reconcile.New(fetch.Client{}, nil, log, false), reconcile.LoopOptions{
 		Dir: conf, Interval: 100 * time.Millisecond, Node: "node1", Disks: []string{path}, Log: log,
 	})
 	ctx, cancel := context.WithCancel(t.Context())

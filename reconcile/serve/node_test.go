@@ -22,7 +22,7 @@ func newHolder(t *testing.T) (n *Node, d plan.Desired, o plan.Observed, on syste
 	if _, err := disk.Init(path); err != nil {
 		t.Fatal(err)
 	}
-	_, s := system.New(fetch.Client{}, slog.New(slog.DiscardHandler), false)
+	_, s := system.New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), false)
 	on, _, err := s.OpenDisk(path)
 	if err != nil {
 		t.Fatal(err)

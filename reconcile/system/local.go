@@ -24,7 +24,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Local implements Peers over the network, and Jobs as goroutines. Until Connect is called there are no peers.
+// Local implements Peers over the network, and Jobs as goroutines.
 type Local struct {
 	Uploads   *upload.Sessions
 	Published *peer.StateCache
@@ -32,16 +32,19 @@ type Local struct {
 	client   fetch.Client
 	log      *slog.Logger
 	restores *backup.MemoryBudget
-	peers    *peer.Client // nil before Connect
-	poller   *peer.Poller // nil before Connect
+	peers    *peer.Client // nil: there are none
+	poller   *peer.Poller // nil without peers
 }
 
-// New returns the System of this machine whose downloads go through client, without peers. With readOnly it opens disks
-// without a lock.
-func New(client fetch.Client, log *slog.Logger, readOnly bool) (*Local, System) {
+// New returns the System of this machine whose downloads go through client. It queries other nodes through peers; nil: it
+// queries none. With readOnly it opens disks without a lock.
+func New(client fetch.Client, peers *peer.Client, log *slog.Logger, readOnly bool) (*Local, System) {
 	l := &Local{
 		Uploads: upload.NewSessions(), Published: peer.NewStateCache(),
-		client: client, log: log, restores: backup.NewMemoryBudget(),
+		client: client, log: log, restores: backup.NewMemoryBudget(), peers: peers,
+	}
+	if peers != nil {
+		l.poller = peer.NewPoller(peers)
 	}
 	return l, System{
 		Now: Now, Random: rand.Float64, Secret: secret, Peers: l, Jobs: l,
@@ -132,9 +135,6 @@ func (d Disks) Folders() map[string]*disk.Disk {
 	}
 	return folders
 }
-
-// Connect makes l query nodes through client. It must be called at most once, before all methods of Peers and Jobs.
-func (l *Local) Connect(client *peer.Client) { l.peers, l.poller = client, peer.NewPoller(client) }
 
 // Follow implements Peers.
 func (l *Local) Follow(ctx context.Context, nodes map[string]peer.Target) {
