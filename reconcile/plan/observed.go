@@ -152,7 +152,7 @@ func (o *Observed) MarkDisputedDisks() {
 		}
 		for _, ref := range refs {
 			seen := o.Disks[ref]
-			seen.Disputed = fmt.Sprintf("%s have the same diskUUID %s: one machine is a clone of another, so that nothing is deleted there, and no deletion counts on their copies; give one disk a new identity: remove its longhorn-disk.cfg and run disk init", strings.Join(names, " and "), uuid)
+			seen.Disputed = fmt.Sprintf("%s have the same diskUUID %s, and nothing is deleted there: give one a new identity: remove its longhorn-disk.cfg and run disk init", strings.Join(names, " and "), uuid)
 			o.Disks[ref] = seen
 		}
 	}
