@@ -30,7 +30,7 @@ func loadConfig(ctx context.Context, w io.Writer, dir string) (load.Result, erro
 
 // readConfig reads the files of the config directory like loadConfig, but does not decode them.
 func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapshot, error) {
-	snapshot, err := configdir.Read(dir)
+	snapshot, err := configdir.ReadTwice(dir)
 	if snapshot.Busy {
 		report.WriteLine(w, "waiting for a git command that is changing %s (for at most %v)", dir, gitTimeout)
 	}
@@ -41,7 +41,7 @@ func readConfig(ctx context.Context, w io.Writer, dir string) (configdir.Snapsho
 		case <-ctx.Done():
 			return configdir.Snapshot{}, context.Cause(ctx)
 		case <-tick.C:
-			snapshot, err = configdir.Read(dir)
+			snapshot, err = configdir.ReadTwice(dir)
 		}
 	}
 	return snapshot, err

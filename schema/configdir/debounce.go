@@ -86,7 +86,7 @@ func (d *Debouncer) Observe(began, ended time.Time, s Snapshot, err error) Decis
 		return Decision{RetryAfter: slowReadGap}
 	case err == nil && !isNew:
 		return d.stable(false)
-	case began.Sub(d.observedSince) < StableFor || errors.Is(err, ErrChanging):
+	case began.Sub(d.observedSince) < StableFor:
 		return d.wait(ended)
 	case err != nil:
 		d.stable(false)
@@ -108,14 +108,12 @@ func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
 	} else {
 		f.content = s.Digest()
 	}
-	if f == d.observed && !errors.Is(err, ErrChanging) {
+	if f == d.observed {
 		return
 	}
 	d.observed, d.observedSince = f, now
 	if d.unstableSince.IsZero() {
 		d.unstableSince = now
-	} else if c, ok := errors.AsType[*changingError](err); ok {
-		d.changingPath = c.path
 	} else if err == nil {
 		d.changingPath = firstChange(d.previous, s.Files)
 	}

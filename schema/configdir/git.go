@@ -20,9 +20,8 @@ import (
 // commondir are valid keys of a ConfigMap. So this package accepts only the layouts that git itself
 // creates, and reads only files of the git directory: see openCheckout.
 type checkout struct {
-	git string // the git directory: contains HEAD and the index
-	// common contains the branches. It is git, or for a worktree the folder two levels above.
-	common string
+	common string // contains the branches
+	own    string // the git directory, which contains HEAD and the index, below common: ".", or for a worktree "worktrees/<name>"
 	root   string // the folder with .git
 }
 
@@ -55,7 +54,7 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 		return nil
 	case dot.IsDir():
 		if isRepository(own) && !exists(own, "commondir") {
-			return &checkout{git: own, common: own, root: dir}
+			return &checkout{own, ".", dir}
 		}
 		return nil
 	case dot.Mode().IsRegular():
@@ -70,10 +69,10 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 		return nil
 	}
 	if isRepository(git) && !exists(git, "commondir") {
-		return &checkout{git: git, common: git, root: dir}
+		return &checkout{git, ".", dir}
 	}
 	if common := filepath.Dir(filepath.Dir(git)); isWorktree(git, common) {
-		return &checkout{git: git, common: common, root: dir}
+		return &checkout{common, filepath.Join("worktrees", filepath.Base(git)), dir}
 	}
 	return nil
 }
@@ -158,12 +157,14 @@ func (c *checkout) at(real string) Checkout {
 	if err != nil {
 		return Checkout{} // both paths are absolute, so that this does not happen
 	}
-	return Checkout{GitDir: c.git, Root: c.root, Folder: filepath.ToSlash(folder)}
+	return Checkout{GitDir: filepath.Join(c.common, c.own), Root: c.root, Folder: filepath.ToSlash(folder)}
 }
 
 // locked reports whether git is writing to the checkout. Git creates index.lock before it writes the
 // first file, and renames index.lock after the last file.
-func (c *checkout) locked() bool { return c != nil && exists(c.git, "index.lock") }
+func (c *checkout) locked() bool {
+	return c != nil && exists(filepath.Join(c.common, c.own), "index.lock")
+}
 
 // Size limits of the files that are read below a git directory. Git writes no larger files there.
 const (
@@ -176,13 +177,11 @@ var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64})$`)
 // revision returns the commit that is checked out. It returns "" if there is no commit yet or the
 // commit cannot be read. Uncommitted changes do not change the revision.
 func (c *checkout) revision() string {
-	r, err := c.open()
-	if err != nil {
+	if c == nil {
 		return ""
 	}
-	defer r.close()
 	const maxRefs = 5 // the maximum length of a chain of symbolic refs, as in git
-	at, err := r.head()
+	at, err := firstLine(openIn(c.common, path.Join(c.own, "HEAD")))
 	for range maxRefs {
 		if err != nil {
 			return ""
@@ -194,8 +193,9 @@ func (c *checkout) revision() string {
 		if !ok {
 			return ""
 		}
-		if at, err = r.ref(ref); err != nil {
-			at, err = r.packedRef(ref)
+		// Git removes the file of a ref only after it has packed the ref.
+		if at, err = firstLine(openIn(c.common, c.fileOf(ref))); err != nil {
+			at, err = packedRef(c.common, ref)
 		}
 	}
 	return ""
@@ -204,66 +204,33 @@ func (c *checkout) revision() string {
 // watchFiles returns the files that git replaces at the end of an operation: its lock, and the files
 // that name the commit that is checked out.
 func (c *checkout) watchFiles() []string {
-	r, err := c.open()
-	if err != nil {
+	if c == nil {
 		return nil
 	}
-	defer r.close()
-	files := []string{filepath.Join(c.git, "index.lock"), filepath.Join(c.git, "HEAD")}
-	if head, err := r.head(); err == nil {
+	own := filepath.Join(c.common, c.own)
+	files := []string{filepath.Join(own, "index.lock"), filepath.Join(own, "HEAD")}
+	if head, err := firstLine(openIn(c.common, path.Join(c.own, "HEAD"))); err == nil {
 		if ref, ok := symbolicRef(head); ok {
-			files = append(files, filepath.Join(r.folderOf(ref).Name(), ref))
+			files = append(files, filepath.Join(c.common, c.fileOf(ref)))
 		}
 	}
 	return files
 }
 
-// refs reads the refs of a checkout. It does not follow symlinks out of the git directory.
-type refs struct{ git, common *os.Root }
-
-var errNoCheckout = errors.New("no checkout")
-
-func (c *checkout) open() (r refs, err error) {
-	if c == nil {
-		return r, errNoCheckout
-	}
-	if r.git, err = os.OpenRoot(c.git); err != nil {
-		return r, err
-	}
-	if r.common, err = os.OpenRoot(c.common); err != nil {
-		r.git.Close() // only read from: no error matters
-		return r, err
-	}
-	return r, nil
-}
-
-func (r refs) close() {
-	r.git.Close() // only read from: no error matters
-	r.common.Close()
-}
-
-// head returns the content of HEAD: a commit, or the name of a ref.
-func (r refs) head() (string, error) { return firstLine(openIn(r.git, "HEAD")) }
-
-// ref returns the content of a ref that is not packed.
-func (r refs) ref(ref string) (string, error) { return firstLine(openIn(r.folderOf(ref), ref)) }
-
-// folderOf returns the folder with the file of a ref. Some refs belong to the worktree and not
-// to the repository.
-func (r refs) folderOf(ref string) *os.Root {
+// fileOf returns the file of a ref that is not packed, below common. Some refs belong to the worktree and not to the
+// repository.
+func (c *checkout) fileOf(ref string) string {
 	for _, own := range []string{"refs/bisect/", "refs/worktree/", "refs/rewritten/"} {
 		if strings.HasPrefix(ref, own) {
-			return r.git
+			return path.Join(c.own, ref)
 		}
 	}
-	return r.common
+	return ref
 }
 
 // packedRef returns the commit of a ref that git has packed into one file with other refs.
-// Git removes the file of a ref only after it has packed the ref. So a caller that first reads the
-// file of the ref, and then calls packedRef, finds the ref.
-func (r refs) packedRef(ref string) (commit string, err error) {
-	f, err := openIn(r.common, "packed-refs")
+func packedRef(common, ref string) (commit string, err error) {
+	f, err := openIn(common, "packed-refs")
 	err = readRegular(f, err, maxPacked, func(r io.Reader) error {
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
@@ -284,8 +251,13 @@ func symbolicRef(text string) (ref string, ok bool) {
 	return ref, ok && strings.HasPrefix(ref, "refs/") && path.Clean(ref) == ref && !strings.Contains(ref, "..")
 }
 
-// openIn opens a file for reading. It never blocks on a FIFO.
-func openIn(root *os.Root, name string) (*os.File, error) {
+// openIn opens a file below a folder for reading. It follows no symlink out of the folder, and never blocks on a FIFO.
+func openIn(dir, name string) (*os.File, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close() // only read from: no error matters
 	return root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }
 

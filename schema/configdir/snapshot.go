@@ -4,30 +4,21 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// ErrChanging is returned when the directory changed while it was read, so that the
-// content that was read may be a mix of two states. The caller should read it again.
+// ErrChanging is returned when the directory changed during each of a few reads.
 var ErrChanging = errors.New("the directory is changing")
 
-// changingError is ErrChanging with the file that changed.
-type changingError struct{ path string }
-
-func (e *changingError) Error() string { return fmt.Sprintf("%v: %s", ErrChanging, e.path) }
-
-func (e *changingError) Unwrap() error { return ErrChanging }
-
-// File is one file of a config directory as it was at one moment.
+// File is one file of a config directory as it was read.
 type File struct {
 	Path string // relative to the directory, with slashes
 	Data []byte // nil when Err is set
 	Err  error  // why it could not be read; its text does not repeat Path
 }
 
-// Snapshot is the content of a config directory at one moment: its files
+// Snapshot is the content of a config directory as it was read: its files
 // *.yaml, *.yml, *.json and *.cue. Whatever hides files, such as a folder
 // without read permission or a symlink that leaves the directory, is a File with Err.
 type Snapshot struct {
@@ -74,47 +65,45 @@ func (s Snapshot) Digest() ident.Digest {
 	return ident.SHA256.Digest(h)
 }
 
-// Read reads the config directory dir as it is at one moment. It skips names that
-// begin with a dot. It follows symlinks within the directory, and reads each file and
-// folder once, however many symlinks lead to it. It discards the result if the names or the files
-// changed meanwhile, so that a swap of a symlink never mixes two generations.
+// Read reads the config directory dir. It skips names that begin with a dot. It follows symlinks within the directory, and
+// reads each file and folder once, however many symlinks lead to it. If the directory changes meanwhile, the result may be a mix
+// of two states: only what two reads agree on was there at one moment (ReadTwice, Debouncer).
 //
 // A file that cannot be read is an error in its File. Read fails if the directory is
-// missing, unreadable or too large, and with ErrChanging if it changed during each of a
-// few attempts. After an error, the Snapshot has only Busy. An empty directory is not an error.
+// missing, unreadable or too large, or if a name in it disappears while it is read. After an error, the Snapshot has only Busy. An empty directory is not an error.
 func Read(dir string) (s Snapshot, err error) {
-	const attempts = 3
-	for range attempts {
-		s, err = readOnce(dir)
-		// A symlink on the way to the directory may be swapped while it is followed.
-		if !errors.Is(err, ErrChanging) && !errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-	}
-	return s, err
-}
-
-func readOnce(dir string) (s Snapshot, _ error) {
 	t, err := openTree(dir)
 	if err != nil {
-		return s, err
+		return s, fmt.Errorf("read config directory: %w", err)
 	}
 	defer t.root.Close() // only read from: no error matters
 	s.Busy = t.git.locked()
-	files, err := t.readFiles()
-	if err != nil {
-		return s, fmt.Errorf("read %s: %w", dir, err)
+	if s.Files, err = t.readFiles(); err != nil {
+		return s, fmt.Errorf("read config directory: %w", err)
 	}
-	after, err := openTree(dir)
-	// Git may have started after the first check, so check at both ends of the read.
-	s.Busy = s.Busy || t.git.locked()
-	if err != nil {
-		return s, err
-	}
-	defer after.root.Close() // only read from: no error matters
-	if err := t.change(after); err != nil {
-		return s, fmt.Errorf("read %s: %w", dir, err)
-	}
-	s.Files, s.Revision, s.Checkout = files, t.git.revision(), t.git.at(t.real)
+	s.Revision, s.Checkout = t.git.revision(), t.git.at(t.real)
+	s.Busy = s.Busy || t.git.locked() // git may have started after the first check
 	return s, nil
+}
+
+// ReadTwice reads the config directory dir until two reads after each other have the same content, and returns ErrChanging if
+// that takes more than a few reads.
+func ReadTwice(dir string) (Snapshot, error) {
+	const attempts = 3
+	s, err := Read(dir)
+	changed := dir
+	for range attempts {
+		before, failed := s, err
+		// A read may fail while a symlink on the way to the directory is swapped.
+		if s, err = Read(dir); failed != nil || err != nil {
+			continue
+		}
+		if changed = firstChange(before.Files, s.Files); changed == "" {
+			return s, nil
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("read %s: %w: %s", dir, ErrChanging, changed)
+	}
+	return Snapshot{Busy: s.Busy}, err
 }

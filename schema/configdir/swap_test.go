@@ -3,6 +3,7 @@ package configdir
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,9 +102,9 @@ func TestReadConfigMapAfterEachStep(t *testing.T) {
 	}
 }
 
-// TestReadNeverMixesGenerations reads while generations are published as fast as
+// TestReadTwiceNeverMixesGenerations reads while generations are published as fast as
 // possible: each result is one whole generation.
-func TestReadNeverMixesGenerations(t *testing.T) {
+func TestReadTwiceNeverMixesGenerations(t *testing.T) {
 	generation := func(n int) map[string]string {
 		files := map[string]string{}
 		for i := range 20 {
@@ -146,8 +147,8 @@ func assertNoMix(t *testing.T, dir string, files int, stop <-chan struct{}) {
 			return
 		default:
 		}
-		s, err := Read(dir)
-		if errors.Is(err, ErrChanging) {
+		s, err := ReadTwice(dir)
+		if errors.Is(err, ErrChanging) || errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil || len(s.Files) != files {

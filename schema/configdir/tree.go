@@ -46,10 +46,8 @@ var (
 // tree is the names below a config directory at one moment. A location is a path relative to root, which may lead
 // through symlinks.
 type tree struct {
-	dir  string // as the caller gave it
 	real string // absolute and without symlinks
 	root *os.Root
-	id   inode     // of root
 	git  *checkout // nil if the folder belongs to none
 
 	walked  map[inode]bool // folders
@@ -68,8 +66,7 @@ type inode struct{ device, number uint64 }
 type found struct {
 	path, location string
 	linked         bool // location leads through a symlink of its own
-	id             inode
-	size, changed  int64 // the time of the last change in nanoseconds
+	size           int64
 	err            error
 }
 
@@ -82,72 +79,36 @@ func IsConfig(name string) bool {
 }
 
 func openTree(dir string) (t *tree, err error) {
-	t = &tree{dir: filepath.Clean(dir), walked: map[inode]bool{}, known: map[inode]bool{}}
-	if err = t.open(); err == nil {
-		return t, nil
-	}
-	if t.root != nil {
-		t.root.Close() // only read from: no error matters
-		if isGone(err) {
-			err = ErrChanging // it existed
+	t = &tree{walked: map[inode]bool{}, known: map[inode]bool{}}
+	defer func() {
+		if err != nil && t.root != nil {
+			t.root.Close() // only read from: no error matters
 		}
-	}
-	return nil, fmt.Errorf("read config directory: %w", err)
-}
-
-func (t *tree) open() (err error) {
+	}()
 	// Opening a FIFO would block, so check the type first.
-	fi, err := os.Stat(t.dir)
+	fi, err := os.Stat(dir)
 	if err != nil {
-		return err
+		return t, err
 	}
 	if !fi.IsDir() {
-		return &fs.PathError{Op: "open", Path: t.dir, Err: syscall.ENOTDIR}
+		return t, &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
 	}
-	if t.root, err = os.OpenRoot(t.dir); err != nil {
-		return err
+	if t.root, err = os.OpenRoot(dir); err != nil {
+		return t, err
 	}
-	if fi, err = t.root.Stat("."); err != nil {
-		return err
-	}
-	t.id = inodeOf(fi)
-	if t.real, err = filepath.EvalSymlinks(t.dir); err != nil {
-		return err
+	if t.real, err = filepath.EvalSymlinks(dir); err != nil {
+		return t, err
 	}
 	if t.real, err = filepath.Abs(t.real); err != nil {
-		return err
+		return t, err
 	}
 	t.git = openCheckout(t.real)
-	return t.walk()
+	return t, t.walk()
 }
 
 func inodeOf(fi fs.FileInfo) inode {
 	st := fi.Sys().(*syscall.Stat_t)
 	return inode{st.Dev, st.Ino}
-}
-
-// change returns the error that something in t differs from u, which was read later; nil: nothing does.
-func (t *tree) change(u *tree) error {
-	if t.id != u.id {
-		return ErrChanging
-	}
-	for i := range max(len(t.found), len(u.found)) {
-		switch {
-		case i >= len(t.found):
-			return &changingError{u.found[i].path}
-		case i >= len(u.found):
-			return &changingError{t.found[i].path}
-		case !t.found[i].equal(u.found[i]):
-			return &changingError{min(t.found[i].path, u.found[i].path)}
-		}
-	}
-	return nil
-}
-
-func (f found) equal(g found) bool {
-	sameError := fmt.Sprint(f.err) == fmt.Sprint(g.err)
-	f.err, g.err = nil, nil
-	return sameError && f == g
 }
 
 // absoluteFolders returns the paths of the folders whose names matter, and of those with the files that symlinks lead to.
@@ -192,7 +153,7 @@ func (t *tree) walk() error {
 // walkFolder finds the files of the folder at location. Messages name the folder dir.
 func (t *tree) walkFolder(location, dir string) error {
 	entries, err := t.list(location)
-	if errors.Is(err, errNames) || err != nil && location == "." {
+	if errors.Is(err, errNames) || errors.Is(err, fs.ErrNotExist) || err != nil && location == "." {
 		return err
 	}
 	if err != nil {
@@ -216,8 +177,10 @@ func (t *tree) walkFolder(location, dir string) error {
 				t.links = append(t.links, f)
 			}
 		case IsConfig(e.Name()):
-			fi, statErr := t.root.Lstat(f.location)
-			err = t.addFile(f, fi, statErr)
+			var fi fs.FileInfo
+			if fi, err = t.root.Lstat(f.location); !errors.Is(err, fs.ErrNotExist) {
+				err = t.addFile(f, fi, err)
+			}
 		}
 		if err != nil {
 			return err
@@ -275,9 +238,8 @@ func (t *tree) follow(l found) error {
 // addFile adds a file with what is known of it, or with the error why nothing is.
 func (t *tree) addFile(f found, fi fs.FileInfo, err error) error {
 	if f.err = withoutPath(err); err == nil {
-		st := fi.Sys().(*syscall.Stat_t)
-		f.id, f.size, f.changed = inodeOf(fi), st.Size, st.Mtim.Nano()
-		t.known[f.id] = true
+		f.size = fi.Size()
+		t.known[inodeOf(fi)] = true
 		if !fi.Mode().IsRegular() {
 			f.err = errNotRegular
 		}
@@ -327,29 +289,30 @@ func (t *tree) list(location string) ([]fs.DirEntry, error) {
 }
 
 // readFiles reads the files. Of files that are too large together it leaves out the largest ones, so that one of them
-// does not affect the others. Files may grow while they are read, so that it may return ErrChanging.
+// does not affect the others. It fails if a file was removed after it was listed.
 func (t *tree) readFiles() ([]File, error) {
 	files, bySize := make([]File, len(t.found)), make([]int, len(t.found))
 	for i, f := range t.found {
 		files[i], bySize[i] = File{Path: f.path, Err: f.err}, i
 	}
 	slices.SortStableFunc(bySize, func(a, b int) int { return cmp.Compare(t.found[a].size, t.found[b].size) })
-	admitted, read := int64(0), 0
+	total := int64(0)
 	for _, i := range bySize {
 		f := t.found[i]
 		if f.size <= MaxFile && f.err == nil {
-			admitted += f.size
+			total += f.size
 		}
 		switch {
 		case f.err != nil:
-		case admitted > maxBytes && f.size <= MaxFile:
+		case total > maxBytes && f.size <= MaxFile:
 			files[i].Err = fmt.Errorf("is not read: the files of the directory have more than %d MiB together, and this is one of the largest", maxBytes>>20)
 		default:
 			// The regular file may have been replaced by a FIFO, which must not block the read.
 			files[i].Data, files[i].Err = readLimited(t.root.OpenFile(f.location, os.O_RDONLY|syscall.O_NONBLOCK, 0))
-		}
-		if read += len(files[i].Data); read > 2*maxBytes || f.err == nil && isGone(files[i].Err) {
-			return nil, &changingError{f.path}
+			total += max(0, int64(len(files[i].Data))-f.size) // it may have grown meanwhile
+			if errors.Is(files[i].Err, fs.ErrNotExist) {
+				return nil, fmt.Errorf("%s %w", f.path, files[i].Err)
+			}
 		}
 	}
 	return files, nil
@@ -395,11 +358,6 @@ func readLimited(f *os.File, err error) ([]byte, error) {
 // SizeError returns the error of a file of more than MaxFile bytes.
 func SizeError(size int64) error {
 	return fmt.Errorf("larger than %d MiB (%d bytes): not a configuration file", MaxFile>>20, size)
-}
-
-// isGone reports whether err means that a file was removed after it was listed.
-func isGone(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ESTALE)
 }
 
 // withoutPath removes the path from err: it is absolute, and the caller reports the
