@@ -70,7 +70,8 @@ func (s Snapshot) Digest() ident.Digest {
 // of two states: only what two reads agree on was there at one moment (ReadTwice, Debouncer).
 //
 // A file that cannot be read is an error in its File. Read fails if the directory is
-// missing, unreadable or too large, or if a name in it disappears while it is read. After an error, the Snapshot has only Busy. An empty directory is not an error.
+// missing, unreadable or too large, or if a name in it disappears while it is read. After an error, the Snapshot has
+// only Busy. An empty directory is not an error.
 func Read(dir string) (s Snapshot, err error) {
 	t, err := openTree(dir)
 	if err != nil {
