@@ -42,32 +42,17 @@ type nodeHead struct {
 	Unreachable bool
 }
 
-// imageRow is one generation of an image.
+// imageRow is one generation of an image, with its copy on each disk that is shown; nil: there is none.
 type imageRow struct {
-	Name, UUID, Title string
-	State             imageState
-	Ready, Desired    int
-	Why               string // what it waits for; "": nothing
-	Cells             []cell // one for each disk that is shown
-}
-
-// cell is the copy of an image on a disk. Without a copy it is zero.
-type cell struct {
-	State    model.State
-	Disk     string // NODE/DISK
-	Progress int
-	About    string // for people, if there is more to say than the state
+	status.ImageStatus
+	Cells []*status.CopyStatus
 }
 
 func newCluster(s *snapshot, of request) (any, int) {
 	doc, q := s.doc, of.query
 	m := clusterModel{Config: doc.Config, Query: q}
 	counts := map[string]int{}
-	type found struct {
-		image status.ImageStatus
-		state imageState
-	}
-	var all []found
+	var all []status.ImageStatus
 	for _, image := range doc.Images {
 		if !q.matches(image.Name, image.Title, image.UUID) {
 			continue
@@ -79,12 +64,12 @@ func newCluster(s *snapshot, of request) (any, int) {
 			}
 		}
 		if state.in(q.State) {
-			all = append(all, found{image, state})
+			all = append(all, image)
 		}
 	}
 	if q.Sort == "state" {
 		rank := map[string]int{stateFailed: 0, stateUnready: 1, stateUndeclared: 2, stateReady: 3}
-		slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(rank[a.state.Group], rank[b.state.Group]) })
+		slices.SortStableFunc(all, func(a, b status.ImageStatus) int { return cmp.Compare(rank[stateOf(a).Group], rank[stateOf(b).Group]) })
 	}
 	for _, g := range []stateCount{
 		{Word: "all"}, {Word: "ready", Class: stateReady}, {Word: "not ready", Class: stateUnready}, {Word: "failed", Class: stateFailed}, {Word: "not declared", Class: stateUndeclared},
@@ -112,16 +97,11 @@ func newCluster(s *snapshot, of request) (any, int) {
 		n := &m.Nodes[len(m.Nodes)-1]
 		n.Disks = append(n.Disks, d.Name)
 	}
-	for _, f := range shown {
-		row := imageRow{Name: f.image.Name, UUID: f.image.UUID, Title: f.image.Title, State: f.state, Ready: f.image.Ready, Desired: f.image.Desired, Why: why(f.image), Cells: make([]cell, len(disks))}
-		for _, c := range f.image.Copies {
-			i, isShown := column[ident.DiskRef{Node: c.Node, Disk: c.Disk}]
-			if !isShown || c.Absent() && c.Code == "" && c.Message == "" {
-				continue
-			}
-			row.Cells[i] = cell{State: c.State, Disk: c.DiskName(), Progress: c.Progress}
-			if c.State != model.Ready {
-				row.Cells[i].About = c.Summary()
+	for _, image := range shown {
+		row := imageRow{image, make([]*status.CopyStatus, len(disks))}
+		for _, c := range image.Copies {
+			if i, isShown := column[ident.DiskRef{Node: c.Node, Disk: c.Disk}]; isShown && !(c.Absent() && c.Code == "" && c.Message == "") {
+				row.Cells[i] = &c
 			}
 		}
 		m.Rows = append(m.Rows, row)

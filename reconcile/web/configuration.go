@@ -29,12 +29,7 @@ func newConfiguration(s *snapshot, of request) (any, int) {
 	for _, d := range s.view.Config.Skipped {
 		m.Skipped = append(m.Skipped, fmt.Sprintf("%s: %s %s: %s", d.Position, d.Kind, d.Name, d.Why))
 	}
-	for _, texts := range []*[]string{&m.Errors, &m.Warnings, &m.Skipped} {
-		if n := len(*texts); n > maxProblems {
-			m.More += n - maxProblems
-			*texts = (*texts)[:maxProblems]
-		}
-	}
+	m.Errors, m.Warnings, m.Skipped = firstOf(m.Errors, &m.More), firstOf(m.Warnings, &m.More), firstOf(m.Skipped, &m.More)
 	if by := plan.NewSuspension(config.Settings.Suspend, s.doc.Time); by != nil {
 		m.Suspended = append(m.Suspended, *by)
 	}
@@ -44,9 +39,13 @@ func newConfiguration(s *snapshot, of request) (any, int) {
 			m.Suspended = append(m.Suspended, *by)
 		}
 	}
-	if n := len(m.Suspended); n > maxProblems {
-		m.More += n - maxProblems
-		m.Suspended = m.Suspended[:maxProblems]
-	}
+	m.Suspended = firstOf(m.Suspended, &m.More)
 	return m, http.StatusOK
+}
+
+// firstOf returns the first maxProblems of a list, and adds the number of the others to more.
+func firstOf[T any](all []T, more *int) []T {
+	n := min(len(all), maxProblems)
+	*more += len(all) - n
+	return all[:n]
 }

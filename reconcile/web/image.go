@@ -18,7 +18,8 @@ type imageModel struct {
 	Name, Title string
 	From        string // where the bytes of the source come from, without secrets; "": from an upload
 	Image       *schema.Image
-	Generations []generation
+	Generations []status.ImageStatus // the declared one first
+	Links       map[string]string    // to the image on the pages of other nodes
 	Admin       bool
 	Here        string // the node of the daemon
 	// CanDownload: this node has a copy to read, and CanUpload: an upload is what the image waits for.
@@ -27,29 +28,12 @@ type imageModel struct {
 	HasOwnCopies, CanRetry bool
 }
 
-// generation is one generation of an image, the declared one first.
-type generation struct {
-	status.ImageStatus
-	State imageState
-	Why   string
-	Rows  []copyRow
-}
-
-// copyRow is one copy, or a desired one.
-type copyRow struct {
-	status.CopyStatus
-	About string
-	Own   bool   // on a disk of the daemon
-	Link  string // to the page of the node of the copy; "": unknown
-}
-
 func newImage(s *snapshot, of request) (any, int) {
 	name := of.name
-	m := imageModel{Name: name, Admin: of.role >= auth.RoleAdmin, Here: s.doc.Node}
-	links := map[string]string{}
+	m := imageModel{Name: name, Admin: of.role >= auth.RoleAdmin, Here: s.doc.Node, Links: map[string]string{}}
 	for _, p := range s.doc.Peers {
 		if p.Address != "" {
-			links[p.Node] = p.Address + "/images/" + name
+			m.Links[p.Node] = p.Address + "/images/" + name
 		}
 	}
 	all := status.Generations(s.doc.Images, name, nil)
@@ -59,18 +43,13 @@ func newImage(s *snapshot, of request) (any, int) {
 	if declared, ok := s.view.Desired.Config.Images[name]; ok {
 		m.Image, m.Title, m.From = &declared, declared.Title, text.Redact(declared.Source.From())
 	}
+	m.Generations = all
 	for _, image := range all {
-		g := generation{ImageStatus: image, State: stateOf(image), Why: why(image)}
 		for _, c := range image.Copies {
-			row := copyRow{CopyStatus: c, About: c.Summary(), Own: c.Node == s.doc.Node}
-			if !row.Own {
-				row.Link = links[c.Node]
-			}
-			m.HasOwnCopies = m.HasOwnCopies || row.Own && !c.Absent()
-			m.CanRetry = m.CanRetry || row.Own && c.Failure != nil && c.Failure.Attempts > 0
-			g.Rows = append(g.Rows, row)
+			own := c.Node == s.doc.Node
+			m.HasOwnCopies = m.HasOwnCopies || own && !c.Absent()
+			m.CanRetry = m.CanRetry || own && c.Failure != nil && c.Failure.Attempts > 0
 		}
-		m.Generations = append(m.Generations, g)
 	}
 	_, _, err := s.doc.FindReady(name, nil)
 	m.CanDownload = err == nil
@@ -78,8 +57,8 @@ func newImage(s *snapshot, of request) (any, int) {
 	return m, http.StatusOK
 }
 
-// Checksums returns the digests of a generation that are known, the declared one first.
-func (g generation) Checksums() []string {
+// checksums returns the digests of a generation that are known, the declared one first.
+func checksums(g status.ImageStatus) []string {
 	var all []string
 	add := func(d ident.Digest) {
 		if text := d.String(); !d.IsZero() && !slices.Contains(all, text) {
@@ -96,8 +75,8 @@ func (g generation) Checksums() []string {
 	return all
 }
 
-// Signers returns who signed the copies of a generation.
-func (g generation) Signers() string {
+// signers returns who signed the copies of a generation.
+func signers(g status.ImageStatus) string {
 	var all []string
 	for _, c := range g.Copies {
 		if text := c.Signature.String(); c.Signature.Signer != "" && !slices.Contains(all, text) {

@@ -67,10 +67,8 @@ func (s *Site) next(text string) string {
 		return "/"
 	}
 	switch first, _, _ := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/"); first {
-	case "images", "disks", "plan", "configuration", "lines":
+	case "", "images", "disks", "plan", "configuration", "lines":
 		return (&url.URL{Path: u.Path, RawQuery: u.Query().Encode()}).String()
-	case "":
-		return (&url.URL{Path: "/", RawQuery: u.Query().Encode()}).String()
 	}
 	return "/"
 }

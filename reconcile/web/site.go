@@ -26,12 +26,16 @@ var files embed.FS
 // parseTemplates returns the templates of a page below a prefix.
 func parseTemplates(prefix string) *template.Template {
 	return template.Must(template.New("").Funcs(template.FuncMap{
-		"size":   report.Size,
-		"count":  report.Count,
-		"text":   func(v any) string { return text.Line(fmt.Sprint(v)) },
-		"when":   when,
-		"path":   url.PathEscape,
-		"prefix": func() string { return prefix },
+		"size":      report.Size,
+		"stateOf":   stateOf,
+		"why":       why,
+		"checksums": checksums,
+		"signers":   signers,
+		"count":     report.Count,
+		"text":      func(v any) string { return text.Line(fmt.Sprint(v)) },
+		"when":      when,
+		"path":      url.PathEscape,
+		"prefix":    func() string { return prefix },
 	}).ParseFS(files, "templates/*.html"))
 }
 
