@@ -53,7 +53,7 @@ func TestNotificationIsRefused(t *testing.T) {
 			t.Fatalf("the server got %v", got)
 		}
 		var s status.Status
-		l.AddDeliveries(&s)
+		l.addDeliveries(&s)
 		if s.Notify == nil || s.Notify.Server != server.URL || s.Notify.Problem != "the server responds with 405 Method Not Allowed" {
 			t.Errorf("the status is %+v", s.Notify)
 		}

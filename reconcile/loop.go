@@ -98,19 +98,19 @@ func (l *Loop) publish(v *status.View) {
 	close(*l.nextRound.Swap(&next))
 }
 
-// Status returns the last round and the jobs that run now; false before the first round.
-func (l *Loop) Status() (status.Status, bool) {
+// Status returns the last round, nil before the first one, and its document with the jobs that run now.
+func (l *Loop) Status() (*status.View, status.Status) {
 	v := l.View()
 	if v == nil {
-		return status.Status{}, false
+		return nil, status.Status{}
 	}
 	s := v.Status(l.Transfers())
-	l.AddDeliveries(&s)
-	return s, true
+	l.addDeliveries(&s)
+	return v, s
 }
 
-// AddDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
-func (l *Loop) AddDeliveries(s *status.Status) {
+// addDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
+func (l *Loop) addDeliveries(s *status.Status) {
 	s.Report, s.Notify = l.reporter.Delivery.Status(), l.notifier.Delivery.Status()
 }
 

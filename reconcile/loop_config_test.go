@@ -121,7 +121,7 @@ func TestStartWithoutDirectory(t *testing.T) {
 	if v.Loaded || len(v.Plan.Actions) > 0 {
 		t.Errorf("without a directory at start: %+v", v)
 	}
-	if s, ok := l.Status(); !ok || s.Node != "node1" || s.Config.Fault == "" {
+	if _, s := l.Status(); s.Node != "node1" || s.Config.Fault == "" {
 		t.Errorf("the status is %+v", s)
 	}
 	files.Put(t, testSettings, conf, "a.yaml")

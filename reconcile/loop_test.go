@@ -214,7 +214,7 @@ func TestDownloadResumesAfterAStop(t *testing.T) {
 	files.Put(t, testSettings+"\n"+image("parrot", url), conf, "a.yaml")
 	l := startLoop(t, conf, dir)
 	l.until("a part of the image transferred", func(v *status.View) bool {
-		s, _ := l.Status()
+		_, s := l.Status()
 		return len(s.Images) == 1 && len(s.Images[0].Copies) == 1 && s.Images[0].Copies[0].Done >= 3<<20
 	})
 	if err := l.end(); err != nil {

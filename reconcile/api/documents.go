@@ -76,7 +76,7 @@ func (d *documents) make(known string) (document []byte, etag string, ok bool) {
 		return nil, known, true
 	}
 	if s == nil {
-		made, _ := d.loop.Status()
+		_, made := d.loop.Status()
 		s = &made
 	}
 	s.AddSends(d.peers.Sends)
@@ -94,26 +94,11 @@ func (d *documents) current() (s *status.Status, ok bool) {
 	if view == d.view && progress == d.progress {
 		return nil, true
 	}
-	made := view.Status(transfers)
-	d.loop.AddDeliveries(&made)
+	view, made := d.loop.Status() // perhaps of a later round
 	content := made.ContentSum()
 	sum := sha256.Sum256(append(content[:], progress...))
 	d.view, d.progress, d.etag = view, progress, `"`+hex.EncodeToString(sum[:16])+`"`
 	return &made, true
-}
-
-// snapshot returns the last round with its status; false before the first round.
-func (d *documents) snapshot() (*status.View, status.Status, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	view := d.loop.View()
-	if view == nil {
-		return nil, status.Status{}, false
-	}
-	s := view.Status(d.loop.Transfers())
-	d.loop.AddDeliveries(&s)
-	s.AddSends(d.peers.Sends)
-	return view, s, true
 }
 
 // changed reports whether the status has another ETag than the known one.

@@ -124,13 +124,12 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	if at, ok := c.auth.CertificateExpiry(); ok {
 		send.value(certificate, float64(at.Unix()))
 	}
-	v := c.loop.View()
+	v, status := c.loop.Status()
 	if v == nil {
 		return
 	}
 	send.value(rounds, float64(v.Rounds))
 	send.value(lastRound, float64(v.Observed.Now.UnixNano())/1e9)
-	status, _ := c.loop.Status()
 	send.config(status.Config)
 	send.disks(status.Node, status.Disks)
 	send.images(status.Node, status.Images)

@@ -195,7 +195,7 @@ func (s server) routes() []route {
 // site returns the web page.
 func (s server) site() *web.Site {
 	return web.New(web.Options{
-		View: s.loop.View, NextRound: s.loop.NextRound, Document: s.documents.snapshot, Prefix: s.options.WebPrefix, Dir: s.options.ConfigDir,
+		View: s.loop.View, NextRound: s.loop.NextRound, Status: s.loop.Status, Prefix: s.options.WebPrefix, Dir: s.options.ConfigDir,
 		Auth: s.auth, IsDeclared: s.isDeclared,
 	})
 }
@@ -382,7 +382,7 @@ var errNotRead = httperror.New(http.StatusServiceUnavailable, "the disks were no
 func (s server) verify(r *http.Request) (int, any, error) {
 	copies, err := s.loop.Verify(r.Context(), r.PathValue("name"))
 	if errors.Is(err, reconcile.ErrNotReady) {
-		status, _ := s.loop.Status()
+		_, status := s.loop.Status()
 		if node, url, ok := status.FindHolder(r.PathValue("name")); ok {
 			err = fmt.Errorf("%w: call the daemon of node %s with --url %s", err, node, url)
 		}

@@ -50,10 +50,10 @@ func when(t time.Time) template.HTML {
 
 // Options are what a Site needs from the daemon.
 type Options struct {
-	// Document returns the last round and its status document; false before the first round.
-	Document func() (*status.View, status.Status, bool)
-	// View returns the last round, nil before the first one, and NextRound a channel that is closed when there is another one.
+	// View returns the last round, nil before the first one, Status also its document, and NextRound a channel that is closed
+	// when there is another one.
 	View      func() *status.View
+	Status    func() (*status.View, status.Status)
 	NextRound func() <-chan struct{}
 	// Auth decides who may read, and IsDeclared reports whether a host name belongs to a declared node.
 	Auth       *auth.Authorizer
@@ -74,7 +74,7 @@ type Site struct {
 
 // New returns the Site of a daemon.
 func New(o Options) *Site {
-	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{document: o.Document}, assets: readAssets(o.Prefix)}
+	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{status: o.Status}, assets: readAssets(o.Prefix)}
 }
 
 // request is which part of a view a reader wants, and who reads it.

@@ -61,13 +61,10 @@ func newRig(t testing.TB, v *status.View, tokens, prefix string) *rig {
 			defer r.mu.Unlock()
 			return r.changed
 		},
-		Document: func() (*status.View, status.Status, bool) {
+		Status: func() (*status.View, status.Status) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			if r.view == nil {
-				return nil, status.Status{}, false
-			}
-			return r.view, r.view.Status(nil), true
+			return r.view, r.view.Status(nil)
 		},
 		Auth: a, IsDeclared: func(string) bool { return false }, Prefix: prefix, Dir: "/etc/images",
 	})

@@ -44,7 +44,7 @@ type rendered struct {
 
 // snapshots keeps the last snapshot.
 type snapshots struct {
-	document func() (*status.View, status.Status, bool)
+	status func() (*status.View, status.Status)
 
 	mu    sync.Mutex
 	last  *snapshot
@@ -60,10 +60,10 @@ func (s *snapshots) current(view *status.View) *snapshot {
 		s.clear.Reset(keepSnapshot)
 		return last
 	}
-	made, doc, ok := s.document()
-	if !ok {
+	if view == nil {
 		return nil
 	}
+	made, doc := s.status()
 	s.last = &snapshot{view: made, doc: doc, made: now, took: time.Since(now), busy: hasRunning(doc), rendered: map[string]rendered{}}
 	if s.clear != nil {
 		s.clear.Stop()
