@@ -178,28 +178,15 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	return out.print(struct {
 		storedView
 		Stored int64 `json:"stored"` // bytes of new blocks
-	}{viewStored(b), moved}, fmt.Sprintf("%s: backed up to %s, %s stored\n", b.Name, backup.URL(w.Store.String(), b.Name), report.Size(moved)))
+	}{storedView{Backup: b, Blocks: len(b.Blocks)}, moved}, fmt.Sprintf("%s: backed up to %s, %s stored\n", b.Name, backup.URL(w.Store.String(), b.Name), report.Size(moved)))
 }
 
 // storedView is one backup in the output. Its JSON is a stable interface.
 type storedView struct {
-	Name        string            `json:"name"`
-	Size        int64             `json:"size"` // bytes of the image
-	Checksum    string            `json:"checksum"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Compression string            `json:"compression,omitempty"`
-	Blocks      int               `json:"blocks"`
-	Created     time.Time         `json:"created,omitzero"`
-	Completed   time.Time         `json:"completed,omitzero"` // zero: incomplete, cannot be restored
-	URL         string            `json:"url,omitempty"`      // for source restore
-	Error       string            `json:"error,omitempty"`    // the backup is unreadable
-}
-
-func viewStored(b *backup.Backup) storedView {
-	return storedView{
-		Name: b.Name, Size: b.Size, Checksum: b.Checksum, Labels: b.Labels, Compression: string(b.Compression),
-		Blocks: len(b.Blocks), Created: b.Created, Completed: b.Completed,
-	}
+	*backup.Backup
+	Blocks int    `json:"blocks"`
+	URL    string `json:"url,omitempty"`   // for source restore
+	Error  string `json:"error,omitempty"` // the backup is unreadable
 }
 
 // listBackups prints the backups of a store. An unreadable backup is an entry with an error.
@@ -218,11 +205,11 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		case err == nil && b == nil: // deleted since Names returned
 			continue
 		case err != nil:
-			views = append(views, storedView{Name: name, Error: text.Line(err.Error())})
+			views = append(views, storedView{Backup: &backup.Backup{Name: name}, Error: text.Line(err.Error())})
 			rows = append(rows, []string{name, "-", "-", "-", "-", err.Error()})
 			continue
 		}
-		v, completed, message := viewStored(b), "-", "incomplete"
+		v, completed, message := storedView{Backup: b, Blocks: len(b.Blocks)}, "-", "incomplete"
 		if b.Complete() {
 			v.URL, completed, message = backup.URL(store.String(), name), b.Completed.Format(time.RFC3339), ""
 		}

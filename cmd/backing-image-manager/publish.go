@@ -182,32 +182,19 @@ type publisher struct {
 type publishView struct {
 	File       string          `json:"file"`
 	Size       int64           `json:"size"`
-	ChunkSize  string          `json:"chunkSize"` // MIN:AVG:MAX
+	ChunkSize  caibx.Sizes     `json:"chunkSize"`
 	Chunks     int64           `json:"chunks"`
 	IndexBytes int64           `json:"indexBytes"`
 	Index      string          `json:"index,omitempty"` // its address
 	Outcome    publish.Outcome `json:"outcome,omitempty"`
 	Stored     *storedChunks   `json:"stored,omitempty"` // with --store
-	Costs      []costView      `json:"costs,omitempty"`  // with --like
+	Costs      []publish.Cost  `json:"costs,omitempty"`  // with --like
 }
 
 // storedChunks are the chunks that were written to the chunk store.
 type storedChunks struct {
 	Chunks int64 `json:"chunks"`
 	Bytes  int64 `json:"bytes"` // packed
-}
-
-// costView is what a download costs with some sizes of chunks.
-type costView struct {
-	ChunkSize     string `json:"chunkSize"`
-	IndexBytes    int64  `json:"indexBytes"`
-	MissingChunks int64  `json:"missingChunks"`
-	MissingBytes  int64  `json:"missingBytes"`
-	Ranges        int64  `json:"ranges"`
-	PackedBytes   int64  `json:"packedBytes"`
-	FromFile      int64  `json:"fromFile"`  // the index and the ranges
-	FromStore     int64  `json:"fromStore"` // the index and the packed chunks
-	sizes         caibx.Sizes
 }
 
 func (p *publisher) run(ctx context.Context, files []string, out printer) error {
@@ -251,7 +238,7 @@ func (p *publisher) publish(ctx context.Context, file string) (v publishView, er
 		return v, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	v = publishView{File: file, Size: im.Size, ChunkSize: p.sizes.String(), Chunks: t.Len(), IndexBytes: int64(len(t.Index()))}
+	v = publishView{File: file, Size: im.Size, ChunkSize: p.sizes, Chunks: t.Len(), IndexBytes: int64(len(t.Index()))}
 	if v.IndexBytes > largeIndex {
 		report.WriteLine(p.notes, "note: the index of %s has %s, and each download reads it: a greater --chunk-size makes it smaller", file, report.Size(v.IndexBytes))
 	}
@@ -310,7 +297,7 @@ var candidates = []caibx.Sizes{caibx.SizesOf(64 << 10), caibx.SizesOf(16 << 10),
 
 // costs estimates what a download of the image costs for who has the old version. t is the index of
 // the image.
-func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table) ([]costView, error) {
+func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table) ([]publish.Cost, error) {
 	old, index, err := openOld(p.like, im)
 	if err != nil {
 		return nil, err
@@ -319,14 +306,14 @@ func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table
 		defer index.Close() // it was only read
 		report.WriteLine(p.notes, "note: the old image is not beside %s: only the sizes of chunks of this index can be compared", p.like)
 		c, err := p.cost(ctx, im, t, index)
-		return []costView{c}, err
+		return []publish.Cost{c}, err
 	}
 	defer old.Close() // it was only read
 	sizes := candidates
 	if !slices.Contains(sizes, p.sizes) {
 		sizes = append([]caibx.Sizes{p.sizes}, sizes...)
 	}
-	var all []costView
+	var all []publish.Cost
 	for _, s := range sizes {
 		oldTable, err := p.cut(ctx, old, caibx.Header{Sizes: s})
 		if err != nil {
@@ -343,18 +330,14 @@ func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table
 
 // cost estimates the cost for who has the file of the index old. If t is not an index with the same
 // sizes of chunks, the image is cut again.
-func (p *publisher) cost(ctx context.Context, im *publish.Image, t, old *caibx.Table) (v costView, err error) {
+func (p *publisher) cost(ctx context.Context, im *publish.Image, t, old *caibx.Table) (c publish.Cost, err error) {
 	if t.Header() != old.Header() {
 		if t, err = p.cut(ctx, im, old.Header()); err != nil {
-			return v, err
+			return c, err
 		}
 		defer func() { err = errors.Join(err, t.Close()) }()
 	}
-	c, err := im.Estimate(ctx, t, old)
-	return costView{
-		ChunkSize: c.Sizes.String(), IndexBytes: c.Index, MissingChunks: c.Chunks, MissingBytes: c.Bytes, Ranges: c.Ranges,
-		PackedBytes: c.Packed, FromFile: c.FromFile(), FromStore: c.FromStore(), sizes: c.Sizes,
-	}, err
+	return im.Estimate(ctx, t, old)
 }
 
 const indexSuffix = ".caibx"
@@ -405,14 +388,14 @@ func (p *publisher) costLines(v publishView) []string {
 	}
 	rows := [][]string{{"CHUNKS", "INDEX", "MISSING", "RANGES", "FROM THE FILE", "FROM A STORE"}}
 	for _, c := range v.Costs {
-		rows = append(rows, []string{describeSizes(c.sizes), report.Size(c.IndexBytes), fmt.Sprintf("%.1f %%", 100*float64(c.MissingBytes)/float64(v.Size)),
+		rows = append(rows, []string{describeSizes(c.Sizes), report.Size(c.Index), fmt.Sprintf("%.1f %%", 100*float64(c.Bytes)/float64(v.Size)),
 			strconv.FormatInt(c.Ranges, 10), report.Size(c.FromFile), report.Size(c.FromStore)})
 	}
-	file := slices.MinFunc(v.Costs, func(a, b costView) int { return cmp.Compare(a.FromFile, b.FromFile) })
-	store := slices.MinFunc(v.Costs, func(a, b costView) int { return cmp.Compare(a.FromStore, b.FromStore) })
+	file := slices.MinFunc(v.Costs, func(a, b publish.Cost) int { return cmp.Compare(a.FromFile, b.FromFile) })
+	store := slices.MinFunc(v.Costs, func(a, b publish.Cost) int { return cmp.Compare(a.FromStore, b.FromStore) })
 	return append(append([]string{"", fmt.Sprintf("What %s costs for who has %s (%s):", v.File, p.like, report.Size(v.Size))}, report.Align(rows)...),
-		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.sizes), report.Size(file.FromFile)),
-		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.sizes), report.Size(store.FromStore)))
+		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.Sizes), report.Size(file.FromFile)),
+		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.Sizes), report.Size(store.FromStore)))
 }
 
 // describeSizes returns the flag for these sizes of chunks.

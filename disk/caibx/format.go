@@ -82,6 +82,9 @@ func (s Sizes) IsBlocks() bool { return s.Min == s.Avg && s.Avg == s.Max }
 // String returns the sizes in the form MIN:AVG:MAX of casync.
 func (s Sizes) String() string { return fmt.Sprintf("%d:%d:%d", s.Min, s.Avg, s.Max) }
 
+// MarshalText returns the String.
+func (s Sizes) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
 // check returns an error if no index may have these sizes.
 func (s Sizes) check() error {
 	if s.Min < 1 || s.Min > s.Avg || s.Avg > s.Max || s.Max > MaxChunk {

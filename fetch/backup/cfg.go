@@ -19,19 +19,19 @@ import (
 // Backup is the backup of one image in a Store: the content of its backing-image.cfg. The cfg is
 // written twice: without Blocks before the first block is stored, and with Blocks after the last one.
 type Backup struct {
-	Name        string
-	Size        int64  // of the image, in bytes
-	Checksum    string // SHA-512 of the image in hex; empty if the writer did not compute it
-	Labels      map[string]string
-	Compression Compression // default of the blocks; the format of each block file is detected
-	Created     time.Time
-	Completed   time.Time // zero: blocks may be missing
+	Name        string            `json:"name"`
+	Size        int64             `json:"size"`     // of the image, in bytes
+	Checksum    string            `json:"checksum"` // SHA-512 of the image in hex; empty if the writer did not compute it
+	Labels      map[string]string `json:"labels,omitempty"`
+	Compression Compression       `json:"compression,omitempty"` // default of the blocks; the format of each block file is detected
+	Created     time.Time         `json:"created,omitzero"`
+	Completed   time.Time         `json:"completed,omitzero"` // zero: blocks may be missing
 
 	// Secret and SecretNamespace name the secret of an encrypted image.
-	Secret, SecretNamespace string
+	Secret, SecretNamespace string `json:"-"`
 
 	// Blocks are sorted by offset. The bytes between them are zeros.
-	Blocks []Block
+	Blocks []Block `json:"-"`
 
 	fingerprint string // of the cfg file, for Restore.CanResume
 }

@@ -11,19 +11,15 @@ import (
 // index, and then the missing chunks: as ranges of the image file, or packed from the chunk store. A
 // chunk that occurs several times is transferred once, and a chunk of zeros never.
 type Cost struct {
-	Sizes  caibx.Sizes // of the chunks
-	Index  int64       // bytes of the index
-	Bytes  int64       // bytes of the missing chunks
-	Chunks int64       // missing chunks
-	Ranges int64       // of the file, where neighbours are joined
-	Packed int64       // bytes of the missing chunks in the store
+	Sizes     caibx.Sizes `json:"chunkSize"`
+	Index     int64       `json:"indexBytes"`
+	Chunks    int64       `json:"missingChunks"`
+	Bytes     int64       `json:"missingBytes"`
+	Ranges    int64       `json:"ranges"`      // of the file, where neighbours are joined
+	Packed    int64       `json:"packedBytes"` // the missing chunks in the store
+	FromFile  int64       `json:"fromFile"`    // the index and the ranges
+	FromStore int64       `json:"fromStore"`   // the index and the packed chunks
 }
-
-// FromFile returns the bytes of the index and of the ranges of the file.
-func (c Cost) FromFile() int64 { return c.Index + c.Bytes }
-
-// FromStore returns the bytes of the index and of the packed chunks.
-func (c Cost) FromStore() int64 { return c.Index + c.Packed }
 
 // Estimate returns what the image costs with its index t, for who has the file of the index old. The indexes must have
 // the same header; otherwise all chunks count as missing.
@@ -47,5 +43,6 @@ func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error
 		}
 		end = i.End()
 	}
+	c.FromFile, c.FromStore = c.Index+c.Bytes, c.Index+c.Packed
 	return c, nil
 }

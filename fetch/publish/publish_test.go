@@ -287,6 +287,7 @@ func TestEstimate(t *testing.T) {
 			}
 			end = i.End()
 		}
+		want.FromFile, want.FromStore = want.Index+want.Bytes, want.Index+want.Packed
 		got, err := im.Estimate(t.Context(), table, oldTable)
 		if err != nil || got != want || got.Chunks < 3 {
 			t.Errorf("got %+v, want %+v, error %v", got, want, err)
