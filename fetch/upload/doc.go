@@ -11,8 +11,8 @@
 //
 // # Promises
 //
-//  1. Only the goroutine of the job, in Session.Fill, uses the disk.Part. Requests pass their
-//     bytes to it, one request at a time, and wait.
+//  1. Only one goroutine at a time uses the disk.Part: a request that has received it from
+//     Session.part, or the job when Session.Fill has returned.
 //  2. The partial file is the only state. Its source contains the id and the metadata of the
 //     upload. After a restart, the upload therefore resumes after the last durable byte.
 //  3. A client that queries the offset will resume the upload. If a PATCH of another connection

@@ -133,7 +133,7 @@ func (r *fixture) restart() {
 func (r *fixture) waitOpen(id string) {
 	r.t.Helper()
 	for {
-		if now, _ := r.sessions.find(id); now != nil {
+		if now := r.sessions.find(id); now != nil {
 			<-now.opened
 			return
 		}

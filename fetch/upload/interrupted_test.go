@@ -3,6 +3,7 @@ package upload
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"crypto/sha512"
 	"encoding/base64"
 	"encoding/hex"
@@ -148,14 +149,11 @@ func TestForgottenUploadExpires(t *testing.T) {
 		go func() { ended <- one.Fill(t.Context(), part, 0, &fetch.Progress{}) }()
 		<-one.opened
 		time.Sleep(sessionTTL - time.Hour)
-		ask := func(d delivery) error {
-			d.ctx, d.done = t.Context(), make(chan error, 1)
-			return one.deliver(&d)
-		}
-		if err := ask(delivery{op: opStatus}); err != nil { // a query does not delay the expiry of an upload
+		if err := one.use(t.Context(), nil, func(*disk.Part) (broken, end error) { return nil, nil }); err != nil { // a query does not delay the expiry of an upload
 			t.Fatal(err)
 		}
-		if err := ask(delivery{zeros: 512, total: -1}); err != nil {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		if err := one.append(ctx, cancel, &delivery{zeros: 512, total: -1}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-ended; !IsDiscarded(err) || time.Since(began) != 2*sessionTTL-time.Hour {

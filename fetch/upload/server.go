@@ -2,6 +2,7 @@ package upload
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
@@ -91,27 +93,29 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, method string) e
 			return httperror.New(http.StatusPreconditionFailed, "send Tus-Resumable: %s", version)
 		}
 	}
-	id, all := r.PathValue("id"), r.PathValue("id") == ""
+	id := r.PathValue("id")
 	switch {
 	case method == http.MethodOptions:
 		s.options(w)
 		return nil
-	case all && method == http.MethodGet:
-		return answerJSON(w, http.StatusOK, s.sessions.list())
-	case all && method == http.MethodPost:
+	case id == "" && method == http.MethodGet:
+		return answerJSON(w, s.sessions.list())
+	case id == "" && method == http.MethodPost:
 		return s.create(w, r)
-	case all:
+	case id == "":
 		return notAllowed(w, "GET, POST, OPTIONS")
-	case method == http.MethodGet:
-		return s.show(w, id)
-	case method == http.MethodHead:
-		return s.head(w, r, id)
-	case method == http.MethodPatch:
-		return s.patch(w, r, id)
-	case method == http.MethodDelete:
-		return s.terminate(w, r, id)
 	}
-	return notAllowed(w, "GET, HEAD, PATCH, DELETE, OPTIONS")
+	handle := map[string]func(http.ResponseWriter, *http.Request, *Session) error{
+		http.MethodGet: show, http.MethodHead: head, http.MethodPatch: s.patch, http.MethodDelete: terminate,
+	}[method]
+	if handle == nil {
+		return notAllowed(w, "GET, HEAD, PATCH, DELETE, OPTIONS")
+	}
+	one, err := s.find(id)
+	if err != nil {
+		return err
+	}
+	return handle(w, r, one)
 }
 
 func notAllowed(w http.ResponseWriter, allow string) error {
@@ -127,50 +131,35 @@ func (*Server) options(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// show returns the state of one upload. It also returns the state of an upload that ended recently.
-func (s *Server) show(w http.ResponseWriter, id string) error {
-	now, past := s.sessions.find(id)
-	switch {
-	case now != nil:
-		return answerJSON(w, http.StatusOK, now.info())
-	case past != nil:
-		return answerJSON(w, http.StatusOK, past)
+// find returns the session of an upload, also of one that ended recently.
+func (s *Server) find(id string) (*Session, error) {
+	if one := s.sessions.find(id); one != nil {
+		return one, nil
 	}
-	return s.notFound(id)
-}
-
-// notFound returns the error for an upload without a session.
-func (s *Server) notFound(id string) error {
 	if s.host.Interrupted(id) {
-		return locked("the upload is interrupted: it resumes soon, or when the problem in the status of the image is solved")
+		return nil, locked("the upload is interrupted: it resumes soon, or when the problem in the status of the image is solved")
 	}
-	return httperror.New(http.StatusNotFound, "there is no such upload: it never existed, or it has ended")
+	return nil, httperror.New(http.StatusNotFound, "there is no such upload: it never existed, or it has ended")
 }
 
-func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
-	now, past := s.sessions.find(id)
-	if now == nil && past == nil {
-		return s.notFound(id)
+func show(w http.ResponseWriter, _ *http.Request, one *Session) error {
+	return answerJSON(w, one.info())
+}
+
+func head(w http.ResponseWriter, r *http.Request, one *Session) error {
+	// Without a request in progress, the offset is final.
+	if err := one.use(r.Context(), nil, func(*disk.Part) (broken, end error) { return nil, nil }); err != nil {
+		return err
 	}
-	if past == nil {
-		if err := s.deliverEmpty(r, now, &delivery{op: opStatus}); err != nil {
-			return err
-		}
-		info := now.info()
-		past = &info
-	}
-	if past.err != nil {
-		return responseError(past.err)
-	}
-	h := w.Header()
-	setOffsetHeaders(h, *past)
-	if past.Length >= 0 {
-		h.Set("Upload-Length", strconv.FormatInt(past.Length, 10))
+	h, i := w.Header(), one.info()
+	setOffsetHeaders(h, i)
+	if i.Length >= 0 {
+		h.Set("Upload-Length", strconv.FormatInt(i.Length, 10))
 	} else {
 		h.Set("Upload-Defer-Length", "1")
 	}
-	if past.metadata != "" {
-		h.Set("Upload-Metadata", past.metadata)
+	if one.text != "" {
+		h.Set("Upload-Metadata", one.text)
 	}
 	w.WriteHeader(http.StatusOK)
 	return nil
@@ -179,47 +168,33 @@ func (s *Server) head(w http.ResponseWriter, r *http.Request, id string) error {
 // setOffsetHeaders sets the headers for the offset and the expiry of an upload.
 func setOffsetHeaders(h http.Header, i info) {
 	h.Set("Upload-Offset", strconv.FormatInt(i.Offset, 10))
-	if i.State == stateOpen && !i.Expires.IsZero() {
+	if i.State == stateOpen {
 		h.Set("Upload-Expires", i.Expires.UTC().Format(http.TimeFormat))
 	}
 }
 
-func (s *Server) terminate(w http.ResponseWriter, r *http.Request, id string) error {
-	now, past := s.sessions.find(id)
-	switch {
-	case past != nil && past.err == nil:
-		return httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
-	case past != nil:
-		return responseError(past.err)
-	case now == nil:
-		return s.notFound(id)
-	}
-	if err := s.deliverEmpty(r, now, &delivery{op: opTerminate}); !errors.Is(now.endError(), errTerminated) {
-		if err == nil {
-			err = httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
-		}
-		return err
+// errReady is the response to a request that would change an image that is ready.
+var errReady error = httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
+
+func terminate(w http.ResponseWriter, r *http.Request, one *Session) error {
+	terminated := false
+	err := one.use(r.Context(), nil, func(*disk.Part) (broken, end error) {
+		terminated = true
+		return nil, &fetch.Error{Class: fetch.BadSource, Err: errTerminated}
+	})
+	if !terminated || !errors.Is(one.err, errTerminated) { // the partial file may not be removable
+		return cmp.Or(err, errReady)
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
 
-// deliverEmpty delivers a request without a body.
-func (*Server) deliverEmpty(r *http.Request, one *Session, d *delivery) error {
-	d.done = make(chan error, 1)
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	d.ctx, d.cancel = ctx, cancel
-	return one.deliver(d)
-}
-
-func answerJSON(w http.ResponseWriter, status int, v any) error {
+func answerJSON(w http.ResponseWriter, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode a response: %w", err)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
 	_, _ = w.Write(append(text.PrintableJSON(body), '\n')) // fails only if the client has disconnected
 	return nil
 }
@@ -325,7 +300,7 @@ func hasBodyType(r *http.Request) bool {
 var errEncoded = httperror.New(http.StatusUnsupportedMediaType, "send the body without a Content-Encoding")
 
 // patch appends a body, or zeros.
-func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error {
+func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) error {
 	if !hasBodyType(r) {
 		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type must be %s", bodyType)
 	}
@@ -350,21 +325,16 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, id string) error 
 			return httperror.New(http.StatusBadRequest, "a request with Upload-Zeros must not have a body")
 		}
 	}
-	now, past := s.sessions.find(id)
-	end := d.from + max(d.length, d.zeros)
-	switch {
-	case past != nil && past.err != nil:
-		return responseError(past.err)
-	case past != nil && end == past.Offset && (d.from == end || d.repeat && d.from < end): // the client repeats a request because it did not receive the response
-		setOffsetHeaders(w.Header(), *past)
-		w.WriteHeader(http.StatusNoContent)
-		return nil
-	case past != nil:
-		return httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
-	case now == nil:
-		return s.notFound(id)
-	}
-	if err := s.receive(w, r, now, d); err != nil {
+	if isClosed(now.ended) {
+		err = now.outcome()
+		// A client repeats a request because it did not receive the response.
+		if end := d.from + max(d.length, d.zeros); err == nil && (end != now.offset || d.from != end && !(d.repeat && d.from < end)) {
+			err = errReady
+		}
+		if err != nil {
+			return err
+		}
+	} else if err := s.receive(w, r, now, d); err != nil {
 		w.Header().Set("Upload-Offset", strconv.FormatInt(now.info().Offset, 10))
 		return err
 	}
@@ -385,7 +355,6 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 			w.Header().Set("Connection", "close")
 		}
 	}()
-	d.ctx, d.cancel, d.done = ctx, cancel, make(chan error, 1)
 	if d.zeros == 0 && r.ContentLength != 0 {
 		d.body = fetch.StallReader(r.Body, s.window, cancel)
 	}
@@ -397,12 +366,12 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 			return unavailable("too many concurrent requests with a checksum: retry later")
 		}
 		room := bodyBuffers.Get().(*[bodyBufferSize]byte)
-		defer bodyBuffers.Put(room) // after deliver, the job does not use the buffer
-		if err := verifyBody(d, text, room[:0]); err != nil {
+		defer bodyBuffers.Put(room)
+		if err := verifyBody(ctx, d, text, room[:0]); err != nil {
 			return err
 		}
 	}
-	err := now.deliver(d)
+	err := now.append(ctx, cancel, d)
 	if _, known := errors.AsType[*httperror.Error](err); err != nil && !known && !errors.Is(err, context.Canceled) {
 		err = httperror.New(http.StatusRequestTimeout, "%v", err) // the body stalled
 	}
@@ -422,7 +391,7 @@ var bodyBuffers = sync.Pool{New: func() any { return new([bodyBufferSize]byte) }
 
 // verifyBody reads the whole body into room, verifies its checksum, and replaces d.body by
 // the verified bytes.
-func verifyBody(d *delivery, text string, room []byte) error {
+func verifyBody(ctx context.Context, d *delivery, text string, room []byte) error {
 	sum, err := parseChecksum(text)
 	if err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)
@@ -434,8 +403,8 @@ func verifyBody(d *delivery, text string, room []byte) error {
 	body := bytes.NewBuffer(room)
 	_, err = body.ReadFrom(io.LimitReader(d.body, maxChecked+1))
 	switch {
-	case context.Cause(d.ctx) != nil:
-		return context.Cause(d.ctx)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	case err != nil:
 		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke")
 	case body.Len() > maxChecked:

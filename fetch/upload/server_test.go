@@ -272,13 +272,8 @@ func TestFullDisk(t *testing.T) {
 	r.wantEmptyDisk()
 }
 
-// isServed reports whether the job handles a request of the upload.
-func (r *fixture) isServed(at string) bool {
-	s, _ := r.sessions.find(path.Base(at))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.current != nil
-}
+// isServed reports whether a request uses the partial file of the upload.
+func (r *fixture) isServed(at string) bool { return len(r.sessions.find(path.Base(at)).part) == 0 }
 
 // TestInterruptedUploadTakesPrecedence checks that an interrupted upload has precedence over a
 // created one, and that an upload without a job is dropped when its client disconnects.
@@ -313,7 +308,7 @@ func TestInterruptedUploadTakesPrecedence(t *testing.T) {
 		t.Errorf("the job got %+v, %v", now, err)
 	}
 	s.drop(one)
-	if now, _ := s.find(one.ID); now != one {
+	if now := s.find(one.ID); now != one {
 		t.Error("the upload of a job is not found")
 	}
 }

@@ -18,24 +18,26 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// Session is one upload. Requests deliver its bytes to a job, which writes them to the partial file.
-// A session ends with its job.
+// Session is one upload. Requests append its bytes to the partial file of a job. A session ends with
+// its job.
 type Session struct {
 	ID string
 	metadata
 
-	started  bool          // a job has the session; guarded by the mutex of Sessions
-	pace     *rate.Limiter // limits the received bytes; set by the job
-	incoming chan *delivery
-	opened   chan struct{} // closed when the partial file is open
-	ended    chan struct{} // closed after err is set
+	started  bool            // a job has the session; guarded by the mutex of Sessions
+	opened   chan struct{}   // closed when the partial file is open
+	part     chan *disk.Part // the partial file, while neither a request nor the job uses it
+	filled   chan error      // why the upload ends; io.EOF: the image is complete
+	ended    chan struct{}   // closed after err is set, which then does not change
+	job      context.Context // set, like the next fields, before opened is closed
+	pace     *rate.Limiter   // limits the received bytes
+	progress *fetch.Progress
 
 	mu      sync.Mutex
-	size    int64 // -1: unknown
+	size    int64 // -1: unknown; only who has the part sets it
 	offset  int64
 	expires time.Time
-	waiting int       // number of requests that the job has not received yet
-	current *delivery // the request that the job is handling
+	abort   context.CancelCauseFunc // aborts the last request that came; nil: it has no body
 	err     error
 }
 
@@ -49,9 +51,6 @@ type info struct {
 	Expires     time.Time `json:"expires,omitzero"`
 	State       state     `json:"state"`
 	Error       string    `json:"error,omitempty"` // why the upload failed
-
-	metadata string
-	err      error
 }
 
 // state is the phase of an upload.
@@ -65,21 +64,8 @@ const (
 	stateFailed  state = "failed"
 )
 
-// operation is the action of a request on an upload.
-type operation uint8
-
-const (
-	opAppend    operation = iota // append bytes or zeros
-	opStatus                     // read the number of received bytes
-	opTerminate                  // discard the upload
-)
-
-// delivery contains what one request passes to the job.
+// delivery is what one request appends.
 type delivery struct {
-	op     operation
-	ctx    context.Context // of the request; when it ends, the body is aborted
-	cancel context.CancelCauseFunc
-
 	from   int64     // the offset of the bytes
 	length int64     // of the body; -1: unknown
 	total  int64     // of the image; -1: not given
@@ -87,14 +73,12 @@ type delivery struct {
 	zeros  int64
 	repeat bool  // the client may have sent the first bytes before
 	skip   int64 // number of bytes that the upload has already
-
-	done chan error
 }
 
 func newSession(id string, m metadata, size int64) *Session {
 	return &Session{
 		ID: id, metadata: m, size: size,
-		incoming: make(chan *delivery), opened: make(chan struct{}), ended: make(chan struct{}),
+		opened: make(chan struct{}), part: make(chan *disk.Part, 1), filled: make(chan error, 1), ended: make(chan struct{}),
 	}
 }
 
@@ -104,7 +88,7 @@ func (s *Session) info() info {
 	defer s.mu.Unlock()
 	i := info{
 		ID: s.ID, Image: s.Name, Offset: s.offset, Length: s.size, Fingerprint: s.Fingerprint, Expires: s.expires,
-		State: stateOpening, metadata: s.text, err: s.err,
+		State: stateOpening,
 	}
 	switch {
 	case s.err != nil:
@@ -126,8 +110,6 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-func (s *Session) isOpen() bool { return isClosed(s.opened) }
-
 // end ends the session.
 func (s *Session) end(err error) {
 	s.mu.Lock()
@@ -140,37 +122,50 @@ func (s *Session) end(err error) {
 // ctx ends, and when the upload is discarded (see IsDiscarded). In both cases a later job can resume
 // part. It receives at most perSecond bytes per second; 0: no limit.
 func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, progress *fetch.Progress) error {
-	s.pace = fetch.NewLimiter(perSecond)
 	last, err := s.open(part)
 	if err != nil {
 		return fetch.ClassifyDiskError(err)
 	}
+	s.job, s.pace, s.progress = ctx, fetch.NewLimiter(perSecond), progress
+	progress.Total.Store(s.size)
 	progress.Resume(part.Offset())
+	s.mu.Lock()
+	s.offset, s.expires = part.Offset(), last.Add(sessionTTL)
+	s.mu.Unlock()
+	if part.Offset() == s.size {
+		s.filled <- io.EOF
+	} else {
+		s.part <- part
+	}
 	close(s.opened)
-	expiry := time.NewTimer(0)
-	defer expiry.Stop()
 	for {
-		size, offset := s.updateOffset(part, last)
-		progress.Total.Store(size)
-		if offset == size {
-			return nil
-		}
-		expiry.Reset(time.Until(last.Add(sessionTTL)))
 		select {
-		case d := <-s.incoming:
-			s.dequeued()
-			if err := s.handle(ctx, part, progress, d); err != nil {
-				return fetch.ClassifyDiskError(err)
-			}
-			if part.Offset() > offset {
-				last = time.Now()
-			}
-		case <-expiry.C:
-			return &fetch.Error{Class: fetch.BadSource, Err: ErrExpired}
+		case end := <-s.filled:
+			return fillError(end)
+		case <-time.After(time.Until(s.info().Expires)):
 		case <-ctx.Done():
-			return ctx.Err()
+		}
+		select { // wait for the request that uses the partial file
+		case end := <-s.filled:
+			return fillError(end)
+		case part := <-s.part:
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if !time.Now().Before(s.expires) {
+				return &fetch.Error{Class: fetch.BadSource, Err: ErrExpired}
+			}
+			s.part <- part
 		}
 	}
+}
+
+// fillError returns the result of Fill for the end of an upload.
+func fillError(end error) error {
+	if end == io.EOF {
+		return nil
+	}
+	return fetch.ClassifyDiskError(end)
 }
 
 // CanResume reports whether a partial file from this source belongs to this upload.
@@ -191,111 +186,91 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	return now, part.Begin(disk.PartSource{Kind: model.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
-// updateOffset publishes the offset of part and the expiry.
-func (s *Session) updateOffset(part *disk.Part, last time.Time) (size, offset int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.offset, s.expires = part.Offset(), last.Add(sessionTTL)
-	return s.size, s.offset
-}
-
-// deliver passes a request to the job, and waits until the job has handled it. If the request
-// completes the image, deliver waits until the image is ready or has failed.
-func (s *Session) deliver(d *delivery) error {
-	if !s.isOpen() {
+// use calls f with the partial file, which no other goroutine uses meanwhile. It aborts the request
+// that came before, and a later request calls abort. broken is an error of the request. end ends the
+// upload; use then waits until the image is ready or has failed, and returns the result.
+func (s *Session) use(ctx context.Context, abort context.CancelCauseFunc, f func(*disk.Part) (broken, end error)) error {
+	select {
+	case <-s.ended:
+	case <-s.opened:
+	default:
 		return locked("the upload is being read back from the disk: retry later")
 	}
 	s.mu.Lock()
-	s.waiting++
-	if s.current != nil {
-		s.current.cancel(errSuperseded)
+	if s.abort != nil {
+		s.abort(errSuperseded)
 	}
+	s.abort = abort
 	s.mu.Unlock()
+	var part *disk.Part
 	select {
-	case s.incoming <- d:
+	case part = <-s.part:
 	case <-s.ended:
 		return s.outcome()
-	case <-d.ctx.Done():
-		s.dequeued()
-		return context.Cause(d.ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	select {
-	case err := <-d.done:
-		return err
-	case <-s.ended:
-		return s.outcome()
+	returned := false
+	defer func() {
+		if !returned { // the server recovers from a panic, but the job waits for the partial file
+			s.filled <- errors.New("a request of the upload failed: the log has the reason")
+		}
+	}()
+	broken, end := f(part)
+	returned = true
+	if end == nil {
+		s.part <- part
+		return broken
 	}
+	s.filled <- end
+	<-s.ended
+	return s.outcome()
 }
 
-// outcome returns the result of an ended upload: nil if the image is ready.
+// outcome returns the response to a request of an upload that has ended: nil if the image is ready.
 func (s *Session) outcome() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return responseError(s.err)
-}
-
-// responseError returns the error response for the end of an upload.
-func responseError(err error) error {
-	if err == nil {
+	if s.err == nil {
 		return nil
 	}
-	if known, ok := errors.AsType[*httperror.Error](err); ok {
+	if known, ok := errors.AsType[*httperror.Error](s.err); ok {
 		return known
 	}
 	status := http.StatusUnprocessableEntity
 	switch {
-	case IsDiscarded(err):
+	case IsDiscarded(s.err):
 		status = http.StatusGone
-	case errors.Is(err, disk.ErrNoSpace), errors.Is(err, disk.ErrTooLarge):
+	case errors.Is(s.err, disk.ErrNoSpace), errors.Is(s.err, disk.ErrTooLarge):
 		status = http.StatusRequestEntityTooLarge
 	}
-	return httperror.New(status, "%s", oneLine(fmt.Errorf("the upload has ended: %w", err)))
+	return httperror.New(status, "%s", oneLine(fmt.Errorf("the upload has ended: %w", s.err)))
 }
 
-// endError returns the error with which the upload ended, or nil.
-func (s *Session) endError() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
-}
-
-// handle handles a request in the goroutine of the job. If it returns an error, the upload ends, and
-// the error is the response to the request.
-func (s *Session) handle(ctx context.Context, part *disk.Part, progress *fetch.Progress, d *delivery) error {
-	switch {
-	case d.op == opTerminate:
-		return &fetch.Error{Class: fetch.BadSource, Err: errTerminated}
-	case d.op == opStatus:
-		d.done <- nil
-		return nil
-	}
-	if err := s.checkRange(d, part.Offset()); err != nil {
-		d.done <- err
-		return nil
-	}
-	if err := s.recordSize(part); err != nil {
-		return err
-	}
-	s.setCurrent(d)
-	defer s.setCurrent(nil)
-	defer context.AfterFunc(ctx, func() { d.cancel(context.Cause(ctx)) })()
-	broken, err := s.append(part, progress, d)
-	if err != nil {
-		return err
-	}
-	if s.isComplete(part) && broken == nil {
-		return nil // the response is the result of the commit
-	}
-	s.updateOffset(part, time.Now())
-	d.done <- broken
-	return nil
+// append appends the bytes of a request. cancel aborts the request.
+func (s *Session) append(ctx context.Context, cancel context.CancelCauseFunc, d *delivery) error {
+	return s.use(ctx, cancel, func(part *disk.Part) (broken, end error) {
+		defer context.AfterFunc(s.job, func() { cancel(context.Cause(s.job)) })()
+		if broken = s.checkRange(d, part.Offset()); broken != nil {
+			return broken, nil
+		}
+		if end = s.recordSize(part); end != nil {
+			return nil, end
+		}
+		broken, end = s.appendTo(ctx, part, d)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if part.Offset() > s.offset {
+			s.offset, s.expires = part.Offset(), time.Now().Add(sessionTTL)
+		}
+		if broken == nil && end == nil && s.offset == s.size {
+			end = io.EOF // the response is the result of the commit
+		}
+		return broken, end
+	})
 }
 
 // checkRange returns an error if the delivery does not continue the upload at its offset. Only
 // otherwise is its total used, because it may complete the image.
 func (s *Session) checkRange(d *delivery, offset int64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	size := s.size
 	if d.total >= 0 {
 		if size >= 0 && size != d.total {
@@ -318,6 +293,8 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 	case size >= 0 && more > size-offset:
 		return httperror.New(http.StatusRequestEntityTooLarge, "the request has %d bytes, but only %d are missing", more, size-offset)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.size = size
 	return nil
 }
@@ -325,56 +302,29 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 // recordSize stores the length of the image in the partial file when it becomes known. A client sends
 // the length only once, and the daemon may restart before the last byte.
 func (s *Session) recordSize(part *disk.Part) error {
-	s.mu.Lock()
-	size := s.size
-	s.mu.Unlock()
-	if size == part.Source().Size {
+	if s.size == part.Source().Size {
 		return nil
 	}
-	return part.SetSize(size)
+	s.progress.Total.Store(s.size)
+	return part.SetSize(s.size)
 }
 
-// dequeued decrements the number of waiting requests.
-func (s *Session) dequeued() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.waiting--
-}
-
-// setCurrent sets the request that the job is handling. The next request aborts it, immediately if
-// the next request is already waiting.
-func (s *Session) setCurrent(d *delivery) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.current = d; d != nil && s.waiting > 0 {
-		d.cancel(errSuperseded)
-	}
-}
-
-func (s *Session) isComplete(part *disk.Part) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return part.Offset() == s.size
-}
-
-// append appends the bytes of a request to part. broken is an error of the request; the bytes that
+// appendTo appends the bytes of a request to part. broken is an error of the request; the bytes that
 // were received before it are kept. err ends the upload.
-func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery) (broken, err error) {
+func (s *Session) appendTo(ctx context.Context, part *disk.Part, d *delivery) (broken, err error) {
 	if d.zeros > 0 {
-		return appendZeros(d.ctx, part, progress, d.zeros)
+		return appendZeros(ctx, part, s.progress, d.zeros)
 	}
 	if d.body == nil {
 		return nil, nil
 	}
-	sent := fetch.RateLimitReader(d.ctx, d.body, s.pace)
+	sent := fetch.RateLimitReader(ctx, d.body, s.pace)
 	_, err = io.CopyN(io.Discard, sent, d.skip)
-	body := &fetch.ErrorRecorder{R: fetch.CountReader(d.ctx, sent, &progress.Done, &progress.UpstreamBytes), Err: err}
+	body := &fetch.ErrorRecorder{R: fetch.CountReader(ctx, sent, &s.progress.Done, &s.progress.UpstreamBytes), Err: err}
 	limit := int64(1<<63 - 1)
-	s.mu.Lock()
 	if s.size >= 0 {
 		limit = s.size - part.Offset()
 	}
-	s.mu.Unlock()
 	// The last byte is appended only after the end of the body: the beginning of a larger file must not
 	// become an image.
 	_, err = part.ReadFrom(io.LimitReader(body, limit-1))
@@ -384,7 +334,7 @@ func (s *Session) append(part *disk.Part, progress *fetch.Progress, d *delivery)
 		n, _ = io.ReadFull(body, last[:]) // body has the error
 	}
 	if body.Err != nil {
-		if cause := context.Cause(d.ctx); cause != nil {
+		if cause := context.Cause(ctx); cause != nil {
 			return cause, nil
 		}
 		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke"), nil

@@ -55,7 +55,7 @@ func locked(format string, args ...any) *httperror.Error {
 type Sessions struct {
 	mu      sync.Mutex
 	running map[string]*Session // by image name
-	ended   []info              // the uploads that ended last
+	ended   []*Session          // the uploads that ended last
 }
 
 // NewSessions returns an empty Sessions.
@@ -133,7 +133,7 @@ func (s *Sessions) End(one *Session, err error, kept bool) {
 		return
 	}
 	one.end(err)
-	s.ended = append(s.ended, one.info())
+	s.ended = append(s.ended, one)
 	s.ended = s.ended[max(0, len(s.ended)-maxEnded):]
 }
 
@@ -146,21 +146,16 @@ func (s *Sessions) drop(one *Session) {
 	}
 }
 
-// find returns the session of an upload in progress, or the state of an ended upload.
-func (s *Sessions) find(id string) (now *Session, past *info) {
+// find returns the session of an upload in progress, or of one that ended recently; nil: there is none.
+func (s *Sessions) find(id string) *Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, one := range s.running {
+	for _, one := range slices.AppendSeq(slices.Clone(s.ended), maps.Values(s.running)) {
 		if one.ID == id {
-			return one, nil
+			return one
 		}
 	}
-	for i, one := range s.ended {
-		if one.ID == id {
-			return nil, &s.ended[i]
-		}
-	}
-	return nil, nil
+	return nil
 }
 
 // list returns the uploads in progress, sorted by image.

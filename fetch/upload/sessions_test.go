@@ -23,7 +23,7 @@ func TestJobOutlivesItsClient(t *testing.T) {
 		t.Fatalf("the job has %v, %v", had, err)
 	}
 	s.drop(one)
-	if now, _ := s.find(one.ID); now != one {
+	if now := s.find(one.ID); now != one {
 		t.Error("the upload of the job cannot be found")
 	}
 	s.End(one, errTerminated, false)
