@@ -18,6 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
+	"github.com/seed-26586806/backing-image-manager/internal/backoff"
 )
 
 const (
@@ -39,7 +40,8 @@ type response struct {
 	body   []byte
 }
 
-// do sends one request. An error means that no complete response was received.
+// do sends one request. The error is an *httperror.Error if the daemon, or a proxy, refused it;
+// otherwise no complete response was received.
 func (c *Client) do(ctx context.Context, method, path string, header map[string]string, body []byte) (response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
@@ -63,18 +65,14 @@ func (c *Client) do(ctx context.Context, method, path string, header map[string]
 	}
 	defer a.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(a.Body, maxAnswer))
-	return response{a.StatusCode, a.Header, text}, err
-}
-
-// err returns the error of an error response, and nil for any other response.
-func (a response) err() *httperror.Error {
 	switch {
-	case a.status < http.StatusMultipleChoices:
-		return nil
-	case a.status == http.StatusRequestEntityTooLarge && a.header.Get("Tus-Resumable") == "":
-		return httperror.New(a.status, "a proxy, not the daemon, responds 413 to a request of at most %d MiB: set client_max_body_size to 0 if it is nginx", pieceSize>>20)
+	case err != nil || a.StatusCode < http.StatusMultipleChoices:
+	case a.StatusCode == http.StatusRequestEntityTooLarge && a.Header.Get("Tus-Resumable") == "":
+		err = httperror.New(a.StatusCode, "a proxy, not the daemon, responds 413 to a request of at most %d MiB: set client_max_body_size to 0 if it is nginx", pieceSize>>20)
+	default:
+		err = httperror.Read(a.StatusCode, text)
 	}
-	return httperror.Read(a.status, a.body)
+	return response{a.StatusCode, a.Header, text}, err
 }
 
 // isTemporary reports whether the same request may succeed later.
@@ -101,11 +99,9 @@ func (c *Client) list(ctx context.Context) ([]info, error) {
 	if err != nil {
 		return nil, err
 	}
-	if refusal := a.err(); refusal != nil {
-		return nil, refusal
-	}
 	var all []info
-	return all, json.Unmarshal(a.body, &all)
+	err = json.Unmarshal(a.body, &all)
+	return all, err
 }
 
 // create starts an upload and returns its path.
@@ -118,9 +114,6 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 	if err != nil {
 		return "", err
 	}
-	if refusal := a.err(); refusal != nil {
-		return "", refusal
-	}
 	at, err := url.Parse(a.header.Get("Location"))
 	if err != nil || !strings.HasPrefix(at.Path, Path+"/") {
 		return "", errors.New("the response has no Location of an upload: is this the address of a daemon?")
@@ -132,28 +125,23 @@ func (c *Client) create(ctx context.Context, m metadata, length int64) (string, 
 // the image. If the upload has ended, it returns an error with the reason.
 func (c *Client) status(ctx context.Context, path string) (at int64, measured bool, err error) {
 	a, err := c.do(ctx, http.MethodHead, path, nil, nil)
-	if err != nil {
-		return 0, false, err
-	}
-	if a.status < http.StatusMultipleChoices {
+	refusal, refused := errors.AsType[*httperror.Error](err)
+	switch {
+	case err == nil:
 		at, err = a.offset()
 		return at, a.header.Get("Upload-Length") != "", err
-	}
-	if refusal := a.err(); isTemporary(refusal) && refusal.Status != http.StatusLocked { // an upload may stay locked for a long time; GET returns the reason
-		return 0, false, refusal
+	case !refused || isTemporary(refusal) && refusal.Status != http.StatusLocked: // an upload may stay locked for a long time; GET returns the reason
+		return 0, false, err
 	}
 	details, err := c.do(ctx, http.MethodGet, path, nil, nil) // the response of HEAD has no body with the reason
 	if err != nil {
 		return 0, false, err
 	}
 	var i info
-	switch refusal := details.err(); {
-	case refusal != nil:
-		return 0, false, refusal
-	case json.Unmarshal(details.body, &i) != nil || i.Error == "":
-		return 0, false, a.err()
+	if json.Unmarshal(details.body, &i) == nil && i.Error != "" {
+		refusal.Message = i.Error
 	}
-	return 0, false, &httperror.Error{Status: a.status, Message: i.Error}
+	return 0, false, refusal
 }
 
 // patch sends one piece. If total is not negative, it also sends the length of the image. It returns
@@ -174,27 +162,23 @@ func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (
 	if err != nil {
 		return 0, err
 	}
-	if refusal := a.err(); refusal != nil {
-		return 0, refusal
-	}
 	return a.offset()
 }
 
 // terminate discards an upload.
 func (c *Client) terminate(ctx context.Context, path string) error {
-	a, err := c.do(ctx, http.MethodDelete, path, nil, nil)
-	if err != nil {
-		return err
+	_, err := c.do(ctx, http.MethodDelete, path, nil, nil)
+	if refusal, refused := errors.AsType[*httperror.Error](err); refused && (refusal.Status == http.StatusNotFound || refusal.Status == http.StatusGone) {
+		return nil
 	}
-	if refusal := a.err(); refusal != nil && refusal.Status != http.StatusNotFound && refusal.Status != http.StatusGone {
-		return refusal
-	}
-	return nil
+	return err
 }
 
+var retryDelay = backoff.Doubling{First: 100 * time.Millisecond, Max: 5 * time.Second}
+
 const (
-	minDelay = 100 * time.Millisecond
-	maxDelay = 5 * time.Second
+	// terminateTime is the time to discard an upload that has failed.
+	terminateTime = 5 * time.Second
 	// maxStall is the time without progress after which Send returns an error.
 	maxStall = 10 * time.Minute
 	// maxMismatches is the number of consecutive pieces that may arrive damaged.
@@ -221,7 +205,7 @@ type Request struct {
 func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) error {
 	s := sender{Client: c, Request: o, progress: progress, at: unknownOffset, total: o.Content.length(), lastProgress: time.Now()}
 	progress.Total.Store(s.total)
-	pause := minDelay
+	failures := 0
 	for {
 		before := s.maxOffset
 		done, err := s.step(ctx)
@@ -229,7 +213,7 @@ func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) 
 			return nil
 		}
 		if s.maxOffset > before {
-			pause, s.lastProgress = minDelay, time.Now()
+			failures, s.lastProgress = 0, time.Now()
 		}
 		if err == nil {
 			continue
@@ -239,11 +223,11 @@ func (c *Client) Send(ctx context.Context, o Request, progress *fetch.Progress) 
 		}
 		s.Warn(err)
 		select {
-		case <-time.After(pause):
+		case <-time.After(retryDelay.After(failures)):
 		case <-ctx.Done():
 			return s.giveUp(ctx, ctx.Err())
 		}
-		pause = min(2*pause, maxDelay)
+		failures++
 	}
 }
 
@@ -432,7 +416,7 @@ func (s *sender) giveUp(ctx context.Context, err error) error {
 	if s.path == "" || refused && s.maxOffset > 0 || !refused && again && s.Content.check() == nil {
 		return err
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxDelay)
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), terminateTime)
 	defer cancel()
 	if terminateErr := s.terminate(end, s.path); terminateErr != nil && !refused {
 		return fmt.Errorf("%w; the daemon discards the received bytes after %v", err, sessionTTL)

@@ -109,30 +109,22 @@ const checksumAlgorithms = "sha1,sha256,sha512"
 
 var algorithms = map[string]func() hash.Hash{"sha1": sha1.New, "sha256": sha256.New, "sha512": sha512.New}
 
-// bodyChecksum is the expected checksum of one body.
-type bodyChecksum struct {
-	algorithm string
-	sum       []byte
-}
-
-// parseChecksum parses an Upload-Checksum header.
-func parseChecksum(text string) (bodyChecksum, error) {
+// parseChecksum parses an Upload-Checksum header, and returns whether a body matches it.
+func parseChecksum(text string) (matches func(body []byte) bool, err error) {
 	algorithm, encoded, _ := strings.Cut(text, " ")
 	sum, err := base64.StdEncoding.DecodeString(encoded)
-	h, known := algorithms[algorithm]
+	newHash, known := algorithms[algorithm]
 	switch {
 	case !known:
-		return bodyChecksum{}, errors.New("Upload-Checksum has an unknown algorithm: use one of " + checksumAlgorithms)
-	case err != nil || len(sum) != h().Size():
-		return bodyChecksum{}, errors.New("Upload-Checksum is not a checksum in base64")
+		return nil, errors.New("Upload-Checksum has an unknown algorithm: use one of " + checksumAlgorithms)
+	case err != nil || len(sum) != newHash().Size():
+		return nil, errors.New("Upload-Checksum is not a checksum in base64")
 	}
-	return bodyChecksum{algorithm, sum}, nil
-}
-
-func (s bodyChecksum) matches(body []byte) bool {
-	h := algorithms[s.algorithm]()
-	h.Write(body)
-	return bytes.Equal(h.Sum(nil), s.sum)
+	return func(body []byte) bool {
+		h := newHash()
+		h.Write(body)
+		return bytes.Equal(h.Sum(nil), sum)
+	}, nil
 }
 
 // parseCount parses a header with a number of bytes.

@@ -224,10 +224,11 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		return httperror.New(http.StatusBadRequest, "%v", err)
 	case m.Name == "":
 		return httperror.New(http.StatusBadRequest, "the name of the image is missing: send Upload-Metadata: name NAME, with NAME in base64")
-	case r.ContentLength != 0 && !hasBodyType(r):
-		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type of a body must be %s", bodyType)
-	case fetch.Encoding(r.Header) != "":
-		return errEncoded
+	}
+	if r.ContentLength != 0 {
+		if err := checkType(r.Header); err != nil {
+			return err
+		}
 	}
 	now, err := s.openSession(r.Context(), m, size)
 	if err != nil {
@@ -292,23 +293,24 @@ func (s *Server) openSession(ctx context.Context, m metadata, size int64) (*Sess
 	}
 }
 
-func hasBodyType(r *http.Request) bool {
-	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	return err == nil && kind == bodyType
+// checkType returns an error if a body of this type cannot be appended.
+func checkType(h http.Header) error {
+	if kind, _, err := mime.ParseMediaType(h.Get("Content-Type")); err != nil || kind != bodyType {
+		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type of a body must be %s", bodyType)
+	}
+	if fetch.Encoding(h) != "" {
+		return httperror.New(http.StatusUnsupportedMediaType, "send the body without a Content-Encoding")
+	}
+	return nil
 }
-
-var errEncoded = httperror.New(http.StatusUnsupportedMediaType, "send the body without a Content-Encoding")
 
 // patch appends a body, or zeros.
 func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) error {
-	if !hasBodyType(r) {
-		return httperror.New(http.StatusUnsupportedMediaType, "the Content-Type must be %s", bodyType)
-	}
-	if fetch.Encoding(r.Header) != "" {
-		return errEncoded
+	err := checkType(r.Header)
+	if err != nil {
+		return err
 	}
 	d := &delivery{length: r.ContentLength, total: -1, repeat: r.Header.Get("Upload-Overlap") != ""}
-	var err error
 	if d.from, err = parseCount("Upload-Offset", r.Header.Get("Upload-Offset")); err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
@@ -392,7 +394,7 @@ var bodyBuffers = sync.Pool{New: func() any { return new([bodyBufferSize]byte) }
 // verifyBody reads the whole body into room, verifies its checksum, and replaces d.body by
 // the verified bytes.
 func verifyBody(ctx context.Context, d *delivery, text string, room []byte) error {
-	sum, err := parseChecksum(text)
+	matches, err := parseChecksum(text)
 	if err != nil {
 		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
@@ -409,7 +411,7 @@ func verifyBody(ctx context.Context, d *delivery, text string, room []byte) erro
 		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke")
 	case body.Len() > maxChecked:
 		return tooLong
-	case !sum.matches(body.Bytes()):
+	case !matches(body.Bytes()):
 		return httperror.New(statusMismatch, "the body does not match its Upload-Checksum, so no byte of it was appended")
 	}
 	d.body, d.length = body, int64(body.Len())
