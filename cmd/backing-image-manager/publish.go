@@ -388,14 +388,14 @@ func (p *publisher) costLines(v publishView) []string {
 	}
 	rows := [][]string{{"CHUNKS", "INDEX", "MISSING", "RANGES", "FROM THE FILE", "FROM A STORE"}}
 	for _, c := range v.Costs {
-		rows = append(rows, []string{describeSizes(c.Sizes), report.Size(c.Index), fmt.Sprintf("%.1f %%", 100*float64(c.Bytes)/float64(v.Size)),
+		rows = append(rows, []string{describeSizes(c.ChunkSize), report.Size(c.IndexBytes), fmt.Sprintf("%.1f %%", 100*float64(c.MissingBytes)/float64(v.Size)),
 			strconv.FormatInt(c.Ranges, 10), report.Size(c.FromFile), report.Size(c.FromStore)})
 	}
 	file := slices.MinFunc(v.Costs, func(a, b publish.Cost) int { return cmp.Compare(a.FromFile, b.FromFile) })
 	store := slices.MinFunc(v.Costs, func(a, b publish.Cost) int { return cmp.Compare(a.FromStore, b.FromStore) })
 	return append(append([]string{"", fmt.Sprintf("What %s costs for who has %s (%s):", v.File, p.like, report.Size(v.Size))}, report.Align(rows)...),
-		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.Sizes), report.Size(file.FromFile)),
-		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.Sizes), report.Size(store.FromStore)))
+		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.ChunkSize), report.Size(file.FromFile)),
+		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.ChunkSize), report.Size(store.FromStore)))
 }
 
 // describeSizes returns the flag for these sizes of chunks.

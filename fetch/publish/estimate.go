@@ -11,20 +11,20 @@ import (
 // index, and then the missing chunks: as ranges of the image file, or packed from the chunk store. A
 // chunk that occurs several times is transferred once, and a chunk of zeros never.
 type Cost struct {
-	Sizes     caibx.Sizes `json:"chunkSize"`
-	Index     int64       `json:"indexBytes"`
-	Chunks    int64       `json:"missingChunks"`
-	Bytes     int64       `json:"missingBytes"`
-	Ranges    int64       `json:"ranges"`      // of the file, where neighbours are joined
-	Packed    int64       `json:"packedBytes"` // the missing chunks in the store
-	FromFile  int64       `json:"fromFile"`    // the index and the ranges
-	FromStore int64       `json:"fromStore"`   // the index and the packed chunks
+	ChunkSize     caibx.Sizes `json:"chunkSize"`
+	IndexBytes    int64       `json:"indexBytes"`
+	MissingChunks int64       `json:"missingChunks"`
+	MissingBytes  int64       `json:"missingBytes"`
+	Ranges        int64       `json:"ranges"`      // of the file, where neighbours are joined
+	PackedBytes   int64       `json:"packedBytes"` // the missing chunks in the store
+	FromFile      int64       `json:"fromFile"`    // the index and the ranges
+	FromStore     int64       `json:"fromStore"`   // the index and the packed chunks
 }
 
 // Estimate returns what the image costs with its index t, for who has the file of the index old. The indexes must have
 // the same header; otherwise all chunks count as missing.
 func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error) {
-	c := Cost{Sizes: t.Header().Sizes, Index: int64(len(t.Index()))}
+	c := Cost{ChunkSize: t.Header().Sizes, IndexBytes: int64(len(t.Index()))}
 	digest, packer, end := t.Header().Digest, caibx.NewPacker(), int64(-1)
 	var chunk, packed []byte
 	for n := range assemble.ByIndexes(t, old).Missing() {
@@ -37,12 +37,12 @@ func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error
 			return c, err
 		}
 		packed = packer.Pack(packed[:0], chunk)
-		c.Chunks, c.Bytes, c.Packed = c.Chunks+1, c.Bytes+i.Length, c.Packed+int64(len(packed))
+		c.MissingChunks, c.MissingBytes, c.PackedBytes = c.MissingChunks+1, c.MissingBytes+i.Length, c.PackedBytes+int64(len(packed))
 		if i.Offset != end {
 			c.Ranges++
 		}
 		end = i.End()
 	}
-	c.FromFile, c.FromStore = c.Index+c.Bytes, c.Index+c.Packed
+	c.FromFile, c.FromStore = c.IndexBytes+c.MissingBytes, c.IndexBytes+c.PackedBytes
 	return c, nil
 }

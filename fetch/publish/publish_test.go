@@ -268,7 +268,7 @@ func TestEstimate(t *testing.T) {
 	im := openTestImage(t, content)
 	for _, h := range []caibx.Header{{Sizes: smallSizes}, {Sizes: caibx.Blocks(4096)}, {Sizes: caibx.SizesOf(4096), Digest: caibx.SHA256}} {
 		oldTable, table := cut(t, old, h), cut(t, im, h)
-		want := Cost{Sizes: h.Sizes, Index: int64(len(table.Index()))}
+		want := Cost{ChunkSize: h.Sizes, IndexBytes: int64(len(table.Index()))}
 		has := map[caibx.ID]bool{}
 		for n := range oldTable.Len() {
 			has[oldTable.Item(n).ID] = true
@@ -280,16 +280,16 @@ func TestEstimate(t *testing.T) {
 				continue
 			}
 			has[i.ID] = true
-			want.Chunks, want.Bytes = want.Chunks+1, want.Bytes+i.Length
-			want.Packed += int64(len(packer.Pack(nil, content[i.Offset:i.End()])))
+			want.MissingChunks, want.MissingBytes = want.MissingChunks+1, want.MissingBytes+i.Length
+			want.PackedBytes += int64(len(packer.Pack(nil, content[i.Offset:i.End()])))
 			if end != i.Offset {
 				want.Ranges++
 			}
 			end = i.End()
 		}
-		want.FromFile, want.FromStore = want.Index+want.Bytes, want.Index+want.Packed
+		want.FromFile, want.FromStore = want.IndexBytes+want.MissingBytes, want.IndexBytes+want.PackedBytes
 		got, err := im.Estimate(t.Context(), table, oldTable)
-		if err != nil || got != want || got.Chunks < 3 {
+		if err != nil || got != want || got.MissingChunks < 3 {
 			t.Errorf("got %+v, want %+v, error %v", got, want, err)
 		}
 	}
