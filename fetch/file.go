@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 // fileSource reads a local file.
@@ -231,6 +233,24 @@ func NextExtent(f *os.File, offset, size int64) (data, ends int64) {
 		ends = size
 	}
 	return min(data, size), min(ends, size)
+}
+
+// DataSize returns the bytes of a file in chunks with data, for disk.PartSource: at least 1, because 0
+// means unknown. next returns the next data extent at or after offset; io.EOF: there is none.
+func DataSize(next func(offset int64) (start, end int64, err error)) (int64, error) {
+	chunks, counted := int64(0), int64(0) // counted: number of chunks before the current one
+	for {
+		start, end, err := next(counted * disk.ChunkSize)
+		if errors.Is(err, io.EOF) {
+			return max(1, chunks*disk.ChunkSize), nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		after := (end + disk.ChunkSize - 1) / disk.ChunkSize
+		chunks += after - start/disk.ChunkSize
+		counted = after
+	}
 }
 
 // Close closes the file.

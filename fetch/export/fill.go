@@ -75,7 +75,7 @@ func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker,
 	if s.request.Format != model.QCOW2 {
 		o.Size = volume.Size()
 		var err error
-		o.Data, err = dataSize(volume)
+		o.Data, err = fetch.DataSize(volume.NextData)
 		return io.NewSectionReader(volume, 0, o.Size), err
 	}
 	e, err := qcow2.Encode(volume, qcow2.Options{Compress: s.request.Compress})
@@ -84,25 +84,6 @@ func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker,
 	}
 	o.Size = e.Size()
 	return e, nil
-}
-
-// dataSize returns the number of bytes in chunks with data. It returns at least 1, because 0 means
-// unknown.
-func dataSize(volume qcow2.Source) (int64, error) {
-	const chunk = disk.ChunkSize
-	sum, counted := int64(1), int64(0) // counted: number of chunks before the current one
-	for {
-		start, end, err := volume.NextData(counted * chunk)
-		if errors.Is(err, io.EOF) {
-			return sum, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-		after := (end + chunk - 1) / chunk
-		sum += (after - start/chunk) * chunk
-		counted = after
-	}
 }
 
 // id identifies the request in a disk.PartSource.

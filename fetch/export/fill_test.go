@@ -241,7 +241,7 @@ func TestHolesAreNotRead(t *testing.T) {
 			t.Errorf("read in pieces of %d bytes, the disk differs", piece)
 		}
 	}
-	if n, err := dataSize(v); n != 1+3<<20 || err != nil {
+	if n, err := fetch.DataSize(v.NextData); n != 3<<20 || err != nil {
 		t.Errorf("data is %d, error %v", n, err)
 	}
 	if err := v.Unchanged(); err != nil {

@@ -124,12 +124,9 @@ func (p *flatFile) Fingerprint() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// NextData returns the next range with data. On a file system without holes, all bytes are data.
+// NextData returns the next range with data.
 func (p *flatFile) NextData(offset int64) (start, end int64, err error) {
-	if offset >= p.Size() {
-		return 0, 0, io.EOF
-	}
-	if start, end = fetch.NextExtent(p.file, offset, p.Size()); start == p.Size() {
+	if start, end = fetch.NextExtent(p.file, offset, p.Size()); start >= p.Size() {
 		return 0, 0, io.EOF
 	}
 	return start, end, nil
@@ -144,11 +141,7 @@ func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 		}
 		if at >= p.end || at < p.searched {
 			p.searched = at
-			if p.start, p.end, err = p.NextData(at); errors.Is(err, io.EOF) {
-				p.start, p.end = p.Size(), p.Size()
-			} else if err != nil {
-				return read, err
-			}
+			p.start, p.end = fetch.NextExtent(p.file, at, p.Size())
 		}
 		piece := b[read:]
 		if at < p.start {
@@ -186,19 +179,6 @@ type blockDevice struct {
 
 // Fingerprint returns "", because writes before the device was opened cannot be detected.
 func (d *blockDevice) Fingerprint() string { return "" }
-
-// NextData treats all bytes as data.
-func (d *blockDevice) NextData(offset int64) (start, end int64, err error) {
-	if offset >= d.Size() {
-		return 0, 0, io.EOF
-	}
-	return offset, d.Size(), nil
-}
-
-// ReadAt reads the device.
-func (d *blockDevice) ReadAt(b []byte, offset int64) (int, error) {
-	return d.ahead.ReadAt(b, offset)
-}
 
 // Unchanged returns an error if the device was written to since it was opened.
 func (d *blockDevice) Unchanged() error {

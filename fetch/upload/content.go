@@ -5,13 +5,10 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/fetch"
@@ -56,10 +53,9 @@ func (e *ContentError) Unwrap() error { return e.Err }
 
 // File is a file or a block device.
 type File struct {
-	f     *os.File
-	size  int64
-	stat  os.FileInfo
-	holes bool // the file system reports holes
+	f    *os.File
+	size int64
+	stat os.FileInfo
 }
 
 // NewFile returns the content of f. The file must not change until the upload has ended.
@@ -80,7 +76,7 @@ func NewFile(f *os.File) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &File{f: f, size: size, stat: stat, holes: stat.Mode().IsRegular()}, nil
+	return &File{f: f, size: size, stat: stat}, nil
 }
 
 // Size returns the size of the file in bytes.
@@ -98,10 +94,7 @@ func (c *File) piece(at int64) (piece, error) {
 	if at >= c.size {
 		return piece{}, io.EOF
 	}
-	data, err := c.nextData(at)
-	if err != nil {
-		return piece{}, err
-	}
+	data, _ := fetch.NextExtent(c.f, at, c.size)
 	if hole := data - at; hole >= minHole || hole > 0 && data == c.size {
 		return piece{at: at, zeros: min(hole, maxZeros)}, nil
 	}
@@ -120,43 +113,15 @@ func newPiece(at int64, buf []byte) piece {
 	return piece{at: at, data: buf}
 }
 
-// nextData returns the next offset with data. The file may be closed at the same time, because Send does not wait for the piece
-// that it reads ahead: Seek returns an error then.
-func (c *File) nextData(at int64) (int64, error) {
-	if !c.holes {
-		return at, nil
-	}
-	data, err := c.f.Seek(at, unix.SEEK_DATA)
-	switch {
-	case errors.Is(err, unix.ENXIO):
-		return c.size, nil
-	case err != nil: // the file system does not support SEEK_DATA
-		c.holes = false
-		return at, nil
-	}
-	return min(data, c.size), nil
-}
-
 // dataBytes returns an upper bound of the bytes in chunks that are not all zeros.
 func (c *File) dataBytes() int64 {
-	var n, end int64 // bytes counted so far, and the end of the last chunk counted
-	for at := int64(0); at < c.size && c.holes; {
-		data, err := c.nextData(at)
-		if err != nil || !c.holes || data >= c.size {
-			break
+	n, _ := fetch.DataSize(func(offset int64) (start, end int64, err error) {
+		if start, end = fetch.NextExtent(c.f, offset, c.size); start >= c.size {
+			err = io.EOF
 		}
-		hole, err := c.f.Seek(data, unix.SEEK_HOLE)
-		if err != nil {
-			return c.size
-		}
-		from := max(end, data/disk.ChunkSize*disk.ChunkSize)
-		end = max(end, (hole+disk.ChunkSize-1)/disk.ChunkSize*disk.ChunkSize)
-		n, at = n+end-from, hole
-	}
-	if !c.holes {
-		return c.size
-	}
-	return min(max(n, disk.ChunkSize), c.size)
+		return start, end, err
+	})
+	return n
 }
 
 func (c *File) check() error {

@@ -9,12 +9,19 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
+
+// badRequest returns the error for a request with an invalid header.
+func badRequest(format string, args ...any) error {
+	return httperror.New(http.StatusBadRequest, format, args...)
+}
 
 // maxMetadata is the maximum length of an Upload-Metadata header.
 const maxMetadata = 4 << 10
@@ -32,7 +39,7 @@ type metadata struct {
 // optional value in base64. text contains unknown keys too.
 func parseMetadata(text string) (metadata, error) {
 	if len(text) > maxMetadata {
-		return metadata{}, fmt.Errorf("Upload-Metadata has %d bytes: at most %d are allowed", len(text), maxMetadata)
+		return metadata{}, badRequest("Upload-Metadata has %d bytes: at most %d are allowed", len(text), maxMetadata)
 	}
 	m := metadata{text: text}
 	seen := map[string]bool{}
@@ -44,15 +51,15 @@ func parseMetadata(text string) (metadata, error) {
 		value, err := base64.StdEncoding.DecodeString(strings.TrimSpace(encoded))
 		switch {
 		case key == "", strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
-			return metadata{}, errors.New("Upload-Metadata is not a list of keys with values in base64")
+			return metadata{}, badRequest("Upload-Metadata is not a list of keys with values in base64")
 		case err != nil:
-			return metadata{}, fmt.Errorf("Upload-Metadata: the value of %s is not base64", key)
+			return metadata{}, badRequest("Upload-Metadata: the value of %s is not base64", key)
 		case seen[key]:
-			return metadata{}, fmt.Errorf("Upload-Metadata: %s occurs twice", key)
+			return metadata{}, badRequest("Upload-Metadata: %s occurs twice", key)
 		}
 		seen[key] = true
 		if err := m.set(key, string(value)); err != nil {
-			return metadata{}, err
+			return metadata{}, badRequest("%v", err)
 		}
 	}
 	return m, nil
@@ -66,11 +73,9 @@ func (m *metadata) set(key, value string) error {
 	case "fingerprint":
 		m.Fingerprint = value
 	case "data":
-		n, err := parseCount("Upload-Metadata: data", value)
-		if err != nil {
-			return err
-		}
-		m.Data = n
+		var err error
+		m.Data, err = parseCount("Upload-Metadata: data", value)
+		return err
 	case "checksum", "sha512", "sha256":
 		if key != "checksum" && !strings.HasPrefix(value, key+":") {
 			value = key + ":" + value
@@ -116,9 +121,9 @@ func parseChecksum(text string) (matches func(body []byte) bool, err error) {
 	newHash, known := algorithms[algorithm]
 	switch {
 	case !known:
-		return nil, errors.New("Upload-Checksum has an unknown algorithm: use one of " + checksumAlgorithms)
+		return nil, badRequest("Upload-Checksum has an unknown algorithm: use one of %s", checksumAlgorithms)
 	case err != nil || len(sum) != newHash().Size():
-		return nil, errors.New("Upload-Checksum is not a checksum in base64")
+		return nil, badRequest("Upload-Checksum is not a checksum in base64")
 	}
 	return func(body []byte) bool {
 		h := newHash()
@@ -131,7 +136,7 @@ func parseChecksum(text string) (matches func(body []byte) bool, err error) {
 func parseCount(name, text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < 0 || text[0] < '0' {
-		return 0, fmt.Errorf("%s must be a number of bytes", name)
+		return 0, badRequest("%s must be a number of bytes", name)
 	}
 	return n, nil
 }

@@ -219,11 +219,11 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	m, err := parseMetadata(r.Header.Get("Upload-Metadata"))
-	switch {
-	case err != nil:
-		return httperror.New(http.StatusBadRequest, "%v", err)
-	case m.Name == "":
-		return httperror.New(http.StatusBadRequest, "the name of the image is missing: send Upload-Metadata: name NAME, with NAME in base64")
+	if err != nil {
+		return err
+	}
+	if m.Name == "" {
+		return badRequest("the name of the image is missing: send Upload-Metadata: name NAME, with NAME in base64")
 	}
 	if r.ContentLength != 0 {
 		if err := checkType(r.Header); err != nil {
@@ -251,22 +251,22 @@ func parseUploadLength(h http.Header) (int64, error) {
 	length, deferred := h.Get("Upload-Length"), h.Get("Upload-Defer-Length")
 	switch {
 	case (length == "") == (deferred == ""):
-		return 0, httperror.New(http.StatusBadRequest, "send Upload-Length, or Upload-Defer-Length: 1")
+		return 0, badRequest("send Upload-Length, or Upload-Defer-Length: 1")
 	case deferred == "1":
 		return -1, nil
 	case deferred != "":
-		return 0, httperror.New(http.StatusBadRequest, "Upload-Defer-Length must be 1")
+		return 0, badRequest("Upload-Defer-Length must be 1")
 	}
 	return parseLength(length)
 }
 
 func parseLength(text string) (int64, error) {
 	n, err := parseCount("Upload-Length", text)
-	if err == nil {
-		err = checkLength(n)
-	}
 	if err != nil {
-		return 0, httperror.New(http.StatusBadRequest, "%s", oneLine(err))
+		return 0, err
+	}
+	if err := checkLength(n); err != nil {
+		return 0, badRequest("%s", oneLine(err))
 	}
 	return n, nil
 }
@@ -312,7 +312,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 	}
 	d := &delivery{length: r.ContentLength, total: -1, repeat: r.Header.Get("Upload-Overlap") != ""}
 	if d.from, err = parseCount("Upload-Offset", r.Header.Get("Upload-Offset")); err != nil {
-		return httperror.New(http.StatusBadRequest, "%v", err)
+		return err
 	}
 	if text := r.Header.Get("Upload-Length"); text != "" {
 		if d.total, err = parseLength(text); err != nil {
@@ -321,10 +321,10 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 	}
 	if text := r.Header.Get("Upload-Zeros"); text != "" {
 		if d.zeros, err = parseCount("Upload-Zeros", text); err != nil {
-			return httperror.New(http.StatusBadRequest, "%v", err)
+			return err
 		}
 		if r.ContentLength != 0 {
-			return httperror.New(http.StatusBadRequest, "a request with Upload-Zeros must not have a body")
+			return badRequest("a request with Upload-Zeros must not have a body")
 		}
 	}
 	if isClosed(now.ended) {
@@ -396,7 +396,7 @@ var bodyBuffers = sync.Pool{New: func() any { return new([bodyBufferSize]byte) }
 func verifyBody(ctx context.Context, d *delivery, text string, room []byte) error {
 	matches, err := parseChecksum(text)
 	if err != nil {
-		return httperror.New(http.StatusBadRequest, "%v", err)
+		return err
 	}
 	tooLong := httperror.New(http.StatusRequestEntityTooLarge, "a body with Upload-Checksum must not exceed %d bytes: it is verified in memory", maxChecked)
 	if d.length > maxChecked {
@@ -408,7 +408,7 @@ func verifyBody(ctx context.Context, d *delivery, text string, room []byte) erro
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke")
+		return badRequest("the body is incomplete: the connection broke")
 	case body.Len() > maxChecked:
 		return tooLong
 	case !matches(body.Bytes()):

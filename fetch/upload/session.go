@@ -274,10 +274,10 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 	size := s.size
 	if d.total >= 0 {
 		if size >= 0 && size != d.total {
-			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, but was %d before", d.total, size)
+			return badRequest("Upload-Length is %d, but was %d before", d.total, size)
 		}
 		if d.total < offset {
-			return httperror.New(http.StatusBadRequest, "Upload-Length is %d, but %d bytes were already received", d.total, offset)
+			return badRequest("Upload-Length is %d, but %d bytes were already received", d.total, offset)
 		}
 		size = d.total
 	}
@@ -337,7 +337,7 @@ func (s *Session) appendTo(ctx context.Context, part *disk.Part, d *delivery) (b
 		if cause := context.Cause(ctx); cause != nil {
 			return cause, nil
 		}
-		return httperror.New(http.StatusBadRequest, "the body is incomplete: the connection broke"), nil
+		return badRequest("the body is incomplete: the connection broke"), nil
 	}
 	switch {
 	case err != nil:
