@@ -153,7 +153,7 @@ func TestForgottenUploadExpires(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		if err := one.append(ctx, cancel, &delivery{zeros: 512, total: -1}); err != nil {
+		if err := one.append(ctx, cancel, &delivery{zeros: true, length: 512, total: -1}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-ended; !IsDiscarded(err) || time.Since(began) != 2*sessionTTL-time.Hour {

@@ -33,13 +33,12 @@ func FillLocal(ctx context.Context, part *disk.Part, r Request, progress *fetch.
 			return nil
 		case err != nil:
 			return err
-		case p.zeros > 0:
-			_, err = appendZeros(ctx, part, progress, p.zeros)
-		default:
-			_, err = part.ReadFrom(bytes.NewReader(p.data))
-			progress.Done.Add(int64(len(p.data)))
 		}
-		if err != nil {
+		next := zeros(p.zeros)
+		if p.zeros == 0 {
+			next = bytes.NewReader(p.data)
+		}
+		if _, err := part.ReadFrom(fetch.CountReader(ctx, next, &progress.Done)); err != nil && ctx.Err() == nil {
 			return fetch.ClassifyDiskError(err)
 		}
 	}

@@ -320,7 +320,8 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 		}
 	}
 	if text := r.Header.Get("Upload-Zeros"); text != "" {
-		if d.zeros, err = parseCount("Upload-Zeros", text); err != nil {
+		d.zeros = true
+		if d.length, err = parseCount("Upload-Zeros", text); err != nil {
 			return err
 		}
 		if r.ContentLength != 0 {
@@ -330,7 +331,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 	if isClosed(now.ended) {
 		err = now.outcome()
 		// A client repeats a request because it did not receive the response.
-		if end := d.from + max(d.length, d.zeros); err == nil && (end != now.offset || d.from != end && !(d.repeat && d.from < end)) {
+		if end := d.from + max(d.length, 0); err == nil && (end != now.offset || d.from != end && !(d.repeat && d.from < end)) {
 			err = errReady
 		}
 		if err != nil {
@@ -357,7 +358,7 @@ func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d
 			w.Header().Set("Connection", "close")
 		}
 	}()
-	if d.zeros == 0 && r.ContentLength != 0 {
+	if r.ContentLength != 0 {
 		d.body = fetch.StallReader(r.Body, s.window, cancel)
 	}
 	if text := r.Header.Get("Upload-Checksum"); text != "" && d.body != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -70,9 +71,9 @@ type delivery struct {
 	length int64     // of the body; -1: unknown
 	total  int64     // of the image; -1: not given
 	body   io.Reader // nil: no body
-	zeros  int64
-	repeat bool  // the client may have sent the first bytes before
-	skip   int64 // number of bytes that the upload has already
+	zeros  bool      // length zeros, which are not in a body
+	repeat bool      // the client may have sent the first bytes before
+	skip   int64     // number of bytes that the upload has already
 }
 
 func newSession(id string, m metadata, size int64) *Session {
@@ -281,9 +282,9 @@ func (s *Session) checkRange(d *delivery, offset int64) error {
 		}
 		size = d.total
 	}
-	more := max(d.length, d.zeros)
+	more := max(d.length, 0)
 	if had := offset - d.from; d.repeat && had > 0 && had <= more {
-		d.from, d.skip, d.zeros, more = offset, had, max(0, d.zeros-had), more-had
+		d.from, d.skip, more = offset, had, more-had
 	}
 	switch {
 	case d.from != offset:
@@ -312,15 +313,16 @@ func (s *Session) recordSize(part *disk.Part) error {
 // appendTo appends the bytes of a request to part. broken is an error of the request; the bytes that
 // were received before it are kept. err ends the upload.
 func (s *Session) appendTo(ctx context.Context, part *disk.Part, d *delivery) (broken, err error) {
-	if d.zeros > 0 {
-		return appendZeros(ctx, part, s.progress, d.zeros)
-	}
-	if d.body == nil {
+	sent, counters := zeros(d.length-d.skip), []*atomic.Int64{&s.progress.Done}
+	switch {
+	case d.zeros:
+	case d.body == nil:
 		return nil, nil
+	default:
+		sent, counters = fetch.RateLimitReader(ctx, d.body, s.pace), append(counters, &s.progress.UpstreamBytes)
+		_, err = io.CopyN(io.Discard, sent, d.skip)
 	}
-	sent := fetch.RateLimitReader(ctx, d.body, s.pace)
-	_, err = io.CopyN(io.Discard, sent, d.skip)
-	body := &fetch.ErrorRecorder{R: fetch.CountReader(ctx, sent, &s.progress.Done, &s.progress.UpstreamBytes), Err: err}
+	body := &fetch.ErrorRecorder{R: fetch.CountReader(ctx, sent, counters...), Err: err}
 	limit := int64(1<<63 - 1)
 	if s.size >= 0 {
 		limit = s.size - part.Offset()
@@ -349,30 +351,12 @@ func (s *Session) appendTo(ctx context.Context, part *disk.Part, d *delivery) (b
 	return nil, err
 }
 
-// appendZeros appends zeros: holes for whole chunks, and bytes for the rest.
-func appendZeros(ctx context.Context, part *disk.Part, progress *fetch.Progress, n int64) (broken, err error) {
-	for n > 0 {
-		if ctx.Err() != nil {
-			return context.Cause(ctx), nil
-		}
-		step := min(n, disk.ChunkSize-part.Offset()%disk.ChunkSize)
-		if step == disk.ChunkSize {
-			err = part.AppendZeros(step)
-		} else {
-			_, err = part.ReadFrom(io.LimitReader(zeros{}, step))
-		}
-		if err != nil {
-			return nil, err
-		}
-		n -= step
-		progress.Done.Add(step)
-	}
-	return nil, nil
-}
+// zeros returns a reader of n zeros. A partial file keeps a hole for each chunk of them.
+func zeros(n int64) io.Reader { return io.LimitReader(zeroReader{}, n) }
 
-type zeros struct{}
+type zeroReader struct{}
 
-func (zeros) Read(p []byte) (int, error) {
+func (zeroReader) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
