@@ -164,16 +164,14 @@ func setDisk(st *session, in input) error {
 	if err != nil {
 		return err
 	}
-	free, given := in.option("free")
-	if word == "" && !given {
+	free, err := option(in, "free", load.ParseQuantity, -1)
+	switch {
+	case err != nil:
+		return err
+	case free >= 0:
+		st.world.setFree(ref, free)
+	case word == "":
 		return errors.New("write gone, back or free=SIZE")
-	}
-	if given {
-		bytes, err := load.ParseQuantity(free)
-		if err != nil {
-			return err
-		}
-		st.world.setFree(ref, bytes)
 	}
 	if word != "" {
 		st.world.setAttached(ref, word == "back")
@@ -190,19 +188,17 @@ func setCopy(st *session, in input) error {
 	if err != nil {
 		return err
 	}
-	size := st.world.sourceOf(key.ID.Name).size
-	if text, given := in.option("size"); given {
-		if size, err = load.ParseQuantity(text); err != nil {
-			return err
-		}
+	size, err := option(in, "size", load.ParseQuantity, st.world.sourceOf(key.ID.Name).size)
+	if err != nil {
+		return err
 	}
 	c := st.world.newCopy(key.ID, model.State(state), size)
 	for name, at := range map[string]*time.Time{"used": &c.Usage.LastUsed, "unwanted": &c.Usage.SurplusSince} {
-		if text, given := in.option(name); given {
-			ago, err := load.ParseInterval(text)
-			if err != nil {
-				return err
-			}
+		ago, err := option(in, name, load.ParseInterval, -1)
+		if err != nil {
+			return err
+		}
+		if ago >= 0 {
 			*at, c.Usage.By = st.world.now.Add(-ago), key.Disk.Node
 		}
 	}
@@ -230,31 +226,30 @@ func setSource(st *session, in input) error {
 	if st.world.base.Config.Images[id.Name].Source.Upload != nil {
 		return fmt.Errorf("%s has no source, because it is uploaded; put a copy on a disk with: copy %s NODE/DISK", id.Name, id.Name)
 	}
-	s := source{size: initialSize}
-	if text, given := in.option("size"); given {
-		if s.size, err = load.ParseQuantity(text); err != nil {
-			return err
-		}
-	}
-	if text, given := in.option("from"); given {
-		s.nodes = strings.Split(text, ",")
-		for _, node := range s.nodes {
-			if err := checkNode(st.world.base.Config, node); err != nil {
-				return err
-			}
-		}
-	}
-	how, fails := in.option("fails")
 	if in.has("fails") {
-		how, fails = "network", true
+		in.options["fails"] = []string{"network"}
 	}
-	if fails {
-		if s.err, err = newFailure(st.world.base.Config, id.Name, how); err != nil {
-			return err
-		}
+	var s source
+	var errs [3]error
+	s.size, errs[0] = option(in, "size", load.ParseQuantity, initialSize)
+	s.nodes, errs[1] = option(in, "from", st.parseNodes, nil)
+	s.err, errs[2] = option(in, "fails", func(name string) (failure, err error) { return newFailure(st.world.base.Config, id.Name, name) }, nil)
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
 	}
 	st.world.setSource(id.Name, s)
 	return nil
+}
+
+// parseNodes parses NODE,....
+func (st *session) parseNodes(text string) ([]string, error) {
+	nodes := strings.Split(text, ",")
+	for _, node := range nodes {
+		if err := checkNode(st.world.base.Config, node); err != nil {
+			return nil, err
+		}
+	}
+	return nodes, nil
 }
 
 func setClock(st *session, in input) error {
@@ -491,12 +486,9 @@ func checkNever(st *session, in input) (checkResult, error) {
 }
 
 func converge(st *session, in input) error {
-	limit := time.Duration(0)
-	if text, given := in.option("for"); given {
-		var err error
-		if limit, err = load.ParseInterval(text); err != nil {
-			return err
-		}
+	limit, err := option(in, "for", load.ParseInterval, 0)
+	if err != nil {
+		return err
 	}
 	history, err := st.world.converge(st.ctx, limit)
 	failures := 0

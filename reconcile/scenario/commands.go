@@ -226,13 +226,13 @@ type input struct {
 	options map[string][]string
 }
 
-// option returns the last value of an option.
-func (in input) option(name string) (value string, given bool) {
+// option returns the last value of an option, parsed, or what it is otherwise.
+func option[T any](in input, name string, parse func(string) (T, error), otherwise T) (T, error) {
 	all := in.options[name]
 	if len(all) == 0 {
-		return "", false
+		return otherwise, nil
 	}
-	return all[len(all)-1], true
+	return parse(all[len(all)-1])
 }
 
 func (in input) has(word string) bool { return slices.Contains(in.words, word) }
