@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -335,40 +336,27 @@ func (l *localImage) manifest(context.Context, func() (*os.File, error)) (*disk.
 
 func (l *localImage) chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error {
 	buf := make([]byte, disk.ChunkSize)
+	read := func(n int64) ([]byte, error) {
+		chunk := buf[:min(disk.ChunkSize, l.r.Size()-n*disk.ChunkSize)]
+		_, err := l.r.ReadAt(chunk, n*disk.ChunkSize)
+		return chunk, err
+	}
+	if m != nil {
+		read = disk.NewVerifyingReader(l.copy.ID, l.r, m, 1).Chunk
+	}
 	for n := first; n*disk.ChunkSize < l.r.Size(); n++ {
-		if err := ctx.Err(); err != nil {
-			return err
+		chunk, err := read(n)
+		switch {
+		case errors.Is(err, disk.ErrDamaged):
+			return &damagedError{l.copy.String(), fmt.Errorf("chunk %d does not match its manifest", n)}
+		case err != nil:
+			return fmt.Errorf("read %s: %w", l.copy, err)
 		}
-		chunk, err := l.chunk(m, n, buf)
-		if err == nil {
-			err = put(chunk)
-		}
-		if err != nil {
+		if err := cmp.Or(ctx.Err(), put(chunk)); err != nil {
 			return err
 		}
 	}
 	return l.r.Unchanged()
-}
-
-// chunk reads chunk n, unless it consists of zeros according to the manifest.
-func (l *localImage) chunk(m *disk.Manifest, n int64, buf []byte) ([]byte, error) {
-	if m != nil {
-		if zero, err := m.IsZero(n); zero || err != nil {
-			return nil, err
-		}
-	}
-	chunk := buf[:min(disk.ChunkSize, l.r.Size()-n*disk.ChunkSize)]
-	if _, err := l.r.ReadAt(chunk, n*disk.ChunkSize); err != nil {
-		return nil, fmt.Errorf("read %s: %w", l.copy, err)
-	}
-	if m == nil {
-		return chunk, nil
-	}
-	want, err := m.Hash(n)
-	if err == nil && !want.Matches(chunk) {
-		err = &damagedError{l.copy.String(), fmt.Errorf("chunk %d does not match its manifest", n)}
-	}
-	return chunk, err
 }
 
 func (l *localImage) close() error { return errors.Join(l.r.Close(), l.offline.close()) }
