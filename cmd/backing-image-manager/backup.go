@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -113,10 +112,9 @@ func (f *storeFlags) client() (*fetch.Client, error) {
 		return nil, fmt.Errorf("--concurrent-limit is %d: it must be at least 1", f.limit)
 	case f.credentials != "" && f.secretsDir == "":
 		return nil, errors.New("--credentials needs --secrets-dir: it names a folder there")
-	case f.secretsDir != "":
-		if _, err := os.Stat(f.secretsDir); err != nil {
-			return nil, fmt.Errorf("read --secrets-dir: %w", err)
-		}
+	}
+	if err := checkFolder("secrets-dir", f.secretsDir); err != nil {
+		return nil, err
 	}
 	return &fetch.Client{SecretsDir: f.secretsDir, AllowAnyFile: true, AllowLoopback: true, Warn: f.warn}, nil
 }

@@ -101,6 +101,16 @@ func exactArgs(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// needArgs requires at least one argument. The message says which.
+func needArgs(message string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return errors.New(message)
+		}
+		return nil
+	}
+}
+
 // choice is the value of a flag that must be one of a few words.
 type choice[T ~string] struct {
 	value   T
@@ -199,11 +209,10 @@ func (f *daemonFlags) status(ctx context.Context) (status.Status, error) {
 
 // nodeFlags name the configuration, the node that a command acts for, and its disks.
 type nodeFlags struct {
-	configDir  string
-	node       string
-	disks      []string
-	secretsDir string
-	keysDir    string
+	secretFlags
+	configDir string
+	node      string
+	disks     []string
 
 	commitKeys   string   // --require-signed-commits; "": commits need no signature
 	olderCommits []string // --allow-older-commit
@@ -214,23 +223,43 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.configDir, "config-dir", "", "config directory `DIR` (required)")
 	flags.StringVar(&f.node, "node", "", "act for the node `NAME` (default: $NODE_NAME, then the host name)")
 	flags.StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`; if nodes are declared, it must be a disk of this node; may be repeated")
-	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
-	flags.StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of images")
+	f.secretFlags.add(cmd, "images")
 	flags.StringVar(&f.commitKeys, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
 	flags.StringArrayVar(&f.olderCommits, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it did not come after the last accepted one; may be repeated")
-	completeFolders(cmd, "config-dir", "disk", "secrets-dir", "keys-dir", "require-signed-commits")
+	completeFolders(cmd, "config-dir", "disk", "require-signed-commits")
 }
 
-// findRepeated returns a path that occurs more than once.
-func findRepeated(paths []string) (path string, found bool) {
+// findRepeated returns a path that has the same key, such as the name of its file, as one before it.
+func findRepeated(paths []string, key func(path string) string) (path string, found bool) {
 	seen := map[string]bool{}
 	for _, path := range paths {
-		if seen[filepath.Clean(path)] {
+		if seen[key(path)] {
 			return path, true
 		}
-		seen[filepath.Clean(path)] = true
+		seen[key(path)] = true
 	}
 	return "", false
+}
+
+// checkFolder checks that the folder of a flag exists, if the flag is given.
+func checkFolder(flag, dir string) error {
+	if dir == "" {
+		return nil
+	}
+	if _, err := os.Stat(dir); err != nil {
+		return fmt.Errorf("read --%s: %w", flag, err)
+	}
+	return nil
+}
+
+// secretFlags name the folders with secrets and keys.
+type secretFlags struct{ secretsDir, keysDir string }
+
+// add adds the flags. signed is what the keys are for.
+func (f *secretFlags) add(cmd *cobra.Command, signed string) {
+	cmd.Flags().StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
+	cmd.Flags().StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of "+signed)
+	completeFolders(cmd, "secrets-dir", "keys-dir")
 }
 
 // checkCommitFlags checks the flags for signed commits.
@@ -267,20 +296,10 @@ func (f *nodeFlags) resolve() error {
 	if f.configDir == "" {
 		return errors.New("--config-dir is missing: name the config directory")
 	}
-	if f.secretsDir != "" {
-		if _, err := os.Stat(f.secretsDir); err != nil {
-			return fmt.Errorf("read --secrets-dir: %w", err)
-		}
-	}
-	if f.keysDir != "" {
-		if _, err := os.Stat(f.keysDir); err != nil {
-			return fmt.Errorf("read --keys-dir: %w", err)
-		}
-	}
-	if err := f.checkCommitFlags(); err != nil {
+	if err := cmp.Or(checkFolder("secrets-dir", f.secretsDir), checkFolder("keys-dir", f.keysDir), f.checkCommitFlags()); err != nil {
 		return err
 	}
-	if path, found := findRepeated(f.disks); found {
+	if path, found := findRepeated(f.disks, filepath.Clean); found {
 		return fmt.Errorf("--disk %s is given twice", path)
 	}
 	if f.node == "" {

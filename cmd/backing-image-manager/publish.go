@@ -52,12 +52,7 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 		Example: `  backing-image-manager publish debian-12.raw --out /srv/images --store
   backing-image-manager publish debian-12.raw --like debian-11.raw.caibx
   backing-image-manager publish *.qcow2 --out s3://images/golden --block-size 16KiB --secrets-dir /etc/secrets --credentials bucket`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return fmt.Errorf("%s takes at least one FILE", cmd.CommandPath())
-			}
-			return nil
-		},
+		Args: needArgs("backing-image-manager publish takes at least one FILE"),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&out, "out", "", "write to the folder `DIR`, or to s3://BUCKET/PATH")
@@ -88,8 +83,8 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 		case p.like != "" && len(args) > 1:
 			return errors.New("--like takes one FILE")
 		}
-		if name, found := findRepeatedName(args); found {
-			return fmt.Errorf("two files have the name %s, so their indexes would have the same name", name)
+		if path, found := findRepeated(args, filepath.Base); found {
+			return fmt.Errorf("two files have the name %s, so their indexes would have the same name", filepath.Base(path))
 		}
 		if out != "" {
 			if p.to, err = access.openDestination(out); err != nil {
@@ -101,19 +96,6 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 		return p.run(cmd.Context(), args, printer{cmd.OutOrStdout(), format.value})
 	}
 	return cmd
-}
-
-// findRepeatedName returns a file name that several paths have.
-func findRepeatedName(paths []string) (name string, found bool) {
-	seen := map[string]bool{}
-	for _, path := range paths {
-		name := filepath.Base(path)
-		if seen[name] {
-			return name, true
-		}
-		seen[name] = true
-	}
-	return "", false
 }
 
 // openDestination opens the folder or the bucket to write to.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 
@@ -62,6 +61,7 @@ Exit status: 1 if a scenario failed, or if there is none.`,
 		Example: `  backing-image-manager test scenarios --config-dir config
   backing-image-manager test scenarios/drain.txtar -v
   backing-image-manager test scenarios --config-dir config --state node1.json --run 'drain|upgrade'`,
+		Args: needArgs("name a directory or a file with scenarios (*.txtar)"),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&t.configDir, "config-dir", "", "use the config directory `DIR` as the folder config of each scenario")
@@ -74,9 +74,6 @@ Exit status: 1 if a scenario failed, or if there is none.`,
 	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		t.format, t.out, t.err = format.value, cmd.OutOrStdout(), cmd.ErrOrStderr()
-		if len(args) == 0 {
-			return errors.New("name a directory or a file with scenarios (*.txtar)")
-		}
 		return t.run(cmd.Context(), args)
 	}
 	return cmd

@@ -43,12 +43,7 @@ Exit status: 0 if each image is updated or up to date, 1 if one is refused, and 
 		Example: `  backing-image-manager update config --dry-run
   backing-image-manager update config ubuntu-24.04
   backing-image-manager update config -o markdown >pull-request.md`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return fmt.Errorf("%s takes a config directory, and perhaps names of images", cmd.CommandPath())
-			}
-			return nil
-		},
+		Args: needArgs("backing-image-manager update takes a config directory, and perhaps names of images"),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
 				return nil, cobra.ShellCompDirectiveFilterDirs
@@ -60,9 +55,7 @@ Exit status: 0 if each image is updated or up to date, 1 if one is refused, and 
 	u.warn = once(func(text string) { report.WriteLine(cmd.ErrOrStderr(), "warning: %s", text) })
 	flags.BoolVar(&u.dryRun, "dry-run", false, "write no file")
 	flags.StringArrayVar(&u.confirmed, "confirm", nil, "accept that the checksum of the image `NAME` changed although its version did not; may be repeated")
-	flags.StringVar(&u.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
-	flags.StringVar(&u.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of lists")
-	completeFolders(cmd, "secrets-dir", "keys-dir")
+	u.secretFlags.add(cmd, "lists")
 	format := outputFlag(cmd, report.Text, report.JSON, report.Markdown)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		limitGarbage()
@@ -85,11 +78,10 @@ Exit status: 0 if each image is updated or up to date, 1 if one is refused, and 
 
 // updater is a run of the command update.
 type updater struct {
-	dryRun     bool
-	confirmed  []string
-	secretsDir string
-	keysDir    string
-	warn       func(text string)
+	secretFlags
+	dryRun    bool
+	confirmed []string
+	warn      func(text string)
 }
 
 // maxResolving is how many images are resolved at the same time.

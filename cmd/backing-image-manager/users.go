@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
@@ -37,7 +35,7 @@ NAME may also be <name>-<uuid>, for one generation.`,
 		}
 		generations := status.Generations(s.Images, args[0], nil)
 		if len(generations) == 0 {
-			return fmt.Errorf("no image %s is declared, and no disk has a copy of it", args[0])
+			return status.NoSuchImage(s.Images, args[0], nil)
 		}
 		users := report.Users(s, generations)
 		return report.Print(cmd.OutOrStdout(), format.value, users, report.UsersTable(users)...)

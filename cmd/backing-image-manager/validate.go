@@ -31,13 +31,11 @@ Exit status: 1 if there is an error, or with --strict a warning.`,
 		Example: `  backing-image-manager validate config
   backing-image-manager validate config/parrot.yaml config/nodes.yaml --strict
   backing-image-manager validate config -o json`,
+		Args: needArgs("name a directory or a file to check"),
 	}
 	cmd.Flags().BoolVar(&strict, "strict", false, "treat warnings as errors")
 	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			return errors.New("name a directory or a file to check")
-		}
 		limitGarbage()
 		all, err := validate(cmd.Context(), cmd.ErrOrStderr(), args)
 		if err != nil {

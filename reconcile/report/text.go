@@ -232,11 +232,17 @@ func (l *lines) problems(dir string, r load.Result) {
 // ProblemLine formats a problem like a compiler does, with the position first, so that
 // editors can jump to it. mark precedes the message.
 func ProblemLine(dir string, p document.Problem, mark string) string {
+	p = below(dir, p)
 	position := p.Position
-	position.File = filepath.Join(dir, position.File)
 	p.Position = document.Position{}
+	return text.Line(fmt.Sprintf("%s: %s%s", position, mark, p))
+}
+
+// below returns a problem with the paths of its files, which are below dir.
+func below(dir string, p document.Problem) document.Problem {
+	p.File = filepath.Join(dir, p.File)
 	if p.Also != (document.Position{}) {
 		p.Also.File = filepath.Join(dir, p.Also.File)
 	}
-	return text.Line(fmt.Sprintf("%s: %s%s", position, mark, p))
+	return p
 }

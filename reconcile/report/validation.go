@@ -69,10 +69,10 @@ func (v Validation) section() configurationSection {
 		Origins: map[string]map[string]originSection{"settings": {}, "nodes": {}, "images": {}},
 	}
 	for _, p := range v.Errors {
-		c.Errors = append(c.Errors, v.place(p))
+		c.Errors = append(c.Errors, below(v.Path, p))
 	}
 	for _, p := range v.Warnings {
-		c.Warnings = append(c.Warnings, v.place(p))
+		c.Warnings = append(c.Warnings, below(v.Path, p))
 	}
 	for _, m := range v.Manifests {
 		m.File = v.file(m.File)
@@ -96,15 +96,6 @@ func (v Validation) section() configurationSection {
 
 // file returns the path of a file of the configuration as the user can open it.
 func (v Validation) file(name string) string { return filepath.Join(v.Path, name) }
-
-// place returns a problem with the paths of its files.
-func (v Validation) place(p document.Problem) document.Problem {
-	p.File = v.file(p.File)
-	if p.Also != (document.Position{}) {
-		p.Also.File = v.file(p.Also.File)
-	}
-	return p
-}
 
 // redacted encodes a configuration, or a part of it, without the secrets in its addresses.
 type redacted struct{ value any }
