@@ -145,9 +145,6 @@ func setDrained(st *session, in input) error {
 }
 
 func setNode(st *session, in input) error {
-	if err := checkNode(st.world.base.Config, in.args[0]); err != nil {
-		return err
-	}
 	if len(in.words) != 1 {
 		return errors.New("write either down or up")
 	}
@@ -156,10 +153,6 @@ func setNode(st *session, in input) error {
 }
 
 func setDisk(st *session, in input) error {
-	ref, err := parseDisk(st.world.base.Config, in.args[0])
-	if err != nil {
-		return err
-	}
 	word, err := in.one("", "gone", "back")
 	if err != nil {
 		return err
@@ -169,60 +162,49 @@ func setDisk(st *session, in input) error {
 	case err != nil:
 		return err
 	case free >= 0:
-		st.world.setFree(ref, free)
+		st.world.setFree(in.disk, free)
 	case word == "":
 		return errors.New("write gone, back or free=SIZE")
 	}
 	if word != "" {
-		st.world.setAttached(ref, word == "back")
+		st.world.setAttached(in.disk, word == "back")
 	}
 	return nil
 }
 
 func setCopy(st *session, in input) error {
-	key, err := st.parseCopy(in.args)
-	if err != nil {
-		return err
-	}
 	state, err := in.one("ready", "failed", "unknown", "none")
 	if err != nil {
 		return err
 	}
-	size, err := option(in, "size", load.ParseQuantity, st.world.sourceOf(key.ID.Name).size)
+	size, err := option(in, "size", load.ParseQuantity, st.world.sourceOf(in.image.Name).size)
 	if err != nil {
 		return err
 	}
-	c := st.world.newCopy(key.ID, model.State(state), size)
+	c := st.world.newCopy(in.image, model.State(state), size)
 	for name, at := range map[string]*time.Time{"used": &c.Usage.LastUsed, "unwanted": &c.Usage.SurplusSince} {
 		ago, err := option(in, name, load.ParseInterval, -1)
 		if err != nil {
 			return err
 		}
 		if ago >= 0 {
-			*at, c.Usage.By = st.world.now.Add(-ago), key.Disk.Node
+			*at, c.Usage.By = st.world.now.Add(-ago), in.disk.Node
 		}
 	}
 	if state == "none" {
 		c = nil
 	}
-	st.world.putCopy(key, c)
+	st.world.putCopy(in.copy(), c)
 	return nil
 }
 
 func setUsed(st *session, in input, used bool) error {
-	key, err := st.parseCopy(in.args)
-	if err != nil {
-		return err
-	}
-	st.world.setUsed(key, used)
+	st.world.setUsed(in.copy(), used)
 	return nil
 }
 
 func setSource(st *session, in input) error {
-	id, err := st.world.findImage(in.args[0])
-	if err != nil {
-		return err
-	}
+	id := in.image
 	if st.world.base.Config.Images[id.Name].Source.Upload != nil {
 		return fmt.Errorf("%s has no source, because it is uploaded; put a copy on a disk with: copy %s NODE/DISK", id.Name, id.Name)
 	}
@@ -334,10 +316,6 @@ func printPlan(st *session, in input) error {
 }
 
 func checkPlaced(st *session, in input) (checkResult, error) {
-	id, err := st.world.findImage(in.args[0])
-	if err != nil {
-		return checkResult{}, err
-	}
 	var want []ident.DiskRef
 	for _, text := range in.args[1:] {
 		ref, err := parseDisk(st.world.base.Config, text)
@@ -348,11 +326,11 @@ func checkPlaced(st *session, in input) (checkResult, error) {
 	}
 	slices.SortFunc(want, ident.DiskRef.Compare)
 	want = slices.Compact(want)
-	is := readyDisks(st.world, id)
+	is := readyDisks(st.world, in.image)
 	if slices.Equal(is, want) {
 		return checkResult{ok: true, got: fmt.Sprintf("%s is ready on exactly %s", in.args[0], texts(is))}, nil
 	}
-	return checkResult{got: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], cmp.Or(texts(is), "no disk"), texts(want)), image: id}, nil
+	return checkResult{got: fmt.Sprintf("%s is ready on %s; expected: %s", in.args[0], cmp.Or(texts(is), "no disk"), texts(want)), image: in.image}, nil
 }
 
 // texts joins values for a message.
@@ -365,10 +343,6 @@ func texts[T any](values []T) string {
 }
 
 func checkCopies(st *session, in input) (checkResult, error) {
-	id, err := st.world.findImage(in.args[0])
-	if err != nil {
-		return checkResult{}, err
-	}
 	number, exactly := strings.CutPrefix(in.args[1], "=")
 	want, err := strconv.Atoi(number)
 	if err != nil || want < 0 {
@@ -378,7 +352,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	if err := checkTags(st.world.base.Config, tags); err != nil {
 		return checkResult{}, err
 	}
-	on := slices.DeleteFunc(readyDisks(st.world, id), func(ref ident.DiskRef) bool {
+	on := slices.DeleteFunc(readyDisks(st.world, in.image), func(ref ident.DiskRef) bool {
 		return slices.ContainsFunc(tags, func(tag string) bool { return !hasTag(st.world.base.Config, ref, tag) })
 	})
 	where := ""
@@ -389,7 +363,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	if exactly {
 		least = ""
 	}
-	v := checkResult{ok: len(on) == want || !exactly && len(on) > want, image: id}
+	v := checkResult{ok: len(on) == want || !exactly && len(on) > want, image: in.image}
 	v.got = fmt.Sprintf("%s has %d ready%s (%s)", in.args[0], len(on), where, cmp.Or(texts(on), "no disk"))
 	if !v.ok {
 		v.got += fmt.Sprintf("; expected: %s%d", least, want)
@@ -428,9 +402,6 @@ func checkPlanned(st *session, in input, op model.Op) (checkResult, error) {
 		if reason, err = regexp.Compile(in.args[1]); err != nil {
 			return checkResult{}, err
 		}
-	}
-	if _, err := st.world.findImage(in.args[0]); err != nil {
-		return checkResult{}, err
 	}
 	var match, other []string
 	for _, a := range st.world.plan().Actions {

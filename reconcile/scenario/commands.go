@@ -133,14 +133,21 @@ func (st *session) withDrained() load.Result {
 	return r
 }
 
-// parseCopy parses the arguments IMAGE NODE/DISK.
-func (st *session) parseCopy(args []string) (ident.CopyRef, error) {
-	id, err := st.world.findImage(args[0])
-	if err != nil {
-		return ident.CopyRef{}, err
+// find sets what the arguments of a command name: an IMAGE, a NODE/DISK and a NODE of its synopsis.
+func (st *session) find(c command, in *input) (err error) {
+	for i, kind := range strings.Fields(c.synopsis)[1:] {
+		switch {
+		case err != nil || i == c.minArgs:
+			return err
+		case kind == "IMAGE":
+			in.image, err = st.world.findImage(in.args[i])
+		case kind == "NODE/DISK":
+			in.disk, err = parseDisk(st.world.base.Config, in.args[i])
+		case kind == "NODE":
+			err = checkNode(st.world.base.Config, in.args[i])
+		}
 	}
-	ref, err := parseDisk(st.world.base.Config, args[1])
-	return ident.CopyRef{Disk: ref, ID: id}, err
+	return err
 }
 
 // history returns the actions since the last forget.
@@ -178,6 +185,9 @@ func (c command) run(st *session, neg bool, args []string) error {
 		return errors.New("there is no configuration: add files below config/, use --config-dir, or begin with: config DIR")
 	}
 	in, err := c.parse(args)
+	if err == nil {
+		err = st.find(c, &in)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -222,9 +232,13 @@ func (c command) name() string {
 type input struct {
 	neg     bool
 	args    []string
+	image   ident.ID      // that args name, if the command has an IMAGE
+	disk    ident.DiskRef // and a NODE/DISK
 	words   []string
 	options map[string][]string
 }
+
+func (in input) copy() ident.CopyRef { return ident.CopyRef{Disk: in.disk, ID: in.image} }
 
 // option returns the last value of an option, parsed, or what it is otherwise.
 func option[T any](in input, name string, parse func(string) (T, error), otherwise T) (T, error) {
