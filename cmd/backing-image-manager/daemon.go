@@ -128,7 +128,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	client := fetch.Client{SecretsDir: d.secretsDir, KeysDir: d.keysDir, FileRoots: d.fileRoots, Warn: logWarning(log)}
 	loop := reconcile.NewLoop(reconcile.New(client, peer.NewClient(credentials.ForPeers()), log, false), reconcile.LoopOptions{
 		Dir: d.configDir, Interval: d.interval, Node: d.node, Disks: d.disks, Log: log,
-		SignedCommits: d.signedCommits(), Client: client,
+		SignedCommits: d.commits, Client: client,
 	})
 	s := api.NewServer(loop, authorizer, api.Options{MaxRoundAge: max(minRoundAge, 10*d.interval), WebPrefix: d.webPrefix, ConfigDir: d.configDir}, log)
 	return d.serve(ctx, loop, s, listener, log, hangups)

@@ -214,8 +214,7 @@ type nodeFlags struct {
 	node      string
 	disks     []string
 
-	commitKeys   string   // --require-signed-commits; "": commits need no signature
-	olderCommits []string // --allow-older-commit
+	commits *config.SignedCommits // after resolve nil: commits need no signature
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
@@ -224,8 +223,9 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.node, "node", "", "act for the node `NAME` (default: $NODE_NAME, then the host name)")
 	flags.StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`; if nodes are declared, it must be a disk of this node; may be repeated")
 	f.secretFlags.add(cmd, "images")
-	flags.StringVar(&f.commitKeys, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
-	flags.StringArrayVar(&f.olderCommits, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it did not come after the last accepted one; may be repeated")
+	f.commits = &config.SignedCommits{}
+	flags.StringVar(&f.commits.KeysDir, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
+	flags.StringArrayVar(&f.commits.AllowOlder, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it did not come after the last accepted one; may be repeated")
 	completeFolders(cmd, "config-dir", "disk", "require-signed-commits")
 }
 
@@ -264,31 +264,25 @@ func (f *secretFlags) add(cmd *cobra.Command, signed string) {
 
 // checkCommitFlags checks the flags for signed commits.
 func (f *nodeFlags) checkCommitFlags() error {
-	if f.commitKeys == "" {
-		if len(f.olderCommits) > 0 {
+	rules := f.commits
+	if rules.KeysDir == "" {
+		if len(rules.AllowOlder) > 0 {
 			return errors.New("--allow-older-commit is for --require-signed-commits")
 		}
+		f.commits = nil
 		return nil
 	}
-	if _, err := commit.ReadKeys(f.commitKeys); err != nil {
+	if _, err := commit.ReadKeys(rules.KeysDir); err != nil {
 		return fmt.Errorf("read --require-signed-commits: %w", err)
 	}
-	for i, text := range f.olderCommits {
+	for i, text := range rules.AllowOlder {
 		name, err := config.ParseCommit(text)
 		if err != nil {
 			return fmt.Errorf("--allow-older-commit: %w", err)
 		}
-		f.olderCommits[i] = name
+		rules.AllowOlder[i] = name
 	}
 	return nil
-}
-
-// signedCommits returns the rules for commits, nil if they need no signature.
-func (f *nodeFlags) signedCommits() *config.SignedCommits {
-	if f.commitKeys == "" {
-		return nil
-	}
-	return &config.SignedCommits{KeysDir: f.commitKeys, AllowOlder: f.olderCommits}
 }
 
 // resolve checks the flags and sets the defaults.

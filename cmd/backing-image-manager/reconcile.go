@@ -21,7 +21,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/config"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/preflight"
@@ -47,8 +46,7 @@ type reconcileCmd struct {
 	indexDir     string // with indexes, to estimate downloads
 	everyNode    bool   // --node is not given: --state plans for all nodes
 	detailedExit bool
-	commits      *config.SignedCommits // nil: commits need no signature
-	snapshot     configdir.Snapshot    // of the config directory
+	snapshot     configdir.Snapshot // of the config directory
 	format       report.Format
 	out, err     io.Writer
 }
@@ -132,7 +130,6 @@ func (c *reconcileCmd) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.commits = c.signedCommits()
 	if c.commits != nil {
 		if _, err := c.commits.Verify(ctx, snapshot); err != nil {
 			return err

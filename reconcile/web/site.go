@@ -69,12 +69,12 @@ type Site struct {
 	options   Options
 	templates *template.Template
 	snapshots snapshots
-	assets    map[string]asset
+	assets    map[string]string // address of each file
 }
 
 // New returns the Site of a daemon.
 func New(o Options) *Site {
-	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{status: o.Status}, assets: readAssets(o.Prefix)}
+	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{status: o.Status}, assets: assetLinks(o.Prefix)}
 }
 
 // request is which part of a view a reader wants, and who reads it.
@@ -154,7 +154,7 @@ type page struct {
 }
 
 func (s *Site) page(title string) page {
-	return page{Title: title, Style: s.assets["style.css"].link, Script: s.assets["page.js"].link, Mark: s.assets["mark.svg"].link}
+	return page{Title: title, Style: s.assets["style.css"], Script: s.assets["page.js"], Mark: s.assets["mark.svg"]}
 }
 
 // serve sends a view. With the parameter "poll", it waits until the view differs from the one with that tag, and sends only
