@@ -189,20 +189,15 @@ func withoutPosition(p document.Problem) string {
 
 // handleView is the output of handle decode.
 type handleView struct {
-	BackingImage string            `json:"backingImage"`
-	SourceType   string            `json:"backingImageDataSourceType"`
-	Checksum     string            `json:"backingImageChecksum,omitempty"`
-	Parameters   map[string]string `json:"parameters"`
-	Images       map[string]any    `json:"images,omitempty"` // without the defaults
-	hidden       bool              // part of an address is left out
-	wrong        bool              // the declaration of the image has errors
+	manifest.Handle
+	Images map[string]any `json:"images,omitempty"` // without the defaults
+	hidden bool           // part of an address is left out
+	wrong  bool           // the declaration of the image has errors
 }
 
 func viewHandle(h manifest.Handle, declared []load.Origin, secrets bool) handleView {
-	v := handleView{
-		BackingImage: h.BackingImage, SourceType: h.SourceType, Checksum: h.Checksum,
-		Parameters: map[string]string{}, Images: map[string]any{},
-	}
+	v := handleView{Handle: h, Images: map[string]any{}}
+	v.Parameters = map[string]string{}
 	shown := func(value string) string {
 		if clean := text.Redact(value); clean != value && !secrets {
 			v.hidden = true

@@ -21,11 +21,11 @@ import (
 //
 // The values are escaped as in the query of an address, where "+" is a space.
 type Handle struct {
-	BackingImage string // never empty
-	SourceType   string // such as "download" or "export-from-volume"; never empty
-	Checksum     string // "" if it has none
+	BackingImage string `json:"backingImage"`                   // never empty
+	SourceType   string `json:"backingImageDataSourceType"`     // such as "download" or "export-from-volume"; never empty
+	Checksum     string `json:"backingImageChecksum,omitempty"` // "" if it has none
 	// Parameters are those of the source: "url", or "volume-name" and "export-type".
-	Parameters map[string]string
+	Parameters map[string]string `json:"parameters"`
 }
 
 // The keys of a handle that are not parameters of the source.
