@@ -343,7 +343,11 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result load.Result) error 
 		return err
 	}
 	if !c.everyNode || nodes[0].Allowed == schema.ObserveOnly {
-		return errors.Join(c.write(nodes[0], plan.Observed{}, p, false), c.writeErrors(result), c.exit(p, result))
+		err := c.write(nodes[0], plan.Observed{}, p, false)
+		if c.format == report.Markdown {
+			err = errors.Join(err, report.WriteErrors(c.out, result.Errors))
+		}
+		return errors.Join(err, c.exit(p, result))
 	}
 	cp := report.NewClusterPlan(cluster, nodes[0], p)
 	cp.Errors = result.Errors
@@ -454,12 +458,4 @@ func (c *reconcileCmd) compare(ctx context.Context, result load.Result) error {
 		return &exitError{code: 2}
 	}
 	return nil
-}
-
-// writeErrors adds the errors of a configuration without a plan to a Markdown comment.
-func (c *reconcileCmd) writeErrors(result load.Result) error {
-	if c.format != report.Markdown {
-		return nil
-	}
-	return report.WriteErrors(c.out, result.Errors)
 }

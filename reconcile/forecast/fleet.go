@@ -145,10 +145,8 @@ type ReasonGroup struct {
 func New(c *plan.Cluster, d plan.Desired, p plan.Plan) Fleet {
 	d.Node, d.OnlyDisks = "", nil // as a node without disks sees the cluster
 	f := build(d, c.Observe(d), p)
-	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Unreachable: slices.Sorted(maps.Keys(c.Unreachable))}
-	if f.State.Unreachable == nil {
-		f.State.Unreachable = []string{} // [] in JSON
-	}
+	f.State = FleetState{Time: c.Now, Nodes: len(d.Config.Nodes), Unreachable: slices.AppendSeq([]string{}, maps.Keys(c.Unreachable))}
+	slices.Sort(f.State.Unreachable)
 	return f
 }
 

@@ -105,9 +105,13 @@ func because(code model.Code, format string, args ...any) model.Reason {
 
 // JoinMax joins parts of a sentence. Of many parts it lists the first ones, and counts the
 // others: "a, b, c and 7 more". It never counts a single part.
-func JoinMax(parts []string, separator string, most int) string {
-	if more := len(parts) - most; more > 1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(parts[:most], separator), more)
+func JoinMax[T any](parts []T, separator string, most int) string {
+	words := make([]string, len(parts))
+	for i, part := range parts {
+		words[i] = fmt.Sprint(part)
 	}
-	return strings.Join(parts, separator)
+	if more := len(words) - most; more > 1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(words[:most], separator), more)
+	}
+	return strings.Join(words, separator)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -66,7 +67,7 @@ func (c ClusterPlan) text(style Style) *lines {
 	b.table("Deferred deletions:", reasonHeader, reasonRows(c.Forecast.Deferred))
 	b.table("Blocked:", reasonHeader, reasonRows(c.Forecast.Blocked))
 	if c.Diff != nil {
-		c.Diff.text(b)
+		b.b.WriteString(c.Diff.text().b.String())
 		b.empty()
 	}
 	b.linef("%s", trafficText(c.Forecast.Traffic))
@@ -88,7 +89,9 @@ func riskText(r forecast.Risk) string {
 	for _, s := range r.BelowCopies {
 		short = append(short, fmt.Sprintf("%s (%d of %d)", s.Image, s.After, s.Desired))
 	}
-	amount := func(s forecast.CopyStats) string { return fmt.Sprintf("%s (%s)", countCopies(s.Copies), Size(s.Bytes)) }
+	amount := func(s forecast.CopyStats) string {
+		return fmt.Sprintf("%s (%s)", Count(s.Copies, "copy"), Size(s.Bytes))
+	}
 	add(len(r.LosesAll), "loses all copies: %s", joinNames(r.LosesAll))
 	add(r.Removes.Copies, "deletes %s", amount(r.Removes))
 	add(r.Evicts.Copies, "evicts %s", amount(r.Evicts))
@@ -194,14 +197,19 @@ const maxColumns = 12
 // a large cluster one for the created and one for the deleted copies.
 func (c ClusterPlan) imageRows() (header []string, rows [][]string) {
 	nodes, images := c.changedImages()
+	var ids []ident.ID
+	for _, image := range images {
+		ids = append(ids, ident.ID{Name: image.Image, UUID: image.UUID})
+	}
+	name := imageNames(ids)
 	header = []string{"image", "copies"}
 	if len(nodes) <= maxColumns {
 		header = append(header, nodes...)
 	} else {
 		header = append(header, "created on", "deleted on")
 	}
-	for _, image := range images {
-		row := []string{imageName(image, images), copiesText(image)}
+	for i, image := range images {
+		row := []string{name(ids[i]), copiesText(image)}
 		if len(nodes) <= maxColumns {
 			for _, node := range nodes {
 				row = append(row, signsOn(image, node))
@@ -227,16 +235,6 @@ func (c ClusterPlan) changedImages() (nodes []string, images []forecast.ImageFor
 	}
 	slices.Sort(nodes)
 	return slices.Compact(nodes), images
-}
-
-// imageName returns the name of an image, with the uuid if another row has the same name.
-func imageName(image forecast.ImageForecast, all []forecast.ImageForecast) string {
-	for _, other := range all {
-		if other.Image == image.Image && other.UUID != image.UUID {
-			return image.Image + "-" + image.UUID
-		}
-	}
-	return image.Image
 }
 
 func copiesText(image forecast.ImageForecast) string {

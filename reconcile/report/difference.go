@@ -104,15 +104,7 @@ func flatten(fields map[string]string, path string, value any) {
 
 // WriteDifference writes a difference without a plan.
 func WriteDifference(w io.Writer, d Difference, format Format) error {
-	document := struct {
-		Diff Difference `json:"diff"`
-	}{d}
-	text := func() *lines {
-		b := &lines{}
-		d.text(b)
-		return b
-	}
-	return write(w, format, document, text, d.markdown)
+	return write(w, format, map[string]Difference{"diff": d}, d.text, d.markdown)
 }
 
 // summary returns one line that counts the changes.
@@ -150,7 +142,7 @@ func (d Difference) summary() string {
 		parts = append(parts, "settings changed")
 	}
 	if added+removed > 0 {
-		parts = append(parts, fmt.Sprintf("%s to create, %d to delete", countCopies(added), removed))
+		parts = append(parts, fmt.Sprintf("%s to create, %d to delete", Count(added, "copy"), removed))
 	}
 	if len(parts) == 0 {
 		return "The configurations are equal."
@@ -213,9 +205,11 @@ func (d Difference) markdown() *comment {
 	return b
 }
 
-func (d Difference) text(b *lines) {
+func (d Difference) text() *lines {
+	b := &lines{}
 	b.table("Changed fields:", fieldHeader, d.fieldRows())
 	b.table("Changed images:", imageHeader, d.imageRows())
 	b.table("Changed nodes:", nodeHeader, d.nodeRows())
 	b.linef("%s", d.summary())
+	return b
 }

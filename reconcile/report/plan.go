@@ -130,7 +130,11 @@ const maxSuspended = 20
 // planRows returns a row for each suspension and each action: action, image, disk, size and
 // reason.
 func planRows(p plan.Plan, cluster bool) [][]string {
-	image, disk := imageNames(p), diskNames(p, cluster)
+	var ids []ident.ID
+	for _, a := range p.Actions {
+		ids = append(ids, a.CopyRef().ID)
+	}
+	image, disk := imageNames(ids), diskNames(p, cluster)
 	var rows [][]string
 	for _, s := range p.Suspended[:min(len(p.Suspended), maxSuspended)] {
 		rows = append(rows, []string{"suspended", cmp.Or(s.Image, "everything"), "-", "-", suspensionText(s)})
@@ -139,26 +143,25 @@ func planRows(p plan.Plan, cluster bool) [][]string {
 		rows = append(rows, []string{"suspended", Count(more, "other image"), "-", "-", "see the configuration"})
 	}
 	for _, a := range p.Actions {
-		rows = append(rows, []string{string(a.Op), image(a), disk(a), sizeText(a), reasonText(a)})
+		rows = append(rows, []string{string(a.Op), image(a.CopyRef().ID), disk(a), sizeText(a), reasonText(a)})
 	}
 	return rows
 }
 
-// imageNames returns the function that names the image of an action. The name has the uuid
-// if the plan has several generations of the image.
-func imageNames(p plan.Plan) func(plan.Action) string {
+// imageNames returns the function that names these images. The name has the uuid if there are several generations of the image.
+func imageNames(ids []ident.ID) func(ident.ID) string {
 	uuid, several := map[string]string{}, map[string]bool{}
-	for _, a := range p.Actions {
-		if before, ok := uuid[a.Image]; ok && before != a.UUID {
-			several[a.Image] = true
+	for _, id := range ids {
+		if before, ok := uuid[id.Name]; ok && before != id.UUID {
+			several[id.Name] = true
 		}
-		uuid[a.Image] = a.UUID
+		uuid[id.Name] = id.UUID
 	}
-	return func(a plan.Action) string {
-		if several[a.Image] && a.UUID != "" {
-			return a.CopyRef().ID.String()
+	return func(id ident.ID) string {
+		if several[id.Name] && id.UUID != "" {
+			return id.String()
 		}
-		return a.Image
+		return id.Name
 	}
 }
 

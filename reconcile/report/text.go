@@ -56,26 +56,16 @@ func Count(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-func countCopies(n int) string {
-	if n == 1 {
-		return "1 copy"
+	if stem, ok := strings.CutSuffix(noun, "y"); ok {
+		noun = stem + "ie"
 	}
-	return fmt.Sprintf("%d copies", n)
+	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // maxNames is the number of names in a line of text.
 const maxNames = 3
 
-func joinNames[T any](names []T) string {
-	words := make([]string, len(names))
-	for i, name := range names {
-		words[i] = fmt.Sprint(name)
-	}
-	return plan.JoinMax(words, ", ", maxNames)
-}
+func joinNames[T any](names []T) string { return plan.JoinMax(names, ", ", maxNames) }
 
 // Align pads the cells of rows to columns, and returns the lines. Rows may have different
 // lengths. The last cell of a row is not padded. The lines are printable, whatever the cells contain.

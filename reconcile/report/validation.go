@@ -47,10 +47,7 @@ type originSection struct {
 // WriteValidations writes the results as one JSON document, or as text: the problems of the configurations, the skipped
 // documents, and a summary for each.
 func WriteValidations(w io.Writer, all []Validation, format Format) error {
-	if format == JSON {
-		return WriteJSON(w, documentOf(all))
-	}
-	return validationText(all).writeTo(w)
+	return write(w, format, documentOf(all), func() *lines { return validationText(all) }, nil)
 }
 
 func documentOf(all []Validation) validationDocument {

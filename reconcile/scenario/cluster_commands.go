@@ -334,13 +334,7 @@ func checkPlaced(st *session, in input) (checkResult, error) {
 }
 
 // texts joins values for a message.
-func texts[T any](values []T) string {
-	words := make([]string, len(values))
-	for i, v := range values {
-		words[i] = fmt.Sprint(v)
-	}
-	return strings.Join(words, ", ")
-}
+func texts[T any](values []T) string { return plan.JoinMax(values, ", ", len(values)) }
 
 func checkCopies(st *session, in input) (checkResult, error) {
 	number, exactly := strings.CutPrefix(in.args[1], "=")
