@@ -21,6 +21,18 @@ type sink interface {
 	io.ReaderFrom
 }
 
+// received is the part of a sink that knows which bytes it has.
+type received struct {
+	source disk.PartSource
+	offset int64
+}
+
+// Source returns the source of the received bytes.
+func (r *received) Source() disk.PartSource { return r.source }
+
+// Offset returns the number of received bytes.
+func (r *received) Offset() int64 { return r.offset }
+
 // finisher is a sink that judges the whole file. Its error is one of the address that sent the file.
 type finisher interface{ finish() error }
 

@@ -103,32 +103,15 @@ func AllFailed(failed []*Error) *Error {
 	if len(failed) == 1 {
 		return failed[0]
 	}
-	best := failed[0]
+	best, all := failed[0], []any{failed[0]} // in the order of the attempts
 	for _, e := range failed[1:] {
-		if retryRank[e.Class] > retryRank[best.Class] {
+		if all = append(all, e); retryRank[e.Class] > retryRank[best.Class] {
 			best = e
 		}
 	}
-	return &Error{Class: best.Class, RetryAfter: best.RetryAfter, Err: addressErrors(failed)}
-}
-
-// addressErrors are the errors of several addresses, in the order of the attempts.
-type addressErrors []*Error
-
-func (l addressErrors) Error() string {
-	lines := make([]string, len(l))
-	for i, e := range l {
-		lines[i] = e.Error()
-	}
-	return strings.Join(lines, "; then ")
-}
-
-func (l addressErrors) Unwrap() []error {
-	errs := make([]error, len(l))
-	for i, e := range l {
-		errs[i] = e
-	}
-	return errs
+	joined := Errorf(best.Class, "%w"+strings.Repeat("; then %w", len(all)-1), all...)
+	joined.RetryAfter = best.RetryAfter
+	return joined
 }
 
 // maxRetryAfter is the maximum delay that a server can request.

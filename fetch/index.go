@@ -79,27 +79,20 @@ func oneAddress(raw string) ([]address, error) {
 
 // fileSink writes a small file, and lets verify read it at the same time.
 type fileSink struct {
-	f      *os.File
-	source disk.PartSource
-	offset int64
-	limit  int64
+	received
+	f     *os.File
+	limit int64
 
 	verify   func(io.Reader) error
 	pipe     *io.PipeWriter // to verify; nil before Begin
 	verified chan error     // the result of verify
 }
 
-// Source returns the source of the written bytes.
-func (s *fileSink) Source() disk.PartSource { return s.source }
-
-// Offset returns the number of written bytes.
-func (s *fileSink) Offset() int64 { return s.offset }
-
 // Begin discards the bytes.
 func (s *fileSink) Begin(o disk.PartSource) error {
 	_ = s.end(io.ErrUnexpectedEOF) // the bytes before are of no interest
 	r, w := io.Pipe()
-	s.source, s.offset, s.pipe, s.verified = o, 0, w, make(chan error, 1)
+	s.received, s.pipe, s.verified = received{source: o}, w, make(chan error, 1)
 	go func() {
 		err := s.verify(r)
 		if err == nil { // bytes may follow

@@ -30,12 +30,11 @@ type unpacker struct {
 	packing packing
 	request Request
 
-	source disk.PartSource
-	offset int64 // number of received packed bytes
-	hashes []packedHash
-	signed io.Writer      // of the verification of the packed file; nil: none
-	in     *io.PipeWriter // input of the decompressor; nil: none is running
-	result chan error     // result of the decompressor
+	received // packed bytes
+	hashes   []packedHash
+	in       *io.PipeWriter // input of the decompressor; nil: none is running
+	to       io.Writer      // in, the hashes, and the verification of the packed file
+	result   chan error     // result of the decompressor
 }
 
 // packedHash computes a digest that the packed file must have.
@@ -44,12 +43,6 @@ type packedHash struct {
 	want ident.Digest
 }
 
-// Source returns the source of the packed bytes.
-func (u *unpacker) Source() disk.PartSource { return u.source }
-
-// Offset returns the number of received packed bytes.
-func (u *unpacker) Offset() int64 { return u.offset }
-
 // Begin discards the unpacked bytes and starts a new decompressor. The size of the unpacked image is
 // not known.
 func (u *unpacker) Begin(o disk.PartSource) error {
@@ -57,31 +50,32 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 	if err := u.part.Begin(disk.PartSource{ID: o.ID, Size: -1}); err != nil {
 		return err
 	}
-	u.source, u.offset, u.hashes = o, 0, nil
-	want := []ident.Digest{u.request.PackedDigest, u.request.alsoPacked}
-	if v := u.request.signed; v != nil && v.newVerifier != nil {
-		u.signed = v.begin()
-	}
-	for _, d := range want {
+	out, in := io.Pipe()
+	u.received, u.hashes, u.in, u.result = received{source: o}, nil, in, make(chan error, 1)
+	to := []io.Writer{in}
+	for _, d := range []ident.Digest{u.request.PackedDigest, u.request.alsoPacked} {
 		if !d.IsZero() {
-			u.hashes = append(u.hashes, packedHash{d.Algorithm().New(), d})
+			h := packedHash{d.Algorithm().New(), d}
+			u.hashes, to = append(u.hashes, h), append(to, h)
 		}
 	}
-	out, in := io.Pipe()
-	u.in, u.result = in, make(chan error, 1)
+	if v := u.request.signed; v != nil && v.newVerifier != nil {
+		to = append(to, v.begin())
+	}
+	u.to = io.MultiWriter(to...)
+	trailer := !u.request.Digest.IsZero() || len(to) > 1
 	go func() {
-		err := u.run(out)
+		err := u.run(out, trailer)
 		out.CloseWithError(err) // unblocks writers
 		u.result <- err
 	}()
 	return nil
 }
 
-// run unpacks the bytes of the pipe into the part until the pipe ends.
-func (u *unpacker) run(out io.Reader) error {
+// run unpacks the bytes of the pipe into the part until the pipe ends. trailer: other bytes may follow the packed ones.
+func (u *unpacker) run(out io.Reader, trailer bool) error {
 	var packed atomic.Int64 // in bytes; decompressors read ahead in other goroutines
 	// The pipe is closed when the download ends, so no context is needed here.
-	trailer := !u.request.Digest.IsZero() || len(u.hashes) > 0 || u.signed != nil
 	r := u.packing.reader(CountReader(context.Background(), out, &packed), trailer)
 	defer r.Close()
 	_, err := u.part.ReadFrom(&boundedReader{unpacker: u, from: r, packed: &packed})
@@ -90,30 +84,9 @@ func (u *unpacker) run(out io.Reader) error {
 
 // ReadFrom writes the packed bytes of r to the decompressor.
 func (u *unpacker) ReadFrom(r io.Reader) (int64, error) {
-	buf, start := make([]byte, 256<<10), u.offset
-	for {
-		n, err := r.Read(buf)
-		if n > 0 {
-			if _, failed := u.in.Write(buf[:n]); failed != nil {
-				return u.offset - start, failed
-			}
-			for _, h := range u.hashes {
-				h.Write(buf[:n])
-			}
-			if u.signed != nil {
-				if _, err := u.signed.Write(buf[:n]); err != nil {
-					return u.offset - start, err
-				}
-			}
-			u.offset += int64(n)
-		}
-		if err == io.EOF {
-			return u.offset - start, nil
-		}
-		if err != nil {
-			return u.offset - start, err
-		}
-	}
+	n, err := io.CopyBuffer(u.to, r, make([]byte, 256<<10))
+	u.offset += n
+	return n, err
 }
 
 // stop stops the decompressor, if one is running, and waits until it has ended.
