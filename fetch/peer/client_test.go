@@ -135,7 +135,7 @@ func TestRangeRejectsUnexpectedResponses(t *testing.T) {
 			w.WriteHeader(test.status)
 			_, _ = io.WriteString(w, body)
 		})
-		_, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+		_, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}.request("data"), 0, 10)
 		if err == nil || !strings.Contains(err.Error(), test.message) {
 			t.Errorf("%s: got %v, want an error with %q", test.name, err, test.message)
 		}
@@ -149,7 +149,7 @@ func TestTruncatedRangeIsUnexpectedEOF(t *testing.T) {
 		w.WriteHeader(http.StatusPartialContent)
 		_, _ = io.WriteString(w, "01234")
 	})
-	b, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+	b, err := newClient(t).openRange(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}.request("data"), 0, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestRetryAfterIsLimited(t *testing.T) {
 			w.Header().Set("Retry-After", after)
 			w.WriteHeader(http.StatusTooManyRequests)
 		})
-		_, _, err := newClient(t).openManifest(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot})
+		_, _, err := newClient(t).openWhole(t.Context(), Source{Address: at, Disk: "disk1", ID: parrot}.request("manifest"))
 		var busy *busyError
 		if !errors.As(err, &busy) || busy.retryAfter != want {
 			t.Errorf("%q: got %v, want %v", after, err, want)
@@ -244,7 +244,7 @@ func TestRequestsTimeOut(t *testing.T) {
 		{"long poll beyond the limit", "", queryState(at, `"x"`, time.Hour), 70 * time.Second},
 		{"copies", "", func(ctx context.Context, c *Client) error { _, err := c.Copies(ctx, at, "parrot", ""); return err }, 30 * time.Second},
 		{"data", "", func(ctx context.Context, c *Client) error {
-			_, err := c.openRange(ctx, Source{Address: at, Disk: "disk1", ID: parrot}, 0, 10)
+			_, err := c.openRange(ctx, Source{Address: at, Disk: "disk1", ID: parrot}.request("data"), 0, 10)
 			return err
 		}, 10 * time.Second},
 	} {

@@ -26,30 +26,35 @@ import (
 const maxCompressions = 2
 
 // download sends an image to a client that is not a peer (see the package comment).
-func (s *Server) download(w http.ResponseWriter, r *http.Request) {
+func (s *Server) download(w http.ResponseWriter, r *http.Request) *httperror.Error {
 	name, uuid := r.PathValue("name"), r.URL.Query().Get("uuid")
 	packing, err := outfile.ParseCompression(r.URL.Query().Get("compress"))
 	if uuid != "" {
 		err = errors.Join(err, ident.CheckUUID(uuid))
 	}
 	if err := errors.Join(ident.CheckName(name), err); err != nil {
-		httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; ")).Write(w)
-		return
+		return httperror.New(http.StatusBadRequest, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	on, c, refused := s.findReadyCopy(r.Context(), name, uuid)
 	if refused != nil {
-		refused.Write(w)
-		return
+		return refused
 	}
-	ctx, release, ok := s.acquireSlot(w, r, on)
-	if !ok {
-		return
+	ctx, free, refused := s.acquireSlot(r, on)
+	if refused != nil {
+		return refused
 	}
-	defer release()
+	defer free()
+	if packing != outfile.None && r.Method != http.MethodHead {
+		select {
+		case s.compressions <- struct{}{}:
+			defer release(s.compressions)
+		default:
+			return httperror.New(http.StatusTooManyRequests, "compression limit reached: this node compresses at most %d downloads at once", maxCompressions)
+		}
+	}
 	image, err := openVerifiedImage(on.disk, c.ID, on.disk.Open)
 	if err != nil {
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		return
+		return httperror.New(http.StatusConflict, "%v", err)
 	}
 	defer image.Close()
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", name+fileExtension(c.Format)+packing.Extension()))
@@ -58,7 +63,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	if packing == outfile.None {
 		err = sendFile(w, r, p, image, c)
 	} else {
-		err = s.sendCompressed(w, r, p, image, packing, c.SHA512)
+		err = sendCompressed(w, r, p, image, packing, c.SHA512)
 	}
 	if errors.Is(err, disk.ErrDamaged) {
 		s.node.ReportDamage(ctx, c.ID.Name)
@@ -66,6 +71,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		panic(http.ErrAbortHandler) // closes the connection, so that the client detects that the body is incomplete
 	}
+	return nil
 }
 
 func fileExtension(f model.Format) string {
@@ -106,17 +112,9 @@ func (r pacedResponse) ReadFrom(src io.Reader) (int64, error) { return r.body.Re
 // sendCompressed sends the whole image compressed. It sends no length, because the length is not
 // known before the end. It does not support ranges, because another version of the compressor may
 // produce different bytes.
-func (s *Server) sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, packing outfile.Compression, digest ident.Digest) error {
+func sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, packing outfile.Compression, digest ident.Digest) error {
 	w.Header().Set("Content-Type", "application/"+string(packing))
 	if r.Method == http.MethodHead {
-		return nil
-	}
-	select {
-	case s.compressions <- struct{}{}:
-		defer func() { <-s.compressions }()
-	default:
-		w.Header().Del("Content-Disposition")
-		writeBusy(w, "compression limit reached: this node compresses at most %d downloads at once", maxCompressions)
 		return nil
 	}
 	out := bufio.NewWriterSize(p, pieceSize)

@@ -40,7 +40,7 @@ func (c *Client) Prove(ctx context.Context, s Source, chunk disk.SelectedChunk) 
 func (c *Client) prove(ctx context.Context, s Source, chunk disk.SelectedChunk) error {
 	r := s.request("data")
 	r.query.Set(proofParameter, "chunk")
-	body, err := c.openRangeOf(ctx, r, chunk.From, chunk.To)
+	body, err := c.openRange(ctx, r, chunk.From, chunk.To)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (c *Client) prove(ctx context.Context, s Source, chunk disk.SelectedChunk) 
 // SelectChunk selects a chunk of a copy of size bytes, as disk.SelectChunk does, from the chunk manifest
 // that the peer serves. The manifest must have the digest that the peer has published.
 func (c *Client) SelectChunk(ctx context.Context, s Source, size int64, secret uint64) (disk.SelectedChunk, error) {
-	body, _, err := c.openManifest(ctx, s)
+	body, _, err := c.openWhole(ctx, s.request("manifest"))
 	if err != nil {
 		return disk.SelectedChunk{}, err
 	}
@@ -128,7 +128,7 @@ func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, ea
 func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limiter *rate.Limiter, buf []byte, each func([]byte)) (read int64, err error) {
 	r := s.request("data")
 	r.stall = readStall
-	body, err := c.openRangeOf(ctx, r, from, to)
+	body, err := c.openRange(ctx, r, from, to)
 	if err != nil {
 		return 0, err
 	}
@@ -156,34 +156,30 @@ const (
 
 // proof sends one chunk of a copy. It reads the chunk past the page cache, because the medium may have lost
 // what the cache has, and compares it with the chunk manifest: a damaged copy proves nothing, and is verified.
-func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) {
+func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) *httperror.Error {
 	ctx, cancel := context.WithTimeout(r.Context(), proofTimeout)
 	defer cancel()
 	r = r.WithContext(ctx)
-	release, ok := acquire(ctx, w, s.proofs)
-	if !ok {
-		return
+	if !acquire(ctx, s.proofs) {
+		return errOverloaded
 	}
-	defer release()
+	defer release(s.proofs)
 	image, err := openVerifiedImage(c.disk, c.id, c.disk.OpenUncached)
 	if err != nil {
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		return
+		return httperror.New(http.StatusConflict, "%v", err)
 	}
 	defer image.Close()
-	s.sendChunk(w, r, c, image)
+	return s.sendChunk(w, r, c, image)
 }
 
 // sendChunk sends the chunk of a proof.
-func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, image *verifiedImage) {
+func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, image *verifiedImage) *httperror.Error {
 	part, err := parseRange(r.Header.Get("Range"), image.Size())
 	if err != nil {
-		writeRangeError(w, image.Size(), err)
-		return
+		return rangeError(w, image.Size(), err)
 	}
 	if part.from%disk.ChunkSize != 0 || part.to != min(part.from+disk.ChunkSize, image.Size()) {
-		httperror.New(http.StatusBadRequest, "a proof is one chunk of %d bytes", disk.ChunkSize).Write(w)
-		return
+		return httperror.New(http.StatusBadRequest, "a proof is one chunk of %d bytes", disk.ChunkSize)
 	}
 	chunk := make([]byte, part.to-part.from)
 	if _, err := image.ReadAt(chunk, part.from); err != nil {
@@ -192,7 +188,7 @@ func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, 
 			_ = http.NewResponseController(w).Flush() // fails only if the receiver has disconnected
 			s.node.ReportDamage(r.Context(), c.id.Name)
 		}
-		return
+		return nil
 	}
 	w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.from, part.to-1, image.Size()))
 	s.sendBody(r.Context(), w, http.StatusPartialContent, int64(len(chunk)), s.unlessLeaving(c, image.file.Unchanged), func(w io.Writer) error {
@@ -203,4 +199,5 @@ func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, 
 		}
 		return nil
 	})
+	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
 // selectChunk selects a chunk of a copy by the manifest of the node itself.
@@ -111,7 +112,9 @@ func TestProofOfADamagedChunk(t *testing.T) {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
 	r.Header.Set("Range", "bytes=0-4095")
 	w := httptest.NewRecorder()
-	n.server.sendChunk(w, r, localCopy{n.disk, "disk1", parrot}, image)
+	if refused := n.server.sendChunk(w, r, localCopy{n.disk, "disk1", parrot}, image); refused != nil {
+		t.Error(refused)
+	}
 	if w.Code != http.StatusConflict || !strings.Contains(w.Body.String(), "damaged") {
 		t.Errorf("got %d %s", w.Code, w.Body)
 	}
@@ -184,6 +187,11 @@ func TestProveEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// busy responds as a node that has reached a limit.
+var busy handler = func(http.ResponseWriter, *http.Request) *httperror.Error {
+	return httperror.New(http.StatusTooManyRequests, "busy")
+}
+
 // ReadChunks reads the whole copy in order, also through a connection that breaks and a busy peer.
 func TestReadChunks(t *testing.T) {
 	content := randomBytes(3*mib + 512)
@@ -193,7 +201,7 @@ func TestReadChunks(t *testing.T) {
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch requests++; requests {
 		case 1:
-			writeBusy(w, "busy")
+			busy.ServeHTTP(w, r)
 		case 2:
 			n.Config.Handler.ServeHTTP(&breakingWriter{w, mib + 4096}, r)
 		default:
@@ -267,7 +275,7 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 func TestReadChunksEnds(t *testing.T) {
 	const size = 4 * mib
 	for name, respond := range map[string]func(w http.ResponseWriter, r *http.Request){
-		"busy": func(w http.ResponseWriter, _ *http.Request) { writeBusy(w, "busy") },
+		"busy": busy.ServeHTTP,
 		"drips": func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "4194304")
 			w.Header().Set("Content-Range", "bytes 0-4194303/4194304")

@@ -210,7 +210,7 @@ func (t *transfer) newAssembly(plan *assemble.Plan, to assemble.Sink, has func(S
 // source returns a peer as a source of an assembly.
 func (t *transfer) source(s Source) assemble.Candidate {
 	var p assemble.Provider = assemble.Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
-		return t.pull.Client.openRange(ctx, s, from, to)
+		return t.pull.Client.openRange(ctx, s.request("data"), from, to)
 	})
 	p = assemble.Limited(assemble.Counted(p, &t.progress.PeerBytes), t.limiter)
 	return assemble.Candidate{
@@ -333,7 +333,7 @@ func byVotes(sources []Source) []Source {
 }
 
 func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive ManifestReceiver) (*disk.Manifest, error) {
-	body, length, err := t.pull.Client.openManifest(ctx, s)
+	body, length, err := t.pull.Client.openWhole(ctx, s.request("manifest"))
 	if err != nil {
 		return nil, err
 	}

@@ -139,6 +139,9 @@ func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s model.Node,
 		return model.Node{}, 0, fmt.Errorf("the response has an encoding that was not requested: %q", shortLine(e, maxName))
 	}
 	s, err = decodeState(body, scope)
+	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+		err = errTooLarge
+	}
 	return s, 0, err
 }
 
@@ -172,34 +175,16 @@ func (t *decodingTurn) Read(p []byte) (int, error) {
 
 var errTooLarge = errors.New("the response is too large: a node publishes far less for the declared disks and images")
 
-// limitSize returns a reader of r that returns errTooLarge after the largest state.
-func (s Scope) limitSize(r io.Reader) io.Reader { return &sizeLimiter{r: r, left: s.maxStateSize()} }
-
-type sizeLimiter struct {
-	r    io.Reader
-	left int64
-}
-
-// Read implements io.Reader.
-func (l *sizeLimiter) Read(p []byte) (n int, err error) {
-	if l.left <= 0 {
-		return 0, errTooLarge
-	}
-	n, err = l.r.Read(p[:min(int64(len(p)), l.left)])
-	l.left -= int64(n)
-	return n, err
+// limitSize returns a reader of r that returns an *http.MaxBytesError after the largest state.
+func (s Scope) limitSize(r io.Reader) io.Reader {
+	return http.MaxBytesReader(nil, io.NopCloser(r), s.maxStateSize())
 }
 
 // openRange returns a reader of the bytes [from, to) of an image. It returns exactly these bytes or
 // an error: a *busyError, an *httperror.Error, io.ErrUnexpectedEOF if the connection breaks, or a
 // *fetch.Error if the body stalls. If the body is read to its end before it is closed, the
 // connection is used again.
-func (c *Client) openRange(ctx context.Context, s Source, from, to int64) (io.ReadCloser, error) {
-	return c.openRangeOf(ctx, s.request("data"), from, to)
-}
-
-// openRangeOf is openRange for a request that has parameters.
-func (c *Client) openRangeOf(ctx context.Context, r request, from, to int64) (io.ReadCloser, error) {
+func (c *Client) openRange(ctx context.Context, r request, from, to int64) (io.ReadCloser, error) {
 	r.header.Set("Range", fmt.Sprintf("bytes=%d-%d", from, to-1))
 	resp, err := c.openBytes(ctx, r, http.StatusPartialContent)
 	if err != nil {
@@ -213,17 +198,8 @@ func (c *Client) openRangeOf(ctx context.Context, r request, from, to int64) (io
 	return resp.Body, nil
 }
 
-// openManifest returns a reader of the encoded chunk manifest of an image and its length in bytes. The
-// errors are those of openRange.
-func (c *Client) openManifest(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
-	return c.openWhole(ctx, s.request("manifest"))
-}
-
-// openIndex returns a reader of the index of an image and its length in bytes. The errors are those of openRange.
-func (c *Client) openIndex(ctx context.Context, s Source) (io.ReadCloser, int64, error) {
-	return c.openWhole(ctx, s.request("index"))
-}
-
+// openWhole returns a reader of a whole file, such as a chunk manifest or an index, and its length in bytes. The errors are
+// those of openRange.
 func (c *Client) openWhole(ctx context.Context, r request) (io.ReadCloser, int64, error) {
 	resp, err := c.openBytes(ctx, r, http.StatusOK)
 	if err != nil {

@@ -21,33 +21,29 @@ import (
 
 const maxManifests = 16 // concurrent sends of chunk manifests; further requests wait
 
-func (s *Server) data(w http.ResponseWriter, r *http.Request) {
+func (s *Server) data(w http.ResponseWriter, r *http.Request) *httperror.Error {
 	c, refused := s.readyCopy(r)
 	if refused != nil {
-		refused.Write(w)
-		return
+		return refused
 	}
 	if r.URL.Query().Has(proofParameter) {
-		s.proof(w, r, c)
-		return
+		return s.proof(w, r, c)
 	}
-	ctx, release, ok := s.acquireSlot(w, r, c)
-	if !ok {
-		return
+	ctx, free, refused := s.acquireSlot(r, c)
+	if refused != nil {
+		return refused
 	}
-	defer release()
+	defer free()
 	image, err := c.disk.Open(c.id)
 	if err != nil {
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		return
+		return httperror.New(http.StatusConflict, "%v", err)
 	}
 	defer image.Close()
 	size := image.Size()
 	part, status := byteRange{0, size}, http.StatusOK
 	if header := r.Header.Get("Range"); header != "" {
 		if part, err = parseRange(header, size); err != nil {
-			writeRangeError(w, size, err)
-			return
+			return rangeError(w, size, err)
 		}
 		status = http.StatusPartialContent
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", part.from, part.to-1, size))
@@ -55,30 +51,32 @@ func (s *Server) data(w http.ResponseWriter, r *http.Request) {
 	s.sendBody(ctx, w, status, part.to-part.from, s.unlessLeaving(c, image.Unchanged), func(w io.Writer) error {
 		return image.Send(w, part.from, part.to, nil)
 	})
+	return nil
 }
 
-func writeRangeError(w http.ResponseWriter, size int64, err error) {
+func rangeError(w http.ResponseWriter, size int64, err error) *httperror.Error {
 	status := http.StatusBadRequest
 	if errors.Is(err, errRangeOutsideFile) {
 		status = http.StatusRequestedRangeNotSatisfiable
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", size))
 	}
-	httperror.New(status, "%v", err).Write(w)
+	return httperror.New(status, "%v", err)
 }
 
-// acquire acquires a permit of a semaphore, or responds that there is none when ctx ends.
-func acquire(ctx context.Context, w http.ResponseWriter, permits chan struct{}) (release func(), ok bool) {
+// acquire acquires a permit of a semaphore. It returns false if there is none until ctx ends.
+func acquire(ctx context.Context, permits chan struct{}) bool {
 	select {
 	case permits <- struct{}{}:
-		return func() { <-permits }, true
+		return true
 	case <-ctx.Done():
-		errOverloaded.Write(w)
-		return nil, false
+		return false
 	}
 }
 
-func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
-	s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
+func release(permits chan struct{}) { <-permits }
+
+func (s *Server) manifest(w http.ResponseWriter, r *http.Request) *httperror.Error {
+	return s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
 		m, err := c.disk.Manifest(c.id)
 		if err != nil {
 			return nil, nil, 0, err
@@ -88,8 +86,8 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) {
 }
 
 // index sends the index of a copy that was downloaded by one.
-func (s *Server) index(w http.ResponseWriter, r *http.Request) {
-	s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
+func (s *Server) index(w http.ResponseWriter, r *http.Request) *httperror.Error {
+	return s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
 		index, err := c.disk.Index(c.id)
 		if err != nil {
 			return nil, nil, 0, err
@@ -104,31 +102,28 @@ func (s *Server) index(w http.ResponseWriter, r *http.Request) {
 
 // sendBeside sends a whole file that describes a copy. The receiver compares a manifest with its digest, and what an index
 // says with the manifest, so that a change of the file needs no check.
-func (s *Server) sendBeside(w http.ResponseWriter, r *http.Request, open func(localCopy) (io.Reader, io.Closer, int64, error)) {
+func (s *Server) sendBeside(w http.ResponseWriter, r *http.Request, open func(localCopy) (io.Reader, io.Closer, int64, error)) *httperror.Error {
 	c, refused := s.readyCopy(r)
 	if refused != nil {
-		refused.Write(w)
-		return
+		return refused
 	}
-	release, ok := acquire(r.Context(), w, s.manifests)
-	if !ok {
-		return
+	if !acquire(r.Context(), s.manifests) {
+		return errOverloaded
 	}
-	defer release()
+	defer release(s.manifests)
 	file, closer, size, err := open(c)
 	if errors.Is(err, fs.ErrNotExist) {
-		httperror.New(http.StatusNotFound, "%s on disk %s has no such file", c.id, c.diskName).Write(w)
-		return
+		return httperror.New(http.StatusNotFound, "%s on disk %s has no such file", c.id, c.diskName)
 	}
 	if err != nil {
-		httperror.New(http.StatusConflict, "%v", err).Write(w)
-		return
+		return httperror.New(http.StatusConflict, "%v", err)
 	}
 	defer closer.Close()
 	s.sendBody(r.Context(), w, http.StatusOK, size, s.unlessLeaving(c, func() error { return nil }), func(w io.Writer) error {
 		_, err := io.CopyN(w, file, size)
 		return err
 	})
+	return nil
 }
 
 // localCopy is a ready copy of the node.
@@ -177,22 +172,15 @@ func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
 	return localCopy{d, diskName, id}, nil
 }
 
-// acquireSlot acquires a slot for sending an image, or responds with a 429. The send must end when
-// ctx ends; after it, the caller must call release.
-func (s *Server) acquireSlot(w http.ResponseWriter, r *http.Request, c localCopy) (ctx context.Context, release func(), ok bool) {
+// acquireSlot acquires a slot for sending an image. The send must end when ctx ends; after it, the caller must call free.
+func (s *Server) acquireSlot(r *http.Request, c localCopy) (ctx context.Context, free func(), refused *httperror.Error) {
 	ctx, cancel := context.WithCancel(r.Context())
-	free, ok := s.sendLimits.acquire(c.id, c.diskName, cancel)
+	release, ok := s.sendLimits.acquire(c.id, c.diskName, cancel)
 	if !ok {
 		cancel()
-		writeBusy(w, "sending limit reached: this node sends an image at most %d times at once", maxSends)
-		return nil, nil, false
+		return nil, nil, httperror.New(http.StatusTooManyRequests, "sending limit reached: this node sends an image at most %d times at once", maxSends)
 	}
-	return ctx, func() { free(); cancel() }, true
-}
-
-func writeBusy(w http.ResponseWriter, format string, args ...any) {
-	w.Header().Set("Retry-After", "1")
-	httperror.New(http.StatusTooManyRequests, format, args...).Write(w)
+	return ctx, func() { release(); cancel() }, nil
 }
 
 // sendBody writes a response with a body that send writes. It calls check before each piece. An error

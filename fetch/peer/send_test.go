@@ -31,7 +31,7 @@ func TestDataSendsTheRequestedRange(t *testing.T) {
 	s := n.put(t, parrot, content)
 	c := newClient(t)
 	for _, want := range []byteRange{{0, 1}, {0, int64(len(content))}, {1 << 20, 2 << 20}, {3 << 20, 3<<20 + 512}} {
-		b, err := c.openRange(t.Context(), s, want.from, want.to)
+		b, err := c.openRange(t.Context(), s.request("data"), want.from, want.to)
 		if err != nil {
 			t.Errorf("%v: %v", want, err)
 			continue
@@ -48,7 +48,7 @@ func TestManifestHasTheHashOfEachChunk(t *testing.T) {
 	n := startNode(t, "node1")
 	content := randomBytes(2<<20 + 512)
 	s := n.put(t, parrot, content)
-	b, length, err := newClient(t).openManifest(t.Context(), s)
+	b, length, err := newClient(t).openWhole(t.Context(), s.request("manifest"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestWithdrawnCopyIsAConflict(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, randomBytes(4096))
 	n.withdraw(parrot)
-	_, err := newClient(t).openRange(t.Context(), s, 0, 512)
+	_, err := newClient(t).openRange(t.Context(), s.request("data"), 0, 512)
 	refused, ok := errors.AsType[*httperror.Error](err)
 	if !ok || refused.Status != http.StatusConflict || refused.Message != "parrot-0a1b2c3d is leaving disk disk1" {
 		t.Errorf("got %v", err)
@@ -166,7 +166,7 @@ func TestWithdrawnCopyIsAConflict(t *testing.T) {
 func TestConnectionBreaksWhenTheFileChanges(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, randomBytes(large))
-	b, err := newClient(t).openRange(t.Context(), s, 0, large)
+	b, err := newClient(t).openRange(t.Context(), s.request("data"), 0, large)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +184,7 @@ func TestConnectionBreaksWhenTheFileChanges(t *testing.T) {
 func TestConnectionBreaksWhenTheFileIsTruncated(t *testing.T) {
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, randomBytes(large))
-	b, err := newClient(t).openRange(t.Context(), s, 0, large)
+	b, err := newClient(t).openRange(t.Context(), s.request("data"), 0, large)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,13 +225,13 @@ func TestSendLimitPerImage(t *testing.T) {
 		last = occupySlot(t, n, parrot)
 	}
 	c := newClient(t)
-	_, err := c.openRange(t.Context(), s, 0, 512)
+	_, err := c.openRange(t.Context(), s.request("data"), 0, 512)
 	var busy *busyError
 	if !errors.As(err, &busy) || busy.retryAfter != time.Second {
 		t.Fatalf("the fourth send: got %v", err)
 	}
 	other := n.put(t, ident.ID{Name: "other", UUID: "00000001"}, randomBytes(4096))
-	if b, err := c.openRange(t.Context(), other, 0, 512); err != nil {
+	if b, err := c.openRange(t.Context(), other.request("data"), 0, 512); err != nil {
 		t.Errorf("another image: got %v", err)
 	} else {
 		b.Close()
@@ -244,7 +244,7 @@ func TestSendLimitPerImage(t *testing.T) {
 func retryUntilSent(t *testing.T, c *Client, s Source) {
 	t.Helper()
 	for {
-		b, err := c.openRange(t.Context(), s, 0, 512)
+		b, err := c.openRange(t.Context(), s.request("data"), 0, 512)
 		if err == nil {
 			b.Close()
 			return
@@ -282,7 +282,7 @@ func TestSendOutlastsTheServerTimeouts(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, "node1")
 	s := n.put(t, parrot, randomBytes(large))
-	b, err := newClient(t).openRange(t.Context(), s, 0, large)
+	b, err := newClient(t).openRange(t.Context(), s.request("data"), 0, large)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +319,7 @@ func TestSlowReceiverGetsAWholeChunk(t *testing.T) {
 		network.add(t.Context(), "node1")
 		server := NewServer(NewStateCache(), &n.testNode)
 		network.nodes["node1"].server.Handler = server.Handler()
-		b, err := network.client.openRange(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}, 0, mib)
+		b, err := network.client.openRange(t.Context(), Source{Address: Address{Node: "node1", URL: "http://node1:8000"}, Disk: "disk1", ID: parrot}.request("data"), 0, mib)
 		if err != nil {
 			t.Fatal(err)
 		}

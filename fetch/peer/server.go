@@ -77,13 +77,17 @@ const downloadPath = "/v1/images/{name}/download"
 // responses that take longer.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("/v1/state", s.state)
-	mux.HandleFunc("/v1/images/{name}/copies", s.copies)
-	mux.HandleFunc("/v1/images/{name}/{uuid}/manifest", s.manifest)
-	mux.HandleFunc("/v1/images/{name}/{uuid}/index", s.index)
-	mux.HandleFunc("/v1/images/{name}/{uuid}/data", s.data)
-	mux.HandleFunc(downloadPath, s.download)
-	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { errNotFound.Write(w) })
+	for pattern, h := range map[string]handler{
+		"/v1/state":                         s.state,
+		"/v1/images/{name}/copies":          s.copies,
+		"/v1/images/{name}/{uuid}/manifest": s.manifest,
+		"/v1/images/{name}/{uuid}/index":    s.index,
+		"/v1/images/{name}/{uuid}/data":     s.data,
+		downloadPath:                        s.download,
+		"/":                                 func(http.ResponseWriter, *http.Request) *httperror.Error { return errNotFound },
+	} {
+		mux.Handle(pattern, h)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		methods := []string{http.MethodGet}
 		if _, pattern := mux.Handler(r); pattern == downloadPath {
@@ -101,6 +105,21 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
+// handler responds to a request, or returns the reason why it does not.
+type handler func(http.ResponseWriter, *http.Request) *httperror.Error
+
+// ServeHTTP implements http.Handler.
+func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	refused := h(w, r)
+	if refused == nil {
+		return
+	}
+	if refused.Status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", "1")
+	}
+	refused.Write(w)
+}
+
 var (
 	errNotFound    = httperror.New(http.StatusNotFound, "not found")
 	errNotObserved = httperror.New(http.StatusServiceUnavailable, "the disks were not read yet: retry later")
@@ -109,30 +128,27 @@ var (
 	errOverloaded = httperror.New(http.StatusServiceUnavailable, "too many requests at once: retry later")
 )
 
-func (s *Server) state(w http.ResponseWriter, r *http.Request) {
+func (s *Server) state(w http.ResponseWriter, r *http.Request) *httperror.Error {
 	wait, refused := ParseWait(r)
 	if refused != nil {
-		refused.Write(w)
-		return
+		return refused
 	}
 	etag := r.Header.Get("If-None-Match")
 	current, _ := s.cache.latest()
 	if current != nil && current.etag == etag && wait > 0 {
 		if current = s.waitForChange(w, r, etag, wait); r.Context().Err() != nil {
-			ErrShutdown.Write(w) // or the client has disconnected, and receives nothing
-			return
+			return ErrShutdown // or the client has disconnected, and receives nothing
 		}
 	}
-	switch {
-	case current == nil:
-		errNotObserved.Write(w)
-	case current.etag == etag:
-		w.Header().Set("ETag", current.etag)
-		w.WriteHeader(http.StatusNotModified)
-	default:
-		w.Header().Set("ETag", current.etag)
-		writeState(w, r, current)
+	if current == nil {
+		return errNotObserved
 	}
+	w.Header().Set("ETag", current.etag)
+	if current.etag == etag {
+		w.WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	return writeState(w, r, current)
 }
 
 // waitForChange returns the published snapshot when its ETag differs from etag, or after wait.
@@ -163,31 +179,28 @@ func ParseWait(r *http.Request) (time.Duration, *httperror.Error) {
 	return min(wait, maxWait), nil
 }
 
-func (s *Server) copies(w http.ResponseWriter, r *http.Request) {
+func (s *Server) copies(w http.ResponseWriter, r *http.Request) *httperror.Error {
 	name := r.PathValue("name")
 	if err := ident.CheckName(name); err != nil {
-		httperror.New(http.StatusBadRequest, "%v", err).Write(w)
-		return
+		return httperror.New(http.StatusBadRequest, "%v", err)
 	}
 	mark := r.URL.Query().Get(markParameter)
 	if mark != "" && !disk.IsMarkName(mark) {
-		httperror.New(http.StatusBadRequest, "a mark is 16 hex digits").Write(w)
-		return
+		return httperror.New(http.StatusBadRequest, "a mark is 16 hex digits")
 	}
-	release, ok := acquire(r.Context(), w, s.observations)
-	if !ok {
-		return
+	if !acquire(r.Context(), s.observations) {
+		return errOverloaded
 	}
-	defer release()
+	defer release(s.observations)
 	state, err := s.node.Copies(r.Context(), name, mark)
 	if err != nil {
-		httperror.New(http.StatusServiceUnavailable, "%v", err).Write(w)
-		return
+		return httperror.New(http.StatusServiceUnavailable, "%v", err)
 	}
-	writeState(w, r, &snapshot{state: state})
+	return writeState(w, r, &snapshot{state: state})
 }
 
-func writeState(w http.ResponseWriter, r *http.Request, s *snapshot) {
+// writeState always returns nil.
+func writeState(w http.ResponseWriter, r *http.Request, s *snapshot) *httperror.Error {
 	body, gzipped := s.encoded()
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -198,4 +211,5 @@ func writeState(w http.ResponseWriter, r *http.Request, s *snapshot) {
 	}
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	_, _ = w.Write(body) // fails only if the peer has disconnected; it polls again
+	return nil
 }
