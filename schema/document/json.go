@@ -4,85 +4,60 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
-	"sort"
 	"strconv"
 	"strings"
 )
 
 // ParseJSON reads the one document of a JSON file.
 func ParseJSON(file string, data []byte) (*Value, *Problem) {
-	r := jsonReader{file: file, data: data, decoder: json.NewDecoder(bytes.NewReader(data))}
+	if p := invalidJSON(file, data); p != nil {
+		return nil, p
+	}
+	r := jsonReader{data: data, decoder: json.NewDecoder(bytes.NewReader(data)), pos: Position{File: file, Line: 1, Column: 1}}
 	r.decoder.UseNumber()
-	for i, c := range data {
-		if c == '\n' {
-			r.lines = append(r.lines, i)
+	return r.value(0)
+}
+
+// invalidJSON returns why data is not one document, nil if it is one.
+func invalidJSON(file string, data []byte) *Problem {
+	var document json.RawMessage
+	invalid, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &document))
+	if !ok {
+		return nil
+	}
+	at := int(invalid.Offset) - 1 // of the byte that the error names
+	p := &Problem{Message: "not valid JSON: " + invalid.Error()}
+	switch p.Hint = jsonHint(invalid.Error()); {
+	case invalid.Error() == "unexpected end of JSON input":
+		at, p.Message, p.Hint = len(data), "not valid JSON: it ends too early", "close each bracket and each string"
+	case strings.Contains(invalid.Error(), "after top-level value"):
+		p.Message, p.Hint = "not valid JSON: there is text after the end of the document", ""
+	}
+	p.Position = PositionOf(file, data, max(at, 0))
+	return p
+}
+
+// jsonReader reads the values of a document that is valid.
+type jsonReader struct {
+	data    []byte
+	decoder *json.Decoder
+	offset  int // of pos in data
+	pos     Position
+}
+
+// token returns the next token and its position.
+func (r *jsonReader) token() (json.Token, Position) {
+	for begin := int(r.decoder.InputOffset()); r.offset < begin || strings.IndexByte(" \t\r\n,:", r.data[r.offset]) >= 0; r.offset++ {
+		r.pos.Column++
+		if r.data[r.offset] == '\n' {
+			r.pos.Line, r.pos.Column = r.pos.Line+1, 1
 		}
 	}
-	n, err := r.value(0)
-	if err != nil {
-		return nil, err
-	}
-	start := r.next()
-	if _, err := r.decoder.Token(); !errors.Is(err, io.EOF) {
-		return nil, &Problem{Position: r.at(start), Message: "not valid JSON: there is text after the end of the document"}
-	}
-	return n, nil
-}
-
-type jsonReader struct {
-	file    string
-	data    []byte
-	lines   []int // offsets of the line breaks
-	decoder *json.Decoder
-}
-
-// next returns the offset of the next token.
-func (r *jsonReader) next() int {
-	i := int(r.decoder.InputOffset())
-	for i < len(r.data) && strings.IndexByte(" \t\r\n,:", r.data[i]) >= 0 {
-		i++
-	}
-	return i
-}
-
-func (r *jsonReader) at(offset int) Position {
-	line := sort.SearchInts(r.lines, offset)
-	start := 0
-	if line > 0 {
-		start = r.lines[line-1] + 1
-	}
-	return Position{File: r.file, Line: line + 1, Column: offset - start + 1}
-}
-
-func (r *jsonReader) token() (json.Token, Position, *Problem) {
-	begin, start := int(r.decoder.InputOffset()), r.next()
 	t, err := r.decoder.Token()
-	if err == nil {
-		return t, r.at(start), nil
+	if err != nil {
+		panic("document: read valid JSON: " + err.Error())
 	}
-	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok && syntax.Error() != "unexpected end of JSON input" {
-		return nil, Position{}, r.syntaxError(syntax, begin)
-	}
-	e := &Problem{Position: r.at(start), Message: "not valid JSON: " + err.Error()}
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		e.Message, e.Hint = "not valid JSON: it ends too early", "close each bracket and each string"
-	}
-	return nil, e.Position, e
-}
-
-// syntaxError finds the position of the character that an error of the parser names: the
-// first such character from begin on. The parser's own offset is wrong, because it does
-// not count the tokens that were read one by one.
-func (r *jsonReader) syntaxError(err *json.SyntaxError, begin int) *Problem {
-	at := begin
-	for at < len(r.data) && !strings.HasPrefix(err.Error(), "invalid character "+strconv.QuoteRune(rune(r.data[at]))) {
-		at++
-	}
-	if at == len(r.data) {
-		at = r.next()
-	}
-	return &Problem{Position: r.at(at), Message: "not valid JSON: " + err.Error(), Hint: jsonHint(err.Error())}
+	return t, r.pos
 }
 
 // jsonHint returns the most common cause of an error of the parser.
@@ -106,20 +81,14 @@ func jsonHint(message string) string {
 }
 
 func (r *jsonReader) value(depth int) (*Value, *Problem) {
-	t, pos, err := r.token()
-	if err != nil {
-		return nil, err
-	}
+	t, pos := r.token()
 	if depth > maxDepth {
 		return nil, &Problem{Position: pos, Message: "values nest deeper than " + strconv.Itoa(maxDepth) + " levels"}
 	}
 	n := &Value{Pos: pos}
 	switch t := t.(type) {
 	case json.Delim:
-		if t == '{' {
-			return n, r.object(n, depth)
-		}
-		return n, r.array(n, depth)
+		return n, r.elements(n, t == '{', depth)
 	case nil:
 		n.Kind = Null
 	case bool:
@@ -132,6 +101,31 @@ func (r *jsonReader) value(depth int) (*Value, *Problem) {
 	return n, nil
 }
 
+// elements reads the rest of a mapping or a list.
+func (r *jsonReader) elements(n *Value, isMap bool, depth int) *Problem {
+	if n.Kind = List; isMap {
+		n.Kind = Map
+	}
+	for r.decoder.More() {
+		var name json.Token
+		var pos Position
+		if isMap {
+			name, pos = r.token()
+		}
+		value, err := r.value(depth + 1)
+		switch {
+		case err != nil:
+			return err
+		case isMap:
+			n.Fields = append(n.Fields, Field{Name: name.(string), Pos: pos, Value: value})
+		default:
+			n.Items = append(n.Items, value)
+		}
+	}
+	r.token() // the bracket at the end
+	return nil
+}
+
 // ParseNumber returns a JSON number as int64 or float64, and nil if it is too large for both.
 func ParseNumber(t json.Number) any {
 	if whole, err := t.Int64(); err == nil {
@@ -141,34 +135,4 @@ func ParseNumber(t json.Number) any {
 		return real
 	}
 	return nil
-}
-
-func (r *jsonReader) object(n *Value, depth int) *Problem {
-	n.Kind = Map
-	for r.decoder.More() {
-		t, pos, err := r.token()
-		if err != nil {
-			return err
-		}
-		value, err := r.value(depth + 1)
-		if err != nil {
-			return err
-		}
-		n.Fields = append(n.Fields, Field{Name: t.(string), Pos: pos, Value: value})
-	}
-	_, _, err := r.token()
-	return err
-}
-
-func (r *jsonReader) array(n *Value, depth int) *Problem {
-	n.Kind = List
-	for r.decoder.More() {
-		item, err := r.value(depth + 1)
-		if err != nil {
-			return err
-		}
-		n.Items = append(n.Items, item)
-	}
-	_, _, err := r.token()
-	return err
 }
