@@ -3,7 +3,6 @@ package load
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"strings"
 
 	"cuelang.org/go/cue"
@@ -29,7 +28,7 @@ func JSONSchema() ([]byte, error) {
 	all, _ := doc["$defs"].(map[string]any)
 	for definitions.Next() {
 		if d, ok := all[strings.TrimPrefix(definitions.Selector().String(), "#")].(map[string]any); ok {
-			restore(d, definitions.Value())
+			restore(d, definitions.Value(), specOf(definitions.Value()))
 		}
 	}
 	all["Config"] = map[string]any{"type": "object", "properties": doc["properties"], "additionalProperties": false}
@@ -55,40 +54,23 @@ func generate(context *cue.Context, root cue.Value) (doc map[string]any, err err
 
 // restore adds to a definition what the generator loses: defaults, the bounds of numbers that
 // have a default, and the number of fields of a struct.
-func restore(d map[string]any, v cue.Value) {
-	plain, one := withoutCount(v)
-	if one {
+func restore(d map[string]any, v cue.Value, s *spec) {
+	if s.one {
 		d["minProperties"], d["maxProperties"], d["additionalProperties"] = 1, 1, false
 	}
-	properties, ok := d["properties"].(map[string]any)
-	if !ok {
-		return
-	}
-	fields, err := plain.Fields(cue.Optional(true))
-	if err != nil {
-		panic(fmt.Sprintf("load: read schema.cue: %v", err))
-	}
-	for fields.Next() {
-		p, ok := properties[fields.Selector().Unquoted()].(map[string]any)
-		if ok {
-			maps.Copy(p, lostKeywords(fields.Value(), p))
+	properties, _ := d["properties"].(map[string]any)
+	for name, property := range properties {
+		p, known := property.(map[string]any)
+		if !known || s.fields[name] == nil {
+			continue
+		}
+		if fallback := s.fields[name].fallback; fallback != nil {
+			p["default"] = fallback
+		}
+		if least, ok := minimum(v.LookupPath(cue.MakePath(cue.Str(name).Optional())), 3); ok && p["type"] == "integer" {
+			p["minimum"] = least
 		}
 	}
-}
-
-// lostKeywords returns the default and the minimum of a property.
-func lostKeywords(v cue.Value, property map[string]any) map[string]any {
-	found := map[string]any{}
-	if d, ok := v.Default(); ok && d.IsConcrete() && d.IncompleteKind() != cue.StructKind {
-		var plain any
-		if d.Decode(&plain) == nil {
-			found["default"] = plain
-		}
-	}
-	if least, ok := minimum(v, 3); ok && property["type"] == "integer" {
-		found["minimum"] = least
-	}
-	return found
 }
 
 // minimum returns the n of a >=n in v.

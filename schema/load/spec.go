@@ -72,7 +72,7 @@ type spec struct {
 	open     bool  // the schema ignores other fields
 	grows    bool  // later versions of the program of a manifest may have other fields: they are ignored with a warning
 	required bool  // the mapping around it must have it
-	fallback any   // the default of a scalar; nil: none
+	fallback any   // the default of a scalar or a list; nil: none
 	one      bool  // a mapping with exactly one field
 }
 
@@ -116,7 +116,7 @@ func specOf(v cue.Value) *spec {
 		s.kind = document.Map
 		s.addFields(v)
 	}
-	if fallback, ok := v.Default(); ok && s.isScalar() {
+	if fallback, ok := v.Default(); ok && s.kind != document.Map {
 		if err := fallback.Decode(&s.fallback); err != nil {
 			panic(fmt.Sprintf("load: read a default of schema.cue: %v", err))
 		}
