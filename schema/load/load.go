@@ -25,8 +25,9 @@ type Loader struct {
 	files   map[fileKey]*parsedFile
 	checked map[checkKey]*checked
 	last    *lastValid // of the last load, or of the Result of ContinueFrom
-	// Tests set lower limits.
+	// Tests set other limits.
 	maxPairs, maxCopies int
+	stalled             time.Duration // on the clock: children that evaluate .cue files and make no progress are ended then
 }
 
 // lastValid is what a load keeps for the next ones. It does not change.
@@ -52,7 +53,7 @@ type checkKey struct {
 
 // NewLoader returns a Loader that has loaded nothing yet.
 func NewLoader() *Loader {
-	l := &Loader{maxPairs: maxPairs, maxCopies: maxCopies, specs: readSpecs()}
+	l := &Loader{maxPairs: maxPairs, maxCopies: maxCopies, stalled: 4 * evaluationTime, specs: readSpecs()}
 	l.ContinueFrom(Result{})
 	return l
 }
@@ -157,7 +158,7 @@ func (l *Loader) parseFiles(ctx context.Context, all []configdir.File) ([]*parse
 // evaluateFiles evaluates the units of .cue files that changed since the last load. It adds the results
 // that the next load can use again to kept.
 func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, left *cost) (files []*parsedFile, used time.Duration) {
-	limited, cancel := context.WithTimeout(ctx, 4*evaluationTime)
+	limited, cancel := context.WithTimeout(ctx, l.stalled)
 	defer cancel()
 	var changed []*sandbox.Unit
 	add := func(k fileKey, p *parsedFile) {
