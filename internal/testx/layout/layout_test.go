@@ -24,12 +24,12 @@ var larger = map[string]int{}
 
 // foreign are the fields of formats that are not ours, by file.
 var foreign = map[string]string{
-	"disk/luks/header.go":                 "LUKS2",
-	"disk/luks/keyslot.go":                "LUKS2",
-	"fetch/track/coreos.go":               "streams of Fedora CoreOS",
-	"fetch/track/simplestreams.go":        "simplestreams",
-	"cmd/backing-image-manager/handle.go": "parameters of Longhorn's StorageClass",
-	"reconcile/notification/message.go":   "CloudEvents",
+	"disk/luks/header.go":               "LUKS2",
+	"disk/luks/keyslot.go":              "LUKS2",
+	"fetch/track/coreos.go":             "streams of Fedora CoreOS",
+	"fetch/track/simplestreams.go":      "simplestreams",
+	"schema/manifest/handle.go":         "parameters of Longhorn's StorageClass",
+	"reconcile/notification/message.go": "CloudEvents",
 }
 
 // source is one product file.
