@@ -54,6 +54,25 @@ func TestNewerRequestSupersedesOlder(t *testing.T) {
 	r.wantImage(want)
 }
 
+// TestPanicOfRequestEndsUpload: the server of the API recovers from a panic of a request. The job, which waits for the partial
+// file that the request had, must end nevertheless.
+func TestPanicOfRequestEndsUpload(t *testing.T) {
+	r := newFixture(t)
+	one := r.sessions.find(strings.TrimPrefix(r.create("1048576"), Path+"/"))
+	func() {
+		defer func() {
+			if recover() != any("a bug") {
+				t.Error("the panic is lost")
+			}
+		}()
+		_ = one.use(t.Context(), nil, func(*disk.Part) (broken, end error) { panic("a bug") })
+	}()
+	r.jobs.Wait()
+	if r.outcome == nil || !strings.Contains(r.outcome.Error(), "the log has the reason") {
+		t.Errorf("the job ended with %v", r.outcome)
+	}
+}
+
 func TestStalledBodyIsAborted(t *testing.T) {
 	r := newFixture(t)
 	r.window = 500 * time.Millisecond // the first bytes must arrive before
