@@ -130,14 +130,21 @@ func (p *Pull) Into(ctx context.Context, part *disk.Part) error {
 }
 
 func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
-	m, err := t.receiveManifest(ctx, part.ReceiveManifest)
+	m, err := t.receiveManifest(ctx, func(r io.Reader, size int64, want ident.Digest) (*disk.Manifest, error) {
+		m, err := part.ReceiveManifest(r, size, want)
+		if err != nil {
+			return nil, err
+		}
+		if err := t.preparePart(ctx, part, m); err != nil {
+			m.Close() // it is only a temporary file
+			return nil, fmt.Errorf("%w: %w", errPart, err)
+		}
+		return m, nil
+	})
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	if err := t.preparePart(ctx, part, m); err != nil {
-		return err
-	}
 	t.progress.Total.Store(m.Size())
 	t.progress.Resume(part.Offset())
 	plan := assemble.ByManifest(m, t.pull.Seeds[:min(len(t.pull.Seeds), MaxSeeds)]...)
@@ -272,7 +279,8 @@ func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver
 	health, begun := &t.pull.health, time.Now()
 	patient := begun
 	for {
-		for _, s := range byVotes(shuffled(t.pull.Sources())) {
+		sources := byVotes(shuffled(t.pull.Sources()))
+		for _, s := range sources {
 			if s.ManifestDigest.IsZero() {
 				health.Note(s.name(), errNoManifest)
 				continue
@@ -286,7 +294,7 @@ func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver
 				return m, nil
 			case ctx.Err() != nil:
 				return nil, context.Cause(ctx)
-			case isLocal(err):
+			case isLocal(err, s, sources):
 				return nil, err
 			}
 			_, invalid := errors.AsType[*InvalidDataError](err)
@@ -352,10 +360,17 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 	return nil, err
 }
 
-// isLocal reports whether err is an error of this node, which would occur with every source.
-func isLocal(err error) bool {
+// errPart marks errors of the partial file.
+var errPart = errors.New("prepare the partial file")
+
+// isLocal reports whether err, with the manifest of s, is an error of this node, which would occur with every source. That
+// an image is too large for this node is none while another source claims a smaller size: s may lie.
+func isLocal(err error, s Source, all []Source) bool {
+	if errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge) {
+		return !slices.ContainsFunc(all, func(other Source) bool { return other.Size < s.Size })
+	}
 	_, file := errors.AsType[*fs.PathError](err)
-	return file || errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge)
+	return file || errors.Is(err, errPart)
 }
 
 // ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image of size

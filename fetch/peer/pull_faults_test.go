@@ -17,7 +17,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
@@ -307,6 +311,62 @@ func TestPullFromASourceWithAnotherSizeThanItsManifest(t *testing.T) {
 	}
 	if wrong := r.pull.WrongSources(err); len(wrong) != 1 {
 		t.Errorf("%d sources look wrong", len(wrong))
+	}
+}
+
+// A source claims a size that this node has no room for, while the right one is busy. That ends no pull.
+func TestPullSurvivesAClaimThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	const claim = 64 << 30
+	want := image(3*mib + 512)
+	n := startNode(t, "node1")
+	good := n.put(t, parrot, want)
+	m, err := n.disk.Manifest(parrot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	forged := bytes.Repeat([]byte{1}, int(model.ChunkFileSize(claim)))
+	if _, err := io.ReadFull(m.Encoded(), forged[:model.ChunkHeaderSize]); err != nil {
+		t.Fatal(err)
+	}
+	var free unix.Statfs_t
+	if err := unix.Statfs(t.TempDir(), &free); err != nil {
+		t.Fatal(err)
+	}
+	for name, options := range map[string]disk.PartOptions{
+		"too large": {MaxSize: int64(len(want))},
+		"no space":  {Reserve: int64(free.Bavail)*free.Bsize - 1<<30},
+	} {
+		t.Run(name, func(t *testing.T) {
+			busy := proxied(t, good, func(next http.Handler) http.Handler {
+				requests := 0
+				return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if requests++; requests == 1 {
+						w.Header().Set("Retry-After", "0")
+						w.WriteHeader(http.StatusTooManyRequests)
+						return
+					}
+					next.ServeHTTP(w, r)
+				})
+			})
+			asked := false
+			liar := startFakePeer(t, func(w http.ResponseWriter, _ *http.Request) {
+				asked = true
+				w.Header().Set("Content-Length", strconv.Itoa(len(forged)))
+				_, _ = w.Write(forged)
+			})
+			liar.Node = "liar"
+			r := newReceiver(t, busy, Source{Address: liar, Disk: "disk1", ID: parrot, ManifestDigest: digestOf(ident.SHA256, string(forged)), Size: claim})
+			part, err := r.disk.OpenPart(t.Context(), parrot, options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer part.Close()
+			if err := r.pull.Into(t.Context(), part); err != nil || !asked {
+				t.Errorf("got %v; the liar was asked: %v", err, asked)
+			}
+		})
 	}
 }
 
