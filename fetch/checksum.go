@@ -4,11 +4,10 @@ import (
 	"cmp"
 	"context"
 	"io"
-	"path"
-	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/fetch/checksum"
 )
 
 // maxChecksumFile is the maximum size of a checksum file. The checksum file of a whole distribution
@@ -33,7 +32,7 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error)
 	if err != nil {
 		return r, err
 	}
-	found, err := t.lookUp(b, list, renamed)
+	found, err := t.lookUp(b, list, checksum.Renamed)
 	if err != nil {
 		return r, err
 	}
@@ -44,8 +43,12 @@ func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error)
 }
 
 // lookUp finds the image of t in the checksum file b.
-func (t *transfer) lookUp(b []byte, list address, without naming) (Listed, error) {
-	found, err := parseChecksumList(b, list.base()).find(list, t.addresses, t.packing, without)
+func (t *transfer) lookUp(b []byte, list address, without checksum.Naming) (checksum.Listed, error) {
+	var paths []string
+	for _, a := range t.addresses {
+		paths = append(paths, a.url.Path)
+	}
+	found, err := checksum.Parse(b, list.base()).Find(list.url.Path, paths, t.packing != notPacked, without)
 	if err != nil { // not final, like a 404: the list may be completed later
 		err = &Error{Class: Refused, URL: list.String(), Err: err}
 	}
@@ -54,7 +57,7 @@ func (t *transfer) lookUp(b []byte, list address, without naming) (Listed, error
 
 // require adds listed digests to those that the bytes must have. If a digest of the same algorithm is
 // declared, and differs, the error is a *disk.ChecksumError.
-func (r *Request) require(found Listed) error {
+func (r *Request) require(found checksum.Listed) error {
 	var err error
 	for _, d := range found.Stored {
 		err = cmp.Or(err, require(&r.Digest, &r.alsoStored, d))
@@ -89,7 +92,33 @@ func (t *transfer) readSmall(ctx context.Context, a address) ([]byte, error) {
 	return file.bytes, nil
 }
 
-func unpackedName(name string) string { return strings.TrimSuffix(name, path.Ext(name)) }
+// ListedChecksum finds the digests of the file at an address in a checksum list. listURL is the address of the list, and
+// unpack that of Request. Another name is never that of the file, because it may be that of another version; a single
+// checksum without a name is one if the list is not signed. The errors are those of package checksum for a list, or an *Error
+// for a wrong address.
+func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (checksum.Listed, error) {
+	at, err := parseAddress(listURL)
+	if err != nil {
+		return checksum.Listed{}, err
+	}
+	files, err := oneAddress(fileURL)
+	if err != nil {
+		return checksum.Listed{}, err
+	}
+	p, err := packingOf(unpack, files)
+	if err != nil {
+		return checksum.Listed{}, err
+	}
+	parsed := checksum.Parse(list, at.base())
+	if err := parsed.Malformed(); err != nil {
+		return checksum.Listed{}, err
+	}
+	without := checksum.Unnamed
+	if signed {
+		without = checksum.Named
+	}
+	return parsed.Find(at.url.Path, []string{files[0].url.Path}, p != notPacked, without)
+}
 
 // memorySink stores a small file in memory.
 type memorySink struct {

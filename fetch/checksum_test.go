@@ -1,7 +1,6 @@
 package fetch
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/sha512"
@@ -136,46 +135,4 @@ func TestDownloadWithChecksumFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.wantImage(image)
-}
-
-func TestSimilarNamesInChecksumList(t *testing.T) {
-	const list = "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-12.5-arm64.qcow2 debian-11.9-amd64.qcow2 image.raw SHA256SUMS"
-	var s checksumList
-	for name := range strings.FieldsSeq(list) {
-		s.entries = append(s.entries, checksumEntry{name: "dir/" + name, digest: mustParseDigest(t, "sha256:"+hash256)})
-	}
-	for base, want := range map[string]string{
-		"imag.raw":                 "image.raw",
-		"debian-12.7-amd64.qcow2":  "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-11.9-amd64.qcow2",
-		"ubuntu-24.04-arm64.qcow2": "",
-		"":                         "",
-	} {
-		if got := strings.Join(s.similar(base), " "); got != want {
-			t.Errorf("names similar to %q: got %q, want %q", base, got, want)
-		}
-	}
-}
-
-func FuzzParseChecksumList(f *testing.F) {
-	f.Add([]byte(hash256+"  a.img\n"), "a.img")
-	f.Add([]byte(hash512+" *dir/a.img\r\nSHA256 (b.img) = "+hash256+"\n"), "b.img")
-	f.Add([]byte("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"+hash256+"\n"), "x")
-	f.Add([]byte("\\"+hash256+"  a\\nb\nSHA512 () = "), "")
-	f.Fuzz(func(t *testing.T, b []byte, base string) {
-		s := parseChecksumList(b, base)
-		found, err := s.digests("/", "/"+base)
-		if err != nil && len(found) > 0 {
-			t.Error("a digest was found although two digests conflict")
-		}
-		for _, d := range found {
-			digits := strings.TrimPrefix(d.String(), "sha256:")
-			utf16 := bytes.HasPrefix(b, []byte("\xff\xfe")) || bytes.HasPrefix(b, []byte("\xfe\xff"))
-			if !utf16 && !strings.Contains(strings.ToLower(string(b)), digits) {
-				t.Errorf("digest %v is not in the file", d)
-			}
-		}
-		if similar := s.similar(base); len(similar) > 3 {
-			t.Errorf("%d names are similar", len(similar))
-		}
-	})
 }

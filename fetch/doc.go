@@ -61,7 +61,6 @@
 // # Reading order
 //
 // fetch.go (Client, Request, Download), download.go (attempts, resume), address.go,
-// http.go, s3.go, file.go, document.go (small files), checksum.go, checksumlist.go and verify.go (lists
-// and signatures), then transport.go and credentials.go (hosts, proxies, secrets), unpack.go,
+// http.go, s3.go, file.go, document.go (small files), checksum.go and verify.go (lists and signatures), then transport.go and credentials.go (hosts, proxies, secrets), unpack.go,
 // packing.go, error.go.
 package fetch

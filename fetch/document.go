@@ -3,7 +3,6 @@ package fetch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -68,50 +67,3 @@ func (t *transfer) readDocument(ctx context.Context, a address, limit int) (Docu
 	}
 	return Document{Data: data, From: from}, err
 }
-
-// Reasons why a checksum list has no checksum for a file.
-var (
-	// ErrNotListed means that the list does not have the file, or only checksums of it that are not used, such as MD5.
-	ErrNotListed = errors.New("is not listed")
-	// ErrListedTwice means that the list has different checksums of one algorithm for the file.
-	ErrListedTwice = errors.New("is listed with more than one checksum")
-	// ErrMalformedList means that a line of the list has a checksum of an impossible length.
-	ErrMalformedList = errors.New("is malformed")
-)
-
-// ListedChecksum finds the digests of the file at an address in a checksum list. listURL is the address of the list, and
-// unpack that of Request. Another name is never that of the file, because it may be that of another version; a single
-// checksum without a name is one if the list is not signed. The errors wrap ErrNotListed, ErrListedTwice or
-// ErrMalformedList, or are an *Error for a wrong address.
-func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (Listed, error) {
-	at, err := parseAddress(listURL)
-	if err != nil {
-		return Listed{}, err
-	}
-	files, err := oneAddress(fileURL)
-	if err != nil {
-		return Listed{}, err
-	}
-	p, err := packingOf(unpack, files)
-	if err != nil {
-		return Listed{}, err
-	}
-	parsed := parseChecksumList(list, at.base())
-	if parsed.malformed != "" {
-		return Listed{}, fmt.Errorf("the checksum list %w: a checksum has %d hex digits", ErrMalformedList, len(parsed.malformed))
-	}
-	without := unnamed
-	if signed {
-		without = named
-	}
-	found, err := parsed.find(at, files, p, without)
-	if err != nil && !errors.Is(err, ErrListedTwice) {
-		err = &notListedError{err}
-	}
-	return found, err
-}
-
-// notListedError is ErrNotListed with the reason.
-type notListedError struct{ error }
-
-func (e *notListedError) Is(target error) bool { return target == ErrNotListed }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/fetch/checksum"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 )
 
@@ -173,9 +174,9 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 	if err != nil {
 		return r, err
 	}
-	without := named
+	without := checksum.Named
 	if !r.Digest.IsZero() || !r.PackedDigest.IsZero() { // the declared digest says whose list it is
-		without = renamed
+		without = checksum.Renamed
 	}
 	found, err := t.lookUp(signed, list, without)
 	if err != nil {

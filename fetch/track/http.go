@@ -9,6 +9,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/fetch/checksum"
 )
 
 // HTTP tracks one address whose content changes. Only the checksum list at Image.ChecksumURL says what is new: an ETag or
@@ -50,9 +51,9 @@ func listedChecksums(list []byte, listURL, fileURL string, m Image) ([]ident.Dig
 	switch {
 	case err == nil:
 		return listed.Stored, nil
-	case errors.Is(err, fetch.ErrNotListed):
+	case errors.Is(err, checksum.ErrNotListed):
 		reason = NoChecksum
-	case errors.Is(err, fetch.ErrListedTwice):
+	case errors.Is(err, checksum.ErrListedTwice):
 		reason = Ambiguous
 	}
 	return nil, &Refusal{Reason: reason, Err: err}

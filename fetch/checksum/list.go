@@ -1,4 +1,6 @@
-package fetch
+// Package checksum finds the digests of a file in a checksum list, such as SHA256SUMS. It does no I/O, and verifies no
+// signature of a list.
+package checksum
 
 import (
 	"bufio"
@@ -23,8 +25,21 @@ type Listed struct {
 	Packed []ident.Digest // of the packed file
 }
 
-// checksumList is a parsed checksum file.
-type checksumList struct {
+// Why a list has no digest for a file.
+var (
+	// ErrNotListed means that the list does not have the file, or only checksums of it that are not used, such as MD5.
+	ErrNotListed = errors.New("is not listed")
+	// ErrListedTwice means that the list has different checksums of one algorithm for the file.
+	ErrListedTwice = errors.New("is listed with more than one checksum")
+)
+
+// notListedError is ErrNotListed with the reason.
+type notListedError struct{ error }
+
+func (e *notListedError) Is(target error) bool { return target == ErrNotListed }
+
+// List is a parsed checksum list.
+type List struct {
 	entries []checksumEntry
 	// section is the algorithm in the heading above a line, or in the name of the list; "": none. The length of a
 	// checksum decides only if nothing names its algorithm: SHA-512 and BLAKE2b, and SHA-256 and BLAKE3, are as long.
@@ -62,11 +77,11 @@ var (
 	unescape   = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r")
 )
 
-// parseChecksumList parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of
+// Parse parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of
 // others: docs/sources.md has a table. It ignores all other lines, such as comments and the armour of a clear-signed
-// file. It does not verify signatures: ReadSignature passes only the signed bytes. base is the name of the list.
-func parseChecksumList(b []byte, base string) *checksumList {
-	var s checksumList
+// file. base is the name of the list.
+func Parse(b []byte, base string) *List {
+	var s List
 	if m := otherLists.FindStringSubmatch(base); m != nil {
 		s.section = algorithmName(m[1] + m[2])
 	}
@@ -80,7 +95,7 @@ func parseChecksumList(b []byte, base string) *checksumList {
 }
 
 // addLine adds the checksum of a line, or notes the algorithm of a heading.
-func (s *checksumList) addLine(line string) {
+func (s *List) addLine(line string) {
 	if len(line) > maxChecksumLine {
 		return
 	}
@@ -135,31 +150,42 @@ func algorithmName(s string) string {
 	return s
 }
 
-// naming is which single checksum counts in a list without the name of the image. The name in a signed list is all that
+// Naming is which single checksum counts in a list without the name of the image. The name in a signed list is all that
 // keeps it from standing for another file of the vendor.
-type naming int
+type Naming int
+
+// Which single checksum counts.
 
 const (
-	named   naming = iota // none
-	unnamed               // one without a name
-	renamed               // also one with another name, in a list that is called like the image, such as a.img.sha256
+	Named   Naming = iota // none
+	Unnamed               // one without a name
+	Renamed               // also one with another name, in a list that is called like the image, such as a.img.sha256
 )
 
-// find finds the image with one of the addresses, of which one is enough, in the list at an address.
+// Malformed returns an error if a line has a checksum of an impossible length.
+func (s *List) Malformed() error {
+	if s.malformed == "" {
+		return nil
+	}
+	return fmt.Errorf("the checksum list is malformed: a checksum has %d hex digits", len(s.malformed))
+}
+
+// Find finds the image with one of the paths on its servers, of which one is enough, in the list with a path. packed: the
+// image is a packed file. The error wraps ErrNotListed or ErrListedTwice.
 //
-// The name of the image is the last element in the path of an address that the list has: ".../a.iso/download" is a.iso.
+// The name of the image is the last element in a path that the list has: ".../a.iso/download" is a.iso.
 // An entry that counts without this name is that of the packed file, unless the name of the list indicates the unpacked
 // one (a.raw.sha256 for a.raw.xz).
-func (s *checksumList) find(list address, addresses []address, p packing, without naming) (found Listed, err error) {
-	folder, base := path.Dir(list.url.Path), addresses[0].base()
-	for _, a := range addresses {
-		for file := a.url.Path; len(file) > 1; file = path.Dir(file) {
+func (s *List) Find(list string, paths []string, packed bool, without Naming) (found Listed, err error) {
+	folder, name, base := path.Dir(list), path.Base(list), path.Base(paths[0])
+	for _, file := range paths {
+		for ; len(file) > 1; file = path.Dir(file) {
 			var errPacked error
-			if p == notPacked {
-				found.Stored, err = s.digests(folder, file)
-			} else {
+			if packed {
 				found.Packed, errPacked = s.digests(folder, file)
 				found.Stored, err = s.digests(folder, unpackedName(file))
+			} else {
+				found.Stored, err = s.digests(folder, file)
 			}
 			if err = cmp.Or(errPacked, err); err != nil || len(found.Stored)+len(found.Packed) > 0 {
 				return found, err
@@ -167,16 +193,16 @@ func (s *checksumList) find(list address, addresses []address, p packing, withou
 		}
 	}
 	only, isOnly := s.onlyName()
-	forUnpacked := unpackedName(list.base()) == unpackedName(base)
-	called := forUnpacked || strings.HasPrefix(list.base(), base+".")
+	forUnpacked := unpackedName(name) == unpackedName(base)
+	called := forUnpacked || strings.HasPrefix(name, base+".")
 	var all []ident.Digest
-	if isOnly && (without == renamed && called || without != named && only == "") {
+	if isOnly && (without == Renamed && called || without != Named && only == "") {
 		all, err = digests(s.entries, base)
 	}
 	switch {
 	case err == nil && len(all) == 0:
-		return found, s.notListed(base)
-	case p == notPacked || forUnpacked:
+		return found, &notListedError{s.notListed(base)}
+	case !packed || forUnpacked:
 		found.Stored = all
 	default:
 		found.Packed = all
@@ -184,9 +210,11 @@ func (s *checksumList) find(list address, addresses []address, p packing, withou
 	return found, err
 }
 
+func unpackedName(name string) string { return strings.TrimSuffix(name, path.Ext(name)) }
+
 // digests returns the digests of the file with a path on its server. The entries with exactly this path count, relative
 // to the folder of the list, and otherwise those with the name of the file, in any folder.
-func (s *checksumList) digests(folder, file string) ([]ident.Digest, error) {
+func (s *List) digests(folder, file string) ([]ident.Digest, error) {
 	other := func(e checksumEntry) bool { return e.name == "" || path.Join(folder, e.name) != file }
 	same := slices.DeleteFunc(slices.Clone(s.entries), other)
 	if len(same) == 0 {
@@ -211,7 +239,7 @@ func digests(entries []checksumEntry, file string) ([]ident.Digest, error) {
 }
 
 // onlyName returns the name that all entries have.
-func (s *checksumList) onlyName() (name string, ok bool) {
+func (s *List) onlyName() (name string, ok bool) {
 	if len(s.entries) == 0 {
 		return "", false
 	}
@@ -220,7 +248,7 @@ func (s *checksumList) onlyName() (name string, ok bool) {
 }
 
 // notListed returns why the list has no digest for the file with a name.
-func (s *checksumList) notListed(base string) error {
+func (s *List) notListed(base string) error {
 	only, isOnly := s.onlyName()
 	var others []string // algorithms
 	for _, e := range s.entries {
@@ -246,7 +274,7 @@ func (s *checksumList) notListed(base string) error {
 
 // similar returns up to three file names of the list that are most similar to base, for an error
 // message.
-func (s *checksumList) similar(base string) []string {
+func (s *List) similar(base string) []string {
 	var names []string
 	for _, e := range s.entries {
 		name := path.Base(e.name)

@@ -1,6 +1,7 @@
-package fetch
+package checksum
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"crypto/sha512"
 	"encoding/hex"
@@ -129,7 +130,7 @@ func formDigests() *strings.Replacer {
 func (f listForm) content(t *testing.T) []byte {
 	t.Helper()
 	if strings.Contains(f.list, "/") {
-		b, err := os.ReadFile(filepath.Join("track/testdata/vendors", f.list))
+		b, err := os.ReadFile(filepath.Join("../track/testdata/vendors", f.list))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -157,17 +158,13 @@ func (f listForm) check(t *testing.T, content []byte) {
 	if image == "" {
 		image = "a.img"
 	}
-	const folder = "https://images.invalid/x/"
-	list, files := mustParseAddress(t, folder+path.Base(f.list)), []address{mustParseAddress(t, folder+strings.ReplaceAll(image, `\`, "%5C"))}
-	p, err := packingOf("", files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	without := renamed
+	without := Renamed
 	if f.signed {
-		without = named
+		without = Named
 	}
-	found, err := parseChecksumList(content, list.base()).find(list, files, p, without)
+	name := path.Base(f.list)
+	packed := slices.Contains([]string{".gz", ".xz", ".zst", ".bz2"}, path.Ext(image))
+	found, err := Parse(content, name).Find("/x/"+name, []string{"/x/" + image}, packed, without)
 	if f.word != "" {
 		if err == nil || !strings.Contains(err.Error(), f.word) {
 			t.Errorf("got %v, %v, want an error with %q", found, err, f.word)
@@ -191,15 +188,6 @@ func (f listForm) check(t *testing.T, content []byte) {
 			t.Errorf("got the %v of another file", d)
 		}
 	}
-}
-
-func mustParseAddress(t *testing.T, addr string) address {
-	t.Helper()
-	a, err := parseAddress(addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return a
 }
 
 // TestFormsOfChecksumLists looks up an image in the lists of many programs and vendors. Where a program is installed, its
@@ -242,7 +230,7 @@ func TestFormsOfChecksumLists(t *testing.T) {
 
 // TestDocumentedChecksumLists compares the table in docs/sources.md with the forms.
 func TestDocumentedChecksumLists(t *testing.T) {
-	const file, begin, end = "../docs/sources.md", "<!-- checksum lists: go test ./fetch -run TestDocumentedChecksumLists -update -->\n", "<!-- end of checksum lists -->\n"
+	const file, begin, end = "../../docs/sources.md", "<!-- checksum lists: go test ./fetch/checksum -run TestDocumentedChecksumLists -update -->\n", "<!-- end of checksum lists -->\n"
 	var b strings.Builder
 	b.WriteString("\n| written by | list | line | digest that counts |\n|---|---|---|---|\n")
 	for _, f := range listForms {
@@ -291,3 +279,56 @@ func TestDocumentedChecksumLists(t *testing.T) {
 }
 
 var hexDigits = regexp.MustCompile(`[0-9A-Fa-f]{32,}`)
+
+// hash256, hash512 and other are the hex digits of digests.
+var (
+	hash256 = strings.Repeat("a1", 32)
+	hash512 = strings.Repeat("b2", 64)
+	other   = strings.Repeat("c3", 32)
+)
+
+func TestSimilarNamesInChecksumList(t *testing.T) {
+	const list = "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-12.5-arm64.qcow2 debian-11.9-amd64.qcow2 image.raw SHA256SUMS"
+	digest, err := ident.ParseDigest("sha256:" + hash256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s List
+	for name := range strings.FieldsSeq(list) {
+		s.entries = append(s.entries, checksumEntry{name: "dir/" + name, digest: digest})
+	}
+	for base, want := range map[string]string{
+		"imag.raw":                 "image.raw",
+		"debian-12.7-amd64.qcow2":  "debian-12.5-amd64.qcow2 debian-12.6-amd64.qcow2 debian-11.9-amd64.qcow2",
+		"ubuntu-24.04-arm64.qcow2": "",
+		"":                         "",
+	} {
+		if got := strings.Join(s.similar(base), " "); got != want {
+			t.Errorf("names similar to %q: got %q, want %q", base, got, want)
+		}
+	}
+}
+
+func FuzzParseChecksumList(f *testing.F) {
+	f.Add([]byte(hash256+"  a.img\n"), "a.img")
+	f.Add([]byte(hash512+" *dir/a.img\r\nSHA256 (b.img) = "+hash256+"\n"), "b.img")
+	f.Add([]byte("-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\n"+hash256+"\n"), "x")
+	f.Add([]byte("\\"+hash256+"  a\\nb\nSHA512 () = "), "")
+	f.Fuzz(func(t *testing.T, b []byte, base string) {
+		s := Parse(b, base)
+		found, err := s.digests("/", "/"+base)
+		if err != nil && len(found) > 0 {
+			t.Error("a digest was found although two digests conflict")
+		}
+		for _, d := range found {
+			digits := strings.TrimPrefix(d.String(), "sha256:")
+			utf16 := bytes.HasPrefix(b, []byte("\xff\xfe")) || bytes.HasPrefix(b, []byte("\xfe\xff"))
+			if !utf16 && !strings.Contains(strings.ToLower(string(b)), digits) {
+				t.Errorf("digest %v is not in the file", d)
+			}
+		}
+		if similar := s.similar(base); len(similar) > 3 {
+			t.Errorf("%d names are similar", len(similar))
+		}
+	})
+}
