@@ -1,12 +1,14 @@
 package script
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"syscall"
 )
 
 var proxyCommands = []command{
@@ -59,14 +61,26 @@ func startProxy(s script, args []string) error {
 	return nil
 }
 
+// proxyBuffer is the size of the buffers of the kernel at both ends of a proxy.
+const proxyBuffer = 64 << 10
+
+// narrow connects with a small receive buffer, so that a server still sends a response while the proxy waits with its bytes. The size
+// must be set before the connection.
+var narrow = net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+	broken := c.Control(func(fd uintptr) {
+		err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, proxyBuffer)
+	})
+	return errors.Join(err, broken)
+}}
+
 func (p *proxy) connect(from *net.TCPConn) {
 	defer from.Close()
-	to, err := net.Dial("tcp", p.to)
+	to, err := narrow.Dial("tcp", p.to)
 	if err != nil {
 		return
 	}
 	defer to.Close()
-	_ = from.SetWriteBuffer(64 << 10) // bytes in the buffer of the kernel count as forwarded
+	_ = from.SetWriteBuffer(proxyBuffer) // bytes in the buffer of the kernel count as forwarded
 	var both sync.WaitGroup
 	both.Go(func() {
 		_, _ = io.Copy(to, from) // either end may close the connection at any time
