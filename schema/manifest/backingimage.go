@@ -67,7 +67,7 @@ func (c *converter) backingImageSource() {
 		}
 		return
 	}
-	c.set(path("source.download"), url, &document.Value{Kind: document.Map, Pos: c.get(url).Pos})
+	c.mapping(path("source.download"), url)
 	c.copy(path("source.download.url"), url)
 	c.credentials("download")
 }
@@ -176,7 +176,7 @@ func (c *converter) source(typeAt, parameters document.Path) {
 	}
 	s, _ := findSourceType(c.text(typeAt))
 	native := document.Path{"source", s.native}
-	c.set(native, typeAt, &document.Value{Kind: document.Map, Pos: c.get(typeAt).Pos})
+	c.mapping(native, typeAt)
 	for _, p := range s.parameters {
 		from, to := parameters.With(p.longhorn), native.With(p.native)
 		switch p.native {

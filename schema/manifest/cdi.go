@@ -46,7 +46,7 @@ func readImport(f *File, m manifest) {
 	}
 }
 
-// sameImageField is a field of the resolvedField: the position of another manifest of CDI that declares the
+// sameImageField is a field that Resolve adds: the position of another manifest of CDI that declares the
 // same image.
 const sameImageField = "sameImage"
 
@@ -61,7 +61,7 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 	first := map[string]declared{}
 	for _, f := range files {
 		for _, m := range f.of(dataVolumeKind, importSourceKind) {
-			name, facts := LonghornName(m.name), &document.Value{Kind: document.Map, Pos: m.pos}
+			name := LonghornName(m.name)
 			var source [sha256.Size]byte
 			if v, _ := m.doc.Find(cdiSourcePath, m.pos); v != nil {
 				source = v.Sum()
@@ -71,9 +71,9 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 			case !ok:
 				first[name] = declared{m.pos, source}
 			case same.source == source:
-				facts.Fields = []document.Field{{Name: sameImageField, Pos: m.pos, Value: &document.Value{Kind: document.Text, Text: same.pos.String(), Pos: m.pos}}}
+				m = m.with(sameImageField, textValue(same.pos.String(), m.pos))
 			}
-			r.defineByCDI(f, m.with(resolvedField, facts), name)
+			r.defineByCDI(f, m, name)
 		}
 		for _, m := range f.of(importCronKind) {
 			r.defineByCDI(f, m, LonghornName(m.name))
@@ -176,7 +176,7 @@ func (c importConverter) source() {
 		c.credentials(kind)
 		return
 	}
-	c.set(path("source.download"), from, &document.Value{Kind: document.Map, Pos: c.get(from).Pos})
+	c.mapping(path("source.download"), from)
 	address := c.get(from.With("url"))
 	if kind == "s3" {
 		forced := *address
@@ -229,8 +229,8 @@ func (c importConverter) whyDeclined() string {
 		return "has insecureSkipVerify: an image is only fetched from a server with a valid certificate"
 	case ident.CheckName(name) != nil:
 		return fmt.Sprintf("has a name that an image cannot have: %v", ident.CheckName(name))
-	case c.get(path(resolvedField).With(sameImageField)) != nil:
-		return "declares the same image as the manifest in " + c.text(path(resolvedField).With(sameImageField))
+	case c.get(path(sameImageField)) != nil:
+		return "declares the same image as the manifest in " + c.text(path(sameImageField))
 	}
 	return ""
 }

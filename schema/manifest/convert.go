@@ -83,6 +83,15 @@ func (c *converter) set(native, from document.Path, v *document.Value) {
 	parent.Fields = append(parent.Fields, document.Field{Name: native[len(native)-1], Pos: v.Pos, Value: v})
 }
 
+// mapping sets a native value to an empty mapping, to which others are added. It has the position of a value of the manifest.
+func (c *converter) mapping(native, from document.Path) {
+	c.set(native, from, &document.Value{Kind: document.Map, Pos: c.get(from).Pos})
+}
+
+func textValue(text string, pos document.Position) *document.Value {
+	return &document.Value{Kind: document.Text, Text: text, Pos: pos}
+}
+
 // copyNumber is like copy for a number that the manifest has as a string.
 func (c *converter) copyNumber(native, from document.Path) {
 	v := c.get(from)
@@ -104,7 +113,7 @@ func (c *converter) copyList(native, from document.Path) {
 	}
 	list := &document.Value{Kind: document.List, Pos: v.Pos}
 	for i, part := range strings.Split(v.Text, ",") {
-		list.Items = append(list.Items, &document.Value{Kind: document.Text, Text: part, Pos: v.Pos})
+		list.Items = append(list.Items, textValue(part, v.Pos))
 		c.sources[pathKey(native.WithIndex(i))] = from
 	}
 	c.set(native, from, list)
@@ -114,9 +123,7 @@ func (c *converter) copyList(native, from document.Path) {
 func (c *converter) copyName(native, from document.Path) {
 	v := c.get(from)
 	if v != nil {
-		name := *v
-		name.Text = c.imageName(from)
-		v = &name
+		v = textValue(c.imageName(from), v.Pos)
 	}
 	c.set(native, from, v)
 }

@@ -252,19 +252,16 @@ const handleParameters = "parameters"
 
 // value returns the handle as a mapping, all of it at one position.
 func (h Handle) value(pos document.Position) *document.Value {
-	v := &document.Value{Kind: document.Map, Pos: pos}
-	add := func(to *document.Value, name, text string) {
-		to.Fields = append(to.Fields, document.Field{Name: name, Pos: pos, Value: &document.Value{Kind: document.Text, Text: text, Pos: pos}})
-	}
-	add(v, handleImage, h.BackingImage)
-	add(v, handleType, h.SourceType)
-	add(v, handleChecksum, h.Checksum)
-	if len(h.Parameters) > 0 {
-		parameters := &document.Value{Kind: document.Map, Pos: pos}
-		for _, name := range slices.Sorted(maps.Keys(h.Parameters)) {
-			add(parameters, name, h.Parameters[name])
+	mapping := func(texts map[string]string) *document.Value {
+		v := &document.Value{Kind: document.Map, Pos: pos}
+		for _, name := range slices.Sorted(maps.Keys(texts)) {
+			v.Fields = append(v.Fields, document.Field{Name: name, Pos: pos, Value: textValue(texts[name], pos)})
 		}
-		v.Fields = append(v.Fields, document.Field{Name: handleParameters, Pos: pos, Value: parameters})
+		return v
+	}
+	v := mapping(map[string]string{handleImage: h.BackingImage, handleType: h.SourceType, handleChecksum: h.Checksum})
+	if len(h.Parameters) > 0 {
+		v.Fields = append(v.Fields, document.Field{Name: handleParameters, Pos: pos, Value: mapping(h.Parameters)})
 	}
 	return v
 }

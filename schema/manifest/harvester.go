@@ -24,7 +24,7 @@ var machineImageKind = &Kind{
 // imageIDAnnotation is the annotation of a BackingImage with NAMESPACE/NAME of its VirtualMachineImage.
 const imageIDAnnotation = "harvesterhci.io/imageId"
 
-// What Resolve finds about a VirtualMachineImage, as fields of its resolvedField.
+// What Resolve finds about a VirtualMachineImage, as fields that it adds.
 const (
 	definedField     = "backingImage"     // the BackingImage that defines the image
 	sourceImageField = "sourceImage"      // of a clone: the image to copy
@@ -194,19 +194,14 @@ func (r *resolver) resolveMachineImage(out *File, m *machineImage) {
 		out.Skip(m.doc, "has a BackingImage that "+whyV2).Image = m.image
 		return
 	}
-	facts := &document.Value{Kind: document.Map, Pos: m.pos}
-	add := func(name, value string) {
-		facts.Fields = append(facts.Fields, document.Field{Name: name, Pos: m.pos, Value: &document.Value{Kind: document.Text, Text: value, Pos: m.pos}})
-	}
-	doc := m.manifest.with(resolvedField, facts)
+	doc := m.manifest
 	var claimProblem *document.Problem
 	switch m.doc.TextAt("spec", "sourceType") {
 	case clone:
 		security := []string{"spec", "securityParameters"}
 		id := m.doc.TextAt(append(security, "sourceImageNamespace")...) + "/" + m.doc.TextAt(append(security, "sourceImageName")...)
 		if source := r.machineImages.byID[id]; source != nil {
-			add(sourceImageField, source.image)
-			doc = doc.withPart(sourceField, source.doc, storageClassParametersPath.With(secretParameter))
+			doc = doc.with(sourceImageField, textValue(source.image, m.pos)).withPart(sourceField, source.doc, storageClassParametersPath.With(secretParameter))
 		}
 	case exportFromVolume:
 		var claims []*document.Value
@@ -216,9 +211,9 @@ func (r *resolver) resolveMachineImage(out *File, m *machineImage) {
 	}
 	switch {
 	case m.defined != nil:
-		add(definedField, m.defined.Name)
+		doc = doc.with(definedField, textValue(m.defined.Name, m.pos))
 	case m.lost:
-		add(notDumpedField, "true")
+		doc = doc.with(notDumpedField, textValue("true", m.pos))
 	}
 
 	d := out.definition(doc, imagesSection, m.image, namePath)
@@ -280,12 +275,12 @@ func convertMachineImage(c *converter) {
 			m.parameters["volume-name"] = machineClaimPath
 		}
 	case clone:
-		m.parameters["backing-image"] = path(resolvedField).With(sourceImageField)
+		m.parameters["backing-image"] = path(sourceImageField)
 		m.parameters["encryption"] = machineSecurity.With("cryptoOperation")
 	}
 	m.checkSource()
 	c.title(path("spec.displayName"))
-	if c.get(path(resolvedField).With(definedField)) != nil {
+	if c.get(path(definedField)) != nil {
 		m.refer()
 	} else {
 		m.define()
@@ -346,7 +341,7 @@ func (m machineConverter) refer() {
 // define makes the manifest the definition of its image.
 func (m machineConverter) define() {
 	native := document.Path{"source", m.source.native}
-	m.set(native, machineType, &document.Value{Kind: document.Map, Pos: m.get(machineType).Pos})
+	m.mapping(native, machineType)
 	for _, p := range m.source.parameters {
 		if from := m.parameters[p.longhorn]; from != nil {
 			m.copy(native.With(p.native), from)
@@ -391,7 +386,7 @@ func (m machineConverter) copies() {
 
 // warnOfStatus warns of what a dump says about an image without its BackingImage.
 func (m machineConverter) warnOfStatus() {
-	if m.get(path(resolvedField).With(notDumpedField)) != nil {
+	if m.get(path(notDumpedField)) != nil {
 		m.warn(namePath, "has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "add backingimages.longhorn.io of all namespaces to the dump")
 	}
 	if conditions := m.get(path("status.conditions")); conditions != nil {

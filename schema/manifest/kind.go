@@ -148,8 +148,7 @@ func Items(kind *Kind, isList bool, doc *document.Value) ([]*document.Value, *do
 			item.Fields = append(item.Fields, *doc.Field("apiVersion"))
 		}
 		if item.Field("kind") == nil {
-			item.Fields = append(item.Fields, document.Field{Name: "kind", Pos: item.Pos,
-				Value: &document.Value{Kind: document.Text, Text: kind.Name, Pos: item.Pos}})
+			item.Fields = append(item.Fields, document.Field{Name: "kind", Pos: item.Pos, Value: textValue(kind.Name, item.Pos)})
 		}
 	}
 	return items.Value.Items, nil

@@ -96,15 +96,14 @@ func (r *resolver) claimsOf(m manifest, namespace string, at document.Path) (cla
 	return claims, problem
 }
 
-// The fields that Resolve adds to a manifest: documents that it refers to, and what Resolve found.
+// The fields that Resolve adds to a manifest for the documents that it refers to.
 const (
-	classField    = "VolumeSnapshotClass"
-	claimField    = "PersistentVolumeClaim"
-	sourceField   = "VirtualMachineImage"
-	resolvedField = "resolved"
+	classField  = "VolumeSnapshotClass"
+	claimField  = "PersistentVolumeClaim"
+	sourceField = "VirtualMachineImage"
 )
 
-// with returns the manifest with another document as an additional first field.
+// with returns the manifest with another value, such as a document, as an additional first field.
 func (m manifest) with(name string, doc *document.Value) manifest {
 	v := *m.doc
 	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc, Added: true}}, v.Fields)
