@@ -300,9 +300,6 @@ func (p *parsedFile) addList(kind *manifest.Kind, isList bool, doc *document.Val
 
 func (p *parsedFile) addTopField(f document.Field) {
 	i := slices.Index(sectionNames[:], f.Name)
-	if i < 0 && p.HasMaxProblems() {
-		return
-	}
 	if i < 0 {
 		p.AddProblem(f.Pos, document.Path{f.Name}, "unknown field", topFieldHint(f.Name))
 		return

@@ -270,7 +270,7 @@ func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now m
 	var classes []*manifest.Class
 	var all []*definition
 	for _, f := range files {
-		for _, class := range f.Classes() {
+		for _, class := range f.Classes {
 			if class.Definition != nil {
 				classes, all = append(classes, class), append(all, fromManifest(f.Path, class.Definition))
 			}

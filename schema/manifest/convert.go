@@ -39,8 +39,6 @@ func (k *Kind) Convert(doc *document.Value) *Conversion {
 	return &c.Conversion
 }
 
-func splitDots(text string) document.Path { return strings.Split(text, ".") }
-
 func pathKey(p document.Path) string { return strings.Join(p, "\x00") }
 
 // get returns the value of the manifest at a path. It returns nil if there is none, and for

@@ -3,6 +3,7 @@ package manifest
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
@@ -27,11 +28,12 @@ type File struct {
 	// Problems has the problems of whole documents. While there is one, it is unknown what else
 	// the file would declare.
 	Problems []document.Problem
+	// Classes are the VolumeSnapshotClasses, which the caller validates before Resolve.
+	Classes []*Class
 	// ConfigMap is the name of the ConfigMap that contains the documents which are being
 	// read, or "".
 	ConfigMap string
 
-	classes  []*Class
 	combined []manifest    // what Resolve combines with other manifests
 	withheld []*Definition // BackingImages that are skipped because of their data engine
 }
@@ -71,7 +73,7 @@ type manifest struct {
 var namePath = document.Path{"metadata", "name"}
 
 // path returns the path of fields whose names contain no dots.
-func path(text string) document.Path { return splitDots(text) }
+func path(text string) document.Path { return strings.Split(text, ".") }
 
 // Add reads a manifest of a kind that contains no other documents.
 func (f *File) Add(kind *Kind, doc *document.Value) {
@@ -81,9 +83,6 @@ func (f *File) Add(kind *Kind, doc *document.Value) {
 
 // maxProblems limits the problems of one file.
 const maxProblems = 100
-
-// HasMaxProblems reports whether AddProblem adds no further problem.
-func (f *File) HasMaxProblems() bool { return len(f.Problems) >= maxProblems }
 
 // AddProblem adds a problem that hides what a document declares.
 func (f *File) AddProblem(pos document.Position, at document.Path, message, hint string) {

@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"errors"
 	"fmt"
 	"net/url"
 	"regexp"
@@ -243,9 +242,6 @@ func (m manifest) withPart(name string, doc *document.Value, at document.Path) m
 	return m.with(name, part)
 }
 
-// errDefinedByBackingImage is why a VirtualMachineImage with a BackingImage cannot define the image.
-var errDefinedByBackingImage = errors.New("its BackingImage declares it")
-
 // Fields of a VirtualMachineImage, and the volume that its claim is bound to.
 var (
 	machineType     = path("spec.sourceType")
@@ -322,7 +318,7 @@ func (m machineConverter) refer() {
 		delete(m.parameters, "volume-name") // unknown
 	}
 	r := &Reference{typeAt: machineType, checksumAt: machineChecksum, sourceType: m.source.name, parameters: map[string]string{},
-		compared: m.parameters, incomplete: errDefinedByBackingImage}
+		compared: m.parameters, incomplete: "its BackingImage declares it"}
 	for name, from := range m.parameters {
 		r.parameters[name] = m.text(from)
 	}

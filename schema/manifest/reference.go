@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -24,8 +23,8 @@ type Reference struct {
 	checksum   ident.Digest
 	// compared has the paths of the parameters that are compared. nil: all, at parametersAt.
 	compared map[string]document.Path
-	// incomplete is the reason why the reference cannot define the image; nil: it can.
-	incomplete error
+	// incomplete is why the reference cannot define the image; "": it can.
+	incomplete string
 }
 
 // reference converts a reference whose type of source, parameters and checksum are
@@ -42,7 +41,7 @@ func (c *converter) reference(typeAt, parametersAt, checksumAt document.Path) {
 		}
 	}
 	r.incomplete = r.missing()
-	if r.sourceType != "" && r.incomplete == nil {
+	if r.sourceType != "" && r.incomplete == "" {
 		c.source(typeAt, parametersAt)
 		return
 	}
@@ -64,21 +63,21 @@ func (r *Reference) setChecksum(text string) {
 	}
 }
 
-// missing returns why the reference cannot define an image.
-func (r *Reference) missing() error {
+// missing returns why the reference cannot define an image; "": it can.
+func (r *Reference) missing() string {
 	switch {
 	case r.sourceType == download && r.parameters["url"] == "":
-		return errors.New("download URL is not provided")
+		return "download URL is not provided"
 	case r.sourceType == exportFromVolume && r.parameters["volume-name"] == "":
-		return errors.New("the volume to export is not provided")
+		return "the volume to export is not provided"
 	case r.sourceType != "" && r.sourceType != download && r.sourceType != exportFromVolume:
-		return fmt.Errorf("%s is not supported via CSI", r.sourceType)
+		return r.sourceType + " is not supported via CSI"
 	}
-	return nil
+	return ""
 }
 
 // Defines reports whether the reference defines its image if nothing else does.
-func (r *Reference) Defines() bool { return r.sourceType != "" && r.incomplete == nil }
+func (r *Reference) Defines() bool { return r.sourceType != "" && r.incomplete == "" }
 
 // HasChecksum reports whether the reference has a checksum.
 func (r *Reference) HasChecksum() bool { return !r.checksum.IsZero() }
@@ -88,7 +87,7 @@ func (r *Reference) Undeclared(imagePath document.Path, image, hint string) docu
 	p := document.Problem{Path: imagePath, Message: fmt.Sprintf("image %q is not declared", image), Hint: hint}
 	if r.sourceType != "" {
 		p.Path = r.typeAt
-		p.Message += fmt.Sprintf(", and this document cannot declare it: %v", r.incomplete)
+		p.Message += ", and this document cannot declare it: " + r.incomplete
 	}
 	return p
 }

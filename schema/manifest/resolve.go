@@ -35,7 +35,7 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 		if len(f.Problems) > 0 && r.unread == nil {
 			r.unread = &f.Problems[0]
 		}
-		for _, class := range f.classes {
+		for _, class := range f.Classes {
 			r.classes[class.Name] = append(r.classes[class.Name], class)
 			if class.isDefault {
 				r.defaultClasses = append(r.defaultClasses, class)
@@ -47,7 +47,7 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 	}
 	r.classNames = slices.Sorted(maps.Keys(r.classes))
 	for _, f := range files {
-		for _, class := range f.classes {
+		for _, class := range f.Classes {
 			r.resolved[f].Problems = append(r.resolved[f].Problems, r.problems(class)...)
 		}
 		for _, m := range f.of(snapshotKind) {

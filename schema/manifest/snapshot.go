@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -57,7 +56,7 @@ func readSnapshotClass(f *File, m manifest) {
 	}
 	if class.unusable != "" {
 		f.Skip(m.doc, class.unusable)
-		f.classes = append(f.classes, class)
+		f.Classes = append(f.Classes, class)
 		return
 	}
 	f.AddRead(m.doc)
@@ -65,7 +64,7 @@ func readSnapshotClass(f *File, m manifest) {
 	if a, b := m.doc.TextAt("parameters", "export-type"), m.doc.TextAt("parameters", "exportType"); a != b && a != "" && b != "" {
 		class.Definition.Problems = []document.Problem{{Path: path("parameters.exportType"), Message: "differs from export-type", Hint: "keep one of them"}}
 	}
-	f.classes = append(f.classes, class)
+	f.Classes = append(f.Classes, class)
 }
 
 func readSnapshot(f *File, m manifest) {
@@ -86,15 +85,6 @@ func readVolumeClaim(f *File, m manifest) {
 
 // notRead is why a document of another program is skipped.
 const notRead = "is not a manifest that this program reads"
-
-var (
-	errNoDefaultClass        = errors.New("has no volumeSnapshotClassName, and no VolumeSnapshotClass here is the default")
-	errSeveralDefaultClasses = errors.New("has no volumeSnapshotClassName, and several VolumeSnapshotClasses are the default")
-	errNoExportType          = errors.New("export-type is not provided")
-)
-
-// Classes returns the VolumeSnapshotClasses of a file, for validation before Resolve.
-func (f *File) Classes() []*Class { return f.classes }
 
 // problems returns the problems of a class.
 func (r *resolver) problems(class *Class) []document.Problem {
@@ -120,11 +110,11 @@ func (r *resolver) resolve(out *File, m manifest) {
 		out.Skip(m.doc, "has the image that its VolumeSnapshotContent names")
 		return
 	}
-	classes, err := r.classesOf(m)
+	classes, why := r.classesOf(m)
 	switch {
-	case err != nil && !(r.unread != nil && r.wasDeclared(image)):
+	case why != "" && !(r.unread != nil && r.wasDeclared(image)):
 		// A VolumeSnapshot whose class is unknown may declare an image. Keep the copies.
-		out.Skip(m.doc, err.Error()).Image = image
+		out.Skip(m.doc, why).Image = image
 		return
 	case len(classes) > 0 && classes[0].Definition == nil:
 		out.Skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].Name), classes[0].unusable))
@@ -159,8 +149,8 @@ var (
 )
 
 // classesOf returns the classes with the name that a VolumeSnapshot gives. Without a name it
-// returns the default class. The error says why there is no such class.
-func (r *resolver) classesOf(m manifest) ([]*Class, error) {
+// returns the default class. why says why there is no such class; "": there is one.
+func (r *resolver) classesOf(m manifest) (classes []*Class, why string) {
 	name := m.doc.TextAt(classNamePath...)
 	switch {
 	case name != "" && len(r.classes[name]) == 0:
@@ -168,15 +158,15 @@ func (r *resolver) classesOf(m manifest) ([]*Class, error) {
 		if near, ok := r.suggestions.Nearest(name, r.classNames); ok {
 			hint = fmt.Sprintf(" (did you mean %q?)", document.Printable(near))
 		}
-		return nil, fmt.Errorf("is of the VolumeSnapshotClass %q, which is not declared here%s", document.Printable(name), hint)
+		return nil, fmt.Sprintf("is of the VolumeSnapshotClass %q, which is not declared here%s", document.Printable(name), hint)
 	case name != "":
-		return r.classes[name], nil
+		return r.classes[name], ""
 	case len(r.defaultClasses) == 1:
-		return r.defaultClasses, nil
+		return r.defaultClasses, ""
 	case len(r.defaultClasses) == 0:
-		return nil, errNoDefaultClass
+		return nil, "has no volumeSnapshotClassName, and no VolumeSnapshotClass here is the default"
 	}
-	return nil, errSeveralDefaultClasses
+	return nil, "has no volumeSnapshotClassName, and several VolumeSnapshotClasses are the default"
 }
 
 // convertSnapshot converts a VolumeSnapshot to an export of its volume. If no manifest

@@ -68,8 +68,8 @@ func convertSnapshotContent(c *converter) {
 	c.imageName(handlePath.With(handleImage))
 	c.reference(handlePath.With(handleType), handlePath.With(handleParameters), handlePath.With(handleChecksum))
 	r := c.Reference
-	if r.incomplete == nil && r.sourceType == exportFromVolume && r.parameters["export-type"] == "" {
-		r.incomplete = errNoExportType
+	if r.incomplete == "" && r.sourceType == exportFromVolume && r.parameters["export-type"] == "" {
+		r.incomplete = "export-type is not provided"
 	}
 	if ref := path("volumeSnapshotRef"); c.get(ref) != nil {
 		c.warn(ref, "is not in spec, where Kubernetes expects it", "indent it like \"source\"")
