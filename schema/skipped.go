@@ -7,8 +7,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Document is a manifest in a file.
-type Document struct {
+// Manifest identifies a manifest of Kubernetes in a file.
+type Manifest struct {
 	document.Position
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -17,7 +17,7 @@ type Document struct {
 
 // Skipped is a manifest that declares nothing here.
 type Skipped struct {
-	Document
+	Manifest
 	Why string `json:"why"`
 	// Image is the image that the document would declare if another document, which is
 	// missing, were there. Existing copies of the image are kept.

@@ -26,7 +26,7 @@ type configurationSection struct {
 	Errors   []document.Problem `json:"errors"`
 	Warnings []document.Problem `json:"warnings"`
 	// Manifests are the Kubernetes documents that were converted, and Skipped the others.
-	Manifests []schema.Document `json:"manifests"`
+	Manifests []schema.Manifest `json:"manifests"`
 	Skipped   []schema.Skipped  `json:"skipped"`
 	// Config is the configuration with all defaults.
 	Config redacted `json:"config"`
@@ -62,7 +62,7 @@ func documentOf(all []Validation) validationDocument {
 func (v Validation) section() configurationSection {
 	c := configurationSection{
 		Path: v.Path, Digest: v.Digest, Revision: v.Revision, Config: redacted{v.Config},
-		Errors: []document.Problem{}, Warnings: []document.Problem{}, Manifests: []schema.Document{}, Skipped: []schema.Skipped{},
+		Errors: []document.Problem{}, Warnings: []document.Problem{}, Manifests: []schema.Manifest{}, Skipped: []schema.Skipped{},
 		Origins: map[string]map[string]originSection{"settings": {}, "nodes": {}, "images": {}},
 	}
 	for _, p := range v.Errors {

@@ -348,8 +348,8 @@ func (l *Loader) notApplied(p document.Problem) Result {
 
 // documentsOf returns the manifests that were read, and those that were skipped, in the
 // order of the files.
-func documentsOf(files []*parsedFile, d definitions) (read []schema.Document, skipped []schema.Skipped) {
-	declared, declined := map[string][]schema.Document{}, map[string][]schema.Skipped{}
+func documentsOf(files []*parsedFile, d definitions) (read []schema.Manifest, skipped []schema.Skipped) {
+	declared, declined := map[string][]schema.Manifest{}, map[string][]schema.Skipped{}
 	for _, def := range d.all {
 		if def.kind == nil || !def.kind.MayDecline() {
 			continue
@@ -357,7 +357,7 @@ func documentsOf(files []*parsedFile, d definitions) (read []schema.Document, sk
 		why := def.declined()
 		doc := manifest.NewSkipped(def.file, def.value, why)
 		if why == "" {
-			declared[def.file] = append(declared[def.file], doc.Document)
+			declared[def.file] = append(declared[def.file], doc.Manifest)
 		} else {
 			declined[def.file] = append(declined[def.file], doc)
 		}

@@ -11,7 +11,7 @@ import (
 // merger combines the definitions of all files into one configuration.
 type merger struct {
 	errors    []document.Problem
-	manifests []schema.Document
+	manifests []schema.Manifest
 	skipped   []schema.Skipped
 	emptied   []string // files that contain nothing
 	active    bool     // an earlier configuration is in force

@@ -61,7 +61,7 @@ func testNeighbour(t *testing.T, folder string) {
 				}
 			}
 			for _, doc := range want.Documents {
-				read := slices.ContainsFunc(r.Manifests, func(m schema.Document) bool { return m.Kind == doc.Kind && m.Name == doc.Name })
+				read := slices.ContainsFunc(r.Manifests, func(m schema.Manifest) bool { return m.Kind == doc.Kind && m.Name == doc.Name })
 				skipped := slices.ContainsFunc(r.Skipped, func(s schema.Skipped) bool { return s.Kind == doc.Kind && s.Name == doc.Name })
 				if read == skipped || skipped != (doc.Result == "skipped") {
 					t.Errorf("%s %s: read %v, skipped %v, want %s", doc.Kind, doc.Name, read, skipped, doc.Result)

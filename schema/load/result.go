@@ -24,7 +24,7 @@ type Result struct {
 	Errors   []document.Problem
 	Warnings []document.Problem
 	// Manifests are the manifests that were read, in the order of the files.
-	Manifests []schema.Document
+	Manifests []schema.Manifest
 	// Unfinished is true if the time limit of the load ended before all files were evaluated and
 	// all definitions were checked. The next Load of the same files continues.
 	Unfinished bool

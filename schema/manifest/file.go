@@ -23,7 +23,7 @@ type File struct {
 	Path        string
 	Definitions []*Definition
 	References  []*Definition     // that define an image only if nothing else does
-	Read        []schema.Document // manifests that were read
+	Read        []schema.Manifest // manifests that were read
 	Skipped     []schema.Skipped
 	// Problems has the problems of whole documents. While there is one, it is unknown what else
 	// the file would declare.
@@ -142,9 +142,9 @@ func (f *File) definition(m manifest, section, name string, at document.Path) *D
 // AddRead adds a document to those that were read.
 func (f *File) AddRead(doc *document.Value) { f.Read = append(f.Read, describe(doc)) }
 
-func describe(doc *document.Value) schema.Document {
+func describe(doc *document.Value) schema.Manifest {
 	text := func(path ...string) string { return document.Printable(doc.TextAt(path...)) }
-	return schema.Document{Position: doc.Pos, APIVersion: text("apiVersion"), Kind: text("kind"), Name: text(namePath...)}
+	return schema.Manifest{Position: doc.Pos, APIVersion: text("apiVersion"), Kind: text("kind"), Name: text(namePath...)}
 }
 
 // Skip adds a document of a known kind that declares nothing here, with the reason.
@@ -163,7 +163,7 @@ func (f *File) withhold(doc *document.Value, why, image string) {
 func NewSkipped(path string, doc *document.Value, why string) schema.Skipped {
 	doc = Own(doc)
 	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
-	return schema.Skipped{Document: describe(doc), Why: why, Origin: path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
+	return schema.Skipped{Manifest: describe(doc), Why: why, Origin: path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
 }
 
 // SkipEmptyList adds a list without items. It declares nothing, and that is certain.
