@@ -117,8 +117,7 @@ func (f imageFolder) statIn(folder *os.Root) model.Copy {
 	r, owned, cfg, hasCfg := f.disk.metadata.read(f.id, folder)
 	c := model.Copy{
 		ID: f.id, State: model.Pending, Owned: owned,
-		DamagedAt: r.DamagedAt, InUseRecorded: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ReplacedAt: r.ReplacedAt, ClockNode: r.ClockNode,
-		BackupID: r.BackupID, Declaration: r.Declaration,
+		DamagedAt: r.DamagedAt, Usage: r.Usage, BackupID: r.BackupID,
 	}
 	if info, err := folder.Stat("."); err == nil {
 		c.Folder = folderID(info)

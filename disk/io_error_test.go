@@ -176,7 +176,7 @@ func TestCommitKeepsRecordUpdatesMadeMeanwhile(t *testing.T) {
 	p := openPart(t, d, PartOptions{})
 	fill(t, p, sparseImage(ChunkSize))
 	used := time.Date(2026, 11, 20, 9, 0, 0, 0, time.UTC)
-	if err := d.Update(testID, func(r *Record) { r.LastUsed, r.InUse, r.SurplusSince = used, true, used }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.LastUsed, r.InUseRecorded, r.SurplusSince = used, true, used }); err != nil {
 		t.Fatal(err)
 	}
 	c, err := p.Commit(ident.Digest{})

@@ -28,7 +28,7 @@ func callAll(d *Disk, id ident.ID) (succeeded []string) {
 		{"open", func() error { r, err := d.Open(id); return closed(r, err) }},
 		{"verify", func() error { _, err := d.Verify(context.Background(), id, Expected{}, func(int64) {}); return err }},
 		{"write cfg", func() error { return d.WriteCfg(id, ident.Digest{}) }},
-		{"update", func() error { return d.Update(id, func(r *Record) { r.InUse = true }) }},
+		{"update", func() error { return d.Update(id, func(r *Record) { r.InUseRecorded = true }) }},
 		{"part", func() error {
 			p, err := d.OpenPart(context.Background(), id, PartOptions{})
 			if err != nil {
@@ -170,7 +170,7 @@ func TestTemporaryFileIsNotWrittenThroughLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
+	if err := d.Update(testID, func(r *Record) { r.InUseRecorded = true }); err != nil {
 		t.Errorf("update: %v", err)
 	}
 	if err := d.WriteCfg(testID, ident.Digest{}); err != nil {

@@ -87,7 +87,7 @@ func TestWrongManifestIsRejected(t *testing.T) {
 			if c := d.Stat(testID); c.State != model.Ready || !c.ManifestDigest.IsZero() {
 				t.Fatalf("after Manifest: %+v", c)
 			}
-			if err := d.Update(testID, func(r *Record) { r.InUse = true }); err != nil {
+			if err := d.Update(testID, func(r *Record) { r.InUseRecorded = true }); err != nil {
 				t.Fatal(err)
 			}
 			if l, err := d.List(); err != nil || !l.Copies[0].ManifestDigest.IsZero() {

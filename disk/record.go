@@ -51,23 +51,10 @@ type Record struct {
 	Failed     string    `json:"failed,omitempty"` // why the file must not be used; "": it may be used
 	// DamagedAt is the time when a file of this copy last failed. A repair does not reset it.
 	DamagedAt time.Time `json:"damagedAt,omitzero"`
-	// InUse is true if the image was in use when a manager last observed it. If the use ended while no
-	// manager ran, the next manager counts the unused time from its own start.
-	InUse        bool      `json:"inUse,omitempty"`
-	LastUsed     time.Time `json:"lastUsed,omitzero"`
-	SurplusSince time.Time `json:"surplusSince,omitzero"`
-	// ReplacedAt is the time when another generation of the image was declared in place of this one.
-	// Zero: this one is declared, or the time is not known.
-	ReplacedAt time.Time `json:"replacedAt,omitzero"`
-	// ClockNode is the node whose clock determined LastUsed and SurplusSince. A disk may be moved to
-	// another node.
-	ClockNode string `json:"clockNode,omitempty"`
+	model.Usage
 	// BackupID identifies the last backup of the copy that was found complete: a hash of the backup
 	// store and of the content.
 	BackupID string `json:"backupID,omitempty"`
-	// Declaration identifies the document that declares the image, or the last document that declared
-	// it.
-	Declaration model.Declaration `json:"declaration,omitzero"`
 }
 
 // Evidence are the fields of a file's inode that must not change while a record is valid.

@@ -23,8 +23,11 @@ func wholeRecord() Record {
 		SHA512: digest512(nil), SHA256: digest256(nil), ManifestDigest: digest256(nil), Size: 7, IndexDigest: digest256(nil),
 		Signature:  model.Signature{Scheme: "openpgp", Signer: "0123ABCD", Time: at, Warning: "key-expired-since"},
 		Evidence:   &Evidence{Size: 7, ModTime: at.UnixNano(), ChangeTime: at.UnixNano() + 1, Inode: 1 << 63},
-		VerifiedAt: at, ReadBackAt: at, DamagedAt: at, Failed: "damaged", InUse: true, LastUsed: at, SurplusSince: at, ReplacedAt: at, ClockNode: "node1",
-		BackupID: "0a", Declaration: model.Declaration{File: "a.yaml", Kind: "BackingImage", Name: "parrot", ConfigMap: "fleet"},
+		VerifiedAt: at, ReadBackAt: at, DamagedAt: at, Failed: "damaged",
+		BackupID: "0a", Usage: model.Usage{
+			InUseRecorded: true, LastUsed: at, SurplusSince: at, ReplacedAt: at, ClockNode: "node1",
+			Declaration: model.Declaration{File: "a.yaml", Kind: "BackingImage", Name: "parrot", ConfigMap: "fleet"},
+		},
 	}
 }
 

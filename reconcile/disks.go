@@ -193,14 +193,6 @@ func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 	return seen
 }
 
-// writeUsage writes the usage of a copy to its record.
-func (o *openDisk) writeUsage(u plan.Usage) error {
-	return o.handle.Update(u.Copy.ID, func(record *disk.Record) {
-		record.InUse, record.LastUsed, record.SurplusSince, record.ReplacedAt, record.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
-		record.Declaration = u.Declaration
-	})
-}
-
 // endUses ends the uses of an image by replicas that are not found any more.
 func (s *disks) endUses(image, uuid string) {
 	for _, o := range s.open {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -18,15 +19,17 @@ type pendingUsage map[ident.CopyRef]usageOnDisk
 // usageOnDisk is the usage of a copy on one disk. It does not apply to another disk at the same
 // path.
 type usageOnDisk struct {
-	plan.Usage
+	model.Usage
 	diskUUID string
 }
 
 // applyTo changes the observed copies as if the usage were written.
 func (p pendingUsage) applyTo(o plan.Observed) {
 	for key, usage := range p {
-		if seen := o.Disks[key.Disk]; seen.UUID == usage.diskUUID {
-			o.ApplyUsage(usage.Usage)
+		seen := o.Disks[key.Disk]
+		if c, exists := seen.Copies[key.ID]; exists && seen.UUID == usage.diskUUID {
+			c.Usage = usage.Usage
+			seen.Copies[key.ID] = c
 		}
 	}
 }
@@ -40,11 +43,10 @@ var usageNotRecorded = once.Condition{Begins: "cannot record the use of copies",
 // writes the same record.
 func (r *Reconciler) recordUsage(now *plan.Round) {
 	d, o := now.Desired, now.Observed
-	for _, usage := range now.UsageUpdates() {
-		seen := o.Disks[usage.Copy.Disk]
-		r.pendingUsage[usage.Copy] = usageOnDisk{usage, seen.UUID}
-		o.ApplyUsage(usage)
+	for key, usage := range now.UsageUpdates() {
+		r.pendingUsage[key] = usageOnDisk{usage, o.Disks[key.Disk].UUID}
 	}
+	r.pendingUsage.applyTo(o)
 	if d.Allowed == schema.ObserveOnly {
 		return
 	}
@@ -63,7 +65,7 @@ func (r *Reconciler) recordUsage(now *plan.Round) {
 			incomplete[key.Disk] = true
 			continue
 		}
-		if err := r.disks.open[key.Disk].writeUsage(usage.Usage); err != nil {
+		if err := r.disks.open[key.Disk].handle.Update(key.ID, func(record *disk.Record) { record.Usage = usage.Usage }); err != nil {
 			incomplete[key.Disk], failed[key.Disk] = true, err
 			full[key.Disk] = errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrReadOnly)
 			continue

@@ -69,17 +69,7 @@ type Copy struct {
 	DamagedAt time.Time `json:"damagedAt,omitzero"`
 	// BackupID identifies the last complete backup; "": none is known.
 	BackupID string `json:"-"`
-	// Declaration identifies the document that declares the image, or declared it last.
-	Declaration Declaration `json:"declaration,omitzero"`
-
-	// LastUsed and SurplusSince are times of the clock of the node ClockNode.
-	LastUsed     time.Time `json:"lastUsed,omitzero"`
-	SurplusSince time.Time `json:"surplusSince,omitzero"`
-	ClockNode    string    `json:"clockNode,omitempty"`
-	// ReplacedAt is when another generation of the image was declared in place of this one.
-	ReplacedAt time.Time `json:"replacedAt,omitzero"`
-	// InUseRecorded: the record says that the image is in use. UsedBy is what is observed.
-	InUseRecorded bool `json:"inUseRecorded,omitempty"`
+	Usage
 
 	// PartBytes is an upper bound of the bytes that a resume keeps. It keeps all of them if the hashes
 	// of all chunks match.
@@ -112,6 +102,22 @@ type Copy struct {
 	// Unproven: its node claims that it is ready, and has sent other bytes, or none, to this node. Its State is
 	// Unknown then.
 	Unproven bool `json:"unproven,omitempty"`
+}
+
+// Usage is what is recorded beside a copy because it cannot be derived later.
+type Usage struct {
+	// Declaration identifies the document that declares the image, or declared it last.
+	Declaration Declaration `json:"declaration,omitzero"`
+	// LastUsed and SurplusSince are times of the clock of the node ClockNode: a disk may be moved to another node.
+	LastUsed     time.Time `json:"lastUsed,omitzero"`
+	SurplusSince time.Time `json:"surplusSince,omitzero"`
+	ClockNode    string    `json:"clockNode,omitempty"`
+	// ReplacedAt is when another generation of the image was declared in place of this one. Zero: this one is declared, or
+	// the time is not known.
+	ReplacedAt time.Time `json:"replacedAt,omitzero"`
+	// InUseRecorded: the image was in use when a manager last observed it; Copy.UsedBy is what is observed now. If the use ended
+	// while no manager ran, the next manager counts the unused time from its own start.
+	InUseRecorded bool `json:"inUseRecorded,omitempty"`
 }
 
 // String returns the folder, the state and the reason, for messages.

@@ -164,7 +164,7 @@ func TestDecodeReadsEachField(t *testing.T) {
 	c := model.Copy{
 		ID: parrot, State: model.Ready, Message: "m", Format: model.Raw, Size: 1, VirtualSize: 2, RealSize: 3,
 		SHA512: sha512, SHA256: sha256, ManifestDigest: sha256, Owned: true,
-		VerifiedAt: at, ReadBackAt: at, DamagedAt: at, LastUsed: at, SurplusSince: at, ReplacedAt: at,
+		VerifiedAt: at, ReadBackAt: at, DamagedAt: at, Usage: model.Usage{LastUsed: at, SurplusSince: at, ReplacedAt: at},
 		PartBytes: 4, PartTotal: 5, PartKind: model.PartFromPeers,
 		UsedBy: "u", Need: &model.Need{By: "d", Since: at}, Leaving: true, Mark: "m", Job: model.Verify,
 		Rejection: "r", RejectionTemporary: true, Reason: model.Reason{Code: "no-space", Text: "r"},

@@ -21,6 +21,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/race"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -157,10 +158,13 @@ func goldenBytes(n int64) string {
 	return strings.ReplaceAll(plan.FormatBytes(n), " ", "")
 }
 
-func goldenUsage(updates []plan.Usage, now time.Time) string {
+func goldenUsage(updates map[ident.CopyRef]model.Usage, now time.Time) string {
 	var b strings.Builder
-	for _, u := range updates {
-		fmt.Fprintf(&b, "%s in-use=%t last-used=%s surplus-since=%s", u.Copy, u.InUse, relative(u.LastUsed, now), relative(u.SurplusSince, now))
+	for _, ref := range slices.SortedFunc(maps.Keys(updates), func(a, b ident.CopyRef) int {
+		return cmp.Or(ident.ID.Compare(a.ID, b.ID), ident.DiskRef.Compare(a.Disk, b.Disk))
+	}) {
+		u := updates[ref]
+		fmt.Fprintf(&b, "%s in-use=%t last-used=%s surplus-since=%s", ref, u.InUseRecorded, relative(u.LastUsed, now), relative(u.SurplusSince, now))
 		if !u.ReplacedAt.IsZero() {
 			fmt.Fprintf(&b, " replaced=%s", relative(u.ReplacedAt, now))
 		}

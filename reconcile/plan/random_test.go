@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -94,19 +95,19 @@ func reinserted[K comparable, V any](m map[K]V) map[K]V {
 func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 	t.Helper()
 	updates := plan.NewRound(d, o).UsageUpdates()
-	for _, u := range updates {
-		c := o.Disks[u.Copy.Disk].Copies[u.Copy.ID]
+	for ref, u := range updates {
+		c := o.Disks[ref.Disk].Copies[ref.ID]
 		switch {
-		case !c.Owned || o.Disks[u.Copy.Disk].Problem != "":
+		case !c.Owned || o.Disks[ref.Disk].Problem != "":
 			t.Errorf("an update of a copy that this node must not change: %+v", u)
-		case u.InUse != (plantest.InUse(d, o, u.Copy) != ""):
-			t.Errorf("%+v, and its user is %q", u, plantest.InUse(d, o, u.Copy))
+		case u.InUseRecorded != (plantest.InUse(d, o, ref) != ""):
+			t.Errorf("%+v, and its user is %q", u, plantest.InUse(d, o, ref))
 		case !u.LastUsed.Equal(c.LastUsed) && !u.LastUsed.Equal(o.Now):
-			t.Errorf("the last use of %s was %s, the update has %s", u.Copy, c.LastUsed, u.LastUsed)
+			t.Errorf("the last use of %s was %s, the update has %s", ref, c.LastUsed, u.LastUsed)
 		case !u.SurplusSince.IsZero() && !u.SurplusSince.Equal(c.SurplusSince) && !u.SurplusSince.Equal(o.Now):
-			t.Errorf("%s is surplus since %s, the update has %s", u.Copy, c.SurplusSince, u.SurplusSince)
+			t.Errorf("%s is surplus since %s, the update has %s", ref, c.SurplusSince, u.SurplusSince)
 		case d.Allowed != schema.Everything && !u.SurplusSince.IsZero() && !u.SurplusSince.Equal(c.SurplusSince):
-			t.Errorf("the clean-up interval of %s begins while the configuration is invalid", u.Copy)
+			t.Errorf("the clean-up interval of %s begins while the configuration is invalid", ref)
 		}
 	}
 	after := withUsage(o, updates)
@@ -121,15 +122,15 @@ func checkUsageUpdates(t *testing.T, d plan.Desired, o plan.Observed) {
 }
 
 // withUsage returns what is observed after the updates were written.
-func withUsage(o plan.Observed, updates []plan.Usage) plan.Observed {
+func withUsage(o plan.Observed, updates map[ident.CopyRef]model.Usage) plan.Observed {
 	o.Disks = maps.Clone(o.Disks)
-	for _, u := range updates {
-		seen := o.Disks[u.Copy.Disk]
+	for ref, u := range updates {
+		seen := o.Disks[ref.Disk]
 		seen.Copies = maps.Clone(seen.Copies)
-		c := seen.Copies[u.Copy.ID]
-		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ReplacedAt, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
-		seen.Copies[u.Copy.ID] = c
-		o.Disks[u.Copy.Disk] = seen
+		c := seen.Copies[ref.ID]
+		c.Usage = u
+		seen.Copies[ref.ID] = c
+		o.Disks[ref.Disk] = seen
 	}
 	return o
 }

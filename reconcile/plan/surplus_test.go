@@ -73,7 +73,7 @@ func cleanupCase(states []string, used string, copies int) (plan.Desired, plan.O
 		if state == "" {
 			continue
 		}
-		found := model.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, SurplusSince: plantest.Now.Add(-99 * time.Hour)}
+		found := model.Copy{ID: image.ID, State: state, Owned: true, HasCfg: true, Usage: model.Usage{SurplusSince: plantest.Now.Add(-99 * time.Hour)}}
 		if state == model.Ready {
 			found.SHA512, found.ManifestDigest = image.Checksum, plantest.Digest(ident.SHA256, "chunks")
 		}

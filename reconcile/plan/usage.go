@@ -12,22 +12,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Usage is what is recorded beside a copy because it cannot be derived later: whether it is in
-// use, when it was last used, since when it is surplus, and when another generation replaced it.
-type Usage struct {
-	Copy         ident.CopyRef
-	InUse        bool
-	LastUsed     time.Time
-	SurplusSince time.Time
-	ReplacedAt   time.Time
-	By           string // the node whose clock gave the times
-	// Declaration identifies the document that declares the image, or declared it last.
-	Declaration model.Declaration
-}
-
-// UsageUpdates returns the copies of this node whose recorded usage must change, sorted. It is
+// UsageUpdates returns the copies of this node whose recorded usage must change. It is
 // a pure function like Plan. Use is recorded in observe-only mode, too.
-func (ix *Round) UsageUpdates() []Usage {
+func (ix *Round) UsageUpdates() map[ident.CopyRef]model.Usage {
 	stays := map[ident.CopyRef]bool{} // not surplus
 	for _, image := range ix.Desired.Config.Images {
 		if len(ix.ownCopies(image.ID.Name)) == 0 {
@@ -39,33 +26,26 @@ func (ix *Round) UsageUpdates() []Usage {
 		}
 		maps.Copy(stays, keptGenerations(p.state))
 	}
-	var updates []Usage
+	updates := map[ident.CopyRef]model.Usage{}
 	for name := range ix.byName {
 		for _, ref := range ix.ownCopies(name) {
 			c := ix.copyAt(ref)
-			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (ident.DiskRef{}) && u != recordedUsage(ref, c) {
-				updates = append(updates, u)
+			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (ident.DiskRef{}) && u != c.Usage {
+				updates[ref] = u
 			}
 		}
 	}
-	slices.SortFunc(updates, func(a, b Usage) int {
-		return cmp.Or(ident.ID.Compare(a.Copy.ID, b.Copy.ID), ident.DiskRef.Compare(a.Copy.Disk, b.Copy.Disk))
-	})
 	return updates
-}
-
-func recordedUsage(ref ident.CopyRef, c model.Copy) Usage {
-	return Usage{Copy: ref, InUse: c.InUseRecorded, LastUsed: c.LastUsed, SurplusSince: c.SurplusSince, ReplacedAt: c.ReplacedAt, By: c.ClockNode, Declaration: c.Declaration}
 }
 
 // newUsage returns what should be recorded of a copy; stays: its disk is a desired disk, or
 // keepGenerations keeps it. The time since when a copy is surplus starts only under a valid
 // configuration, and restarts after the wall clock was wrong (S4).
-func newUsage(ix *Round, ref ident.CopyRef, stays bool) Usage {
+func newUsage(ix *Round, ref ident.CopyRef, stays bool) model.Usage {
 	d, o, c := ix.Desired, ix.Observed, ix.copyAt(ref)
-	u := recordedUsage(ref, c)
-	u.InUse = ix.inUse(ref) != ""
-	if c.InUseRecorded && !u.InUse || d.otherClock(c) && !u.LastUsed.IsZero() || implausible(u.LastUsed, o.Now) && !u.LastUsed.IsZero() {
+	u := c.Usage
+	u.InUseRecorded = ix.inUse(ref) != ""
+	if c.InUseRecorded && !u.InUseRecorded || d.otherClock(c) && !u.LastUsed.IsZero() || implausible(u.LastUsed, o.Now) && !u.LastUsed.IsZero() {
 		u.LastUsed = o.Now
 	}
 	image, declared := d.Config.Images[ref.ID.Name]
@@ -88,8 +68,8 @@ func newUsage(ix *Round, ref ident.CopyRef, stays bool) Usage {
 	default:
 		u.ReplacedAt = replacedAt(c, o.Now)
 	}
-	if u != recordedUsage(ref, c) {
-		u.By = d.Node
+	if u != c.Usage {
+		u.ClockNode = d.Node
 	}
 	return u
 }
@@ -97,15 +77,6 @@ func newUsage(ix *Round, ref ident.CopyRef, stays bool) Usage {
 // otherClock reports whether the recorded times of a copy come from the clock of another node,
 // which had the disk before.
 func (d Desired) otherClock(c model.Copy) bool { return c.ClockNode != "" && c.ClockNode != d.Node }
-
-// ApplyUsage changes the observed copy as if u had been written to its record.
-func (o Observed) ApplyUsage(u Usage) {
-	if c, exists := o.Disks[u.Copy.Disk].Copies[u.Copy.ID]; exists {
-		c.InUseRecorded, c.LastUsed, c.SurplusSince, c.ReplacedAt, c.ClockNode = u.InUse, u.LastUsed, u.SurplusSince, u.ReplacedAt, u.By
-		c.Declaration = u.Declaration
-		o.Disks[u.Copy.Disk].Copies[u.Copy.ID] = c
-	}
-}
 
 // intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
 // when the copy became surplus, whichever is later. It restarts now when a recorded time is

@@ -188,7 +188,7 @@ func setCopy(st *session, in input) error {
 			return err
 		}
 		if ago >= 0 {
-			*at, c.Usage.By = st.world.now.Add(-ago), in.disk.Node
+			*at, c.Usage.ClockNode = st.world.now.Add(-ago), in.disk.Node
 		}
 	}
 	if state == "none" {

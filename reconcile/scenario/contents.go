@@ -3,7 +3,6 @@ package scenario
 import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/simulation"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -47,7 +46,7 @@ func (l contents) restore(c schema.Config, saved model.Copy) *simulation.Copy {
 	restored := &simulation.Copy{
 		Partial: saved.PartBytes, PartialTotal: saved.PartTotal, PartialSource: saved.PartKind,
 		Owned: saved.Owned, NoCfg: !saved.HasCfg, VerifiedAt: saved.VerifiedAt, ReadBackAt: saved.ReadBackAt, DamagedAt: saved.DamagedAt, UsedBy: saved.UsedBy,
-		Usage: plan.Usage{InUse: saved.InUseRecorded, LastUsed: saved.LastUsed, SurplusSince: saved.SurplusSince, ReplacedAt: saved.ReplacedAt, By: saved.ClockNode, Declaration: saved.Declaration},
+		Usage: saved.Usage,
 	}
 	if saved.UsedBy != "" {
 		restored.Users = 1

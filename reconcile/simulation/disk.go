@@ -10,7 +10,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
@@ -61,7 +60,7 @@ type Copy struct {
 	VerifiedAt, DamagedAt time.Time
 	ReadBackAt            time.Time
 	BackupID              string
-	Usage                 plan.Usage // without Copy
+	Usage                 model.Usage
 	// NoCfg: the file has no valid backing.cfg.
 	NoCfg bool
 
@@ -131,7 +130,7 @@ func (d *Disk) Copy(id ident.ID) model.Copy {
 	c := d.Copies[id]
 	v := model.Copy{
 		ID: id, State: model.Pending, Owned: c.Owned, HasCfg: !c.NoCfg, PartBytes: c.Partial, VerifiedAt: c.VerifiedAt, ReadBackAt: c.ReadBackAt, DamagedAt: c.DamagedAt, BackupID: c.BackupID,
-		InUseRecorded: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ReplacedAt: c.Usage.ReplacedAt, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration,
+		Usage: c.Usage,
 	}
 	if c.Partial > 0 || c.PartialSource == model.PartFromUpload {
 		v.PartTotal, v.PartKind = c.PartialTotal, c.PartialSource
@@ -257,9 +256,9 @@ func (o openDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	if o.Check() != nil || o.disk.ReadOnly || c == nil || c.Aside {
 		return errIO
 	}
-	r := disk.Record{InUse: c.Usage.InUse, LastUsed: c.Usage.LastUsed, SurplusSince: c.Usage.SurplusSince, ReplacedAt: c.Usage.ReplacedAt, ClockNode: c.Usage.By, Declaration: c.Usage.Declaration}
+	r := disk.Record{Usage: c.Usage}
 	change(&r)
-	c.Usage = plan.Usage{InUse: r.InUse, LastUsed: r.LastUsed, SurplusSince: r.SurplusSince, ReplacedAt: r.ReplacedAt, By: r.ClockNode, Declaration: r.Declaration}
+	c.Usage = r.Usage
 	return nil
 }
 

@@ -113,7 +113,7 @@ func (m *node) noteUnwritten() {
 		behind := m.desired.Allowed == schema.ObserveOnly
 		for id, c := range seen.Copies {
 			s := d.Copies[id]
-			pending := s != nil && (s.Usage.InUse != c.InUseRecorded || !s.Usage.LastUsed.Equal(c.LastUsed) || !s.Usage.SurplusSince.Equal(c.SurplusSince) || !s.Usage.ReplacedAt.Equal(c.ReplacedAt) || s.Usage.By != c.ClockNode)
+			pending := s != nil && (s.Usage.InUseRecorded != c.InUseRecorded || !s.Usage.LastUsed.Equal(c.LastUsed) || !s.Usage.SurplusSince.Equal(c.SurplusSince) || !s.Usage.ReplacedAt.Equal(c.ReplacedAt) || s.Usage.ClockNode != c.ClockNode)
 			if behind = behind || pending; pending {
 				m.unwritten[unwrittenKey{d.UUID, id}] = true
 			} else {
@@ -134,7 +134,7 @@ func (m *node) excuseCopies() {
 		for id, s := range d.Copies {
 			h := m.c.history(s)
 			unrecorded := ref.Node == m.name && m.observing && h.usedAt > 0 && h.usedAt >= m.roundBegan // the round had no time for it
-			h.excused = h.excused || s.Usage.By == m.name && outdated || unrecorded || m.unwritten[unwrittenKey{d.UUID, id}]
+			h.excused = h.excused || s.Usage.ClockNode == m.name && outdated || unrecorded || m.unwritten[unwrittenKey{d.UUID, id}]
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (d watchedDisk) Update(id ident.ID, change func(*disk.Record)) error {
 	}
 	h := m.c.history(s)
 	h.excused = h.excused && surplusSince.Equal(s.Usage.SurplusSince)
-	m.c.logf(m.name, "records for %s on %s: in use %v, last used %s, surplus since %s, replaced %s", id, d.ref, s.Usage.InUse, s.Usage.LastUsed, s.Usage.SurplusSince, s.Usage.ReplacedAt)
+	m.c.logf(m.name, "records for %s on %s: in use %v, last used %s, surplus since %s, replaced %s", id, d.ref, s.Usage.InUseRecorded, s.Usage.LastUsed, s.Usage.SurplusSince, s.Usage.ReplacedAt)
 	return nil
 }
 

@@ -134,7 +134,7 @@ func TestClusterDeletesSurplusAfterCrashDuringUse(t *testing.T) {
 	s := c.copyAt(second.parrotCopy())
 	s.Users, c.history(s).usedFrom = 1, c.now
 	second.requestRound()
-	for !s.Usage.InUse && c.deletionOf(second.parrotCopy()) != nil {
+	for !s.Usage.InUseRecorded && c.deletionOf(second.parrotCopy()) != nil {
 		c.runUntil(c.now + 10*time.Millisecond)
 	}
 	second.crash()
