@@ -70,25 +70,19 @@ func withdrawnCopies(o plan.Observed, leaving map[ident.CopyRef]bool) plan.Obser
 	return o
 }
 
-var (
-	errUntrustedManifest = errors.New("no other node has the same chunk manifest")
-	errDiskClosed        = errors.New("a disk of this node was closed")
-)
-
 // newProofTask returns the task of a request, or why the proof cannot be made. open are the disks of this node.
 func newProofTask(d plan.Desired, o plan.Observed, p plan.ProofRequest, open system.Disks, secret uint64) (system.ProofTask, error) {
 	own := d.Owns(p.Copy.Disk)
 	switch {
 	case p.Untrusted:
-		return system.ProofTask{}, errUntrustedManifest
+		return system.ProofTask{}, errors.New("no other node has the same chunk manifest")
 	case own && open[p.Copy.Disk.Disk] == nil, p.Local != (ident.CopyRef{}) && open[p.Local.Disk.Disk] == nil:
-		return system.ProofTask{}, errDiskClosed
+		return system.ProofTask{}, errors.New("a disk of this node was closed")
 	}
 	c := o.Disks[p.Copy.Disk].Copies[p.Copy.ID]
 	at := peer.Address{Node: p.Copy.Disk.Node, URL: d.Config.Nodes[p.Copy.Disk.Node].Address}
 	return system.ProofTask{
-		Copy: p.Copy, Size: c.Size, Secret: secret,
-		Own: own, Local: p.Local,
+		ProofRequest: p, Own: own, Secret: secret,
 		Source: peer.Source{Address: at, Disk: p.Copy.Disk.Disk, ID: p.Copy.ID, ManifestDigest: c.ManifestDigest, Size: c.Size},
 	}, nil
 }

@@ -287,7 +287,7 @@ func (l *Local) prove(ctx context.Context, t ProofTask, on map[string]*disk.Disk
 // manifest that the other node serves.
 func (l *Local) selectChunk(ctx context.Context, t ProofTask, on map[string]*disk.Disk) (disk.SelectedChunk, error) {
 	if t.Local == (ident.CopyRef{}) {
-		return l.peers.SelectChunk(ctx, t.Source, t.Size, t.Secret)
+		return l.peers.SelectChunk(ctx, t.Source, t.Source.Size, t.Secret)
 	}
 	m, err := on[t.Local.Disk.Disk].Manifest(t.Local.ID)
 	if err != nil {

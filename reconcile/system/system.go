@@ -133,16 +133,12 @@ type Jobs interface {
 	CanExport(e schema.ExportFromVolume, on Disks) error
 }
 
-// ProofTask is the request that a copy proves that it has its bytes: see plan.ProofRequest.
+// ProofTask is a trusted plan.ProofRequest with what its execution needs to know.
 type ProofTask struct {
-	Copy   ident.CopyRef
-	Own    bool        // it is on this node; otherwise Source is asked
+	plan.ProofRequest
+	Own    bool        // the copy is on this node; otherwise Source is asked
 	Source peer.Source // of a copy on another node
-	Size   int64       // of the copy
 	// Secret selects the chunk. It was chosen after the withdrawal of the copy that may be deleted, so
 	// that nobody could get the chunk from that copy in time.
 	Secret uint64
-	// Local is the copy on this node whose chunk manifest the chunk is compared with. If it is zero, the
-	// manifest is the one that the other node serves.
-	Local ident.CopyRef
 }
