@@ -26,8 +26,8 @@ type Node struct {
 	// Verify queues the verification of the copies of a declared image. It may block until ctx ends.
 	Verify func(ctx context.Context, image string)
 
-	disks   atomic.Pointer[disks] // nil before the first observation and after Close
-	leaving withdrawals
+	disks atomic.Pointer[disks] // nil before the first observation and after Close
+	withdrawals
 }
 
 // disks are the disks of this node as of one observation. A value does not change.
@@ -78,15 +78,6 @@ func (n *Node) Open() (system.Disks, error) {
 	return open, nil
 }
 
-// Withdraw withdraws a copy of this node (D1).
-func (n *Node) Withdraw(key ident.CopyRef) { n.leaving.add(key) }
-
-// Withdrawn returns the copies that are withdrawn now.
-func (n *Node) Withdrawn() map[ident.CopyRef]bool { return n.leaving.all() }
-
-// EndWithdrawals ends all withdrawals except those for which deleting is true.
-func (n *Node) EndWithdrawals(deleting func(ident.CopyRef) bool) { n.leaving.keep(deleting) }
-
 // withdrawals are the withdrawn copies of this node. Its methods may be called concurrently.
 type withdrawals struct {
 	mu      sync.Mutex
@@ -95,7 +86,8 @@ type withdrawals struct {
 	last    int
 }
 
-func (l *withdrawals) add(key ident.CopyRef) {
+// Withdraw withdraws a copy of this node (D1).
+func (l *withdrawals) Withdraw(key ident.CopyRef) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.keys == nil {
@@ -127,22 +119,22 @@ func (l *withdrawals) watch() (end func() map[ident.CopyRef]bool) {
 	}
 }
 
-// keep ends all withdrawals except those for which deleting is true.
-func (l *withdrawals) keep(deleting func(ident.CopyRef) bool) {
+// EndWithdrawals ends all withdrawals except those for which deleting is true.
+func (l *withdrawals) EndWithdrawals(deleting func(ident.CopyRef) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	maps.DeleteFunc(l.keys, func(key ident.CopyRef, _ bool) bool { return !deleting(key) })
 }
 
-// has reports whether the copy is withdrawn now.
-func (l *withdrawals) has(key ident.CopyRef) bool {
+// isWithdrawn reports whether the copy is withdrawn now.
+func (l *withdrawals) isWithdrawn(key ident.CopyRef) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.keys[key]
 }
 
-// all returns the copies that are withdrawn now.
-func (l *withdrawals) all() map[ident.CopyRef]bool {
+// Withdrawn returns the copies that are withdrawn now.
+func (l *withdrawals) Withdrawn() map[ident.CopyRef]bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return maps.Clone(l.keys)
@@ -165,7 +157,7 @@ func (n *Node) ReportDamage(ctx context.Context, name string) { n.Verify(ctx, na
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
 func (n *Node) Leaving(name string, id ident.ID) bool {
 	now := n.disks.Load()
-	return now == nil || n.leaving.has(ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: name}, ID: id})
+	return now == nil || n.isWithdrawn(ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: name}, ID: id})
 }
 
 // DeclaredUUID implements peer.Node.
@@ -183,7 +175,7 @@ func (n *Node) DeclaredUUID(name string) (string, bool) {
 // deletion, whose copy it still has. The config digest is the one from before the observation. So a
 // change during the observation makes the response count for less, never for more.
 func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) {
-	endWatch := n.leaving.watch()
+	endWatch := n.watch()
 	now := n.disks.Load()
 	if now == nil {
 		endWatch()

@@ -73,7 +73,7 @@ func TestResponseShowsACopyWithdrawnDuringTheListingAsLeaving(t *testing.T) {
 		t.Errorf("the response is %+v, %v", s, err)
 	}
 	n.Update(d, o, system.Disks{"disk1": on})
-	if s, err := n.Copies(t.Context(), "parrot", ""); err != nil || onlyCopy(s, "disk1").Leaving || len(n.leaving.watches) > 0 {
+	if s, err := n.Copies(t.Context(), "parrot", ""); err != nil || onlyCopy(s, "disk1").Leaving || len(n.watches) > 0 {
 		t.Errorf("later the response is %+v, %v", s, err)
 	}
 }
