@@ -105,18 +105,15 @@ func (d *Delivery) Counts() DeliveryCounts {
 	return d.counts
 }
 
-// sendTimeout is how long one message may take as a whole. A stall ends it sooner.
-const sendTimeout = 5 * time.Minute
-
-// Sender sends a message with the settings of a round.
-type Sender func(context.Context, schema.Settings, fetch.Message) error
+// Sender sends a message with the settings of a round. The message may take the timeout as a whole; a stall ends it sooner.
+type Sender func(ctx context.Context, timeout time.Duration, s schema.Settings, m fetch.Message) error
 
 // NewSender returns a Sender that uses client.
 func NewSender(client fetch.Client) Sender {
-	return func(ctx context.Context, s schema.Settings, m fetch.Message) error {
+	return func(ctx context.Context, timeout time.Duration, s schema.Settings, m fetch.Message) error {
 		client := client // a copy, because the setting may change
 		client.AllowLoopback = s.AllowLoopbackSources
-		ctx, cancel := context.WithTimeoutCause(ctx, sendTimeout, fmt.Errorf("the request was not done within %v", sendTimeout))
+		ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the request was not done within %v", timeout))
 		defer cancel()
 		return client.Send(ctx, m)
 	}

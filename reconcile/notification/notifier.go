@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
@@ -65,13 +64,12 @@ func (n *Notifier) Conditions() []model.Condition {
 
 // Run observes and sends until ctx ends.
 func (n *Notifier) Run(ctx context.Context) {
-	tick := time.NewTicker(observeGap)
-	defer tick.Stop()
+	tick := time.Tick(observeGap)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-tick:
 		}
 		if v := n.view(); v != nil && v.Loaded {
 			n.step(ctx, v)
@@ -94,11 +92,9 @@ func (n *Notifier) step(ctx context.Context, v *status.View) {
 		if time.Since(begin) >= observeGap {
 			return // the conditions are older than the next look: it continues
 		}
-		timed, cancel := context.WithTimeoutCause(ctx, notifyTimeout, fmt.Errorf("the request was not done within %v", notifyTimeout))
-		err := n.send(timed, v.Desired.Config.Settings, fetch.Message{
+		err := n.send(ctx, notifyTimeout, v.Desired.Config.Settings, fetch.Message{
 			URL: n.target.URL, Credentials: n.target.Credentials, Method: http.MethodPost, ContentType: m.contentType, Body: m.body,
 		})
-		cancel()
 		if err != nil && ctx.Err() != nil {
 			return
 		}

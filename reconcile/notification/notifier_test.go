@@ -77,7 +77,9 @@ func (c *cluster) start(name string) *node {
 		}
 		return nil
 	}
-	n.Notifier = New(n.last.Load, observations, func(_ context.Context, _ schema.Settings, m fetch.Message) error { return c.receive(n, m) }, slog.New(slog.DiscardHandler))
+	n.Notifier = New(n.last.Load, observations, func(_ context.Context, _ time.Duration, _ schema.Settings, m fetch.Message) error {
+		return c.receive(n, m)
+	}, slog.New(slog.DiscardHandler))
 	n.Delivery.random = func() float64 { return 0 }
 	ctx, stop := context.WithCancel(c.t.Context())
 	n.stop = stop

@@ -48,6 +48,8 @@ const (
 	reportGap = time.Minute
 	// maxReportAge is when a document is sent again although only its times and the free space have changed.
 	maxReportAge = time.Hour
+	// reportTimeout is how long a document may take.
+	reportTimeout = 5 * time.Minute
 )
 
 // NewReporter returns a Reporter for the rounds of a node.
@@ -57,19 +59,18 @@ func NewReporter(rounds Rounds, node string, send Sender, log *slog.Logger) *Rep
 
 // Run reports until ctx ends.
 func (r *Reporter) Run(ctx context.Context) {
-	due := time.NewTimer(reportGap)
-	defer due.Stop()
+	due := time.After(reportGap)
 	for {
 		next, v := r.rounds.NextRound(), r.rounds.View()
 		if v != nil && r.retarget(v) {
-			due.Reset(0)
+			due = time.After(0)
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-next:
-		case <-due.C:
-			due.Reset(r.report(ctx, v))
+		case <-due:
+			due = time.After(r.report(ctx, v))
 		}
 	}
 }
@@ -123,7 +124,7 @@ func (r *Reporter) put(ctx context.Context, settings schema.Settings, s status.S
 	if len(document) > status.MaxSavedFile {
 		return errors.New("the document has more than " + humanize.IBytes(status.MaxSavedFile) + ", which no command reads")
 	}
-	return r.send(ctx, settings, fetch.Message{
+	return r.send(ctx, reportTimeout, settings, fetch.Message{
 		URL: r.target.URLOf(r.node), Credentials: r.target.Credentials,
 		Method: http.MethodPut, ContentType: "application/json", Body: document,
 	})

@@ -48,7 +48,7 @@ func startReporting(t *testing.T, ctx context.Context) *reporting {
 	p.Reporter = NewReporter(rounds, "node01", nil, log)
 	p.random = func() float64 { return 0 }
 	p.Delivery = NewDelivery("status document", log, p.random)
-	p.send = func(ctx context.Context, _ schema.Settings, m fetch.Message) error {
+	p.send = func(ctx context.Context, _ time.Duration, _ schema.Settings, m fetch.Message) error {
 		p.times, p.sent = append(p.times, time.Since(p.began)), append(p.sent, m)
 		if p.hang {
 			<-ctx.Done()
