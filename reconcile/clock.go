@@ -9,10 +9,10 @@ import (
 // clock reads the clocks of the node and counts how often the wall clock was set. It was set if it
 // advanced by another amount than the steady clock.
 type clock struct {
-	read  func() system.Instant
-	last  system.Instant // the last observation
-	base  system.Instant // the first observation after the wall clock was last set
-	steps int            // how often the wall clock was set
+	now   func() system.Instant // the time of both clocks
+	last  system.Instant        // the last observation
+	base  system.Instant        // the first observation after the wall clock was last set
+	steps int                   // how often the wall clock was set
 	// recorded has, by disk uuid, the value of steps when the times in the records of the disk
 	// were last consistent with the wall clock.
 	recorded map[string]int
@@ -22,13 +22,10 @@ type clock struct {
 // the time if that is more. A clock that is slewed stays within it.
 const maxSkew = time.Minute
 
-// now returns the time of both clocks.
-func (c *clock) now() system.Instant { return c.read() }
-
 // observe returns the time of both clocks, and counts a step if the wall clock was set since the
 // last call.
 func (c *clock) observe() system.Instant {
-	now := c.read()
+	now := c.now()
 	if c.last == (system.Instant{}) {
 		c.base = now
 	} else if skew(now, c.last) > maxSkew || skew(now, c.base) > max(maxSkew, now.Steady.Sub(c.base.Steady)/1000) {
@@ -60,6 +57,6 @@ func (c *clock) record(uuid string) {
 // elapsed returns how long ago since was, by the clock that advanced more: the steady clock
 // stops while the machine is suspended, and the wall clock can be set back.
 func (c *clock) elapsed(since system.Instant) time.Duration {
-	now := c.read()
+	now := c.now()
 	return max(now.Steady.Sub(since.Steady), now.Wall.Sub(since.Wall))
 }

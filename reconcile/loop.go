@@ -156,22 +156,20 @@ func (l *Loop) Run(ctx context.Context) error {
 }
 
 func (l *Loop) run(ctx context.Context, replicas *replicaWatch) error {
-	on := newTriggers(l.options.Interval, replicas)
-	defer on.stop()
+	on := &triggers{tick: time.Tick(l.options.Interval), peers: time.After(0), replicas: replicas}
 	for ctx.Err() == nil {
 		due, err := l.await(ctx, on)
 		if err != nil {
 			return err
 		}
 		if due {
-			on.paced.Stop() // this round is the one that waited
-			on.waiting = false
+			on.paced = nil // this round is the one that waited
 			var next time.Duration
 			l.reconciler.pace.measure(func() { next = l.Step(ctx) })
 			if on.replicas.update(l.reconciler.disks.paths()) {
 				on.looks = max(on.looks, 1) // what changed before the watch was no event
 			}
-			on.wake.Reset(on.lookAgain(next))
+			on.wake = time.After(on.lookAgain(next))
 			on.last = time.Now()
 		}
 	}
@@ -188,7 +186,7 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 		l.directory.Conclude(r, l.config.Result)
 		return changed, err
 	case <-l.directory.Slow: // the status shows it
-	case <-on.tick.C: // most changes of disks are no events
+	case <-on.tick: // most changes of disks are no events
 	case <-on.replicas.changed: // a replica may need an image
 		on.looks = looksAfterReplica
 		return on.delay(max(l.reconciler.pace.delay(), time.Until(on.last.Add(roundGap)))), nil
@@ -200,11 +198,11 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 	case <-on.changed: // another node has a new state; more may follow in a moment
 		on.debouncePeers(l.reconciler.pace.delay())
 		return false, nil
-	case <-on.peers.C: // the pause has passed: do the round, and wait for changes again
+	case <-on.peers: // the pause has passed: do the round, and wait for changes again
 		on.changed = l.reconciler.local.Changed()
-	case <-on.wake.C: // a wait is over
+	case <-on.wake: // a wait is over
 		return on.delay(l.reconciler.pace.delay()), nil
-	case <-on.paced.C:
+	case <-on.paced:
 	}
 	return true, nil
 }
@@ -223,13 +221,12 @@ const roundGap = 100 * time.Millisecond
 
 // triggers are the timers of a Loop, and the changes of its peers.
 type triggers struct {
-	tick    *time.Ticker // a round without any event
-	wake    *time.Timer  // the end of a wait
-	peers   *time.Timer  // the end of debouncing the changes of peers
+	tick    <-chan time.Time // a round without any event
+	wake    <-chan time.Time // the end of a wait; nil before the first round
+	peers   <-chan time.Time // the end of debouncing the changes of peers, which sets changed
 	changed <-chan struct{}
-	paced   *time.Timer // a round that had to wait
-	waiting bool        // paced is set
-	last    time.Time   // end of the last round
+	paced   <-chan time.Time // a round that has to wait; nil: none has
+	last    time.Time        // end of the last round
 
 	replicas *replicaWatch
 	looks    int // rounds that are still due soon after a change of the replicas
@@ -250,25 +247,10 @@ func (t *triggers) lookAgain(next time.Duration) time.Duration {
 	return min(next, lookGap)
 }
 
-func newTriggers(interval time.Duration, replicas *replicaWatch) *triggers {
-	peers := time.NewTimer(0) // sets changed
-	paced := time.NewTimer(interval)
-	paced.Stop()
-	return &triggers{tick: time.NewTicker(interval), wake: time.NewTimer(interval), peers: peers, paced: paced, replicas: replicas}
-}
-
-func (t *triggers) stop() {
-	t.tick.Stop()
-	t.wake.Stop()
-	t.peers.Stop()
-	t.paced.Stop()
-}
-
 // delay delays a round, unless one has a delay already, and reports whether it is due now.
 func (t *triggers) delay(wait time.Duration) (due bool) {
-	if wait > 0 && !t.waiting {
-		t.paced.Reset(wait)
-		t.waiting = true
+	if wait > 0 && t.paced == nil {
+		t.paced = time.After(wait)
 	}
 	return wait == 0
 }
@@ -276,7 +258,7 @@ func (t *triggers) delay(wait time.Duration) (due bool) {
 // debouncePeers ignores changes of peers until the next round may start, which is delayed at least by wait.
 func (t *triggers) debouncePeers(wait time.Duration) {
 	t.changed = nil
-	t.peers.Reset(max(wait, time.Until(t.last.Add(roundGap))))
+	t.peers = time.After(max(wait, time.Until(t.last.Add(roundGap))))
 }
 
 // Step handles what jobs reported and what was requested since the last Step, and does one round.

@@ -57,7 +57,7 @@ func New(client fetch.Client, peers *peer.Client, log *slog.Logger, readOnly boo
 func NewWith(s system.System, log *slog.Logger) *Reconciler {
 	ledger := evidence.NewLedger(log, func() time.Time { return s.Now().Steady })
 	return &Reconciler{
-		system: s, log: log, health: once.New(log), clock: clock{read: s.Now},
+		system: s, log: log, health: once.New(log), clock: clock{now: s.Now},
 		disks: newDisks(s.OpenDisk), peers: newPeers(s.Peers, ledger), jobs: newJobs(), pendingUsage: pendingUsage{},
 		pace: pace{now: s.Now}, ledger: ledger, failures: evidence.Failures{}, awaited: evidence.Awaited{},
 	}
@@ -88,12 +88,11 @@ func (r *Reconciler) Folders() map[ident.DiskRef]*disk.Disk {
 // but not longer than firstResponseTimeout.
 func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
 	r.peers.follow(ctx, d)
-	over := time.NewTimer(firstResponseTimeout)
-	defer over.Stop()
+	over := time.After(firstResponseTimeout)
 	for r.local.Waiting() {
 		select {
 		case <-r.local.Changed():
-		case <-over.C:
+		case <-over:
 			return
 		case <-ctx.Done():
 			return

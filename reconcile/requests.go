@@ -122,21 +122,19 @@ func (r *requested) dropObsolete(d plan.Desired, o plan.Observed, p plan.Plan) {
 	}
 }
 
-// outcome is what a request returns.
-type outcome[T any] struct {
-	value T
-	err   error
-}
-
 // await returns the outcome that request reports, or the cause of the end of ctx.
-func await[T any](ctx context.Context, request func(done func(T, error))) (T, error) {
-	outcomes := make(chan outcome[T], 1)
-	request(func(value T, err error) { outcomes <- outcome[T]{value, err} })
+func await[T any](ctx context.Context, request func(done func(T, error))) (none T, err error) {
+	var value T
+	var failed error
+	reported := make(chan struct{})
+	request(func(v T, err error) {
+		value, failed = v, err
+		close(reported)
+	})
 	select {
-	case o := <-outcomes:
-		return o.value, o.err
+	case <-reported:
+		return value, failed
 	case <-ctx.Done():
-		var none T
 		return none, context.Cause(ctx)
 	}
 }

@@ -67,7 +67,7 @@ func TestSourceThatSendsNothingIsLeftAside(t *testing.T) {
 			c.Settings.RecoveryWaitInterval = 5 * time.Minute
 
 			r, now := New(fetch.Client{}, nil, slog.New(slog.DiscardHandler), true), time.Now()
-			r.clock.read = func() system.Instant { return system.Instant{Wall: now.Round(0), Steady: now} }
+			r.clock.now = func() system.Instant { return system.Instant{Wall: now.Round(0), Steady: now} }
 			source := peer.Source{Address: peer.Address{Node: refs[0].Node}, Disk: refs[0].Disk, ID: image.ID, ManifestDigest: claimed.ManifestDigest}
 			attempts := 0
 			for began := now; now.Sub(began) <= 5*time.Minute; now = now.Add(time.Minute) {

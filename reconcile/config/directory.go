@@ -93,32 +93,29 @@ const (
 // read can confirm what was removed. It reads again only after the last Reading was applied or refused: a refused
 // configuration must not be what the next one keeps for a file that cannot be read.
 func (d *Directory) Run(ctx context.Context, events <-chan struct{}) {
-	next, tick := time.NewTimer(0), time.NewTicker(d.interval)
-	confirm := time.NewTimer(d.interval) // set by each change; once without one does no harm
-	defer next.Stop()
-	defer tick.Stop()
-	defer confirm.Stop()
-	faulty := false // at the last Reading
+	next, tick := time.After(0), time.Tick(d.interval)
+	var confirm <-chan time.Time // set by each change
+	faulty := false              // at the last Reading
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-events: // something may have changed
-			next.Reset(d.debouncer.DelayAfterEvent(time.Now()))
-		case <-tick.C: // events may have been missed
-			next.Reset(0)
-		case <-confirm.C: // the removals since the last change can be confirmed
-			next.Reset(0)
-		case <-next.C:
+			next = time.After(d.debouncer.DelayAfterEvent(time.Now()))
+		case <-tick: // events may have been missed
+			next = time.After(0)
+		case <-confirm: // the removals since the last change can be confirmed
+			next = time.After(0)
+		case <-next:
 			reading, again, ok := d.read(ctx)
 			if again > 0 {
-				next.Reset(again)
+				next = time.After(again)
 			}
 			if !ok {
 				continue
 			}
 			if reading.Result != nil || faulty && reading.Fault == "" {
-				confirm.Reset(configdir.RemovalDelay)
+				confirm = time.After(configdir.RemovalDelay)
 			}
 			faulty = reading.Fault != ""
 			select {
