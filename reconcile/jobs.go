@@ -199,13 +199,6 @@ func (s *slots) acquire(a plan.Action) bool {
 	return *n >= 0
 }
 
-// stopAll stops all jobs.
-func (j *jobs) stopAll() {
-	for _, run := range j.running {
-		run.cancel("the manager ends")
-	}
-}
-
 // add adds a job.
 func (j *jobs) add(run *activeJob) {
 	j.mu.Lock()

@@ -34,7 +34,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	o.Failures = r.failures.OnWallClock(now)
 	r.jobs.addTo(o)
 	o.BackedUp = o.FindBackedUp(d)
-	r.peers.mergeInto(d, &o, now.Steady)
+	r.peers.mergeInto(d, &o, r.system.Peers.Observations(), now.Steady)
 	o.Awaited = r.awaited.Durations(o)
 	o.CannotPrepare = r.disks.cannotPrepare(d, o, r.system.Jobs)
 	// Only now all problems are known: two nodes may have a disk with the same uuid.

@@ -72,16 +72,12 @@ func targetsOf(d plan.Desired) map[string]peer.Target {
 	return at
 }
 
-// mergeInto adds the last observations of the other nodes to o. For a node that does not respond
+// mergeInto adds the last observations of the other nodes to o; nil: there are none. For a node that does not respond
 // it adds its last state. now is the steady time of o.
-func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, now time.Time) {
-	if observations := s.system.Observations(); observations != nil {
-		s.mergeObservations(d, o, observations, now)
+func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
+	if observations == nil {
+		return
 	}
-}
-
-// mergeObservations is mergeInto for the given observations, which are not nil.
-func (s *peers) mergeObservations(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
 	o.Peers = map[string]model.Peer{}
 	for name := range d.Config.Nodes {
 		if name == d.Node {

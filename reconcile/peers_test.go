@@ -32,7 +32,7 @@ func TestFailedQueryIsNoResponse(t *testing.T) {
 	for problem, want := range map[string]time.Duration{"": time.Second, "it does not answer in time": time.Minute} {
 		o := plan.Observed{Now: now.Add(time.Hour), Disks: map[ident.DiskRef]model.Disk{}}
 		s := newPeers(nil, newLedger())
-		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: success, LastSeen: dropped}}, now)
+		s.mergeInto(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: problem, LastSuccess: success, LastSeen: dropped}}, now)
 		if ago := o.Now.Sub(o.Peers["node2"].LastResponse); ago != want {
 			t.Errorf("with the problem %q its last response was %v ago, want %v", problem, ago, want)
 		}
@@ -51,7 +51,7 @@ func TestPeerTimesFollowAClockStep(t *testing.T) {
 	s := newPeers(nil, newLedger())
 	for _, now := range []time.Time{plantest.Now, plantest.Now.AddDate(-1, 0, 0)} {
 		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}, Failures: map[ident.CopyRef]model.Failure{}, Running: map[ident.CopyRef]bool{}}
-		s.mergeObservations(d, &o, observations, plantest.Now)
+		s.mergeInto(d, &o, observations, plantest.Now)
 		if ago := now.Sub(o.Disks[refs[1]].Copies[image.ID].DamagedAt); ago != time.Minute {
 			t.Errorf("at %v it failed %v ago", now, ago)
 		}
@@ -251,7 +251,7 @@ func TestOtherConfigFor(t *testing.T) {
 		now = now.Add(time.Minute)
 		d.Digest = step.own
 		o := plan.Observed{Now: now, Disks: map[ident.DiskRef]model.Disk{}}
-		s.mergeObservations(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: step.problem, LastSeen: now, LastSuccess: now, State: model.Node{ConfigDigest: step.peer}}}, now)
+		s.mergeInto(d, &o, map[string]peer.Observation{"node2": {Polled: true, Problem: step.problem, LastSeen: now, LastSuccess: now, State: model.Node{ConfigDigest: step.peer}}}, now)
 		if got := o.Peers["node2"].OtherConfigFor(now); got != step.want {
 			t.Errorf("step %d: got %v, want %v", i+1, got, step.want)
 		}

@@ -200,7 +200,9 @@ func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (o plan.Obser
 // Close stops all jobs, waits until they have ended, and releases the disks and the peers.
 // Partial files are kept.
 func (r *Reconciler) Close() error {
-	r.jobs.stopAll()
+	for _, run := range r.jobs.running {
+		run.cancel("the manager ends")
+	}
 	// No round decides on deletions any more, so they are aborted when their queries have ended.
 	for r.abortDeletions(); !r.jobs.idle(); r.abortDeletions() {
 		<-r.jobs.reports.ready

@@ -76,13 +76,10 @@ func (l *Ledger) Strike(copy ident.CopyRef, why string, digests ...ident.Digest)
 // StrikeSources is Strike for each of the sources of bytes with the digest. It reports whether one of them has counted until now.
 func (l *Ledger) StrikeSources(sources []peer.Source, digest ident.Digest, why string) (news bool) {
 	for _, s := range sources {
-		news = l.Strike(refOf(s), why, digest) || news
+		at := ident.DiskRef{Node: s.Node, Disk: s.Disk}
+		news = l.Strike(ident.CopyRef{Disk: at, ID: s.ID}, why, digest) || news
 	}
 	return news
-}
-
-func refOf(s peer.Source) ident.CopyRef {
-	return ident.CopyRef{Disk: ident.DiskRef{Node: s.Node, Disk: s.Disk}, ID: s.ID}
 }
 
 // Judge records the outcome of the proof of a copy. The claim is one by each digest that the node publishes: only one of them may
