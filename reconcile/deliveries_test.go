@@ -16,6 +16,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
+	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -57,7 +58,7 @@ func TestNotificationIsRefused(t *testing.T) {
 		if s.Notify == nil || s.Notify.Server != server.URL || s.Notify.Problem != "the server responds with 405 Method Not Allowed" {
 			t.Errorf("the status is %+v", s.Notify)
 		}
-		if got := l.Counts().Notifications; got != (notification.DeliveryCounts{Failed: 1}) {
+		if got := l.Counts().Notifications; got != (delivery.Counts{Failed: 1}) {
 			t.Errorf("the counts are %+v", got)
 		}
 		if strings.Count(output.String(), "notification not accepted") != 1 || strings.Contains(output.String(), "s3cr3t") {

@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/upload"
+	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
-	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
@@ -53,7 +53,7 @@ type Counts struct {
 	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
 	Proofs map[plan.ProofResult]int64
 	// Reports are the status documents that were sent to settings.report, and Notifications the messages to settings.notify.
-	Reports, Notifications notification.DeliveryCounts
+	Reports, Notifications delivery.Counts
 }
 
 // report is what a job reports from its own goroutine: that a copy which it reads has other bytes (damaged), that the queries of

@@ -15,6 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/once"
 	"github.com/seed-26586806/backing-image-manager/reconcile/config"
+	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/job"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
@@ -54,7 +55,7 @@ type Loop struct {
 	directory *config.Directory
 	queue     *inbox[request]
 	view      atomic.Pointer[status.View]
-	reporter  *notification.Reporter
+	reporter  *delivery.Reporter
 	nextRound atomic.Pointer[chan struct{}] // closed at the end of the next round
 	notifier  *notification.Notifier
 }
@@ -77,8 +78,8 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 	next := make(chan struct{})
 	l.nextRound.Store(&next)
 	observations := func() map[string]peer.Observation { return r.system.Peers.Observations() }
-	send, rounds := notification.NewSender(o.Client), notification.Rounds{View: l.View, NextRound: l.NextRound, Transfers: l.Transfers}
-	l.reporter, l.notifier = notification.NewReporter(rounds, o.Node, send, o.Log), notification.New(l.View, observations, send, o.Log)
+	send, rounds := delivery.NewSender(o.Client), delivery.Rounds{View: l.View, NextRound: l.NextRound, Transfers: l.Transfers}
+	l.reporter, l.notifier = delivery.NewReporter(rounds, o.Node, send, o.Log), notification.New(l.View, observations, send, o.Log)
 	r.conditions = l.notifier.Conditions
 	r.served.Verify = func(ctx context.Context, image string) { _, _ = l.Verify(ctx, image) }
 	return l
@@ -111,7 +112,7 @@ func (l *Loop) Status() (*status.View, status.Status) {
 
 // addDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
 func (l *Loop) addDeliveries(s *status.Status) {
-	s.Report, s.Notify = l.reporter.Delivery.Status(), l.notifier.Delivery.Status()
+	s.Report, s.Notify = l.reporter.Outcome.Status(), l.notifier.Outcome.Status()
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.
@@ -128,7 +129,7 @@ func (l *Loop) Transfers() map[ident.CopyRef]job.Transfer { return l.reconciler.
 // Counts returns totals since the start.
 func (l *Loop) Counts() Counts {
 	c := l.reconciler.jobs.totals()
-	c.Reports, c.Notifications = l.reporter.Delivery.Counts(), l.notifier.Delivery.Counts()
+	c.Reports, c.Notifications = l.reporter.Outcome.Counts(), l.notifier.Outcome.Counts()
 	return c
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/auth"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
+	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
@@ -117,7 +117,7 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	for result, name := range proofNames {
 		send.value(proofs, float64(counts.Proofs[result]), name)
 	}
-	for setting, n := range map[string]notification.DeliveryCounts{"report": counts.Reports, "notify": counts.Notifications} {
+	for setting, n := range map[string]delivery.Counts{"report": counts.Reports, "notify": counts.Notifications} {
 		send.value(deliveries, float64(n.Accepted), setting, "accepted")
 		send.value(deliveries, float64(n.Failed), setting, "failed")
 	}

@@ -21,5 +21,5 @@
 //
 // # Reading order
 //
-// condition.go, episodes.go, message.go, delivery.go, notifier.go.
+// condition.go, episodes.go, message.go, notifier.go.
 package notification

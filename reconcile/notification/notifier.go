@@ -15,17 +15,18 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // Notifier sends changes of state to the server of settings.notify. It works beside the rounds, so that no server delays them.
 type Notifier struct {
-	Delivery *Delivery
+	Outcome *delivery.Outcome
 
 	view  func() *status.View
 	peers func() map[string]peer.Observation
-	send  Sender
+	send  delivery.Sender
 
 	// For the goroutine of Run.
 	target   schema.Notify // zero: none
@@ -49,8 +50,8 @@ const (
 )
 
 // New returns a Notifier. view returns the last round of this node, nil before the first one, and peers what the other nodes published.
-func New(view func() *status.View, peers func() map[string]peer.Observation, send Sender, log *slog.Logger) *Notifier {
-	return &Notifier{view: view, peers: peers, send: send, Delivery: NewDelivery("notification", log, rand.Float64)}
+func New(view func() *status.View, peers func() map[string]peer.Observation, send delivery.Sender, log *slog.Logger) *Notifier {
+	return &Notifier{view: view, peers: peers, send: send, Outcome: delivery.NewOutcome("notification", log, rand.Float64)}
 }
 
 // Conditions returns the conditions of the whole cluster that this node observes, for the other nodes. It may be called concurrently, and
@@ -98,7 +99,7 @@ func (n *Notifier) step(ctx context.Context, v *status.View) {
 		if err != nil && ctx.Err() != nil {
 			return
 		}
-		n.next = time.Now().Add(n.Delivery.Done(err))
+		n.next = time.Now().Add(n.Outcome.Done(err))
 		if err != nil {
 			n.refused = m.events[0].Condition
 			return
@@ -118,7 +119,7 @@ func (n *Notifier) retarget(declared *schema.Notify) {
 	}
 	before := n.target
 	n.target, n.next = target, time.Time{}
-	n.Delivery.To(server)
+	n.Outcome.To(server)
 	if before.Credentials = target.Credentials; before != target {
 		n.episodes.forget()
 	}

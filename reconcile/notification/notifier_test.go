@@ -21,6 +21,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
+	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -80,7 +81,7 @@ func (c *cluster) start(name string) *node {
 	n.Notifier = New(n.last.Load, observations, func(_ context.Context, _ time.Duration, _ schema.Settings, m fetch.Message) error {
 		return c.receive(n, m)
 	}, slog.New(slog.DiscardHandler))
-	n.Delivery.random = func() float64 { return 0 }
+	n.Outcome = delivery.NewOutcome("notification", slog.New(slog.DiscardHandler), func() float64 { return 0 })
 	ctx, stop := context.WithCancel(c.t.Context())
 	n.stop = stop
 	c.nodes[name] = n

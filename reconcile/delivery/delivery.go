@@ -1,4 +1,6 @@
-package notification
+// Package delivery sends messages to a server of the operator (Sender), remembers how that went (Outcome), and sends the status
+// document of this node to the server of settings.report (Reporter). Package notification sends those of settings.notify.
+package delivery
 
 import (
 	"context"
@@ -15,8 +17,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Delivery is the outcome of the messages that this node sends to one server. It may be used concurrently.
-type Delivery struct {
+// Outcome is the outcome of the messages that this node sends to one server. It may be used concurrently.
+type Outcome struct {
 	random  func() float64
 	log     *once.Log
 	refused once.Condition
@@ -24,23 +26,23 @@ type Delivery struct {
 	mu       sync.Mutex
 	state    status.Delivery
 	attempts int // failed ones since the last success
-	counts   DeliveryCounts
+	counts   Counts
 }
 
-// NewDelivery returns the outcome of messages that what describes. random spreads the attempts of several nodes.
-func NewDelivery(what string, log *slog.Logger, random func() float64) *Delivery {
+// NewOutcome returns the outcome of messages that what describes. random spreads the attempts of several nodes.
+func NewOutcome(what string, log *slog.Logger, random func() float64) *Outcome {
 	refused := once.Condition{Begins: what + " not accepted", Ends: what + " accepted again", Of: "server", Why: "error", EachReason: true}
-	return &Delivery{random: random, log: once.New(log), refused: refused}
+	return &Outcome{random: random, log: once.New(log), refused: refused}
 }
 
-// DeliveryCounts are totals since the start of the process.
-type DeliveryCounts struct{ Accepted, Failed int64 }
+// Counts are totals since the start of the process.
+type Counts struct{ Accepted, Failed int64 }
 
 // maxProblem limits the text about a failed attempt. It may contain words from the server.
 const maxProblem = 300
 
 // To makes server the one that gets the messages from now on; "": none does.
-func (d *Delivery) To(server string) {
+func (d *Outcome) To(server string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.state, d.attempts = status.Delivery{Server: server}, 0
@@ -48,7 +50,7 @@ func (d *Delivery) To(server string) {
 
 // Done records the outcome of an attempt, and returns how long to wait after a failed one. It logs a problem when it begins,
 // when its text changes and when it ends.
-func (d *Delivery) Done(err error) (wait time.Duration) {
+func (d *Outcome) Done(err error) (wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now().Round(0).UTC()
@@ -58,7 +60,7 @@ func (d *Delivery) Done(err error) (wait time.Duration) {
 		d.counts.Accepted++
 		return 0
 	}
-	wait = deliveryBackoff(err, d.attempts, d.random())
+	wait = backoffAfter(err, d.attempts, d.random())
 	problem := []rune(text.Line(err.Error()))
 	if len(problem) > maxProblem {
 		problem = append(problem[:maxProblem], '…')
@@ -73,9 +75,9 @@ func (d *Delivery) Done(err error) (wait time.Duration) {
 	return wait
 }
 
-// deliveryBackoff returns the delay after a failed attempt. Unlike a download, no attempt is the last one: the server or the
+// backoffAfter returns the delay after a failed attempt. Unlike a download, no attempt is the last one: the server or the
 // credentials may be corrected.
-func deliveryBackoff(err error, attempts int, rnd float64) time.Duration {
+func backoffAfter(err error, attempts int, rnd float64) time.Duration {
 	failure := &fetch.Error{Class: fetch.Network}
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		failure = e
@@ -88,7 +90,7 @@ func deliveryBackoff(err error, attempts int, rnd float64) time.Duration {
 }
 
 // Status returns the state for the status document; nil: no server gets messages.
-func (d *Delivery) Status() *status.Delivery {
+func (d *Outcome) Status() *status.Delivery {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.state.Server == "" {
@@ -99,7 +101,7 @@ func (d *Delivery) Status() *status.Delivery {
 }
 
 // Counts returns the totals.
-func (d *Delivery) Counts() DeliveryCounts {
+func (d *Outcome) Counts() Counts {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.counts

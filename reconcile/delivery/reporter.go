@@ -1,4 +1,4 @@
-package notification
+package delivery
 
 import (
 	"context"
@@ -30,7 +30,7 @@ type Rounds struct {
 // Reporter puts the status document of this node at the address in settings.report. It works beside the rounds, so that no
 // server delays them, and keeps nothing for later: each attempt sends the document of its own time.
 type Reporter struct {
-	Delivery *Delivery
+	Outcome *Outcome
 
 	rounds Rounds
 	node   string
@@ -54,7 +54,7 @@ const (
 
 // NewReporter returns a Reporter for the rounds of a node.
 func NewReporter(rounds Rounds, node string, send Sender, log *slog.Logger) *Reporter {
-	return &Reporter{rounds: rounds, node: node, send: send, random: rand.Float64, Delivery: NewDelivery("status document", log, rand.Float64)}
+	return &Reporter{rounds: rounds, node: node, send: send, random: rand.Float64, Outcome: NewOutcome("status document", log, rand.Float64)}
 }
 
 // Run reports until ctx ends.
@@ -89,7 +89,7 @@ func (r *Reporter) retarget(v *status.View) (changed bool) {
 	if target != (schema.Report{}) {
 		server = target.Server()
 	}
-	r.Delivery.To(server)
+	r.Outcome.To(server)
 	return true
 }
 
@@ -112,13 +112,13 @@ func (r *Reporter) report(ctx context.Context, v *status.View) (wait time.Durati
 	if err == nil {
 		r.sum, r.sent = sum, now
 	}
-	return max(gap, r.Delivery.Done(err))
+	return max(gap, r.Outcome.Done(err))
 }
 
 func (r *Reporter) put(ctx context.Context, settings schema.Settings, s status.Status) error {
 	document, err := json.Marshal(s)
 	if err != nil {
-		panic("notification: encode a status: " + err.Error()) // its types have no values that JSON lacks
+		panic("delivery: encode a status: " + err.Error()) // its types have no values that JSON lacks
 	}
 	document = append(text.PrintableJSON(document), '\n')
 	if len(document) > status.MaxSavedFile {

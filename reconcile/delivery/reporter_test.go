@@ -1,4 +1,4 @@
-package notification
+package delivery
 
 import (
 	"bytes"
@@ -47,7 +47,7 @@ func startReporting(t *testing.T, ctx context.Context) *reporting {
 	rounds := Rounds{View: p.last.Load, NextRound: func() <-chan struct{} { return *p.next.Load() }, Transfers: none}
 	p.Reporter = NewReporter(rounds, "node01", nil, log)
 	p.random = func() float64 { return 0 }
-	p.Delivery = NewDelivery("status document", log, p.random)
+	p.Outcome = NewOutcome("status document", log, p.random)
 	p.send = func(ctx context.Context, _ time.Duration, _ schema.Settings, m fetch.Message) error {
 		p.times, p.sent = append(p.times, time.Since(p.began)), append(p.sent, m)
 		if p.hang {
@@ -123,7 +123,7 @@ func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
 		if m.URL != "https://status.example.com/node01.json?key=secret" || m.Credentials != "reports" || m.Method != http.MethodPut || m.ContentType != "application/json" {
 			t.Errorf("the message is %+v", m)
 		}
-		if d := p.Delivery.Status(); d.Server != "https://status.example.com" || d.LastSuccess.IsZero() || d.Problem != "" {
+		if d := p.Outcome.Status(); d.Server != "https://status.example.com" || d.LastSuccess.IsZero() || d.Problem != "" {
 			t.Errorf("the status is %+v", d)
 		}
 		p.view(v, node1, later)
@@ -145,8 +145,8 @@ func TestReportsWhatChangedAtMostOnceAMinute(t *testing.T) {
 		p.view(v)
 		time.Sleep(3 * time.Hour)
 		p.wantTimes(t)
-		if p.Delivery.Status() != nil || p.Delivery.Counts() != (DeliveryCounts{Accepted: 7}) {
-			t.Errorf("the status is %+v, the counts are %+v", p.Delivery.Status(), p.Delivery.Counts())
+		if p.Outcome.Status() != nil || p.Outcome.Counts() != (Counts{Accepted: 7}) {
+			t.Errorf("the status is %+v, the counts are %+v", p.Outcome.Status(), p.Outcome.Counts())
 		}
 	})
 }
@@ -161,7 +161,7 @@ func TestReportIsRetriedWithBackoff(t *testing.T) {
 		p.view(v, set)
 		time.Sleep(8 * time.Minute)
 		p.wantTimes(t, 0, time.Minute, 3*time.Minute, 7*time.Minute)
-		d := p.Delivery.Status()
+		d := p.Outcome.Status()
 		if d.Server != "s3://reports" || d.ProblemSince != p.began.UTC() || strings.Contains(d.Problem, "\x1b") || len([]rune(d.Problem)) != 300+1 {
 			t.Errorf("the status is %+v", d)
 		}
@@ -179,8 +179,8 @@ func TestReportIsRetriedWithBackoff(t *testing.T) {
 		p.fail = nil
 		time.Sleep(10 * time.Minute)
 		p.wantTimes(t, 27*time.Minute)
-		if d := p.Delivery.Status(); d.Problem != "" || !d.ProblemSince.IsZero() || p.Delivery.Counts() != (DeliveryCounts{Accepted: 1, Failed: 7}) {
-			t.Errorf("the status is %+v, the counts are %+v", d, p.Delivery.Counts())
+		if d := p.Outcome.Status(); d.Problem != "" || !d.ProblemSince.IsZero() || p.Outcome.Counts() != (Counts{Accepted: 1, Failed: 7}) {
+			t.Errorf("the status is %+v, the counts are %+v", d, p.Outcome.Counts())
 		}
 		if !strings.Contains(p.log.String(), "accepted again") {
 			t.Errorf("the log does not have the end of the problem:\n%s", p.log.String())
@@ -199,8 +199,8 @@ func TestReportToADeadServerEndsWithTheLoop(t *testing.T) {
 		}
 		stop()
 		synctest.Wait() // the bubble fails if run does not end
-		if p.Delivery.Counts() != (DeliveryCounts{}) {
-			t.Errorf("the end of the process counts as a failure: %+v", p.Delivery.Counts())
+		if p.Outcome.Counts() != (Counts{}) {
+			t.Errorf("the end of the process counts as a failure: %+v", p.Outcome.Counts())
 		}
 	})
 }
