@@ -147,6 +147,24 @@ func (r *deletion) hasRightBytes(image schema.Image, s *Copy, content string) bo
 	return true
 }
 
+// heardKept reports whether a node has published that an image is in use or needed, and the node of the deletion has not heard of
+// the end yet, for example after a partition: the prune limit does not count the image as long.
+func (r *deletion) heardKept(id ident.ID) bool {
+	for _, peer := range r.node.peers {
+		if peer.publication == nil || r.c.now-peer.received > 2*time.Minute {
+			continue
+		}
+		for _, d := range peer.publication.state.Disks {
+			for other, published := range d.Copies {
+				if other == id && published.Need != nil || other.Name == id.Name && published.UsedBy != "" {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
 // checkOrphan checks the deletion of a copy of an image that is no longer declared.
 func (r *deletion) checkOrphan() {
 	c, config := r.c, r.conf.config
@@ -165,7 +183,7 @@ func (r *deletion) checkOrphan() {
 				if id.Name == r.key.ID.Name && c.users(ident.CopyRef{Disk: ident.DiskRef{Node: name, Disk: d}, ID: id}) > 0 && c.history(s).usedFrom < r.began {
 					c.violation("S6", "%s is deleted, and a copy of it is in use on %s/%s", r.key, name, d)
 				}
-				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began && !r.unlimited[id] && c.liar == nil {
+				if _, declared := config.Images[id.Name]; !declared && s.Owned && s.hasBytes() && c.history(s).ownedAt < r.began && !r.unlimited[id] && !r.heardKept(id) && c.liar == nil {
 					gone[id.Name] = true
 					confirmed = confirmed && slices.Contains(config.Settings.PruneConfirmed, id)
 				}
