@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -39,6 +40,14 @@ func (d *Disk) SetMark(id ident.ID, m Mark) error {
 func (d *Disk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	secret, err = d.root.Readlink(d.image(id).file(markPrefix + name))
 	return secret, ignoreMissing(err)
+}
+
+// Marked reports whether the folder of a copy has a mark: somebody is about to delete the copy, perhaps by another path. Opening a
+// folder makes a network file system ask its server.
+func (d *Disk) Marked(id ident.ID) (bool, error) {
+	entries, err := fs.ReadDir(d.root.FS(), folderPath(id))
+	isMark := func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), markPrefix) }
+	return slices.ContainsFunc(entries, isMark), ignoreMissing(err)
 }
 
 // RemoveMark removes the mark with a name, if it is there.

@@ -32,11 +32,22 @@ func TestMark(t *testing.T) {
 			t.Errorf("mark %s: %q, %v, want %q", name, got, err, want)
 		}
 	}
+	if marked, err := d.Marked(ident.ID{Name: "parrot", UUID: "0000000f"}); err != nil || marked {
+		t.Errorf("of a copy that does not exist: %v, %v", marked, err)
+	}
 	if got, err := d.ReadMark(ident.ID{Name: "parrot", UUID: "0000000f"}, m.Name); err != nil || got != "" {
 		t.Errorf("of a copy that does not exist: %q, %v", got, err)
 	}
+	isMarked := func(want bool) {
+		t.Helper()
+		if marked, err := d.Marked(testID); err != nil || marked != want {
+			t.Errorf("the folder is marked: %v, %v, want %v", marked, err, want)
+		}
+	}
+	isMarked(true)
 	must(t, d.RemoveMark(testID, m.Name))
 	must(t, d.RemoveMark(testID, m.Name))
+	isMarked(false)
 	must(t, d.SetMark(testID, m))
 	unlock, err := d.Lock() // the next process
 	must(t, err)

@@ -14,13 +14,13 @@ import (
 )
 
 // deletion is the deletion of one copy by its holder. Every deletion, for any reason, goes
-// through these steps (D1 to D4):
+// through these steps (rules D1, D2, H3, D3 and D4):
 //
 //	withdraw   The copy is marked as leaving. From here on direct queries show it as
 //	           leaving. A mark in its folder shows who has the same folder (marks.go). The round
 //	           then publishes its state and begins the queries.
-//	query      The holder queries the node of each copy that it counts on; for an image
-//	           that is not declared any more, all other nodes. It queries them directly,
+//	query      The holder queries the node of each copy that it counts on; for an orphan
+//	           and an older generation, all other nodes. It queries them directly,
 //	           and every query starts after the withdrawal. Then each copy that the responses
 //	           let it count on proves that it has its bytes (proofs.go).
 //	confirm    When the queries have ended, the next round observes the disks again, and
@@ -76,10 +76,10 @@ func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJ
 	for _, name := range run.deletion.queried {
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
-	m := run.deletion.mark
+	m, unmarked := run.deletion.mark, r.jobs.deletesUnmarked(key)
 	return func() {
 		r.system.Jobs.Query(ctx, a, m.Name, nodes, func(states map[string]model.Node) {
-			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(m.seenBy(key, states, &r.served), m.mayBeUsed(o, key))
+			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served), m.mayBeUsed(o, key))
 			r.requestProofs(ctx, d, o, run, responses, func() {
 				r.jobs.reports.add(report{run: run, responses: responses, shared: shared, err: ctx.Err(), stopped: ctx.Err() != nil})
 			})

@@ -17,7 +17,8 @@ import (
 // Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
 // mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
 // nodes look for it in their copies, and this node on its other disks. If another copy has the mark, its files would
-// be deleted, too: nothing is deleted. A node that never saw the mark does not know its secret, and a
+// be deleted, too: nothing is deleted. A copy whose folder has the mark of another withdrawal counts for nothing (Marked): that
+// withdrawal may delete it without a query to the node that counts on it. A node that never saw the mark does not know its secret, and a
 // response has only a hash of it for the responding node. So no claim prevents a deletion, although the holder itself
 // responds to every node and sees its own mark.
 
@@ -38,9 +39,10 @@ func newMark(on system.Disk, id ident.ID, secret func() uint64) mark {
 
 // seenBy returns an error if the mark of the copy key is in the folder of another copy: on another disk of this node, also
 // on one that is not used, or according to the states of other nodes. It also returns one if the mark is gone: a node
-// that starts removes all marks in its folders, and its state may be from after that.
+// that starts removes all marks in its folders, and its state may be from after that. And it returns one if another copy of this
+// node has the mark of another node.
 func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node) error {
-	if m.Name == "" || m.problem != nil {
+	if m.Name == "" {
 		return nil
 	}
 	open, err := own.Open()
@@ -50,14 +52,20 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 	same := func(node, name string) error {
 		return fmt.Errorf("not deleted: the folder of the copy is also that of %s: it is one copy at two paths; unmount one, or remove one disk from the configuration", ident.DiskRef{Node: node, Disk: name})
 	}
+	withdrawn := own.Withdrawn()
 	for _, name := range slices.Sorted(maps.Keys(open)) {
-		switch secret, err := open[name].ReadMark(key.ID, m.Name); {
+		secret, err := open[name].ReadMark(key.ID, m.Name)
+		marked, markedErr := open[name].Marked(key.ID)
+		other := ident.CopyRef{Disk: ident.DiskRef{Node: key.Disk.Node, Disk: name}, ID: key.ID}
+		switch err = errors.Join(err, markedErr); {
 		case err != nil:
 			return fmt.Errorf("not deleted: disk %s: %w", name, err)
-		case secret != m.Secret && name == key.Disk.Disk:
+		case m.problem == nil && secret != m.Secret && other == key:
 			return errors.New("not deleted: the mark in its folder was removed: another node may have the same folder")
-		case secret == m.Secret && name != key.Disk.Disk:
+		case secret == m.Secret && other != key:
 			return same(key.Disk.Node, name)
+		case marked && other != key && !withdrawn[other]:
+			return fmt.Errorf("not deleted: the copy on %s is withdrawn by another node that has the same folder", other.Disk)
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(states)) {
@@ -65,6 +73,17 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 			if seen.Copies[key.ID].Mark == serve.MarkResponse(m.Secret, node) {
 				return same(node, name)
 			}
+		}
+	}
+	return nil
+}
+
+// deletesUnmarked returns an error if another copy of the generation is being deleted whose folder got no mark: the copy that the
+// deletion of key counts on may be in that folder.
+func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
+	for other, run := range j.running {
+		if other.ID == key.ID && other != key && run.deletion != nil && run.deletion.phase == deleting && run.deletion.mark.problem != nil {
+			return fmt.Errorf("not deleted: the copy on %s is being deleted, and no other node can see that", other.Disk)
 		}
 	}
 	return nil

@@ -172,7 +172,8 @@ func (n *Node) DeclaredUUID(name string) (string, bool) {
 
 // Copies implements peer.Node. It observes the copies of one image name, and which of them have the mark with a name. A copy
 // that is withdrawn at any moment of the observation is leaving: a slow listing can outlast a whole
-// deletion, whose copy it still has. The config digest is the one from before the observation. So a
+// deletion, whose copy it still has. So is a copy with the mark of any withdrawal: another node that has the same folder
+// is about to delete it, without a question to this node. The config digest is the one from before the observation. So a
 // change during the observation makes the response count for less, never for more.
 func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) {
 	endWatch := n.watch()
@@ -190,7 +191,7 @@ func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) 
 	for _, on := range slices.Sorted(maps.Keys(state.Disks)) {
 		for id, c := range state.Disks[on].Copies {
 			key := ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: on}, ID: id}
-			c.Leaving = leaving[key]
+			c.Leaving = c.Leaving || leaving[key]
 			if other, shared := first[c.Folder]; shared {
 				markSame(&c, other)
 			} else if c.Folder != (model.FolderID{}) {
@@ -231,6 +232,9 @@ func (d openDisk) list(name, mark string) model.Disk {
 		c = c.ForPeers()
 		if err == nil && mark != "" {
 			c.Mark, err = d.handle.ReadMark(c.ID, mark)
+		}
+		if err == nil {
+			c.Leaving, err = d.handle.Marked(c.ID)
 		}
 		seen.Copies[c.ID] = c
 	}

@@ -103,3 +103,27 @@ func onlyCopy(s model.Node, disk string) model.Copy {
 	}
 	return model.Copy{}
 }
+
+// TestMarkOfAnotherNode: a copy in whose folder another node has put a mark may be deleted by that node at any moment, so that
+// nobody counts on it.
+func TestMarkOfAnotherNode(t *testing.T) {
+	n, d, o, on, key := newHolder(t)
+	n.Update(d, o, system.Disks{key.Disk.Disk: on})
+	isLeaving := func(want bool) {
+		t.Helper()
+		state, err := n.Copies(t.Context(), key.ID.Name, "")
+		if got := state.Disks[key.Disk.Disk].Copies[key.ID]; err != nil || got.Leaving != want {
+			t.Errorf("the copy is %+v, %v; want leaving %v", got, err, want)
+		}
+	}
+	isLeaving(false)
+	m := disk.Mark{Name: "0123456789abcdef", Secret: "fedcba9876543210"}
+	if err := on.SetMark(key.ID, m); err != nil {
+		t.Fatal(err)
+	}
+	isLeaving(true)
+	if err := on.RemoveMark(key.ID, m.Name); err != nil {
+		t.Fatal(err)
+	}
+	isLeaving(false)
+}

@@ -297,6 +297,12 @@ func (o openDisk) ReadMark(id ident.ID, name string) (secret string, err error) 
 	return secret, o.Check()
 }
 
+// Marked implements system.Disk.
+func (o openDisk) Marked(id ident.ID) (bool, error) {
+	c := o.disk.Copies[id]
+	return c != nil && len(c.Marks) > 0, o.Check()
+}
+
 // RemoveMark implements system.Disk.
 func (o openDisk) RemoveMark(id ident.ID, name string) error {
 	if c := o.disk.Copies[id]; c != nil {

@@ -50,9 +50,10 @@ type Disk interface {
 	RecordUsers() error
 	// EndUses ends the uses of an image by replicas that List does not find any more. uuid "" stands for all generations.
 	EndUses(name, uuid string)
-	// SetMark, ReadMark, RemoveMark and Folder are those of disk.Disk.
+	// SetMark, ReadMark, Marked, RemoveMark and Folder are those of disk.Disk.
 	SetMark(id ident.ID, m disk.Mark) error
 	ReadMark(id ident.ID, name string) (secret string, err error)
+	Marked(id ident.ID) (bool, error)
 	RemoveMark(id ident.ID, name string) error
 	Folder() (model.FolderID, error)
 	// Close unlocks the disk.
