@@ -49,7 +49,7 @@
 //	OpenPart     create the folder and write the record, durably. If a crash left a partial file:
 //	             read it back, and keep the chunks that match their hashes in the journal.
 //	Begin        empty the partial file, then record the source of its bytes
-//	ReadFrom     hash each byte once and write it once; zeros stay holes; the hash of every
+//	ReadFrom     hash each byte on its way and write it once; zeros stay holes; the hash of every
 //	             chunk goes to the journal
 //	AppendChunk  like ReadFrom, for a chunk from a peer: its hash is in the manifest of the peer
 //	AppendFrom   the same for a chunk of another image on this disk: where the file system can, it

@@ -6,9 +6,11 @@
 //	    observed := the disks of this node, and the last state
 //	                that each peer published                   (Reconciler.Observe)
 //	    write the usage of copies that changed                 (recordUsage)
+//	    decide about the deletions whose queries have ended    (decideDeletions)
 //	    plan     := plan.NewRound(desired, observed).Plan()                     (pure: package plan)
+//	    stop the jobs that must end, and select the actions to start
 //	    publish the state of this node                         (publish)
-//	    start the actions of the plan that do not run, and stop the jobs that must end
+//	    begin the selected actions                             (startJob)
 //
 // A round keeps nothing of the round before except what cannot be derived again: running jobs,
 // failures with the time of the next attempt, usage that could not be written yet, for how long a

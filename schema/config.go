@@ -59,8 +59,8 @@ type Settings struct {
 	// MinNumberOfCopies is the default of images; it is at least 1. Image.Copies
 	// has it applied already.
 	MinNumberOfCopies int `json:"minNumberOfCopies"`
-	// ConcurrentReplenishPerNodeLimit limits the jobs that a node runs at the same time. It is 0 when only
-	// first copies are made.
+	// ConcurrentReplenishPerNodeLimit limits the jobs of each kind that a node runs at the same time: first copies, syncs and
+	// repairs, verifications, verifications for other nodes. Uploads have no limit. 0: only first copies are made, one at a time.
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
 	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted.

@@ -5,7 +5,7 @@ import "fmt"
 // Op is the operation of an action.
 type Op string
 
-// The operations. Wait and Blocked do nothing. A wait needs no person; a blocked action needs a change by a person, although some
+// The operations. Wait and Blocked do nothing. A wait is intended; a blocked action shows that something is wrong or doubtful, and usually needs a change by a person, although some
 // are tried all the same later.
 const (
 	Download Op = "download"

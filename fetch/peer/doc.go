@@ -15,11 +15,10 @@
 //	                                            changes, or 304 after the wait
 //	/v1/images/NAME/copies                      model.Node with the copies of this image name
 //	                                            in all generations, observed after the
-//	                                            request arrived; with ?mark=NAME, the
-//	                                            secret of the mark in each folder
-//	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk manifest: the SHA-256 of each
-//	                                            chunk, 32 bytes each; or the header of the
-//	                                            chunk file and the BLAKE3 of each chunk
+//	                                            request arrived; with ?mark=NAME, a
+//	                                            hash of the secret of the mark in each folder
+//	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk file: a header with the
+//	                                            algorithm, and the hash of each chunk
 //	                                            (application/octet-stream)
 //	/v1/images/NAME/UUID/index?disk=DISK        the index (package caibx), if the copy has one
 //	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with

@@ -76,7 +76,7 @@ var (
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
 	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
 	proofs        = counter("proofs_total", "Number of chunks requested as a proof before deletions, by result: \"passed\", \"wrong\" or \"missing\".", "result")
-	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because they failed a proof.")
+	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because their nodes sent other bytes or none.")
 	diskUsable    = gauge("disk_usable", "1 if the disk is usable and not read-only, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")

@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// A copy is deleted in four steps (D1 to D4). The pure parts are in this file, the rest is in
+// A copy is deleted in these steps (rules D1, D2, H3, D3 and D4). The pure parts are in this file, the rest is in
 // package reconcile:
 //
 //	withdraw   the holder publishes the copy as leaving; no node counts it any more

@@ -33,7 +33,8 @@ func (x deletion) plan() Action {
 	d, c, seen := x.Desired, x.copyAt(x.ref), x.Observed.Disks[x.ref.Disk]
 	undecided, maybe := d.Undecided.MayDeclare(x.ref.ID.Name, c.Declaration)
 	f, end := x.Observed.Failures[x.ref], x.intervalEnd(x.ref)
-	// keep waits for something else than time and the rest of the plan, block for a person, and later for neither.
+	// keep waits for something that the planner cannot foresee, such as the end of a use. block waits for a person. later waits
+	// for a time, or for the rest of the plan.
 	keep := func(r model.Reason) Action { return wait(x.ref, r).asWaitFor(x.op, true) }
 	block := func(r model.Reason) Action { return blocked(x.ref, r).asWaitFor(x.op, true) }
 	later := func(r model.Reason, until time.Time) Action { return waitUntil(x.ref, r, until).asWaitFor(x.op, false) }

@@ -3,7 +3,7 @@
 //
 //	plan := NewRound(desired, observed).Plan()
 //
-// It does no I/O and reads no clock; the observed state has the time (R2). Two plans of equal
+// It does no I/O and reads no clock; the observed state has the time (R2). Only NewDesired asks for the working folder, to complete a path. Two plans of equal
 // values are equal. A dry run prints the value that a daemon executes.
 //
 // # How a plan is made
@@ -48,7 +48,7 @@
 // Unknown input deletes nothing: a node that does not respond, a disk that cannot be read, an
 // invalid configuration, a clock that was set. Every deletion comes from the list in
 // deletion.go, which decides the rules S1 to S6. Other parts of the planner only turn a deletion into a
-// wait: keepSources in plan.go, conflict in imageplan.go, suspend.go.
+// wait or an inspection: planSurplus in surplus.go, keepSources in plan.go, conflict in imageplan.go, suspend.go.
 //
 // Reading order: desired.go, observed.go, action.go, plan.go, imageplan.go, imagestate.go,
 // placement.go, target.go, surplus.go, deletion.go.
