@@ -14,32 +14,30 @@ import (
 )
 
 var (
+	durationPart  = regexp.MustCompile(`([0-9]+(?:\.[0-9]+)?)(d|h|ms|m|s)`)
 	wholeInterval = regexp.MustCompile(`^(` + durationPart.String() + `)+$`)
-	wholeQuantity = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$`)
+	wholeQuantity = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$`)
 )
 
 // ParseInterval parses a duration with units, in the format of the configuration.
 func ParseInterval(text string) (time.Duration, error) {
-	if !wholeInterval.MatchString(text) {
-		return 0, fmt.Errorf("%q is not a duration such as 90s, 24h or 7d", text)
-	}
-	d, err := seconds(text)
-	if err != nil {
-		return 0, fmt.Errorf("%q %w", text, err)
-	}
-	return d, nil
+	return parseAs("a duration such as 90s, 24h or 7d", wholeInterval, seconds, text)
 }
 
 // ParseQuantity parses a number of bytes, in the format of the configuration.
 func ParseQuantity(text string) (int64, error) {
-	if !wholeQuantity.MatchString(text) {
-		return 0, fmt.Errorf("%q is not a size such as 100Gi or 1048576", text)
+	return parseAs("a size such as 100Gi or 1048576", wholeQuantity, quantity, text)
+}
+
+// parseAs checks the form of a text, which the schema does for a configuration, and converts it.
+func parseAs[T any](what string, form *regexp.Regexp, convert func(any) (T, error), text string) (v T, err error) {
+	if !form.MatchString(text) {
+		return v, fmt.Errorf("%q is not %s", text, what)
 	}
-	n, err := quantity(text)
-	if err != nil {
-		return 0, fmt.Errorf("%q %w", text, err)
+	if v, err = convert(text); err != nil {
+		err = fmt.Errorf("%q %w", text, err)
 	}
-	return n, nil
+	return v, err
 }
 
 // The longest interval and the largest size. Sums of larger ones could overflow.
@@ -52,8 +50,6 @@ var (
 	errTooLong = errors.New("is longer than 100 years")
 	errTooMany = errors.New("is more than 1 EiB")
 )
-
-var durationPart = regexp.MustCompile(`([0-9.]+)(d|h|ms|m|s)`)
 
 var durationUnits = map[string]time.Duration{
 	"d": 24 * time.Hour, "h": time.Hour, "m": time.Minute, "s": time.Second, "ms": time.Millisecond,
@@ -91,13 +87,9 @@ func number(v any) float64 {
 		return float64(v)
 	case int64:
 		return float64(v)
-	case float64:
-		return v
 	}
-	panic("load: not a number")
+	return v.(float64)
 }
-
-var quantityParts = regexp.MustCompile(`^([0-9.]+)([a-zA-Z]*)$`)
 
 var quantityUnits = map[string]int64{
 	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15,
@@ -113,19 +105,16 @@ func quantity(v any) (int64, error) {
 		}
 		return int64(number(v)), nil
 	}
-	parts := quantityParts.FindStringSubmatch(s)
-	if parts == nil || len(parts[1]) > 40 {
+	parts := wholeQuantity.FindStringSubmatch(s)
+	if len(parts[1]) > 40 {
 		return 0, errTooMany
 	}
-	r, ok := new(big.Rat).SetString(parts[1])
-	if !ok {
-		return 0, errors.New("is not a quantity")
-	}
-	r.Mul(r, new(big.Rat).SetInt64(quantityUnits[parts[2]]))
-	if r.Cmp(new(big.Rat).SetInt64(largestSize)) > 0 {
+	n, _ := new(big.Rat).SetString(parts[1]) // a number, by wholeQuantity
+	n.Mul(n, big.NewRat(quantityUnits[parts[2]], 1))
+	if n.Cmp(big.NewRat(largestSize, 1)) > 0 {
 		return 0, errTooMany
 	}
-	whole, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))
+	whole, rest := new(big.Int).QuoRem(n.Num(), n.Denom(), new(big.Int))
 	return whole.Int64() + int64(rest.Sign()), nil
 }
 
