@@ -67,7 +67,7 @@ func digestOf(c schema.Config, skipped []schema.Skipped) string {
 func (m *merger) result() Result {
 	r := Result{Errors: m.errors, Manifests: m.manifests,
 		Loaded: schema.Loaded{Config: m.config(), Undecided: schema.Undecided{Skipped: m.skipped, Emptied: m.emptied}, Invalid: m.invalid(), Allowed: m.allowed()}}
-	r.Warnings, r.expiries = newLinter(m, r.Config).warnings(), m.expiries()
+	r.Warnings, r.expiries = m.warnings(r.Config), m.expiries()
 	r.definitions = slices.Collect(maps.Values(m.current))
 	if len(r.Errors) == 0 {
 		r.Digest = digestOf(r.Config, r.Skipped)

@@ -15,63 +15,43 @@ type linter struct {
 	merged             *merger       // with the positions of the definitions
 	config             schema.Config // the result of the merge
 	nodeTags, diskTags []string      // of all nodes and disks, sorted
+	found              []document.Problem
 }
 
-func newLinter(m *merger, c schema.Config) linter {
+// warnings returns all warnings about a configuration that do not depend on the time.
+func (m *merger) warnings(c schema.Config) []document.Problem {
 	l := linter{merged: m, config: c}
-	for _, node := range c.Nodes {
-		l.nodeTags = append(l.nodeTags, node.Tags...)
-		for _, d := range node.Disks {
-			l.diskTags = append(l.diskTags, d.Tags...)
+	l.warnOfManifests()
+	for _, d := range m.all(imagesSection) {
+		if c.Images[d.name].ChecksumIgnored {
+			l.warn(d, document.Problem{Path: document.Path{"checksum"},
+				Message: "is not used: the bytes differ each time an image is encrypted", Hint: "remove it"})
 		}
 	}
-	slices.Sort(l.nodeTags)
-	slices.Sort(l.diskTags)
-	l.nodeTags, l.diskTags = slices.Compact(l.nodeTags), slices.Compact(l.diskTags)
-	return l
+	for _, d := range m.all(nodesSection) {
+		if len(c.Nodes) > 1 && c.Nodes[d.name].Address == "" {
+			l.warn(d, document.Problem{AtName: true, Message: "has no address, so the other nodes cannot query it",
+				Hint: "they copy nothing from it, and delete nothing that it may use"})
+		}
+	}
+	if len(c.Nodes) > 0 {
+		l.warnOfPlacement()
+	}
+	return l.found
 }
 
-// warnings returns all warnings that do not depend on the time.
-func (l linter) warnings() []document.Problem {
-	c := l.config
-	found := append(l.ignoredChecksums(), l.manifestWarnings()...)
-	if len(c.Nodes) == 0 {
-		return found
+// warn adds a warning about a definition, unless it is not in force: its position may be wrong then.
+func (l *linter) warn(d *definition, p document.Problem) {
+	if !l.merged.stale(d) {
+		l.found = append(l.found, d.placeNative(p))
 	}
-	found = append(found, l.nodesWithoutAddress()...)
-	matching := map[string]int{} // by selectors: many images have the same
-	disks, compared := len(c.Nodes)+countDisks(c), 0
-	for _, name := range sortedKeys(c.Images) {
-		image, d := c.Images[name], l.merged.current[key{imagesSection, name}]
-		if l.merged.stale(d) {
-			continue // its position may be wrong
-		}
-		selectors := strings.Join(image.NodeSelector, ",") + "/" + strings.Join(image.DiskSelector, ",")
-		n, counted := matching[selectors]
-		if !counted {
-			// A warning for each of very many selectors and disks is not worth the time.
-			if compared += disks; compared > maxMatched {
-				break
-			}
-			n = matchingDisks(c, image, false)
-			matching[selectors] = n
-		}
-		if p, ok := l.placementWarning(image, n); ok {
-			found = append(found, d.placeNative(p))
-		}
-	}
-	return found
 }
 
-// maxMatched limits how many disks are compared with selectors to find warnings: about half a second.
-const maxMatched = 10_000_000
-
-// manifestWarnings returns the warnings of the conversions of manifests.
-func (l linter) manifestWarnings() []document.Problem {
-	var found []document.Problem
+// warnOfManifests adds the warnings of the conversions of manifests.
+func (l *linter) warnOfManifests() {
 	add := func(d *definition) {
 		for _, p := range d.checked.conversion.Warnings {
-			found = append(found, d.place(p))
+			l.found = append(l.found, d.place(p))
 		}
 	}
 	for _, d := range l.merged.current {
@@ -86,46 +66,47 @@ func (l linter) manifestWarnings() []document.Problem {
 			}
 		}
 	}
-	return found
 }
 
-// ignoredChecksums finds checksums of images that this program encrypts.
-func (l linter) ignoredChecksums() []document.Problem {
-	var found []document.Problem
-	for _, name := range sortedKeys(l.config.Images) {
-		d := l.merged.current[key{imagesSection, name}]
-		if l.config.Images[name].ChecksumIgnored && !l.merged.stale(d) {
-			found = append(found, d.placeNative(document.Problem{Path: document.Path{"checksum"},
-				Message: "is not used: the bytes differ each time an image is encrypted", Hint: "remove it"}))
+// maxMatched limits how many disks are compared with selectors to find warnings: about half a second.
+const maxMatched = 10_000_000
+
+// warnOfPlacement warns of images of which fewer disks match than they have copies.
+func (l *linter) warnOfPlacement() {
+	c := l.config
+	for _, node := range c.Nodes {
+		l.nodeTags = append(l.nodeTags, node.Tags...)
+		for _, d := range node.Disks {
+			l.diskTags = append(l.diskTags, d.Tags...)
 		}
 	}
-	return found
-}
-
-// nodesWithoutAddress finds nodes without an address, if there are several nodes.
-func (l linter) nodesWithoutAddress() []document.Problem {
-	var found []document.Problem
-	for _, name := range sortedKeys(l.config.Nodes) {
-		d := l.merged.current[key{nodesSection, name}]
-		if len(l.config.Nodes) == 1 || l.config.Nodes[name].Address != "" || l.merged.stale(d) {
+	slices.Sort(l.nodeTags)
+	slices.Sort(l.diskTags)
+	l.nodeTags, l.diskTags = slices.Compact(l.nodeTags), slices.Compact(l.diskTags)
+	matching := map[string]int{} // by selectors: many images have the same
+	disks, compared := len(c.Nodes)+countDisks(c), 0
+	for _, d := range l.merged.all(imagesSection) {
+		image := c.Images[d.name]
+		if l.merged.stale(d) {
 			continue
 		}
-		found = append(found, d.placeNative(document.Problem{AtName: true, Message: "has no address, so the other nodes cannot query it",
-			Hint: "they copy nothing from it, and delete nothing that it may use"}))
+		selectors := strings.Join(image.NodeSelector, ",") + "/" + strings.Join(image.DiskSelector, ",")
+		n, counted := matching[selectors]
+		if !counted {
+			// A warning for each of very many selectors and disks is not worth the time.
+			if compared += disks; compared > maxMatched {
+				break
+			}
+			n = matchingDisks(c, image, false)
+			matching[selectors] = n
+		}
+		if n == 0 {
+			l.warn(d, l.noDisk(image))
+		} else if image.Copies > n && !image.AllDisks {
+			l.warn(d, document.Problem{Path: document.Path{"minNumberOfCopies"}, AtName: true,
+				Message: fmt.Sprintf("is %d, but only %d of the declared disks can have a copy", image.Copies, n)})
+		}
 	}
-	return found
-}
-
-// placementWarning returns a warning if fewer disks match than the image has copies.
-func (l linter) placementWarning(image schema.Image, disks int) (document.Problem, bool) {
-	if disks == 0 {
-		return l.noDisk(image), true
-	}
-	if image.Copies > disks && !image.AllDisks {
-		return document.Problem{Path: document.Path{"minNumberOfCopies"}, AtName: true,
-			Message: fmt.Sprintf("is %d, but only %d of the declared disks can have a copy", image.Copies, disks)}, true
-	}
-	return document.Problem{}, false
 }
 
 func hasAll(tags, selector []string) bool {
@@ -133,7 +114,7 @@ func hasAll(tags, selector []string) bool {
 }
 
 // noDisk explains why an image has no ranked disk.
-func (l linter) noDisk(image schema.Image) document.Problem {
+func (l *linter) noDisk(image schema.Image) document.Problem {
 	if tag, ok := unknownTag(image.NodeSelector, l.nodeTags); ok {
 		p := l.unknownTagProblem("node", tag, l.nodeTags)
 		if _, ok := l.config.Nodes[tag]; ok {
@@ -163,7 +144,7 @@ func (l linter) noDisk(image schema.Image) document.Problem {
 	return p
 }
 
-func (l linter) unknownTagProblem(of, tag string, known []string) document.Problem {
+func (l *linter) unknownTagProblem(of, tag string, known []string) document.Problem {
 	p := document.Problem{Path: document.Path{of + "Selector"}, AtName: true,
 		Message: fmt.Sprintf("no declared %s has the tag %.60q, so no copy is made", of, tag)}
 	if near, ok := l.merged.suggestions.Nearest(tag, known); ok {
