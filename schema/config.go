@@ -63,7 +63,7 @@ type Settings struct {
 	// repairs, verifications, verifications for other nodes. Uploads have no limit. 0: only first copies are made, one at a time.
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
-	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted.
+	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted and never nil.
 	PruneConfirmed []ident.ID `json:"-"` // MarshalJSON encodes them
 	// FollowReplicas is the default of images. Image.FollowReplicas has it applied already. MarshalJSON
 	// encodes it only if it is false, so that the config digest is that of versions without the field.
@@ -88,22 +88,17 @@ type Web struct {
 	EditURL string
 }
 
-// MarshalJSON encodes the settings like a configuration file: intervals as "1h0m0s", orphans
-// as <name>-<uuid>.
+// MarshalJSON encodes the settings like a configuration file: intervals as "1h0m0s".
 func (s Settings) MarshalJSON() ([]byte, error) {
 	type plain Settings
-	confirmed := []string{}
-	for _, id := range s.PruneConfirmed {
-		confirmed = append(confirmed, id.String())
-	}
 	return json.Marshal(struct {
 		CleanupWaitInterval  string `json:"cleanupWaitInterval"`
 		RecoveryWaitInterval string `json:"recoveryWaitInterval"`
 		ScrubInterval        string `json:"scrubInterval"`
 		plain
-		PruneConfirmed []string `json:"pruneConfirmed"`
-		FollowReplicas *bool    `json:"followReplicas,omitempty"`
-	}{s.CleanupWaitInterval.String(), s.RecoveryWaitInterval.String(), s.ScrubInterval.String(), plain(s), confirmed, ifFalse(s.FollowReplicas)})
+		PruneConfirmed []ident.ID `json:"pruneConfirmed"`
+		FollowReplicas *bool      `json:"followReplicas,omitempty"`
+	}{s.CleanupWaitInterval.String(), s.RecoveryWaitInterval.String(), s.ScrubInterval.String(), plain(s), s.PruneConfirmed, ifFalse(s.FollowReplicas)})
 }
 
 // Suspension stops everything or one image: running jobs continue, no job starts, and

@@ -57,15 +57,12 @@ func (m Image) MarshalJSON() ([]byte, error) {
 	v := struct {
 		UUID string `json:"uuid"`
 		plain
-		MinNumberOfCopies any      `json:"minNumberOfCopies"`
-		Disks             []string `json:"disks"`
-		FollowReplicas    *bool    `json:"followReplicas,omitempty"`
-	}{UUID: m.ID.UUID, plain: plain(m), MinNumberOfCopies: m.Copies, Disks: []string{}, FollowReplicas: ifFalse(m.FollowReplicas)}
+		MinNumberOfCopies any             `json:"minNumberOfCopies"`
+		Disks             []ident.DiskRef `json:"disks"`
+		FollowReplicas    *bool           `json:"followReplicas,omitempty"`
+	}{m.ID.UUID, plain(m), m.Copies, m.Disks, ifFalse(m.FollowReplicas)}
 	if m.AllDisks {
 		v.MinNumberOfCopies = "all"
-	}
-	for _, ref := range m.Disks {
-		v.Disks = append(v.Disks, ref.String())
 	}
 	return json.Marshal(v)
 }
