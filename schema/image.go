@@ -3,6 +3,8 @@ package schema
 import (
 	"cmp"
 	"encoding/json"
+	"path"
+	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
@@ -136,6 +138,15 @@ const (
 	UnpackZstd  Unpack = "zst"
 	UnpackBzip2 Unpack = "bz2"
 )
+
+// PackingOf returns how the file at an address is packed, by its extension.
+func PackingOf(address string) Unpack {
+	switch p := Unpack(strings.TrimPrefix(strings.ToLower(path.Ext(baseOf(address))), ".")); p {
+	case UnpackGzip, UnpackXZ, UnpackZstd, UnpackBzip2:
+		return p
+	}
+	return UnpackNone
+}
 
 // Download fetches the image from an address.
 type Download struct {

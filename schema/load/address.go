@@ -13,26 +13,21 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
 var sourceSchemes = []string{"http", "https", "s3", "file"}
 
+// forcedForm matches an address like s3::https://example.com/bucket/key, whose prefix is how to read it.
 var forcedForm = regexp.MustCompile(`^([A-Za-z0-9]+)::(.*)$`)
-
-// splitForced splits an address like s3::https://example.com/bucket/key, whose prefix is how to read it.
-func splitForced(text string) (prefix, rest string) {
-	if m := forcedForm.FindStringSubmatch(text); m != nil {
-		return m[1], m[2]
-	}
-	return "", text
-}
 
 // address checks an address from which bytes are fetched. No message contains the
 // address: it may contain a password or a token.
 func (p place) address(text string) {
-	prefix, rest := splitForced(text)
+	prefix, rest := "", text
+	if m := forcedForm.FindStringSubmatch(text); m != nil {
+		prefix, rest = m[1], m[2]
+	}
 	u, err := url.ParseRequestURI(rest)
 	switch forced := rest != text; {
 	case text == "":
@@ -106,18 +101,6 @@ var numeric = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*
 func isUnusualIP(name string) bool {
 	_, err := netip.ParseAddr(name)
 	return err != nil && numeric.MatchString(name)
-}
-
-// packingOf returns the packing by the extension of an address's path.
-func packingOf(text string) schema.Unpack {
-	_, text = splitForced(text)
-	if u, err := url.Parse(text); err == nil {
-		packing := schema.Unpack(strings.TrimPrefix(strings.ToLower(path.Ext(u.Path)), "."))
-		if slices.Contains([]schema.Unpack{schema.UnpackGzip, schema.UnpackXZ, schema.UnpackZstd, schema.UnpackBzip2}, packing) {
-			return packing
-		}
-	}
-	return schema.UnpackNone
 }
 
 var backupSchemes = []string{"s3", "nfs", "vfs", "file"}

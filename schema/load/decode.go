@@ -194,9 +194,9 @@ func (f fields) download() *schema.Download {
 		f.of("store").report("needs index", "set the address of the index whose chunks the store has")
 	}
 	if d.Unpack = schema.Unpack(f.text("unpack")); d.Unpack == "auto" {
-		d.Unpack = packingOf(d.URL)
+		d.Unpack = schema.PackingOf(d.URL)
 		for i, m := range d.Mirrors { // they have the same bytes, so that they must have the same extension
-			if p := packingOf(m); p != d.Unpack && d.URL != "" {
+			if p := schema.PackingOf(m); p != d.Unpack && d.URL != "" {
 				mirror(i).report(fmt.Sprintf("has another packing than url by its extension (%s, not %s)", p, d.Unpack), "a mirror has the same bytes: set unpack")
 			}
 		}

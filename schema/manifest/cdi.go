@@ -3,13 +3,12 @@ package manifest
 import (
 	"crypto/sha256"
 	"fmt"
-	"net/url"
-	posix "path"
 	"slices"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -260,20 +259,12 @@ func (c importConverter) checksum(from document.Path, address string) {
 	case algorithm == "md5" || algorithm == "sha1":
 		c.warn(from, "is not used: "+algorithm+" is too weak", "write a sha256 or a sha512")
 		return
-	case isPacked(address):
+	case schema.PackingOf(strings.TrimSpace(address)) != schema.UnpackNone:
 		native = path("source.download.packedChecksum")
 	}
 	checksum := *c.get(from)
 	checksum.Text = algorithm + ":" + strings.TrimSpace(digits)
 	c.set(native, from, &checksum)
-}
-
-// packings are the extensions of packed files, as in package load.
-var packings = []string{".gz", ".xz", ".zst", ".bz2"}
-
-func isPacked(address string) bool {
-	u, err := url.Parse(strings.TrimSpace(address))
-	return err == nil && slices.Contains(packings, strings.ToLower(posix.Ext(u.Path)))
 }
 
 // fetchCredentials uses the name of a secret as the name of a folder.
