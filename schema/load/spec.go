@@ -68,12 +68,13 @@ type spec struct {
 	foreign  bool          // the format is not that of the field of this name: checkFormat does not apply
 	names    []string      // of fields, in the order of the schema
 	fields   map[string]*spec
-	elements *spec // of a list, or of a mapping with any names
-	open     bool  // the schema ignores other fields
-	grows    bool  // later versions of the program of a manifest may have other fields: they are ignored with a warning
-	required bool  // the mapping around it must have it
-	fallback any   // the default of a scalar or a list; nil: none
-	one      bool  // a mapping with exactly one field
+	elements *spec  // of a list, or of a mapping with any names
+	open     bool   // the schema ignores other fields
+	reserved string // the prefix of fields of this program: the schema ignores no field with it; "": none
+	grows    bool   // later versions of the program of a manifest may have other fields: they are ignored with a warning
+	required bool   // the mapping around it must have it
+	fallback any    // the default of a scalar or a list; nil: none
+	one      bool   // a mapping with exactly one field
 }
 
 // specs are the specs of the sections and of the kinds of manifests.
@@ -103,6 +104,7 @@ func specOf(v cue.Value) *spec {
 	s.private, _ = want.Flag(1, "private")
 	s.foreign, _ = want.Flag(1, "foreign")
 	s.grows, _ = want.Flag(1, "grows")
+	s.reserved, _, _ = want.Lookup(1, "reserved")
 	v, s.one = withoutCount(v)
 	switch v.IncompleteKind() {
 	case cue.StringKind:

@@ -125,14 +125,15 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) (map[
 // unknownField reports a field that the schema does not have, unless the schema ignores it. It returns whether it is
 // a mistake.
 func (s *structure) unknownField(fields []document.Field, i int, sp *spec, at document.Path) bool {
-	if sp.open || len(s.problems) == maxProblems {
+	ours := sp.reserved != "" && strings.HasPrefix(fields[i].Name, sp.reserved)
+	if sp.open && !ours || len(s.problems) == maxProblems {
 		return !sp.open
 	}
 	hint, meant := s.unknownFieldHint(fields[i].Name, sp)
 	if i > 0 && fields[i-1].Value.Kind == document.Null && sp.isMapping(fields[i-1].Name) {
 		hint, meant = fmt.Sprintf("if it belongs in %s, indent it", fields[i-1].Name), true
 	}
-	if sp.grows && !meant {
+	if sp.grows && (ours || !meant) {
 		if len(s.warnings) < maxProblems {
 			s.warnings = append(s.warnings, document.Problem{Path: at, AtName: true, Message: "is not a field that this program knows: it is ignored", Hint: hint})
 		}

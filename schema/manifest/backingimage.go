@@ -227,7 +227,6 @@ func (c *converter) copySecret(native, parameters document.Path) {
 }
 
 func (c *converter) credentials(kind string) {
-	c.checkAnnotations(credentialsAnnotation, trackAnnotation)
 	from := document.Path{"metadata", "annotations", credentialsAnnotation}
 	if c.get(from) == nil {
 		return

@@ -158,7 +158,6 @@ func (c importConverter) cron() {
 // source converts the source of a DataVolume or VolumeImportSource, unless the manifest has declined.
 func (c importConverter) source() {
 	c.checkRegistry(cdiSourcePath.With("registry"))
-	c.checkAnnotations(credentialsAnnotation, trackAnnotation)
 	if c.Declined == "" {
 		c.Declined = c.whyDeclined()
 	}

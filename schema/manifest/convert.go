@@ -4,7 +4,6 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -162,25 +161,6 @@ func (c *converter) problem(from document.Path, message, hint string) {
 
 func (c *converter) warn(from document.Path, message, hint string) {
 	c.Warnings = append(c.Warnings, document.Problem{Path: from, Message: message, Hint: hint})
-}
-
-// checkAnnotations warns about annotations with the prefix of this program other than the known ones. All
-// other annotations belong to other programs.
-func (c *converter) checkAnnotations(known ...string) {
-	annotations := path("metadata.annotations")
-	v := c.get(annotations)
-	if v == nil {
-		return
-	}
-	for _, f := range v.Fields {
-		if strings.HasPrefix(f.Name, "backing-image-manager/") && !slices.Contains(known, f.Name) {
-			near, ok := document.Nearest(f.Name, known)
-			if !ok {
-				near = known[0]
-			}
-			c.warn(annotations.With(f.Name), "is not a known annotation", fmt.Sprintf("did you mean %q?", near))
-		}
-	}
 }
 
 // Source returns the path in the manifest from which a native value comes.

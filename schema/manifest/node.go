@@ -21,7 +21,6 @@ var nodeKind = &Kind{
 const addressAnnotation = "backing-image-manager/address"
 
 func convertNode(c *converter) {
-	c.checkAnnotations(addressAnnotation)
 	c.copy(path("address"), document.Path{"metadata", "annotations", addressAnnotation})
 	for _, name := range []string{"tags", "allowScheduling", "evictionRequested"} {
 		c.copy(path(name), path("spec").With(name))

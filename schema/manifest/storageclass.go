@@ -16,13 +16,7 @@ var storageClassKind = &Kind{
 // driver is the CSI driver of Longhorn.
 const driver = "driver.longhorn.io"
 
-// classParameters are the parameters of a StorageClass about backing images. A
-// StorageClass has many others. All of them begin with classPrefix, and no others do.
-var classParameters = []string{
-	"backingImage", "backingImageDataSourceType", "backingImageDataSourceParameters", "backingImageChecksum",
-	"backingImageMinNumberOfCopies", "backingImageNodeSelector", "backingImageDiskSelector",
-}
-
+// classPrefix begins the parameters of a StorageClass about backing images, and no others.
 const classPrefix = "backingImage"
 
 func readStorageClass(f *File, m manifest) {
@@ -41,12 +35,6 @@ func readStorageClass(f *File, m manifest) {
 	}
 	image := parameters.Value.Field("backingImage")
 	if image == nil || image.Value.Text == "" {
-		for _, p := range parameters.Value.Fields {
-			if strings.HasPrefix(p.Name, classPrefix) && !slices.Contains(classParameters, p.Name) {
-				f.AddProblem(p.Pos, path("parameters").With(p.Name), "unknown field", document.DidYouMean(p.Name, classParameters))
-				return
-			}
-		}
 		f.AddProblem(parameters.Pos, m.kind.ImagePath, "is missing", "it is the name of the image that the other parameters are about")
 		return
 	}
@@ -88,10 +76,4 @@ func convertStorageClass(c *converter) {
 	c.copyNumber(path("minNumberOfCopies"), p.With("backingImageMinNumberOfCopies"))
 	c.copyList(path("nodeSelector"), p.With("backingImageNodeSelector"))
 	c.copyList(path("diskSelector"), p.With("backingImageDiskSelector"))
-	for _, f := range c.get(p).Fields {
-		if strings.HasPrefix(f.Name, classPrefix) && !slices.Contains(classParameters, f.Name) {
-			c.Problems = append(c.Problems, document.Problem{Path: p.With(f.Name), AtName: true, Message: "unknown field",
-				Hint: document.DidYouMean(f.Name, classParameters)})
-		}
-	}
 }
