@@ -1,7 +1,6 @@
 package load
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -31,15 +30,13 @@ type checked struct {
 	// unfinished: there was no time for the validation, and problems says so.
 	unfinished bool
 
-	// One of them is set if there are no problems.
+	// One of them is set: what is valid of the definition, and all of it if there are no problems. With problems, it is nil if
+	// nothing is known, and only used to find further problems.
 	settings *schema.Settings
 	node     *schema.Node
 	image    *schema.Image
 	// followReplicas is that of the image as it is declared. nil: it is not declared.
 	followReplicas *bool
-	// rest is, of an image with problems, what is valid of it. It is nil if nothing is known. It
-	// is only used to find further problems.
-	rest *schema.Image
 }
 
 // task is a definition to validate. checked is filled in.
@@ -129,8 +126,7 @@ func (c *checker) check(t task) (result checked) {
 	}
 	result = c.checkNative(t)
 	if err := checkName(t.key); err != nil { // report the other problems, too
-		name := document.Problem{AtName: true, Message: err.Error()}
-		return checked{problems: append([]document.Problem{name}, result.problems...), loopback: result.loopback, rest: cmp.Or(result.image, result.rest)}
+		result.problems = append([]document.Problem{{AtName: true, Message: err.Error()}}, result.problems...)
 	}
 	return result
 }
@@ -158,9 +154,7 @@ func (c *checker) checkNative(t task) checked {
 	}
 	result := fields{place{decoder: &decoder{value: t.value}}, sp, values}.decode(t.key)
 	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path) })
-	if result.problems = append(s.problems, others...); len(result.problems) > 0 {
-		return checked{problems: result.problems, loopback: result.loopback, rest: result.image}
-	}
+	result.problems = append(s.problems, others...)
 	return result
 }
 

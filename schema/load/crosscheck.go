@@ -40,10 +40,10 @@ func (m *merger) checkImages() {
 		}
 		clones.check(d, image.Source.Clone)
 	}
-	for k, defined := range m.declared {
+	for _, defined := range m.declared {
 		for _, d := range defined {
-			if k.section == imagesSection && len(d.problems) == 0 && d.checked.rest != nil {
-				check(d, d.checked.rest)
+			if len(d.problems) == 0 && len(d.checked.problems) > 0 && d.checked.image != nil {
+				check(d, d.checked.image)
 			}
 		}
 	}
