@@ -24,7 +24,7 @@ type Values struct {
 	ChecksumURL, SignatureURL string
 }
 
-// Refusal says why the values of an image cannot be edited, and what to write instead.
+// Refusal says why the values of an image cannot be edited, where, and what to write instead.
 type Refusal struct {
 	document.Problem
 }
@@ -83,14 +83,6 @@ func (e *editor) findChanges() {
 	}
 }
 
-// placedError is an error about one value.
-type placedError struct {
-	load.ValueOrigin
-	err error
-}
-
-func (e *placedError) Error() string { return e.err.Error() }
-
 // value is a value of an image that may change.
 type value struct{ path, old, new string }
 
@@ -114,13 +106,13 @@ func (e *editor) findImage(name string, o load.Origin) error {
 		missing := i < 0 || strings.HasPrefix(o.Values[i].From, "status.")
 		switch required := v.path == "checksum" || v.path == "source.download.url"; {
 		case missing && (required || v.old != v.new):
-			return &placedError{load.ValueOrigin{Position: o.Position, Path: v.path}, errors.New("is missing")}
+			return &Refusal{document.Problem{Position: o.Position, Path: document.Path{v.path}, Message: "is missing"}}
 		case v.old == v.new:
 			continue
 		}
 		c, err := e.find(o.Values[i], styled(o.Values[i].Text, v.new))
 		if err != nil {
-			return &placedError{load.ValueOrigin{Position: o.Values[i].Position}, err}
+			return &Refusal{document.Problem{Position: o.Values[i].Position, Message: err.Error()}}
 		}
 		changes = append(changes, c)
 	}
@@ -140,13 +132,11 @@ func styled(old, text string) string {
 func (e *editor) refuse(name string, err error) {
 	delete(e.changes, name)
 	m, want := e.before.Config.Images[name], e.wanted[name]
-	p := document.Problem{Position: m.Pos, Path: document.Path{"images", name}, Message: "cannot be edited: " + err.Error()}
-	if placed, ok := errors.AsType[*placedError](err); ok {
-		p.Position = placed.Position
-		if placed.Path != "" {
-			p.Path = append(p.Path, placed.Path)
-		}
+	p := document.Problem{Position: m.Pos, Message: err.Error()}
+	if placed, ok := errors.AsType[*Refusal](err); ok {
+		p = placed.Problem
 	}
+	p.Path, p.Message = append(document.Path{"images", name}, p.Path...), "cannot be edited: "+p.Message
 	var lines []string
 	for _, a := range addresses(m, want) {
 		if a.old != a.new {

@@ -92,7 +92,7 @@ func (e *editor) apply(names []string) ([]configdir.File, error) {
 		end := 0
 		for _, c := range changes {
 			if c.start < end {
-				return nil, &placedError{load.ValueOrigin{Position: c.Position}, errors.New("another value is at the same place")}
+				return nil, &Refusal{document.Problem{Position: c.Position, Message: "another value is at the same place"}}
 			}
 			edited = append(append(edited, f.Data[end:c.start]...), c.text...)
 			end = c.end
