@@ -58,11 +58,9 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 		}
 		return nil
 	case dot.Mode().IsRegular():
-		target, err := gitFileTarget(own)
-		if err != nil {
+		if own = pathIn(own, "gitdir: "); own == "" {
 			return nil // not a file of git; without a lock of git, only the Debouncer decides
 		}
-		own = target
 	}
 	git, err := filepath.EvalSymlinks(own)
 	if err != nil || within(git, real) {
@@ -89,20 +87,17 @@ func inVolume(dir string) bool {
 	}
 }
 
-// gitFileTarget returns the git directory that a .git file names.
-func gitFileTarget(file string) (string, error) {
+// pathIn returns the path that a file of git names after a prefix, "" if it names none.
+func pathIn(file, prefix string) string {
 	line, err := firstLine(os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0))
-	if err != nil {
-		return "", err
-	}
-	target, ok := strings.CutPrefix(line, "gitdir: ")
-	if !ok {
-		return "", errNotRefFile
+	target, ok := strings.CutPrefix(line, prefix)
+	if err != nil || !ok {
+		return ""
 	}
 	if !filepath.IsAbs(target) {
 		target = filepath.Join(filepath.Dir(file), target)
 	}
-	return target, nil
+	return target
 }
 
 // isRepository reports whether the folder has what git creates in every repository.
@@ -114,17 +109,8 @@ func isRepository(dir string) bool {
 // common. Git creates such a directory in the folder "worktrees" of the repository. Its file commondir
 // names the repository, and its file gitdir names the worktree.
 func isWorktree(git, common string) bool {
-	if filepath.Base(filepath.Dir(git)) != "worktrees" || !isRepository(common) || !isFile(git, "HEAD") || !isFile(git, "gitdir") {
-		return false
-	}
-	back, err := firstLine(os.OpenFile(filepath.Join(git, "commondir"), os.O_RDONLY|syscall.O_NONBLOCK, 0))
-	if err != nil {
-		return false
-	}
-	if !filepath.IsAbs(back) {
-		back = filepath.Join(git, back)
-	}
-	return filepath.Clean(back) == common
+	return filepath.Base(filepath.Dir(git)) == "worktrees" && isRepository(common) && isFile(git, "HEAD") && isFile(git, "gitdir") &&
+		filepath.Clean(pathIn(filepath.Join(git, "commondir"), "")) == common
 }
 
 func exists(dir, name string) bool {
@@ -275,7 +261,7 @@ func firstLine(f *os.File, err error) (line string, _ error) {
 	return line, err
 }
 
-var errNotRefFile = errors.New("not a file that git writes: it has another type, is too large, or names no git directory")
+var errNotRefFile = errors.New("not a file that git writes: it has another type, or is too large")
 
 // readRegular reads a regular file of at most limit bytes that was just opened, and closes it.
 func readRegular(f *os.File, err error, limit int64, read func(io.Reader) error) error {

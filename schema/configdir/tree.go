@@ -1,6 +1,7 @@
 package configdir
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -339,20 +340,14 @@ func readLimited(f *os.File, err error) ([]byte, error) {
 	case fi.Size() > MaxFile:
 		return nil, SizeError(fi.Size())
 	}
-	// There is room for one more byte, which finds the end of the file.
-	b := make([]byte, 0, fi.Size()+1)
-	for len(b) <= MaxFile {
-		b = slices.Grow(b, 1)
-		n, err := f.Read(b[len(b):cap(b)])
-		b = b[:len(b)+n]
-		if errors.Is(err, io.EOF) {
-			return b, nil
-		}
-		if err != nil {
-			return nil, withoutPath(err)
-		}
+	b := bytes.NewBuffer(make([]byte, 0, fi.Size()+bytes.MinRead)) // enough unless the file grows
+	if _, err := b.ReadFrom(io.LimitReader(f, MaxFile+1)); err != nil {
+		return nil, withoutPath(err)
 	}
-	return nil, SizeError(int64(len(b)))
+	if b.Len() > MaxFile {
+		return nil, SizeError(int64(b.Len()))
+	}
+	return b.Bytes(), nil
 }
 
 // SizeError returns the error of a file of more than MaxFile bytes.
