@@ -27,10 +27,9 @@ func (c *Client) DownloadIndex(ctx context.Context, r Request, f *os.File, limit
 		return err
 	}
 	t.packing, t.restart, t.request.MaxSize, t.request.SkipAddresses = notPacked, false, limit, 0
-	sink := &fileSink{f: f, limit: limit, verify: verify}
-	err = t.fetchAny(ctx, sink)
+	err = t.fetchAny(ctx, &fileSink{f: f, limit: limit, verify: verify})
 	progress.UpstreamBytes.Add(t.progress.UpstreamBytes.Load())
-	return ClassifyDiskError(cmp.Or(err, sink.end(err)))
+	return ClassifyDiskError(err)
 }
 
 // AddressID returns the ID in the disk.PartSource of bytes from an address: a hash that does not reveal the address.
@@ -80,48 +79,32 @@ func oneAddress(raw string) ([]address, error) {
 // fileSink writes a small file, and lets verify read it at the same time.
 type fileSink struct {
 	received
-	f     *os.File
-	limit int64
-
-	verify   func(io.Reader) error
-	pipe     *io.PipeWriter // to verify; nil before Begin
-	verified chan error     // the result of verify
+	f      *os.File
+	limit  int64
+	verify func(io.Reader) error
 }
 
 // Begin discards the bytes.
 func (s *fileSink) Begin(o disk.PartSource) error {
-	_ = s.end(io.ErrUnexpectedEOF) // the bytes before are of no interest
-	r, w := io.Pipe()
-	s.received, s.pipe, s.verified = received{source: o}, w, make(chan error, 1)
-	go func() {
-		err := s.verify(r)
-		if err == nil { // bytes may follow
-			_, err = io.Copy(io.Discard, r)
-		}
-		s.verified <- err
-		r.CloseWithError(err)
-	}()
+	s.received = received{source: o}
 	_, err := s.f.Seek(0, io.SeekStart)
 	return errors.Join(err, s.f.Truncate(0))
 }
 
-// ReadFrom appends the bytes of r, up to the limit.
+// ReadFrom appends the bytes of r, up to the limit. After a broken connection, verify begins again with those of the file.
 func (s *fileSink) ReadFrom(r io.Reader) (int64, error) {
-	n, err := io.Copy(io.MultiWriter(s.f, s.pipe), io.LimitReader(r, s.limit-s.offset+1))
-	if s.offset += n; err == nil && s.offset > s.limit {
+	start := s.offset
+	added := &ErrorRecorder{R: io.TeeReader(io.LimitReader(r, s.limit-start+1), s.f)}
+	all := io.MultiReader(io.NewSectionReader(s.f, 0, start), added)
+	wrong := s.verify(all)
+	if wrong == nil { // bytes may follow
+		_, wrong = io.Copy(io.Discard, all)
+	}
+	var err error
+	if s.offset, err = s.f.Seek(0, io.SeekCurrent); err == nil && s.offset > s.limit {
 		err = Errorf(BadSource, "the file has more than %d bytes", s.limit)
 	}
-	return n, err
-}
-
-// end tells verify that the file has ended, with an error or completely, and returns the result of verify.
-func (s *fileSink) end(err error) error {
-	if s.pipe == nil {
-		return nil
-	}
-	s.pipe.CloseWithError(err)
-	s.pipe = nil
-	return <-s.verified
+	return s.offset - start, cmp.Or(added.Err, err, wrong)
 }
 
 // ChunkStore reads the files of a chunk store. It is safe for concurrent use.
