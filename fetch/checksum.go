@@ -3,7 +3,6 @@ package fetch
 import (
 	"cmp"
 	"context"
-	"io"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -80,16 +79,13 @@ func require(digest, also *ident.Digest, listed ident.Digest) error {
 	return nil
 }
 
-// readSmall reads a checksum file, or a signature, under the rules and with the credentials of t.
+// readSmall reads a checksum file, or a signature.
 func (t *transfer) readSmall(ctx context.Context, a address) ([]byte, error) {
-	small := *t
-	small.addresses, small.selfDelimiting, small.restart = []address{a}, true, false
-	small.packing, small.limiter, small.request.MaxSize, small.request.SkipAddresses = notPacked, nil, 0, 0
-	file := &memorySink{limit: maxChecksumFile}
-	if err := small.fetchAny(ctx, file); err != nil {
-		return nil, err
+	d, err := t.readDocument(ctx, a, maxChecksumFile, false)
+	if err == nil && len(d.Data) == 0 {
+		err = Errorf(Refused, "the file is empty").withURL(a.String())
 	}
-	return file.bytes, nil
+	return d.Data, err
 }
 
 // ListedChecksum finds the digests of the file at an address in a checksum list. listURL is the address of the list, and
@@ -118,33 +114,4 @@ func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (
 		without = checksum.Named
 	}
 	return parsed.Find(at.url.Path, []string{files[0].url.Path}, p != notPacked, without)
-}
-
-// memorySink stores a small file in memory.
-type memorySink struct {
-	source disk.PartSource
-	bytes  []byte
-	limit  int
-}
-
-// Source returns the source of the stored bytes.
-func (m *memorySink) Source() disk.PartSource { return m.source }
-
-// Offset returns the number of stored bytes.
-func (m *memorySink) Offset() int64 { return int64(len(m.bytes)) }
-
-// Begin discards the bytes.
-func (m *memorySink) Begin(o disk.PartSource) error {
-	m.source, m.bytes = o, m.bytes[:0]
-	return nil
-}
-
-// ReadFrom appends the bytes of r, up to the limit.
-func (m *memorySink) ReadFrom(r io.Reader) (int64, error) {
-	b, err := io.ReadAll(io.LimitReader(r, int64(m.limit-len(m.bytes))+1))
-	m.bytes = append(m.bytes, b...)
-	if err == nil && len(m.bytes) > m.limit {
-		err = Errorf(BadSource, "the file is larger than %d bytes", m.limit)
-	}
-	return int64(len(b)), err
 }

@@ -7,13 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
 // sink receives the bytes of one file in order. *disk.Part implements it. Other sinks unpack the
-// bytes before they pass them to a Part, or store a small file in memory.
+// bytes before they pass them to a Part, or store an index.
 type sink interface {
 	Source() disk.PartSource
 	Offset() int64               // number of received bytes; the offset of the next request
@@ -71,6 +72,8 @@ type response struct {
 	isHTML       bool   // the Content-Type is that of a web page
 	etag         string // a strong ETag, or empty
 	lastModified string // empty if it does not identify a version of the file
+
+	from *url.URL // the address after all redirects, of http and https
 }
 
 var (

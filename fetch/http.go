@@ -44,7 +44,7 @@ func (s *httpSource) get(ctx context.Context, q rangeRequest) (*response, error)
 }
 
 func (s *httpSource) checkResponse(resp *http.Response, from *url.URL, q rangeRequest) (*response, error) {
-	got := &response{body: resp.Body, total: resp.ContentLength, delimited: len(resp.TransferEncoding) > 0}
+	got := &response{body: resp.Body, total: resp.ContentLength, delimited: len(resp.TransferEncoding) > 0, from: from}
 	got.etag, got.lastModified = validators(resp.Header)
 	got.isHTML = strings.HasPrefix(strings.ToLower(resp.Header.Get("Content-Type")), "text/html")
 	switch resp.StatusCode {
@@ -160,6 +160,8 @@ func (s *httpSource) statusError(resp *http.Response, from *url.URL) error {
 	case code >= 500, code == http.StatusRequestTimeout, code == http.StatusTooEarly, code == http.StatusTooManyRequests:
 		e.Class = Network
 		e.RetryAfter = retryAfter(resp.Header)
+	case code == http.StatusNotFound, code == http.StatusGone:
+		e.Err = missingError{e.Err}
 	case code == http.StatusUnauthorized, code == http.StatusForbidden:
 		e.Err = fmt.Errorf("%w: %s", e.Err, s.net.credentialsHint(from))
 	}
