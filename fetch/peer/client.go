@@ -25,7 +25,7 @@ import (
 // Timeouts of requests to a peer. Peers are nearby and run the same program: a peer that needs longer
 // counts as unreachable.
 const (
-	connectTimeout = 3 * time.Second // includes the TLS handshake
+	connectTimeout = 3 * time.Second // also of the TLS handshake
 	// responseTimeout is for the response headers, in addition to the wait of a long poll.
 	responseTimeout = 10 * time.Second
 	// stateTimeout is for a whole state, in addition to the wait of a long poll.
@@ -77,10 +77,7 @@ type Client struct {
 // replaced while a node runs: a connection that was made with an earlier configuration is not used
 // again. The client never uses a proxy and does not follow redirects.
 func NewClient(token func() string, config func() *tls.Config) *Client {
-	c := clientWith(token, &http.Transport{
-		DialContext:    newDialer().DialContext,
-		DialTLSContext: dialTLS(config),
-	})
+	c := clientWith(token, &http.Transport{DialContext: newDialer().DialContext, TLSHandshakeTimeout: connectTimeout})
 	c.tlsConfig = config
 	return c
 }
@@ -235,18 +232,6 @@ func setUserTimeout(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// dialTLS reads the TLS configuration for each new connection, because the trusted
-// certificates may change while a node runs.
-func dialTLS(config func() *tls.Config) func(ctx context.Context, network, address string) (net.Conn, error) {
-	return func(ctx context.Context, network, address string) (net.Conn, error) {
-		d := tls.Dialer{NetDialer: newDialer()}
-		if config != nil {
-			d.Config = config()
-		}
-		return d.DialContext(ctx, network, address)
-	}
-}
-
 // httpClient returns a client whose connections were made with the current TLS configuration. A kept
 // connection would use the old certificate, and trust the old CA, as long as the node runs: it never
 // becomes idle, because one long poll follows another.
@@ -257,8 +242,8 @@ func (c *Client) httpClient() *http.Client {
 		return c.http
 	}
 	if now := c.tlsConfig(); now != c.builtFor {
-		next := *c.http
-		next.Transport = next.Transport.(*http.Transport).Clone()
+		next, transport := *c.http, c.http.Transport.(*http.Transport).Clone()
+		transport.TLSClientConfig, next.Transport = now, transport
 		c.http.CloseIdleConnections()
 		c.http, c.builtFor = &next, now
 	}
@@ -278,12 +263,13 @@ func stripAddress(err error) error {
 		err = ofURL.Err
 	}
 	var ofNet *net.OpError
+	var late net.Error
 	switch {
 	case errors.As(err, &ofNet) && ofNet.Timeout():
 		return fmt.Errorf("%s: %w", ofNet.Op, errTimeout)
 	case errors.As(err, &ofNet):
 		return fmt.Errorf("%s: %w", ofNet.Op, ofNet.Err)
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.As(err, &late) && late.Timeout():
 		return errTimeout
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("the peer closed the connection: %w", err)
