@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -183,27 +182,25 @@ func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) 
 		return model.Node{}, errNotRead
 	}
 	state := model.Node{Node: now.node, ConfigDigest: now.config, Mark: mark, Disks: map[string]model.Disk{}}
+	seen := plan.Observed{Disks: map[ident.DiskRef]model.Disk{}}
 	for on, open := range now.byName {
-		state.Disks[on] = open.list(name, mark)
+		seen.Disks[ident.DiskRef{Node: now.node, Disk: on}] = open.list(name, mark)
 	}
 	leaving := endWatch()
-	first := map[model.FolderID]ident.DiskRef{} // as plan.Observed.MarkSameCopies
-	for _, on := range slices.Sorted(maps.Keys(state.Disks)) {
-		for id, c := range state.Disks[on].Copies {
-			key := ident.CopyRef{Disk: ident.DiskRef{Node: now.node, Disk: on}, ID: id}
+	seen.MarkSameCopies()
+	for ref, one := range seen.Disks {
+		state.Disks[ref.Disk] = one
+		for id, c := range one.Copies {
+			key := ident.CopyRef{Disk: ref, ID: id}
 			c.Leaving = c.Leaving || leaving[key]
-			if other, shared := first[c.Folder]; shared {
-				markSame(&c, other)
-			} else if c.Folder != (model.FolderID{}) {
-				first[c.Folder] = key.Disk
-			}
+			markSame(&c)
 			if secret := c.Mark; secret != "" {
 				c.Mark = MarkResponse(secret, now.node)
 			}
 			if now.suspects[key] {
 				c.State, c.Message = model.Unknown, plan.Suspected.Text
 			}
-			state.Disks[on].Copies[id] = c
+			one.Copies[id] = c
 		}
 	}
 	return state, nil

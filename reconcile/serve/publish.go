@@ -36,9 +36,7 @@ func publishedCopies(now *plan.Round, p plan.Plan, running map[ident.CopyRef]mod
 		if d.Owns(ref) {
 			published[ref] = make(model.Copies, len(seen.Copies))
 			for id, c := range seen.Copies {
-				if c.SameAs != (ident.DiskRef{}) {
-					markSame(&c, c.SameAs)
-				}
+				markSame(&c)
 				published[ref][id] = c.ForPeers()
 			}
 		}
@@ -87,8 +85,9 @@ func publishedCopies(now *plan.Round, p plan.Plan, running map[ident.CopyRef]mod
 }
 
 // markSame changes a copy that is the one on another disk of this node: other nodes would count one copy twice.
-func markSame(c *model.Copy, as ident.DiskRef) {
-	if c.State == model.Ready {
-		c.State, c.Message = model.Unknown, fmt.Sprintf("it is the copy on %s, because both disks show its folder", as)
+func markSame(c *model.Copy) {
+	if c.SameAs != (ident.DiskRef{}) && c.State == model.Ready {
+		c.State, c.Message = model.Unknown, fmt.Sprintf("it is the copy on %s, because both disks show its folder", c.SameAs)
 	}
+	c.SameAs = ident.DiskRef{}
 }
