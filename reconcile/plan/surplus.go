@@ -36,20 +36,20 @@ func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Act
 	p.kept = keptGenerations(p.state)
 	for _, ref := range surplus {
 		a := p.planSurplusCopy(ref)
-		rejected := p.ix.Desired.Cleanup[ref] && a.Idle()
-		if inspection, inspected := inspections[ref.Disk]; inspected && ref.ID == p.state.image.ID {
-			if !p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.Desired.Verify[ref] || a.Idle() && a.Until.IsZero() || needsManifest(image, inspection, a) {
-				if rejected {
-					actions = append(actions, a)
-				}
-				continue
-			}
-			delete(inspections, ref.Disk)
+		inspection, inspected := inspections[ref.Disk]
+		inspected = inspected && ref.ID == p.state.image.ID
+		inspect := inspected && (!p.state.mismatch[ref].IsZero() || p.ix.suspects[ref] || p.ix.Desired.Verify[ref] || a.Idle() && a.Until.IsZero() || needsManifest(image, inspection, a))
+		c := p.ix.copyAt(ref)
+		verify := ref.ID != p.state.image.ID && p.ix.Desired.Verify[ref] && c.State == model.Ready && a.Idle()
+		if p.ix.Desired.Cleanup[ref] && a.Idle() && (inspect || verify) {
+			actions = append(actions, a) // why the clean-up is rejected
 		}
-		if c := p.ix.copyAt(ref); ref.ID != p.state.image.ID && p.ix.Desired.Verify[ref] && c.State == model.Ready && a.Idle() {
-			if rejected {
-				actions = append(actions, a)
-			}
+		switch {
+		case inspect:
+			continue
+		case inspected:
+			delete(inspections, ref.Disk)
+		case verify:
 			a = p.ix.attempt(model.Verify, ref, Suspected, c.Size)
 		}
 		actions = append(actions, a)
