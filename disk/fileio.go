@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/internal/atomicfile"
+	"github.com/seed-26586806/backing-image-manager/internal/smallfile"
 )
 
 const (
@@ -220,10 +221,5 @@ func readSmall(root *os.Root, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxSmallFile+1))
-	if err == nil && len(data) > maxSmallFile {
-		err = fmt.Errorf("%s has more than %d bytes", name, maxSmallFile)
-	}
-	return data, err
+	return smallfile.Read(f, maxSmallFile)
 }

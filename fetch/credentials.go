@@ -8,7 +8,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -20,6 +19,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/seed-26586806/backing-image-manager/internal/smallfile"
 )
 
 // credentials is the content of one folder below SecretsDir, for example of a mounted
@@ -140,18 +141,11 @@ func readSecretFile(folder *os.Root, name string) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open file: %w", err)
 	}
-	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		f.Close() // it was not read
 		return nil, fmt.Errorf("%q is not a regular file", name)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxSecretFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("read file: %w", err)
-	}
-	if len(b) > maxSecretFile {
-		return nil, fmt.Errorf("file %q is larger than %d bytes", name, maxSecretFile)
-	}
-	return b, nil
+	return smallfile.Read(f, maxSecretFile)
 }
 
 // addFiles stores the files under the names of this package. Secrets of Longhorn contain empty files

@@ -5,14 +5,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/seed-26586806/backing-image-manager/internal/smallfile"
 )
 
 const (
@@ -111,21 +111,11 @@ func readFiles(paths []string) (contents [][]byte, err error) {
 }
 
 func readFile(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
+	data, err := smallfile.ReadAt(path, maxFileSize)
+	if errors.Is(err, syscall.EISDIR) {
+		err = fmt.Errorf("%s is a folder, but must be a file", path)
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
-	switch {
-	case errors.Is(err, syscall.EISDIR):
-		return nil, fmt.Errorf("%s is a folder, but must be a file", path)
-	case err != nil:
-		return nil, err // the error contains the file name
-	case len(data) > maxFileSize:
-		return nil, fmt.Errorf("%s has more than %d bytes", path, maxFileSize)
-	}
-	return data, nil
+	return data, err
 }
 
 // fingerprint returns bytes that change when the contents or the error change. They contain secrets

@@ -3,10 +3,11 @@ package signature
 import (
 	"bytes"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/seed-26586806/backing-image-manager/internal/smallfile"
 )
 
 const (
@@ -121,27 +122,11 @@ func KeyFiles(dir string) ([]KeyFile, error) {
 		if len(files) == maxKeyFiles {
 			return nil, Errorf(BadKeyFile, "folder %s contains more than %d files", dir, maxKeyFiles)
 		}
-		b, err := readBounded(path)
+		b, err := smallfile.ReadAt(path, MaxKeyFile)
 		if err != nil {
-			return nil, err
+			return nil, Errorf(BadKeyFile, "%v", err)
 		}
 		files = append(files, KeyFile{Name: e.Name(), Bytes: b})
 	}
 	return files, nil
-}
-
-func readBounded(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, Errorf(BadKeyFile, "%v", err)
-	}
-	defer f.Close() // only read
-	b, err := io.ReadAll(io.LimitReader(f, MaxKeyFile+1))
-	if err != nil {
-		return nil, Errorf(BadKeyFile, "%v", err)
-	}
-	if len(b) > MaxKeyFile {
-		return nil, Errorf(BadKeyFile, "%s is larger than %d bytes", path, MaxKeyFile)
-	}
-	return b, nil
 }

@@ -5,17 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"time"
 
-	"github.com/dustin/go-humanize"
-
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/smallfile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
@@ -292,21 +289,9 @@ const MaxSavedFile = 256 << 20
 // into v. The error is an *fs.PathError if the file cannot be read, and otherwise says why its content
 // is wrong.
 func ReadSavedFile(file string, v any) error {
-	f, err := os.Open(file)
+	text, err := smallfile.ReadAt(file, MaxSavedFile)
 	if err != nil {
 		return err
-	}
-	defer f.Close()
-	tooLarge := &fs.PathError{Op: "read", Path: file, Err: fmt.Errorf("it has more than %s", humanize.IBytes(MaxSavedFile))}
-	if fi, err := f.Stat(); err != nil || fi.Size() > MaxSavedFile {
-		return cmp.Or[error](err, tooLarge)
-	}
-	text, err := io.ReadAll(io.LimitReader(f, MaxSavedFile+1)) // a pipe or a device has the size 0
-	switch {
-	case err != nil:
-		return err
-	case len(text) > MaxSavedFile:
-		return tooLarge
 	}
 	err = json.Unmarshal(text, v)
 	if _, ok := errors.AsType[*json.SyntaxError](err); ok { // the user named a file of another type
