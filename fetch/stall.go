@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -141,6 +142,16 @@ func watchBody(ctx context.Context, cancel context.CancelCauseFunc, body io.Read
 		Reader: &stallReader{Reader: body, window: window, cancel: cancel}, left: length, bounded: length >= 0,
 		broken: func(left int64, err error) error { return bodyError(ctx, left, err) },
 	}}
+}
+
+// CancelBody returns a body that ends its request when it stalls for the length of window (0: it may stall), and when it is closed.
+// cancel ends ctx, which is that of the request. An error of the body after the end of ctx is the cause of that end.
+func CancelBody(ctx context.Context, cancel context.CancelCauseFunc, body io.ReadCloser, window time.Duration) io.ReadCloser {
+	b := &boundedBody{Reader: body, broken: func(_ int64, err error) error { return cmp.Or(context.Cause(ctx), err) }}
+	if window > 0 {
+		b.Reader = StallReader(body, window, cancel)
+	}
+	return &responseBody{body, cancel, b}
 }
 
 // Close ends the request.

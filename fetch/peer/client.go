@@ -122,7 +122,7 @@ type request struct {
 	query   url.Values
 	header  http.Header
 	timeout time.Duration // for the response headers
-	stall   time.Duration // of the body, see fetch.StallReader; 0: any
+	stall   time.Duration // of the body, see fetch.CancelBody
 }
 
 // do sends the request. The caller must close the body of the response. Errors contain the URL of the
@@ -169,11 +169,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 		cancel(nil)
 		return nil, err
 	}
-	body := &responseBody{Reader: resp.Body, Closer: resp.Body, cancel: cancel, cause: func() error { return context.Cause(ctx) }}
-	if r.stall > 0 {
-		body.Reader = fetch.StallReader(resp.Body, r.stall, cancel)
-	}
-	resp.Body = body
+	resp.Body = fetch.CancelBody(ctx, cancel, resp.Body, r.stall)
 	return resp, nil
 }
 
@@ -182,30 +178,6 @@ func (c *Client) bearerToken() string {
 		return ""
 	}
 	return c.token()
-}
-
-// responseBody cancels the context of its request when it is closed. If the context ends before that,
-// Read returns its cause.
-type responseBody struct {
-	io.Reader
-	io.Closer
-	cancel context.CancelCauseFunc
-	cause  func() error
-}
-
-func (b *responseBody) Read(p []byte) (int, error) {
-	n, err := b.Reader.Read(p)
-	if err != nil && err != io.EOF {
-		if cause := b.cause(); cause != nil {
-			err = cause
-		}
-	}
-	return n, err
-}
-
-func (b *responseBody) Close() error {
-	b.cancel(nil)
-	return b.Closer.Close()
 }
 
 // deadPeerTimeout limits how long sent data may stay unacknowledged, and how long an idle connection
