@@ -54,8 +54,8 @@ type Disk struct {
 	metadata metaCache
 	leases   leaseProbe
 
-	// unrestored is true if folders could not be restored whose removal was interrupted, because the
-	// disk was read-only or full.
+	// unrestored is true if the folder of an interrupted removal could not be restored, because the disk was read-only
+	// or full.
 	unrestored atomic.Bool
 	removals   sync.RWMutex // each Remove has a read lock
 }

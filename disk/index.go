@@ -90,8 +90,8 @@ func (p *partFolder) Index() (*os.File, error) {
 	return openRegular(p.folder.disk.root, p.folder.file(partIndexFile), os.O_RDONLY)
 }
 
-// PartIndex opens the index by which the partial file of a copy is downloaded, and returns the source of the file. The
-// file may be written meanwhile. fs.ErrNotExist: there is no index.
+// PartIndex opens the index by which the partial file of a copy is downloaded, and returns the source of that partial file. A job
+// may write to the partial file meanwhile. fs.ErrNotExist: there is no index.
 func (d *Disk) PartIndex(id ident.ID) (*os.File, PartSource, error) {
 	source := d.PartSource(id)
 	if source.Index == "" {

@@ -596,8 +596,8 @@ func (w *partWriter) extend(size int64) error {
 const maxUnusable = 64 << 20
 
 // wrapNoSpace replaces an ErrNoSpace by a *NoSpaceError with the space that the whole image needs,
-// because the file is removed after this error: at once, or when another disk has the copy. This is at
-// least one chunk more than there was, whatever the size: some file systems need more space than they
+// because the file is removed after this error: at once, or when another disk has the copy. It asks for at
+// least one chunk more than the file had and the file system cannot use: some file systems need more space than they
 // report. Otherwise the next attempt would fail in the same way, again and again.
 func (w *partWriter) wrapNoSpace(err error) error {
 	if !errors.Is(err, ErrNoSpace) {

@@ -191,8 +191,8 @@ func (r *folderRemoval) Delete() error {
 // Sync implements Removal.
 func (r *folderRemoval) Sync() error { return atomicfile.SyncFolder(r.folder.disk.root, imagesFolder) }
 
-// ownFiles are the files of an image folder that this program may delete, in this order. The image is
-// the first one, because no other file makes a copy without it. The record is the last one, because a
+// ownFiles are the files of an image folder that this program may delete besides marks, in this order. The image is
+// the first one: without it, the other files are no copy. The record is the last one, because a
 // folder without a record is not owned.
 var ownFiles = []string{
 	imageFile, partFile, partChunksFile, partTempFile, partIndexFile, chunksFile, newManifestFile, indexFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,

@@ -189,8 +189,8 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 }
 
 // write writes c to its place and reads it back, because the disk has failed at this place before. A
-// direct read first writes the pages of the chunk to the disk. Only this write may change the evidence. If
-// another process writes at the same time, the error is ErrModified.
+// direct read first writes the pages of the chunk to the disk. Only this write may change the evidence. It
+// returns ErrModified if the file changed before the write, or if its size changed.
 func (r *repair) write(c *chunk, want ChunkHash) error {
 	if _, err := r.reader.unchanged(); err != nil {
 		return err

@@ -284,7 +284,7 @@ func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err er
 	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), here.Inode, nil
 }
 
-// RecordUsers records the replicas that name images, as Users last found them, durably. It writes only if they changed.
+// RecordUsers writes the users that Users found last to the disk, durably, if they changed.
 // The disk must be locked.
 func (r *replicas) RecordUsers() error {
 	r.mu.Lock()

@@ -61,8 +61,7 @@ func (c *Client) OpenLocal(raw, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// NameInFolder returns the name of the file that OpenLocal opens in its folder dir for an address. "": it opens none,
-// because the address is that of a local file, or not valid.
+// NameInFolder returns the name of the file that OpenLocal opens for an address, "" if it opens none, because the address is that of a local file, or not valid.
 func NameInFolder(raw string) string {
 	a, err := parseAddress(raw)
 	if err != nil || a.url.Scheme == "file" {

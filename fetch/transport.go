@@ -44,7 +44,7 @@ func (c *Client) network(creds *credentials, declared address) (*network, error)
 
 // keepConnections lets each connection serve several requests, for many small files or ranges, because each new
 // connection costs a handshake. If the server closes an idle connection, the next request on it fails. Therefore
-// close idle connections before the server does.
+// the client closes an idle connection before the server does.
 func (n *network) keepConnections() {
 	for _, t := range []*http.Transport{n.anonymous, n.authenticated} {
 		t.DisableKeepAlives = false

@@ -38,9 +38,9 @@ func (p *pace) delay() time.Duration {
 	return max(0, min(p.took*roundShare, maxRoundDelay)-p.now().Steady.Sub(p.ended))
 }
 
-// backlog are the actions of the last plan for which there was no free slot. All actions of a plan may
-// run at once, so that one of them may also begin later. Deletions are not among them: they begin in a
-// round, which withdraws the copy.
+// backlog are the actions of the last plan for which there was no free slot. The actions of a plan do not
+// depend on each other, so that one of them may begin after the round. Deletions are not among them: only a round can
+// withdraw a copy.
 type backlog struct {
 	round   *plan.Round
 	actions []plan.Action // in the order of the plan, one for each copy

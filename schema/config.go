@@ -15,8 +15,8 @@ import (
 // all defaults set. Nothing changes it after loading, so any number of goroutines may read
 // it. Lists are never nil.
 //
-// Its JSON is a configuration again: in a file, it means the same. It contains the addresses
-// with their secrets.
+// Its JSON is a configuration that leads to the same plan. It omits what changes no plan, such as titles and tracking, and contains
+// the addresses with their secrets.
 type Config struct {
 	Settings Settings `json:"settings"`
 	// Nodes is empty when the configuration declares none. Then the node on which the

@@ -24,7 +24,7 @@ type Skipped struct {
 	Image string `json:"image,omitempty"`
 	// Withheld: the cluster has the image, but no file of it. References to it declare nothing.
 	Withheld bool `json:"-"`
-	// Malformed is true if the document is not surely a manifest of another program: it may
+	// Malformed is true if it is not certain that the document belongs to another program: it may
 	// be meant to declare anything.
 	Malformed bool `json:"-"`
 	// Sum is a hash of the document.

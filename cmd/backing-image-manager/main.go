@@ -81,8 +81,8 @@ type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
-// exitCode prints an error and returns the exit code for it: 1, unless the command chose
-// another one.
+// exitCode returns the exit code for an error: 1, unless the command chose another one. It prints the error, except an *exitError,
+// whose command has printed its result.
 func exitCode(err error) int {
 	if err == nil {
 		return 0

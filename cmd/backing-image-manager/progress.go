@@ -165,8 +165,8 @@ type rateMeter struct {
 	samples map[ident.CopyRef][]sample
 }
 
-// sample is the progress of a transfer at one time. A rate must not be computed from samples before
-// the transfer resumed, because bytes that exist then are not transferred.
+// sample is the progress of a transfer at one time. A rate uses only samples since the transfer
+// resumed: bytes from before were not transferred now.
 type sample struct {
 	at            time.Time
 	resumed, done int64

@@ -2,8 +2,8 @@
 // their chunk stores.
 //
 // An index lists the chunks of one file: where each chunk ends, and the digest of its bytes, which is
-// the id of the chunk. Who has an older version of a file, and the indexes of both versions, knows
-// which chunks of the new version are missing. An index never decides which bytes are right: only the
+// the id of the chunk. A reader that has an older version of a file, and the indexes of both versions,
+// knows which chunks of the new version are missing. An index never decides which bytes are right: only the
 // digest of the whole file does.
 //
 //	Reader    yields the items of an index, one by one; rejects whatever casync rejects

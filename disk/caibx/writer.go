@@ -6,8 +6,8 @@ import (
 	"io"
 )
 
-// Writer writes an index. With the sizes and the digest of casync, the bytes are those that "casync
-// make" writes.
+// Writer writes an index. If the header has the sizes of chunks and the digest algorithm of casync, the index is identical to that
+// of "casync make".
 type Writer struct {
 	w     io.Writer
 	sizes Sizes

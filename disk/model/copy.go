@@ -31,7 +31,7 @@ const (
 // Copy is one copy: one image folder on one disk. If nothing is on the disk, the copy is Pending and not owned; there is such
 // a Copy if the node has something to say about the image on this disk. Sizes are in bytes.
 //
-// The fields have three groups: what the disk has, what the manager of the node adds, and what another node finds out about it.
+// Other nodes receive each field that ForPeers does not clear. The fields have three groups: what the disk has, what the manager of the node adds, and what another node finds out about it.
 type Copy struct {
 	ID ident.ID `json:"id"`
 	// Folder is the identity of the folder; zero: the copy is on another machine.
@@ -95,8 +95,8 @@ type Copy struct {
 	Failure *Failure `json:"failure,omitempty"`
 	// Reason is why its node does nothing for it now; zero: it acts, or nothing is to be done.
 	Reason Reason `json:"reason,omitzero"`
-	// Mark shows that the node has seen the mark Node.Mark in the folder of the copy. It depends on the secret of the mark
-	// and on the node.
+	// Mark is a hash of the secret of the mark Node.Mark and of the node. It shows that the node has seen the mark in the folder of
+	// the copy.
 	Mark string `json:"mark,omitempty"`
 
 	// Unproven: its node claims that it is ready, and has sent other bytes, or none, to this node. Its State is

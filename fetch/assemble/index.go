@@ -36,8 +36,8 @@ func ByIndex(ctx context.Context, part *disk.Part, index *caibx.Table, all []See
 	return &Plan{list: newItems(index, seeds), seeds: seeds}, nil
 }
 
-// ByIndexes is ByIndex for seeds of which only the indexes are at hand: it is good for a Survey and for Missing. A seed
-// whose index has another header has no item.
+// ByIndexes is ByIndex for seeds of which only the indexes are at hand: the plan supports only Survey and Missing. It
+// ignores an index with another header.
 func ByIndexes(index *caibx.Table, tables ...*caibx.Table) *Plan {
 	var seeds []*seed
 	for _, t := range tables {

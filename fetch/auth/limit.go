@@ -28,9 +28,9 @@ const (
 // that strangers cannot keep callers from being served, and callers cannot keep out new ones.
 //
 // At a limit, a new connection replaces another one of its kind: one of the network with the most
-// connections, and there the one that has waited longest. A network is an IPv4 address, or 64 bits
-// of an IPv6 address, which every machine may get for itself. A flood from a few networks therefore
-// replaces only its own connections. Strangers are replaced whatever they do. A caller that is being
+// connections, and there the one that has waited longest. A network is an IPv4 address, or the
+// first 64 bits of an IPv6 address, because one machine may own all addresses below them. A flood from a few networks therefore
+// replaces only its own connections. A stranger can be replaced even while it is active. A caller that is being
 // served is replaced only if its network has more connections than that of the new one.
 //
 // A ConnLimiter is safe for concurrent use.

@@ -70,8 +70,8 @@ const maxName = 64
 
 var namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
 
-// checkName returns an error if name is not a valid name of a backup. A valid name is a single
-// element of a key.
+// checkName returns an error if name is not a valid name of a backup. A valid name is one
+// element of a path in the store, without slashes.
 func checkName(name string) error {
 	switch {
 	case len(name) > maxName:

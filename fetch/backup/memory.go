@@ -15,7 +15,7 @@ const (
 	budgetReaders = 6
 )
 
-// MemoryBudget limits the memory of all restores of a process that share it to about 45 MiB. A restore waits while the budget
+// MemoryBudget limits memory: all restores that share it use at most about 45 MiB together. A restore waits while the budget
 // is used up, but always has room for one block. It is safe for concurrent use.
 type MemoryBudget struct {
 	readers  *pool[*blockReader]

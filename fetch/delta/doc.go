@@ -4,7 +4,7 @@
 //	seeds          older generations and other images on this node: copied, or their blocks are shared
 //	repeated       a chunk that occurs before in the image: read back from the partial file
 //	chunk store    one packed file for each chunk, if a store is declared
-//	ranges         of the image file at its URL or at a mirror, where neighbours are joined
+//	ranges         of the image file at its URL or at a mirror; neighbouring ranges are joined into one request
 //
 // The path of an image:
 //
@@ -20,8 +20,8 @@
 //     each chunk of a seed is compared with the seed's own chunk manifest, and the index of the seed tells its id. The
 //     digest of the whole file, which disk.Part.Commit compares, decides.
 //  2. An index or a store that is missing, damaged or about other bytes does not fail the download: Into then
-//     downloads the whole file, and warns once. It keeps the bytes before the first difference, up to a border of 1 MiB, if
-//     the file was like its index before. The chunk that shows the difference is transferred twice.
+//     downloads the whole file, and warns once. It keeps the bytes up to the last boundary of 1 MiB before the first
+//     difference, if all of them matched the index. The chunk that shows the difference is transferred twice.
 //  3. The memory does not depend on the size of the image or of the index. Indexes are mapped temporary files
 //     on the disk of the image.
 //  4. Seeds are only read. A damaged or unreadable chunk of a seed is reported and fetched.

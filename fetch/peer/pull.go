@@ -32,8 +32,8 @@ const (
 	firstBackoff, defaultMaxBackoff = 5 * time.Second, 5 * time.Minute
 	// useful is how many bytes of a connection that breaks show that the source works.
 	useful = 4 * disk.ChunkSize
-	// windowChunks is the maximum number of chunks that a pull has requested, or received and not yet written. It needs a
-	// buffer for each of them, for each request, and for the partial file. All pulls of a Client share sharedChunks, and
+	// windowChunks is the maximum number of chunks that a pull has requested, or received and not yet written. A pull needs a
+	// buffer for each of these chunks, one for each request, and those of the partial file. All pulls of a Client share sharedChunks, and
 	// each has at least minWindowChunks.
 	windowChunks, sharedChunks, minWindowChunks = 22, 2 * 22, 6
 )
@@ -363,8 +363,8 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 // errPart marks errors of the partial file.
 var errPart = errors.New("prepare the partial file")
 
-// isLocal reports whether err, with the manifest of s, is an error of this node, which would occur with every source. That
-// an image is too large for this node is none while another source claims a smaller size: s may lie.
+// isLocal reports whether err, with the manifest of s, is an error of this node, which would occur with every source. A
+// too large image is no such error while another source claims a smaller size: s may lie.
 func isLocal(err error, s Source, all []Source) bool {
 	if errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge) {
 		return !slices.ContainsFunc(all, func(other Source) bool { return other.Size < s.Size })

@@ -281,8 +281,8 @@ type pacedWriter struct {
 	check   func() error  // called before each piece
 }
 
-// newPacedWriter returns a pacedWriter that stops when ctx ends, even while a write blocks. After the
-// last write, the caller must call done.
+// newPacedWriter returns a pacedWriter that stops when ctx ends, even while a write blocks. It calls check before each piece. After
+// the last write, the caller must call done, which releases ctx.
 func newPacedWriter(ctx context.Context, w http.ResponseWriter, timeout time.Duration, check func() error) (p *pacedWriter, done func() bool) {
 	p = &pacedWriter{w: w, control: http.NewResponseController(w), timeout: timeout}
 	done = context.AfterFunc(ctx, func() { _ = p.control.SetWriteDeadline(time.Unix(1, 0)) })

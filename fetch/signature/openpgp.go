@@ -48,8 +48,8 @@ func openPGPReader(signature []byte) (io.Reader, error) {
 	return block.Body, nil
 }
 
-// verifyClearsigned judges a clearsigned message. The signature covers Bytes, in which lines end with CRLF; Plaintext is
-// the same text with LF.
+// verifyClearsigned verifies a clearsigned message. The signature covers the Bytes of its block, in which lines end with CRLF; the
+// Plaintext of the block is the same text with LF.
 func (k *Keys) verifyClearsigned(file []byte, now time.Time) (text []byte, r Result, err error) {
 	block, rest := clearsign.Decode(file)
 	switch {

@@ -138,8 +138,8 @@ func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 	return nil
 }
 
-// moved returns an address with the new version in its path in place of the declared one. Other digits beside a part of a
-// version belong to another number.
+// moved returns an address with the new version in its path in place of the declared one. A part is replaced only where no
+// digit is directly before or after it: "12" is not replaced in "112".
 func (a Answer) moved(addr string) string {
 	u, err := url.Parse(addr)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Simplestreams tracks a product of an image server that publishes simplestreams: that of Ubuntu, Incus or LXD.
-// See https://canonical-simplestreams.readthedocs-hosted.com and the servers themselves for the format.
+// Simplestreams tracks a product of an image server that publishes simplestreams, such as those of Ubuntu, Incus
+// and LXD. The format is described at https://canonical-simplestreams.readthedocs-hosted.com, and partly only by what the servers send.
 type Simplestreams struct {
 	URL     string // of the folder that has streams/v1/index.json
 	Product string // such as "com.ubuntu.cloud:server:24.04:amd64"

@@ -40,8 +40,8 @@ type response struct {
 	body   []byte
 }
 
-// do sends one request. The error is an *httperror.Error if the daemon, or a proxy, refused it;
-// otherwise no complete response was received.
+// do sends one request. The error is an *httperror.Error if the daemon, or a proxy, refused it.
+// Any other error means that the address is invalid, or that no complete response was received.
 func (c *Client) do(ctx context.Context, method, path string, header map[string]string, body []byte) (response, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()

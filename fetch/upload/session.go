@@ -269,8 +269,8 @@ func (s *Session) append(ctx context.Context, cancel context.CancelCauseFunc, d 
 	})
 }
 
-// checkRange returns an error if the delivery does not continue the upload at its offset. Only
-// otherwise is its total used, because it may complete the image.
+// checkRange returns an error if the delivery does not continue the upload, contradicts its length, or is too long. If it
+// accepts the delivery, it stores the length of the image, because the delivery may complete it.
 func (s *Session) checkRange(d *delivery, offset int64) error {
 	size := s.size
 	if d.total >= 0 {

@@ -67,8 +67,8 @@ func (c *Client) Status(ctx context.Context) (status.Status, error) {
 	return s, err
 }
 
-// StatusAfter returns the status of the daemon with its ETag, as soon as the ETag is not the known one, "" for none. If it has
-// not changed after the wait, the status is nil. A daemon that cannot wait returns no ETag.
+// StatusAfter waits until the ETag of the status differs from the known one ("": none is known), and returns the status with its
+// ETag. If it has not changed after the wait, the status is nil. A daemon that cannot wait returns no ETag.
 func (c *Client) StatusAfter(ctx context.Context, known string, wait time.Duration) (s *status.Status, etag string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, wait+clientTimeout)
 	defer cancel()

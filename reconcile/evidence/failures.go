@@ -40,8 +40,8 @@ func (f Failures) ClearCopy(key ident.CopyRef) {
 	f.clearSuspicions(func(suspect ident.CopyRef) bool { return suspect == key })
 }
 
-// ClearDeleted drops what concerns a copy that was deleted. A lack of space is kept: without the copy the
-// disk has as much space as before the attempt that failed.
+// ClearDeleted drops what concerns a copy that was deleted. It keeps a failure for lack of space: the deletion only frees
+// what the failed attempt had used.
 func (f Failures) ClearDeleted(key ident.CopyRef) {
 	f.clearSuspicions(func(suspect ident.CopyRef) bool { return suspect == key })
 	if record := f[key]; record.NeedsSpace == 0 || record.Op.Deletes() {
@@ -96,7 +96,7 @@ func (f Failures) DropStale(d plan.Desired, o plan.Observed) {
 }
 
 // EndDelays ends the wait after the failures of an image on the disks, on all disks if none is given,
-// and returns the copies, sorted. The numbers of attempts and the suspicions stay. Deletions are left
+// and returns the copies, sorted. A final failure is tried again, too. The numbers of attempts and the suspicions stay. Deletions are left
 // out, because their delays separate the nodes that delete copies of one image, and uploads, because
 // only a client can start them.
 func (f Failures) EndDelays(id ident.ID, on []ident.DiskRef, now time.Time) (copies []ident.CopyRef) {

@@ -116,7 +116,7 @@ type cause struct {
 	wait  time.Duration // the delay before the next attempt; 0: NextFailure computes the delay
 }
 
-// adjust corrects the cause of err with the properties of the action a, for example that a has
+// adjust corrects the classification of err by what is known about the action, for example that it has
 // other sources.
 func (c *cause) adjust(a plan.Action, err error) {
 	switch {
@@ -139,8 +139,8 @@ func (c *cause) adjust(a plan.Action, err error) {
 func classify(err error, attempts int, rnd float64) cause {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.BadConfig {
-			// An operator corrects the credentials without a change of the declaration, and another node
-			// may have the right ones.
+			// It is not final here: an operator can correct credentials without a change of the declaration. It counts as a
+			// fault of this node, because another node may have the right ones.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
 			return cause{fault: model.FaultNetwork, wait: wait}
 		}

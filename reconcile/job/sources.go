@@ -109,8 +109,8 @@ func (j Job) restore(ctx context.Context, id ident.ID) error {
 	return fromAddress(backup.URL(store.String(), name), err)
 }
 
-// expectedDigest returns the digest that the bytes of a backup must have; zero: any. It fails
-// before any transfer if the backup names another digest than the declared one.
+// expectedDigest returns the declared digest, else that of the backup, else the pinned one; zero: any. It fails before any
+// transfer if the declared one and that of the backup differ.
 func (j Job) expectedDigest(b *backup.Backup) (ident.Digest, error) {
 	want, has := j.Image.Checksum, b.Digest()
 	switch {

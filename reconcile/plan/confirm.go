@@ -24,8 +24,9 @@ import (
 // Each holder withdraws before it queries. If two holders withdraw at the same time, at least
 // one of them therefore observes that the other copy is leaving, and cancels.
 
-// NodesToQuery returns the nodes that must confirm the deletion a, sorted: the nodes whose
-// copies it counts on, and for an orphan and an older generation all other nodes: a replica there may need it.
+// NodesToQuery returns the nodes that must confirm the deletion a, sorted. For an orphan, and for an older
+// generation with a complete file, these are all other nodes, because a replica there may need it. Otherwise they are the nodes whose
+// copies the deletion counts on.
 func (ix *Round) NodesToQuery(a Action) []string {
 	d, o := ix.Desired, ix.Observed
 	image, declared := d.Config.Images[a.Image]

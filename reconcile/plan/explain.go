@@ -40,8 +40,7 @@ func namedWithout(s *imageState) (refs []ident.DiskRef) {
 	return slices.Compact(refs)
 }
 
-// missingNamed returns how many named disks can take no copy, without those that count as missing ranked
-// disks.
+// missingNamed counts the named disks that can take no copy and that are not among the missing ranked disks.
 func missingNamed(p imagePlanner) int {
 	ranked, others := 0, 0
 	for _, ref := range namedWithout(p.state) {
@@ -175,8 +174,8 @@ func (ix *Round) RankDisks(image string) []DiskRank {
 }
 
 // shortage returns an action that reports a lack of disks: fewer can take a copy than are desired.
-// It is blocked only when something is wrong with a disk. Otherwise nobody has to act, and a
-// wait keeps the plan empty.
+// It is blocked if something is wrong with a disk, or if no disk is ranked or can take a copy. Otherwise nobody has to act, and
+// a wait keeps the plan empty.
 func (p imagePlanner) shortage() Action {
 	none := p.placement.ranked.len() == 0
 	reason := because(CodeTooFewDisks, "no disk can take %d of %d copies", p.placement.missing, p.placement.copies)

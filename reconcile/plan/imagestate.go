@@ -74,7 +74,7 @@ func (s *imageState) matches(ref ident.DiskRef) bool {
 	return ok && !s.ix.Desired.evicting(ref) && hasAll(s.ix.Desired.Config.Nodes[ref.Node].Tags, s.image.NodeSelector) && hasAll(declared.Tags, s.image.DiskSelector)
 }
 
-// isEligible reports whether the disk is ranked or named, so that a deletion may count on a
+// isEligible reports whether the disk is ranked or named, and is not being evicted, so that a deletion may count on a
 // ready copy there (S4).
 func (s *imageState) isEligible(ref ident.DiskRef) bool {
 	if s.matches(ref) {

@@ -129,8 +129,8 @@ func (t targetPlanner) reasonWithNeed() model.Reason {
 	return reason
 }
 
-// waitForReplica returns what a copy that replicas need waits for before it is begun: whether they stay, and
-// whether Longhorn's manager creates the file.
+// waitForReplica returns why a copy for replicas does not begin yet: the replica is too new, or Longhorn's manager may be
+// creating the file.
 func (t targetPlanner) waitForReplica() (reason model.Reason, until time.Time) {
 	now := t.ix.Observed.Now
 	if end, isNew := isNew(t.need, now); isNew && t.needOnly {
@@ -163,8 +163,8 @@ func (p imagePlanner) unmetNeeds() []Action {
 	return actions
 }
 
-// undeclaredNeeds returns a wait for each image that replicas on disks of this node need, and that is not
-// declared, or not with this uuid. Nothing is fetched for it.
+// undeclaredNeeds returns a wait for each generation that replicas on disks of this node need, but that is not declared. Nothing is
+// fetched for it.
 func undeclaredNeeds(ix *Round) []Action {
 	var actions []Action
 	for _, ref := range ix.ownDisks {

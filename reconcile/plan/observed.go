@@ -87,11 +87,10 @@ func (o Observed) LostFile(ref ident.CopyRef) bool {
 	return known && seen.Problem == "" && (!exists || c.State == model.Pending)
 }
 
-// IsOtherDisk reports whether a readable disk has another uuid than before, which is the argument
-// was.
-func (o Observed) IsOtherDisk(ref ident.DiskRef, was string) bool {
+// IsOtherDisk reports whether a disk is readable and its uuid differs from its earlier one.
+func (o Observed) IsOtherDisk(ref ident.DiskRef, earlier string) bool {
 	seen, known := o.Disks[ref]
-	return known && seen.Problem == "" && was != "" && seen.UUID != was
+	return known && seen.Problem == "" && earlier != "" && seen.UUID != earlier
 }
 
 // HasCopy reports whether a folder of the copy was observed.

@@ -27,7 +27,8 @@ type Rejection struct {
 }
 
 // rejects returns why a disk takes no new copy, so that the next ranked disk takes it (P3). A
-// disk with a ready copy is not rejected, and a file that must only be verified needs no space.
+// ready copy saves a disk from being rejected, unless the disk is evicted, unreachable or unusable. A file that must only be verified
+// needs no space.
 func rejects(s *imageState, ref ident.DiskRef) Rejection {
 	seen, known := s.ix.Observed.Disks[ref]
 	c := seen.Copies[s.image.ID]

@@ -63,11 +63,11 @@ func (j Job) fits(image schema.Image) bool {
 	return reflect.DeepEqual(was, now)
 }
 
-// withRunning returns the actions with the running jobs in place of what would begin on their copies now, and records why
-// jobs end.
+// withRunning replaces the planned actions by the jobs that run on their copies already. It records which jobs must end, and
+// why.
 //
 // A job began under a valid plan, and an end has a price: an upstream may be read again from its first byte. So a job
-// goes on although no plan would begin it now, as while a new node has not responded yet, unless one of the reasons in
+// goes on although no plan would begin it now, for example while a new node has not responded yet, unless one of the reasons in
 // whyEnd holds (R5).
 func (ix *Round) withRunning(actions []Action) []Action {
 	jobs := ix.Observed.Jobs

@@ -23,9 +23,9 @@ type readyCount struct {
 	placed int // on ranked disks and disks that the image names
 }
 
-// planSurplus returns the actions for the surplus copies of the image on this node. A file that
-// is deleted, or kept until a known time, needs no inspection: planSurplus removes it from
-// inspections. If a requested clean-up is rejected, the plan says why, also beside another action on the copy.
+// planSurplus returns the actions for the surplus copies of the image on this node. planSurplus
+// removes the inspections of files that are deleted, or kept until a known time, and drops a deletion if the inspection must come
+// first. If a requested clean-up is rejected, the plan says why, even if the copy has another action.
 func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Action {
 	p := &surplusPlanner{imagePlanner: image, deleted: map[ident.CopyRef]bool{}}
 	surplus := p.copies()

@@ -33,8 +33,8 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 	return all
 }
 
-// suspend turns the actions that would start something into waits or blocked actions. The argument
-// by is the suspension in effect, nil for none.
+// suspend replaces every action that is not blocked by its suspended form. The argument by is the suspension in effect, nil for
+// none.
 func suspend(actions []Action, by *schema.Suspension) []Action {
 	if by == nil {
 		return actions
@@ -74,7 +74,7 @@ func suspendedText(by *schema.Suspension) string {
 	return fmt.Sprintf("suspended by %s: %s", by.By, by.Reason)
 }
 
-// neededBySuspended returns the name of a suspended image that has no ready copy and can be
+// neededBySuspended returns the name of a suspended image with a declared checksum that has no ready copy and can be
 // copied from ref, "" if there is none. Without the suspension it would have been copied before ref is deleted.
 func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string) {
 	if ix.suspended == nil {

@@ -64,8 +64,7 @@ func Entry(images []status.ImageStatus, name string, on []string) (ListEntry, er
 	return newListEntry(generations), nil
 }
 
-// VisibleImages returns the images of a status without the copies that do not exist yet on
-// other nodes. It changes the status.
+// VisibleImages returns the images of a status without the copies of other nodes that do not exist yet. It changes the status.
 func VisibleImages(s status.Status) []status.ImageStatus {
 	for i, image := range s.Images {
 		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c status.CopyStatus) bool {

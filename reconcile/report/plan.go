@@ -165,8 +165,8 @@ func imageNames(ids []ident.ID) func(ident.ID) string {
 	}
 }
 
-// diskNames returns the function that names the disk of an action. The name has the node in
-// the plan of a cluster or of several nodes.
+// diskNames returns the function that names the disk of an action. The name includes the node if
+// the plan is of a cluster or of several nodes.
 func diskNames(p plan.Plan, cluster bool) func(plan.Action) string {
 	several := cluster
 	for _, a := range p.Actions {

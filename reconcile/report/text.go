@@ -30,7 +30,7 @@ const (
 	Markdown Format = "markdown"
 )
 
-// maxText is the length of a message in a table, in characters. It has room for two digests
+// maxText is the greatest length of a message in a table, in characters. It has room for two digests
 // and some words.
 const maxText = 400
 

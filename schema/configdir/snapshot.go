@@ -26,7 +26,7 @@ type Snapshot struct {
 
 	// Busy is true while git writes to the checkout that the directory
 	// belongs to: the checkout has an index.lock. A git process that was killed leaves
-	// the lock behind.
+	// the lock behind: a Debouncer ignores it after some time.
 	Busy bool
 
 	// Revision is the commit of that checkout, in hex. It is "" when there is no checkout

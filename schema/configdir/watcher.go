@@ -42,7 +42,7 @@ func NewWatcher(report func(error)) *Watcher {
 	return w
 }
 
-// Update watches these folders and no others, and reports whether a watch was added: what changed in that folder before was
+// Update watches these folders and no others, and reports whether a watch was added: changes in that folder before that caused
 // no event. Adding an existing watch costs one system call, and repairs the watch of a folder that was replaced.
 func (w *Watcher) Update(want map[string]Names) (added bool) {
 	if w.kernel == nil {

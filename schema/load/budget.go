@@ -119,8 +119,8 @@ func countDisks(c schema.Config) (n int) {
 	return n
 }
 
-// desiredCopies returns how many copies all images have at most on the disks that match them and on those
-// that they name.
+// desiredCopies returns an upper bound of the desired copies of all images, on the disks that match them and on those that they
+// name.
 func desiredCopies(c schema.Config) (n int) {
 	disks := countDisks(c)
 	for _, image := range c.Images {

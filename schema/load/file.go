@@ -160,8 +160,8 @@ func parse(f configdir.File, values int, searched *int) *parsedFile {
 	return p.measured()
 }
 
-// measured completes the cost of a file that was parsed. If it is more than one file may cost, the
-// result is a file that declares nothing.
+// measured computes the cost of a file that was parsed. If the cost exceeds the limit of a single file, it returns a file that
+// declares nothing.
 func (p *parsedFile) measured() *parsedFile {
 	p.cost[valueCost] = max(p.cost[valueCost], p.weight) + document.MaxAliased - max(0, p.limits.Aliased)
 	p.cost[definitionCost] = len(p.native) + len(p.Definitions) + len(p.References) + p.Combined()
@@ -376,8 +376,8 @@ func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
 	return p
 }
 
-// addCUEProblem adds an error of CUE to the definition that it is about, or else to the
-// file.
+// addCUEProblem adds an error of CUE to the definition that it is about. If the file has no such definition, it adds one that is
+// broken. An error that is about no definition belongs to the file.
 func (p *parsedFile) addCUEProblem(problem document.Problem) {
 	var s int
 	if len(problem.Path) > 1 {

@@ -163,8 +163,8 @@ func (m *merger) checkSection(s section, l *Loader) {
 	}
 }
 
-// movedTo returns d as if it were in the file of its broken successor: the definition is
-// removed only when that file no longer contains it.
+// movedTo returns d with the file of its broken successor. So d is removed only when that file no longer contains
+// the definition.
 func (d *definition) movedTo(successor *definition) *definition {
 	moved := *d
 	moved.file, moved.declaration = successor.file, successor.declaration

@@ -9,7 +9,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// linter finds what is valid and certainly a mistake: selectors that no disk matches, more copies than
+// linter finds what is valid but certainly a mistake, for example selectors that no disk matches, more copies than
 // disks, nodes that have no address, and checksums that are not used.
 type linter struct {
 	merged             *merger       // with the positions of the definitions

@@ -125,8 +125,8 @@ func (c *converter) copyName(native, from document.Path) {
 	c.set(native, from, v)
 }
 
-// imageName returns the name of an image at a path as Longhorn rewrites it, and adds a
-// warning if that changes it.
+// imageName returns the name of an image that is declared at a path, rewritten as Longhorn does. It warns if that changes
+// the name.
 func (c *converter) imageName(from document.Path) string {
 	name := c.text(from)
 	renamed := LonghornName(name)

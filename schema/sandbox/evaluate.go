@@ -132,8 +132,7 @@ func Evaluate(ctx context.Context, files []configdir.File, units []*Unit, limits
 	return used
 }
 
-// failure returns the result for a unit on which a child crashed, or for which Evaluate could not
-// start a child.
+// failure returns the result for a unit that no child evaluated: it was too expensive, the time was over, or the child failed.
 func failure(u *Unit, err error) Result {
 	if errors.Is(err, errTooExpensive) {
 		return failed(u, err.Error(), "check for nested comprehensions, or write it in YAML")
