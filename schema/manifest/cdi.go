@@ -66,7 +66,7 @@ func (r *resolver) resolveDataVolumes(files []*File) {
 				source = v.Sum()
 			}
 			switch same, ok := first[name]; {
-			case declinesBesideSource(m):
+			case declinedBesideSource(m.doc) != "":
 			case !ok:
 				first[name] = declared{m.pos, source}
 			case same.source == source:
@@ -117,9 +117,8 @@ func (c importConverter) dataVolume() {
 	if has("pvc", "storage") != 1 {
 		c.problem(path("spec"), "must have exactly one of pvc and storage", "")
 	}
-	switch {
-	case belongsToMachineImage(c.doc):
-		c.Declined = "belongs to a VirtualMachineImage"
+	switch c.Declined = declinedBesideSource(c.doc); {
+	case c.Declined != "":
 	case has("sourceRef") > 0:
 		c.Declined = "names a DataSource, not an image"
 	case has("source") == 0:
@@ -128,22 +127,19 @@ func (c importConverter) dataVolume() {
 	c.source()
 }
 
-// belongsToMachineImage reports whether a DataVolume belongs to a VirtualMachineImage.
-func belongsToMachineImage(doc *document.Value) bool {
+// declinedBesideSource returns why a manifest declares nothing whatever its source is; "": the source decides.
+func declinedBesideSource(doc *document.Value) string {
 	owners, _ := doc.Find(path("metadata.ownerReferences"), doc.Pos)
-	return owners != nil && slices.ContainsFunc(owners.Items, func(o *document.Value) bool { return o.TextAt("kind") == machineImageKind.Name })
-}
-
-func isArchive(doc *document.Value) bool { return doc.TextAt("spec", "contentType") == "archive" }
-
-func hasCheckpoints(doc *document.Value) bool {
 	checkpoints, _ := doc.Find(path("spec.checkpoints"), doc.Pos)
-	return checkpoints != nil && len(checkpoints.Items) > 0
-}
-
-// declinesBesideSource reports whether a manifest with a source declares nothing for another reason than it.
-func declinesBesideSource(m manifest) bool {
-	return m.kind == dataVolumeKind && belongsToMachineImage(m.doc) || isArchive(m.doc) || hasCheckpoints(m.doc)
+	switch {
+	case owners != nil && slices.ContainsFunc(owners.Items, func(o *document.Value) bool { return o.TextAt("kind") == machineImageKind.Name }):
+		return "belongs to a VirtualMachineImage"
+	case doc.TextAt("spec", "contentType") == "archive":
+		return "has the contentType archive, which is not an image"
+	case checkpoints != nil && len(checkpoints.Items) > 0:
+		return "imports its disk in several steps (checkpoints)"
+	}
+	return ""
 }
 
 func (c importConverter) cron() {
@@ -211,10 +207,8 @@ func (c importConverter) whyDeclined() string {
 	source, headers := c.get(cdiSourcePath).Fields[0], c.get(cdiSourcePath.With("http").With("extraHeaders"))
 	name := LonghornName(c.text(namePath))
 	switch {
-	case isArchive(c.doc):
-		return "has the contentType archive, which is not an image"
-	case hasCheckpoints(c.doc):
-		return "imports its disk in several steps (checkpoints)"
+	case declinedBesideSource(c.doc) != "":
+		return declinedBesideSource(c.doc)
 	case source.Name == "registry":
 		return declinedRegistry(source.Value)
 	case declinedSources[source.Name] != "":
