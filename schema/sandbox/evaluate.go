@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/internal/head"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
@@ -159,7 +160,7 @@ func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits
 	child := exec.CommandContext(ctx, "/proc/self/exe")
 	child.Env = []string{childVariable + "=1", "CUE_REGISTRY=none", "GOMAXPROCS=1", fmt.Sprintf("GOMEMLIMIT=%d", childGoal)}
 	child.WaitDelay = time.Second
-	var stderr headBuffer
+	var stderr head.Buffer
 	child.Stderr = &stderr
 	in, err := child.StdinPipe()
 	if err != nil {
@@ -178,7 +179,7 @@ func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits
 	receive(out, len(units), each)
 	err = child.Wait() // also closes in
 	sending.Wait()
-	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, &stderr)
+	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, stderr.String())
 }
 
 // wireHeader begins what the parent sends to the child: the units to evaluate, and how many files they may read. The files
@@ -216,31 +217,21 @@ func receive(out io.Reader, n int, each func(Result)) {
 }
 
 // childError returns why a child did not evaluate all units.
-func childError(ctx context.Context, err error, stderr *headBuffer) error {
+func childError(ctx context.Context, err error, stderr string) error {
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
 		return errors.New("evaluate CUE: the child ended early")
 	case ctx.Err() != nil:
 		return errNoTime
-	case errors.As(err, &exit) && (exit.ExitCode() == -1 || stderr.outOfMemory()):
+	case errors.As(err, &exit) && (exit.ExitCode() == -1 || outOfMemory(stderr)):
 		return errTooExpensive
 	}
 	return fmt.Errorf("evaluate CUE: %w", err)
 }
 
-// headBuffer keeps the first 4 KiB that a child writes to stderr.
-type headBuffer struct{ bytes.Buffer }
-
-func (b *headBuffer) Write(p []byte) (int, error) {
-	if room := 4096 - b.Len(); room > 0 {
-		b.Buffer.Write(p[:min(room, len(p))])
-	}
-	return len(p), nil
-}
-
-// outOfMemory reports whether the runtime of Go wrote that the limit of memory or of the
+// outOfMemory reports whether the runtime of Go wrote to stderr that the limit of memory or of the
 // stack was exceeded. The exit code alone does not show that.
-func (b *headBuffer) outOfMemory() bool {
-	return strings.Contains(b.String(), "out of memory") || strings.Contains(b.String(), "cannot allocate") || strings.Contains(b.String(), "stack")
+func outOfMemory(stderr string) bool {
+	return strings.Contains(stderr, "out of memory") || strings.Contains(stderr, "cannot allocate") || strings.Contains(stderr, "stack")
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pjbgf/sha1cd"
 
+	"github.com/seed-26586806/backing-image-manager/internal/head"
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
@@ -79,8 +80,8 @@ func (r Repository) read(ctx context.Context, f func(*objects) error) error {
 		"GIT_ATTR_NOSYSTEM=1", "GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0"}
 	cmd.Dir = "/"
 	cmd.WaitDelay = time.Second
-	stderr := &head{}
-	cmd.Stderr = stderr
+	var stderr head.Buffer
+	cmd.Stderr = &stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -97,18 +98,10 @@ func (r Repository) read(ctx context.Context, f func(*objects) error) error {
 	if err != nil {
 		cancel() // it may still be sending a large object
 	}
-	if ended := cmd.Wait(); ended != nil && stderr.text != "" && !errors.Is(err, ErrMissing) {
-		return fmt.Errorf("git cat-file: %s", document.Printable(strings.TrimSpace(stderr.text)))
+	if ended := cmd.Wait(); ended != nil && stderr.String() != "" && !errors.Is(err, ErrMissing) {
+		return fmt.Errorf("git cat-file: %s", document.Printable(strings.TrimSpace(stderr.String())))
 	}
 	return err
-}
-
-// head keeps the first bytes that are written to it.
-type head struct{ text string }
-
-func (h *head) Write(p []byte) (int, error) {
-	h.text += string(p[:min(len(p), 500-len(h.text))])
-	return len(p), nil
 }
 
 // objects reads objects from a running git.
