@@ -164,7 +164,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 	}
 	name, path, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	if err := s3utils.CheckValidBucketName(name); err != nil {
-		return nil, Errorf(BadConfig, "address %s does not name a bucket: %w", a, err)
+		return nil, Errorf(BadConfig, "address %s has no valid bucket name: %w", a, err)
 	}
 	if a.url.RawQuery != "" {
 		return nil, Errorf(BadConfig, "address %s has a query: S3 addresses have none", a)

@@ -246,7 +246,7 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 		return noBackup(ctx, store, name)
 	case done.BlocksKept != nil:
 		kept = done.BlocksKept.Error()
-		text = fmt.Sprintf("%s: deleted, but its blocks stay: %s", name, kept)
+		text = fmt.Sprintf("%s: deleted, but its blocks were kept: %s", name, kept)
 	}
 	return out.print(struct {
 		Name   string `json:"name"`

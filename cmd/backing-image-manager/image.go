@@ -18,7 +18,7 @@ func newImage() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "backing-image",
 		SuggestFor: []string{"list", "ls", "get", "images", "upload", "download", "verify", "cleanup", "backup", "retry", "users"},
-		Short:      "List, verify, upload, download, back up, retry and clean up images, and list their users",
+		Short:      "List, verify, upload, download, back up, retry and clean up images, and show who uses them",
 		Example: `  backing-image-manager backing-image list --disk /var/lib/longhorn
   backing-image-manager backing-image verify parrot --disk /var/lib/longhorn`,
 	}

@@ -300,9 +300,9 @@ func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 // addPlanFlags adds the flags for saved states, saved plans and comparisons.
 func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringArrayVar(&c.states, "state", nil, "plan against the saved output of status -o json in `FILE`; may be repeated, one for each node")
+	flags.StringArrayVar(&c.states, "state", nil, "plan against the saved output of status -o json in `FILE`; repeat it for each node")
 	flags.StringVar(&c.diffDir, "diff", "", "print the differences from the configuration in `OLD_DIR`")
-	flags.StringVar(&c.indexDir, "index-dir", "", "find indexes for the sizes of downloads in a plan in `DIR`, by the last elements of their addresses")
+	flags.StringVar(&c.indexDir, "index-dir", "", "look for index files in `DIR`, by the last elements of their addresses, to compute the download sizes of a plan")
 	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
 	flags.StringVar(&c.planFile, "plan", "", "execute the plan that --out saved in `FILE`")
 	completeFolders(cmd, "diff", "index-dir")

@@ -65,7 +65,7 @@ Exit status: 1 if a scenario failed, or if there is none.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&t.configDir, "config-dir", "", "use the config directory `DIR` as the folder config of each scenario")
-	flags.StringArrayVar(&t.states, "state", nil, "start from the saved output of status -o json in `FILE`; may be repeated, one for each node")
+	flags.StringArrayVar(&t.states, "state", nil, "start from the saved output of status -o json in `FILE`; repeat it for each node")
 	flags.StringVar(&t.only, "run", "", "only run the scenarios whose paths match `REGEXP`")
 	flags.BoolVar(&t.update, "update", false, "write the actual output into the files that \"cmp stdout FILE\" compares")
 	flags.BoolVarP(&t.verbose, "verbose", "v", false, "print the log of every scenario")

@@ -212,7 +212,7 @@ func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 	moved := a.URL != d.URL
 	switch {
 	case moved && strings.ContainsAny(d.URL, "?#"):
-		return "pinned-query", "the query of the declared address may not be right for another file: change the address by hand"
+		return "pinned-query", "the declared address has a query or a fragment, which may not fit another file: change the address by hand"
 	case m.UUIDDeclared:
 		return "pinned-uuid", "the declared uuid belongs to the declared version: remove it"
 	case moved && len(d.Mirrors) > 0:

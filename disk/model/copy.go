@@ -31,7 +31,8 @@ const (
 // Copy is one copy: one image folder on one disk. If nothing is on the disk, the copy is Pending and not owned; there is such
 // a Copy if the node has something to say about the image on this disk. Sizes are in bytes.
 //
-// Other nodes receive each field that ForPeers does not clear. The fields have three groups: what the disk has, what the manager of the node adds, and what another node finds out about it.
+// Other nodes receive each field that ForPeers does not clear. The fields have three groups: what the disk has, what the manager of
+// the node adds, and what another node finds out about it.
 type Copy struct {
 	ID ident.ID `json:"id"`
 	// Folder is the identity of the folder; zero: the copy is on another machine.

@@ -155,7 +155,7 @@ func (k *compressor) recordSizes() error {
 }
 
 // errChanged: the second pass over the data had a different result from the first one.
-var errChanged = errors.New("the disk changed while it was read")
+var errChanged = errors.New("the image changed while it was read")
 
 // appendCompressed compresses a batch of clusters, beginning with c, and appends them to b.
 func (k *compressor) appendCompressed(b []byte, l *layout, c cursor) ([]byte, error) {

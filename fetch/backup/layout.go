@@ -40,10 +40,10 @@ func (s blockID) String() string { return hex.EncodeToString(s[:]) }
 
 func parseSum(digits string) (s blockID, err error) {
 	if len(digits) != 2*len(s) || strings.ToLower(digits) != digits {
-		return blockID{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
+		return blockID{}, fmt.Errorf("its checksum must have %d lower-case hex digits", 2*len(s))
 	}
 	if _, err := hex.Decode(s[:], []byte(digits)); err != nil {
-		return blockID{}, fmt.Errorf("its checksum is not %d lower-case hex digits", 2*len(s))
+		return blockID{}, fmt.Errorf("its checksum must have %d lower-case hex digits", 2*len(s))
 	}
 	return s, nil
 }

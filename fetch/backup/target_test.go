@@ -45,7 +45,7 @@ func TestOpenTargets(t *testing.T) {
 		{"nfs://user:" + secret + "@host/path", fetch.BadConfig, "user or password"},
 		{"s3://key:" + secret + "@bucket/", fetch.BadConfig, "user or password"},
 		{"s3://bucket", fetch.BadConfig, "no path"},
-		{"s3://b/path", fetch.BadConfig, "does not name a bucket"},
+		{"s3://b/path", fetch.BadConfig, "has no valid bucket name"},
 		{"s3://bucket/path?sig=" + secret, fetch.BadConfig, "query"},
 		{"s3::http://host/bucket?a=" + secret, fetch.BadConfig, "query"},
 		{"s3::http://127.0.0.1/bucket", fetch.BadConfig, "loopback"},

@@ -65,7 +65,7 @@ func (k *Keys) verifyMinisign(signature []byte, file signed) (*Verifier, error) 
 		i++
 	}
 	if i == len(k.minisign) {
-		return nil, Errorf(UnknownKey, "it is signed by key %016X, which is not in the folder", s.KeyID)
+		return nil, Errorf(UnknownKey, "it is signed by key %016X, which is not in the keys folder", s.KeyID)
 	}
 	key := k.minisign[i]
 	made, name := trustedComment(s.TrustedComment)

@@ -175,7 +175,7 @@ func (k *Keys) candidate(sig *packet.Signature, isList bool, now time.Time) (can
 	case c.key == nil && failed != nil:
 		return c, failed
 	case c.key == nil:
-		return c, Errorf(UnknownKey, "it is signed by key %s, which is not in the folder", issuer(sig))
+		return c, Errorf(UnknownKey, "it is signed by key %s, which is not in the keys folder", issuer(sig))
 	}
 	digest, err := sig.PrepareVerify()
 	if err != nil {

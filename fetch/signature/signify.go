@@ -69,5 +69,5 @@ func (k *Keys) judgeSignify(raw, message []byte) (Result, error) {
 			return Result{Scheme: Signify, Signer: fmt.Sprintf("%x", id)}, nil
 		}
 	}
-	return Result{}, Errorf(UnknownKey, "it is signed by key %x, which is not in the folder", id)
+	return Result{}, Errorf(UnknownKey, "it is signed by key %x, which is not in the keys folder", id)
 }

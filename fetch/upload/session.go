@@ -345,7 +345,7 @@ func (s *Session) appendTo(ctx context.Context, part *disk.Part, d *delivery) (b
 	case err != nil:
 		return nil, err
 	case n == len(last):
-		return httperror.New(http.StatusRequestEntityTooLarge, "the request has more bytes than are missing: the last missing byte was not appended"), nil
+		return httperror.New(http.StatusRequestEntityTooLarge, "the body is longer than the rest of the image: send only the missing bytes; the last one was not stored"), nil
 	}
 	_, err = part.ReadFrom(bytes.NewReader(last[:n]))
 	return nil, err

@@ -60,7 +60,7 @@ var (
 	declared      = gauge("images_declared", "Number of declared images.")
 	ready         = gauge("images_ready", "Number of declared images with as many ready copies as desired.")
 	suspended     = gauge("suspended_images", "Number of declared images that are suspended, by their own declaration or by the settings.")
-	suspendsOver  = gauge("suspensions_over", "Number of declared suspensions that have expired.")
+	suspendsOver  = gauge("suspensions_over", "Number of declared suspensions that are over.")
 	copies        = gauge("copies", "Number of copies on the disks of this node, including those to be created, by state.", "state")
 	signedCopies  = gauge("signed_copies", "Number of ready copies on the disks of this node with a verified signature, by its scheme and its key (\"signer\").", "scheme", "signer")
 	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")

@@ -178,7 +178,7 @@ func (ix *Round) RankDisks(image string) []DiskRank {
 // a wait keeps the plan empty.
 func (p imagePlanner) shortage() Action {
 	none := p.placement.ranked.len() == 0
-	reason := because(CodeTooFewDisks, "no disk can take %d of %d copies", p.placement.missing, p.placement.copies)
+	reason := because(CodeTooFewDisks, "%d of %d copies have no disk that can take them", p.placement.missing, p.placement.copies)
 	if none {
 		reason = noRankedDisk(p.ix.Desired.Config.Nodes, p.state.image)
 	}

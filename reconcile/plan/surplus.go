@@ -150,7 +150,7 @@ func (p *surplusPlanner) keepNeeded(x deletion) Action {
 	case x.ref.ID != p.state.image.ID:
 		a.Reason = x.reason.With(tooFew, "; kept until %s of the declared generation%s", required, ignored)
 	case p.placement.missing > 0:
-		a.Reason = x.reason.With(CodeTooFewDisks, "; kept, because no disk can take %d of %d copies%s", p.placement.missing, p.placement.copies, ignored)
+		a.Reason = x.reason.With(CodeTooFewDisks, "; kept, because %d of %d copies have no disk that can take them%s", p.placement.missing, p.placement.copies, ignored)
 		if x.op == model.Evict {
 			a.Op = model.Blocked
 		}

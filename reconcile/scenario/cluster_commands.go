@@ -42,7 +42,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "node NODE down|up",
-		help:     "Stops or starts a node. A node that is down does not work or respond.",
+		help:     "Stops or starts a node. A node that is down neither works nor responds.",
 		minArgs:  1, maxArgs: 1, words: []string{"down", "up"},
 		do: setNode,
 	},

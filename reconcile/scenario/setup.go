@@ -75,7 +75,7 @@ func (w *world) findImage(text string) (ident.ID, error) {
 // joinNames lists names for an error.
 func joinNames(names []string) string { return cmp.Or(plan.JoinMax(names, ", ", 10), "none") }
 
-// setUp starts or stops a node. A node that is down does not work or respond. Its disks stay
+// setUp starts or stops a node. A node that is down neither works nor responds. Its disks stay
 // as they are. A node that starts knows only what is on its disks.
 func (w *world) setUp(node string, up bool) {
 	w.observeAll()

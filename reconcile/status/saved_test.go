@@ -142,7 +142,7 @@ func TestPlanFromSavedCluster(t *testing.T) {
 			}
 			c.addReady(first)
 			return ranks
-		}, "wait node1/: no disk can take 1 of 2 copies"},
+		}, "wait node1/: 1 of 2 copies have no disk that can take them"},
 	} {
 		c := newTestCluster(3, 2)
 		nodes := tt.setup(c)

@@ -312,7 +312,7 @@ func yamlHint(message string, line []byte) string {
 	case strings.Contains(message, "expected ':'"):
 		return "write \"name: value\""
 	case strings.Contains(message, "expected <document start>"):
-		return "indent it like the lines above it, and begin documents with ---"
+		return "indent this line like the lines above it, and begin each document with ---"
 	case strings.Contains(message, "not allowed in this context") && colonInValue.Match(line):
 		return "quote the value, because it contains a colon: \"…: …\""
 	case strings.Contains(message, "expected key"), strings.Contains(message, "expected '-'"),

@@ -55,7 +55,7 @@ func (p place) object(u *url.URL) bool {
 	}
 	switch err := s3utils.CheckValidBucketName(bucket); {
 	case err != nil || key == "" && p.at[len(p.at)-1] != "store": // a store may be a whole bucket
-		p.report("does not name a bucket and a file in it", "write s3://bucket/path/of/file, or s3::https://host/bucket/path/of/file")
+		p.report("has no valid bucket name and a file in it", "write s3://bucket/path/of/file, or s3::https://host/bucket/path/of/file")
 	case u.RawQuery != "":
 		p.report("has a query: addresses of S3 have none", "")
 	default:

@@ -187,15 +187,15 @@ var declinedSources = map[string]string{
 	"blank":    "has no image: its volume is empty",
 	"pvc":      "copies a volume of Kubernetes",
 	"snapshot": "copies a snapshot of Kubernetes",
-	"gcs":      "has its image in Google Cloud Storage, which is not a source here",
-	"imageio":  "has its image in oVirt, which is not a source here",
-	"vddk":     "has its image in VMware, which is not a source here",
+	"gcs":      "has its image in Google Cloud Storage, which this program does not support as a source",
+	"imageio":  "has its image in oVirt, which this program does not support as a source",
+	"vddk":     "has its image in VMware, which this program does not support as a source",
 }
 
 func declinedRegistry(registry *document.Value) string {
 	switch {
 	case registry.TextAt("imageStream") != "":
-		return "has its image in an ImageStream of OpenShift, which is not a source here"
+		return "has its image in an ImageStream of OpenShift, which this program does not support as a source"
 	case strings.HasPrefix(registry.TextAt("url"), "oci-archive:"):
 		return "has its image in a file of another pod"
 	}

@@ -296,7 +296,7 @@ func (m machineConverter) checkSource() {
 		m.problem(machineURL, "is not used by the source type "+m.source.name, "remove it")
 	}
 	if m.source.name == exportFromVolume {
-		require(machineClaimPath, "it is the PersistentVolumeClaim to export")
+		require(machineClaimPath, "set it to the name of the PersistentVolumeClaim to export")
 		require(path("spec.pvcNamespace"), "it is the namespace of the PersistentVolumeClaim")
 	}
 	switch isClone := m.source.name == clone; {
