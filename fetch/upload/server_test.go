@@ -191,7 +191,7 @@ func TestInvalidImageEndsUpload(t *testing.T) {
 	}
 }
 
-// A request with longer than the rest of the image does not complete the image, whether its length is known or not.
+// A request that is longer than the rest of the image does not complete it, whether its length is known or not.
 func TestTooLongRequestKeepsTheUpload(t *testing.T) {
 	r := newFixture(t)
 	want := testImage(5, 1<<20+1024)
