@@ -62,7 +62,7 @@ func (l *Loader) checkAll(ctx context.Context, tasks []task, until time.Duration
 	for range workers {
 		wait.Go(func() {
 			for batch := range batches {
-				c := checker{specs: l.specs}
+				c := checker{}
 				for _, t := range batch {
 					if ctx.Err() != nil || processorTime() > until {
 						*t.checked = notFinished()
@@ -99,15 +99,7 @@ func notFinished() checked {
 
 // checker validates definitions one after the other, in one CUE context.
 type checker struct {
-	specs  specs
-	schema *compiled // nil until it is needed
-}
-
-func (c *checker) compiled() *compiled {
-	if c.schema == nil {
-		c.schema = compile(cuecontext.New())
-	}
-	return c.schema
+	root cue.Value // the schema; it does not exist until it is needed
 }
 
 // check validates one definition: by CUE, and then what only Go can check.
@@ -121,7 +113,7 @@ func (c *checker) check(t task) (result checked) {
 	if t.kind != nil {
 		return c.checkManifest(t)
 	}
-	if p, ok := misplacedField(c.specs.sections[t.section], t); ok {
+	if p, ok := misplacedField(readSpecs()[sectionDefinitions[t.section]], t); ok {
 		return checked{problems: []document.Problem{p}}
 	}
 	result = c.checkNative(t)
@@ -147,12 +139,12 @@ var article = [sections]string{nodesSection: "a node", imagesSection: "an image"
 // checkNative validates a definition in the native form, without its name. What is valid of a definition with
 // mistakes is checked further, so that all mistakes are reported at once.
 func (c *checker) checkNative(t task) checked {
-	sp := c.specs.sections[t.section]
-	values, s := c.validate(c.compiled().sections[t.section], sp, t.value)
+	name := sectionDefinitions[t.section]
+	values, s := c.validate(name, t.value)
 	if len(s.problems) > 0 && len(values) == 0 {
 		return checked{problems: s.problems}
 	}
-	result := fields{place{decoder: &decoder{value: t.value}}, sp, values}.decode(t.key)
+	result := fields{place{decoder: &decoder{value: t.value}}, readSpecs()[name], values}.decode(t.key)
 	others := slices.DeleteFunc(result.problems, func(p document.Problem) bool { return s.explains(p.Path) })
 	result.problems = append(s.problems, others...)
 	return result
@@ -160,7 +152,7 @@ func (c *checker) checkNative(t task) checked {
 
 // checkManifest validates the manifest, and then its native form.
 func (c *checker) checkManifest(t task) checked {
-	_, s := c.validate(c.compiled().manifests[t.kind], c.specs.manifests[t.kind], manifest.Own(t.value))
+	_, s := c.validate(t.kind.Definition, manifest.Own(t.value))
 	if len(s.problems) > 0 {
 		return checked{problems: s.problems}
 	}
@@ -186,14 +178,18 @@ func (c *checker) checkManifest(t task) checked {
 }
 
 // validate validates v with a definition of the schema. It returns the fields of v in which it found no problem.
-func (c *checker) validate(definition cue.Value, sp *spec, v *document.Value) (valid map[string]any, s *structure) {
+func (c *checker) validate(definition string, v *document.Value) (valid map[string]any, s *structure) {
+	sp := readSpecs()[definition]
 	s = &structure{root: sp}
 	plain, _ := s.plain(v, sp, nil)
 	valid, _ = plain.(map[string]any)
 	if len(valid) == 0 && len(s.problems) > 0 {
 		return nil, s
 	}
-	value := definition.Unify(c.schema.context.Encode(valid))
+	if !c.root.Exists() {
+		c.root = compile(cuecontext.New())
+	}
+	value := c.root.LookupPath(cue.ParsePath(definition)).Unify(c.root.Context().Encode(valid))
 	for _, at := range errorPaths(value.Validate(cue.Concrete(true), cue.Final()), v) {
 		if !s.explains(at) {
 			s.report(explain(sp, v, at))

@@ -21,7 +21,6 @@ import (
 // definitions and the results of earlier validations, so that a reload evaluates only the files and
 // definitions that changed. It is not safe for concurrent use.
 type Loader struct {
-	specs   specs
 	files   map[fileKey]*parsedFile
 	checked map[checkKey]*checked
 	last    *lastValid // of the last load, or of the Result of ContinueFrom
@@ -53,7 +52,7 @@ type checkKey struct {
 
 // NewLoader returns a Loader that has loaded nothing yet.
 func NewLoader() *Loader {
-	l := &Loader{maxPairs: maxPairs, maxCopies: maxCopies, stalled: 4 * evaluationTime, specs: readSpecs()}
+	l := &Loader{maxPairs: maxPairs, maxCopies: maxCopies, stalled: 4 * evaluationTime}
 	l.ContinueFrom(Result{})
 	return l
 }
@@ -312,7 +311,7 @@ func (l *Loader) settings(defined []*definition) schema.Settings {
 	for _, d := range defined {
 		all.Fields = append(all.Fields, d.native().Fields...)
 	}
-	sp := l.specs.sections[settingsSection]
+	sp := readSpecs()[sectionDefinitions[settingsSection]]
 	values, _ := (&structure{root: sp}).plain(all, sp, nil)
 	return *fields{place{decoder: &decoder{value: all}}, sp, values.(map[string]any)}.settings()
 }

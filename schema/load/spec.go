@@ -28,35 +28,13 @@ func CUE() []byte {
 // sectionDefinitions are the definitions of schema.cue for one definition of each section.
 var sectionDefinitions = [sections]string{"#Settings", "#Node", "#Image"}
 
-// compiled is the schema in a CUE context.
-type compiled struct {
-	context   *cue.Context
-	sections  [sections]cue.Value
-	manifests map[*manifest.Kind]cue.Value
-}
-
-// compile compiles the schema.
-func compile(context *cue.Context) *compiled {
-	c := &compiled{context: context, manifests: map[*manifest.Kind]cue.Value{}}
+// compile compiles the schema, and returns the value with its definitions.
+func compile(context *cue.Context) cue.Value {
 	file, err := parser.ParseFile("schema.cue", CUE())
 	if err != nil {
 		panic(fmt.Sprintf("load: parse schema.cue and manifest.cue: %v", err))
 	}
-	root := context.BuildFile(file)
-	lookup := func(name string) cue.Value {
-		v := root.LookupPath(cue.ParsePath(name))
-		if err := v.Err(); err != nil {
-			panic(fmt.Sprintf("load: compile schema.cue and manifest.cue: %v", err))
-		}
-		return v
-	}
-	for s, name := range sectionDefinitions {
-		c.sections[s] = lookup(name)
-	}
-	for _, k := range manifest.Kinds() {
-		c.manifests[k] = lookup(k.Definition)
-	}
-	return c
+	return context.BuildFile(file)
 }
 
 // spec describes a field of the schema for messages. CUE itself checks the values.
@@ -77,21 +55,20 @@ type spec struct {
 	one      bool   // a mapping with exactly one field
 }
 
-// specs are the specs of the sections and of the kinds of manifests.
-type specs struct {
-	sections  [sections]*spec
-	manifests map[*manifest.Kind]*spec
-}
-
-// readSpecs reads the specs from the schema, once per process: nobody changes them.
-var readSpecs = sync.OnceValue(func() specs {
-	c := compile(cuecontext.New())
-	all := specs{manifests: map[*manifest.Kind]*spec{}}
-	for s, v := range c.sections {
-		all.sections[s] = specOf(v)
+// readSpecs reads the specs of the sections and of the kinds of manifests from the schema, by the names of their definitions,
+// once per process: nobody changes them.
+var readSpecs = sync.OnceValue(func() map[string]*spec {
+	names := sectionDefinitions[:]
+	for _, k := range manifest.Kinds() {
+		names = append(names, k.Definition)
 	}
-	for k, v := range c.manifests {
-		all.manifests[k] = specOf(v)
+	root, all := compile(cuecontext.New()), map[string]*spec{}
+	for _, name := range names {
+		v := root.LookupPath(cue.ParsePath(name))
+		if err := v.Err(); err != nil {
+			panic(fmt.Sprintf("load: compile schema.cue and manifest.cue: %v", err))
+		}
+		all[name] = specOf(v)
 	}
 	return all
 })
