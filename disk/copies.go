@@ -294,12 +294,6 @@ func (m *metaCache) keepOnly(existing map[ident.ID]bool) {
 	maps.DeleteFunc(m.folders, func(id ident.ID, _ cachedFolder) bool { return !existing[id] })
 }
 
-// rejectManifest makes manifestDigest return the zero Digest until the manifest file, or its digest
-// in the record, changes.
-func (m *metaCache) rejectManifest(id ident.ID, bad manifestFile) {
-	m.change(id, func(c *cachedFolder) { c.badManifest = bad })
-}
-
 // markDamaged makes isDamaged return true for the file with this evidence. The zero Evidence reverts
 // it.
 func (m *metaCache) markDamaged(id ident.ID, file Evidence) {

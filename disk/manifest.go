@@ -246,7 +246,8 @@ func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 		info, statErr := f.Stat()
 		f.Close()
 		if statErr == nil {
-			d.metadata.rejectManifest(id, manifestFile{file: evidenceOf(info), recorded: c.ManifestDigest})
+			bad := manifestFile{file: evidenceOf(info), recorded: c.ManifestDigest} // until one of them changes
+			d.metadata.change(id, func(c *cachedFolder) { c.badManifest = bad })
 		}
 		return nil, fmt.Errorf("manifest of %s: %w: %w", id, ErrNoManifest, err)
 	}

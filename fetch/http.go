@@ -182,7 +182,3 @@ func retryAfter(h http.Header) time.Duration {
 	}
 	return max(0, until.Sub(now))
 }
-
-func contentLength(h http.Header) (int64, error) {
-	return strconv.ParseInt(h.Get("Content-Length"), 10, 64)
-}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"github.com/minio/minio-go/v7"
@@ -57,7 +58,7 @@ func (s *s3Source) get(ctx context.Context, q rangeRequest) (*response, error) {
 	got.etag, _ = validators(header)
 	if q.offset > 0 || q.isPartial() && header.Get("Content-Range") != "" {
 		err = got.checkContinuation(header, q)
-	} else if n, perr := contentLength(header); perr == nil {
+	} else if n, perr := strconv.ParseInt(header.Get("Content-Length"), 10, 64); perr == nil {
 		got.total = n
 	}
 	if err != nil {

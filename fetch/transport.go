@@ -69,7 +69,7 @@ func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 		config.Certificates = []tls.Certificate{*cert}
 	}
 	return &http.Transport{
-		Proxy:                  p.forRequest,
+		Proxy:                  func(r *http.Request) (*url.URL, error) { return p.find(r.URL) },
 		DialContext:            n.dialer(p),
 		TLSClientConfig:        config,
 		TLSHandshakeTimeout:    t.connect,
@@ -169,8 +169,6 @@ func (c *credentials) proxy() (*proxy, error) {
 	return p, nil
 }
 
-func (p *proxy) forRequest(r *http.Request) (*url.URL, error) { return p.find(r.URL) }
-
 // maxRedirects is the maximum number of redirects of one request. CDNs need two or three.
 const maxRedirects = 10
 
@@ -243,6 +241,7 @@ func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 // requestError classifies an error of a request without a response.
 func requestError(ctx context.Context, err error) error {
 	var refused *hostError
+	var late net.Error
 	switch {
 	case context.Cause(ctx) != nil:
 		return context.Cause(ctx)
@@ -250,7 +249,7 @@ func requestError(ctx context.Context, err error) error {
 		return &Error{Class: BadConfig, Err: refused}
 	case isConnectionLost(err):
 		return &Error{Class: Dropped, Err: fmt.Errorf("connection broke before the response: %w", withoutURL(err))}
-	case isTimeout(err):
+	case errors.As(err, &late) && late.Timeout():
 		return &Error{Class: Network, Err: fmt.Errorf("no response in time: %w", withoutURL(err))}
 	}
 	return &Error{Class: Network, Err: withoutURL(err)}

@@ -25,10 +25,6 @@ type disks struct {
 	problems map[ident.DiskRef]diskProblem // since when disks have had a problem, see trackProblems
 }
 
-func newDisks(openAt func(path string) (d system.Disk, uuid string, err error)) disks {
-	return disks{openAt: openAt, open: map[ident.DiskRef]*openDisk{}, problems: map[ident.DiskRef]diskProblem{}}
-}
-
 // openDisk is a declared disk that is open, or the reason why it cannot be used.
 type openDisk struct {
 	handle  system.Disk // nil if it could not be opened

@@ -136,7 +136,8 @@ func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time
 	last, ok := s.states[name]
 	offset := at.Sub(a.State.Clock)
 	sameDisks := slices.Equal(slices.Sorted(maps.Keys(last.node.Disks)), slices.Sorted(maps.Keys(node.Disks)))
-	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !isSameState(last.state, a.State) || !sameDisks {
+	sameResponse := reflect.ValueOf(last.state.Disks).Pointer() == reflect.ValueOf(a.State.Disks).Pointer()
+	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !sameResponse || !sameDisks {
 		disks := declaredDisks(node, name, a.State)
 		for ref, seen := range disks {
 			if seen.Problem != "" { // what replicas need there is what its last listing had (U7)
@@ -151,11 +152,6 @@ func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time
 		s.states[name] = last
 	}
 	return last.disks
-}
-
-// isSameState reports whether two observations have the same state from the same response.
-func isSameState(a, b model.Node) bool {
-	return reflect.ValueOf(a.Disks).Pointer() == reflect.ValueOf(b.Disks).Pointer()
 }
 
 // translate converts the times of the copies to this node's clock.

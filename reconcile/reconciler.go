@@ -58,7 +58,8 @@ func NewWith(s system.System, log *slog.Logger) *Reconciler {
 	ledger := evidence.NewLedger(log, func() time.Time { return s.Now().Steady })
 	return &Reconciler{
 		system: s, log: log, health: once.New(log), clock: clock{now: s.Now},
-		disks: newDisks(s.OpenDisk), peers: newPeers(s.Peers, ledger), jobs: newJobs(), pendingUsage: pendingUsage{},
+		disks: disks{openAt: s.OpenDisk, open: map[ident.DiskRef]*openDisk{}, problems: map[ident.DiskRef]diskProblem{}},
+		peers: newPeers(s.Peers, ledger), jobs: newJobs(), pendingUsage: pendingUsage{},
 		pace: pace{now: s.Now}, ledger: ledger, failures: evidence.Failures{}, awaited: evidence.Awaited{},
 	}
 }

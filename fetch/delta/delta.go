@@ -91,7 +91,7 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	if d.Survey != nil {
 		d.Survey(survey)
 	}
-	if survey.Missing > 0 && u.isEmpty() {
+	if survey.Missing > 0 && !u.store.isUsed() && len(u.addresses) == 0 {
 		return &indexError{err: errors.New("the file is packed, so that ranges of it are not ranges of the image, and no store is declared")}
 	}
 	if err := d.begin(ctx, part, u, survey); errors.Is(err, disk.ErrNoSpace) {

@@ -70,9 +70,6 @@ func (u *upstream) close() {
 	u.done()
 }
 
-// isEmpty reports whether nothing can be fetched.
-func (u *upstream) isEmpty() bool { return !u.store.isUsed() && len(u.addresses) == 0 }
-
 // name is that of the address in use.
 func (u *upstream) name() string { return strconv.Itoa(len(u.failures)) }
 

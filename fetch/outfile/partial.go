@@ -162,11 +162,6 @@ func (p *partialFile) rename() error {
 	return os.Rename(p.PartialPath(), p.Path)
 }
 
-// discard removes the partial file and returns err.
-func (p *partialFile) discard(err error) error {
-	return errors.Join(err, os.Remove(p.PartialPath()))
-}
-
 // close closes the partial file, and removes it if it is empty.
 func (p *partialFile) close() error {
 	info, err := p.f.Stat()

@@ -1,7 +1,6 @@
 package outfile
 
 import (
-	"bytes"
 	"io"
 	"os"
 
@@ -67,8 +66,6 @@ func (s *sparseFile) PutZeros(length int64) error {
 	s.at += length
 	return s.f.Truncate(s.at)
 }
-
-func isZero(b []byte) bool { return bytes.Equal(b, zeroChunk[:len(b)]) }
 
 // flushingSink syncs a file regularly and drops its pages from the page cache.
 type flushingSink struct {

@@ -1,6 +1,7 @@
 package outfile
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -51,7 +52,7 @@ func (w *Writer) AppendChunk(chunk []byte) error {
 	switch {
 	case length == 0 || chunk != nil && int64(len(chunk)) != length:
 		return fmt.Errorf("write image: a chunk of %d bytes does not fit at offset %d of %d", len(chunk), w.Offset(), w.size)
-	case chunk == nil || isZero(chunk):
+	case chunk == nil || bytes.Equal(chunk, zeroChunk[:len(chunk)]):
 		chunk = zeroChunk[:length]
 		err = w.sink.PutZeros(length)
 	default:
@@ -82,7 +83,7 @@ func (w *Writer) Commit(want ident.Digest) error {
 	case w.part == nil:
 		return w.sink.(streamSink).Close()
 	case got != want:
-		return w.part.discard(&disk.ChecksumError{Want: want, Got: got})
+		return errors.Join(&disk.ChecksumError{Want: want, Got: got}, os.Remove(w.part.PartialPath()))
 	}
 	return w.part.publish()
 }

@@ -28,7 +28,7 @@ const (
 // rejects invalid values. Each disk and copy is checked immediately after it is read, so decoding
 // stops at the first invalid element.
 func decodeState(r io.Reader, scope Scope) (model.Node, error) {
-	d := &decoder{scanner: newScanner(r), scope: scope, texts: newTexts(), state: model.Node{Disks: map[string]model.Disk{}}}
+	d := &decoder{scanner: newScanner(r), scope: scope, texts: texts{known: map[string]string{}, left: maxTexts}, state: model.Node{Disks: map[string]model.Disk{}}}
 	if err := d.decodeState(); err != nil {
 		return model.Node{}, fmt.Errorf("decode state: %w", err)
 	}

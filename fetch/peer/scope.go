@@ -82,8 +82,6 @@ const (
 	shortText = 64      // bytes of a text after that
 )
 
-func newTexts() texts { return texts{known: map[string]string{}, left: maxTexts} }
-
 // keep returns the instance of a text. It truncates the text if there are too many different ones.
 func (t *texts) keep(text string) string {
 	if known, ok := t.known[text]; ok || text == "" {

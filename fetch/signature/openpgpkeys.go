@@ -96,7 +96,7 @@ func (k *Keys) addEntity(name string, e *openpgp.Entity) {
 	if e.PrivateKey != nil {
 		k.warnSecret(name)
 	}
-	primary := openPGPKey{public: e.PrimaryKey, primary: fingerprint(e.PrimaryKey), created: e.PrimaryKey.CreationTime,
+	primary := openPGPKey{public: e.PrimaryKey, primary: fmt.Sprintf("%X", e.PrimaryKey.Fingerprint), created: e.PrimaryKey.CreationTime,
 		weak: weakness(e.PrimaryKey), revoked: isRevoked(e)}
 	self := newestSelfSignature(e)
 	direct, _ := e.LatestValidDirectSignature(time.Time{}, selfSignatures) // nil if there is none
@@ -209,5 +209,3 @@ func earlier(a, b time.Time) time.Time {
 	}
 	return a
 }
-
-func fingerprint(p *packet.PublicKey) string { return fmt.Sprintf("%X", p.Fingerprint) }

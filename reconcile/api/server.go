@@ -157,9 +157,6 @@ var (
 	post      = []string{http.MethodPost}
 )
 
-// acceptsBody reports whether a request may have a body.
-func (r route) acceptsBody() bool { return r.methods == nil }
-
 // isLongPoll reports whether a request waits for a change before the response.
 func isLongPoll(r *http.Request) bool {
 	return (r.URL.Path == statePath || r.URL.Path == statusPath) && r.URL.Query().Get("wait") != ""
@@ -295,7 +292,7 @@ func (s server) check(r *http.Request, to route) *httperror.Error {
 	switch {
 	case r.URL.Path != path.Clean(r.URL.Path):
 		return httperror.New(http.StatusNotFound, "not found") // the mux would redirect to the clean path
-	case r.ContentLength != 0 && !to.acceptsBody():
+	case r.ContentLength != 0 && to.methods != nil:
 		return httperror.New(http.StatusRequestEntityTooLarge, "a request body is not allowed")
 	}
 	return nil

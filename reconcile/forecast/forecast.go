@@ -138,7 +138,7 @@ func (f *builder) addAction(a plan.Action) {
 		f.addDeletion(key, op, a.Idle())
 	case op == model.Backup:
 		f.fleet.Traffic.Backups.add(a.Bytes)
-	case one.State != model.Ready && f.declares(key):
+	case one.State != model.Ready && f.desired.Config.Images[key.ID.Name].ID == key.ID:
 		f.image(key.ID).After++ // adopt, verify and repair make the existing copy ready
 	}
 }
@@ -155,11 +155,6 @@ func (f *builder) enoughAfter(key ident.CopyRef) bool {
 		after--
 	}
 	return after >= one.Desired
-}
-
-// declares reports whether the copy is of the declared generation.
-func (f *builder) declares(key ident.CopyRef) bool {
-	return f.desired.Config.Images[key.ID.Name].ID == key.ID
 }
 
 // transferStats returns the statistics for a new copy, by where its bytes come from.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,10 +18,6 @@ type allowedSigner struct {
 	key           ssh.PublicKey
 	namespaces    []string // none: all
 	after, before time.Time
-}
-
-func (s *allowedSigner) allows(namespace string) bool {
-	return len(s.namespaces) == 0 || slices.Contains(s.namespaces, namespace)
 }
 
 // parseAllowedSigners parses the file, whose format is that of ssh-keygen(1), section ALLOWED SIGNERS. A line that cannot be

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rsa"
 	"encoding/pem"
+	"slices"
 	"time"
 
 	"github.com/hiddeco/sshsig"
@@ -45,7 +46,7 @@ func (s *allowedSigner) accepts(sig *sshsig.Signature, message []byte, namespace
 	switch day := at.Format(time.DateOnly); {
 	case sig.Namespace != namespace:
 		return signature.Errorf(signature.Namespace, "the signature is for namespace %q, not for %q", sig.Namespace, namespace)
-	case !s.allows(namespace):
+	case len(s.namespaces) > 0 && !slices.Contains(s.namespaces, namespace):
 		return signature.Errorf(signature.Namespace, "the key of %s is not allowed for namespace %q", s.principals, namespace)
 	case isWeak(s.key):
 		return signature.Errorf(signature.WeakKey, "the key of %s is weaker than RSA with %d bits", s.principals, minRSABits)
