@@ -101,21 +101,16 @@ func readFiles(paths []string) (contents [][]byte, err error) {
 		if path == "" {
 			continue
 		}
-		data, failed := readFile(path)
+		data, failed := smallfile.ReadAt(path, maxFileSize)
+		if errors.Is(failed, syscall.EISDIR) {
+			failed = fmt.Errorf("%s is a folder, but must be a file", path)
+		}
 		if failed != nil && !errors.Is(failed, fs.ErrNotExist) {
 			return nil, failed
 		}
 		contents[i], err = data, cmp.Or(err, failed)
 	}
 	return contents, err
-}
-
-func readFile(path string) ([]byte, error) {
-	data, err := smallfile.ReadAt(path, maxFileSize)
-	if errors.Is(err, syscall.EISDIR) {
-		err = fmt.Errorf("%s is a folder, but must be a file", path)
-	}
-	return data, err
 }
 
 // fingerprint returns bytes that change when the contents or the error change. They contain secrets

@@ -153,8 +153,10 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	}
 	req.Header = r.header.Clone()
 	req.Header.Set("User-Agent", "") // no User-Agent
-	if token := c.bearerToken(); token != "" {
-		req.Header.Set("Authorization", "Bearer "+token)
+	if c.token != nil {
+		if token := c.token(); token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
 	}
 	timeout := time.AfterFunc(r.timeout, func() { cancel(errTimeout) })
 	resp, err := c.httpClient().Do(req)
@@ -171,13 +173,6 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	}
 	resp.Body = fetch.CancelBody(ctx, cancel, resp.Body, r.stall)
 	return resp, nil
-}
-
-func (c *Client) bearerToken() string {
-	if c.token == nil {
-		return ""
-	}
-	return c.token()
 }
 
 // deadPeerTimeout limits how long sent data may stay unacknowledged, and how long an idle connection

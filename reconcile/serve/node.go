@@ -247,19 +247,15 @@ func (d openDisk) list(name, mark string) model.Disk {
 	}
 	for id, need := range found.Users.Needs() {
 		if id.Name == name {
-			addNeed(seen.Copies, id, system.NeedOf(need))
+			c, exists := seen.Copies[id]
+			if !exists {
+				c = model.Copy{ID: id, State: model.Pending}
+			}
+			of := system.NeedOf(need)
+			c.Need = &model.Need{By: of.By, Since: of.Since}
+			seen.Copies[id] = c
 		}
 	}
 	seen.Space = found.Space
 	return seen
-}
-
-// addNeed adds the need of replicas on a disk to its copies.
-func addNeed(copies model.Copies, id ident.ID, need model.Need) {
-	c, exists := copies[id]
-	if !exists {
-		c = model.Copy{ID: id, State: model.Pending}
-	}
-	c.Need = &model.Need{By: need.By, Since: need.Since}
-	copies[id] = c
 }
