@@ -202,7 +202,7 @@ func TestTooLongRequestKeepsTheUpload(t *testing.T) {
 		t.Errorf("the response to HEAD has %v", a.header)
 	}
 	a := r.request("PATCH", at, io.MultiReader(bytes.NewReader(longer)), "Content-Type: "+bodyType, "Upload-Offset: 0") // of unknown length
-	a.want(t, 413, "are missing")
+	a.want(t, 413, "the rest of the image")
 	last := len(want) - 1
 	if a := r.request("HEAD", at, nil); a.header.Get("Upload-Offset") != fmt.Sprint(last) {
 		t.Errorf("the response to HEAD has %v", a.header)
