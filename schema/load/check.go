@@ -99,7 +99,8 @@ func notFinished() checked {
 
 // checker validates definitions one after the other, in one CUE context.
 type checker struct {
-	root cue.Value // the schema; it does not exist until it is needed
+	context *cue.Context // nil until it is needed
+	schema  cue.Value    // in that context
 }
 
 // check validates one definition: by CUE, and then what only Go can check.
@@ -186,10 +187,11 @@ func (c *checker) validate(definition string, v *document.Value) (valid map[stri
 	if len(valid) == 0 && len(s.problems) > 0 {
 		return nil, s
 	}
-	if !c.root.Exists() {
-		c.root = compile(cuecontext.New())
+	if c.context == nil {
+		c.context = cuecontext.New()
+		c.schema = compile(c.context)
 	}
-	value := c.root.LookupPath(cue.ParsePath(definition)).Unify(c.root.Context().Encode(valid))
+	value := c.schema.LookupPath(cue.ParsePath(definition)).Unify(c.context.Encode(valid))
 	for _, at := range errorPaths(value.Validate(cue.Concrete(true), cue.Final()), v) {
 		if !s.explains(at) {
 			s.report(explain(sp, v, at))
