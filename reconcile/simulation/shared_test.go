@@ -77,7 +77,7 @@ func TestSharedFolder(t *testing.T) {
 			}
 		}
 		if !had {
-			t.Fatalf("seed %d broke a rule:\nU5: no copy ever stayed for ten seconds, because %s and %s are one folder\n%s", seed, refs[first], refs[second], c.trace)
+			t.Fatalf("%d clusters in %s: seed %d broke a rule:\nU5: no copy ever stayed for ten seconds, because %s and %s are one folder\n%s", seed, time.Since(began), seed, refs[first], refs[second], c.trace)
 		}
 		if shared {
 			c.close()
