@@ -103,9 +103,7 @@ func (h *Health) fail(r *record, err error, delivered int64) {
 		backoff = 0
 	}
 	r.retryAt = time.Now().Add(backoff)
-	// A server that has served this transfer, or only some requests at a time, may accept the next one.
-	again := dropped || isOverload(err) && (r.requests > 0 || r.pace > 0)
-	r.ended = h.Tries > 0 && (r.failures >= h.Tries || !again)
+	r.ended = h.Tries > 0 && (r.failures >= h.Tries || !dropped && (r.requests == 0 || !isOverload(err)))
 }
 
 // isOverload reports whether a server may accept the same request when it serves fewer others.

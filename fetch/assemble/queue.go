@@ -335,6 +335,7 @@ func (q *queue) end(r *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.running = slices.DeleteFunc(q.running, func(other *request) bool { return other == r })
+	r.others = q.requestsOf(r.candidate.Host)
 	for _, s := range r.segments {
 		switch {
 		case s.second == r:

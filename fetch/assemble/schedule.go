@@ -36,6 +36,7 @@ type request struct {
 	delivered int64 // bytes that were right and still missing
 	began     time.Time
 	waits     bool // for room in the window
+	others    int  // requests to the same host that ran when it ended
 	cancel    context.CancelCauseFunc
 	err       error
 }
@@ -134,15 +135,15 @@ func (s *scheduler) leastBusy() []Candidate {
 		} else if x.Reserve != y.Reserve {
 			return 1
 		}
-		return s.requestsOf(x) - s.requestsOf(y)
+		return s.queue.requestsOf(x.Host) - s.queue.requestsOf(y.Host)
 	})
 	return free
 }
 
-// requestsOf returns the number of the requests to the host of a provider.
-func (s *scheduler) requestsOf(candidate Candidate) (n int) {
-	for _, r := range s.queue.running {
-		if r.candidate.Host == candidate.Host {
+// requestsOf returns the number of the requests to a host. The caller holds mu.
+func (q *queue) requestsOf(host string) (n int) {
+	for _, r := range q.running {
+		if r.candidate.Host == host {
 			n++
 		}
 	}
@@ -158,7 +159,7 @@ func (s *scheduler) hasRoom(candidate Candidate) bool {
 	if known := s.Health.of(candidate.Name).requests; known > 0 {
 		most = min(most, known)
 	}
-	return s.requestsOf(candidate) < most
+	return s.queue.requestsOf(candidate.Host) < most
 }
 
 // needsReserve reports whether the providers of the reserve are used now. While another provider is busy, the image is still
@@ -314,11 +315,8 @@ func (s *scheduler) judge(r *request) error {
 		return nil
 	}
 	s.readAt = time.Time{}
-	s.queue.mu.Lock()
-	others := s.requestsOf(r.candidate)
-	s.queue.mu.Unlock()
-	if others > 0 && r.delivered == 0 && isOverload(r.err) {
-		r.health.requests = others // a server that serves only some requests at a time
+	if r.others > 0 && r.delivered == 0 && isOverload(r.err) {
+		r.health.requests = r.others // a server that serves only some requests at a time
 		return nil
 	}
 	err := r.err
