@@ -224,6 +224,7 @@ func (m *node) stopJobs() {
 		}
 		job.stopped = true
 		m.c.logf(m.name, "stops %s of %s", job.action.Op, job.key)
+		m.checkEnd(job)
 		if job.query == nil {
 			m.afterMoment(func() { m.endJob(job, context.Canceled) })
 			continue

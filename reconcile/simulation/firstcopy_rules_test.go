@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -52,6 +53,19 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 		clocksRight := m.clockOffset == 0 && c.nodes[ref.Node].clockOffset == 0 && c.history(s).failedAtTrueTime // otherwise the recorded time of the failure may be wrong
 		if !clocksRight || c.now-c.history(s).failedAt < recovery-10*time.Second {
 			w.recentDigests[s.Recorded] = w.recentDigests[s.Recorded] || clocksRight
+		}
+	}
+}
+
+// checkEnd checks why a round ends a first copy: a reason to begin none is no reason to end one (R5).
+func (m *node) checkEnd(job *runningJob) {
+	image, declared := m.desired.Config.Images[job.image.ID.Name]
+	if !job.action.Op.IsFirstCopy() || !declared || !reflect.DeepEqual(plan.Basis(image), plan.Basis(job.image)) {
+		return
+	}
+	for _, a := range m.plan.Actions {
+		if a.CopyRef() == job.key && a.Idle() && slices.Contains([]model.Code{plan.CodePeerUnqueried, plan.CodePeerUnreachable, plan.CodeDiskUnpublished}, a.Code) {
+			m.c.violation("first", "%s of %s ends (%s), and a job would only wait: %s", job.action.Op, job.key, m.plan.Ends[job.key], a.Text)
 		}
 	}
 }
