@@ -2,6 +2,7 @@ package delta
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io/fs"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -167,7 +169,9 @@ func TestFewConnections(t *testing.T) {
 			if r.URL.Path != "/v2" {
 				return false
 			}
-			defer serving.Add(-1)
+			end := sync.OnceFunc(func() { serving.Add(-1) })
+			context.AfterFunc(r.Context(), end) // the client has closed the connection
+			defer end()
 			if serving.Add(1) > most {
 				if rejected.Add(1) == 1 {
 					close(overlap)
