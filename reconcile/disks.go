@@ -266,9 +266,9 @@ func (s *disks) handles() system.Disks {
 	return open
 }
 
-// cannotPrepare returns the images whose first copy this node cannot create because it has no
+// cannotExport returns the images whose first copy this node cannot create because it has no
 // replica to export, with the reason. Images with a ready copy need no first copy.
-func (s *disks) cannotPrepare(d plan.Desired, o plan.Observed, jobs system.Jobs) map[ident.ID]string {
+func (s *disks) cannotExport(d plan.Desired, o plan.Observed, jobs system.Jobs) map[ident.ID]string {
 	reasons := map[ident.ID]string{}
 	usable := s.usable()
 	for _, image := range d.Config.Images {

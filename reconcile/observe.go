@@ -36,7 +36,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 	o.BackedUp = o.FindBackedUp(d)
 	r.peers.mergeInto(d, &o, r.system.Peers.Observations(), now.Steady)
 	o.Awaited = r.awaited.Durations(o)
-	o.CannotPrepare = r.disks.cannotPrepare(d, o, r.system.Jobs)
+	o.CannotPrepare = r.disks.cannotExport(d, o, r.system.Jobs)
 	// Only now all problems are known: two nodes may have a disk with the same uuid.
 	r.disks.trackProblems(d, o, now.Steady)
 	r.served.Update(d, o, r.disks.handles())

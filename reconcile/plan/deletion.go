@@ -11,8 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// deletion is the deletion of a copy of this node that is not desired, until it is decided.
-type deletion struct {
+// undesired is a copy of this node that is not desired, until its deletion is decided.
+type undesired struct {
 	*Round
 	ref    ident.CopyRef
 	op     model.Op
@@ -25,11 +25,11 @@ type deletion struct {
 	oldPart bool         // a partial file of an older generation: no job resumes it, and it is no ready copy
 }
 
-// plan returns the deletion, or why the copy is kept. Every deletion of a copy comes from here, and this is the list of what stops
+// decide returns the deletion, or why the copy is kept. Every deletion of a copy comes from here, and this is the list of what stops
 // one: the first case that holds is the one that people read. A deletion from here can still become a wait because of
 // other actions: while another copy is created from it (keepSources), while copies of the image differ (conflict), and
 // while the image is suspended.
-func (x deletion) plan() Action {
+func (x undesired) decide() Action {
 	d, c, seen := x.Desired, x.copyAt(x.ref), x.Observed.Disks[x.ref.Disk]
 	undecided, maybe := d.Undecided.MayDeclare(x.ref.ID.Name, c.Declaration)
 	f, end := x.Observed.Failures[x.ref], x.intervalEnd(x.ref)
@@ -101,14 +101,14 @@ func planOrphans(ix *Round) []Action {
 			if !c.Owned {
 				continue
 			}
-			x := deletion{
+			x := undesired{
 				Round: ix, ref: ref, op: model.Cleanup, reason: model.Reason{Code: CodeOrphan, Text: "not in the configuration any more"},
 				use: cmp.Or(p.usage(name, ref), ix.inUse(ref)), unknown: ix.unknownUsage(CodeOrphan),
 			}
 			if !neverHadBytes(c) {
 				x.limit = limit
 			}
-			actions = append(actions, x.plan())
+			actions = append(actions, x.decide())
 		}
 	}
 	// The suspension of an image ended with its declaration. That of the settings remains.

@@ -97,8 +97,8 @@ func (s *imageState) countable(ref ident.CopyRef) bool {
 	return s.ix.sameConfig(ref.Disk.Node) && !s.ix.Observed.unconfirmed[ref.Disk.Node]
 }
 
-// creates reports whether a job runs on a copy and does not delete it.
-func (s *imageState) creates(ref ident.CopyRef) bool {
+// hasJob reports whether a job runs on a copy and does not delete it.
+func (s *imageState) hasJob(ref ident.CopyRef) bool {
 	return s.ix.Observed.Running[ref] && !s.ix.copyAt(ref).Leaving
 }
 

@@ -149,7 +149,7 @@ func disksInProgress(s *imageState, ranked *ranking) []ident.DiskRef {
 	}
 	for _, on := range s.ix.ownDisks { // a job may not have created the folder yet
 		ref := s.on(on)
-		if (s.creates(ref) || s.ix.Desired.Uploads[ref]) && !slices.Contains(refs, ref) && s.matches(on) && !isFailing(s, on) {
+		if (s.hasJob(ref) || s.ix.Desired.Uploads[ref]) && !slices.Contains(refs, ref) && s.matches(on) && !isFailing(s, on) {
 			refs = append(refs, ref)
 		}
 	}
@@ -166,7 +166,7 @@ func disksInProgress(s *imageState, ranked *ranking) []ident.DiskRef {
 func stageOf(s *imageState, ref ident.CopyRef) stage {
 	c := s.ix.copyAt(ref)
 	switch {
-	case s.creates(ref):
+	case s.hasJob(ref):
 		return running
 	case s.ix.Desired.Uploads[ref]:
 		return uploading
@@ -184,7 +184,7 @@ func isFailing(s *imageState, ref ident.DiskRef) bool { return longFailure(s, re
 
 // longFailure returns the failure for which isFailing is true.
 func longFailure(s *imageState, ref ident.DiskRef) model.Failure {
-	if s.ix.copyAt(s.on(ref)).State == model.Ready || s.creates(s.on(ref)) {
+	if s.ix.copyAt(s.on(ref)).State == model.Ready || s.hasJob(s.on(ref)) {
 		return model.Failure{} // the failure is over, or may be
 	}
 	if s.image.Source.Upload != nil && len(s.ready) == 0 {

@@ -53,7 +53,7 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 		return Rejection{Reason: model.Reason{Code: CodeDiskReadOnly, Text: model.ReadOnlyText}}
 	case c.State == model.Unknown: // it is verified first, unless nobody does
 		return Rejection{Reason: idleReason(s, ref)}
-	case s.creates(s.on(ref)): // the job reserved its space, and goes on
+	case s.hasJob(s.on(ref)): // the job reserved its space, and goes on
 		return Rejection{}
 	case !node.AllowScheduling:
 		return Rejection{model.Reason{Code: CodeSchedulingOff, Text: "scheduling on the node is disabled"}, Intended}

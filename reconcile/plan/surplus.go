@@ -103,7 +103,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 		return p.keptByWish(ref)
 	}
 	c := p.ix.copyAt(ref)
-	x := deletion{Round: p.ix, ref: ref, op: model.Cleanup, image: p, use: p.ix.inUse(ref), reason: model.Reason{Code: CodeSurplus, Text: "surplus copy"}}
+	x := undesired{Round: p.ix, ref: ref, op: model.Cleanup, image: p, use: p.ix.inUse(ref), reason: model.Reason{Code: CodeSurplus, Text: "surplus copy"}}
 	x.oldPart = ref.ID != p.state.image.ID && c.State == model.Pending
 	switch {
 	case x.oldPart:
@@ -121,7 +121,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	case c.State == model.Pending:
 		x.reason = model.Reason{Code: CodeIncomplete, Text: "partial file on a disk that is not desired"}
 	}
-	return x.plan()
+	return x.decide()
 }
 
 // tooFewReady reports whether too few copies would be ready without a copy (S2, S4).
@@ -132,7 +132,7 @@ func (p *surplusPlanner) tooFewReady(ref ident.CopyRef) bool {
 
 // keepNeeded keeps a copy until enough others are ready. The action is blocked if the disk is to
 // be evicted and no other disk can take the copy.
-func (p *surplusPlanner) keepNeeded(x deletion) Action {
+func (p *surplusPlanner) keepNeeded(x undesired) Action {
 	required := fmt.Sprintf("%d copies are ready", p.placement.requiredCopies())
 	if p.placement.requiredCopies() == 1 {
 		required = "one copy is ready"
