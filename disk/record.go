@@ -96,7 +96,7 @@ func realSize(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Bloc
 type recordVersionError int
 
 func (v recordVersionError) Error() string {
-	return fmt.Sprintf("it has version %d of the format, and this program has version %d: run the release of backing-image-manager that wrote it, or remove the file, and the copy is verified and adopted", int(v), recordVersion)
+	return model.VersionError(int(v), recordVersion, "run the release of backing-image-manager that wrote it, or remove the file, and the copy is verified and adopted").Error()
 }
 
 // ParseRecord parses a backing.record. With a recordVersionError, the Record has only the version.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
 // Users are the users of the images on a disk: the replicas at the time of Disk.Users, and the processes
@@ -196,10 +197,10 @@ func (r *replicas) load() error {
 		err = json.Unmarshal(data, &last)
 	}
 	if err == nil && last.Version != usersVersion {
-		err = fmt.Errorf("it has version %d of the format, and this program has version %d", last.Version, usersVersion)
+		err = model.VersionError(last.Version, usersVersion, "run the release of backing-image-manager that wrote it")
 	}
 	if ignoreMissing(err) != nil {
-		return fmt.Errorf("read %s, which has the replicas that were found earlier: %w (remove it if all replicas can be read now)", usersFile, err)
+		return fmt.Errorf("read %s, which has the replicas that were found earlier: %w. If all replicas can be read now, remove the file", usersFile, err)
 	}
 	r.loaded, r.users, r.recorded = true, last.Users, maps.Clone(last.Users)
 	return nil

@@ -260,7 +260,7 @@ func (l *listBody) Read(p []byte) (int, error) {
 	}
 	n, err := l.Reader.Read(p)
 	if l.read += n; l.read > maxListBody {
-		return n, Errorf(Refused, "a page of the server's list is too long")
+		return n, Errorf(Refused, "a page of the server's list has more than %d MiB, which no S3 server sends: check the address", maxListBody>>20)
 	}
 	return n, err
 }

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -12,6 +13,11 @@ import (
 
 // Version is the version of the formats of this package. Programs with different versions do not exchange them.
 const Version = 1
+
+// VersionError is the problem of data in another version of its format. action is what to do.
+func VersionError(found, supported int, action string) error {
+	return fmt.Errorf("it has version %d of the format, and this program has version %d: %s", found, supported, action)
+}
 
 // Node is what a node says about itself. Its disks have the names of the configuration.
 type Node struct {

@@ -241,7 +241,7 @@ func stripAddress(err error) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("the peer closed the connection: %w", err)
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return errors.New("the peer uses http, not https")
+		return errors.New("the peer uses http, not https: start it with --tls-cert, --tls-key and --tls-ca, too")
 	}
 	return err
 }

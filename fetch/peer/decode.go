@@ -96,7 +96,7 @@ func (d *decoder) decodeVersion() error {
 }
 
 func errVersion(v int) error {
-	return fmt.Errorf("it has version %d of the format, and this program has version %d: run the same release of backing-image-manager on all nodes", v, model.Version)
+	return model.VersionError(v, model.Version, "run the same release of backing-image-manager on all nodes")
 }
 
 func (d *decoder) decodeCondition() error {

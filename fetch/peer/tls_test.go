@@ -71,7 +71,7 @@ func TestErrorNamesAPeerWithoutTLS(t *testing.T) {
 	at := startFakePeer(t, func(http.ResponseWriter, *http.Request) {})
 	at.URL = strings.Replace(at.URL, "http:", "https:", 1)
 	_, _, err := newClient(t).State(t.Context(), at, "", 0)
-	if err == nil || !strings.HasSuffix(err.Error(), "the peer uses http, not https") {
+	if err == nil || !strings.HasSuffix(err.Error(), "the peer uses http, not https: start it with --tls-cert, --tls-key and --tls-ca, too") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -99,7 +99,7 @@ func (s SavedPlan) Check() error {
 	case s.Version == 0:
 		return errors.New("it has no version")
 	case s.Version != savedPlanVersion:
-		return fmt.Errorf("it has version %d, and this program supports version %d: use the program that saved it", s.Version, savedPlanVersion)
+		return model.VersionError(s.Version, savedPlanVersion, "use the release of backing-image-manager that saved it")
 	case s.Plan.Digest == "" || s.Plan.Actions == nil || s.Nodes == nil:
 		return errors.New("it is incomplete")
 	}

@@ -19,7 +19,7 @@ func (s Status) observed() (plan.Observed, error) {
 		return plan.Observed{}, errors.New("it lacks one of the fields node, time, disks and images")
 	}
 	if s.Version != model.Version {
-		return plan.Observed{}, fmt.Errorf("it has version %d of the format, and this program has version %d: use the release of backing-image-manager that made it", s.Version, model.Version)
+		return plan.Observed{}, model.VersionError(s.Version, model.Version, "use the release of backing-image-manager that made it")
 	}
 	if err := s.checkNames(); err != nil {
 		return plan.Observed{}, err
