@@ -2,7 +2,6 @@ package simulation
 
 import (
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -57,15 +56,12 @@ func (m *node) checkFirstCopyStart(w *runningJob, d plan.Desired, o plan.Observe
 	}
 }
 
-// checkEnd checks why a round ends a first copy: a reason to begin none is no reason to end one (R5).
+// checkEnd checks why a round ends a job that creates a copy: what only delays the start of a job ends none (R5).
 func (m *node) checkEnd(job *runningJob) {
-	image, declared := m.desired.Config.Images[job.image.ID.Name]
-	if !job.action.Op.IsFirstCopy() || !declared || !reflect.DeepEqual(plan.Basis(image), plan.Basis(job.image)) {
-		return
-	}
+	delays := []model.Code{plan.CodePeerUnqueried, plan.CodePeerUnreachable, plan.CodeDiskUnavailable, plan.CodeDiskUnpublished}
 	for _, a := range m.plan.Actions {
-		if a.CopyRef() == job.key && a.Idle() && slices.Contains([]model.Code{plan.CodePeerUnqueried, plan.CodePeerUnreachable, plan.CodeDiskUnpublished}, a.Code) {
-			m.c.violation("first", "%s of %s ends (%s), and a job would only wait: %s", job.action.Op, job.key, m.plan.Ends[job.key], a.Text)
+		if a.CopyRef() == job.key && slices.Contains(delays, a.Code) && job.action.Op.CreatesCopy() && m.plan.Ends[job.key] == a.Text {
+			m.c.violation("first", "%s of %s ends: %s", job.action.Op, job.key, a.Text)
 		}
 	}
 }
