@@ -244,7 +244,8 @@ func (r *repair) recordProgress() error {
 		return nil
 	}
 	if errors.Join(r.closeOut(), r.reader.sync(), waitForTick(r.reader.f), r.reader.checkStable()) != nil {
-		return nil // the content is not known, so the record must become invalid; Verify must run next
+		// The content is not known, so that Verify must run next.
+		return r.folder.disk.Update(r.folder.id, func(now *Record) { now.Evidence = nil })
 	}
 	if !newFailure {
 		return r.folder.disk.Update(r.folder.id, r.updateRecord)

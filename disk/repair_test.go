@@ -429,6 +429,36 @@ func TestRepairOfReadyImageWithMediaError(t *testing.T) {
 
 // TestRepairMarksDamagedReadyImageFailed checks that a repair finds wrong bytes in a ready image.
 // Verify does not find them, because it returns the read error of a bad sector.
+// TestRepairBesideWriter has a ready image with bit rot, no source, and a process that has the image open for writing: the copy
+// must not stay ready.
+func TestRepairBesideWriter(t *testing.T) {
+	image := bytes.Repeat(sparseImage(ChunkSize), 4)
+	d := newDisk(t)
+	readyImage(t, d, image)
+	poke(t, imagePath(d, imageFile), ChunkSize+5)
+	evidence, err := d.image(testID).evidence(imageFile)
+	if err == nil {
+		err = d.Update(testID, func(r *Record) { r.Evidence = &evidence })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	unavailable := func(context.Context, int64, ChunkHash, []byte) (int, error) {
+		f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
+		if err != nil {
+			return 0, err
+		}
+		t.Cleanup(func() { f.Close() })
+		return 0, errors.New("boom")
+	}
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, unavailable, func(int64) {}); err == nil {
+		t.Errorf("repaired: %+v", c)
+	}
+	if c := d.Stat(testID); c.State == model.Ready {
+		t.Errorf("a damaged copy stays ready: %+v", c)
+	}
+}
+
 func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
