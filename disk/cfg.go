@@ -81,8 +81,8 @@ func (f imageFolder) writeCfg(r Record, expected ident.Digest, info os.FileInfo)
 	return f.saveCfg(c)
 }
 
-// invalidateCfg changes the mtime in backing.cfg, so that Longhorn verifies the failed file before it
-// uses the file. Longhorn trusts a file whose mtime equals the one in backing.cfg, and bit rot does
+// invalidateCfg clears the mtime in backing.cfg, so that Longhorn verifies the failed file before it
+// uses the file. Longhorn trusts a file whose mtime equals the mtime in backing.cfg, and bit rot does
 // not change the mtime of a file.
 func (f imageFolder) invalidateCfg() error {
 	c, err := f.readCfg()

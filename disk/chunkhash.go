@@ -24,9 +24,9 @@ const (
 	ChunkBLAKE3 ChunkAlgorithm = 2
 )
 
-// NewChunks is the algorithm of new manifests: the faster one on this processor. BLAKE3 is faster than
-// SHA-256 on all processors but those arm64 ones that have instructions for SHA-256: there is no
-// assembly of BLAKE3 for them. Copies from peers have the algorithm of their source.
+// NewChunks is the algorithm of new manifests: the faster one on this processor. SHA-256 is faster on
+// arm64 with instructions for SHA-256, where BLAKE3 has no assembly, and BLAKE3 everywhere else. Copies
+// from peers have the algorithm of the peers' manifest.
 var NewChunks = fasterChunkAlgorithm()
 
 func fasterChunkAlgorithm() ChunkAlgorithm {
@@ -72,7 +72,7 @@ func (a ChunkAlgorithm) compute(chunk []byte) ChunkHash {
 }
 
 // wholeBLAKE3 is blake3.Sum256 for a chunk of ChunkSize bytes. Sum256 divides it among 64 goroutines, which takes up to
-// twice the processor time. That is of no use: callers hash one chunk while they read or write others.
+// twice the processor time. This is of no use here: callers hash a chunk while they read or write others.
 func wholeBLAKE3(chunk []byte) [ChunkHashSize]byte {
 	const piece = guts.MaxSIMD * guts.ChunkSize
 	var values [ChunkSize / piece][8]uint32 // of the subtrees, from left to right

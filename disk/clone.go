@@ -18,8 +18,8 @@ func CopySource(c model.Copy) PartSource {
 	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 
-// Clone appends the chunks of r that follow Offset, and calls done with the length of each. They are appended as by
-// AppendFrom, but with any bytes: Commit compares the whole image with its digest. Holes stay holes, and are not read.
+// Clone appends the chunks of image r from Offset on, and calls done with the length of each. It does so like AppendFrom,
+// but compares no hashes: Commit compares the digest of the whole image. Holes stay holes, and are not read.
 func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	holes := extents{f: r.chunks.f}
 	for p.offset < r.Size() {
@@ -41,14 +41,13 @@ func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	return r.Unchanged()
 }
 
-// AppendFrom appends the next chunk from another image, which has it at the offset from, under the
-// conditions of AppendChunk. ErrDamaged: the other image does not have a chunk with this hash there, or it
-// cannot be read. Then nothing was appended.
+// AppendFrom appends the next chunk, which another image r has at the offset from. The conditions of
+// AppendChunk hold. ErrDamaged: the bytes of r there do not match the hash, or cannot be read. Then
+// nothing was appended.
 //
-// Where the file system can, a chunk shares the blocks of the other image: it uses no more space and
-// is not written. from must then be a multiple of the block size. The hash is compared with what the disk
-// returns for the partial file: the page cache may have good pages of the other image whose blocks are
-// damaged on the disk.
+// Where the file system can, and the offset is a multiple of the block size, the chunk shares the blocks
+// of r: it uses no more space and is not written. Then the hash is compared with bytes that are read from
+// the partial file: the page cache may have good pages of r whose blocks are damaged on the disk.
 func (p *Part) AppendFrom(r *Reader, from, length int64, hash ChunkHash) error {
 	return p.appendFrom(r, from, length, &hash)
 }
@@ -91,8 +90,8 @@ func (p *Part) appendFrom(r *Reader, from, length int64, hash *ChunkHash) error 
 
 // shareAlign returns the alignment of the blocks that f can share with other files, or 0 if it cannot.
 //
-// The file systems with a page cache for each file are known: there, a read from f after the blocks were
-// shared cannot return pages of the other file. ZFS, for example, caches blocks for all files that share them.
+// It accepts only file systems that cache pages for each file, XFS and btrfs. There, a read from f cannot return
+// cached pages of the other file. ZFS, for example, caches a block once for all files that share it.
 func shareAlign(f *os.File) int64 {
 	var fs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &fs); err != nil || fs.Type != unix.XFS_SUPER_MAGIC && fs.Type != unix.BTRFS_SUPER_MAGIC {
@@ -105,10 +104,10 @@ func shareAlign(f *os.File) int64 {
 	return int64(info.Sys().(*syscall.Stat_t).Blksize)
 }
 
-// share makes the file share, from the offset at on, the blocks that r has from the offset from on: those of a whole chunk, or of
-// the last one of both images. It returns false if this is not possible, for example because r is on another file system. Then the
-// bytes are written, and an error of the disk occurs there. The caller verifies the shared bytes, and calls unshare
-// if they are wrong.
+// share makes the chunk at offset "at" of the file share the blocks of r at offset "from". It must be a whole chunk, or the last
+// chunk of both images. share returns false if this is not possible, for example because r is on another file system. Then the
+// caller writes the bytes, and meets a disk error there. The caller verifies shared bytes, and calls unshare if they are
+// wrong.
 func (w *partWriter) share(r *Reader, from, at, length int64) (bool, error) {
 	whole := length == ChunkSize && from+length <= r.Size() || from+length == r.Size()
 	if w.shareAlign == 0 || from%w.shareAlign != 0 || !whole || w.unshared[r] {
@@ -129,8 +128,8 @@ func (w *partWriter) share(r *Reader, from, at, length int64) (bool, error) {
 	return false, w.unshare(at) // some of the blocks may be shared
 }
 
-// unshare removes the bytes from the offset at on, which were shared: a chunk of zeros, for which nothing is
-// written, may follow there. All earlier chunks end before.
+// unshare cuts shared bytes off the end of the file, beginning at the given offset, where all earlier chunks end.
+// A chunk of zeros, which may follow there, would not overwrite them.
 func (w *partWriter) unshare(at int64) error {
 	w.resizing.Lock()
 	defer w.resizing.Unlock()

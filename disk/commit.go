@@ -30,11 +30,11 @@ func (e *ChecksumError) Error() string {
 // (zero: any digest) and an accepted format. The package comment lists the steps.
 //
 // After a *ChecksumError, *FormatError or *SignatureError the partial file is removed. It is also removed if the disk
-// is full before the file is durable: otherwise the partial file itself would occupy the space that
-// the next attempt needs. After any other error a later OpenPart resumes it.
+// is full before the file is durable: the next attempt needs the space that it occupies. After any
+// other error a later OpenPart resumes it.
 //
-// Commit replaces a failed image, but never one that is in use (*InUseError), and never a file that
-// was created after Begin: that file must be verified first.
+// Commit replaces a failed image unless it is in use (*InUseError). It never replaces another file,
+// which may have been created since OpenPart: that file must be verified first.
 func (p *Part) Commit(want ident.Digest) (_ model.Copy, err error) {
 	d, id := p.folder.disk, p.folder.id
 	defer func() {
@@ -62,7 +62,7 @@ func (p *Part) Commit(want ident.Digest) (_ model.Copy, err error) {
 	if err := swap.run(); err != nil {
 		_, inUse := errors.AsType[*InUseError](err)
 		if inUse || errors.Is(err, fs.ErrExist) {
-			// The old file is kept. Only with its own record can it be repaired or verified.
+			// The old file is kept. It needs its own record to be repaired or verified.
 			err = errors.Join(err, p.folder.writeRecord(before))
 		}
 		return model.Copy{}, err
@@ -87,8 +87,8 @@ func (p *Part) Commit(want ident.Digest) (_ model.Copy, err error) {
 	return c, nil
 }
 
-// finish checks the bytes, makes them durable, closes the file and prepares swap. The function result
-// writes the result of the checks to a record.
+// finish checks the bytes, makes them durable, closes the file and prepares swap. The returned function
+// writes the findings of the checks to a record.
 func (p *Part) finish(want ident.Digest, swap *replacement) (result func(*Record), err error) {
 	err = p.flush()
 	if err == nil {
@@ -121,7 +121,7 @@ func isFinal(err error) bool {
 	return checksum || format || signature
 }
 
-// check compares size, digest and format. The function result writes its findings to a record.
+// check compares size, digest and format. The returned function writes the findings to a record.
 func (p *Part) check(want ident.Digest) (result func(*Record), err error) {
 	if size := p.Source().Size; size >= 0 && size != p.offset {
 		return nil, fmt.Errorf("%d of %d bytes were received: %w", p.offset, size, io.ErrUnexpectedEOF)
@@ -170,12 +170,12 @@ func matches(want, sum512, sum256 ident.Digest) error {
 // replacement renames the complete partial file of a folder to the image.
 type replacement struct {
 	folder   imageFolder
-	old      Evidence // of the failed image that it replaces; zero: none
+	old      Evidence // of the failed image to replace; zero: none
 	complete Evidence // of the complete partial file
 }
 
-// checkReplaceable returns an error unless there is no image, or a failed image that is not in use.
-// It keeps the evidence of a failed image. A file in any other state must be verified first.
+// checkReplaceable returns nil if there is no image, or a failed image that is not in use. It stores
+// the evidence of the failed image in s.old. A file in any other state must be verified first.
 func (s *replacement) checkReplaceable() error {
 	var err error
 	if s.old, err = s.folder.evidence(imageFile); err != nil {
@@ -207,8 +207,8 @@ func (s *replacement) takeEvidence(f *os.File) error {
 	return waitForTick(f)
 }
 
-// checkOld returns fs.ErrExist unless the file name is the unchanged file that checkReplaceable
-// checked, or does not exist.
+// checkOld returns nil if the named file does not exist, or is the unchanged file that
+// checkReplaceable checked. It returns fs.ErrExist for any other file.
 func (s *replacement) checkOld(name string) error {
 	now, err := s.folder.evidence(name)
 	if err != nil {
@@ -330,8 +330,8 @@ var (
 	signaturePlain = regexp.MustCompile(`^[A-Za-z0-9:]{1,200}$`)
 )
 
-// validSignature returns the signature, or the zero value if a record cannot have it. Other programs may write records, and no
-// output may contain what they like.
+// validSignature returns the signature, or the zero value if this program never writes such a signature. Another program
+// may have written the record, and must not control what this program prints.
 func validSignature(s model.Signature) model.Signature {
 	if !signatureWord.MatchString(s.Scheme) || !signaturePlain.MatchString(s.Signer) || s.Warning != "" && !signatureWord.MatchString(s.Warning) {
 		return model.Signature{}
@@ -342,13 +342,13 @@ func validSignature(s model.Signature) model.Signature {
 
 // SignatureCheck judges the bytes of a partial file by a signature before they become a copy.
 type SignatureCheck struct {
-	// Digest is what the image must have besides the digest of Commit; zero: nothing.
+	// Digest is a second digest that the image must have; zero: none.
 	Digest ident.Digest
-	// Begin is called when the bytes begin, and when they begin again. It returns a writer for all bytes of the image, in
-	// order, also those that were in the partial file before. One goroutine writes to it. nil: the bytes are not needed.
+	// Begin returns a writer for all bytes of the image in order, also those that a resume keeps. It is called again when the
+	// bytes begin again. One goroutine writes to the writer. nil: the bytes are not needed.
 	Begin func() io.Writer
-	// End is called by Commit after the last byte. It returns the signature for the record. After an error, which Commit
-	// wraps in a *SignatureError, there is no copy. nil: there is no signature.
+	// End is called by Commit after the last byte. It returns the signature for the record. Commit wraps its error in a
+	// *SignatureError, and creates no copy. nil: there is no signature.
 	End func() (model.Signature, error)
 }
 

@@ -131,17 +131,17 @@ func (f imageFolder) statIn(folder *os.Root) model.Copy {
 		c.State, c.Message = model.Unknown, "cannot stat the file: "+err.Error()
 		return c
 	case !info.Mode().IsRegular():
-		c.State, c.Message = model.Unknown, "backing is not a regular file: it is not changed"
+		c.State, c.Message = model.Unknown, "backing is not a regular file, and is not changed: move it away"
 		return c
 	}
 	c.Size, c.RealSize = info.Size(), realSize(info)
 	c.Format, c.VirtualSize, c.SHA512, c.SHA256, c.Signature = r.Format, r.VirtualSize, r.SHA512, r.SHA256, r.Signature
 	c.State, c.Message = stateOf(r, owned, info)
 	if n := links(info); c.State == model.Ready && n > 1 {
-		c.Message = fmt.Sprintf("the file has %d names (hard links): a write to another one would damage this copy", n)
+		c.Message = fmt.Sprintf("the file has %d names (hard links), and a write to another name would damage this copy: remove the other names", n)
 	}
 	if c.State == model.Ready && f.disk.metadata.isDamaged(f.id, evidenceOf(info)) {
-		c.State, c.Message = model.Unknown, "the last read found it damaged, and the record could not be written"
+		c.State, c.Message = model.Unknown, "the last read found the file damaged, and the record could not be written"
 	}
 	c.VerifiedAt, c.ReadBackAt = r.VerifiedAt, r.ReadBackAt
 	if c.State == model.Ready || c.State == model.Failed {
@@ -192,8 +192,8 @@ func addPart(c *model.Copy, r Record, folder *os.Root) {
 	}
 }
 
-// metaCache has what this process remembers of each image folder: the content of its small files, so that List of
-// a thousand unchanged images reads none of these files, and what no file records. It is safe for concurrent use.
+// metaCache has what this process remembers of each image folder: the content of its small files, and findings
+// that no file records. So List does not read small files that are unchanged. It is safe for concurrent use.
 type metaCache struct {
 	mu      sync.Mutex
 	folders map[ident.ID]cachedFolder
@@ -248,8 +248,8 @@ func (c cachedFile[T]) update(folder *os.Root, name string, parse func([]byte) (
 }
 
 // read returns the record and the cfg of an image folder. An unreadable record counts as missing: the
-// copy is then not owned until it is adopted, and it is verified before it is used. Of a record of another
-// version, it returns the version.
+// copy is then not owned until it is adopted, and it is verified before it is used. If the record has
+// another version, r has only that version.
 func (m *metaCache) read(id ident.ID, folder *os.Root) (r Record, owned bool, cfg longhornCfg, hasCfg bool) {
 	m.mu.Lock()
 	old := m.folders[id]
@@ -259,7 +259,7 @@ func (m *metaCache) read(id ident.ID, folder *os.Root) (r Record, owned bool, cf
 		cfg:    old.cfg.update(folder, cfgFile, parseCfg),
 	}
 	m.change(id, func(c *cachedFolder) {
-		c.record, c.cfg = now.record, now.cfg // without the findings: a job may have added some since
+		c.record, c.cfg = now.record, now.cfg // the findings stay: a job may have added some since
 	})
 	return now.record.value, now.record.ok, now.cfg.value, now.cfg.ok
 }
@@ -300,7 +300,7 @@ func (m *metaCache) markDamaged(id ident.ID, file Evidence) {
 	m.change(id, func(c *cachedFolder) { c.damaged = file })
 }
 
-// isDamaged reports whether the file is damaged although its record does not mark it as failed.
+// isDamaged reports whether markDamaged was called for the file with this evidence.
 func (m *metaCache) isDamaged(id ident.ID, file Evidence) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

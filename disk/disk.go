@@ -34,7 +34,7 @@ var (
 	// mounted. Nothing below the path is changed.
 	ErrNotInitialised = errors.New("no disk here")
 	// ErrLocked: another process writes to the disk.
-	ErrLocked = errors.New("disk is locked by another process")
+	ErrLocked = errors.New("disk is locked by another process: stop that process first")
 	// ErrNoSpace: the disk is full, or would have less free space than is reserved.
 	ErrNoSpace = errors.New("not enough space")
 )
@@ -57,7 +57,7 @@ type Disk struct {
 	// unrestored is true if the folder of an interrupted removal could not be restored, because the disk was read-only
 	// or full.
 	unrestored atomic.Bool
-	removals   sync.RWMutex // each Remove has a read lock
+	removals   sync.RWMutex // each Remove holds it for reading
 }
 
 // mount is the file system of a disk. It knows no images.
@@ -188,8 +188,8 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		return nil, fmt.Errorf("lock disk %s: %w", d.path, err)
 	}
 	unlock = func() error {
-		// A process that this one is just starting shares the lock until it executes its program. Close
-		// alone would leave the lock to it.
+		// A child process shares the lock between its fork and its exec. Close alone would leave the
+		// lock to the child.
 		return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 	}
 	switch err := noSpace(restoreRemoved(d.root)); {
@@ -203,10 +203,10 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 	return unlock, nil
 }
 
-// ReadOnly reports whether the file system of the disk is read-only. The kernel remounts some file
-// systems after an error, and not all of them show that in their flags: for these, the caller reports
-// failed writes to WriteFailed, and ReadOnly then tries a write until one succeeds. The write changes
-// only the times of the disk's folder.
+// ReadOnly reports whether the file system of the disk is read-only. After an error, the kernel makes
+// some file systems read-only without a change of their flags. Therefore the caller reports failed
+// writes to WriteFailed. After such a report, each ReadOnly tries a write until a write succeeds. It
+// changes only the times of the disk's folder.
 //
 // A disk with an EIO on a write is not read-only: a bad sector affects one file, and a repair rewrites
 // it.
@@ -258,7 +258,7 @@ func (m *mount) Space() (model.Space, error) {
 	return model.Space{Total: bytesOf(st.Blocks, unit), Free: bytesOf(st.Bavail, unit)}, nil
 }
 
-// Folder returns the identity of the folder with all copies. It is zero if there is none.
+// Folder returns the identity of the folder backing-images. Zero means that it does not exist.
 func (m *mount) Folder() (model.FolderID, error) {
 	info, err := m.root.Lstat(imagesFolder)
 	if err != nil {
@@ -297,22 +297,22 @@ func noSpace(err error) error {
 	return err
 }
 
-// commitFile has the last commit of the configuration that was accepted, for managers that require signed commits. It is
+// commitFile has the last accepted commit of the configuration, for managers that require signed commits. It is
 // beside longhorn-disk.cfg, and belongs to the whole disk.
 const commitFile = "backing-image-manager.commit"
 
 // ConfigCommit is a commit of the configuration.
 type ConfigCommit struct {
-	Name string // by which git knows it
-	// Signed identifies what its signature covers, by a SHA-256. Committed is its date.
+	Name string // the hash by which git names it
+	// Signed is a SHA-256 of what the signature covers. Committed is the date of the commit.
 	Signed    string
 	Committed time.Time
 }
 
 var commitPattern = regexp.MustCompile(`^([0-9a-f]{40}|[0-9a-f]{64}) ([0-9a-f]{64}) (-?[0-9]{1,12})\n?$`)
 
-// ConfigCommit returns the commit that SetConfigCommit recorded, zero if there is none. The error is one of the disk, or
-// says that the file has another content, so that nothing is known.
+// ConfigCommit returns the commit that SetConfigCommit recorded; zero means none. After an error it is not known: the
+// file cannot be read, or its content is not a commit.
 func (m *mount) ConfigCommit() (ConfigCommit, error) {
 	data, err := readSmall(m.root, commitFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -323,7 +323,7 @@ func (m *mount) ConfigCommit() (ConfigCommit, error) {
 	}
 	fields := commitPattern.FindStringSubmatch(string(data))
 	if fields == nil {
-		return ConfigCommit{}, fmt.Errorf("%s of %s is not the name of a commit", commitFile, m.path)
+		return ConfigCommit{}, fmt.Errorf("%s of %s does not contain a commit", commitFile, m.path)
 	}
 	seconds, _ := strconv.ParseInt(fields[3], 10, 64) // at most 12 digits
 	return ConfigCommit{Name: fields[1], Signed: fields[2], Committed: time.Unix(seconds, 0).UTC()}, nil

@@ -12,18 +12,18 @@
 //	                                    backing.caibx   index of the image, if it was downloaded by one
 //	                                    backing.part    partial file
 //	                                    backing.part.chunks  journal of the partial file; becomes the chunk manifest
-//	                                    backing.part.caibx   index of the partial file; becomes that of the image
-//	                                    backing.part.tmp  an index that is received, or a manifest without a name
+//	                                    backing.part.caibx   index of the partial file; becomes backing.caibx
+//	                                    backing.part.tmp  temporary file, for example of an index that is received
 //	                                    backing.leaving.*      mark of a withdrawn copy
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
 //	<disk>/backing-image-manager.users                which replicas named images when they were last read
 //	<disk>/backing-image-manager.commit               the last accepted commit
 //
-// No other state is stored. backing.record and backing-image-manager.users have the version of their format: of
-// another version, the first one leaves the copy alone, and with the second one every copy counts as in use.
+// No other state is stored. backing.record and backing-image-manager.users contain the version of their format. A
+// copy whose record has another version is left alone. With another version of the users, every copy counts as in use.
 //
-// All files are opened through an os.Root, so that no name and no link can refer to a file outside the disk.
+// All files are opened through an os.Root, so no name and no link can refer to a file outside the disk.
 //
 // # Reading order
 //
@@ -40,9 +40,9 @@
 //	replicas.go                   read Longhorn's replicas and other files that change
 //	pipeline.go fileio.go pagecache.go lease.go   mechanisms that the files above use
 //
-// A Disk has three groups of methods: those of mount, about the file system; those about images: Stat, List, OpenPart, Open,
-// Verify, Repair, Remove; and those of replicas, about Longhorn's volumes, which package disk/replica uses. They are in
-// one package, because Remove must know which replicas use an image (Users).
+// A Disk has three groups of methods. The type mount is about the file system. The type replicas is about Longhorn's
+// volumes, for package disk/replica. All others are about images: Stat, List, OpenPart, Open, Verify, Repair, Remove.
+// They are in one package, because Remove must know which replicas use an image (Users).
 //
 // # From bytes to an image
 //
@@ -52,8 +52,8 @@
 //	ReadFrom     hash each byte on its way and write it once; zeros stay holes; the hash of every
 //	             chunk goes to the journal
 //	AppendChunk  like ReadFrom, for a chunk from a peer: its hash is in the manifest of the peer
-//	AppendFrom   the same for a chunk of another image on this disk: where the file system can, it
-//	             shares the blocks, and hashes what the disk returns for the partial file
+//	AppendFrom   like AppendChunk, for a chunk of another image on this disk: where the file system
+//	             can, it shares the blocks, reads them back from the partial file and compares the hash
 //	Commit       check digest and format -> set the mode, sync the file and its journal
 //	             -> write the digest to the record -> rename the file to backing, sync the folder
 //	             -> rename the journal to backing.chunks, the index to backing.caibx -> write backing.cfg
@@ -74,15 +74,15 @@
 // The record also has the digest of the chunk manifest (the SHA-256 of its encoded form). Peers
 // identify manifests by this digest, and a manifest file with another digest is damaged.
 //
-// The hashes of a manifest are all BLAKE3 or all SHA-256 (chunkhash.go). Only the bytes of a whole file
-// have a declared checksum, so that the algorithm of the chunks can be chosen for its speed. A manifest
-// keeps its algorithm: a verification makes the same one again, and a copy from peers has theirs.
+// The hashes of a manifest are all BLAKE3 or all SHA-256 (chunkhash.go). A declared checksum covers only the
+// whole file, so the algorithm of the chunks can be chosen for its speed. An image keeps its algorithm: a
+// verification uses it again, and a copy from peers has the manifest of the peers.
 //
 // # Removal
 //
-// Remove renames the folder aside, so that no new user finds the image, checks for users once more, and
-// deletes the files. On a full file system on which a rename needs space, it takes a write lease on the
-// image instead of the rename. The image is deleted first and the record last, so that after a crash the
+// Remove renames the folder aside, so that no new user finds the image. It checks for users once more, and
+// deletes the files. If a full file system has no space for the rename, it takes a write lease on the
+// image instead. The image is deleted first and the record last. So after a crash the
 // folder has no image that looks ready, and still belongs to this program.
 //
 // # Repair

@@ -20,7 +20,7 @@ const (
 	// privateMode is the mode of partial files and manifests: other users must not read an image that is
 	// not verified, or that nobody publishes.
 	privateMode = 0o600
-	// imageMode is the mode of an image, as Longhorn creates it, without the bits of the umask.
+	// imageMode is the mode of an image before the umask, as Longhorn creates it.
 	imageMode = 0o644
 )
 
@@ -77,7 +77,7 @@ func openRegular(root *os.Root, name string, flag int) (*os.File, error) {
 // checkOneName returns an error if the file has a second name (a hard link).
 func checkOneName(name string, info os.FileInfo) error {
 	if n := links(info); n != 1 {
-		return fmt.Errorf("%s has %d names (hard links): it is not written, because that would change the file with the other name", name, n)
+		return fmt.Errorf("%s has %d names (hard links), and is not written, because that would change the file of each name: remove the other names", name, n)
 	}
 	return nil
 }
@@ -89,8 +89,8 @@ func links(info os.FileInfo) uint64 { return uint64(info.Sys().(*syscall.Stat_t)
 // to exist under the other names.
 func removeLinked(root *os.Root, name string) error { return removeRegular(root, name, 2) }
 
-// removeRegular removes the file name below root if it is a regular file with at least the number of
-// names (hard links) in the argument names. It does not open or remove anything else.
+// removeRegular removes a file below root if it is a regular file with at least the given number of
+// hard links. It does not open or remove anything else.
 func removeRegular(root *os.Root, name string, names uint64) error {
 	info, err := root.Lstat(name)
 	if err != nil {
@@ -187,13 +187,13 @@ func readDirect(f *os.File, buf []byte, offset, size int64) ([]byte, error) {
 	return buf[:length], nil
 }
 
-// writeDurably replaces the file name below root with data: see package atomicfile. Each disk has one writer, so the temporary name is
-// fixed.
+// writeDurably replaces a file below root with data (package atomicfile). Each disk has one writer, so the temporary
+// name is fixed.
 func writeDurably(root *os.Root, name string, data []byte) error {
 	return noSpace(atomicfile.Write(root, name, name+".tmp", data))
 }
 
-// mkdirDurably creates the folder name below root; its parent must exist. It syncs the parent even if
+// mkdirDurably creates a folder below root; its parent must exist. It syncs the parent even if
 // the folder exists, because a killed process may have created the folder without a sync.
 func mkdirDurably(root *os.Root, name string) error {
 	if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {

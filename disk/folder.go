@@ -20,7 +20,7 @@ const (
 	recordFile     = "backing.record"
 	partFile       = "backing.part"
 	partChunksFile = "backing.part.chunks"
-	partTempFile   = "backing.part.tmp" // while an index is received, or between create and unlink; it is never used after a crash
+	partTempFile   = "backing.part.tmp" // an index while it is received, or a TempFile before it is unlinked; it is never used after a crash
 )
 
 // partFiles are all files of a partial file.
@@ -110,8 +110,8 @@ func (f imageFolder) inspect(name string, declared model.Format) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	// Otherwise the kernel marks a page, and a Reader that reaches it causes a read-ahead that it does not know
-	// (cachedPages), again and again.
+	// After a read-ahead, the kernel marks a page. A Reader that reaches this page would cause another read-ahead, of
+	// which cachedPages does not know, again and again.
 	_ = unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_RANDOM) // if this fails, only more pages stay in the page cache
 	return Inspect(file, stat.Size(), declared)
 }

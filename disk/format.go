@@ -21,9 +21,9 @@ func refuse(hint, reason string, args ...any) error {
 }
 
 // detect returns the format of a file, determined from its first bytes. It returns a *FormatError if
-// the file is not an image of the declared format, or if a program that detects the format would open
-// it as another one. A guest can write the header of any format to its own raw disk, and such a header
-// can name files of the host.
+// the file is not an image of the declared format, or if a program that detects the format would
+// detect another format. A guest can write the header of any format to its own raw disk, and this
+// header can name files of the host.
 func detect(head []byte, declared model.Format) (model.Format, error) {
 	isQCOW2 := bytes.HasPrefix(head, []byte(qcow2.Magic))
 	container, isContainer := filetype.Container(head)
@@ -66,13 +66,13 @@ type Info struct {
 }
 
 // Inspect returns the format of an image of size bytes. A *FormatError means that the image is not
-// accepted; any other error is a read error of r. If the bytes contradict the declared format, the
-// image is not accepted. An image is accepted only if QEMU, too, detects its format as the returned one.
+// accepted; any other error is a read error of r. The declared format and the format that QEMU detects
+// must both be the returned format.
 //
-// Nothing in the file is trusted. Inspect uses bounded memory. It reads the first and last bytes, and
-// of a qcow2 image its tables but no data: see qcow2.Inspect. It opens no file that the image names:
-// images that need another file are not accepted. It reads at arbitrary offsets, so r must not be open
-// for direct I/O.
+// Nothing in the file is trusted. Inspect uses bounded memory. It reads the first and last bytes. Of a
+// qcow2 image it also reads the tables, but no data: see qcow2.Inspect. It opens no file that the image
+// names: images that need another file are not accepted. It reads at arbitrary offsets, so r must not be
+// open for direct I/O.
 func Inspect(r io.ReaderAt, size int64, declared model.Format) (Info, error) {
 	if size == 0 {
 		return Info{}, CheckSize(size)
@@ -104,9 +104,9 @@ func Inspect(r io.ReaderAt, size int64, declared model.Format) (Info, error) {
 	return Info{Format: model.Raw, VirtualSize: size, LUKS: luks.Version(head) == 2}, nil
 }
 
-// inspectHead returns the *FormatError that the first bytes of a file alone already cause. nil means
-// that the other bytes must be checked. An input of less than one sector returns nil. 64 KiB are
-// enough for nearly all errors, 1 MiB for all of them that do not depend on the tables of qcow2.
+// inspectHead returns the *FormatError that the first bytes of a file alone cause. nil means that the
+// other bytes must be checked, too. It is nil for less than one sector. 64 KiB show nearly all errors,
+// 1 MiB all errors that do not depend on the tables of qcow2.
 func inspectHead(head []byte, declared model.Format) error {
 	if len(head) < sector {
 		return nil

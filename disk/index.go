@@ -24,10 +24,10 @@ const (
 type partFolder struct {
 	folder  imageFolder
 	reserve int64 // bytes that must stay free on the disk
-	maxSize int64 // of the image; 0: no limit
+	maxSize int64 // maximum size of the image; 0: no limit
 }
 
-// checkSize checks that the image is not larger than maxSize and that the disk has space for it. An unknown
+// checkSize returns an error if the image is larger than maxSize, or if the disk has no space for it. An unknown
 // size passes.
 func (p *partFolder) checkSize(source PartSource) error {
 	if source.Size < 0 {
@@ -47,7 +47,7 @@ func (p *partFolder) checkImageSize(size int64) error {
 	return nil
 }
 
-// checkSpace returns a *NoSpaceError if more bytes would not leave the reserve free.
+// checkSpace returns a *NoSpaceError if a write of the given bytes would reach the reserve.
 func (p *partFolder) checkSpace(more int64) error {
 	room, err := p.Room()
 	if err == nil && room < more {
@@ -63,8 +63,8 @@ func (p *partFolder) Room() (int64, error) {
 }
 
 // StoreIndex stores the index of the partial file. write receives an empty file and writes the index to it.
-// The index is durable when StoreIndex returns, and exists until Discard, DropIndex, Commit, or Begin with a source
-// without an index. The bytes are not interpreted.
+// The index is durable when StoreIndex returns. It exists until Discard, DropIndex or Commit, or until Begin with a
+// source without an index. The bytes are not interpreted.
 func (p *partFolder) StoreIndex(write func(*os.File) error) error {
 	root, name := p.folder.disk.root, p.folder.file(partTempFile)
 	f, err := p.createTemp()
@@ -106,7 +106,7 @@ func (p *partFolder) DropIndex() error {
 	return ignoreMissing(p.folder.disk.root.Remove(p.folder.file(partIndexFile)))
 }
 
-// TempFile creates a file without a name in the folder of the partial file, for data that need not survive the
+// TempFile creates an unlinked file in the folder of the partial file, for data that need not survive the
 // process. StoreIndex must not run meanwhile.
 func (p *partFolder) TempFile() (*os.File, error) {
 	f, err := p.createTemp()
@@ -119,7 +119,7 @@ func (p *partFolder) TempFile() (*os.File, error) {
 	return f, nil
 }
 
-// createTemp creates partTempFile. A crash may have left one.
+// createTemp creates partTempFile. It removes the file that a crash may have left.
 func (p *partFolder) createTemp() (*os.File, error) {
 	root, name := p.folder.disk.root, p.folder.file(partTempFile)
 	if err := ignoreMissing(root.Remove(name)); err != nil {
@@ -129,8 +129,8 @@ func (p *partFolder) createTemp() (*os.File, error) {
 	return f, noSpace(err)
 }
 
-// Index opens the index of a ready copy. fs.ErrNotExist: the copy has none, or it is not the one of these
-// bytes.
+// Index opens the index of a ready copy. fs.ErrNotExist: the copy has no index, or the index does not have the
+// recorded digest.
 func (d *Disk) Index(id ident.ID) (*os.File, error) {
 	f, err := openRegular(d.root, filePath(id, indexFile), os.O_RDONLY)
 	if err != nil {
@@ -176,8 +176,8 @@ func (p *partFolder) indexDigest() (ident.Digest, error) {
 	return fileDigest(f)
 }
 
-// commitIndex makes the index of the partial file that of the image. Without one, it removes the index of the
-// image, because that is of the bytes before.
+// commitIndex makes the index of the partial file the index of the image. If there is none, it removes the index of
+// the image, which describes the previous bytes.
 func (f imageFolder) commitIndex() error {
 	err := atomicfile.Rename(f.disk.root, f.file(partIndexFile), f.file(indexFile))
 	if errors.Is(err, fs.ErrNotExist) {

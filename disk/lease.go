@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaseProbe uses file leases to determine whether a file is open. It runs one probe at a time,
-// because two concurrent probes of a file would detect each other, and none during Disk.Prove.
+// leaseProbe uses file leases to determine whether a file is open. Only one probe runs at a time,
+// because concurrent probes of a file would detect each other. No probe runs during Disk.Prove.
 type leaseProbe struct{ mu sync.Mutex }
 
 func (p *leaseProbe) fileOpen(root *os.Root, name string) (reason string, open bool) {
@@ -83,8 +83,8 @@ func openElsewhere(f *os.File) (reason string, open bool) {
 }
 
 // openForWriting reports whether a process has f open for writing: the kernel then rejects a read
-// lease. Where leases are not supported, it returns false. A process that is being started has copies
-// of all descriptors of this one until it executes its program, so only a rejection that lasts counts.
+// lease. Where leases are not supported, it returns false. A child process has copies of all
+// descriptors of this process between fork and exec, so only a rejection that lasts counts.
 func openForWriting(f *os.File) bool {
 	const limit, pause = time.Second, 5 * time.Millisecond
 	for start := time.Now(); errors.Is(probeLease(f, unix.F_RDLCK), unix.EAGAIN); time.Sleep(pause) {

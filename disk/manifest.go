@@ -21,7 +21,7 @@ const ChunkSize = model.ChunkSize
 func chunksOf(size int64) int64 { return (size-1)/ChunkSize + 1 }
 
 // A chunk file is a header and the hash of each chunk in order. It is first the journal of a partial
-// file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks). Peers send it as it is.
+// file (backing.part.chunks), and later the chunk manifest of the image (backing.chunks). Peers send the manifest as it is.
 //
 // The header has the magic, the ChunkAlgorithm in 4 bytes, and ChunkSize in 4 bytes, both big endian.
 const chunkHeaderSize = model.ChunkHeaderSize
@@ -87,8 +87,8 @@ func openChunks(root *os.Root, name string) (chunkFile, error) {
 	return c, nil
 }
 
-// reset removes all hashes, durably. Otherwise the next bytes could count as verified because of an
-// old hash. The hashes that follow are of the algorithm a.
+// reset removes all hashes durably, because an old hash could make new bytes count as verified. The
+// hashes that follow have algorithm a.
 func (c *chunkFile) reset(a ChunkAlgorithm) error {
 	if err := c.f.Truncate(0); err != nil {
 		return err
@@ -121,8 +121,8 @@ func (c *chunkFile) truncate(n int64) error {
 	return c.f.Truncate(chunkHeaderSize + n*ChunkHashSize)
 }
 
-// ErrNoManifest: an image has no chunk manifest, or one whose digest differs from the record. Verify
-// creates a new manifest for an image that is not damaged.
+// ErrNoManifest: an image has no chunk manifest, or the manifest does not have the recorded digest.
+// Verify creates a new manifest for an image that is not damaged.
 var ErrNoManifest = errors.New("no manifest")
 
 // Manifest is the chunk manifest of an image: the hashes of all chunks. It reads them from an open
@@ -190,9 +190,9 @@ type SelectedChunk struct {
 	Hash     ChunkHash
 }
 
-// SelectChunk selects a chunk of an image of size bytes. It reads the encoded manifest from r. Each chunk that is
-// not all zero has the same probability; if there is none, each chunk has. Who does not know the secret cannot
-// predict the selection.
+// SelectChunk selects a chunk of an image of size bytes at random. It reads the encoded manifest from r. All chunks
+// with data are equally likely; if the image is all zero, all chunks are. The selection cannot be predicted without
+// the secret.
 func SelectChunk(r io.Reader, size int64, secret uint64) (SelectedChunk, error) {
 	if size <= 0 {
 		return SelectedChunk{}, fmt.Errorf("an image of %d bytes has no chunk", size)
@@ -230,8 +230,8 @@ func (m *Manifest) Encoded() *io.SectionReader {
 }
 
 // Manifest opens the chunk manifest of a ready or failed copy. It describes the bytes that the image
-// had when it became ready. ErrNoManifest: the manifest is missing, or its digest differs from the
-// record. From then on, Stat returns no ManifestDigest for this copy.
+// had when it became ready. ErrNoManifest: the manifest is missing, or does not have the recorded
+// digest. Then Stat returns no ManifestDigest for this copy any more.
 func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 	c := d.Stat(id)
 	if c.ManifestDigest.IsZero() {
@@ -246,7 +246,7 @@ func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 		info, statErr := f.Stat()
 		f.Close()
 		if statErr == nil {
-			bad := manifestFile{file: evidenceOf(info), recorded: c.ManifestDigest} // until one of them changes
+			bad := manifestFile{file: evidenceOf(info), recorded: c.ManifestDigest} // until the file or the record changes
 			d.metadata.change(id, func(c *cachedFolder) { c.badManifest = bad })
 		}
 		return nil, fmt.Errorf("manifest of %s: %w: %w", id, ErrNoManifest, err)
@@ -254,7 +254,7 @@ func (d *Disk) Manifest(id ident.ID) (*Manifest, error) {
 	return m, nil
 }
 
-var errNotManifest = fmt.Errorf("%w: these bytes are not one", ErrNoManifest)
+var errNotManifest = fmt.Errorf("%w: the bytes are not a chunk manifest", ErrNoManifest)
 
 // verify compares the file with the digest, and reads the header.
 func (m *Manifest) verify() error {
@@ -273,8 +273,8 @@ func (m *Manifest) verify() error {
 
 // ReceiveManifest reads the encoded manifest of an image of size bytes from r, up to the end of r. It returns
 // a *ChecksumError if the manifest does not have the digest want, and ErrTooLarge if size exceeds the
-// limit of the partial file. The manifest is in a file without a name, which does not exist any more
-// after Close or a crash. ReceiveManifest does not change the partial file.
+// limit of the partial file. The manifest is in an unlinked file, which Close or a crash removes.
+// ReceiveManifest does not change the partial file.
 func (p *partFolder) ReceiveManifest(r io.Reader, size int64, want ident.Digest) (m *Manifest, err error) {
 	var f *os.File
 	if err = p.checkImageSize(size); err == nil {
@@ -293,7 +293,7 @@ func (p *partFolder) ReceiveManifest(r io.Reader, size int64, want ident.Digest)
 }
 
 // ReceiveManifest is like Part.ReceiveManifest, but writes to the file f and has no limits. The
-// Manifest owns f. After an error f is closed. ErrNoManifest: the bytes have the digest, and are no manifest.
+// Manifest owns f. After an error f is closed. ErrNoManifest: the bytes have the digest, but are no manifest.
 func ReceiveManifest(f *os.File, r io.Reader, size int64, want ident.Digest) (*Manifest, error) {
 	m := &Manifest{chunkFile{f: f}, size, want}
 	if err := m.receive(r); err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-// Mark is a file in the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
-// withdrawn copy itself, by another path: a bind mount, or a file system that two nodes share. The secret proves
-// that it has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
+// Mark is a mark in the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
+// withdrawn copy itself, by another path: a bind mount, or a file system that two nodes share. The secret proves that
+// the node has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
 type Mark struct{ Name, Secret string }
 
 // The mark is a symbolic link to its secret: it needs no block on a full disk.
@@ -36,7 +36,7 @@ func (d *Disk) SetMark(id ident.ID, m Mark) error {
 	return noSpace(d.root.Symlink(m.Secret, f.file(markPrefix+m.Name)))
 }
 
-// ReadMark returns the secret of the mark with a name in the folder of a copy; "" if there is none.
+// ReadMark returns the secret of the named mark in the folder of a copy. "" means that it is not there.
 func (d *Disk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	secret, err = d.root.Readlink(d.image(id).file(markPrefix + name))
 	return secret, ignoreMissing(err)
@@ -50,7 +50,7 @@ func (d *Disk) Marked(id ident.ID) (bool, error) {
 	return slices.ContainsFunc(entries, isMark), ignoreMissing(err)
 }
 
-// RemoveMark removes the mark with a name, if it is there.
+// RemoveMark removes the named mark, if it is there.
 func (d *Disk) RemoveMark(id ident.ID, name string) error {
 	return ignoreMissing(d.root.Remove(d.image(id).file(markPrefix + name)))
 }
@@ -67,8 +67,8 @@ func removeMarks(root *os.Root, folder string) error {
 	return err
 }
 
-// removeOldMarks removes the marks that an earlier process left. One that stays does no harm, because each
-// withdrawal has a name of its own.
+// removeOldMarks removes the marks that an earlier process left. A mark that stays does no harm, because each
+// withdrawal uses a new name.
 func removeOldMarks(root *os.Root) {
 	entries, _ := imageEntries(root)
 	for _, e := range entries {

@@ -13,10 +13,10 @@ import (
 // Need describes the replicas on a disk that name an image. Their volumes cannot start without it.
 type Need struct {
 	Replicas []string // names of the replica folders that name the image, sorted
-	// Since is the earliest time at which the volume.meta of one of them last changed. Zero: not known.
+	// Since is the earliest change time of their volume.meta files. Zero: not known.
 	Since time.Time
 	// OtherWriter is when Longhorn's manager last wrote to a temporary file of the image; zero: there is
-	// none, or the image has a file. That manager may be creating it, and deletes one of unexpected bytes.
+	// none, or the image exists. That manager may be creating the image, and deletes unexpected bytes of it.
 	OtherWriter time.Time
 }
 

@@ -17,8 +17,8 @@ const (
 	// lent is the number of bytes that stay in the page cache after they were read: sendfile uses the
 	// pages until the receiver has acknowledged them, and until then the kernel does not drop them.
 	lent = 8 << 20
-	// maxRetained limits the bytes that stay in the page cache because of a slow receiver, and that a
-	// later attempt drops.
+	// maxRetained limits the cached bytes that are remembered for a later drop, because a slow receiver
+	// still uses their pages.
 	maxRetained = 64 << 20
 )
 
@@ -67,7 +67,7 @@ func (p *cachedPages) visit(n int64) {
 	}
 }
 
-// prefetch starts to read the pages of the pieces that are not cached, adds them to added, and drops older pages. The pieces are sorted.
+// prefetch starts to read the pages of the sorted pieces that are not cached, records them as added, and drops older pages.
 func (p *cachedPages) prefetch(pieces ...Span) {
 	if len(pieces) == 0 {
 		return
@@ -85,8 +85,8 @@ func (p *cachedPages) prefetch(pieces ...Span) {
 	}
 }
 
-// residency says which pages of a file are in the page cache, from the page with the offset from on. The lowest bit of a byte is 1 if
-// the page is cached.
+// residency has a byte for each page of a file, beginning with the page at the offset from. The lowest bit of the byte is 1 if
+// the page is in the page cache.
 type residency struct {
 	from  int64
 	pages []byte
@@ -94,8 +94,8 @@ type residency struct {
 
 var pageSize = int64(os.Getpagesize())
 
-// spans returns the whole pages of a piece that are in the page cache, or the pages that are not,
-// depending on inCache.
+// spans returns the pages of a piece that are in the page cache. If inCache is false, it returns the
+// pages that are not.
 func (r residency) spans(piece Span, inCache bool) (found []Span) {
 	last := min((piece.To-r.from+pageSize-1)/pageSize, int64(len(r.pages)))
 	for i := (piece.From - r.from) / pageSize; i < last; i++ {
@@ -110,7 +110,7 @@ func (r residency) spans(piece Span, inCache bool) (found []Span) {
 	return found
 }
 
-// residency returns the residency of a piece. If the kernel does not report this, no page counts as cached.
+// residency returns the residency of a piece. If the kernel does not report it, no page counts as cached.
 func (p *cachedPages) residency(piece Span) residency {
 	from := piece.From / pageSize * pageSize
 	if from >= piece.To {
@@ -140,8 +140,8 @@ func (p *cachedPages) add(s Span) {
 	p.added = append(p.added, s)
 }
 
-// drop drops the added pages, except the last keep bytes. Pages that the kernel does not drop stay in
-// added for the next attempt.
+// drop drops the added pages except for the last bytes, as many as keep says. Pages that the kernel does
+// not drop stay in p.added for the next attempt.
 func (p *cachedPages) drop(keep int64) {
 	spans, old := p.added, p.bytes-keep
 	p.added, p.bytes = nil, 0
@@ -196,7 +196,7 @@ type retainedPages struct {
 	spans []Span
 }
 
-// takePages removes and returns the retained pages of an image, if it still has this inode.
+// takePages forgets the retained pages of an image, and returns them if the image still has this inode.
 func (m *metaCache) takePages(id ident.ID, inode uint64) (spans []Span) {
 	m.change(id, func(c *cachedFolder) {
 		if c.retained != nil && c.retained.inode == inode {

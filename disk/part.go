@@ -28,16 +28,16 @@ var errEnded = errors.New("the image has ended with a short chunk")
 // versions of a file. It is stored in the record.
 type PartSource struct {
 	Kind model.PartKind `json:"kind,omitempty"`
-	// ID identifies the source of this kind: a hash of an address (an address may contain secrets), or a word and a
-	// digest. Part only compares it.
+	// ID identifies the source within its kind. It is a hash of an address, because an address may contain secrets, or a
+	// text with a digest. Package disk does not interpret it.
 	ID           string `json:"id"`
 	ETag         string `json:"etag,omitempty"`
 	LastModified string `json:"lastModified,omitempty"`
 	Size         int64  `json:"size"` // bytes of the image; -1: not known
 	// Metadata is the metadata that the client of an upload sent.
 	Metadata string `json:"metadata,omitempty"`
-	// Data is an upper bound of the bytes in chunks that are not all zero. The image needs this much
-	// space. 0: not known; it may need all of Size.
+	// Data is an upper bound of the bytes in chunks that are not all zero: the image needs no more
+	// space. 0: not known, so the image may need all of Size.
 	Data int64 `json:"data,omitempty"`
 	// Index identifies the index by which the bytes are downloaded: a hash of its address. "": none.
 	Index string `json:"index,omitempty"`
@@ -66,7 +66,7 @@ type PartOptions struct {
 	// Accept reports whether an existing partial file with this source can be resumed. Only then does
 	// OpenPart read the file back, which can take minutes. nil: always true.
 	Accept func(PartSource) bool
-	// Check is what the bytes must have besides the digest of Commit; zero: nothing.
+	// Check is a check besides the digest of Commit; zero: none.
 	Check SignatureCheck
 }
 
@@ -80,8 +80,8 @@ type Part struct {
 }
 
 // OpenPart creates the folder of id and an empty partial file in it. If a partial file exists,
-// OpenPart resumes it: it reads the chunks back and keeps all chunks before the first one that does
-// not match its recorded hash. It stops reading when ctx ends.
+// OpenPart resumes it: it reads the chunks back, and keeps those before the first chunk that does not
+// match its hash in the journal. It stops reading when ctx ends.
 //
 // If o.Accept returns false for the existing file, the Part has no Source and is empty; the old bytes
 // stay on the disk until Begin.
@@ -91,7 +91,7 @@ func (d *Disk) OpenPart(ctx context.Context, id ident.ID, o PartOptions) (*Part,
 	if err != nil {
 		return nil, err
 	}
-	if record.Source == nil { // nobody knows whose bytes these are
+	if record.Source == nil { // it is not known where the bytes come from
 		for _, name := range partFiles {
 			if err := removeRegular(d.root, folder.file(name), 1); err != nil {
 				return nil, fmt.Errorf("open partial file of %s: %w", id, err)
@@ -113,7 +113,7 @@ func (d *Disk) OpenPart(ctx context.Context, id ident.ID, o PartOptions) (*Part,
 	return p, nil
 }
 
-// start creates the pipeline, which begins with the first chunk.
+// start creates a pipeline, whose next chunk is the first chunk of the image.
 func (p *Part) start() {
 	hashes, consumers := newHashes(p.options.SHA256 || p.options.Check.Digest.Algorithm() == ident.SHA256)
 	if begin := p.options.Check.Begin; begin != nil {
@@ -159,14 +159,13 @@ func (p *Part) resume(ctx context.Context) error {
 	return errors.Join(err, p.journal.truncate(p.offset/ChunkSize))
 }
 
-// Begin discards all bytes and records durably the source of the bytes that follow. It returns
-// ErrNoSpace or ErrTooLarge if there is not enough space for an image of this size, or if the size
-// exceeds the limit.
+// Begin discards all bytes and records durably the source of the bytes that follow. ErrNoSpace: the
+// disk has not enough space for an image of this size. ErrTooLarge: the size exceeds the limit.
 //
-// The chunk manifest of the image will have hashes of NewChunks.
+// The chunk manifest of the image will have the algorithm NewChunks.
 func (p *Part) Begin(source PartSource) error { return p.begin(source, NewChunks) }
 
-// BeginManifest is Begin for the image that m describes: its hashes will have the algorithm of m.
+// BeginManifest is Begin for the image that manifest m describes, with the algorithm of m.
 func (p *Part) BeginManifest(source PartSource, m *Manifest) error {
 	return p.begin(source, m.algorithm)
 }
@@ -177,7 +176,7 @@ func (p *Part) begin(source PartSource, algorithm ChunkAlgorithm) error {
 		p.start()
 		return fmt.Errorf("begin %s: %w", p.folder.id, err)
 	}
-	// Remove the hashes first: otherwise new bytes could count as verified because of an old hash.
+	// Remove the hashes first: an old hash could make new bytes count as verified.
 	p.source.Store(nil)
 	err := errors.Join(p.journal.reset(algorithm), p.file.Truncate(0))
 	if err == nil && source.Index == "" {
@@ -205,10 +204,9 @@ func (p *Part) SetSize(size int64) error {
 	return nil
 }
 
-// Matches reports whether all whole chunks of the partial file equal the first chunks of m. If so,
-// the caller calls Continue and appends the chunk at Offset. Otherwise it must call BeginManifest. If m
-// has another algorithm than the partial file, Matches reads the chunks back, and changes the journal only if
-// they match.
+// Matches reports whether all whole chunks of the partial file equal the first chunks of manifest m. After
+// true, the caller calls Continue and appends the chunk at Offset. After false, it must call BeginManifest.
+// If the algorithms differ, Matches reads the chunks back. If they match, the journal gets the hashes of m.
 func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 	size := p.Source().Size
 	if p.offset > m.size || size >= 0 && size != m.size {
@@ -239,9 +237,9 @@ func (p *Part) Matches(ctx context.Context, m *Manifest) (bool, error) {
 	return true, nil
 }
 
-// Continue records durably that the whole chunks of the partial file are the first chunks of the
-// image from source, and drops an incomplete chunk. Matches must have returned true before. Continue
-// returns the errors of Begin if there is not enough space for the remaining bytes.
+// Continue keeps the whole chunks of the partial file as the first chunks of the image from source,
+// drops an incomplete chunk, and records the source durably. Matches must have returned true before.
+// The errors are those of Begin, but only the remaining bytes need space.
 func (p *Part) Continue(source PartSource) error {
 	if c := p.current; c != nil {
 		p.offset -= int64(len(c.data))
@@ -264,7 +262,7 @@ func (p *Part) Continue(source PartSource) error {
 // ReadFrom appends the bytes of r until r ends or fails, and returns their number. The appended bytes
 // are kept: after a read error of r, the next ReadFrom continues at Offset. Errors of r are wrapped.
 // Other errors are ErrNoSpace, ErrTooLarge or a *FormatError about the first bytes. After these
-// errors the Part can only be closed or discarded.
+// other errors the Part can only be closed or discarded.
 func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 	start := p.offset
 	if p.ended() {
@@ -297,9 +295,9 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 // NewChunkBuffer returns a buffer of ChunkSize bytes with the alignment that AppendChunk requires.
 func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
-// AppendChunk appends buf[:length] as the next chunk. The caller must have compared its hash;
-// AppendChunk does not compute it, unless the hash is of another algorithm than ChunkAlgorithm. Only the
-// last chunk of an image may be shorter than ChunkSize, and there must be no incomplete chunk of ReadFrom.
+// AppendChunk appends buf[:length] as the next chunk. The caller must have verified that the chunk has the
+// hash. If the hash is not of ChunkAlgorithm, AppendChunk computes another hash. Only the last chunk of an
+// image may be shorter than ChunkSize. The last ReadFrom must have ended at the end of a chunk.
 //
 // AppendChunk keeps buf and returns another buffer, even with an error. buf must be from
 // NewChunkBuffer or AppendChunk. The errors are those of ReadFrom.
@@ -326,7 +324,7 @@ func (p *Part) AppendZeros(length int64) error {
 	return p.flush()
 }
 
-// next makes an empty chunk the current one. The caller fills all length bytes of it.
+// next makes an empty chunk the current chunk. The caller fills all length bytes of it.
 func (p *Part) next(length int64) (*chunk, error) {
 	size := p.Source().Size
 	end := p.offset + length
@@ -431,7 +429,7 @@ func (p *Part) Discard() error {
 // writeHash and writeChunk. Only the goroutine of the Part calls the other methods.
 type partWriter struct {
 	partFolder
-	// source is nil if it is not recorded which bytes the file contains: they are not used then. It is
+	// source is nil if the record has no source: the bytes in the file are not used then. It is
 	// atomic, because SetSize replaces it while writeChunk reads it.
 	source  atomic.Pointer[PartSource]
 	file    *os.File
@@ -440,11 +438,11 @@ type partWriter struct {
 
 	manifest ManifestHash // of all chunks
 	written  atomic.Int64 // bytes of chunks that are not all zero
-	unsynced int64        // written or shared since the last sync
+	unsynced int64        // bytes written or shared since the last sync
 
-	shareAlign int64            // of offsets in images whose blocks the file can share; 0: it cannot share any
+	shareAlign int64            // of the offsets of blocks that the file can share; 0: it cannot share blocks
 	unshared   map[*Reader]bool // an attempt to share blocks of this image failed
-	resizing   sync.Mutex       // while the file is truncated or shares blocks: both depend on its size
+	resizing   sync.Mutex       // held while the file is truncated or shares blocks: both depend on its size
 }
 
 // Source returns the source of the partial file's bytes. It is zero before the first Begin.
@@ -557,7 +555,7 @@ func (w *partWriter) writeChunk(c *chunk) error {
 	switch {
 	case c.saved:
 		return nil
-	case c.inPlace: // shared blocks also need metadata, so they count below
+	case c.inPlace: // shared blocks need metadata, so the space is checked below
 	case c.zero:
 		return w.extend(c.n*ChunkSize + int64(len(c.data)))
 	default:
@@ -579,8 +577,8 @@ func (w *partWriter) writeChunk(c *chunk) error {
 	return errors.Join(w.sync(), w.journal.f.Sync())
 }
 
-// extend makes the file at least size bytes long. It is not shortened, because a later chunk may already be
-// shared.
+// extend makes the file at least size bytes long. It does not shorten the file, because a later chunk may
+// already share blocks.
 func (w *partWriter) extend(size int64) error {
 	w.resizing.Lock()
 	defer w.resizing.Unlock()
@@ -591,14 +589,14 @@ func (w *partWriter) extend(size int64) error {
 	return w.file.Truncate(size)
 }
 
-// maxUnusable limits the free space that a full file system is expected to report although it cannot be
-// used. If there is more, a quota is the cause, and more free space would not help.
+// maxUnusable is the most space that a full file system is assumed to report as free although it cannot
+// be used. If it reports more, a quota is the cause, and more free space would not help.
 const maxUnusable = 64 << 20
 
 // wrapNoSpace replaces an ErrNoSpace by a *NoSpaceError with the space that the whole image needs,
-// because the file is removed after this error: at once, or when another disk has the copy. It asks for at
-// least one chunk more than the file had and the file system cannot use: some file systems need more space than they
-// report. Otherwise the next attempt would fail in the same way, again and again.
+// because the file is removed after this error: at once, or when another disk has the copy. Some file systems
+// need more space than they report. Therefore Need is at least the written bytes, the unusable space and one chunk:
+// with less, the next attempt would fail in the same way, again and again.
 func (w *partWriter) wrapNoSpace(err error) error {
 	if !errors.Is(err, ErrNoSpace) {
 		return err

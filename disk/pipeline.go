@@ -136,7 +136,7 @@ func (p *pipeline) drain(owned int) error {
 type stream struct {
 	pipeline *pipeline // nil once closed
 	current  *chunk    // being filled; nil: none
-	offset   int64     // bytes appended so far, those in current included
+	offset   int64     // bytes appended so far, including the bytes in current
 }
 
 // Offset returns the number of appended bytes: the offset of the next byte to append. The bytes of an
@@ -162,7 +162,7 @@ func (s *stream) drain() error {
 	return s.pipeline.drain(0)
 }
 
-// fill makes an empty chunk the current one, unless there is one.
+// fill makes an empty chunk the current chunk, if there is no current chunk.
 func (s *stream) fill() (err error) {
 	if s.current == nil {
 		if s.current, err = s.pipeline.get(); err == nil {

@@ -27,7 +27,7 @@ type Reader struct {
 	*io.SectionReader
 	chunks *chunkReader
 	pages  *cachedPages // nil after OpenUncached
-	retain func([]Span) // pages that Close could not drop
+	retain func([]Span) // remembers pages that Close could not drop
 }
 
 // Open opens the image of a ready copy for reading. Remove does not remove an image while a Reader of
@@ -56,8 +56,8 @@ func (d *Disk) Open(id ident.ID) (*Reader, error) {
 }
 
 // OpenUncached is Open for a reader past the page cache: ReadAt returns what the medium has, also if the cache
-// has bytes that the medium has lost. The Reader has no Send, and one ReadAt at a time. If the file system
-// refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
+// has bytes that the medium has lost. Send must not be called, and only one ReadAt may run at a time. If the file
+// system refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
 func (d *Disk) OpenUncached(id ident.ID) (*Reader, error) {
 	c := d.Stat(id)
 	if c.State != model.Ready {
@@ -74,10 +74,10 @@ func (d *Disk) OpenUncached(id ident.ID) (*Reader, error) {
 func (r *Reader) Direct() bool { return r.pages == nil && r.chunks.direct }
 
 // errCached: a proof on this node would come from the page cache.
-var errCached = errors.New("its file system refuses reads past the page cache, so that its proof counts for copies on other nodes only")
+var errCached = errors.New("its file system refuses reads past the page cache, so its proof counts only for copies on other nodes")
 
-// Prove reads a chunk of a ready copy past the page cache. ErrDamaged: it has not the hash. Until it returns, no
-// probe looks at the files of the disk: a copy would count as in use because it is proven.
+// Prove reads a chunk of a ready copy past the page cache. ErrDamaged: the chunk does not match its hash. No lease
+// probe runs meanwhile: it would find the file open, and the copy would count as in use because of the proof.
 func (d *Disk) Prove(id ident.ID, chunk SelectedChunk) error {
 	d.leases.mu.Lock()
 	defer d.leases.mu.Unlock()
@@ -102,8 +102,8 @@ func (d *Disk) Prove(id ident.ID, chunk SelectedChunk) error {
 // uncachedFile implements io.ReaderAt past the page cache.
 type uncachedFile struct{ r *chunkReader }
 
-// ReadAt implements io.ReaderAt. Some file systems accept direct reads, and answer them from the page cache, such
-// as btrfs for compressed extents. So it drops the pages first.
+// ReadAt implements io.ReaderAt. It drops the cached pages first: some file systems accept a direct read and
+// answer it from the page cache, for example btrfs for compressed extents.
 func (u uncachedFile) ReadAt(b []byte, offset int64) (read int, err error) {
 	c := chunk{buf: NewChunkBuffer()}
 	for read < len(b) {
@@ -146,7 +146,7 @@ func (r *Reader) NextData(offset int64) (int64, error) {
 }
 
 // Send writes the bytes [from, to) to w in pieces that end at chunk borders. It uses sendfile if w
-// supports it. Before each piece it calls before, unless before is nil, and returns its error. Only
+// supports it. If the function before is not nil, Send calls it ahead of each piece and returns its error. Only
 // one Send of a Reader may run at a time.
 func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 	if from < 0 || to > r.Size() || from > to {
@@ -187,13 +187,13 @@ type VerifyingReader struct {
 
 type verifiedChunk struct {
 	n    int64
-	data []byte // nil: empty
+	data []byte // nil: this entry is empty
 	buf  []byte
 }
 
-// NewVerifyingReader returns a reader of the image id, which reads from r and compares with m. It
-// caches the last chunks, in ChunkSize bytes of memory each: 1 is enough to read in order. The caller
-// closes r and m after the last read.
+// NewVerifyingReader returns a reader of the image id, which reads from r and compares with manifest m.
+// It caches the last chunks, as many as cached says, each in ChunkSize bytes of memory. For reading in
+// order, 1 is enough. The caller closes r and m after the last read.
 func NewVerifyingReader(id ident.ID, r *Reader, m *Manifest, cached int) *VerifyingReader {
 	return &VerifyingReader{id: id, r: r, manifest: m, cached: make([]verifiedChunk, cached)}
 }
@@ -220,7 +220,7 @@ func (v *VerifyingReader) ReadAt(p []byte, off int64) (n int, err error) {
 }
 
 // Chunk returns the bytes of chunk n, or nil if all of them are zero. They are valid until the next
-// call. The error is ErrDamaged if they do not match the manifest.
+// call. ErrDamaged: the bytes do not match the manifest.
 func (v *VerifyingReader) Chunk(n int64) ([]byte, error) {
 	for _, c := range v.cached {
 		if c.data != nil && c.n == n {
@@ -273,7 +273,7 @@ func openChunkReader(root *os.Root, name string) (*chunkReader, error) {
 		return nil, err
 	}
 	if !direct {
-		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // what stays cached is read from there
+		_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) // pages that stay cached are read from the cache
 	}
 	return &chunkReader{f: f, direct: direct, size: info.Size(), holes: extents{f: f}, before: evidenceOf(info)}, nil
 }
@@ -325,7 +325,7 @@ func (r *chunkReader) unchanged() (os.FileInfo, error) {
 }
 
 // checkStable returns ErrModified if the file was modified since it was opened, or if a process has
-// it open for writing: that process may pause, so that an incomplete file stays unchanged for a while.
+// it open for writing: while that process pauses, even an incomplete file stays unchanged.
 func (r *chunkReader) checkStable() error {
 	if openForWriting(r.f) {
 		return fmt.Errorf("%s: %w: a process has it open for writing", r.f.Name(), ErrModified)
@@ -335,8 +335,8 @@ func (r *chunkReader) checkStable() error {
 }
 
 // sync makes the file durable, because another program may have written it without a sync. After an
-// error it drops the page cache, as dropCache does: otherwise the next sync would succeed, and the
-// next reader would get bytes that are not on the disk.
+// error it drops the page cache, as dropCache does: with the cached pages, the next sync would succeed,
+// and the next reader would get bytes that are not on the disk.
 func (r *chunkReader) sync() error {
 	err := r.f.Sync()
 	if err != nil {
@@ -348,7 +348,7 @@ func (r *chunkReader) sync() error {
 func (r *chunkReader) close() error { return r.f.Close() }
 
 // waitForTick waits until any later write would change the times of the file, so that the write can
-// be detected. The clock of a file system advances in ticks, on old ones in whole seconds.
+// be detected. The clock of a file system advances in ticks, on old file systems in whole seconds.
 func waitForTick(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

@@ -41,7 +41,7 @@ type Record struct {
 	Size           int64        `json:"size,omitempty"`
 	// IndexDigest is the SHA-256 of the index in backing.caibx; zero: there is none.
 	IndexDigest ident.Digest `json:"indexDigest,omitzero"`
-	// Signature is that of the bytes with SHA512; zero: none was verified.
+	// Signature is the verified signature of the bytes with SHA512; zero: none was verified.
 	Signature model.Signature `json:"signature,omitzero"`
 	// Evidence is nil until the file is verified.
 	Evidence   *Evidence `json:"evidence,omitempty"`
@@ -49,7 +49,7 @@ type Record struct {
 	// ReadBackAt is when all bytes were last read from the disk and matched. Zero: not since they were written.
 	ReadBackAt time.Time `json:"readBackAt,omitzero"`
 	Failed     string    `json:"failed,omitempty"` // why the file must not be used; "": it may be used
-	// DamagedAt is the time when a file of this copy last failed. A repair does not reset it.
+	// DamagedAt is when a file of this copy was last found damaged. A repair does not reset it.
 	DamagedAt time.Time `json:"damagedAt,omitzero"`
 	model.Usage
 	// BackupID identifies the last backup of the copy that was found complete: a hash of the backup
@@ -70,7 +70,7 @@ func evidenceOf(info os.FileInfo) Evidence {
 	return Evidence{Size: info.Size(), ModTime: st.Mtim.Nano(), ChangeTime: st.Ctim.Nano(), Inode: st.Ino}
 }
 
-// difference returns the fields that differ between e and now, for messages.
+// difference names the fields that differ between evidence e and evidence now, for messages.
 func (e Evidence) difference(now Evidence) string {
 	var what []string
 	if e.Size != now.Size {
@@ -91,12 +91,12 @@ func (e Evidence) difference(now Evidence) string {
 // realSize returns the bytes allocated for a file. The kernel counts them in units of 512.
 func realSize(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
-// recordVersionError: a record has another version of the format. It is not used and not changed: another release
-// knows what it says, and may come back.
+// recordVersionError: a record has another version of the format. The record is neither used nor changed, because the
+// release that wrote it may run again.
 type recordVersionError int
 
 func (v recordVersionError) Error() string {
-	return model.VersionError(int(v), recordVersion, "run the release of backing-image-manager that wrote it, or remove the file, and the copy is verified and adopted").Error()
+	return model.VersionError(int(v), recordVersion, "run the release of backing-image-manager that wrote it, or remove the file: then the copy is verified and adopted").Error()
 }
 
 // ParseRecord parses a backing.record. With a recordVersionError, the Record has only the version.
@@ -132,8 +132,8 @@ func ParseRecord(data []byte) (Record, error) {
 	return r, nil
 }
 
-// ValidTime returns t, or the zero time if t is not a real time. JSON cannot encode years after 9999, and
-// t may get later by a time zone or by the difference of two clocks, which is at most 292 years.
+// ValidTime returns t if its year is from 1 to 9000, and the zero time if not. JSON cannot encode years after 9999,
+// and a time zone or the difference of two clocks, at most 292 years, may make t later.
 func ValidTime(t time.Time) time.Time {
 	if year := t.UTC().Year(); year < 1 || year > 9000 {
 		return time.Time{}
@@ -143,8 +143,8 @@ func ValidTime(t time.Time) time.Time {
 
 // readRecord returns the record of the image. A truncated or invalid record counts as missing: the
 // copy is then not owned until it is adopted, and it is verified before it is used. If the record
-// cannot be read at present, or has another version, readRecord returns an error, because the record
-// must not be overwritten.
+// cannot be read at present, or has another version, readRecord returns an error: the record must
+// not be overwritten.
 func (f imageFolder) readRecord() (r Record, owned bool, err error) {
 	if err := f.check(); err != nil {
 		return Record{}, false, err

@@ -26,8 +26,8 @@ type InUseError struct {
 // Error returns a message with the image and the reason.
 func (e *InUseError) Error() string { return fmt.Sprintf("%s is in use: %s", e.ID, e.Reason) }
 
-// checkUnused returns an *InUseError if a replica names the image, or a process has file open. file
-// is the path of the image's file, which may have been renamed.
+// checkUnused returns an *InUseError if a replica names the image, or if a process has its file open.
+// The argument file is the path of this file, which may have been renamed.
 func (f imageFolder) checkUnused(file string) error {
 	if reason, inUse := f.disk.Users().mayBeInUse(f.id); inUse {
 		return &InUseError{ID: f.id, Reason: reason}
@@ -96,11 +96,10 @@ func (d *Disk) Remove(id ident.ID) error {
 
 // folderRemoval implements Removal. Its SetAside renames the folder.
 //
-// A rename needs space on some file systems, on which a file can be deleted even if they are full: a
-// full btrfs could never be cleaned up. If there is no space for the rename, SetAside takes a write
-// lease on the image instead. While a process has the lease, the kernel stops every other process that
-// opens the file, and a lease that is being broken counts as a use. Delete then deletes the files where
-// they are, the image first, so that after a crash the folder has no image.
+// On some full file systems, such as btrfs, a rename has no space although a deletion is possible. Then
+// SetAside takes a write lease on the image instead. While this process has the lease, the kernel blocks
+// every other process that opens the file. The open breaks the lease, which counts as a use. Delete then
+// deletes the files where they are, the image first, so that after a crash the folder has no image.
 type folderRemoval struct {
 	folder  imageFolder
 	now     string    // the present path of the folder
@@ -183,7 +182,7 @@ func (r *folderRemoval) Delete() error {
 	}
 	if err := ignoreMissing(r.folder.disk.root.Remove(r.now)); err != nil {
 		// The folder contains unmanaged files: they are kept, under the old name.
-		return fmt.Errorf("remove %s: other files are in its folder: %w", r.folder.id, err)
+		return fmt.Errorf("remove %s: other files are in its folder, move them away: %w", r.folder.id, err)
 	}
 	return nil
 }

@@ -17,11 +17,11 @@ import (
 // ChunkSize bytes and the alignment of NewChunkBuffer.
 type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (int, error)
 
-// Repair reads the image of a failed copy once, or of a ready copy with a media error (IsMediaError).
-// It fetches every chunk that does not match the manifest of the copy or cannot be read, compares it
-// with the manifest, and rewrites it in place. The returned copy is Ready if the whole file then has
-// the established digest, and also the digest want unless want is zero. Repair calls progress with
-// the length of each chunk.
+// Repair repairs the image of a failed copy, or of a ready copy with a media error (IsMediaError). It
+// reads the image once. A chunk that cannot be read or does not match the manifest of the copy is
+// fetched, compared with the manifest, and rewritten in place. The returned copy is Ready if the whole
+// file then has the established digest, and also the digest want unless want is zero. Repair calls
+// progress with the length of each chunk.
 //
 // Readers may have the image open. Errors include ErrNoManifest: the copy has no usable manifest;
 // ErrModified: another process writes to the file; *ChecksumError: all chunks match but the whole
@@ -188,8 +188,8 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 	return r.write(c, want)
 }
 
-// write writes c to its place and reads it back, because the disk has failed at this place before. A
-// direct read first writes the pages of the chunk to the disk. Only this write may change the evidence. It
+// write writes chunk c to its place and reads it back, because the disk has failed at this place before. A
+// direct read first writes the cached pages of the chunk to the disk. write stores the new evidence of the file. It
 // returns ErrModified if the file changed before the write, or if its size changed.
 func (r *repair) write(c *chunk, want ChunkHash) error {
 	if _, err := r.reader.unchanged(); err != nil {

@@ -27,7 +27,7 @@ type VolumeMeta struct {
 }
 
 // ParseVolumeMeta parses a volume.meta. An empty or truncated file is an error: Longhorn then creates
-// a new one from the other files, without the backing file.
+// a new volume.meta from the other files, without the backing file.
 func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 	var m VolumeMeta
 	if err := json.Unmarshal(data, &m); err != nil {
@@ -42,9 +42,9 @@ func ParseVolumeMeta(data []byte) (VolumeMeta, error) {
 // BackingImage returns the folder name of the image below the volume. ok is false for a volume
 // without an image.
 //
-// The path is from inside a container, so BackingImage uses only its last elements; the disk itself
-// may be mounted below a folder of the same name. If the path does not name an image, it may still
-// refer to an image by symlinks: that is an error.
+// The path is valid only inside a container, so BackingImage searches it from its end: the disk itself
+// may be below another folder backing-images. A path that does not name an image is an error, because
+// it may still refer to an image by symlinks.
 func (m VolumeMeta) BackingImage() (folder string, ok bool, err error) {
 	if m.BackingFilePath == "" {
 		return "", false, nil
@@ -126,7 +126,7 @@ func (r *ReplicaFolder) Open(name string) (*File, error) { return openFile(r.roo
 func (r *ReplicaFolder) Close() error { return r.root.Close() }
 
 // OpenBackingFile opens the file of the image below a volume, if the copy is Ready or Unknown: a
-// volume may use an image before it is verified. It does not open a Failed copy, because its file is
+// volume may use an image before it is verified. It does not open the file of a Failed copy, which is
 // known to be wrong.
 func (d *Disk) OpenBackingFile(id ident.ID) (*File, model.Copy, error) {
 	c := d.Stat(id)

@@ -43,7 +43,7 @@ func (u Users) InUse(id ident.ID) (reason string, inUse bool) {
 	return "", false
 }
 
-// mayBeInUse is InUse that counts an image as in use, too, if a replica cannot be read.
+// mayBeInUse is like InUse, but while a replica cannot be read, it counts every image as in use.
 func (u Users) mayBeInUse(id ident.ID) (reason string, inUse bool) {
 	if reason, inUse := u.InUse(id); inUse {
 		return reason, true
@@ -61,7 +61,7 @@ func (u Users) FileOpen(id ident.ID) (reason string, open bool) {
 }
 
 // Users reads the metadata of all replicas on the disk, in every state. It reads only files that
-// changed since the last call. A replica that was not deleted, as far as that is known, is still a user
+// changed since the last call. A replica that is not found stays a user until its deletion is certain
 // (see replicas).
 func (d *Disk) Users() Users {
 	u := Users{disk: d, replicas: map[string][]string{}, since: map[string]int64{}}
@@ -69,7 +69,7 @@ func (d *Disk) Users() Users {
 	return u
 }
 
-// maxReplicaErrors limits how many replicas a message names that cannot be read.
+// maxReplicaErrors limits the number of unreadable replicas in a message.
 const maxReplicaErrors = 10
 
 // addError adds the error of a replica.
@@ -85,8 +85,8 @@ func (u *Users) addError(err error) {
 	}
 }
 
-// usersFile has the replicas that name images, as Users last found them. It is beside longhorn-disk.cfg, and belongs to
-// the whole disk: a replica may need an image that has no folder on the disk.
+// usersFile has the replicas that name images, as Users last found them. It is beside longhorn-disk.cfg, not in the
+// folder of an image: a replica may need an image that has no folder on the disk.
 const usersFile = "backing-image-manager.users"
 
 // usersVersion is the version of the format of usersFile.
@@ -100,10 +100,10 @@ type recordedUsers struct {
 
 // replicas are the replica folders of Longhorn on a disk, and the images that they name. It is safe for concurrent use.
 //
-// A use ends by evidence, not by absence (U6): a replica that
-// is not found any more is a user until the nearest folder above it that exists is on the same file system as when the
-// replica was last read, and is the same folder: a bind mount is no other file system. So a folder that is not mounted
-// ends no use, also across restarts.
+// A use ends by evidence, not by absence (U6). A replica that is not found stays a user until its deletion is certain: the
+// nearest existing folder above it must be on the file system on which the replica was last read. If this is the folder
+// "replicas", its inode must be unchanged, too, because a bind mount has the same file system. So a folder that is not
+// mounted ends no use, also across restarts.
 type replicas struct {
 	diskRoot *os.Root
 
@@ -117,11 +117,11 @@ type replicas struct {
 // user is a replica that names an image, when it was last read.
 type user struct {
 	Image      string `json:"image"`                // the folder of the image
-	FileSystem string `json:"fileSystem,omitempty"` // of the replica: see fileSystemOf
+	FileSystem string `json:"fileSystem,omitempty"` // the id of fileSystemOf for the replica
 	Parent     uint64 `json:"parent,omitempty"`     // the inode of the folder of the replicas
 }
 
-// foundReplica is a replica while its volume.meta has this evidence. Its Image is "" if there is none below the volume.
+// foundReplica is a replica while its volume.meta has this evidence. Image "" means that the volume has no image.
 type foundReplica struct {
 	user
 	evidence Evidence
@@ -186,7 +186,7 @@ func (u *Users) add(root *os.Root, name string, replica foundReplica) {
 	u.replicas[image] = append(u.replicas[image], name)
 }
 
-// load reads usersFile once. While that fails, it is not known which images are in use.
+// load reads usersFile unless an earlier call has read it. After an error it is not known which images are in use.
 func (r *replicas) load() error {
 	if r.loaded {
 		return nil
@@ -200,13 +200,13 @@ func (r *replicas) load() error {
 		err = model.VersionError(last.Version, usersVersion, "run the release of backing-image-manager that wrote it")
 	}
 	if ignoreMissing(err) != nil {
-		return fmt.Errorf("read %s, which has the replicas that were found earlier: %w. If all replicas can be read now, remove the file", usersFile, err)
+		return fmt.Errorf("read %s, the list of the replicas that were found earlier: %w; if all replicas can be read now, remove the file", usersFile, err)
 	}
 	r.loaded, r.users, r.recorded = true, last.Users, maps.Clone(last.Users)
 	return nil
 }
 
-// readReplica returns the image of a replica. If volume.meta is unchanged, it returns last.
+// readReplica reads the volume.meta of a replica. If it is unchanged, readReplica returns the argument last.
 func readReplica(root *os.Root, folder string, last foundReplica) (foundReplica, error) {
 	name := path.Join(replicaFolder, folder, "volume.meta")
 	info, err := root.Lstat(name)
@@ -237,7 +237,7 @@ func readReplica(root *os.Root, folder string, last foundReplica) (foundReplica,
 }
 
 // isLink reports whether the folder of an image or its file is a symlink. A symlink may refer to the
-// folder of another image. With an error that is not known.
+// folder of another image. After an error, the result is not known.
 func isLink(root *os.Root, image string) (bool, error) {
 	for _, name := range []string{path.Join(imagesFolder, image), path.Join(imagesFolder, image, imageFile)} {
 		info, err := root.Lstat(name)
@@ -264,8 +264,8 @@ func hasEnded(root *os.Root, replica string, last user) bool {
 	}
 }
 
-// fileSystemOf identifies the file system of a folder, also after a restart of the machine, and returns the inode of
-// the folder. It is "" for the file system of the disk, which the uuid of the disk identifies.
+// fileSystemOf returns an id of the file system of a folder, which stays after a restart of the machine, and the inode of
+// the folder. The id "" means the file system of the disk, which the uuid of the disk identifies.
 func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err error) {
 	f, err := root.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -285,7 +285,7 @@ func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err er
 	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), here.Inode, nil
 }
 
-// RecordUsers writes the users that Users found last to the disk, durably, if they changed.
+// RecordUsers writes the users of the last call of Users durably to the disk, if they changed.
 // The disk must be locked.
 func (r *replicas) RecordUsers() error {
 	r.mu.Lock()
@@ -307,8 +307,8 @@ func (r *replicas) RecordUsers() error {
 	return nil
 }
 
-// EndUses ends the uses of an image by replicas that are not found any more, because a person says that they have
-// ended. All generations of the image are meant if uuid is "". RecordUsers makes that durable.
+// EndUses ends the uses of an image by replicas that are not found, after a person confirmed that these uses have
+// ended. The uuid "" means all generations of the image. RecordUsers makes the end durable.
 func (r *replicas) EndUses(name, uuid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

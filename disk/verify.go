@@ -154,8 +154,8 @@ func (v *verification) hash(ctx context.Context, progress func(int64)) error {
 	return err
 }
 
-// chunkAlgorithm returns the algorithm of the manifest that the image has, so that a new manifest equals
-// those of the other copies; NewChunks if it has none.
+// chunkAlgorithm returns the algorithm of the present manifest, or NewChunks if there is none. A new
+// manifest with this algorithm equals the manifests of the other copies.
 func (f imageFolder) chunkAlgorithm() ChunkAlgorithm {
 	m, err := openRegular(f.disk.root, f.file(chunksFile), os.O_RDONLY)
 	if err != nil {
@@ -208,9 +208,8 @@ func (v *verification) judge(r Record) (failure error, info Info, err error) {
 	return failure, info, err
 }
 
-// compare returns a failure if the bytes are wrong, and an error if it could not compare them. If
-// backing.cfg cannot be read at present, that is an error: the file may contain the only known
-// digest.
+// compare returns a failure if the bytes are wrong, and an error if it could not compare them. A
+// read error of backing.cfg is an error, because backing.cfg may contain the only known digest.
 func (v *verification) compare(r Record) (failure, err error) {
 	if !r.SHA512.IsZero() {
 		return damage("established", r.SHA512, v.sum512), nil
