@@ -1,6 +1,5 @@
-// Package ident has the names of things, which all packages share: an image and its generation (ID), the digest of
-// its bytes (Digest), a disk (DiskRef) and a copy (CopyRef). All are values that are comparable with ==. It imports no other package of
-// this program.
+// Package ident has the identifiers that all packages share: of a generation of an image (ID), of its bytes (Digest), of a
+// disk (DiskRef) and of a copy (CopyRef). All are values that are comparable with ==. It imports no other package of this program.
 package ident
 
 import (

@@ -5,8 +5,8 @@ import "fmt"
 // Op is the operation of an action.
 type Op string
 
-// The operations. Wait and Blocked do nothing. A wait is intended; a blocked action shows that something is wrong or doubtful, and usually needs a change by a person, although some
-// are tried all the same later.
+// The operations. Wait and Blocked do nothing. A wait is intended. A blocked action shows that something is wrong or doubtful: usually a person must
+// change something, but some blocked actions are tried again later.
 const (
 	Download Op = "download"
 	Upload   Op = "upload"
@@ -44,7 +44,7 @@ func (op Op) Deletes() bool { return op == Cleanup || op == Evict }
 // NeedsFile reports whether the operation works on an existing file.
 func (op Op) NeedsFile() bool { return op == Adopt || op == Verify || op == Repair }
 
-// Code is the stable name of a reason, so that programs need not read the text. The planner has the codes.
+// Code is the stable name of a reason, so that programs need not read the text. The planner defines the codes.
 type Code string
 
 // Reason is why an action is planned, or why nothing is done. The zero value is no reason.

@@ -17,8 +17,8 @@ import (
 // State is the state of a copy, in Longhorn's terms.
 type State string
 
-// The states of a copy. A disk never says Starting or InProgress: only the process that writes a partial file knows them.
-// For a disk, a copy with a partial file is Pending.
+// The states of a copy. Package disk never returns Starting or InProgress, which only the process that writes a partial
+// file knows: it returns Pending for a copy with a partial file.
 const (
 	Pending    State = "pending"
 	Starting   State = "starting"
@@ -28,11 +28,11 @@ const (
 	Unknown    State = "unknown" // a file exists without a valid record: it must be verified
 )
 
-// Copy is one copy: one image folder on one disk. If nothing is on the disk, the copy is Pending and not owned; there is such
-// a Copy if the node has something to say about the image on this disk. Sizes are in bytes.
+// Copy is one copy: one image folder on one disk. A Copy that is Pending and not owned may have no folder: it says, for example,
+// why the disk takes no copy. Sizes are in bytes.
 //
 // Other nodes receive each field that ForPeers does not clear. The fields have three groups: what the disk has, what the manager of
-// the node adds, and what another node finds out about it.
+// the node adds, and what another node finds out about the copy.
 type Copy struct {
 	ID ident.ID `json:"id"`
 	// Folder is the identity of the folder; zero: the copy is on another machine.
@@ -75,33 +75,33 @@ type Copy struct {
 	// PartBytes is an upper bound of the bytes that a resume keeps. It keeps all of them if the hashes
 	// of all chunks match.
 	PartBytes int64    `json:"partBytes,omitempty"`
-	PartTotal int64    `json:"partTotal,omitempty"` // of the complete file; 0: not known
-	PartKind  PartKind `json:"partKind,omitempty"`  // of the partial file
+	PartTotal int64    `json:"partTotal,omitempty"` // size of the complete file; 0: not known
+	PartKind  PartKind `json:"partKind,omitempty"`  // the source of the partial file
 
 	// UsedBy describes the replica on its disk that names the copy, or the process that has it open; "": there is none.
 	UsedBy string `json:"usedBy,omitempty"`
 	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
 	Leaving bool `json:"leaving,omitempty"`
-	// SameAs is the disk of this node with the same folder of the copy, by a bind mount: this copy is not another one, and
-	// counts for nothing. Zero: there is none.
+	// SameAs is another disk of this node that shows the same folder, by a bind mount. Then this Copy is not a further copy,
+	// and does not count. Zero: there is no such disk.
 	SameAs ident.DiskRef `json:"sameAs,omitzero"`
-	// Need is what replicas on the disk need of the image, whether it is ready there or not; nil: none names it.
+	// Need is the need of replicas on the disk for the image, whether it is ready there or not; nil: no replica names it.
 	Need *Need `json:"need,omitempty"`
-	// Job is the operation of the running job; "": none runs.
+	// Job is the operation of the running job; "": no job runs.
 	Job Op `json:"job,omitempty"`
-	// Rejection is why the disk takes no copy; "": it takes one. With RejectionTemporary it takes one once a first copy exists.
+	// Rejection is why the disk takes no copy; "": it takes a copy. RejectionTemporary: it takes a copy once a first copy exists.
 	Rejection          string `json:"rejection,omitempty"`
 	RejectionTemporary bool   `json:"rejectionTemporary,omitempty"`
-	// Failure are the failed attempts since the last success; nil: there are none.
+	// Failure describes the failed attempts since the last success; nil: there are none.
 	Failure *Failure `json:"failure,omitempty"`
-	// Reason is why its node does nothing for it now; zero: it acts, or nothing is to be done.
+	// Reason is why its node does nothing for the copy now; zero: the node acts, or nothing is to be done.
 	Reason Reason `json:"reason,omitzero"`
-	// Mark is a hash of the secret of the mark Node.Mark and of the node. It shows that the node has seen the mark in the folder of
+	// Mark is a hash of the node and of the secret of the mark Node.Mark. It shows that the node has seen the mark in the folder of
 	// the copy.
 	Mark string `json:"mark,omitempty"`
 
-	// Unproven: its node claims that it is ready, and has sent other bytes, or none, to this node. Its State is
-	// Unknown then.
+	// Unproven: its node claims that the copy is ready, but has sent other bytes or no proof to this node. Then State is
+	// Unknown.
 	Unproven bool `json:"unproven,omitempty"`
 }
 
@@ -113,10 +113,10 @@ type Usage struct {
 	LastUsed     time.Time `json:"lastUsed,omitzero"`
 	SurplusSince time.Time `json:"surplusSince,omitzero"`
 	ClockNode    string    `json:"clockNode,omitempty"`
-	// ReplacedAt is when another generation of the image was declared in place of this one. Zero: this one is declared, or
-	// the time is not known.
+	// ReplacedAt is when another generation of the image was declared in place of this one. Zero: this generation is declared,
+	// or the time is not known.
 	ReplacedAt time.Time `json:"replacedAt,omitzero"`
-	// InUseRecorded: the image was in use when a manager last observed it; Copy.UsedBy is what is observed now. If the use ended
+	// InUseRecorded: the image was in use when a manager last observed it. Copy.UsedBy is the present use. If the use ended
 	// while no manager ran, the next manager counts the unused time from its own start.
 	InUseRecorded bool `json:"inUseRecorded,omitempty"`
 }
@@ -134,7 +134,7 @@ func (c Copy) HasDigest(d ident.Digest) bool {
 	return c.State == Ready && !d.IsZero() && (c.SHA512 == d || c.SHA256 == d)
 }
 
-// ForPeers returns the copy without what only its own node uses, or finds out about it.
+// ForPeers returns the copy without the fields that only its own node uses, or that another node finds out.
 func (c Copy) ForPeers() Copy {
 	c.HasIndex, c.Signature, c.CfgExpected, c.HasCfg, c.BackupID, c.Declaration = false, Signature{}, ident.Digest{}, false, "", Declaration{}
 	c.ClockNode, c.InUseRecorded, c.SameAs, c.Unproven = "", false, ident.DiskRef{}, false
@@ -179,8 +179,8 @@ type Need struct {
 	OtherWriter time.Time `json:"otherWriter,omitzero"`
 }
 
-// Format is the format of an image file. The empty Format means "not declared": it is
-// detected from the bytes.
+// Format is the format of an image file. The empty Format means that no format is declared:
+// the format is detected from the bytes.
 type Format string
 
 // The formats that an image may have.
@@ -203,7 +203,7 @@ type Signature struct {
 	Scheme  string    `json:"scheme"`            // the kind of signature, such as "openpgp"
 	Signer  string    `json:"signer"`            // identifies the key
 	Time    time.Time `json:"time,omitzero"`     // when it was signed, as the signer says; zero: not known
-	Warning string    `json:"warning,omitempty"` // a word for what is odd about it, or ""
+	Warning string    `json:"warning,omitempty"` // a word for what is odd about it; "": nothing
 }
 
 // String returns the signature for a message.

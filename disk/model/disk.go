@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// Version is the version of the formats of this package. Programs with different versions do not exchange them.
+// Version is the version of the formats of this package. Programs with different versions do not exchange data.
 const Version = 1
 
 // VersionError is the problem of data in another version of its format. action is what to do.
@@ -28,22 +28,22 @@ type Node struct {
 	ConfigDigest string `json:"configDigest"`
 	// Clock is the wall time of the node when it said this.
 	Clock time.Time `json:"clock,omitzero"`
-	// Mark is the name of the mark that the node was asked for and has looked for in the folders of the copies.
+	// Mark is the name of the mark for which the node was asked to look in the folders of its copies.
 	Mark  string          `json:"mark,omitempty"`
 	Disks map[string]Disk `json:"disks,omitempty"`
-	// Conditions are what the node observes about the whole cluster, sorted: nodes that send notifications about one of them agree on its
-	// beginning. Without settings.notify there are none.
+	// Conditions are what the node observes about the whole cluster, sorted. Nodes that send notifications use them to agree on the
+	// beginning of a condition. Without settings.notify there are none.
 	Conditions []Condition `json:"conditions,omitempty"`
 
-	// Partial and Omitted say what the reader of another node left out because it does not need it: Partial is
-	// true if there are disks that are not declared, or more copies than it keeps that nobody needs. Omitted is the number of
-	// orphans and copies of other generations about which the reader knows nothing.
+	// Partial and Omitted say what the reader of another node's state left out. Partial is true if it left out disks that are not
+	// declared, or copies that nobody needs beyond the number that it keeps. Omitted is the number of orphans and copies of other
+	// generations about which the reader knows nothing.
 	Partial bool `json:"-"`
 	Omitted int  `json:"-"`
 }
 
-// Condition is something that has held for an image, or for the configuration if Image is "", since a time of the node's clock. Package
-// notification defines the kinds.
+// Condition is something that has held for an image since a time of the node's clock. Image "" means that it holds for the configuration.
+// Package notification defines the kinds.
 type Condition struct {
 	Kind  string    `json:"kind"`
 	Image string    `json:"image,omitempty"`
@@ -61,8 +61,8 @@ type Disk struct {
 	ProblemSince time.Time `json:"problemSince,omitzero"`
 	// ReadOnly: the file system is read-only. Copies are observed and served, and nothing is written.
 	ReadOnly bool `json:"readOnly,omitempty"`
-	// Disputed is why it is not known which disk this is: disks of two nodes have the same uuid. Nothing is deleted
-	// from it, and no deletion counts on its copies. "": it is known.
+	// Disputed is why the identity of the disk is doubtful: disks of two nodes have the same uuid. Nothing is deleted
+	// from it, and no deletion counts on its copies. "": there is no doubt.
 	Disputed string `json:"disputed,omitempty"`
 	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
 	// copies of its node then count as in use (U7), until a person repairs the metadata.
@@ -74,7 +74,7 @@ type Disk struct {
 	Unmanaged []string `json:"unmanaged,omitempty"` // names of files that this program does not own and leaves alone
 	Copies    Copies   `json:"copies,omitempty"`
 	// Needs are the images that replicas on the disk name, whether they have a copy there or not: Copy.Need of the copies.
-	// Those of another node's disk with a problem are from its last listing, and nil if it had none since this process started.
+	// If another node's disk has a problem, they are from its last listing; nil: it had none since this process started.
 	Needs map[ident.ID]Need `json:"-"`
 }
 
@@ -105,7 +105,7 @@ func (d Disk) Faults() []string {
 // ReadOnlyText is what people read about a disk with ReadOnly.
 const ReadOnlyText = "its file system is read-only"
 
-// ProblemFor returns for how long the disk has had a problem at the time now, at least.
+// ProblemFor returns the least time for which the disk has had a problem, up to the time now.
 func (d Disk) ProblemFor(now time.Time) time.Duration { return since(d.ProblemSince, now) }
 
 // Ready returns a copy on the disk, and whether it is ready.
@@ -147,40 +147,40 @@ func (c *Copies) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// Peer is what this node knows about another one: what it says, and whether it responds.
+// Peer is what this node knows about another node: what it says, and whether it responds.
 type Peer struct {
 	// Queried: at least one query has ended, with or without success, since this process
 	// started.
 	Queried bool `json:"queried"`
-	// Problem is why it does not respond; "": its last response is current.
+	// Problem is why the peer does not respond; "": its last response is current.
 	Problem string `json:"problem,omitempty"`
-	// UnreachableSince is since when it has not responded, at least: its last response, or the
-	// start of this process. It is zero when Problem is empty.
+	// UnreachableSince is the last response of the peer, or the start of this process. Since then,
+	// at least, it has not responded. It is zero while Problem is empty.
 	UnreachableSince time.Time `json:"unreachableSince,omitzero"`
-	// ConfigDigest is its config digest, "" while its configuration is invalid.
+	// ConfigDigest is the config digest of the peer. "" means that its configuration is invalid.
 	ConfigDigest string `json:"configDigest"`
-	// OtherConfigSince is since when, at least, it has had another config digest than this node, or
-	// none: since this process first observed it. It is zero while the digests are the same, and while
-	// this node has none.
+	// OtherConfigSince is when this process first observed that the peer has another config digest
+	// than this node, or none. It is zero while the digests are the same, and while this node has
+	// none.
 	OtherConfigSince time.Time `json:"otherConfigSince,omitzero"`
-	// LastResponse is the time of its last response by this node's clock; for an unreachable
-	// node, the start of the last query that it answered. Zero: it never responded.
+	// LastResponse is the time of the peer's last response by this node's clock. While the peer is
+	// unreachable, it is the start of the last query with a response. Zero: it never responded.
 	LastResponse time.Time `json:"lastResponse,omitzero"`
-	// Outdated: its last response leaves out what it published about disks that are declared since.
-	// The next response takes a moment.
+	// Outdated: the stored response leaves out what the peer published about disks that were declared
+	// later. The next response takes a moment.
 	Outdated bool `json:"outdated,omitempty"`
-	// Omitted is how many of its copies of images that are not declared, or of other generations, are
-	// left out, because it publishes more of them than the configuration can mean.
+	// Omitted is the number of the peer's orphans and copies of other generations that are left out,
+	// because the peer publishes more of them than this node keeps.
 	Omitted int `json:"omitted,omitempty"`
 }
 
 // Responds reports whether the last response of the peer is current.
 func (p Peer) Responds() bool { return p.Queried && p.Problem == "" }
 
-// UnreachableFor returns for how long it has not responded at the time now, at least.
+// UnreachableFor returns the least time for which the peer has not responded, up to the time now.
 func (p Peer) UnreachableFor(now time.Time) time.Duration { return since(p.UnreachableSince, now) }
 
-// OtherConfigFor returns for how long it has had another configuration at the time now, at least.
+// OtherConfigFor returns the least time for which the peer has had another configuration, up to the time now.
 func (p Peer) OtherConfigFor(now time.Time) time.Duration { return since(p.OtherConfigSince, now) }
 
 func since(at, now time.Time) time.Duration {

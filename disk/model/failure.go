@@ -10,11 +10,11 @@ import (
 type Fault string
 
 const (
-	// FaultSource: the upstream or its bytes. No other node retries.
+	// FaultSource: the upstream or its bytes are the cause. No other node retries.
 	FaultSource Fault = ""
-	// FaultNetwork: the source, or this node's connection to it. Another node may succeed.
+	// FaultNetwork: the cause is the upstream, or this node's connection to it. Another node may succeed.
 	FaultNetwork Fault = "network"
-	// FaultDisk: the disk. Another disk may succeed.
+	// FaultDisk: the disk is the cause. Another disk may succeed.
 	FaultDisk Fault = "disk"
 )
 
@@ -27,16 +27,16 @@ type Failure struct {
 	Since    time.Time `json:"since,omitzero"`   // the first failed attempt
 	RetryAt  time.Time `json:"retryAt,omitzero"` // the next attempt
 	Message  string    `json:"message"`
-	// Final: only another declaration helps, as far as it is known. RetryAt is zero then, or the time of
-	// one of the rare attempts that find out whether the source has changed.
+	// Final: as far as is known, only another declaration helps. Then RetryAt is zero, or the time of
+	// a rare attempt that finds out whether the source has changed.
 	Final bool `json:"final,omitempty"`
 	// NeedsSpace is how many bytes must be free on the disk for the next attempt, which
-	// starts as soon as they are. 0: space is not the cause.
+	// starts as soon as they are free. 0: space is not the cause.
 	NeedsSpace int64 `json:"needsSpace,omitempty"`
 	// Unrepairable: a repair of the copy failed, so that it must be replaced.
 	Unrepairable bool `json:"unrepairable,omitempty"`
-	// Suspects are ready copies that gave wrong bytes when they were read, and that have not
-	// been verified since.
+	// Suspects are ready copies that gave wrong bytes to the job, and that have not been
+	// verified since.
 	Suspects []ident.CopyRef `json:"suspects,omitempty"`
 }
 
@@ -44,8 +44,8 @@ type Failure struct {
 func (f Failure) AppliesTo(op Op) bool { return f.Op == "" || f.Op == op }
 
 // Delays reports whether the failure delays the operation at the time now. After a lack of
-// space, only the second attempt starts without delay as soon as there is enough space. Later
-// ones wait, because another job may use the same space each time.
+// space, the second attempt starts without delay as soon as there is enough space. Later
+// attempts wait, because another job may use the same space each time.
 func (f Failure) Delays(op Op, now time.Time) bool {
 	switch {
 	case !f.AppliesTo(op):
@@ -60,7 +60,7 @@ func (f Failure) Delays(op Op, now time.Time) bool {
 	return f.RetryAt.After(now)
 }
 
-// Translated returns f with its times by another clock. from and to are the same moment on both clocks.
+// Translated returns the failure with times of another clock. from and to are the same moment on the old and the new clock.
 func (f Failure) Translated(from, to time.Time) Failure {
 	for _, at := range []*time.Time{&f.Since, &f.RetryAt} {
 		if !at.IsZero() {

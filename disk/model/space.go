@@ -7,7 +7,7 @@ const (
 	ChunkHashSize   = 32
 )
 
-// ChunkFileSize returns the length of the chunk file of an image of size bytes, and so of its encoded manifest.
+// ChunkFileSize returns the length of the chunk file (the encoded manifest) of an image of size bytes.
 func ChunkFileSize(size int64) int64 { return ChunkHeaderSize + ((size-1)/ChunkSize+1)*ChunkHashSize }
 
 // SpaceBeside returns an upper bound of the disk space that a copy needs for the files beside an image of
