@@ -18,12 +18,12 @@ const (
 	bitmapInUse        = 1 << 0
 	bitmapKnownFlags   = 1<<2 - 1
 
-	// QEMU reads all bitmaps into memory when it opens an image. It allows this much for one bitmap; a
-	// hostile file could have many.
+	// QEMU reads all bitmaps into memory when it opens an image, and allows this much for each bitmap.
+	// Here it is the limit for all bitmaps, because a hostile file could have many.
 	maxBitmapBytes = 512 << 20
 )
 
-// autoclearBitmaps: the bitmaps are consistent with the disk. QEMU ignores them otherwise.
+// autoclearBitmaps: the bitmaps are consistent with the disk. Without this flag QEMU ignores them.
 const autoclearBitmaps = 1 << 0
 
 const extensionBitmaps = 0x23852875
@@ -109,7 +109,7 @@ func (c *checker) markBitmaps() error {
 			return err
 		}
 		offset = next
-		name, _, _ = bytes.Cut(name, []byte{0}) // QEMU reads the name as a string of C
+		name, _, _ = bytes.Cut(name, []byte{0}) // QEMU reads the name as a C string
 		digest := sha256.Sum256(name)
 		key := [16]byte(digest[:])
 		if names[key] {
@@ -152,8 +152,8 @@ func (c *checker) checkBitmapEntry(e bitmapEntry, memory uint64) error {
 	return h.checkTable("table of a bitmap", e.TableOffset, uint64(e.TableEntries)*8, maxBitmapBytes, c.size)
 }
 
-// Fields of an entry of the table of a bitmap: the offset of a cluster of the bitmap, or a flag that
-// all its bits are 1.
+// Fields of an entry in the table of a bitmap: the offset of a cluster of bits, or the flag that all
+// these bits are 1.
 const (
 	bitmapOffsetMask = l1OffsetMask
 	bitmapAllOnes    = 1

@@ -6,17 +6,17 @@ const (
 	// Tables are read in pieces of this size. The L1 table and the L2 tables have one buffer each.
 	bufferSize = 64 << 10
 
-	// Besides the tables that belong to the file once, a check may read this much. It is enough for the
-	// L1 table in each of several passes.
+	// A check may read this much in addition to twice the size of the file. It is enough for the L1
+	// table in each of several passes.
 	extraTableBytes = 128 << 20
 )
 
 // checker checks that every entry of every table of a file refers to something in the file that no
 // other entry uses for another purpose.
 //
-// A valid file is read in one pass, and in a few passes if it has more clusters than clusterMap. The
-// checker reads only tables, and at most twice the size of the file, because a hostile file may let
-// many snapshots share one L2 table that is outside the window.
+// A valid file is read in one pass, or in a few passes if it has more clusters than the window of
+// clusterMap. The checker reads only tables. What it reads is limited (left): a hostile file may let many
+// snapshots share one L2 table outside the window, which is then read for each of them.
 type checker struct {
 	file
 	h        *header
@@ -160,7 +160,7 @@ func located(err error, snapshot bool, offset int64) error {
 	if snapshot {
 		where = "a snapshot"
 	}
-	return refuse(e.Hint, "%s (entry of offset %d of %s)", e.Reason, offset, where)
+	return refuse(e.Hint, "%s (L2 entry for offset %d of %s)", e.Reason, offset, where)
 }
 
 // table is an array of entries of 8 or 16 bytes.
@@ -168,8 +168,8 @@ type table struct {
 	offset, entries, entrySize int64
 }
 
-// entries calls visit with each entry of a table that is not zero, and its index. second is the second
-// half of an entry of 16 bytes.
+// entries calls visit with each non-zero entry of a table and its index. The argument second is the
+// second half of an entry of 16 bytes.
 func (c *checker) entries(t table, buffer []byte, visit func(i int64, first, second uint64) error) error {
 	size := t.entries * t.entrySize
 	if c.left -= size; c.left < 0 {

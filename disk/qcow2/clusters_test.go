@@ -47,9 +47,9 @@ var hostileClusters = []struct {
 	{"far", "v3", outside, []edit{putL2(1, 1<<56-1<<16)}},
 	{"last entry", "v3", outside, []edit{putL2(1023, copied|6<<16)}},
 
-	{"one cluster in two L2 entries", "v3", twice + "327680 of the qcow2 file is used twice: as data and as data (entry of offset 65536 of the disk)", []edit{putL2(0, copied|5<<16)}},
+	{"one cluster in two L2 entries", "v3", twice + "327680 of the qcow2 file is used twice: as data and as data (L2 entry for offset 65536 of the disk)", []edit{putL2(0, copied|5<<16)}},
 	{"a zero cluster that another entry uses as data", "v3", twice, []edit{putL2(0, copied|5<<16|1)}},
-	{"the refcount table used as data", "v3", twice + "65536 of the qcow2 file is used twice: as metadata and as data (entry of offset 65536 of the disk)", []edit{putL2(1, copied|1<<16)}},
+	{"the refcount table used as data", "v3", twice + "65536 of the qcow2 file is used twice: as metadata and as data (L2 entry for offset 65536 of the disk)", []edit{putL2(1, copied|1<<16)}},
 	{"the L1 table used as data", "v3", twice, []edit{putL2(1, copied|3<<16)}},
 	{"the L2 table used as data", "v3", twice + "262144 of the qcow2 file is used twice: as an L2 table and as data", []edit{putL2(1, copied|4<<16)}},
 	{"the L1 table used as L2 table", "v3", twice, []edit{putL1(0, copied|3<<16)}},
@@ -97,7 +97,7 @@ var hostileClusters = []struct {
 	{"no L2 table of a snapshot, but its flag", "snapshot", "an L1 entry of the qcow2 image has a flag without an offset", []edit{snapshotL1(copied)}},
 	{"L2 table of a snapshot after the end of the file", "snapshot", "the L2 table of the qcow2 image lies outside the file", []edit{snapshotL1(1 << 40)}},
 	{"data of a snapshot in the refcount table", "snapshot", twice, []edit{func(b []byte) { snapshotL2(16, number(b, atRefcountOffset))(b) }}},
-	{"data of a snapshot after the end of the file", "snapshot", outside + " (entry of offset 65536 of a snapshot)", []edit{snapshotL2(16, 1<<40)}},
+	{"data of a snapshot after the end of the file", "snapshot", outside + " (L2 entry for offset 65536 of a snapshot)", []edit{snapshotL2(16, 1<<40)}},
 
 	{"bitmaps with another length", "bitmap", "the header extension of the qcow2 image for bitmaps has 32 bytes; it needs 24", []edit{bitmapExtension(-4, 32)}},
 	{"no bitmaps", "bitmap", "the header extension of the qcow2 image for bitmaps has an impossible value", []edit{bitmapExtension(0, 0)}},

@@ -12,8 +12,7 @@
 // tables that QEMU follows: of the disk, the reference counts, snapshots and bitmaps. Each offset must
 // be in the file, and each cluster may have one purpose: no table can refer to the header or to another
 // table as data. Snapshots may share L2 tables and data with the disk, and compressed clusters may
-// share a cluster of the file. The rules of QEMU for opening an image hold as well, so that QEMU opens
-// every accepted image.
+// share a cluster of the file. An image that QEMU would not open is also rejected.
 //
 // The memory does not depend on the image: the use of the clusters is kept for at most 16 million
 // clusters at a time.
@@ -32,8 +31,8 @@
 //
 //	header | refcount table | refcount blocks | L1 table | L2 tables … | standard clusters | compressed clusters
 //
-// All positions must be known before the first byte is written. NextData of the source returns which
+// All positions must be known before the first byte is written. NextData of the source tells which
 // clusters have data: one bit each. With compression, a first pass compresses all data and keeps only
-// the sizes, two bytes for each cluster; the second pass compresses the data again. Clusters that do
-// not become smaller are standard clusters.
+// the sizes, two bytes for each cluster. The second pass compresses the data again. Clusters that
+// compression does not make smaller are standard clusters.
 package qcow2

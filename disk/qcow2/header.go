@@ -112,8 +112,8 @@ func (f file) read(b []byte, offset int64) error {
 //
 // Inspect reads the header, its extensions and all tables: of the disk, of the reference counts, of
 // snapshots and of bitmaps. Every entry must refer to a place in the file that no other entry uses for
-// another purpose. Inspect reads no data. It uses at most 9 MiB of memory, and reads at most twice the
-// size of the file and 130 MiB; a valid image is read once, about 8 bytes for each cluster.
+// another purpose. Inspect reads no data. It uses at most 9 MiB of memory, and reads at most 130 MiB plus
+// twice the size of the file. Of a valid image it reads about 8 bytes for each cluster, once.
 func Inspect(r io.ReaderAt, size int64) (virtualSize int64, err error) {
 	h, err := file{r, size}.check()
 	if err != nil {
@@ -347,7 +347,7 @@ func (h *header) checkL1Entry(entry uint64, size int64) error {
 	case entry == 0:
 		return nil
 	case l2 == 0:
-		// A reader of QEMU finds no L2 table, but qemu-img check and snapshots use the header as one.
+		// For a read, QEMU finds no L2 table. But for qemu-img check and snapshots, the header is the table.
 		return refuse(hintDamaged, "an L1 entry of the qcow2 image has a flag without an offset")
 	}
 	return h.checkTable("L2 table", l2, h.clusterSize(), h.clusterSize(), size)

@@ -86,7 +86,7 @@ func (m *Image) readSome(p []byte, off int64) (int, error) {
 	return len(p), m.file.read(p[:n], e.host)
 }
 
-// nextLimit limits the number of extents (mostly clusters) that NextData adds to the first one with
+// nextLimit limits the number of extents (mostly clusters) that NextData adds to the first extent with
 // data, so that the cost of a call does not depend on the amount of data.
 const nextLimit = 4096
 
@@ -226,9 +226,9 @@ func (h *header) standardOffset(entry uint64) (int64, error) {
 	return int64(host), nil
 }
 
-// subcluster shortens e, which is the rest of a cluster from skip on, to end before the first
-// subcluster of another kind. The bitmap at offset determines the kinds: its low 32 bits are the
-// subclusters with data, its high 32 bits the subclusters of zeros.
+// subcluster shortens extent e, so that it ends before the first subcluster of another kind. Before,
+// e is the rest of a cluster, skip bytes after its start. The bitmap at offset determines the kinds: its
+// low 32 bits are the subclusters with data, its high 32 bits the subclusters of zeros.
 func (m *Image) subcluster(e extent, offset, host, skip int64) (extent, error) {
 	bitmap, err := m.tables.entry(offset)
 	if err != nil {
@@ -268,7 +268,7 @@ const (
 	pageCount = 16
 )
 
-// tableCache caches pieces of tables. Each has one place, where it replaces another one.
+// tableCache caches pages of tables. Each page has a fixed place, where it replaces another page.
 type tableCache struct {
 	file  file
 	pages [pageCount]cachedPage

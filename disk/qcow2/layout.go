@@ -108,7 +108,7 @@ func (l *layout) putHeader(b []byte) {
 	}
 }
 
-// putRefcounts fills b with the refcount block whose first entry is for cluster number first.
+// putRefcounts fills b with a refcount block. Its first entry is for the cluster with number first.
 func (l *layout) putRefcounts(b []byte, first int64) {
 	last := min(first+refcountEntries, l.compressed>>encodeBits)
 	for c := first; c < last; c++ {
@@ -241,8 +241,8 @@ func (l *layout) start(n int) cursor {
 	return cursor{t: t, table: n, i: -1, standard: t.standard - 1, compressed: t.compressed}
 }
 
-// seekStandard returns the standard cluster n, which must exist. The search starts at from if from is
-// less than tableEntries clusters before n.
+// seekStandard returns the standard cluster n, which must exist. The search starts at the cursor from,
+// if n follows it within tableEntries clusters.
 func (l *layout) seekStandard(from cursor, n int64) cursor {
 	c := from
 	if c.t == nil || c.standard > n || n >= c.t.standard+tableEntries {
@@ -265,8 +265,8 @@ func (l *layout) nextStandard(c cursor) (cursor, bool) {
 	return c, ok
 }
 
-// firstCompressed returns the compressed cluster that contains the byte offset, counted from the
-// first compressed cluster; if offset is negative, it returns the first one.
+// firstCompressed returns the compressed cluster that contains an offset, which is counted from the
+// first compressed cluster. For a negative offset it returns the first compressed cluster.
 func (l *layout) firstCompressed(offset int64) (cursor, bool) {
 	n := sort.Search(len(l.tables), func(i int) bool { return l.tables[i].compressed > offset }) - 1
 	if len(l.tables) == 0 {
@@ -285,7 +285,7 @@ func (l *layout) nextCompressed(c cursor) (cursor, bool) {
 	return l.next(c, true)
 }
 
-// next returns the next compressed or standard cluster after c, depending on packed.
+// next returns the next compressed cluster after c, or the next standard cluster if packed is false.
 func (l *layout) next(c cursor, packed bool) (cursor, bool) {
 	for {
 		c.i = c.t.next(c.i + 1)
