@@ -6,8 +6,8 @@ import (
 	"math/bits"
 )
 
-// maxAvg is the greatest average size of chunks that end by their content. For larger ones the
-// formula of casync is not useful any more.
+// maxAvg is the greatest average size of content-defined chunks. For larger sizes the formula of
+// casync is not useful any more.
 const maxAvg = 4 << 20
 
 // Chunker finds the chunks of a stream. The caller passes the bytes in pieces of any size, and the chunks do not
@@ -16,7 +16,7 @@ const maxAvg = 4 << 20
 // desync never cuts a chunk at exactly the least size. Its index of the same file may therefore have
 // a few other chunks.
 type Chunker struct {
-	first, max int64 // where a chunk may end at the earliest, and must end
+	first, max int64 // the lengths at which a chunk may first end, and must end
 	cut        cutTest
 
 	length int64  // of the current chunk, so far
@@ -44,10 +44,10 @@ func discriminator(s Sizes) uint32 {
 	return uint32(min(max(d, s.Min), s.Max))
 }
 
-// Next returns how many of the bytes from b[at] on belong to the current chunk, and whether the chunk
-// ends there. If it does, the next call begins a new chunk; otherwise all of them belong to the chunk.
-// The last windowSize bytes of the chunk that were passed before must precede them in b. The last chunk
-// of a stream ends with the stream.
+// Next returns how many bytes of b[at:] belong to the current chunk, and whether the chunk ends with
+// them. If it ends, the next call begins a new chunk. If not, all bytes of b[at:] belong to the chunk.
+// b[:at] must end with the last windowSize bytes of the chunk that earlier calls have passed. The last
+// chunk of a stream ends with the stream.
 func (c *Chunker) Next(b []byte, at int) (n int, end bool) {
 	from := at + int(max(0, min(int64(len(b)-at), c.first-c.length)))
 	if c.length < c.first {
@@ -81,8 +81,8 @@ func (c *Chunker) restart() bool {
 	return true
 }
 
-// scan moves the window over the entering bytes. leaving are the bytes that leave the window. It
-// returns how many bytes it has accepted, and whether the chunk ends there.
+// scan moves the window over the entering bytes. The bytes of leaving leave the window. scan returns
+// how many bytes belong to the chunk, and whether the chunk ends with them.
 func (c *Chunker) scan(entering, leaving []byte) (n int, end bool) {
 	h, cut := c.hash, c.cut
 	leaving = leaving[:len(entering)]

@@ -56,7 +56,7 @@ func NewPacker() *Packer {
 // Pack appends the packed chunk to dst.
 func (p *Packer) Pack(dst, chunk []byte) []byte { return p.z.EncodeAll(chunk, dst) }
 
-// maxDictionary limits the memory for xz. It is that of the level 6, the default.
+// maxDictionary limits the memory for xz. It is the dictionary size of level 6, the default of xz.
 const maxDictionary = 8 << 20
 
 // Unpacker unpacks chunks of a chunk store. It keeps its buffers, and is not safe for concurrent use.

@@ -19,8 +19,8 @@ const (
 	batchItems = 4096      // or after that many chunks
 )
 
-// batch is a run of chunks. Their ids are computed by one goroutine, while others compute those of the
-// next batches. The chunks in a hole have their ids already.
+// batch is a run of chunks. One goroutine computes their ids, while others compute the ids of the next
+// batches. The chunks in a hole have their ids already.
 type batch struct {
 	items  []Item
 	hashed chan struct{} // closed when the items have their ids
@@ -34,12 +34,12 @@ type File interface {
 	NextData(offset int64) (int64, error)
 }
 
-// MaxCut is the greatest size of a chunk that is cut, in bytes. Some chunks are in memory at once.
+// MaxCut is the greatest size of a chunk that this program cuts or fetches, in bytes. Fetching has some chunks in memory.
 const MaxCut = 16 << 20
 
-// Cut returns the index of a file of size bytes with these chunks. The index is in f, a file of TempFile, which Cut
-// closes. done counts the bytes that have been read. The caller closes the Table. The errors are those of the file
-// and of f, an error of the sizes, or io.ErrUnexpectedEOF if the file is shorter.
+// Cut cuts a file of size bytes into the chunks that the header h describes, and returns the index. The index is in f, a
+// file of TempFile, which Cut closes. done counts the bytes that have been read. The caller closes the Table. The errors
+// are those of the file and of f, an error of the sizes, or io.ErrUnexpectedEOF if the file is shorter.
 //
 // One goroutine finds the ends of the chunks. Others read the chunks again, from the page cache, and
 // compute their ids, which costs more.
@@ -89,7 +89,7 @@ func (c *cutter) writeIndex(ctx context.Context, f *os.File, chunker *Chunker) e
 	return group.Wait()
 }
 
-// findChunks passes on the chunks of the image in batches. It does not read holes.
+// findChunks calls put with the chunks of the file, in batches. It does not read holes.
 func (c *cutter) findChunks(ctx context.Context, chunker *Chunker, put func([]Item) error) error {
 	var items []Item
 	buffer, begin, pending := make([]byte, windowSize+pieceSize), int64(0), int64(0)
@@ -150,8 +150,8 @@ type holeFinder struct {
 	data int64 // where the next data begins
 }
 
-// has reports whether a chunk that begins at an offset is in a hole. Each offset must be at least the
-// one before it.
+// has reports whether a chunk that begins at an offset is in a hole. The offset must not be less than in
+// the call before.
 func (h *holeFinder) has(at int64) bool {
 	if h.id == (ID{}) || at+h.length > h.size {
 		return false
@@ -198,7 +198,7 @@ func (c *cutter) hash(b *batch) error {
 	return nil
 }
 
-// onlyWriter hides other methods, so that io.CopyBuffer uses its buffer.
+// onlyWriter hides all methods except Write, so that io.CopyBuffer uses its buffer.
 type onlyWriter struct{ io.Writer }
 
 // writeBatches writes the index.

@@ -10,7 +10,7 @@
 //	Writer    writes an index that casync and desync read
 //	Table     finds the items of an index by their ids
 //	Cut       makes the index of a file
-//	Chunker   finds the ends of the chunks of a stream, by the content, as casync does
+//	Chunker   finds the ends of the content-defined chunks of a stream, as casync does
 //	Packer    packs a chunk for a chunk store
 //	Unpacker  unpacks a chunk of a chunk store, and verifies it
 //

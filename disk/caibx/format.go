@@ -11,9 +11,9 @@ import (
 // The sizes of the parts of an index, in bytes.
 const (
 	indexSize  = 48                    // the header of the index
-	headerSize = indexSize + 16        // and that of the table
+	headerSize = indexSize + 16        // with the header of the table
 	itemSize   = 40                    // one item
-	tailSize   = itemSize              // the same, so that only the end of the file shows which one it is
+	tailSize   = itemSize              // as an item: only the end of the file shows which of the two it is
 	minSize    = headerSize + tailSize // an index without items
 )
 
@@ -37,7 +37,7 @@ const tableLength = 1<<64 - 1
 // The feature flags. casync writes flagNoDump and flagNoFile into every index of a file.
 const (
 	flagNoDump    = 0x8000000000000000
-	flagSHA512    = 0x2000000000000000 // the ids are SHA-512/256, otherwise SHA-256
+	flagSHA512    = 0x2000000000000000 // the ids are SHA-512/256; without it: SHA-256
 	flagNoFile    = 0x1000000000000000
 	archiveFlags  = 0x00000001ffffffff // describe the files of an archive
 	knownFlags    = 0xf000000000000000 | archiveFlags
@@ -63,8 +63,8 @@ type Header struct {
 }
 
 // Sizes are the sizes of the chunks of an index, in bytes. The last chunk of a file may be shorter
-// than Min. If all three are equal, the chunks are blocks of that size. Otherwise the content of the
-// file decides where a chunk ends.
+// than Min. If all three sizes are equal, the chunks are blocks of this size. If not, they are
+// content-defined chunks.
 type Sizes struct{ Min, Avg, Max uint64 }
 
 // DefaultSizes are those of casync and desync.

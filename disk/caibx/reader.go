@@ -33,7 +33,7 @@ type Reader struct {
 	limits Limits
 
 	next  [itemSize]byte // the item or the tail that follows
-	items int64          // that Next has returned
+	items int64          // number of items that Next has returned
 	end   int64          // of the last chunk
 	err   error          // the result of every further call of Next
 }
@@ -57,7 +57,7 @@ func NewReader(r io.Reader, size int64, limits Limits) (*Reader, error) {
 	case size > limits.MaxSize():
 		return nil, d.tooMany()
 	case size >= 0 && (size-minSize)%itemSize != 0:
-		return nil, refuse("its size of %d bytes is not %d and a multiple of %d: it is truncated, or bytes follow it", size, minSize, itemSize)
+		return nil, refuse("its size of %d bytes is not %d plus a multiple of %d: it is truncated, or bytes follow it", size, minSize, itemSize)
 	}
 	if d.header, err = parseHeader(head[:]); err != nil {
 		return nil, err
@@ -72,7 +72,7 @@ func isShort(err error) bool { return err == io.EOF || err == io.ErrUnexpectedEO
 func foreign(head []byte) error {
 	for _, packing := range []struct{ magic, name string }{{gzipMagic, "gzip"}, {zstdMagic, "zstd"}, {xzMagic, "xz"}} {
 		if bytes.HasPrefix(head, []byte(packing.magic)) {
-			return refuse("it is packed with %s", packing.name)
+			return refuse("it is packed with %s: unpack it", packing.name)
 		}
 	}
 	if text := bytes.TrimSpace(head); len(text) > 0 && text[0] == '<' {
@@ -81,7 +81,7 @@ func foreign(head []byte) error {
 	return nil
 }
 
-// parseHeader parses both headers.
+// parseHeader parses the headers of the index and of its table.
 func parseHeader(head []byte) (Header, error) {
 	number := func(at int) uint64 { return binary.LittleEndian.Uint64(head[at:]) }
 	flags := number(16)
@@ -145,7 +145,7 @@ func (d *Reader) read() (Item, error) {
 	case end > math.MaxInt64, int64(end) > d.limits.Image:
 		return Item{}, refuse("item %d ends at %d, but the file may have at most %d bytes", d.items, end, d.limits.Image)
 	case item.Length <= 0:
-		return Item{}, refuse("item %d ends at %d, but the one before it at %d", d.items, end, d.end)
+		return Item{}, refuse("item %d ends at %d, but the item before it ends at %d", d.items, end, d.end)
 	case uint64(item.Length) > d.header.Max:
 		return Item{}, refuse("item %d has %d bytes, but a chunk has at most %d", d.items, item.Length, d.header.Max)
 	}

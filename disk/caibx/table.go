@@ -24,14 +24,14 @@ type Table struct {
 	seed   maphash.Seed // random, so that nobody can choose ids that share a slot
 }
 
-// A slot has the number of an item plus one; 0: none. The first slot for an id results from its hash.
-// If it has another id, the next one follows.
+// A slot has the number of an item plus one; 0: the slot is free. The hash of an id gives its first slot.
+// If this slot has another id, the search goes on in the next slot.
 const (
 	slotSize = 4
 	maxItems = math.MaxUint32 - 1
 )
 
-// TempFile creates a file without a name in a folder; "": the folder for temporary files.
+// TempFile creates an unlinked file in a folder. "" means the folder for temporary files.
 func TempFile(dir string) (*os.File, error) {
 	f, err := os.CreateTemp(dir, "index-*")
 	if err != nil {
@@ -111,8 +111,8 @@ func (t *Table) mapFile(f *os.File, size int64) error {
 	return err
 }
 
-// CatchFaults calls f and returns its error. If f uses a Table of which the disk cannot read or write a page,
-// CatchFaults returns an EIO. Otherwise the process would be killed. It is only for the goroutine of f.
+// CatchFaults calls f and returns its error. If the disk cannot read or write a page of a Table that f uses,
+// CatchFaults returns an EIO instead of a crash of the process. It covers only the goroutine that calls f.
 func CatchFaults(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -167,7 +167,7 @@ func (t *Table) At(offset int64) int64 {
 	return int64(sort.Search(int(t.items), func(n int) bool { return t.end(int64(n)) > offset }))
 }
 
-// end returns the end of chunk n; 0 for the one before the first.
+// end returns the end of chunk n; for n = -1 it is 0.
 func (t *Table) end(n int64) int64 {
 	if n < 0 {
 		return 0
@@ -184,14 +184,14 @@ func (t *Table) Find(id ID) (n int64, found bool) {
 	return n, n >= 0
 }
 
-// add adds item n, unless there is one with the same id.
+// add adds item n, unless the table has an item with this id.
 func (t *Table) add(n int64, id ID) {
 	if slot := t.slot(id); binary.NativeEndian.Uint32(slot) == 0 {
 		binary.NativeEndian.PutUint32(slot, uint32(n+1))
 	}
 }
 
-// slot returns the slot with an id, or the free one where it belongs.
+// slot returns the slot that has an id, or the free slot where the id belongs.
 func (t *Table) slot(id ID) []byte {
 	slots := t.data[minSize+t.items*itemSize:]
 	mask := uint64(len(slots)/slotSize - 1)
