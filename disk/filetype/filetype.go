@@ -1,11 +1,11 @@
 // Package filetype recognises files that are no raw disk and no qcow2 image, by their first and last
 // bytes.
 //
-// A program that is not told the format of an image detects it: qemu-img, libvirt and others open a
-// raw disk as VMDK if it begins like one, and a VMDK descriptor names any file of the host. Container
+// A program that is not told the format of an image detects it. For example, qemu-img and libvirt open a
+// raw disk as VMDK if it begins like VMDK, and a VMDK descriptor can name any file of the host. Container
 // therefore recognises every file that QEMU detects as a format other than raw and qcow2. Its rules
-// are those of QEMU 7.2 (the functions *_probe in its folder block), or wider where QEMU also looks at
-// a version: programs may differ there. QEMU reads the first 512 bytes, old versions read 2048.
+// are those of QEMU 7.2 (the functions *_probe in its folder block). Where QEMU also looks at a version,
+// they are wider, because programs differ there. QEMU reads the first 512 bytes, old versions read 2048.
 package filetype
 
 import (
@@ -114,9 +114,9 @@ func isDescriptor(text []byte) bool {
 }
 
 // packed are types of files that users often declare as an image by mistake. No program opens them as
-// a disk of another format. The boot code of a raw disk may begin with a short signature by chance. A
-// short one therefore includes the bytes that follow it in every real file, such as gzip's method or
-// bzip2's first block. Binary cpio and other levels of compress have 2 bytes only: they are not recognised.
+// a disk of another format. The boot code of a raw disk may begin with a short signature by chance. Here
+// a short signature also has the bytes that follow it in every real file, such as gzip's method or bzip2's
+// first block. Binary cpio and other levels of compress have only 2 bytes: they are not recognised.
 var packed = []signature{
 	{"\x1f\x8b\x08", 0, Type{"packed with gzip", hintUnpack}},
 	{"\xfd7zXZ\x00", 0, Type{"packed with xz", hintUnpack}},
@@ -126,7 +126,7 @@ var packed = []signature{
 	{"7z\xbc\xaf\x27\x1c", 0, Type{"packed with 7z", hintProgram}},
 	{"LZIP\x01", 0, Type{"packed with lzip", hintProgram}},
 	{"\x04\x22\x4d\x18", 0, lz4},
-	{"\x02\x21\x4c\x18", 0, lz4}, // of Linux
+	{"\x02\x21\x4c\x18", 0, lz4}, // the legacy format
 	{"\x89LZO\x00\r\n\x1a\n", 0, Type{"packed with lzop", hintProgram}},
 	{"\x1f\x9d\x90", 0, Type{"packed with compress", hintProgram}},
 	{"Rar!\x1a\x07", 0, Type{"a RAR archive", hintExtract}},
@@ -179,7 +179,7 @@ func isOldTar(head []byte) bool {
 
 // isLZMA reports whether a file begins as the programs lzma and 7z begin a .lzma file, which has no
 // magic number: the usual properties, a dictionary of a multiple of 64 KiB up to 4 GiB, a size that is
-// unknown or below 256 GiB, and the zero of the coder. The bytes are no sensible boot code.
+// unknown or below 256 GiB, and the zero that begins the data. The bytes are no sensible boot code.
 func isLZMA(head []byte) bool {
 	if len(head) < 14 || !bytes.HasPrefix(head, []byte("\x5d\x00\x00")) || head[13] != 0 {
 		return false

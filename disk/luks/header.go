@@ -256,8 +256,8 @@ func (s segment) header(copySize, diskSize int64) (*Header, error) {
 // maxNesting is greater than the nesting of any real header.
 const maxNesting = 16
 
-// checkNames rejects ambiguous JSON: encoding/json ignores the case of names, and then treats some other letters as
-// equal to ASCII letters (ſ equals s). cryptsetup does neither. If a name occurs twice, they may also use different values.
+// checkNames rejects JSON that cryptsetup may read in another way. encoding/json ignores the case of names, and
+// equates some letters with ASCII letters (ſ with s). If a name occurs twice, the two may use different values.
 func checkNames(text []byte) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	var names []map[string]bool // of each enclosing object; nil for arrays

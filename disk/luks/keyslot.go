@@ -149,7 +149,7 @@ func (h *Header) Open(key []byte) (*Payload, error) {
 	if len(key) != h.KeySize {
 		return nil, errWrongKey
 	}
-	// The string is a copy of the key and is not wiped, like the key schedules of AES.
+	// The string is a copy of the key. Like the key schedules of AES, it is not wiped.
 	sum, err := pbkdf2.Key(hashes[h.digest.Hash], string(key), h.digest.Salt, int(h.digest.Iterations), len(h.digest.Digest))
 	if err != nil {
 		return nil, err

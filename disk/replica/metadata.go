@@ -33,7 +33,7 @@ var (
 )
 
 // Volume returns the volume of a replica folder, parsed from the name of the folder. ok is false if
-// name is not the name of a replica folder.
+// this is not the name of a replica folder.
 func Volume(folder string) (volume string, ok bool) {
 	if m := folderPattern.FindStringSubmatch(folder); m != nil {
 		return m[1], true

@@ -197,8 +197,8 @@ func (s *Source) computeFingerprint(p sourceFiles) string {
 	return p.fingerprint(evidence)
 }
 
-// fingerprint returns a hash that changes with any byte of the disk. It does not include the other
-// keys of volume.meta, which change whenever the volume is attached.
+// fingerprint returns a hash that changes with any byte of the disk. Of volume.meta it includes only
+// the size, because other keys change whenever the volume is attached.
 func (p sourceFiles) fingerprint(evidence []disk.Evidence) string {
 	below := struct{ Name, UUID string }(p.backing) // its JSON is part of fingerprints that are stored on disks
 	text, err := json.Marshal([]any{p.info.Size, p.files, below, evidence})
