@@ -19,8 +19,8 @@ type File struct {
 	name, temporary string
 }
 
-// Create begins to replace the file name below root. An existing file with the temporary name, from a crash or another program, is
-// removed first. It is not opened for writing, because it may be a symbolic or hard link.
+// Create begins to replace the named file below root. It first removes an existing file with the temporary name, which may be from a
+// crash or another program. It does not open that file for writing, because the name may be a symbolic or hard link.
 func Create(root *os.Root, name, temporary string) (*File, error) {
 	if info, err := root.Lstat(temporary); err == nil && !info.IsDir() {
 		if err := root.Remove(temporary); err != nil {
@@ -34,8 +34,8 @@ func Create(root *os.Root, name, temporary string) (*File, error) {
 	return &File{File: f, root: root, name: name, temporary: temporary}, nil
 }
 
-// CreateAt begins to replace the file at filename, which then has the mode perm, whatever the umask. The temporary name begins with a dot,
-// so that programs that read the folder ignore it.
+// CreateAt begins to replace the file at filename. The new file has the mode perm, independent of the umask. The temporary name begins
+// with a dot, so that programs that read the folder ignore it.
 func CreateAt(filename string, perm fs.FileMode) (*File, error) {
 	root, err := os.OpenRoot(filepath.Dir(filename))
 	if err != nil {
@@ -52,8 +52,8 @@ func CreateAt(filename string, perm fs.FileMode) (*File, error) {
 	return f, nil
 }
 
-// Commit makes the new content durable, and replaces the file, durably. After an error, no temporary file is left. The file is closed
-// after it has its final name, so that a lock of it protects it until then.
+// Commit makes the new content durable, and replaces the file durably. After an error, no temporary file is left. The new file is closed
+// after the rename, so that a lock on it holds until it has its final name.
 func (f *File) Commit() error {
 	err := f.Sync()
 	if err == nil {
@@ -65,7 +65,7 @@ func (f *File) Commit() error {
 	return errors.Join(f.Close(), SyncFolder(f.root, path.Dir(f.name)), f.closeRoot())
 }
 
-// Discard ends the replacement. The file keeps its content.
+// Discard ends the replacement. The old file stays.
 func (f *File) Discard() error {
 	err := f.root.Remove(f.temporary)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -81,7 +81,7 @@ func (f *File) closeRoot() error {
 	return nil
 }
 
-// Write replaces the file name below root with data.
+// Write replaces the named file below root with data.
 func Write(root *os.Root, name, temporary string, data []byte) error {
 	f, err := Create(root, name, temporary)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 // Condition is something that holds for a while, with the messages about it.
 type Condition struct {
 	Begins, Ends string // messages
-	Of           string // the attribute with what has the condition, such as "disk"; "": there is only one
+	Of           string // the log attribute that says what has the condition, such as "disk"; "": no attribute
 	Why          string // the attribute with the reason, such as "error"
-	EachReason   bool   // another reason is logged like a beginning
+	EachReason   bool   // a change of the reason is logged like a beginning
 }
 
 // Log logs conditions. It may be used concurrently.
@@ -31,7 +31,8 @@ type key struct {
 // New returns a Log that writes to log. No condition holds.
 func New(log *slog.Logger) *Log { return &Log{log: log, held: map[key]string{}} }
 
-// Set notes why something has a condition; "": it does not have it. more are further attributes of the beginning.
+// Set notes that the thing in of has a condition, and why. The reason "" means that it does not have the condition. more has
+// further log attributes of the beginning.
 func (l *Log) Set(c Condition, of, why string, more ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
