@@ -25,8 +25,8 @@ const (
 )
 
 // NewChunks is the algorithm of new manifests: the faster one on this processor. SHA-256 is faster on
-// arm64 with instructions for SHA-256, where BLAKE3 has no assembly, and BLAKE3 everywhere else. Copies
-// from peers have the algorithm of the peers' manifest.
+// arm64 with instructions for SHA-256, where BLAKE3 has no assembly. BLAKE3 is faster everywhere else.
+// Copies from peers have the algorithm of the peers' manifest.
 var NewChunks = fasterChunkAlgorithm()
 
 func fasterChunkAlgorithm() ChunkAlgorithm {

@@ -104,7 +104,7 @@ func shareAlign(f *os.File) int64 {
 	return int64(info.Sys().(*syscall.Stat_t).Blksize)
 }
 
-// share makes the chunk at offset "at" of the file share the blocks of r at offset "from". It must be a whole chunk, or the last
+// share makes the chunk at offset "at" of the file share the blocks of r at offset "from". The chunk must be whole, or the last
 // chunk of both images. share returns false if this is not possible, for example because r is on another file system. Then the
 // caller writes the bytes, and meets a disk error there. The caller verifies shared bytes, and calls unshare if they are
 // wrong.

@@ -93,7 +93,7 @@ func Init(path string) (string, error) {
 		return have.DiskUUID, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("initialise disk %s: %s exists but cannot be used: %w", path, identityFile, err)
+		return "", fmt.Errorf("initialise disk %s: %s exists but cannot be used, repair or remove it: %w", path, identityFile, err)
 	}
 	id := identity{DiskUUID: uuid.NewString(), State: "ready"}
 	id.DiskName = "disk-" + id.DiskUUID[:8]

@@ -55,7 +55,7 @@ func (f imageFolder) check() error {
 	return checkFolder(f.disk.root, f.path())
 }
 
-// checkFolder returns an error if name exists and is not a folder.
+// checkFolder returns an error if the path exists and is not a folder.
 func checkFolder(root *os.Root, name string) error {
 	info, err := root.Lstat(name)
 	if err != nil {

@@ -85,7 +85,7 @@ func (p *partFolder) StoreIndex(write func(*os.File) error) error {
 }
 
 // Index opens the index that StoreIndex stored, in this process or in an earlier one. fs.ErrNotExist: there is
-// none.
+// no index.
 func (p *partFolder) Index() (*os.File, error) {
 	return openRegular(p.folder.disk.root, p.folder.file(partIndexFile), os.O_RDONLY)
 }

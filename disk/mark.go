@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-// Mark is a mark in the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
+// Mark marks the folder of a withdrawn copy (U5). A node that sees the name in the folder of its own copy has the
 // withdrawn copy itself, by another path: a bind mount, or a file system that two nodes share. The secret proves that
 // the node has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
 type Mark struct{ Name, Secret string }
@@ -42,7 +42,7 @@ func (d *Disk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	return secret, ignoreMissing(err)
 }
 
-// Marked reports whether the folder of a copy has a mark: somebody is about to delete the copy, perhaps by another path. Opening a
+// Marked reports whether the folder of a copy has a mark: a node is about to delete the copy, perhaps by another path. Opening a
 // folder makes a network file system ask its server.
 func (d *Disk) Marked(id ident.ID) (bool, error) {
 	entries, err := fs.ReadDir(d.root.FS(), folderPath(id))

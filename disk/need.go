@@ -16,7 +16,7 @@ type Need struct {
 	// Since is the earliest change time of their volume.meta files. Zero: not known.
 	Since time.Time
 	// OtherWriter is when Longhorn's manager last wrote to a temporary file of the image; zero: there is
-	// none, or the image exists. That manager may be creating the image, and deletes unexpected bytes of it.
+	// none, or the image exists. That manager may be creating the image, and deletes an unexpected file.
 	OtherWriter time.Time
 }
 

@@ -60,8 +60,8 @@ type PartOptions struct {
 	MaxSize int64        // maximum size of the image in bytes; 0: no limit
 	SHA256  bool         // compute the SHA-256 of the image as well
 	Format  model.Format // as declared; "": detect it
-	// Private: other users of the system must not read the image. Otherwise it is readable for all,
-	// as Longhorn's images are.
+	// Private: other users of the system must not read the image. Without Private, all users can read
+	// it, as Longhorn's images.
 	Private bool
 	// Accept reports whether an existing partial file with this source can be resumed. Only then does
 	// OpenPart read the file back, which can take minutes. nil: always true.
@@ -124,7 +124,7 @@ func (p *Part) start() {
 	p.hashes, p.stream = hashes, stream{pipeline: newPipeline(append(consumers, p.writeHash, p.writeChunk)...)}
 }
 
-// resume keeps the chunks that match their hashes and removes the others.
+// resume keeps the chunks before the first mismatch with the journal, and removes the rest.
 func (p *Part) resume(ctx context.Context) error {
 	info, err := p.file.Stat()
 	if err != nil {
@@ -440,12 +440,12 @@ type partWriter struct {
 	written  atomic.Int64 // bytes of chunks that are not all zero
 	unsynced int64        // bytes written or shared since the last sync
 
-	shareAlign int64            // of the offsets of blocks that the file can share; 0: it cannot share blocks
-	unshared   map[*Reader]bool // an attempt to share blocks of this image failed
+	shareAlign int64            // alignment of blocks that the file can share; 0: it cannot share blocks
+	unshared   map[*Reader]bool // images of which an attempt to share blocks failed
 	resizing   sync.Mutex       // held while the file is truncated or shares blocks: both depend on its size
 }
 
-// Source returns the source of the partial file's bytes. It is zero before the first Begin.
+// Source returns the source of the partial file's bytes. Zero means that Begin must come first.
 func (w *partWriter) Source() PartSource {
 	if source := w.source.Load(); source != nil {
 		return *source
@@ -515,8 +515,8 @@ func (w *partWriter) writeHash(c *chunk) error {
 	return w.journal.set(c.n, hash)
 }
 
-// adoptHashes reads the first size bytes of the file back, and reports whether they match m. If so, it
-// replaces the hashes in the journal by those of m, which are of another algorithm.
+// adoptHashes reads the first size bytes of the file back, and reports whether they match manifest m. If
+// so, it replaces the hashes in the journal by the hashes of m, which are of another algorithm.
 func (w *partWriter) adoptHashes(ctx context.Context, m *Manifest, size int64) (bool, error) {
 	r := &chunkReader{f: w.file, direct: w.direct, size: size, holes: extents{f: w.file}}
 	c := &chunk{buf: NewChunkBuffer()}

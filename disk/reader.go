@@ -136,7 +136,7 @@ func (r *Reader) Close() error {
 }
 
 // NextData returns the offset of the first data at or after an offset, or the size of the image if there is none.
-// It may not be called while a Send runs.
+// It must not be called while a Send runs.
 func (r *Reader) NextData(offset int64) (int64, error) {
 	data, err := r.chunks.f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, unix.ENXIO) {

@@ -22,7 +22,7 @@ type VolumeMeta struct {
 	Head            string // the file that the volume writes to
 	BackingFilePath string // path of the image below the volume; "": none
 	Dirty           bool   // a process has the replica open, or exited without closing it
-	Rebuilding      bool   // Longhorn is fetching its files from another replica
+	Rebuilding      bool   // Longhorn is fetching the replica's files from another replica
 	Error           string // why Longhorn marked the replica as failed; "": it is not failed
 }
 

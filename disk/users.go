@@ -108,13 +108,13 @@ type replicas struct {
 	diskRoot *os.Root
 
 	mu       sync.Mutex
-	found    map[string]foundReplica // by folder, as they were last read
+	found    map[string]foundReplica // all replicas by folder, as they were last read
 	loaded   bool                    // usersFile was read
-	users    map[string]user         // by folder, those that name an image, found or not
-	recorded map[string]user         // in usersFile
+	users    map[string]user         // the replicas that name an image, by folder, found or not
+	recorded map[string]user         // the users in usersFile
 }
 
-// user is a replica that names an image, when it was last read.
+// user is a replica that names an image, as it was last read.
 type user struct {
 	Image      string `json:"image"`                // the folder of the image
 	FileSystem string `json:"fileSystem,omitempty"` // the id of fileSystemOf for the replica
@@ -127,7 +127,7 @@ type foundReplica struct {
 	evidence Evidence
 }
 
-// find adds the users to u.
+// find reads all replicas, and adds the users to u.
 func (r *replicas) find(u *Users) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -137,7 +137,7 @@ func (r *replicas) find(u *Users) {
 	entries, err := fs.ReadDir(r.diskRoot.FS(), replicaFolder)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err = r.diskRoot.Lstat(replicaFolder); err == nil {
-			err = errors.New("dangling symlink")
+			err = errors.New("it is a dangling symlink: mount its target")
 		}
 	}
 	listed := ignoreMissing(err) == nil
@@ -251,7 +251,7 @@ func isLink(root *os.Root, image string) (bool, error) {
 	return false, nil
 }
 
-// hasEnded reports whether it is certain that a replica was deleted.
+// hasEnded reports whether the deletion of a replica is certain (see replicas).
 func hasEnded(root *os.Root, replica string, last user) bool {
 	for folder := path.Join(replicaFolder, replica); ; folder = path.Dir(folder) {
 		now, inode, err := fileSystemOf(root, folder)
@@ -295,7 +295,7 @@ func (r *replicas) RecordUsers() error {
 	}
 	data, err := json.Marshal(recordedUsers{usersVersion, r.users})
 	if err == nil && len(data) > maxSmallFile {
-		err = fmt.Errorf("more than %d bytes", maxSmallFile)
+		err = fmt.Errorf("the list of replicas has more than %d bytes", maxSmallFile)
 	}
 	if err == nil {
 		err = writeDurably(r.diskRoot, usersFile, data)

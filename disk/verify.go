@@ -192,7 +192,7 @@ func (v *verification) recordResult(r Record) error {
 }
 
 // judge compares the bytes and the format with the known and declared values. failure is nil if the
-// image is right. The error says that it could not compare them.
+// image is right. err says why judge could not compare them.
 func (v *verification) judge(r Record) (failure error, info Info, err error) {
 	failure, err = v.compare(r)
 	if err != nil {

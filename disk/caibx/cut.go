@@ -34,7 +34,7 @@ type File interface {
 	NextData(offset int64) (int64, error)
 }
 
-// MaxCut is the greatest size of a chunk that this program cuts or fetches, in bytes. Fetching has some chunks in memory.
+// MaxCut is the greatest size of a chunk that this program cuts or fetches, in bytes. A download has some chunks in memory.
 const MaxCut = 16 << 20
 
 // Cut cuts a file of size bytes into the chunks that the header h describes, and returns the index. The index is in f, a

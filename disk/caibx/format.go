@@ -67,7 +67,7 @@ type Header struct {
 // content-defined chunks.
 type Sizes struct{ Min, Avg, Max uint64 }
 
-// DefaultSizes are those of casync and desync.
+// DefaultSizes are the default sizes of casync and desync.
 var DefaultSizes = SizesOf(64 << 10)
 
 // SizesOf returns the sizes that casync uses for an average size.

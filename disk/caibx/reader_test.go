@@ -47,12 +47,12 @@ func TestReaderRejectsDamagedIndexes(t *testing.T) {
 		"tail-size-too-small": "field 3 of its tail",
 		"trailing-byte":       "bytes follow it",
 		"unknown-flag":        "feature flags",
-		"unordered":           "the one before it",
+		"unordered":           "the item before it",
 		"wrong-header-size":   "its header has the size",
 		"wrong-magic":         "its header has the type",
 		"wrong-table-magic":   "header of its table has the type",
 		"wrong-tail-marker":   "field 4 of its tail",
-		"zero-length-chunk":   "the one before it",
+		"zero-length-chunk":   "the item before it",
 	}
 	files, err := filepath.Glob("testdata/broken/*.caibx")
 	if err != nil || len(files) != len(reasons) {

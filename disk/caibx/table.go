@@ -177,7 +177,7 @@ func (t *Table) end(n int64) int64 {
 
 func (t *Table) id(n int64) ID { return ID(t.data[headerSize+n*itemSize+8:]) }
 
-// Find returns the first item with an id.
+// Find returns the number of the first item with an id.
 func (t *Table) Find(id ID) (n int64, found bool) {
 	slot := t.slot(id)
 	n = int64(binary.NativeEndian.Uint32(slot)) - 1

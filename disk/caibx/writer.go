@@ -27,7 +27,7 @@ func NewWriter(w io.Writer, h Header) (*Writer, error) {
 	return &Writer{w: w, sizes: h.Sizes}, put(w, indexSize, indexMagic, flags, h.Min, h.Avg, h.Max, tableLength, tableMagic)
 }
 
-// Append writes the next item: the id of a chunk that begins where the one before it ends.
+// Append writes the next item: the id of a chunk that begins where the previous chunk ends.
 func (w *Writer) Append(length int64, id ID) error {
 	if length < 1 || uint64(length) > w.sizes.Max {
 		panic(fmt.Sprintf("caibx: a chunk of %d bytes in an index of %s", length, w.sizes))

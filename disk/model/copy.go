@@ -2,7 +2,7 @@
 // done. The same types are the listing of a disk, the state that nodes exchange, the input of the planner, and the status
 // document, which is also the input of the offline planner. A JSON name is the name of the Go field.
 //
-// Nobody trusts a value of another node because of its type: the reader of a state checks it (package peer).
+// The types promise nothing about the values of another node: the reader of a state checks these values (package peer).
 //
 // Times are wall times of the node that says them. The reader of a state translates them to its own clock.
 package model
@@ -80,7 +80,7 @@ type Copy struct {
 
 	// UsedBy describes the replica on its disk that names the copy, or the process that has it open; "": there is none.
 	UsedBy string `json:"usedBy,omitempty"`
-	// Leaving: it is withdrawn and may be deleted at any moment. Nobody counts on it.
+	// Leaving: the copy is withdrawn and may be deleted at any moment. No node counts on it.
 	Leaving bool `json:"leaving,omitempty"`
 	// SameAs is another disk of this node that shows the same folder, by a bind mount. Then this Copy is not a further copy,
 	// and does not count. Zero: there is no such disk.

@@ -67,8 +67,8 @@ type Disk struct {
 	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
 	// copies of its node then count as in use (U7), until a person repairs the metadata.
 	UsageUnknown string `json:"usageUnknown,omitempty"`
-	// ClockStepped: the wall clock was set since the times beside the copies were recorded,
-	// so that their clean-up intervals restart.
+	// ClockStepped: the wall clock was set after the times beside the copies were recorded,
+	// so their clean-up intervals restart.
 	ClockStepped bool `json:"clockStepped,omitempty"`
 	Space
 	Unmanaged []string `json:"unmanaged,omitempty"` // names of files that this program does not own and leaves alone

@@ -24,8 +24,8 @@ const (
 	mapPageWords    = 1 << 10
 	mapPageClusters = mapPageWords * wordClusters
 
-	// The map has at most 1024 pages, which are 8 MiB. This is enough for all clusters of a file of
-	// 1 TiB, if they have 64 KiB. Larger files are checked in several passes.
+	// The map has at most 1024 pages, which are 8 MiB. This is enough for a file of 1 TiB with clusters
+	// of 64 KiB. Larger files are checked in several passes.
 	maxMapPages    = 1 << 10
 	windowClusters = maxMapPages * mapPageClusters
 )

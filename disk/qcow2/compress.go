@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// QEMU compresses with a window of 4 KiB, and another reader may not support a larger one.
+	// QEMU compresses with a window of 4 KiB, and another reader may not support a larger window.
 	compressWindow = 4 << 10
 
 	// Decompression costs time at every read, so compression must save at least a sixteenth.

@@ -108,7 +108,7 @@ func (l *layout) putHeader(b []byte) {
 	}
 }
 
-// putRefcounts fills b with a refcount block. Its first entry is for the cluster with number first.
+// putRefcounts fills b with a refcount block. The argument first is the cluster of its first entry.
 func (l *layout) putRefcounts(b []byte, first int64) {
 	last := min(first+refcountEntries, l.compressed>>encodeBits)
 	for c := first; c < last; c++ {
@@ -241,7 +241,7 @@ func (l *layout) start(n int) cursor {
 	return cursor{t: t, table: n, i: -1, standard: t.standard - 1, compressed: t.compressed}
 }
 
-// seekStandard returns the standard cluster n, which must exist. The search starts at the cursor from,
+// seekStandard returns the standard cluster n, which must exist. The search starts at the given cursor
 // if n follows it within tableEntries clusters.
 func (l *layout) seekStandard(from cursor, n int64) cursor {
 	c := from

@@ -35,8 +35,8 @@ type Location struct {
 	AllowRemoved bool
 }
 
-// Open opens a volume or one of its snapshots. It reads small files only. The error text is a
-// predicate, which the caller appends to the name of the replica: "is being rebuilt …".
+// Open opens a volume or one of its snapshots. It reads small files only. An error text may be a
+// predicate, such as "is being rebuilt …": the caller puts the name of the replica before it.
 func Open(at Location) (*Source, error) {
 	r, err := at.Disk.OpenReplica(at.Folder)
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *Source) computeFingerprint(p sourceFiles) string {
 }
 
 // fingerprint returns a hash that changes with any byte of the disk. Of volume.meta it includes only
-// the size, because other keys change whenever the volume is attached.
+// what decides about these bytes, because other keys change whenever the volume is attached.
 func (p sourceFiles) fingerprint(evidence []disk.Evidence) string {
 	below := struct{ Name, UUID string }(p.backing) // its JSON is part of fingerprints that are stored on disks
 	text, err := json.Marshal([]any{p.info.Size, p.files, below, evidence})
