@@ -39,7 +39,7 @@ func TestErrorListsTheImagesThatAreNotReady(t *testing.T) {
 			"parrot: 0 of 2 copies ready; n4/d1 is pending: its node has the reason: backing-image-manager status --url http://n4:8000", false},
 		{"a reason in the plan", `{` + asks + `,` + known + `,"images":[{"name":"parrot","uuid":"1","declared":true,"desired":2,"copies":[{"node":"n1","disk":"d1","state":"pending"}]}],
 			"plan":{"actions":[{"op":"wait","image":"parrot","uuid":"1","node":"n4","disk":"d1","reason":{"text":"the first copy is created on n4/d1"}}]}}`, nil,
-			"parrot: 0 of 2 copies ready; n1/d1 is pending: planned is wait n4/d1: the first copy is created on n4/d1", false},
+			"parrot: 0 of 2 copies ready; n1/d1 is pending: the plan has wait on n4/d1: the first copy is created on n4/d1", false},
 		{"reasons of several copies", `{"node":"n1",` + known + `,"images":[` + parrot + `]}`, nil,
 			"parrot: 1 of 5 copies ready; n1/d2 is failed: 404; n2/d1 is unknown: the daemon of node n2 has the reason; n3/d1 is pending: two; lines; n4/d1 is pending: the daemon of node n4 has the reason", false},
 		{"no disk matches", `{` + known + `,"images":[{"name":"parrot","declared":true}]}`, nil, "parrot: 0 of 0 copies ready", false},

@@ -40,7 +40,7 @@ func (s Status) ContentSum() [sha256.Size]byte {
 	return sha256.Sum256(durations.ReplaceAll(document, nil))
 }
 
-// durations are those in messages, such as "no data for 1m12s".
+// durations matches the durations in messages, such as "no data for 1m12s".
 var durations = regexp.MustCompile(`\b(?:\d+h)?(?:\d+m)?\d+(?:\.\d+)?(?:s|ms)\b`)
 
 // WithoutDurations removes the durations from a message, to compare it with an earlier one.

@@ -16,8 +16,8 @@ import (
 type CopyStatus struct {
 	Node string `json:"node"`
 	Disk string `json:"disk"`
-	// Copy is the copy as its node says it, with its Failure, Need and Job. Its State and Message are not in the JSON: see
-	// Observed.
+	// Copy is what the node of the copy says about it, with Failure, Need and Job. The JSON has the State and the Message of
+	// Copy in Observed.
 	model.Copy
 	// State combines the observed state with failures and running jobs. On a node that does
 	// not respond it is unknown.
@@ -34,8 +34,8 @@ type CopyStatus struct {
 	BeingRead bool   `json:"beingRead,omitempty"` // a running job reads it
 	Sends     int    `json:"sends,omitempty"`     // peers and clients that this node sends it to now
 	Sender    string `json:"sender,omitempty"`    // the address of the peer that sends it to this node now
-	// AwaitedSince is since when, in total, this node has waited for the node of the copy, because no
-	// copy of the image was ready.
+	// AwaitedSince is the time of the status minus the total time for which this node has waited for
+	// the node of the copy, because no copy of the image was ready.
 	AwaitedSince time.Time `json:"awaitedSince,omitzero"`
 }
 
@@ -123,14 +123,14 @@ func (b *builder) explain(s *CopyStatus, ref ident.CopyRef, f model.Failure) {
 	}
 }
 
-// awaitsDeletion reports whether the copy only waits for the end of its clean-up interval, as the planned action a of this
-// node or its own node says. Then nothing tries again what failed, and nobody needs it.
+// awaitsDeletion reports whether the copy only waits for the end of its clean-up interval. Its planned action a says so, or
+// its own node. Such a copy is not needed, and a failed action on it is not tried again.
 func (s *CopyStatus) awaitsDeletion(a plan.Action) bool {
 	return cmp.Or(a.Code, s.Reason.Code) == plan.CodeCleanupInterval
 }
 
 // setPlan sets the action a that is planned for a copy of this node. An existing message stays
-// unless the message of the action contains it.
+// unless the text of the action contains it.
 func (s *CopyStatus) setPlan(a plan.Action) {
 	s.Until, s.Code = a.Until, a.Code
 	switch {
@@ -160,8 +160,8 @@ func describesFailure(a plan.Action) bool {
 	return false
 }
 
-// setPeerState sets what another node does with its copy, as far as the node published that. The
-// argument delay is why the copy is delayed, zero if it is not.
+// setPeerState sets what another node does with its copy, as far as the node published that. delay is
+// why the copy is delayed; zero: it is not.
 func (s *CopyStatus) setPeerState(now time.Time, f model.Failure, delay plan.Delay) {
 	waits := f.Attempts > 0 && f.RetryAt.After(now) && !s.awaitsDeletion(plan.Action{})
 	switch {
@@ -183,7 +183,7 @@ func (s *CopyStatus) setPeerState(now time.Time, f model.Failure, delay plan.Del
 	case !s.Reason.IsZero() && s.Message == "":
 		s.Message, s.Code = s.Reason.Text, s.Reason.Code
 	case s.Observed == nil:
-		s.Message = "its node has not started it"
+		s.Message = "its node has not begun to create it"
 	}
 }
 

@@ -92,10 +92,10 @@ func (s Status) checkNames() error {
 // validName is the form of names of nodes and disks in a configuration.
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 
-// knownStates are the states that a disk can report. The others exist only with a running job.
+// knownStates are the states that a disk can report. The other states exist only during a job.
 var knownStates = []model.State{model.Pending, model.Ready, model.Failed, model.Unknown}
 
-// addCopyStatus adds the status c of the copy key to o, which has its disk.
+// addCopyStatus adds the status c of the copy key to o. An observed copy needs an observed disk.
 func addCopyStatus(o plan.Observed, key ident.CopyRef, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true
@@ -132,7 +132,7 @@ func addCopyStatus(o plan.Observed, key ident.CopyRef, c CopyStatus) error {
 	return nil
 }
 
-// observed returns the copy as it was observed on its disk. Observed must not be nil.
+// observed returns the copy as it was observed on its disk. c.Observed must not be nil.
 func (c CopyStatus) observed(id ident.ID) model.Copy {
 	seen := c.Copy
 	seen.ID, seen.State, seen.Message = id, c.Observed.State, c.Observed.Message

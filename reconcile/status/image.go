@@ -16,32 +16,32 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// ImageStatus is one generation of an image: the declared one, or another one that has copies.
+// ImageStatus is one generation of an image that is declared, planned, or on a disk.
 type ImageStatus struct {
 	Name     string `json:"name"`
 	UUID     string `json:"uuid"`
 	Declared bool   `json:"declared"`
 	Title    string `json:"title,omitempty"` // for people; text from outside
-	// Removed: it is confirmed that no image of this name is declared any more (C13).
+	// Removed: it is confirmed that the image was removed from the configuration (C13).
 	Removed bool   `json:"removed,omitempty"`
 	Source  string `json:"source,omitempty"`
-	// Declaration is a hash of the declared bytes and their source, but not of the placement. A
-	// failure under another value does not matter any more.
+	// Declaration is a hash of the declared bytes and their source, without the placement. When it
+	// changes, earlier failures do not count any more.
 	Declaration string       `json:"declaration,omitempty"`
 	Checksum    ident.Digest `json:"checksum"`          // as declared
 	Desired     int          `json:"desired"`           // desired copies on all nodes together
 	Ready       int          `json:"ready"`             // ready copies on all nodes that respond
 	Message     string       `json:"message,omitempty"` // about the image as a whole
 	Code        model.Code   `json:"code,omitempty"`    // of Message
-	// Suspended is the suspension that applies to the image, its own one or the one in the
-	// settings; nil without one. It may be over.
+	// Suspended is the suspension that applies to the image, from its declaration or the
+	// settings; nil: there is none. It may be over.
 	Suspended *plan.Suspension `json:"suspended,omitempty"`
 	// CannotPrepare is why this node cannot create the first copy; "": it can, or need not.
 	CannotPrepare string `json:"cannotPrepare,omitempty"`
-	// BackedUp: the record of a copy on this node has a complete backup at the declared target.
+	// BackedUp: the record of a copy on this node says that the declared backup is complete.
 	BackedUp bool         `json:"backedUp,omitempty"`
 	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
-	// NamedWithout are the disks, NODE/DISK, that the image names and that have no ready copy.
+	// NamedWithout are the disks, NODE/DISK, that the declaration names and that have no ready copy.
 	NamedWithout []string `json:"namedWithout,omitempty"`
 	// PassedOver has the disks that take no copy, by reason, if fewer copies are ready than
 	// are desired.
@@ -51,14 +51,14 @@ type ImageStatus struct {
 // ID returns the generation.
 func (image ImageStatus) ID() ident.ID { return ident.ID{Name: image.Name, UUID: image.UUID} }
 
-// AllReady reports whether as many copies are ready as are desired, and one on each disk that the image
-// names.
+// AllReady reports whether as many copies are ready as are desired, and a copy on each disk that the
+// declaration names.
 func (image ImageStatus) AllReady() bool {
 	return image.Desired > 0 && image.Missing() == 0
 }
 
-// Missing returns how many desired copies are not ready. A surplus copy does not replace one on a disk that
-// the image names.
+// Missing returns how many desired copies are not ready. A surplus copy does not replace a copy on a disk
+// that the declaration names.
 func (image ImageStatus) Missing() int {
 	return max(image.Desired-image.Ready, len(image.NamedWithout))
 }
@@ -68,8 +68,8 @@ type PassedOver struct {
 	Reason string     `json:"reason"`
 	Code   model.Code `json:"code"`
 	Count  int        `json:"count"` // of disks
-	// Disks are their names, NODE/DISK, sorted. Beyond maxPassedOver names, disks are only
-	// counted.
+	// Disks are the names of these disks, NODE/DISK, sorted. Beyond maxPassedOver names, disks are
+	// only counted.
 	Disks []string `json:"disks,omitempty"`
 }
 
@@ -99,7 +99,7 @@ func (b *builder) image(id ident.ID) ImageStatus {
 	return s
 }
 
-// imagePlacement is the placement of a declared image, with its PassedOver in groups only: it may have an entry for each disk.
+// imagePlacement is the placement of a declared image. It has PassedOver only in groups, because the map may have each disk.
 type imagePlacement struct {
 	plan.Placement
 	declaration string
@@ -113,8 +113,8 @@ type PlacementCache struct {
 	byImage map[ident.ID]imagePlacement
 }
 
-// maxPassedOver is how many disks a status names at most in all PassedOver lists together: with a
-// thousand images on a thousand disks the document would not be readable otherwise.
+// maxPassedOver is how many disks a status names at most in all PassedOver lists together. Without
+// this limit, a thousand images on a thousand disks would make the document unreadable.
 const maxPassedOver = 100_000
 
 // declaration returns ImageStatus.Declaration of an image.

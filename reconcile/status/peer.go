@@ -7,15 +7,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// Skew is how the configuration of another node compares with that of this node.
+// Skew is how the configurations of another node and of this node compare.
 type Skew string
 
-// The kinds of skew. With SkewOther or SkewInvalid, no deletion counts on the copies of that node.
+// The kinds of skew. With SkewOther or SkewInvalid, no deletion counts on the copies of the other node.
 const (
 	SkewSame    Skew = "same"
 	SkewOther   Skew = "other"
-	SkewInvalid Skew = "invalid" // that node has an invalid part
-	SkewUnknown Skew = "unknown" // that node never responded, or this node has an invalid part
+	SkewInvalid Skew = "invalid" // a part of the other node's configuration is invalid
+	SkewUnknown Skew = "unknown" // the other node never responded, or a part of this node's configuration is invalid
 )
 
 // PeerStatus is another node, as of its last response.
@@ -27,7 +27,7 @@ type PeerStatus struct {
 	Skew Skew `json:"skew"`
 }
 
-// skewOf returns the skew of the node p for a node with the configuration of d.
+// skewOf returns the skew of the peer p for this node, whose desired state is d.
 func skewOf(d plan.Desired, p model.Peer) Skew {
 	switch {
 	case p.ConfigDigest == "" && !p.Responds() && p.LastResponse.IsZero():
@@ -48,9 +48,9 @@ func skewText(peers []PeerStatus) (text string, differs bool) {
 	for _, p := range peers {
 		switch p.Skew {
 		case SkewOther:
-			differ = append(differ, fmt.Sprintf("node %s has another one (digest %.12s)", p.Node, p.ConfigDigest))
+			differ = append(differ, fmt.Sprintf("node %s has digest %.12s", p.Node, p.ConfigDigest))
 		case SkewInvalid:
-			differ = append(differ, fmt.Sprintf("that of node %s is partly invalid", p.Node))
+			differ = append(differ, fmt.Sprintf("on node %s it is partly invalid", p.Node))
 		}
 	}
 	if len(differ) == 0 {

@@ -15,9 +15,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Unready returns the reasons why a manager cannot work. An error that only affects some images is
-// no reason, and neither is one unusable disk of several. The view is nil before the first round.
-// A last round older than maxAge is a reason.
+// Unready returns the reasons why a manager cannot work. An error that affects only some images is no
+// reason. An unusable disk is no reason while another disk of the node is usable. A last round older
+// than maxAge is a reason. The view is nil before the first round.
 func (v *View) Unready(now time.Time, maxAge time.Duration) []string {
 	if v == nil {
 		return []string{"the config directory was not read yet"}
@@ -29,7 +29,7 @@ func (v *View) Unready(now time.Time, maxAge time.Duration) []string {
 	case !v.Loaded:
 		reasons = append(reasons, "the config directory was not read yet")
 	case v.Desired.Allowed == schema.ObserveOnly:
-		reasons = append(reasons, fmt.Sprintf("the configuration cannot be applied: it has errors (%d), or does not declare this node", len(v.Config.Errors)))
+		reasons = append(reasons, fmt.Sprintf("the configuration cannot be applied: correct its errors (%d), or declare this node", len(v.Config.Errors)))
 	}
 	if age := now.Sub(v.Observed.Now); age > maxAge {
 		reasons = append(reasons, fmt.Sprintf("the disks were last read %v ago", age.Round(time.Second)))
@@ -53,7 +53,7 @@ func (v *View) noUsableDisk() []string {
 		problems = append(problems, fmt.Sprintf("disk %s: %s", ref, d.Faults()[0]))
 	}
 	if len(problems) == 0 {
-		return []string{"no disks are declared for this node"}
+		return []string{"no disks are declared for this node: declare them"}
 	}
 	slices.Sort(problems)
 	return problems
@@ -62,9 +62,9 @@ func (v *View) noUsableDisk() []string {
 // ErrNoDisk is the reason for an error about a disk that a node does not have.
 var ErrNoDisk = errors.New("no disk of that name")
 
-// CheckOwnDisk returns why this manager cannot decide about the copies on a disk, or nil: it is
-// not a disk of this node (ErrNoDisk, or an error that names the daemon to call), or
-// it has a problem.
+// CheckOwnDisk returns why this manager cannot decide about the copies on a disk, or nil. For an
+// unknown disk of this node, the error is ErrNoDisk. For a disk of another node, it names the daemon
+// to call.
 func (v *View) CheckOwnDisk(ref ident.DiskRef) error {
 	node := v.Desired.Node
 	if node != ref.Node {
@@ -194,8 +194,8 @@ func (s Status) declaredImage(name string) (image ImageStatus, ok bool) {
 // hundreds.
 const maxReasons = 3
 
-// notReadyError returns the number of ready copies with the message of the image, or else with the
-// messages of the copies that are not ready.
+// notReadyError returns the number of ready copies and the message of the image. Without a message of
+// the image, it returns those of the copies that are not ready.
 func (s Status) notReadyError(image ImageStatus) error {
 	count := fmt.Sprintf("%s: %d of %d copies ready", image.Name, image.Ready, image.Desired)
 	if image.Message != "" {
@@ -210,8 +210,8 @@ func (s Status) notReadyError(image ImageStatus) error {
 	return errors.New(plan.JoinMax(parts, "; ", 1+maxReasons))
 }
 
-// unexplained returns what is known about a copy without a message: what the node plans for the
-// image, or whom to ask. Another node publishes the state of its copies, but not all reasons.
+// unexplained returns what is known about a copy without a message: the plan of this node for the
+// image, or which daemon to ask. A node publishes the state of its copies, but not all reasons.
 func (s Status) unexplained(image ImageStatus, c CopyStatus) string {
 	if c.Node != s.Node {
 		if url, ok := s.urlOf(c.Node); ok {
@@ -221,7 +221,7 @@ func (s Status) unexplained(image ImageStatus, c CopyStatus) string {
 	}
 	for _, a := range s.Plan.Actions {
 		if a.Image == image.Name && a.UUID == image.UUID {
-			return fmt.Sprintf("planned is %s %s/%s: %s", a.Op, a.Node, a.Disk, oneLine(a.Text))
+			return fmt.Sprintf("the plan has %s on %s/%s: %s", a.Op, a.Node, a.Disk, oneLine(a.Text))
 		}
 	}
 	return "nothing is planned for the image on this node"

@@ -17,8 +17,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// SavedCluster is a cluster as of saved statuses, one for each node. For a node without its own
-// status it uses what the other nodes knew. The zero value has no status.
+// SavedCluster is a cluster as saved statuses show it, at most one status for each node. For a node
+// without its own status it uses what the other nodes knew. The zero value has no status.
 type SavedCluster struct {
 	byNode map[string]savedStatus
 }
@@ -41,20 +41,20 @@ func (s *SavedCluster) AddFile(file string) error {
 		err = s.add(one)
 	}
 	if err != nil {
-		return fmt.Errorf("not a status as status -o json prints it: %w", err)
+		return fmt.Errorf("not the output of status -o json: %w", err)
 	}
 	return nil
 }
 
-// add adds the status of one node. It fails if the status is incomplete, or if there is one of this
-// node already.
+// add adds the status of one node. It fails if the status is incomplete, or if the node has a status
+// already.
 func (s *SavedCluster) add(status Status) error {
 	observed, err := status.observed()
 	if err != nil {
 		return err
 	}
 	if _, exists := s.byNode[status.Node]; exists {
-		return fmt.Errorf("node %s has two statuses", status.Node)
+		return fmt.Errorf("node %s has two statuses: give one", status.Node)
 	}
 	one := savedStatus{status: status, observed: observed, declarations: map[ident.ID]string{}}
 	for _, image := range status.Images {
@@ -78,15 +78,15 @@ func (s *SavedCluster) Unused(d plan.Desired) []string {
 	})
 }
 
-// Desired returns the desired states of the nodes to plan for: of the node, or of all declared nodes for "". If no nodes are
-// declared, it is the node of the only status, with its disks.
+// Desired returns the desired state of node; "" means all declared nodes. If no nodes are declared, it returns the desired
+// state of the node with the only status, with the paths of its disks.
 func (s *SavedCluster) Desired(result schema.Loaded, node string) ([]plan.Desired, error) {
 	names := slices.Sorted(maps.Keys(result.Config.Nodes))
 	var paths []string
 	if len(names) == 0 {
 		names = s.Nodes()
 		if len(names) > 1 {
-			return nil, fmt.Errorf("the configuration declares no nodes, so that each node is on its own: give one --state, not %d", len(names))
+			return nil, fmt.Errorf("the configuration declares no nodes, so each node plans alone: give one --state, not %d", len(names))
 		}
 		paths = s.paths(names[0])
 	}
@@ -132,10 +132,10 @@ func (s *SavedCluster) Knows(node string) bool {
 	return known
 }
 
-// latest returns the status that knows a node best: its own; otherwise the newest one of a node to
-// which it responds; otherwise the one with its last response; otherwise the one of the node that
-// has queried it for the longest time without a response. responds reports whether the status is
-// current for the node.
+// latest returns the status that knows a node best. This is the status of the node itself. Without it,
+// these statuses of other nodes follow: the newest to whose node this node responds, the one with its
+// latest response, and the one whose node has queried it in vain for the longest time. responds
+// reports whether the status is current for the node.
 func (s *SavedCluster) latest(node string) (best savedStatus, responds, known bool) {
 	if own, ok := s.byNode[node]; ok {
 		return own, true, true
@@ -154,7 +154,7 @@ func (s *SavedCluster) latest(node string) (best savedStatus, responds, known bo
 	return best, responds, known
 }
 
-// comparePeers is positive if p is a better source about its node than q.
+// comparePeers compares two observations of one node. It is positive if p is the better one.
 func comparePeers(p, q model.Peer) int {
 	switch {
 	case p.Responds() && !q.Responds():
@@ -205,7 +205,7 @@ func (s *SavedCluster) now() time.Time {
 	return now
 }
 
-// unreachable returns a node that did not respond to the node of s, or is not in its status.
+// unreachable returns a node that did not respond to the node of s, or is not in s.
 func (s savedStatus) unreachable(node string) model.Peer {
 	p := s.observed.Peers[node]
 	if p.Problem == "" {
@@ -214,8 +214,8 @@ func (s savedStatus) unreachable(node string) model.Peer {
 	return p
 }
 
-// addTo adds the disks of a node to c, with their failures and jobs. A declared disk is the saved
-// disk with the same path, because another configuration may give it another name.
+// addTo adds the disks of a node to c, with their failures and jobs. The path identifies a disk,
+// because the configuration of d may give it another name than the saved one.
 func (s savedStatus) addTo(c *plan.Cluster, d plan.Desired, node string) {
 	renamed := map[ident.DiskRef]ident.DiskRef{} // from the saved to the declared disk
 	for name, declared := range d.Config.Nodes[node].Disks {
@@ -274,7 +274,7 @@ func (s savedStatus) disk(ref ident.DiskRef) model.Disk {
 	return seen
 }
 
-// stillApplies reports whether a failure of an image still matters: its declaration is the same.
+// stillApplies reports whether a failure of an image still matters: d declares the image as before.
 func (s savedStatus) stillApplies(d plan.Desired, id ident.ID) bool {
 	if image, declared := d.Config.Images[id.Name]; declared && image.ID == id {
 		return s.declarations[id] == declaration(image)

@@ -33,7 +33,7 @@ func (c CopyStatus) StateText() string {
 	return string(c.State) + ": " + oneLine(c.Message)
 }
 
-// Summary returns the message of the copy, its use, its signature if it is ready, and the end of its wait or the next attempt.
+// Summary returns the message of the copy, its use, its signature if it is ready, and when it proceeds or is tried again.
 func (c CopyStatus) Summary() string {
 	var parts []string
 	if c.Message != "" {
@@ -64,8 +64,8 @@ func CompareStates(a, b model.State) int {
 	return cmp.Compare(slices.Index(StateOrder, a), slices.Index(StateOrder, b))
 }
 
-// CopiesOn returns the copies on the named disks, or all of them without names, the best one
-// first.
+// CopiesOn returns the copies on the disks with the names in on, the best copy first. Without names
+// it returns all copies.
 func CopiesOn(copies []CopyStatus, on []string) []CopyStatus {
 	kept := []CopyStatus{}
 	for _, c := range copies {
@@ -80,8 +80,8 @@ func CopiesOn(copies []CopyStatus, on []string) []CopyStatus {
 }
 
 // CompareGenerations orders the generations of an image for output: first the declared one, then
-// those that are not surplus, then the surplus ones. Within these groups, the generation with the
-// better best copy is first. The copies of each generation must be sorted as by CopiesOn.
+// those that are not surplus, then the surplus ones. Within these groups, the state of the
+// best copy decides. The copies of each generation must be sorted as by CopiesOn.
 func CompareGenerations(a, b ImageStatus) int {
 	rank := func(image ImageStatus) int {
 		switch {
@@ -103,8 +103,8 @@ func CompareGenerations(a, b ImageStatus) int {
 	return cmp.Compare(a.UUID, b.UUID)
 }
 
-// Generations returns the generations with the name of an image, the one that a list shows first, or the one with
-// <name>-<uuid>. The argument on has the names of the disks whose copies count; empty: all disks, also if there is no copy.
+// Generations returns the generations of the image with a name, in the order of CompareGenerations, or the generation
+// <name>-<uuid>. If on has names of disks, only copies on these disks count, and generations without such a copy are left out.
 func Generations(images []ImageStatus, name string, on []string) []ImageStatus {
 	var found []ImageStatus
 	for _, image := range images {
@@ -142,9 +142,8 @@ func NoSuchImage(images []ImageStatus, name string, on []string) error {
 	return fmt.Errorf("no image %s: the images are %s", where, plan.JoinMax(slices.Compact(names), ", ", maxNames))
 }
 
-// FindReady returns the image with a name or <name>-<uuid>, and its ready copies on the node of
-// the status, the best one first. The argument on is that of Generations. If there is no such copy, the error says why, and
-// which nodes have one.
+// FindReady returns the first result of Generations, and its ready copies on the node of the status,
+// the best copy first. If there is no such copy, the error says why, and which other nodes have a ready copy.
 func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, error) {
 	found := Generations(s.Images, name, on)
 	if len(found) == 0 {
@@ -160,7 +159,7 @@ func (s Status) FindReady(name string, on []string) (ImageStatus, []CopyStatus, 
 	return image, ready, nil
 }
 
-// noReadyCopy returns the reasons why the node has no copy to read, and the nodes that have one.
+// noReadyCopy returns the reasons why the node has no ready copy, and the other nodes that have a ready copy.
 func (s Status) noReadyCopy(image ImageStatus) error {
 	var own, others []string
 	for _, c := range image.Copies {

@@ -2,8 +2,8 @@
 // one round of a loop, and View.Status makes the document of it. Its JSON is a stable interface of
 // commands, the HTTP API and saved files.
 //
-// The document has everything from which the node planned, so that saved documents can be
-// planned again without the cluster: see SavedCluster.
+// The document has the whole input of the planner. Therefore saved documents can be planned again
+// without the cluster: see SavedCluster.
 //
 // Reading order: status.go, image.go, copy.go and peer.go make the document; ready.go and select.go
 // answer questions about it; change.go compares documents; decode.go and saved.go read saved documents.
@@ -36,8 +36,8 @@ type Status struct {
 	Disks   []DiskStatus  `json:"disks"`  // the declared and the observed disks, sorted by name
 	Images  []ImageStatus `json:"images"` // sorted by name and uuid
 	Plan    plan.Plan     `json:"plan"`   // of this node
-	// Report and Notify are the outcomes of settings.report and settings.notify; null without the setting, and in a reported
-	// document.
+	// Report and Notify are the outcomes of the messages for settings.report and settings.notify. They are null without the
+	// setting, and in a reported document.
 	Report *Delivery `json:"report,omitempty"`
 	Notify *Delivery `json:"notify,omitempty"`
 }
@@ -46,10 +46,10 @@ type Status struct {
 type Delivery struct {
 	// Server is the scheme and host of the address, or the bucket.
 	Server string `json:"server"`
-	// LastSuccess is when the server last accepted a message; zero: since the start of the process, it accepted none.
+	// LastSuccess is when the server last accepted a message. Zero: it has accepted none since the start of the process.
 	LastSuccess time.Time `json:"lastSuccess,omitzero"`
-	// Problem is why the server did not accept the last message, and ProblemSince when the first of the failed attempts
-	// ended; zero if it did.
+	// Problem is why the server did not accept the last message; "": it accepted the message. ProblemSince is when the
+	// first failed attempt ended.
 	Problem      string    `json:"problem,omitempty"`
 	ProblemSince time.Time `json:"problemSince,omitzero"`
 }
@@ -60,10 +60,10 @@ type ConfigStatus struct {
 	// Revision is the commit if the directory is a git checkout, "" otherwise. It does not show
 	// uncommitted changes; Digest does.
 	Revision string `json:"revision,omitempty"`
-	Allowed  string `json:"allowed"`         // what a schema.Allowed permits
-	Fault    string `json:"fault,omitempty"` // why the directory cannot be used, or does not include this node
-	// LoadingSince is since when files that changed are being loaded; zero: there are none. The
-	// rest of the document is about the last valid configuration, without deletions.
+	Allowed  string `json:"allowed"`         // what the node may do: a schema.Allowed
+	Fault    string `json:"fault,omitempty"` // why the directory cannot be used, or that it does not declare this node
+	// LoadingSince is when the load of changed files began; zero: none runs. During a load, the rest
+	// of the document is about the last valid configuration, and the plan has no deletions.
 	LoadingSince time.Time `json:"loadingSince,omitzero"`
 	// Skew says on which other nodes the configuration differs; "": on none.
 	Skew string `json:"skew,omitempty"`
@@ -80,8 +80,8 @@ type DiskStatus struct {
 	// Observed is false for a disk that is only declared. The fields that would be observed are
 	// zero then.
 	Observed bool `json:"observed"`
-	// Unreachable is why the node of the disk does not respond, "" if it does. The other fields
-	// then have its last response.
+	// Unreachable is why the node of the disk does not respond; "": it responds. While it does not,
+	// the other fields have its last response.
 	Unreachable string `json:"unreachable,omitempty"`
 	Reserved    int64  `json:"reserved"` // storageReserved, in bytes
 	// Disk is the disk without its copies. ProblemSince is when the node of the status first observed the problem, also for a
@@ -102,13 +102,13 @@ type View struct {
 	Desired  plan.Desired
 	Observed plan.Observed
 	Plan     plan.Plan
-	// Fault is why the config directory cannot be used, or why the configuration does not include
-	// this node; "": neither. Config has the errors in its files.
+	// Fault is why the config directory cannot be used, or that the configuration does not declare
+	// this node; "": neither. Config has the errors in the files.
 	Fault  string
 	Config load.Result
 	// Loaded is true if any configuration was applied. Otherwise there is only a Fault.
 	Loaded bool
-	// LoadingSince is since when a newer configuration is being loaded; zero: there is none.
+	// LoadingSince is when the load of a newer configuration began; zero: none runs.
 	LoadingSince time.Time
 	Rounds       int // since the start of the process
 
@@ -157,8 +157,8 @@ type builder struct {
 	placements map[ident.ID]imagePlacement
 	planned    map[ident.CopyRef]plan.Action
 	transfers  map[ident.CopyRef]job.Transfer
-	// disksByImage has an entry for each generation that the document shows: it is declared,
-	// has a copy, or is in the plan. The value is its disks with a copy, a failure or a job.
+	// disksByImage has an entry for each generation in the document. Its value are the disks with a
+	// copy, a need, a failure or a job of the generation, and those that this node waits for.
 	disksByImage map[ident.ID]map[ident.DiskRef]bool
 }
 
@@ -194,7 +194,7 @@ func (v *View) newBuilder(transfers map[ident.CopyRef]job.Transfer) *builder {
 	return b
 }
 
-// add adds a generation to the document, and the disk to its disks unless it is zero.
+// add adds a generation to the document, and the disk of key to its disks unless the disk is zero.
 func (b *builder) add(key ident.CopyRef) {
 	if b.disksByImage[key.ID] == nil {
 		b.disksByImage[key.ID] = map[ident.DiskRef]bool{}
@@ -261,8 +261,8 @@ func (v *View) peers() []PeerStatus {
 	return peers
 }
 
-// unreachable returns since when and why a node has not responded, zero if the observed state of
-// its disks is current. The text has no duration, with which the status would differ after each round.
+// unreachable returns since when and why a node has not responded; zero: the observed state of its
+// disks is current. The text has no duration, because that would change the status in each round.
 func (v *View) unreachable(node string) model.Reason {
 	if node == v.Desired.Node {
 		return model.Reason{}

@@ -59,9 +59,9 @@ func TestSkewIsOneBoundedLine(t *testing.T) {
 	for n := range 12 {
 		peers = append(peers, PeerStatus{Node: fmt.Sprintf("node%d", n), Skew: threeSkews[n%3], Peer: model.Peer{ConfigDigest: "0123456789abcdef"}})
 	}
-	const want = "the configuration differs on 8 of 12 other nodes: node node1 has another one (digest 0123456789ab); " +
-		"that of node node2 is partly invalid; node node4 has another one (digest 0123456789ab); " +
-		"that of node node5 is partly invalid; node node7 has another one (digest 0123456789ab) and 3 more"
+	const want = "the configuration differs on 8 of 12 other nodes: node node1 has digest 0123456789ab; " +
+		"on node node2 it is partly invalid; node node4 has digest 0123456789ab; " +
+		"on node node5 it is partly invalid; node node7 has digest 0123456789ab and 3 more"
 	if got, _ := skewText(peers); got != want {
 		t.Errorf("the skew is\n%s\nwant\n%s", got, want)
 	}
@@ -92,7 +92,7 @@ func TestCopyStatusShowsWhatPeersPublish(t *testing.T) {
 		unreachable bool   // its node
 		want        string // state, progress, message, whether it has a retry time
 	}{
-		{"no copy", nil, nil, false, false, "pending 0 its node has not started it"},
+		{"no copy", nil, nil, false, false, "pending 0 its node has not begun to create it"},
 		{"started", nil, nil, true, false, "starting 0 a job runs on its node"},
 		{"a partial file", &part, nil, true, false, "in-progress 25 a job runs on its node"},
 		{"a failure", &part, &failed, false, false, "failed 25 it failed until"},
