@@ -109,7 +109,7 @@ func newCluster(s *snapshot, of request) (any, int) {
 	return m, http.StatusOK
 }
 
-// why returns what an image that is not ready waits for.
+// why returns why an image is not ready; "": it is ready, or not declared.
 func why(image status.ImageStatus) string {
 	switch {
 	case image.Code == plan.CodeInvalidImage:
@@ -135,8 +135,8 @@ func why(image status.ImageStatus) string {
 	return image.Message
 }
 
-// compareWaits orders copies that are not ready: what is nearest to a ready copy first, and then what says most about why the
-// image waits. That a copy waits for the first one says little, and so does a node that does not respond.
+// compareWaits orders copies that are not ready, the best reason why the image waits first: running transfers, failures, other
+// reasons, waits for the first copy, and nodes that do not respond.
 func compareWaits(a, b status.CopyStatus) int {
 	rank := func(c status.CopyStatus) int {
 		switch {

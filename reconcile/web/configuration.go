@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// maxProblems limits the errors, warnings, suspensions and documents that are shown. The rest is counted.
+// maxProblems limits each list: errors, warnings, suspensions, documents. What is not shown is counted.
 const maxProblems = 200
 
 // configurationModel is the configuration that the daemon applies, and what is wrong with it.

@@ -62,7 +62,7 @@ func problemOf(here bool, p status.PeerStatus) string {
 	case !p.Responds:
 		return cmp.Or(p.Problem, "it has not responded yet")
 	case p.Skew != status.SkewSame:
-		return "its configuration is not that of this node: " + string(p.Skew)
+		return "its configuration, compared with this node: " + string(p.Skew)
 	}
 	return ""
 }
@@ -81,7 +81,7 @@ func newDiskRow(s *snapshot, d status.DiskStatus) diskRow {
 	return row
 }
 
-// percent returns part of all in percent, from 0 to 100.
+// percent returns 100*part/all, from 0 to 100.
 func percent(part, all int64) float64 {
 	return max(0, min(100, float64(part)/float64(all)*100))
 }

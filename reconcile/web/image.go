@@ -22,9 +22,9 @@ type imageModel struct {
 	Links       map[string]string    // to the image on the pages of other nodes
 	Admin       bool
 	Here        string // the node of the daemon
-	// CanDownload: this node has a copy to read, and CanUpload: an upload is what the image waits for.
+	// CanDownload: this node has a ready copy. CanUpload: the image waits for an upload.
 	CanDownload, CanUpload bool
-	// HasOwnCopies: a disk of this node has a copy, and CanRetry: an action on one has failed.
+	// HasOwnCopies: a disk of this node has a copy. CanRetry: an action on a disk of this node has failed.
 	HasOwnCopies, CanRetry bool
 }
 

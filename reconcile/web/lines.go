@@ -30,15 +30,15 @@ type linesModel struct {
 	NoNodes  bool     // no nodes are declared: the command line names the disks
 	Lines    string   // "": the form is not complete
 	Where    string   // what to do with the lines
-	File     string   // that has the declaration; "": a new one
-	Edit     string   // the address at which the file can be edited; "": unknown
+	File     string   // the file with the declaration; "": a new file
+	Edit     string   // the address at which File can be edited; "": unknown
 	Problems []string
 }
 
-// createImage is the change of the form that is shown at first.
+// createImage is the kind of change whose form is shown first.
 const createImage = "create"
 
-// changes are the forms: the values of each, and how it writes the lines.
+// changes has, by kind, the values in each form and the method that writes the lines.
 var changes = map[string]struct {
 	values []string
 	lines  func(*linesModel, schema.Config)
@@ -109,8 +109,8 @@ func (m *linesModel) writeChange(config schema.Config, image schema.Image, chang
 	m.check(config, object{"images": object{image.ID.Name: whole}})
 }
 
-// check sets the problems that o has as a configuration of its own, with the setting on which valid addresses depend, and removes
-// the lines if there is one.
+// check validates o as a whole configuration, and sets the problems. If there is a problem, it removes the lines. It adds the
+// setting on which valid addresses depend.
 func (m *linesModel) check(config schema.Config, o object) {
 	files := []configdir.File{{Path: "lines.yaml", Data: o.encode()}}
 	if config.Settings.AllowLoopbackSources {
@@ -182,7 +182,7 @@ func (m *linesModel) drain(config schema.Config) {
 		change = object{"disks": object{name: change}}
 	}
 	m.write(object{"nodes": object{node: change}},
-		fmt.Sprintf("Add evictionRequested to the declaration of the node in %s, line %d. Its copies move to other disks, and are deleted here when that is safe.", declared.Pos.File, declared.Pos.Line), declared.Pos.File)
+		fmt.Sprintf("Add evictionRequested to the declaration of the node in %s, line %d. Its copies move to other disks. The old copies are deleted when that is safe.", declared.Pos.File, declared.Pos.Line), declared.Pos.File)
 }
 
 func (m *linesModel) suspend(config schema.Config) {

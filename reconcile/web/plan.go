@@ -24,7 +24,7 @@ type planModel struct {
 	Pages   pager
 	Config  status.ConfigStatus
 	Matches bool // no action is planned because the disks match the configuration
-	// Suspended is what this node leaves undone, and More how many suspensions are not shown.
+	// Suspended are the suspensions in effect. More is how many of them are not shown.
 	Suspended []plan.Suspension
 	More      int
 }

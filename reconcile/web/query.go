@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// query is which part of a view a reader wants, from the parameters of the address. Unknown values are the
-// defaults.
+// query is which part of a view a reader wants, from the parameters of the address. An unknown value
+// counts as the default.
 type query struct {
 	Text  string // part of a name; "": all
 	State string // a group of states; "": all
@@ -79,7 +79,7 @@ func (q query) onPage(page int) string {
 	return q.String()
 }
 
-// matches reports whether one of the texts contains the text of the query, in upper or lower case.
+// matches reports whether one of the texts contains the text of the query. Upper and lower case are equal.
 func (q query) matches(texts ...string) bool {
 	want := strings.ToLower(q.Text)
 	return want == "" || slices.ContainsFunc(texts, func(s string) bool { return strings.Contains(strings.ToLower(s), want) })
@@ -131,7 +131,7 @@ func stateOf(image status.ImageStatus) imageState {
 	return imageState{stateUnready, "pending", "waiting"}
 }
 
-// in reports whether a state is in the group of a query. Failed images are not ready, too.
+// in reports whether a state is in the group of a query. A failed image is in stateUnready, too.
 func (s imageState) in(group string) bool {
 	return group == "" || s.Group == group || group == stateUnready && s.Group == stateFailed
 }

@@ -18,8 +18,8 @@ import (
 type refused struct {
 	Message string
 	SignIn  bool   // a token would help
-	Next    string // the address to show after that
-	Reload  bool   // the browser sends the cookie of a session only if this page requests the address
+	Next    string // the address to show after the sign-in
+	Reload  bool   // this page loads Next at once: only then the browser sends the cookie of a session
 }
 
 // refuse sends the reason why a reader gets no view. If a token would help, the page asks for one.
@@ -59,8 +59,8 @@ func (s *Site) writeRefused(w http.ResponseWriter, code int, model refused) {
 	s.write(w, code, p)
 }
 
-// next returns the path and the query of one of the own views, without the prefix. For anything else, which a foreign page
-// could have chosen, it returns "/".
+// next returns the path and the query in text, without the prefix, if they are those of a view. It returns "/" for anything
+// else, because another site can choose text.
 func (s *Site) next(text string) string {
 	u, err := url.Parse(strings.TrimPrefix(text, s.options.Prefix))
 	if err != nil || u.Scheme != "" || u.Host != "" || u.Opaque != "" || u.User != nil || !strings.HasPrefix(u.Path, "/") || u.Path != path.Clean(u.Path) || strings.Contains(u.Path, "\\") {
@@ -73,10 +73,10 @@ func (s *Site) next(text string) string {
 	return "/"
 }
 
-// maxSignIn is the size of the form with a token.
+// maxSignIn limits the size of the form with a token.
 const maxSignIn = 8 << 10
 
-// signIn starts a session, and leads to the view that the reader wanted to see.
+// signIn starts a session, and redirects to the view that the reader wanted to see.
 func (s *Site) signIn(w http.ResponseWriter, r *http.Request) {
 	setSecurity(w.Header())
 	w.Header().Set("Connection", "close")

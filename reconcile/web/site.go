@@ -50,8 +50,8 @@ func when(t time.Time) template.HTML {
 
 // Options are what a Site needs from the daemon.
 type Options struct {
-	// View returns the last round, nil before the first one, Status also its document, and NextRound a channel that is closed
-	// when there is another one.
+	// View returns the last round, nil before the first one. Status also returns its document. NextRound returns a channel
+	// that is closed when View returns a later round.
 	View      func() *status.View
 	Status    func() (*status.View, status.Status)
 	NextRound func() <-chan struct{}
@@ -77,7 +77,7 @@ func New(o Options) *Site {
 	return &Site{options: o, templates: parseTemplates(o.Prefix), snapshots: snapshots{status: o.Status}, assets: assetLinks(o.Prefix)}
 }
 
-// request is which part of a view a reader wants, and who reads it.
+// request is which part of a view a reader wants, and the role of the reader.
 type request struct {
 	query
 	values url.Values
@@ -157,8 +157,8 @@ func (s *Site) page(title string) page {
 	return page{Title: title, Style: s.assets["style.css"], Script: s.assets["page.js"], Mark: s.assets["mark.svg"]}
 }
 
-// serve sends a view. With the parameter "poll", it waits until the view differs from the one with that tag, and sends only
-// the view, or 204 if it did not change.
+// serve sends a page with a view. With the parameter "poll", it waits until the view has another tag than that, and sends
+// only the view, or 204 if the view did not change.
 func (s *Site) serve(w http.ResponseWriter, r *http.Request, v view) {
 	setSecurity(w.Header())
 	role, err := s.options.Auth.AuthorizePage(r, s.options.IsDeclared)
@@ -236,7 +236,7 @@ func (s *Site) write(w http.ResponseWriter, code int, p page) {
 	send(w, code, b.Bytes())
 }
 
-// compressed sends what a handler writes with gzip, if it is long enough and the reader accepts that.
+// compressed compresses the response of a handler by gzip, if the response is long enough and the reader accepts gzip.
 var compressed = func() func(http.Handler) http.HandlerFunc {
 	wrap, err := gzhttp.NewWrapper(gzhttp.EnableZstd(false), gzhttp.MinSize(4<<10))
 	if err != nil {

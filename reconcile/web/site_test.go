@@ -624,7 +624,7 @@ func TestPlanSaysWhyItIsEmpty(t *testing.T) {
 		want    string
 	}{
 		{"nothing to do", schema.Everything, nil, "the disks match the configuration"},
-		{"broken configuration", schema.ObserveOnly, nil, "This node may do nothing now"},
+		{"broken configuration", schema.ObserveOnly, nil, "No action is planned"},
 		{"suspended", schema.Everything, []plan.Suspension{{Reason: "maintenance"}}, "everything: maintenance"},
 	} {
 		v := newView(t)

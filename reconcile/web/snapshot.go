@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// ProgressInterval is how often the progress of running jobs, which begins no round, may change what callers wait for.
+	// ProgressInterval is how often waiting callers get the progress of running jobs. Progress begins no round.
 	ProgressInterval = time.Second
 	// keepSnapshot is how long a snapshot is kept without readers.
 	keepSnapshot = time.Minute
@@ -29,7 +29,7 @@ type snapshot struct {
 	doc  status.Status
 	made time.Time
 	took time.Duration // how long it took to make the document
-	busy bool          // jobs run, so that their progress changes without a round
+	busy bool          // jobs of this node run: their progress changes without a round
 
 	mu       sync.Mutex
 	rendered map[string]rendered
@@ -79,7 +79,7 @@ func (s *snapshots) current(view *status.View) *snapshot {
 func hasRunning(doc status.Status) bool {
 	for _, image := range doc.Images {
 		for _, c := range image.Copies {
-			if c.Running && c.Node == doc.Node { // those of other nodes change with a round only
+			if c.Running && c.Node == doc.Node { // jobs of other nodes change with a round only
 				return true
 			}
 		}
@@ -103,14 +103,14 @@ func (s *snapshot) render(t *template.Template, key string, of request, v view) 
 	sum := sha256.Sum256(b.Bytes())
 	r := rendered{template.HTML(b.String()), hex.EncodeToString(sum[:8]), code} // escaped by the template
 	if len(s.rendered) >= maxRendered {
-		clear(s.rendered) // whoever asks for many views must not make the others expensive
+		clear(s.rendered) // a reader of many views must not keep later views out
 	}
 	s.rendered[key] = r
 	return r, nil
 }
 
-// WaitForChange waits until a status document may differ from the last one, which took this time to make: until the next round,
-// or for ProgressInterval if jobs are busy, but not before a pause. In a large cluster, many rounds must not keep a processor busy.
+// WaitForChange waits until a status document may differ from the last one: until next is closed, or for ProgressInterval if busy
+// (jobs run). It first waits for 9 times took, the time to make the last document, so a large cluster costs a tenth of a processor.
 func WaitForChange(ctx context.Context, next <-chan struct{}, took time.Duration, busy bool) {
 	select {
 	case <-time.After(9 * took):
