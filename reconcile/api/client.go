@@ -97,7 +97,7 @@ func (c *Client) Verify(ctx context.Context, image string) error {
 // CleanupRequest selects the copy of an image that Cleanup deletes, and the uses that do not keep it.
 type CleanupRequest struct {
 	UUID string // "": the declared generation
-	On   string // NODE/DISK; "": no copy is deleted, and UseEnded is set
+	On   string // NODE/DISK; "": Cleanup deletes no copy, and UseEnded is set
 	// UseEnded ends the uses by replicas on the disks of the daemon that are not found any more.
 	UseEnded bool
 	// DespiteNeed are nodes whose claims of a use or a need do not keep the copy.
@@ -122,8 +122,8 @@ func (c *Client) Cleanup(ctx context.Context, image string, r CleanupRequest) (m
 	return body.Message, err
 }
 
-// Retry requests that failed actions of an image are tried again now, on the disks (NODE/DISK) or on
-// all disks of the daemon, and returns the message of the daemon. If no attempt starts, the error is a
+// Retry requests that the daemon tries failed actions of an image again now, and returns its message.
+// on names the disks (NODE/DISK); empty: all disks of the daemon. If no attempt starts, the error is a
 // *RefusedError.
 func (c *Client) Retry(ctx context.Context, image string, on []string) (message string, err error) {
 	var body retryBody
@@ -196,7 +196,7 @@ func readError(response *http.Response, body io.Reader) *httperror.Error {
 	if response.StatusCode == http.StatusBadRequest && !response.ProtoAtLeast(1, 1) {
 		return httperror.New(response.StatusCode, "the server uses TLS: write --url https://HOST:PORT")
 	}
-	text, _ := io.ReadAll(io.LimitReader(body, maxHeader)) // without a whole text, the error is the status
+	text, _ := io.ReadAll(io.LimitReader(body, maxHeader)) // if this fails, the error has only the status
 	return httperror.Read(response.StatusCode, text)
 }
 
@@ -258,7 +258,7 @@ func (e *UnreachableError) Hint() (hint string, ok bool) {
 	case unknownAuthority:
 		return "name the authority of its certificate with --tls-ca FILE", true
 	case strings.Contains(e.Err.Error(), "protocol version"): // crypto/tls has no value for it
-		return "the server must use TLS 1.3", true
+		return "the server at this address must support TLS 1.3", true
 	case otherHost:
 		return "in --url, use a name or an address that its certificate is valid for", true
 	}

@@ -24,11 +24,10 @@ type documents struct {
 	loop  *reconcile.Loop
 	peers *peer.Server
 
-	// mu is held while a document is made: with many images and copies it takes many times its size,
-	// and any number of callers may request it at the same time.
+	// mu is held while a document is made: that takes many times the memory of the document, and any
+	// number of callers may request it at the same time.
 	mu sync.Mutex
-	// etag is that of the document of view with the progress. All callers that wait for a change compare it, and each
-	// round makes it once.
+	// etag is the ETag of the document of view with progress. It is made once for all callers that wait for a change.
 	etag     string
 	view     *status.View
 	progress string
@@ -64,7 +63,7 @@ func (s server) status(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(document) // fails if the caller has closed the connection
 }
 
-// make returns the JSON of the status with its ETag, or nil if that is the known one; false before the first round.
+// make returns the JSON of the status and its ETag. document is nil if the ETag is known. ok is false before the first round.
 func (d *documents) make(known string) (document []byte, etag string, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,8 +82,8 @@ func (d *documents) make(known string) (document []byte, etag string, ok bool) {
 	return encode(s), d.etag, true
 }
 
-// current updates the ETag. If it had to make the status for that, it returns it. It is false before the first round.
-// The caller holds d.mu.
+// current updates the ETag. It returns the status if it had to make it for that, and nil otherwise. ok is false before the
+// first round. The caller holds d.mu.
 func (d *documents) current() (s *status.Status, ok bool) {
 	view, transfers := d.loop.View(), d.loop.Transfers()
 	if view == nil {
@@ -109,7 +108,7 @@ func (d *documents) changed(known string) bool {
 	return !ok || d.etag != known
 }
 
-// wait returns when the ETag of the status differs from the known one, after the time, or when ctx ends.
+// wait returns when the ETag of the status differs from known, after the time in most, or when ctx ends.
 func (d *documents) wait(ctx context.Context, known string, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -122,7 +121,7 @@ func (d *documents) wait(ctx context.Context, known string, most time.Duration) 
 	}
 }
 
-// progressOf identifies the transfers that run, with their whole percents.
+// progressOf returns a text that changes with the running transfers and with each whole percent of their progress.
 func progressOf(transfers map[ident.CopyRef]job.Transfer) string {
 	var all []string
 	for ref, t := range transfers {

@@ -66,9 +66,9 @@ var (
 	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
 	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready, for at most 100 images with missing copies.", "image")
-	leftCopies    = gauge("remaining_copies", "Number of ready copies of an image with missing copies, on all reachable nodes, for the images of missing_copies.", "image")
+	leftCopies    = gauge("remaining_copies", "Number of ready copies on all reachable nodes, of each image in missing_copies.", "image")
 	peerReachable = gauge("peer_reachable", "1 if the peer responds, 0 otherwise.", "peer")
-	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer, or since the last query to which it responded.", "peer")
+	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer; of an unreachable peer, since the last query that it answered.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by op.", "op")
 	idle          = gauge("waiting_actions", "Number of actions in the current plan that do nothing, by op (\"wait\" or \"blocked\") and code of the reason.", "op", "code")
 	running       = gauge("running_actions", "Number of running actions, by op.", "op")
@@ -76,13 +76,13 @@ var (
 	failed        = counter("failures_total", "Number of actions that failed, by class of the error.", "class")
 	fetched       = counter("fetched_bytes_total", "Image bytes that this node received over the network: from sources (\"upstreams\") or from peers (\"peers\").", "from")
 	proofs        = counter("proofs_total", "Number of chunks requested as a proof before deletions, by result: \"passed\", \"wrong\" or \"missing\".", "result")
-	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because their nodes sent other bytes or none.")
+	unproven      = gauge("unproven_copies", "Number of copies on other nodes that do not count for this node, because their nodes sent other bytes than they claim, or none.")
 	diskUsable    = gauge("disk_usable", "1 if the disk is usable and not read-only, 0 otherwise.", "disk")
 	diskSize      = gauge("disk_size_bytes", "Size of the file system of the disk.", "disk")
 	diskFree      = gauge("disk_free_bytes", "Free bytes on the disk, including reserved ones.", "disk")
 	diskReserved  = gauge("disk_reserved_bytes", "Bytes that must stay free on the disk.", "disk")
 	diskDamage    = gauge("disk_last_damage_timestamp_seconds", "Time at which a copy on the disk was last found damaged, in seconds since 1970.", "disk")
-	certificate   = gauge("certificate_expiration_timestamp_seconds", "Time at which the certificate of this daemon or its authority expires, in seconds since 1970.")
+	certificate   = gauge("certificate_expiration_timestamp_seconds", "Time at which the certificate of this daemon expires, or its authority if that is earlier, in seconds since 1970.")
 	rounds        = counter("rounds_total", "Number of reconcile rounds.")
 	deliveries    = counter("deliveries_total", "Number of messages sent to the server of a setting (\"report\" or \"notify\"), by result: \"accepted\" or \"failed\".", "setting", "result")
 	failing       = gauge("delivery_failing", "1 if the server of a setting (\"report\" or \"notify\") did not accept the last message, 0 otherwise.", "setting")
@@ -236,7 +236,7 @@ func (s sender) desired(images []status.ImageStatus) {
 			continue
 		}
 		missing := image.Missing()
-		nDesired, nReady = nDesired+image.Desired, nReady+max(0, image.Desired-missing) // a surplus copy does not replace one of another image
+		nDesired, nReady = nDesired+image.Desired, nReady+max(0, image.Desired-missing) // a surplus copy does not replace a missing copy of another image
 		if missing > 0 {
 			incomplete = append(incomplete, image)
 		}

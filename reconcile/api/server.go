@@ -1,10 +1,9 @@
 // Package api is the HTTP API of a daemon: the server, its metrics, and the client that
 // the commands use.
 //
-// The status, the metrics and the page are made of what the loop published after its last round: such a request costs the disks
-// nothing, and waits for a round only as a long poll. The loop decides about a verification, a clean-up and a retry. Downloads,
-// uploads and the requests of peers use the disks: the server passes their paths to fetch/peer and fetch/upload, and those of the
-// page to package web.
+// The status, the metrics and the page show what the loop published after its last round: their requests read no disk, and only a
+// long poll waits for a round. The loop decides about a verification, a clean-up and a retry. Downloads, uploads and the requests
+// of peers use the disks: fetch/peer and fetch/upload serve their paths. Package web serves the paths of the page.
 //
 // Every path needs a role (package fetch/auth), except /healthz, the status code of /readyz, and the files and the sign-in of the
 // page. The page authorizes its readers itself.
@@ -68,7 +67,7 @@ type Options struct {
 }
 
 // NewServer returns the HTTP server of a daemon. The caller starts and stops it. With TLS,
-// it has the certificate in its TLSConfig.
+// its TLSConfig has the certificate.
 func NewServer(loop *reconcile.Loop, a *auth.Authorizer, o Options, log *slog.Logger) *http.Server {
 	return newHTTPServer(newServer(loop, a, o).handler(), a, log)
 }
@@ -93,7 +92,7 @@ func newHTTPServer(handler http.Handler, a *auth.Authorizer, log *slog.Logger) *
 		ErrorLog:          stdlog.New(&errorLog{log: log, limit: rate.Sometimes{First: 20, Interval: 10 * time.Second}}, "", 0),
 		TLSConfig:         a.ServerTLS(),
 	}
-	h.Protocols.SetHTTP1(true) // each transfer has a connection of its own
+	h.Protocols.SetHTTP1(true) // and not HTTP/2: each transfer has a connection of its own
 	return h
 }
 
@@ -135,7 +134,7 @@ const (
 	readyPath  = "/readyz"
 )
 
-// Only requests for these paths wait, by the parameter "wait".
+// The paths that have long polls, with the parameter "wait".
 const (
 	statePath  = "/v1/state"
 	statusPath = "/v1/status"
@@ -229,9 +228,8 @@ func (s server) handler() http.Handler {
 	}))
 }
 
-// withoutPrefix serves requests below a prefix as if they had none, and leaves all others as they are: a proxy may remove the
-// prefix, or not. A path whose rest is no route is one of the others, because the prefix may be the beginning of a route, as
-// /images is.
+// withoutPrefix removes the prefix from the path of a request, because not every proxy removes it. It leaves a path as it is if
+// the rest is no route: the prefix may be the beginning of a route, as /images is.
 func withoutPrefix(prefix string, isRoute func(*http.Request) bool, h http.Handler) http.Handler {
 	if prefix == "" {
 		return h
@@ -239,7 +237,7 @@ func withoutPrefix(prefix string, isRoute func(*http.Request) bool, h http.Handl
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == prefix:
-			http.Redirect(w, r, prefix+"/", http.StatusTemporaryRedirect) // no browser remembers it
+			http.Redirect(w, r, prefix+"/", http.StatusTemporaryRedirect) // browsers do not remember it
 		case strings.HasPrefix(r.URL.Path, prefix+"/"):
 			http.StripPrefix(prefix, http.HandlerFunc(func(w http.ResponseWriter, below *http.Request) {
 				if !isRoute(below) {
@@ -268,7 +266,7 @@ func refuse(w http.ResponseWriter, r *http.Request, err *httperror.Error) {
 	err.Write(w)
 }
 
-// isDeclared reports whether a host name is the name of a declared node, or in its address. Before
+// isDeclared reports whether a host is the name of a declared node, or the host in its address. Before
 // the first round no node is known.
 func (s server) isDeclared(host string) bool {
 	v := s.loop.View()
@@ -327,8 +325,8 @@ func respond(do action) http.HandlerFunc {
 	}
 }
 
-// refusalOf returns the response for the error of an action. An error that is not known does not concern the request, so
-// that the same request may succeed later.
+// refusalOf returns the response for the error of an action. Any other error than these does not concern the request: the
+// same request may succeed later.
 func refusalOf(err error) *httperror.Error {
 	code := http.StatusServiceUnavailable
 	refusal, known := errors.AsType[*httperror.Error](err)
@@ -393,7 +391,7 @@ type cleanupBody struct {
 }
 
 // cleanup requests the deletion of a copy, and responds with the decision about it. With useEnded it first ends the uses by
-// replicas that are not found any more, also without a disk.
+// replicas that are not found any more; then the disk, and with it the deletion, is optional.
 func (s server) cleanup(r *http.Request) (int, any, error) {
 	query := r.URL.Query()
 	name, uuid, useEnded := r.PathValue("name"), query.Get("uuid"), query.Get("useEnded") == "true"
@@ -413,7 +411,7 @@ func (s server) cleanup(r *http.Request) (int, any, error) {
 	if useEnded {
 		err := s.loop.EndUses(r.Context(), name, uuid)
 		if err != nil || len(on) == 0 {
-			return http.StatusOK, cleanupBody{"the uses by replicas that are not found any more have ended"}, err
+			return http.StatusOK, cleanupBody{"ended the uses by replicas that are not found any more"}, err
 		}
 	}
 	if err := s.checkOwnDisks(on); err != nil {
@@ -516,8 +514,8 @@ func newRetryBody(attempts []reconcile.Attempt) (body retryBody, starts bool) {
 	return body, starts
 }
 
-// keptText returns why a copy whose deletion was requested is kept. The action is what the plan
-// has for it instead of a deletion.
+// keptText returns why a copy whose deletion was requested is kept: the plan has the action a for
+// it, and no deletion.
 func keptText(a plan.Action) string {
 	if a.Idle() {
 		return "kept: " + a.Text
