@@ -14,8 +14,8 @@ import (
 )
 
 // download creates the copy from the declared addresses. Without a declared checksum the bytes
-// must have the digest from the checksum URL, or else the pinned one, if there is any. A declared signature
-// comes first: without it, no byte of the image is transferred.
+// must have the digest from the checksum URL, or else the pinned digest, if there is any. A declared signature
+// is read first: without it, no byte of the image is transferred.
 func (j Job) download(ctx context.Context, id ident.ID) error {
 	r, err := j.Client.ReadSignature(ctx, DownloadRequest(j.Image))
 	if err != nil {
@@ -85,7 +85,7 @@ func (j Job) downloadVerified(ctx context.Context, id ident.ID, r fetch.Request)
 	}
 }
 
-// fromAddress adds the address that sent the bytes to an error that is found after the last one.
+// fromAddress adds the address that sent the bytes to an error that is found after the last byte.
 func fromAddress(address string, err error) error {
 	wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)
 	if !wrong || isA[*fetch.Error](err) {

@@ -28,16 +28,16 @@ const maxRepairs = 2
 // up to a day, so that a large image is not transferred in vain again and again.
 var rareRetry = backoff.Doubling{First: time.Hour, Max: 24 * time.Hour}
 
-// rareBackoff returns the delay after such a file. attempts is the number of earlier failed attempts, and
-// rnd spreads the attempts over a tenth of the delay.
+// rareBackoff returns the delay after a file that cannot be the image. attempts is the number of earlier
+// failed attempts. rnd spreads the attempts over a tenth of the delay.
 func rareBackoff(attempts int, rnd float64) time.Duration {
 	wait := rareRetry.After(attempts)
 	return wait + time.Duration(rnd*float64(wait)/10)
 }
 
-// NextFailure returns the new failure of a copy whose action, the argument a, ended with the error
-// err. last is the previous failure of the copy, zero if there was none. rnd, from [0, 1), spreads
-// the retries of a fleet.
+// NextFailure returns the failure of a copy after its action a ended with the error err. last is the
+// previous failure of the copy; zero: there was none. rnd, from [0, 1), spreads the retries of many
+// nodes.
 func NextFailure(last model.Failure, a plan.Action, err error, now time.Time, rnd float64) model.Failure {
 	previous := last // of the same operation
 	if !last.AppliesTo(a.Op) {
@@ -65,7 +65,7 @@ func NextFailure(last model.Failure, a plan.Action, err error, now time.Time, rn
 	}
 	if isA[*disk.ChecksumError](err) && c.final && !a.Pinned.Digest.IsZero() {
 		next.Final, next.RetryAt = false, now.Add(a.Pinned.Until.Sub(now))
-		next.Message += "; after the recovery interval other bytes are accepted, since no checksum is declared"
+		next.Message += "; after the recovery interval other bytes are accepted, because no checksum is declared"
 		return next
 	}
 	if c.final {
@@ -139,8 +139,8 @@ func (c *cause) adjust(a plan.Action, err error) {
 func classify(err error, attempts int, rnd float64) cause {
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
 		if e.Class == fetch.BadConfig {
-			// It is not final here: an operator can correct credentials without a change of the declaration. It counts as a
-			// fault of this node, because another node may have the right ones.
+			// It is not final: an operator can correct credentials without a change of the declaration. It counts as a
+			// network fault, because another node may have the right credentials.
 			wait, _ := fetch.Backoff(fetch.Refused, 0, rnd)
 			return cause{fault: model.FaultNetwork, wait: wait}
 		}

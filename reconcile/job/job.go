@@ -38,18 +38,18 @@ type Order struct {
 	Progress *fetch.Progress
 	// AllowLoopback: see schema.Settings.AllowLoopbackSources.
 	AllowLoopback bool
-	// Digest is the digest of the bytes that other nodes may send; zero: none may.
+	// Digest is the digest of the bytes that other nodes may send; zero: they may send nothing.
 	Digest ident.Digest
 	// PeerCopies returns the copies with Digest that other nodes offer now.
 	PeerCopies func() []peer.Source
-	// Verified receives the digest of the chunk manifest of the bytes with Digest, after an action
-	// for which VerifiesPeer is true has read them.
+	// Verified is called after an action with VerifiesPeer has read the bytes with Digest. It receives
+	// the digest of each chunk manifest that these bytes may have.
 	Verified func(manifest ident.Digest)
-	// LocalCopies are copies on this node with the same bytes, for a repair. Seeds are those that may have some of the
-	// bytes, for a sync from peers and a download by an index.
+	// LocalCopies are copies on this node with the same bytes, for a repair. Seeds are copies on this node that may have
+	// some of the bytes, for a sync from peers and a download by an index.
 	LocalCopies, Seeds []ident.CopyRef
-	// Damaged is called with a seed that does not have its own bytes any more: it has to be verified. It may
-	// be called by any goroutine, and does not block.
+	// Damaged is called with a seed that does not have the bytes of its manifest: it must be verified. It
+	// may be called by any goroutine, and does not block.
 	Damaged func(ident.CopyRef)
 }
 
@@ -110,8 +110,8 @@ func (j Job) Run(ctx context.Context) error {
 }
 
 // fill creates the copy id: it opens the partial file, lets transfer write to it, and commits it
-// if the digest is want, and check accepts the bytes. A zero want accepts any bytes. The partial file of an earlier job is
-// resumed if canResume accepts its source, and deleted without reading it otherwise.
+// if its digest is want, and check accepts the bytes. A zero want accepts any digest. If canResume accepts the source of an
+// earlier partial file, fill resumes that file. If not, it deletes that file unread.
 func (j Job) fill(ctx context.Context, id ident.ID, want ident.Digest, check disk.SignatureCheck, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
 	part, err := j.Disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.Reserve,

@@ -16,9 +16,9 @@ import (
 // ErrOtherBytes: the copy of a peer has other bytes than its node claims.
 var ErrOtherBytes = errors.New("it has other bytes than its node claims")
 
-// verifyPeer reads the copy on another node that the action names in full, and compares its bytes with
-// the digest that the node claims and with the declared checksum. It writes nothing. Then this node knows
-// the chunk manifest of these bytes, which the copy is later compared with (plan.ProofRequest).
+// verifyPeer reads the whole copy that the action names on another node, and compares it with the digest
+// that the node claims and with the declared checksum. It writes nothing. Afterwards this node knows the
+// chunk manifest of these bytes: proofs of the copy are compared with it (plan.ProofRequest).
 func (j Job) verifyPeer(ctx context.Context) error {
 	if j.Peers == nil {
 		return errNoSource
@@ -63,8 +63,8 @@ func (j Job) verifySource(ctx context.Context, s peer.Source) error {
 		j.Verified(m.Digest())
 		matches = matches || m.Digest() == s.ManifestDigest
 	}
-	if !matches { // otherwise this copy would be read again and again
-		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: its chunk manifest is not that of its bytes: %w", j.Action.From, ErrOtherBytes)}
+	if !matches { // without an error, this copy would be read again and again
+		return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("%s: its chunk manifest does not match its bytes: %w", j.Action.From, ErrOtherBytes)}
 	}
 	return nil
 }

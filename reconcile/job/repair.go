@@ -61,7 +61,7 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 	remote := pull.ChunkFetcher(j.Disk.Stat(id).Size)
 	want := j.Digest
 	if want.IsZero() && id == j.Image.ID {
-		want = j.Image.Checksum // a repair from another disk of this node reads no peers
+		want = j.Image.Checksum // the repair reads another disk of this node, and no peers
 	}
 	_, err := j.Disk.Repair(ctx, id, want, func(ctx context.Context, n int64, sum disk.ChunkHash, buf []byte) (int, error) {
 		for _, c := range j.LocalCopies {

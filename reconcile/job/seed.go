@@ -77,9 +77,9 @@ func LocalCopiesFor(a plan.Action, digest ident.Digest, disks map[ident.DiskRef]
 	return copies
 }
 
-// openSeeds opens the seeds of the job for the engine. A seed that cannot be opened is left out: its bytes can be transferred. The
-// bytes of an older generation are worth a full read, if it has no index; another image is a seed only with its index. The caller
-// calls done at the end.
+// openSeeds opens the seeds of the job for package assemble. It leaves out seeds that cannot be opened: their bytes can be
+// transferred. An older generation without an index is worth a full read (Cut). A copy of another image is a seed only by its
+// index. The caller calls done at the end.
 func (j Job) openSeeds() (seeds []assemble.Seed, done func()) {
 	for _, ref := range j.Seeds {
 		on := j.Disks[ref.Disk.Disk]
@@ -94,7 +94,7 @@ func (j Job) openSeeds() (seeds []assemble.Seed, done func()) {
 		}
 		index, err := on.Index(ref.ID)
 		if err != nil {
-			index = nil // a cache of what the bytes tell
+			index = nil // it is only a cache: the bytes tell it
 		}
 		seeds = append(seeds, assemble.Seed{
 			ID: ref.ID, Reader: r, Manifest: m, Index: index, Cut: ref.ID.Name == j.Image.ID.Name, Damaged: func() { j.Damaged(ref) },

@@ -32,8 +32,8 @@ func (j Job) export(ctx context.Context, id ident.ID) error {
 		return source.Fill(ctx, part, j.Progress)
 	})
 	if rejected, ok := errors.AsType[*disk.FormatError](err); ok && j.format() == model.Raw {
-		// A guest may have written anything there. The hint of the error is for a file.
-		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take it for another one (%s): declare exportType: qcow2, an image in which they are the disk",
+		// A guest may have written anything to the volume. The hint of the error is for an image file.
+		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take it for another format (%s): declare exportType: qcow2, which contains them as the disk",
 			source, strings.TrimPrefix(rejected.Reason, "declared raw, but "))}
 	} else if isA[*disk.ChecksumError](err) {
 		err = fmt.Errorf("%s: %w", source, err)
@@ -109,8 +109,8 @@ func (j Job) restore(ctx context.Context, id ident.ID) error {
 	return fromAddress(backup.URL(store.String(), name), err)
 }
 
-// expectedDigest returns the declared digest, else that of the backup, else the pinned one; zero: any. It fails before any
-// transfer if the declared one and that of the backup differ.
+// expectedDigest returns the declared digest, else the digest of the backup, else the pinned digest; zero: any. It fails before
+// any transfer if the declared digest and the digest of the backup differ.
 func (j Job) expectedDigest(b *backup.Backup) (ident.Digest, error) {
 	want, has := j.Image.Checksum, b.Digest()
 	switch {
@@ -121,7 +121,7 @@ func (j Job) expectedDigest(b *backup.Backup) (ident.Digest, error) {
 	case want.Algorithm() == has.Algorithm() && want != has:
 		return ident.Digest{}, &fetch.Error{
 			Class: fetch.BadSource,
-			Err:   fmt.Errorf("backup %s is of other bytes: it has checksum %s, declared is %s", b.Name, has.Short(), want.Short()),
+			Err:   fmt.Errorf("backup %s has checksum %s, declared is %s: declare another backup or checksum", b.Name, has.Short(), want.Short()),
 		}
 	}
 	return want, nil
@@ -147,9 +147,9 @@ func (j Job) upload(ctx context.Context, id ident.ID) error {
 	return err
 }
 
-// backup creates the declared backup of the copy, or finds that it exists. A copy that turns out to
-// be damaged, or without a chunk manifest, is verified first: that creates the manifest, or marks
-// the copy as failed so that it is repaired before the next attempt.
+// backup creates the declared backup of the copy, or finds that it exists. If the copy turns out to be
+// damaged, or has no chunk manifest, it is verified first. This creates the manifest, or marks the copy
+// as failed: then it is repaired before the next attempt.
 func (j Job) backup(ctx context.Context, id ident.ID) error {
 	declared := j.Image.Backup
 	store, err := backup.Open(j.Client, declared.Target, declared.Credentials)

@@ -82,9 +82,9 @@ func (j Job) newPull() (p *peer.Pull, done func()) {
 	return p, done
 }
 
-// syncLocal creates the copy from a ready copy on this node: one on another disk, or of another
-// image. The bytes are hashed while they are copied and verified at the end, as those of any
-// source: the source may be damaged without any sign yet.
+// syncLocal creates the copy from a ready copy on this node, which is on another disk or of another
+// image. The bytes are hashed while they are copied and verified at the end, as with any source: a
+// damage of the source may not have been found yet.
 func (j Job) syncLocal(ctx context.Context, id ident.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {
@@ -114,7 +114,7 @@ func (j Job) syncLocal(ctx context.Context, id ident.ID) error {
 }
 
 // openSource opens the ready copy on this node that the action reads. It fails unless the copy is
-// ready: any other state has no digest, and without one any bytes would be accepted.
+// ready: in another state there may be no digest, and then any bytes would be accepted.
 func (j Job) openSource() (model.Copy, *disk.Reader, error) {
 	source := j.Disks[j.Action.LocalSource.Disk.Disk]
 	from := source.Stat(j.Action.LocalSource.ID)
