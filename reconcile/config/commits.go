@@ -18,23 +18,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir/repository"
 )
 
-// SignedCommits accepts only configurations from commits of a git checkout that a key has signed.
+// SignedCommits accepts a configuration only from a signed commit of a git checkout.
 type SignedCommits struct {
 	KeysDir string // the folder with the keys: see package commit
 	// AllowOlder are commits that are accepted although they do not descend from the last accepted one.
 	AllowOlder []string
 }
 
-// Verify returns who has signed the commit of a snapshot. The error says why the snapshot must not be applied: it is not that
-// of a checkout, its commit has no valid signature, or its files are not exactly those of the commit. It wraps
-// repository.ErrDiffers in the last case.
+// Verify returns who has signed the commit of a snapshot. The error says why the snapshot must not be applied: it is not from
+// a checkout, its commit has no valid signature, or its files are not exactly those of the commit. For other files it wraps
+// repository.ErrDiffers.
 func (c SignedCommits) Verify(ctx context.Context, s configdir.Snapshot) (by signature.Result, err error) {
 	at := s.Checkout
 	switch {
 	case at == (configdir.Checkout{}):
-		return by, errors.New("the config directory is not in a git checkout, and signed commits are required")
+		return by, errors.New("the config directory is not in a git checkout: --require-signed-commits needs one")
 	case s.Revision == "":
-		return by, errors.New("the commit of the config directory cannot be read, and signed commits are required")
+		return by, errors.New("the commit of the config directory cannot be read: check the checkout with git log")
 	}
 	defer func() {
 		if err != nil {
@@ -68,8 +68,8 @@ func (c SignedCommits) Verify(ctx context.Context, s configdir.Snapshot) (by sig
 	return by, r.Compare(ctx, s.Revision, at.Folder, s.Files)
 }
 
-// compareDates returns an error for a commit that is dated before an earlier one. A key that has expired could have signed
-// it: the validity of a key is judged by the date of the commit, which the signer chooses.
+// compareDates returns an error for a commit that is dated before an earlier commit. An expired key could have signed it,
+// because a key must be valid at the date of the commit, and the signer chooses this date.
 func compareDates(dated, before time.Time, earlier string) error {
 	if dated.Before(before.Add(-signature.MaxSkew)) {
 		return fmt.Errorf("it is dated %s, and the earlier commit %s is dated %s: sign it again by a correct clock, or accept it with --allow-older-commit",
@@ -89,7 +89,7 @@ func (c SignedCommits) checkKeysDir(at configdir.Checkout) error {
 	}
 	for _, folder := range []string{at.Root, at.GitDir} {
 		if rel, err := filepath.Rel(folder, keys); err == nil && filepath.IsLocal(rel) {
-			return fmt.Errorf("the keys of --require-signed-commits are in the checkout %s, so that a commit could change them", folder)
+			return fmt.Errorf("a commit could change the keys of --require-signed-commits, which are in the checkout %s: move them out of it", folder)
 		}
 	}
 	return nil
@@ -109,7 +109,7 @@ type judged struct {
 	revision string
 	err      error
 	at       time.Time
-	settling bool // the files may become those of the commit in a moment
+	settling bool // the files may match the commit in a moment
 }
 
 const (
@@ -119,8 +119,8 @@ const (
 	settleAgain = time.Second
 )
 
-// judge returns nil if the snapshot may be applied. again is when to read the directory again before its error counts; 0: it
-// counts.
+// judge returns nil if the snapshot may be applied. again is after what time to read the directory again before the error
+// counts; 0: it counts now.
 func (g *commitGate) judge(ctx context.Context, s configdir.Snapshot, now time.Time) (again time.Duration, err error) {
 	if g == nil {
 		return 0, nil
@@ -153,7 +153,7 @@ type commitMemory struct {
 	// current is the last accepted commit, and recorded has the disks that are known to have it, by their uuid.
 	current  disk.ConfigCommit
 	recorded map[string]bool
-	// descents are the comparisons of two commits, by their names. A history does not change, and a long one takes seconds.
+	// descents are the comparisons of two commits, by their names. They stay valid, and a long history takes seconds to read.
 	descents map[[2]string]descent
 }
 
@@ -177,7 +177,7 @@ func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name s
 		err = next.check(ctx, disks)
 	}
 	if err == nil && m.current.Name != "" && !slices.Contains(m.rules.AllowOlder, name) {
-		// No disk need have it: disks may be away or read-only, and another configuration may name others.
+		// Perhaps no disk has it: disks may be away or read-only, and another configuration may name other disks.
 		err = next.compare(ctx, m.current, "the last one that was applied")
 	}
 	if err != nil {
@@ -191,7 +191,7 @@ func notAccepted(commit string, err error) error {
 	return fmt.Errorf("commit %s is not accepted: %w", commit, err)
 }
 
-// check returns an error if a disk has a commit from which the current one does not descend, or none that can be read.
+// check returns an error if the current commit does not descend from the commit on a disk, or if that cannot be read.
 func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.Disk) error {
 	if slices.Contains(m.rules.AllowOlder, m.current.Name) {
 		return nil
@@ -203,7 +203,7 @@ func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.
 		}
 		last, err := disks[ref].ConfigCommit()
 		if err != nil {
-			return fmt.Errorf("it is not known which commit was the last one on disk %s: %w; accept it with --allow-older-commit", ref, err)
+			return fmt.Errorf("the last commit on disk %s is not known: %w: accept this commit with --allow-older-commit", ref, err)
 		}
 		if last.Name == "" {
 			continue
@@ -216,8 +216,8 @@ func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.
 	return nil
 }
 
-// compare returns an error if the current commit does not descend from another one, or is dated before it. The argument
-// what says which one that is.
+// compare returns an error if the current commit does not descend from the commit last, or is dated before it. what says in
+// the error which commit last is.
 func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
 	key := [2]string{m.current.Name, last.Name}
 	d, known := m.descents[key]
@@ -241,8 +241,8 @@ func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what
 	return compareDates(m.current.Committed, last.Committed, last.Name)
 }
 
-// record records the current commit on all disks that do not have it. It first checks the disks that it did not know:
-// refused is why the commit is not accepted. failed is why a disk does not have it yet.
+// record records the current commit on all disks that do not have it. It first checks the commits on these disks: refused
+// is why the current commit is not accepted. failed is why a disk does not have it yet.
 func (m *commitMemory) record(ctx context.Context, disks map[ident.DiskRef]*disk.Disk) (refused, failed error) {
 	if err := m.check(ctx, disks); err != nil {
 		return notAccepted(m.current.Name, err), nil
@@ -270,7 +270,7 @@ func (c SignedCommits) CheckCommit(ctx context.Context, s configdir.Snapshot, di
 	return errors.Join(refused, failed)
 }
 
-// ParseCommit returns the name of a commit for AllowOlder, which must be complete.
+// ParseCommit returns the name of a commit for AllowOlder. The text must have all hex digits.
 func ParseCommit(text string) (string, error) {
 	text = strings.ToLower(strings.TrimSpace(text))
 	if len(text) != 40 && len(text) != 64 || strings.Trim(text, "0123456789abcdef") != "" {

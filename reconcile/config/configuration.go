@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
-// Options say of which node a Configuration is.
+// Options are what a Configuration needs from its node.
 type Options struct {
 	Dir     string         // for messages
 	Node    string         // the name of the node
@@ -27,9 +27,9 @@ type Options struct {
 	Commits *SignedCommits // nil: commits need no signature
 	Log     *slog.Logger
 	Now     func() time.Time // the wall clock
-	// Open opens and locks the disks of a desired state. The error says that another process writes to one, and none can be used.
+	// Open opens and locks the disks of a desired state. It fails if no disk can be used, and another process writes to a disk.
 	Open func(plan.Desired) error
-	// Opened returns the disks that Open opened, without those that cannot be used. It is for commits only.
+	// Opened returns the usable disks that Open opened. It is for commits only.
 	Opened func() map[ident.DiskRef]*disk.Disk
 }
 
@@ -44,7 +44,7 @@ type Configuration struct {
 	commits     commitMemory // unused without Commits
 	loaded      bool         // a configuration was applied
 	fault       string       // why the directory cannot be used; "": it can
-	notDeclared string       // why Result has no part for this node; "": it has one
+	notDeclared string       // why Result does not declare this node; "": it does
 	refused     *Reading     // the last read with a Result or Revision, if its commit was refused; nil: it was applied
 }
 
@@ -60,14 +60,14 @@ func New(o Options) *Configuration {
 // IsKnown reports whether the config directory was read.
 func (c *Configuration) IsKnown() bool { return c.loaded || c.fault != "" }
 
-// refuse records why the commit of a read must not be applied, until the directory has another one.
+// refuse records why the commit of a read must not be applied. Later reads reconsider it: see withRefused.
 func (c *Configuration) refuse(r Reading, why string) (changed bool) {
 	c.refused = &r
 	return c.setFault(why)
 }
 
-// setFault records why the directory cannot be used, "" if it can, and reports whether that
-// changed.
+// setFault records why the directory cannot be used, "" if it can be used, and reports whether the
+// fault changed.
 func (c *Configuration) setFault(fault string) (changed bool) {
 	if fault == c.fault {
 		return false
@@ -95,7 +95,7 @@ func (c *Configuration) setRevision(revision string) {
 	c.Log.Info("configuration unchanged at a new revision", "revision", revision, "digest", c.Result.Digest)
 }
 
-// set makes a configuration the one to apply.
+// set puts a configuration into effect.
 func (c *Configuration) set(desired plan.Desired, result load.Result, notDeclared string) {
 	if desired.Allowed != schema.Everything {
 		c.removals = configdir.RemovalConfirmer{} // only valid configurations may confirm a removal
@@ -116,9 +116,9 @@ func (c *Configuration) confirmRemovals(r Reading) (confirmed bool) {
 	return c.removals.Observe(r.Began, r.Ended, declared)
 }
 
-// logResult logs a configuration that is to be applied, with the warnings that it has at the wall time in the argument now.
-// undeclared is why it has no part for this node, or nil. It logs nothing if a load was continued and found nothing new: it
-// may never have time for everything.
+// logResult logs a configuration that is about to be applied, with its warnings at the wall time now. undeclared is why it does
+// not declare this node, or nil. A continued load without a new error is not logged, because a load may be continued
+// for ever.
 func (c *Configuration) logResult(desired plan.Desired, result load.Result, undeclared error, now time.Time) {
 	same := func(a, b document.Problem) bool { return a.String() == b.String() }
 	if c.Result.Unfinished && result.Unfinished && slices.EqualFunc(c.Result.Errors, result.Errors, same) {
@@ -137,8 +137,8 @@ func (c *Configuration) logResult(desired plan.Desired, result load.Result, unde
 		"errors", len(result.Errors), "digest", result.Digest, "revision", result.Revision)
 }
 
-// View returns the view of a round that begins now. The argument loading is since when files that
-// changed are being loaded, zero if there are none.
+// View returns the view of a round that begins now. loading is the result of
+// Directory.LoadingSince.
 func (c *Configuration) View(loading time.Time) *status.View {
 	v := &status.View{
 		Desired: c.Desired, Fault: cmp.Or(c.fault, c.notDeclared), Config: c.Result, Loaded: c.loaded,
@@ -181,8 +181,8 @@ func (c *Configuration) Apply(ctx context.Context, r Reading) (changed bool, err
 	return changed || confirmed, nil
 }
 
-// withRefused returns the reading with what was refused before, if the directory still has it: it may be accepted now, or
-// another commit has the same files.
+// withRefused adds to a reading the Result or Revision that was refused before, if the directory still has it. It may be
+// accepted now, for example because another commit has the same files.
 func (c *Configuration) withRefused(r Reading) Reading {
 	if c.refused == nil || r.Fault != "" || r.Result != nil {
 		return r
@@ -200,9 +200,9 @@ func (c *Configuration) withRefused(r Reading) Reading {
 }
 
 // configure applies the Result of a read. At the start it fails if this node is not declared, or if
-// another process has locked its disks so that none can be used. Later the node only observes in the
-// first case. A single disk that is locked has a problem, at the start and later: the others work, and
-// this one is opened as soon as the lock ends. A commit that the disks do not accept changes nothing.
+// another process has locked its disks so that none can be used. Later, a node that is not
+// declared only observes. If another process has locked only some disks, the other disks work. A locked
+// disk has a problem until the lock ends. A commit that the disks do not accept changes nothing.
 func (c *Configuration) configure(ctx context.Context, r Reading) (changed bool, err error) {
 	result, atStart := *r.Result, !c.loaded
 	desired, undeclared := plan.NewDesired(result.Loaded, c.Node, c.Disks)
@@ -229,8 +229,8 @@ func (c *Configuration) configure(ctx context.Context, r Reading) (changed bool,
 	return true, nil
 }
 
-// acceptCommit reports whether the commit of a read may be applied to the disks of a desired state. It is the last accepted one then.
-// Otherwise changed reports that a round is due.
+// acceptCommit reports whether the commit of a read may be applied to the disks of a desired state. If so, it records the commit as
+// the last accepted one. If not, changed reports whether a round is due.
 func (c *Configuration) acceptCommit(ctx context.Context, r Reading, commit string, desired plan.Desired) (accepted, changed bool) {
 	if c.Commits != nil {
 		_ = c.Open(desired) // without disks, the last commit of this process counts
@@ -243,13 +243,13 @@ func (c *Configuration) acceptCommit(ctx context.Context, r Reading, commit stri
 	return true, false
 }
 
-// RecordCommit records the commit that is applied on the disks that do not have it. A disk that was not there before may have
-// another commit: then the configuration is refused. It returns why a disk does not have the commit yet.
+// RecordCommit records the applied commit on the disks that do not have it. A disk that appeared may have a commit from which
+// the applied commit does not descend: then the configuration is refused. The error is why a disk does not have the commit yet.
 func (c *Configuration) RecordCommit(ctx context.Context) error {
 	if c.commits.current.Name == "" {
 		return nil
 	}
-	_ = c.Open(c.Desired) // disks that appeared, so that the plan follows the check of their commits
+	_ = c.Open(c.Desired) // opens disks that appeared: their commits are checked before the plan
 	refused, failed := c.commits.record(ctx, c.Opened())
 	if refused != nil && c.refused == nil {
 		revision := c.Result.Revision

@@ -17,7 +17,7 @@ type Directory struct {
 	Load func(context.Context, configdir.Snapshot) load.Result
 	// Readings are in the order of the reads. The receiver calls Conclude after each.
 	Readings chan Reading
-	Slow     chan struct{} // buffer of one: a load has begun to take long
+	Slow     chan struct{} // has a value after a load took longer than longLoad; buffer of one
 
 	dir          string
 	interval     time.Duration // the longest time between two reads
@@ -29,7 +29,7 @@ type Directory struct {
 	gate       *commitGate // nil: commits need no signature
 	changed    bool        // the content changed since the last load
 	loaded     bool        // a configuration was loaded
-	revision   string      // of the last read that counted
+	revision   string      // of the last Result or Revision in a Reading
 	unfinished bool        // the last load had no time for everything
 
 	inEffect chan load.Result // after each Reading, the configuration that is in effect; buffer of one
@@ -55,7 +55,7 @@ func NewDirectory(dir string, interval time.Duration, commits *SignedCommits, lo
 	return d
 }
 
-// LoadingSince returns since when files that changed are being loaded, and are not applied; zero: there are none. It may be called
+// LoadingSince returns when the load of changed files began that are not applied yet; zero: there are none. It may be called
 // concurrently.
 func (d *Directory) LoadingSince() time.Time {
 	if since := d.loading.Load(); since != nil {
@@ -76,7 +76,7 @@ type Reading struct {
 	// Revision is the new revision of a directory whose configuration did not change: "" if it is
 	// not known any more. nil: the revision did not change.
 	Revision *string
-	// Checkout is that of Result or Revision.
+	// Checkout is the checkout of Result or Revision.
 	Checkout configdir.Checkout
 
 	loading *time.Time // the value of Directory.loading for Result
@@ -85,13 +85,13 @@ type Reading struct {
 const (
 	// longLoad is how long a load may take before the log and the status mention it.
 	longLoad = 3 * time.Second
-	// continueAfter is when a load that had no time for everything continues.
+	// continueAfter is after what time an unfinished load continues.
 	continueAfter = 5 * time.Second
 )
 
 // Run reads the directory after each event and at the interval, until ctx ends, and once more when a
-// read can confirm what was removed. It reads again only after the last Reading was applied or refused: a refused
-// configuration must not be what the next one keeps for a file that cannot be read.
+// read can confirm removals. After each Reading it waits for Conclude: for a file that cannot be read, the next load
+// keeps what is in effect, and nothing from a refused configuration.
 func (d *Directory) Run(ctx context.Context, events <-chan struct{}) {
 	next, tick := time.After(0), time.Tick(d.interval)
 	var confirm <-chan time.Time // set by each change
@@ -172,7 +172,7 @@ func (d *Directory) read(ctx context.Context) (r Reading, again time.Duration, o
 	return r, v.RetryAfter, true
 }
 
-// loadFiles loads a snapshot. Until its result is applied, there is a load.
+// loadFiles loads a snapshot. LoadingSince reports the load until Conclude.
 func (d *Directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Reading) load.Result {
 	began := time.Now()
 	r.loading = &began
