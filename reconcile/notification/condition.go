@@ -33,13 +33,13 @@ type Condition struct {
 	Image, Node string
 }
 
-// DamageShown is for how long a damage counts after it was found, also if the copy was repaired at once: the disk may be faulty.
+// DamageShown is for how long a damage counts after it was found, even if the copy was repaired at once: the disk may be faulty.
 const DamageShown = time.Hour
 
-// observation is which conditions hold. Of the copies on other nodes, it has only what is about the whole cluster.
+// observation is which conditions hold: those of the whole cluster, and those of the copies on this node.
 type observation struct {
 	on      map[Condition]string // with a text for people
-	unknown bool                 // nothing is known of the conditions that are not on
+	unknown bool                 // a condition that is not in on may hold, too
 }
 
 // blockingCodes are the reasons of images and copies that only a person can remove.
@@ -106,7 +106,7 @@ const (
 	maxPlaces = 3   // texts about one condition
 )
 
-// add makes a condition hold, and adds a text to those about it.
+// add records that a condition holds, and adds a text about it.
 func (o *observation) add(c Condition, text string) {
 	switch before, on := o.on[c]; {
 	case !on:
@@ -116,7 +116,7 @@ func (o *observation) add(c Condition, text string) {
 	}
 }
 
-// clip makes a text from outside printable and short. "; " joins texts.
+// clip makes a text from outside printable and short. It replaces "; ", which joins texts.
 func clip(s string) string {
 	s = s[:min(len(s), 4*maxText)] // a rune has at most four bytes
 	r := []rune(strings.ReplaceAll(text.Line(s), "; ", ", "))

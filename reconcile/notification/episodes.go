@@ -8,30 +8,30 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-// Hold is how long a condition must hold before it is sent, and must not hold before its end is.
+// Hold is how long a condition must hold before its beginning is sent, and must not hold before its end is sent.
 const Hold = 5 * time.Minute
 
 const (
 	// keepEnded is for how long an episode that is over waits for a server that does not accept it.
 	keepEnded = 7 * 24 * time.Hour
-	// maxEnded is how many of them wait for each condition. Then the oldest one is dropped.
+	// maxEnded is how many ended episodes wait for each condition. Beyond it, the oldest is dropped.
 	maxEnded = 20
 )
 
 // episodes are the episodes of all conditions. An episode is one time during which a condition holds, with interruptions shorter than
 // Hold. They are for one goroutine.
 type episodes struct {
-	// repeat is after what time an episode that goes on is sent again; 0: never, because the server keeps what it got.
+	// repeat is after what time an episode that goes on is sent again; 0: never, because the server keeps its events.
 	repeat  time.Duration
 	current map[Condition]*episode
 	ended   map[Condition][]ended // by time
-	young   bool                  // there is one that is not active
+	young   bool                  // an episode in current is not active
 }
 
-// episode is one that goes on.
+// episode is an episode that goes on.
 type episode struct {
 	observed time.Time // when this node first observed it
-	since    time.Time // its beginning in messages, in UTC and whole seconds: observed, or the earlier one of another node
+	since    time.Time // its beginning in messages, in UTC and whole seconds: observed, or the earlier beginning of another node
 	text     string
 	gone     time.Time // since when the condition does not hold; zero: it holds, or it is unknown
 	active   bool      // it has lasted for Hold
@@ -88,7 +88,7 @@ func (t *episodes) update(o observation, now time.Time, sends func(Condition) bo
 	}
 }
 
-// end ends an episode. Nobody sends its end if this node did not send its beginning, and sends no event of the condition now.
+// end ends an episode. This node sends the end if it sent the beginning, or if it sends the events of the condition now.
 func (t *episodes) end(c Condition, e *episode, sends bool) {
 	delete(t.current, c)
 	if sends || !e.sent.IsZero() {
@@ -96,16 +96,15 @@ func (t *episodes) end(c Condition, e *episode, sends bool) {
 	}
 }
 
-// keep sets which episodes of a condition are over, without the oldest ones beyond maxEnded.
+// keep sets the ended episodes of a condition, without the oldest beyond maxEnded.
 func (t *episodes) keep(c Condition, list []ended) {
 	if t.ended[c] = list[max(0, len(list)-maxEnded):]; len(list) == 0 {
 		delete(t.ended, c)
 	}
 }
 
-// adopt gives an episode that other nodes observe, too, the earliest beginning that any of them published, so that it has one identity.
-// An episode that is active keeps its beginning. One that began more than Hold earlier is not the same: a beginning of the episode before
-// would make the receiver drop this one.
+// adopt gives an episode that is not active the earliest beginning that another node published, so that its events have the same id from
+// all nodes. A beginning more than Hold earlier is that of an episode before: with it, the receiver would drop this episode.
 func (t *episodes) adopt(published []model.Condition) {
 	for _, p := range published {
 		e := t.current[Condition{Kind(p.Kind), p.Image, ""}]
@@ -126,8 +125,8 @@ func (t *episodes) published() []model.Condition {
 	return published
 }
 
-// due returns what this node has to send, sorted by condition, and by time for each of them. The beginning of an episode comes before its
-// end, even if the server accepted nothing until it was over.
+// due returns the events that this node has to send, sorted by condition and time. The beginning of an episode comes before its
+// end, even if the server accepted nothing until the end.
 func (t *episodes) due(now time.Time, sends func(Condition) bool) []event {
 	var due []event
 	conditions := slices.Concat(slices.Collect(maps.Keys(t.ended)), slices.Collect(maps.Keys(t.current)))
@@ -135,7 +134,7 @@ func (t *episodes) due(now time.Time, sends func(Condition) bool) []event {
 	for _, c := range slices.Compact(conditions) {
 		e := t.current[c]
 		if t.repeat > 0 && e != nil && e.active {
-			delete(t.ended, c) // a server that knows only the present must not get it after the beginning of the next episode
+			delete(t.ended, c) // a server that knows only the present must not get an end after the beginning of the next episode
 		}
 		for _, over := range t.ended[c] {
 			if !over.begin && t.repeat == 0 {
@@ -169,7 +168,7 @@ func (t *episodes) accepted(events []event, now time.Time) {
 	}
 }
 
-// forget makes the episodes that go on new to a server that got none of them. The other ones are dropped.
+// forget prepares for a new server: the episodes that go on were not sent to it. Ended episodes are dropped.
 func (t *episodes) forget() {
 	clear(t.ended)
 	for _, e := range t.current {

@@ -74,7 +74,7 @@ type alertContext struct {
 }
 
 // alerts returns the bodies of requests POST /api/v2/alerts. The labels identify an alert. They are the same from all nodes that send
-// it, and while an episode goes on.
+// the alert, and do not change during an episode.
 func alerts(events []event, x alertContext) []message {
 	var messages []message
 	for part := range slices.Chunk(events, maxAlerts) {

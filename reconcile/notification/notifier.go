@@ -32,7 +32,7 @@ type Notifier struct {
 	target   schema.Notify // zero: none
 	episodes episodes
 	next     time.Time // no attempt before it
-	refused  Condition // of the last failed attempt
+	refused  Condition // of the first event in the last failed attempt
 
 	conditions atomic.Pointer[[]model.Condition] // see Conditions
 }
@@ -42,8 +42,8 @@ const (
 	observeGap = 15 * time.Second
 	// alertRepeat is how often an alert that goes on is sent again.
 	alertRepeat = time.Minute
-	// alertExpires is after what time Alertmanager resolves an alert that nobody sends again. It is longer than an interruption of a
-	// condition that does not count, and than a restart.
+	// alertExpires is after what time Alertmanager resolves an alert that nobody sends again. It is longer than a restart, and than
+	// an interruption that does not end an episode.
 	alertExpires = 3 * Hold
 	// notifyTimeout is how long a message may take.
 	notifyTimeout = 30 * time.Second
@@ -91,7 +91,7 @@ func (n *Notifier) step(ctx context.Context, v *status.View) {
 	}
 	for _, m := range n.afterRefused(n.messages(v, n.episodes.due(begin, sends))) {
 		if time.Since(begin) >= observeGap {
-			return // the conditions are older than the next look: it continues
+			return // the next look is due: its step sends the rest
 		}
 		err := n.send(ctx, notifyTimeout, v.Desired.Config.Settings, fetch.Message{
 			URL: n.target.URL, Credentials: n.target.Credentials, Method: http.MethodPost, ContentType: m.contentType, Body: m.body,
@@ -108,7 +108,7 @@ func (n *Notifier) step(ctx context.Context, v *status.View) {
 	}
 }
 
-// retarget adopts the setting. A server that was not the receiver before knows nothing.
+// retarget adopts the setting. To another server than before, all episodes are new.
 func (n *Notifier) retarget(declared *schema.Notify) {
 	target, server := schema.Notify{}, ""
 	if declared != nil {
@@ -133,7 +133,7 @@ func (n *Notifier) retarget(declared *schema.Notify) {
 	}
 }
 
-// observe continues the episodes.
+// observe updates the episodes from a view.
 func (n *Notifier) observe(v *status.View, now time.Time, sends func(Condition) bool) {
 	if n.episodes.young {
 		for _, o := range n.peers() {
@@ -145,7 +145,7 @@ func (n *Notifier) observe(v *status.View, now time.Time, sends func(Condition) 
 	n.conditions.Store(&published)
 }
 
-// messages returns the messages with these events.
+// messages returns the messages that contain the events.
 func (n *Notifier) messages(v *status.View, events []event) []message {
 	if n.target.Format == schema.NotifyAlertmanager {
 		return alerts(events, alertContext{cluster: n.target.Cluster, now: time.Now(), address: v.Desired.Config.Nodes[v.Desired.Node].Address})
@@ -161,8 +161,8 @@ func (n *Notifier) afterRefused(messages []message) []message {
 	return slices.Concat(messages[i:], messages[:i])
 }
 
-// senders returns whether this node sends the events of a condition: of its own copies always, and otherwise if it is one of the first two
-// nodes that respond.
+// senders returns a function that reports whether this node sends the events of a condition: those of its own copies always, and others
+// if this node is one of the first two nodes that respond.
 func senders(v *status.View) func(Condition) bool {
 	var others []string
 	for name, p := range v.Observed.Peers {
