@@ -25,11 +25,11 @@ type Outcome struct {
 
 	mu       sync.Mutex
 	state    status.Delivery
-	attempts int // failed ones since the last success
+	attempts int // failed attempts since the last success
 	counts   Counts
 }
 
-// NewOutcome returns the outcome of messages that what describes. random spreads the attempts of several nodes.
+// NewOutcome returns an Outcome. what describes its messages in the log. random spreads the attempts of several nodes.
 func NewOutcome(what string, log *slog.Logger, random func() float64) *Outcome {
 	refused := once.Condition{Begins: what + " not accepted", Ends: what + " accepted again", Of: "server", Why: "error", EachReason: true}
 	return &Outcome{random: random, log: once.New(log), refused: refused}
@@ -41,7 +41,7 @@ type Counts struct{ Accepted, Failed int64 }
 // maxProblem limits the text about a failed attempt. It may contain words from the server.
 const maxProblem = 300
 
-// To makes server the one that gets the messages from now on; "": none does.
+// To sets the server that gets the messages from now on; "": there is none.
 func (d *Outcome) To(server string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,7 +89,7 @@ func backoffAfter(err error, attempts int, rnd float64) time.Duration {
 	return wait
 }
 
-// Status returns the state for the status document; nil: no server gets messages.
+// Status returns the outcome for the status document; nil: there is no server.
 func (d *Outcome) Status() *status.Delivery {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -40,7 +40,7 @@ type Reporter struct {
 	// For the goroutine of Run.
 	target schema.Report // zero: none
 	sum    [sha256.Size]byte
-	sent   time.Time // when the server accepted the document with that sum; zero: it did not
+	sent   time.Time // when the server accepted the document with the sum; zero: it accepted none
 }
 
 const (
@@ -122,7 +122,7 @@ func (r *Reporter) put(ctx context.Context, settings schema.Settings, s status.S
 	}
 	document = append(text.PrintableJSON(document), '\n')
 	if len(document) > status.MaxSavedFile {
-		return errors.New("the document has more than " + humanize.IBytes(status.MaxSavedFile) + ", which no command reads")
+		return errors.New("the document has more than " + humanize.IBytes(status.MaxSavedFile) + ", the most that a command reads")
 	}
 	return r.send(ctx, reportTimeout, settings, fetch.Message{
 		URL: r.target.URLOf(r.node), Credentials: r.target.Credentials,

@@ -22,7 +22,7 @@ type Machine struct {
 	KeysDir    string // with the folders of keys; "": none
 }
 
-// Check returns an error for each requirement of the plan p that the machine, the node of d, lacks.
+// Check returns an error for each requirement of the plan p that the machine lacks. The machine is the node of d.
 func (m Machine) Check(d plan.Desired, p plan.Plan) (missing []error) {
 	known := map[string]bool{}
 	for _, a := range p.Actions {
@@ -67,7 +67,7 @@ func (m Machine) checkSecret(name string) error {
 		return fmt.Errorf("it needs the credentials %q: name their directory with --secrets-dir", name)
 	}
 	if _, err := os.Stat(filepath.Join(m.SecretsDir, name)); err != nil {
-		return fmt.Errorf("it needs the credentials %q: %w", name, err)
+		return fmt.Errorf("it needs the credentials %q: %w: create this folder", name, err)
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ type Properties struct {
 	ManifestDigest ident.Digest
 }
 
-// Manifests returns the digests of the chunk manifests that the bytes may have: ManifestDigest, and the
-// one with hashes of another algorithm.
+// Manifests returns the digests of the chunk manifests that the bytes may have: ManifestDigest, and that
+// of a manifest with another hash algorithm.
 func (p Properties) Manifests() []ident.Digest {
 	if p.ManifestDigest.IsZero() {
 		return nil
@@ -78,7 +78,7 @@ func (l *Library) Properties(content string) Properties {
 }
 
 // WithSHA512 returns the content with a digest. known is false if the digest is zero, or if the
-// properties of such a content were not requested before.
+// library does not know a content with it yet.
 func (l *Library) WithSHA512(d ident.Digest) (content string, known bool) {
 	i := slices.IndexFunc(l.contents, func(c string) bool { return l.properties[c].SHA512 == d })
 	if d.IsZero() || i < 0 {

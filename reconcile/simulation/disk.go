@@ -23,10 +23,10 @@ type Disk struct {
 	OtherFiles int64
 	// Attached: the disk is at its path and can be opened.
 	Attached bool
-	// Replicas are the replicas that came when the disk had no file of their image, by image. Those that
-	// came later are Copy.Users.
+	// Replicas are the replicas that came when the disk had no file of their image, by image. Replicas that
+	// came later are in Copy.Users.
 	Replicas map[ident.ID]Replicas
-	// ReplicasAway: the folder of the replicas is not mounted. A manager finds the replicas that it has recorded.
+	// ReplicasAway: the folder of the replicas is not mounted. A manager finds only the replicas that it has recorded.
 	ReplicasAway bool
 	recorded     map[ident.ID]bool
 	// UsersUnknown: the metadata of a replica cannot be read, so that no copy counts as unused.
@@ -35,13 +35,13 @@ type Disk struct {
 	ReadOnly bool
 	// FailsWrites: writes of image data fail. Changes of records and deletions succeed.
 	FailsWrites bool
-	// OtherHashes: the chunk manifests on the disk have hashes of another algorithm. In a real cluster only
-	// some of them have, because a copy from another node keeps the algorithm.
+	// OtherHashes: all chunk manifests on the disk have hashes of another algorithm. On a real disk only
+	// some may, because a copy from another node keeps the algorithm.
 	OtherHashes bool
 }
 
-// Copy is the folder of a copy: the file, the partial file and the record. Its fields are what is
-// true on the disk. A manager sees only what Disk.Copy returns of them.
+// Copy is the folder of a copy: the file, the partial file and the record. Its fields are the truth
+// about the disk. A manager sees only what Disk.Copy returns.
 type Copy struct {
 	File    string // the content of the file; "": there is no file
 	Partial int64  // bytes in the partial file

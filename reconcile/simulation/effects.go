@@ -12,7 +12,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
-// Own makes the folder an owned one. A file that was in it before is not verified by that.
+// Own makes the folder owned. A file that was in it before counts as not verified.
 func (c *Copy) Own() {
 	if !c.Owned {
 		c.Owned, c.Changed = true, c.File != ""
@@ -75,8 +75,8 @@ func (d *Disk) Verify(id ident.ID, now time.Time) error {
 // MarkDamaged records that the file is damaged.
 func (c *Copy) MarkDamaged(now time.Time) { c.Failure, c.DamagedAt = "damaged", now }
 
-// Repair is the end of a job that rewrites the damaged chunks of a file from another copy with the
-// content.
+// Repair is the end of a job that rewrites the damaged chunks of a file from another copy, which has
+// the content.
 func (d *Disk) Repair(id ident.ID, content string, now time.Time) error {
 	c := d.Copies[id]
 	switch {
@@ -106,7 +106,7 @@ func (d *Disk) Prove(id ident.ID, manifest ident.Digest) plan.Proof {
 }
 
 // ProofManifest returns the digest of the chunk manifest with which the chunk of a proof is compared.
-// local is the Disk of t.Local, nil if that is zero.
+// local is the Disk of t.Local; nil: t.Local is zero.
 func ProofManifest(t system.ProofTask, local *Disk) ident.Digest {
 	if local == nil {
 		return t.Source.ManifestDigest

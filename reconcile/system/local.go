@@ -152,7 +152,7 @@ func (l *Local) Observations() map[string]peer.Observation {
 }
 
 // Changed returns a channel that receives a value after another node published a new state,
-// or stopped responding. Several changes may be one value. It is nil if there are no peers, and for nil.
+// or stopped responding. Several changes may be one value. The channel is nil without peers, and for a nil Local.
 func (l *Local) Changed() <-chan struct{} {
 	if l == nil || l.poller == nil {
 		return nil
@@ -160,7 +160,7 @@ func (l *Local) Changed() <-chan struct{} {
 	return l.poller.Changed()
 }
 
-// Waiting reports whether a followed peer has not responded or failed yet.
+// Waiting reports whether a followed peer has neither responded nor failed yet.
 func (l *Local) Waiting() bool {
 	for _, o := range l.Observations() {
 		if !o.Polled {
@@ -235,7 +235,7 @@ func (l *Local) Query(ctx context.Context, a plan.Action, mark string, nodes []p
 	}()
 }
 
-// collect calls ask for all items at the same time, and returns what it returns with ok by its key.
+// collect calls ask for all items at the same time, and returns the values with ok by their keys.
 func collect[T any, K comparable, V any](items []T, ask func(T) (key K, value V, ok bool)) map[K]V {
 	var mu sync.Mutex
 	var all sync.WaitGroup

@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// System is what a node consists of.
+// System is everything that a node reads or changes outside its process.
 type System struct {
 	Now    func() Instant
 	Random func() float64 // from [0, 1); spreads the retries of several nodes
@@ -45,8 +45,8 @@ type Disk interface {
 	List(name string) (Contents, error)
 	// Update changes the record of a copy durably.
 	Update(id ident.ID, change func(*disk.Record)) error
-	// RecordUsers records durably which replicas name images, as List last found them, so that a later process does not
-	// take a folder that is not mounted for the end of a use (U6).
+	// RecordUsers records durably which replicas name images, as List last found them. With this record, a later process
+	// does not take a folder that is not mounted for the end of a use (U6).
 	RecordUsers() error
 	// EndUses ends the uses of an image by replicas that List does not find any more. uuid "" stands for all generations.
 	EndUses(name, uuid string)
@@ -123,12 +123,12 @@ type Jobs interface {
 	// Start executes an order. A deletion (model.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, o job.Order, on Disks, done func(error))
-	// Query requests the current copies of the image of a deletion directly from each of the
-	// nodes, which look for the mark with that name. A node that does not respond within QueryTimeout is missing
-	// in the responses, which are by node name.
+	// Query directly requests from each node its current copies of the image of the deletion a. Each node
+	// looks for the mark. The responses are by node name. A node that does not respond within QueryTimeout is
+	// missing in them.
 	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node))
-	// Prove requests one chunk of each copy for a deletion, or reads it if the copy is on this node, and reports the
-	// outcomes. A copy that sends no chunk within ProofTimeout may be missing in them.
+	// Prove requests one chunk of each copy for the deletion a, or reads the chunk if the copy is on this node, and reports
+	// the outcomes. If no chunk comes within ProofTimeout, the outcome of the copy may be missing.
 	Prove(ctx context.Context, a plan.Action, tasks []ProofTask, on Disks, done func(map[ident.CopyRef]plan.Proof))
 	// CanExport returns an error if no usable replica of the volume is on these disks.
 	CanExport(e schema.ExportFromVolume, on Disks) error
