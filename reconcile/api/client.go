@@ -156,7 +156,7 @@ func (c *Client) send(ctx context.Context, method, path string, header http.Head
 	}
 	client := http.Client{
 		Transport: &http.Transport{
-			Proxy:             http.ProxyFromEnvironment, // it makes an exception for loopback
+			Proxy:             http.ProxyFromEnvironment, // without a proxy for loopback
 			DisableKeepAlives: true,
 			TLSClientConfig:   config,
 		},

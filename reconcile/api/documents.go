@@ -82,8 +82,8 @@ func (d *documents) make(known string) (document []byte, etag string, ok bool) {
 	return encode(s), d.etag, true
 }
 
-// current updates the ETag. It returns the status if it had to make it for that, and nil otherwise. ok is false before the
-// first round. The caller holds d.mu.
+// current updates the ETag. s is the status if this had to make the status, and nil otherwise. ok is false before the first
+// round. The caller holds d.mu.
 func (d *documents) current() (s *status.Status, ok bool) {
 	view, transfers := d.loop.View(), d.loop.Transfers()
 	if view == nil {

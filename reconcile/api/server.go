@@ -325,8 +325,8 @@ func respond(do action) http.HandlerFunc {
 	}
 }
 
-// refusalOf returns the response for the error of an action. Any other error than these does not concern the request: the
-// same request may succeed later.
+// refusalOf returns the response for the error of an action. An unknown error does not concern the request: the same request
+// may succeed later.
 func refusalOf(err error) *httperror.Error {
 	code := http.StatusServiceUnavailable
 	refusal, known := errors.AsType[*httperror.Error](err)

@@ -21,7 +21,7 @@ import (
 // SignedCommits accepts a configuration only from a signed commit of a git checkout.
 type SignedCommits struct {
 	KeysDir string // the folder with the keys: see package commit
-	// AllowOlder are commits that are accepted although they do not descend from the last accepted one.
+	// AllowOlder are commits that are accepted although they do not descend from the last accepted commit.
 	AllowOlder []string
 }
 
@@ -113,9 +113,9 @@ type judged struct {
 }
 
 const (
-	// rejectAgain is when a rejected snapshot is verified again, because keys may have changed.
+	// rejectAgain is after what time a rejected snapshot is verified again: keys may have changed.
 	rejectAgain = time.Minute
-	// settleAgain is when files that differ from the commit are read again: git writes the files first.
+	// settleAgain is after what time files that differ from the commit are read again: git writes the files first.
 	settleAgain = time.Second
 )
 
@@ -145,12 +145,12 @@ func (g *commitGate) judge(ctx context.Context, s configdir.Snapshot, now time.T
 	return again, j.err
 }
 
-// commitMemory compares commits with the last accepted ones, which are recorded on the disks. The zero value has accepted
-// none. It is for one goroutine.
+// commitMemory compares commits with the last accepted commits, which are recorded on the disks. The zero value has accepted
+// no commit. It is for one goroutine.
 type commitMemory struct {
 	rules SignedCommits
 	repo  repository.Repository
-	// current is the last accepted commit, and recorded has the disks that are known to have it, by their uuid.
+	// current is the last accepted commit. recorded has, by uuid, the disks on which current is recorded.
 	current  disk.ConfigCommit
 	recorded map[string]bool
 	// descents are the comparisons of two commits, by their names. They stay valid, and a long history takes seconds to read.
@@ -159,12 +159,12 @@ type commitMemory struct {
 
 type descent struct {
 	newer bool
-	err   error     // why it is not known
+	err   error     // why newer is not known
 	again time.Time // when to try again after an error
 }
 
-// accept makes a commit the current one, if it is one of the allowed commits, or came after the current one and after those
-// that are recorded on the disks. Otherwise it changes nothing.
+// accept makes a commit the current commit if AllowOlder has it, or if it came after the current commit and after the commits
+// on the disks. It changes nothing if it returns an error.
 func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name string, disks map[ident.DiskRef]*disk.Disk) error {
 	if m.descents == nil || len(m.descents) > 1000 {
 		m.descents = map[[2]string]descent{}

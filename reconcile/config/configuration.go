@@ -1,4 +1,4 @@
-// Package config has the configuration of a daemon: it reads the config directory (Directory), and decides which of its contents is
+// Package config has the configuration of a daemon: it reads the config directory (Directory), and decides which content is
 // applied (Configuration), also by the signatures of commits (SignedCommits).
 package config
 
@@ -37,7 +37,7 @@ type Options struct {
 // directory, what is wrong with the directory now, and which removals are confirmed. It is for one goroutine.
 type Configuration struct {
 	Options
-	Result  load.Result  // the last one that was applied
+	Result  load.Result  // the last result that was applied
 	Desired plan.Desired // of Result; before that, only the name of the node
 
 	removals    configdir.RemovalConfirmer
@@ -157,8 +157,8 @@ func (c *Configuration) View(loading time.Time) *status.View {
 }
 
 // Apply applies what a read of the config directory found. changed reports that a round is due.
-// The error says that the manager cannot start with its first configuration: its node is not
-// declared, or another process writes to its disks and none can be used.
+// With an error, the manager cannot start: its first configuration does not declare its node, or
+// another process writes to its disks, and no disk can be used.
 func (c *Configuration) Apply(ctx context.Context, r Reading) (changed bool, err error) {
 	r = c.withRefused(r)
 	switch {

@@ -61,10 +61,10 @@ type Job struct {
 	Client *fetch.Client
 	Peers  *peer.Client // nil: this node queries no peers
 	Warn   func(error)  // receives an error for each source with wrong bytes
-	// Survey receives what a download by an index costs, and WarnIndex why it downloads the whole file.
+	// Survey receives what a download by an index costs. WarnIndex receives why the whole file is downloaded.
 	Survey    func(assemble.Survey)
 	WarnIndex func(error)
-	WarnKeys  func(text string) // receives what is wrong with a folder of keys, although it can be used
+	WarnKeys  func(text string) // receives what is wrong with a folder of keys that can be used all the same
 	Uploads   *upload.Sessions
 	Restores  *backup.MemoryBudget
 }

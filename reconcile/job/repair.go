@@ -70,7 +70,7 @@ func (j Job) repair(ctx context.Context, id ident.ID) error {
 			}
 		}
 		if len(j.PeerCopies()) == 0 && len(pull.Upstream) == 0 {
-			return 0, errNoSource // a pull would wait for one
+			return 0, errNoSource // a pull would wait for a source
 		}
 		return remote(ctx, n, sum, buf)
 	}, func(n int64) { j.Progress.Done.Add(n) })

@@ -17,7 +17,7 @@ import (
 const maxOtherSeeds = 4
 
 // SeedsOf returns the seeds of an action: ready copies of other generations of the image on its node, for a sync from other nodes
-// or a download by an index. It prefers those that were verified last, because they are probably the newest generations. For a
+// or a download by an index. It prefers copies that were verified last: they probably are the newest generations. For a
 // download by an index, copies of other images that have an index follow.
 func SeedsOf(a plan.Action, image schema.Image, disks map[ident.DiskRef]model.Disk) (seeds []ident.CopyRef) {
 	byIndex := a.Op == model.Download && image.Source.Download != nil && image.Source.Download.Index != ""
@@ -94,7 +94,7 @@ func (j Job) openSeeds() (seeds []assemble.Seed, done func()) {
 		}
 		index, err := on.Index(ref.ID)
 		if err != nil {
-			index = nil // it is only a cache: the bytes tell it
+			index = nil // it is only a cache of what the bytes say
 		}
 		seeds = append(seeds, assemble.Seed{
 			ID: ref.ID, Reader: r, Manifest: m, Index: index, Cut: ref.ID.Name == j.Image.ID.Name, Damaged: func() { j.Damaged(ref) },

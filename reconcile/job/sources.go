@@ -61,7 +61,7 @@ func (j Job) clone(ctx context.Context, id ident.ID) error {
 	var manifest *disk.Manifest
 	if c.Encryption != schema.EncryptionIgnore {
 		if manifest, err = j.Disks[j.Action.LocalSource.Disk.Disk].Manifest(from.ID); err != nil {
-			return err // every ready copy has a manifest, so this one cannot be read
+			return err // every ready copy has a manifest, so the manifest cannot be read
 		}
 		defer manifest.Close()
 	}
@@ -84,7 +84,7 @@ func (j Job) clone(ctx context.Context, id ident.ID) error {
 }
 
 // restore creates the copy from a backup. The bytes must have the declared checksum, or else the
-// one that the backup names.
+// checksum in the backup.
 func (j Job) restore(ctx context.Context, id ident.ID) error {
 	declared := j.Image.Source.Restore
 	target, name, err := backup.ParseURL(declared.BackupURL)
@@ -136,7 +136,7 @@ func (j Job) upload(ctx context.Context, id ident.ID) error {
 	}
 	want := cmp.Or(j.Image.Checksum, j.Action.Pinned.Digest, session.Digest)
 	if given := session.Digest; !given.IsZero() && given.Algorithm() == want.Algorithm() && given != want {
-		err = &disk.ChecksumError{Want: want, Got: given} // the client announced other bytes: none need to be sent
+		err = &disk.ChecksumError{Want: want, Got: given} // the client announced other bytes: no bytes need to be sent
 	} else {
 		err = j.fill(ctx, id, want, disk.SignatureCheck{}, session.CanResume, func(part *disk.Part) error {
 			return session.Fill(ctx, part, j.Image.BandwidthLimit, j.Progress)

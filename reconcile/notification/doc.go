@@ -13,8 +13,8 @@
 //  3. An event has the same id from each node and in each attempt, so that a receiver can drop what it has: the id depends on the
 //     condition and its beginning. Nodes publish the beginnings that they observe (Conditions), and adopt the earliest one. Alertmanager
 //     combines alerts by their labels.
-//  4. The end of an episode comes from a node that observed the episode. A node that starts again has forgotten all of them: it sends
-//     those that go on with a new beginning, and no end of an episode that ended meanwhile.
+//  4. The end of an episode comes from a node that observed the episode. A node that starts again has forgotten all episodes: episodes
+//     that go on get a new beginning, and it sends no end of an episode that ended meanwhile.
 //  5. Each node sends the beginnings and the ends of a condition in turn, also of episodes during which the server accepted nothing.
 //  6. The number of episodes is bounded by the configuration: it is a small number for each declared image. Texts are clipped, and
 //     printable.

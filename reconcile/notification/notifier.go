@@ -49,7 +49,7 @@ const (
 	notifyTimeout = 30 * time.Second
 )
 
-// New returns a Notifier. view returns the last round of this node, nil before the first one, and peers what the other nodes published.
+// New returns a Notifier. view returns the last round of this node, nil before the first one. peers returns what the other nodes published.
 func New(view func() *status.View, peers func() map[string]peer.Observation, send delivery.Sender, log *slog.Logger) *Notifier {
 	return &Notifier{view: view, peers: peers, send: send, Outcome: delivery.NewOutcome("notification", log, rand.Float64)}
 }

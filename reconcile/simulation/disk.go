@@ -45,7 +45,7 @@ type Disk struct {
 type Copy struct {
 	File    string // the content of the file; "": there is no file
 	Partial int64  // bytes in the partial file
-	// PartialTotal are the bytes that the partial file will have when it is complete.
+	// PartialTotal is the size of the complete file.
 	PartialTotal int64
 	// PartialSource is model.PartFromPeers, model.PartFromUpload, or empty for another source.
 	PartialSource model.PartKind

@@ -31,9 +31,9 @@ type CopyStatus struct {
 	Until    time.Time   `json:"until,omitzero"`  // when a wait ends
 
 	Running   bool   `json:"running,omitempty"`   // a job runs, here or on its node
-	BeingRead bool   `json:"beingRead,omitempty"` // a running job reads it
-	Sends     int    `json:"sends,omitempty"`     // peers and clients that this node sends it to now
-	Sender    string `json:"sender,omitempty"`    // the address of the peer that sends it to this node now
+	BeingRead bool   `json:"beingRead,omitempty"` // a running job reads the copy
+	Sends     int    `json:"sends,omitempty"`     // number of peers and clients to which this node sends the copy now
+	Sender    string `json:"sender,omitempty"`    // the address of the peer that sends the copy to this node now
 	// AwaitedSince is the time of the status minus the total time for which this node has waited for
 	// the node of the copy, because no copy of the image was ready.
 	AwaitedSince time.Time `json:"awaitedSince,omitzero"`

@@ -71,7 +71,7 @@ func (s Status) checkNames() error {
 	}
 	for _, image := range s.Images {
 		err := ident.CheckName(image.Name)
-		if err == nil && image.UUID != "" { // an image with an invalid declaration has none
+		if err == nil && image.UUID != "" { // an image with an invalid declaration has no uuid
 			err = ident.CheckUUID(image.UUID)
 		}
 		if err != nil {

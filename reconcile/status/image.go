@@ -40,7 +40,7 @@ type ImageStatus struct {
 	CannotPrepare string `json:"cannotPrepare,omitempty"`
 	// BackedUp: the record of a copy on this node says that the declared backup is complete.
 	BackedUp bool         `json:"backedUp,omitempty"`
-	Copies   []CopyStatus `json:"copies"` // existing and desired ones, on any node
+	Copies   []CopyStatus `json:"copies"` // existing and desired copies, on any node
 	// NamedWithout are the disks, NODE/DISK, that the declaration names and that have no ready copy.
 	NamedWithout []string `json:"namedWithout,omitempty"`
 	// PassedOver has the disks that take no copy, by reason, if fewer copies are ready than
@@ -121,7 +121,7 @@ const maxPassedOver = 100_000
 func declaration(image schema.Image) string {
 	b, err := json.Marshal(plan.Basis(image))
 	if err != nil {
-		panic("status: encode a declaration: " + err.Error()) // impossible: it was decoded from text
+		panic("status: encode a declaration: " + err.Error()) // impossible: the declaration was decoded from text
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:16])

@@ -131,13 +131,13 @@ func (c ConfigStatus) CheckApplied(of ConfigID) error {
 	case len(c.Errors) > 0:
 		err = fmt.Errorf("%w: %s", err, c.firstError())
 	case of.Revision != "" && c.Revision == "":
-		err = fmt.Errorf("%w: its directory is not a git checkout; use --digest", err)
+		err = fmt.Errorf("%w: its directory is not a git checkout: use --digest", err)
 	}
 	return &NotReadyError{[]error{err}}
 }
 
-// CheckReady checks that the named images, or all declared ones, have all desired copies ready.
-// Without names the configuration must be valid, too. The error is a *NotReadyError, or a
+// CheckReady checks that the images in names have all desired copies ready. Without names, it checks
+// all declared images and that the configuration is valid. The error is a *NotReadyError, or a
 // *NotDeclaredError for a named image that is not declared.
 func (s Status) CheckReady(names []string) error {
 	if s.Config.Allowed == schema.ObserveOnly.String() {

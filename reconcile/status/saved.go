@@ -132,10 +132,9 @@ func (s *SavedCluster) Knows(node string) bool {
 	return known
 }
 
-// latest returns the status that knows a node best. This is the status of the node itself. Without it,
-// these statuses of other nodes follow: the newest to whose node this node responds, the one with its
-// latest response, and the one whose node has queried it in vain for the longest time. responds
-// reports whether the status is current for the node.
+// latest returns the status that knows a node best: its own status, or else a status of another node.
+// It prefers a status in which the node responds, then the latest response, then the longest time
+// without a response. responds reports whether the status is current for the node.
 func (s *SavedCluster) latest(node string) (best savedStatus, responds, known bool) {
 	if own, ok := s.byNode[node]; ok {
 		return own, true, true
@@ -267,7 +266,7 @@ func (s savedStatus) disk(ref ident.DiskRef) model.Disk {
 	seen := s.observed.Disks[ref]
 	seen.Copies = maps.Clone(seen.Copies)
 	for id, c := range seen.Copies {
-		c.Rejection, c.RejectionTemporary = "", false // the plan of its node decides that again
+		c.Rejection, c.RejectionTemporary = "", false // the new plan decides that again
 		c.HasCfg = c.HasCfg || ref.Node != s.status.Node
 		seen.Copies[id] = c
 	}

@@ -79,8 +79,8 @@ func CopiesOn(copies []CopyStatus, on []string) []CopyStatus {
 	return kept
 }
 
-// CompareGenerations orders the generations of an image for output: first the declared one, then
-// those that are not surplus, then the surplus ones. Within these groups, the state of the
+// CompareGenerations orders the generations of an image for output: first the declared generation, then
+// generations that are not surplus, then surplus generations. Within these groups, the state of the
 // best copy decides. The copies of each generation must be sorted as by CopiesOn.
 func CompareGenerations(a, b ImageStatus) int {
 	rank := func(image ImageStatus) int {

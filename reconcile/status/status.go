@@ -157,7 +157,7 @@ type builder struct {
 	placements map[ident.ID]imagePlacement
 	planned    map[ident.CopyRef]plan.Action
 	transfers  map[ident.CopyRef]job.Transfer
-	// disksByImage has an entry for each generation in the document. Its value are the disks with a
+	// disksByImage has an entry for each generation in the document. Its value has the disks with a
 	// copy, a need, a failure or a job of the generation, and those that this node waits for.
 	disksByImage map[ident.ID]map[ident.DiskRef]bool
 }
@@ -172,7 +172,7 @@ func (v *View) newBuilder(transfers map[ident.CopyRef]job.Transfer) *builder {
 	}
 	for _, a := range v.Plan.Actions {
 		b.planned[a.CopyRef()] = a
-		b.add(ident.CopyRef{ID: a.CopyRef().ID}) // an image with an invalid declaration is only here
+		b.add(ident.CopyRef{ID: a.CopyRef().ID}) // only the plan has an image with an invalid declaration
 	}
 	for ref, seen := range v.Observed.Disks {
 		for id := range seen.Copies {

@@ -137,7 +137,7 @@ type Jobs interface {
 // ProofTask is a trusted plan.ProofRequest with what its execution needs to know.
 type ProofTask struct {
 	plan.ProofRequest
-	Own    bool        // the copy is on this node; otherwise Source is asked
+	Own    bool        // the copy is on this node; false: Source is asked
 	Source peer.Source // of a copy on another node
 	// Secret selects the chunk. It was chosen after the withdrawal of the copy that may be deleted, so
 	// that nobody could get the chunk from that copy in time.

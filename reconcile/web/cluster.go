@@ -35,7 +35,7 @@ type stateCount struct {
 	Selected          bool
 }
 
-// nodeHead is a node with those of its disks that are shown.
+// nodeHead is a node with its disks that are shown.
 type nodeHead struct {
 	Name        string
 	Disks       []string

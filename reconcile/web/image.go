@@ -19,7 +19,7 @@ type imageModel struct {
 	From        string // where the bytes of the source come from, without secrets; "": from an upload
 	Image       *schema.Image
 	Generations []status.ImageStatus // the declared one first
-	Links       map[string]string    // to the image on the pages of other nodes
+	Links       map[string]string    // by node: to the image on the page of another node
 	Admin       bool
 	Here        string // the node of the daemon
 	// CanDownload: this node has a ready copy. CanUpload: the image waits for an upload.

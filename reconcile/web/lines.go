@@ -28,7 +28,7 @@ type linesModel struct {
 	Places   []string // declared nodes, and disks as NODE/DISK
 	Prunable []string // the orphans that the prune limit holds back
 	NoNodes  bool     // no nodes are declared: the command line names the disks
-	Lines    string   // "": the form is not complete
+	Lines    string   // "": the form is incomplete, or has problems
 	Where    string   // what to do with the lines
 	File     string   // the file with the declaration; "": a new file
 	Edit     string   // the address at which File can be edited; "": unknown
@@ -116,7 +116,7 @@ func (m *linesModel) check(config schema.Config, o object) {
 	if config.Settings.AllowLoopbackSources {
 		files = append(files, configdir.File{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}\n")})
 	}
-	// It takes milliseconds, and all readers get the result: the end of one request must not interrupt it.
+	// The load takes milliseconds, and all readers get the result: the end of one request must not interrupt it.
 	r := load.NewLoader().Load(context.Background(), configdir.Snapshot{Files: files})
 	for _, p := range r.Errors {
 		m.Problems = append(m.Problems, p.String())

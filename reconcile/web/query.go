@@ -91,7 +91,7 @@ type pager struct {
 	Previous, Next string // parameters of the neighbours; "": there is none
 }
 
-// part returns the part of a list on a page, and its pager. The argument link returns the parameters of a page.
+// part returns the part of a list on a page, and its pager. link returns the parameters of a page.
 func part[T any](all []T, size, page int, link func(page int) string) ([]T, pager) {
 	pages := max(1, (len(all)+size-1)/size)
 	page = min(page, pages)

@@ -55,7 +55,7 @@ type Options struct {
 	View      func() *status.View
 	Status    func() (*status.View, status.Status)
 	NextRound func() <-chan struct{}
-	// Auth decides who may read, and IsDeclared reports whether a host name belongs to a declared node.
+	// Auth decides who may read. IsDeclared reports whether a host name belongs to a declared node.
 	Auth       *auth.Authorizer
 	IsDeclared func(host string) bool
 	// Prefix is the path below which readers see the page, such as "/images"; "": the root.
@@ -89,7 +89,7 @@ type request struct {
 // view is one view of the page.
 type view struct {
 	pattern  string
-	name     string // in the navigation; "": that of the image
+	name     string // in the navigation; "": the view has the name of its image
 	template string
 	// model returns what the template shows, and the HTTP status.
 	model func(*snapshot, request) (any, int)
@@ -157,8 +157,8 @@ func (s *Site) page(title string) page {
 	return page{Title: title, Style: s.assets["style.css"], Script: s.assets["page.js"], Mark: s.assets["mark.svg"]}
 }
 
-// serve sends a page with a view. With the parameter "poll", it waits until the view has another tag than that, and sends
-// only the view, or 204 if the view did not change.
+// serve sends a page with a view. With the parameter "poll", it waits until the tag of the view differs from the parameter,
+// and sends only the view, or 204 if the view did not change.
 func (s *Site) serve(w http.ResponseWriter, r *http.Request, v view) {
 	setSecurity(w.Header())
 	role, err := s.options.Auth.AuthorizePage(r, s.options.IsDeclared)
