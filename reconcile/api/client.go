@@ -250,7 +250,7 @@ func (e *UnreachableError) Hint() (hint string, ok bool) {
 	_, notTLS := errors.AsType[tls.RecordHeaderError](e.Err)
 	switch {
 	case errors.Is(e.Err, syscall.ECONNREFUSED):
-		return "no daemon listens there: start it, or name another one with --url; backing-image list, upload and download work without a daemon with --disk PATH", true
+		return "no daemon listens there: start it, or name another daemon with --url; backing-image list, upload and download work without a daemon with --disk PATH", true
 	case errors.Is(e.Err, context.DeadlineExceeded):
 		return "check the daemon's log and the network, or name another daemon with --url", true
 	case notTLS || errors.Is(e.Err, http.ErrSchemeMismatch):

@@ -178,7 +178,7 @@ func (m *commitMemory) accept(ctx context.Context, at configdir.Checkout, name s
 	}
 	if err == nil && m.current.Name != "" && !slices.Contains(m.rules.AllowOlder, name) {
 		// Perhaps no disk has it: disks may be away or read-only, and another configuration may name other disks.
-		err = next.compare(ctx, m.current, "the last one that was applied")
+		err = next.compare(ctx, m.current, "the last commit that was applied")
 	}
 	if err != nil {
 		return notAccepted(name, err)
@@ -208,7 +208,7 @@ func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.
 		if last.Name == "" {
 			continue
 		}
-		if err := m.compare(ctx, last, "the last one on disk "+ref.String()); err != nil {
+		if err := m.compare(ctx, last, "the last commit on disk "+ref.String()); err != nil {
 			return err
 		}
 		m.recorded[uuid] = last.Signed == m.current.Signed
@@ -231,12 +231,12 @@ func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what
 	}
 	switch {
 	case errors.Is(d.err, repository.ErrMissing):
-		return fmt.Errorf("whether it came after %s, %s, is not known, because the history is incomplete: fetch all of it, or accept the "+
+		return fmt.Errorf("it is not known whether it came after %s, %s: fetch the whole history, which is incomplete, or accept the "+
 			"commit with --allow-older-commit", last.Name, what)
 	case d.err != nil:
 		return d.err
 	case !d.newer:
-		return fmt.Errorf("it did not come after %s, %s: accept it with --allow-older-commit if it is right", last.Name, what)
+		return fmt.Errorf("it did not come after %s, %s: if it is right, accept it with --allow-older-commit", last.Name, what)
 	}
 	return compareDates(m.current.Committed, last.Committed, last.Name)
 }

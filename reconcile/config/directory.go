@@ -178,7 +178,7 @@ func (d *Directory) loadFiles(ctx context.Context, s configdir.Snapshot, r *Read
 	r.loading = &began
 	d.loading.Store(r.loading)
 	long := time.AfterFunc(longLoad, func() {
-		d.log.Info("loading the configuration takes long: rounds go on with the last valid one, without deletions", "dir", d.dir, "files", len(s.Files))
+		d.log.Info("loading the configuration takes long: rounds go on with the last valid configuration, without deletions", "dir", d.dir, "files", len(s.Files))
 		select {
 		case d.Slow <- struct{}{}:
 		default: // it has a value

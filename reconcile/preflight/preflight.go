@@ -67,7 +67,7 @@ func (m Machine) checkSecret(name string) error {
 		return fmt.Errorf("it needs the credentials %q: name their directory with --secrets-dir", name)
 	}
 	if _, err := os.Stat(filepath.Join(m.SecretsDir, name)); err != nil {
-		return fmt.Errorf("it needs the credentials %q: %w: create this folder", name, err)
+		return fmt.Errorf("it needs the credentials %q: %w: provide this folder", name, err)
 	}
 	return nil
 }

@@ -137,7 +137,7 @@ func (s *CopyStatus) setPlan(a plan.Action) {
 	case a.Op == "", s.Message != "" && !(a.Idle() && (describesCopy(a) || describesFailure(a))):
 	case a.Idle():
 		s.Message = a.Text
-	default: // setTransfer replaces this when the job has started
+	default: // setTransfer replaces the message when the job has started
 		s.Message = fmt.Sprintf("%s: %s; waits for its turn", a.Op, a.Text)
 	}
 }
