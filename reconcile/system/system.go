@@ -74,15 +74,15 @@ type Contents struct {
 
 // Users reports which copies on a disk are in use, and by what.
 type Users interface {
-	// Err returns why not all users can be determined, nil if they can. All copies of the node then count as
+	// Err returns why not all users can be determined, or nil. With an error, all copies of the node count as
 	// in use.
 	Err() error
-	// InUse reports whether a replica names the copy, and which one.
+	// InUse reports whether a replica names the copy. reason names the replica.
 	InUse(id ident.ID) (reason string, inUse bool)
 	// Needs returns the images that replicas on the disk name.
 	Needs() map[ident.ID]disk.Need
-	// FileOpen reports whether a process has the file of the copy open, and which one. It also
-	// finds this process, and is slower than InUse.
+	// FileOpen reports whether a process has the file of the copy open. reason names the process. It
+	// also finds this process, and is slower than InUse.
 	FileOpen(id ident.ID) (reason string, open bool)
 }
 
