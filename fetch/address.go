@@ -37,7 +37,7 @@ func parseAddress(raw string) (address, error) {
 	}
 	u, err := url.Parse(rest)
 	if err != nil {
-		return a, Errorf(BadConfig, "address is not a URL") // err contains the whole address
+		return a, Errorf(BadConfig, "address is not a URL: write it like https://example.com/path") // err contains the whole address
 	}
 	a.url = u
 	if err := a.check(); err != nil {
@@ -61,11 +61,11 @@ func (a address) check() error {
 	case u.User != nil:
 		return Errorf(BadConfig, "address %s contains a user or password: move them to a credentials folder", redact(u))
 	case u.Opaque != "" || u.Path == "" && (u.Scheme == "file" || u.Scheme == "s3"):
-		return Errorf(BadConfig, "address %s has no path", redact(u))
+		return Errorf(BadConfig, "address %s has no path: write the path of the file", redact(u))
 	case u.Scheme == "file" && u.Host != "" && u.Host != "localhost":
 		return Errorf(BadConfig, "address %s has a host: use file:/// and an absolute path", redact(u))
 	case u.Scheme != "file" && u.Hostname() == "":
-		return Errorf(BadConfig, "address %s has no host", redact(u))
+		return Errorf(BadConfig, "address %s has no host: write it like https://example.com/path", redact(u))
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ const maxChecksumFile = 1 << 20
 
 // LookUpChecksum finds the image of r in the checksum file at r.ChecksumURL, and returns the request with
 // the digests that the file lists. It searches for the file name in r.URL, or in a mirror. For a packed
-// image, the list may have the packed file, or the name without the suffix of the packing, or both. A
-// declared digest of the packed file has precedence. Errors are those of Download.
+// image, the list may have the packed file, the unpacked file, or both. A declared PackedDigest has
+// precedence over the listed digest of the packed file. Errors are those of Download.
 func (c *Client) LookUpChecksum(ctx context.Context, r Request) (Request, error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -54,8 +54,8 @@ func (t *transfer) lookUp(b []byte, list address, without checksum.Naming) (chec
 	return found, err
 }
 
-// require adds listed digests to those that the bytes must have. If a digest of the same algorithm is
-// declared, and differs, the error is a *disk.ChecksumError.
+// require adds listed digests to those that the bytes must have. The error is a *disk.ChecksumError if a
+// declared digest of the same algorithm differs.
 func (r *Request) require(found checksum.Listed) error {
 	var err error
 	for _, d := range found.Stored {
@@ -88,10 +88,10 @@ func (t *transfer) readSmall(ctx context.Context, a address) ([]byte, error) {
 	return d.Data, err
 }
 
-// ListedChecksum finds the digests of the file at an address in a checksum list. listURL is the address of the list, and
-// unpack that of Request. Another name is never that of the file, because it may be that of another version; a single
-// checksum without a name is one if the list is not signed. The errors are those of package checksum for a list, or an *Error
-// for a wrong address.
+// ListedChecksum finds the digests of the file at fileURL in a checksum list. listURL is the address of the list, and
+// unpack is like Request.Unpack. A checksum with another file name does not count, because it may belong to another
+// version. If the list is not signed, a single checksum without a name counts. The error is one of package checksum, or
+// an *Error for a wrong address.
 func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (checksum.Listed, error) {
 	at, err := parseAddress(listURL)
 	if err != nil {

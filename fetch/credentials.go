@@ -37,8 +37,8 @@ import (
 //
 // The secret of a Longhorn backup target can be used unchanged. For S3 it has AWS_ACCESS_KEY_ID,
 // AWS_SECRET_ACCESS_KEY, AWS_ENDPOINTS, AWS_CERT (used as ca.crt), VIRTUAL_HOSTED_STYLE, HTTP_PROXY, HTTPS_PROXY
-// and NO_PROXY. So can the secret of a DataVolume of CDI. Its accessKeyId and secretKey are the keys of S3, and
-// the user and password of HTTP. Other files, which belong to other programs, are ignored with a warning.
+// and NO_PROXY. The secret of a DataVolume of CDI can be used, too: its accessKeyId and secretKey are the keys of
+// S3, and the user and password of HTTP. Other files may belong to other programs: they are ignored with a warning.
 type credentials struct {
 	files       map[string]string
 	headers     http.Header
@@ -72,7 +72,7 @@ func (c *Client) credentials(name string) (*credentials, error) {
 		return creds, nil
 	}
 	if c.SecretsDir == "" {
-		return nil, Errorf(BadConfig, "credentials %q are declared, but no secrets directory is given", name)
+		return nil, Errorf(BadConfig, "credentials %q are declared, but no secrets directory is given: name it with --secrets-dir", name)
 	}
 	var unknown []string
 	files, err := ReadSecret(c.SecretsDir, name, func(file string) bool {
@@ -113,7 +113,7 @@ func ReadSecret(dir, name string, want func(file string) bool) (map[string][]byt
 	defer secrets.Close()
 	folder, err := secrets.OpenRoot(name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errors.New("there is no such folder in the secrets directory")
+		return nil, errors.New("there is no such folder in the secrets directory: create it, or declare another name")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open folder: %w", err)
@@ -184,7 +184,7 @@ func (c *credentials) parse() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.files)) {
 		if c.files[name] == "" && name != "password" {
-			return fmt.Errorf("file %q is empty", name)
+			return fmt.Errorf("file %q is empty: write its value, or remove it", name)
 		}
 	}
 	if v := c.files["virtual-hosted-style"]; v != "" && v != "true" && v != "false" {
@@ -201,7 +201,7 @@ func (c *credentials) endpoint() (*url.URL, error) {
 	}
 	e, err := url.Parse(text)
 	if err != nil || e.Scheme != "http" && e.Scheme != "https" || e.Hostname() == "" || e.User != nil || strings.Trim(e.Path, "/") != "" || e.RawQuery != "" {
-		return nil, Errorf(BadConfig, "file \"endpoint\" of the credentials is not the address of a server")
+		return nil, Errorf(BadConfig, "file \"endpoint\" of the credentials is not the address of a server: write https://HOST or https://HOST:PORT")
 	}
 	return &url.URL{Scheme: e.Scheme, Host: e.Host}, nil
 }
@@ -251,7 +251,7 @@ func (c *credentials) parseHeaders() error {
 	token, hasToken := c.files["token"]
 	user, hasUser := c.files["username"]
 	if hasToken && hasUser || (hasToken || hasUser) && c.headers.Get("Authorization") != "" {
-		return errors.New("more than one of username, token and an Authorization header is given")
+		return errors.New("more than one of username, token and an Authorization header is given: keep one of them")
 	}
 	switch {
 	case hasToken && !httpguts.ValidHeaderFieldValue(token):
@@ -268,7 +268,7 @@ func (c *credentials) parseHeaders() error {
 func (c *credentials) parseHosts() error {
 	for _, host := range lines(c.files["hosts"]) {
 		if u, err := url.Parse("https://" + host); err != nil || u.Host != host || u.Hostname() == "" {
-			return errors.New("file \"hosts\" has a line that is not a host")
+			return errors.New("file \"hosts\" has a line that is not HOST or HOST:PORT")
 		}
 		c.hosts[host] = true
 	}

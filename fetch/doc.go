@@ -17,25 +17,24 @@
 //  2. A download never combines bytes of two versions of a file. A strong ETag or a
 //     Last-Modified date in the past identifies a version. If a declared digest is
 //     compared at the end, it is enough that the length is unchanged.
-//  3. A body that is shorter than the announced length is an error. A file without a known
-//     length is also an error, unless a digest is declared: it may be truncated.
+//  3. A body that is shorter than the announced length is an error. A body without a marked
+//     end is also an error, because it may be truncated, unless a digest is declared.
 //  4. A download sends only GET requests, because an address that is signed for GET rejects HEAD.
-//  5. Loopback and link-local hosts are rejected: in the declared address, after each redirect
-//     and after name resolution. Proxies of the environment are allowed, because the
-//     operator configured them.
+//  5. The hosts that package host names and addresses of this machine are rejected: in the declared
+//     address, after each redirect and after name resolution. Proxies of the environment
+//     are allowed, because the operator configured them.
 //  6. Credentials are sent only to the origin (scheme, host, port) of the declared URL and to
-//     the hosts that the credentials list. A redirect does not change this, and they are
-//     never sent unencrypted over a network.
-//  7. If a signature is declared, the bytes that are received are judged by it, whatever sends them: an image
-//     without a valid signature is never committed.
+//     the hosts that the credentials list, also after a redirect. They are never sent
+//     unencrypted over a network.
+//  7. If a signature is declared, an image is committed only if its bytes match a valid signature.
 //  8. No error contains a query, a user, a password, a token or a header.
 //
 // # Addresses
 //
 // go-getter selects one of this package's getters for an address: http, https, file or
 // s3 (s3://bucket/key and s3::https://host/bucket/key). The server receives path and query of
-// a URL unchanged: what go-getter interprets in them ("//", "checksum", "archive") has no
-// special meaning.
+// a URL unchanged. The syntax of go-getter in them ("//", "checksum", "archive") has no special
+// meaning.
 //
 // # Packed images
 //
@@ -45,14 +44,14 @@
 //
 // # Other readers
 //
-//   - RangeReader reads ranges of an image, under the same rules. Package peer uses it for
+//   - RangeReader reads ranges of an image, under the rules above. Package peer uses it for
 //     chunks that no peer has, and verifies each chunk.
 //   - Bucket and OpenFolder read and write several files, for package backup.
 //   - CountReader, RateLimitReader and StallReader are wrappers for the readers of all sources.
 //
 // # Messages
 //
-// Send sends a small document to a server under the same rules, but follows no redirect.
+// Send sends a small document to a server under the rules above, but follows no redirect.
 //
 // # Errors
 //

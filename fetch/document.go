@@ -38,8 +38,8 @@ type missingError struct{ error }
 
 func (missingError) Is(target error) bool { return target == ErrNoDocument }
 
-// readDocument reads a small file under the rules and with the credentials of t. It keeps no state: after a broken connection it
-// requests the whole file again, a few times.
+// readDocument reads a small file under the rules and with the credentials of t. page: web pages are accepted. After a
+// broken connection, it requests the whole file again, a few times.
 func (t *transfer) readDocument(ctx context.Context, a address, limit int, page bool) (d Document, err error) {
 	small := *t
 	small.packing, small.limiter = notPacked, nil

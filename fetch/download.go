@@ -34,7 +34,7 @@ func (r *received) Source() disk.PartSource { return r.source }
 // Offset returns the number of received bytes.
 func (r *received) Offset() int64 { return r.offset }
 
-// finisher is a sink that judges the whole file. Its error is one of the address that sent the file.
+// finisher is a sink that judges the complete file. An error means that the address sent a wrong file.
 type finisher interface{ finish() error }
 
 // source is a file at one address.
@@ -73,7 +73,7 @@ type response struct {
 	etag         string // a strong ETag, or empty
 	lastModified string // empty if it does not identify a version of the file
 
-	from *url.URL // the address after all redirects, of http and https
+	from *url.URL // the address after all redirects; nil unless http or https
 }
 
 var (
@@ -125,7 +125,7 @@ func (t *transfer) fetchFrom(ctx context.Context, a address, src source, dst sin
 	return err
 }
 
-// retryDropped calls attempt again after each broken connection. It gives up after MaxDrops in a row without progress.
+// retryDropped calls attempt again after each broken connection. It gives up after MaxDrops of them without progress.
 func retryDropped(ctx context.Context, received func() int64, attempt func() error) error {
 	for drops, high := 0, received(); ; {
 		err := attempt()
@@ -153,8 +153,8 @@ func (t *transfer) finish(dst sink) error {
 	return nil
 }
 
-// emptyError is the error for an answer without bytes. Servers send one during an upload, or if their
-// disk is full: it is like a missing file, unless a digest shows that the bytes are wrong.
+// emptyError is the error for a response without bytes. Servers send an empty file during an upload, or if
+// their disk is full. It counts as a missing file, unless a digest shows that the bytes are wrong.
 func (t *transfer) emptyError() error {
 	class := Refused
 	if t.hasDigest {
@@ -275,7 +275,7 @@ func (r *boundedBody) Read(p []byte) (int, error) {
 	r.left -= int64(n)
 	switch {
 	case r.bounded && r.left < 0:
-		return n, Errorf(BadSource, "the body is longer than the length that the server sent")
+		return n, Errorf(BadSource, "the body is longer than the server announced")
 	case err == io.EOF && r.bounded && r.left > 0:
 		err = io.ErrUnexpectedEOF
 	case err == nil || err == io.EOF:

@@ -23,12 +23,11 @@ const (
 	// Network: no connection, no response, a stall, or a temporary error of the server (5xx, 408,
 	// 425, 429).
 	Network
-	// Refused: the server rejected the request with any other 4xx status.
+	// Refused: the server rejected the request with any other 4xx status, or has no usable file now.
 	Refused
-	// BadSource: the file differs from the declaration, is not an image, or may be truncated. It is final:
-	// only another declaration helps, unless the server changes the file. In case it has, package job tries
-	// a download or a restore again, rarely. A damaged packed file and a signature that is not valid have
-	// this class, too.
+	// BadSource: the file differs from the declaration, is damaged, is not an image, may be truncated, or has
+	// no valid signature. It is final: only another declaration helps, unless the server changes the file. In
+	// case the server has changed it, package job tries a download or a restore again, rarely.
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace
@@ -118,11 +117,11 @@ const maxRetryAfter = time.Hour
 
 var retryWait = backoff.Doubling{First: time.Minute, Max: 5 * time.Minute}
 
-// Backoff returns the delay before the next attempt after attempt+1 consecutive failures. final is
-// true if an attempt with the same declaration has the same result, unless the server changes the file
-// (BadSource) or a person corrects the credentials (BadConfig). Package job may try again all the same,
-// with delays of its own (NextFailure). rnd, in [0, 1), shortens the delay by up to a fifth, so that nodes
-// do not retry at the same time. After NoSpace, check the free space again when the delay ends.
+// Backoff returns the delay before the next attempt after attempt+1 consecutive failures. If final is true,
+// an attempt with the same declaration has the same result, unless the server changes the file (BadSource) or
+// a person corrects the credentials (BadConfig). Package job may still try again, with delays of its own
+// (NextFailure). rnd, in [0, 1), shortens the delay by up to a fifth, so that nodes do not retry at the same
+// time. After NoSpace, check the free space again when the delay ends.
 func Backoff(class Class, attempt int, rnd float64) (wait time.Duration, final bool) {
 	switch class {
 	case BadSource, BadConfig:

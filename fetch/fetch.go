@@ -22,11 +22,11 @@ type Client struct {
 	AllowLoopback bool     // allow loopback and link-local hosts, for tests and demos
 	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 
-	// Warn receives what is ignored in a credentials folder, each time that it is read; nil: nobody needs it.
+	// Warn receives a text about unused files in a credentials folder, at each read of the folder; nil: no warnings.
 	Warn func(text string)
 
 	timing timing
-	now    func() time.Time // at which signatures are judged; nil: time.Now
+	now    func() time.Time // the time for which signatures must be valid; nil: time.Now
 }
 
 // defaultUserAgent is used if Client.UserAgent is empty.
@@ -43,9 +43,8 @@ type Request struct {
 	Mirrors       []string // alternative addresses of the same file, tried in order
 	SkipAddresses int      // how many of URL and Mirrors to skip; one must remain
 
-	// Index is the address of a casync index of the unpacked image, and Store that of a chunk store with
-	// its chunks; empty: none. Their rules and credentials are those of URL. Index requires Digest, and
-	// Store requires Index.
+	// Index is the address of an index of the unpacked image, and Store the address of a chunk store with its chunks;
+	// empty: none. Both have the rules and the credentials of URL. Index requires Digest, and Store requires Index.
 	Index, Store string
 
 	Credentials string // name of a folder below SecretsDir; empty: none
@@ -57,8 +56,8 @@ type Request struct {
 	alsoStored, alsoPacked ident.Digest
 	Unpack                 string // "", "auto", "none", "gz", "xz", "zst" or "bz2"
 
-	// Verify is who must have signed the image; nil: nobody. ReadSignature must be called before Download then, and the
-	// partial file must be opened with SignatureCheck.
+	// Verify declares who must have signed the image; nil: nobody. If it is set, call ReadSignature before Download,
+	// and open the partial file with SignatureCheck.
 	Verify *Verify
 	signed *verification // nil before ReadSignature
 
@@ -85,7 +84,8 @@ func (r Request) CanResume(o disk.PartSource) bool {
 	return o.Size >= 0
 }
 
-// Address returns the address with an index, as Progress.AddressIndex has it, without secrets. "": it is not valid.
+// Address returns an address of r without secrets. The meaning of index is that of Progress.AddressIndex. "" means
+// that the address is not valid.
 func (r Request) Address(index int) string {
 	a, err := parseAddress(append([]string{r.URL}, r.Mirrors...)[index])
 	if err != nil {
@@ -94,7 +94,7 @@ func (r Request) Address(index int) string {
 	return a.String()
 }
 
-// IsPacked reports whether the file at the address is packed, so that ranges of it are not ranges of the image.
+// IsPacked reports whether the file at URL is packed. Ranges of a packed file are not ranges of the image.
 func (r Request) IsPacked() bool {
 	addresses, err := oneAddress(r.URL)
 	if err != nil {
@@ -137,7 +137,7 @@ func (c *Client) Download(ctx context.Context, r Request, part *disk.Part, progr
 		return &Error{Class: BadConfig, Err: errNotRead}
 	}
 	t.hasDigest = !r.Digest.IsZero() || !r.PackedDigest.IsZero()
-	if err := part.DropIndex(); err != nil { // the bytes are not compared with it
+	if err := part.DropIndex(); err != nil { // nothing compares the bytes with it
 		return err
 	}
 	if t.packing == notPacked {

@@ -45,8 +45,8 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 	return "", "", Errorf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
 }
 
-// openLocal opens what is at a local path, if FileRoots or AllowAnyFile permits it: by anywhere if every path is allowed, and
-// otherwise by below, with the path in an allowed folder. An os.Root rejects links that leave it.
+// openLocal opens a local path, if FileRoots or AllowAnyFile permits it. If every path is allowed, it calls anywhere.
+// Otherwise it calls below with the allowed folder and the path relative to it. An os.Root rejects links that leave it.
 func openLocal[T any](c *Client, path string, anywhere func(path string) (T, error), below func(r *os.Root, path string) (T, error)) (opened T, err error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)
@@ -65,7 +65,7 @@ func openLocal[T any](c *Client, path string, anywhere func(path string) (T, err
 	opened, err = below(r, rel)
 	var at *fs.PathError
 	if errors.As(err, &at) {
-		at.Op, at.Path = "open", path // it was relative to the root
+		at.Op, at.Path = "open", path // the path was relative to the root
 	}
 	return opened, ClassifyFileError(err)
 }
@@ -219,8 +219,8 @@ func (b *sparseBody) unchanged() error {
 	return err
 }
 
-// NextExtent returns the next data extent at or after offset of a file of size bytes; size: there is none. On a file system
-// without holes, all bytes are data.
+// NextExtent returns the next data extent at or after offset of a file of size bytes, and (size, size) if there is
+// none. On a file system without holes, all bytes are data.
 func NextExtent(f *os.File, offset, size int64) (data, ends int64) {
 	data, err := f.Seek(offset, unix.SEEK_DATA)
 	if errors.Is(err, syscall.ENXIO) {
@@ -235,10 +235,10 @@ func NextExtent(f *os.File, offset, size int64) (data, ends int64) {
 	return min(data, size), min(ends, size)
 }
 
-// DataSize returns the bytes of a file in chunks with data, for disk.PartSource: at least 1, because 0
-// means unknown. next returns the next data extent at or after offset; io.EOF: there is none.
+// DataSize returns the length of all chunks of a file that contain data, for disk.PartSource. It is at least 1, because
+// 0 means unknown. next returns the next data extent at or after offset, or io.EOF if there is none.
 func DataSize(next func(offset int64) (start, end int64, err error)) (int64, error) {
-	chunks, counted := int64(0), int64(0) // counted: number of chunks before the current one
+	chunks, counted := int64(0), int64(0) // counted: the index of the next chunk to examine
 	for {
 		start, end, err := next(counted * disk.ChunkSize)
 		if errors.Is(err, io.EOF) {

@@ -10,17 +10,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
 )
 
-// hostError is the error for a host that is no place for images.
+// hostError means that images may not be read from a host.
 type hostError struct {
 	host string
 	kind host.Kind
 }
 
-// ownAddress is the kind of an address of this machine. Services may trust requests that come from their
-// own machine. A configuration with such an address is valid, because the address is usual on other nodes.
+// ownAddress is the kind of an address of this machine: services may trust requests from their own
+// machine. It is refused only when it is dialed, because the same configuration is right on other nodes.
 const (
 	ownAddress      host.Kind = "an address of this machine"
-	bindableAddress host.Kind = "an address that this machine can bind (it may not list its addresses: allow AF_NETLINK)"
+	bindableAddress host.Kind = "an address that this machine can bind (its addresses cannot be listed: allow AF_NETLINK)"
 )
 
 func (e *hostError) Error() string {
@@ -63,8 +63,8 @@ func checkIP(name string, ip netip.Addr) error {
 	return nil
 }
 
-// ownKind returns the kind of an address of this machine; "" for all other addresses. list returns those of
-// the network interfaces. They are read for each connection, because they change. Where that is impossible,
+// ownKind returns the kind of an address of this machine, and "" for all other addresses. list returns the
+// addresses of the network interfaces. It is called for each connection, because they change. If it fails,
 // as in a unit without AF_NETLINK, an address counts unless it certainly cannot be bound.
 func ownKind(ip netip.Addr, list func() ([]net.Addr, error)) host.Kind {
 	networks, err := list()

@@ -68,7 +68,7 @@ func (s *httpSource) checkResponse(resp *http.Response, from *url.URL, q rangeRe
 	return got, s.checkEncoding(resp.Header)
 }
 
-// checkContinuation checks that a 206 response begins at the offset of q.
+// checkContinuation checks that a 206 response begins at the offset of q and has the version that q requests.
 func (a *response) checkContinuation(h http.Header, q rangeRequest) error {
 	if !q.isPartial() {
 		return Errorf(Refused, "the server sent a part of the file (206) in response to a request for the whole file")
@@ -135,11 +135,11 @@ func (s *httpSource) checkEncoding(h http.Header) error {
 	return nil
 }
 
-// noEncodings are values of Content-Encoding with which the body is the file itself: servers keep what the
-// client that stored it declared, such as the framing of its request (aws-chunked) or a character set.
+// noEncodings are values of Content-Encoding with which the body is the file itself. Servers repeat what a
+// client declared when it stored the file: the framing of its request (aws-chunked), or a character set.
 var noEncodings = []string{"", "identity", "aws-chunked", "utf-8", "utf8", "binary", "none"}
 
-// Encoding returns how a body is encoded, by its Content-Encoding; "": it is the file itself.
+// Encoding returns the encodings of a body by its Content-Encoding. "" means that the body is the file itself.
 func Encoding(h http.Header) string {
 	var encodings []string
 	for e := range strings.SplitSeq(strings.ToLower(strings.Join(h.Values("Content-Encoding"), ",")), ",") {

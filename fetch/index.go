@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk"
 )
 
-// DownloadIndex writes the index at the address r.Index to the empty file f. It has at most limit bytes. verify reads
-// the bytes while they arrive; its error ends the download. Errors are those of Download and of verify. progress counts
-// the bytes from the upstream.
+// DownloadIndex writes the index at the address r.Index to the empty file f. An index of more than limit bytes is an
+// error. verify reads the bytes while they arrive; its error ends the download. Errors are those of Download and of
+// verify. progress counts the bytes from the upstream.
 func (c *Client) DownloadIndex(ctx context.Context, r Request, f *os.File, limit int64, verify func(io.Reader) error, progress *Progress) error {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -32,12 +32,12 @@ func (c *Client) DownloadIndex(ctx context.Context, r Request, f *os.File, limit
 	return ClassifyDiskError(err)
 }
 
-// AddressID returns the ID in the disk.PartSource of bytes from an address: a hash that does not reveal the address.
+// AddressID returns the disk.PartSource.ID of bytes from an address: a hash that does not reveal the address.
 func AddressID(raw string) string { return address{raw: strings.TrimSpace(raw)}.id() }
 
-// OpenLocal opens the index at an address without a request: the file of a file:// address, or else the file in the
-// folder dir whose name is the last element of the address. dir may be empty. The error is fs.ErrNotExist if there is no
-// such file.
+// OpenLocal opens the index at an address without a request. A file:// address is opened itself. For other addresses,
+// it opens the file in folder dir whose name is the last element of the address; dir may be empty. The error wraps
+// fs.ErrNotExist if there is no such file.
 func (c *Client) OpenLocal(raw, dir string) (*os.File, error) {
 	a, err := parseAddress(raw)
 	if err != nil {
@@ -61,7 +61,8 @@ func (c *Client) OpenLocal(raw, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// NameInFolder returns the name of the file that OpenLocal opens for an address, "" if it opens none, because the address is that of a local file, or not valid.
+// NameInFolder returns the name of the file that OpenLocal opens in its folder for an address. "" means none: the
+// address is that of a local file, or not valid.
 func NameInFolder(raw string) string {
 	a, err := parseAddress(raw)
 	if err != nil || a.url.Scheme == "file" {
@@ -75,7 +76,7 @@ func oneAddress(raw string) ([]address, error) {
 	return []address{a}, err
 }
 
-// fileSink writes a small file, and lets verify read it at the same time.
+// fileSink writes received bytes to a small file, and passes them to verify at the same time.
 type fileSink struct {
 	received
 	f      *os.File
@@ -90,13 +91,13 @@ func (s *fileSink) Begin(o disk.PartSource) error {
 	return errors.Join(err, s.f.Truncate(0))
 }
 
-// ReadFrom appends the bytes of r, up to the limit. After a broken connection, verify begins again with those of the file.
+// ReadFrom appends the bytes of r, up to the limit. After a broken connection, verify begins again from the file.
 func (s *fileSink) ReadFrom(r io.Reader) (int64, error) {
 	start := s.offset
 	added := &ErrorRecorder{R: io.TeeReader(io.LimitReader(r, s.limit-start+1), s.f)}
 	all := io.MultiReader(io.NewSectionReader(s.f, 0, start), added)
 	wrong := s.verify(all)
-	if wrong == nil { // bytes may follow
+	if wrong == nil { // verify may not have read all bytes
 		_, wrong = io.Copy(io.Discard, all)
 	}
 	var err error

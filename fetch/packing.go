@@ -39,7 +39,7 @@ func packingOf(unpack string, addresses []address) (packing, error) {
 		p = ending(addresses[0])
 		for _, mirror := range addresses[1:] {
 			if q := ending(mirror); q != notPacked && q != p {
-				return "", Errorf(BadConfig, "mirror %s is packed as %s, and the first address as %s", mirror, q, p)
+				return "", Errorf(BadConfig, "mirror %s is packed as %s, but the first address as %s: declare unpack, or remove the mirror", mirror, q, p)
 			}
 		}
 		return p, nil
@@ -67,9 +67,9 @@ func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed 
 // unless an option allows it.
 const maxWindow = 128 << 20
 
-// reader returns the unpacked bytes of r, which may be several packed files, one after the other. Truncated data is an
-// error. Zeros at the end are ignored, because files are padded with them, and other bytes that are not packed only if
-// trailer is true: then a checksum decides about the file. All bytes of r are read in any case.
+// reader returns the unpacked bytes of r. r may be several packed files, one after the other. Truncated data is an
+// error. Zeros at the end are ignored, because files are padded with them. Other foreign bytes at the end are ignored
+// only if trailer is true: then a checksum decides about the file. All bytes of r are always read.
 func (p packing) reader(r io.Reader, trailer bool) io.ReadCloser {
 	u := &unpackReader{packing: p, in: &packedInput{Reader: bufio.NewReaderSize(r, 64<<10)}, trailer: trailer}
 	if u.from, u.err = p.open(u.in); u.err != nil {
@@ -112,7 +112,7 @@ type unpackReader struct {
 	packing packing
 	in      *packedInput
 	from    io.ReadCloser
-	trailer bool // other bytes than zeros may follow the packed ones
+	trailer bool // other bytes than zeros may follow the packed bytes
 	size    int64
 	err     error // for all further reads
 }
@@ -170,8 +170,9 @@ func (e *unpackError) Error() string { return fmt.Sprintf("unpack %s: %v", e.pac
 
 func (e *unpackError) Unwrap() error { return e.err }
 
-// foreign reports whether err means that the file, or what follows its packed bytes, does not begin as packed bytes do.
-// read is how many of these bytes the decompressor has read; for xz it is -1, and they are not zero.
+// foreign reports whether err means that bytes in another format begin: the file itself, or what follows its packed
+// bytes. read is how many of these bytes the decompressor has read. xz reports no number: then read is -1, and the
+// bytes are not all zeros.
 func (p packing) foreign(err error) (read int, foreign bool) {
 	switch {
 	case errors.Is(err, errForeign), errors.Is(err, gzip.ErrHeader):
@@ -186,7 +187,7 @@ func (p packing) foreign(err error) (read int, foreign bool) {
 	return 0, false
 }
 
-// errForeign means that a gzip file is followed by bytes that are none.
+// errForeign means that bytes without a gzip header follow a gzip file.
 var errForeign = errors.New("no gzip header")
 
 // gzipMembers reads gzip files that follow each other.
@@ -203,7 +204,7 @@ func (g *gzipMembers) Read(p []byte) (int, error) {
 	switch head, err := g.in.Peek(2); {
 	case string(head) == "\x1f\x8b":
 		if err := g.Reset(g.in); err != nil {
-			return n, fmt.Errorf("a later header: %v", err) // unlike that of the first, it is no sign of another format
+			return n, fmt.Errorf("a later header: %v", err) // unlike an error of the first header, no sign of another format
 		}
 		g.Multistream(false)
 		return n, nil
@@ -236,8 +237,8 @@ func (i *packedInput) ReadByte() (byte, error) {
 	return b, err
 }
 
-// skip reads the rest, and reports whether it and the last bytes that were read are zero. A negative number means that
-// they are not.
+// skip reads the rest. It reports whether the rest and the bytes before it, as many as last says, are zeros. A
+// negative last means that they are not.
 func (i *packedInput) skip(last int) (zeros bool, err error) {
 	zeros = last >= 0 && i.last&(1<<(8*last)-1) == 0
 	for buf := make([]byte, 32<<10); ; {

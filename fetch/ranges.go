@@ -25,12 +25,12 @@ type RangeReader struct {
 	mu       sync.Mutex
 	answered bool
 	etag     string // of the first response
-	noRanges bool   // it sent the whole file: each request for a part of it would cost some of its bytes
+	noRanges bool   // the server sent the whole file: each further request would transfer useless bytes
 }
 
-// OpenRanges returns a reader of each address of the image of r, in the order in which they should be tried. size is that of
-// the image; 0: it is not known. The image must not be packed and must have a declared Digest, because otherwise a change of
-// the file would not be detected. It sends no request. Errors are those of Download. The caller calls done at the end.
+// OpenRanges returns one reader for each address of r, in the order of attempts. It sends no request. size is the size
+// of the image; 0: not known. The image must not be packed. r.Digest must be declared, because otherwise a change of
+// the file would not be detected. Errors are those of Download. The caller calls done at the end.
 func (c *Client) OpenRanges(r Request, size int64) (addresses []*RangeReader, done func(), err error) {
 	t, err := c.newTransfer(r, nil)
 	if err != nil {
@@ -54,8 +54,8 @@ func (c *Client) OpenRanges(r Request, size int64) (addresses []*RangeReader, do
 	return addresses, t.net.close, nil
 }
 
-// Open returns the bytes [start, end). They are not verified. The errors are those of Download; a body that is too short has
-// one of class Dropped.
+// Open returns the bytes [start, end), not verified. Errors are those of Download. If the body is too short, the class
+// is Dropped.
 func (r *RangeReader) Open(ctx context.Context, start, end int64) (io.ReadCloser, error) {
 	attempt, cancel := context.WithCancelCause(ctx) // a stall cancels attempt, but not ctx
 	got, err := r.open(attempt, start, end)
@@ -100,7 +100,7 @@ func (r *RangeReader) open(ctx context.Context, start, end int64) (*response, er
 	return got, nil
 }
 
-// check returns an error unless a response is the range, of the same version of the file as the first response.
+// check returns an error unless a response has the requested range and the version of the first response.
 func (r *RangeReader) check(got *response, start, end int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

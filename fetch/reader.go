@@ -28,7 +28,7 @@ type Progress struct {
 	AddressIndex atomic.Int64
 }
 
-// Resume sets Done at the start of a transfer of which done bytes exist.
+// Resume sets Done and Resumed at the start of a transfer: done bytes exist already.
 func (p *Progress) Resume(done int64) {
 	p.Done.Store(done)
 	p.Resumed.Store(done)

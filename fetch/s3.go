@@ -117,7 +117,7 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 func (b *Bucket) Close() { b.net.close() }
 
 // Put stores an object with one request, so that an interruption leaves no multipart upload. The signature of the request
-// covers the checksum, so that an S3 server rejects different bytes. Classify converts its errors.
+// covers the checksum, so that an S3 server rejects different bytes. Pass its errors to Classify.
 func (b *Bucket) Put(ctx context.Context, key, contentType string, data []byte) error {
 	sum := sha256.Sum256(data)
 	o := minio.PutObjectOptions{ContentType: contentType, DisableContentSha256: true}
@@ -135,7 +135,7 @@ func (b *Bucket) String() string { return b.address }
 // contain the signed request.
 func (b *Bucket) Classify(ctx context.Context, err error) error { return s3Error(ctx, err) }
 
-// parseBucket parses an address like parseAddress, and also Longhorn's form.
+// parseBucket parses an address like parseAddress, and also s3://bucket@region/path, the form of Longhorn.
 func parseBucket(raw string) (address, error) {
 	region := ""
 	if u, err := url.Parse(strings.TrimSpace(raw)); err == nil && u.Scheme == "s3" && u.User != nil {
@@ -201,7 +201,7 @@ func (n *network) s3Credentials(a address, endpoint *url.URL) *s3credentials.Cre
 	return s3credentials.NewStaticV4(files["access-key-id"], files["secret-access-key"], files["session-token"])
 }
 
-var errNotS3 = Errorf(Refused, "the server does not respond as an S3 server does")
+var errNotS3 = Errorf(Refused, "the server does not respond like an S3 server: check the address")
 
 // s3Error converts an error of minio to an *Error.
 func s3Error(ctx context.Context, err error) error {
@@ -221,7 +221,7 @@ func s3Error(ctx context.Context, err error) error {
 	class := Refused
 	switch code := answer.StatusCode; {
 	case code == http.StatusMovedPermanently, answer.Code == "AuthorizationHeaderMalformed":
-		return Errorf(Refused, "the bucket is in another region: set it in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
+		return Errorf(Refused, "the bucket is in another region: set the region in the file \"region\" of the credentials, or in the address of a backup (s3://bucket@region/path)")
 	case code == http.StatusInsufficientStorage, strings.HasSuffix(answer.Code, "QuotaExceeded"):
 		class = NoSpace
 	case code >= 500, code == http.StatusTooManyRequests, code == http.StatusRequestTimeout:

@@ -19,12 +19,12 @@ type Message struct {
 // maxSendResponse limits how much of a response Send reads.
 const maxSendResponse = 64 << 10
 
-// Send sends a message with one request. The rules for hosts, proxies, authorities and credentials are those of Download,
-// but no redirect is followed, so that neither the message nor the credentials reach another server than the declared one.
-// A 2xx response is success. The request ends when a part of it stalls, and with ctx; a caller sets a deadline. The
-// error is an *Error without an address, or the cause of the end of ctx.
+// Send sends a message with one request. The rules for hosts, proxies, authorities and credentials are those of
+// Download, but no redirect is followed: only the declared server receives the message and the credentials. A 2xx
+// response is success. The request ends when a part of it stalls, or when ctx ends. A caller sets a deadline. The error
+// is an *Error without an address, or the cause of the end of ctx.
 func (c *Client) Send(ctx context.Context, m Message) error {
-	a, err := parseBucket(m.URL) // accepts the addresses of S3, and no other ones
+	a, err := parseBucket(m.URL) // accepts only addresses of S3
 	if err == nil {
 		return c.putObject(ctx, m)
 	}
@@ -50,7 +50,7 @@ func (c *Client) Send(ctx context.Context, m Message) error {
 	if err != nil {
 		return Errorf(BadConfig, "the address cannot be used") // err contains it
 	}
-	r.GetBody = nil // no transport sends it twice
+	r.GetBody = nil // no transport may send the body twice
 	r.Header.Set("Content-Type", m.ContentType)
 	r.Header.Set("User-Agent", c.userAgent())
 	transport := n.anonymous
@@ -85,7 +85,7 @@ func (c *Client) putObject(ctx context.Context, m Message) error {
 	}
 	defer b.Close()
 	if b.Path == "" {
-		return Errorf(BadConfig, "the address does not name an object")
+		return Errorf(BadConfig, "the address does not name an object: add its key to the path")
 	}
 	if err := b.Put(ctx, b.Path, m.ContentType, m.Body); err != nil {
 		return b.Classify(ctx, err)

@@ -96,7 +96,7 @@ func (w *stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // roundTripError is like requestError, but for a request that may stall. Its error does not wrap
-// io.EOF, because minio would replace such an error by one that contains the address.
+// io.EOF, because minio would replace such an error by an error with the address.
 func roundTripError(caller context.Context, cause, err error) error {
 	var stall *stallError
 	switch {
@@ -135,8 +135,8 @@ type responseBody struct {
 	io.Reader
 }
 
-// watchBody returns a body that ends its request when it stalls, checks its length (-1: not known), and classifies errors.
-// cancel ends ctx, which is that of the request.
+// watchBody returns a body that ends its request when it stalls, checks its length (-1: not known), and classifies
+// errors. ctx is the context of the request, and cancel ends it.
 func watchBody(ctx context.Context, cancel context.CancelCauseFunc, body io.ReadCloser, length int64, window time.Duration) *responseBody {
 	return &responseBody{body, cancel, &boundedBody{
 		Reader: &stallReader{Reader: body, window: window, cancel: cancel}, left: length, bounded: length >= 0,
@@ -144,8 +144,8 @@ func watchBody(ctx context.Context, cancel context.CancelCauseFunc, body io.Read
 	}}
 }
 
-// CancelBody returns a body that ends its request when it stalls for the length of window (0: it may stall), and when it is closed.
-// cancel ends ctx, which is that of the request. An error of the body after the end of ctx is the cause of that end.
+// CancelBody returns a body that ends its request when it is closed, or when it stalls for the length of window (0: it
+// may stall). ctx is the context of the request, and cancel ends it. An error after that is the cause of the end.
 func CancelBody(ctx context.Context, cancel context.CancelCauseFunc, body io.ReadCloser, window time.Duration) io.ReadCloser {
 	b := &boundedBody{Reader: body, broken: func(_ int64, err error) error { return cmp.Or(context.Cause(ctx), err) }}
 	if window > 0 {

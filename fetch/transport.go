@@ -17,8 +17,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/host"
 )
 
-// network connects one transfer to servers. It uses the credentials of the transfer and the proxy of
-// these or of the environment, and rejects hosts that are not allowed.
+// network connects one transfer to servers. It uses the credentials of the transfer, and a proxy from the credentials
+// or the environment. It rejects hosts that are not allowed.
 type network struct {
 	client            *Client
 	creds             *credentials
@@ -58,10 +58,9 @@ func (n *network) close() {
 	n.authenticated.CloseIdleConnections()
 }
 
-// transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames and the
-// flow control of HTTP/2 cost up to a third of the rate. Each connection serves one request, unless
-// keepConnections is called. If connections are kept, net/http logs bytes that a server sends after the end of a body by
-// package log.
+// transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames and the flow control of
+// HTTP/2 cost up to a third of the rate. Each connection serves one request, unless keepConnections is called. Then
+// net/http logs bytes that a server sends after the end of a body, through package log.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	t := n.client.timings()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: n.creds.roots}
@@ -149,7 +148,7 @@ type proxy struct {
 }
 
 // proxy reads the environment for each transfer, because net/http would cache it. As in Longhorn, a variable in the
-// credentials replaces that of the environment.
+// credentials has precedence over the environment.
 func (c *credentials) proxy() (*proxy, error) {
 	config, all := httpproxy.FromEnvironment(), cmp.Or(os.Getenv("ALL_PROXY"), os.Getenv("all_proxy"))
 	config.HTTPProxy = cmp.Or(c.files["HTTP_PROXY"], config.HTTPProxy, all)
@@ -230,7 +229,7 @@ func redirectTarget(resp *http.Response, from *url.URL) (*url.URL, error) {
 	case to.Scheme != "http" && to.Scheme != "https":
 		return nil, Errorf(BadConfig, "%s redirects to scheme %q: only http and https are followed", redact(from), to.Scheme)
 	case from.Scheme == "https" && to.Scheme == "http":
-		return nil, Errorf(BadConfig, "%s redirects from https to http, which is not allowed", redact(from))
+		return nil, Errorf(BadConfig, "%s redirects from https to http, which is not allowed: declare another address", redact(from))
 	case to.Hostname() == "":
 		return nil, Errorf(Refused, "%s redirects to an address without a host", redact(from))
 	}

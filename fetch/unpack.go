@@ -72,9 +72,9 @@ func (u *unpacker) Begin(o disk.PartSource) error {
 	return nil
 }
 
-// run unpacks the bytes of the pipe into the part until the pipe ends. trailer: other bytes may follow the packed ones.
+// run unpacks the bytes of the pipe into the part until the pipe ends. trailer: other bytes may follow the packed bytes.
 func (u *unpacker) run(out io.Reader, trailer bool) error {
-	var packed atomic.Int64 // in bytes; decompressors read ahead in other goroutines
+	var packed atomic.Int64 // number of packed bytes; atomic, because decompressors read ahead in other goroutines
 	// The pipe is closed when the download ends, so no context is needed here.
 	r := u.packing.reader(CountReader(context.Background(), out, &packed), trailer)
 	defer r.Close()
@@ -98,7 +98,7 @@ func (u *unpacker) stop() {
 	}
 }
 
-// finish waits until all bytes are unpacked, and compares the digests of the packed file. Part.Commit judges its signature.
+// finish waits until all bytes are unpacked, and compares the digests of the packed file. Part.Commit judges the signature.
 func (u *unpacker) finish() error {
 	u.in.Close()
 	err := <-u.result

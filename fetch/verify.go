@@ -19,9 +19,9 @@ import (
 type Verify struct {
 	Scheme       signature.Scheme
 	Keys         string // name of a folder below Client.KeysDir
-	SignatureURL string // empty: the list contains it, or it is beside the signed file at the address that the scheme defines
-	// SignsFile: the signature is that of the file at Request.URL, as it is sent. Otherwise it is that of the list at
-	// Request.ChecksumURL.
+	SignatureURL string // empty: the signature is in the list, or beside the signed file where the scheme expects it
+	// SignsFile: the file at Request.URL is signed, as it is sent. Otherwise the list at Request.ChecksumURL is
+	// signed.
 	SignsFile bool
 }
 
@@ -32,18 +32,18 @@ type verification struct {
 
 	needsPacked bool // only the bytes of the packed file are signed
 
-	newVerifier func() (*signature.Verifier, error) // of the signature of a file; nil: the list is signed
-	verifier    *signature.Verifier                 // of the bytes since the last begin
+	newVerifier func() (*signature.Verifier, error) // for the signature of a file; nil: the list is signed
+	verifier    *signature.Verifier                 // for the bytes since the last call of begin
 	err         error                               // of newVerifier
 }
 
-// ReadSignature reads the signature of the image of r, and judges that of a list. It returns the request to download with:
-// its digests are those of the signed list, where r has none. Only the signed bytes of a list are used. If r.Verify is nil,
-// it returns r.
+// ReadSignature reads the signature that r.Verify declares, and judges the signature of a list. It returns the request
+// to download with: digests that r does not declare come from the signed bytes of the list. If r.Verify is nil, it
+// returns r.
 //
-// The errors are those of Download. Without a valid signature, the error has the class BadSource and wraps a
-// *signature.Error, and for keys that are missing or damaged, the class BadConfig. If the list has another checksum than
-// r, it wraps a *disk.ChecksumError.
+// The errors are those of Download. Without a valid signature, the class is BadSource and the error wraps a
+// *signature.Error. For missing or damaged keys, the class is BadConfig. If the list has another checksum than r, the
+// error wraps a *disk.ChecksumError.
 func (c *Client) ReadSignature(ctx context.Context, r Request) (Request, error) {
 	v := r.Verify
 	if v == nil {
@@ -87,12 +87,12 @@ func (c *Client) clock() time.Time {
 	return time.Now()
 }
 
-// rejected is the error for a signature, at an address or of the file there, that is not valid.
+// rejected returns the error for an invalid signature. a is the address of the signature, or of the signed file.
 func rejected(a address, err error) error {
 	return &Error{Class: BadSource, URL: a.String(), Err: fmt.Errorf("signature: %w", err)}
 }
 
-// KeyWarnings returns one line for each file that should not be in the folder with the keys, after ReadSignature.
+// KeyWarnings returns, after ReadSignature, one line for each file that should not be in the folder with the keys.
 func (r Request) KeyWarnings() []string {
 	if r.signed == nil {
 		return nil
@@ -100,14 +100,14 @@ func (r Request) KeyWarnings() []string {
 	return r.signed.warnings
 }
 
-// NeedsPackedFile reports whether the signature can be judged only by the bytes of the packed file, after ReadSignature: an
-// index, which describes the image, does not help then.
+// NeedsPackedFile reports, after ReadSignature, whether only the bytes of the packed file are signed. Then an index
+// does not help, because it describes the unpacked image.
 func (r Request) NeedsPackedFile() bool { return r.signed != nil && r.signed.needsPacked }
 
 // errNotRead is a mistake of the caller. The image is rejected.
 var errNotRead = errors.New("the signature was not read before the download")
 
-// SignatureCheck returns what the partial file of r must be judged by, after ReadSignature and LookUpChecksum.
+// SignatureCheck returns the check for the partial file of r. Call it after ReadSignature and LookUpChecksum.
 func (r Request) SignatureCheck() disk.SignatureCheck {
 	v := r.signed
 	switch {
@@ -145,13 +145,13 @@ func (v *verification) end() (model.Signature, error) {
 	return model.Signature{Scheme: string(by.Scheme), Signer: by.Signer, Time: by.Time.UTC(), Warning: string(by.Warning)}, nil
 }
 
-// keys reads the folder of keys with a name.
+// keys reads a folder with keys below KeysDir.
 func (c *Client) keys(name string, scheme signature.Scheme) (*signature.Keys, error) {
 	switch {
 	case c.KeysDir == "":
 		return nil, Errorf(BadConfig, "the keys %q are declared: name their directory with --keys-dir", name)
 	case name == "" || name == "." || name == ".." || filepath.Base(name) != name:
-		return nil, Errorf(BadConfig, "%q is not the name of a folder with keys", name)
+		return nil, Errorf(BadConfig, "%q is not the name of a folder with keys: use a name without slashes", name)
 	}
 	keys, err := signature.ReadKeys(filepath.Join(c.KeysDir, name), scheme)
 	if err != nil {
@@ -175,7 +175,7 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 		return r, err
 	}
 	without := checksum.Named
-	if !r.Digest.IsZero() || !r.PackedDigest.IsZero() { // the declared digest says whose list it is
+	if !r.Digest.IsZero() || !r.PackedDigest.IsZero() { // the declared digest shows that the list belongs to the image
 		without = checksum.Renamed
 	}
 	found, err := t.lookUp(signed, list, without)
@@ -189,9 +189,9 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 	return r, nil
 }
 
-// VerifyList returns the signed bytes of a list that was read from an address. read reads the signature from its address, if
-// the list does not contain it. Without a valid signature, the error wraps a *signature.Error; otherwise it is that of read,
-// or an *Error for keys or an address.
+// VerifyList returns the signed bytes of a list that was read from addr. If the list does not contain its signature,
+// read reads the signature from its address. Without a valid signature, the error wraps a *signature.Error. Other
+// errors are those of read, or an *Error for keys or an address.
 func (c *Client) VerifyList(v Verify, list []byte, addr string, read func(addr string) ([]byte, error)) (signed []byte, err error) {
 	keys, err := c.keys(v.Keys, v.Scheme)
 	if err != nil {
@@ -205,7 +205,7 @@ func (c *Client) VerifyList(v Verify, list []byte, addr string, read func(addr s
 	return signed, err
 }
 
-// list returns the signed bytes of the list b at an address. read reads a signature.
+// list returns the signed bytes of the checksum list b from address list, and who signed it. read reads a signature.
 func (v Verify) list(keys *signature.Keys, b []byte, list address, now time.Time, read func(address) ([]byte, error)) (signed []byte,
 	by signature.Result, err error) {
 	if v.SignatureURL == "" && v.isEmbedded(b) {
@@ -234,7 +234,7 @@ func (v Verify) isEmbedded(list []byte) bool {
 	return mark != "" && bytes.Contains(list, []byte(mark))
 }
 
-// signatureSuffixes are the suffixes that the programs themselves use. OpenPGP and cosign have several, so that the
+// signatureSuffixes are the suffixes that the programs themselves use. OpenPGP and cosign have several, so their
 // address must be declared.
 var signatureSuffixes = map[signature.Scheme]string{signature.Minisign: ".minisig", signature.Signify: ".sig"}
 
@@ -245,7 +245,7 @@ func (v Verify) signatureAddress(file address) (address, error) {
 	}
 	suffix := signatureSuffixes[v.Scheme]
 	if suffix == "" {
-		return address{}, signature.Errorf(signature.Unsigned, "there is no signature in it: declare signatureURL")
+		return address{}, signature.Errorf(signature.Unsigned, "the file contains no signature: declare signatureURL")
 	}
 	beside := *file.url
 	beside.Path, beside.RawPath = beside.Path+suffix, ""
