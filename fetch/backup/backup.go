@@ -61,7 +61,7 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id ident.ID, progress
 		if err := im.Unchanged(); err != nil {
 			return err
 		}
-		// Another process may have the same shared lock, and have started at the same time.
+		// Another process with a shared lock may have completed the backup meanwhile.
 		if now, err := w.existing(ctx, im.Copy); err != nil || now.Complete() {
 			return err
 		}
@@ -74,7 +74,7 @@ func (w Creator) Create(ctx context.Context, d *disk.Disk, id ident.ID, progress
 	})
 }
 
-// existing returns the backup in the Store, complete or not. If there is none, it returns a new one.
+// existing returns the backup in the Store, complete or not, or a new backup if the Store has none.
 func (w Creator) existing(ctx context.Context, c model.Copy) (*Backup, error) {
 	want := &Backup{
 		Name: c.ID.Name, Size: c.Size, Checksum: c.SHA512.String(), Labels: w.Labels, Compression: w.Compression,
@@ -115,7 +115,7 @@ func (w Creator) storeBlocks(ctx context.Context, im *sourceImage, progress *fet
 	if err != nil {
 		return nil, err
 	}
-	zeros := im.Copy.Size // what remains without the blocks
+	zeros := im.Copy.Size // the bytes outside of the blocks
 	for _, b := range blocks {
 		zeros -= int64(im.length(b.Offset))
 	}
@@ -204,8 +204,8 @@ func (im *sourceImage) chunks(offset int64) (first, end int64) {
 	return first, min(first+blockSize/disk.ChunkSize, im.manifest.Chunks())
 }
 
-// blocks returns the blocks of the image without ids: all blocks of a qcow2 image, and the blocks of
-// a raw image that are not all zeros.
+// blocks returns the blocks of the image, without ids: all blocks of a qcow2 image, and those blocks of a raw image
+// that are not all zeros.
 func (im *sourceImage) blocks() ([]Block, error) {
 	var blocks []Block
 	for offset := int64(0); offset < im.manifest.Size(); offset += blockSize {
@@ -299,11 +299,11 @@ func newBlockReader() *blockReader {
 	return &blockReader{decoder: newDecoder(), file: make([]byte, maxBlockFile+1)}
 }
 
-// isStored reports whether the Store has the block undamaged. size is the size of the block file that
-// this process would write. A complete backup may contain blocks that another backup, or an interrupted one, has stored. A
-// restore (also one of Longhorn) verifies each block, but it would find damage only when the image may not exist anywhere else.
-// Create therefore checks such a block while the right bytes are available, and replaces a damaged one. This repairs all
-// backups that share the block.
+// isStored reports whether the Store has the block undamaged. size is the size of the block file that this process
+// would write. Another backup, or an interrupted one, may have stored the block. A restore (also by Longhorn) verifies
+// each block, but it would find the damage when the image may not exist anywhere else. Create therefore checks a stored
+// block while the right bytes are available, and replaces it if it is damaged. This repairs all backups that share the
+// block.
 func (k *blockWriter) isStored(ctx context.Context, id blockID, block []byte, size int) (bool, error) {
 	return IsStored(ctx, k.store, id.key(), func() int64 { return int64(size) }, func(object io.Reader) (bool, error) {
 		r, err := k.readers.acquire(ctx)
@@ -313,7 +313,7 @@ func (k *blockWriter) isStored(ctx context.Context, id blockID, block []byte, si
 		defer k.readers.release(r)
 		n, err := io.ReadFull(object, r.file)
 		if err != io.ErrUnexpectedEOF && err != io.EOF {
-			return false, err // nil: it is too long
+			return false, err // nil: the object is too long
 		}
 		if r.block == nil {
 			r.block = make([]byte, blockSize)

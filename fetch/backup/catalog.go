@@ -36,7 +36,7 @@ func List(ctx context.Context, s Store) ([]string, error) {
 	return names, nil
 }
 
-// LoadComplete returns the backup name. If it is missing or incomplete, the error has the class
+// LoadComplete returns the backup with a name. If it is missing or incomplete, the error has the class
 // fetch.Refused, because it may be completed later. If it is invalid, the class is fetch.BadSource.
 func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	b, err := Load(ctx, s, name)
@@ -46,12 +46,12 @@ func LoadComplete(ctx context.Context, s Store, name string) (*Backup, error) {
 	case b == nil:
 		return nil, fetch.Errorf(fetch.Refused, "there is no backup %s in %s", name, s)
 	case !b.Complete():
-		return nil, fetch.Errorf(fetch.Refused, "backup %s in %s is incomplete: its writer still runs, or was interrupted (another backup of the same image completes it)", name, s)
+		return nil, fetch.Errorf(fetch.Refused, "backup %s in %s is incomplete: its writer still runs, or was interrupted (then back up the image again to complete it)", name, s)
 	}
 	return b, nil
 }
 
-// Load returns the backup name, complete or not. It returns nil if the backup does not exist.
+// Load returns the backup with a name, complete or not. It returns nil if the backup does not exist.
 func Load(ctx context.Context, s Store, name string) (*Backup, error) {
 	if err := checkName(name); err != nil {
 		return nil, &fetch.Error{Class: fetch.BadSource, Err: err}

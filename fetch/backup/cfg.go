@@ -156,7 +156,7 @@ const maxNonBlocks = 1 << 20
 
 // parseCfg parses a backing-image.cfg. It returns an error if the file is truncated, is not JSON, or
 // does not describe a valid backup. Unknown keys are ignored. It decodes the blocks one by one, so
-// its memory is little more than that of the block ids.
+// it needs little more memory than the block ids.
 func parseCfg(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
@@ -179,8 +179,8 @@ func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	return b, nil
 }
 
-// parse parses the cfg. beside limits the number of bytes that do not belong to blocks: each block
-// extends this limit.
+// parse parses the cfg. beside limits the number of bytes that do not belong to blocks. parseBlocks
+// resets it before each block.
 func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
 	b := &Backup{Compression: Gzip} // the default for old files without the key
 	if err := expectDelim(d, '{'); err != nil {

@@ -58,9 +58,9 @@ func newDecoder() *decoder {
 
 var errWrongBytes = errors.New("it does not contain the bytes of the block")
 
-// decode decompresses the block with this id into dst. It detects the format by the magic number of
-// the file. An uncompressed block may also begin with a magic number; in that case the id determines
-// the format. The format may differ from the cfg, because another backup may have stored the block.
+// decode decompresses the block with this id into dst. It detects the format by the magic number of the
+// file, because another backup with another compression may have stored the block. An uncompressed block
+// may also begin with a magic number: then the id decides.
 func (d *decoder) decode(dst, stored []byte, id blockID) error {
 	err := errWrongBytes
 	if unpack := d.decompressor(stored); unpack != nil {
@@ -78,7 +78,7 @@ func (d *decoder) decode(dst, stored []byte, id blockID) error {
 	return err
 }
 
-// decompressor returns nil if the file has no known magic number.
+// decompressor returns the decompressor for the magic number of the file; nil: the number is unknown.
 func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error) {
 	switch {
 	case bytes.HasPrefix(stored, []byte{0x04, 0x22, 0x4d, 0x18}):
@@ -94,7 +94,7 @@ func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error)
 	return nil
 }
 
-// readExactly reads exactly len(dst) bytes. It returns an error if there are more.
+// readExactly reads exactly len(dst) bytes. More bytes are an error.
 func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
 	d.in.Reset(stored)
 	r, err := unpack(&d.in)

@@ -20,11 +20,11 @@ type DeleteResult struct {
 	BlocksKept    error // why unused blocks were kept; nil: all were removed
 }
 
-// Delete removes a backup, and then the blocks that no other backup of the Store uses. If another
-// backup is incomplete or unreadable, or is created at the same time, Delete removes no block,
-// because that backup may use any block. If the backup was incomplete, or if an interrupted Delete
-// has already removed it, Delete searches the whole Store for unused blocks. After an interruption,
-// call Delete again with the same name.
+// Delete removes a backup, and then the blocks that no other backup of the Store uses. If another backup is
+// incomplete or unreadable, or is created at the same time, Delete removes no block, because the other
+// backup may use any block. If the removed backup was incomplete, or an interrupted Delete has already
+// removed it, Delete searches the whole Store for unused blocks. After an interruption, call Delete again
+// with the same name.
 func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err error) {
 	if err := checkName(name); err != nil {
 		return DeleteResult{}, &fetch.Error{Class: fetch.BadConfig, Err: err}
@@ -49,8 +49,8 @@ func Delete(ctx context.Context, s Store, name string) (done DeleteResult, err e
 	return done, err
 }
 
-// unusedBlocks returns the blocks of b that no other backup uses. If b is not complete, it returns
-// all unused blocks of the Store. If they cannot be determined, kept is the reason.
+// unusedBlocks returns the blocks of b that no other backup uses. If b is nil or incomplete, it returns all
+// unused blocks of the Store. If the unused blocks cannot be determined, kept is the reason.
 func unusedBlocks(ctx context.Context, s Store, b *Backup) (blocks []blockID, kept, err error) {
 	names, err := List(ctx, s)
 	if err != nil {
@@ -78,7 +78,7 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (blocks []blockID, ke
 		case other == nil: // an empty folder
 			continue
 		case !other.Complete():
-			return nil, fmt.Errorf("backup %s is not completed", name), nil
+			return nil, fmt.Errorf("backup %s is incomplete", name), nil
 		}
 		for _, block := range other.Blocks {
 			delete(left, block.ID)

@@ -16,7 +16,7 @@ func TestDeleteKeepsBlocksOfUnreadableBackups(t *testing.T) {
 	makeImage(t, d, "a1", testBytes(1, 4<<20))
 	makeImage(t, d, "b1", testBytes(2, 4<<20))
 	for name, spoil := range map[string]func(cfg string) string{
-		"is not completed": func(cfg string) string {
+		"is incomplete": func(cfg string) string {
 			b, err := parseCfg(strings.NewReader(cfg))
 			if err != nil {
 				t.Fatal(err)

@@ -22,21 +22,21 @@
 //
 // # Backup
 //
-//	lock           shared with other backups and restores, exclusive to deletions
+//	lock           shared with other backups and restores; no deletion runs at that time
 //	cfg            without blocks and without a time of completion
 //	each block     compare its chunks with the manifest of the copy, compute its name,
-//	               and store it unless the Store has it in good condition
+//	               and store it unless the Store has it undamaged
 //	cfg            with all blocks and the time of completion
 //
 // # Deletion
 //
 //	lock           exclusive
 //	cfg            removed
-//	each block     removed if no cfg of the target uses it and all of them are readable
+//	each block     removed if all cfgs of the target are readable and none uses the block
 //
 // # Promises
 //
-//  1. If a cfg is complete, all its blocks exist, even after processes were killed.
+//  1. If a cfg is complete, all its blocks exist, even if processes are killed.
 //  2. A killed backup or deletion leaves a lock, which expires after 150 s, and unused blocks.
 //     The next backup of the image uses these blocks, or the next deletion of its name
 //     removes them.

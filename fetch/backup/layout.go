@@ -70,8 +70,8 @@ const maxName = 64
 
 var namePattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]+$`)
 
-// checkName returns an error if name is not a valid name of a backup. A valid name is one
-// element of a path in the store, without slashes.
+// checkName returns an error if name is not a valid name of a backup. A valid name is one element
+// of a path, without slashes.
 func checkName(name string) error {
 	switch {
 	case len(name) > maxName:
@@ -100,7 +100,7 @@ func ParseURL(address string) (target, name string, err error) {
 	case base == "":
 		return "", "", errors.New("the address of a backup has no target: use <target>?backingImage=<name>")
 	case len(names) != 1:
-		return "", "", errors.New("the address of a backup does not end with ?backingImage=<name>")
+		return "", "", errors.New("the address of a backup must contain backingImage=<name> once: use <target>?backingImage=<name>")
 	}
 	if name, err = url.QueryUnescape(names[0]); err != nil {
 		return "", "", fmt.Errorf("%.80q is not a valid name of a backup", names[0])

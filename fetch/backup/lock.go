@@ -29,7 +29,7 @@ const (
 	lockRenewInterval = 60 * time.Second
 	lockTTL           = 150 * time.Second
 	// lockMaxAge is the age at which a process gives up its lock because it could not renew it. Other
-	// processes regard the lock as expired only later.
+	// processes regard the lock as expired only at lockTTL.
 	lockMaxAge = lockTTL - lockRenewInterval
 	// lockRemoveAge is the age at which any process removes an expired lock. It exceeds every
 	// plausible difference between the clocks of machines.
@@ -223,7 +223,7 @@ func (l *lock) checkConflicts(ctx context.Context) error {
 				return err
 			}
 		case o.Type != own.Type && age <= lockTTL && o.before(own):
-			return fetch.Errorf(fetch.Network, "another process %s (lock %s; if it no longer runs, its lock expires in %v)",
+			return fetch.Errorf(fetch.Network, "another process %s (lock %s; if the process no longer runs, the lock expires in %v)",
 				o.Type, o.Name, (lockTTL - age).Round(time.Second))
 		}
 	}
@@ -237,7 +237,7 @@ func (t lockType) String() string {
 	return "creates or restores a backup"
 }
 
-// before reports whether f wins against other, if they conflict.
+// before reports whether lock f wins against other, if their types conflict.
 func (f storedLock) before(other storedLock) bool {
 	switch {
 	case f.Acquired != other.Acquired:

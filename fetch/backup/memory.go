@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// budgetBlocks is the number of blocks that all restores together have in memory, ready to be written, and budgetReaders
-	// the number of blocks that are read and unpacked at a time.
+	// budgetBlocks is the number of blocks that may wait in memory to be written, for all restores together.
+	// budgetReaders is the number of blocks that they read and unpack at a time.
 	budgetBlocks  = 8
 	budgetReaders = 6
 )
@@ -19,7 +19,7 @@ const (
 // is used up, but always has room for one block. It is safe for concurrent use.
 type MemoryBudget struct {
 	readers  *pool[*blockReader]
-	restores atomic.Int64 // running ones
+	restores atomic.Int64 // the number of running restores
 }
 
 // NewMemoryBudget returns a budget. It allocates no memory yet.
@@ -27,7 +27,7 @@ func NewMemoryBudget() *MemoryBudget {
 	return &MemoryBudget{readers: newPool(budgetReaders, newBlockReader)}
 }
 
-// window returns how many bytes a restore may have ready, which needs no more than some blocks.
+// window returns how many bytes a restore may have ready to be written. blocks is the most that the restore can use.
 func (m *MemoryBudget) window(blocks int) int64 {
 	return min(int64(blocks), max(1, budgetBlocks/max(1, m.restores.Load()))) * blockSize
 }

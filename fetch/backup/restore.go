@@ -25,8 +25,8 @@ const (
 	decoders = 2
 	// encoders is the number of concurrent compressions.
 	encoders = 2
-	// prefetchBlocks is the number of blocks that may wait to be written, in addition to one for each
-	// worker. The window of the assembly has room for them.
+	// prefetchBlocks is the number of blocks that may wait to be written, in addition to one block for
+	// each worker. The window of the assembly has room for these blocks.
 	prefetchBlocks = 2
 	// maxBlockAttempts is the number of requests for a block file that is truncated or wrong.
 	maxBlockAttempts = 3
@@ -70,7 +70,7 @@ func (r Restore) Fill(ctx context.Context, part *disk.Part, progress *fetch.Prog
 	return fetch.ClassifyDiskError(withLostCause(ctx, lockCtx, r.writeBlocks(lockCtx, part, progress)))
 }
 
-// CanResume reports whether a partial file from this source is the beginning of the backup.
+// CanResume reports whether a partial file from source o is the beginning of this image.
 func (r Restore) CanResume(o disk.PartSource) bool { return o == r.partSource() }
 
 func (r Restore) partSource() disk.PartSource {
@@ -94,7 +94,7 @@ func (r Restore) begin(part *disk.Part) error {
 	return part.Begin(source)
 }
 
-// writeBlocks writes the blocks in order while others are fetched.
+// writeBlocks writes the blocks in order, while workers fetch later blocks.
 func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fetch.Progress) error {
 	if r.Memory == nil {
 		r.Memory = NewMemoryBudget()
@@ -113,13 +113,13 @@ func (r Restore) writeBlocks(ctx context.Context, part *disk.Part, progress *fet
 		Plan: assemble.Blocks(r.Backup.Size, blockSize, func(n int64) bool { _, has := r.find(n); return has }), Sink: part,
 		Candidates: func() []assemble.Candidate { return []assemble.Candidate{store} }, Health: new(assemble.Health),
 		Window:   func() int64 { return r.Memory.window(workers + prefetchBlocks) },
-		Failed:   func(_ assemble.Candidate, err error) error { return err }, // Store and fetchBlock have repeated the request
+		Failed:   func(_ assemble.Candidate, err error) error { return err }, // the request was already repeated, by Store and fetchBlock
 		Progress: progress,
 	}
 	return a.Run(ctx, part.Offset())
 }
 
-// find returns the index of the block at the n-th place of the image, false if there are zeros.
+// find returns the index in Backup.Blocks of the n-th block of the image. found is false if that block is all zeros.
 func (r Restore) find(n int64) (index int, found bool) {
 	return slices.BinarySearchFunc(r.Backup.Blocks, n*blockSize, func(b Block, offset int64) int { return cmp.Compare(b.Offset, offset) })
 }

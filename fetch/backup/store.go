@@ -83,8 +83,8 @@ func (p retryStore) List(ctx context.Context, folder string) (entries []Entry, e
 	return entries, err
 }
 
-// IsStored reports whether a Store has an object undamaged. size returns that of the object that would be put, and valid judges
-// the bytes that are there.
+// IsStored reports whether a Store has an object undamaged. size returns the size of the object that would be put. valid
+// judges the stored bytes.
 //
 //	folder    the object is read back: the disk or the share may have truncated or damaged the
 //	          file, and a read is not more expensive than a write

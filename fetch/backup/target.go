@@ -52,13 +52,13 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	u, err := url.Parse(target)
 	switch {
 	case err != nil: // err contains the whole address
-		return nil, fetch.Errorf(fetch.BadConfig, "the backup target is not an address")
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target is not a valid address: use s3://…, nfs://…, file:///… or an absolute path")
 	case scheme != "nfs" && scheme != "vfs" && scheme != "file":
 		return nil, fetch.Errorf(fetch.BadConfig, "backup targets of %s:// are not supported: use s3, nfs, vfs, file or an absolute path", scheme)
 	case u.User != nil:
-		return nil, fetch.Errorf(fetch.BadConfig, "the backup target contains a user or password, which %s:// addresses do not support", scheme)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target contains a user or password, which %s:// addresses do not support: remove it", scheme)
 	case !filepath.IsAbs(u.Path):
-		return nil, fetch.Errorf(fetch.BadConfig, "the backup target %s://%s has no path", scheme, u.Host)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target %s://%s has no path: add the absolute path of the folder", scheme, u.Host)
 	case scheme == "nfs":
 		return openShare(c, u)
 	case u.Host != "" || u.RawQuery != "":
@@ -68,12 +68,12 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	return openFolder(c, path, path)
 }
 
-// openShare opens the folder where a share is mounted. It does not mount the share: this requires
-// root, and the operator does it.
+// openShare opens the folder where a share is mounted. It does not mount the share, because that
+// requires root: the operator does it.
 func openShare(c *fetch.Client, u *url.URL) (Store, error) {
 	share := &share{strings.ToLower(u.Hostname()), filepath.Clean(u.Path)}
 	if share.host == "" {
-		return nil, fetch.Errorf(fetch.BadConfig, "the backup target nfs://%s has no host", u.Path)
+		return nil, fetch.Errorf(fetch.BadConfig, "the backup target nfs://%s has no host: use nfs://HOST:/PATH", u.Path)
 	}
 	table, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
@@ -132,8 +132,7 @@ func (s *share) String() string {
 	return "nfs://" + host + ":" + s.path
 }
 
-// mountPoint returns the local path of the share. It searches a table in the format of
-// /proc/self/mountinfo.
+// mountPoint returns the local path of the share. table has the format of /proc/self/mountinfo.
 func (s *share) mountPoint(table io.Reader) (path string, mounted bool, err error) {
 	lines := bufio.NewScanner(table)
 	lines.Buffer(nil, 1<<20)
@@ -143,7 +142,7 @@ func (s *share) mountPoint(table io.Reader) (path string, mounted bool, err erro
 			continue
 		}
 		if at, ok := m.path(*s); ok && m.visible() {
-			path, mounted = at, true // all mounts of a share contain the same files
+			path, mounted = at, true // any mount will do, because all mounts of a share contain the same files
 		}
 	}
 	return path, mounted, lines.Err()
@@ -156,7 +155,7 @@ type mount struct {
 	share  share
 }
 
-// parseMount parses a line of the table. It returns false if the line is not the mount of a share:
+// parseMount parses a line of the table. It returns false if the line is not an NFS mount:
 //
 //	36 35 0:45 / /mnt/backups rw,noatime shared:1 - nfs4 server:/export rw,vers=4.2
 func parseMount(line string) (mount, bool) {
