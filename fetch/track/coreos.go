@@ -10,13 +10,13 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// CoreOS tracks a stream of Fedora CoreOS, or one of the same form. See https://github.com/coreos/stream-metadata-go for
-// the format.
+// CoreOS tracks a stream of Fedora CoreOS, or another stream in its format:
+// https://github.com/coreos/stream-metadata-go.
 type CoreOS struct {
 	URL      string // of the metadata of the stream
 	Arch     string // such as "x86_64"
 	Artifact string // such as "qemu"
-	Format   string // such as "qcow2.xz"; empty: the only one
+	Format   string // such as "qcow2.xz"; empty: the only format of the artifact
 }
 
 // coreOSBuilds is the host of the files of Fedora CoreOS.
@@ -37,7 +37,7 @@ type coreOSArtifact struct {
 	}
 }
 
-// coreOSFile is a file of a release. SHA256 is that of the packed file, if the file is packed.
+// coreOSFile is a file of a release. SHA256 is the checksum of the file as it is sent, which may be packed.
 type coreOSFile struct {
 	Location     string
 	SHA256       string `json:"sha256"`
@@ -46,7 +46,7 @@ type coreOSFile struct {
 
 func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error) {
 	if m.Verify != nil {
-		return Answer{}, refuse(Unsigned, "the metadata of a stream has no signature")
+		return Answer{}, refuse(Unsigned, "the metadata of a stream has no signature: change the image by hand")
 	}
 	d, err := r.read(ctx, t.URL, m.Credentials)
 	if err != nil {
@@ -86,7 +86,7 @@ func parseCoreOS(data []byte, t CoreOS) (release string, file coreOSFile, err er
 	}
 	artifact, ok := stream.Architectures[t.Arch].Artifacts[t.Artifact]
 	if !ok {
-		return "", file, refuse(NothingMatches, "the stream has no artifact %q for %q", t.Artifact, t.Arch)
+		return "", file, refuse(NothingMatches, "the stream has no artifact %q for the architecture %q: correct the field track", t.Artifact, t.Arch)
 	}
 	var formats []string
 	for name, f := range artifact.Formats {
@@ -97,7 +97,7 @@ func parseCoreOS(data []byte, t CoreOS) (release string, file coreOSFile, err er
 	slices.Sort(formats)
 	switch {
 	case len(formats) == 0:
-		return "", file, refuse(NothingMatches, "the artifact %q has no disk of the format %q", t.Artifact, t.Format)
+		return "", file, refuse(NothingMatches, "the artifact %q has no disk of the format %q: correct the field track", t.Artifact, t.Format)
 	case len(formats) > 1:
 		return "", file, refuse(Ambiguous, "the artifact %q has the formats %q: set format", t.Artifact, formats)
 	case artifact.Release == "" || len(artifact.Release) > maxVersion:
@@ -118,7 +118,7 @@ func (t CoreOS) location(addr string) (*url.URL, error) {
 	}
 	same := u.Scheme == own.Scheme && u.Host == own.Host
 	if !same && (u.Scheme != "https" || u.Host != coreOSBuilds) {
-		return nil, refuse(ForeignAddress, "the file is on the host %q, and not on that of the stream", u.Host)
+		return nil, refuse(ForeignAddress, "the file is on the host %q, which is not the host of the stream", u.Host)
 	}
 	return u, nil
 }

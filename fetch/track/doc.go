@@ -25,11 +25,11 @@
 //  3. Another checksum for an unchanged version is refused, except by HTTP, where it is the update.
 //  4. An address in an answer is below the address of the tracker. Only CoreOS has absolute addresses: they must be
 //     on the host of the stream, or on the build server of Fedora CoreOS.
-//  5. Documents have limited sizes, and parsers run on the bytes of a document without requests. Anything that a parser
-//     does not understand is a Refusal. Hosts, redirects, proxies and credentials have the rules of package fetch.
+//  5. Documents have limited sizes, and parsers send no requests. Anything that a parser does not understand is a
+//     Refusal. The rules for hosts, redirects, proxies and credentials are those of package fetch.
 //  6. One Resolver reads each document once, for any number of images.
-//  7. If an image needs a signature, or the tracker has keys, only the signed text of lists is used. There is no answer
-//     without a valid signature.
+//  7. If an image needs a signature, or the tracker has keys, only the signed text of lists is used. Without a valid
+//     signature there is no answer.
 //  8. The addresses of the declared list and of its signature change only if the new list vouches for the release.
 //
 // # Reading order

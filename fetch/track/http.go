@@ -18,7 +18,7 @@ type HTTP struct{}
 
 func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 	if m.ChecksumURL == "" {
-		return Answer{}, refuse(NoChecksum, "the image has no checksumURL, and nothing else says which bytes are new")
+		return Answer{}, refuse(NoChecksum, "the image has no checksumURL, and nothing else says which bytes are new: declare checksumURL")
 	}
 	d, err := r.readList(ctx, m.ChecksumURL, path.Base(m.path()), m)
 	if err != nil {
@@ -40,8 +40,8 @@ func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 	return answer, nil
 }
 
-// listedChecksums returns the checksums of the unpacked file at an address in the checksum list of an image. There are
-// none if the list has only those of the packed file. A list that must be signed must name the file.
+// listedChecksums returns the checksums that a checksum list has for the unpacked file at an address. It returns none
+// if the list has only checksums of the packed file. If m needs a signature, the list must name the file.
 func listedChecksums(list []byte, listURL, fileURL string, m Image) ([]ident.Digest, error) {
 	if bytes.HasPrefix(bytes.TrimSpace(list), []byte("<")) {
 		return nil, refuse(Malformed, "the checksum list is a web page")

@@ -12,35 +12,35 @@ import (
 // candidate is a published version.
 type candidate struct {
 	version version
-	name    string // distinguishes two candidates of the same version
+	name    string // of the file, folder or version, for messages
 	// resolve finds the release. Its error is errIncomplete if the version is not published completely.
 	resolve func(context.Context) (found, error)
 }
 
 // found is a release before it is judged.
 type found struct {
-	version version // may have more parts than that of the candidate
+	version version // may have more parts than candidate.version
 	url     string
-	// checksums are those of the unpacked file, the strongest first; empty: only that of the packed file is published
+	// checksums are those of the unpacked file, the strongest first. Empty: only the packed file has a published checksum.
 	checksums []ident.Digest
 }
 
 var errIncomplete = errors.New("has no checksum")
 
-// maxPassedOver limits how many versions are passed over, each of which costs requests.
+// maxPassedOver limits how many versions are passed over, because each version costs requests.
 const maxPassedOver = 10
 
 // judge returns the newest complete release among the candidates. pinned is the version of the declared address, or nil.
 func judge(ctx context.Context, m Image, pinned version, candidates []candidate) (Answer, error) {
 	if len(candidates) == 0 {
-		return Answer{}, refuse(NothingMatches, "nothing that is published is this image")
+		return Answer{}, refuse(NothingMatches, "nothing that is published matches the tracker: correct the field track")
 	}
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return b.version.compare(a.version) })
 	answer := Answer{Pinned: pinned.String()}
 	var incomplete error
 	for i, c := range candidates {
 		order := 1
-		if pinned != nil { // the name of a folder may have the first parts only
+		if pinned != nil { // the name of a folder may have only the first parts of a version
 			order = c.version.compare(pinned[:min(len(pinned), len(c.version))])
 		}
 		if order < 0 {
@@ -57,7 +57,7 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 			return answer, err
 		}
 		answer.PassedOver, incomplete = append(answer.PassedOver, c.version.String()), err
-		if order == 0 { // its checksum was published before
+		if order == 0 { // the declared version: its checksum was published before
 			answer.Release = Release{Version: pinned.String(), URL: m.URL, Checksum: m.Checksum}
 			return answer, nil
 		}
@@ -68,12 +68,12 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 	return answer, noChecksum(answer, incomplete)
 }
 
-// noChecksum is the error if each version was passed over, the last one because of err.
+// noChecksum returns the error if every version was passed over. err is the reason for the last version.
 func noChecksum(a Answer, err error) error {
-	return refuse(NoChecksum, "no checksum is published for %s (the last one %w)", strings.Join(a.PassedOver, ", "), err)
+	return refuse(NoChecksum, "no checksum is published for %s (the last of these %w)", strings.Join(a.PassedOver, ", "), err)
 }
 
-// notNewer is the error if the newest version that remains is older than the declared one.
+// notNewer returns the error if the newest remaining candidate is older than the declared version.
 func notNewer(a Answer, c candidate, incomplete error) error {
 	if incomplete != nil {
 		return noChecksum(a, incomplete)
@@ -97,14 +97,14 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 	case order < 0:
 		return a, refuse(OlderThanPinned, "the newest version is %s, and %s is declared", f.version, pinned)
 	case len(f.checksums) == 0:
-		return a, refuse(PackedChecksumOnly, "the checksum of %s is that of the packed file", f.version)
+		return a, refuse(PackedChecksumOnly, "only the checksum of the packed file of %s is published", f.version)
 	case isPlaceholder(a.Checksum):
 		return a, refuse(PlaceholderChecksum, "the checksum of %s consists of zeros", f.version)
 	case order > 0 || m.Checksum.IsZero() || isPlaceholder(m.Checksum):
 		a.Update = true
 	case contradicts(f.checksums, m.Checksum):
 		a.URL = m.URL
-		return a, refuse(ChangedInPlace, "%s has another checksum than the declared one", f.version)
+		return a, refuse(ChangedInPlace, "the published checksum of %s is no longer the declared checksum: find out why, then use --confirm", f.version)
 	}
 	if !a.Update { // another address of the same version, such as a mirror, stays as it is
 		a.URL, a.Checksum = m.URL, m.Checksum
@@ -112,7 +112,8 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 	return a, nil
 }
 
-// contradicts reports whether digests of a file have another one of the same algorithm than d, and not d.
+// contradicts reports whether a file with these digests is not the file with digest d: one digest has the algorithm of
+// d, and differs.
 func contradicts(digests []ident.Digest, d ident.Digest) bool {
 	return slices.ContainsFunc(digests, func(e ident.Digest) bool { return e.Algorithm() == d.Algorithm() && e != d })
 }

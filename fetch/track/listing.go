@@ -16,10 +16,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Listing tracks files on a web server whose names have a version.
+// Listing tracks files on a web server whose names contain a version.
 type Listing struct {
-	URL string // of the folder; its query is kept for the list of files only
-	// Match is a regular expression for the whole path of the file below the folder. Its groups, in order, are the version.
+	URL string // of the folder; its query is sent only for the list of files
+	// Match is a regular expression for the whole path of the file below the folder. Its groups are the parts of the version.
 	// It may have one slash: a pattern for a folder, and a pattern or a name for the file in it.
 	Match string
 	// Checksum is the name of the checksum list beside the file. "{file}" stands for the name of the file.
@@ -30,7 +30,7 @@ type Listing struct {
 type listingPattern struct {
 	folder *regexp.Regexp // nil: the files are in the folder of the tracker
 	file   *regexp.Regexp
-	name   string // the name of the file if its pattern is one; empty otherwise
+	name   string // the pattern of the file if it is a plain name; empty otherwise
 }
 
 func (t Listing) pattern() (listingPattern, error) {
@@ -45,7 +45,7 @@ func (t Listing) pattern() (listingPattern, error) {
 	}
 	p.file, err2 = regexp.Compile("^(?:" + file + ")$")
 	if err := errors.Join(err, err2); err != nil || strings.Contains(file, "/") {
-		return p, refuse(NothingMatches, "the pattern is not a regular expression with at most one slash")
+		return p, refuse(NothingMatches, "the pattern is not a regular expression with at most one slash: correct match in track")
 	}
 	if prefix, complete := regexp.MustCompile(file).LiteralPrefix(); complete {
 		p.name = prefix
@@ -70,8 +70,8 @@ func (p listingPattern) version(path string) version {
 	return append(v, w...)
 }
 
-// groups returns the groups of a match, which may be none, and nil without a match. A group that takes no part in the
-// match is empty.
+// groups returns the groups of a match, or nil without a match. Without groups, a match is an empty version. A group
+// that takes no part in the match is empty.
 func groups(pattern *regexp.Regexp, text string) version {
 	m := pattern.FindStringSubmatch(text)
 	if m == nil {
@@ -114,7 +114,7 @@ func (r *Resolver) listing(ctx context.Context, t Listing, m Image) (Answer, err
 	return judge(ctx, m, pinned, candidates)
 }
 
-// files returns a candidate for each file of a folder that matches. parent is the version of the folder.
+// files returns a candidate for each matching name of a file in a folder. parent is the version of the folder.
 func (r *Resolver) files(t Listing, m Image, folder *url.URL, p listingPattern, parent version, names []string) []candidate {
 	var candidates []candidate
 	for _, name := range names {
@@ -128,7 +128,7 @@ func (r *Resolver) files(t Listing, m Image, folder *url.URL, p listingPattern, 
 	return candidates
 }
 
-// inFolder returns the newest file of a folder that matches.
+// inFolder returns the newest matching file in a folder. parent is the version of the folder.
 func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url.URL, p listingPattern, parent version) (found, error) {
 	if p.name != "" {
 		return r.withChecksum(ctx, t, m, folder, p.name, parent)
@@ -148,7 +148,7 @@ func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url
 	return files[0].resolve(ctx)
 }
 
-// withChecksum finds the checksum of a file of a folder in the list beside it.
+// withChecksum returns a file of version v in a folder, with its checksums from the list beside it.
 func (r *Resolver) withChecksum(ctx context.Context, t Listing, m Image, folder *url.URL, name string, v version) (found, error) {
 	list := below(folder, strings.ReplaceAll(t.Checksum, "{file}", name)).String()
 	d, err := r.readList(ctx, list, name, m)
@@ -166,7 +166,7 @@ func (r *Resolver) withChecksum(ctx context.Context, t Listing, m Image, folder 
 	return f, err
 }
 
-// names returns the names of the files and folders of a folder. Those of folders end with a slash.
+// names returns the names of the files and folders in a folder. The name of a folder ends with a slash.
 func (r *Resolver) names(ctx context.Context, addr, credentials string) ([]string, error) {
 	d, err := r.read(ctx, addr, credentials)
 	if err != nil {
@@ -178,7 +178,7 @@ func (r *Resolver) names(ctx context.Context, addr, credentials string) ([]strin
 	return parseLinks(d.Data, d.From)
 }
 
-// parseNames returns the names in a list of the form that MirrorCache, the server of openSUSE, has for "?jsontable".
+// parseNames returns the names in a JSON list, as MirrorCache, the server of openSUSE, sends it for "?jsontable".
 func parseNames(data []byte) ([]string, error) {
 	var table struct{ Data []struct{ Name string } }
 	if err := json.Unmarshal(data, &table); err != nil || table.Data == nil || len(table.Data) > maxNames {
@@ -194,7 +194,7 @@ func parseNames(data []byte) ([]string, error) {
 }
 
 // parseLinks returns the names in the links of a web page that lists a folder. from is the address of the page. The text
-// of a link is not its name, because servers shorten it.
+// of a link is not used, because servers shorten names in it.
 func parseLinks(page []byte, from *url.URL) ([]string, error) {
 	folder := from.Path[:strings.LastIndexByte(from.Path, '/')+1]
 	var names []string
@@ -221,7 +221,7 @@ func parseLinks(page []byte, from *url.URL) ([]string, error) {
 // maxNames limits the files that a page lists.
 const maxNames = 100_000
 
-// linkName returns the name of the file or folder that a link leads to, and nothing if it leads to anything else.
+// linkName returns the name of the file or folder that a link leads to, and nothing for any other link.
 func linkName(href string, from *url.URL, folder string) []string {
 	to, err := from.Parse(strings.TrimSpace(href))
 	if err != nil || to.Scheme != from.Scheme || to.Host != from.Host || to.User != nil || strings.ContainsAny(href, "?#") {

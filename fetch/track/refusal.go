@@ -22,28 +22,28 @@ const (
 	NoChecksum Reason = "no-checksum"
 	// PlaceholderChecksum: the published checksum consists of zeros.
 	PlaceholderChecksum Reason = "placeholder-checksum"
-	// PackedChecksumOnly: only the checksum of the packed file is published, which is not that of the image.
+	// PackedChecksumOnly: only the checksum of the packed file is published, and not that of the image.
 	PackedChecksumOnly Reason = "packed-checksum-only"
 	// ChangedInPlace: the declared version has another checksum now.
 	ChangedInPlace Reason = "changed-in-place"
-	// PinnedChecksumURL: the list that must vouch for the image is that of the declared version.
+	// PinnedChecksumURL: the image needs a signed list, and no list at checksumURL vouches for the new version.
 	PinnedChecksumURL Reason = "pinned-checksum-url"
-	// PinnedSignatureURL: the signature of the file is that of the declared version.
+	// PinnedSignatureURL: the file needs a signature, and no signature of the new file is at signatureURL.
 	PinnedSignatureURL Reason = "pinned-signature-url"
 	// ForeignAddress: an address is outside of where the vendor publishes.
 	ForeignAddress Reason = "foreign-address"
 	// Ambiguous: two files or two checksums are equally right.
 	Ambiguous Reason = "ambiguous"
-	// Malformed: a document has not the form that it must have.
+	// Malformed: a document does not have the form that it must have.
 	Malformed Reason = "malformed"
 	// Unreadable: a document cannot be read.
 	Unreadable Reason = "unreadable"
-	// Unsigned: a list must be signed, and has no signature. Other reasons why a signature is not accepted are those of
-	// package signature.
+	// Unsigned: a list must be signed, and has no signature. For a signature that is not accepted, the reasons are those
+	// of package signature.
 	Unsigned Reason = Reason(signature.Unsigned)
 )
 
-// Refusal is the error that Resolve returns unless the context ends. The declaration must stay as it is.
+// Refusal is the error that Resolve returns unless the context ends. After it, the declaration must stay as it is.
 type Refusal struct {
 	Reason Reason
 	Err    error
@@ -69,7 +69,7 @@ func refuse(reason Reason, format string, args ...any) error {
 func unreadable(err error) error {
 	_, refused := errors.AsType[*Refusal](err)
 	if _, ok := errors.AsType[*fetch.Error](err); refused || !ok {
-		return err // it may also be that the context ended
+		return err // perhaps the end of the context
 	}
 	return &Refusal{Reason: Unreadable, Err: err}
 }

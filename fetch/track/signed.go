@@ -15,8 +15,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
-// readList returns the list at an address, for a file with a name. If m needs a signature, the document has only the signed
-// bytes of the list, and without a valid signature the error is a *Refusal.
+// readList returns the list at an address. file is the name of the listed file, for Tracker.Signature. If m needs a
+// signature, the document has only the signed bytes of the list. Without a valid signature, the error is a *Refusal.
 func (r *Resolver) readList(ctx context.Context, addr, file string, m Image) (*doc, error) {
 	if m.Verify == nil {
 		return r.read(ctx, addr, m.Credentials)
@@ -28,14 +28,14 @@ func (r *Resolver) readList(ctx context.Context, addr, file string, m Image) (*d
 		if errAt == nil {
 			at, errAt = at.Parse(strings.ReplaceAll(m.signature, "{file}", file))
 		}
-		if errAt != nil { // it has the whole address
+		if errAt != nil { // errAt has the whole address
 			return nil, refuse(ForeignAddress, "the address of the list or of its signature is not a URL")
 		}
 		v.SignatureURL = at.String()
 	case v.SignsFile && m.ChecksumURL == "":
-		return nil, refuse(Unsigned, "source.download.checksumURL is missing, so that signatureURL is that of the file, and no list is signed: declare the list, or keys in track")
+		return nil, refuse(Unsigned, "without source.download.checksumURL, signatureURL belongs to the file, and no list is signed: declare checksumURL, or keys in track")
 	case v.SignsFile:
-		return nil, refuse(Unsigned, "the signature of the image is that of the file, and the list has none: declare keys in track, or change the image by hand")
+		return nil, refuse(Unsigned, "the signature of the image is that of the file, and the list has no signature: declare keys in track, or change the image by hand")
 	case v.SignatureURL != "":
 		v.SignatureURL, err = signatureOf(addr, m)
 	}
@@ -72,9 +72,9 @@ func (r *Resolver) readSigned(ctx context.Context, addr, credentials string, v f
 	})
 }
 
-// signatureOf returns the address of the signature of the list at an address. It is named like the declared signature of the
-// declared list, which may be in another folder, or have the name of another file in its own. Its query may be a secret, which
-// another server does not get.
+// signatureOf returns the address of the signature of a list: the address of the list with the extension of the
+// declared signature. The declared signature has the name of this list, or of the declared list, before the extension.
+// Its query may be a secret, so only its own server gets the query.
 func signatureOf(list string, m Image) (string, error) {
 	at, err := url.Parse(list)
 	declared, err2 := url.Parse(m.Verify.SignatureURL)
@@ -95,11 +95,11 @@ func signatureOf(list string, m Image) (string, error) {
 			return at.String(), nil
 		}
 	}
-	return "", refuse(Unsigned, "the name of the signature at signatureURL is not that of the list and an extension")
+	return "", refuse(Unsigned, "the name in signatureURL is not the name of the list with an extension: declare keys and signature in track")
 }
 
-// follow sets the addresses of the list and of the signature of m for a new version. Without a signature of the list, its
-// old address stays unless the new list has the new file. With one, it must vouch for the new file.
+// follow sets the addresses of the list and of the signature of m for a new version. An unsigned list keeps its old
+// address unless the new list has the checksum of the new file. A signed list must have that checksum.
 func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 	a.ChecksumURL, a.SignatureURL = a.moved(m.ChecksumURL), a.moved(a.SignatureURL)
 	v, signed := m.Verify, m.Verify != nil && !m.Verify.SignsFile
@@ -132,14 +132,14 @@ func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 		err = cmp.Or(err, errors.New("it has no checksum of the same algorithm"))
 	}
 	if signed {
-		return refuse(PinnedChecksumURL, "the list at checksumURL does not vouch for %s: %w: wait, or change it and signatureURL by hand", a.Version, err)
+		return refuse(PinnedChecksumURL, "the list at checksumURL does not vouch for %s: %w: wait, or change checksumURL and signatureURL by hand", a.Version, err)
 	}
 	a.ChecksumURL = m.ChecksumURL
 	return nil
 }
 
-// moved returns an address with the new version in its path in place of the declared one. A part is replaced only where no
-// digit is directly before or after it: "12" is not replaced in "112".
+// moved returns an address with the new version in its path in place of the declared version. A part of the version is
+// replaced only where no digit is directly before or after it: "12" is not replaced in "112".
 func (a Answer) moved(addr string) string {
 	u, err := url.Parse(addr)
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 )
 
 // Simplestreams tracks a product of an image server that publishes simplestreams, such as those of Ubuntu, Incus
-// and LXD. The format is described at https://canonical-simplestreams.readthedocs-hosted.com, and partly only by what the servers send.
+// and LXD. https://canonical-simplestreams.readthedocs-hosted.com describes most of the format.
 type Simplestreams struct {
 	URL     string // of the folder that has streams/v1/index.json
 	Product string // such as "com.ubuntu.cloud:server:24.04:amd64"
-	Item    string // key or file type of the file, such as "disk1.img"
+	Item    string // key or file type of the item with the file, such as "disk1.img"
 }
 
 // streamsIndex is streams/v1/index.json.
@@ -70,12 +70,12 @@ func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) 
 	return judge(ctx, m, pinnedSerial(m, versions, t.Item), streamsCandidates(base, versions, t.Item, m.Unpack))
 }
 
-// readStreams returns the document with a path. If lists must be signed, it is its clearsigned twin, and the plain one says
-// nothing.
+// readStreams returns the document at a path. If lists must be signed, it reads only the clearsigned .sjson file in
+// place of the .json file.
 func (r *Resolver) readStreams(ctx context.Context, base *url.URL, file string, m Image) (*doc, error) {
 	if m.Verify != nil {
 		file = strings.TrimSuffix(strings.TrimSuffix(file, ".json"), ".sjson") + ".sjson"
-		embedded := *m.Verify // SignatureURL is that of another list
+		embedded := *m.Verify // its SignatureURL belongs to another list
 		embedded.SignatureURL = ""
 		m.Verify = &embedded
 	}
@@ -97,14 +97,14 @@ func parseStreamsIndex(data []byte, product string) (string, error) {
 	slices.Sort(paths)
 	switch {
 	case len(paths) == 0:
-		return "", refuse(NothingMatches, "the index has no product %q", product)
+		return "", refuse(NothingMatches, "the index has no product %q: correct the field track", product)
 	case len(slices.Compact(paths)) > 1:
 		return "", refuse(Ambiguous, "the index has several files with the product %q", product)
 	}
 	return paths[0], checkPath(paths[0])
 }
 
-// checkPath returns an error unless a path of a document is that of a file below the folder of the tracker.
+// checkPath returns an error unless a path from a document leads to a file below the folder of the tracker.
 func checkPath(p string) error {
 	if p == "" || strings.HasPrefix(p, "/") || path.Clean(p) != p || p == ".." || strings.HasPrefix(p, "../") {
 		return refuse(ForeignAddress, "the path %q is not below the address of the tracker", p)
@@ -168,7 +168,8 @@ func parseStreamsVersions(products map[string]json.RawMessage, name string) ([]s
 	return versions, nil
 }
 
-// item returns the item with a key, or else with a file type. Its path is empty if there is none.
+// item returns the item with a name: the name is its key, or else its file type. The path of the result is empty if
+// there is none.
 func (v streamsVersion) item(name string) (streamsItem, error) {
 	if item, ok := v.items[name]; ok {
 		return item, nil

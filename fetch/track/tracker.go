@@ -20,7 +20,7 @@ type Tracker struct {
 	Listing       *Listing
 	HTTP          *HTTP
 
-	Keys string // name of the folder with the keys of the lists; empty: those of the image, if it has any
+	Keys string // name of the folder with the keys of the lists; empty: the keys of the image, if it has any
 	// Signature is the address of the signature of a list, or its name in the folder of the list. "{file}" stands for the
 	// name of the image. Empty: as in fetch.Verify.
 	Signature string
@@ -33,8 +33,8 @@ type Image struct {
 	ChecksumURL string       // of the checksum list; empty: none
 	Credentials string       // name of a folder of the client's secrets; empty: none
 	Unpack      string       // like fetch.Request.Unpack
-	// Verify is who must have signed the image, and the lists of a tracker without keys; nil: nobody. What is not signed is
-	// not used then.
+	// Verify declares who must have signed the image, and the lists of a tracker without keys; nil: nobody. If it is set,
+	// unsigned text is not used.
 	Verify    *fetch.Verify
 	signature string // like Tracker.Signature, if Verify has the keys of the tracker
 }
@@ -62,12 +62,12 @@ type Answer struct {
 	Update bool
 	// Pinned is the declared version, or empty if it is unknown.
 	Pinned string
-	// ChecksumURL and SignatureURL are those of the declaration for URL.
+	// ChecksumURL and SignatureURL are the addresses that belong to URL in the declaration.
 	ChecksumURL, SignatureURL string
 	// PassedOver are newer versions without a checksum: their upload is probably not complete.
 	PassedOver []string
 
-	from, to version // Pinned, which may be unknown, and Release.Version
+	from, to version // the parts of Pinned (nil: unknown) and of Release.Version
 }
 
 // Resolver finds releases. It keeps each document that it read, so use a new Resolver for each command. It is safe for
@@ -92,7 +92,7 @@ type doc struct {
 	done chan struct{}
 	fetch.Document
 	err error
-	// products parses a product file of simplestreams, once for all images of it.
+	// products parses a product file of simplestreams, once for all images in it.
 	products func() (map[string]json.RawMessage, error)
 }
 
@@ -145,14 +145,14 @@ func (r *Resolver) resolve(ctx context.Context, t Tracker, m Image) (Answer, err
 	panic("track: tracker without a kind")
 }
 
-// read returns the document at an address, which is requested once.
+// read returns the document at an address. A Resolver requests each address once.
 func (r *Resolver) read(ctx context.Context, addr, credentials string) (*doc, error) {
 	return r.load(ctx, docKey{url: addr, credentials: credentials}, func() (fetch.Document, error) {
 		return r.request(ctx, addr, credentials)
 	})
 }
 
-// load returns a document that read reads, unless another call has read it.
+// load returns the document k. The first call for k reads it by read; other calls wait for that.
 func (r *Resolver) load(ctx context.Context, k docKey, read func() (fetch.Document, error)) (*doc, error) {
 	r.mu.Lock()
 	d, known := r.docs[k]
@@ -186,7 +186,7 @@ func (r *Resolver) request(ctx context.Context, addr, credentials string) (fetch
 	return d, err
 }
 
-// forget removes a document if the Resolver keeps too much.
+// forget drops a document that would exceed maxKept.
 func (r *Resolver) forget(k docKey, d *doc) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,7 +196,8 @@ func (r *Resolver) forget(k docKey, d *doc) {
 	}
 }
 
-// parseBase parses the address of a folder, such as that of a tracker. The result has no query, and its path ends with a slash.
+// parseBase parses the address of a folder, such as the address of a tracker. The result has no query, and its path
+// ends with a slash.
 func parseBase(addr string) (*url.URL, error) {
 	u, err := url.Parse(addr)
 	if err != nil || u.Host == "" { // err has the whole address

@@ -53,15 +53,15 @@ func run(s string) string {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// versionIn returns the version in the path of a declared address: what stands where the path of another release has
-// its version. The declared address may be that of a mirror, so only the end of its path is compared. A version is
-// numbers with separators.
+// versionIn returns the version in the path of a declared address. It stands where path, that of another release, has
+// versionOfPath. The declared address may be that of a mirror, so only the end of its path is compared. A version
+// consists of numbers with separators.
 func versionIn(declared, path, versionOfPath string) (string, bool) {
 	if versionOfPath == "" || len(path) > maxName {
 		return "", false
 	}
-	// The version may also be in another part of the path by chance, such as 1 in disk1.img. So each place counts, the last
-	// one first, and the places after it are taken as they are.
+	// The version may also be elsewhere in the path by chance, such as 1 in disk1.img. So each place is tried, the last
+	// place first. The text after the place is compared unchanged.
 	for end, places := len(path), 0; places < maxPlaces; places++ {
 		end = strings.LastIndex(path[:end], versionOfPath)
 		if end < 0 {
@@ -77,14 +77,14 @@ func versionIn(declared, path, versionOfPath string) (string, bool) {
 // maxPlaces limits the work of versionIn.
 const maxPlaces = 8
 
-// versionBefore returns the version that stands in a declared path before the text after. before is what stands before it
-// in the path of another release, which may have the version of this release again.
+// versionBefore returns the version that is directly before the text after at the end of a declared path. before is the
+// text before the version in the path of another release. It may contain the version of that release again.
 func versionBefore(declared, before, after, versionOfPath string) (string, bool) {
 	beginning, ok := strings.CutSuffix(declared, after)
 	if !ok {
 		return "", false
 	}
-	// The text before it may end with numbers, too. So the longest version that fits counts.
+	// The text before the version may end with numbers, too. So the longest version that fits counts.
 	numbers := beginning[len(strings.TrimRight(beginning, "0123456789"+separators)):]
 	if len(numbers) > maxVersion {
 		return "", false
