@@ -7,8 +7,8 @@
 //
 // Credentials are the token file and the TLS files of a process. A running daemon reads them again
 // when they change, so that secrets can be replaced without a restart. An Authorizer checks each
-// request against the credentials. A daemon without credentials accepts only requests from its own
-// machine, and no requests of web pages.
+// request against the credentials. A daemon without credentials and without --insecure accepts only
+// requests from its own machine, and none of other web sites.
 //
 // A ConnLimiter limits the number of connections to a server, and decides which connection is closed
 // if there are too many. Callers without a role cannot displace callers with a role.
@@ -48,7 +48,7 @@ type Authorizer struct {
 
 	signedOut signedOut
 	guesses   guesses
-	forwarded guesses // those that a proxy on this machine forwards
+	forwarded guesses // through a proxy on this machine
 }
 
 // NewAuthorizer returns the Authorizer of a daemon that listens on address (HOST:PORT). Without
@@ -77,18 +77,18 @@ func (a *Authorizer) ServerTLS() *tls.Config {
 	return config
 }
 
-// Authorize returns the role of the sender of a request. isDeclared reports whether a host name
-// belongs to a declared node, in lower case. The error is an *httperror.Error with status 401 or 403.
+// Authorize returns the role of the sender of a request. isDeclared reports whether a host name, in lower
+// case, belongs to a declared node. The error is an *httperror.Error with status 401 or 403.
 //
-// A token proves that its sender knows it. The place of the caller, its client certificate, or its
-// session do not: a browser sends the requests of every page from this place, with this certificate and
-// perhaps with this cookie. They count only for a request that no foreign page can cause.
+// A token proves that the sender of the request knows it. The place of the caller, a client certificate and
+// a session prove less: a browser sends the requests of every page from this place, with this certificate
+// and this cookie. So they count only for a request that no foreign page can cause.
 func (a *Authorizer) Authorize(r *http.Request, isDeclared func(host string) bool) (Role, error) {
 	return a.authorize(r, isDeclared, checkSite)
 }
 
-// AuthorizePage returns the role of a reader of the web page. In contrast to Authorize, a person may also follow a link
-// on another web site: the page there can neither read nor embed the response, and reading changes nothing.
+// AuthorizePage is Authorize for the web page of the daemon. It also accepts a person who follows a link on another
+// web site: that site can neither read nor embed the response, and reading changes nothing.
 func (a *Authorizer) AuthorizePage(r *http.Request, isDeclared func(host string) bool) (Role, error) {
 	if isNavigation(r) {
 		return a.authorize(r, isDeclared, func(*http.Request) error { return nil })
@@ -109,7 +109,7 @@ func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) boo
 	}
 	role := max(byToken, ambient)
 	if s, ok := a.Session(r); ok && s.Role > role {
-		// The host does not matter: the browser sends the cookie only to the host that it has it from.
+		// The host does not matter, because the browser sends the cookie only to the host that set it.
 		failed := checkSite(r)
 		if failed == nil && !s.hasRequestToken(r) {
 			failed = errNoRequestToken
@@ -125,14 +125,14 @@ func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) boo
 	return RoleNone, denied
 }
 
-// ambientRole returns the role of a caller by its place or its certificate. If that is RoleNone, the
-// error names the credential that the caller must send.
+// ambientRole returns the role of a caller by its place or its certificate. If the role is RoleNone, the
+// error says what the caller must change.
 func (a *Authorizer) ambientRole(r *http.Request) (Role, error) {
 	switch {
 	case a.empty() && (a.insecure || isLocalAddress(r.RemoteAddr)):
 		return RoleAdmin, nil
 	case a.empty():
-		return RoleNone, httperror.New(http.StatusForbidden, "requests from other machines are not allowed")
+		return RoleNone, httperror.New(http.StatusForbidden, "requests from other machines are not allowed: start the daemon with --token-file or with TLS files")
 	case a.identity != nil:
 		if role := a.identity.current().role(r.TLS, time.Now()); role != RoleNone {
 			return role, nil

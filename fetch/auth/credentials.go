@@ -13,8 +13,8 @@ type Credentials struct {
 	identity *reloader[*identity] // nil: no TLS files
 }
 
-// Load reads the token file ("": none) and the TLS files. If the files change later, they are read
-// again. Each change is logged, and also each change that is invalid.
+// Load reads the token file ("": none) and the TLS files. If the files change later, they are read again. Each change
+// is logged, whether it is valid or not.
 func Load(log *slog.Logger, tokenFile string, files TLSFiles) (c Credentials, err error) {
 	if tokenFile != "" {
 		if c.tokens, err = loadTokens(log, tokenFile); err != nil {
@@ -31,8 +31,8 @@ func Load(log *slog.Logger, tokenFile string, files TLSFiles) (c Credentials, er
 
 func (c Credentials) empty() bool { return c.tokens == nil && c.identity == nil }
 
-// CertificateExpiry returns when the certificate that this process uses now stops being valid: when it or the authority that signed it
-// expires. It returns false without a certificate.
+// CertificateExpiry returns when the current certificate of this process stops being valid: when the certificate or the
+// authority that signed it expires. ok is false without a certificate.
 func (c Credentials) CertificateExpiry() (at time.Time, ok bool) {
 	if c.identity == nil {
 		return time.Time{}, false

@@ -23,15 +23,15 @@ const (
 	maxCallers = 896
 )
 
-// ConnLimiter limits the number of connections to a server. It distinguishes strangers, whose
-// connections have not yet sent a request with a role, from callers with a role. Both have a limit, so
-// that strangers cannot keep callers from being served, and callers cannot keep out new ones.
+// ConnLimiter limits the number of connections to a server. A connection is a stranger until it has
+// sent a request with a role, and then it is a caller. Each kind has a limit: strangers cannot keep
+// callers from being served, and callers cannot keep out new connections.
 //
-// At a limit, a new connection replaces another one of its kind: one of the network with the most
-// connections, and there the one that has waited longest. A network is an IPv4 address, or the
-// first 64 bits of an IPv6 address, because one machine may own all addresses below them. A flood from a few networks therefore
-// replaces only its own connections. A stranger can be replaced even while it is active. A caller that is being
-// served is replaced only if its network has more connections than that of the new one.
+// At a limit, a new connection replaces another connection of its kind: the one that has waited longest,
+// in the network with the most connections. A network is an IPv4 address, or the first 64 bits of an
+// IPv6 address, because one machine may own all addresses below them. A flood from a few networks
+// therefore replaces only its own connections. A stranger can be replaced even while it is active. A
+// caller that is being served is replaced only if its network has more connections than the newcomer's.
 //
 // A ConnLimiter is safe for concurrent use.
 type ConnLimiter struct {
@@ -86,8 +86,8 @@ func (l *ConnLimiter) ConnContext(ctx context.Context, conn net.Conn) context.Co
 // ErrTooManyConnections is the response to a request that Admit does not admit.
 var ErrTooManyConnections = httperror.New(http.StatusServiceUnavailable, "too many connections: close some of them, or retry later")
 
-// Admit records that the connection of a request belongs to a caller with a role. ctx is that of the
-// request. waits means that the request waits for a change, like a long poll. Admit returns false if
+// Admit records that the connection of a request belongs to a caller with a role. ctx is the context of
+// the request. waits means that the request waits for a change, like a long poll. Admit returns false if
 // there are too many callers, and the connection must then be closed. Without a ConnLimiter in ctx,
 // it returns true.
 func Admit(ctx context.Context, waits bool) bool {
@@ -132,8 +132,8 @@ func (l *ConnLimiter) count() (strangers, callers int) {
 	return len(l.conns) - callers, callers
 }
 
-// replace closes a connection of a caller, or of a stranger, to make room for a new one from a
-// network. It returns false if no connection may be closed for that.
+// replace closes the connection of a caller, or of a stranger if caller is false, to make room for a
+// connection from a network. It returns false if no connection may be closed for the new one.
 func (l *ConnLimiter) replace(caller bool, newcomer netip.Prefix) bool {
 	perNetwork := map[netip.Prefix]int{newcomer: 1}
 	for _, c := range l.conns {
@@ -145,7 +145,7 @@ func (l *ConnLimiter) replace(caller bool, newcomer netip.Prefix) bool {
 		n := perNetwork[c.network]
 		return c.caller == caller && (n > perNetwork[newcomer] || n == perNetwork[newcomer] && (c.waits || !caller))
 	}
-	// less reports whether a is replaced before b.
+	// less reports whether connection a is replaced before connection b.
 	less := func(a, b *limitedConn) bool {
 		switch n, m := perNetwork[a.network], perNetwork[b.network]; {
 		case n != m:

@@ -51,7 +51,7 @@ func isNavigation(r *http.Request) bool {
 		r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }
 
-// checkHost returns an error for a request to a host name that is not that of the daemon, as after DNS rebinding.
+// checkHost returns an error for a request to a host name that is no name of the daemon, as after DNS rebinding.
 func (a *Authorizer) checkHost(r *http.Request, isDeclared func(host string) bool) error {
 	host := hostName(r.Host)
 	switch {

@@ -21,12 +21,12 @@ const (
 	maxFileSize    = 1 << 20                // enough for the certificates of 500 authorities
 )
 
-// errNothingTrusted: a file that says who is trusted is empty or missing. The value trusts nobody.
+// errNothingTrusted: a file with tokens or authorities is empty or missing. The parsed value trusts nobody.
 var errNothingTrusted = errors.New("it is empty")
 
-// reloader stores a value that it parses from small files. It parses them again when they change. If
-// the files become invalid, it keeps the value. If they trust nobody any more, it does not: whoever
-// empties or removes a file revokes what it contained.
+// reloader stores a value that it parses from small files. It parses them again when they change. If the
+// files become invalid, it keeps the last valid value. But if a file is emptied or removed, the value
+// trusts nobody: this is how a person revokes credentials.
 type reloader[T any] struct {
 	what  string   // name of the value, for messages
 	paths []string // "": the file is not given
@@ -50,7 +50,7 @@ func newReloader[T any](log *slog.Logger, what string, parse func([][]byte) (T, 
 	return r, nil
 }
 
-// current returns the value of the last valid content of the files.
+// current returns the value. It reads the files again if reloadInterval has passed.
 func (r *reloader[T]) current() T {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -22,7 +22,7 @@ import (
 // A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
 // does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
 // that is derived from the token and its role. So a session survives a restart, and ends when its token is removed or gets
-// another role. The daemon stores only signed-out sessions, until they would have ended or it stops.
+// another role. The daemon stores only signed-out sessions, until they would have ended, or the daemon stops.
 //
 // A browser sends the cookie with every request, whichever page causes it. So a request that changes state also needs
 // RequestToken in the header RequestTokenHeader. Only a page of the same origin can read that token.
@@ -34,8 +34,8 @@ const (
 	// sessionLifetime is how long a session lasts after it began.
 	sessionLifetime = 12 * time.Hour
 
-	// maxClockStep is by how much the clock may have been set back since a session began. Beyond it, the session would last too
-	// long, and does not count.
+	// maxClockStep is the most by which the clock may have been set back since a session began. After a larger step,
+	// the session would last too long, and does not count.
 	maxClockStep = time.Minute
 
 	// RequestTokenHeader is the header with Session.RequestToken.
@@ -56,7 +56,8 @@ func (id sessionID) ends() time.Time {
 	return time.Unix(int64(binary.BigEndian.Uint64(id[:8])), 0)
 }
 
-// code returns the code of a session for a purpose. It has the role: otherwise a signed-out session came back with a new one.
+// code returns the code of a session for a purpose. It depends on the role. Otherwise, a signed-out session would be
+// valid again when the token gets another role.
 func (id sessionID) code(t roleToken, purpose string) []byte {
 	key := hmac.New(sha256.New, []byte(t.token))
 	key.Write([]byte("backing-image-manager session " + t.role.String()))
@@ -76,7 +77,7 @@ type signedOut struct {
 	mu sync.Mutex
 	of [RoleAdmin + 1]struct {
 		all   map[sessionID]bool
-		until time.Time // no session that would end by then counts
+		until time.Time // a session counts only if it ends later
 	}
 }
 
@@ -100,8 +101,8 @@ func (s *signedOut) has(role Role, id sessionID) bool {
 	return of.all[id] || !id.ends().After(of.until)
 }
 
-// isSecure reports whether the browser uses TLS, with the daemon or with a proxy before it. A caller that lies about that
-// only gets another cookie.
+// isSecure reports whether the browser uses TLS, with the daemon or with a proxy before it. A caller that sends a false
+// header only gets another cookie.
 func isSecure(r *http.Request) bool {
 	return r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https"
 }
@@ -113,8 +114,8 @@ func cookieName(r *http.Request) string {
 	return sessionCookie
 }
 
-// Session returns the session of the sender of a request, false if it has none. It does not check whether the request is one
-// that a foreign page can cause: Authorize does.
+// Session returns the session of the sender of a request, and false if it has none. It does not check whether a foreign
+// page can cause the request: Authorize does.
 func (a *Authorizer) Session(r *http.Request) (Session, bool) {
 	s, _, ok := a.session(r, time.Now())
 	return s, ok
@@ -124,7 +125,7 @@ func (a *Authorizer) session(r *http.Request, now time.Time) (s Session, id sess
 	if a.tokens == nil {
 		return s, id, false
 	}
-	// A browser also sends those that other services on the same host have set. maxHeader of the server limits them.
+	// A browser also sends the cookies of other services on the same host. maxHeader of the server limits their number.
 	for _, cookie := range r.CookiesNamed(cookieName(r)) {
 		raw, err := base64.RawURLEncoding.DecodeString(cookie.Value)
 		if err != nil || len(raw) != len(id)+sha256.Size {
@@ -152,7 +153,7 @@ func (s Session) hasRequestToken(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead || hmac.Equal([]byte(r.Header.Get(RequestTokenHeader)), []byte(s.RequestToken))
 }
 
-// CanSignIn reports whether the daemon has tokens, for which it gives sessions.
+// CanSignIn reports whether the daemon gives sessions. It needs tokens for that.
 func (a *Authorizer) CanSignIn() bool { return a.tokens != nil }
 
 // SignIn sets the cookie of a new session in the response if the token is valid. The error is an *httperror.Error: the token is
@@ -187,8 +188,8 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 	return nil
 }
 
-// SignOut ends the session of the sender of a request, and removes its cookie. The request needs the token of the session, as every
-// other one that changes state.
+// SignOut ends the session of the sender of a request, and removes its cookie. Like every request that changes state,
+// the request needs the token of the session.
 func (a *Authorizer) SignOut(w http.ResponseWriter, r *http.Request) error {
 	if err := checkSite(r); err != nil {
 		return err
@@ -215,7 +216,7 @@ const (
 	wrongTokenDelay = 300 * time.Millisecond
 	// Each network may send some wrong tokens at once, and then one in this interval.
 	guessInterval, maxGuesses = 10 * time.Second, 5
-	// maxGuessers limits the memory: beyond it, all other networks together have the limit of one.
+	// maxGuessers limits the memory: beyond this number of networks, all other networks share one limit.
 	maxGuessers = 4096
 )
 
@@ -242,7 +243,7 @@ func (g *guesses) limiter(from netip.Prefix, now time.Time) *rate.Limiter {
 	return g.from[from]
 }
 
-// wait returns how long a network must wait before it may send a token, 0: not at all.
+// wait returns how long a network must wait before it may send a token; 0: no time.
 func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -250,9 +251,9 @@ func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
 	return max(0, time.Duration(missing*float64(guessInterval)))
 }
 
-// guessesOf returns the network whose wrong tokens a request counts for, and where. A proxy on this machine writes the
-// address of its caller to the end of X-Forwarded-For. A process of this machine that lies about that gains nothing,
-// because the HTTP API has no limit, and locks out nobody who does not use the proxy.
+// guessesOf returns the network that a wrong token in a request counts for, and its counter. A proxy on this machine
+// writes the address of its caller to the end of X-Forwarded-For. A process of this machine that sends a false header
+// gains nothing, because the HTTP API has no limit. It locks out nobody who does not use the proxy.
 func (a *Authorizer) guessesOf(r *http.Request) (*guesses, netip.Prefix) {
 	if forwarded := r.Header.Values("X-Forwarded-For"); len(forwarded) > 0 && isLocalAddress(r.RemoteAddr) {
 		last := forwarded[len(forwarded)-1]

@@ -96,7 +96,7 @@ func baseTLS() *tls.Config {
 // certificate. It does not check the use as a server certificate, because clients do.
 func checkClientUse(leaf *x509.Certificate) error {
 	if end := leaf.NotAfter; time.Now().After(end) {
-		return fmt.Errorf("it expired at %s", end.UTC().Format(time.RFC3339))
+		return fmt.Errorf("it expired at %s: renew it", end.UTC().Format(time.RFC3339))
 	}
 	uses := leaf.ExtKeyUsage
 	if len(uses)+len(leaf.UnknownExtKeyUsage) == 0 || slices.Contains(uses, x509.ExtKeyUsageAny) || slices.Contains(uses, x509.ExtKeyUsageClientAuth) {
@@ -105,13 +105,13 @@ func checkClientUse(leaf *x509.Certificate) error {
 	return errors.New("its extended key usage lacks clientAuth, which other daemons require")
 }
 
-// expiry returns when a certificate, the first of a file, stops being valid: when it expires, or when an authority has expired in each
-// chain from it to the authorities.
+// expiry returns when the first certificate of a file stops being valid. A chain from it to an authority is valid until
+// one of its certificates expires. The chain that is valid longest counts.
 func expiry(file, authorities []*x509.Certificate) time.Time {
 	leaf := file[0]
 	chains, err := leaf.Verify(x509.VerifyOptions{Roots: newPool(authorities), Intermediates: newPool(file[1:]), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
 	if err != nil {
-		return leaf.NotAfter // the authority that signed it is not one of those that this process trusts
+		return leaf.NotAfter // this process does not trust the authority that signed it
 	}
 	var last time.Time
 	for _, chain := range chains {

@@ -65,7 +65,7 @@ func parseTokens(text string) (tokens, error) {
 			return nil, fmt.Errorf("line %d: a token must consist of printable ASCII characters without spaces", n+1)
 		}
 		if len(t.token) < minTokenLength {
-			return nil, fmt.Errorf("line %d: the token has fewer than %d characters, so that it could be guessed: create one with: openssl rand -hex 32", n+1, minTokenLength)
+			return nil, fmt.Errorf("line %d: the token has fewer than %d characters, so it could be guessed: create one with: openssl rand -hex 32", n+1, minTokenLength)
 		}
 		found = append(found, t)
 	}
@@ -98,7 +98,7 @@ func (t tokens) role(authorization string) Role {
 	return role
 }
 
-// prefer returns a token with a role if there is one, otherwise another one, "" if there are none.
+// prefer returns a token with a role, or else any other token. "" means that there are no tokens.
 func (t tokens) prefer(role Role) string {
 	for _, known := range t {
 		if known.role == role {

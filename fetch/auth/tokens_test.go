@@ -8,7 +8,7 @@ import (
 
 func TestParseTokens(t *testing.T) {
 	const shape = `write one token, or lines of "peer TOKEN" and "admin TOKEN"`
-	const short = "the token has fewer than 16 characters, so that it could be guessed: create one with: openssl rand -hex 32"
+	const short = "the token has fewer than 16 characters, so it could be guessed: create one with: openssl rand -hex 32"
 	const onlyLine = `a token without a role must be the only line: write "peer TOKEN" or "admin TOKEN"`
 	const a, b, c, d = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc", "dddddddddddddddd"
 	for _, tt := range []struct{ text, highest, lowest, err string }{
