@@ -70,7 +70,7 @@ func (s *Source) fill(ctx context.Context, volume flatDisk, part *disk.Part, pro
 // image.
 func (s *Source) CanResume(o disk.PartSource) bool { return o.ID == s.request.id() }
 
-// encode returns a reader of the image, and sets the size of the image in o.
+// encode returns a reader of the image. It sets o.Size, and o.Data for a raw image.
 func (s *Source) encode(volume qcow2.Source, o *disk.PartSource) (io.ReadSeeker, error) {
 	if s.request.Format != model.QCOW2 {
 		o.Size = volume.Size()
@@ -105,7 +105,7 @@ func (s *Source) classify(err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, disk.ErrModified):
-		class = fetch.Network // the volume may not change during a later attempt
+		class = fetch.Network // perhaps the volume does not change during a later attempt
 	case errors.As(err, &format):
 		class = fetch.BadSource
 	}

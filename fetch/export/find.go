@@ -51,7 +51,7 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 		}
 		reasons = append(reasons, fmt.Sprintf("%s: %v", one, withHint(err)))
 		if n+1 < len(all) && (older(one, all[n+1]) || r.Snapshot == "" && errors.Is(err, replica.ErrAttached)) {
-			reasons = append(reasons, fmt.Sprintf("%s may have older data", all[n+1]))
+			reasons = append(reasons, fmt.Sprintf("%s may have older data, so it is not used", all[n+1]))
 			break
 		}
 	}
@@ -108,8 +108,8 @@ func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, re
 	return all, reasons
 }
 
-// rank sorts the replicas, best first. For the head, older reports whether replica c has older data
-// than replica than, and must not be used.
+// rank sorts the replicas, best first. For the head, older reports whether its second replica has
+// older data than its first replica. Then the second replica must not be used.
 func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
 	if !head {
 		slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(b.info.Size, a.info.Size) })

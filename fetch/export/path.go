@@ -77,7 +77,7 @@ func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeDevice {
-		return nil, &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s is neither a file nor a block device", path)}
+		return nil, &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s is neither a file nor a block device: declare another path", path)}
 	}
 	f, err := c.OpenFile(path, 0)
 	if err != nil {
@@ -91,9 +91,9 @@ func checkPath(c *fetch.Client, path string) (os.FileInfo, error) {
 	return info, err
 }
 
-// checkIsDisk returns an error for a file that is an image already, packed, or no disk at all: the guest of
-// an exported image would see the header of the file. The bytes of a volume or a block device are the disk,
-// whatever a guest has written there.
+// checkIsDisk returns an error for a file that is an image already, packed, or no disk at all: a guest of
+// the exported image would see the header of the file. Volumes and block devices need no check: their bytes
+// are the disk, whatever a guest has written there.
 func checkIsDisk(f *disk.File, path string) error {
 	info, err := disk.Inspect(f, f.Size(), "")
 	rejected, ok := errors.AsType[*disk.FormatError](err)
@@ -112,7 +112,7 @@ func checkIsDisk(f *disk.File, path string) error {
 // flatFile reads a raw file as a disk.
 type flatFile struct {
 	*disk.File
-	file       *os.File // the same
+	file       *os.File // the file of File
 	ahead      io.ReaderAt
 	searched   int64 // the offset of the last search for data
 	start, end int64 // the data extent that was found
@@ -166,7 +166,7 @@ func (p *flatFile) ReadAt(b []byte, offset int64) (read int, err error) {
 func (p *flatFile) Unchanged() error {
 	err := p.File.Unchanged()
 	if errors.Is(err, disk.ErrModified) {
-		return &fetch.Error{Class: fetch.Network, Err: err} // the file may not change during a later attempt
+		return &fetch.Error{Class: fetch.Network, Err: err} // perhaps the file does not change during a later attempt
 	}
 	return err
 }
@@ -174,7 +174,7 @@ func (p *flatFile) Unchanged() error {
 // blockDevice is a block device or a logical volume that was opened exclusively.
 type blockDevice struct {
 	flatFile
-	writeCount string // see readWriteCount; from the time when the device was opened
+	writeCount string // result of readWriteCount when the device was opened
 }
 
 // Fingerprint returns "", because writes before the device was opened cannot be detected.
@@ -192,8 +192,8 @@ func (d *blockDevice) Unchanged() error {
 	return nil
 }
 
-// readWriteCount returns the kernel's counters of written and of discarded sectors. Those of requests would
-// not do: on a device with a write cache, Sync itself is a write of no sectors.
+// readWriteCount returns the kernel's counters of written and of discarded sectors. A counter of requests
+// would not do: on a device with a write cache, Sync itself is a write of no sectors.
 func (d *blockDevice) readWriteCount() (string, error) {
 	// The kernel counts a write through the page cache only when it writes the page to the device.
 	if err := d.file.Sync(); err != nil {
