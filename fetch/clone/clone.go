@@ -63,8 +63,8 @@ func Fill(ctx context.Context, part *disk.Part, r Request, progress *fetch.Progr
 	return fetch.ClassifyDiskError(err)
 }
 
-// partSource returns the source of a partial file with a clone of size bytes. For Encrypt, the same
-// source may produce different bytes.
+// partSource returns the source of a partial file with a clone of size bytes. With Encrypt, equal sources may have
+// different bytes, because each encryption creates a key.
 func (r Request) partSource(size int64) disk.PartSource {
 	if r.Encryption == Ignore {
 		return disk.CopySource(r.Copy)
@@ -76,7 +76,7 @@ func (r Request) partSource(size int64) disk.PartSource {
 // clone.
 func (r Request) CanResume(o disk.PartSource) bool { return o.ID == r.partSource(0).ID }
 
-// begin discards the bytes in part unless they are from o, and initialises the progress.
+// begin discards the bytes in part unless they are from source o, and initialises the progress.
 func begin(part *disk.Part, o disk.PartSource, progress *fetch.Progress) error {
 	if part.Source() != o {
 		if err := part.Begin(o); err != nil {
@@ -179,7 +179,7 @@ func (r Request) plainDisk() (io.ReaderAt, int64, error) {
 	}
 	version, err := luksVersion(source, size)
 	if err == nil && version != 0 {
-		err = fetch.Errorf(fetch.BadSource, "cannot encrypt %s: it is already encrypted, with LUKS%d", r.Copy.ID, version)
+		err = fetch.Errorf(fetch.BadSource, "cannot encrypt %s: it is already encrypted, with LUKS%d: declare the encryption ignore", r.Copy.ID, version)
 	}
 	return source, size, err
 }
@@ -198,11 +198,11 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 	case version == 0 && r.Source.Size() < HeaderSize:
 		return fetch.Errorf(fetch.BadSource, "cannot decrypt %s: it has %d bytes, but the header of an encrypted disk already has %d bytes", r.Copy.ID, r.Source.Size(), int64(HeaderSize))
 	case version == 0:
-		return fetch.Errorf(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS", r.Copy.ID)
+		return fetch.Errorf(fetch.BadSource, "cannot decrypt %s: it is not encrypted, or not with LUKS: declare the encryption ignore", r.Copy.ID)
 	}
 	header, payload, err := readHeader(ctx, source, r.Source.Size(), s.passphrase)
 	if errors.Is(err, errPassphrase) {
-		return fetch.Errorf(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong", r.Copy.ID, r.Secret)
+		return fetch.Errorf(fetch.BadConfig, "cannot decrypt %s: the passphrase in secret %q is wrong: correct its file CRYPTO_KEY_VALUE", r.Copy.ID, r.Secret)
 	}
 	if err != nil {
 		return err
@@ -230,8 +230,8 @@ func luksVersion(r io.ReaderAt, size int64) (int, error) {
 // maxWorkers limits the memory of a clone. More workers would be faster than any disk.
 const maxWorkers = 8
 
-// transformInto appends the rest of a clone of size bytes to part: after the first shift bytes, the bytes of the disk r, which
-// change transforms. Several goroutines do that, and one of them at a time reads r.
+// transformInto appends the rest of a clone of size bytes to part. After the first shift bytes, the clone has the bytes
+// of the disk r, transformed by change. Several goroutines transform chunks, but only one at a time reads r.
 func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, shift, size int64, change func(b []byte, offset int64), progress *fetch.Progress) error {
 	workers := min(runtime.GOMAXPROCS(0), maxWorkers)
 	var reading sync.Mutex
@@ -250,11 +250,11 @@ func transformInto(ctx context.Context, part *disk.Part, r io.ReaderAt, shift, s
 	return a.Run(ctx, part.Offset())
 }
 
-// transformed reads the bytes [at, end) of a disk and transforms them. Each Read has whole sectors, because it has room for a
-// whole chunk.
+// transformed reads the bytes [at, end) of a disk and transforms them. Each Read transforms whole sectors, because its
+// buffer has room for a whole chunk.
 type transformed struct {
 	disk    io.ReaderAt
-	reading *sync.Mutex // of the disk
+	reading *sync.Mutex // held while disk is read
 	change  func(b []byte, offset int64)
 	at, end int64
 }

@@ -47,7 +47,7 @@ func createHeader(ctx context.Context, s *secret, size int64) (_ *os.File, _ *lu
 	if refused, ok := errors.AsType[*luks.HeaderError](err); ok {
 		// The parameters in the secret, or the defaults of cryptsetup on a large machine, exceed the
 		// limits of package luks.
-		return nil, nil, fetch.Errorf(fetch.BadConfig, "cryptsetup created a header that this program would not open: %w: set %s and %s in the secret", refused, fileIterations, fileMemory)
+		return nil, nil, fetch.Errorf(fetch.BadConfig, "cryptsetup created a header that this program would not open: %w: set %s and %s in the secret to lower values", refused, fileIterations, fileMemory)
 	}
 	if err != nil {
 		return nil, nil, err

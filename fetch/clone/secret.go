@@ -42,7 +42,7 @@ var secretFiles = []string{fileValue, fileProvider, fileCipher, fileHash, fileSi
 // Its errors never contain the content of a file.
 func readSecret(dir, name string) (*secret, error) {
 	if dir == "" {
-		return nil, fetch.Errorf(fetch.BadConfig, "secret %q is declared, but no secrets directory is given", name)
+		return nil, fetch.Errorf(fetch.BadConfig, "secret %q is declared, but no secrets directory is given: name it with --secrets-dir", name)
 	}
 	var unknown []string
 	files, err := fetch.ReadSecret(dir, name, func(file string) bool {
@@ -97,7 +97,7 @@ func parseSecret(files map[string][]byte) (*secret, error) {
 	for file, number := range map[string]*int64{fileIterations: &s.iterations, fileMemory: &s.memory} {
 		var err error
 		if *number, err = strconv.ParseInt(text(file, "0"), 10, 64); err != nil || *number < 0 {
-			return nil, fmt.Errorf("file %q does not contain a number", file)
+			return nil, fmt.Errorf("file %q does not contain a number: correct or remove it", file)
 		}
 	}
 	return s, nil
