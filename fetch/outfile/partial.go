@@ -128,7 +128,7 @@ func (w sparseWriter) Write(b []byte) (int, error) { return len(b), w.Put(b) }
 func (p *partialFile) publish() error {
 	err := p.f.Sync()
 	if err == nil {
-		_ = unix.Fadvise(int(p.f.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
+		_ = unix.Fadvise(int(p.f.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
 		err = p.rename()
 	}
 	if err != nil {
@@ -139,20 +139,21 @@ func (p *partialFile) publish() error {
 		return err
 	}
 	defer folder.Close()
-	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // not every file system supports it
+	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: the file system does not support it
 		return fmt.Errorf("sync the folder of %s: %w", p.Path, err)
 	}
 	return nil
 }
 
-// rename does not replace a file that was created after Check.
+// rename renames the partial file to the target. If the file system supports that, it does not
+// replace a file that was created after Check.
 func (p *partialFile) rename() error {
 	if !p.Replace {
 		err := unix.Renameat2(unix.AT_FDCWD, p.PartialPath(), unix.AT_FDCWD, p.Path, unix.RENAME_NOREPLACE)
 		switch {
 		case errors.Is(err, unix.EEXIST):
 			return &ExistsError{p.Path}
-		case !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS): // RENAME_NOREPLACE is not supported
+		case !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS): // these two mean that RENAME_NOREPLACE is not supported
 			return err
 		}
 	}

@@ -88,6 +88,6 @@ func (s *flushingSink) Put(chunk []byte) error {
 	if err := unix.Fdatasync(int(s.f.Fd())); err != nil {
 		return &os.PathError{Op: "sync", Path: s.f.Name(), Err: err}
 	}
-	_ = unix.Fadvise(int(s.f.Fd()), 0, 0, unix.FADV_DONTNEED) // an error only means that the pages stay cached
+	_ = unix.Fadvise(int(s.f.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
 	return nil
 }

@@ -127,7 +127,7 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			w.advance(chunk)
 			progress(int64(len(chunk)))
 		}
-		_ = unix.Fadvise(int(w.part.f.Fd()), 0, 0, unix.FADV_DONTNEED) // fails only if the pages stay cached
+		_ = unix.Fadvise(int(w.part.f.Fd()), 0, 0, unix.FADV_DONTNEED) // if this fails, the pages stay cached
 	}
 	w.sink = w.part.sinkFrom(end)
 	return w.part.f.Truncate(end)
@@ -135,8 +135,8 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 
 // chunkReader reads the chunks of a partial file.
 type chunkReader interface {
-	// next returns the next chunk, which has the length of the buffer, and its length in the partial
-	// file.
+	// next returns the next chunk, which has the length of the buffer. length is that of the chunk in
+	// the partial file.
 	next(into []byte) (chunk []byte, length int64, err error)
 }
 
