@@ -1,6 +1,6 @@
-// Package host recognises hosts that are no place for images. Such a host has a different meaning on each
-// node, so that the image would differ between nodes, or it is a service that only a node can reach, such as
-// the metadata service of a cloud, which has credentials of the node.
+// Package host recognises hosts that must not be sources of images. Some are another machine for each node,
+// so that the image would differ between nodes, such as localhost. Others are services that only a node can
+// reach, such as the metadata service of a cloud, which has credentials of the node.
 //
 // A download rejects these hosts, and so does the validation of a configuration.
 package host
@@ -36,8 +36,8 @@ func Of(host string) Kind {
 	return OfAddress(ip)
 }
 
-// OfAddress returns the kind of an address. An address from which a gateway makes an IPv4 address has the
-// kind of that address.
+// OfAddress returns the kind of an address. An IPv6 address that a gateway translates has the kind of the
+// IPv4 address.
 func OfAddress(ip netip.Addr) Kind {
 	for _, ip := range append(Embedded(ip), ip) {
 		if kind := kindOf(ip); kind != "" {
@@ -88,8 +88,8 @@ var (
 	teredo     = netip.MustParsePrefix("2001::/32")       // RFC 4380
 )
 
-// Embedded returns the IPv4 addresses in an IPv6 address. An operator chooses where a NAT64 prefix of
-// its own has the IPv4 address, so every possible place counts.
+// Embedded returns the IPv4 addresses in an IPv6 address. The operator of a network chooses where its own
+// NAT64 prefix has the IPv4 address, so every possible place counts.
 func Embedded(ip netip.Addr) []netip.Addr {
 	ip = ip.Unmap().WithZone("")
 	if ip.Is4() || ip.IsUnspecified() || ip.IsLoopback() {
@@ -109,7 +109,7 @@ func Embedded(ip netip.Addr) []netip.Addr {
 			netip.AddrFrom4([4]byte{b[7], b[9], b[10], b[11]}), // 56 bits
 			netip.AddrFrom4([4]byte(b[9:13])),                  // 64 bits
 		}
-		return slices.DeleteFunc(possible, thisNetwork.Contains) // no gateway translates to it, so it is another place
+		return slices.DeleteFunc(possible, thisNetwork.Contains) // no gateway translates to this network, so another place is right
 	case sixToFour.Contains(ip):
 		return []netip.Addr{netip.AddrFrom4([4]byte(b[2:6]))}
 	case teredo.Contains(ip): // the server, and the client with its bits inverted

@@ -30,7 +30,7 @@ type document struct {
 	Error string `json:"error"`
 }
 
-// Write sends the response. The caller must set other headers, such as Retry-After, before it.
+// Write sends the response. The caller must set other headers, such as Retry-After, before the call.
 func (e *Error) Write(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(e.Status)

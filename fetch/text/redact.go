@@ -29,7 +29,7 @@ var urlPattern = regexp.MustCompile(`[A-Za-z][A-Za-z0-9+.-]*://[^\s"'<>\\]+`)
 var stringLiteral = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
 // RedactJSON redacts the addresses in the strings of encoded JSON. A string without spaces counts as one
-// address. In others, addresses are redacted as by Redact.
+// address. In other strings, addresses are redacted as by Redact.
 func RedactJSON(encoded []byte) []byte {
 	return stringLiteral.ReplaceAllFunc(encoded, func(literal []byte) []byte {
 		var s string
@@ -69,7 +69,7 @@ func cutSecrets(address string) string {
 	return scheme + "://" + host + path
 }
 
-// bucketName matches the names of buckets, and no key or password with an upper-case letter or a colon.
+// bucketName matches the names of buckets. It matches no key or password with an upper-case letter or a colon.
 var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
 
 // isBucket reports whether the user in an address is the name of a bucket.
