@@ -90,7 +90,7 @@ func TestInvalidCredentialsFolder(t *testing.T) {
 		{"reserved header", "vendor", map[string]string{"headers": "Range: " + secretMarker}, BadConfig, "reserved"},
 		{"bad pair", "vendor", map[string]string{"tls.crt": secretMarker, "tls.key": secretMarker}, BadConfig, "PEM"},
 		{"bad ca", "vendor", map[string]string{"ca.crt": secretMarker}, BadConfig, "PEM"},
-		{"bad host", "vendor", map[string]string{"hosts": "https://" + secretMarker}, BadConfig, "not a host"},
+		{"bad host", "vendor", map[string]string{"hosts": "https://" + secretMarker}, BadConfig, "not HOST or HOST:PORT"},
 		{"header in token", "vendor", map[string]string{"token": secretMarker + "\nX-Evil: 1"}, BadConfig, "a header cannot contain"},
 	}
 	for _, tt := range tests {

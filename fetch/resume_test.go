@@ -169,7 +169,7 @@ func TestBodyOfWrongLength(t *testing.T) {
 	wantError(t, err, Dropped, "100 bytes before the end")
 	body := &boundedBody{Reader: bytes.NewReader(image), left: 100, bounded: true}
 	_, err = io.ReadAll(body)
-	wantError(t, err, BadSource, "longer than the length that the server sent")
+	wantError(t, err, BadSource, "longer than the server announced")
 }
 
 // TestRestartAfterWrongJoin checks that an attempt with Restart succeeds after a wrong checksum. The
