@@ -24,9 +24,8 @@ type address struct {
 
 var forcedPattern = regexp.MustCompile(`^([A-Za-z0-9]+)::(.+)$`)
 
-// parseAddress parses an address in the subset of go-getter's grammar that this package supports: an
-// absolute URL, with the prefix "s3::" before an https URL of an S3 server. go-getter interprets more
-// syntax. parseAddress rejects other prefixes. getterURL hides path and query from go-getter, so that the
+// parseAddress parses an absolute URL, or "s3::" before the https URL of an S3 server. This is a subset of
+// go-getter's grammar: other prefixes are rejected, and getterURL hides path and query from go-getter, so that the
 // server receives them unchanged. The validation of a configuration (schema/load/address.go) rejects at least what
 // parseAddress and newS3Source reject.
 func parseAddress(raw string) (address, error) {
@@ -78,8 +77,8 @@ func supported(scheme string) bool {
 	return false
 }
 
-// getterURL returns what go-getter needs to select a getter: the address without path and query, in which it
-// would interpret "//", "checksum" and "archive".
+// getterURL returns what go-getter needs to select a getter: the address without path and query, in which
+// go-getter would interpret "//", "checksum" and "archive".
 func (a address) getterURL() string {
 	return address{force: a.force, url: &url.URL{Scheme: a.url.Scheme, Host: a.url.Host, Path: "/"}}.String()
 }
@@ -105,8 +104,8 @@ func (a address) String() string {
 // base returns the last element of the path: the name of the file.
 func (a address) base() string { return path.Base(a.url.Path) }
 
-// redact returns u without user, password, query and fragment, which may be secret. It is
-// text.RedactURL for a parsed address, and keeps the escapes of the path.
+// redact returns u without user, password, query and fragment, which may be secret. Unlike
+// text.RedactURL, it takes a parsed address and keeps the escapes of the path.
 func redact(u *url.URL) string {
 	if u.Opaque != "" {
 		return fmt.Sprintf("%s:…", u.Scheme)

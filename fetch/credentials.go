@@ -52,7 +52,7 @@ var credentialFiles = []string{
 	"access-key-id", "secret-access-key", "session-token", "endpoint", "region", "virtual-hosted-style",
 }
 
-// aliases maps the file names of secrets of Longhorn and CDI to those of this package.
+// aliases maps the file names of secrets of Longhorn and CDI to the file names of this package.
 var aliases = map[string][]string{
 	"AWS_ACCESS_KEY_ID": {"access-key-id"}, "AWS_SECRET_ACCESS_KEY": {"secret-access-key"},
 	"AWS_ENDPOINTS": {"endpoint"}, "AWS_CERT": {"ca.crt"}, "VIRTUAL_HOSTED_STYLE": {"virtual-hosted-style"},
@@ -188,7 +188,7 @@ func (c *credentials) parse() error {
 		}
 	}
 	if v := c.files["virtual-hosted-style"]; v != "" && v != "true" && v != "false" {
-		return errors.New("file \"virtual-hosted-style\" is neither \"true\" nor \"false\"")
+		return errors.New("file \"virtual-hosted-style\" must contain \"true\" or \"false\"")
 	}
 	return errors.Join(c.parseTLS(), c.parseHeaders(), c.parseHosts())
 }

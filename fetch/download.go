@@ -22,7 +22,7 @@ type sink interface {
 	io.ReaderFrom
 }
 
-// received is the part of a sink that knows which bytes it has.
+// received is the part of a sink that records which bytes the sink has.
 type received struct {
 	source disk.PartSource
 	offset int64
@@ -43,8 +43,8 @@ type source interface {
 	get(ctx context.Context, q rangeRequest) (*response, error)
 }
 
-// rangeRequest requests the bytes from offset on. If offset is not 0, the response must have the same
-// version of the file: its length must be total, and it must match validator.
+// rangeRequest requests the bytes from offset on. If offset is not 0, the response must be of the
+// requested version of the file: the file must have the length total, and match validator.
 type rangeRequest struct {
 	offset    int64
 	end       int64  // end of the requested range; 0: the end of the file

@@ -19,7 +19,7 @@ type Client struct {
 	KeysDir       string   // the folder that contains all folders with keys for signatures; empty: none
 	FileRoots     []string // absolute paths of the folders below which file:// addresses are allowed
 	AllowAnyFile  bool     // allow file:// addresses of all files, for one-shot commands
-	AllowLoopback bool     // allow loopback and link-local hosts, for tests and demos
+	AllowLoopback bool     // allow all hosts, also loopback and link-local hosts, for tests and demos
 	UserAgent     string   // sent to servers; empty: "backing-image-manager"
 
 	// Warn receives a text about unused files in a credentials folder, at each read of the folder; nil: no warnings.

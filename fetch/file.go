@@ -42,7 +42,7 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 	if len(c.FileRoots) == 0 {
 		return "", "", Errorf(BadConfig, "%s is not allowed: allow its folder with --allow-file-root", path)
 	}
-	return "", "", Errorf(BadConfig, "%s is not below an allowed folder (%s)", path, strings.Join(c.FileRoots, ", "))
+	return "", "", Errorf(BadConfig, "%s is not below an allowed folder (%s): allow its folder with --allow-file-root", path, strings.Join(c.FileRoots, ", "))
 }
 
 // openLocal opens a local path, if FileRoots or AllowAnyFile permits it. If every path is allowed, it calls anywhere.

@@ -91,7 +91,7 @@ func (p packing) open(in *packedInput) (io.ReadCloser, error) {
 		z.Multistream(false)
 		return &gzipMembers{z, in.Reader}, nil
 	case packedZst:
-		// With several goroutines, the decoder needs half as much processor time again. disk.Part hashes and writes
+		// With several goroutines, the decoder needs 50 % more processor time. disk.Part hashes and writes
 		// at the same time anyway.
 		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true), zstd.WithDecoderConcurrency(1))
 		if err != nil {

@@ -32,7 +32,7 @@ func (t *transfer) newS3Source(a address) (source, error) {
 		return nil, err
 	}
 	if b.key == "" {
-		return nil, Errorf(BadConfig, "address %s does not name a bucket and a key", a)
+		return nil, Errorf(BadConfig, "address %s does not name a bucket and a key: write it like s3://BUCKET/KEY", a)
 	}
 	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.key}, nil
 }
@@ -117,7 +117,7 @@ func (c *Client) OpenBucket(target, credentials string) (*Bucket, error) {
 func (b *Bucket) Close() { b.net.close() }
 
 // Put stores an object with one request, so that an interruption leaves no multipart upload. The signature of the request
-// covers the checksum, so that an S3 server rejects different bytes. Pass its errors to Classify.
+// covers the checksum, so that an S3 server rejects different bytes. Pass errors of Put to Classify.
 func (b *Bucket) Put(ctx context.Context, key, contentType string, data []byte) error {
 	sum := sha256.Sum256(data)
 	o := minio.PutObjectOptions{ContentType: contentType, DisableContentSha256: true}
@@ -131,7 +131,7 @@ func (b *Bucket) Put(ctx context.Context, key, contentType string, data []byte) 
 // String returns the address without secrets.
 func (b *Bucket) String() string { return b.address }
 
-// Classify converts an error of Client to an *Error. It omits the text of the server, which may
+// Classify converts an error of b.Client to an *Error. It omits the text of the server, which may
 // contain the signed request.
 func (b *Bucket) Classify(ctx context.Context, err error) error { return s3Error(ctx, err) }
 
@@ -146,7 +146,7 @@ func parseBucket(raw string) (address, error) {
 	}
 	a, err := parseAddress(raw)
 	if err == nil && a.force == "" && a.url.Scheme != "s3" {
-		err = Errorf(BadConfig, "address %s is not an S3 address", a)
+		err = Errorf(BadConfig, "address %s is not an S3 address: write it like s3://BUCKET/PATH", a)
 	}
 	a.region = region
 	return a, err
@@ -168,7 +168,7 @@ func (n *network) bucket(a address, transport http.RoundTripper) (*Bucket, error
 		return nil, Errorf(BadConfig, "address %s has no valid bucket name: %w", a, err)
 	}
 	if a.url.RawQuery != "" {
-		return nil, Errorf(BadConfig, "address %s has a query: S3 addresses have none", a)
+		return nil, Errorf(BadConfig, "address %s has a query, which S3 addresses do not have: remove it", a)
 	}
 	if err := n.checkHost(endpoint); err != nil {
 		return nil, err
@@ -230,7 +230,7 @@ func s3Error(ctx context.Context, err error) error {
 	return Errorf(class, "S3 responds with %d %s", answer.StatusCode, answer.Code)
 }
 
-// listBody is one page of a list. A response that is not a list (a web page, an error with status
+// listBody is the body with one page of a list. A response that is not a list (a web page, an error with status
 // 200) must not be interpreted as an empty list, because a backup deletes objects that are not
 // listed.
 type listBody struct {

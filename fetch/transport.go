@@ -27,8 +27,8 @@ type network struct {
 	authenticated     *http.Transport // presents the client certificate
 }
 
-// network returns the network of a transfer. Its credentials are sent to the origin of declared, and
-// to the hosts that the credentials list.
+// network returns the network of a transfer. Its credentials are sent to the origin of the address declared, and to
+// the hosts that the credentials list.
 func (c *Client) network(creds *credentials, declared address) (*network, error) {
 	n := &network{client: c, creds: creds, credentialsOrigin: webOrigin(declared.url)}
 	if creds.hasHeaders() && declared.url.Scheme == "http" && !n.mayAuthenticate(declared.url) {
@@ -59,8 +59,8 @@ func (n *network) close() {
 }
 
 // transport returns a transport for HTTP/1.1 only: for one large body at a time, the frames and the flow control of
-// HTTP/2 cost up to a third of the rate. Each connection serves one request, unless keepConnections is called. Then
-// net/http logs bytes that a server sends after the end of a body, through package log.
+// HTTP/2 cost up to a third of the rate. Each connection serves one request, unless keepConnections is called. A kept
+// connection has a side effect: net/http logs, by package log, bytes that a server sends after the end of a body.
 func (n *network) transport(p *proxy, cert *tls.Certificate) *http.Transport {
 	t := n.client.timings()
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: n.creds.roots}
@@ -110,8 +110,8 @@ func (n *network) roundTrip(ctx context.Context, u *url.URL, header http.Header)
 	return n.anonymous.RoundTrip(r)
 }
 
-// mayAuthenticate reports whether u may receive the credentials: its origin is the declared one, or
-// the credentials list it, and the connection is encrypted or local.
+// mayAuthenticate reports whether u may receive the credentials. Its origin must be the declared origin, or its host
+// must be in the credentials. The connection must be encrypted or local.
 func (n *network) mayAuthenticate(u *url.URL) bool {
 	if u.Scheme != "https" && host.Of(u.Hostname()) != host.Loopback {
 		return false

@@ -80,9 +80,9 @@ func (a *Authorizer) ServerTLS() *tls.Config {
 // Authorize returns the role of the sender of a request. isDeclared reports whether a host name, in lower
 // case, belongs to a declared node. The error is an *httperror.Error with status 401 or 403.
 //
-// A token proves that the sender of the request knows it. The place of the caller, a client certificate and
-// a session prove less: a browser sends the requests of every page from this place, with this certificate
-// and this cookie. So they count only for a request that no foreign page can cause.
+// A token proves that the sender of the request knows it. The address of the caller, a client certificate
+// and a session prove less: a browser sends the requests of every page from this address, with this
+// certificate and this cookie. So they count only for a request that no foreign page can cause.
 func (a *Authorizer) Authorize(r *http.Request, isDeclared func(host string) bool) (Role, error) {
 	return a.authorize(r, isDeclared, checkSite)
 }
@@ -125,7 +125,7 @@ func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) boo
 	return RoleNone, denied
 }
 
-// ambientRole returns the role of a caller by its place or its certificate. If the role is RoleNone, the
+// ambientRole returns the role of a caller by its address or its certificate. If the role is RoleNone, the
 // error says what the caller must change.
 func (a *Authorizer) ambientRole(r *http.Request) (Role, error) {
 	switch {

@@ -20,7 +20,7 @@ import (
 )
 
 // A session is what a browser has in place of a token: a cookie that proves that its owner sent a token. The daemon
-// does not store sessions: the cookie has the time at which the session ends, random bytes, and a code of both with a key
+// does not store sessions: the cookie has the time at which the session ends, random bytes, and an HMAC of both with a key
 // that is derived from the token and its role. So a session survives a restart, and ends when its token is removed or gets
 // another role. The daemon stores only signed-out sessions, until they would have ended, or the daemon stops.
 //
@@ -56,7 +56,7 @@ func (id sessionID) ends() time.Time {
 	return time.Unix(int64(binary.BigEndian.Uint64(id[:8])), 0)
 }
 
-// code returns the code of a session for a purpose. It depends on the role. Otherwise, a signed-out session would be
+// code returns the HMAC of a session for a purpose. It depends on the role. Otherwise, a signed-out session would be
 // valid again when the token gets another role.
 func (id sessionID) code(t roleToken, purpose string) []byte {
 	key := hmac.New(sha256.New, []byte(t.token))

@@ -102,7 +102,7 @@ func checkClientUse(leaf *x509.Certificate) error {
 	if len(uses)+len(leaf.UnknownExtKeyUsage) == 0 || slices.Contains(uses, x509.ExtKeyUsageAny) || slices.Contains(uses, x509.ExtKeyUsageClientAuth) {
 		return nil
 	}
-	return errors.New("its extended key usage lacks clientAuth, which other daemons require")
+	return errors.New("its extended key usage lacks clientAuth, which other daemons require: issue a certificate with it")
 }
 
 // expiry returns when the first certificate of a file stops being valid. A chain from it to an authority is valid until

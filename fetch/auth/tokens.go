@@ -17,8 +17,8 @@ type roleToken struct {
 	token string
 }
 
-// minTokenLength is the minimum length of a token. Nothing slows down a caller that guesses tokens, and
-// 16 random hexadecimal digits are 64 bits.
+// minTokenLength is the minimum length of a token: 16 random hexadecimal digits are 64 bits. Nothing
+// slows down a caller of the HTTP API that guesses tokens.
 const minTokenLength = 16
 
 // loadTokens reads a token file: one token for every role, or lines of "peer TOKEN" and "admin

@@ -83,7 +83,7 @@ func (w Creator) existing(ctx context.Context, c model.Copy) (*Backup, error) {
 	have, err := Load(ctx, w.Store, want.Name)
 	switch {
 	case isClass(err, fetch.BadSource):
-		return nil, fetch.Errorf(fetch.BadSource, "%w: delete this backup first, because it is not replaced", err)
+		return nil, fetch.Errorf(fetch.BadSource, "%w: delete this backup first, because backups are not replaced", err)
 	case err != nil:
 		return nil, err
 	case have == nil:

@@ -96,7 +96,7 @@ func unusedBlocks(ctx context.Context, s Store, b *Backup) (blocks []blockID, ke
 	return blocks, nil, nil
 }
 
-// parallelRequests is the number of concurrent requests.
+// parallelRequests is the number of concurrent requests of a deletion.
 const parallelRequests = 4
 
 // subfolderPattern matches the folders of blocks.

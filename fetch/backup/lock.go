@@ -198,7 +198,7 @@ type storedLock struct {
 	modified time.Time
 }
 
-// checkConflicts returns an error if a lock of the other type is earlier than this one. It also
+// checkConflicts returns an error if a lock of the other type is earlier than this lock. It also
 // removes locks that expired long ago.
 func (l *lock) checkConflicts(ctx context.Context) error {
 	locks, err := readLocks(ctx, l.store)

@@ -22,7 +22,7 @@ import (
 const cryptsetupTimeout = 5 * time.Minute
 
 // programFolders are searched for cryptsetup in addition to $PATH. The $PATH of a daemon without root
-// contains none of its usual folders.
+// lacks the folders where cryptsetup usually is.
 const programFolders = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 // fdPath returns the path of the n-th extra file, as the process of cryptsetup sees it.

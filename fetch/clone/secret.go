@@ -19,7 +19,7 @@ type secret struct {
 	hash       string // CRYPTO_KEY_HASH
 	keyBits    int    // CRYPTO_KEY_SIZE
 	pbkdf      string // CRYPTO_PBKDF
-	iterations int64  // 0: cryptsetup measures the machine
+	iterations int64  // 0: cryptsetup measures how many are right for the machine
 	memory     int64  // KiB; 0: cryptsetup chooses it from the memory of the machine
 }
 

@@ -1,6 +1,6 @@
 // Package host recognises hosts that must not be sources of images. Some are another machine for each node,
-// so that the image would differ between nodes, such as localhost. Others are services that only a node can
-// reach, such as the metadata service of a cloud, which has credentials of the node.
+// such as localhost: the image would differ between nodes. Others are services that only a node can reach,
+// such as the metadata service of a cloud, which has credentials of the node.
 //
 // A download rejects these hosts, and so does the validation of a configuration.
 package host

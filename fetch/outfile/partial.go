@@ -145,8 +145,8 @@ func (p *partialFile) publish() error {
 	return nil
 }
 
-// rename renames the partial file to the target. If the file system supports that, it does not
-// replace a file that was created after Check.
+// rename renames the partial file to the target. Without Replace, it does not replace a file that was
+// created after Check, if the file system supports that.
 func (p *partialFile) rename() error {
 	if !p.Replace {
 		err := unix.Renameat2(unix.AT_FDCWD, p.PartialPath(), unix.AT_FDCWD, p.Path, unix.RENAME_NOREPLACE)

@@ -99,7 +99,7 @@ func parseCoreOS(data []byte, t CoreOS) (release string, file coreOSFile, err er
 	case len(formats) == 0:
 		return "", file, refuse(NothingMatches, "the artifact %q has no disk of the format %q: correct the field track", t.Artifact, t.Format)
 	case len(formats) > 1:
-		return "", file, refuse(Ambiguous, "the artifact %q has the formats %q: set format", t.Artifact, formats)
+		return "", file, refuse(Ambiguous, "the artifact %q has the formats %q: set format in track", t.Artifact, formats)
 	case artifact.Release == "" || len(artifact.Release) > maxVersion:
 		return "", file, refuse(Malformed, "the artifact %q has no release", t.Artifact)
 	}

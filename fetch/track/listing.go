@@ -70,7 +70,7 @@ func (p listingPattern) version(path string) version {
 	return append(v, w...)
 }
 
-// groups returns the groups of a match, or nil without a match. Without groups, a match is an empty version. A group
+// groups returns the groups of a match, or nil without a match. A pattern without groups has empty versions. A group
 // that takes no part in the match is empty.
 func groups(pattern *regexp.Regexp, text string) version {
 	m := pattern.FindStringSubmatch(text)

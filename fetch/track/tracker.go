@@ -110,8 +110,7 @@ const (
 	maxKept = 64 << 20
 )
 
-// Resolve returns the newest release that t publishes for m. If ctx ends, it returns the error of ctx, and otherwise
-// every error is a *Refusal.
+// Resolve returns the newest release that t publishes for m. Every error is a *Refusal, or the error of ctx.
 func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, error) {
 	lists := m
 	if t.Keys != "" {

@@ -53,9 +53,9 @@ func run(s string) string {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// versionIn returns the version in the path of a declared address. It stands where path, that of another release, has
-// versionOfPath. The declared address may be that of a mirror, so only the end of its path is compared. A version
-// consists of numbers with separators.
+// versionIn returns the version in the path of a declared address. There, it is at the place where path, the path of
+// another release, has versionOfPath. The declared address may be that of a mirror, so only the end of its path is
+// compared. A version consists of numbers with separators.
 func versionIn(declared, path, versionOfPath string) (string, bool) {
 	if versionOfPath == "" || len(path) > maxName {
 		return "", false
