@@ -54,7 +54,7 @@ func (t *transfer) lookUp(b []byte, list address, without checksum.Naming) (chec
 	return found, err
 }
 
-// require adds listed digests to those that the bytes must have. The error is a *disk.ChecksumError if a
+// require adds listed digests to the digests that the bytes must have. The error is a *disk.ChecksumError if a
 // declared digest of the same algorithm differs.
 func (r *Request) require(found checksum.Listed) error {
 	var err error
@@ -90,7 +90,7 @@ func (t *transfer) readSmall(ctx context.Context, a address) ([]byte, error) {
 
 // ListedChecksum finds the digests of the file at fileURL in a checksum list. listURL is the address of the list, and
 // unpack is like Request.Unpack. A checksum with another file name does not count, because it may belong to another
-// version. If the list is not signed, a single checksum without a name counts. The error is one of package checksum, or
+// version. If the list is not signed, a single checksum without a name counts. The error is that of package checksum, or
 // an *Error for a wrong address.
 func ListedChecksum(list []byte, listURL, fileURL, unpack string, signed bool) (checksum.Listed, error) {
 	at, err := parseAddress(listURL)

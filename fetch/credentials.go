@@ -193,7 +193,7 @@ func (c *credentials) parse() error {
 	return errors.Join(c.parseTLS(), c.parseHeaders(), c.parseHosts())
 }
 
-// endpoint returns the S3 server for addresses that do not contain one.
+// endpoint returns the S3 server for addresses that contain no server.
 func (c *credentials) endpoint() (*url.URL, error) {
 	text := cmp.Or(c.files["endpoint"], "https://s3.amazonaws.com")
 	if !strings.Contains(text, "://") {

@@ -15,8 +15,8 @@ type Document struct {
 }
 
 // ReadDocument reads a small file with at most limit bytes, such as a list of the files in a folder, from an http or
-// https address. Unlike a download, it accepts web pages. The rules for hosts, redirects, proxies and credentials are those of
-// Download, and so are the errors. If the server has no such file (404 or 410), the error wraps ErrNoDocument.
+// https address. Unlike a download, it accepts web pages. The errors, and the rules for hosts, redirects, proxies and
+// credentials, are those of Download. If the server has no such file (404 or 410), the error wraps ErrNoDocument.
 func (c *Client) ReadDocument(ctx context.Context, addr, credentials string, limit int) (Document, error) {
 	t, err := c.newTransfer(Request{URL: addr, Credentials: credentials, Unpack: "none"}, nil)
 	if err != nil {

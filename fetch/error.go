@@ -95,7 +95,7 @@ func ClassifyDiskError(err error) error {
 // retryRank orders the classes: an attempt after a class with a higher rank may succeed sooner.
 var retryRank = [...]int{Dropped: 5, Network: 4, Refused: 3, BadSource: 2, BadConfig: 1, NoSpace: 0}
 
-// AllFailed combines the errors of all addresses. The class of the result is the one with
+// AllFailed combines the errors of all addresses. The class of the result is the class with
 // the highest retryRank.
 func AllFailed(failed []*Error) *Error {
 	if len(failed) == 1 {

@@ -41,7 +41,7 @@ var defaultTiming = timing{connect: 30 * time.Second, firstByte: time.Minute, st
 type Request struct {
 	URL           string
 	Mirrors       []string // alternative addresses of the same file, tried in order
-	SkipAddresses int      // how many of URL and Mirrors to skip; one must remain
+	SkipAddresses int      // how many of URL and Mirrors to skip; at least one must remain
 
 	// Index is the address of an index of the unpacked image, and Store the address of a chunk store with its chunks;
 	// empty: none. Both have the rules and the credentials of URL. Index requires Digest, and Store requires Index.
@@ -84,8 +84,8 @@ func (r Request) CanResume(o disk.PartSource) bool {
 	return o.Size >= 0
 }
 
-// Address returns an address of r without secrets. The meaning of index is that of Progress.AddressIndex. "" means
-// that the address is not valid.
+// Address returns an address of r without secrets. index is like Progress.AddressIndex. "" means that the address is
+// not valid.
 func (r Request) Address(index int) string {
 	a, err := parseAddress(append([]string{r.URL}, r.Mirrors...)[index])
 	if err != nil {

@@ -53,8 +53,8 @@ func ending(a address) packing {
 	return cmp.Or(endings[strings.ToLower(path.Ext(a.base()))], notPacked)
 }
 
-// UnpackByName returns the unpacked bytes of r if the extension of name is that of a packed file.
-// Otherwise it returns r, and packed is false. Bytes that follow the packed ones are ignored.
+// UnpackByName returns the unpacked bytes of r if name has the extension of a packed file. Otherwise it returns r,
+// and packed is false. Bytes that follow the packed bytes are ignored.
 func UnpackByName(name string, r io.ReadCloser) (unpacked io.ReadCloser, packed bool) {
 	p := endings[strings.ToLower(path.Ext(name))]
 	if p == "" {

@@ -160,7 +160,7 @@ func (c *Client) keys(name string, scheme signature.Scheme) (*signature.Keys, er
 	return keys, nil
 }
 
-// readSignedList sets the digests of r to those in the signed list.
+// readSignedList judges the signature of the list, and adds the digests in the signed list to r.
 func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signature.Keys, now time.Time) (Request, error) {
 	list, err := parseAddress(r.ChecksumURL)
 	if err != nil {

@@ -29,7 +29,7 @@ const (
 //
 // At a limit, a new connection replaces another connection of its kind: the one that has waited longest,
 // in the network with the most connections. A network is an IPv4 address, or the first 64 bits of an
-// IPv6 address, because one machine may own all addresses below them. A flood from a few networks
+// IPv6 address, because one machine may own all addresses that begin with them. A flood from a few networks
 // therefore replaces only its own connections. A stranger can be replaced even while it is active. A
 // caller that is being served is replaced only if its network has more connections than the newcomer's.
 //

@@ -36,7 +36,7 @@ func checkSite(r *http.Request) error {
 	return nil
 }
 
-// isOwnOrigin reports whether an origin is that of a page of this daemon, as the browser sees it.
+// isOwnOrigin reports whether an origin is the origin of this daemon, as the browser sees it.
 func isOwnOrigin(r *http.Request, origin string) bool {
 	scheme := "http://"
 	if isSecure(r) {
@@ -45,7 +45,7 @@ func isOwnOrigin(r *http.Request, origin string) bool {
 	return r.Host != "" && strings.EqualFold(origin, scheme+r.Host)
 }
 
-// isNavigation reports whether a person follows a link, so that the response is a page of its own.
+// isNavigation reports whether a person opens the address by a link. Then the response is a page of its own.
 func isNavigation(r *http.Request) bool {
 	return r.Method == http.MethodGet && r.Header.Get("Origin") == "" &&
 		r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
@@ -74,7 +74,7 @@ func hostName(header string) string {
 	return strings.ToLower(name)
 }
 
-// isOwnHost reports whether a host name can be that of this daemon. Rebinding needs a name that the
+// isOwnHost reports whether a host name can belong to this daemon. Rebinding needs a name that the
 // attacker owns. Nobody owns an IP address or localhost in DNS, and the other names are those that the
 // operator gave to the daemon: in its certificate, in --listen, and in the declared nodes.
 func (a *Authorizer) isOwnHost(host string, isDeclared func(host string) bool) bool {

@@ -214,7 +214,7 @@ var errNoRequestToken = httperror.New(http.StatusForbidden, "the header %s is mi
 const (
 	// wrongTokenDelay is how long the response to a wrong token takes.
 	wrongTokenDelay = 300 * time.Millisecond
-	// Each network may send some wrong tokens at once, and then one in this interval.
+	// Each network may send some wrong tokens at once, and then one in each interval.
 	guessInterval, maxGuesses = 10 * time.Second, 5
 	// maxGuessers limits the memory: beyond this number of networks, all other networks share one limit.
 	maxGuessers = 4096

@@ -300,7 +300,7 @@ func newBlockReader() *blockReader {
 }
 
 // isStored reports whether the Store has the block undamaged. size is the size of the block file that this process
-// would write. Another backup, or an interrupted one, may have stored the block. A restore (also by Longhorn) verifies
+// would write. Another backup, or an interrupted Create, may have stored the block. A restore (also by Longhorn) verifies
 // each block, but it would find the damage when the image may not exist anywhere else. Create therefore checks a stored
 // block while the right bytes are available, and replaces it if it is damaged. This repairs all backups that share the
 // block.

@@ -17,7 +17,7 @@ import (
 )
 
 // Backup is the backup of one image in a Store: the content of its backing-image.cfg. The cfg is
-// written twice: without Blocks before the first block is stored, and with Blocks after the last one.
+// written twice: without Blocks before the first block is stored, and with Blocks after the last block.
 type Backup struct {
 	Name        string            `json:"name"`
 	Size        int64             `json:"size"`     // of the image, in bytes

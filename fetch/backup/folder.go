@@ -21,7 +21,7 @@ import (
 )
 
 // folder is a Store in a local folder, often a mounted share. The open root refers to the same folder
-// even if another one is mounted or moved to its path later.
+// even if another folder is mounted or moved to its path later.
 type folder struct {
 	root *os.Root
 	name string
@@ -142,7 +142,7 @@ func (f *folder) mkdirAll(dir string) error {
 var (
 	temporaryPattern = regexp.MustCompile(`\.tmp\.[0-9]+$`)
 	// ownTemporaryPattern matches the temporary files of this program. The zero distinguishes them
-	// from those of Longhorn. Put locks these files while it writes them.
+	// from the files of Longhorn. Put locks these files while it writes them.
 	ownTemporaryPattern = regexp.MustCompile(`\.tmp\.0[0-9]+$`)
 )
 

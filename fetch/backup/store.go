@@ -89,7 +89,7 @@ func (p retryStore) List(ctx context.Context, folder string) (entries []Entry, e
 //	folder    the object is read back: the disk or the share may have truncated or damaged the
 //	          file, and a read is not more expensive than a write
 //	bucket    the server stored the object atomically and with its own checksum: the object is
-//	          read back only if its size differs from that of the new one
+//	          read back only if its size differs from the size of the new object
 func IsStored(ctx context.Context, s Store, key string, size func() int64, valid func(object io.Reader) (bool, error)) (bool, error) {
 	if !isFolder(s) {
 		entries, err := s.List(ctx, path.Dir(key))

@@ -13,7 +13,7 @@ import (
 )
 
 // HTTP tracks one address whose content changes. Only the checksum list at Image.ChecksumURL says what is new: an ETag or
-// a date says that something changed, and not what.
+// a date says only that something changed.
 type HTTP struct{}
 
 func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {

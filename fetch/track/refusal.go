@@ -22,7 +22,7 @@ const (
 	NoChecksum Reason = "no-checksum"
 	// PlaceholderChecksum: the published checksum consists of zeros.
 	PlaceholderChecksum Reason = "placeholder-checksum"
-	// PackedChecksumOnly: only the checksum of the packed file is published, and not that of the image.
+	// PackedChecksumOnly: only the checksum of the packed file is published, not the checksum of the image.
 	PackedChecksumOnly Reason = "packed-checksum-only"
 	// ChangedInPlace: the declared version has another checksum now.
 	ChangedInPlace Reason = "changed-in-place"

@@ -14,7 +14,7 @@ func (v version) String() string {
 	return strings.Join(slices.DeleteFunc(slices.Clone(v), func(part string) bool { return part == "" }), "-")
 }
 
-// compare orders versions part by part. If one is the beginning of the other, the longer one is newer.
+// compare orders versions part by part. If one version is the beginning of the other, the longer version is newer.
 func (v version) compare(w version) int {
 	for i := range min(len(v), len(w)) {
 		if c := comparePart(v[i], w[i]); c != 0 {
