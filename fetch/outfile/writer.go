@@ -135,8 +135,8 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 
 // chunkReader reads the chunks of a partial file.
 type chunkReader interface {
-	// next returns the next chunk, which has the length of the buffer. length is that of the chunk in
-	// the partial file.
+	// next returns the next chunk, which has the length of the buffer. length is the length of the
+	// chunk in the partial file.
 	next(into []byte) (chunk []byte, length int64, err error)
 }
 

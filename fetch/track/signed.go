@@ -33,7 +33,7 @@ func (r *Resolver) readList(ctx context.Context, addr, file string, m Image) (*d
 		}
 		v.SignatureURL = at.String()
 	case v.SignsFile && m.ChecksumURL == "":
-		return nil, refuse(Unsigned, "without source.download.checksumURL, signatureURL belongs to the file, and no list is signed: declare checksumURL, or keys in track")
+		return nil, refuse(Unsigned, "source.download.checksumURL is missing, so signatureURL belongs to the file, and no list is signed: declare checksumURL, or keys in track")
 	case v.SignsFile:
 		return nil, refuse(Unsigned, "the signature of the image is that of the file, and the list has no signature: declare keys in track, or change the image by hand")
 	case v.SignatureURL != "":
