@@ -159,7 +159,7 @@ func (c *credentials) proxy() (*proxy, error) {
 		// ".invalid" is a reserved domain: NO_PROXY matches it only if NO_PROXY is "*".
 		u, err := p.find(&url.URL{Scheme: scheme, Host: "proxied.invalid"})
 		if err != nil { // err contains the address, which may contain a password
-			return nil, Errorf(BadConfig, "the proxy for %s in the credentials or the environment is not a valid address", scheme)
+			return nil, Errorf(BadConfig, "the proxy for %s in the credentials or the environment is not a valid address: write it like http://HOST:PORT", scheme)
 		}
 		if u != nil {
 			p.addresses[hostPort(u)] = true

@@ -164,7 +164,7 @@ func (a *Authorizer) SignIn(w http.ResponseWriter, r *http.Request, token string
 		return err
 	}
 	if a.tokens == nil {
-		return httperror.New(http.StatusForbidden, "this daemon has no tokens")
+		return httperror.New(http.StatusForbidden, "this daemon has no tokens, so nobody can sign in")
 	}
 	guesses, from := a.guessesOf(r)
 	if wait := guesses.wait(from, time.Now()); wait > 0 {

@@ -44,7 +44,7 @@ func (t Target) Check() error {
 	case err != nil:
 		return err
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s is not a regular file", t.Path)
+		return fmt.Errorf("%s is not a regular file: name another path", t.Path)
 	case !t.Replace:
 		return &ExistsError{t.Path}
 	}
