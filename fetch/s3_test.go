@@ -259,7 +259,7 @@ func TestLonghornSecretWorksUnchanged(t *testing.T) {
 		"twice":    {map[string]string{"access-key-id": "other"}, "keep only one"},
 		"path":     {map[string]string{"AWS_ENDPOINTS": server.URL + "/minio"}, "not the address of a server"},
 		"user":     {map[string]string{"AWS_ENDPOINTS": "https://user:" + secretMarker + "@host"}, "not the address of a server"},
-		"style":    {map[string]string{"VIRTUAL_HOSTED_STYLE": "yes"}, `neither "true" nor "false"`},
+		"style":    {map[string]string{"VIRTUAL_HOSTED_STYLE": "yes"}, `must contain "true" or "false"`},
 		"half":     {map[string]string{"AWS_SECRET_ACCESS_KEY": ""}, "one is missing"},
 		"bad cert": {map[string]string{"AWS_CERT": secretMarker}, "no certificate"},
 	} {

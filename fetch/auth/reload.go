@@ -24,9 +24,9 @@ const (
 // errNothingTrusted: a file with tokens or authorities is empty or missing. The parsed value trusts nobody.
 var errNothingTrusted = errors.New("it is empty")
 
-// reloader stores a value that it parses from small files. It parses them again when they change. If the
-// files become invalid, it keeps the last valid value. But if a file is emptied or removed, the value
-// trusts nobody: this is how a person revokes credentials.
+// reloader stores a value that it parses from small files. It parses them again when they change. If
+// the files become invalid, it keeps the last valid value. But if the file with the tokens or
+// authorities is emptied or removed, the value trusts nobody: this is how a person revokes credentials.
 type reloader[T any] struct {
 	what  string   // name of the value, for messages
 	paths []string // "": the file is not given
