@@ -126,7 +126,7 @@ func (a *Authorizer) authorize(r *http.Request, isDeclared func(host string) boo
 }
 
 // ambientRole returns the role of a caller by its address or its certificate. If the role is RoleNone, the
-// error says what the caller must change.
+// error says what must change.
 func (a *Authorizer) ambientRole(r *http.Request) (Role, error) {
 	switch {
 	case a.empty() && (a.insecure || isLocalAddress(r.RemoteAddr)):
