@@ -55,6 +55,8 @@ func (a address) check() error {
 		return Errorf(BadConfig, "address %q has no scheme: begin with https://", redact(u))
 	case a.force != "" && a.force != "s3":
 		return Errorf(BadConfig, "address begins with %q: only s3:: is supported", a.force+"::")
+	case a.force != "" && u.Scheme != "https" && u.Scheme != "http":
+		return Errorf(BadConfig, "scheme %q is not supported after s3::, begin with s3::https://", u.Scheme)
 	case a.force == "" && !supported(u.Scheme):
 		return Errorf(BadConfig, "scheme %q is not supported: use https, http, s3 or file", u.Scheme)
 	case u.User != nil:

@@ -47,6 +47,7 @@ func TestInvalidAddressesAreRefused(t *testing.T) {
 		{"httpsinvalid://example.com/x", `scheme "httpsinvalid"`},
 		{"ftp://example.com/x", `scheme "ftp"`},
 		{"git::https://example.com/x", "git::"},
+		{"s3::ftp://example.com/bucket/key", `scheme "ftp"`},
 		{"git@github.com:a/b", ""},
 		{"file://", "no path"},
 		{"https:///x", "no host"},

@@ -224,7 +224,7 @@ func (t *transfer) nextRequest(a address, dst sink) rangeRequest {
 }
 
 func (t *transfer) begin(a address, got *response, dst sink) error {
-	if got.total < 0 && !got.delimited && !t.hasDigest && !t.selfDelimiting {
+	if got.total < 0 && !got.delimited && !t.hasDigest {
 		return Errorf(BadSource, "the server does not send the length, so a truncated file would not be detected: declare a checksum")
 	}
 	if max := t.request.MaxSize; t.packing == notPacked && max > 0 && got.total > max {

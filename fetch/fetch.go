@@ -114,9 +114,8 @@ type transfer struct {
 	limiter   *rate.Limiter
 	progress  *Progress
 
-	hasDigest      bool // a digest of the received bytes is compared at the end
-	selfDelimiting bool // the format of the bytes marks their end
-	restart        bool // discard the bytes in the sink
+	hasDigest bool // a digest of the received bytes is compared at the end
+	restart   bool // discard the bytes in the sink
 }
 
 // Download fills part with the image of r. It resumes at the end of part if part's bytes are from the
