@@ -2,6 +2,7 @@ package outfile
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,28 +38,55 @@ func (p Compression) Extension() string {
 	return map[Compression]string{Gzip: ".gz", Zstd: ".zst"}[p]
 }
 
+// compressor is the writer of a compressed file. Reset begins another one.
+type compressor interface {
+	io.WriteCloser
+	Reset(io.Writer)
+}
+
+// newCompressor returns a compressor without a destination. Its memory is bounded: the concurrency of zstd does not depend on the
+// number of CPUs, and its window has the size of a chunk.
+func (p Compression) newCompressor() compressor {
+	if p == Gzip {
+		return gzip.NewWriter(nil)
+	}
+	z, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(disk.ChunkSize))
+	if err != nil {
+		panic("outfile: " + err.Error()) // the options are valid
+	}
+	return z
+}
+
+// A compressed chunk begins with a head of this size, which ends with a mark and the length of the whole compressed chunk: 4 bytes,
+// little-endian. That of gzip is the header of a member, and the mark is the id and the length of its extra field. That of zstd is a
+// skippable frame, and the mark is its magic number and length.
+var (
+	headSize = map[Compression]int{Gzip: 20, Zstd: 12}
+	headMark = map[Compression]string{Gzip: "BI\x04\x00", Zstd: "\x5e\x2a\x4d\x18\x04\x00\x00\x00"}
+)
+
+const lengthSize = 4
+
 // chunkCompressor compresses each chunk of an image separately (see the package comment). The file is
 // a valid compressed file after each chunk.
 type chunkCompressor struct {
-	w        io.Writer
-	compress func(chunk []byte) ([]byte, error)
-	zeros    []byte // a compressed chunk of zeros; nil: not computed yet
+	to          sink
+	compression Compression
+	compressor  compressor
+	out         bytes.Buffer
+	zeros       []byte // a compressed chunk of zeros; nil: not computed yet
 }
 
-func newChunkCompressor(w io.Writer, p Compression) *chunkCompressor {
-	pack := gzipCompressor()
-	if p == Zstd {
-		pack = zstdCompressor()
-	}
-	return &chunkCompressor{w: w, compress: pack}
+func newChunkCompressor(to sink, p Compression) *chunkCompressor {
+	return &chunkCompressor{to: to, compression: p, compressor: p.newCompressor()}
 }
 
 func (p *chunkCompressor) Put(chunk []byte) error {
 	packed, err := p.compress(chunk)
-	if err == nil {
-		_, err = p.w.Write(packed)
+	if err != nil {
+		return err
 	}
-	return err
+	return p.to.Put(packed)
 }
 
 func (p *chunkCompressor) PutZeros(length int64) error {
@@ -72,53 +100,26 @@ func (p *chunkCompressor) PutZeros(length int64) error {
 		}
 		p.zeros = bytes.Clone(packed)
 	}
-	_, err := p.w.Write(p.zeros)
-	return err
+	return p.to.Put(p.zeros)
 }
 
-// The header of a gzip member contains the length of the member in its extra field.
-const (
-	gzipHead   = 20
-	gzipLength = 16 // the offset of the length: 4 bytes, little-endian
-)
-
-// gzipMark is the id and the length of the extra field.
-var gzipMark = []byte{'B', 'I', 4, 0}
-
-func gzipCompressor() func([]byte) ([]byte, error) {
-	var out bytes.Buffer
-	z := gzip.NewWriter(&out)
-	return func(chunk []byte) ([]byte, error) {
-		out.Reset()
-		z.Reset(&out)
-		z.Extra = append(bytes.Clone(gzipMark), 0, 0, 0, 0)
-		if _, err := z.Write(chunk); err != nil {
-			return nil, err
-		}
-		if err := z.Close(); err != nil {
-			return nil, err
-		}
-		member := out.Bytes()
-		binary.LittleEndian.PutUint32(member[gzipLength:], uint32(len(member)))
-		return member, nil
+// compress returns the compressed chunk, until the next call.
+func (p *chunkCompressor) compress(chunk []byte) ([]byte, error) {
+	p.out.Reset()
+	p.compressor.Reset(&p.out)
+	mark := headMark[p.compression] + string(make([]byte, lengthSize))
+	if z, ok := p.compressor.(*gzip.Writer); ok {
+		z.Extra = []byte(mark)
+	} else {
+		p.out.WriteString(mark)
 	}
-}
-
-// zstdHead is the size of the skippable frame that contains the length of the following frame.
-const zstdHead = 12
-
-// zstdMark is the magic number and the length of the skippable frame.
-var zstdMark = []byte{0x5e, 0x2a, 0x4d, 0x18, 4, 0, 0, 0}
-
-func zstdCompressor() func([]byte) ([]byte, error) {
-	z := newZstdEncoder(nil)
-	var out []byte
-	return func(chunk []byte) ([]byte, error) {
-		out = append(append(out[:0], zstdMark...), 0, 0, 0, 0)
-		out = z.EncodeAll(chunk, out)
-		binary.LittleEndian.PutUint32(out[len(zstdMark):], uint32(len(out)-zstdHead))
-		return out, nil
+	_, err := p.compressor.Write(chunk)
+	if err = errors.Join(err, p.compressor.Close()); err != nil {
+		return nil, err
 	}
+	packed := p.out.Bytes()
+	binary.LittleEndian.PutUint32(packed[headSize[p.compression]-lengthSize:], uint32(len(packed)))
+	return packed, nil
 }
 
 // maxCompressed is greater than the length of any compressed chunk.
@@ -130,97 +131,50 @@ var errForeign = errors.New("not a compressed chunk")
 // chunkDecompressor reads chunks from a file of a chunkCompressor. It does not verify them: the
 // caller must compare them with a manifest.
 type chunkDecompressor struct {
-	r          io.Reader
-	head       int
-	length     func(head []byte) (whole int64, ok bool) // returns the length of the chunk with this header
-	decompress func(packed, into []byte) ([]byte, error)
-	buffer     []byte
+	r      io.Reader
+	mark   string
+	head   []byte // the beginning of buffer
+	buffer []byte
+	from   interface {
+		io.Reader
+		Reset(io.Reader) error
+	}
 }
 
 func newChunkDecompressor(r io.Reader, p Compression) *chunkDecompressor {
-	u := &chunkDecompressor{r: r, buffer: make([]byte, maxCompressed)}
+	u := &chunkDecompressor{r: r, mark: headMark[p], buffer: make([]byte, maxCompressed), from: new(gzip.Reader)}
+	u.head = u.buffer[:headSize[p]]
 	if p == Zstd {
-		u.head, u.length, u.decompress = zstdHead, zstdFrame, zstdDecompressor()
-	} else {
-		u.head, u.length, u.decompress = gzipHead, gzipMember, gzipDecompressor()
+		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(disk.ChunkSize), zstd.WithDecoderLowmem(true))
+		if err != nil {
+			panic("outfile: " + err.Error()) // the options are valid
+		}
+		u.from = z
 	}
 	return u
 }
 
-// next decompresses the next chunk into the buffer. It also returns the compressed length.
-func (u *chunkDecompressor) next(into []byte) (chunk []byte, packed int64, err error) {
-	if _, err := io.ReadFull(u.r, u.buffer[:u.head]); err != nil {
-		return nil, 0, err
+// next fills the buffer with the next chunk, which must have its length. It returns the compressed length.
+func (u *chunkDecompressor) next(chunk []byte) (packed int64, err error) {
+	if _, err := io.ReadFull(u.r, u.head); err != nil {
+		return 0, err
 	}
-	whole, ok := u.length(u.buffer[:u.head])
-	if !ok || whole <= int64(u.head) || whole > maxCompressed {
-		return nil, 0, errForeign
+	mark, length := u.head[:len(u.head)-lengthSize], u.head[len(u.head)-lengthSize:]
+	whole := int64(binary.LittleEndian.Uint32(length))
+	if !bytes.HasSuffix(mark, []byte(u.mark)) || whole <= int64(len(u.head)) || whole > maxCompressed {
+		return 0, errForeign
 	}
-	if _, err := io.ReadFull(u.r, u.buffer[u.head:whole]); err != nil {
-		return nil, 0, err
+	if _, err := io.ReadFull(u.r, u.buffer[len(u.head):whole]); err != nil {
+		return 0, err
 	}
-	chunk, err = u.decompress(u.buffer[:whole], into)
-	return chunk, whole, err
-}
-
-func gzipMember(head []byte) (int64, bool) {
-	const extra = 4 // the only supported flag: no name, no comment
-	ok := head[3] == extra && head[10] == 8 && head[11] == 0 && bytes.HasPrefix(head[12:], gzipMark)
-	return int64(binary.LittleEndian.Uint32(head[gzipLength:])), ok
-}
-
-func gzipDecompressor() func(packed, into []byte) ([]byte, error) {
-	z := new(gzip.Reader)
-	return func(packed, into []byte) ([]byte, error) {
-		from := bytes.NewReader(packed)
-		if err := z.Reset(from); err != nil {
-			return nil, err
-		}
-		z.Multistream(false)
-		n, err := readAllInto(z, into)
-		if err != nil {
-			return nil, err
-		}
-		if from.Len() > 0 {
-			return nil, errForeign
-		}
-		return into[:n], nil
+	if err := u.from.Reset(bytes.NewReader(u.buffer[:whole])); err != nil {
+		return 0, err
 	}
-}
-
-// readAllInto reads r completely. The bytes must fit into the buffer.
-func readAllInto(r io.Reader, into []byte) (n int, err error) {
-	for {
-		m, err := r.Read(into[n:min(n+32<<10, len(into))])
-		n += m
-		switch {
-		case err == io.EOF:
-			return n, nil
-		case err != nil:
-			return n, err
-		case m == 0 && n == len(into):
-			if m, err = r.Read(make([]byte, 1)); m > 0 || err != io.EOF {
-				return n, errForeign
-			}
-			return n, nil
-		}
+	if _, err := io.ReadFull(u.from, chunk); err != nil {
+		return 0, err
 	}
-}
-
-func zstdFrame(head []byte) (int64, bool) {
-	return zstdHead + int64(binary.LittleEndian.Uint32(head[len(zstdMark):])), bytes.HasPrefix(head, zstdMark)
-}
-
-func zstdDecompressor() func(packed, into []byte) ([]byte, error) {
-	z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(disk.ChunkSize), zstd.WithDecoderLowmem(true))
-	if err != nil {
-		panic("outfile: " + err.Error()) // the options are valid
+	if _, err := io.ReadFull(u.from, make([]byte, 1)); err != io.EOF {
+		return 0, cmp.Or(err, errForeign)
 	}
-	return func(packed, into []byte) ([]byte, error) {
-		chunk, err := z.DecodeAll(packed[zstdHead:], into[:0])
-		if err == nil && len(chunk) > len(into) {
-			err = errForeign
-		}
-		return chunk, err
-	}
+	return whole, nil
 }

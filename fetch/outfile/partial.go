@@ -3,6 +3,7 @@ package outfile
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -112,17 +113,27 @@ func lock(f *os.File) error {
 
 // sinkFrom returns the sink for the chunks after the first offset bytes of the partial file.
 func (p *partialFile) sinkFrom(offset int64) sink {
-	file := &sparseFile{p.f, offset}
-	if p.Compression == None {
-		return &flushingSink{file, p.f, flushEvery}
+	var to sink = &sparseFile{p.f, offset}
+	if p.Compression != None {
+		to = newChunkCompressor(to, p.Compression)
 	}
-	return &flushingSink{newChunkCompressor(sparseWriter{file}, p.Compression), p.f, flushEvery}
+	return &flushingSink{to, p.f, flushEvery}
 }
 
-// sparseWriter writes compressed bytes to a sparseFile.
-type sparseWriter struct{ *sparseFile }
-
-func (w sparseWriter) Write(b []byte) (int, error) { return len(b), w.Put(b) }
+// reader returns a function that fills a buffer with the next chunk, which must have its length, and returns the length of the chunk
+// in the partial file.
+func (p *partialFile) reader() (func(chunk []byte) (length int64, err error), error) {
+	if _, err := p.f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	if p.Compression != None {
+		return newChunkDecompressor(p.f, p.Compression).next, nil
+	}
+	return func(chunk []byte) (int64, error) {
+		n, err := io.ReadFull(p.f, chunk)
+		return int64(n), err
+	}, nil
+}
 
 // publish renames the partial file to the target.
 func (p *partialFile) publish() error {

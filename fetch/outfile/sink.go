@@ -4,8 +4,6 @@ import (
 	"io"
 	"os"
 
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
@@ -25,29 +23,18 @@ func (s streamSink) PutZeros(length int64) error { return s.Put(zeroChunk[:lengt
 
 // newStream returns a writer that compresses into w. Close does not close w.
 func newStream(w io.Writer, compression Compression) io.WriteCloser {
-	switch compression {
-	case Gzip:
-		return gzip.NewWriter(w)
-	case Zstd:
-		return newZstdEncoder(w)
+	if compression == None {
+		return nopCloser{w}
 	}
-	return nopCloser{w}
+	z := compression.newCompressor()
+	z.Reset(w)
+	return z
 }
 
 // nopCloser ignores Close.
 type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
-
-// newZstdEncoder returns an encoder with bounded memory: its concurrency does not depend on the
-// number of CPUs, and its window has the size of a chunk.
-func newZstdEncoder(w io.Writer) *zstd.Encoder {
-	z, err := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(disk.ChunkSize))
-	if err != nil {
-		panic("outfile: " + err.Error()) // the options are valid
-	}
-	return z
-}
 
 // sparseFile writes chunks to a file, and creates holes for zeros. The file size shows how many bytes
 // were written.

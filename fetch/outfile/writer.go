@@ -106,7 +106,7 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 	}
 	var end int64 // end of the kept chunks in the partial file
 	if m != nil {
-		from, err := w.part.reader()
+		next, err := w.part.reader()
 		if err != nil {
 			return err
 		}
@@ -119,8 +119,9 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 			if err != nil {
 				return err
 			}
-			chunk, length, err := from.next(buf[:w.length()])
-			if err != nil || int64(len(chunk)) != w.length() || !want.Matches(chunk) {
+			chunk := buf[:w.length()]
+			length, err := next(chunk)
+			if err != nil || !want.Matches(chunk) {
 				break // a chunk that cannot be read is written again
 			}
 			end += length
@@ -131,31 +132,4 @@ func (w *Writer) Resume(ctx context.Context, m *disk.Manifest, progress func(int
 	}
 	w.sink = w.part.sinkFrom(end)
 	return w.part.f.Truncate(end)
-}
-
-// chunkReader reads the chunks of a partial file.
-type chunkReader interface {
-	// next returns the next chunk, which has the length of the buffer. length is the length of the
-	// chunk in the partial file.
-	next(into []byte) (chunk []byte, length int64, err error)
-}
-
-func (p *partialFile) reader() (chunkReader, error) {
-	if _, err := p.f.Seek(0, io.SeekStart); err != nil {
-		return nil, err
-	}
-	if p.Compression == None {
-		return plainReader{p.f}, nil
-	}
-	return newChunkDecompressor(p.f, p.Compression), nil
-}
-
-type plainReader struct{ f *os.File }
-
-func (u plainReader) next(into []byte) ([]byte, int64, error) {
-	n, err := io.ReadFull(u.f, into)
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return into[:n], int64(n), err
 }
