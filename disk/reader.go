@@ -135,14 +135,10 @@ func (r *Reader) Close() error {
 	return r.chunks.close()
 }
 
-// NextData returns the offset of the first data at or after an offset, or the size of the image if there is none.
-// It must not be called while a Send runs.
-func (r *Reader) NextData(offset int64) (int64, error) {
-	data, err := r.chunks.f.Seek(offset, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return r.Size(), nil
-	}
-	return data, err
+// IsHole implements caibx.File. It may not be called while a Send runs.
+func (r *Reader) IsHole(from, to int64) bool {
+	data, err := r.chunks.f.Seek(from, unix.SEEK_DATA)
+	return errors.Is(err, unix.ENXIO) || err == nil && to <= data
 }
 
 // Send writes the bytes [from, to) to w in pieces that end at chunk borders. It uses sendfile if w

@@ -19,19 +19,11 @@ const (
 	batchItems = 4096      // or after that many chunks
 )
 
-// batch is a run of chunks. One goroutine computes their ids, while others compute the ids of the next
-// batches. The chunks in a hole have their ids already.
-type batch struct {
-	items  []Item
-	hashed chan struct{} // closed when the items have their ids
-}
-
-// File is a file that is cut into chunks. Its methods may be called concurrently.
+// File is a file that is cut into chunks. ReadAt may be called concurrently.
 type File interface {
 	io.ReaderAt
-	// NextData returns the offset of the first data at or after an offset, or the size of the file if there is
-	// none. Everything between is a hole. A file without holes returns the offset itself.
-	NextData(offset int64) (int64, error)
+	// IsHole reports whether the bytes [from, to) are a hole, as far as that is known.
+	IsHole(from, to int64) bool
 }
 
 // MaxCut is the greatest size of a chunk that this program cuts or fetches, in bytes. A download has some chunks in memory.
@@ -41,8 +33,8 @@ const MaxCut = 16 << 20
 // file of TempFile, which Cut closes. done counts the bytes that have been read. The caller closes the Table. The errors
 // are those of the file and of f, an error of the sizes, or io.ErrUnexpectedEOF if the file is shorter.
 //
-// One goroutine finds the ends of the chunks. Others read the chunks again, from the page cache, and
-// compute their ids, which costs more.
+// One goroutine finds the ends of the chunks. Others read the chunks again, from the page cache, compute their
+// ids, which costs more, and write the items of a batch of chunks to their place in the index.
 func Cut(ctx context.Context, file File, size int64, h Header, f *os.File, done *atomic.Int64) (*Table, error) {
 	if h.Max > MaxCut {
 		return nil, errors.Join(fmt.Errorf("chunks of up to %d bytes are not supported: use at most %d", h.Max, MaxCut), f.Close())
@@ -51,8 +43,8 @@ func Cut(ctx context.Context, file File, size int64, h Header, f *os.File, done 
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	c := &cutter{file: file, size: size, header: h, done: done}
-	if err := c.writeIndex(ctx, f, chunker); err != nil {
+	c := &cutter{file: file, size: size, header: h, index: f, done: done}
+	if err := c.writeIndex(ctx, chunker); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return NewTable(f, nil, Limits{Image: size, Chunk: 1})
@@ -63,108 +55,79 @@ type cutter struct {
 	file   File
 	size   int64
 	header Header
+	index  *os.File
 	done   *atomic.Int64
 }
 
-// writeIndex writes the index to a file.
-func (c *cutter) writeIndex(ctx context.Context, f *os.File, chunker *Chunker) error {
-	workers := runtime.GOMAXPROCS(0)
+// writeIndex writes the index.
+func (c *cutter) writeIndex(ctx context.Context, chunker *Chunker) error {
+	if _, err := NewWriter(c.index, c.header); err != nil {
+		return err
+	}
+	items := int64(0)
 	group, ctx := errgroup.WithContext(ctx)
-	ordered := make(chan *batch, 2*workers)
-	group.SetLimit(workers + 2)
-	group.Go(func() error {
-		defer close(ordered)
-		return c.findChunks(ctx, chunker, func(items []Item) error {
-			b := &batch{items, make(chan struct{})}
-			select {
-			case ordered <- b:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			group.Go(func() error { return c.hash(b) }) // waits while the limit is reached
-			return nil
-		})
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	err := c.findChunks(ctx, chunker, func(batch []Item) {
+		first := items
+		items += int64(len(batch))
+		group.Go(func() error { return c.hash(first, batch) }) // waits while the limit is reached
 	})
-	group.Go(func() error { return writeBatches(ctx, f, c.header, ordered) })
-	return group.Wait()
+	if failed := group.Wait(); failed != nil {
+		err = failed // of which err is a consequence
+	}
+	if err != nil {
+		return err
+	}
+	tail := Writer{w: io.NewOffsetWriter(c.index, headerSize+items*itemSize), items: items}
+	return tail.Close()
 }
 
-// findChunks calls put with the chunks of the file, in batches. It does not read holes.
-func (c *cutter) findChunks(ctx context.Context, chunker *Chunker, put func([]Item) error) error {
+// findChunks calls put with the chunks of the file, in batches. It does not read holes: the chunks there have their ids already.
+func (c *cutter) findChunks(ctx context.Context, chunker *Chunker, put func([]Item)) error {
 	var items []Item
 	buffer, begin, pending := make([]byte, windowSize+pieceSize), int64(0), int64(0)
-	add := func(end int64, id ID) error {
+	add := func(end int64, id ID) {
 		items = append(items, Item{Offset: begin, Length: end - begin, ID: id})
 		pending += end - begin
 		begin = end
-		if pending < batchBytes && len(items) < batchItems && end < c.size {
-			return nil
+		if pending >= batchBytes || len(items) >= batchItems || end == c.size {
+			put(items)
+			items, pending = nil, 0
 		}
-		full := items
-		items, pending = nil, 0
-		return put(full)
 	}
-	holes := holeFinder{cutter: c, length: int64(c.header.Max)}
-	if chunker.CutsZerosAtMax() {
-		holes.id = c.header.Digest.ZeroID(holes.length)
+	var zeroID ID // of the chunks in a long run of zeros
+	zeros := int64(c.header.Max)
+	skip := chunker.CutsZerosAtMax()
+	if skip {
+		zeroID = c.header.Digest.ZeroID(zeros)
 	}
+	isHole := func(at int64) bool { return skip && at+zeros <= c.size && c.file.IsHole(at, at+zeros) }
 	for at := int64(0); at < c.size; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if at == begin && holes.has(at) {
-			at += holes.length
-			if err := add(at, holes.id); err != nil {
-				return err
-			}
+		if at == begin && isHole(at) {
+			at += zeros
+			add(at, zeroID)
 			continue
 		}
 		piece := buffer[:windowSize+min(pieceSize, c.size-at)]
 		if n, err := c.file.ReadAt(piece[windowSize:], at); n < len(piece)-windowSize {
 			return readError(err)
 		}
-		for next, end := windowSize, false; next < len(piece) && !(end && holes.has(at)); {
+		for next, end := windowSize, false; next < len(piece) && !(end && isHole(at)); {
 			var n int
 			n, end = chunker.Next(piece, next)
-			next, at = next+n, at+int64(n)
-			if end {
-				if err := add(at, ID{}); err != nil {
-					return err
-				}
+			if next, at = next+n, at+int64(n); end {
+				add(at, ID{})
 			}
 		}
 		copy(buffer, piece[len(piece)-windowSize:])
 	}
 	if begin < c.size {
-		return add(c.size, ID{})
+		add(c.size, ID{})
 	}
 	return nil
-}
-
-// holeFinder finds chunks that are in a hole of the file.
-type holeFinder struct {
-	*cutter
-	length int64 // of a chunk of zeros
-	id     ID    // of a chunk of zeros; zero: runs of zeros have other chunks
-
-	data int64 // where the next data begins
-}
-
-// has reports whether a chunk that begins at an offset is in a hole. The offset must not be less than in
-// the call before.
-func (h *holeFinder) has(at int64) bool {
-	if h.id == (ID{}) || at+h.length > h.size {
-		return false
-	}
-	if h.data <= at {
-		data, err := h.file.NextData(at)
-		if err != nil {
-			h.id = ID{}
-			return false
-		}
-		h.data = data
-	}
-	return at+h.length <= h.data
 }
 
 // readError returns the error for a file that could not be read completely.
@@ -175,50 +138,30 @@ func readError(err error) error {
 	return err
 }
 
-// hash computes the ids of the chunks of a batch.
-func (c *cutter) hash(b *batch) error {
+// hash computes the ids of the chunks of a batch, and writes the items to the index. first is the number of the first one.
+func (c *cutter) hash(first int64, items []Item) error {
+	buffered := bufio.NewWriterSize(io.NewOffsetWriter(c.index, headerSize+first*itemSize), 64<<10)
+	w := Writer{w: buffered, sizes: c.header.Sizes, end: items[0].Offset}
 	hash, buffer := c.header.Digest.New(), make([]byte, pieceSize)
-	for n := range b.items {
-		i := &b.items[n]
+	for _, i := range items {
 		c.done.Add(i.Length)
-		if i.ID != (ID{}) {
-			continue
+		if i.ID == (ID{}) {
+			hash.Reset()
+			n, err := io.CopyBuffer(onlyWriter{hash}, io.NewSectionReader(c.file, i.Offset, i.Length), buffer)
+			if err == nil && n < i.Length {
+				err = io.EOF
+			}
+			if err != nil {
+				return readError(err)
+			}
+			hash.Sum(i.ID[:0])
 		}
-		hash.Reset()
-		n, err := io.CopyBuffer(onlyWriter{hash}, io.NewSectionReader(c.file, i.Offset, i.Length), buffer)
-		if err == nil && n < i.Length {
-			err = io.EOF
+		if err := w.Append(i.Length, i.ID); err != nil {
+			return err
 		}
-		if err != nil {
-			return readError(err)
-		}
-		hash.Sum(i.ID[:0])
 	}
-	close(b.hashed)
-	return nil
+	return buffered.Flush()
 }
 
 // onlyWriter hides all methods except Write, so that io.CopyBuffer uses its buffer.
 type onlyWriter struct{ io.Writer }
-
-// writeBatches writes the index.
-func writeBatches(ctx context.Context, f *os.File, h Header, ordered <-chan *batch) error {
-	buffered := bufio.NewWriterSize(f, 64<<10)
-	w, err := NewWriter(buffered, h)
-	if err != nil {
-		return err
-	}
-	for b := range ordered {
-		select {
-		case <-b.hashed:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		for _, i := range b.items {
-			if err := w.Append(i.Length, i.ID); err != nil {
-				return err
-			}
-		}
-	}
-	return errors.Join(w.Close(), buffered.Flush())
-}

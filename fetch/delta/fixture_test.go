@@ -195,7 +195,7 @@ func (s *site) wantImage(want []byte) {
 // memory is a caibx.File.
 type memory struct{ *bytes.Reader }
 
-func (memory) NextData(offset int64) (int64, error) { return offset, nil }
+func (memory) IsHole(from, to int64) bool { return false }
 
 // indexOf returns the index of a file.
 func indexOf(t testing.TB, file []byte, h caibx.Header) []byte {

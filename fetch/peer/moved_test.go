@@ -20,7 +20,7 @@ import (
 // memory is a caibx.File.
 type memory struct{ *bytes.Reader }
 
-func (memory) NextData(offset int64) (int64, error) { return offset, nil }
+func (memory) IsHole(from, to int64) bool { return false }
 
 // indexOf returns the index of an image.
 func indexOf(t *testing.T, image []byte) []byte {

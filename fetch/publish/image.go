@@ -74,10 +74,10 @@ func (im *Image) Cut(ctx context.Context, h caibx.Header, done *atomic.Int64) (*
 	return t, err
 }
 
-// NextData implements caibx.File.
-func (im *Image) NextData(offset int64) (int64, error) {
-	data, _ := fetch.NextExtent(im.File, offset, im.Size)
-	return data, nil
+// IsHole implements caibx.File.
+func (im *Image) IsHole(from, to int64) bool {
+	data, _ := fetch.NextExtent(im.File, from, im.Size)
+	return to <= data
 }
 
 // readError returns the error for an image that could not be read.

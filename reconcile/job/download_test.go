@@ -88,4 +88,4 @@ func indexOf(t *testing.T, image []byte) []byte {
 // withoutHoles is a caibx.File.
 type withoutHoles struct{ *bytes.Reader }
 
-func (withoutHoles) NextData(offset int64) (int64, error) { return offset, nil }
+func (withoutHoles) IsHole(from, to int64) bool { return false }
