@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"bufio"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
+	"github.com/seed-26586806/backing-image-manager/internal/jsonscan"
 )
 
 // Backup is the backup of one image in a Store: the content of its backing-image.cfg. The cfg is
@@ -151,8 +151,8 @@ func parseSize(s string) (int64, error) {
 // for more than 1 TiB of data.
 const maxCfg = 64 << 20
 
-// maxNonBlocks is the maximum number of bytes of a cfg that do not belong to its blocks.
-const maxNonBlocks = 1 << 20
+// maxElement is the maximum number of bytes of a value in a cfg: the labels, another key, or a block.
+const maxElement = 256 << 10
 
 // parseCfg parses a backing-image.cfg. It returns an error if the file is truncated, is not JSON, or
 // does not describe a valid backup. Unknown keys are ignored. It decodes the blocks one by one, so
@@ -162,89 +162,50 @@ func parseCfg(r io.Reader) (*Backup, error) { return parseUpTo(r, maxCfg) }
 func parseUpTo(r io.Reader, limit int64) (*Backup, error) {
 	h := sha256.New()
 	limited := &io.LimitedReader{R: r, N: limit + 1}
-	beside := &io.LimitedReader{R: limited, N: maxNonBlocks}
-	in := bufio.NewReader(io.TeeReader(beside, h))
-	b, err := parse(json.NewDecoder(in), beside)
+	s := jsonscan.New(io.TeeReader(limited, h), maxElement)
+	b := &Backup{Compression: Gzip} // the default for old files without the key
+	err := s.Object(func(key string) error {
+		if err := b.parseKey(s, key); err != nil {
+			return fmt.Errorf("%.40s: %w", key, err)
+		}
+		return nil
+	})
+	if err == nil {
+		err = s.Finish()
+	}
 	switch {
 	case limited.N <= 0:
 		return nil, fmt.Errorf("it has more than %d bytes", limit)
-	case beside.N <= 0:
-		return nil, fmt.Errorf("it has more than %d bytes besides its blocks", maxNonBlocks)
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+	case errors.Is(err, io.ErrUnexpectedEOF):
 		return nil, errors.New("it is truncated")
 	case err != nil:
 		return nil, err
 	}
 	b.fingerprint = hex.EncodeToString(h.Sum(nil))
-	return b, nil
-}
-
-// parse parses the cfg. beside limits the number of bytes that do not belong to blocks. parseBlocks
-// resets it before each block.
-func parse(d *json.Decoder, beside *io.LimitedReader) (*Backup, error) {
-	b := &Backup{Compression: Gzip} // the default for old files without the key
-	if err := expectDelim(d, '{'); err != nil {
-		return nil, err
-	}
-	seen := map[string]bool{}
-	for d.More() {
-		token, err := d.Token()
-		if err != nil {
-			return nil, err
-		}
-		key := token.(string) // always a key: Token returns an error for anything else
-		if seen[key] {
-			return nil, fmt.Errorf("key %.40q occurs twice", key)
-		}
-		seen[key] = true
-		if err := b.parseKey(d, key, beside); err != nil {
-			return nil, fmt.Errorf("%s: %w", key, err)
-		}
-	}
-	if err := expectDelim(d, '}'); err != nil {
-		return nil, err
-	}
-	if _, err := d.Token(); err == nil {
-		return nil, errors.New("there is text after its end")
-	} else if !errors.Is(err, io.EOF) {
-		return nil, err
-	}
 	return b, b.validate()
 }
 
-func expectDelim(d *json.Decoder, want json.Delim) error {
-	token, err := d.Token()
-	if err != nil {
-		return err
-	}
-	if token != want {
-		return fmt.Errorf("it is not a cfg, because %q is missing", string(want))
-	}
-	return nil
-}
-
-func (b *Backup) parseKey(d *json.Decoder, key string, beside *io.LimitedReader) (err error) {
+func (b *Backup) parseKey(s *jsonscan.Scanner, key string) (err error) {
 	var text string
 	switch key {
 	case "Name":
-		return d.Decode(&b.Name)
+		return s.Decode(&b.Name)
 	case "Checksum":
-		return d.Decode(&b.Checksum)
+		return s.Decode(&b.Checksum)
 	case "Secret":
-		return d.Decode(&b.Secret)
+		return s.Decode(&b.Secret)
 	case "SecretNamespace":
-		return d.Decode(&b.SecretNamespace)
+		return s.Decode(&b.SecretNamespace)
 	case "Labels":
-		return d.Decode(&b.Labels)
+		return s.Decode(&b.Labels)
 	case "Blocks":
-		return b.parseBlocks(d, beside)
+		return s.Array(func() error { return b.parseBlock(s) })
 	case "Size", "CompressionMethod", "CreatedTime", "CompleteTime":
-		if err := d.Decode(&text); err != nil {
+		if err := s.Decode(&text); err != nil {
 			return err
 		}
 	default:
-		var ignored json.RawMessage
-		return d.Decode(&ignored)
+		return s.Skip()
 	}
 	switch key {
 	case "Size":
@@ -259,32 +220,22 @@ func (b *Backup) parseKey(d *json.Decoder, key string, beside *io.LimitedReader)
 	return err
 }
 
-// parseBlocks parses the list of blocks, which may be null.
-func (b *Backup) parseBlocks(d *json.Decoder, beside *io.LimitedReader) error {
-	token, err := d.Token()
-	if err != nil || token == nil {
+// parseBlock parses an element of the list of blocks.
+func (b *Backup) parseBlock(s *jsonscan.Scanner) error {
+	var one struct {
+		Offset        *int64
+		BlockChecksum string
+	}
+	if err := s.Decode(&one); err != nil {
 		return err
 	}
-	if token != json.Delim('[') {
-		return errors.New("it is not a list")
+	if one.Offset == nil {
+		return errors.New("a block has no offset")
 	}
-	for d.More() {
-		beside.N = maxNonBlocks
-		var one struct {
-			Offset        *int64
-			BlockChecksum string
-		}
-		if err := d.Decode(&one); err != nil {
-			return err
-		}
-		if one.Offset == nil {
-			return errors.New("a block has no offset")
-		}
-		sum, err := parseSum(one.BlockChecksum)
-		if err != nil {
-			return fmt.Errorf("block at %d: %w", *one.Offset, err)
-		}
-		b.Blocks = append(b.Blocks, Block{*one.Offset, sum})
+	sum, err := parseSum(one.BlockChecksum)
+	if err != nil {
+		return fmt.Errorf("block at %d: %w", *one.Offset, err)
 	}
-	return expectDelim(d, ']')
+	b.Blocks = append(b.Blocks, Block{*one.Offset, sum})
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
+	"github.com/seed-26586806/backing-image-manager/internal/jsonscan"
 )
 
 // Limits of what a peer says. Scope has those that depend on the configuration.
@@ -22,13 +23,16 @@ const (
 	maxMessage = 1024 // bytes of a message; longer messages are truncated
 	maxSize    = 1 << 50
 	maxSpace   = 1 << 60 // bytes of a disk
+	// maxElement limits the JSON that is in memory at once: a copy, or another value that is decoded. A real
+	// copy has a few texts and 1 KiB of other fields; newer versions may add fields.
+	maxElement = 64 << 10
 )
 
 // decodeState reads what a peer says about itself, as far as the scope needs it. It ignores unknown fields and
 // rejects invalid values. Each disk and copy is checked immediately after it is read, so decoding
 // stops at the first invalid element.
 func decodeState(r io.Reader, scope Scope) (model.Node, error) {
-	d := &decoder{scanner: newScanner(r), scope: scope, texts: texts{known: map[string]string{}, left: maxTexts}, state: model.Node{Disks: map[string]model.Disk{}}}
+	d := &decoder{Scanner: jsonscan.New(r, maxElement), scope: scope, texts: texts{known: map[string]string{}, left: maxTexts}, state: model.Node{Disks: map[string]model.Disk{}}}
 	if err := d.decodeState(); err != nil {
 		return model.Node{}, fmt.Errorf("decode state: %w", err)
 	}
@@ -36,7 +40,7 @@ func decodeState(r io.Reader, scope Scope) (model.Node, error) {
 }
 
 type decoder struct {
-	*scanner
+	*jsonscan.Scanner
 	scope  Scope
 	texts  texts
 	state  model.Node
@@ -50,7 +54,7 @@ type decoder struct {
 }
 
 func (d *decoder) decodeState() error {
-	err := d.object(func(key string) error {
+	err := d.Object(func(key string) error {
 		if d.state.Version == 0 && key != "version" { // it is the first field: any other one may have another meaning
 			return errVersion(0)
 		}
@@ -66,16 +70,16 @@ func (d *decoder) decodeState() error {
 		case "mark":
 			return d.Decode(&d.state.Mark)
 		case "disks":
-			return d.object(d.decodeDisk)
+			return d.Object(d.decodeDisk)
 		case "conditions":
-			return d.array(d.decodeCondition)
+			return d.Array(d.decodeCondition)
 		}
-		return d.skip()
+		return d.Skip()
 	})
 	if err != nil {
 		return err
 	}
-	if err := d.finish(); err != nil {
+	if err := d.Finish(); err != nil {
 		return err
 	}
 	if d.state.Version == 0 {
@@ -123,10 +127,10 @@ func (d *decoder) decodeDisk(name string) error {
 	}
 	if !d.scope.hasDisk(name) {
 		d.state.Partial = true
-		return d.skip()
+		return d.Skip()
 	}
 	d.name, d.disk, d.current = name, model.Disk{}, 0
-	err := d.object(func(key string) error {
+	err := d.Object(func(key string) error {
 		switch key {
 		case "uuid":
 			return d.Decode(&d.disk.UUID)
@@ -142,9 +146,9 @@ func (d *decoder) decodeDisk(name string) error {
 			return d.Decode(&d.disk.Free)
 		case "copies":
 			d.disk.Copies = model.Copies{}
-			return d.array(d.decodeCopy)
+			return d.Array(d.decodeCopy)
 		}
-		return d.skip()
+		return d.Skip()
 	})
 	if err != nil {
 		return err

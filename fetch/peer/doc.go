@@ -89,8 +89,8 @@
 //	prove.go      one chunk as the proof that a node has a copy, both ends
 //	download.go   the download route, which verifies each chunk before it sends it
 //	client.go     Client: connections, authentication, timeouts; query.go: its requests
-//	decode.go     decoding and checking of a state from a peer; scan.go: its JSON as a stream;
-//	              scope.go: which part of it the reader needs
+//	decode.go     decoding and checking of a state from a peer; scope.go: which part of it the reader
+//	              needs
 //	poll.go       Poller: keeps the state of all peers up to date by long polls
 //	pull.go       Pull: manifest, partial file, single chunks for a repair; peers as sources of an assembly
 //	moved.go      the index of an image, to find content that moved

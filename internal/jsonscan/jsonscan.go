@@ -1,4 +1,5 @@
-package peer
+// Package jsonscan reads JSON documents of any length from untrusted programs, in bounded memory.
+package jsonscan
 
 import (
 	"encoding/json"
@@ -7,41 +8,40 @@ import (
 	"io"
 )
 
-const (
-	// maxElement limits the JSON that is in memory at once: a copy, or another value that is decoded. A real
-	// copy has a few texts and 1 KiB of other fields; newer versions may add fields.
-	maxElement = 64 << 10
-	maxNesting = 100 // of a value that is passed over; a real document has 4 levels
-)
+// maxNesting limits a value that is passed over; a real document has 4 levels.
+const maxNesting = 100
 
-// scanner reads a JSON document from a stream. Its memory does not depend on the document: it decodes one
+// Scanner reads a JSON document from a stream. Its memory does not depend on the document: it decodes one
 // element at a time, and passes over those that the caller does not want. The caller limits the number of
 // elements, and the reader the length of the document.
-type scanner struct {
+type Scanner struct {
 	*json.Decoder
-	r    io.Reader
-	read int64
+	r          io.Reader
+	maxElement int64
+	read       int64
 }
 
-func newScanner(r io.Reader) *scanner {
-	s := &scanner{r: r}
+// New returns a Scanner of a document in r. At most maxElement bytes of JSON are in memory at once: those of a value that is
+// decoded.
+func New(r io.Reader, maxElement int64) *Scanner {
+	s := &Scanner{r: r, maxElement: maxElement}
 	s.Decoder = json.NewDecoder(s)
 	return s
 }
 
 // Read passes bytes to the Decoder, until there are maxElement bytes that it has not used: it keeps them
 // until they are a whole element.
-func (s *scanner) Read(p []byte) (int, error) {
-	if s.read-s.InputOffset() > maxElement {
-		return 0, fmt.Errorf("an element is too large: it has more than %d bytes", maxElement)
+func (s *Scanner) Read(p []byte) (int, error) {
+	if s.read-s.InputOffset() > s.maxElement {
+		return 0, fmt.Errorf("an element is too large: it has more than %d bytes", s.maxElement)
 	}
 	n, err := s.r.Read(p)
 	s.read += int64(n)
 	return n, err
 }
 
-// object reads an object. It calls field after each key, and field reads the value.
-func (s *scanner) object(field func(key string) error) error {
+// Object reads an object. It calls field after each key, and field reads the value.
+func (s *Scanner) Object(field func(key string) error) error {
 	switch t, err := s.next(); {
 	case err != nil:
 		return err
@@ -61,8 +61,8 @@ func (s *scanner) object(field func(key string) error) error {
 	return err
 }
 
-// array reads an array, and calls element to read each element. It reads null as an empty array.
-func (s *scanner) array(element func() error) error {
+// Array reads an array, and calls element to read each element. It reads null as an empty array.
+func (s *Scanner) Array(element func() error) error {
 	switch t, err := s.next(); {
 	case err != nil:
 		return err
@@ -80,8 +80,8 @@ func (s *scanner) array(element func() error) error {
 	return err
 }
 
-// skip passes over the next value.
-func (s *scanner) skip() error {
+// Skip passes over the next value.
+func (s *Scanner) Skip() error {
 	for depth := 0; ; {
 		t, err := s.next()
 		switch {
@@ -101,8 +101,8 @@ func (s *scanner) skip() error {
 	}
 }
 
-// finish returns an error if anything but white space follows.
-func (s *scanner) finish() error {
+// Finish returns an error if anything but white space follows.
+func (s *Scanner) Finish() error {
 	if _, err := s.Token(); !errors.Is(err, io.EOF) {
 		return errors.Join(errors.New("there is more after the document"), err)
 	}
@@ -110,7 +110,7 @@ func (s *scanner) finish() error {
 }
 
 // next returns the next token. The document must not end before it.
-func (s *scanner) next() (json.Token, error) {
+func (s *Scanner) next() (json.Token, error) {
 	t, err := s.Token()
 	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
