@@ -1,9 +1,8 @@
 package publish
 
 import (
-	"bufio"
-	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -93,9 +92,6 @@ func (d *Destination) PutIndex(ctx context.Context, name string, t *caibx.Table,
 	return Created, nil
 }
 
-// comparedAtOnce is the number of bytes of an existing file that are in memory.
-const comparedAtOnce = 256 << 10
-
 // compare reports whether a file exists, and whether it has these bytes.
 func (d *Destination) compare(ctx context.Context, name string, want []byte) (exists, same bool, err error) {
 	r, err := d.store.Open(ctx, name)
@@ -106,17 +102,7 @@ func (d *Destination) compare(ctx context.Context, name string, want []byte) (ex
 		return false, false, err
 	}
 	defer r.Close() // it was only read
-	in, buffer := bufio.NewReaderSize(r, comparedAtOnce), make([]byte, comparedAtOnce)
-	for {
-		n, err := io.ReadFull(in, buffer[:min(comparedAtOnce, len(want)+1)])
-		switch {
-		case err != nil && err != io.EOF && err != io.ErrUnexpectedEOF:
-			return true, false, err
-		case !bytes.HasPrefix(want, buffer[:n]):
-			return true, false, nil
-		case err != nil:
-			return true, n == len(want), nil
-		}
-		want = want[n:]
-	}
+	h := sha256.New()
+	n, err := io.Copy(h, io.LimitReader(r, int64(len(want))+1))
+	return true, n == int64(len(want)) && [sha256.Size]byte(h.Sum(nil)) == sha256.Sum256(want), err
 }
