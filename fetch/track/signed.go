@@ -54,7 +54,7 @@ func (r *Resolver) readSigned(ctx context.Context, addr, credentials string, v f
 	if err != nil {
 		return nil, err
 	}
-	return r.load(ctx, docKey{addr, credentials, v}, func() (fetch.Document, error) {
+	return r.load(docKey{addr, credentials, v}, func() (fetch.Document, error) {
 		text, err := r.client.VerifyList(v, plain.Data, addr, func(at string) ([]byte, error) {
 			d, err := r.read(ctx, at, credentials)
 			if errors.Is(err, fetch.ErrNoDocument) {

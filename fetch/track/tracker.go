@@ -77,8 +77,8 @@ type Resolver struct {
 	maxTime time.Duration // for each document
 
 	mu   sync.Mutex
-	kept int // bytes of all documents
-	docs map[docKey]*doc
+	kept int                             // bytes of all documents
+	docs map[docKey]func() (*doc, error) // reads a document once
 }
 
 // docKey identifies a document: credentials may change its content, and so does the verification of its signature.
@@ -87,18 +87,16 @@ type docKey struct {
 	verify           fetch.Verify // zero: the document as it was read
 }
 
-// doc is a document that was read, or that is being read.
+// doc is a document that was read.
 type doc struct {
-	done chan struct{}
 	fetch.Document
-	err error
-	// products parses a product file of simplestreams, once for all images in it.
+	// products parses a product file of simplestreams, once for all images of it.
 	products func() (map[string]json.RawMessage, error)
 }
 
 // NewResolver returns a Resolver that reads documents with a client.
 func NewResolver(c *fetch.Client) *Resolver {
-	return &Resolver{client: c, maxTime: maxTime, docs: map[docKey]*doc{}}
+	return &Resolver{client: c, maxTime: maxTime, docs: map[docKey]func() (*doc, error){}}
 }
 
 const (
@@ -146,32 +144,25 @@ func (r *Resolver) resolve(ctx context.Context, t Tracker, m Image) (Answer, err
 
 // read returns the document at an address. A Resolver requests each address once.
 func (r *Resolver) read(ctx context.Context, addr, credentials string) (*doc, error) {
-	return r.load(ctx, docKey{url: addr, credentials: credentials}, func() (fetch.Document, error) {
+	return r.load(docKey{url: addr, credentials: credentials}, func() (fetch.Document, error) {
 		return r.request(ctx, addr, credentials)
 	})
 }
 
-// load returns the document k. The first call for k reads it by read; other calls wait for that.
-func (r *Resolver) load(ctx context.Context, k docKey, read func() (fetch.Document, error)) (*doc, error) {
+// load returns a document that read reads, unless another call has read it, or does so now. All calls have the same context.
+func (r *Resolver) load(k docKey, read func() (fetch.Document, error)) (*doc, error) {
 	r.mu.Lock()
-	d, known := r.docs[k]
+	load, known := r.docs[k]
 	if !known {
-		d = &doc{done: make(chan struct{})}
-		d.products = sync.OnceValues(func() (map[string]json.RawMessage, error) { return parseStreamsProducts(d.Data) })
-		r.docs[k] = d
+		load = sync.OnceValues(func() (*doc, error) {
+			document, err := read()
+			r.forget(k, len(document.Data))
+			return &doc{document, sync.OnceValues(func() (map[string]json.RawMessage, error) { return parseStreamsProducts(document.Data) })}, err
+		})
+		r.docs[k] = load
 	}
 	r.mu.Unlock()
-	if !known {
-		d.Document, d.err = read()
-		close(d.done)
-		r.forget(k, d)
-	}
-	select {
-	case <-d.done:
-		return d, d.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
+	return load()
 }
 
 // request reads a document within the time limit.
@@ -185,14 +176,15 @@ func (r *Resolver) request(ctx context.Context, addr, credentials string) (fetch
 	return d, err
 }
 
-// forget drops a document that would exceed maxKept.
-func (r *Resolver) forget(k docKey, d *doc) {
+// forget removes a document of some bytes if the Resolver keeps too much.
+func (r *Resolver) forget(k docKey, bytes int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.kept += len(d.Data); r.kept > maxKept {
-		r.kept -= len(d.Data)
+	if r.kept+bytes > maxKept {
 		delete(r.docs, k)
+		return
 	}
+	r.kept += bytes
 }
 
 // parseBase parses the address of a folder, such as the address of a tracker. The result has no query, and its path
