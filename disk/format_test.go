@@ -294,6 +294,7 @@ func checkHeads(t *testing.T, b []byte, declared model.Format) {
 
 func TestRefusedImages(t *testing.T) {
 	for name, reason := range map[string]string{
+		"bitmap.qcow2":    "the qcow2 image has bitmaps for backups",
 		"overlay.qcow2":   "the qcow2 image has a backing file",
 		"datafile.qcow2":  "the qcow2 image has its data in another file",
 		"encrypted.qcow2": "the qcow2 image uses qcow2 encryption",

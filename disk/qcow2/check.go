@@ -20,7 +20,6 @@ const (
 type checker struct {
 	file
 	h        *header
-	bitmaps  bitmapDirectory
 	clusters clusterMap
 	left     int64 // bytes that may still be read
 	outer    []byte
@@ -44,12 +43,12 @@ func (f file) check() (*header, error) {
 
 // newChecker checks the header and its extensions, and returns a checker of the tables.
 func newChecker(f file) (*checker, error) {
-	h, bitmaps, err := f.checkHead()
+	h, err := f.checkHead()
 	if err != nil {
 		return nil, err
 	}
 	return &checker{
-		file: f, h: h, bitmaps: bitmaps, left: 2*f.size + extraTableBytes,
+		file: f, h: h, left: 2*f.size + extraTableBytes,
 		clusters: clusterMap{clusterBits: h.ClusterBits, total: (f.size-1)>>h.ClusterBits + 1},
 		outer:    make([]byte, bufferSize), inner: make([]byte, min(bufferSize, h.clusterSize())),
 	}, nil
@@ -59,7 +58,7 @@ func newChecker(f file) (*checker, error) {
 func (c *checker) checkWindow() error {
 	active := tree{offset: int64(c.h.L1Offset), entries: int64(c.h.L1Entries)}
 	for _, check := range []func() error{
-		c.markHeader, c.markSnapshots, c.markBitmaps,
+		c.markHeader, c.markSnapshots,
 		func() error { return c.checkTree(active) },
 		func() error { _, err := c.snapshots(c.checkTree); return err },
 	} {

@@ -5,7 +5,7 @@ type use uint8
 
 const (
 	unused         use = iota
-	usedAsMetadata     // header, L1 and refcount tables, refcount blocks, snapshot table, bitmaps
+	usedAsMetadata     // header, L1 and refcount tables, refcount blocks, snapshot table
 	usedAsTable        // an L2 table
 	usedAsData
 	usedAsCompressed // a part of one or more compressed clusters

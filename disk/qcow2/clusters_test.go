@@ -99,20 +99,6 @@ var hostileClusters = []struct {
 	{"data of a snapshot in the refcount table", "snapshot", twice, []edit{func(b []byte) { snapshotL2(16, number(b, atRefcountOffset))(b) }}},
 	{"data of a snapshot after the end of the file", "snapshot", outside + " (L2 entry for offset 65536 of a snapshot)", []edit{snapshotL2(16, 1<<40)}},
 
-	{"bitmaps with another length", "bitmap", "the header extension of the qcow2 image for bitmaps has 32 bytes; it needs 24", []edit{bitmapExtension(-4, 32)}},
-	{"no bitmaps", "bitmap", "the header extension of the qcow2 image for bitmaps has an impossible value", []edit{bitmapExtension(0, 0)}},
-	{"many bitmaps", "bitmap", "the header extension of the qcow2 image for bitmaps has an impossible value", []edit{bitmapExtension(0, 65536)}},
-	{"more bitmaps than entries", "bitmap", "the bitmap directory of the qcow2 image is too small for 2 bitmaps", []edit{bitmapExtension(0, 2)}},
-	{"bitmap directory after the end of the file", "bitmap", "the bitmap directory of the qcow2 image lies outside the file", []edit{bitmapExtension(16, 1)}},
-	{"bitmap directory in the L1 table", "bitmap", twice, []edit{func(b []byte) { bitmapExtension(20, uint32(number(b, atL1Offset)))(b) }}},
-	{"bitmap table after the end of the file", "bitmap", "the table of a bitmap of the qcow2 image lies outside the file", []edit{bitmapEntryEdit(0, 1<<40)}},
-	{"bitmap table in the refcount table", "bitmap", twice, []edit{func(b []byte) { bitmapEntryEdit(0, number(b, atRefcountOffset))(b) }}},
-	{"bitmap of an unknown type", "bitmap", "a bitmap of the qcow2 image has an impossible or unknown value", []edit{bitmapEntryEdit(16, 2<<56|16<<48|7<<32)}},
-	{"bitmap with a long table", "bitmap", "the table of a bitmap of the qcow2 image has 2 entries: the bitmap needs 1", []edit{bitmapEntryEdit(8, 2<<32)}},
-	{"bitmap data after the end of the file", "bitmap", "the data of a bitmap of the qcow2 image lies outside the file", []edit{bitmapTable(1 << 40)}},
-	{"bitmap data in the L1 table", "bitmap", twice, []edit{func(b []byte) { bitmapTable(number(b, atL1Offset))(b) }}},
-	{"reserved bits of a bitmap", "bitmap", "the table of a bitmap of the qcow2 image has reserved bits set", []edit{bitmapTable(1 << 60)}},
-
 	{"both zeros and data", "extended-l2", "a subcluster of the qcow2 image is both zeros and data", []edit{putL2(9, 1<<32|1)}},
 	{"data without an offset", "extended-l2", "an L2 entry of the qcow2 image has data without an offset", []edit{putL2(8, copied)}},
 }
@@ -136,30 +122,6 @@ func snapshotL2(i int, v uint64) edit {
 		table := number(b, number(b, number(b, atSnapshotsOffset))) & l1OffsetMask
 		put64(int(table)+8*i, v)(b)
 	}
-}
-
-// bitmapContent returns the offset of the content of the header extension for bitmaps.
-func bitmapContent(b []byte) int {
-	at := atExtensions
-	for binary.BigEndian.Uint32(b[at:]) != extensionBitmaps {
-		at += 8 + int(binary.BigEndian.Uint32(b[at+4:])+7)&^7
-	}
-	return at + 8
-}
-
-// bitmapExtension sets 4 bytes of the header extension for bitmaps.
-func bitmapExtension(at int, v uint32) edit {
-	return func(b []byte) { put32(bitmapContent(b)+at, v)(b) }
-}
-
-// bitmapEntryEdit sets 8 bytes of the first entry of the bitmap directory.
-func bitmapEntryEdit(at int, v uint64) edit {
-	return func(b []byte) { put64(int(number(b, uint64(bitmapContent(b)+16)))+at, v)(b) }
-}
-
-// bitmapTable sets the first entry of the table of the first bitmap.
-func bitmapTable(v uint64) edit {
-	return func(b []byte) { put64(int(number(b, number(b, uint64(bitmapContent(b)+16)))), v)(b) }
 }
 
 func TestOpenRefusesHostileClusters(t *testing.T) {

@@ -5,11 +5,11 @@
 //	Open      Inspect; returns an Image that is read at any offset
 //	Encode    convert a Source to a qcow2 file, which is read sequentially
 //
-// # Checking (header.go, check.go, clusters.go, snapshots.go, bitmaps.go)
+// # Checking (header.go, check.go, clusters.go, snapshots.go)
 //
 // Every file is untrusted. This package rejects images that need another file (a backing file, a data
-// file), encrypted images, images that were not closed, and images with unknown features. It reads all
-// tables that QEMU follows: of the disk, the reference counts, snapshots and bitmaps. Each offset must
+// file), encrypted images, images that were not closed, and images with bitmaps or unknown features. It
+// reads all tables that QEMU follows: of the disk, the reference counts and snapshots. Each offset must
 // be in the file, and each cluster may have one purpose: no table can refer to the header or to another
 // table as data. Snapshots may share L2 tables and data with the disk, and compressed clusters may
 // share a cluster of the file. An image that QEMU would not open is also rejected.

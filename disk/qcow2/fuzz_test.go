@@ -47,14 +47,13 @@ func checkFinal(t *testing.T, err error) {
 	}
 }
 
-// withSnapshots creates a small image with snapshots and bitmaps.
+// withSnapshots creates a small image with snapshots.
 func withSnapshots(f *testing.F, options string) []byte {
 	path := filepath.Join(f.TempDir(), "image")
 	if err := os.WriteFile(path, small(f, options), 0o600); err != nil {
 		f.Fatal(err)
 	}
 	run(f, "qemu-img", "snapshot", "-c", "one", path)
-	run(f, "qemu-img", "bitmap", "--add", "-g", "512", path, "first")
 	run(f, "qemu-io", "-f", "qcow2", "-c", "write -q -P 4 2k 9k", path)
 	run(f, "qemu-img", "snapshot", "-c", "two", path)
 	b, err := os.ReadFile(path)

@@ -43,12 +43,17 @@ const (
 	knownFeatures = 1<<iota - 1
 )
 
-// autoclearRawData: the external data file is a raw disk.
-const autoclearRawData = 1 << 1
+const (
+	// autoclearBitmaps: the bitmaps are consistent with the disk. QEMU ignores them otherwise.
+	autoclearBitmaps = 1 << 0
+	// autoclearRawData: the external data file is a raw disk.
+	autoclearRawData = 1 << 1
+)
 
 // Types of header extensions. Images with one of the last three depend on other files or on a key.
 const (
 	extensionEnd           = 0
+	extensionBitmaps       = 0x23852875
 	extensionBackingFormat = 0xe2792aca
 	extensionDataFile      = 0x44415441
 	extensionEncryption    = 0x0537be77
@@ -59,7 +64,6 @@ const (
 	hintRepair  = "stop the program that writes to it, and repair it: qemu-img check -r all"
 	hintDamaged = "replace it with an intact copy; qemu-img check prints details"
 	hintConvert = "convert it on a trusted machine: qemu-img convert -O qcow2"
-	hintBitmaps = "remove its bitmaps (qemu-img bitmap --remove), or convert it: qemu-img convert -O qcow2"
 )
 
 // Magic is the start of every qcow2 file, and of the older qcow files.
@@ -110,9 +114,9 @@ func (f file) read(b []byte, offset int64) error {
 // Inspect checks the qcow2 file of size bytes and returns its virtual size. A *FormatError means that
 // the file is not accepted; any other error is a read error of r.
 //
-// Inspect reads the header, its extensions and all tables: of the disk, of the reference counts, of
-// snapshots and of bitmaps. Every entry must refer to a place in the file that no other entry uses for
-// another purpose. Inspect reads no data. It uses at most 9 MiB of memory, and reads at most 130 MiB plus
+// Inspect reads the header, its extensions and all tables: of the disk, of the reference counts and of
+// snapshots. Every entry must refer to a place in the file that no other entry uses for another purpose.
+// Inspect reads no data. It uses at most 9 MiB of memory, and reads at most 130 MiB plus
 // twice the size of the file. Of a valid image it reads about 8 bytes for each cluster, once.
 func Inspect(r io.ReaderAt, size int64) (virtualSize int64, err error) {
 	h, err := file{r, size}.check()
@@ -136,21 +140,21 @@ func InspectHead(r io.ReaderAt, size int64) error {
 }
 
 // checkHead checks the header and its extensions.
-func (f file) checkHead() (*header, bitmapDirectory, error) {
+func (f file) checkHead() (*header, error) {
 	h, err := f.readHeader()
 	if err != nil {
-		return nil, bitmapDirectory{}, err
+		return nil, err
 	}
 	for _, check := range []func() error{
 		h.checkReferences, h.checkFeatures, h.checkGeometry,
 		func() error { return h.checkTables(f.size) },
+		func() error { return f.checkExtensions(h) },
 	} {
 		if err := check(); err != nil {
-			return nil, bitmapDirectory{}, err
+			return nil, err
 		}
 	}
-	bitmaps, err := f.checkExtensions(h)
-	return h, bitmaps, err
+	return h, nil
 }
 
 func (f file) readHeader() (*header, error) {
@@ -239,44 +243,37 @@ func (h *header) checkGeometry() error {
 	return nil
 }
 
-// checkExtensions reads the header extensions, which must end within the first cluster. It returns the
-// extension for bitmaps. The specification allows a reader to ignore unknown extensions.
-func (f file) checkExtensions(h *header) (bitmaps bitmapDirectory, err error) {
+// checkExtensions reads the header extensions, which must end within the first cluster. The specification allows a
+// reader to ignore unknown extensions. Bitmaps record which clusters changed since a backup: no image for others needs
+// them, and QEMU reads all of them into memory when it opens the image.
+func (f file) checkExtensions(h *header) error {
 	var b [8]byte
 	offset, end := int64(h.Length), min(int64(h.clusterSize()), f.size)
-	for seen := 0; ; seen++ {
-		if end-offset < int64(len(b)) {
-			return bitmaps, nil
-		}
+	for seen := 0; end-offset >= int64(len(b)); seen++ {
 		if seen == maxExtensions {
-			return bitmaps, refuse(hintDamaged, "the qcow2 image has more than %d header extensions", maxExtensions)
+			return refuse(hintDamaged, "the qcow2 image has more than %d header extensions", maxExtensions)
 		}
 		if err := f.read(b[:], offset); err != nil {
-			return bitmaps, err
+			return err
 		}
 		length := int64(binary.BigEndian.Uint32(b[4:]))
-		content := offset + int64(len(b))
-		if offset = content + (length+7)&^7; offset > end {
-			return bitmaps, refuse(hintDamaged, "a header extension of the qcow2 image does not fit into its first cluster")
+		if offset += int64(len(b)) + (length+7)&^7; offset > end {
+			return refuse(hintDamaged, "a header extension of the qcow2 image does not fit into its first cluster")
 		}
-		switch binary.BigEndian.Uint32(b[:]) {
-		case extensionEnd:
-			return bitmaps, nil
-		case extensionBackingFormat:
-			return bitmaps, refuse(hintFlatten, "the qcow2 image has a backing file")
-		case extensionDataFile:
-			return bitmaps, refuse(hintFlatten, "the qcow2 image has its data in another file")
-		case extensionEncryption:
-			return bitmaps, refuse(hintFlatten, "the qcow2 image uses qcow2 encryption")
-		case extensionBitmaps:
-			if bitmaps.Bitmaps > 0 {
-				return bitmaps, refuse(hintDamaged, "the qcow2 image has two header extensions for bitmaps")
-			}
-			if bitmaps, err = f.readBitmapDirectory(h, content, length); err != nil {
-				return bitmaps, err
-			}
+		switch kind := binary.BigEndian.Uint32(b[:]); {
+		case kind == extensionEnd:
+			return nil
+		case kind == extensionBackingFormat:
+			return refuse(hintFlatten, "the qcow2 image has a backing file")
+		case kind == extensionDataFile:
+			return refuse(hintFlatten, "the qcow2 image has its data in another file")
+		case kind == extensionEncryption:
+			return refuse(hintFlatten, "the qcow2 image uses qcow2 encryption")
+		case kind == extensionBitmaps && h.Autoclear&autoclearBitmaps != 0:
+			return refuse("remove its bitmaps (qemu-img bitmap --remove), or convert it: qemu-img convert -O qcow2", "the qcow2 image has bitmaps for backups")
 		}
 	}
+	return nil
 }
 
 // checkTables checks the offsets and sizes of the tables in a file of size bytes.

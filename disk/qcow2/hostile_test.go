@@ -158,6 +158,7 @@ var hostile = []struct {
 	{"snapshots after the end of the file", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put64(atSnapshotsOffset, 1<<63)}},
 	{"more snapshots than bytes", "snapshot", "the snapshot table of the qcow2 image lies outside the file", []edit{put32(atSnapshots, 60000)}},
 
+	{"bitmaps", "v3", "the qcow2 image has bitmaps for backups", []edit{put64(atAutoclear, autoclearBitmaps), putExtensions(atExtensions, extensionBitmaps, 24)}},
 	{"long extension", "v3", "a header extension of the qcow2 image does not fit into its first cluster", []edit{putExtensions(atExtensions, 0x12345678, 1<<32-1)}},
 	{"last extension too long", "v3", "a header extension of the qcow2 image does not fit into its first cluster", []edit{putExtensions(atExtensions, extensionEnd, 64<<10-112-8+1)}},
 	{"extension across the cluster", "v3", "a header extension of the qcow2 image does not fit into its first cluster", []edit{putExtensions(atExtensions, 0x12345678, 64<<10-112-8+1)}},
@@ -195,6 +196,7 @@ func TestInspectAcceptsUnusualHeaders(t *testing.T) {
 	}{
 		{"unknown extension", "v3", []edit{putExtensions(atExtensions, 0x12345678, 3, 0, 0, 0, 0)}},
 		{"extension up to the end of the cluster", "v3", []edit{putExtensions(atExtensions, 0x12345678, 64<<10-112-8)}},
+		{"bitmaps that QEMU ignores", "v3", []edit{putExtensions(atExtensions, extensionBitmaps, 24, 0, 0, 0, 0, 0, 0, 0, 0)}},
 		{"header of 104 bytes", "v3", []edit{put32(atLength, 104), putExtensions(104, 0, 0)}},
 		{"unknown compatible feature", "v3", []edit{put64(80, 1<<40)}},
 		{"header that fills the first cluster", "v3", []edit{put32(atLength, 64<<10)}},

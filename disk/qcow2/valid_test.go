@@ -19,22 +19,17 @@ func TestInspectAcceptsImagesOfQEMU(t *testing.T) {
 	need.Programs(t, "qemu-img", "qemu-io")
 	steps := []string{
 		"qemu-io -f qcow2 -c 'write -q -P 1 0 100k' -c 'write -q -P 2 1M 300k' -c 'write -q -z 64k 32k' IMAGE",
-		"qemu-img bitmap --add -g 64k IMAGE first",
 		"qemu-img snapshot -c one IMAGE",
 		"qemu-io -f qcow2 -c 'write -q -P 3 32k 1M' -c 'discard -q 1M 128k' IMAGE",
 		"qemu-img snapshot -c two IMAGE",
 		"qemu-io -f qcow2 -c 'write -q -P 4 1500k 64k' IMAGE",
-		"qemu-img bitmap --remove IMAGE first",
 		"qemu-img snapshot -a one IMAGE",
 		"qemu-img snapshot -d one IMAGE",
-		"qemu-img bitmap --add -g 512 IMAGE second",
 		"qemu-io -f qcow2 -c 'write -q -P 5 2M 64k' IMAGE",
-		"qemu-img bitmap --disable IMAGE second",
 		"qemu-img snapshot -d two IMAGE",
 		"qemu-img resize -q -f qcow2 IMAGE 9M",
 		"qemu-io -f qcow2 -c 'write -q -P 6 8M 1M' IMAGE",
 		"qemu-img resize -q -f qcow2 --shrink IMAGE 2M",
-		"qemu-img bitmap --remove IMAGE second",
 		"qemu-img check -q -f qcow2 -r all IMAGE",
 		"qemu-img amend -q -f qcow2 -o lazy_refcounts=on IMAGE",
 		"qemu-img convert -c -f qcow2 -O qcow2 IMAGE PACKED",
@@ -72,7 +67,7 @@ func TestInspectAcceptsImagesOfQEMU(t *testing.T) {
 // supported reports whether an image with the options supports a step.
 func supported(step, options string) bool {
 	switch {
-	case strings.Contains(step, "bitmap"), strings.Contains(step, "lazy_refcounts"):
+	case strings.Contains(step, "lazy_refcounts"):
 		return !strings.Contains(options, "0.10")
 	case strings.Contains(step, "snapshot"):
 		return !strings.Contains(options, "refcount_bits=1")

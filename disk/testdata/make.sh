@@ -28,14 +28,14 @@ image large.qcow2 cluster_size=64k 2T
 image snapshot.qcow2 cluster_size=4k 8M
 qemu-img snapshot -c before snapshot.qcow2
 qemu-io -c 'write -q -P 0xa5 1M 4k' snapshot.qcow2
-image bitmap.qcow2 cluster_size=4k 8M
-qemu-img bitmap --add bitmap.qcow2 changes
 qemu-img convert -c -O qcow2 -o compression_type=zlib v3.qcow2 zlib.qcow2
 qemu-img convert -c -O qcow2 -o compression_type=zstd v3.qcow2 zstd.qcow2
 truncate -s 64K zero.raw
 
 cd "$tmp/refused"
 truncate -s 1M base.raw
+image bitmap.qcow2 cluster_size=4k 8M
+qemu-img bitmap --add bitmap.qcow2 changes
 image overlay.qcow2 cluster_size=4k,backing_file=base.raw,backing_fmt=raw 1M
 image datafile.qcow2 cluster_size=4k,data_file=data.raw 1M
 qemu-img create -q -f qcow2 --object secret,id=k,data=k \
