@@ -10,6 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/luks"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // FormatError is the reason why a file is not accepted as an image. It is final until the
@@ -77,10 +78,9 @@ func Inspect(r io.ReaderAt, size int64, declared model.Format) (Info, error) {
 	if size == 0 {
 		return Info{}, CheckSize(size)
 	}
-	s := inspection{r, size}
-	head, err := s.read(0, min(filetype.HeadSize, size))
-	if err != nil {
-		return Info{}, err
+	head := make([]byte, min(filetype.HeadSize, size))
+	if err := exactly.ReadAt(r, head, 0); err != nil {
+		return Info{}, fmt.Errorf("read image: %w", err)
 	}
 	// Check the format before the size: "packed with gzip" is more useful than "not a multiple of
 	// 512".
@@ -98,7 +98,7 @@ func Inspect(r io.ReaderAt, size int64, declared model.Format) (Info, error) {
 		}
 		return Info{Format: model.QCOW2, VirtualSize: size}, nil
 	}
-	if err := s.checkTail(declared); err != nil {
+	if err := checkTail(r, size, declared); err != nil {
 		return Info{}, err
 	}
 	return Info{Format: model.Raw, VirtualSize: size, LUKS: luks.Version(head) == 2}, nil
@@ -139,18 +139,11 @@ func CheckSize(size int64) error {
 	return nil
 }
 
-// inspection is the check of one file.
-type inspection struct {
-	r    io.ReaderAt
-	size int64
-}
-
-// checkTail returns an error for a raw disk with the trailer of another format.
-func (s inspection) checkTail(declared model.Format) error {
-	n := min(filetype.TailSize, s.size)
-	tail, err := s.read(s.size-n, n)
-	if err != nil {
-		return err
+// checkTail returns an error for a raw disk of size bytes with the trailer of another format.
+func checkTail(r io.ReaderAt, size int64, declared model.Format) error {
+	tail := make([]byte, min(filetype.TailSize, size))
+	if err := exactly.ReadAt(r, tail, size-int64(len(tail))); err != nil {
+		return fmt.Errorf("read image: %w", err)
 	}
 	if t, ok := filetype.ContainerByTrailer(tail); ok {
 		return refuseType(t, declared)
@@ -159,17 +152,4 @@ func (s inspection) checkTail(declared model.Format) error {
 		return refuseType(t, declared)
 	}
 	return nil
-}
-
-// read reads n bytes at offset. If the file ends before that, the error is io.ErrUnexpectedEOF.
-func (s inspection) read(offset, n int64) ([]byte, error) {
-	b := make([]byte, n)
-	k, err := s.r.ReadAt(b, offset)
-	if k == len(b) {
-		return b, nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return nil, fmt.Errorf("read image at %d: %w", offset, err)
 }

@@ -4,11 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/mikelolasagasti/xz"
+
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // packedSuffix is the suffix of packed chunks in a chunk store.
@@ -103,28 +104,12 @@ func (u *Unpacker) unpack(chunk, packed []byte) error {
 		if err := u.gzip.Reset(&u.in); err != nil {
 			return err
 		}
-		return readExactly(&u.gzip, chunk)
+		return exactly.Read(&u.gzip, chunk)
 	case bytes.HasPrefix(packed, []byte(xzMagic)):
 		if err := u.xz.Reset(&u.in); err != nil {
 			return err
 		}
-		return readExactly(u.xz, chunk)
+		return exactly.Read(u.xz, chunk)
 	}
 	return errors.New("neither zstd nor gzip nor xz has packed them")
-}
-
-// readExactly reads len(chunk) bytes, and verifies that r then ends.
-func readExactly(r io.Reader, chunk []byte) error {
-	if _, err := io.ReadFull(r, chunk); err != nil {
-		return err
-	}
-	var more [1]byte
-	switch _, err := io.ReadFull(r, more[:]); err {
-	case io.EOF:
-		return nil
-	case nil:
-		return fmt.Errorf("they unpack to more than %d bytes", len(chunk))
-	default:
-		return err
-	}
 }

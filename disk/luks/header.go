@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 const (
@@ -122,8 +124,8 @@ func readCopy(r io.ReaderAt, size, at int64, magic string) (*Header, error) {
 		return nil, absent("the disk is too small for a header")
 	}
 	b := make([]byte, binarySize, minCopySize)
-	if err := readFull(r, b, at); err != nil {
-		return nil, err
+	if err := exactly.ReadAt(r, b, at); err != nil {
+		return nil, fmt.Errorf("read LUKS header: %w", err)
 	}
 	var h binaryHeader
 	if _, err := binary.Decode(b, binary.BigEndian, &h); err != nil {
@@ -140,8 +142,8 @@ func readCopy(r io.ReaderAt, size, at int64, magic string) (*Header, error) {
 		return nil, absent("it is for another offset on the disk")
 	}
 	b = append(b, make([]byte, h.Size-binarySize)...)
-	if err := readFull(r, b[binarySize:], at+binarySize); err != nil {
-		return nil, err
+	if err := exactly.ReadAt(r, b[binarySize:], at+binarySize); err != nil {
+		return nil, fmt.Errorf("read LUKS header: %w", err)
 	}
 	if algorithm := string(bytes.TrimRight(h.Algorithm[:], "\x00")); algorithm != "sha256" {
 		return nil, refuse("its checksum is not SHA-256")
@@ -156,17 +158,6 @@ func readCopy(r io.ReaderAt, size, at int64, magic string) (*Header, error) {
 	}
 	header.size, header.sequence = int64(h.Size), h.Sequence
 	return header, nil
-}
-
-func readFull(r io.ReaderAt, b []byte, at int64) error {
-	n, err := r.ReadAt(b, at)
-	if n == len(b) {
-		return nil
-	}
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read LUKS header at %d: %w", at, err)
 }
 
 // metadata has the fields of the JSON of a header that this package needs. 64-bit numbers are strings.

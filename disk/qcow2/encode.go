@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // Parameters of the files that Encode writes.
@@ -151,14 +153,7 @@ func (e *Encoder) readStandard(p []byte) (int, error) {
 func readDisk(src Source, p []byte, off int64) error {
 	n := max(0, min(int64(len(p)), src.Size()-off))
 	clear(p[n:])
-	k, err := src.ReadAt(p[:n], off)
-	switch {
-	case int64(k) == n:
-		return nil
-	case err == nil || errors.Is(err, io.EOF):
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read disk at %d: %w", off, err)
+	return exactly.ReadAt(src, p[:n], off)
 }
 
 // Source is a sparse disk: large parts may be zeros that were never written. It is not safe for

@@ -2,10 +2,11 @@ package qcow2
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math"
+
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // Limits without a comment are those of QEMU. In addition to QEMU's rules, this package rejects
@@ -99,17 +100,8 @@ type file struct {
 	size int64
 }
 
-// read fills b from offset. If the file ends before b is full, the error is io.ErrUnexpectedEOF.
-func (f file) read(b []byte, offset int64) error {
-	n, err := f.r.ReadAt(b, offset)
-	if n == len(b) {
-		return nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read image at %d: %w", offset, err)
-}
+// read fills b from offset. If the file ends before b is full, the error wraps io.ErrUnexpectedEOF.
+func (f file) read(b []byte, offset int64) error { return exactly.ReadAt(f.r, b, offset) }
 
 // Inspect checks the qcow2 file of size bytes and returns its virtual size. A *FormatError means that
 // the file is not accepted; any other error is a read error of r.

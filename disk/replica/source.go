@@ -8,6 +8,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // windowSize is the size of a window of the volume, which is resolved and prefetched in one step. Two
@@ -182,14 +183,8 @@ func (s *Source) readWindow(w *window, b []byte, offset int64) (read int, err er
 func readPadded(r io.ReaderAt, size int64, b []byte, offset int64) error {
 	have := max(0, min(int64(len(b)), size-offset))
 	clear(b[have:])
-	if have == 0 {
-		return nil
-	}
-	n, err := r.ReadAt(b[:have], offset)
-	if int64(n) == have {
-		return nil
-	}
-	if err == nil || errors.Is(err, io.EOF) {
+	err := exactly.ReadAt(r, b[:have], offset)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return fmt.Errorf("%w: the file was truncated", disk.ErrModified)
 	}
 	return err

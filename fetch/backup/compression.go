@@ -2,12 +2,15 @@ package backup
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 
 	"github.com/klauspost/compress/gzip"
 	"github.com/pierrec/lz4/v4"
+
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // Compression is the format of block files.
@@ -62,53 +65,35 @@ var errWrongBytes = errors.New("it does not contain the bytes of the block")
 // file, because another backup with another compression may have stored the block. An uncompressed block
 // may also begin with a magic number: then the id decides.
 func (d *decoder) decode(dst, stored []byte, id blockID) error {
-	err := errWrongBytes
-	if unpack := d.decompressor(stored); unpack != nil {
-		if err = d.readExactly(dst, unpack, stored); err == nil && blockIDOf(dst) == id {
-			return nil
-		}
+	err := d.unpack(dst, stored)
+	if err == nil && blockIDOf(dst) == id {
+		return nil
 	}
 	if len(stored) == len(dst) && blockIDOf(stored) == id {
 		copy(dst, stored)
 		return nil
 	}
-	if err == nil {
-		err = errWrongBytes
-	}
-	return err
+	return cmp.Or(err, errWrongBytes)
 }
 
-// decompressor returns the decompressor for the magic number of the file; nil: the number is unknown.
-func (d *decoder) decompressor(stored []byte) func(io.Reader) (io.Reader, error) {
+// unpack decompresses a file with a known magic number into dst.
+func (d *decoder) unpack(dst, stored []byte) (err error) {
+	d.in.Reset(stored)
+	var r io.Reader
 	switch {
 	case bytes.HasPrefix(stored, []byte{0x04, 0x22, 0x4d, 0x18}):
-		return func(r io.Reader) (io.Reader, error) {
-			d.lz4.Reset(r)
-			return d.lz4, nil
-		}
+		d.lz4.Reset(&d.in)
+		r = d.lz4
 	case bytes.HasPrefix(stored, []byte{0x1f, 0x8b}):
-		return func(r io.Reader) (io.Reader, error) {
-			return &d.gzip, d.gzip.Reset(r)
-		}
+		err = d.gzip.Reset(&d.in)
+		r = &d.gzip
+	default:
+		return errWrongBytes
 	}
-	return nil
-}
-
-// readExactly reads exactly len(dst) bytes. More bytes are an error.
-func (d *decoder) readExactly(dst []byte, unpack func(io.Reader) (io.Reader, error), stored []byte) error {
-	d.in.Reset(stored)
-	r, err := unpack(&d.in)
+	if err == nil {
+		err = exactly.Read(r, dst)
+	}
 	if err != nil {
-		return fmt.Errorf("unpack: %w", err)
-	}
-	if _, err := io.ReadFull(r, dst); err != nil {
-		return fmt.Errorf("unpack: %w", err)
-	}
-	var more [1]byte
-	switch n, err := r.Read(more[:]); {
-	case n > 0:
-		return fmt.Errorf("it has more than %d bytes", len(dst))
-	case !errors.Is(err, io.EOF):
 		return fmt.Errorf("unpack: %w", err)
 	}
 	return nil

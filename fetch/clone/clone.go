@@ -14,6 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/qcow2"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/assemble"
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // Encryption says how a clone transforms the bytes of its source.
@@ -221,8 +222,8 @@ func (r Request) decrypt(ctx context.Context, part *disk.Part, progress *fetch.P
 // luksVersion returns the LUKS version of a disk, or 0 if the disk is not encrypted.
 func luksVersion(r io.ReaderAt, size int64) (int, error) {
 	head := make([]byte, min(512, size))
-	if err := readFull(r, head, 0); err != nil {
-		return 0, err
+	if err := exactly.ReadAt(r, head, 0); err != nil {
+		return 0, fmt.Errorf("read the source: %w", err)
 	}
 	return luks.Version(head), nil
 }
@@ -266,10 +267,10 @@ func (t *transformed) Read(p []byte) (int, error) {
 	}
 	p = p[:min(int64(len(p)), t.end-t.at)]
 	t.reading.Lock()
-	err := readFull(t.disk, p, t.at)
+	err := exactly.ReadAt(t.disk, p, t.at)
 	t.reading.Unlock()
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("read the source: %w", err)
 	}
 	t.change(p, t.at)
 	t.at += int64(len(p))
@@ -278,14 +279,3 @@ func (t *transformed) Read(p []byte) (int, error) {
 
 // Close implements io.Closer.
 func (t *transformed) Close() error { return nil }
-
-func readFull(r io.ReaderAt, b []byte, offset int64) error {
-	n, err := r.ReadAt(b, offset)
-	if n == len(b) {
-		return nil
-	}
-	if err == io.EOF {
-		err = io.ErrUnexpectedEOF
-	}
-	return fmt.Errorf("read the source at %d: %w", offset, err)
-}

@@ -2,7 +2,6 @@ package outfile
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
+	"github.com/seed-26586806/backing-image-manager/internal/exactly"
 )
 
 // Compression is the compression of a file; empty: none.
@@ -170,11 +170,5 @@ func (u *chunkDecompressor) next(chunk []byte) (packed int64, err error) {
 	if err := u.from.Reset(bytes.NewReader(u.buffer[:whole])); err != nil {
 		return 0, err
 	}
-	if _, err := io.ReadFull(u.from, chunk); err != nil {
-		return 0, err
-	}
-	if _, err := io.ReadFull(u.from, make([]byte, 1)); err != io.EOF {
-		return 0, cmp.Or(err, errForeign)
-	}
-	return whole, nil
+	return whole, exactly.Read(u.from, chunk)
 }
