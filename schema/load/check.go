@@ -165,9 +165,6 @@ func (c *checker) checkManifest(t task) checked {
 	if len(conversion.Problems) > 0 {
 		return checked{problems: conversion.Problems}
 	}
-	if conversion.Declined != "" {
-		return checked{conversion: conversion}
-	}
 	result := c.check(task{key: t.key, value: conversion.Value})
 	result.conversion = conversion
 	for _, problems := range [][]document.Problem{result.problems, result.loopback} {

@@ -100,14 +100,6 @@ func (d *definition) allProblems() []document.Problem {
 	return problems
 }
 
-// declined returns why a valid manifest declares nothing; "": it declares the definition, or is not valid.
-func (d *definition) declined() string {
-	if d.kind == nil || len(d.problems) > 0 || d.checked.conversion == nil {
-		return ""
-	}
-	return d.checked.conversion.Declined
-}
-
 // duplicate returns the problem that d is a second definition of a name. The argument first is the
 // other definition.
 func (d *definition) duplicate(first *definition) document.Problem {

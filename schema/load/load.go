@@ -88,7 +88,7 @@ func (l *Loader) load(ctx context.Context, all []configdir.File) Result {
 		return l.interrupted(err)
 	}
 	accepted := slices.ContainsFunc(files, func(f *parsedFile) bool { return f.accepted || len(f.Problems) > 0 })
-	if !accepted && !slices.ContainsFunc(definitions.all, func(d *definition) bool { return d.declined() == "" }) {
+	if !accepted && len(definitions.all) == 0 {
 		return l.nothingDeclared(files, definitions)
 	}
 	m := l.merge(files, definitions)
@@ -348,23 +348,10 @@ func (l *Loader) notApplied(p document.Problem) Result {
 // documentsOf returns the manifests that were read, and those that were skipped, in the
 // order of the files.
 func documentsOf(files []*parsedFile, d definitions) (read []schema.Manifest, skipped []schema.Skipped) {
-	declared, declined := map[string][]schema.Manifest{}, map[string][]schema.Skipped{}
-	for _, def := range d.all {
-		if def.kind == nil || !def.kind.MayDecline() {
-			continue
-		}
-		why := def.declined()
-		doc := manifest.NewSkipped(def.file, def.value, why)
-		if why == "" {
-			declared[def.file] = append(declared[def.file], doc.Manifest)
-		} else {
-			declined[def.file] = append(declined[def.file], doc)
-		}
-	}
 	for _, f := range files {
 		more := d.resolved[&f.File]
-		read = slices.Concat(read, f.Read, more.Read, declared[f.Path])
-		both := slices.Concat(f.Skipped, more.Skipped, declined[f.Path])
+		read = slices.Concat(read, f.Read, more.Read)
+		both := slices.Concat(f.Skipped, more.Skipped)
 		slices.SortStableFunc(both, func(a, b schema.Skipped) int { return a.Position.Compare(b.Position) })
 		skipped = append(skipped, both...)
 	}

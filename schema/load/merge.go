@@ -55,9 +55,6 @@ func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 		}
 	}
 	for _, def := range d.all {
-		if def.declined() != "" {
-			continue
-		}
 		m.declared[def.key] = append(m.declared[def.key], def)
 	}
 	for _, ref := range d.references {

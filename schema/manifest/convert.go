@@ -19,8 +19,6 @@ type Conversion struct {
 	// Problems and Warnings have paths in the manifest.
 	Problems, Warnings []document.Problem
 	Reference          *Reference // nil for a definition
-	// Declined is why the manifest declares nothing although it is valid; "": it declares Value.
-	Declined string
 
 	sources map[string]document.Path // by native path, also of values that are missing
 }

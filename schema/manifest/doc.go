@@ -15,8 +15,7 @@
 // definition.
 //
 // The caller validates each document with the CUE definition of its kind (CUE), and then
-// calls Kind.Convert. A valid manifest of CDI may declare nothing (Conversion.Declined). The caller
-// then skips it.
+// calls Kind.Convert.
 //
 // Promises:
 //

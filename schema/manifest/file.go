@@ -149,7 +149,9 @@ func describe(doc *document.Value) schema.Manifest {
 
 // Skip adds a document of a known kind that declares nothing here, with the reason.
 func (f *File) Skip(doc *document.Value, why string) *schema.Skipped {
-	f.Skipped = append(f.Skipped, NewSkipped(f.Path, doc, why))
+	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
+	malformed := unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)
+	f.Skipped = append(f.Skipped, schema.Skipped{Manifest: describe(doc), Why: why, Origin: f.Path, Sum: doc.Sum(), Malformed: malformed})
 	return &f.Skipped[len(f.Skipped)-1]
 }
 
@@ -157,13 +159,6 @@ func (f *File) Skip(doc *document.Value, why string) *schema.Skipped {
 func (f *File) withhold(doc *document.Value, why, image string) {
 	s := f.Skip(doc, why)
 	s.Image, s.Withheld = image, true
-}
-
-// NewSkipped returns a document of a known kind that declares nothing here, with the reason. path is that of the File.
-func NewSkipped(path string, doc *document.Value, why string) schema.Skipped {
-	doc = Own(doc)
-	unnamed := doc.TextAt(namePath...) == "" && doc.TextAt("metadata", "generateName") == ""
-	return schema.Skipped{Manifest: describe(doc), Why: why, Origin: path, Sum: doc.Sum(), Malformed: unnamed || isTruncated(doc) || hasSection(doc) || hasRepeatedFields(doc)}
 }
 
 // SkipEmptyList adds a list without items. It declares nothing, and that is certain.
