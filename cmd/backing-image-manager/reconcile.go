@@ -23,7 +23,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile"
 	"github.com/seed-26586806/backing-image-manager/reconcile/forecast"
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
-	"github.com/seed-26586806/backing-image-manager/reconcile/preflight"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
@@ -248,9 +247,6 @@ func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result load.
 
 // printPlan ends a dry run on the disks of this node.
 func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, result load.Result) error {
-	for _, err := range (preflight.Machine{SecretsDir: c.secretsDir, KeysDir: c.keysDir}).Check(d, p) {
-		report.WriteLine(c.err, "warning: %v", err)
-	}
 	stale := c.checkPlan(d, o, p)
 	if d.Only != nil {
 		p = d.Only.Restrict(p)
