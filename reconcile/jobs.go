@@ -260,13 +260,6 @@ func (j *jobs) transfers() map[ident.CopyRef]job.Transfer {
 	return all
 }
 
-// startKey marks the context of the log record about the start of a job.
-type startKey struct{}
-
-// IsJobStart reports whether a log record with this context is about the start of a job. A
-// handler for a terminal with progress bars omits it.
-func IsJobStart(ctx context.Context) bool { return ctx.Value(startKey{}) != nil }
-
 // startJob records the job of an action and returns what begins it. It withdraws the copy of a
 // deletion.
 func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Action) (begin func()) {
@@ -278,7 +271,7 @@ func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Actio
 	if o.Disks[key.Disk].Copies[key.ID].State == model.Failed && !a.Op.Deletes() {
 		level = slog.LevelWarn // a disk that loses bytes must not go unnoticed
 	}
-	r.log.Log(context.WithValue(ctx, startKey{}, true), level, "started", "op", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
+	r.log.Log(ctx, level, "started", "op", string(a.Op), "copy", key.String(), "reason", a.Text, "code", string(a.Code))
 	if a.Op.Deletes() {
 		return r.withdraw(ctx, now, run)
 	}

@@ -94,7 +94,7 @@ func TestLogLinesArePrintable(t *testing.T) {
 		}
 	}
 	var b bytes.Buffer
-	slog.New(terminalHandler{w: &b}).With("copy", hostileText).Info(hostileText, "op", hostileText, "error", hostileText)
+	(&progress{w: &b}).logger().With("copy", hostileText).Info(hostileText, "op", hostileText, "error", hostileText)
 	wantLines(t, "the message on a terminal", b.String(), 1)
 }
 

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
-	"slices"
-	"strings"
 	"sync"
 
 	slogmulti "github.com/samber/slog-multi"
@@ -16,8 +13,6 @@ import (
 	"golang.org/x/term"
 
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
-	"github.com/seed-26586806/backing-image-manager/reconcile"
-	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
 // logOptions are the destinations and the format of the daemon's log.
@@ -99,47 +94,6 @@ func once(warn func(text string)) func(text string) {
 func logWarning(log *slog.Logger) func(text string) {
 	return once(func(text string) { log.Warn("some files are ignored", "problem", text) })
 }
-
-// terminalHandler writes records for a person at a terminal: without time and level, and
-// without the start of jobs, which the bars show.
-type terminalHandler struct {
-	w     io.Writer
-	attrs []slog.Attr
-}
-
-func (h terminalHandler) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelInfo
-}
-
-func (h terminalHandler) Handle(ctx context.Context, r slog.Record) error {
-	if reconcile.IsJobStart(ctx) {
-		return nil
-	}
-	var words []string
-	word := func(a slog.Attr) bool {
-		switch a.Key {
-		case "op", "copy":
-			words = append(words, a.Value.Resolve().String())
-		case "seconds":
-			words = append(words, fmt.Sprintf("in %.1f s", a.Value.Float64()))
-		default:
-			words = append(words, a.Key+": "+a.Value.Resolve().String())
-		}
-		return true
-	}
-	for _, a := range h.attrs {
-		word(a)
-	}
-	r.Attrs(word)
-	return report.WriteLine(h.w, "%s", cleanLog(r.Message+": "+strings.Join(words, " ")))
-}
-
-func (h terminalHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	h.attrs = append(slices.Clip(h.attrs), attrs...)
-	return h
-}
-
-func (h terminalHandler) WithGroup(string) slog.Handler { return h }
 
 // redacted are the options of handlers that remove the secrets from the addresses in messages and
 // attributes, and characters that are not printable: the formats escape only some of them.

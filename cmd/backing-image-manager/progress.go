@@ -53,12 +53,13 @@ func newProgress(w io.Writer) *progress {
 	return p
 }
 
-// logger returns the logger for messages during the transfers.
+// logger returns the logger for messages during the transfers. On a terminal, the bars show what succeeds.
 func (p *progress) logger() *slog.Logger {
-	if p.tty == nil {
-		return slog.New(slog.NewTextHandler(p.w, redacted))
+	options := *redacted
+	if p.tty != nil {
+		options.Level = slog.LevelWarn
 	}
-	return slog.New(terminalHandler{w: p})
+	return slog.New(slog.NewTextHandler(p, &options))
 }
 
 // Write writes a message above the bars.

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -104,16 +103,5 @@ func TestMessagesEraseTheBars(t *testing.T) {
 	p.draw(nil)
 	if got, want := screen.String(), "\x1b[1A\x1b[J"; got != want {
 		t.Errorf("the bars are removed by %q, want %q", got, want)
-	}
-}
-
-func TestTerminalHandlerOmitsTimeAndLevel(t *testing.T) {
-	var out bytes.Buffer
-	log := slog.New(terminalHandler{w: &out})
-	log.With("op", "download", "copy", "node1/disk1/parrot-6846a0b2").Warn("failed", "error", "a\nb")
-	log.Info("done", "op", "sync", "copy", "node1/disk1/x1-6846a0b2", "seconds", 2.34)
-	want := "failed: download node1/disk1/parrot-6846a0b2 error: a; b\ndone: sync node1/disk1/x1-6846a0b2 in 2.3 s\n"
-	if out.String() != want {
-		t.Errorf("got %q, want %q", out.String(), want)
 	}
 }
