@@ -70,24 +70,48 @@ func joinProblems(problems []document.Problem) error {
 
 // parseHandle returns the readable parts of a handle, and the problems of the rest.
 func parseHandle(text string) (Handle, []document.Problem) {
-	query, problem := handleQuery(text)
-	if problem != nil {
-		return Handle{}, []document.Problem{*problem}
+	rest, isImage := strings.CutPrefix(text, handlePrefix)
+	authority, query, _ := strings.Cut(rest, "?")
+	_, authorityErr := url.Parse(handlePrefix + authority)
+	whole := document.Problem{Hint: handleHint}
+	switch {
+	case len(text) > maxHandle:
+		whole.Message, whole.Hint = fmt.Sprintf("is longer than %d bytes", maxHandle), ""
+	case isVolumeHandle(text):
+		whole.Message = "is the handle of a snapshot or backup of a volume, not of a backing image"
+	case !isImage:
+		whole.Message = "is not the handle of a backing image"
+	case !utf8.ValidString(text) || strings.ContainsFunc(text, unicode.IsControl):
+		whole.Message, whole.Hint = "contains a line break, another control character, or bytes that are not UTF-8", "write it on one line"
+	case strings.Contains(text, "#"):
+		whole.Message, whole.Hint = "contains a #, and Longhorn ignores the text after it", "write %23"
+	case authorityErr != nil:
+		whole.Message = "is invalid before the ?"
+	default:
+		return parseHandleValues(query)
 	}
-	h, problems, readable := Handle{Parameters: map[string]string{}}, []document.Problem{}, map[string]bool{}
-	for pair := range strings.SplitSeq(query, "&") {
-		if pair == "" {
-			continue
+	return Handle{}, []document.Problem{whole}
+}
+
+// parseHandleValues is parseHandle for the text after the "?".
+func parseHandleValues(query string) (h Handle, problems []document.Problem) {
+	report := func(message, hint string) {
+		problems = append(problems, document.Problem{Message: message, Hint: hint})
+	}
+	values, err := url.ParseQuery(query) // also after an error it has what can be read
+	if err != nil {
+		report("has a % without two hex digits, or a ;, and Longhorn ignores that part", "write %25 and %3B")
+	}
+	h.Parameters = map[string]string{}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		if len(values[key]) > 1 {
+			report(shownKey(key)+" is a duplicate", "keep one of them")
 		}
-		key, value, problem := handlePair(pair)
-		if _, seen := readable[key]; seen && key != "" {
-			problem = &document.Problem{Message: shownKey(key) + " is a duplicate", Hint: "keep one of them"}
-		} else {
-			readable[key] = problem == nil
-		}
-		switch {
-		case problem != nil:
-			problems = append(problems, *problem)
+		switch value := values.Get(key); {
+		case key == "" || !utf8.ValidString(key):
+			report("has an unreadable key", "write a & in a value as %26")
+		case !utf8.ValidString(value):
+			report(shownKey(key)+" is not UTF-8", "")
 		case key == handleImage:
 			h.BackingImage = value
 		case key == handleType:
@@ -99,65 +123,16 @@ func parseHandle(text string) (Handle, []document.Problem) {
 		}
 	}
 	for _, key := range []string{handleImage, handleType} {
-		value := map[string]string{handleImage: h.BackingImage, handleType: h.SourceType}[key]
-		if ok, seen := readable[key]; !seen {
-			problems = append(problems, document.Problem{Message: key + " is missing", Hint: handleHint})
-		} else if ok && value == "" {
-			problems = append(problems, document.Problem{Message: key + " is empty", Hint: handleHint})
+		if values.Get(key) == "" && err == nil {
+			report(key+" is missing", handleHint)
 		}
 	}
 	return h, problems
 }
 
-// handleQuery returns the text after the "?".
-func handleQuery(text string) (string, *document.Problem) {
-	rest, ok := strings.CutPrefix(text, handlePrefix)
-	switch {
-	case len(text) > maxHandle:
-		return "", &document.Problem{Message: fmt.Sprintf("is longer than %d bytes", maxHandle)}
-	case isVolumeHandle(text):
-		return "", &document.Problem{Message: "is the handle of a snapshot or backup of a volume, not of a backing image", Hint: handleHint}
-	case !ok:
-		return "", &document.Problem{Message: "is not the handle of a backing image", Hint: handleHint}
-	case !utf8.ValidString(text):
-		return "", &document.Problem{Message: "is not UTF-8"}
-	case strings.ContainsFunc(text, unicode.IsControl):
-		return "", &document.Problem{Message: "contains a line break or another control character", Hint: "write it on one line"}
-	case strings.Contains(text, "#"):
-		return "", &document.Problem{Message: "contains a #, and Longhorn ignores the text after it", Hint: "write %23"}
-	}
-	authority, query, _ := strings.Cut(rest, "?")
-	if _, err := url.Parse("bi://" + authority); err != nil {
-		return "", &document.Problem{Message: "is invalid before the ?", Hint: handleHint}
-	}
-	if query == "" {
-		return "", &document.Problem{Message: "has no values", Hint: handleHint}
-	}
-	return query, nil
-}
-
 // isVolumeHandle reports whether a handle is one of Longhorn's handles of volumes.
 func isVolumeHandle(handle string) bool {
 	return strings.HasPrefix(handle, "snap://") || strings.HasPrefix(handle, "bak://") || strings.HasPrefix(handle, "bs://")
-}
-
-// handlePair reads a pair of a query.
-func handlePair(pair string) (key, value string, problem *document.Problem) {
-	rawKey, rawValue, _ := strings.Cut(pair, "=")
-	key, err := url.QueryUnescape(rawKey)
-	if err != nil || !utf8.ValidString(key) || key == "" {
-		return "", "", &document.Problem{Message: "has an unreadable key", Hint: "write a & in a value as %26"}
-	}
-	value, err = url.QueryUnescape(rawValue)
-	switch {
-	case err != nil:
-		problem = &document.Problem{Message: shownKey(key) + " has a % without two hex digits", Hint: "write %25"}
-	case strings.Contains(pair, ";"):
-		problem = &document.Problem{Message: shownKey(key) + " contains a ;, and Longhorn ignores it then", Hint: "write %3B"}
-	case !utf8.ValidString(value):
-		problem = &document.Problem{Message: shownKey(key) + " is not UTF-8"}
-	}
-	return key, value, problem
 }
 
 var plainKey = regexp.MustCompile(`^[\w.,%/+-]{1,48}$`)

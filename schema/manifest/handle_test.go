@@ -56,6 +56,8 @@ func TestHandleOtherSpellings(t *testing.T) {
 
 func TestParseHandleReportsMistakes(t *testing.T) {
 	const form = " (write bi://backing?backingImage=NAME&backingImageDataSourceType=TYPE&…)"
+	const escape = "has a % without two hex digits, or a ;, and Longhorn ignores that part (write %25 and %3B)"
+	const control = "contains a line break, another control character, or bytes that are not UTF-8 (write it on one line)"
 	const good = "bi://backing?backingImage=bi&backingImageDataSourceType=download&"
 	for _, c := range []struct{ text, want string }{
 		{"", "is not the handle of a backing image" + form},
@@ -67,28 +69,27 @@ func TestParseHandleReportsMistakes(t *testing.T) {
 		{"snap://v/s", "is the handle of a snapshot or backup of a volume, not of a backing image" + form},
 		{"bak://v/b", "is the handle of a snapshot or backup of a volume, not of a backing image" + form},
 		{"bs://v/b", "is the handle of a snapshot or backup of a volume, not of a backing image" + form},
-		{"bi://", "has no values" + form},
-		{"bi://backing", "has no values" + form},
-		{"bi://backing?", "has no values" + form},
+		{"bi://", "backingImage is missing" + form + "\nbackingImageDataSourceType is missing" + form},
+		{"bi://backing?", "backingImage is missing" + form + "\nbackingImageDataSourceType is missing" + form},
 		{"bi://a b%?backingImage=bi", "is invalid before the ?" + form},
 		{"bi://backing?&", "backingImage is missing" + form + "\nbackingImageDataSourceType is missing" + form},
 		{"bi://backing?backingImage=bi", "backingImageDataSourceType is missing" + form},
 		{"bi://backing?backingImageDataSourceType=download", "backingImage is missing" + form},
-		{"bi://backing?backingImage&backingImageDataSourceType=", "backingImage is empty" + form + "\nbackingImageDataSourceType is empty" + form},
+		{"bi://backing?backingImage&backingImageDataSourceType=", "backingImage is missing" + form + "\nbackingImageDataSourceType is missing" + form},
 		{good + "url=a&url=a", "url is a duplicate (keep one of them)"},
 		{good + "backingImage=other&url=a", "backingImage is a duplicate (keep one of them)"},
 		{good + "url=https://x#y", "contains a #, and Longhorn ignores the text after it (write %23)"},
-		{good + "url=50%", "url has a % without two hex digits (write %25)"},
-		{good + "url=%zz&url=%zz", "url has a % without two hex digits (write %25)\nurl is a duplicate (keep one of them)"},
-		{good + "url=a;b", "url contains a ;, and Longhorn ignores it then (write %3B)"},
+		{good + "url=50%", escape},
+		{good + "url=%zz&url=a&url=b", escape + "\nurl is a duplicate (keep one of them)"},
+		{good + "url=a;b", escape},
 		{good + "url=%ff", "url is not UTF-8"},
 		{good + "=x", "has an unreadable key (write a & in a value as %26)"},
-		{good + "%=x", "has an unreadable key (write a & in a value as %26)"},
-		{good + "\x1b[2J%=x", "contains a line break or another control character (write it on one line)"},
-		{good + "%1b[2J=%", `"\x1b[2J" has a % without two hex digits (write %25)`},
-		{good + "url=\xff", "is not UTF-8"},
-		{good + "url=a\nb", "contains a line break or another control character (write it on one line)"},
-		{"bi://backing?backingImage=%ff&backingImageDataSourceType=%", "backingImage is not UTF-8\nbackingImageDataSourceType has a % without two hex digits (write %25)"},
+		{good + "%=x", escape},
+		{good + "\x1b[2J%=x", control},
+		{good + "%1b[2J=&%1b[2J=", `"\x1b[2J" is a duplicate (keep one of them)`},
+		{good + "url=\xff", control},
+		{good + "url=a\nb", control},
+		{"bi://backing?backingImage=%ff&backingImageDataSourceType=%", escape + "\nbackingImage is not UTF-8"},
 		{good + "url=" + strings.Repeat("x", maxHandle), "is longer than 10000 bytes"},
 	} {
 		h, err := ParseHandle(c.text)
