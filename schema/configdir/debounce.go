@@ -1,7 +1,6 @@
 package configdir
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -29,8 +28,8 @@ var errEmpty = errors.New("the config directory has no configuration files")
 //   - Content that git writes is applied when git has finished, or has changed nothing
 //     for half a minute.
 //   - Content is applied after it was stable for StableFor, also that which arrived with the swap of a symlink. Content that is never
-//     stable is never applied: the old content may be out of date, but it is complete. A
-//     fault then names a file that keeps changing.
+//     stable is never applied: the old content may be out of date, but it is complete. That is
+//     a fault then.
 //   - A directory that is missing, empty or unreadable for a moment is a fault. It is never
 //     content.
 //
@@ -44,8 +43,6 @@ type Debouncer struct {
 	lastRead      time.Time
 
 	unstableSince time.Time // the first read after which no content was stable
-	previous      []File    // of the last read, while the content is unstable
-	changingPath  string    // the first path that differed then
 	lockedSince   time.Time // the first of the consecutive reads during which git held its lock
 	staleLock     bool      // the lock was left behind by a git process that was killed
 }
@@ -114,10 +111,7 @@ func (d *Debouncer) record(now time.Time, s Snapshot, err error) {
 	d.observed, d.observedSince = f, now
 	if d.unstableSince.IsZero() {
 		d.unstableSince = now
-	} else if err == nil {
-		d.changingPath = firstChange(d.previous, s.Files)
 	}
-	d.previous = s.Files
 }
 
 func (d *Debouncer) waitsForGit(now time.Time, busy bool) bool {
@@ -144,15 +138,11 @@ func (d *Debouncer) wait(now time.Time) Decision {
 	if now.Sub(d.unstableSince) < maxUnstable {
 		return Decision{RetryAfter: max(readGap, d.observedSince.Add(StableFor).Sub(now))}
 	}
-	fault := fmt.Errorf("the config directory has been changing for %v", now.Sub(d.unstableSince).Round(time.Second))
-	if d.changingPath != "" {
-		fault = fmt.Errorf("%w: %s keeps changing", fault, d.changingPath)
-	}
-	return Decision{RetryAfter: slowReadGap, Fault: fault}
+	return Decision{RetryAfter: slowReadGap, Fault: fmt.Errorf("the config directory has been changing for %v", now.Sub(d.unstableSince).Round(time.Second))}
 }
 
 func (d *Debouncer) stable(isNew bool) Decision {
-	d.unstableSince, d.previous, d.changingPath = time.Time{}, nil, ""
+	d.unstableSince = time.Time{}
 	if isNew {
 		d.applied = d.observed.content
 	}
@@ -164,20 +154,4 @@ func (d *Debouncer) minGap(now time.Time) time.Duration {
 		return slowReadGap
 	}
 	return readGap
-}
-
-// firstChange returns the first path that only one of two lists of files has, or that has different contents in
-// them. It returns "" if they are equal.
-func firstChange(a, b []File) string {
-	for i := range max(len(a), len(b)) {
-		switch {
-		case i >= len(a):
-			return b[i].Path
-		case i >= len(b):
-			return a[i].Path
-		case a[i].Path != b[i].Path || !bytes.Equal(a[i].Data, b[i].Data) || fmt.Sprint(a[i].Err) != fmt.Sprint(b[i].Err):
-			return min(a[i].Path, b[i].Path)
-		}
-	}
-	return ""
 }

@@ -92,19 +92,18 @@ func Read(dir string) (s Snapshot, err error) {
 func ReadTwice(dir string) (Snapshot, error) {
 	const attempts = 3
 	s, err := Read(dir)
-	changed := dir
 	for range attempts {
 		before, failed := s, err
 		// A read may fail while a symlink on the way to the directory is swapped.
 		if s, err = Read(dir); failed != nil || err != nil {
 			continue
 		}
-		if changed = firstChange(before.Files, s.Files); changed == "" {
+		if before.Digest() == s.Digest() {
 			return s, nil
 		}
 	}
 	if err == nil {
-		err = fmt.Errorf("read %s: %w: %s", dir, ErrChanging, changed)
+		err = fmt.Errorf("read %s: %w", dir, ErrChanging)
 	}
 	return Snapshot{Busy: s.Busy}, err
 }
