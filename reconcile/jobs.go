@@ -255,7 +255,7 @@ func (j *jobs) transfers() map[ident.CopyRef]job.Transfer {
 	defer j.mu.Unlock()
 	all := make(map[ident.CopyRef]job.Transfer, len(j.running))
 	for key, run := range j.running {
-		all[key] = job.Transfer{Action: run.order.Action, Progress: run.order.Progress, Started: run.started.Wall}
+		all[key] = job.Transfer{Action: run.order.Action, Progress: run.order.Progress}
 	}
 	return all
 }

@@ -67,7 +67,7 @@ const (
 	watchWait = 30 * time.Second
 	// watchGap is the least time between two requests: a large cluster may change all the time.
 	watchGap = 250 * time.Millisecond
-	// watchRetry is the time between attempts to reach the daemon, and between requests to a daemon that cannot wait.
+	// watchRetry is the time between attempts to reach the daemon.
 	watchRetry = time.Second
 )
 
@@ -107,10 +107,7 @@ func (w *statusWatch) follow(ctx context.Context, client *api.Client) error {
 			known, gap = "", watchRetry // the next response must not wait for a change
 		default:
 			w.setProblem(nil, client.Address())
-			if known = etag; etag == "" {
-				gap = watchRetry
-			}
-			if s == nil || etag != "" && etag == shown || etag == "" && s.ContentSum() == w.last.ContentSum() {
+			if known = etag; s == nil || etag == shown {
 				break
 			}
 			shown = etag

@@ -68,7 +68,7 @@ func (c *Client) Status(ctx context.Context) (status.Status, error) {
 }
 
 // StatusAfter waits until the ETag of the status differs from the known one ("": none is known), and returns the status with its
-// ETag. If it has not changed after the wait, the status is nil. A daemon that cannot wait returns no ETag.
+// ETag. If it has not changed after the wait, the status is nil.
 func (c *Client) StatusAfter(ctx context.Context, known string, wait time.Duration) (s *status.Status, etag string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, wait+clientTimeout)
 	defer cancel()

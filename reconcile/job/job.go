@@ -14,7 +14,6 @@ package job
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -73,7 +72,6 @@ type Job struct {
 type Transfer struct {
 	Action   plan.Action
 	Progress *fetch.Progress
-	Started  time.Time // wall time
 }
 
 // Run executes the action, and returns nil if it succeeded. When ctx ends it returns an error

@@ -180,7 +180,7 @@ func (c *checkout) revision() string {
 			return ""
 		}
 		// Git removes the file of a ref only after it has packed the ref.
-		if at, err = firstLine(openIn(c.common, c.fileOf(ref))); err != nil {
+		if at, err = firstLine(openIn(c.common, ref)); err != nil {
 			at, err = packedRef(c.common, ref)
 		}
 	}
@@ -197,21 +197,10 @@ func (c *checkout) watchFiles() []string {
 	files := []string{filepath.Join(own, "index.lock"), filepath.Join(own, "HEAD")}
 	if head, err := firstLine(openIn(c.common, path.Join(c.own, "HEAD"))); err == nil {
 		if ref, ok := symbolicRef(head); ok {
-			files = append(files, filepath.Join(c.common, c.fileOf(ref)))
+			files = append(files, filepath.Join(c.common, ref))
 		}
 	}
 	return files
-}
-
-// fileOf returns the file of a ref that is not packed, below common. Some refs belong to the worktree and not to the
-// repository.
-func (c *checkout) fileOf(ref string) string {
-	for _, own := range []string{"refs/bisect/", "refs/worktree/", "refs/rewritten/"} {
-		if strings.HasPrefix(ref, own) {
-			return path.Join(c.own, ref)
-		}
-	}
-	return ref
 }
 
 // packedRef returns the commit of a ref that git has packed into one file with other refs.

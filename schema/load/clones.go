@@ -9,92 +9,72 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// cloneCheck checks the images that are clones of other images.
-type cloneCheck struct {
-	merger      *merger
-	images      []string                     // the names of the images in force
-	encryptions map[string]schema.Encryption // by image: see encryption
+// maxClones limits how many clones of clones may be made of an image. A hostile chain must cost little.
+const maxClones = 100
+
+// clonesFrom returns how an image is cloned, then how the image that it is cloned from is, and so on, each once.
+func (m *merger) clonesFrom(name string) (chain []*schema.Clone) {
+	for range maxClones {
+		d := m.current[key{imagesSection, name}]
+		if d == nil || d.checked.image.Source.Clone == nil || slices.Contains(chain, d.checked.image.Source.Clone) {
+			break
+		}
+		chain = append(chain, d.checked.image.Source.Clone)
+		name = d.checked.image.Source.Clone.BackingImage
+	}
+	return chain
 }
 
-// check finds a source image that is not declared, and an encryption or decryption
-// that was done before.
-func (c *cloneCheck) check(d *definition, clone *schema.Clone) {
+// checkClone finds a source image that is not among the images, and an encryption or decryption that was done before.
+func (m *merger) checkClone(d *definition, clone *schema.Clone, images []string) {
 	if clone == nil || clone.BackingImage == "" {
 		return
 	}
 	source := key{imagesSection, clone.BackingImage}
 	at := document.Path{"source", "clone"}
-	if c.merger.current[source] == nil && c.merger.declared[source] == nil {
-		if !c.merger.fileUnknown { // otherwise it may be in a file that cannot be read
-			c.merger.rejectNative(d, document.Problem{Path: at.With("backingImage"),
-				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: c.merger.suggestions.DidYouMean(clone.BackingImage, c.images)})
+	if m.current[source] == nil && m.declared[source] == nil {
+		if !m.fileUnknown { // otherwise it may be in a file that cannot be read
+			m.rejectNative(d, document.Problem{Path: at.With("backingImage"),
+				Message: fmt.Sprintf("image %q is not declared", clone.BackingImage), Hint: m.suggestions.DidYouMean(clone.BackingImage, images)})
 		}
 		return
 	}
-	switch before := c.encryption(clone.BackingImage); {
-	case before == schema.Encrypt && clone.Encryption == schema.Encrypt:
-		c.merger.rejectNative(d, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-encrypt: %q is encrypted already", clone.BackingImage)})
-	case before == schema.Decrypt && clone.Encryption == schema.Decrypt:
-		c.merger.rejectNative(d, document.Problem{Path: at.With("encryption"), Message: fmt.Sprintf("cannot re-decrypt: %q is decrypted already", clone.BackingImage)})
+	for _, before := range m.clonesFrom(clone.BackingImage) {
+		if before.Encryption == schema.EncryptionIgnore {
+			continue
+		}
+		if before.Encryption == clone.Encryption {
+			m.rejectNative(d, document.Problem{Path: at.With("encryption"),
+				Message: fmt.Sprintf("cannot re-%[1]s: %[2]q is %[1]sed already", clone.Encryption, clone.BackingImage)})
+		}
+		return
 	}
 }
 
-// encryption follows the chain of clones from an image back to its first source. It returns what
-// the last clone in this chain that was not plain did to the bytes, and EncryptionIgnore if there
-// is none, whether the first source is encrypted or not.
-func (c *cloneCheck) encryption(name string) schema.Encryption {
-	if e, known := c.encryptions[name]; known {
-		return e
-	}
-	c.encryptions[name] = schema.EncryptionIgnore // ends a cycle, which checkCycles reports
-	d := c.merger.current[key{imagesSection, name}]
-	if d == nil || d.checked.image.Source.Clone == nil {
-		return schema.EncryptionIgnore
-	}
-	e := d.checked.image.Source.Clone.Encryption
-	if e == schema.EncryptionIgnore {
-		e = c.encryption(d.checked.image.Source.Clone.BackingImage)
-	}
-	c.encryptions[name] = e
-	return e
-}
-
-// checkCycles finds images that are clones of themselves, through other images.
-func (c *cloneCheck) checkCycles() {
-	done := map[string]bool{}
-	for _, d := range c.merger.all(imagesSection) {
-		var chain []string
-		at := map[string]int{}
-		for name, ok := d.name, true; ok && !done[name]; name, ok = c.clonedFrom(name) {
-			if i, again := at[name]; again {
-				c.rejectCycle(chain[i:])
+// checkCycles finds images that are clones of themselves, through other images, or of too many others.
+func (m *merger) checkCycles() {
+	cycles := map[*definition][]string{}
+	for _, d := range m.all(imagesSection) {
+		names := []string{d.name}
+		for i, clone := range m.clonesFrom(d.name) {
+			if names = append(names, clone.BackingImage); clone.BackingImage == d.name || i == maxClones-1 {
+				cycles[d] = names
 				break
 			}
-			at[name] = len(chain)
-			chain = append(chain, name)
-		}
-		for _, name := range chain {
-			done[name] = true
 		}
 	}
-}
-
-// clonedFrom returns the source of a clone, and false if the image is no clone.
-func (c *cloneCheck) clonedFrom(name string) (string, bool) {
-	d := c.merger.current[key{imagesSection, name}]
-	if d == nil || c.merger.stale(d) || d.checked.image.Source.Clone == nil {
-		return "", false
-	}
-	return d.checked.image.Source.Clone.BackingImage, true
-}
-
-func (c *cloneCheck) rejectCycle(members []string) {
-	for i, name := range members {
-		around := slices.Concat(members[i:], members[:i+1])
-		if len(around) > 10 {
-			around = append(around[:9], "…", name)
+	for d, names := range cycles {
+		if m.stale(d) {
+			continue
 		}
-		c.merger.rejectNative(c.merger.current[key{imagesSection, name}], document.Problem{Path: document.Path{"source", "clone", "backingImage"},
-			Message: "is a clone of itself: " + strings.Join(around, " from "), Hint: "give one of them another source"})
+		message := "is a clone of itself: "
+		if names[len(names)-1] != d.name {
+			message = "is a clone of too many others: "
+		}
+		if len(names) > 11 {
+			names = append(names[:9], "…", names[len(names)-1])
+		}
+		m.rejectNative(d, document.Problem{Path: document.Path{"source", "clone", "backingImage"},
+			Message: message + strings.Join(names, " from "), Hint: "give one of them another source"})
 	}
 }

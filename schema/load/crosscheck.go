@@ -32,13 +32,12 @@ func (m *merger) checkImages() {
 	if !m.settings.AllowLoopbackSources {
 		m.checkLoopback()
 	}
-	nodes := names(m.all(nodesSection))
-	clones := cloneCheck{merger: m, images: names(m.all(imagesSection)), encryptions: map[string]schema.Encryption{}}
+	nodes, images := names(m.all(nodesSection)), names(m.all(imagesSection))
 	check := func(d *definition, image *schema.Image) {
 		if len(nodes) > 0 && !m.placesUnknown {
 			m.checkDisks(d, image, nodes)
 		}
-		clones.check(d, image.Source.Clone)
+		m.checkClone(d, image.Source.Clone, images)
 	}
 	for _, defined := range m.declared {
 		for _, d := range defined {
@@ -52,7 +51,7 @@ func (m *merger) checkImages() {
 			check(d, d.checked.image)
 		}
 	}
-	clones.checkCycles()
+	m.checkCycles()
 }
 
 func (m *merger) checkLoopback() {
