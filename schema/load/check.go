@@ -154,11 +154,15 @@ func (c *checker) checkNative(t task) checked {
 // checkManifest validates the manifest, and then its native form.
 func (c *checker) checkManifest(t task) checked {
 	_, s := c.validate(t.kind.Definition, manifest.Own(t.value))
+	if kind, class := manifest.ClassOf(t.value); class != nil {
+		_, of := c.validate(kind.Definition, class)
+		for _, p := range of.problems {
+			p.Path = append(document.Path{kind.Name}, p.Path...)
+			s.problems = append(s.problems, p)
+		}
+	}
 	if len(s.problems) > 0 {
 		return checked{problems: s.problems}
-	}
-	if !t.kind.Declares() {
-		return checked{}
 	}
 	conversion := t.kind.Convert(t.value)
 	conversion.Warnings = append(conversion.Warnings, s.warnings...)

@@ -229,10 +229,6 @@ type definitions struct {
 func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, until time.Duration) (definitions, error) {
 	now := make(map[checkKey]*checked, len(l.checked))
 	d := definitions{}
-	err := l.validateClasses(ctx, files, now, until)
-	if err != nil {
-		return d, err
-	}
 	manifests := make([]*manifest.File, 0, len(files))
 	for _, f := range files {
 		manifests = append(manifests, &f.File)
@@ -261,28 +257,6 @@ func (l *Loader) validateFiles(ctx context.Context, files []*parsedFile, until t
 	})
 	l.checked = now
 	return d, nil
-}
-
-// validateClasses validates the VolumeSnapshotClasses and stores the problems in the classes. Each
-// VolumeSnapshot of a class then gets the problems of the class.
-func (l *Loader) validateClasses(ctx context.Context, files []*parsedFile, now map[checkKey]*checked, until time.Duration) error {
-	var classes []*manifest.Class
-	var all []*definition
-	for _, f := range files {
-		for _, class := range f.Classes {
-			if class.Definition != nil {
-				classes, all = append(classes, class), append(all, fromManifest(f.Path, class.Definition))
-			}
-		}
-	}
-	err := l.validate(ctx, all, now, until)
-	if err != nil {
-		return err
-	}
-	for i, class := range classes {
-		class.Problems = all[i].allProblems()
-	}
-	return nil
 }
 
 func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkKey]*checked, until time.Duration) error {

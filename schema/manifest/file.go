@@ -28,12 +28,11 @@ type File struct {
 	// Problems has the problems of whole documents. While there is one, it is unknown what else
 	// the file would declare.
 	Problems []document.Problem
-	// Classes are the VolumeSnapshotClasses, which the caller validates before Resolve.
-	Classes []*Class
 	// ConfigMap is the name of the ConfigMap that contains the documents which are being
 	// read, or "".
 	ConfigMap string
 
+	classes  []*snapshotClass
 	combined []manifest    // what Resolve combines with other manifests
 	withheld []*Definition // BackingImages that are skipped because of their data engine
 }

@@ -55,10 +55,6 @@ var longhornVersions = []string{"v1beta2", "v1beta1"}
 
 const listSuffix = "List"
 
-// Declares reports whether a manifest of the kind declares something without other manifests. A
-// VolumeSnapshotClass does not.
-func (k *Kind) Declares() bool { return k.convert != nil }
-
 // apiVersion returns the apiVersion to suggest.
 func (k *Kind) apiVersion() string {
 	if k.Group == "" {

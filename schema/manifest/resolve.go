@@ -9,8 +9,8 @@ import (
 
 // resolver finds the manifests to which VolumeSnapshots and VirtualMachineImages refer.
 type resolver struct {
-	classes        map[string][]*Class
-	defaultClasses []*Class
+	classes        map[string][]*snapshotClass
+	defaultClasses []*snapshotClass
 	claims         map[string][]manifest // by name, of all namespaces
 	classNames     []string              // sorted
 	suggestions    document.Suggestions
@@ -23,11 +23,11 @@ type resolver struct {
 
 // Resolve combines the VolumeSnapshots of all files with their classes and claims, and the
 // VirtualMachineImages with their BackingImages and claims. It returns what each file declares with that in addition, and what its
-// manifests of CDI declare. The caller has set the Problems of the classes. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
+// manifests of CDI declare. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
 // VolumeSnapshot still declares it while a file that may contain its class cannot be read.
 func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File {
 	r := resolver{
-		classes: map[string][]*Class{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
+		classes: map[string][]*snapshotClass{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
 		wasDeclared: wasDeclared, resolved: map[*File]*File{}, machineImages: findMachineImages(files),
 	}
 	for _, f := range files {
@@ -35,8 +35,8 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 		if len(f.Problems) > 0 && r.unread == nil {
 			r.unread = &f.Problems[0]
 		}
-		for _, class := range f.Classes {
-			r.classes[class.Name] = append(r.classes[class.Name], class)
+		for _, class := range f.classes {
+			r.classes[class.name] = append(r.classes[class.name], class)
 			if class.isDefault {
 				r.defaultClasses = append(r.defaultClasses, class)
 			}
@@ -47,8 +47,8 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 	}
 	r.classNames = slices.Sorted(maps.Keys(r.classes))
 	for _, f := range files {
-		for _, class := range f.Classes {
-			r.resolved[f].Problems = append(r.resolved[f].Problems, r.problems(class)...)
+		for _, class := range f.classes {
+			r.resolved[f].Problems = append(r.resolved[f].Problems, r.repeated(class)...)
 		}
 		for _, m := range f.of(snapshotKind) {
 			r.resolve(r.resolved[f], m)
@@ -109,6 +109,14 @@ func (m manifest) with(name string, doc *document.Value) manifest {
 	v.Fields = slices.Concat([]document.Field{{Name: name, Pos: doc.Pos, Value: doc, Added: true}}, v.Fields)
 	m.doc = &v
 	return m
+}
+
+// ClassOf returns the VolumeSnapshotClass that Resolve added to a VolumeSnapshot, and its kind; nil: there is none.
+func ClassOf(doc *document.Value) (kind *Kind, class *document.Value) {
+	if f := doc.Field(classField); f != nil && f.Added {
+		return snapshotClassKind, f.Value
+	}
+	return nil, nil
 }
 
 // Own returns the document of a definition without the fields that Resolve added.

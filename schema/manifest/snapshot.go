@@ -30,41 +30,30 @@ var (
 // IsVolumeSnapshot reports whether k is the kind VolumeSnapshot.
 func (k *Kind) IsVolumeSnapshot() bool { return k == snapshotKind }
 
-// Class is a VolumeSnapshotClass of any driver.
-type Class struct {
-	Name string
-	// Definition is what the caller validates. It is nil for a class that makes no backing
-	// images.
-	Definition *Definition
-	// Problems are those of the validation, with positions. The caller sets them.
-	Problems []document.Problem
-
+// snapshotClass is a VolumeSnapshotClass of any driver.
+type snapshotClass struct {
+	manifest
 	isDefault bool
-	unusable  string // why it makes no backing images, if Definition is nil
+	unusable  string // why it makes no backing images; "": it does
 }
 
 const defaultClassAnnotation = "snapshot.storage.kubernetes.io/is-default-class"
 
 func readSnapshotClass(f *File, m manifest) {
-	class := &Class{Name: m.name, isDefault: m.doc.TextAt("metadata", "annotations", defaultClassAnnotation) == "true"}
+	class := &snapshotClass{m, m.doc.TextAt("metadata", "annotations", defaultClassAnnotation) == "true", ""}
 	if by := m.doc.TextAt("driver"); by != "" && by != driver {
 		class.unusable = "is of another driver"
 	} else if named, ok := f.named(m); !ok {
 		return
-	} else if m = named; slices.Contains([]string{"", "snap", "bak"}, m.doc.TextAt("parameters", "type")) {
+	} else if class.manifest = named; slices.Contains([]string{"", "snap", "bak"}, m.doc.TextAt("parameters", "type")) {
 		class.unusable = "is not of backing images (parameters.type is not bi)"
 	}
 	if class.unusable != "" {
 		f.Skip(m.doc, class.unusable)
-		f.Classes = append(f.Classes, class)
-		return
+	} else {
+		f.AddRead(m.doc)
 	}
-	f.AddRead(m.doc)
-	class.Definition = &Definition{Kind: m.kind, Section: imagesSection, Name: m.name, Pos: m.pos, Doc: m.doc}
-	if a, b := m.doc.TextAt("parameters", "export-type"), m.doc.TextAt("parameters", "exportType"); a != b && a != "" && b != "" {
-		class.Definition.Problems = []document.Problem{{Path: path("parameters.exportType"), Message: "differs from export-type", Hint: "keep one of them"}}
-	}
-	f.Classes = append(f.Classes, class)
+	f.classes = append(f.classes, class)
 }
 
 func readSnapshot(f *File, m manifest) {
@@ -86,19 +75,15 @@ func readVolumeClaim(f *File, m manifest) {
 // notRead is why a document of another program is skipped.
 const notRead = "is not a manifest that this program reads"
 
-// problems returns the problems of a class.
-func (r *resolver) problems(class *Class) []document.Problem {
-	d := class.Definition
-	if d == nil {
+// repeated returns the problem of a class with the name of another one before it.
+func (r *resolver) repeated(class *snapshotClass) []document.Problem {
+	first := r.classes[class.name][0]
+	if class.unusable != "" || first == class {
 		return nil
 	}
-	first := r.classes[class.Name][0]
-	if first == class {
-		return class.Problems
-	}
-	p := document.Problem{Position: d.Pos, Path: namePath, Message: fmt.Sprintf("VolumeSnapshotClass %q is defined twice", document.Printable(class.Name)), Hint: "keep one of them"}
-	if first.Definition != nil {
-		p.Also = first.Definition.Pos
+	p := document.Problem{Position: class.pos, Path: namePath, Message: fmt.Sprintf("VolumeSnapshotClass %q is defined twice", document.Printable(class.name)), Hint: "keep one of them"}
+	if first.unusable == "" {
+		p.Also = first.pos
 	}
 	return []document.Problem{p}
 }
@@ -116,12 +101,12 @@ func (r *resolver) resolve(out *File, m manifest) {
 		// A VolumeSnapshot whose class is unknown may declare an image. Keep the copies.
 		out.Skip(m.doc, why).Image = image
 		return
-	case len(classes) > 0 && classes[0].Definition == nil:
-		out.Skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].Name), classes[0].unusable))
+	case len(classes) > 0 && classes[0].unusable != "":
+		out.Skip(m.doc, fmt.Sprintf("is of the VolumeSnapshotClass %q, which %s", document.Printable(classes[0].name), classes[0].unusable))
 		return
 	}
 	if len(classes) > 0 {
-		m = m.with(classField, classes[0].Definition.Doc)
+		m = m.with(classField, classes[0].doc)
 	}
 	claims, problem := r.claimsOf(m, m.doc.TextAt("metadata", "namespace"), claimPath)
 	if len(claims) > 0 {
@@ -136,7 +121,7 @@ func (r *resolver) resolve(out *File, m manifest) {
 		d.Unread = r.unread
 	}
 	for _, class := range classes {
-		d.Causes = append(d.Causes, r.problems(class)...)
+		d.Causes = append(d.Causes, r.repeated(class)...)
 	}
 	if problem != nil {
 		d.Causes = append(d.Causes, *problem)
@@ -150,7 +135,7 @@ var (
 
 // classesOf returns the classes with the name that a VolumeSnapshot gives. Without a name it
 // returns the default class. why says why there is no such class; "": there is one.
-func (r *resolver) classesOf(m manifest) (classes []*Class, why string) {
+func (r *resolver) classesOf(m manifest) (classes []*snapshotClass, why string) {
 	name := m.doc.TextAt(classNamePath...)
 	switch {
 	case name != "" && len(r.classes[name]) == 0:
@@ -179,9 +164,11 @@ func convertSnapshot(c *converter) {
 	}
 	c.copy(path("source.exportFromVolume.volumeName"), volume)
 	parameters := path(classField + ".parameters")
-	exportType := parameters.With("export-type")
+	exportType, other := parameters.With("export-type"), parameters.With("exportType")
 	if c.get(exportType) == nil {
-		exportType = parameters.With("exportType")
+		exportType = other
+	} else if c.get(other) != nil && c.text(other) != c.text(exportType) {
+		c.problem(other, "differs from export-type", "keep one of them")
 	}
 	c.copy(path("source.exportFromVolume.exportType"), exportType)
 	c.copyList(path("nodeSelector"), parameters.With("nodeSelector"))
