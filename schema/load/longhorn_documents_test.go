@@ -52,7 +52,7 @@ var documented = []struct{ document, block, content, want, flat string }{
 	{csiSnapshots, "04", "the handle of an image that is there", exported, "4: " + flat},
 	{csiSnapshots, "05", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "06", "a volume of it", noClaim, flatClaim},
-	{csiSnapshots, "07", "the handle of an image to download", "warning: 13: volumeSnapshotRef: is not in spec, where Kubernetes expects it (indent it like \"source\")\n" + parrot, "4: " + flat},
+	{csiSnapshots, "07", "the handle of an image to download", parrot, "4: " + flat},
 	{csiSnapshots, "08", "the handle of an image to export", "4: " + flat, "4: " + flat}, // in the source of the document, this block has no indentation either
 	{csiSnapshots, "09", "its snapshot", ofContent, "4: " + flat},
 	{csiSnapshots, "10", "a volume of it", noClaim, flatClaim},

@@ -50,7 +50,6 @@ func convertBackingImage(c *converter) {
 		c.problem(path("spec.secretNamespace"), "is missing", "a secret is identified by its name and its namespace")
 	}
 	c.warnIfDeleted("Longhorn")
-	c.warnOfEvictedFiles()
 }
 
 // backingImageSource also reads the form of v1beta1, which had only downloads.
@@ -97,20 +96,6 @@ func (c *converter) backingImageChecksum() {
 		return
 	}
 	c.warn(declared, "differs from status.checksum, which belongs to the file with status.uuid", "for a new generation, remove uuid and checksum from status")
-}
-
-// warnOfEvictedFiles warns that the placement of a dump is not used.
-func (c *converter) warnOfEvictedFiles() {
-	files := c.get(path("spec.diskFileSpecMap"))
-	if files == nil {
-		return
-	}
-	for _, f := range files.Fields {
-		if e := f.Value.Field("evictionRequested"); e != nil && e.Value.Text == "true" {
-			c.warn(path("spec.diskFileSpecMap").With(f.Name).With("evictionRequested"), "is not used: nodes and disks determine the placement",
-				"set evictionRequested of the node or disk")
-		}
-	}
 }
 
 // parameter is a parameter of a source: its name in Longhorn, and in the native form, ""

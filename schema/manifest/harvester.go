@@ -362,7 +362,10 @@ func (m machineConverter) define() {
 		m.copy(path("checksum"), machineChecksum)
 	}
 	m.track()
-	m.warnOfStatus()
+	if m.get(path(notDumpedField)) != nil {
+		m.warn(namePath, "has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "add backingimages.longhorn.io of all namespaces to the dump")
+	}
+	m.warnIfDeleted("Harvester")
 }
 
 // copies sets the number of copies, which Harvester takes from the storage class.
@@ -373,24 +376,4 @@ func (m machineConverter) copies() {
 	} else {
 		m.copyNumber(native, copies)
 	}
-	for _, name := range []string{"nodeSelector", "diskSelector"} {
-		if at := storageClassParametersPath.With(name); m.get(at) != nil {
-			m.warn(at, "is not used: in Harvester it selects the disks of volumes, not of images", "")
-		}
-	}
-}
-
-// warnOfStatus warns of what a dump says about an image without its BackingImage.
-func (m machineConverter) warnOfStatus() {
-	if m.get(path(notDumpedField)) != nil {
-		m.warn(namePath, "has no BackingImage here, so no copy of Longhorn can be adopted by its uuid", "add backingimages.longhorn.io of all namespaces to the dump")
-	}
-	if conditions := m.get(path("status.conditions")); conditions != nil {
-		for i, condition := range conditions.Items {
-			if condition.TextAt("type") == "RetryLimitExceeded" && condition.TextAt("status") == "True" {
-				m.warn(path("status.conditions").WithIndex(i), "says that Harvester no longer tries to import the image; it is declared here", "")
-			}
-		}
-	}
-	m.warnIfDeleted("Harvester")
 }

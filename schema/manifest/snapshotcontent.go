@@ -71,7 +71,4 @@ func convertSnapshotContent(c *converter) {
 	if r.incomplete == "" && r.sourceType == exportFromVolume && r.parameters["export-type"] == "" {
 		r.incomplete = "export-type is not provided"
 	}
-	if ref := path("volumeSnapshotRef"); c.get(ref) != nil {
-		c.warn(ref, "is not in spec, where Kubernetes expects it", "indent it like \"source\"")
-	}
 }
