@@ -50,6 +50,7 @@ type cluster struct {
 
 	// Upstreams.
 	served      map[string]string          // the content of each upstream
+	renewed     bool                       // see renewOften
 	replicas    map[string]map[string]bool // the nodes with a usable replica of a volume
 	offline     bool                       // no upstream outside of the cluster can be reached
 	reads       []read                     // of upstreams

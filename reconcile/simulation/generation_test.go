@@ -7,6 +7,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/plantest"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -20,6 +21,30 @@ func (c *cluster) keepRandomly(config *schema.Config) {
 		image := config.Images[name]
 		image.KeepGenerations = pick(c.generations, 0, 1, 1, 2)
 		config.Images[name] = image
+		if image.KeepGenerations > 0 && !c.renewed && c.generations.oneIn(4) {
+			c.renewed = true
+			c.renewOften(name)
+		}
+	}
+}
+
+// renewOften declares some generations of an image one after the other, so that disks have several older ones.
+func (c *cluster) renewOften(name string) {
+	url := "https://example.com/" + name + "?renewed"
+	for i, content := range plantest.Letters[:4] {
+		c.after(time.Duration(1+4*i)*time.Minute, func() {
+			c.unlessHealed(func() {
+				c.served[url] = content
+				c.declare(c.editedConfig(func(config *schema.Config) {
+					if image, declared := config.Images[name]; declared {
+						image.Source, image.Checksum = schema.Source{Download: &schema.Download{URL: url, Unpack: schema.UnpackNone}}, c.digest(content)
+						image.ID.UUID = schema.UUID(name, image.Checksum, image.Source)
+						image.KeepGenerations = max(1, image.KeepGenerations)
+						config.Images[name] = image
+					}
+				}))
+			})
+		})
 	}
 }
 
