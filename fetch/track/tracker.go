@@ -90,7 +90,7 @@ type docKey struct {
 // doc is a document that was read.
 type doc struct {
 	fetch.Document
-	// products parses a product file of simplestreams, once for all images of it.
+	// products parses a product file of simplestreams, once for all images in it.
 	products func() (map[string]json.RawMessage, error)
 }
 
