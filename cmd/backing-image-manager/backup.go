@@ -17,7 +17,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/backup"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
-	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 )
 
@@ -217,18 +216,6 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 	return out.print(views, report.Align(rows)...)
 }
 
-// noBackup returns the error for a backup that does not exist. It lists some that do.
-func noBackup(ctx context.Context, store backup.Store, name string) error {
-	names, err := backup.List(ctx, store)
-	switch {
-	case err != nil:
-		return err
-	case len(names) == 0:
-		return fmt.Errorf("%s has no backup %s: it has no backups at all", store, name)
-	}
-	return fmt.Errorf("%s has no backup %s; it has %s", store, name, plan.JoinMax(names, ", ", 5))
-}
-
 func deleteBackup(ctx context.Context, store backup.Store, name string, out printer) error {
 	done, err := backup.Delete(ctx, store, name)
 	if err != nil {
@@ -243,7 +230,7 @@ func deleteBackup(ctx context.Context, store backup.Store, name string, out prin
 	case !done.Found && done.RemovedBlocks > 0:
 		text = fmt.Sprintf("%s: no such backup; deleted %s that no backup uses", name, report.Count(done.RemovedBlocks, "block"))
 	case !done.Found:
-		return noBackup(ctx, store, name)
+		return fmt.Errorf("%s has no backup %s: backing-image backup --list %s lists them", store, name, store)
 	case done.BlocksKept != nil:
 		kept = done.BlocksKept.Error()
 		text = fmt.Sprintf("%s: deleted, but its blocks were kept: %s", name, kept)

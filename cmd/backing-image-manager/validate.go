@@ -7,13 +7,11 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"reflect"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
-	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
@@ -78,7 +76,6 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 		all = append(all, report.Validation{Path: folder, Result: load.NewLoader().Load(ctx, configdir.Snapshot{Files: files[folder]})})
 	}
 	for i, one := range all {
-		all[i].ChangedSettings = changedSettings(ctx, one.Config.Settings)
 		all[i].Warnings = one.WarningsAt(time.Now())
 	}
 	return all, ctx.Err()
@@ -98,17 +95,4 @@ func invalidError(all []report.Validation, strict bool) error {
 		return fmt.Errorf("the configuration has %s, which --strict treats as errors", report.Count(warnings, "warning"))
 	}
 	return nil
-}
-
-// changedSettings counts the settings that differ from their defaults.
-func changedSettings(ctx context.Context, s schema.Settings) int {
-	empty := configdir.Snapshot{Files: []configdir.File{{Path: "empty.yaml", Data: []byte("images: {}")}}}
-	defaults := reflect.ValueOf(load.NewLoader().Load(ctx, empty).Config.Settings)
-	n, now := 0, reflect.ValueOf(s)
-	for i := range now.NumField() {
-		if !reflect.DeepEqual(now.Field(i).Interface(), defaults.Field(i).Interface()) {
-			n++
-		}
-	}
-	return n
 }

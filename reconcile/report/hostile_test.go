@@ -80,10 +80,10 @@ func outputs(text string) map[string]func(io.Writer) error {
 	}
 	all["problems"] = func(w io.Writer) error { WriteProblems(w, text, result); return nil }
 	all["validation"] = func(w io.Writer) error {
-		return WriteValidations(w, []Validation{{Path: text, Result: result, ChangedSettings: 1}}, Text)
+		return WriteValidations(w, []Validation{{Path: text, Result: result}}, Text)
 	}
 	all["validation json"] = func(w io.Writer) error {
-		return WriteValidations(w, []Validation{{Path: text, Result: result, ChangedSettings: 1}}, JSON)
+		return WriteValidations(w, []Validation{{Path: text, Result: result}}, JSON)
 	}
 	all["errors markdown"] = func(w io.Writer) error { return WriteErrors(w, problems) }
 	all["line"] = func(w io.Writer) error { return WriteLine(w, "  warning: %s", text) }

@@ -106,13 +106,17 @@ func (r redacted) MarshalJSON() ([]byte, error) {
 type Validation struct {
 	Path string // of the folder with its files
 	load.Result
-	ChangedSettings int // number of settings without their default
 }
 
 // summary returns one line with the numbers of declarations and problems.
 func (v Validation) summary() string {
-	text := fmt.Sprintf("%s: %s, %s, %s", v.Path, Count(len(v.Config.Images), "image"),
-		Count(len(v.Config.Nodes), "node"), Count(v.ChangedSettings, "setting"))
+	settings := 0
+	for _, o := range v.Origins() {
+		if o.Section == "settings" {
+			settings++
+		}
+	}
+	text := fmt.Sprintf("%s: %s, %s, %s", v.Path, Count(len(v.Config.Images), "image"), Count(len(v.Config.Nodes), "node"), Count(settings, "setting"))
 	if n := len(v.Manifests); n > 0 {
 		text += fmt.Sprintf("; %s read", Count(n, "manifest"))
 	}
