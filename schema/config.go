@@ -25,7 +25,7 @@ type Config struct {
 	Images map[string]Image `json:"images"`
 }
 
-// HasHost reports whether a host name, in lower case, is the name of a node or in the address of one.
+// HasHost reports whether a host name is the name of a node or the host in the address of a node. Case does not matter.
 func (c Config) HasHost(name string) bool {
 	for node, declared := range c.Nodes {
 		if strings.EqualFold(node, name) {
@@ -38,8 +38,8 @@ func (c Config) HasHost(name string) bool {
 	return false
 }
 
-// IsPrivate reports whether the image has decrypted bytes, which other users of a node must not read:
-// it is a clone that decrypts, or a clone of such an image that does not encrypt.
+// IsPrivate reports whether the image has decrypted bytes, which other users of a node must not read.
+// A clone that decrypts has them. A clone that neither encrypts nor decrypts has them if its source image has them.
 func (c Config) IsPrivate(image string) bool {
 	for range c.Images { // a chain of clones is not longer
 		clone := c.Images[image].Source.Clone
@@ -55,22 +55,22 @@ func (c Config) IsPrivate(image string) bool {
 type Settings struct {
 	CleanupWaitInterval  time.Duration `json:"-"` // MarshalJSON encodes the intervals
 	RecoveryWaitInterval time.Duration `json:"-"`
-	ScrubInterval        time.Duration `json:"-"` // 0: no periodic re-reading
-	// MinNumberOfCopies is the default of images; it is at least 1. Image.Copies
-	// has it applied already.
+	ScrubInterval        time.Duration `json:"-"` // 0: no scrub
+	// MinNumberOfCopies is the default of images, at least 1. Image.Copies
+	// already has this default.
 	MinNumberOfCopies int `json:"minNumberOfCopies"`
-	// ConcurrentReplenishPerNodeLimit limits the jobs of each kind that a node runs at the same time: first copies, syncs and
-	// repairs, verifications, verifications for other nodes. Uploads have no limit. 0: only first copies are made, one at a time.
+	// ConcurrentReplenishPerNodeLimit limits how many jobs of each kind a node runs at the same time: deletions, verifications for
+	// other nodes, copies that replicas need, all other jobs. Uploads have no limit. 0: one at a time, and no syncs.
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
-	// PruneConfirmed are the orphans that may be deleted above PruneLimit, sorted and never nil.
+	// PruneConfirmed are the orphans that may be deleted although PruneLimit is exceeded. It is sorted and never nil.
 	PruneConfirmed []ident.ID `json:"-"` // MarshalJSON encodes them
-	// FollowReplicas is the default of images. Image.FollowReplicas has it applied already. MarshalJSON
-	// encodes it only if it is false, so that the config digest is that of versions without the field.
+	// FollowReplicas is the default of images. Image.FollowReplicas already has this default. MarshalJSON
+	// encodes only false, so that true leads to the config digest of versions without the field.
 	FollowReplicas       bool        `json:"-"`
 	AllowLoopbackSources bool        `json:"allowLoopbackSources"`
 	Suspend              *Suspension `json:"suspend,omitempty"` // of everything; nil: none
-	// Verify is which images need a signature; nil: none does. It is encoded only if it is declared, so that the
+	// Verify says which images need a signature; nil: no image. It is encoded only if it is declared. Otherwise the
 	// config digest is that of versions without the field.
 	Verify *VerifyPolicy `json:"verify,omitempty"`
 	// Report is where each node puts its status document; nil: nowhere. It is encoded like Verify.
@@ -101,15 +101,15 @@ func (s Settings) MarshalJSON() ([]byte, error) {
 	}{s.CleanupWaitInterval.String(), s.RecoveryWaitInterval.String(), s.ScrubInterval.String(), plain(s), s.PruneConfirmed, ifFalse(s.FollowReplicas)})
 }
 
-// Suspension stops everything or one image: running jobs continue, no job starts, and
-// nothing is deleted.
+// Suspension suspends everything or one image: running jobs continue, no job starts, and
+// no copy is deleted.
 type Suspension struct {
 	Reason string    `json:"reason"`
 	By     string    `json:"by,omitempty"`   // "": unknown
-	Until  time.Time `json:"until,omitzero"` // in UTC; zero: until it is removed
+	Until  time.Time `json:"until,omitzero"` // in UTC; zero: no end
 }
 
-// Active reports whether there is a suspension and it has not ended.
+// Active reports whether there is a suspension that has not ended.
 func (s *Suspension) Active(now time.Time) bool {
 	return s != nil && (s.Until.IsZero() || now.Before(s.Until))
 }

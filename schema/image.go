@@ -20,7 +20,7 @@ type Image struct {
 	Source       Source       `json:"source"`
 	Checksum     ident.Digest `json:"checksum,omitzero"` // zero: none is declared
 	Format       model.Format `json:"format,omitempty"`  // "": none is declared
-	// Copies is at least 1 and has the settings' default applied. AllDisks means
+	// Copies is at least 1 and already has the default of the settings. AllDisks means
 	// one copy on every disk that matches; Copies is 1 then.
 	Copies         int             `json:"-"` // MarshalJSON encodes both as minNumberOfCopies
 	AllDisks       bool            `json:"-"`
@@ -28,24 +28,24 @@ type Image struct {
 	DiskSelector   []string        `json:"diskSelector"`   // sorted, without duplicates
 	Disks          []ident.DiskRef `json:"-"`              // MarshalJSON encodes them
 	BandwidthLimit int64           `json:"bandwidthLimit"` // bytes per second; 0: no limit
-	// KeepGenerations is how many older ready generations each disk keeps. It is not encoded if it
-	// is 0, so that the config digest is that of versions without the field.
+	// KeepGenerations is how many older ready generations each disk keeps. 0 is not encoded, so that it
+	// leads to the config digest of versions without the field.
 	KeepGenerations int `json:"keepGenerations,omitempty"`
-	// FollowReplicas: a disk with a replica that needs the image is a desired disk. It has the settings'
-	// default applied. MarshalJSON encodes it only if it is false, as with KeepGenerations.
+	// FollowReplicas is true if each disk with a replica that needs the image is a desired disk. It already has
+	// the default of the settings. MarshalJSON encodes only false, for the reason of KeepGenerations.
 	FollowReplicas bool        `json:"-"`
 	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
 	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none
-	// Title is a name for people; "": none. Like Track, it decides nothing. It is text from outside.
+	// Title is a name for people; "": none. Like Track, it decides nothing. Its text is not trusted.
 	Title string `json:"-"`
 	// Track is where the vendor publishes versions; nil: nowhere. It decides nothing that a manager does, so it is
 	// neither encoded nor part of the config digest.
 	Track *Track `json:"-"`
-	// Verify is who must have signed the image; nil: nobody. Source.Download is set then.
+	// Verify says who must have signed the image; nil: nobody. Where it is set, Source.Download is set, too.
 	Verify *Verify `json:"verify,omitempty"`
 	// ChecksumIgnored is true if a checksum is declared for a clone that this program
 	// encrypts. Each encryption produces different bytes, so a checksum cannot match.
-	// Checksum is then zero, as in Longhorn.
+	// Then Checksum is zero, as in Longhorn.
 	ChecksumIgnored bool `json:"-"`
 	// Declaration identifies the document that declares the image.
 	Declaration model.Declaration `json:"-"`
@@ -98,7 +98,7 @@ type Source struct {
 	Clone            *Clone            `json:"clone,omitempty"`
 }
 
-// Kind returns which field is set. It panics if none is.
+// Kind returns which field is set. It panics if no field is set.
 func (s Source) Kind() SourceKind {
 	kind, _ := s.describe()
 	return kind
@@ -152,10 +152,10 @@ func PackingOf(address string) Unpack {
 type Download struct {
 	URL            string       `json:"url"`
 	Mirrors        []string     `json:"mirrors"`               // in the order in which they are tried
-	Index          string       `json:"index,omitempty"`       // of a casync index of the unpacked file, or ""; only with Image.Checksum
-	Store          string       `json:"store,omitempty"`       // of a chunk store, or ""; only with Index
-	Credentials    string       `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
-	ChecksumURL    string       `json:"checksumURL,omitempty"` // of a list of checksums, or ""
+	Index          string       `json:"index,omitempty"`       // address of an index of the unpacked file; "": none. Only with Image.Checksum
+	Store          string       `json:"store,omitempty"`       // address of a chunk store; "": none. Only with Index
+	Credentials    string       `json:"credentials,omitempty"` // a folder below --secrets-dir; "": none
+	ChecksumURL    string       `json:"checksumURL,omitempty"` // address of a list of checksums; "": none
 	PackedChecksum ident.Digest `json:"packedChecksum,omitzero"`
 	Unpack         Unpack       `json:"unpack"`  // "auto" is resolved
 	MaxSize        int64        `json:"maxSize"` // bytes; 0: only the disk limits it
@@ -187,7 +187,7 @@ type Compression string
 // Backup is a backup store that keeps a backup of the image, in Longhorn's format.
 type Backup struct {
 	Target          string      `json:"target"`                // the address of the store
-	Credentials     string      `json:"credentials,omitempty"` // a folder below --secrets-dir, or ""
+	Credentials     string      `json:"credentials,omitempty"` // a folder below --secrets-dir; "": none
 	Compression     Compression `json:"compression"`
 	ConcurrentLimit int         `json:"concurrentLimit"` // at least 1
 }
@@ -202,7 +202,7 @@ const (
 	Decrypt          Encryption = "decrypt"
 )
 
-// Clone makes the image from another one of the same configuration.
+// Clone makes the image from another image of the configuration.
 type Clone struct {
 	BackingImage string     `json:"backingImage"`
 	Encryption   Encryption `json:"encryption"`

@@ -27,7 +27,7 @@ func (a Allowed) String() string {
 	return [...]string{"observe only", "no deletions", "everything"}[a]
 }
 
-// InvalidImage is an image whose declaration is broken, or in a file that cannot be read.
+// InvalidImage is an image whose declaration is invalid or is in a file that cannot be read.
 type InvalidImage struct {
 	Name string
 	// Stale is true if Config contains the last valid declaration of the image. Otherwise
@@ -61,8 +61,8 @@ type Undecided struct {
 }
 
 // MayDeclare returns why an image that is not in the configuration may have lost its declaration
-// by mistake. The argument last identifies the document that declared the image last; last.File is
-// "" if that document is unknown. MayDeclare returns false if the image was removed on purpose.
+// by mistake. It returns false if the image was removed on purpose. The argument last identifies
+// the document that declared the image last. If that document is unknown, last.File is "".
 func (u Undecided) MayDeclare(name string, last model.Declaration) (reason string, undecided bool) {
 	for _, s := range u.Skipped {
 		if s.Image == name {

@@ -7,7 +7,7 @@ import (
 
 // Report is where each node puts its status document.
 type Report struct {
-	URL         string `json:"url"`                   // with nodePlaceholder
+	URL         string `json:"url"`                   // usually with nodePlaceholder
 	Credentials string `json:"credentials,omitempty"` // name of a folder below --secrets-dir; "": none
 }
 
@@ -20,7 +20,7 @@ func (r Report) URLOf(node string) string { return strings.ReplaceAll(r.URL, nod
 // Server returns the scheme and host of the address, or the bucket, without secrets.
 func (r Report) Server() string { return server(r.URL) }
 
-// server returns the scheme and host of an address that was checked, or its bucket.
+// server returns the scheme and host, or the bucket, of a valid address.
 func server(address string) string {
 	text, forced := strings.CutPrefix(address, "s3::")
 	u, err := url.Parse(strings.ReplaceAll(text, nodePlaceholder, ""))

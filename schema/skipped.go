@@ -19,24 +19,24 @@ type Manifest struct {
 type Skipped struct {
 	Manifest
 	Why string `json:"why"`
-	// Image is the image that the document would declare if another document, which is
-	// missing, were there. Existing copies of the image are kept.
+	// Image is the image that the document may declare, for example together with a document that
+	// is missing; "": none. Copies of the image are kept.
 	Image string `json:"image,omitempty"`
-	// Withheld: the cluster has the image, but no file of it. References to it declare nothing.
+	// Withheld is true if the cluster has the image, but no file of it. References to the image declare nothing.
 	Withheld bool `json:"-"`
-	// Malformed is true if it is not certain that the document belongs to another program: it may
-	// be meant to declare anything.
+	// Malformed is true if a mistake may hide what the document declares. It may then be meant to
+	// declare any image.
 	Malformed bool `json:"-"`
 	// Sum is a hash of the document.
 	Sum [sha256.Size]byte `json:"-"`
 	// Origin is the file, or the CUE package, as in model.Declaration.
 	Origin string `json:"-"`
-	// Foreign: its kind is one that this program never reads.
+	// Foreign is true if this program never reads the kind.
 	Foreign bool `json:"-"`
 }
 
-// MayDeclare reports whether the document may be meant to declare an image that d
-// declared before: a document that is skipped must not delete what it declared.
+// MayDeclare reports whether the document may be meant to declare the image that declaration d
+// declared before. A document that is skipped must not delete what it declared.
 func (s Skipped) MayDeclare(d model.Declaration) bool {
 	switch {
 	case s.Origin != d.File:

@@ -1,14 +1,14 @@
 package schema
 
-// Track is where the vendor of an image publishes its versions. One of the first four fields is set.
+// Track is where the vendor of an image publishes its versions. Exactly one of the first four fields is set.
 type Track struct {
 	Simplestreams *TrackSimplestreams
 	CoreOS        *TrackCoreOS
 	Listing       *TrackListing
 	HTTP          *TrackHTTP
 
-	Keys      string // name of the folder below --keys-dir with the keys of the lists; "": those of Verify
-	Signature string // address of the signature of a list, or its name beside the list, with "{file}"; "": as in Verify
+	Keys      string // name of the folder below --keys-dir with the keys of the lists; "": the keys of Verify
+	Signature string // address of the signature of a list, or its name beside the list, with "{file}"; "": as for Verify
 }
 
 // TrackSimplestreams is a product of an image server with simplestreams.
@@ -23,7 +23,7 @@ type TrackCoreOS struct {
 	URL      string // of the metadata of the stream
 	Arch     string
 	Artifact string
-	Format   string // "": the only one
+	Format   string // "": the artifact has only one format
 }
 
 // TrackListing is a folder on a web server.

@@ -63,7 +63,7 @@ func identifying(checksum ident.Digest, s Source) []string {
 	return fields
 }
 
-// prefixed returns a digest with its algorithm, which Digest.String omits for SHA-512.
+// prefixed returns a digest after its algorithm, which Digest.String omits for SHA-512. It returns "" for no digest.
 func prefixed(d ident.Digest) string {
 	if d.IsZero() {
 		return ""

@@ -11,8 +11,8 @@ import (
 type Verify struct {
 	Scheme VerifyScheme
 	Keys   string // name of a folder below --keys-dir
-	// SignatureURL is the address of the signature, or "": the list contains it, or it is beside the list or the file at
-	// the address that the scheme defines.
+	// SignatureURL is the address of the signature. "" means that the list contains the signature, or that the scheme
+	// derives its address from that of the list or the file.
 	SignatureURL string
 }
 
@@ -27,7 +27,7 @@ const (
 	VerifyCosign   VerifyScheme = "cosign"
 )
 
-// MarshalJSON encodes it like a configuration file: one field for the scheme.
+// MarshalJSON encodes a Verify like a configuration file: in one field, which has the name of the scheme.
 func (v Verify) MarshalJSON() ([]byte, error) {
 	type keys struct {
 		Keys         string `json:"keys"`
@@ -53,8 +53,8 @@ func (p VerifyPolicy) exempts(image string) bool {
 	return false
 }
 
-// LacksVerify reports whether the settings require a signature that the image does not declare. A clone without an
-// exemption needs a source that lacks none.
+// LacksVerify reports whether the settings require a signature that the image does not declare. A clone that is not
+// exempt lacks it if its source image lacks it or is not declared.
 func (c Config) LacksVerify(image string) bool {
 	p := c.Settings.Verify
 	if p == nil || !p.Required {
@@ -73,8 +73,8 @@ func (c Config) LacksVerify(image string) bool {
 	return true
 }
 
-// SignsFile reports whether the signature is that of the (packed) file itself, and not that of its checksum list: there is
-// no list, or the name in SignatureURL is that of the file and an extension.
+// SignsFile reports whether the signature signs the (packed) file itself and not its checksum list. It does if there is
+// no list, or if SignatureURL names the file with an additional extension.
 func (v Verify) SignsFile(d Download) bool {
 	if d.ChecksumURL == "" {
 		return true
