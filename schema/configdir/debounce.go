@@ -14,7 +14,7 @@ const (
 	// StableFor is the minimum time between two reads with equal content before the content is applied.
 	StableFor      = 250 * time.Millisecond
 	readGap        = 50 * time.Millisecond // minimum time between reads
-	slowReadGap    = time.Second           // the same for content that is never stable, and while git writes
+	slowReadGap    = time.Second           // minimum time between reads of content that is never stable, and while git writes
 	maxUnstable    = 5 * time.Second       // content that changes for longer is a fault
 	gitLockTimeout = 30 * time.Second      // after this time without changes, index.lock is a left-over
 )
@@ -92,8 +92,8 @@ func (d *Debouncer) Observe(began, ended time.Time, s Snapshot, err error) Decis
 	return d.stable(isNew)
 }
 
-// DelayAfterEvent returns how long to wait before the read that follows a notification at
-// the time now, so that many changes cause few reads.
+// DelayAfterEvent returns how long the caller waits after a notification at the time now before it
+// reads. Because of the delay, many changes cause few reads.
 func (d *Debouncer) DelayAfterEvent(now time.Time) time.Duration {
 	return max(0, d.lastRead.Add(d.minGap(now)).Sub(now))
 }

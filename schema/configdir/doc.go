@@ -7,7 +7,7 @@
 //  3. A Debouncer decides from consecutive reads when the content is complete and
 //     may be applied.
 //  4. A RemovalConfirmer decides when the removal of an image from the
-//     configuration is confirmed, so that it may be acted on.
+//     configuration is confirmed. Before that, nobody may act on the removal.
 //
 // A command that runs once uses ReadTwice.
 //

@@ -25,8 +25,8 @@ type checkout struct {
 	root   string // the folder with .git
 }
 
-// openCheckout returns the checkout that contains the folder real, nil if there is none. real is an
-// absolute path without symlinks. openCheckout never fails: a checkout that cannot be read has no
+// openCheckout returns the checkout that contains a folder, or nil. The argument real is the absolute
+// path of the folder without symlinks. openCheckout never fails: a checkout that cannot be read has no
 // revision, and no decision depends on the revision.
 func openCheckout(real string) *checkout {
 	for dir := real; ; dir = filepath.Dir(dir) {
@@ -39,7 +39,7 @@ func openCheckout(real string) *checkout {
 	}
 }
 
-// checkoutAt returns the checkout whose .git is dot, in the folder dir.
+// checkoutAt returns the checkout with the files in the folder dir. The argument dot describes its .git.
 //
 //   - In a volume of Kubernetes, .git is a key of a ConfigMap. Git never creates it there.
 //   - A .git folder is the git directory itself. Git writes commondir only for a worktree, whose
@@ -59,7 +59,7 @@ func checkoutAt(dir string, dot fs.FileInfo, real string) *checkout {
 		return nil
 	case dot.Mode().IsRegular():
 		if own = pathIn(own, "gitdir: "); own == "" {
-			return nil // not a file of git; without a lock of git, only the Debouncer decides
+			return nil // not a file of git: the Debouncer decides without a lock of git
 		}
 	}
 	git, err := filepath.EvalSymlinks(own)
@@ -87,7 +87,7 @@ func inVolume(dir string) bool {
 	}
 }
 
-// pathIn returns the path that a file of git names after a prefix, "" if it names none.
+// pathIn returns the path that a file of git names after a prefix, or "".
 func pathIn(file, prefix string) string {
 	line, err := firstLine(os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0))
 	target, ok := strings.CutPrefix(line, prefix)
@@ -134,14 +134,14 @@ func within(path, folder string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// at returns the Checkout of the config directory with a path.
+// at returns the Checkout of a config directory. The argument real is its absolute path without symlinks.
 func (c *checkout) at(real string) Checkout {
 	if c == nil {
 		return Checkout{}
 	}
 	folder, err := filepath.Rel(c.root, real)
 	if err != nil {
-		return Checkout{} // both paths are absolute, so that this does not happen
+		return Checkout{} // this does not happen, because both paths are absolute
 	}
 	return Checkout{GitDir: filepath.Join(c.common, c.own), Root: c.root, Folder: filepath.ToSlash(folder)}
 }
@@ -219,8 +219,8 @@ func packedRef(common, ref string) (commit string, err error) {
 	return commit, err
 }
 
-// symbolicRef returns the ref that the content of a symbolic ref names. Git accepts no name
-// with "..".
+// symbolicRef returns the ref that the text of a symbolic ref names, and whether it names one. Git
+// accepts no name with "..".
 func symbolicRef(text string) (ref string, ok bool) {
 	ref, ok = strings.CutPrefix(text, "ref: ")
 	return ref, ok && strings.HasPrefix(ref, "refs/") && path.Clean(ref) == ref && !strings.Contains(ref, "..")
@@ -236,8 +236,8 @@ func openIn(dir, name string) (*os.File, error) {
 	return root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }
 
-// firstLine returns the first line of a small file that was just opened, and closes it. An empty
-// line is an error.
+// firstLine returns the first line of a small file, and closes the file. The arguments are the results
+// of opening the file. An empty line is an error.
 func firstLine(f *os.File, err error) (line string, _ error) {
 	err = readRegular(f, err, maxRef, func(r io.Reader) error {
 		b, err := io.ReadAll(r)
@@ -252,7 +252,7 @@ func firstLine(f *os.File, err error) (line string, _ error) {
 
 var errNotRefFile = errors.New("not a file that git writes: it has another type, or is too large")
 
-// readRegular reads a regular file of at most limit bytes that was just opened, and closes it.
+// readRegular reads a regular file of at most limit bytes, and closes it. The arguments f and err are the results of opening it.
 func readRegular(f *os.File, err error, limit int64, read func(io.Reader) error) error {
 	if err != nil {
 		return err

@@ -10,21 +10,21 @@ import (
 const RemovalDelay = 5 * time.Second
 
 // RemovalConfirmer confirms that images were removed from the configuration: two reads at
-// least RemovalDelay apart did not declare them, and no read in between did. The caller
-// passes it only fully valid configurations. After any other, the caller assigns
-// the zero RemovalConfirmer, which has confirmed nothing. It is not safe for
+// least RemovalDelay apart, and all reads in between, did not declare them. The caller
+// passes only fully valid configurations. After an invalid configuration, the caller assigns
+// the zero RemovalConfirmer, which has confirmed nothing. A RemovalConfirmer is not safe for
 // concurrent use.
 type RemovalConfirmer struct {
 	firstEnded   time.Time            // the end of the first read
 	lastBegan    time.Time            // the beginning of the last read
 	declared     map[string]bool      // in the last read
-	missingSince map[string]time.Time // by name, of images that had been declared: the end of the first read without them
+	missingSince map[string]time.Time // by name of an image that was declared before: the end of the first read without it
 }
 
 // Observe records the names that were declared in a read from began to ended. The time between two
 // reads counts from the end of the first to the beginning of the second. A read of a directory
 // that did not change counts like any other. Observe keeps the map; the caller must not change it.
-// It reports whether this read confirmed a removal, possibly of an image that was never declared here.
+// Observe reports whether this read confirmed a removal, possibly of an image that no read declared.
 func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]bool) (confirmed bool) {
 	if r.lastBegan.IsZero() {
 		r.firstEnded, r.missingSince = ended, map[string]time.Time{}
@@ -37,7 +37,7 @@ func (r *RemovalConfirmer) Observe(began, ended time.Time, declared map[string]b
 		}
 	}
 	for name, since := range r.missingSince {
-		// An image that is missing for long enough is like one that was never declared.
+		// From now on, Confirmed treats the image like an image that was never declared.
 		if declared[name] || began.Sub(since) >= RemovalDelay {
 			delete(r.missingSince, name)
 			confirmed = confirmed || !declared[name]

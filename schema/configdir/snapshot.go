@@ -33,7 +33,7 @@ type Snapshot struct {
 	// or the commit is unknown. Uncommitted changes do not count.
 	Revision string
 
-	// Checkout is where that checkout is. It is zero if there is none.
+	// Checkout is the place of that checkout. It is zero without a checkout.
 	Checkout Checkout
 }
 
@@ -87,8 +87,8 @@ func Read(dir string) (s Snapshot, err error) {
 	return s, nil
 }
 
-// ReadTwice reads the config directory dir until two reads after each other have the same content, and returns ErrChanging if
-// that takes more than a few reads.
+// ReadTwice reads the config directory dir until two consecutive reads have the same content. It returns ErrChanging if
+// a few reads do not suffice.
 func ReadTwice(dir string) (Snapshot, error) {
 	const attempts = 3
 	s, err := Read(dir)

@@ -22,12 +22,12 @@ const (
 	MaxFile  = 8 << 20  // bytes of one file; a larger one is an error of that file
 	maxNames = 200_000  // names of any kind, ignored ones included
 	maxFiles = 50_000   // configuration files
-	maxBytes = 32 << 20 // of all files together; the largest ones of more are errors
+	maxBytes = 32 << 20 // bytes of all files together; beyond them, the largest files are errors
 	// maxLevels limits the levels of folders, because each access to a file opens all folders above
 	// it. A deeper folder is an error of that folder.
 	maxLevels = 32
 	// linkTime limits the time that all symlinks together take. A symlink may lead through 40 others with 2,000 folders
-	// each, so that those of a small repository could take hours; real ones take microseconds.
+	// each. So the symlinks of a small repository could take hours. Usual symlinks take microseconds.
 	linkTime = 5 * time.Second
 )
 
@@ -37,11 +37,11 @@ const swapLink = "..data"
 
 var (
 	errNotRegular = errors.New("not a regular file")
-	errLevels     = fmt.Errorf("is not read: it has more than %d levels of folders", maxLevels)
-	errLinkTime   = errors.New("is not followed: the symlinks of the directory take too long together")
+	errLevels     = fmt.Errorf("is not read: it is more than %d levels of folders deep: move it up", maxLevels)
+	errLinkTime   = errors.New("is not followed: the symlinks of the directory take too long together: remove some")
 	errNames      = fmt.Errorf("more than %d names: not a config directory", maxNames)
-	errLeaves     = errors.New("the link leads out of the config directory")
-	errLoop       = errors.New("the link leads to itself, or through too many others")
+	errLeaves     = errors.New("the link leads out of the config directory: replace it by a copy")
+	errLoop       = errors.New("the link leads to itself, or through too many others: correct it")
 )
 
 // tree is the names below a config directory at one moment. A location is a path relative to root, which may lead
@@ -49,7 +49,7 @@ var (
 type tree struct {
 	real string // absolute and without symlinks
 	root *os.Root
-	git  *checkout // nil if the folder belongs to none
+	git  *checkout // nil: the directory is in no checkout
 
 	walked  map[inode]bool // folders
 	known   map[inode]bool // files
@@ -112,11 +112,11 @@ func inodeOf(fi fs.FileInfo) inode {
 	return inode{st.Dev, st.Ino}
 }
 
-// absoluteFolders returns the paths of the folders whose names matter, and of those with the files that symlinks lead to.
+// absoluteFolders returns the paths of the folders whose names matter, and of the folders with the targets of symlinks.
 func (t *tree) absoluteFolders() []string {
 	var all []string
 	add := func(location string, parent func(string) string) {
-		// An error means that it was removed meanwhile, which is an event of its parent.
+		// An error means that the folder was removed meanwhile, which is an event of its parent.
 		if real, err := filepath.EvalSymlinks(filepath.Join(t.real, location)); err == nil {
 			all = append(all, parent(real))
 		}
@@ -151,7 +151,7 @@ func (t *tree) walk() error {
 	return nil
 }
 
-// walkFolder finds the files of the folder at location. Messages name the folder dir.
+// walkFolder finds the files of the folder at a location. The argument dir is its name in messages.
 func (t *tree) walkFolder(location, dir string) error {
 	entries, err := t.list(location)
 	if errors.Is(err, errNames) || errors.Is(err, fs.ErrNotExist) || err != nil && location == "." {
@@ -236,7 +236,7 @@ func (t *tree) follow(l found) error {
 	return t.addFile(l, fi, err)
 }
 
-// addFile adds a file with what is known of it, or with the error why nothing is.
+// addFile adds a file with its size, or with the error why it cannot be read.
 func (t *tree) addFile(f found, fi fs.FileInfo, err error) error {
 	if f.err = withoutPath(err); err == nil {
 		f.size = fi.Size()
@@ -255,7 +255,7 @@ func (t *tree) add(f found) error {
 	return nil
 }
 
-// list returns the entries of the folder at location, sorted by name. It returns nothing for a folder that was listed.
+// list returns the entries of the folder at a location, sorted by name. For a folder that was listed before, it returns nothing.
 func (t *tree) list(location string) ([]fs.DirEntry, error) {
 	if strings.Count(location, "/") >= maxLevels {
 		return nil, errLevels
@@ -289,7 +289,7 @@ func (t *tree) list(location string) ([]fs.DirEntry, error) {
 	return all, nil
 }
 
-// readFiles reads the files. Of files that are too large together it leaves out the largest ones, so that one of them
+// readFiles reads the files. If they are too large together, it leaves out the largest ones, so that one large file
 // does not affect the others. It fails if a file was removed after it was listed.
 func (t *tree) readFiles() ([]File, error) {
 	files, bySize := make([]File, len(t.found)), make([]int, len(t.found))
@@ -310,7 +310,7 @@ func (t *tree) readFiles() ([]File, error) {
 		default:
 			// The regular file may have been replaced by a FIFO, which must not block the read.
 			files[i].Data, files[i].Err = readLimited(t.root.OpenFile(f.location, os.O_RDONLY|syscall.O_NONBLOCK, 0))
-			total += max(0, int64(len(files[i].Data))-f.size) // it may have grown meanwhile
+			total += max(0, int64(len(files[i].Data))-f.size) // the file may have grown meanwhile
 			if errors.Is(files[i].Err, fs.ErrNotExist) {
 				return nil, fmt.Errorf("%s %w", f.path, files[i].Err)
 			}
@@ -325,7 +325,7 @@ func ReadFile(path string) ([]byte, error) {
 	return readLimited(os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0))
 }
 
-// readLimited reads a file that was just opened, and closes it.
+// readLimited reads a file, and closes it. The arguments are the results of opening the file.
 func readLimited(f *os.File, err error) ([]byte, error) {
 	if err != nil {
 		return nil, withoutPath(err)

@@ -13,15 +13,15 @@ import (
 // coalesceFor is how long events are collected before one notification is sent.
 const coalesceFor = 20 * time.Millisecond
 
-// Watch sends to notify when something may have changed in the content that Read
-// returns for dir, once when the watch is complete, and returns when ctx is done. A
-// send does not block, so notify needs a buffer of one. dir need not exist.
+// Watch sends to notify when the content that Read returns for dir may have changed, and
+// once when the watch is complete. It returns when ctx is done. A send does not block, so
+// notify needs a buffer of one. The directory dir need not exist.
 //
-// A notification means only "read again". None comes from file systems without
-// events, and none while the kernel refuses a watch (it allows few per user),
-// so the caller must also read periodically. Watch tries to repair itself at the interval
-// repairEvery: it calls report, from its own goroutine, with the reason why the watch is
-// incomplete, and with nil when it is complete again.
+// A notification means only "read again". A file system without events causes no
+// notification, and the kernel may refuse a watch (it allows few per user). So the caller
+// must also read periodically. At the interval repairEvery, Watch adds missing watches. It
+// calls report, from its own goroutine, with the reason why the watch is incomplete, and
+// with nil when it is complete again.
 func Watch(ctx context.Context, dir string, repairEvery time.Duration, notify chan<- struct{}, report func(error)) {
 	w := configWatch{NewWatcher(report), dir}
 	defer w.Close()
@@ -69,11 +69,11 @@ func (w configWatch) await(ctx context.Context, repair <-chan time.Time) bool {
 	}
 }
 
-// rewatch adds the watches that are missing, and reports whether there were any.
+// rewatch adds the missing watches, and reports whether it added any.
 func (w configWatch) rewatch() (added bool) {
-	// List again after each change: a folder that was created before its parent was
-	// watched is no event. A writer that creates folders all the time also causes
-	// events, so a limit of rounds loses nothing.
+	// List again after each change: a folder that was created before the watch of its
+	// parent caused no event. A writer that creates folders all the time also causes
+	// events, so the limit of rounds loses nothing.
 	const rounds = 10
 	for range rounds {
 		if !w.Update(w.folders()) {
@@ -92,7 +92,7 @@ func (w configWatch) folders() map[string]Names {
 	folders, git, err := readFolders(w.dir)
 	if err != nil {
 		// The directory is missing or changing. Its parents, or the folders that are
-		// watched already, send an event when that ends.
+		// watched already, send an event when it is complete.
 		for dir, names := range *w.wanted.Load() {
 			if _, ok := want[dir]; !ok {
 				want[dir] = names

@@ -18,17 +18,17 @@ import (
 // Names are the names in a folder that matter. nil means all.
 type Names map[string]bool
 
-// Watcher tells when something in some folders may have changed. It knows nothing of changes on file systems without
+// Watcher tells when something in some folders may have changed. It misses changes on file systems without
 // events, and while the kernel refuses a watch. Its methods are for one goroutine.
 type Watcher struct {
 	Changed <-chan struct{} // has a value after an event
 
 	changed chan struct{}
 	report  func(error)
-	kernel  *fsnotify.Watcher // nil while the kernel refuses one
+	kernel  *fsnotify.Watcher // nil before the first Update, and while the kernel refuses it
 	done    chan struct{}     // closed when no event is received any more
 	watched map[string]fs.FileInfo
-	// wanted is that of the last Update, for the goroutine that receives events.
+	// wanted has the folders of the last Update, for the goroutine that receives events.
 	wanted     atomic.Pointer[map[string]Names]
 	lastReport string // text of the last reported error
 }
@@ -42,8 +42,8 @@ func NewWatcher(report func(error)) *Watcher {
 	return w
 }
 
-// Update watches these folders and no others, and reports whether a watch was added: changes in that folder before that caused
-// no event. Adding an existing watch costs one system call, and repairs the watch of a folder that was replaced.
+// Update watches exactly these folders, and reports whether it added a watch. Earlier changes in an added folder caused no
+// event. Adding an existing watch costs one system call, and repairs the watch of a folder that was replaced.
 func (w *Watcher) Update(want map[string]Names) (added bool) {
 	if w.kernel == nil {
 		kernel, err := fsnotify.NewWatcher()
@@ -110,8 +110,8 @@ func (w *Watcher) Close() {
 	}
 }
 
-// receive turns events into values of changed, without delay, until the kernel's watcher is closed: fsnotify may hold its
-// lock while it sends, so a goroutine that adds a watch at that moment must not be the one that receives.
+// receive turns events into values of changed, without delay, until the kernel's watcher is closed. It needs a goroutine of
+// its own: fsnotify may hold its lock while it sends, so the goroutine that adds watches must not be the one that receives.
 func (w *Watcher) receive() {
 	defer close(w.done)
 	events, errs := w.kernel.Events, w.kernel.Errors
@@ -143,7 +143,7 @@ func (w *Watcher) relevant(name string) bool {
 	names, ok := wanted[filepath.Clean(folder)]
 	switch {
 	case !ok:
-		return true // the event of a watch that is being replaced
+		return true // an event of a watch that is being replaced
 	case names != nil:
 		return names[name]
 	}

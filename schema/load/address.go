@@ -18,7 +18,7 @@ import (
 
 var sourceSchemes = []string{"http", "https", "s3", "file"}
 
-// forcedForm matches an address like s3::https://example.com/bucket/key, whose prefix is how to read it.
+// forcedForm matches an address like s3::https://example.com/bucket/key, whose prefix names the protocol.
 var forcedForm = regexp.MustCompile(`^([A-Za-z0-9]+)::(.*)$`)
 
 // address checks an address from which bytes are fetched. No message contains the
@@ -47,7 +47,7 @@ func (p place) address(text string) {
 	}
 }
 
-// object checks the address of a file on an S3 server, and reports whether it is one.
+// object checks the address of a file on an S3 server, and reports whether it is valid.
 func (p place) object(u *url.URL) bool {
 	bucket, key := bucketOf(u), strings.TrimPrefix(u.Path, "/")
 	if u.Scheme != "s3" {
@@ -55,9 +55,9 @@ func (p place) object(u *url.URL) bool {
 	}
 	switch err := s3utils.CheckValidBucketName(bucket); {
 	case err != nil || key == "" && p.at[len(p.at)-1] != "store": // a store may be a whole bucket
-		p.report("has no valid bucket name and a file in it", "write s3://bucket/path/of/file, or s3::https://host/bucket/path/of/file")
+		p.report("does not name a bucket and a file in it", "write s3://bucket/path/of/file, or s3::https://host/bucket/path/of/file")
 	case u.RawQuery != "":
-		p.report("has a query: addresses of S3 have none", "")
+		p.report("has a query: addresses of S3 have none", "remove the part from ? on")
 	default:
 		return true
 	}
@@ -73,22 +73,22 @@ func (p place) file(u *url.URL) {
 	}
 }
 
-// host checks the host of an address, and reports whether it is one. The messages begin with what.
+// host checks the host of an address, and reports whether it is valid. Messages begin with the argument what.
 func (p place) host(u *url.URL, what string) bool {
 	name := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	kind := host.Of(name)
 	switch {
 	case name == "":
-		p.report(what+": it has no host", "")
+		p.report(what+": it has no host", "write the whole address, like https://example.com/path")
 		return false
 	case u.Scheme == "s3":
-		// The host of s3://bucket/key is a bucket.
+		// The host of s3://bucket/key is a bucket, which object checks.
 	case kind != "":
 		p.loopback = append(p.loopback, document.Problem{Path: p.at,
 			Message: fmt.Sprintf("%s: %s is %s", what, name, kind),
 			Hint:    "settings.allowLoopbackSources allows it, for tests and demos"})
 	case isUnusualIP(name):
-		p.report(fmt.Sprintf("%s: %s is neither a name nor an IP address", what, name), "write four decimal numbers")
+		p.report(fmt.Sprintf("%s: %s is neither a name nor an IP address", what, name), "write a name, or an IP address of four decimal numbers")
 		return false
 	}
 	return true
@@ -97,7 +97,7 @@ func (p place) host(u *url.URL, what string) bool {
 var numeric = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*$`)
 
 // isUnusualIP reports whether some resolvers read the host as an IP address and Go does
-// not: 127.1, 0x7f000001, 2130706433. Such a host would avoid the check of package host.
+// not: 127.1, 0x7f000001, 2130706433. Such a host would bypass the check of package host.
 func isUnusualIP(name string) bool {
 	_, err := netip.ParseAddr(name)
 	return err != nil && numeric.MatchString(name)
@@ -123,11 +123,11 @@ func (p place) backupURL(text string) {
 	case ident.CheckName(name) != nil:
 		p.report(fmt.Sprintf("invalid backup URL: %v", ident.CheckName(name)), "")
 	case len(values) > 1 && !strings.HasPrefix(target, "nfs:"): // nfs has options of Longhorn
-		p.report("invalid backup URL: its query has more than backingImage", "")
+		p.report("invalid backup URL: its query has more than backingImage", "remove the other parameters")
 	}
 }
 
-// backupTarget checks the address of a backup store, and reports whether it is one.
+// backupTarget checks the address of a backup store, and reports whether it is valid.
 func (p place) backupTarget(text string) bool {
 	if path.IsAbs(text) {
 		if strings.Contains(text, "?") {
@@ -176,15 +176,15 @@ func hasPassword(user *url.Userinfo) bool {
 	return has
 }
 
-// manager checks the address of a node's manager. The schema has checked its format.
+// manager checks the address of a node's manager. The schema has already checked its format.
 func (p place) manager(text string) {
 	if u, err := url.Parse(text); text != "" && (err != nil || u.Hostname() == "") {
 		p.report("is not an address", "write an address like http://10.0.0.1:8000")
 	}
 }
 
-// destination checks an address to which this program sends documents, and returns it if it is one. No message contains
-// the address: it may contain a password or a token.
+// destination checks an address to which this program sends documents. It returns nil if the address is invalid. No message
+// contains the address: it may contain a password or a token.
 func (p place) destination(text string, schemes ...string) *url.URL {
 	rest, forced := strings.CutPrefix(text, "s3::")
 	forced = forced && slices.Contains(schemes, "s3")

@@ -10,52 +10,52 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/manifest"
 )
 
-// Limits of one load. Whoever writes a file of the config directory may declare, and must not be
-// able to exhaust the memory or the processor of every node. 10,000 images with typical fields
-// have 270,000 values. With them, validate needs 6 s of processor time and less than 200 MiB (BenchmarkLargeConfiguration,
+// Limits of one load. The author of a file in the config directory may declare anything, but must not be
+// able to exhaust the memory or the processors of all nodes. 10,000 images with typical fields
+// have 270,000 values. For them, validate needs 6 s of processor time and less than 200 MiB (BenchmarkLargeConfiguration,
 // on a busy machine).
 const (
-	// maxFileValues limits the values of one file by their document.Weight. A value costs a
-	// parser and its result 300 bytes.
+	// maxFileValues limits the document.Weight of one file. A parser and its result together need
+	// 300 bytes for a value.
 	maxFileValues = 500_000
-	// maxUnitValues limits the values that .cue files of one package may result in. The child
-	// process sends each with its position.
+	// maxUnitValues limits the values in the result of one package of .cue files. The child
+	// process sends each value with its position.
 	maxUnitValues = 200_000
-	// maxUnitText and maxText limit the bytes of text that one package of .cue files, and all
-	// together, may result in. They are those of the files themselves.
+	// maxUnitText limits the bytes of text in the result of one package of .cue files, and maxText
+	// in all results together. The text of files has the same limits.
 	maxUnitText = configdir.MaxFile
 	maxText     = 32 << 20
 	// maxValues limits the values of all files together. The values of a file that was parsed
 	// cost 100 bytes each.
 	maxValues = 1_000_000
-	// maxDocuments limits the documents of all files together, and the items of lists among
-	// them. A document that is skipped costs about 500 bytes.
+	// maxDocuments limits the documents of all files together. An item of a list of manifests is
+	// a document, too. A skipped document costs about 500 bytes.
 	maxDocuments = 50_000
 	// maxDefinitions limits the images, nodes and settings together. The check of a definition takes about half a
-	// millisecond, and an image about 8 KiB in a daemon: its definition, its part of the plan, and its part of a
-	// status document that is sent.
+	// millisecond. An image takes about 8 KiB of the memory of a daemon: its definition, and its parts of the plan
+	// and of a status document that is sent.
 	maxDefinitions = 12_000
-	// maxPairs limits images times disks. The planner considers each pair after a change, which
-	// takes 50 ns: 1 s.
+	// maxPairs limits images times disks. After a change, the planner considers each pair for
+	// 50 ns: 1 s for all.
 	maxPairs = 20_000_000
-	// maxCopies limits the desired copies. Each is in the status document of every node, which costs
-	// about 1 KiB while it is sent.
+	// maxCopies limits the desired copies. Each takes about 1 KiB in the status document of every
+	// node while the document is sent.
 	maxCopies = 100_000
-	// maxSearched limits the bytes that are parsed again to find the lines of errors: 3 s.
+	// maxSearched limits the bytes that are parsed again to find the lines of errors. This takes 3 s.
 	maxSearched = 32 << 20
 	// maxErrors limits the problems of a Result. They are logged, and are part of each status
 	// document.
 	maxErrors = 1000
-	// loadTime limits the processor time of a load, and evaluationTime what the evaluation of .cue
-	// files takes of it. One package of .cue files may exceed it by 4 s, and what remains when the
-	// time is over takes less than 4 s: together less than 30 s. The time on the clock would depend
-	// on what else the machine does; only a child that makes no progress is ended by it. The next
-	// Load continues with what is left over.
+	// loadTime limits the processor time of a load, and evaluationTime the part of it for .cue files.
+	// The last package of .cue files may take 4 s longer. After loadTime, the rest of the load takes
+	// less than 4 s. Together this is less than 30 s. Time on the clock would depend on what else the
+	// machine does, so it only ends children that make no progress. The next Load continues with what
+	// is left over.
 	loadTime       = 22 * time.Second
 	evaluationTime = 12 * time.Second
 )
 
-// cost is what the content of a file costs: how much it has of each of costNames.
+// cost is the cost of the content of a file: the number of its values, documents, and so on (costNames).
 type cost [4]int
 
 // The indexes of a cost.
@@ -73,7 +73,7 @@ var (
 	directoryLimit = cost{maxValues, maxDocuments, maxDefinitions, maxText}
 )
 
-// exhausted returns the index of what a cost has more of than a limit, -1 if there is nothing.
+// exhausted returns the index of the first number in a cost that exceeds its limit, and -1 without any.
 func (c cost) exhausted(limit cost) int {
 	for i := range c {
 		if c[i] > limit[i] {
@@ -83,8 +83,8 @@ func (c cost) exhausted(limit cost) int {
 	return -1
 }
 
-// take takes the cost of a file from what is left. If that is not enough, it takes nothing, and returns the index of what
-// is exhausted, otherwise -1.
+// take subtracts the cost of a file from the cost that is left, and returns -1. If too little is left, take subtracts
+// nothing, and returns the index of what is exhausted.
 func (c *cost) take(file cost) (exhausted int) {
 	if exhausted = file.exhausted(*c); exhausted < 0 {
 		for i := range c {
@@ -94,13 +94,14 @@ func (c *cost) take(file cost) (exhausted int) {
 	return exhausted
 }
 
-// rejected returns the file as one that declares nothing, because it alone has too much of what.
+// rejected returns a file in place of p that declares nothing, because p alone has too much. The argument what is the
+// index in the cost.
 func (p *parsedFile) rejected(what int) *parsedFile {
 	return p.leftOut(fmt.Sprintf("has more than %s %s: it is not read", grouped(fileLimit[what]), costNames[what]))
 }
 
-// surplus returns the file as one that declares nothing, because all files together have too much
-// of what.
+// surplus returns a file in place of p that declares nothing, because all files together have too
+// much. The argument what is the index in the cost.
 func (p *parsedFile) surplus(what int) *parsedFile {
 	return p.leftOut(fmt.Sprintf("is not read: the files of the directory have more than %s %s together", grouped(directoryLimit[what]), costNames[what]))
 }
@@ -119,8 +120,8 @@ func countDisks(c schema.Config) (n int) {
 	return n
 }
 
-// desiredCopies returns an upper bound of the desired copies of all images, on the disks that match them and on those that they
-// name.
+// desiredCopies returns an upper bound of the number of desired copies of all images. It counts the disks that match an
+// image, and the disks that the image names.
 func desiredCopies(c schema.Config) (n int) {
 	disks := countDisks(c)
 	for _, image := range c.Images {
@@ -137,7 +138,8 @@ func desiredCopies(c schema.Config) (n int) {
 	return n
 }
 
-// matchingDisks returns how many disks match the selectors of an image. Those that are being evicted count only if evicted is true.
+// matchingDisks returns how many disks match the selectors of an image. Disks with evictionRequested count only if the
+// argument evicted is true.
 func matchingDisks(c schema.Config, image schema.Image, evicted bool) (n int) {
 	for _, node := range c.Nodes {
 		if node.EvictionRequested && !evicted || !hasAll(node.Tags, image.NodeSelector) {

@@ -30,16 +30,16 @@ type checked struct {
 	// unfinished: there was no time for the validation, and problems says so.
 	unfinished bool
 
-	// One of them is set: what is valid of the definition, and all of it if there are no problems. With problems, it is nil if
-	// nothing is known, and only used to find further problems.
+	// One of these three has the valid part of the definition, which is all of it without problems. With problems, the part
+	// is only used to find further problems, and may be nil.
 	settings *schema.Settings
 	node     *schema.Node
 	image    *schema.Image
-	// followReplicas is that of the image as it is declared. nil: it is not declared.
+	// followReplicas is the value that the image declares. nil: it declares none.
 	followReplicas *bool
 }
 
-// task is a definition to validate. checked is filled in.
+// task is a definition to validate. The validation fills in checked.
 type task struct {
 	key
 	kind    *manifest.Kind // nil for the native form
@@ -53,8 +53,8 @@ const (
 	workers   = 2
 )
 
-// checkAll validates the tasks until the process has used so much processor time; those that are left over are
-// unfinished then. The error is why ctx ended.
+// checkAll validates the tasks while the process has used less processor time than the argument until. The tasks that
+// are left over then are unfinished. The error is why ctx ended.
 func (l *Loader) checkAll(ctx context.Context, tasks []task, until time.Duration) error {
 	batches := make(chan []task)
 	most := max(1, min(maxProblems, 10*maxErrors/max(1, len(tasks))))
@@ -86,7 +86,7 @@ func (l *Loader) checkAll(ctx context.Context, tasks []task, until time.Duration
 func processorTime() time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		panic(fmt.Sprintf("load: read the processor time: %v", err)) // it fails only for other arguments
+		panic(fmt.Sprintf("load: read the processor time: %v", err)) // only wrong arguments make it fail
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
@@ -124,17 +124,17 @@ func (c *checker) check(t task) (result checked) {
 	return result
 }
 
-// misplacedField returns the problem of a field that is not indented, so that it looks like another image or node:
-// it has the name of a field, and nothing in it that an image or node has.
+// misplacedField returns the problem of a field that is not indented and looks like another image or node. The field has
+// the name of a field of images or nodes, and contains no such field.
 func misplacedField(sp *spec, t task) (document.Problem, bool) {
 	if t.section == settingsSection || sp.fields[t.name] == nil || knownFields(t.value, sp) > 0 || t.value.Kind == document.Map && len(t.value.Fields) == 0 {
 		return document.Problem{}, false
 	}
-	return document.Problem{AtName: true, Message: fmt.Sprintf("is a field of %s, and has the place of a name", article[t.section]),
+	return document.Problem{AtName: true, Message: fmt.Sprintf("is a field of %s, but is at the place of a name", article[t.section]),
 		Hint: fmt.Sprintf("indent %q like the other fields", t.name)}, true
 }
 
-// article names what a section declares.
+// article has the word for an entry of a section, with its article.
 var article = [sections]string{nodesSection: "a node", imagesSection: "an image"}
 
 // checkNative validates a definition in the native form, without its name. What is valid of a definition with
@@ -202,7 +202,7 @@ func (c *checker) validate(definition string, v *document.Value) (valid map[stri
 	return valid, s
 }
 
-// leaveOut removes the field at a path, or the nearest one around it, and mappings of which nothing is left.
+// leaveOut removes the field at a path, or the nearest field around it, and then each mapping that has become empty.
 func leaveOut(fields map[string]any, at document.Path) {
 	if len(at) == 0 {
 		return

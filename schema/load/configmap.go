@@ -20,8 +20,8 @@ import (
 type embeddedFile struct {
 	field    document.Field
 	docs     []*document.Value // with positions in the text
-	problem  *document.Problem // why the rest cannot be parsed
-	tooLarge bool              // together with the files before it
+	problem  *document.Problem // why the text after docs cannot be parsed; nil: none
+	tooLarge bool              // it is too large together with the files before it
 }
 
 // addConfigMap adds what the files in a ConfigMap declare.
@@ -102,7 +102,7 @@ func (p *parsedFile) addEmbedded(e embeddedFile, configMap string) {
 	case f.Value.Kind != document.Text:
 		p.AddProblem(f.Value.Pos, at, "must be a string, not "+f.Value.Kind.String(), "write \"|\" after the colon")
 	case p.embedded:
-		p.AddProblem(f.Pos, at, "is not read: it is in a ConfigMap within another one", "put it into a file")
+		p.AddProblem(f.Pos, at, "is not read: it is in a ConfigMap within another ConfigMap", "put it into a file")
 	case path.Ext(f.Name) == ".cue":
 		p.AddProblem(f.Pos, at, "CUE is not read from a manifest", "mount the ConfigMap, or put it into a file")
 	case e.tooLarge:
@@ -135,9 +135,9 @@ func (p *parsedFile) addEmbeddedDocuments(e embeddedFile, configMap string) {
 	}
 }
 
-// positionsIn returns a function that translates a position in the text of a field to one
+// positionsIn returns a function that translates a position in the text of a field to a position
 // in the file. A block after "|" has the lines of the text, indented. In any other string
-// the lines cannot be found, so that every position is the position of the field.
+// the lines cannot be found, so every position becomes the position of the field.
 func (p *parsedFile) positionsIn(f document.Field) func(document.Position) document.Position {
 	indent, ok := p.blockIndent(f.Value)
 	if !ok {

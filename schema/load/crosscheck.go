@@ -8,8 +8,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// checkAddresses finds nodes with the same address: the state of one of them
-// would count twice.
+// checkAddresses finds nodes with the same address. The state of the manager at
+// this address would count twice.
 func (m *merger) checkAddresses() {
 	first := map[string]*definition{}
 	for _, d := range m.all(nodesSection) {
@@ -23,11 +23,11 @@ func (m *merger) checkAddresses() {
 	}
 }
 
-// rejectNative records a problem of a definition that only the whole configuration shows.
+// rejectNative records a problem that only the whole configuration shows. Its path is relative to the native form.
 func (m *merger) rejectNative(d *definition, p document.Problem) { m.reject(d.key, d.placeNative(p)) }
 
-// checkImages checks the images against the settings, the nodes and each other. Of an image whose
-// own validation found problems, it checks the rest.
+// checkImages checks the images against the settings, the nodes and each other. If the own
+// validation of an image found problems, checkImages checks its valid part.
 func (m *merger) checkImages() {
 	if !m.settings.AllowLoopbackSources {
 		m.checkLoopback()

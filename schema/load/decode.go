@@ -63,7 +63,7 @@ func (f fields) node() *schema.Node {
 			AllowScheduling: d.flag("allowScheduling"), EvictionRequested: d.flag("evictionRequested"),
 		}
 		if other, twice := first[disk.Path]; twice {
-			d.of("path").report(fmt.Sprintf("is also the path of %q", other), "each disk needs its own path")
+			d.of("path").report(fmt.Sprintf("is also the path of disk %q", other), "each disk needs its own path")
 		} else {
 			first[disk.Path] = name
 		}
@@ -141,7 +141,7 @@ func (f fields) export() *schema.ExportFromVolume {
 		f.of("path").report("is not clean", "write it without \"..\", \"//\" and a slash at the end")
 	}
 	if e.Compress && e.ExportType != model.QCOW2 {
-		f.of("compress").report("needs exportType qcow2", "set that, or remove this")
+		f.of("compress").report("needs exportType qcow2", "set exportType to qcow2, or remove compress")
 	}
 	return e
 }
@@ -185,8 +185,8 @@ func (f fields) download() *schema.Download {
 			f.of(name).address(addr)
 		}
 	}
-	// An index is not evidence for the bytes of an image, so that it must not be the only thing that a file of several
-	// origins is compared with.
+	// An index is no evidence for the bytes of an image. So it must not be the only thing with which a file of several
+	// origins is compared.
 	if d.Index != "" && f.lacks("checksum") {
 		f.of("index").report("needs checksum", "declare the checksum of the unpacked file: an index does not prove which bytes are right")
 	}
@@ -195,9 +195,9 @@ func (f fields) download() *schema.Download {
 	}
 	if d.Unpack = schema.Unpack(f.text("unpack")); d.Unpack == "auto" {
 		d.Unpack = schema.PackingOf(d.URL)
-		for i, m := range d.Mirrors { // they have the same bytes, so that they must have the same extension
+		for i, m := range d.Mirrors { // mirrors have the same bytes, so they must have the same extension
 			if p := schema.PackingOf(m); p != d.Unpack && d.URL != "" {
-				mirror(i).report(fmt.Sprintf("has another packing than url by its extension (%s, not %s)", p, d.Unpack), "a mirror has the same bytes: set unpack")
+				mirror(i).report(fmt.Sprintf("has the extension of another packing (%s) than url (%s)", p, d.Unpack), "a mirror has the same bytes: set unpack")
 			}
 		}
 	}

@@ -13,9 +13,9 @@
 //	    find unknown, duplicate and missing fields, missing values and missing quotes (structure.go)
 //	    validate the rest with CUE (check.go)
 //	    convert it to Go, and check what CUE cannot (decode.go, address.go)
-//	merge the valid definitions, and the last valid ones of those that are broken (merge.go)
+//	merge the valid definitions, and the last valid versions of the broken ones (merge.go)
 //	validate the merged settings together, which sets the defaults (Loader.settings)
-//	define images by references if nothing else defines them (merge.go)
+//	define images by references if no other document defines them (merge.go)
 //	check definitions against each other: addresses, disks, clones (crosscheck.go, clones.go)
 //	compute what is allowed, the digest and the warnings (result.go, warnings.go)
 //

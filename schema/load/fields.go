@@ -8,14 +8,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// decoder converts a valid definition to the types of this package, and collects the problems that a schema cannot find.
+// decoder converts a definition to the types of package schema, and collects the problems that CUE cannot find.
 type decoder struct {
 	value    *document.Value // the definition
 	problems []document.Problem
 	loopback []document.Problem // see checked
 }
 
-// lacks reports whether the definition has no value at a path. A value with a mistake, which is not decoded, is
+// lacks reports whether the definition has no value at a path. A value with a mistake is not missing: its mistake is
 // reported already.
 func (d *decoder) lacks(path ...string) bool {
 	v, _ := d.value.Find(path, document.Position{})
@@ -42,15 +42,14 @@ func (p place) reportError(err error) {
 // of returns the place of a field.
 func (p place) of(name string) place { return place{p.decoder, p.at.With(name)} }
 
-// fields are the declared fields of a mapping, without those that have a mistake. The others have the defaults of the
-// schema.
+// fields are the declared fields of a mapping without a mistake. All other fields have the defaults of the schema.
 type fields struct {
 	place
 	spec   *spec
 	values map[string]any
 }
 
-// value returns the value of a field, nil if it is not declared and has no default.
+// value returns the value or default of a field. nil means that the field has neither.
 func (f fields) value(name string) any {
 	if v, declared := f.values[name]; declared {
 		return v
@@ -63,16 +62,16 @@ func (f fields) flag(name string) bool {
 	return b
 }
 
-// text returns a string, "" if it is not declared.
+// text returns the string in a field, and "" if it is not declared.
 func (f fields) text(name string) string {
 	s, _ := f.value(name).(string)
 	return s
 }
 
-// trimmed returns a string without space around it.
+// trimmed returns the string in a field without space around it.
 func (f fields) trimmed(name string) string { return strings.TrimSpace(f.text(name)) }
 
-// list returns a list of strings.
+// list returns the list of strings in a field.
 func (f fields) list(name string) []string {
 	list := []string{}
 	items, _ := f.values[name].([]any)
@@ -82,20 +81,21 @@ func (f fields) list(name string) []string {
 	return list
 }
 
-// set returns a list of strings sorted, without duplicates and never nil, so that their order in a file does not matter.
+// set returns the list of strings in a field, sorted, without duplicates and never nil. So their order in a file does not matter.
 func (f fields) set(name string) []string {
 	list := f.list(name)
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
-// in returns the fields of a mapping, and false if it is not declared.
+// in returns the fields of the mapping in a field, and false if the mapping is not declared.
 func (f fields) in(name string) (fields, bool) {
 	values, declared := f.values[name].(map[string]any)
 	return fields{f.of(name), f.spec.field(name), values}, declared
 }
 
-// read converts the value of a field, and reports why that fails. It returns the zero value for a field without a value.
+// read converts the value of a field, and reports an error of the conversion. For a field without a value, it returns
+// the zero value.
 func read[T any](f fields, name string, convert func(any) (T, error)) (v T) {
 	if f.value(name) == nil {
 		return v

@@ -40,19 +40,19 @@ type key struct {
 // definition is the definition of an image, a node or a setting in a document.
 type definition struct {
 	key
-	file        string         // the parsedFile that contains it
+	file        string         // path of the parsedFile that contains it
 	kind        *manifest.Kind // nil in the native form
 	declaration model.Declaration
 	pos         document.Position // of the name
-	// value is, in the native form, what the name stands for; for a setting, a mapping with
-	// that one field. For a manifest, it is the whole document.
+	// value is the value of the name in the native form. For a setting, it is a mapping with
+	// only this field. For a manifest, it is the whole document.
 	value   *document.Value
 	sum     [sha256.Size]byte // of value
 	checked *checked          // nil until it is validated
-	// problems were found before the validation, because the document was incomplete. They have
-	// positions, and replace the problems of the validation.
+	// problems were found before the validation: by CUE in the user's file, or in other documents on which
+	// the definition depends. They have positions, and replace the problems of the validation.
 	problems []document.Problem
-	// unread is set if a file that cannot be read may change the definition.
+	// unread is the problem of a file that cannot be read and may change the definition; nil: none.
 	unread *document.Problem
 }
 
@@ -116,7 +116,7 @@ func (d *definition) duplicate(first *definition) document.Problem {
 type parsedFile struct {
 	manifest.File
 	native   []*definition // definitions in the native form
-	accepted bool          // a document of it is one that this program reads
+	accepted bool          // this program reads at least one of its documents
 	empty    bool          // it contains nothing, not even a comment
 	// transient is true if another attempt to evaluate it may have another result.
 	transient bool
@@ -125,13 +125,13 @@ type parsedFile struct {
 	// While it is parsed:
 	data     []byte          // of the file; nil if its lines are unknown
 	lines    []int           // the offset of each line of data; nil: not known yet
-	limits   document.Limits // Search is that of the whole load
+	limits   document.Limits // Search is what is left of it for the whole load
 	embedded bool            // the document is in a ConfigMap
 	weight   int             // of the files in ConfigMaps
 }
 
-// parse splits a YAML or JSON file into definitions. values is the weight of the file. It adds to
-// searched how many bytes it parsed again to find the lines of errors.
+// parse splits a YAML or JSON file into definitions. The argument values is the document.Weight of the file.
+// parse adds to searched the number of bytes that it parsed again to find the lines of errors.
 func parse(f configdir.File, values int, searched *int) *parsedFile {
 	p := &parsedFile{File: manifest.File{Path: f.Path}, cost: cost{valueCost: values}}
 	if !p.readable(f) {
@@ -179,7 +179,7 @@ func (p *parsedFile) documents(ext string, data []byte) ([]*document.Value, *doc
 	return []*document.Value{doc}, nil
 }
 
-// readable adds a problem if the file cannot be parsed at all.
+// readable reports whether the file can be parsed. If not, it adds a problem.
 func (p *parsedFile) readable(f configdir.File) bool {
 	pos := document.Position{File: f.Path}
 	switch {
@@ -188,7 +188,7 @@ func (p *parsedFile) readable(f configdir.File) bool {
 	case len(f.Data) > configdir.MaxFile:
 		p.AddProblem(pos, nil, configdir.SizeError(int64(len(f.Data))).Error(), "declare images here, do not store them")
 	case bytes.IndexByte(f.Data, 0) >= 0:
-		p.AddProblem(document.PositionOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "contains a zero byte: not a text file", "")
+		p.AddProblem(document.PositionOf(f.Path, f.Data, bytes.IndexByte(f.Data, 0)), nil, "contains a zero byte: not a text file", "save it as UTF-8")
 	case !utf8.Valid(f.Data):
 		p.AddProblem(document.PositionOf(f.Path, f.Data, invalidUTF8(f.Data)), nil, "is not UTF-8", "save it as UTF-8")
 	default:
@@ -232,7 +232,7 @@ func (p *parsedFile) addDocument(doc *document.Value) {
 	seen := make(map[string]bool, len(doc.Fields))
 	for _, f := range doc.Fields {
 		if seen[f.Name] {
-			p.AddProblem(f.Pos, document.Path{f.Name}, "duplicate field", "merge the two")
+			p.AddProblem(f.Pos, document.Path{f.Name}, "duplicate field", "merge the two fields")
 			continue
 		}
 		seen[f.Name] = true
@@ -241,7 +241,7 @@ func (p *parsedFile) addDocument(doc *document.Value) {
 }
 
 // halfManifest returns which of apiVersion and kind is missing in a document that
-// otherwise is a manifest.
+// has other fields of a manifest.
 func halfManifest(doc *document.Value) (missing string, half bool) {
 	switch {
 	case doc.Field("metadata") == nil && doc.Field("spec") == nil && doc.Field("parameters") == nil:
@@ -301,7 +301,7 @@ func (p *parsedFile) addTopField(f document.Field) {
 	case document.Map:
 		p.addSection(section(i), f.Value)
 	case document.Null:
-		p.AddProblem(f.Pos, document.Path{f.Name}, "is empty", fmt.Sprintf("to declare that there are none, write \"%s: {}\"", f.Name))
+		p.AddProblem(f.Pos, document.Path{f.Name}, "is empty", fmt.Sprintf("remove it, or write \"%s: {}\"", f.Name))
 	default:
 		hint := ""
 		if f.Value.Kind == document.List && f.Name != sectionNames[settingsSection] {
@@ -359,7 +359,7 @@ func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
 		return q
 	}
 	for _, problem := range r.Problems {
-		if r.Document == nil { // nothing was evaluated, so that the problem is not only about one definition
+		if r.Document == nil { // nothing was evaluated, so the problem is not only about one definition
 			p.Problems = append(p.Problems, problem)
 			continue
 		}
@@ -368,8 +368,8 @@ func fromCUE(u *sandbox.Unit, r sandbox.Result) *parsedFile {
 	return p
 }
 
-// addCUEProblem adds an error of CUE to the definition that it is about. If the file has no such definition, it adds one that is
-// broken. An error that is about no definition belongs to the file.
+// addCUEProblem adds an error of CUE to the definition that the error is about. If the file does not have this definition,
+// addCUEProblem adds a broken definition. An error about no definition becomes a problem of the file.
 func (p *parsedFile) addCUEProblem(problem document.Problem) {
 	var s int
 	if len(problem.Path) > 1 {

@@ -11,8 +11,8 @@ import (
 )
 
 // JSONSchema returns the schema as JSON Schema, Draft 2020-12, so that editors
-// complete and check YAML and JSON. It accepts everything that Load accepts, and does not
-// find the mistakes that only the whole configuration shows. It accepts all manifests:
+// complete and check YAML and JSON. The JSON Schema accepts everything that Load accepts. It does not
+// find mistakes that only the whole configuration shows. It accepts all manifests, because
 // they have schemas of their own.
 func JSONSchema() ([]byte, error) {
 	context := cuecontext.New()
@@ -73,7 +73,7 @@ func restore(d map[string]any, v cue.Value, s *spec) {
 	}
 }
 
-// minimum returns the n of a >=n in v.
+// minimum returns the number n of the first constraint >=n in v, at most depth levels deep.
 func minimum(v cue.Value, depth int) (int64, bool) {
 	op, args := v.Expr()
 	if op == cue.GreaterThanEqualOp {

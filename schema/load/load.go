@@ -26,10 +26,10 @@ type Loader struct {
 	last    *lastValid // of the last load, or of the Result of ContinueFrom
 	// Tests set other limits.
 	maxPairs, maxCopies int
-	stalled             time.Duration // on the clock: children that evaluate .cue files and make no progress are ended then
+	stalled             time.Duration // time on the clock after which the children that evaluate .cue files are ended
 }
 
-// lastValid is what a load keeps for the next ones. It does not change.
+// lastValid is what a load keeps for the next loads. It does not change.
 type lastValid struct {
 	definitions map[key]*definition // the last valid definition of each key
 	files       map[string]bool     // files that had no problems at some load
@@ -57,8 +57,8 @@ func NewLoader() *Loader {
 	return l
 }
 
-// ContinueFrom makes the next Load keep the last valid definitions of a result, and not those of the last load. It is for a
-// result that was not applied: r is the result that is still in effect, and the zero Result if there is none.
+// ContinueFrom makes the next Load keep the last valid definitions of result r, and not those of the last load. The caller
+// uses it if the last result was not applied. Then r is the result that is still in force, or the zero Result.
 func (l *Loader) ContinueFrom(r Result) {
 	if l.last = r.last; l.last == nil {
 		l.last = &lastValid{config: schema.Config{Nodes: map[string]schema.Node{}, Images: map[string]schema.Image{}}}
@@ -154,8 +154,8 @@ func (l *Loader) parseFiles(ctx context.Context, all []configdir.File) ([]*parse
 	return append(files, units...), used, ctx.Err()
 }
 
-// evaluateFiles evaluates the units of .cue files that changed since the last load. It adds the results
-// that the next load can use again to kept.
+// evaluateFiles evaluates the units of .cue files that changed since the last load. It adds to kept the
+// results that the next load can use again.
 func (l *Loader) evaluateFiles(ctx context.Context, all []configdir.File, kept map[fileKey]*parsedFile, left *cost) (files []*parsedFile, used time.Duration) {
 	limited, cancel := context.WithTimeout(ctx, l.stalled)
 	defer cancel()
@@ -279,7 +279,7 @@ func (l *Loader) validate(ctx context.Context, all []*definition, now map[checkK
 	return err
 }
 
-// settings combines the valid definitions of single settings. The others have their defaults.
+// settings combines the valid definitions of single settings. Other settings have their defaults.
 func (l *Loader) settings(defined []*definition) schema.Settings {
 	all := &document.Value{Kind: document.Map}
 	for _, d := range defined {
@@ -293,9 +293,9 @@ func (l *Loader) settings(defined []*definition) schema.Settings {
 // nothingDeclared is the result of a directory without any declaration. After a failed mount, a
 // directory is empty, too. So an empty directory never means "no images".
 func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
-	hint := "to declare that there are none, write \"images: {}\""
+	hint := "to declare that there are no images, write \"images: {}\""
 	if len(files) == 0 {
-		hint = "no file ends in .yaml, .yml, .json or .cue"
+		hint = "check the directory: no file ends in .yaml, .yml, .json or .cue"
 	}
 	r := l.notApplied(document.Problem{Message: "no settings, nodes or images are declared", Hint: hint})
 	r.Manifests, r.Skipped = documentsOf(files, d)

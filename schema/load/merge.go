@@ -17,8 +17,8 @@ type merger struct {
 	active    bool     // an earlier configuration is in force
 
 	current    map[key]*definition      // the definitions in force: valid now, or the last valid ones
-	broken     map[key]document.Problem // what is not in force as it is defined now, with the first reason
-	declared   map[key][]*definition    // everything that is defined now
+	broken     map[key]document.Problem // the first problem of each key whose definition of now is not in force
+	declared   map[key][]*definition    // all definitions of now
 	references map[key][]*definition    // sorted by file and line
 	titles     map[key]string           // that references give the images
 
@@ -76,7 +76,7 @@ func (l *Loader) merge(files []*parsedFile, d definitions) *merger {
 	return m
 }
 
-// apply puts the definition of k in force if it is the only one, and if its own validation found
+// apply puts the definition of key k in force if it is the only one, and if its own validation found
 // no problem.
 func (m *merger) apply(k key, defined []*definition) {
 	first := defined[0]
@@ -96,7 +96,7 @@ func (m *merger) apply(k key, defined []*definition) {
 	}
 }
 
-// reject records a problem that keeps k from being in force as it is defined now.
+// reject records a problem because of which the definition of key k is not put in force.
 func (m *merger) reject(k key, p document.Problem) {
 	m.errors = append(m.errors, p)
 	if first, ok := m.broken[k]; !ok || p.Compare(first) < 0 {
@@ -105,9 +105,9 @@ func (m *merger) reject(k key, p document.Problem) {
 	delete(m.current, k)
 }
 
-// keepUnread keeps the last valid definitions that may still exist although no readable file
-// has them: those of a file that cannot be read now, and all of them if a file was never
-// readable, because any definition may have been moved to it.
+// keepUnread keeps last valid definitions that no readable file has, but that may still exist.
+// These are the definitions of a file that cannot be read now. If a file was never readable, they
+// are all definitions, because any of them may have been moved to that file.
 func (m *merger) keepUnread(lastGood map[key]*definition, files []*parsedFile) {
 	var anywhere *document.Problem
 	if m.fileUnknown {
@@ -128,8 +128,8 @@ func (m *merger) keepUnread(lastGood map[key]*definition, files []*parsedFile) {
 	}
 }
 
-// checkSection checks what depends on other definitions, and then falls back to the last
-// valid definition of everything that is broken.
+// checkSection checks what depends on other definitions, and then replaces each broken
+// definition of the section by its last valid version.
 func (m *merger) checkSection(s section, l *Loader) {
 	switch s {
 	case nodesSection:
@@ -160,8 +160,8 @@ func (m *merger) checkSection(s section, l *Loader) {
 	}
 }
 
-// movedTo returns d with the file of its broken successor. So d is removed only when that file no longer contains
-// the definition.
+// movedTo returns the last valid definition d with the file of its broken successor. So the definition is removed only
+// when that file no longer contains it.
 func (d *definition) movedTo(successor *definition) *definition {
 	moved := *d
 	moved.file, moved.declaration = successor.file, successor.declaration
@@ -180,17 +180,17 @@ func (m *merger) all(s section) []*definition {
 	return all
 }
 
-// stale reports whether the last valid definition is in force and not the one that is
-// defined now.
+// stale reports whether the last valid definition is in force, because the definition of now
+// is broken.
 func (m *merger) stale(d *definition) bool {
 	_, broken := m.broken[d.key]
 	return broken
 }
 
-// defineByReference makes references define the images that nothing else defines. If
+// defineByReference makes references define the images that no other document defines. If
 // afterUnread is false, it skips an image whose last valid definition was not a reference,
 // or was in a file that cannot be read now: keepUnread must first decide whether that
-// definition stays in force. If afterUnread is true, it handles only these images.
+// definition stays in force. If afterUnread is true, it handles only the skipped images.
 func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 	for k, refs := range m.references {
 		last := l.last.definitions[k]
@@ -211,7 +211,7 @@ func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 
 // definingReference returns the reference that defines the image, or nil. Only references that
 // have more than a name count. It returns the first one with a checksum, by file and line, so that
-// a declared checksum always applies. If none has a checksum, it returns the first one. A broken
+// a declared checksum always applies. Without any checksum, it returns the first one. A broken
 // reference defines the image if it is the first one, or in the file of the last valid definition.
 func definingReference(refs []*definition, last *definition) (first *definition) {
 	for _, d := range refs {
@@ -252,7 +252,7 @@ func (m *merger) checkReferences() {
 	}
 }
 
-// mismatches returns how a reference differs from the image that is in force, among images.
+// mismatches returns how reference d differs from the image in force. The argument images has the names to suggest.
 func (m *merger) mismatches(d *definition, images []string) []document.Problem {
 	r, image := d.checked.conversion.Reference, m.current[d.key]
 	switch {

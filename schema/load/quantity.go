@@ -29,7 +29,7 @@ func ParseQuantity(text string) (int64, error) {
 	return parseAs("a size such as 100Gi or 1048576", wholeQuantity, quantity, text)
 }
 
-// parseAs checks the form of a text, which the schema does for a configuration, and converts it.
+// parseAs checks the form of a text and converts it. For a configuration, the schema checks the form.
 func parseAs[T any](what string, form *regexp.Regexp, convert func(any) (T, error), text string) (v T, err error) {
 	if !form.MatchString(text) {
 		return v, fmt.Errorf("%q is not %s", text, what)
@@ -40,7 +40,7 @@ func parseAs[T any](what string, form *regexp.Regexp, convert func(any) (T, erro
 	return v, err
 }
 
-// The longest interval and the largest size. Sums of larger ones could overflow.
+// The longest interval and the largest size. Sums of larger values could overflow.
 const (
 	maxInterval = 100 * 365 * 24 * time.Hour
 	largestSize = 1 << 60
@@ -80,7 +80,7 @@ func interval(v any, unit time.Duration) (time.Duration, error) {
 	return time.Duration(math.Round(sum)), nil
 }
 
-// number converts a number of a document, or a default of the schema.
+// number converts a number in a document, or a default of the schema.
 func number(v any) float64 {
 	switch v := v.(type) {
 	case int:
@@ -144,8 +144,8 @@ func parseTime(v any) (time.Time, error) {
 	text := v.(string)
 	for _, layout := range []string{time.RFC3339, time.DateOnly} {
 		t, err := time.Parse(layout, text)
-		// The zero time would mean that the suspension has no end. JSON has no other years than
-		// these: an offset may lead out of them.
+		// The zero time would mean that the suspension has no end. JSON has only the years 0 to
+		// 9999. The offset of a time zone may lead out of them.
 		if t = t.UTC(); err == nil && !t.IsZero() && t.Year() >= 0 && t.Year() <= 9999 {
 			return t, nil
 		}

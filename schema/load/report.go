@@ -42,8 +42,8 @@ func (f fields) notify() *schema.Notify {
 	return n
 }
 
-// checkDestination checks one of the settings report and notify against the other settings and the nodes: two nodes must not
-// write one document. It reports whether another definition of it is in force now, or none.
+// checkDestination checks the setting report or notify against the other settings and the nodes. For example, two nodes must
+// not write the same document. It reports whether it replaced or removed the definition of the setting in force.
 func (m *merger) checkDestination(l *Loader, setting string) (changed bool) {
 	k := key{settingsSection, setting}
 	reject := func(d *definition) *document.Problem {
@@ -53,7 +53,7 @@ func (m *merger) checkDestination(l *Loader, setting string) (changed bool) {
 			return &p
 		case r != nil && r.Report != nil && !r.Report.NamesNode() && len(m.all(nodesSection)) > 1:
 			p := d.placeNative(document.Problem{Path: document.Path{"report", "url"},
-				Message: "does not contain {node}, so that the nodes would overwrite each other's document", Hint: "write it into the path, like /{node}.json"})
+				Message: "does not contain {node}: the nodes would overwrite each other's document", Hint: "write it into the path, like /{node}.json"})
 			return &p
 		}
 		return nil
@@ -66,7 +66,7 @@ func (m *merger) checkDestination(l *Loader, setting string) (changed bool) {
 	if p == nil {
 		return false
 	}
-	if m.stale(d) { // the last valid definition is not valid any more beside the other ones
+	if m.stale(d) { // the last valid definition does not fit the other settings and the nodes any more
 		delete(m.current, k)
 		return true
 	}

@@ -29,7 +29,7 @@ type Result struct {
 	// all definitions were checked. The next Load of the same files continues.
 	Unfinished bool
 
-	definitions []*definition // those of Config
+	definitions []*definition // of Config
 	expiries    []expiry
 	last        *lastValid // what the next load keeps: see Loader.ContinueFrom
 }
@@ -182,8 +182,8 @@ type Origin struct {
 	Section           string // settings, nodes or images
 	Name              string
 	Kind              string // of the manifest; "" for the native form
-	// Values are all values that it declares, in the order of their paths. The rest of
-	// the configuration is defaults.
+	// Values are all values that the document declares, in the order of their paths. All
+	// other values of the configuration are defaults.
 	Values []ValueOrigin
 }
 

@@ -18,14 +18,14 @@ import (
 //go:embed schema.cue
 var schemaCUE []byte
 
-// CUE returns the schema of the native form and of manifests. The caller may change the
-// copy.
+// CUE returns a copy of the schema of the native form and of manifests. The caller may
+// change it.
 func CUE() []byte {
 	clause := []byte("package schema\n")
 	return slices.Concat(schemaCUE, []byte("\n"), bytes.Replace(manifest.CUE(), clause, nil, 1))
 }
 
-// sectionDefinitions are the definitions of schema.cue for one definition of each section.
+// sectionDefinitions has the name of the definition in schema.cue for each section.
 var sectionDefinitions = [sections]string{"#Settings", "#Node", "#Image"}
 
 // compile compiles the schema, and returns the value with its definitions.
@@ -41,22 +41,22 @@ func compile(context *cue.Context) cue.Value {
 type spec struct {
 	kind     document.Kind // Text: only a string; Null: several kinds of scalars
 	want     string        // what the value must be
-	missing  string        // the message for a missing value, "" for the usual one
+	missing  string        // the message for a missing value; "": the usual message
 	private  bool          // no message contains the value
-	foreign  bool          // the format is not that of the field of this name: checkFormat does not apply
+	foreign  bool          // the value has another format than the usual field of this name: checkFormat does not apply
 	names    []string      // of fields, in the order of the schema
 	fields   map[string]*spec
 	elements *spec  // of a list, or of a mapping with any names
 	open     bool   // the schema ignores other fields
-	reserved string // the prefix of fields of this program: the schema ignores no field with it; "": none
-	grows    bool   // later versions of the program of a manifest may have other fields: they are ignored with a warning
+	reserved string // the prefix of fields of this program. An unknown field with it is never ignored silently; "": none
+	grows    bool   // a later version of the program that has this kind of manifest may add fields: they are ignored with a warning
 	required bool   // the mapping around it must have it
 	fallback any    // the default of a scalar or a list; nil: none
 	one      bool   // a mapping with exactly one field
 }
 
-// readSpecs reads the specs of the sections and of the kinds of manifests from the schema, by the names of their definitions,
-// once per process: nobody changes them.
+// readSpecs returns the specs of the sections and of the kinds of manifests, by the names of their definitions in the schema.
+// It reads them once per process. The caller must not change them.
 var readSpecs = sync.OnceValue(func() map[string]*spec {
 	names := sectionDefinitions[:]
 	for _, k := range manifest.Kinds() {
@@ -122,8 +122,8 @@ func (s *spec) addFields(v cue.Value) {
 	s.open = s.elements == nil && v.Allows(cue.AnyString)
 }
 
-// withoutCount returns the struct of a value that also limits the number of its fields to one. CUE does not
-// know the kind of such a value while it has no fields.
+// withoutCount returns the struct in a value that also limits the number of fields to one, and whether the value does so.
+// CUE does not know the kind of such a value while it has no fields.
 func withoutCount(v cue.Value) (fields cue.Value, one bool) {
 	op, args := cue.Dereference(v).Expr()
 	if op != cue.AndOp {
@@ -147,7 +147,7 @@ func (s *spec) field(name string) *spec {
 	return s.elements
 }
 
-// at returns the spec at a path, or the last one on it that the schema has.
+// at returns the spec at a path, or the last spec on the path that the schema has.
 func (s *spec) at(p document.Path) *spec {
 	for _, step := range p {
 		next := s.field(step)
@@ -159,8 +159,8 @@ func (s *spec) at(p document.Path) *spec {
 	return s
 }
 
-// find returns the path to the mapping that has a field with that name, nil if there
-// is none.
+// find returns the path to the first mapping below s that has a field with that name, and nil
+// without any.
 func (s *spec) find(name string) document.Path {
 	for _, n := range s.names {
 		below := s.fields[n]

@@ -17,7 +17,7 @@ type structure struct {
 	root     *spec
 	problems []document.Problem
 	warnings []document.Problem
-	missing  []document.Path // fields that are missing beside an unknown one, which probably is that field
+	missing  []document.Path // missing fields beside an unknown field, which probably is the missing one with a typing error
 }
 
 // maxProblems limits the problems of one definition.
@@ -122,8 +122,8 @@ func (s *structure) mapping(v *document.Value, sp *spec, at document.Path) (map[
 	return m, !sp.one || len(m) == 1
 }
 
-// unknownField reports a field that the schema does not have, unless the schema ignores it. It returns whether it is
-// a mistake.
+// unknownField reports a field that the schema does not have, unless the schema ignores it. It returns whether the field
+// is a mistake.
 func (s *structure) unknownField(fields []document.Field, i int, sp *spec, at document.Path) bool {
 	ours := sp.reserved != "" && strings.HasPrefix(fields[i].Name, sp.reserved)
 	if sp.open && !ours || len(s.problems) == maxProblems {
@@ -149,7 +149,7 @@ func (s *spec) isMapping(field string) bool {
 	return below != nil && below.kind == document.Map
 }
 
-// unknownFieldHint returns a hint, and whether it says which known field is meant.
+// unknownFieldHint returns a hint, and whether the hint says which known field is meant.
 func (s *structure) unknownFieldHint(name string, sp *spec) (hint string, meant bool) {
 	if near, ok := document.Nearest(name, sp.names); ok {
 		return fmt.Sprintf("did you mean %q?", near), true
@@ -175,7 +175,7 @@ func nullHint(sp *spec, at document.Path) string {
 
 func mappingHint(sp *spec) string {
 	if sp.elements != nil {
-		return "give each a name: \"name: {…}\""
+		return "give each entry a name: \"name: {…}\""
 	}
 	if len(sp.names) == 0 {
 		return "write {}"
@@ -193,7 +193,7 @@ func listHint(sp *spec, v *document.Value) string {
 // quoteIt returns the problem of a string without quotes that YAML reads as a value of
 // another kind: 00000224 is 148 in YAML.
 func quoteIt(v *document.Value, sp *spec, at document.Path) document.Problem {
-	if sp.private { // such as an address, which no number is
+	if sp.private { // such as an address: a number with quotes is no address either
 		return document.Problem{Path: at, Message: mustBe(sp, v)}
 	}
 	return document.Problem{Path: at, Message: fmt.Sprintf("must be a string; without quotes it is %s", v.Kind), Hint: fmt.Sprintf("quote it: %q", v.Text)}
@@ -297,8 +297,8 @@ func checkNodeName(name string) error {
 	return fmt.Errorf("name %.60q: use letters, digits, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
 }
 
-// explains reports whether a mistake that is reported already causes a problem at a path: it is there, or in a part of
-// the value there. A field that is missing beside an unknown one is probably misspelled.
+// explains reports whether a mistake that is reported already causes a problem at a path: the mistake is at the path or
+// below it. A missing field beside an unknown field counts as reported, because the unknown field is probably misspelled.
 func (s *structure) explains(at document.Path) bool {
 	within := func(p document.Path) bool { return p.Within(at) }
 	return slices.ContainsFunc(s.missing, within) || slices.ContainsFunc(s.problems, func(p document.Problem) bool { return within(p.Path) })

@@ -43,10 +43,11 @@ func (f fields) track(download *schema.Download) *schema.Track {
 	return t
 }
 
-// ofDownload reports a field of an image that only a download can have. It returns whether the image is a download.
+// ofDownload returns whether the image is a download. If it has another source, ofDownload reports a field that only a
+// download can have.
 func (f fields) ofDownload(field place, download *schema.Download, hint string) bool {
 	other := func(source string) bool { return source != string(schema.KindDownload) && !f.lacks("source", source) }
-	// Without another source, the source has a mistake, which is reported already.
+	// Without any kind of source, the source has a mistake, which is reported already.
 	if download == nil && slices.ContainsFunc(f.spec.field("source").names, other) {
 		field.report("is not used by this kind of source", hint)
 	}
@@ -60,12 +61,12 @@ func (f fields) signedBy() (keys, signature string) {
 		f.webAddress("signature")
 	}
 	if signature != "" && keys == "" {
-		f.of("signature").report("has a signature without keys", "write the name of the folder below --keys-dir with the keys of the list")
+		f.of("signature").report("needs keys", "set keys to the name of the folder below --keys-dir with the keys of the list")
 	}
 	return keys, signature
 }
 
-// webAddress returns the address of a document, which must be that of a web server.
+// webAddress returns the address in a field, and reports a problem if it is not the address of a web server.
 func (f fields) webAddress(name string) string {
 	addr, before := f.trimmed(name), len(f.problems)
 	f.of(name).address(addr)

@@ -31,7 +31,7 @@ func (m *merger) warnings(c schema.Config) []document.Problem {
 	for _, d := range m.all(nodesSection) {
 		if len(c.Nodes) > 1 && c.Nodes[d.name].Address == "" {
 			l.warn(d, document.Problem{AtName: true, Message: "has no address, so the other nodes cannot query it",
-				Hint: "they copy nothing from it, and delete nothing that it may use"})
+				Hint: "set it: without it they copy nothing from this node, and delete nothing that it may use"})
 		}
 	}
 	if len(c.Nodes) > 0 {
@@ -40,7 +40,7 @@ func (m *merger) warnings(c schema.Config) []document.Problem {
 	return l.found
 }
 
-// warn adds a warning about a definition, unless it is not in force: its position may be wrong then.
+// warn adds a warning about a definition of now. It ignores a last valid definition, whose position may be wrong.
 func (l *linter) warn(d *definition, p document.Problem) {
 	if !l.merged.stale(d) {
 		l.found = append(l.found, d.placeNative(p))
@@ -83,7 +83,7 @@ func (l *linter) warnOfPlacement() {
 	slices.Sort(l.nodeTags)
 	slices.Sort(l.diskTags)
 	l.nodeTags, l.diskTags = slices.Compact(l.nodeTags), slices.Compact(l.diskTags)
-	matching := map[string]int{} // by selectors: many images have the same
+	matching := map[string]int{} // by selectors: many images have the same selectors
 	disks, compared := len(c.Nodes)+countDisks(c), 0
 	for _, d := range l.merged.all(imagesSection) {
 		image := c.Images[d.name]

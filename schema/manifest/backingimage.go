@@ -52,7 +52,7 @@ func convertBackingImage(c *converter) {
 	c.warnIfDeleted("Longhorn")
 }
 
-// backingImageSource also reads the form of v1beta1, which had only downloads.
+// backingImageSource converts the source. It also reads the form of v1beta1, which had only downloads.
 func (c *converter) backingImageSource() {
 	url, kind := path("spec.imageURL"), path("spec.sourceType")
 	if c.get(url) == nil {
@@ -71,8 +71,8 @@ func (c *converter) backingImageSource() {
 	c.credentials("download")
 }
 
-// backingImageChecksum uses the established checksum of a dump if none is
-// declared. It does not if the image is encrypted: each encryption has other bytes.
+// backingImageChecksum uses the declared checksum, or else the established checksum of a dump.
+// It uses no established checksum of an encrypted image: each encryption has other bytes.
 func (c *converter) backingImageChecksum() {
 	declared, established := path("spec.checksum"), path("status.checksum")
 	encrypts := c.text(path("spec.sourceParameters.encryption")) == encrypt
@@ -86,7 +86,7 @@ func (c *converter) backingImageChecksum() {
 	size := c.text(path("status.size"))
 	isReady := size != "" && size != "0" || c.get(declared) == nil && c.get(established) != nil
 	if isReady && c.get(path("status.uuid")) == nil {
-		c.problem(path("status.uuid"), "is missing, but the status has the size or the checksum of the file", "a dump has all; for a new generation, remove size and checksum, too")
+		c.problem(path("status.uuid"), "is missing, but the status has the size or the checksum of the file", "add it, or, for a new generation, remove size and checksum, too")
 	}
 	// A new checksum beside the uuid of the old bytes would declare that the old folder
 	// has the new bytes.
@@ -109,7 +109,7 @@ type sourceType struct {
 	parameters []parameter
 }
 
-// Names of Longhorn. Those but exportFromVolume are names of the native form, too.
+// Names of Longhorn. All but exportFromVolume are names of the native form, too.
 const (
 	download         = "download"
 	exportFromVolume = "export-from-volume"
@@ -152,7 +152,7 @@ func findSourceType(name string) (sourceType, bool) {
 	return sourceTypes[i], true
 }
 
-// source converts a source, whose type and parameters are at two paths of the manifest. The
+// source converts a source. Its type and its parameters are at two paths of the manifest. The
 // CUE definition has checked the type.
 func (c *converter) source(typeAt, parameters document.Path) {
 	if c.get(typeAt) == nil {
@@ -194,8 +194,8 @@ func (c *converter) checkParameters(s sourceType, parameters document.Path) {
 	}
 }
 
-// copySecret uses the name of a secret as the name of a folder. A clone without
-// encryption needs no secret: Longhorn repeats the secret of the source image there.
+// copySecret uses the name of a secret as the name of a folder. A clone without encryption
+// needs no secret, although Longhorn repeats the secret of the source image in it.
 func (c *converter) copySecret(native, parameters document.Path) {
 	encryption := c.text(parameters.With("encryption"))
 	if encryption == "" || encryption == ignore {

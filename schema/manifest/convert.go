@@ -11,9 +11,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// Conversion is a manifest in the native form. It remembers where each native value comes
-// from, so that problems that are found in the native form can be reported in the words of
-// the manifest.
+// Conversion is a manifest in the native form. It remembers from where each native value
+// comes, so that a problem of the native form can be reported with the field names of the
+// manifest.
 type Conversion struct {
 	Value *document.Value // the native form
 	// Problems and Warnings have paths in the manifest.
@@ -38,8 +38,8 @@ func (k *Kind) Convert(doc *document.Value) *Conversion {
 
 func pathKey(p document.Path) string { return strings.Join(p, "\x00") }
 
-// get returns the value of the manifest at a path. It returns nil if there is none, and for
-// an empty string.
+// get returns the value of the manifest at a path. It returns nil for no value and for an
+// empty string.
 func (c *converter) get(from document.Path) *document.Value {
 	v, _ := c.doc.Find(from, document.Position{})
 	if v == nil || v.Kind == document.Text && v.Text == "" {
@@ -56,11 +56,11 @@ func (c *converter) text(from document.Path) string {
 	return ""
 }
 
-// copy sets a native value to the value of the manifest at a path, if it has one.
+// copy sets a native value to the value of the manifest at a path, if there is a value.
 func (c *converter) copy(native, from document.Path) { c.set(native, from, c.get(from)) }
 
-// set sets a native value that comes from a path in the manifest. nil sets
-// nothing, but a problem of the missing value will be reported at that path.
+// set sets a native value that comes from a path in the manifest. For nil it only
+// remembers the path, so that a problem of the missing value is reported there.
 func (c *converter) set(native, from document.Path, v *document.Value) {
 	c.sources[pathKey(native)] = from
 	if v == nil {
@@ -78,7 +78,8 @@ func (c *converter) set(native, from document.Path, v *document.Value) {
 	parent.Fields = append(parent.Fields, document.Field{Name: native[len(native)-1], Pos: v.Pos, Value: v})
 }
 
-// mapping sets a native value to an empty mapping, to which others are added. It has the position of a value of the manifest.
+// mapping sets a native value to an empty mapping, to which fields are added later. The mapping has the position of the
+// value at a path of the manifest.
 func (c *converter) mapping(native, from document.Path) {
 	c.set(native, from, &document.Value{Kind: document.Map, Pos: c.get(from).Pos})
 }
@@ -114,7 +115,7 @@ func (c *converter) copyList(native, from document.Path) {
 	c.set(native, from, list)
 }
 
-// copyName is like copy for the name of an image, which it rewrites like Longhorn.
+// copyName is like copy for the name of an image. It rewrites the name as Longhorn does.
 func (c *converter) copyName(native, from document.Path) {
 	v := c.get(from)
 	if v != nil {
@@ -123,8 +124,7 @@ func (c *converter) copyName(native, from document.Path) {
 	c.set(native, from, v)
 }
 
-// imageName returns the name of an image that is declared at a path, rewritten as Longhorn does. It warns if that changes
-// the name.
+// imageName returns the name of an image at a path, rewritten as Longhorn does. It warns if this changes the name.
 func (c *converter) imageName(from document.Path) string {
 	name := c.text(from)
 	renamed := LonghornName(name)
@@ -134,7 +134,7 @@ func (c *converter) imageName(from document.Path) string {
 	return renamed
 }
 
-// title sets the title of the image, if the manifest has a text that can be one.
+// title sets the title of the image to the text at a path. A text that cannot be a title is a warning.
 func (c *converter) title(from document.Path) {
 	if text := c.text(from); utf8.RuneCountInString(text) > maxTitle || strings.Contains(text, "\n") {
 		c.warn(from, fmt.Sprintf("is not used as the title: it has several lines, or more than %d characters", maxTitle), "")
@@ -146,7 +146,7 @@ func (c *converter) title(from document.Path) {
 // warnIfDeleted warns of a manifest that another program is deleting.
 func (c *converter) warnIfDeleted(program string) {
 	if at := path("metadata.deletionTimestamp"); c.get(at) != nil {
-		c.warn(at, "is being deleted in "+program+", and is declared here", "to delete the image, remove the manifest")
+		c.warn(at, "is being deleted in "+program+", but is declared here", "to delete the image, remove the manifest")
 	}
 }
 

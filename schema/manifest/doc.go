@@ -6,7 +6,7 @@
 //
 //   - definitions: a BackingImage, a Node, a Setting, a VolumeSnapshot;
 //   - references: a StorageClass or a VolumeSnapshotContent, which names an image and
-//     defines it only if nothing else does;
+//     defines it only if no other document does;
 //   - skipped documents, each with the reason.
 //
 // A VolumeSnapshot needs its class and its claim, which may be in other files, so Resolve
@@ -21,8 +21,8 @@
 //
 //   - A problem is reported with the field names of the manifest, because a Conversion
 //     remembers the source of each native value.
-//   - A document that is skipped can be found again (Skipped.MayDeclare), so that it never
-//     deletes what it declared before.
+//   - A skipped document never deletes what it declared before: Skipped.MayDeclare finds
+//     the images.
 //   - No message contains the value of a handle or an address, which may contain a token.
 //
 // Reading order: kind.go has the list of kinds, file.go and convert.go have File and

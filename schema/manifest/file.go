@@ -22,10 +22,10 @@ const (
 type File struct {
 	Path        string
 	Definitions []*Definition
-	References  []*Definition     // that define an image only if nothing else does
+	References  []*Definition     // each defines its image only if no other document does
 	Read        []schema.Manifest // manifests that were read
 	Skipped     []schema.Skipped
-	// Problems has the problems of whole documents. While there is one, it is unknown what else
+	// Problems has the problems of whole documents. With any problem, it is unknown what else
 	// the file would declare.
 	Problems []document.Problem
 	// ConfigMap is the name of the ConfigMap that contains the documents which are being
@@ -56,7 +56,7 @@ type Definition struct {
 	Problems []document.Problem
 	// Causes are problems of other documents on which the definition depends.
 	Causes []document.Problem
-	// Unread is set if a file that cannot be read may change the definition.
+	// Unread is the problem of a file that cannot be read and may change the definition; nil: none.
 	Unread *document.Problem
 }
 
@@ -65,8 +65,8 @@ type manifest struct {
 	kind      *Kind
 	doc       *document.Value
 	name      string            // metadata.name
-	pos       document.Position // of it
-	configMap string            // around the document, or ""
+	pos       document.Position // of the name
+	configMap string            // name of the ConfigMap around the document; "": none
 }
 
 var namePath = document.Path{"metadata", "name"}
@@ -90,8 +90,8 @@ func (f *File) AddProblem(pos document.Position, at document.Path, message, hint
 	}
 }
 
-// named returns m with the position of its name. If m has no name, or one that is not a string,
-// it adds a problem and returns false.
+// named returns manifest m with the position of its name. If the name is missing or is not a
+// string, named adds a problem and returns false.
 func (f *File) named(m manifest) (manifest, bool) {
 	name, pos := m.doc.Find(namePath, m.doc.Pos)
 	switch {
@@ -112,7 +112,7 @@ func (f *File) named(m manifest) (manifest, bool) {
 	return m, false
 }
 
-// define adds the definition of a name in a section by m.
+// define adds the definition of a name in a section by manifest m.
 func (f *File) define(m manifest, section, name string) *Definition {
 	d := f.definition(m, section, name, namePath)
 	f.Definitions = append(f.Definitions, d)
@@ -154,7 +154,7 @@ func (f *File) Skip(doc *document.Value, why string) *schema.Skipped {
 	return &f.Skipped[len(f.Skipped)-1]
 }
 
-// withhold is Skip for a document of an image without a file.
+// withhold is like Skip for a document of an image without a file in the cluster.
 func (f *File) withhold(doc *document.Value, why, image string) {
 	s := f.Skip(doc, why)
 	s.Image, s.Withheld = image, true

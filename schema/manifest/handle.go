@@ -47,7 +47,7 @@ const maxHandle = 10_000
 // key, all text after a "#". The error has one line for each mistake. No line shows
 // a value: it may contain a token.
 //
-// ParseHandle does not check the values. They are checked in the configuration.
+// ParseHandle does not check the values. The check of the configuration does.
 func ParseHandle(text string) (Handle, error) {
 	h, problems := parseHandle(text)
 	if len(problems) > 0 {
@@ -145,9 +145,9 @@ func shownKey(key string) string {
 	return fmt.Sprintf("%.40q", key)
 }
 
-// Encode writes the handle so that ParseHandle and Longhorn read the same. Its
-// keys have the order of Longhorn's own handles, so that both handles are equal if no character
-// must be escaped. Unlike Longhorn, Encode escapes these characters. Encode fails if the handle is
+// Encode writes the handle so that ParseHandle and Longhorn read the same values. Its keys
+// have the order of Longhorn's own handles. So the text is that of Longhorn if no character
+// must be escaped: unlike Longhorn, Encode escapes. Encode fails if the handle is
 // invalid: without a name or a type, not UTF-8, or too long.
 func (h Handle) Encode() (string, error) {
 	values := url.Values{}
@@ -189,14 +189,14 @@ func (h Handle) Check() error {
 	return joinProblems(problems)
 }
 
-// Declares reports whether the handle declares its image if nothing else
+// Declares reports whether the handle declares its image if no other document
 // does. Other handles refer to an image that exists.
 func (h Handle) Declares() bool {
 	return len(h.Parameters) > 0 && (h.SourceType == download || h.SourceType == exportFromVolume)
 }
 
-// problems returns the mistakes that no handle of an image may have, with their paths in
-// the handle, except those that a check of its values finds, too.
+// problems returns the mistakes in the type and the names of the parameters, with their paths
+// in the handle. The check of the configuration finds the mistakes in the values.
 func (h Handle) problems() []document.Problem {
 	s, ok := findSourceType(h.SourceType)
 	if !ok {
@@ -225,7 +225,7 @@ func (h Handle) problems() []document.Problem {
 // handle.
 const handleParameters = "parameters"
 
-// value returns the handle as a mapping, all of it at one position.
+// value returns the handle as a mapping. All of its values have the same position.
 func (h Handle) value(pos document.Position) *document.Value {
 	mapping := func(texts map[string]string) *document.Value {
 		v := &document.Value{Kind: document.Map, Pos: pos}

@@ -23,7 +23,7 @@ var machineImageKind = &Kind{
 // imageIDAnnotation is the annotation of a BackingImage with NAMESPACE/NAME of its VirtualMachineImage.
 const imageIDAnnotation = "harvesterhci.io/imageId"
 
-// What Resolve finds about a VirtualMachineImage, as fields that it adds.
+// Fields that Resolve adds to a VirtualMachineImage for what it finds in other documents.
 const (
 	definedField     = "backingImage"     // the BackingImage that defines the image
 	sourceImageField = "sourceImage"      // of a clone: the image to copy
@@ -62,7 +62,7 @@ type machineImage struct {
 	manifest
 	image   string            // name of the image
 	defined *Definition       // the BackingImage, or nil
-	problem *document.Problem // of finding it; nil: none
+	problem *document.Problem // of the search for the BackingImage; nil: none
 	lost    bool              // see notDumpedField
 }
 
@@ -73,7 +73,7 @@ func (m manifest) id() string { return m.doc.TextAt("metadata", "namespace") + "
 var backupImageName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]+$`)
 
 // imageNames returns the names under which Harvester looks for the BackingImage of a VirtualMachineImage, and
-// the one that it would give a new BackingImage.
+// the name that it would give a new BackingImage.
 func (m manifest) imageNames() (names []string, newName string) {
 	full := m.doc.TextAt("metadata", "namespace") + "-" + m.name
 	names, newName = []string{full, LonghornName(full)}, LonghornName(full)
@@ -101,8 +101,8 @@ type machineImages struct {
 	maybe     map[string]schema.Skipped // documents of Longhorn with an unknown kind, by name
 }
 
-// findMachineImages finds the BackingImage of each VirtualMachineImage: the one with its annotation,
-// or else one with a name under which Harvester looks for it.
+// findMachineImages finds the BackingImage of each VirtualMachineImage: the BackingImage with its
+// annotation, or else a BackingImage with a name under which Harvester looks for it.
 func findMachineImages(files []*File) machineImages {
 	found := machineImages{all: map[*document.Value]*machineImage{}, byID: map[string]*machineImage{},
 		byName: map[string]*Definition{}, annotated: map[string][]*Definition{}, maybe: map[string]schema.Skipped{}}
@@ -177,7 +177,7 @@ func (found machineImages) findBackingImage(m *machineImage) {
 			return
 		}
 	}
-	// The image would get another uuid if its BackingImage had a typing error.
+	// Without its BackingImage, the image would get another uuid. Its kind may have a typing error.
 	for _, name := range names {
 		if s, ok := found.maybe[name]; ok {
 			m.problem = &document.Problem{Path: namePath, Message: fmt.Sprintf("has no BackingImage, and the %s %q, which may be it, is skipped", document.Printable(s.Kind), name),
@@ -230,7 +230,7 @@ func (r *resolver) resolveMachineImage(out *File, m *machineImage) {
 	out.Definitions = append(out.Definitions, d)
 }
 
-// withPart returns the manifest with one value of another document as an additional first field.
+// withPart returns the manifest with one value of another document as an additional first field. The path at is in that document.
 func (m manifest) withPart(name string, doc *document.Value, at document.Path) manifest {
 	part, pos := doc.Find(at, doc.Pos)
 	if part == nil {

@@ -12,8 +12,8 @@ import (
 //go:embed manifest.cue
 var cueText []byte
 
-// CUE returns the CUE definitions of the kinds. They use definitions of schema.cue. The
-// caller must not change it.
+// CUE returns the text of the CUE definitions of the kinds. They use definitions of schema.cue.
+// The caller must not change the text.
 func CUE() []byte { return cueText }
 
 // Kind is a kind of manifest that this program reads.
@@ -22,7 +22,7 @@ type Kind struct {
 	Versions []string // error messages suggest the first one
 	Name     string   // as in the field kind
 	// Definition is the name of the CUE definition. It is "" for a kind that only
-	// contains other documents, or that only completes others.
+	// contains or completes other documents.
 	Definition string
 	// Reference is true for a kind that names an image in the field at ImagePath. A manifest of
 	// such a kind defines the image only if no other document does.
@@ -68,8 +68,8 @@ func Is(doc *document.Value) bool { return doc.Field("apiVersion") != nil && doc
 
 // Detect returns the kind of a manifest, and nil for a manifest of another program. isList
 // is true for a list of that kind, such as a BackingImageList. The problem is set if
-// apiVersion or kind is invalid, or is nearly the one of a known kind. It is then unknown what the
-// document declares.
+// apiVersion or kind is invalid, or looks like that of a known kind with a typing error. Then it is
+// unknown what the document declares.
 func Detect(doc *document.Value) (kind *Kind, isList bool, problem *document.Problem) {
 	if second := doc.RepeatedField("apiVersion", "kind"); second != nil {
 		return nil, false, &document.Problem{Position: second.Pos, Path: document.Path{second.Name},

@@ -21,9 +21,9 @@ type Reference struct {
 	sourceType string            // "" if the manifest only names the image
 	parameters map[string]string // nil if there are none
 	checksum   ident.Digest
-	// compared has the paths of the parameters that are compared. nil: all, at parametersAt.
+	// compared has the paths of the parameters to compare. nil means all parameters at parametersAt.
 	compared map[string]document.Path
-	// incomplete is why the reference cannot define the image; "": it can.
+	// incomplete is why the reference cannot define the image. "" means that it can.
 	incomplete string
 }
 
@@ -51,19 +51,19 @@ func (c *converter) reference(typeAt, parametersAt, checksumAt document.Path) {
 	c.placeholder(typeAt)
 }
 
-// placeholder sets a source for the checks of an image, which need one to check the rest of a reference.
+// placeholder sets some source, because without a source the checks of an image would not check the rest of a reference.
 func (c *converter) placeholder(typeAt document.Path) {
 	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
 }
 
-// setChecksum sets the checksum to a text, if that is a checksum.
+// setChecksum sets the checksum to a text, if the text is a checksum.
 func (r *Reference) setChecksum(text string) {
 	if digest, err := ident.ParseDigest(text); err == nil {
 		r.checksum = digest
 	}
 }
 
-// missing returns why the reference cannot define an image; "": it can.
+// missing returns why the reference cannot define an image. "" means that it can.
 func (r *Reference) missing() string {
 	switch {
 	case r.sourceType == download && r.parameters["url"] == "":
@@ -76,7 +76,7 @@ func (r *Reference) missing() string {
 	return ""
 }
 
-// Defines reports whether the reference defines its image if nothing else does.
+// Defines reports whether the reference defines its image if no other document does.
 func (r *Reference) Defines() bool { return r.sourceType != "" && r.incomplete == "" }
 
 // HasChecksum reports whether the reference has a checksum.
@@ -95,7 +95,8 @@ func (r *Reference) Undeclared(imagePath document.Path, image, hint string) docu
 // defaultParameters are the values that Longhorn sets.
 var defaultParameters = map[string]string{"export-type": exportRaw, "concurrent-limit": "2", "encryption": ignore}
 
-// Mismatch returns the difference between the reference and the definition of its image, which is native and has a checksum.
+// Mismatch returns the difference between the reference and the definition of its image. The arguments native and checksum
+// are that definition in the native form, and its checksum.
 func (r *Reference) Mismatch(image string, native *document.Value, checksum ident.Digest) (problem document.Problem, differs bool) {
 	hint := "Longhorn rejects a volume whose image differs from the existing one"
 	if r.compared != nil {

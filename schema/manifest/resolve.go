@@ -15,8 +15,8 @@ type resolver struct {
 	classNames     []string              // sorted
 	suggestions    document.Suggestions
 	used           map[*document.Value]bool // the claims that a manifest names
-	unread         *document.Problem        // of the first file that cannot be read: it may contain more of them
-	wasDeclared    func(image string) bool  // by a VolumeSnapshot, at the last load
+	unread         *document.Problem        // of the first file that cannot be read and may contain such manifests; nil: none
+	wasDeclared    func(image string) bool  // see Resolve
 	machineImages  machineImages
 	resolved       map[*File]*File // the result
 }
@@ -73,7 +73,7 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 // Combined returns how many manifests of the file may declare an image with others.
 func (f *File) Combined() int { return len(f.combined) - len(f.of(volumeClaimKind)) }
 
-// claimsOf returns the claims that are bound to a volume and have the name that m gives at a path. If their
+// claimsOf returns the claims that are bound to a volume and have the name at a path of manifest m. If their
 // volumes differ, it also returns a problem. A manifest without a namespace may be in any namespace.
 func (r *resolver) claimsOf(m manifest, namespace string, at document.Path) (claims []*document.Value, problem *document.Problem) {
 	for _, claim := range r.claims[m.doc.TextAt(at...)] {

@@ -32,7 +32,7 @@ func readSetting(f *File, m manifest) {
 			return
 		}
 	}
-	// A setting that is not read has its default, which may delete copies earlier.
+	// A setting with a misspelled name would have its default, which may delete copies earlier.
 	for _, s := range settings {
 		if document.Similar(m.name, s.longhorn) {
 			f.AddProblem(m.pos, namePath, fmt.Sprintf("unknown setting %q", document.Printable(m.name)), fmt.Sprintf("did you mean %q?", s.longhorn))

@@ -14,8 +14,8 @@ var snapshotContentKind = &Kind{
 
 var handlePath = path("spec.source.snapshotHandle")
 
-// readSnapshotContent reads a VolumeSnapshotContent, which refers to an image if its handle
-// is that of an image.
+// readSnapshotContent reads a VolumeSnapshotContent. It refers to an image if its handle
+// begins with bi://.
 func readSnapshotContent(f *File, m manifest) {
 	handle, _ := m.doc.Find(handlePath, m.doc.Pos)
 	by := m.doc.TextAt("spec", "driver")

@@ -16,7 +16,7 @@ var storageClassKind = &Kind{
 // driver is the CSI driver of Longhorn.
 const driver = "driver.longhorn.io"
 
-// classPrefix begins the parameters of a StorageClass about backing images, and no others.
+// classPrefix is the prefix of exactly the parameters of a StorageClass that are about backing images.
 const classPrefix = "backingImage"
 
 func readStorageClass(f *File, m manifest) {
@@ -46,8 +46,8 @@ func readStorageClass(f *File, m manifest) {
 	}
 }
 
-// parseSourceParameters replaces the JSON text of the source's parameters by the mapping
-// that it contains.
+// parseSourceParameters replaces the JSON text with the source's parameters by the mapping
+// in the text.
 func parseSourceParameters(parameters *document.Value) *document.Problem {
 	f := parameters.Field("backingImageDataSourceParameters")
 	if f == nil || f.Value.Kind != document.Text || f.Value.Text == "" {

@@ -13,8 +13,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// ErrDiffers means that the files of a config directory are not those of the commit. While git changes the checkout, they
-// may differ for a moment.
+// ErrDiffers means that the files of a config directory differ from the files of the commit. While git changes the
+// checkout, they may differ for a moment.
 var ErrDiffers = errors.New("differs from the commit")
 
 // Limits of a tree.
@@ -23,10 +23,10 @@ const (
 	maxDepth   = 64      // levels of folders
 )
 
-// Compare returns nil if the files of a snapshot are exactly the configuration files of a commit, below a folder of its tree:
-// the same names with the same bytes. folder has slashes, and is "." for the whole tree. Symlinks and submodules count for
-// nothing, so that a file that the snapshot has through one is an error, and so is one that git converts in the checkout
-// (line ends, filters). Otherwise the error wraps ErrDiffers, or says why the commit cannot be read.
+// Compare returns nil if the files of a snapshot are exactly the configuration files of a commit below a folder of its tree:
+// the same names with the same bytes. The folder has slashes; "." is the whole tree. Compare ignores symlinks and submodules,
+// so a file that the snapshot has through a symlink is an error. A file that git converts in the checkout (line ends,
+// filters) is an error, too. The error wraps ErrDiffers, or says why the commit cannot be read.
 func (r Repository) Compare(ctx context.Context, commit, folder string, files []configdir.File) error {
 	want := map[string]string{}
 	err := r.read(ctx, func(o *objects) error {
@@ -58,7 +58,7 @@ func compare(commit string, want map[string]string, files []configdir.File) erro
 		}
 		id, ok := want[f.Path]
 		if !ok {
-			return fmt.Errorf("%s %w %s: it is not a file there", f.Path, ErrDiffers, commit)
+			return fmt.Errorf("%s %w %s: the commit does not have this file", f.Path, ErrDiffers, commit)
 		}
 		h, err := newHash(id)
 		if err != nil {
@@ -74,7 +74,7 @@ func compare(commit string, want map[string]string, files []configdir.File) erro
 		for path := range want {
 			missing = append(missing, path)
 		}
-		return fmt.Errorf("%s %w %s: it is missing", slices.Min(missing), ErrDiffers, commit)
+		return fmt.Errorf("%s %w %s: the config directory does not have this file", slices.Min(missing), ErrDiffers, commit)
 	}
 	return nil
 }
@@ -105,7 +105,7 @@ func (w *walk) find(tree, folder string) (string, error) {
 	return tree, nil
 }
 
-// add adds the configuration files below a tree, which is the folder at. It skips what configdir skips.
+// add adds the configuration files below a tree. The argument at is the folder of the tree. It skips what configdir skips.
 func (w *walk) add(tree, at string, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("folder %s is more than %d levels deep", at, maxDepth)
@@ -129,7 +129,7 @@ func (w *walk) add(tree, at string, depth int) error {
 	return nil
 }
 
-// Modes of the entries of a tree. Others are symlinks and submodules.
+// Modes of the files and folders of a tree. Other entries are symlinks and submodules.
 const (
 	modeTree      = "40000"
 	modeFile      = "100644"
@@ -158,7 +158,7 @@ func (w *walk) list(tree string) ([]treeEntry, error) {
 
 var errMalformed = errors.New("is malformed")
 
-// parseTree parses a tree whose entries have names of objects with n bytes.
+// parseTree parses a tree. The object name in each entry has n bytes.
 func parseTree(b []byte, n int) ([]treeEntry, error) {
 	var entries []treeEntry
 	seen := map[string]bool{}

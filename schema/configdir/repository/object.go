@@ -24,7 +24,7 @@ import (
 // Repository is the git directory of a repository or of a worktree.
 type Repository struct{ gitDir string }
 
-// Open returns the repository with a git directory, which it does not read yet.
+// Open returns the repository with a git directory. It does not read the directory yet.
 func Open(gitDir string) Repository { return Repository{gitDir} }
 
 const (
@@ -46,7 +46,8 @@ func (r Repository) Commit(ctx context.Context, id string) (object []byte, err e
 	return object, err
 }
 
-// EachParent calls f with the parents of a commit object that the repository has. A shallow clone lacks some.
+// EachParent calls f with each parent of a commit that the repository has. A shallow clone lacks some parents. The argument
+// object has the bytes of the commit.
 func (r Repository) EachParent(ctx context.Context, object []byte, f func(id string, parent []byte) error) error {
 	return r.read(ctx, func(o *objects) error {
 		for _, id := range headers(object, "parent") {
@@ -71,11 +72,11 @@ func (r Repository) read(ctx context.Context, f func(*objects) error) error {
 	defer cancel()
 	path, err := exec.LookPath("git")
 	if err != nil {
-		return errors.New("the program git is not installed: signed commits need it")
+		return errors.New("the program git is not installed: install it, because signed commits need it")
 	}
 	cmd := exec.CommandContext(ctx, path, "--git-dir="+r.gitDir, "--no-replace-objects", "cat-file", "--batch")
-	// Nothing else of the environment reaches git. It must not fetch what a partial clone lacks: the configuration of
-	// the repository says from where and by which program.
+	// Git gets no other variables of the environment. It must not fetch the objects that a partial clone lacks, because
+	// the configuration of the repository decides from where and by which program.
 	cmd.Env = []string{"LC_ALL=C", "HOME=/nonexistent", "XDG_CONFIG_HOME=/nonexistent", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null",
 		"GIT_ATTR_NOSYSTEM=1", "GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=none", "GIT_TERMINAL_PROMPT=0", "GIT_OPTIONAL_LOCKS=0"}
 	cmd.Dir = "/"
@@ -96,7 +97,7 @@ func (r Repository) read(ctx context.Context, f func(*objects) error) error {
 	err = f(&objects{in: in, out: bufio.NewReader(out)})
 	in.Close() // git ends
 	if err != nil {
-		cancel() // it may still be sending a large object
+		cancel() // git may still be sending a large object
 	}
 	if ended := cmd.Wait(); ended != nil && stderr.String() != "" && !errors.Is(err, ErrMissing) {
 		return fmt.Errorf("git cat-file: %s", document.Printable(strings.TrimSpace(stderr.String())))
@@ -110,7 +111,7 @@ type objects struct {
 	out *bufio.Reader
 }
 
-// get returns the object with a name. It must have the kind, and at most limit bytes.
+// get returns the object with the name id. An object of another kind or of more than limit bytes is an error.
 func (o *objects) get(id, kind string, limit int64) ([]byte, error) {
 	h, err := newHash(id)
 	if err != nil {
@@ -145,8 +146,8 @@ func (o *objects) get(id, kind string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// newHash returns the hash by which objects of the repository with the object id are named. In place of the SHA-1 of bytes
-// that were made for a collision, by a known method, sha1cd returns another value.
+// newHash returns the hash function for the names of the objects of a repository, by the length of the name id. For bytes that
+// a known method made for a collision of SHA-1, sha1cd returns another value than SHA-1.
 func newHash(id string) (hash.Hash, error) {
 	switch len(id) {
 	case 2 * sha1cd.Size:
@@ -157,7 +158,7 @@ func newHash(id string) (hash.Hash, error) {
 	return nil, fmt.Errorf("%q is not the name of an object", id)
 }
 
-// name returns the name of an object. h is not used before.
+// name returns the name of an object. The hash h must be new.
 func name(h hash.Hash, kind string, b []byte) string {
 	fmt.Fprintf(h, "%s %d\x00", kind, len(b))
 	h.Write(b)
@@ -174,8 +175,8 @@ func noEOF(err error) error {
 // maxHistory limits how many commits IsDescendant reads.
 const maxHistory = 200_000
 
-// IsDescendant reports whether a commit is the other one, or came after it: after the one with the name of, or after one
-// for which isOther is true. ErrMissing: this is not known, because the repository does not have the whole history.
+// IsDescendant reports whether a commit is another commit or one of its descendants. The argument of is the name of the
+// other commit, or isOther is true for its bytes. ErrMissing means that the repository lacks history that would decide.
 func (r Repository) IsDescendant(ctx context.Context, commit, of string, isOther func(object []byte) bool) (bool, error) {
 	found := false
 	err := r.read(ctx, func(o *objects) error {
@@ -213,7 +214,7 @@ func (r Repository) IsDescendant(ctx context.Context, commit, of string, isOther
 	return found, err
 }
 
-// headers returns the values of the headers of a commit with a name.
+// headers returns the values of all headers with a name in a commit.
 func headers(commit []byte, name string) (values []string) {
 	for line := range bytes.Lines(commit) {
 		line = bytes.TrimSuffix(line, []byte("\n"))
