@@ -18,7 +18,7 @@ func ParseJSON(file string, data []byte) (*Value, *Problem) {
 	return r.value(0)
 }
 
-// invalidJSON returns why data is not one document, nil if it is one.
+// invalidJSON returns why the data is not exactly one document, and nil if it is.
 func invalidJSON(file string, data []byte) *Problem {
 	var document json.RawMessage
 	invalid, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(data, &document))

@@ -43,7 +43,7 @@ func (p Position) Compare(q Position) int {
 // Problem is an error or a warning about a value. Package load returns problems with
 // the position in the user's file and the path from the root of the document. While
 // one definition is checked, its problems have no position, and a path relative to the
-// definition. So they stay valid when lines above it change. Placed adds the position.
+// definition. So they stay valid when lines above the definition change. Placed adds the position.
 //
 // A problem never contains the user info or the query of an address.
 type Problem struct {
@@ -52,10 +52,10 @@ type Problem struct {
 	// the problem is about a whole file or the whole directory.
 	Path    Path   `json:"path,omitempty"`
 	Message string `json:"message"`
-	// Also is a second position that the problem is about, such as the other of two
-	// definitions. It is the zero Position when there is none.
+	// Also is a second position that the problem is about, such as an earlier
+	// definition. The zero Position means none.
 	Also Position `json:"also,omitzero"`
-	// Hint is what to do, or "".
+	// Hint is what to do. It may be "".
 	Hint string `json:"hint,omitempty"`
 	// AtName is true when the position is that of the field's name and not of its value.
 	AtName bool `json:"-"`
@@ -91,9 +91,9 @@ func (p Problem) Equal(q Problem) bool {
 	return p.Compare(q) == 0 && p.Also == q.Also && p.Hint == q.Hint
 }
 
-// Placed returns the problem with its position in the file. The problem is about v or a
-// value below it. name is the position of the name under which v is defined, and prefix
-// the path of v.
+// Placed returns the problem with its position in the file. The problem is about value v or
+// a value below v. The argument name is the position of the name under which v is defined,
+// and prefix is the path of v.
 func (p Problem) Placed(prefix Path, v *Value, name Position) Problem {
 	found, pos := v.Find(p.Path, name)
 	if found != nil && !p.AtName {

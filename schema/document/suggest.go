@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// DidYouMean returns a hint for a name that is not among the candidates: the nearest one,
+// DidYouMean returns a hint for a name that is not among the candidates: the nearest candidate,
 // or all of them if there are few. It returns "" if there is nothing to suggest.
 func DidYouMean(name string, candidates []string) string {
 	if c, ok := Nearest(name, candidates); ok {
@@ -17,7 +17,7 @@ func DidYouMean(name string, candidates []string) string {
 	return "there are: " + strings.Join(candidates, ", ")
 }
 
-// Nearest returns the candidate that name was most likely meant to be, and false if none
+// Nearest returns the candidate that a name was most likely meant to be, and false if no candidate
 // is near. Case, dashes and underscores do not count: programs differ in them.
 func Nearest(name string, candidates []string) (nearest string, ok bool) {
 	least := max(1, len(name)/3) + 1
@@ -44,7 +44,7 @@ type Suggestions struct{ compared int }
 
 const maxCompared = 200_000 // about half a second
 
-// DidYouMean is DidYouMean, or "" above the limit.
+// DidYouMean is like the function DidYouMean. Above the limit, it returns "".
 func (s *Suggestions) DidYouMean(name string, candidates []string) string {
 	if s.compared += len(candidates); s.compared > maxCompared {
 		return ""
@@ -52,7 +52,7 @@ func (s *Suggestions) DidYouMean(name string, candidates []string) string {
 	return DidYouMean(name, candidates)
 }
 
-// Nearest is Nearest, or false above the limit.
+// Nearest is like the function Nearest. Above the limit, it returns false.
 func (s *Suggestions) Nearest(name string, candidates []string) (nearest string, ok bool) {
 	if s.compared += len(candidates); s.compared > maxCompared {
 		return "", false
@@ -60,8 +60,8 @@ func (s *Suggestions) Nearest(name string, candidates []string) (nearest string,
 	return Nearest(name, candidates)
 }
 
-// Similar reports whether a is b with at most two typing errors, or one in a short name.
-// It is stricter than Nearest: other programs have kinds with similar names.
+// Similar reports whether name a is name b with at most two typing errors, or with one error in
+// a short name. It is stricter than Nearest: other programs have kinds with similar names.
 func Similar(a, b string) bool {
 	limit := 2
 	if len(b) < 8 {
@@ -75,7 +75,7 @@ var separators = strings.NewReplacer("-", "", "_", "")
 func normalize(s string) string { return separators.Replace(strings.ToLower(s)) }
 
 // editDistance counts the letters to insert, drop, replace or swap with their
-// neighbour to get from a to b.
+// neighbour to turn the name a into the name b.
 func editDistance(a, b string) int {
 	if len(a) > 64 || len(b) > 64 {
 		return len(a) + len(b)

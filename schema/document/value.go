@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Value is a value of a document, with its position, whatever language the document was
-// written in. A mapping keeps the order of its fields, and repeated fields.
+// Value is a value of a document in any language, with its position. A mapping keeps the
+// order of its fields, and repeated fields.
 type Value struct {
 	Kind   Kind
 	Block  bool   // a YAML text after "|"
@@ -28,7 +28,7 @@ type Field struct {
 	Name  string
 	Pos   Position // of the name
 	Value *Value
-	Added bool // by this program: it is not in the document
+	Added bool // this program added the field: it is not in the document
 }
 
 // Kind is the type of a value.
@@ -62,8 +62,7 @@ func (v *Value) Field(name string) *Field {
 	return nil
 }
 
-// RepeatedField returns the first field that has one of the names and the same name as a
-// field before it, or nil.
+// RepeatedField returns the first field that repeats one of these names, or nil.
 func (v *Value) RepeatedField(names ...string) *Field {
 	seen := map[string]bool{}
 	for i, f := range v.Fields {
@@ -75,9 +74,9 @@ func (v *Value) RepeatedField(names ...string) *Field {
 	return nil
 }
 
-// Find returns the value at path, and the position of its name. If there is no such value,
-// it returns nil and the position of the last element of path that exists, and if none exists,
-// parent.
+// Find returns the value at a path, and the position of its name. If there is no such value,
+// it returns nil and the position of the last existing element of the path. If no element
+// exists, the position is parent.
 func (v *Value) Find(path Path, parent Position) (*Value, Position) {
 	for _, element := range path {
 		next, pos := v.Element(element)
@@ -92,8 +91,8 @@ func (v *Value) Find(path Path, parent Position) (*Value, Position) {
 	return v, parent
 }
 
-// Element returns the field with that name or the list item "[n]", and the position of its
-// name. It returns nil if there is none.
+// Element returns the value of the field or of the list item "[n]" with that name, and the
+// position of the name. It returns nil for no such value.
 func (v *Value) Element(name string) (*Value, Position) {
 	if v.Kind == List {
 		if i, ok := listIndex(name); ok && i < len(v.Items) {
@@ -115,8 +114,8 @@ func (v *Value) TextAt(path ...string) string {
 	return ""
 }
 
-// Leaves calls do for each value below v that has nothing below it: scalars, empty lists
-// and empty mappings.
+// Leaves calls the function do for each leaf of value v: scalars, empty lists and empty
+// mappings.
 func (v *Value) Leaves(path Path, do func(Path, *Value)) {
 	if len(v.Fields)+len(v.Items) == 0 {
 		do(path, v)
@@ -129,7 +128,7 @@ func (v *Value) Leaves(path Path, do func(Path, *Value)) {
 	}
 }
 
-// Relocate replaces each position in v.
+// Relocate replaces each position in value v.
 func (v *Value) Relocate(translate func(Position) Position) {
 	v.Pos = translate(v.Pos)
 	for i := range v.Fields {
@@ -141,7 +140,7 @@ func (v *Value) Relocate(translate func(Position) Position) {
 	}
 }
 
-// DropNulls removes all fields in v that are null. Kubernetes treats them as absent.
+// DropNulls removes all fields in value v that are null. Kubernetes treats them as absent.
 func (v *Value) DropNulls() {
 	v.Fields = slices.DeleteFunc(v.Fields, func(f Field) bool { return f.Value.Kind == Null })
 	for _, f := range v.Fields {
@@ -152,7 +151,7 @@ func (v *Value) DropNulls() {
 	}
 }
 
-// TextSize returns the bytes of the texts and names in v.
+// TextSize returns the number of bytes of all texts and names in value v.
 func (v *Value) TextSize() int {
 	n := len(v.Text)
 	for _, f := range v.Fields {
@@ -196,8 +195,8 @@ func (v *Value) writeTo(h hash.Hash) {
 	}
 }
 
-// appendText appends the length before the text, so that no two sequences of texts are
-// equal.
+// appendText appends the length and then the text, so that two different sequences of
+// texts are never equal.
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }
@@ -205,13 +204,13 @@ func appendText(b []byte, s string) []byte {
 // Path leads to a value: names of fields, and "[0]" for the first item of a list.
 type Path []string
 
-// With returns the path of a field below p.
+// With returns the path of a field below path p.
 func (p Path) With(name string) Path { return append(slices.Clip(p), name) }
 
-// WithIndex returns the path of the list item i below p.
+// WithIndex returns the path of list item i below path p.
 func (p Path) WithIndex(i int) Path { return p.With(fmt.Sprintf("[%d]", i)) }
 
-// Within reports whether p is q or below q.
+// Within reports whether path p is equal to path q or below it.
 func (p Path) Within(q Path) bool { return len(p) >= len(q) && slices.Equal(p[:len(q)], q) }
 
 // Parent returns the path without its last element.

@@ -2,10 +2,9 @@ package document
 
 import "bytes"
 
-// Weight returns about how many values YAML or JSON text has, before it is parsed: a parser needs memory for
-// each. The name of a field is a value, too. A text has at most twice as many values as its weight, without
-// what aliases repeat. It counts the characters that begin values, wherever they are: quotes and comments
-// hide none.
+// Weight estimates how many values a YAML or JSON text has, without parsing it: a parser needs memory for
+// each. The name of a field is a value, too. Without aliases, a text has at most twice as many values as its
+// weight. Weight counts the characters that begin values, also those in quotes and comments.
 func Weight(data []byte) int {
 	n := 1 + bytes.Count(data, []byte("..."))
 	for i, c := range data {
@@ -27,8 +26,8 @@ func Weight(data []byte) int {
 	return n
 }
 
-// endsWord reports whether a word of YAML may end at the byte at i: at a blank, an indicator or
-// the end of the text, and at a character that is not ASCII, because a few of those break lines.
+// endsWord reports whether a word of YAML may end at offset i: at a blank, at an indicator, at the
+// end of the text, or at a character that is not ASCII, because a few such characters break lines.
 func endsWord(data []byte, i int) bool {
 	return i < 0 || i >= len(data) || data[i] >= 0x80 || bytes.IndexByte([]byte(" \t\r\n,[]{}\"'\\"), data[i]) >= 0
 }

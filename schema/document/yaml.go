@@ -15,18 +15,18 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxAliased limits the values that the aliases of one file may repeat. A text costs as many values as
-// it has textOfValue bytes: repeated, it needs no memory, but it is hashed and checked each time.
+// MaxAliased limits the values that the aliases of one file may repeat. Each textOfValue bytes of a text count
+// as another value: a repeated text needs no memory, but it is hashed and checked each time.
 const (
 	MaxAliased  = 50_000
 	textOfValue = 64
 )
 
 // Limits limit what the parsing of YAML may cost. The caller may pass the same Limits for several
-// texts, which the limits then apply to together.
+// texts. Then they apply to all of these texts together.
 type Limits struct {
-	// Aliased is how many more values aliases may repeat, nested ones included: a few lines of
-	// aliases of aliases would otherwise fill the memory. For a file, it begins at MaxAliased.
+	// Aliased is how many more values aliases may repeat, nested values included. Without it, a few
+	// lines of aliases of aliases would fill the memory. For a file, it begins at MaxAliased.
 	Aliased int
 	// Search is how many more bytes may be parsed again to find the line of an error.
 	Search int
@@ -36,7 +36,7 @@ type Limits struct {
 const maxDepth = 100
 
 // ParseYAML reads the documents of a YAML file. If there is a problem, it also returns the
-// documents before it. It subtracts from the limits what it uses.
+// documents before the problem. It subtracts from the limits what it uses.
 func ParseYAML(file string, data []byte, limits *Limits) ([]*Value, *Problem) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	reader := yamlReader{file: file, limits: limits}
@@ -63,7 +63,7 @@ type yamlReader struct {
 	file   string
 	depth  int // of the aliases around the current node
 	limits *Limits
-	names  map[string]string // of fields: they are repeated, and each is kept once
+	names  map[string]string // of fields: each name is kept in memory once, although many fields have it
 }
 
 func (r *yamlReader) fail(y *yaml.Node, format string, args ...any) *Problem {
@@ -108,7 +108,7 @@ func (r *yamlReader) node(y *yaml.Node, depth int) (*Value, *Problem) {
 	return &Value{Kind: Null, Pos: r.at(y)}, nil // a document without a value
 }
 
-// repeat subtracts from the limit what an alias repeats at y: so many values, and the text of y.
+// repeat subtracts from the limit what an alias repeats at node y: the number of values, and the text of the node.
 func (r *yamlReader) repeat(y *yaml.Node, values int) *Problem {
 	if r.limits.Aliased -= values + len(y.Value)/textOfValue; r.limits.Aliased < 0 {
 		return r.fail(y, "aliases repeat more than %d values, or too much text", MaxAliased)
@@ -164,7 +164,7 @@ func (r *yamlReader) mapping(y *yaml.Node, depth int) (*Value, *Problem) {
 	return n, nil
 }
 
-// name returns an equal string, the same one for equal names.
+// name returns the name. All equal names share the memory of one string.
 func (r *yamlReader) name(s string) string {
 	known, ok := r.names[s]
 	if !ok {
@@ -176,7 +176,7 @@ func (r *yamlReader) name(s string) string {
 	return known
 }
 
-// merge collects the fields that "<<" adds: those of a mapping, or of a list of mappings.
+// merge collects the fields that "<<" adds: the fields of a mapping, or of a list of mappings.
 // The first mapping with a field has precedence.
 func (r *yamlReader) merge(merged []Field, from *Value) ([]Field, *Problem) {
 	sources := from.Items
@@ -232,7 +232,7 @@ var (
 	unknownAnchor = regexp.MustCompile(`unknown anchor '(.*)' referenced`)
 )
 
-// yamlError converts an error of the YAML parser: it finds the exact position, and adds a
+// yamlError converts an error of the YAML parser. It finds the exact position, and adds a
 // hint.
 func yamlError(file string, data []byte, err error, limits *Limits) *Problem {
 	e := &Problem{Position: Position{File: file}, Message: err.Error()}
@@ -264,9 +264,9 @@ func yamlError(file string, data []byte, err error, limits *Limits) *Problem {
 	return e
 }
 
-// firstInvalidLine returns the line that the parser cannot read, and its text: the first
-// line up to which the file fails with the same error. The parser itself names the line
-// where the mapping or list around it begins, or the line above that.
+// firstInvalidLine returns the line that the parser cannot read, and its text. If the file ended
+// after this line, it would fail with the same error; if it ended before, it would not. The parser
+// itself names the line where the mapping or list around it begins, or the line above that line.
 func firstInvalidLine(data []byte, err error) (int, []byte) {
 	lines := bytes.SplitAfter(data, []byte("\n"))
 	read := 0
@@ -297,7 +297,7 @@ func parseAll(data []byte) error {
 	}
 }
 
-// yamlHint returns the most common cause of an error of the parser in a line.
+// yamlHint returns how to correct the most common cause of an error of the parser in a line.
 func yamlHint(message string, line []byte) string {
 	indent := line[:len(line)-len(bytes.TrimLeft(line, " \t"))]
 	switch {
@@ -322,7 +322,7 @@ func yamlHint(message string, line []byte) string {
 	return ""
 }
 
-// addMissing appends the fields of other mappings that v does not have.
+// addMissing appends to mapping v the fields of other mappings that v does not have.
 func addMissing(v *Value, others []Field) {
 	if len(others) == 0 {
 		return

@@ -10,11 +10,11 @@
 //
 //  1. Each byte outside of the replaced values stays: comments, order, quotes and line ends.
 //  2. A value keeps its style: plain, quoted, or a block.
-//  3. What cannot be proved is not written. A value that is shared by an anchor, computed by an expression, written with
-//     escapes or on several lines, or missing is a Refusal, with the place and the lines to write. It concerns that image
-//     only.
-//  4. A file is replaced as a whole, or not at all, and no file is replaced unless all can be written and still have the
-//     content that was read. A file keeps its mode, and its owner if root writes it. A symlink to it stays.
+//  3. What cannot be proved is not written. A missing value is a Refusal. So is a value that an anchor shares, that an
+//     expression computes, or that is written with escapes or on several lines. A Refusal has the place and the lines to
+//     write. It concerns one image only.
+//  4. A file is replaced as a whole. Before that, all files must be writable and still have the content that was read. A
+//     file keeps its mode, and its owner if root writes it. A symlink to it stays.
 //
 // # Reading order
 //

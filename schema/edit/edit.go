@@ -41,8 +41,8 @@ type Edited struct {
 	Refused map[string]*Refusal
 }
 
-// Edit returns the files of a config directory with new values of images. before is the result of loading s. It changes
-// no file. An error means that ctx ended.
+// Edit returns the files of a config directory with new values of images. The argument before is the result of loading
+// snapshot s. Edit changes no file. An error means that ctx ended.
 func Edit(ctx context.Context, s configdir.Snapshot, before load.Result, wanted map[string]Values) (Edited, error) {
 	e := editor{snapshot: s, before: before, wanted: wanted, loader: load.NewLoader(), changes: map[string][]change{}, refused: map[string]*Refusal{}}
 	e.findChanges()
@@ -97,7 +97,7 @@ func addresses(m schema.Image, want Values) []value {
 	return all
 }
 
-// findImage finds the changes of an image. It returns an error if a value is missing, or is not written as it is.
+// findImage finds the changes of an image. A value that is missing or that is not written as plain text is an error.
 func (e *editor) findImage(name string, o load.Origin) error {
 	m, want := e.before.Config.Images[name], e.wanted[name]
 	var changes []change
@@ -120,7 +120,7 @@ func (e *editor) findImage(name string, o load.Origin) error {
 	return nil
 }
 
-// styled returns a new text in the style of the old one: a SHA-512 may have no prefix, as in Longhorn.
+// styled returns a new text in the style of the old text. A SHA-512 has no prefix if the old checksum has none, as in Longhorn.
 func styled(old, text string) string {
 	if len(text) == 128 && strings.HasPrefix(strings.TrimSpace(old), "sha") {
 		return ident.SHA512.String() + ":" + text
@@ -140,7 +140,7 @@ func (e *editor) refuse(name string, err error) {
 	var lines []string
 	for _, a := range addresses(m, want) {
 		if a.old != a.new {
-			public, _, _ := strings.Cut(a.new, "?") // the query of a list may be a secret
+			public, _, _ := strings.Cut(a.new, "?") // the query of an address may be a secret
 			lines = append(lines, fmt.Sprintf("%s: %q", a.path[strings.LastIndexByte(a.path, '.')+1:], public))
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
-// prove returns the new files. It gives up the images without which the configuration differs in wanted values only: a
-// check loads the whole directory, so all images are checked at once, and if that fails, each half of them.
+// prove returns the new files. It gives up each image whose changes would not lead to exactly the wanted values. A check
+// loads the whole directory, so prove checks all images at once. If that fails, it checks each half of them.
 func (e *editor) prove(ctx context.Context) ([]configdir.File, error) {
 	all := slices.Sorted(maps.Keys(e.changes))
 	e.refuseFailing(ctx, all)
@@ -45,8 +45,8 @@ func (e *editor) refuseFailing(ctx context.Context, names []string) {
 	}
 }
 
-// check loads the directory with the changes of some images, and returns an error if anything else changes. If ctx has
-// ended, it returns nil, so that all checks end soon.
+// check loads the directory with the changes of some images, and returns an error if anything but the wanted values
+// changes. If ctx has ended, it returns nil, so that all checks end soon.
 func (e *editor) check(ctx context.Context, names []string) error {
 	files, err := e.apply(names)
 	if err != nil || len(files) == 0 || ctx.Err() != nil {
@@ -69,7 +69,7 @@ func (e *editor) check(ctx context.Context, names []string) error {
 	return e.compare(after.Config, names)
 }
 
-// sameProblems returns an error if there is a new problem. Columns may change.
+// sameProblems returns an error if the problems differ in more than their columns.
 func sameProblems(before, after []document.Problem) error {
 	for i, p := range after {
 		if i >= len(before) || p.File != before[i].File || p.Line != before[i].Line || p.Message != before[i].Message {
@@ -82,7 +82,7 @@ func sameProblems(before, after []document.Problem) error {
 	return nil
 }
 
-// compare returns an error unless the configuration differs from that before in the wanted values of the images only.
+// compare returns an error if the new configuration differs from the old one in more than the wanted values of the images.
 func (e *editor) compare(after schema.Config, names []string) error {
 	before := e.before.Config
 	if len(before.Images) != len(after.Images) || !reflect.DeepEqual(before.Settings, after.Settings) || !reflect.DeepEqual(unplaced(before.Nodes), unplaced(after.Nodes)) {
@@ -101,7 +101,7 @@ func (e *editor) compare(after schema.Config, names []string) error {
 			}
 			a.Source.Download, a.Checksum, a.ID = &d, want.Checksum, b.ID
 			if b.Checksum != want.Checksum || !reflect.DeepEqual(a.Verify, b.Verify) || !reflect.DeepEqual(a.Source, b.Source) {
-				return fmt.Errorf("the values of the image %q would not be the wanted ones", name)
+				return fmt.Errorf("the image %q would not get the new values", name)
 			}
 		}
 		a.Pos, b.Pos = document.Position{}, document.Position{}

@@ -27,8 +27,8 @@ type change struct {
 // tags, the beginning of a block, and quotes.
 var beforeText = regexp.MustCompile(`^([\w"]+:)?\s*([&!]\S*\s+)*([|>][-+\d]*[ \t]*(#.*)?\s+)?#*["']*\s*$`)
 
-// find finds the text of a value in its file, and returns the change to another text. It knows no language: that the
-// change has the wanted effect, and no other, is proved by loading the result.
+// find finds the text of a value in its file, and returns the change to another text. It does not parse the file: prove
+// loads the result, and so shows that the change has exactly the wanted effect.
 func (e *editor) find(v load.ValueOrigin, text string) (change, error) {
 	i := slices.IndexFunc(e.snapshot.Files, func(f configdir.File) bool { return f.Path == v.File })
 	if i < 0 || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
@@ -50,13 +50,13 @@ func (e *editor) find(v load.ValueOrigin, text string) (change, error) {
 	return change{}, errNotHere
 }
 
-var errNotHere = errors.New("the value is not written there as it is, but as an anchor, an expression, with escapes or on several lines")
+var errNotHere = errors.New("the value is not there as plain text: it is an anchor or an expression, or has escapes or several lines")
 
 // inSingleQuotes returns the text of a string within the single quotes of YAML.
 func inSingleQuotes(s string) string { return strings.ReplaceAll(s, "'", "''") }
 
-// offset returns the offset of a position, or the end of the file if it does not exist. The columns of YAML count
-// characters, and others bytes.
+// offset returns the offset of a position, or the end of the file if the position does not exist. Columns count
+// characters in YAML, and bytes in JSON and CUE.
 func offset(data []byte, p document.Position, ext string) int {
 	at := len(data) - len(bytes.TrimPrefix(data, []byte("\ufeff")))
 	for line := 1; line < p.Line; line++ {
@@ -76,7 +76,7 @@ func offset(data []byte, p document.Position, ext string) int {
 	return at
 }
 
-// apply returns the new content of the files that the changes of some images concern.
+// apply returns the files that the changes of some images concern, with their new content.
 func (e *editor) apply(names []string) ([]configdir.File, error) {
 	byFile := map[string][]change{}
 	for _, name := range names {

@@ -14,9 +14,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// Write replaces the content of files of a config directory. before is the directory as it was read. If one of the files has
-// another content by now, or cannot be written, no file changes. Only a failure between two renames changes some of them.
-// Each file then has its old or its new content.
+// Write replaces the content of files of a config directory. The argument before is the directory as it was read. If one of the
+// files has another content now, or cannot be written, no file changes. Only a failure between two renames changes some of the
+// files. Then each file has its old or its new content.
 func Write(dir string, before configdir.Snapshot, files []configdir.File) error {
 	var prepared []*atomicfile.File
 	var err error
@@ -39,7 +39,7 @@ func Write(dir string, before configdir.Snapshot, files []configdir.File) error 
 	return err
 }
 
-// prepare writes a complete file that will replace another one. It is durable.
+// prepare writes a complete and durable file, which will replace an old file.
 func prepare(dir string, old configdir.File, data []byte) (*atomicfile.File, error) {
 	target, err := locate(dir, old.Path)
 	if err != nil {
@@ -71,7 +71,7 @@ func prepare(dir string, old configdir.File, data []byte) (*atomicfile.File, err
 	return f, nil
 }
 
-// locate returns the path of a file behind all symlinks, which must be in the directory.
+// locate returns the path of a file behind all symlinks. A file outside of the directory is an error.
 func locate(dir, name string) (string, error) {
 	root, err := filepath.EvalSymlinks(dir)
 	if err != nil {

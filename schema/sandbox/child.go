@@ -150,7 +150,7 @@ func memoryUse() (size, resident uint64, err error) {
 type evaluator struct {
 	limits Limits
 	all    fstest.MapFS     // all files
-	valid  fstest.MapFS     // those that CUE can parse: the loader parses all files of a module, and one invalid file would be an error of all units
+	valid  fstest.MapFS     // the files that CUE can parse: CUE loads all files of a module, so one invalid file would be an error of all units
 	units  map[string]*Unit // by origin
 }
 
@@ -165,7 +165,7 @@ func (e *evaluator) add(f configdir.File) {
 	e.valid[f.Path] = file
 }
 
-// limited returns r with its text counted, or what is wrong with a result that has too much of it.
+// limited counts the text of result r. With too much text, it returns a problem in place of r.
 func (e *evaluator) limited(u *Unit, r Result) Result {
 	if r.Document != nil {
 		r.Text = r.Document.TextSize()
@@ -192,7 +192,7 @@ func failed(u *Unit, message, hint string) Result {
 	return Result{Problems: []document.Problem{{Position: document.Position{File: u.Files[0].Path}, Message: message, Hint: hint}}}
 }
 
-// evaluate does not panic: a panic of CUE becomes a problem.
+// evaluate evaluates a unit. A panic of CUE becomes a problem.
 func (e *evaluator) evaluate(u *Unit) (r Result) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -264,7 +264,7 @@ func (e *evaluator) problems(u *Unit, err error, invalid bool) []document.Proble
 			}
 		}
 		if strings.HasPrefix(p.Message, "import failed") {
-			p.Hint = "only packages of the config directory and of CUE itself can be imported"
+			p.Hint = "import only packages of the config directory and of CUE itself"
 		}
 		if invalid && len(p.Path) == 0 && p.Hint == "" {
 			p.Message = "not valid CUE: " + p.Message
@@ -272,7 +272,7 @@ func (e *evaluator) problems(u *Unit, err error, invalid bool) []document.Proble
 		if p.Line == 0 {
 			p.Position = document.Position{File: u.Files[0].Path}
 		}
-		p.Message = strings.ReplaceAll(p.Message, "/"+p.Position.String()+": ", "") // the problem has it as its position
+		p.Message = strings.ReplaceAll(p.Message, "/"+p.Position.String()+": ", "") // the problem has this position
 		if len(p.Message) > maxMessage {
 			p.Message = strings.ToValidUTF8(p.Message[:maxMessage], "") + "…"
 		}
@@ -281,8 +281,8 @@ func (e *evaluator) problems(u *Unit, err error, invalid bool) []document.Proble
 	return all
 }
 
-// messageOf returns the message of e, and that of the error that it wraps if that adds
-// anything.
+// messageOf returns the message of error e, and then the message of the error that e wraps,
+// unless it repeats a part of the first.
 func messageOf(e errors.Error) string {
 	format, args := e.Msg()
 	msg := fmt.Sprintf(format, args...)
@@ -292,7 +292,7 @@ func messageOf(e errors.Error) string {
 	return msg
 }
 
-// unquote turns the labels of a CUE path into names. It ends before a comprehension, whose fields have no names yet.
+// unquote turns the labels of a CUE path into names. The result ends before a comprehension, whose fields have no names yet.
 func unquote(labels []string) document.Path {
 	path := make(document.Path, 0, len(labels))
 	for _, l := range labels {

@@ -8,7 +8,7 @@
 //
 // Promises:
 //
-//   - A file that takes too long, needs too much memory or crashes CUE is an error of that
+//   - A file that takes too long, needs too much memory or crashes CUE is an error of its
 //     unit. The other units are evaluated.
 //   - The files read nothing but files of the config directory.
 //     They have no network and no registry.

@@ -26,7 +26,7 @@ import (
 // Directory is the .cue files of a config directory.
 type Directory struct {
 	Units []*Unit
-	Files []configdir.File  // what the units may read: the .cue files, and all files if one of those embeds files
+	Files []configdir.File  // what the units may read: the .cue files, or all files if a .cue file embeds files
 	Sum   [sha256.Size]byte // of everything that the results depend on
 }
 
@@ -43,8 +43,8 @@ type Result struct {
 	Values   int             // number of values in Document, names of fields included
 	Text     int             // bytes of text in Document and Problems
 	Problems []document.Problem
-	// Transient is true if another attempt may have another result, so that the caller
-	// must not remember this one.
+	// Transient is true if another attempt may have another result. Then the caller must
+	// not remember this result.
 	Transient bool
 }
 
@@ -67,7 +67,7 @@ func NewDirectory(files []configdir.File) Directory {
 	return d
 }
 
-// unitsOf groups .cue files. Those below cue.mod are in no unit: other files import them, and they declare nothing themselves.
+// unitsOf groups .cue files. Files below cue.mod are in no unit: other files import them, and they declare nothing themselves.
 func unitsOf(files []configdir.File) (units []*Unit) {
 	byOrigin := map[string]*Unit{}
 	for _, f := range files {
@@ -106,8 +106,8 @@ type Limits struct {
 	Time time.Duration
 }
 
-// Evaluate evaluates units, which may read files, in child processes, and calls each with the result of every
-// unit, in order.
+// Evaluate evaluates units in child processes, and calls the function each with the result of every unit, in
+// order. The units may read the files.
 // A child that crashes returns no more results. If it crashed on its first unit, this unit is the
 // cause. Otherwise an earlier unit of the child may be the cause, so Evaluate starts a new child for
 // the rest. When ctx ends or the time limit is reached, each remaining unit gets a transient problem.
@@ -133,7 +133,7 @@ func Evaluate(ctx context.Context, files []configdir.File, units []*Unit, limits
 	return used
 }
 
-// failure returns the result for a unit that no child evaluated: it was too expensive, the time was over, or the child failed.
+// failure returns the result for a unit that no child evaluated: the unit is too expensive, the time is over, or the child failed.
 func failure(u *Unit, err error) Result {
 	if errors.Is(err, errTooExpensive) {
 		return failed(u, err.Error(), "check for nested comprehensions, or write it in YAML")
@@ -151,8 +151,8 @@ var errNoTime = errors.New("is not evaluated yet: the .cue files of the director
 
 var errTooExpensive = fmt.Errorf("its evaluation takes more than %d seconds or %d MiB", childSeconds, childMemory>>20)
 
-// runChild starts a child, and calls each with the result of every unit that the child evaluates. It
-// returns the processor time of the child.
+// runChild starts a child, and calls the function each with the result of every unit that the child
+// evaluates. It returns the processor time of the child, and why further units have no result.
 func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits Limits, each func(Result)) (used time.Duration, err error) {
 	if os.Getenv(childVariable) != "" {
 		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
@@ -182,8 +182,8 @@ func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits
 	return child.ProcessState.UserTime() + child.ProcessState.SystemTime(), childError(ctx, err, stderr.String())
 }
 
-// wireHeader begins what the parent sends to the child: the units to evaluate, and how many files they may read. The files
-// follow.
+// wireHeader is the first value that the parent sends to the child: the units to evaluate, and how many files they may
+// read. The files follow.
 type wireHeader struct {
 	Limits  Limits
 	Files   int
@@ -204,7 +204,7 @@ func send(in io.WriteCloser, files []configdir.File, units []*Unit, limits Limit
 	}
 }
 
-// receive calls each with the results that arrive before the child ends.
+// receive calls the function each with every result that arrives before the child ends, at most n.
 func receive(out io.Reader, n int, each func(Result)) {
 	decoder := gob.NewDecoder(out)
 	for range n {

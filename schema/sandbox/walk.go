@@ -18,11 +18,11 @@ import (
 type walker struct {
 	files    fstest.MapFS // of the user
 	problems []document.Problem
-	left     int // values and names that the document may still have; below 0: it has too many
+	left     int // how many values and names the document may still have; below 0: it has too many
 }
 
-// value converts v, which is at a path. parent is the position of the value around it: a
-// value that comes from one of CUE's own packages has no position in the user's files.
+// value converts value v at a path. The argument parent is the position of the value around v. A
+// value from one of CUE's own packages gets it, because it has no position in the user's files.
 func (w *walker) value(v cue.Value, at document.Path, parent document.Position) *document.Value {
 	if w.left--; w.left < 0 {
 		return nil
@@ -35,7 +35,7 @@ func (w *walker) value(v cue.Value, at document.Path, parent document.Position) 
 	case k == cue.ListKind:
 		return w.list(v, n, at)
 	case !v.IsConcrete():
-		w.problem(n, at, "has no definite value", "give it one")
+		w.problem(n, at, "has no definite value", "give it a definite value")
 		return nil
 	case k == cue.StringKind:
 		n.Kind = document.Text
@@ -62,8 +62,8 @@ func (w *walker) problem(n *document.Value, at document.Path, msg, hint string) 
 	}
 }
 
-// addIncomplete adds the problems that neither the validation nor the walk has found: an "if" whose condition has no
-// definite value, or a field whose name has none. CUE leaves out what depends on it, which would look like a removal.
+// addIncomplete adds the problems that neither the validation nor the walk has found: the condition of an "if" or the name
+// of a field has no definite value. CUE leaves out what depends on it, which would look like a removal.
 func (w *walker) addIncomplete(problems []document.Problem) {
 	for _, p := range problems {
 		known := slices.ContainsFunc(w.problems, func(q document.Problem) bool { return p.Path.Within(q.Path) })
@@ -110,7 +110,7 @@ func (w *walker) list(v cue.Value, n *document.Value, at document.Path) *documen
 	return n
 }
 
-// ownPosition returns pos if it is in a file of the user, and otherwise parent.
+// ownPosition returns the position pos if it is in a file of the user, and otherwise parent.
 func (w *walker) ownPosition(pos, parent document.Position) document.Position {
 	if w.files[pos.File] != nil {
 		return pos
@@ -126,7 +126,7 @@ func position(p interface {
 	return document.Position{File: strings.TrimPrefix(p.Filename(), "/"), Line: p.Line(), Column: p.Column()}
 }
 
-// fieldPosition returns the position of the name of v's field, or else of its value.
+// fieldPosition returns the position of the name of the field with value v, or else of the value.
 func fieldPosition(v cue.Value) document.Position {
 	if f, ok := v.Source().(*ast.Field); ok {
 		return position(f.Pos())
