@@ -19,7 +19,7 @@ const (
 	gitLockTimeout = 30 * time.Second      // after this time without changes, index.lock is a left-over
 )
 
-var errEmpty = errors.New("the config directory has no configuration files")
+var errEmpty = errors.New("the config directory has no configuration files: check the directory")
 
 // Debouncer decides when the content of a config directory may be applied: never
 // while it may be incomplete. It reads neither the clock nor files: the caller passes it

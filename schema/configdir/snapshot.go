@@ -44,7 +44,7 @@ type Checkout struct {
 	Folder string // the config directory, relative to Root, with slashes; "." is Root
 }
 
-// Digest identifies paths and contents, and nothing else: two directories
+// Digest identifies exactly the paths and the contents: two directories
 // with the same files have the same digest, however the files got there.
 func (s Snapshot) Digest() ident.Digest {
 	h := ident.SHA256.New()

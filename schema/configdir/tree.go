@@ -192,7 +192,7 @@ func (t *tree) walkFolder(location, dir string) error {
 
 // walkSwap walks the target of the swapLink in a folder as if its files were in the
 // folder, and reports whether there is a swapLink. The kubelet's symlinks to the single files are not
-// used: the kubelet creates those of new files, and removes those of removed files, only after the swap.
+// used: the kubelet creates and removes them only after the swap.
 func (t *tree) walkSwap(location, dir string, entries []fs.DirEntry) (bool, error) {
 	if !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == swapLink }) {
 		return false, nil

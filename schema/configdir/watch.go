@@ -84,9 +84,9 @@ func (w configWatch) rewatch() (added bool) {
 	return added
 }
 
-// folders returns the folders to watch: those in which the directory or a symlink
-// on the way to it can be replaced, those with configuration files, and those with the
-// files that show the progress of git.
+// folders returns the folders to watch: the folders in which the directory or a symlink
+// on the way to it can be replaced, the folders with configuration files, and the folders
+// with the files that show the progress of git.
 func (w configWatch) folders() map[string]Names {
 	want := parentFolders(w.dir)
 	folders, git, err := readFolders(w.dir)

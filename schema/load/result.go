@@ -35,7 +35,7 @@ type Result struct {
 }
 
 // digestOf returns the digest of the configuration and of the skipped documents that may declare
-// further images. A node without these documents would delete such images, so it must have
+// further images. A node without these documents would delete these images, so it must have
 // another digest.
 func digestOf(c schema.Config, skipped []schema.Skipped) string {
 	h := sha256.New()

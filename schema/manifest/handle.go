@@ -24,7 +24,7 @@ type Handle struct {
 	BackingImage string `json:"backingImage"`                   // never empty
 	SourceType   string `json:"backingImageDataSourceType"`     // such as "download" or "export-from-volume"; never empty
 	Checksum     string `json:"backingImageChecksum,omitempty"` // "" if it has none
-	// Parameters are those of the source: "url", or "volume-name" and "export-type".
+	// Parameters are the parameters of the source, such as "url", or "volume-name" and "export-type".
 	Parameters map[string]string `json:"parameters"`
 }
 

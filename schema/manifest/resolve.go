@@ -15,7 +15,7 @@ type resolver struct {
 	classNames     []string              // sorted
 	suggestions    document.Suggestions
 	used           map[*document.Value]bool // the claims that a manifest names
-	unread         *document.Problem        // of the first file that cannot be read and may contain such manifests; nil: none
+	unread         *document.Problem        // of the first file that cannot be read, which may contain further manifests; nil: none
 	wasDeclared    func(image string) bool  // see Resolve
 	machineImages  machineImages
 	resolved       map[*File]*File // the result

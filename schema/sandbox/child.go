@@ -26,7 +26,7 @@ import (
 // childVariable is set in the environment of a child.
 const childVariable = "BACKING_IMAGE_MANAGER_EVALUATE_CUE"
 
-// Limits of a child. The kernel enforces those of CPU time and address space.
+// Limits of a child. The kernel enforces the limits of CPU time and address space.
 const (
 	childSeconds = 4         // of CPU time
 	childMemory  = 192 << 20 // bytes of resident memory
