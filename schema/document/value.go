@@ -195,8 +195,8 @@ func (v *Value) writeTo(h hash.Hash) {
 	}
 }
 
-// appendText appends the length and then the text, so that two different sequences of
-// texts are never equal.
+// appendText appends the length and then the text, so that different sequences of texts
+// have different encodings.
 func appendText(b []byte, s string) []byte {
 	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
 }

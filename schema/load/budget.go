@@ -73,7 +73,7 @@ var (
 	directoryLimit = cost{maxValues, maxDocuments, maxDefinitions, maxText}
 )
 
-// exhausted returns the index of the first number in a cost that exceeds its limit, and -1 without any.
+// exhausted returns the index of the first number in a cost that exceeds its limit, and -1 if all are within their limits.
 func (c cost) exhausted(limit cost) int {
 	for i := range c {
 		if c[i] > limit[i] {
@@ -94,13 +94,13 @@ func (c *cost) take(file cost) (exhausted int) {
 	return exhausted
 }
 
-// rejected returns a file in place of p that declares nothing, because p alone has too much. The argument what is the
+// rejected returns a replacement of file p that declares nothing, because p alone has too much. The argument what is the
 // index in the cost.
 func (p *parsedFile) rejected(what int) *parsedFile {
 	return p.leftOut(fmt.Sprintf("has more than %s %s: it is not read", grouped(fileLimit[what]), costNames[what]))
 }
 
-// surplus returns a file in place of p that declares nothing, because all files together have too
+// surplus returns a replacement of file p that declares nothing, because all files together have too
 // much. The argument what is the index in the cost.
 func (p *parsedFile) surplus(what int) *parsedFile {
 	return p.leftOut(fmt.Sprintf("is not read: the files of the directory have more than %s %s together", grouped(directoryLimit[what]), costNames[what]))

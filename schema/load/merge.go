@@ -17,8 +17,8 @@ type merger struct {
 	active    bool     // an earlier configuration is in force
 
 	current    map[key]*definition      // the definitions in force: valid now, or the last valid ones
-	broken     map[key]document.Problem // the first problem of each key whose definition of now is not in force
-	declared   map[key][]*definition    // all definitions of now
+	broken     map[key]document.Problem // the first problem of each key whose present definition is not in force
+	declared   map[key][]*definition    // all present definitions
 	references map[key][]*definition    // sorted by file and line
 	titles     map[key]string           // that references give the images
 
@@ -96,7 +96,7 @@ func (m *merger) apply(k key, defined []*definition) {
 	}
 }
 
-// reject records a problem because of which the definition of key k is not put in force.
+// reject records a problem that keeps the present definition of key k from being in force.
 func (m *merger) reject(k key, p document.Problem) {
 	m.errors = append(m.errors, p)
 	if first, ok := m.broken[k]; !ok || p.Compare(first) < 0 {
@@ -180,7 +180,7 @@ func (m *merger) all(s section) []*definition {
 	return all
 }
 
-// stale reports whether the last valid definition is in force, because the definition of now
+// stale reports whether the last valid definition is in force, because the present definition
 // is broken.
 func (m *merger) stale(d *definition) bool {
 	_, broken := m.broken[d.key]

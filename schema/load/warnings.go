@@ -40,7 +40,7 @@ func (m *merger) warnings(c schema.Config) []document.Problem {
 	return l.found
 }
 
-// warn adds a warning about a definition of now. It ignores a last valid definition, whose position may be wrong.
+// warn adds a warning about a present definition. It ignores a last valid definition, whose position may be wrong.
 func (l *linter) warn(d *definition, p document.Problem) {
 	if !l.merged.stale(d) {
 		l.found = append(l.found, d.placeNative(p))

@@ -282,7 +282,7 @@ func (e *evaluator) problems(u *Unit, err error, invalid bool) []document.Proble
 }
 
 // messageOf returns the message of error e, and then the message of the error that e wraps,
-// unless it repeats a part of the first.
+// unless the first message contains the second.
 func messageOf(e errors.Error) string {
 	format, args := e.Msg()
 	msg := fmt.Sprintf(format, args...)
