@@ -45,7 +45,7 @@ func (m *merger) checkClone(d *definition, clone *schema.Clone, images []string)
 		}
 		if before.Encryption == clone.Encryption {
 			m.rejectNative(d, document.Problem{Path: at.With("encryption"),
-				Message: fmt.Sprintf("cannot re-%[1]s: %[2]q is %[1]sed already", clone.Encryption, clone.BackingImage)})
+				Message: fmt.Sprintf("cannot re-%[1]s: %[2]q is %[1]sed already", clone.Encryption, clone.BackingImage), Hint: "clone another image"})
 		}
 		return
 	}
@@ -75,6 +75,6 @@ func (m *merger) checkCycles() {
 			names = append(names[:9], "…", names[len(names)-1])
 		}
 		m.rejectNative(d, document.Problem{Path: document.Path{"source", "clone", "backingImage"},
-			Message: message + strings.Join(names, " from "), Hint: "give one of them another source"})
+			Message: message + strings.Join(names, " from "), Hint: "give one of these images another source"})
 	}
 }
