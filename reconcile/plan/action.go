@@ -22,12 +22,12 @@ type Action struct {
 	// Bytes is the number of bytes that the operation transfers, copies or reads, or that a
 	// deletion frees. It is UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
-	// Size is the size of the image if the action is a download by an index that is at hand; 0: it is not.
-	// Bytes is then what the download is expected to transfer.
+	// Size is the size of the image if the action is a download by an index that this node has already; 0:
+	// it is not. Then Bytes is the expected transfer.
 	Size int64 `json:"size,omitempty"`
 	// From is the copy that a sync, a repair or a clone reads, as <node>/<disk>/<folder>. An
-	// action that reads copies of other nodes reads all of them; From names one. A verification
-	// with From reads only that copy, and not the one that the action concerns.
+	// action that reads copies of other nodes reads all of them; From names the first. A verification
+	// with From reads only that copy, and not the copy that the action concerns.
 	From ident.CopyRef `json:"from,omitzero"`
 	// Until is when a wait ends, or when a blocked action is tried all the same. It is zero when the time
 	// is not known.
@@ -35,9 +35,9 @@ type Action struct {
 	// Next is the operation on the same copy that is planned after this wait or blocked
 	// action; "": none.
 	Next model.Op `json:"next,omitempty"`
-	// Needed: replicas on the disk need the copy, so that it is created before others.
+	// Needed: replicas on the disk need the copy. It is created before other copies.
 	Needed bool `json:"needed,omitempty"`
-	// Stuck: neither time nor the rest of the plan leads to Next. Something else may, such as the end of a use.
+	// Stuck: neither time nor the rest of the plan leads to Next. Another event may, such as the end of a use.
 	Stuck bool `json:"stuck,omitempty"`
 
 	// LocalSource is the copy on a disk of this process that the action reads. It is zero
@@ -80,13 +80,13 @@ func waitUntil(ref ident.CopyRef, reason model.Reason, until time.Time) Action {
 	return a
 }
 
-// blocked returns an action that needs a change by a person.
+// blocked returns a blocked action: a person must change something.
 func blocked(ref ident.CopyRef, reason model.Reason) Action {
 	return NewAction(model.Blocked, ref, reason, 0)
 }
 
-// backOff returns the wait for the next attempt after f, or a blocked action if f is final: a person
-// must act, unless a rare attempt succeeds.
+// backOff returns the wait for the next attempt after failure f. After a final failure it returns a blocked
+// action: a person must act, unless a rare attempt succeeds.
 func backOff(ref ident.CopyRef, f model.Failure) Action {
 	if f.Final {
 		a := blocked(ref, because(CodeRejected, "%s", f.Message))
@@ -107,8 +107,8 @@ func (a Action) Idle() bool { return a.Op == model.Wait || a.Op == model.Blocked
 // VerifiesPeer reports whether the action reads a copy on another node to verify its bytes.
 func (a Action) VerifiesPeer() bool { return a.Op == model.Verify && a.From != (ident.CopyRef{}) }
 
-// asWaitFor returns an idle action with op as its Next, which is stuck if stuck is true or the action is blocked.
-// It returns other actions unchanged.
+// asWaitFor returns an idle action with op as its Next. The action is stuck if stuck is true or if it is blocked.
+// Actions that are not idle do not change.
 func (a Action) asWaitFor(op model.Op, stuck bool) Action {
 	if a.Idle() {
 		a.Next, a.Stuck = op, stuck || a.Op == model.Blocked

@@ -27,7 +27,7 @@ type Cluster struct {
 	BackedUp map[ident.CopyRef]bool
 }
 
-// Observe returns what the node of d observes. It shares memory with c.
+// Observe returns what the node of desired state d observes. The result shares memory with the cluster.
 func (c *Cluster) Observe(d Desired) Observed {
 	o := Observed{
 		Now: c.Now, Disks: c.Disks, Failures: c.Failures, Peers: map[string]model.Peer{},
@@ -147,7 +147,7 @@ func (c *Cluster) Problems(nodes []Desired) map[ident.DiskRef]string {
 }
 
 // fleet plans for all nodes of a cluster. They share one index, each image is planned only for the few nodes that it may
-// concern, and a node computes only the rejections that another one needs. The result is the same as when each node
+// concern, and a node computes only the rejections that another node needs. The result is the same as when each node
 // plans all images.
 type fleet struct {
 	*Cluster
@@ -156,7 +156,7 @@ type fleet struct {
 	rejected map[ident.CopyRef]Rejection
 }
 
-// newFleet returns the fleet as an observer with the desired state d sees it, which is a node without disks.
+// newFleet returns the fleet of a cluster. d is the desired state of the observer, which is a node without disks.
 func newFleet(c *Cluster, d Desired) *fleet {
 	f := &fleet{Cluster: c, owners: map[string]*Round{}, rejected: map[ident.CopyRef]Rejection{}}
 	o := c.Observe(d)
@@ -172,7 +172,7 @@ func (f *fleet) round(d Desired) *Round {
 	return ix
 }
 
-// published returns why a node takes no copy on one of its disks, as it publishes it. An unreachable node publishes nothing.
+// published returns the published reason why a disk takes no copy. An unreachable node publishes nothing.
 func (f *fleet) published(ref ident.CopyRef) Rejection {
 	if r, known := f.rejected[ref]; known {
 		return r
@@ -191,8 +191,8 @@ func (f *fleet) published(ref ident.CopyRef) Rejection {
 	return f.rejected[ref]
 }
 
-// concerned returns the images that may concern each node, by node and name: something must be done about a copy of it,
-// a copy is surplus, a disk was rejected, a replica needs it, an attempt failed, or a job runs.
+// concerned returns, by node and name, the images that may concern a node: its copy needs an action or is surplus, its
+// disk was rejected, a replica there needs the image, an attempt failed, or a job runs.
 func (f *fleet) concerned() map[string]map[string]schema.Image {
 	byNode, declared := map[string]map[string]schema.Image{}, f.observer.Desired.Config.Images
 	add := func(on ident.DiskRef, name string) {

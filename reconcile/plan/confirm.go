@@ -24,9 +24,9 @@ import (
 // Each holder withdraws before it queries. If two holders withdraw at the same time, at least
 // one of them therefore observes that the other copy is leaving, and cancels.
 
-// NodesToQuery returns the nodes that must confirm the deletion a, sorted. For an orphan, and for an older
-// generation with a complete file, these are all other nodes, because a replica there may need it. Otherwise they are the nodes whose
-// copies the deletion counts on.
+// NodesToQuery returns the nodes that must confirm a deletion, sorted. For an orphan, and for an older
+// generation with a complete file, these are all other nodes, because a replica there may need the generation. For any other copy,
+// they are the nodes whose copies the deletion counts on.
 func (ix *Round) NodesToQuery(a Action) []string {
 	d, o := ix.Desired, ix.Observed
 	image, declared := d.Config.Images[a.Image]
@@ -48,15 +48,15 @@ type Response struct {
 	ConfigDigest string // as Peer.ConfigDigest
 	// Disks are the disks of that node with the copies of that name only.
 	Disks map[ident.DiskRef]model.Disk
-	// Proofs are the outcomes of the requested proofs. A copy that is missing has proven nothing.
+	// Proofs are the outcomes of the requested proofs. A copy without an outcome has proven nothing.
 	Proofs map[ident.CopyRef]Proof
 }
 
 // WithResponses returns o with the responses about the images of that name. The queries must
-// have started after the withdrawal. Earlier observations do not count any more: a node that
-// was queried and did not respond is unreachable, and a node that was not queried confirms
-// nothing. A copy counts only if it has proven that it has its bytes. Evidence against the deletion still
-// counts, from every node. responses also has the proofs of copies on this node.
+// have started after the withdrawal. Earlier observations do not speak for the deletion any more:
+// a queried node that did not respond is unreachable, and a node that was not queried confirms
+// nothing. A copy counts only if it has proven that it has its bytes. What any node said against the deletion
+// earlier, such as a use, still counts. responses also has the proofs of copies on this node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	o.proofs, o.unconfirmed = map[ident.CopyRef]Proof{}, map[string]bool{}
@@ -91,8 +91,8 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 	return o
 }
 
-// withResponse returns the disk with its copies of one name replaced by those in the response,
-// which is the argument now. Without a response, the earlier copies of that name count as leaving.
+// withResponse returns disk d after a query about one image name. A response replaces the copies of
+// that name by the copies in now. Without a response, the earlier copies of that name count as leaving.
 func withResponse(d model.Disk, name string, now model.Disk, responded bool) model.Disk {
 	if responded {
 		d.UUID, d.Problem, d.ReadOnly, d.UsageUnknown = now.UUID, now.Problem, now.ReadOnly, now.UsageUnknown
@@ -115,14 +115,14 @@ func withResponse(d model.Disk, name string, now model.Disk, responded bool) mod
 		if d.Copies == nil {
 			d.Copies = map[ident.ID]model.Copy{}
 		}
-		c.ReadBackAt = earlier[id].ReadBackAt // that one is by the clock of this node
+		c.ReadBackAt = earlier[id].ReadBackAt // translated to the clock of this node, unlike the response
 		d.Copies[id] = c
 	}
 	return d
 }
 
-// needsAfter returns the needs of a disk after a response about one name, which d has. They are those of the earlier
-// responses for other names, and for all names if the disk cannot be read.
+// needsAfter returns the needs on a disk after a response d about one image name. For other names the earlier needs
+// stay. If the disk cannot be read, all earlier needs stay.
 func needsAfter(d model.Disk, earlier map[ident.ID]model.Need, name string) map[ident.ID]model.Need {
 	if d.Problem != "" {
 		return earlier
@@ -139,8 +139,8 @@ func needsAfter(d model.Disk, earlier map[ident.ID]model.Need, name string) map[
 	return needs
 }
 
-// ConfirmDeletion returns nil if the withdrawn copy of a may be deleted according to a round whose observed state
-// WithResponses returned. Otherwise the error says why not.
+// ConfirmDeletion returns nil if the deletion of a withdrawn copy may go on. Otherwise the error says why not. The
+// observed state of the round must be a result of WithResponses.
 func (ix *Round) ConfirmDeletion(a Action) error {
 	d, o := ix.Desired, ix.Observed
 	if d.Allowed == schema.ObserveOnly {
@@ -169,11 +169,11 @@ func (ix *Round) ConfirmDeletion(a Action) error {
 	return errors.New("not deleted: no longer surplus")
 }
 
-// A node is trusted with what it says about its own copies, except for one thing: before this node
-// deletes a copy, each copy on which the deletion counts proves that it has its bytes (H3). After the
+// This node trusts what another node says about its own copies, with one exception: before a deletion,
+// each copy on which the deletion counts proves that it has its bytes (H3). After the
 // withdrawal the holder chooses a chunk at random, requests it, and compares it with a
-// chunk manifest that it trusts. The withdrawn copy is not sent any more, so another node cannot
-// get the chunk from it. The chunk is read past the page cache, also that of a copy on this node: a medium may
+// chunk manifest that it trusts. The holder does not send the withdrawn copy any more, so another node cannot
+// get the chunk from it. The chunk is read past the page cache, also from a copy on this node: a medium may
 // have lost bytes that the cache still has.
 
 // Proof is how a copy answered the request to prove that it has its bytes.
@@ -198,25 +198,25 @@ const (
 // ProofRequest is the request that a copy proves that it has its bytes.
 type ProofRequest struct {
 	Copy ident.CopyRef
-	// Local is a copy on this node with the same bytes. Its chunk manifest is compared with the
-	// chunk; the file of the copy is not read. Zero: this node has no such manifest, and the chunk
-	// is compared with the manifest that the other node serves.
+	// Local is a copy on this node with the same bytes. The chunk is compared with its chunk
+	// manifest; its file is not read. Zero: this node has no manifest of these bytes, and the
+	// chunk is compared with the manifest that the other node serves.
 	Local ident.CopyRef
 	// Untrusted: the manifest that the other node serves may be made up. The proof cannot be made
 	// before this node has read the copy in full.
 	Untrusted bool
 }
 
-// needsProofs reports whether the deletion a counts on copies that must prove that they have their
-// bytes. The deletion of an orphan counts on no copy, and a partial file is no copy that can be lost.
+// needsProofs reports whether copies must prove that they have their bytes before a deletion. A partial file
+// is no copy that can be lost. The deletion of an orphan needs no proofs either: the callers check that.
 func needsProofs(o Observed, a Action) bool {
 	return o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].State != model.Pending
 }
 
-// ProofRequests returns the proofs on which the deletion a has to count, and no more. The observed state of
-// the round is what WithResponses returned for responses without proofs. It returns none if the responses do not allow
-// the deletion anyway. Copies in last are asked only if no others are left: they did not answer an
-// earlier request.
+// ProofRequests returns the fewest requests for proofs that are enough for a deletion. The observed state of
+// the round must be a result of WithResponses for responses without proofs. It returns nil if the responses do not allow
+// the deletion. The copies in the map last did not answer an earlier request. They are asked only if no other
+// copies are left.
 func (ix *Round) ProofRequests(a Action, last map[ident.CopyRef]bool) []ProofRequest {
 	d, o := ix.Desired, ix.Observed
 	image, declared := d.Config.Images[a.Image]
@@ -236,7 +236,7 @@ func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRe
 			counted = append(counted, p.proofRequest(ref, deleted))
 		}
 	}
-	for _, isWorse := range []func(ProofRequest) bool{ // the last one decides first
+	for _, isWorse := range []func(ProofRequest) bool{ // the last criterion decides first
 		func(r ProofRequest) bool { return r.Untrusted },
 		func(r ProofRequest) bool { return !p.ix.Desired.Owns(r.Copy.Disk) },
 		func(r ProofRequest) bool { return last[r.Copy] },
@@ -265,8 +265,8 @@ func (p imagePlanner) proofRequests(deleted ident.CopyRef, last map[ident.CopyRe
 
 // readFirst returns the deletion of a surplus copy, or the action that must come before it. A proof needs
 // a chunk manifest. If this node has no chunk manifest for the bytes of the other copy, and the other node
-// may have made up the one that it publishes, a proof shows nothing. Then this node first reads that copy
-// in full, once.
+// may have made up the manifest that it publishes, a proof shows nothing. Then this node first reads that
+// copy in full, once.
 func (p *surplusPlanner) readFirst(deletion Action) Action {
 	ref := deletion.CopyRef()
 	if !needsProofs(p.ix.Observed, deletion) {
@@ -279,7 +279,7 @@ func (p *surplusPlanner) readFirst(deletion Action) Action {
 		case c.ManifestDigest.IsZero(): // its node makes one
 			return wait(ref, deletion.With(CodeUnproven, ", but the copy on %s has no chunk manifest yet", r.Copy.Disk)).asWaitFor(deletion.Op, false)
 		default:
-			reason := deletion.With(CodeUnproven, "; before that the copy on %s is read in full, because nothing else shows that it has its bytes", r.Copy.Disk)
+			reason := deletion.With(CodeUnproven, "; before that the copy on %s is read in full, because no chunk can prove that it has its bytes", r.Copy.Disk)
 			return p.ix.withSource(p.ix.attempt(model.Verify, ref, reason, c.Size), r.Copy).asWaitFor(deletion.Op, false)
 		}
 	}
@@ -313,7 +313,7 @@ func (p imagePlanner) proofRequest(ref, deleted ident.CopyRef) ProofRequest {
 }
 
 // ownManifest returns a copy of this node whose chunk manifest describes the bytes with the digest,
-// zero if there is none. The manifest of a damaged copy is that of its bytes from before.
+// zero if there is none. The manifest of a damaged copy describes its bytes from before the damage.
 func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) ident.CopyRef {
 	sameBytes, _ := p.ix.readyWith(digest)
 	for _, ref := range slices.Concat([]ident.CopyRef{deleted}, p.ix.ownCopies(deleted.ID.Name), sameBytes) {
@@ -328,8 +328,8 @@ func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) id
 // trustsManifest reports whether the chunk manifest that the node of a copy serves describes the bytes
 // with the digest of the copy: another node has the same manifest for the same digest, or this node
 // has read the bytes. Without a declared checksum a node is trusted with the content anyway, with two
-// exceptions: another node has another manifest for the same digest, so that one of them has made it up; or
-// the copy that is deleted has the digest, so that it may be the last one with these bytes.
+// exceptions. If another node has another manifest for the same digest, one of the two is made up. If
+// the deleted copy has the digest, it may be the last copy with these bytes.
 func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 	c := p.ix.copyAt(ref)
 	if c.ManifestDigest.IsZero() {
@@ -344,7 +344,7 @@ func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 		switch {
 		case other.Disk.Node == ref.Disk.Node || second.SHA512 != c.SHA512 || second.ManifestDigest.IsZero() || second.Unproven:
 		case second.ManifestDigest != c.ManifestDigest:
-			contradicted = true // also by a damaged copy: its manifest is that of its bytes from before
+			contradicted = true // also by a damaged copy: its manifest describes its bytes from before
 		case second.State == model.Ready:
 			return true
 		}
@@ -358,8 +358,8 @@ func (v *view) hasProven(ref ident.CopyRef) bool {
 	return v.Observed.proofs == nil || v.Observed.proofs[ref].Result == ProofPassed
 }
 
-// Unproven is the state of a copy on another node that has sent wrong bytes, or none for a long time.
-// Nobody on this node counts on it or reads it.
+// Unproven is why this node neither counts on nor reads a copy on another node: that node has sent wrong
+// bytes, or none for a long time.
 var Unproven = model.Reason{Code: CodeUnproven, Text: "it did not prove that it has its bytes: other bytes were received, or none"}
 
 // unprovenCopies returns why a deletion does not count on copies of the declared generation that claim to be
@@ -370,7 +370,7 @@ func (s *imageState) unprovenCopies() (reasons []string) {
 		switch {
 		case ref.ID != s.image.ID || !s.ix.Desired.Owns(ref.Disk) && !s.ix.sameConfig(ref.Disk.Node):
 		case c.SameAs != (ident.DiskRef{}):
-			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it is that on %s, because both disks show its folder", ref.Disk, c.SameAs))
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: it is the copy on %s, because both disks show its folder", ref.Disk, c.SameAs))
 		case c.Unproven:
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s", ref.Disk, Unproven.Text))
 		case c.State == model.Ready && !c.Leaving && !s.ix.hasProven(ref) && s.ix.Observed.proofs[ref].Problem != "":

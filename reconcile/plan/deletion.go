@@ -21,20 +21,20 @@ type undesired struct {
 	use    string          // why the copy is in use; "": it is not
 	// unknown is why it is not known whether the copy is in use elsewhere; zero: it is known.
 	unknown model.Reason
-	limit   model.Reason // a reason if the prune limit blocks the orphan
-	oldPart bool         // a partial file of an older generation: no job resumes it, and it is no ready copy
+	limit   model.Reason // why the prune limit blocks the orphan; zero: it does not
+	oldPart bool         // the copy is a partial file of an older generation, which no job resumes
 }
 
-// decide returns the deletion, or why the copy is kept. Every deletion of a copy comes from here, and this is the list of what stops
-// one: the first case that holds is the one that people read. A deletion from here can still become a wait because of
-// other actions: while another copy is created from it (keepSources), while copies of the image differ (conflict), and
-// while the image is suspended.
+// decide returns the deletion, or why the copy is kept. Every deletion of a copy comes from here. People read the reason of the
+// first case that holds. Other code can only prevent a deletion: keepGenerations keeps the copy (keptByWish), an inspection must
+// come first (planSurplus), another copy is created from this copy (keepSources), copies of the image differ (conflict), or the
+// image is suspended (suspend).
 func (x undesired) decide() Action {
 	d, c, seen := x.Desired, x.copyAt(x.ref), x.Observed.Disks[x.ref.Disk]
 	undecided, maybe := d.Undecided.MayDeclare(x.ref.ID.Name, c.Declaration)
 	f, end := x.Observed.Failures[x.ref], x.intervalEnd(x.ref)
-	// keep waits for something that the planner cannot foresee, such as the end of a use. block waits for a person. later waits
-	// for a time, or for the rest of the plan.
+	// keep: the planner cannot foresee the end of the wait, for example the end of a use. block: a person must act. later: time
+	// or the rest of the plan ends the wait.
 	keep := func(r model.Reason) Action { return wait(x.ref, r).asWaitFor(x.op, true) }
 	block := func(r model.Reason) Action { return blocked(x.ref, r).asWaitFor(x.op, true) }
 	later := func(r model.Reason, until time.Time) Action { return waitUntil(x.ref, r, until).asWaitFor(x.op, false) }
@@ -52,7 +52,7 @@ func (x undesired) decide() Action {
 	case !x.limit.IsZero() && !slices.Contains(d.Config.Settings.PruneConfirmed, x.ref.ID):
 		return block(x.limit.With(CodePruneLimit, ": if that is intended, add %q to pruneConfirmed", x.ref.ID))
 	case !x.limit.IsZero():
-		return keep(x.limit.With(CodePruneLimit, ": pruneConfirmed names this image, but none is deleted until it names all of them"))
+		return keep(x.limit.With(CodePruneLimit, ": pruneConfirmed names this image, but must name all these images before any of them is deleted"))
 	case x.image != nil && x.image.placement.ranked.len() == 0:
 		none := noRankedDisk(d.Config.Nodes, x.image.state.image)
 		return block(none.With(none.Code, ": every copy is kept"))
@@ -111,12 +111,12 @@ func planOrphans(ix *Round) []Action {
 			actions = append(actions, x.decide())
 		}
 	}
-	// The suspension of an image ended with its declaration. That of the settings remains.
+	// The suspension of an image ended with its declaration. The suspension of the settings remains.
 	return suspend(actions, ix.Desired.SuspensionOf(schema.Image{}, ix.Observed.Now))
 }
 
-// isOrphan reports whether the copies of an image are orphans. Those of an image with an
-// invalid declaration are not.
+// isOrphan reports whether the copies of an image are orphans. Copies of an image with an
+// invalid declaration are no orphans.
 func (p orphanPlanner) isOrphan(name string) bool {
 	_, declared := p.Desired.Config.Images[name]
 	return !declared && p.Desired.invalidReason(name).IsZero()
@@ -131,7 +131,7 @@ func (p orphanPlanner) pruneBlocked() model.Reason {
 	for _, id := range p.Desired.Config.Settings.PruneConfirmed {
 		confirmed[id] = true
 	}
-	orphans, all := map[string]bool{}, true // all: the setting names all of them
+	orphans, all := map[string]bool{}, true // all: pruneConfirmed names every orphan
 	for name, refs := range p.byName {
 		if !p.isOrphan(name) || p.usage(name, ident.CopyRef{}) != "" {
 			continue
@@ -143,14 +143,14 @@ func (p orphanPlanner) pruneBlocked() model.Reason {
 		}
 	}
 	limit := p.Desired.Config.Settings.PruneLimit
-	if all || !limit.Exceeded(len(p.Desired.Config.Images), len(orphans)) { // to confirm a part is not enough: after its deletion the rest would be below the limit
+	if all || !limit.Exceeded(len(p.Desired.Config.Images), len(orphans)) { // after the deletion of a confirmed part, the rest would be below the limit
 		return model.Reason{}
 	}
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
 }
 
-// usage returns which copy of an image is in use, on any node, apart from the claims that a requested clean-up of
-// the copy waived does not count.
+// usage returns which copy of an image is in use, on any node; "" means none. The claims that an operator waived for
+// the clean-up of the copy waived do not count (U8).
 func (p orphanPlanner) usage(name string, waived ident.CopyRef) string {
 	for _, ref := range p.copiesNamed(name) {
 		if c := p.copyAt(ref); c.UsedBy != "" && !p.Desired.isWaived(waived, ref.Disk.Node) {
@@ -160,21 +160,21 @@ func (p orphanPlanner) usage(name string, waived ident.CopyRef) string {
 	return ""
 }
 
-// The copy that replaces an evicted one is read back in full, once, before the evicted one goes (S5): its bytes were
-// compared when they arrived, and a proof is one chunk, which finds the loss of a part by chance only. Every
-// node knows from the configuration which disks are evicted. So the node of the replacing copy plans its
-// verification, and the holder waits until that node has published it.
+// The copy that replaces an evicted copy is read back in full, once, before the evicted copy is deleted (S5). Its bytes
+// were compared when they arrived. A proof is one chunk, so it finds a partial loss only by chance. Every node knows
+// from the configuration which disks are evicted. So the node of the replacing copy plans the verification, and the
+// holder waits until that node has published the time of the read.
 
-// clockTolerance is by how much the clocks of two nodes may differ without being known. The holder tolerates twice as
-// much as the node that reads: otherwise it could wait for a read that this node has done.
+// clockTolerance is the tolerated difference between the clocks of two nodes. The holder tolerates twice as much as the
+// node that reads. Otherwise the holder could wait for a read that the other node has already done.
 const clockTolerance = 5 * time.Second
 
-// readBackGap is how long a node does not read a copy again for another node. Two nodes that show one folder write one
-// record, so that its copy becomes surplus again and again.
+// readBackGap is the least time between two reads of a copy for other nodes. If two nodes have the same folder, both
+// write one record, and the copy becomes surplus again and again.
 const readBackGap = time.Minute
 
-// replacement returns the copy that replaces evicted ones; false: not enough copies are ready yet. When a disk leaves
-// the ranking, the others keep their order, so that the new one is the last of the desired ranked disks.
+// replacement returns the copy that replaces evicted copies. found is false while too few copies are ready. When a disk
+// leaves the ranking, the other disks keep their order. So the new disk is the last of the desired ranked disks.
 func (p imagePlanner) replacement() (by ident.CopyRef, found bool) {
 	best, n := 1, 0
 	for _, ref := range p.state.ready { // best ranked first
@@ -196,7 +196,7 @@ func (p imagePlanner) replacement() (by ident.CopyRef, found bool) {
 	return by, n >= p.placement.requiredCopies()
 }
 
-// evictedFor returns the evicted copy that the copy by replaces, and for which it is not read back yet.
+// evictedFor returns the evicted copy that the copy by replaces. unread is false if no read of the copy by is due.
 func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unread bool) {
 	if p.ix.Desired.Allowed != schema.Everything {
 		return ident.CopyRef{}, false // nothing is deleted now
@@ -212,8 +212,8 @@ func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unrea
 	return p.state.ready[i], true
 }
 
-// readBackFor reports whether the copy by was read in full since an evicted one became surplus and was last used.
-// tolerance is that for the clock of another node.
+// readBackFor reports whether the copy by was read in full after the evicted copy became surplus, and after its last
+// use. tolerance is the tolerated difference between the clocks of the two nodes.
 func (ix *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
 	c, read := ix.copyAt(evicted), ix.copyAt(by).ReadBackAt
 	since := c.SurplusSince
@@ -226,7 +226,7 @@ func (ix *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration)
 	if by.Disk.Node != evicted.Disk.Node {
 		since = since.Add(-tolerance)
 	}
-	wrong := read.After(ix.Observed.Now.Add(tolerance)) // the clock that gave it
+	wrong := read.After(ix.Observed.Now.Add(tolerance)) // the clock of this time was wrong
 	return !read.IsZero() && !read.Before(since) && !wrong
 }
 

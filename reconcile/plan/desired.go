@@ -17,19 +17,19 @@ import (
 type Desired struct {
 	// Node is the name of the node that plans for its own disks.
 	Node string
-	// OnlyDisks are the names of the node's disks that this process manages; nil: all of
-	// them. It treats the others like disks of another node.
+	// OnlyDisks are the names of the node's disks that this process manages; nil: all disks.
+	// The process treats the node's other disks like disks of another node.
 	OnlyDisks map[string]bool
 	// Config is the configuration. Config.Nodes has Node.
 	Config schema.Config
-	// Digest is the config digest, "" while any part of the configuration is invalid. Nodes
-	// with the same digest plan alike.
+	// Digest is the config digest. "" means that a part of the configuration is invalid.
+	// Nodes with the same digest plan alike.
 	Digest string
-	// Revision is the commit of the configuration, "" when it is not known.
+	// Revision is the commit of the configuration. "" means that it is not known.
 	Revision string
 	// Allowed is how much of a plan may be executed.
 	Allowed schema.Allowed
-	// Loading: Allowed is less than the configuration allows because a newer one is being loaded.
+	// Loading: Allowed is less than the configuration allows because a newer configuration is being loaded.
 	Loading bool
 	// Offline: Allowed is less than the configuration allows because no peer is queried.
 	Offline bool
@@ -46,7 +46,7 @@ type Desired struct {
 	// Cleanup are surplus copies whose deletion an operator requested before the clean-up
 	// interval has passed.
 	Cleanup map[ident.CopyRef]bool
-	// DespiteNeed are nodes whose claims of a use or a need do not keep such a copy, because an operator said so (U8).
+	// DespiteNeed has, for copies in Cleanup, the nodes whose claims of a use or a need do not count, because an operator said so (U8).
 	DespiteNeed map[ident.CopyRef][]string
 	// Uploads are copies on this node that a client has started to upload; nil: this process
 	// accepts no uploads.
@@ -106,7 +106,7 @@ func selectDisks(declared map[string]schema.Disk, paths []string) (map[string]bo
 			}
 		}
 		if !found {
-			return nil, fmt.Errorf("disk %s is not declared for this node: it has %s",
+			return nil, fmt.Errorf("disk %s is not declared for this node: choose one of %s",
 				path, strings.Join(slices.Sorted(maps.Keys(declared)), ", "))
 		}
 	}
@@ -166,8 +166,8 @@ func (d Desired) deletionsOff(reason model.Reason) model.Reason {
 	return reason.With(CodeDeletionsOff, ", but nothing is deleted while the configuration is invalid")
 }
 
-// WhileLoading returns the desired state while a newer configuration is being loaded: it is the same,
-// without deletions.
+// WhileLoading returns the desired state while a newer configuration is being loaded: it allows no
+// deletions.
 func (d Desired) WhileLoading() Desired {
 	if d.Allowed == schema.Everything {
 		d.Allowed, d.Loading = schema.NoDeletions, true
@@ -175,8 +175,8 @@ func (d Desired) WhileLoading() Desired {
 	return d
 }
 
-// PublishedDigest returns the config digest that other nodes see. There is none while any part of
-// the configuration is invalid, and in observe-only mode, so that they do not count on this node.
+// PublishedDigest returns the config digest that other nodes see. valid is false while any part of the
+// configuration is invalid, and in observe-only mode, so that other nodes do not count on this node.
 func (d Desired) PublishedDigest() (digest string, valid bool) {
 	if d.Digest == "" || d.Allowed == schema.ObserveOnly {
 		return "", false
@@ -184,8 +184,8 @@ func (d Desired) PublishedDigest() (digest string, valid bool) {
 	return d.Digest, true
 }
 
-// differsFrom reports whether a peer has another configuration, or an invalid one. Without a digest
-// of its own a node cannot compare.
+// differsFrom reports whether a peer has another configuration, or an invalid one. It is false while
+// this node has no config digest to compare.
 func (d Desired) differsFrom(p model.Peer) bool { return d.Digest != "" && p.ConfigDigest != d.Digest }
 
 // ObserveOnly returns the desired state of a node that the configuration does not declare, or

@@ -3,8 +3,8 @@
 //
 //	plan := NewRound(desired, observed).Plan()
 //
-// It does no I/O and reads no clock; the observed state has the time (R2). Only NewDesired asks for the working folder, to complete a path. Two plans of equal
-// values are equal. A dry run prints the value that a daemon executes.
+// It does no I/O and reads no clock: the observed state has the time (R2). Only NewDesired reads the working directory, to complete
+// a relative path. Equal states give equal plans. A dry run prints the value that a daemon executes.
 //
 // # How a plan is made
 //
@@ -16,7 +16,7 @@
 //	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
 //	    add disks with replicas that need it  need.go       G2: their volumes cannot start
 //	    surplus copies: delete or keep        surplus.go    surplusPlanner
-//	    what stops a deletion                 deletion.go   deletion: S1 to S6
+//	    what stops a deletion                 deletion.go   undesired: S1 to S6
 //	        if nothing uses or needs them     usage.go      U1 to U8
 //	        after what replaces them is read  deletion.go   S5
 //	    older generations to keep             surplus.go    keptGenerations: V6
@@ -24,7 +24,7 @@
 //	        copy from this node or from peers
 //	        the first target, if no copy exists: use the source,
 //	        or wait for other nodes           firstcopy.go  F1 to F7
-//	        but not for ever                  placement.go  F3
+//	        for a limited time                placement.go  F3
 //	    too few disks: say why                explain.go
 //	for each owned copy of another image:     deletion.go   orphanPlanner: S6
 //	one scrub                                 imageplan.go
@@ -46,9 +46,9 @@
 // # Safety
 //
 // Unknown input deletes nothing: a node that does not respond, a disk that cannot be read, an
-// invalid configuration, a clock that was set. Every deletion comes from the list in
-// deletion.go, which decides the rules S1 to S6. Other parts of the planner only turn a deletion into a
-// wait or an inspection: planSurplus in surplus.go, keepSources in plan.go, conflict in imageplan.go, suspend.go.
+// invalid configuration, a clock that was set. Every deletion comes from undesired.decide in
+// deletion.go, which applies the rules S1 to S6. Other parts of the planner only prevent deletions: planSurplusCopy (V6) and
+// planSurplus (inspections) in surplus.go, keepSources in plan.go, conflict in imageplan.go, suspend.go.
 //
 // Reading order: desired.go, observed.go, action.go, plan.go, imageplan.go, imagestate.go,
 // placement.go, target.go, surplus.go, deletion.go.

@@ -23,9 +23,8 @@ type Placement struct {
 	// Delayed has the targets without a ready copy that may not get one from their nodes, with the
 	// reason, and when the next ranked disk gets the copy. It is nil if there is none.
 	Delayed map[ident.DiskRef]Delay
-	// PassedOver has the reason why each other disk is no target. It is nil when as many
-	// copies are ready as are desired. When no copy is missing, it has only the disks that
-	// would come before a target.
+	// PassedOver has, by disk, the reason why it is no target. It is nil if as many copies are
+	// ready as are desired. If every desired copy has a disk, it has only the rejected disks.
 	PassedOver map[ident.DiskRef]model.Reason
 }
 
@@ -131,8 +130,8 @@ func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) 
 	return out
 }
 
-// missingTag returns the first selector that is not among the tags. matches is true if there is
-// none.
+// missingTag returns the first selector that is not among the tags. matches is true if all
+// selectors are.
 func missingTag(tags, selectors []string) (tag string, matches bool) {
 	for _, s := range selectors {
 		if !slices.Contains(tags, s) {
@@ -174,8 +173,8 @@ func (ix *Round) RankDisks(image string) []DiskRank {
 }
 
 // shortage returns an action that reports a lack of disks: fewer can take a copy than are desired.
-// It is blocked if something is wrong with a disk, or if no disk is ranked or can take a copy. Otherwise nobody has to act, and
-// a wait keeps the plan empty.
+// It is blocked if something is wrong with a disk, or if no disk is ranked or can take a copy. If nobody has to act, it is
+// a wait, which keeps the plan empty.
 func (p imagePlanner) shortage() Action {
 	none := p.placement.ranked.len() == 0
 	reason := because(CodeTooFewDisks, "%d of %d copies have no disk that can take them", p.placement.missing, p.placement.copies)
@@ -223,7 +222,7 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) model.Reason
 }
 
 // rejectedNamedDisk returns an action that reports a named disk of this node which takes no
-// copy. shortage and the eviction of a copy report some of these disks already.
+// copy. rejected is also false if shortage or an eviction reports the disk already.
 func (p imagePlanner) rejectedNamedDisk(ref ident.DiskRef) (a Action, rejected bool) {
 	r, rejected := p.placement.rejected[ref]
 	reported := p.placement.missing > 0 && p.state.matches(ref) || p.ix.copyAt(p.state.on(ref)).Owned && r.Severity == Intended

@@ -46,8 +46,8 @@ func (t targetPlanner) planFirstCopy() Action {
 	return t.createFirstCopy(op)
 }
 
-// lacksVerify returns a reason if the settings require a signature that the image does not declare. Copies that
-// exist are not affected.
+// lacksVerify returns a reason if the settings require a signature that the image does not declare. The reason does
+// not apply to existing copies.
 func (s *imageState) lacksVerify() model.Reason {
 	image := s.image.ID.Name
 	switch {
@@ -77,8 +77,8 @@ func (t targetPlanner) createFirstCopy(op model.Op) Action {
 	return a
 }
 
-// planUpload receives an upload that a client has started, or waits for one. An earlier
-// failure does not delay it: the next file may be another one.
+// planUpload returns the action that receives a started upload, or the wait for an upload. An
+// earlier failure does not delay the action: the next file may be another file.
 func (t targetPlanner) planUpload() Action {
 	c := t.ix.copyAt(t.copy)
 	started, requested := c.PartKind == model.PartFromUpload, t.ix.Desired.Uploads[t.copy]
@@ -106,7 +106,7 @@ func uploadCommand(image string) string {
 	return "backing-image-manager backing-image upload " + image + " FILE"
 }
 
-// waitForUpload waits until a client starts an upload to any node.
+// waitForUpload returns the wait until a client starts an upload to any node.
 func (t targetPlanner) waitForUpload() Action {
 	c := t.ix.copyAt(t.copy)
 	command := uploadCommand(t.copy.ID.Name)
@@ -119,20 +119,20 @@ func (t targetPlanner) waitForUpload() Action {
 			"bring back a disk that has a copy, or upload the file again: %s", detail, command))
 	}
 	if f := t.ix.Observed.Failures[t.copy]; f.Attempts > 0 && f.AppliesTo(model.Upload) {
-		return wait(t.copy, because(CodeUploadFailed, "the upload failed: %s; waiting for another one: %s", f.Message, command))
+		return wait(t.copy, because(CodeUploadFailed, "the upload failed: %s; waiting for another upload: %s", f.Message, command))
 	}
 	return wait(t.copy, because(CodeAwaitingUpload, "waiting for upload: %s", command))
 }
 
-// planClone creates the first copy from a ready copy of the clone's source on this node. A
-// plain clone may also be synced from the copies of its source on other nodes.
+// planClone returns the action that creates the first copy from a ready copy of the clone's
+// source on this node, or what it waits for. A plain clone may also be synced from other nodes.
 func (t targetPlanner) planClone() Action {
 	image := t.state.image
 	source := image.Source.Clone.BackingImage
 	own, peers := t.state.cloneSources()
 	if len(own) == 0 && !(isPlainClone(image) && len(peers) > 0) {
 		if _, declared := t.ix.Desired.Config.Images[source]; !declared {
-			return blocked(t.copy, because(CodeCloneUndeclared, "image %s, which it is cloned from, is not declared", source))
+			return blocked(t.copy, because(CodeCloneUndeclared, "image %s, which it is cloned from, is not declared: declare it", source))
 		}
 		return wait(t.copy, because(CodeCloneNotReady, "image %s, which it is cloned from, is not ready yet", source))
 	}
@@ -156,8 +156,8 @@ func (t targetPlanner) planClone() Action {
 	return a
 }
 
-// nearest returns the copy on the disk ref, because the new copy can share its extents. If that
-// disk has none, it returns the first copy.
+// nearest returns the copy on the disk ref, because the new copy can share its extents. If there
+// is no copy on that disk, it returns the first copy.
 func nearest(copies []ident.CopyRef, ref ident.DiskRef) ident.CopyRef {
 	for _, c := range copies {
 		if c.Disk == ref {
@@ -167,9 +167,9 @@ func nearest(copies []ident.CopyRef, ref ident.DiskRef) ident.CopyRef {
 	return copies[0]
 }
 
-// waitForPinned waits while the clone would have other bytes than the image had. An encrypted
-// clone always has other bytes. The digest of a decrypted clone is known only after cloning, so
-// that the job compares it.
+// waitForPinned returns the wait while the clone would have other bytes than the image had;
+// pinned false: there is none. An encrypted clone always has other bytes. The digest of a
+// decrypted clone is known only after cloning, so the job compares it.
 func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
 	last := t.pinnedDigest()
 	if last.Digest.IsZero() || t.state.image.Source.Clone.Encryption == schema.Decrypt || isPlainClone(t.state.image) && t.state.knownDigest() == last.Digest {
@@ -196,7 +196,7 @@ func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 			continue
 		}
 		if since.After(now) {
-			since = now // the clock was fast, or was set back since
+			since = now // the clock was fast, or was set back later
 		}
 		end := since.Add(t.ix.Desired.Config.Settings.RecoveryWaitInterval)
 		if end.After(now) && end.After(latest.Until) {
@@ -234,7 +234,7 @@ func unsettledCopy(s *imageState) model.Reason {
 	return model.Reason{}
 }
 
-// waitForNode returns the node for which the first copy waits the longest.
+// waitForNode returns why the first copy waits for another node, and until when: the longest wait.
 func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
 	for _, name := range s.ix.otherNodes() {
 		peer, queried := s.ix.Observed.Peers[name]
@@ -252,7 +252,7 @@ func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
 		case hadReady(s, name):
 			reason, until = because(CodePeerUnreachable, "node %s, which has a copy, does not respond: %s", name, peer.Problem), end
 		case !s.digestDeclared():
-			reason, until = because(CodePeerUnreachable, "without a checksum nothing is fetched while node %s, which does not respond, may have a copy: %s", name, peer.Problem), end
+			reason, until = because(CodePeerUnreachable, "without a checksum nothing is fetched while node %s may have a copy and does not respond: %s", name, peer.Problem), end
 		}
 	}
 	return reason, until
@@ -265,8 +265,8 @@ func hadReady(s *imageState, node string) bool {
 	})
 }
 
-// waitForDisk returns a disk that cannot be read, that another process of this node manages, or that
-// a node with another configuration does not publish.
+// waitForDisk returns why the first copy waits for a disk, and until when: the disk cannot be used, this process
+// does not manage it, or its node has another configuration and does not publish it.
 func waitForDisk(d Desired, o Observed) (reason model.Reason, until time.Time) {
 	const format = "without a checksum nothing is fetched while disk %s, %s, may have a copy: declare a checksum, or remove the disk from the configuration"
 	for _, name := range slices.Sorted(maps.Keys(d.Config.Nodes[d.Node].Disks)) {

@@ -73,9 +73,9 @@ func (p imagePlanner) planUnsuspended() []Action {
 	return append(actions, slices.Collect(maps.Values(inspections))...)
 }
 
-// delayedElsewhere returns a wait for the first target on a node with another configuration, and
-// delayed false if there is none: the plan of that node does not say why its copy is missing. A target
-// of this node whose first copy waits for that target has such a wait already.
+// delayedElsewhere returns a wait for the first target on a node with another configuration: the plan
+// of that node does not say why its copy is missing. delayed is false if there is none. While no copy
+// is ready, only the targets before the first target of this node count.
 func (p imagePlanner) delayedElsewhere() (a Action, delayed bool) {
 	for _, ref := range p.placement.targets {
 		if p.ix.Desired.Owns(ref) {
@@ -148,7 +148,7 @@ func (p imagePlanner) inspect(ref ident.CopyRef) (a Action, needed bool) {
 	return a, true
 }
 
-// repair rewrites the damaged chunks of a failed copy in place.
+// repair returns the repair of a failed copy: it rewrites the damaged chunks in place.
 func (p imagePlanner) repair(ref ident.CopyRef) Action {
 	a := p.ix.attempt(model.Repair, ref, because(CodeCopyFailed, "%s", p.ix.copyAt(ref).Message), model.ChunkSize)
 	if from := p.state.intact(ref); len(from) > 0 {
@@ -172,13 +172,13 @@ func (p imagePlanner) conflict() model.Reason {
 		if of := image.Source.Clone; of != nil && of.Encryption == schema.Encrypt { // such a clone has no checksum
 			return because(CodeConflict, "the copies on %s and %s differ, because each was encrypted on its own: to encrypt again, declare another uuid", ready[0].Disk, ref.Disk)
 		}
-		return because(CodeConflict, "copies differ: to keep that of %s, declare checksum: %q; to keep that of %s, declare checksum: %q",
+		return because(CodeConflict, "copies differ: to keep the one on %s, declare checksum: %q; to keep the one on %s, declare checksum: %q",
 			ready[0].Disk, first.SHA512, ref.Disk, c.SHA512)
 	}
 	return model.Reason{}
 }
 
-// rejectedCleanups returns the responses to requests to clean up copies on desired disks.
+// rejectedCleanups returns a wait for each copy on a desired disk whose clean-up was requested.
 func (p imagePlanner) rejectedCleanups() []Action {
 	var actions []Action
 	for _, ref := range p.placement.targets {
@@ -190,9 +190,9 @@ func (p imagePlanner) rejectedCleanups() []Action {
 }
 
 // backup returns the action that creates the declared backup of an image, unless a complete
-// backup is known. The node with the best ranked ready copy creates it. If two nodes disagree
-// about the best copy, both start the backup. The second node then only reads the store, since a
-// backup is written once.
+// backup is known. The node with the best ranked ready copy creates the backup. If two nodes
+// disagree about the best copy, both start the backup. Then the second node only reads the
+// store, because a backup is written once.
 func (p imagePlanner) backup(inspections map[ident.DiskRef]Action) (a Action, needed bool) {
 	if p.state.image.Backup == nil || len(p.state.ready) == 0 || p.ix.Observed.BackedUp[p.state.image.ID] {
 		return Action{}, false
@@ -222,8 +222,8 @@ func (o Observed) FindBackedUp(d Desired) map[ident.ID]bool {
 	return complete
 }
 
-// BackupRecord returns what the record of a copy contains after a complete backup of it. It is
-// a hash, since the address of a target may be confidential.
+// BackupRecord returns what the record of a copy contains after a complete backup of the copy:
+// a hash, because the address of a target may be confidential.
 func BackupRecord(b schema.Backup, id ident.ID, digest ident.Digest) string {
 	h := sha256.Sum256([]byte(strings.Join([]string{b.Target, id.Name, digest.String()}, "\x00")))
 	return hex.EncodeToString(h[:16])
@@ -234,7 +234,7 @@ func BackupRecord(b schema.Backup, id ident.ID, digest ident.Digest) string {
 const ScrubRate = 64 << 20
 
 // planScrub returns the verification of the ready copy on this node whose last verification is the
-// longest ago, if it is older than scrubInterval. It returns one copy at a time.
+// oldest, if that is older than scrubInterval. It returns nil while a scrub runs.
 func planScrub(ix *Round, planned []Action) []Action {
 	interval, now := ix.Desired.Config.Settings.ScrubInterval, ix.Observed.Now
 	if interval == 0 {

@@ -14,11 +14,11 @@ import (
 type imageState struct {
 	ix    *Round
 	image schema.Image
-	// ready are the ready copies of the declared generation. If a checksum is declared, only
-	// those that match it. newImagePlanner sorts them by rank.
+	// ready are the ready copies of the declared generation that match the declared checksum,
+	// if there is one. newImagePlanner sorts them by rank.
 	ready []ident.CopyRef
-	// mismatch has a reason for each ready copy of the declared generation that is not in ready.
-	// It is nil if there is none.
+	// mismatch has the reason why a ready copy of the declared generation does not match the
+	// declared checksum, or is not known to match. nil: all ready copies match.
 	mismatch map[ident.CopyRef]model.Reason
 }
 
@@ -36,8 +36,8 @@ func newImageState(ix *Round, image schema.Image) *imageState {
 			s.mismatch[ref] = reason
 			continue
 		}
-		// A leaving copy of this node still exists until the deletion is confirmed. One of
-		// another node may be gone already.
+		// A leaving copy of this node still exists until the deletion is confirmed. A leaving
+		// copy of another node may be gone already.
 		if ix.Desired.Owns(ref.Disk) || !c.Leaving {
 			s.ready = append(s.ready, ref)
 		}
@@ -63,7 +63,7 @@ func mismatchReason(image schema.Image, c model.Copy) model.Reason {
 	return because(CodeChecksumMismatch, "the existing file has checksum %s, declared is %s: declare that checksum or another uuid", c.SHA512, image.Checksum)
 }
 
-// on returns the copy of the image on a disk, which need not exist.
+// on returns the reference of the copy on a disk. The copy need not exist.
 func (s *imageState) on(ref ident.DiskRef) ident.CopyRef {
 	return ident.CopyRef{Disk: ref, ID: s.image.ID}
 }
@@ -74,8 +74,8 @@ func (s *imageState) matches(ref ident.DiskRef) bool {
 	return ok && !s.ix.Desired.evicting(ref) && hasAll(s.ix.Desired.Config.Nodes[ref.Node].Tags, s.image.NodeSelector) && hasAll(declared.Tags, s.image.DiskSelector)
 }
 
-// isEligible reports whether the disk is ranked or named, and is not being evicted, so that a deletion may count on a
-// ready copy there (S4).
+// isEligible reports whether the disk is ranked or named, and is not being evicted. A deletion may count on ready
+// copies on eligible disks only (S4).
 func (s *imageState) isEligible(ref ident.DiskRef) bool {
 	if s.matches(ref) {
 		return true
@@ -84,9 +84,10 @@ func (s *imageState) isEligible(ref ident.DiskRef) bool {
 	return declared && !s.ix.Desired.evicting(ref) && slices.Contains(s.image.Disks, ref)
 }
 
-// countable reports whether a deletion may count on a ready copy: it is not leaving, not a
-// suspect, no job works on it, its disk is not disputed, and its node responds and has the same
-// configuration. When a deletion is confirmed, the copy must have proven that it has its bytes.
+// countable reports whether a deletion may count on a ready copy. The copy is not leaving, is not another
+// path to a counted file, and its disk is not disputed. On this node, it is no suspect, and no job works
+// on it. On another node, that node responds and has the same configuration. While a deletion is
+// confirmed, the copy must also have proven that it has its bytes.
 func (s *imageState) countable(ref ident.CopyRef) bool {
 	if c := s.ix.copyAt(ref); c.Leaving || c.SameAs != (ident.DiskRef{}) || s.ix.Observed.Disks[ref.Disk].Disputed != "" || !s.ix.hasProven(ref) {
 		return false
@@ -128,9 +129,9 @@ func (s *imageState) knownDigest() ident.Digest {
 	return s.cloneDigest()
 }
 
-// sources returns the ready copies from which the image can be copied, those on this node and those on other nodes: copies of
-// the image itself, or if there is none and its digest is known, copies of any image with that digest. A transfer between nodes needs the chunk
-// manifest.
+// sources returns the ready copies from which the image can be copied: own on this node, and peers on other nodes. Each list has
+// copies of the image itself. If there are none and the digest is known, it has copies of any image with that digest. A transfer
+// between nodes needs the chunk manifest.
 func (s *imageState) sources() (own, peers []ident.CopyRef) {
 	for _, ref := range s.ready {
 		switch c := s.ix.copyAt(ref); {
@@ -164,15 +165,15 @@ func (s *imageState) intact(ref ident.CopyRef) []ident.CopyRef {
 	return peers
 }
 
-// otherBytesReady reports whether ready copies of an image without a checksum have other bytes
-// than c had. If c were repaired, it would be in conflict with them.
+// otherBytesReady reports whether all ready copies of an image without a checksum have other
+// bytes than copy c had. A repair of c would then create a conflict.
 func (s *imageState) otherBytesReady(c model.Copy) bool {
 	return !s.digestDeclared() && len(s.ready) > 0 &&
 		!slices.ContainsFunc(s.ready, func(ref ident.CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
 }
 
-// requiredSpace returns how much more space a new copy takes in place of c, with the files beside the
-// image; 0 if that is not known.
+// requiredSpace returns how many more bytes a new copy takes in place of copy c, with the files beside
+// the image; 0: it is not known.
 func (s *imageState) requiredSpace(c model.Copy) int64 {
 	var data, beside int64
 	own, peers := s.sources()
@@ -183,7 +184,7 @@ func (s *imageState) requiredSpace(c model.Copy) int64 {
 	return RemainingBytes(c, data) + beside
 }
 
-// RemainingBytes returns how many of required bytes the partial file of c does not have yet.
+// RemainingBytes returns how many of the required bytes the partial file of copy c does not have yet.
 func RemainingBytes(c model.Copy, required int64) int64 {
 	if c.PartTotal <= 0 {
 		return required
@@ -242,7 +243,7 @@ func (s *imageState) cloneConflict() model.Reason {
 	return model.Reason{}
 }
 
-// clonesLocally reports whether the first copy is a byte for byte copy of one on this node.
+// clonesLocally reports whether the first copy has the same bytes as a ready clone source on this node.
 func (s *imageState) clonesLocally() bool {
 	if !isPlainClone(s.image) || len(s.ready) > 0 {
 		return false
@@ -252,10 +253,10 @@ func (s *imageState) clonesLocally() bool {
 	return slices.ContainsFunc(own, func(ref ident.CopyRef) bool { return !digest.IsZero() && s.ix.copyAt(ref).HasDigest(digest) })
 }
 
-// sourceFailure returns the failure that delays the source the longest. A failure of the source
-// belongs to the image: no other disk or node retries it (F4). With a declared checksum, only that of the
-// first target counts of the failures that other nodes publish: it is the turn of that disk. A network
-// failure counts only on the node where it happened.
+// sourceFailure returns the failure that delays the use of the source the longest. A failure of the source
+// applies to the image: no other disk or node tries it (F4). With a declared checksum, a failure that
+// another node publishes counts only for the first target, whose turn it is. A network failure counts only
+// on the node where it happened.
 func (s *imageState) sourceFailure(first ident.DiskRef) model.Failure {
 	op := firstCopyOp(s.image)
 	var worst model.Failure

@@ -18,14 +18,14 @@ func needReason(n model.Need) model.Reason {
 	return because(CodeNeed, "needed by %s on this disk", n.By)
 }
 
-// isNew reports whether no copy must be begun for a need yet, and until when. A time in the future says nothing about
-// the age.
+// isNew reports whether a need is too new to begin a copy for it, and until when. A time in the future says nothing
+// about the age.
 func isNew(n model.Need, now time.Time) (until time.Time, isNew bool) {
 	until = n.Since.Add(needDelay)
 	return until, !n.Since.IsZero() && !n.Since.After(now) && until.After(now)
 }
 
-// observedNeed returns the need of replicas on a disk for the image.
+// observedNeed returns the need of replicas for the image on a usable disk without a file of it.
 func (s *imageState) observedNeed(ref ident.DiskRef) (d model.Need, needed bool) {
 	seen := s.ix.Observed.Disks[ref]
 	d, needed = seen.Needs[s.image.ID]
@@ -42,8 +42,8 @@ func (s *imageState) needOn(ref ident.DiskRef) (d model.Need, needed bool) {
 }
 
 // addNeededDisks adds the disks of this node on which replicas need the image, and which are no targets
-// yet. If the first copy has not started, and a disk of this node would create it, such a disk creates it
-// instead.
+// yet. If the first copy has not started, and a disk of this node would create it, a disk with a need
+// creates it instead.
 func (pl *placement) addNeededDisks(s *imageState) {
 	others := pl.targets // the targets without need
 	var able []ident.DiskRef
@@ -86,10 +86,10 @@ func (pl *placement) first(ref ident.DiskRef) {
 	pl.targets = append([]ident.DiskRef{ref}, rest...)
 }
 
-// firstOfNeeded returns the disk that creates the first copy if the image has no other target: one of the
-// disks of this node with a need, or one of another node that publishes a need, so that the upstream is
+// firstOfNeeded returns the disk that creates the first copy if the image has no other target. It is a
+// disk of this node with a need, or a disk of another node that publishes a need, so that the upstream is
 // read once (F1). A compromised node can publish a need that it does not have. If the image has a declared
-// checksum, this node waits for it no longer than for a ranked disk (isOverdue).
+// checksum, this node waits for that disk no longer than for a ranked disk (isOverdue).
 func firstOfNeeded(s *imageState, own []ident.DiskRef) ident.DiskRef {
 	first := slices.MinFunc(own, ident.DiskRef.Compare)
 	for ref := range s.ix.Observed.Disks {
@@ -172,7 +172,7 @@ func undeclaredNeeds(ix *Round) []Action {
 		for _, id := range slices.SortedFunc(maps.Keys(needs), ident.ID.Compare) {
 			image, declared := ix.Desired.Config.Images[id.Name]
 			if state := ix.copyAt(ident.CopyRef{Disk: ref, ID: id}).State; state != "" && state != model.Pending {
-				continue // its file is not verified, and planned for
+				continue // a file exists: other actions concern it
 			}
 			if declared && image.ID == id || !ix.Desired.invalidReason(id.Name).IsZero() {
 				continue

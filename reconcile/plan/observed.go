@@ -19,8 +19,8 @@ type Observed struct {
 	Disks map[ident.DiskRef]model.Disk
 	// Peers are the other declared nodes, by name.
 	Peers map[string]model.Peer
-	// Failures are the failed copies. Those of other nodes are included if they have the same
-	// configuration, or if the fault is the disk's or the network's.
+	// Failures are the failures, by copy. A failure on another node is included if that node has
+	// the same configuration, or if the fault is the disk's or the network's.
 	Failures map[ident.CopyRef]model.Failure
 	// Awaited is for how long this node has waited for copies on other nodes, while no copy of their
 	// images was ready: see Plan.Awaited.
@@ -38,14 +38,14 @@ type Observed struct {
 	// BackedUp are the images with a complete backup at the declared target, according to the
 	// record of a copy on this node.
 	BackedUp map[ident.ID]bool
-	// ReadManifests has the SHA-512 of the bytes that a chunk manifest describes, by the digest of
-	// the manifest, as far as this node has read them from another node.
+	// ReadManifests has, by the digest of a chunk manifest, the SHA-512 of the bytes that the manifest
+	// describes. This node has read these bytes from another node.
 	ReadManifests map[ident.Digest]ident.Digest
 	// Unanswered are copies on other nodes that did not answer the last request for a proof, or were not
-	// sent in full. Others are asked first.
+	// sent in full. Other copies are asked first.
 	Unanswered map[ident.CopyRef]bool
-	// unconfirmed are the nodes that were not queried after the withdrawal of a copy. Nothing on them counts in favour of
-	// its deletion. It is nil unless a deletion is confirmed.
+	// unconfirmed are the nodes that were not queried after the withdrawal of a copy. The deletion counts on no copy on
+	// these nodes. It is nil unless a deletion is confirmed.
 	unconfirmed map[string]bool
 	// proofs are the proofs of the copies. It is nil unless a deletion is confirmed.
 	proofs map[ident.CopyRef]Proof
@@ -56,11 +56,11 @@ func incompletePeer(p model.Peer, name string) model.Reason {
 	if p.Omitted == 0 {
 		return model.Reason{}
 	}
-	return because(CodeUsageUnknown, "node %s publishes %d copies of undeclared images and old generations more than this node keeps: delete or declare them, or name them in pruneConfirmed", name, p.Omitted)
+	return because(CodeUsageUnknown, "node %s publishes too many copies of undeclared images and older generations, and %d were not read: delete or declare them, or name them in pruneConfirmed", name, p.Omitted)
 }
 
-// neverHadBytes reports whether the folder has a record only: no attempt to create the copy stored
-// bytes that a later one keeps, and no file of it was ever verified. A copy in use has had a file.
+// neverHadBytes reports whether the folder has only a record. No attempt to create the copy stored
+// bytes that a later attempt can use, and no file was ever verified. A copy in use has had a file.
 func neverHadBytes(c model.Copy) bool {
 	return c.State == model.Pending && c.Size == 0 && c.PartBytes == 0 && c.SHA512.IsZero() &&
 		c.VerifiedAt.IsZero() && c.DamagedAt.IsZero() && c.LastUsed.IsZero() && c.UsedBy == ""
@@ -124,11 +124,11 @@ func (o Observed) MarkSameCopies() {
 	}
 }
 
-// MarkDisputedDisks marks the disks with a uuid that disks of two nodes have, which both respond and
-// can use their disk; this node is one of the nodes. One machine is a clone of the other, or a node
-// claims a disk that it does not have, and no node knows which disk the configuration declares (I10).
-// A claim takes no disk out of service: each node uses its own disk. But the two may be one disk, so
-// that nothing is deleted from a disputed disk, and no deletion counts on a copy there.
+// MarkDisputedDisks sets Disputed of disks of two nodes with the same uuid. It looks at usable disks of
+// this node and of nodes that respond. One machine is a clone of the other, or a node claims a disk that
+// it does not have. No node knows which disk the configuration declares (I10). A claim takes no disk out
+// of service: each node uses its own disk. But the two may be one disk. Therefore nothing is deleted from
+// a disputed disk, and no deletion counts on a copy there.
 func (o *Observed) MarkDisputedDisks() {
 	byUUID := map[string][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
@@ -151,7 +151,7 @@ func (o *Observed) MarkDisputedDisks() {
 		}
 		for _, ref := range refs {
 			seen := o.Disks[ref]
-			seen.Disputed = fmt.Sprintf("%s have the same diskUUID %s, and nothing is deleted there: give one a new identity: remove its longhorn-disk.cfg and run disk init", strings.Join(names, " and "), uuid)
+			seen.Disputed = fmt.Sprintf("%s have the same diskUUID %s, and nothing is deleted there: to give one a new identity, remove its longhorn-disk.cfg and run disk init", strings.Join(names, " and "), uuid)
 			o.Disks[ref] = seen
 		}
 	}

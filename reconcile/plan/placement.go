@@ -27,7 +27,7 @@ type placement struct {
 // isTarget reports whether the disk is a desired disk.
 func (pl placement) isTarget(ref ident.DiskRef) bool { return slices.Contains(pl.targets, ref) }
 
-// requiredCopies returns how many copies must be ready elsewhere before one is deleted (S4).
+// requiredCopies returns how many copies must be ready elsewhere before a copy is deleted (S4).
 func (pl placement) requiredCopies() int {
 	return max(1, min(pl.copies, pl.ranked.len()))
 }
@@ -36,11 +36,11 @@ func (pl placement) requiredCopies() int {
 // or can take one, then the disks that the image names, and the disks of this node on which replicas need
 // the image.
 //
-// The first target creates the first copy. Under one configuration it loses its turn in these ways (P3, F3):
+// The first target creates the first copy. Under one configuration, a disk loses this task in these ways (P3, F3):
 //
-//	rejects           its disk takes no copy; that includes rejectsUnreachable and idleReason
-//	isFailing         its disk or its connection has failed for the recovery interval
-//	isOverdue         this node has waited too long for it; with a declared checksum only
+//	rejects           the disk takes no copy; that includes rejectsUnreachable and idleReason
+//	isFailing         the disk or its connection has failed for the recovery interval
+//	isOverdue         this node has waited too long for the disk; with a declared checksum only
 //	disksInProgress   the first copy has started on another disk
 func place(s *imageState, ranked *ranking) placement {
 	pl := placement{ranked: ranked, copies: s.image.Copies}
@@ -67,8 +67,8 @@ func place(s *imageState, ranked *ranking) placement {
 			pl.targets = append(pl.targets, ref)
 		}
 	}
-	// A failing disk is a target only if no other disk is left. The disk with the earliest next
-	// attempt is the first one.
+	// A failing disk is a target only if no other disk is left. Of several failing disks, the
+	// disk with the earliest next attempt is the first.
 	slices.SortStableFunc(failing, func(a, b ident.DiskRef) int { return longFailure(s, a).RetryAt.Compare(longFailure(s, b).RetryAt) })
 	for _, rest := range [][]ident.DiskRef{failing, overdue} {
 		pl.targets = append(pl.targets, rest[:min(len(rest), pl.copies-len(pl.targets))]...)
@@ -135,8 +135,8 @@ const (
 )
 
 // disksInProgress returns the ranked disks on which the first copy has started, the latest stage
-// first. Whatever its rank, such a disk remains the one that creates the first copy as long as it
-// can continue (F3).
+// first. A disk keeps the task to create the first copy, whatever its rank, as long as it can
+// continue (F3).
 func disksInProgress(s *imageState, ranked *ranking) []ident.DiskRef {
 	if len(s.ready) > 0 {
 		return nil
@@ -179,7 +179,7 @@ func stageOf(s *imageState, ref ident.CopyRef) stage {
 }
 
 // isFailing reports whether the disk, or the connection of its node to the source, has failed
-// for the recovery interval, so that another disk creates the first copy (F3). While an attempt runs, none does.
+// for the recovery interval. Then another disk creates the first copy (F3), unless an attempt runs.
 func isFailing(s *imageState, ref ident.DiskRef) bool { return longFailure(s, ref).Attempts > 0 }
 
 // longFailure returns the failure for which isFailing is true.
@@ -283,8 +283,8 @@ func (s *imageState) failureHolds(ref ident.DiskRef) bool {
 }
 
 // awaited returns the copies on other nodes for which this node waits, because no copy of the image is
-// ready. If other nodes have files of the image, which they still verify or may delete, awaited returns
-// these files, except those that it waits for no more. Otherwise it returns the copy on the first target.
+// ready. These are the files of the image that other nodes still verify or may delete, without the overdue
+// ones. If there are none, it is the copy on the first target.
 func (p imagePlanner) awaited() []ident.CopyRef {
 	s := p.state
 	if len(s.ready) > 0 || !s.digestDeclared() || s.image.Source.Upload != nil || len(p.placement.targets) == 0 || s.image.Source.Clone != nil && s.cloneDigest().IsZero() {

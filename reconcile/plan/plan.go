@@ -22,13 +22,13 @@ type Plan struct {
 	Summary Summary  `json:"summary"`
 	// Suspended lists the suspensions in effect: the one in the settings first, then by image.
 	Suspended []Suspension `json:"suspended,omitempty"`
-	// Awaited are the copies on other nodes for which images without a ready copy wait (placement.go).
+	// Awaited are the copies on other nodes for which this node waits, because their images have no ready copy (placement.go).
 	Awaited []ident.CopyRef `json:"-"`
 	// Ends are the running jobs of this node that must end, with the reasons (running.go).
 	Ends map[ident.CopyRef]string `json:"-"`
-	// Digest is the config digest, "" while any part of the configuration is invalid.
+	// Digest is the config digest. "" means that a part of the configuration is invalid.
 	Digest string `json:"digest,omitempty"`
-	// Revision is the commit of the configuration, "" when it is not known.
+	// Revision is the commit of the configuration. "" means that it is not known.
 	Revision string `json:"revision,omitempty"`
 }
 
@@ -66,7 +66,7 @@ func newPlan(actions []Action, digest, revision string) Plan {
 	return p
 }
 
-// WithSizes returns the plan in which change has set the sizes of actions: Bytes, Size and Data.
+// WithSizes returns the plan with other sizes. The function change sets Bytes, Size and Data of an action.
 func (p Plan) WithSizes(change func(*Action)) Plan {
 	actions := slices.Clone(p.Actions)
 	for i := range actions {
@@ -77,7 +77,7 @@ func (p Plan) WithSizes(change func(*Action)) Plan {
 	return sized
 }
 
-// StartOrder returns the actions in the order in which they are started: those that replicas need first.
+// StartOrder returns the actions in the order of their start: actions for copies that replicas need are first.
 func (p Plan) StartOrder() []Action {
 	return moveBack(p.Actions, func(a Action) bool { return !a.Needed })
 }
@@ -87,8 +87,8 @@ func (p Plan) Empty() bool {
 	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != model.Wait })
 }
 
-// Without returns the plan without the actions that base has, too: the same operation on the
-// same copy.
+// Without returns the plan without the actions that plan base has, too. Two actions are the
+// same if they are one operation on one copy.
 func (p Plan) Without(base Plan) Plan {
 	type operation struct {
 		ref      ident.CopyRef
@@ -158,9 +158,9 @@ func keepSources(actions []Action) []Action {
 	return actions
 }
 
-// CheckConverged returns an error if a run did not converge: p is the plan that remains
-// after it. The error counts the reasons. Clean-ups that wait for their interval do not
-// count, nor does a lack of disks.
+// CheckConverged returns an error if a run did not converge. Plan p is what remains after
+// the run. The error has the numbers of failed, blocked and missing copies. Clean-ups that
+// wait for their interval do not count, nor does a lack of disks.
 func CheckConverged(d Desired, o Observed, p Plan) error {
 	failed := ownFailures(d, o)
 	stopped, text := countBlocked(p, failed), ""
@@ -192,7 +192,7 @@ func ownFailures(d Desired, o Observed) []ident.CopyRef {
 	return refs
 }
 
-// countBlocked counts the blocked actions, except those of images that failed: a final
+// countBlocked counts the blocked actions on images without a failed attempt: a final
 // failure is blocked, too, and must not count twice.
 func countBlocked(p Plan, failed []ident.CopyRef) int {
 	names := map[string]bool{}

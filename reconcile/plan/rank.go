@@ -13,7 +13,7 @@ import (
 
 // ranking is the list of disks that match an image, best first (P1). It is a function of the
 // configuration alone, so that every node has the same ranking. When a disk is added or
-// removed, the order of the others does not change, so that few copies move. Each node's best disk
+// removed, the order of the others does not change, so few copies move. Each node's best disk
 // ranks before any node's second disk.
 //
 // The disks are ordered by rendezvous hashing. The score of a disk for an image is
@@ -23,8 +23,8 @@ import (
 //
 // A ranking sorts only as far as it is read, since most images use few of many disks.
 type ranking struct {
-	disks  []rankedDisk // the first sorted ones are the best in order
-	sorted int
+	disks  []rankedDisk
+	sorted int // how many of the first disks are the best ones, in order
 }
 
 // rankedDisk is a disk that matches an image.
@@ -44,7 +44,7 @@ func (p rankedDisk) compare(q rankedDisk) int {
 	return p.DiskRef.Compare(q.DiskRef)
 }
 
-// DiskList is the declared disks without those with evictionRequested, which have no rank (P2). Disks of one node are adjacent.
+// DiskList has the declared disks without evictionRequested; other disks have no rank (P2). Disks of one node are adjacent.
 type DiskList []taggedDisk
 
 type taggedDisk struct {
@@ -129,8 +129,8 @@ func (r *ranking) order(refs []ident.CopyRef) {
 	slices.SortStableFunc(refs, func(a, b ident.CopyRef) int { return ranks[a.Disk].compare(ranks[b.Disk]) })
 }
 
-// nameHash returns the hash of some names. It is slow, so that it is computed once for each
-// image and each disk, not for each pair.
+// nameHash returns the hash of some names. It is slow: call it once for each image and each
+// disk, not for each pair.
 func nameHash(names ...string) uint64 {
 	var b []byte
 	for _, name := range names {

@@ -32,7 +32,7 @@ const (
 	CodeUploadFailed     model.Code = "upload-failed"     // the last upload failed
 	CodeUploadLost       model.Code = "upload-lost"       // an uploaded image has no ready copy any more
 	CodeRetry            model.Code = "retry"             // the last attempt failed; the next one has a time
-	CodeRejected         model.Code = "rejected"          // the attempt failed, and usually only another declaration helps; no Rejection
+	CodeRejected         model.Code = "rejected"          // the attempt failed, and usually only another declaration helps; this is no Rejection
 	CodeVerifyRequired   model.Code = "verify-required"   // settings.verify requires a signature, and the image does not declare verify
 	CodeReplenishOff     model.Code = "replenish-off"     // concurrentReplenishPerNodeLimit is 0
 	CodeConflict         model.Code = "conflict"          // ready copies differ, and no checksum is declared
@@ -93,7 +93,7 @@ const (
 )
 
 // IsBrief reports whether a reason to wait ends by itself, usually within seconds: another node responds, or
-// it counts as one that does not.
+// counts as unreachable.
 func IsBrief(c model.Code) bool {
 	return c == CodePeerUnqueried || c == CodePeerUnsettled || c == CodeVerifyFirst
 }

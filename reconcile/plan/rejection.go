@@ -26,8 +26,8 @@ type Rejection struct {
 	Severity Severity
 }
 
-// rejects returns why a disk takes no new copy, so that the next ranked disk takes it (P3). A
-// ready copy saves a disk from being rejected, unless the disk is evicted, unreachable or unusable. A file that must only be verified
+// rejects returns why a disk takes no new copy. Then the next ranked disk takes the copy (P3). A disk
+// with a ready copy is rejected only if it is evicted, unreachable or unusable. A file that must only be verified
 // needs no space.
 func rejects(s *imageState, ref ident.DiskRef) Rejection {
 	seen, known := s.ix.Observed.Disks[ref]
@@ -45,13 +45,13 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 		return Rejection{}
 	case seen.Problem != "":
 		return Rejection{Reason: model.Reason{Code: CodeDiskUnavailable, Text: seen.Problem}}
-	case c.Unproven: // whoever needs a copy does not wait for this one
+	case c.Unproven: // nobody waits for this copy
 		return Rejection{Reason: Unproven}
 	case c.State == model.Ready:
 		return Rejection{}
 	case seen.ReadOnly: // a file in another state cannot become ready there
 		return Rejection{Reason: model.Reason{Code: CodeDiskReadOnly, Text: model.ReadOnlyText}}
-	case c.State == model.Unknown: // it is verified first, unless nobody does
+	case c.State == model.Unknown: // its node verifies it first, unless the node is idle
 		return Rejection{Reason: idleReason(s, ref)}
 	case s.hasJob(s.on(ref)): // the job reserved its space, and goes on
 		return Rejection{}
@@ -61,7 +61,7 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 		return Rejection{model.Reason{Code: CodeSchedulingOff, Text: "scheduling on the disk is disabled"}, Intended}
 	case c.State == model.Failed && s.ix.inUse(s.on(ref)) != "" && !isRepairable(s, s.on(ref)):
 		return Rejection{Reason: model.Reason{Code: CodeDamagedInUse, Text: "the copy on it failed and is in use"}}
-	case !owned: // its node publishes what it rejects for other reasons
+	case !owned: // its node publishes its other rejections
 		// A temporary rejection ends with the first copy. If one is ready, the node of the disk may have
 		// published the rejection before it knew of that copy.
 		if r := s.ix.published(s.on(ref)); !r.IsZero() && !(r.Severity == Temporary && len(s.ready) > 0) {
@@ -101,7 +101,7 @@ func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejectio
 
 // idleReason returns a reason if the node of a disk is idle for the image: it has had another or
 // no valid configuration for the recovery interval, and no job for a copy on the disk runs there
-// (P3). A partial file there has no job, so that it delays nobody.
+// (P3). A partial file without a job delays no other node.
 func idleReason(s *imageState, ref ident.DiskRef) model.Reason {
 	peer, queried := s.ix.Observed.Peers[ref.Node]
 	if !queried || !s.ix.Desired.differsFrom(peer) || peer.OtherConfigFor(s.ix.Observed.Now) < s.ix.recoveryInterval() || s.ix.Observed.Running[s.on(ref)] {
@@ -201,9 +201,9 @@ func upstreamHasRanges(image schema.Image) bool {
 	return d != nil && d.Unpack == schema.UnpackNone && !image.Checksum.IsZero()
 }
 
-// Rejections returns which declared images the disks of this node take no copy of although
-// they match. Observe-only mode is no such reason: it may end in a moment, and the others see that this
-// node has no config digest.
+// Rejections returns why disks of this node that are ranked for an image or named by it take no copy
+// of it. Observe-only mode is no reason: it may end in a moment, and other nodes see that this node has
+// no config digest.
 func (ix *Round) Rejections() map[ident.CopyRef]Rejection {
 	all := map[ident.CopyRef]Rejection{}
 	for _, image := range ix.Desired.Config.Images {
@@ -233,7 +233,7 @@ func rejectsForPeers(s *imageState, ref ident.DiskRef) Rejection {
 	return r
 }
 
-// rejectedByPeer returns a rejection as another node publishes it; the zero value without a text.
+// rejectedByPeer returns the rejection that another node publishes. text "" means no rejection.
 func rejectedByPeer(text string, temporary bool) Rejection {
 	switch {
 	case text == "":

@@ -10,16 +10,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Round is the desired and the observed state of one round, Desired and Observed, indexed, so that planning costs
-// in proportion to the number of images and copies, not to their product. What a node decides and says in a round is computed
-// from it, by its methods: each is a pure function of the two states, except for caches. They must not be called concurrently. The index has
-// no recorded usage and no jobs: these may change in Observed between two calls.
+// Round is the desired and the observed state of one round, with an index. So planning costs in proportion to the
+// number of images and copies, not to their product. The methods compute what a node decides and says in a round. Each is
+// a pure function of Desired and Observed, except for caches. Methods must not be called concurrently. The index has
+// no recorded usage and no jobs, because these may change in Observed between two calls.
 type Round struct {
 	view
 	*index
 
 	ownDisks []ident.DiskRef // usable disks of this process, sorted
-	// needs are the disks with replicas that need a generation, on all nodes: see needsOf.
+	// needs has, by generation, the disks of all nodes with replicas that need it: see needsOf.
 	needs map[ident.ID][]ident.DiskRef
 	// usageUnknown is why it is not known which copies of this node are in use; "": it is known.
 	usageUnknown  string
@@ -31,12 +31,12 @@ type Round struct {
 	awaited   []ident.CopyRef          // for Plan.Awaited
 }
 
-// index has what a round finds by name or digest. It depends on the configuration and on what all nodes observe alike, so that
-// the nodes of a Cluster share one.
+// index has what a round finds by name or digest. It depends on the configuration and on what all nodes observe alike. So the
+// nodes of a Cluster share one index.
 type index struct {
-	disks []ident.DiskRef // the usable ones, sorted
-	// byName are the copies on these disks, by image name. Those on disks of unreachable nodes are from their last response. byDigest
-	// are the ready copies. Sorted.
+	disks []ident.DiskRef // usable disks, sorted
+	// byName has the copies on these disks, and byDigest the ready copies, both sorted. Copies on an unreachable node are from its
+	// last response.
 	byName   map[string][]ident.CopyRef
 	byDigest map[ident.Digest][]ident.CopyRef
 	// suspects are copies that gave wrong bytes. They are verified before they are read or
@@ -94,7 +94,7 @@ func Suspects(failures map[ident.CopyRef]model.Failure) map[ident.CopyRef]bool {
 	return all
 }
 
-// ownCopies returns the copies of all images of one name on the disks of this process, peerCopies those on all other disks.
+// ownCopies returns the copies of all images of one name on the disks of this process, peerCopies the copies on all other disks.
 func (ix *Round) ownCopies(name string) []ident.CopyRef {
 	return keep(ix.byName[name], func(ref ident.CopyRef) bool { return ix.Desired.Owns(ref.Disk) })
 }
@@ -103,13 +103,13 @@ func (ix *Round) peerCopies(name string) []ident.CopyRef {
 	return keep(ix.byName[name], func(ref ident.CopyRef) bool { return !ix.Desired.Owns(ref.Disk) })
 }
 
-// copiesNamed returns the copies of all images of one name: those on the disks of this process, then those on all others.
+// copiesNamed returns the copies of all images of one name: first on the disks of this process, then on all other disks.
 func (ix *Round) copiesNamed(name string) []ident.CopyRef {
 	return append(ix.ownCopies(name), ix.peerCopies(name)...)
 }
 
-// readyWith returns the ready copies with a digest that can be read: those on the disks of this process, and those on
-// nodes that respond, if chunks can be read from them.
+// readyWith returns the ready copies with a digest that can be read: own on the disks of this process, and peers with a
+// chunk manifest on nodes that respond.
 func (ix *Round) readyWith(digest ident.Digest) (own, peers []ident.CopyRef) {
 	for _, ref := range ix.byDigest[digest] {
 		switch c := ix.copyAt(ref); {
@@ -133,14 +133,14 @@ func keep[T any](all []T, wanted func(T) bool) (kept []T) {
 	return kept
 }
 
-// moveBack returns the elements with those for which isWorse is true behind the others.
+// moveBack returns the elements with the worse ones, for which isWorse is true, at the end.
 func moveBack[T any](all []T, isWorse func(T) bool) []T {
 	return append(keep(all, func(one T) bool { return !isWorse(one) }), keep(all, isWorse)...)
 }
 
 // attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
-// of one copy take turns: the failure of one delays the other as well. On a read-only disk the
-// operation waits, unless it is useful although its outcome cannot be recorded.
+// of one copy take turns: a failure of either delays both. On a read-only disk the operation
+// waits, unless it is useful although its outcome cannot be recorded.
 func (ix *Round) attempt(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
 	f := ix.Observed.Failures[ref]
 	otherTurn := (op == model.Sync && f.Op == model.Repair || op == model.Repair && f.Op == model.Sync) && f.RetryAt.After(ix.Observed.Now)
@@ -171,7 +171,7 @@ func (ix *Round) withSource(a Action, from ident.CopyRef) Action {
 	return a
 }
 
-// view is what one node desires and observes. Its methods answer what it knows about other nodes.
+// view is what one node desires and observes. Its methods return what the node knows about other nodes.
 type view struct {
 	Desired  Desired
 	Observed Observed
@@ -200,7 +200,6 @@ func (v *view) otherNodes() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(v.Desired.Config.Nodes)), func(name string) bool { return name == v.Desired.Node })
 }
 
-// recoveryInterval returns the recovery interval.
 func (v *view) recoveryInterval() time.Duration {
 	return v.Desired.Config.Settings.RecoveryWaitInterval
 }

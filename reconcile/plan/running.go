@@ -24,12 +24,12 @@ func NewJob(op model.Op, ref ident.CopyRef) Job {
 }
 
 // Basis returns the part of a declaration that decides which bytes an image has, and how they are obtained. A failure
-// under one declaration says nothing about another one with a different basis.
+// under one declaration says nothing about a declaration with another basis.
 func Basis(image schema.Image) schema.Image {
 	return schema.Image{ID: image.ID, Source: image.Source, Checksum: image.Checksum, Format: image.Format, Verify: image.Verify}
 }
 
-// SameDeclaration reports whether what an operation has found under one of two declarations holds under the other one.
+// SameDeclaration reports whether the outcome of an operation under one of two declarations holds under the other, too.
 func SameDeclaration(op model.Op, a, b schema.Image) bool {
 	return reflect.DeepEqual(Basis(a), Basis(b)) && (op != model.Backup || reflect.DeepEqual(a.Backup, b.Backup))
 }
@@ -66,9 +66,9 @@ func (j Job) fits(image schema.Image) bool {
 // withRunning replaces the planned actions by the jobs that run on their copies already. It records which jobs must end, and
 // why.
 //
-// A job began under a valid plan, and an end has a price: an upstream may be read again from its first byte. So a job
-// goes on although no plan would begin it now, for example while a new node has not responded yet, unless one of the reasons in
-// whyEnd holds (R5).
+// A job began under a valid plan, and its end has a price: an upstream may be read again from its first byte. So a job
+// goes on even if no plan would begin it now, for example while a new node has not responded yet. Only a reason in
+// whyEnd ends it (R5).
 func (ix *Round) withRunning(actions []Action) []Action {
 	jobs := ix.Observed.Jobs
 	planned, goesOn := map[ident.CopyRef]Action{}, map[ident.CopyRef]Job{}
@@ -100,9 +100,9 @@ func (ix *Round) withRunning(actions []Action) []Action {
 	return actions
 }
 
-// whyEnd returns why a job must end, "" if it goes on: its result would be wrong, is not desired, or is impossible.
-// next is what is planned for the copy without the job. The list is complete and ordered. Besides, a job ends by itself,
-// and all jobs end with the process.
+// whyEnd returns why a job must end: its result would be wrong, is not desired, or is impossible. "" means that the job
+// goes on. next is the action that is planned for the copy without the job. The list is complete and ordered. Besides, a
+// job ends by itself, and all jobs end with the process.
 func (ix *Round) whyEnd(j Job, next Action) string {
 	a, d := j.Action, ix.Desired
 	ref, seen := a.CopyRef(), ix.Observed.Disks[a.CopyRef().Disk]
@@ -164,7 +164,7 @@ func (p imagePlanner) wrongBytes(a, next Action) bool {
 	return !s.cloneConflict().IsZero() || declared && a.From.ID.Name == source.ID.Name && a.From.ID != source.ID
 }
 
-// whyNotDesired returns why the copy that a job creates is not desired any more, "" if it is.
+// whyNotDesired returns why the copy that a job creates is not desired any more. "" means that it is.
 func (p imagePlanner) whyNotDesired(a Action) string {
 	s, pl, on := p.state, p.placement, a.CopyRef().Disk
 	if reason := s.lacksVerify(); a.Op.IsFirstCopy() && !reason.IsZero() {

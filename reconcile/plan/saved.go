@@ -14,8 +14,8 @@ import (
 // savedPlanVersion is the version of the JSON of SavedPlan.
 const savedPlanVersion = 1
 
-// SavedPlan is a plan with the state that it was made from, so that it is executed only while
-// that state holds. Its JSON is a stable interface.
+// SavedPlan is a plan with the state that it was made from. It is executed only while that
+// state holds. Its JSON is a stable interface.
 type SavedPlan struct {
 	Version int      `json:"version"`
 	Nodes   []string `json:"nodes"` // the nodes that it was made for, sorted
@@ -71,7 +71,7 @@ func (o Observed) precondition(a Action) Precondition {
 	return pre
 }
 
-// check returns an error if now differs from the precondition in a way that matters.
+// check returns an error if the current state differs from the precondition in a way that matters.
 func (pre Precondition) check(now Precondition) error {
 	on := pre.Node + "/" + pre.Disk
 	ref := on + "/" + ident.ID{Name: pre.Image, UUID: pre.UUID}.String()
@@ -93,7 +93,7 @@ func (pre Precondition) check(now Precondition) error {
 	return nil
 }
 
-// Check returns why s is not a valid saved plan.
+// Check returns an error if the saved plan is not valid.
 func (s SavedPlan) Check() error {
 	switch {
 	case s.Version == 0:
@@ -106,8 +106,8 @@ func (s SavedPlan) Check() error {
 	return nil
 }
 
-// CheckAgainst returns an error for each precondition that does not hold for d and o any more.
-// The argument now is the current plan of d and o. It may have actions that s does not have.
+// CheckAgainst returns an error for each precondition that does not hold for states d and o any more.
+// The argument now is their current plan. It may have actions that the saved plan does not have.
 func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	switch {
 	case d.Digest == "":
@@ -151,7 +151,7 @@ func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 	return errors.Join(errs...)
 }
 
-// digestText returns a config digest with its revision, which is empty if it is not known.
+// digestText returns a config digest with its revision. revision "" means that it is not known.
 func digestText(digest, revision string) string {
 	if revision == "" {
 		return fmt.Sprintf("%.12s", digest)
@@ -159,8 +159,8 @@ func digestText(digest, revision string) string {
 	return fmt.Sprintf("%.12s (revision %.12s)", digest, revision)
 }
 
-// Allows reports whether an action is in the plan, or follows from it. A clean-up that follows
-// is not allowed: whether a copy may be deleted must be decided when it is planned.
+// Allows reports whether an action is in the plan, or follows from it. A clean-up must be in the
+// plan itself, because a person has approved the deletions that are in the plan.
 func (s SavedPlan) Allows(a Action) bool {
 	return slices.ContainsFunc(s.Plan.Actions, func(planned Action) bool {
 		next, follows := planned.Eventually()
@@ -176,8 +176,8 @@ func (s SavedPlan) contains(ref ident.CopyRef) bool {
 	})
 }
 
-// Restrict returns the actions of the current plan that s allows, and the waits before such
-// actions. The argument now is the current plan.
+// Restrict returns the current plan, which is the argument now, with only the allowed actions and
+// the waits before them.
 func (s SavedPlan) Restrict(now Plan) Plan {
 	actions := slices.DeleteFunc(slices.Clone(now.Actions), func(a Action) bool {
 		if a.Idle() {
@@ -191,8 +191,8 @@ func (s SavedPlan) Restrict(now Plan) Plan {
 	return p
 }
 
-// CheckExecuted returns an error if a run did not execute all of the saved plan s: p is the
-// plan that remains after it.
+// CheckExecuted returns an error if a run did not execute the whole saved plan s. Plan p is
+// what remains after the run.
 func CheckExecuted(s SavedPlan, d Desired, o Observed, p Plan) error {
 	failed := 0
 	for _, ref := range ownFailures(d, o) {

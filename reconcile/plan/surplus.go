@@ -13,8 +13,8 @@ import (
 // surplusPlanner plans what happens to the surplus copies of one image on this node.
 type surplusPlanner struct {
 	imagePlanner
-	kept    map[ident.CopyRef]bool // by keepGenerations
-	deleted map[ident.CopyRef]bool // by deletions that are already planned
+	kept    map[ident.CopyRef]bool // the copies that keepGenerations keeps
+	deleted map[ident.CopyRef]bool // the copies whose deletion is already planned
 }
 
 // readyCount has the numbers of ready copies of the declared generation that count for a deletion.
@@ -23,9 +23,9 @@ type readyCount struct {
 	placed int // on ranked disks and disks that the image names
 }
 
-// planSurplus returns the actions for the surplus copies of the image on this node. planSurplus
-// removes the inspections of files that are deleted, or kept until a known time, and drops a deletion if the inspection must come
-// first. If a requested clean-up is rejected, the plan says why, even if the copy has another action.
+// planSurplus returns the actions for the surplus copies of the image on this node. It removes the inspection of a file that is
+// deleted, or kept until a known time. It drops a deletion if the inspection must come first. If a requested clean-up is rejected,
+// the plan has the reason, even beside another action on the copy.
 func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Action {
 	p := &surplusPlanner{imagePlanner: image, deleted: map[ident.CopyRef]bool{}}
 	surplus := p.copies()
@@ -58,9 +58,9 @@ func planSurplus(image imagePlanner, inspections map[ident.DiskRef]Action) []Act
 	return actions
 }
 
-// needsManifest reports whether a copy must be verified before its deletion, which counts on copies on
-// other nodes: they prove that they have its bytes, and for that this node needs the chunk manifest that
-// the verification makes. If the verification has failed, the deletion goes on without it.
+// needsManifest reports whether a copy must be verified before its deletion. If the deletion counts on
+// copies on other nodes, these copies prove that they have its bytes. For the proofs this node needs the
+// chunk manifest that the verification makes. If the verification has failed, the deletion goes on.
 func needsManifest(image imagePlanner, inspection, deletion Action) bool {
 	ref := deletion.CopyRef()
 	missing := image.missingOnOwnDisks(ref)
@@ -69,8 +69,8 @@ func needsManifest(image imagePlanner, inspection, deletion Action) bool {
 }
 
 // copies returns the surplus copies of this node: the owned copies on disks that are not
-// targets, and those of other generations. The worst ranked ones are first, so that the
-// better ranked ones are kept.
+// targets, and the owned copies of other generations. The worst ranked copies are first, so
+// the better ranked copies stay if only some may be deleted.
 func (p *surplusPlanner) copies() []ident.CopyRef {
 	var refs []ident.CopyRef
 	for _, ref := range p.ix.ownCopies(p.state.image.ID.Name) {
@@ -97,7 +97,7 @@ func (s *imageState) countReady(included func(ident.CopyRef) bool) (n readyCount
 	return n
 }
 
-// planSurplusCopy returns the deletion of a surplus copy, or why it is kept. What keepGenerations keeps is no surplus copy.
+// planSurplusCopy returns the deletion of a surplus copy, or why it is kept. A copy that keepGenerations keeps is no surplus copy.
 func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	if p.kept[ref] {
 		return p.keptByWish(ref)
@@ -112,7 +112,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 		x.reason = model.Reason{Code: CodeOldGeneration, Text: "older generation"}
 		x.unknown = p.ix.unknownUsage(CodeOldGeneration)
 		if maybe := p.ix.neededBy(ref, true); x.unknown.IsZero() && maybe != "" {
-			x.unknown = because(CodeUsageUnknown, "%s unless it has another file, which only a response of its node shows", maybe)
+			x.unknown = because(CodeUsageUnknown, "%s, unless the copy there is another file, which only a response of its node shows", maybe)
 		}
 	case p.ix.Desired.evicting(ref.Disk):
 		x.op, x.reason = model.Evict, model.Reason{Code: CodeEviction, Text: "eviction of the disk is requested"}
@@ -124,7 +124,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 	return x.decide()
 }
 
-// tooFewReady reports whether too few copies would be ready without a copy (S2, S4).
+// tooFewReady reports whether the deletion of a copy would leave too few ready copies (S2, S4).
 func (p *surplusPlanner) tooFewReady(ref ident.CopyRef) bool {
 	rest := p.state.countReady(func(other ident.CopyRef) bool { return other != ref && !p.deleted[other] })
 	return rest.placed < p.placement.requiredCopies() || slices.Contains(p.state.ready, ref) && rest.total < p.placement.copies
@@ -168,14 +168,13 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 	return reasons
 }
 
-// keptGenerations returns the copies on disks of this node that keepGenerations keeps (V6). They are not
-// surplus, and count for nothing. It is nil if there is none.
+// keptGenerations returns the copies on disks of this node that keepGenerations keeps (V6), nil if there
+// are none. These copies are not surplus, and no deletion counts on them.
 //
 // Each disk that is ranked for the image or named by it keeps the older ready generations that were
-// replaced last. Of two that were replaced at the same time, the one that was verified last is newer. A
-// disk whose eviction is requested, or that the selectors do not match any more, keeps none. It is not
-// known whether a copy in the state unknown is ready: it is kept like a ready one, and does not count as
-// one of those that are kept.
+// replaced last. If two were replaced at the same time, the later verified generation is newer. A disk
+// whose eviction is requested, or that the selectors do not match any more, keeps no older generation. A
+// copy in the state unknown may be ready: it is kept, but does not count towards keepGenerations.
 func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 	if s.image.KeepGenerations == 0 {
 		return nil
@@ -207,7 +206,7 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 }
 
 // replacedAt returns when another generation was declared in place of the copy. A missing or implausible
-// time counts as now, which newUsage records: such a copy is one of the newest.
+// time counts as now. newUsage records the result, so this copy is then one of the newest.
 func replacedAt(c model.Copy, now time.Time) time.Time {
 	if implausible(c.ReplacedAt, now) {
 		return now

@@ -16,8 +16,8 @@ import (
 // their use is recorded as usual, so that no decision about other images or by other nodes depends
 // on a suspension.
 
-// SuspensionOf returns the suspension of an image in effect at the time now, nil for none. Of
-// two it returns the one that ends later.
+// SuspensionOf returns the suspension of an image in effect at the time now; nil: there is
+// none. If two are in effect, it returns the suspension that ends later.
 func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspension {
 	all, own := d.Config.Settings.Suspend, image.Suspend
 	switch {
@@ -33,8 +33,8 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 	return all
 }
 
-// suspend replaces every action that is not blocked by its suspended form. The argument by is the suspension in effect, nil for
-// none.
+// suspend replaces every action that is not blocked by its suspended form. The argument by is the suspension in effect; nil: there
+// is none.
 func suspend(actions []Action, by *schema.Suspension) []Action {
 	if by == nil {
 		return actions
@@ -47,7 +47,7 @@ func suspend(actions []Action, by *schema.Suspension) []Action {
 	return actions
 }
 
-// suspendedBy returns the wait that replaces an action. A suspension without an end blocks it.
+// suspendedBy returns the wait that replaces an action. If the suspension has no end, an action that is not idle becomes blocked.
 func (a Action) suspendedBy(by *schema.Suspension) Action {
 	s := NewAction(model.Wait, a.CopyRef(), because(CodeSuspended, "%s; %s", suspendedText(by), a.Text), 0)
 	s.Next, s.Stuck, s.Cause = a.Next, a.Stuck || by.Until.IsZero(), a.Code
@@ -75,7 +75,7 @@ func suspendedText(by *schema.Suspension) string {
 }
 
 // neededBySuspended returns the name of a suspended image with a declared checksum that has no ready copy and can be
-// copied from ref, "" if there is none. Without the suspension it would have been copied before ref is deleted.
+// copied from ref; "": there is none. Without the suspension, it would be copied before ref is deleted.
 func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string) {
 	if ix.suspended == nil {
 		ix.suspended = []schema.Image{}
@@ -100,7 +100,7 @@ func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string) {
 
 // Suspension is a suspension as plan and status show it.
 type Suspension struct {
-	// Image is the name of the suspended image in a list, "" for everything.
+	// Image is the name of the suspended image in a list. "" means everything.
 	Image  string    `json:"image,omitempty"`
 	Reason string    `json:"reason"`
 	By     string    `json:"by,omitempty"`

@@ -18,8 +18,8 @@ type targetPlanner struct {
 	first  ident.DiskRef
 	copy   ident.CopyRef // the copy to create
 	reason model.Reason  // why it must be created
-	// need is the need of replicas for the copy, if needed; needOnly: nothing else makes the disk a
-	// target.
+	// need is the need of replicas for the copy, if needed is true. needOnly: the disk is a target
+	// only because of this need.
 	need             model.Need
 	needed, needOnly bool
 }
@@ -91,8 +91,8 @@ func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 	return t.planFirstCopy()
 }
 
-// sync copies the image from ready copies, which the argument from lists, best first. They are all
-// on this node, and the first one is read; or all on other nodes, and all are read.
+// sync returns the action that copies the image from the ready copies in the list from, best first. If
+// they are on this node, the job reads the first copy. If they are on other nodes, it reads all of them.
 func (t targetPlanner) sync(from []ident.CopyRef) Action {
 	if len(t.state.ready) > 0 && t.ix.Desired.Config.Settings.ConcurrentReplenishPerNodeLimit == 0 {
 		return blocked(t.copy, model.Reason{Code: CodeReplenishOff, Text: "concurrentReplenishPerNodeLimit is 0: only first copies are created"})

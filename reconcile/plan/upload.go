@@ -11,8 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// UploadTo returns the copy that an upload of the image creates on this node. digest is that
-// of the file, zero if the client does not know it. Its error is an *UploadError.
+// UploadTo returns the copy that an upload of the image creates on this node. digest is the
+// digest of the file; zero: the client does not know it. Its error is an *UploadError.
 func (ix *Round) UploadTo(image schema.Image, digest ident.Digest) (ident.CopyRef, error) {
 	d := ix.Desired
 	p := newImagePlanner(ix, image)
@@ -58,8 +58,8 @@ func rejectUpload(format string, args ...any) error {
 	return &UploadError{Text: fmt.Sprintf(format, args...)}
 }
 
-// uploadDisks returns the disks that accept an upload, best first: the ranked disks, and if none
-// of them can, the first disk that the image names.
+// uploadDisks returns the disks that may accept an upload, best first: the ranked disks, and the
+// first target if it is not ranked.
 func uploadDisks(pl placement) []ident.DiskRef {
 	var refs []ident.DiskRef
 	for i := range pl.ranked.len() {
@@ -71,7 +71,7 @@ func uploadDisks(pl placement) []ident.DiskRef {
 	return refs
 }
 
-// acceptsUpload returns why no node, or only another one, accepts an upload with the digest.
+// acceptsUpload returns why no node, or only another node, accepts an upload with the digest.
 func acceptsUpload(s *imageState, disks []ident.DiskRef, digest ident.Digest) error {
 	name, declared, d, o := s.image.ID.Name, s.image.Checksum, s.ix.Desired, s.ix.Observed
 	by := d.SuspensionOf(s.image, o.Now)

@@ -38,9 +38,9 @@ func (ix *Round) UsageUpdates() map[ident.CopyRef]model.Usage {
 	return updates
 }
 
-// newUsage returns what should be recorded of a copy; stays: its disk is a desired disk, or
-// keepGenerations keeps it. The time since when a copy is surplus starts only under a valid
-// configuration, and restarts after the wall clock was wrong (S4).
+// newUsage returns the usage to record for a copy. stays: the copy is not surplus.
+// SurplusSince starts only under a valid configuration, and starts again after the wall clock
+// was wrong (S4).
 func newUsage(ix *Round, ref ident.CopyRef, stays bool) model.Usage {
 	d, o, c := ix.Desired, ix.Observed, ix.copyAt(ref)
 	u := c.Usage
@@ -79,8 +79,8 @@ func newUsage(ix *Round, ref ident.CopyRef, stays bool) model.Usage {
 func (d Desired) otherClock(c model.Copy) bool { return c.ClockNode != "" && c.ClockNode != d.Node }
 
 // intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
-// when the copy became surplus, whichever is later. It restarts now when a recorded time is
-// missing or implausible, or by another clock (S4); UsageUpdates records that.
+// when the copy became surplus, whichever is later. It starts again now if a recorded time is
+// missing, implausible or from another clock (S4). UsageUpdates records the new start.
 func (ix *Round) intervalEnd(ref ident.CopyRef) time.Time {
 	d, o, c, stepped := ix.Desired, ix.Observed, ix.copyAt(ref), ix.Observed.Disks[ref.Disk].ClockStepped
 	since := c.SurplusSince
@@ -103,8 +103,8 @@ func implausible(recorded, now time.Time) bool {
 }
 
 // needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it.
-// For a node that does not respond, and a disk that cannot be read any more, the last response counts, whatever copy
-// there was: it may be in a folder that another disk shows, and only a response shows that (U5).
+// If a node does not respond, or a disk cannot be read any more, its last needs count even beside a verified copy. That
+// copy may be in a folder that another disk shows, and only a response shows that (U5).
 func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 	needs := map[ident.ID][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
@@ -137,9 +137,9 @@ func (ix *Round) inUse(ref ident.CopyRef) string {
 	return ix.neededBy(ref, false)
 }
 
-// neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. The declared
-// generation is protected by S2 and S4, so that a need keeps no surplus copy of it. A person may end the claim of a node.
-// unknown: it is one only if the copy on its disk, which was verified when its node last responded, is in the same folder.
+// neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. A need keeps
+// no copy of the declared generation, which S2 and S4 protect. A person may end the claim of a node. With unknown, it
+// looks at disks that had a verified copy in the last response: a replica there needs this copy only if both are one file.
 func (ix *Round) neededBy(ref ident.CopyRef, unknown bool) string {
 	if ix.Desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
@@ -158,10 +158,10 @@ func (d Desired) isWaived(ref ident.CopyRef, node string) bool {
 	return node != d.Node && slices.Contains(d.DespiteNeed[ref], node)
 }
 
-// unknownUsage returns why it is not known whether replicas need a generation that is not declared, or a zero Reason. The
-// argument says why it is not declared. For CodeOrphan, each node must respond (D2). For CodeOldGeneration, a node that has
-// responded since this process started counts with its last response (U7): it cannot get a replica of an image that it
-// does not have.
+// unknownUsage returns why it is not known whether replicas need a generation that is not declared, zero if it is known. The
+// argument undeclared says why the generation is not declared. For CodeOrphan, each node must respond (D2). For
+// CodeOldGeneration, the last response of a node since the start of this process counts (U7): the node cannot get a replica
+// of an image that it does not have.
 func (ix *Round) unknownUsage(undeclared model.Code) model.Reason {
 	if cached, known := ix.unknownUsages[undeclared]; known {
 		return cached
