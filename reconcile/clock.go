@@ -54,8 +54,8 @@ func (c *clock) record(uuid string) {
 	c.recorded[uuid] = c.steps
 }
 
-// elapsed returns how long ago since was, by the clock that advanced more: the steady clock
-// stops while the machine is suspended, and the wall clock can be set back.
+// elapsed returns the time that has passed since an instant, by the clock that advanced more: the
+// steady clock stops while the machine is suspended, and the wall clock can be set back.
 func (c *clock) elapsed(since system.Instant) time.Duration {
 	now := c.now()
 	return max(now.Steady.Sub(since.Steady), now.Wall.Sub(since.Wall))

@@ -17,16 +17,16 @@ import (
 // through these steps (rules D1, D2, H3, D3 and D4):
 //
 //	withdraw   The copy is marked as leaving. From here on direct queries show it as
-//	           leaving. A mark in its folder shows who has the same folder (marks.go). The round
-//	           then publishes its state and begins the queries.
-//	query      The holder queries the node of each copy that it counts on; for an orphan
-//	           and an older generation, all other nodes. It queries them directly,
-//	           and every query starts after the withdrawal. Then each copy that the responses
-//	           let it count on proves that it has its bytes (proofs.go).
-//	confirm    When the queries have ended, the next round observes the disks again, and
-//	           plans once more from this observation and the responses alone: a state that was
-//	           published before does not count (plan.Observed.WithResponses,
-//	           plan.Round.ConfirmDeletion).
+//	           leaving. A mark in its folder shows which nodes have the same folder (marks.go).
+//	           The round then publishes its state and begins the queries.
+//	query      The holder queries the node of each copy that it counts on. For an orphan, and
+//	           for the complete file of an older generation, it queries all other nodes. Every
+//	           query is direct, and starts after the withdrawal. Then each copy that the
+//	           responses let it count on proves that it has its bytes (proofs.go).
+//	confirm    When the queries have ended, the next round observes the disks again, and plans
+//	           once more with the responses. Published states do not speak for the deletion any
+//	           more, but what they said against it, such as a use, still counts
+//	           (plan.Observed.WithResponses, plan.Round.ConfirmDeletion).
 //	delete     Disk.Remove renames the folder aside, checks again for users, and deletes it.
 //
 // If the plan does not confirm the deletion, the holder cancels it: the copy stays, and the
@@ -41,7 +41,7 @@ type deletion struct {
 	phase     deletionPhase
 	unproven  bool                     // a requested proof did not pass
 	mark      mark                     // of the copy; zero for an orphan, whose deletion counts on no copy
-	shared    error                    // whose copy has the same folder, or why that is not known; nil: no other one
+	shared    error                    // why another copy has, or may have, the same folder; nil: it has its own
 	queried   []string                 // the nodes to query
 	responses map[string]plan.Response // by node; a node that did not respond is missing
 }
@@ -55,10 +55,10 @@ const (
 )
 
 const (
-	maxResponseAge    = time.Minute     // a decision on older responses is cancelled: the loop was delayed
+	maxResponseAge    = time.Minute     // a deletion with older responses is cancelled: the loop was delayed
 	minDeleteRetry    = time.Second     // the least delay after a cancelled deletion
 	deleteRetrySpread = 9 * time.Second // the random part of this delay
-	// maxProofBackoff is how many times longer the delay gets when proofs do not pass: at most about 5 minutes.
+	// maxProofBackoff is the largest factor of the delay while proofs do not pass: about 5 minutes.
 	maxProofBackoff = 32
 )
 

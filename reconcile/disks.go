@@ -100,8 +100,8 @@ func (s *disks) lockedElsewhere() error {
 }
 
 // onlyLocked returns an error that is disk.ErrLocked if another process has locked a disk and no other
-// disk can be used: then there is nothing for this process to do, and most likely the other process is a
-// manager of the same node.
+// disk can be used. Then this process has nothing to do. Most likely the other process is a manager of
+// the same node.
 func (s *disks) onlyLocked() error {
 	if len(s.usable()) > 0 {
 		return nil
@@ -112,8 +112,8 @@ func (s *disks) onlyLocked() error {
 // rejectDuplicates gives disks with the same uuid a problem (I10): one of them is a copy of the
 // other, or they are one disk at two paths. It cannot be known which one the configuration means.
 //
-// Of two disks with different uuids and one folder of copies, the later one by name is rejected (U5): its copies are those of
-// the first one.
+// Of two disks with different uuids and one folder of copies, the later disk by name is rejected (U5): its copies are the
+// copies of the first disk.
 func (s *disks) rejectDuplicates() {
 	first, folders := map[string]ident.DiskRef{}, map[model.FolderID]ident.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
@@ -127,7 +127,7 @@ func (s *disks) rejectDuplicates() {
 			o.rejectSharedFolder(ref, folders)
 			continue
 		}
-		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; give one a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
+		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; to give one a new identity, remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
 		other := s.open[twin]
 		o.problem, other.problem = problem, problem
 		if o.handle != nil || other.handle != nil {
@@ -143,7 +143,7 @@ func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[model.Folde
 	}
 	folder, err := o.handle.Folder()
 	if other, shared := folders[folder]; shared {
-		o.problem = fmt.Sprintf("%s and %s show the same folder backing-images: a copy there is one copy, so that only %s is used; unmount one, or remove %s from the configuration", other, ref, other, ref)
+		o.problem = fmt.Sprintf("%s and %s show the same folder backing-images, and only %s is used: unmount one of the disks, or remove %s from the configuration", other, ref, other, ref)
 	} else if err == nil && folder != (model.FolderID{}) {
 		folders[folder] = ref
 	}
@@ -222,8 +222,8 @@ type diskProblem struct {
 	since time.Time
 }
 
-// trackProblems records since when disks have had a problem, and adds that to o. A disk that is
-// declared again, or at another path, is another disk.
+// trackProblems records since when disks have had a problem, and adds these times to o. A disk
+// that is declared again, or at another path, is another disk.
 func (s *disks) trackProblems(d plan.Desired, o plan.Observed, now time.Time) {
 	maps.DeleteFunc(s.problems, func(ref ident.DiskRef, p diskProblem) bool {
 		declared, ok := d.Disk(ref)

@@ -14,8 +14,8 @@
 //
 // A round keeps nothing of the round before except what cannot be derived again: running jobs,
 // failures with the time of the next attempt, usage that could not be written yet, for how long a
-// problem or a wait for other nodes has lasted, and what was found against their claims. All of it is
-// lost with the process, on purpose. Package plan documents which actions follow from which
+// problem or a wait for other nodes has lasted, and the evidence against claims of other nodes. All of it
+// is lost with the process, on purpose. Package plan documents which actions follow from which
 // observation, and package job how a job executes an action.
 //
 // # Without a coordinator

@@ -2,7 +2,8 @@ package reconcile
 
 import "sync"
 
-// inbox has what other goroutines hand to that of a Loop. Its methods may be called concurrently.
+// inbox passes items from other goroutines to the goroutine of a Loop. Its methods may be called
+// concurrently.
 type inbox[T any] struct {
 	ready chan struct{} // has a value after an item was added; one value may stand for several items
 	mu    sync.Mutex

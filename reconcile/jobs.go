@@ -22,7 +22,7 @@ import (
 // jobs are the running jobs of this node, and how earlier ones ended. Its methods are for one goroutine, except
 // transfers, totals and addProof.
 type jobs struct {
-	// running is changed with mu locked. The goroutine of the loop, which alone changes it, reads it without.
+	// running changes only in the goroutine of the loop, with mu locked. This goroutine reads it without mu.
 	running map[ident.CopyRef]*activeJob
 	reports *inbox[report]
 
@@ -33,7 +33,7 @@ type jobs struct {
 // activeJob is a running action. Its order and the time of its start do not change.
 type activeJob struct {
 	order    job.Order
-	on       system.Disks // those of this node
+	on       system.Disks // the usable disks of this node
 	started  system.Instant
 	recovery time.Duration // Settings.RecoveryWaitInterval
 	stop     context.CancelFunc
@@ -56,8 +56,8 @@ type Counts struct {
 	Reports, Notifications delivery.Counts
 }
 
-// report is what a job reports from its own goroutine: that a copy which it reads has other bytes (damaged), that the queries of
-// its deletion have ended (responses), or that it has ended itself.
+// report is what a job reports from its own goroutine: a copy that it reads has other bytes (damaged), the queries of its
+// deletion have ended (responses), or the job has ended.
 type report struct {
 	run       *activeJob // nil with damaged
 	damaged   ident.CopyRef
@@ -162,9 +162,9 @@ func (j *jobs) addTo(o plan.Observed) {
 	}
 }
 
-// slots are the numbers of jobs that may be started. Deletions have their own, so that they do not
-// wait for long transfers: they make space. So have verifications of copies on other nodes, which last
-// as long as these nodes like: they must not delay a transfer. So have copies that replicas need, because
+// slots are the numbers of jobs that may be started. Three kinds of jobs have their own slots. Deletions
+// make space, and must not wait for long transfers. Verifications because of other nodes may last as long
+// as these nodes like, and must not delay a transfer. Copies that replicas need must not wait, because
 // their volumes cannot start.
 type slots struct{ deletions, verifications, needed, others int }
 
@@ -178,9 +178,9 @@ func (j *jobs) freeSlots(d plan.Desired) slots {
 	return free
 }
 
-// acquire acquires a slot for an action, and reports whether one was free. An upload needs none,
-// because its client waits. A scrub begins only if one is free, but does not take it: it is slow, and
-// must not delay a transfer.
+// acquire acquires a slot for an action, and reports whether a slot was free. An upload needs no slot,
+// because its client waits. A scrub begins only if a slot is free, but does not take the slot: a scrub is
+// slow, and must not delay a transfer.
 func (s *slots) acquire(a plan.Action) bool {
 	n := &s.others
 	switch {
@@ -190,7 +190,7 @@ func (s *slots) acquire(a plan.Action) bool {
 		return s.others > 0
 	case a.Op.Deletes():
 		n = &s.deletions
-	case a.VerifiesPeer(), a.Code == plan.CodeReadBack: // other nodes cause it
+	case a.VerifiesPeer(), a.Code == plan.CodeReadBack: // because of other nodes
 		n = &s.verifications
 	case a.Needed:
 		n = &s.needed
@@ -206,11 +206,11 @@ func (j *jobs) add(run *activeJob) {
 	j.running[run.key()] = run
 }
 
-// remove removes a job that ended, and counts how. A job that was stopped neither failed nor succeeded.
+// remove removes a job that ended, and counts its outcome. A stopped job counts only if it succeeded.
 func (j *jobs) remove(e report) {
 	run, key := e.run, e.run.key()
 	if run.deletion != nil && run.deletion.mark.Name != "" {
-		_ = run.on[key.Disk.Disk].RemoveMark(key.ID, run.deletion.mark.Name) // otherwise the next process removes it
+		_ = run.on[key.Disk.Disk].RemoveMark(key.ID, run.deletion.mark.Name) // after an error, the next process removes it
 	}
 	run.stop() // releases its context
 	j.mu.Lock()
@@ -302,8 +302,8 @@ func (r *Reconciler) newOrder(d plan.Desired, o plan.Observed, a plan.Action) jo
 func (j *jobs) reportDamage(copy ident.CopyRef) { j.reports.add(report{damaged: copy}) }
 
 // handleReports handles what jobs reported since the last call, and returns it.
-// A round has to follow: there may be a free slot, or a deletion to decide on. It can wait if all that
-// happened is that jobs ended by themselves that deleted nothing.
+// A round has to follow: there may be a free slot, or a deletion to decide on. The round can wait if jobs
+// only ended by themselves and deleted nothing.
 func (r *Reconciler) handleReports() (reports []report, canWait bool) {
 	reports, canWait = r.jobs.reports.take(), true
 	for _, e := range reports {
@@ -321,7 +321,7 @@ func (r *Reconciler) handleReports() (reports []report, canWait bool) {
 }
 
 // continuePlan is handleReports before a round that has a pace. It returns for how long the round
-// can wait, and starts the next actions of the last plan if that is not 0.
+// can wait. If the round can wait, it starts the next actions of the last plan.
 func (r *Reconciler) continuePlan(ctx context.Context) (reports []report, wait time.Duration) {
 	reports, canWait := r.handleReports()
 	if canWait {

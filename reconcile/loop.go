@@ -26,7 +26,7 @@ import (
 // LoopOptions say what a Loop reconciles.
 type LoopOptions struct {
 	Dir      string        // the config directory
-	Interval time.Duration // the longest time between two rounds and two reads of Dir
+	Interval time.Duration // the longest time between two rounds, and between two reads of Dir
 	Node     string        // the name of this node
 	Disks    []string      // see plan.NewDesired
 	Client   fetch.Client  // sends reports and notifications
@@ -38,10 +38,10 @@ type LoopOptions struct {
 // Loop is the reconcile loop of a daemon: it keeps the disks of one node in the state that a
 // config directory declares.
 //
-// A Loop changes in two kinds of steps: Apply for a read of the config directory, and Step for
-// everything that needs a round. Run waits for events and calls them, and reads the directory in
-// another goroutine meanwhile; a simulation calls them itself. They are for one goroutine. All other
-// methods may be called concurrently.
+// A Loop changes in two methods: Apply for a read of the config directory, and Step for everything
+// that needs a round. Run waits for events and calls both, while another goroutine reads the
+// directory. A simulation calls Apply and Step itself. Run, Apply and Step are for one goroutine. All
+// other methods may be called concurrently.
 type Loop struct {
 	options    LoopOptions
 	reconciler *Reconciler
@@ -136,8 +136,8 @@ func (l *Loop) Counts() Counts {
 // Run reconciles until ctx ends, and returns nil then. It stops all jobs, keeps what was
 // transferred, and releases the disks.
 //
-// It returns an error if it cannot start: this node is not declared, or another process writes
-// to its disks and none can be used. After the start, these errors do not end it.
+// It returns an error if it cannot start: this node is not declared, or no disk can be used,
+// because another process writes to them. After the start, these problems do not end Run.
 func (l *Loop) Run(ctx context.Context) error {
 	var beside sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
@@ -164,11 +164,11 @@ func (l *Loop) run(ctx context.Context, replicas *replicaWatch) error {
 			return err
 		}
 		if due {
-			on.paced = nil // this round is the one that waited
+			on.paced = nil // this round replaces a delayed round
 			var next time.Duration
 			l.reconciler.pace.measure(func() { next = l.Step(ctx) })
 			if on.replicas.update(l.reconciler.disks.paths()) {
-				on.looks = max(on.looks, 1) // what changed before the watch was no event
+				on.looks = max(on.looks, 1) // a change before the watch gave no event
 			}
 			on.wake = time.After(on.lookAgain(next))
 			on.last = time.Now()
@@ -186,8 +186,8 @@ func (l *Loop) await(ctx context.Context, on *triggers) (due bool, err error) {
 		changed, err := l.Apply(ctx, r)
 		l.directory.Conclude(r, l.config.Result)
 		return changed, err
-	case <-l.directory.Slow: // the status shows it
-	case <-on.tick: // most changes of disks are no events
+	case <-l.directory.Slow: // the status shows that the load takes long
+	case <-on.tick: // most changes of disks give no event
 	case <-on.replicas.changed: // a replica may need an image
 		on.looks = looksAfterReplica
 		return on.delay(max(l.reconciler.pace.delay(), time.Until(on.last.Add(roundGap)))), nil
@@ -216,21 +216,21 @@ func (l *Loop) Apply(ctx context.Context, r config.Reading) (changed bool, err e
 	return changed, err
 }
 
-// roundGap is the least time between rounds that other nodes cause: a hundred of them may be
-// busy at the same time.
+// roundGap is the least time between rounds because of other nodes or replicas: a hundred nodes
+// may be busy at the same time.
 const roundGap = 100 * time.Millisecond
 
 // triggers are the timers of a Loop, and the changes of its peers.
 type triggers struct {
-	tick    <-chan time.Time // a round without any event
+	tick    <-chan time.Time // the periodic round
 	wake    <-chan time.Time // the end of a wait; nil before the first round
-	peers   <-chan time.Time // the end of debouncing the changes of peers, which sets changed
-	changed <-chan struct{}
-	paced   <-chan time.Time // a round that has to wait; nil: none has
+	peers   <-chan time.Time // the end of the pause after a change of peers; then changed is set
+	changed <-chan struct{}  // a change of peers; nil during the pause
+	paced   <-chan time.Time // the start of a delayed round; nil: no round is delayed
 	last    time.Time        // end of the last round
 
 	replicas *replicaWatch
-	looks    int // rounds that are still due soon after a change of the replicas
+	looks    int // how many rounds must still follow soon after a change of the replicas
 }
 
 // A replica gets its metadata after its folder. So some rounds follow each change of the replicas.
@@ -239,7 +239,7 @@ const (
 	lookGap           = time.Second
 )
 
-// lookAgain returns how long the next round may wait, at most next.
+// lookAgain returns how long the next round may wait: the duration next, or less after a change of the replicas.
 func (t *triggers) lookAgain(next time.Duration) time.Duration {
 	if t.looks == 0 {
 		return next
@@ -248,7 +248,8 @@ func (t *triggers) lookAgain(next time.Duration) time.Duration {
 	return min(next, lookGap)
 }
 
-// delay delays a round, unless one has a delay already, and reports whether it is due now.
+// delay delays the next round by the duration wait, unless a round is delayed already. It reports whether the round is
+// due now.
 func (t *triggers) delay(wait time.Duration) (due bool) {
 	if wait > 0 && t.paced == nil {
 		t.paced = time.After(wait)
@@ -256,7 +257,7 @@ func (t *triggers) delay(wait time.Duration) (due bool) {
 	return wait == 0
 }
 
-// debouncePeers ignores changes of peers until the next round may start, which is delayed at least by wait.
+// debouncePeers begins the pause after a change of peers. It ends after the duration wait, or later, with a round.
 func (t *triggers) debouncePeers(wait time.Duration) {
 	t.changed = nil
 	t.peers = time.After(max(wait, time.Until(t.last.Add(roundGap))))
@@ -280,7 +281,7 @@ func (l *Loop) Step(ctx context.Context) time.Duration {
 	return next
 }
 
-// round does one round. It returns how long until the first wait of the plan ends, at most the interval.
+// round does one round. It returns the time until the first wait of the plan ends, at most the interval.
 func (l *Loop) round(ctx context.Context) time.Duration {
 	if !l.config.IsKnown() {
 		return l.options.Interval // the config directory was not read yet
@@ -318,8 +319,8 @@ var (
 	commitNotRecorded = once.Condition{Begins: "commit not recorded on a disk", Ends: "commit recorded on all disks", Of: "node", Why: "error"}
 )
 
-// logHealth logs when other nodes and the disks of this node begin and cease to have a problem, when disks are disputed, and when those
-// of this node are read-only.
+// logHealth logs when a problem of another node or of a disk of this node begins and ends. It also logs disputed disks, and read-only
+// disks of this node.
 func (r *Reconciler) logHealth(d plan.Desired, o plan.Observed) {
 	for _, name := range slices.Sorted(maps.Keys(o.Peers)) {
 		if p := o.Peers[name]; p.Queried {

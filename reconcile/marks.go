@@ -14,33 +14,33 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
-// Two copies are two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a bind
-// mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
-// nodes look for it in their copies, and this node on its other disks. If another copy has the mark, its files would
-// be deleted, too: nothing is deleted. A copy whose folder has the mark of another withdrawal counts for nothing (Marked): that
-// withdrawal may delete it without a query to the node that counts on it. A node that never saw the mark does not know its secret, and a
-// response has only a hash of it for the responding node. So no claim prevents a deletion, although the holder itself
-// responds to every node and sees its own mark.
+// Two copies count as two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a
+// bind mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
+// nodes look for the mark in their copies, and this node on its other disks. If another copy has the mark, nothing is
+// deleted, because the files are one. A copy whose folder has the mark of another withdrawal counts for nothing (Marked):
+// that withdrawal may delete it without a query to the node that counts on it.
+//
+// A false claim cannot prevent a deletion: only a node that reads the mark knows its secret. A response has a hash of the
+// secret and the name of the responding node. So the response of the holder, who sees its own mark, helps no other node.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {
 	disk.Mark
-	problem error // why it could not be written; nil: it was
+	problem error // why the mark could not be written; nil: it was
 }
 
 // newMark puts a mark into the folder of the copy of a deletion.
 func newMark(on system.Disk, id ident.ID, secret func() uint64) mark {
 	m := mark{Mark: disk.Mark{Name: fmt.Sprintf("%016x", secret()), Secret: fmt.Sprintf("%016x", secret())}}
 	if err := on.SetMark(id, m.Mark); err != nil {
-		m.problem = fmt.Errorf("no mark could be written into the folder of the copy that is deleted, which may be the same folder: %w", err)
+		m.problem = fmt.Errorf("no mark could be written into the folder of the copy to delete, and both copies may be in that folder: %w", err)
 	}
 	return m
 }
 
-// seenBy returns an error if the mark of the copy key is in the folder of another copy: on another disk of this node, also
-// on one that is not used, or according to the states of other nodes. It also returns one if the mark is gone: a node
-// that starts removes all marks in its folders, and its state may be from after that. And it returns one if another copy of this
-// node has the mark of another node.
+// seenBy returns an error in these cases. The mark of the copy key is in the folder of another copy: on any other disk of this
+// node, or according to the states of other nodes. The mark is gone: a node that starts removes all marks in its folders, and
+// its state may be from after that. Another copy of this node has the mark of another node.
 func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node) error {
 	if m.Name == "" {
 		return nil
@@ -50,7 +50,7 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 		return err
 	}
 	same := func(node, name string) error {
-		return fmt.Errorf("not deleted: the folder of the copy is also that of %s: it is one copy at two paths; unmount one, or remove one disk from the configuration", ident.DiskRef{Node: node, Disk: name})
+		return fmt.Errorf("not deleted: the folder of the copy is also that of %s, so there is one copy at two paths: unmount one path, or remove one disk from the configuration", ident.DiskRef{Node: node, Disk: name})
 	}
 	withdrawn := own.Withdrawn()
 	for _, name := range slices.Sorted(maps.Keys(open)) {
@@ -78,8 +78,8 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 	return nil
 }
 
-// deletesUnmarked returns an error if another copy of the generation is being deleted whose folder got no mark: the copy that the
-// deletion of key counts on may be in that folder.
+// deletesUnmarked returns an error if another copy of the generation is being deleted and its folder got no mark: the copy that
+// the deletion of the copy key counts on may be in that folder.
 func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	for other, run := range j.running {
 		if other.ID == key.ID && other != key && run.deletion != nil && run.deletion.phase == deleting && run.deletion.mark.problem != nil {
@@ -89,7 +89,7 @@ func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	return nil
 }
 
-// mayBeUsed returns an error if another copy is in use that may be the copy key itself: see mayBeSame.
+// mayBeUsed returns an error if a copy in use on another disk may be the copy key itself: see mayBeSame.
 func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	for ref, seen := range o.Disks {
 		if ref == key.Disk || seen.Copies[key.ID].UsedBy == "" {
@@ -102,8 +102,8 @@ func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	return nil
 }
 
-// mayBeSame returns an error if it cannot be excluded that the other copy is the copy key itself: no mark could be
-// written, and the other one is not on another file system of this node.
+// mayBeSame returns an error if another copy may be the copy key itself: no mark could be written, and the other copy
+// is not on another file system of this node.
 func (m mark) mayBeSame(o plan.Observed, key, other ident.CopyRef) error {
 	a, b := o.Disks[key.Disk].Copies[key.ID].Folder, o.Disks[other.Disk].Copies[other.ID].Folder
 	if key.Disk.Node == other.Disk.Node && a.Device != b.Device {

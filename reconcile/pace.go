@@ -18,7 +18,7 @@ const (
 	maxRoundDelay = 10 * time.Second
 )
 
-// pace is for how long rounds that can wait have to wait.
+// pace is the delay of rounds that can wait.
 type pace struct {
 	now   func() system.Instant
 	ended time.Time     // of the last round, steady
@@ -39,15 +39,15 @@ func (p *pace) delay() time.Duration {
 }
 
 // backlog are the actions of the last plan for which there was no free slot. The actions of a plan do not
-// depend on each other, so that one of them may begin after the round. Deletions are not among them: only a round can
+// depend on each other, so an action may begin after the round. A backlog has no deletions: only a round can
 // withdraw a copy.
 type backlog struct {
 	round   *plan.Round
 	actions []plan.Action // in the order of the plan, one for each copy
 }
 
-// add adds an action. It leaves out what begins in a round only: scrubs, of which a plan has one at a
-// time, and the second action on a copy.
+// add adds an action. It leaves out actions that begin in a round only: deletions, the scrub of a plan, and
+// the second action on a copy.
 func (b *backlog) add(a plan.Action) {
 	n := len(b.actions)
 	if a.Op.Deletes() || a.Scrub || n > 0 && b.actions[n-1].CopyRef() == a.CopyRef() {

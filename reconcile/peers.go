@@ -40,8 +40,8 @@ type peerState struct {
 	disks       map[ident.DiskRef]model.Disk
 }
 
-// follow polls the other nodes that d declares, and no others, until ctx ends. It does not wait
-// for responses.
+// follow polls exactly the other nodes that d declares, until ctx ends. It does not wait for
+// responses.
 func (s *peers) follow(ctx context.Context, d plan.Desired) {
 	nodes := targetsOf(d)
 	s.system.Follow(ctx, nodes)
@@ -73,7 +73,7 @@ func targetsOf(d plan.Desired) map[string]peer.Target {
 }
 
 // mergeInto adds the last observations of the other nodes to o; nil: there are none. For a node that does not respond
-// it adds its last state. now is the steady time of o.
+// it adds the last state of that node. now is the steady time of o.
 func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
 	if observations == nil {
 		return
@@ -107,7 +107,7 @@ func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, observations map[str
 		mergeJobs(*o, d, a, at)
 	}
 	s.ledger.Apply(d, o)
-	o.MarkDisputedDisks() // also a disk of this node, if another one has its uuid (I10)
+	o.MarkDisputedDisks() // also a disk of this node, if a disk of another node has its uuid (I10)
 }
 
 // trackConfig returns since when a node has another configuration, by the steady clock: see model.Peer. The time begins when the node responds with
@@ -128,9 +128,9 @@ func (s *peers) trackConfig(d plan.Desired, name string, p model.Peer, now time.
 	return since
 }
 
-// disksOf returns the disks of a node from its last state, which was received at the wall time
-// at. It converts each state once, because most rounds find no new one, and again when one of the
-// clocks was set or other disks are declared.
+// disksOf returns the disks of a node from its last state. at is the wall time when this state
+// was received. disksOf converts a state once, because most rounds find no new state. It converts
+// it again if a clock was set or other disks are declared.
 func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time.Time) map[ident.DiskRef]model.Disk {
 	node := d.Config.Nodes[name]
 	last, ok := s.states[name]
@@ -140,7 +140,7 @@ func (s *peers) disksOf(d plan.Desired, name string, a peer.Observation, at time
 	if !ok || (offset-last.clockOffset).Abs() > maxSkew || !sameResponse || !sameDisks {
 		disks := declaredDisks(node, name, a.State)
 		for ref, seen := range disks {
-			if seen.Problem != "" { // what replicas need there is what its last listing had (U7)
+			if seen.Problem != "" { // the needs of the last listing of this disk stay (U7)
 				seen.Needs = last.disks[ref].Needs
 				disks[ref] = seen
 			}
@@ -197,12 +197,12 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 	}
 }
 
-// maxPeerRetry is how far in the future the next attempt of another node counts. An honest node waits
+// maxPeerRetry limits how far in the future the next attempt of another node can be. An honest node waits
 // longer only after wrong bytes (rareBackoff in package job); that failure is Final.
 const maxPeerRetry = time.Hour
 
-// peerFailure returns a failure by the wall clock of this node. at is when it was received, and clock the wall time of its node
-// then. It cannot have happened in the future, whatever its node says.
+// peerFailure translates a failure on another node to the wall clock of this node. at is when it was received, and clock the wall
+// time of the other node then. A failure cannot have happened in the future, whatever that node says.
 func peerFailure(f model.Failure, clock, at time.Time) model.Failure {
 	if !clock.IsZero() {
 		f = f.Translated(clock, at)
@@ -216,7 +216,8 @@ func peerFailure(f model.Failure, clock, at time.Time) model.Failure {
 	return f
 }
 
-// declaredDisks returns the declared disks of a node from what it says. What needs, fails and runs there is not in the copies.
+// declaredDisks returns the declared disks of a node from its state s. It moves the needs from the copies to the disks, and leaves
+// out failures and jobs.
 func declaredDisks(declared schema.Node, node string, s model.Node) map[ident.DiskRef]model.Disk {
 	disks := map[ident.DiskRef]model.Disk{}
 	for name, seen := range s.Disks {

@@ -14,7 +14,7 @@ import (
 )
 
 // requestProofs requests the proofs that a deletion needs, adds them to the responses of the queried nodes,
-// and calls done. d and o are those of the withdrawal. It may be called by any goroutine.
+// and calls done. d and o are the states at the withdrawal. It may be called by any goroutine.
 func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob, responses map[string]plan.Response, done func()) {
 	r.ledger.Mark(responses)
 	a := run.order.Action
@@ -28,14 +28,14 @@ func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.O
 			proofs[p.Copy] = plan.Proof{Problem: err.Error()}
 			continue
 		}
-		proofs[p.Copy] = plan.Proof{Problem: "no chunk was received in time"} // until one is
+		proofs[p.Copy] = plan.Proof{Problem: "no chunk was received in time"} // until a chunk arrives
 		tasks = append(tasks, t)
 	}
 	finish := func(received map[ident.CopyRef]plan.Proof) {
 		maps.Copy(proofs, received)
 		for ref, p := range proofs {
 			if p.Result == plan.ProofWrong && d.Owns(ref.Disk) {
-				r.jobs.reportDamage(ref) // it is verified, and nobody claims anything
+				r.jobs.reportDamage(ref) // the copy is verified; no other node made a wrong claim
 				p.Result = plan.ProofMissing
 			}
 			if ctx.Err() == nil {
@@ -57,7 +57,7 @@ func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.O
 	r.system.Jobs.Prove(ctx, a, tasks, open, finish)
 }
 
-// withdrawnCopies returns o with the copies that this node has withdrawn marked as leaving: deletions
+// withdrawnCopies returns o with the withdrawn copies of this node marked as leaving: several deletions
 // may have begun together, after o was observed.
 func withdrawnCopies(o plan.Observed, leaving map[ident.CopyRef]bool) plan.Observed {
 	o.Disks = maps.Clone(o.Disks)

@@ -23,7 +23,7 @@ import (
 // except Transfers.
 type Reconciler struct {
 	system system.System
-	local  *system.Local // nil if system is not that of this machine
+	local  *system.Local // nil if system is not this machine
 	log    *slog.Logger
 	health *once.Log
 	clock  clock
@@ -33,8 +33,8 @@ type Reconciler struct {
 	jobs         *jobs        // what runs now
 	pendingUsage pendingUsage // usage that is not in the records yet
 	served       serve.Node   // what other nodes can read at any time
-	backlog      backlog      // what the last plan has still to start
-	pace         pace         // of the rounds
+	backlog      backlog      // the actions of the last plan that wait for a free slot
+	pace         pace         // the delay of rounds that can wait
 
 	ledger   *evidence.Ledger  // what is known against the claims of other nodes
 	failures evidence.Failures // what failed, and when it is tried again
@@ -64,8 +64,8 @@ func NewWith(s system.System, log *slog.Logger) *Reconciler {
 	}
 }
 
-// LockedElsewhere returns an error that is disk.ErrLocked if another process wrote to one of the
-// disks at the last observation.
+// LockedElsewhere returns an error that is disk.ErrLocked if another process had locked one of
+// the disks at the last observation.
 func (r *Reconciler) LockedElsewhere() error { return r.disks.lockedElsewhere() }
 
 // Transfers returns the running actions. It may be called concurrently.

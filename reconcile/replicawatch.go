@@ -10,12 +10,12 @@ import (
 )
 
 // replicaWatch reports when replica folders appear on the disks of this node or vanish, so that a volume that
-// needs an image does not wait for the next round. An event means only "look again": there are none from some
-// file systems, and none while the kernel refuses a watch, because all rounds look.
+// needs an image does not wait for the next round. An event means only "look again". Some file systems give no
+// events, and the kernel may refuse a watch. Therefore all rounds look at the replicas.
 //
 // It watches the folders with the replicas and not the replicas themselves, because each write of a volume
-// would be an event. A replica may get its metadata after its folder, so that its first rounds come one after
-// the other: see triggers.lookAgain. The methods are for one goroutine.
+// would be an event. A replica may get its metadata after its folder, so several rounds follow an event:
+// see triggers.lookAgain. The methods are for one goroutine.
 type replicaWatch struct {
 	watcher *configdir.Watcher // nil: a test has none
 	changed <-chan struct{}    // has a value after an event
@@ -26,7 +26,7 @@ func newReplicaWatch(health *once.Log) *replicaWatch {
 	return &replicaWatch{w, w.Changed}
 }
 
-// update watches the disks at these paths and no others. It watches the disk itself while it has no folder
+// update watches exactly the disks at these paths. It watches the disk itself while the disk has no folder
 // with replicas. It reports whether a watch was added.
 func (w *replicaWatch) update(paths []string) (added bool) {
 	if w.watcher == nil {

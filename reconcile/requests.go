@@ -78,7 +78,7 @@ func (r *requested) addTo(d *plan.Desired, now time.Time) {
 }
 
 // note drops the requests that jobs fulfilled, and adds the verification of copies that jobs found to be damaged. Requests for other
-// actions on their copies stay. An upload is over in any case: its client has to request it again.
+// actions on these copies stay. An upload request ends with its job: the client has to request the upload again.
 func (r *requested) note(reports []report) {
 	for _, e := range reports {
 		if e.run == nil {
@@ -115,14 +115,14 @@ func (r *requested) dropObsolete(d plan.Desired, o plan.Observed, p plan.Plan) {
 			r.cleanups[key] = c
 		case c.accepted && o.Failures[key].Op.Deletes(): // a deletion that was cancelled stays requested
 		default:
-			// A client whose request was rejected knows that the copy stays, so it must not be deleted
-			// later, also if an earlier deletion without a request will be tried again.
+			// The client of a rejected request knows that the copy stays. So the request must not delete the
+			// copy later, even if an earlier deletion without a request is tried again.
 			delete(r.cleanups, key)
 		}
 	}
 }
 
-// await returns the outcome that request reports, or the cause of the end of ctx.
+// await calls request and returns the outcome that it reports, or the cause of the end of ctx.
 func await[T any](ctx context.Context, request func(done func(T, error))) (none T, err error) {
 	var value T
 	var failed error
@@ -142,7 +142,7 @@ func await[T any](ctx context.Context, request func(done func(T, error))) (none 
 // Verify requests that the ready copies of a declared image on the disks of this node are read
 // again, and returns how many there are. It returns when the verification is planned, so that
 // the next View has it. The error is ErrNotDeclared, ErrNotReady, the cause of the end of ctx, or another
-// one before the config directory was read.
+// error before the config directory was read.
 func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error) {
 	return await(ctx, func(done func(int, error)) { l.requestVerify(image, done) })
 }
@@ -176,10 +176,10 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 
 // Cleanup requests that the copy of an image on a disk of this node is deleted before its clean-up
 // interval is over, if it is surplus and no other rule prevents its deletion. An empty uuid stands for
-// the uuid of the declared image. What the nodes despite claim to use or to need does not keep the copy.
-// It returns what is planned for the copy: a deletion, which is tried for a minute, or an idle action
-// with the reason why there is none. The error is ErrNotDeclared, ErrNotReady, the cause of the end of
-// ctx, or another one before the config directory was read.
+// the uuid of the declared image. A use or need that a node in the list despite claims does not keep the
+// copy. It returns what is planned for the copy: a deletion, which is tried for a minute, or an idle
+// action with the reason why there is none. The error is ErrNotDeclared, ErrNotReady, the cause of the
+// end of ctx, or another error before the config directory was read.
 func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on ident.DiskRef, despite ...string) (plan.Action, error) {
 	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, despite, done) })
 }

@@ -31,12 +31,12 @@ type Attempt struct {
 }
 
 // Retry ends the wait after the failed attempts to create, verify, repair or back up copies of a
-// declared image on disks of this node, also after a failure that nothing else but a changed
-// declaration would end. Without disks it applies to all disks of this node. Whether an attempt
-// starts is decided by the plan as always: by the safety rules, the limits and suspensions.
+// declared image on disks of this node, also after a failure that only a changed declaration
+// would end. Without disks it applies to all disks of this node. The plan decides as always
+// whether an attempt starts: by the safety rules, the limits and suspensions.
 //
 // It returns the attempts, sorted by disk, at least one. The error is ErrNotDeclared, ErrNothingFailed,
-// the cause of the end of ctx, or another one before the config directory was read.
+// the cause of the end of ctx, or another error before the config directory was read.
 func (l *Loop) Retry(ctx context.Context, image string, on []ident.DiskRef) ([]Attempt, error) {
 	return await(ctx, func(done func([]Attempt, error)) { l.RequestRetry(image, on, done) })
 }
@@ -71,8 +71,8 @@ func (l *Loop) RequestRetry(image string, on []ident.DiskRef, done func([]Attemp
 	})
 }
 
-// recordFailure records the failure of a job until the next attempt, and the evidence against the nodes from which it read. It returns
-// the failure.
+// recordFailure records the failure of a job until the next attempt, and the evidence against the nodes from which the job read. It
+// returns the failure.
 func (r *Reconciler) recordFailure(run *activeJob, err error) model.Failure {
 	now, key, a := r.clock.now(), run.key(), run.order.Action
 	if until := a.Pinned.Until; !until.IsZero() {
@@ -115,8 +115,8 @@ func retryText(f model.Failure) string {
 	return f.RetryAt.UTC().Format(time.RFC3339)
 }
 
-// whyNotFailed returns what an image waits for if it is not a failed attempt on this node: "" or a text
-// that begins with a colon.
+// whyNotFailed returns what an image waits for if it does not wait after a failed attempt on this node. The
+// text is "" or begins with a colon.
 func whyNotFailed(v *status.View, id ident.ID) string {
 	var reasons []string
 	byDisk := func(a, b ident.CopyRef) int { return ident.DiskRef.Compare(a.Disk, b.Disk) }

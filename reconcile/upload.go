@@ -30,8 +30,8 @@ func (h uploadHost) Begin(ctx context.Context, image string, digest ident.Digest
 }
 
 // Interrupted implements upload.Host. An upload is interrupted if a partial file of it is on a
-// disk of this node, and the image is not ready on any disk. It is true before the first round,
-// when that is not known.
+// disk of this node, and the image is not ready on any disk. Interrupted is true before the first
+// round, when nothing is known.
 func (h uploadHost) Interrupted(id string) bool {
 	v := h.loop.View()
 	if v == nil || !v.Loaded {
@@ -93,9 +93,9 @@ func (l *Loop) RequestUpload(image string, digest ident.Digest, done func(ident.
 	})
 }
 
-// uploadRejected returns the error for an upload where another action is planned for the copy. It
-// is temporary if the existing file may turn out to be the image, if the action waits until a known
-// time, or if it waits for another node for some seconds; otherwise a person has to act first.
+// uploadRejected returns the error for an upload where another action is planned for the copy. The
+// error is temporary if the existing file may turn out to be the image, or if the action waits until a
+// known time or for another node for some seconds. After any other error, a person has to act first.
 func uploadRejected(planned plan.Action) error {
 	if checks := planned.Op == model.Verify || planned.Op == model.Adopt; checks || plan.IsBrief(planned.Code) || !planned.Until.IsZero() {
 		return httperror.New(http.StatusServiceUnavailable, "%s cannot be uploaded yet: %s", planned.Image, planned.Text)

@@ -34,7 +34,7 @@ func (p pendingUsage) applyTo(o plan.Observed) {
 	}
 }
 
-// usageNotRecorded: each round tries again, but a full disk may stay full and may have hundreds of copies.
+// usageNotRecorded is logged once: each round tries again, but a full disk may stay full and may have hundreds of copies.
 var usageNotRecorded = once.Condition{Begins: "cannot record the use of copies", Ends: "the use of copies can be recorded again", Of: "disk", Why: "error"}
 
 // recordUsage writes the changes of usage that are due, and changes the observed copies as if all were written. Usage
@@ -86,7 +86,7 @@ func (r *Reconciler) recordUsage(now *plan.Round) {
 	}
 }
 
-// recordUsers records which replicas name images on the disks that can be written to. It adds why it cannot to failed.
+// recordUsers records which replicas name images, on the disks that can be written to. It adds its errors to failed.
 func (s *disks) recordUsers(o plan.Observed, failed map[ident.DiskRef]error) {
 	for ref, one := range s.open {
 		if seen := o.Disks[ref]; one.handle != nil && seen.Problem == "" && !seen.ReadOnly {
