@@ -18,10 +18,10 @@ type awaitedCopy struct {
 	active bool      // the last round waited
 }
 
-// Note adds the time since the last round, if both rounds waited. The time for one disk of a node counts
-// for its other disks, too: otherwise a node could be waited for with each of its disks in turn. It forgets
-// copies of images that have other bytes now, and those of images with a ready copy on another node than
-// that of the copy, which could claim to have one.
+// Note adds the time since the last round to the copies for which both rounds waited. The time for one
+// disk of a node counts for its other disks, too: otherwise this node would wait for each disk in turn.
+// Note forgets a copy if the image has another generation now, or if another node has a ready copy of the
+// image. A ready copy on the awaited node itself does not count, because it may be a false claim.
 func (a Awaited) Note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Time) {
 	type nodeImage struct {
 		node string

@@ -48,7 +48,7 @@ func (f Failures) ClearDeleted(key ident.CopyRef) {
 		f.ClearFailure(key)
 		return
 	}
-	if record := f[key]; record.Op == model.Verify { // it concerns the actions that create the copy again
+	if record := f[key]; record.Op == model.Verify { // the lack of space concerns the actions that create the copy again
 		record.Op = ""
 		f[key] = record
 	}
@@ -76,7 +76,7 @@ func (f Failures) clearSuspicions(cleared func(ident.CopyRef) bool) {
 		record.Suspects = slices.DeleteFunc(slices.Clone(record.Suspects), cleared)
 		f[key] = record
 		if record.Attempts == 0 && record.Op == "" {
-			f.ClearFailure(key) // the suspicion was all that was left of this record
+			f.ClearFailure(key) // the record had only the suspicion
 		}
 	}
 }
@@ -95,10 +95,9 @@ func (f Failures) DropStale(d plan.Desired, o plan.Observed) {
 	f.clearSuspicions(o.LostFile)
 }
 
-// EndDelays ends the wait after the failures of an image on the disks, on all disks if none is given,
-// and returns the copies, sorted. A final failure is tried again, too. The numbers of attempts and the suspicions stay. Deletions are left
-// out, because their delays separate the nodes that delete copies of one image, and uploads, because
-// only a client can start them.
+// EndDelays ends the waits after failures of an image on the given disks, and returns the copies, sorted. No disks mean all
+// disks. A final failure is tried again, too. The numbers of attempts and the suspicions stay. Deletions are left out, because
+// their delays separate the nodes that delete copies of one image. Uploads are left out, because only a client can start them.
 func (f Failures) EndDelays(id ident.ID, on []ident.DiskRef, now time.Time) (copies []ident.CopyRef) {
 	for key, record := range f {
 		waits := record.Attempts > 0 && (record.Final || record.RetryAt.After(now))
@@ -115,8 +114,8 @@ func (f Failures) EndDelays(id ident.ID, on []ident.DiskRef, now time.Time) (cop
 	return copies
 }
 
-// FailingReads are the failed attempts to sync or repair a copy from other nodes since their last other outcome.
-// Both count together, because a repair that fails is replaced by a sync, and a sync that fails by a repair.
+// FailingReads are the failed attempts to sync or repair a copy from other nodes, since the last attempt with another
+// outcome. Syncs and repairs count together, because a sync follows a failed repair, and a repair a failed sync.
 type FailingReads struct {
 	began    time.Time // steady; the beginning of the first attempt
 	received int64     // bytes of all attempts
@@ -126,9 +125,9 @@ type FailingReads struct {
 // go on with its sources. A slower one would take days for an image of some GiB.
 const minReadRate = 64 << 10
 
-// After returns the failing reads after an attempt that began at a steady time, received some bytes and failed with that fault. They
-// are zero if it did not read an image with a checksum from other nodes, or if it failed for a reason on this node. A repair without
-// any copy on another node reads the upstream only.
+// After returns the failing reads after one more attempt. The attempt began at the steady time began, received some bytes and failed
+// with a fault. The result is zero if it did not read an image with a checksum from other nodes, or if the fault is not the
+// network's. A repair without any copy on another node reads the upstream only.
 func (f FailingReads) After(a plan.Action, image schema.Image, fault model.Fault, began time.Time, received int64) FailingReads {
 	readsPeers := (a.Op == model.Sync || a.Op == model.Repair) && a.From != (ident.CopyRef{}) && a.LocalSource == (ident.CopyRef{})
 	if !readsPeers || fault != model.FaultNetwork || image.Checksum.IsZero() || image.Source.Upload != nil {
@@ -141,7 +140,8 @@ func (f FailingReads) After(a plan.Action, image schema.Image, fault model.Fault
 	return f
 }
 
-// AreHopeless reports whether the attempts have failed for the recovery interval and received next to nothing.
+// AreHopeless reports whether the attempts have failed for the recovery interval and received next to nothing. limit is the
+// bandwidth limit; 0: there is none.
 func (f FailingReads) AreHopeless(limit int64, recovery time.Duration, now time.Time) bool {
 	lasted := now.Sub(f.began)
 	least := float64(minReadRate)

@@ -16,8 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/plan"
 )
 
-// Ledger is what this node knows about the claims of other nodes to have certain bytes, in one copy or several, under whatever
-// names. The writers are the proofs of deletions and the jobs that read from these nodes. Its methods may be called concurrently.
+// Ledger has the evidence against claims of other nodes to have certain bytes, whatever the names and the number of their copies.
+// The proofs of deletions and the jobs that read from these nodes write it. Its methods may be called concurrently.
 type Ledger struct {
 	log *slog.Logger
 	now func() time.Time // steady
@@ -27,7 +27,7 @@ type Ledger struct {
 	read   map[ident.Digest]ident.Digest // see plan.Observed.ReadManifests
 }
 
-// claim is that a node has the bytes with a digest, as it is declared or as the node publishes it.
+// claim is the claim of a node to have the bytes with a digest. The digest is declared, or the node publishes it.
 type claim struct {
 	node   string
 	digest ident.Digest
@@ -39,12 +39,12 @@ type record struct {
 	until   time.Time // nobody on this node counts on the claim or reads the bytes until then, whatever the node publishes
 	// silent: the last request for a proof had no outcome, or a copy was not sent in full: see plan.Observed.Unanswered.
 	silent bool
-	noted  time.Time // the last of this evidence
+	noted  time.Time // the time of the last evidence
 }
 
-// distrust is how long a claim does not count after a strike. The first one lasts a minute, and then the claim counts again: the wrong
-// bytes of an honest node may have come from its memory or its connection, so that it never publishes anything else. The time doubles
-// with each further strike, up to a day: otherwise a node could repeat its claim as often as it likes. Evidence is forgotten after two days.
+// distrust is how long a claim does not count after a strike. After the first strike this is a minute. The wrong bytes of an honest
+// node may have come from its memory or its connection: its claim is true, and counts again. The time doubles with each further strike,
+// up to a day, because a dishonest node may repeat its claim as often as it likes. Evidence is forgotten after two days.
 var distrust = backoff.Doubling{First: time.Minute, Max: 24 * time.Hour}
 
 // NewLedger returns a Ledger without evidence. now is the steady clock of this process.
@@ -52,8 +52,8 @@ func NewLedger(log *slog.Logger, now func() time.Time) *Ledger {
 	return &Ledger{log: log, now: now, claims: map[claim]record{}, read: map[ident.Digest]ident.Digest{}}
 }
 
-// Strike records that a node has sent other bytes than it claims to have in a copy, or none for a long time. Several reports
-// about one time of distrust are one strike. It reports whether the claim has counted until now.
+// Strike records that a node has sent other bytes than it claims to have in a copy, or none for a long time. A report about a
+// claim that does not count now is no further strike. news reports whether a claim has counted until now.
 func (l *Ledger) Strike(copy ident.CopyRef, why string, digests ...ident.Digest) (news bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func (l *Ledger) Strike(copy ident.CopyRef, why string, digests ...ident.Digest)
 	return news
 }
 
-// StrikeSources is Strike for each of the sources of bytes with the digest. It reports whether one of them has counted until now.
+// StrikeSources is Strike for each source of bytes with the digest. news reports whether a claim has counted until now.
 func (l *Ledger) StrikeSources(sources []peer.Source, digest ident.Digest, why string) (news bool) {
 	for _, s := range sources {
 		at := ident.DiskRef{Node: s.Node, Disk: s.Disk}
@@ -82,8 +82,8 @@ func (l *Ledger) StrikeSources(sources []peer.Source, digest ident.Digest, why s
 	return news
 }
 
-// Judge records the outcome of the proof of a copy. The claim is one by each digest that the node publishes: only one of them may
-// be the declared one, and the node can change the other one as often as it likes. A proof that passed ends all distrust.
+// Judge records the outcome of the proof of a copy, for each digest that the node publishes. Only one digest may be the declared
+// digest, and the node can change the other digest as often as it likes. A proof that passed ends all distrust of these claims.
 func (l *Ledger) Judge(copy ident.CopyRef, c model.Copy, p plan.Proof) {
 	switch p.Result {
 	case plan.ProofWrong:
@@ -98,7 +98,7 @@ func (l *Ledger) Judge(copy ident.CopyRef, c model.Copy, p plan.Proof) {
 	}
 }
 
-// NoteSilence records that a node did not send what was requested of bytes that it claims to have. Others are asked first.
+// NoteSilence records that a node did not send requested bytes that it claims to have. Other nodes are asked first.
 func (l *Ledger) NoteSilence(node string, digests ...ident.Digest) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,7 +116,7 @@ func (l *Ledger) AddManifest(manifest, sha512 ident.Digest) {
 	l.read[manifest] = sha512
 }
 
-// Apply adds the evidence to an observation: copies whose claim does not count are unknown. It forgets what is over.
+// Apply adds the evidence to an observation: copies whose claim does not count become unknown. It forgets old evidence.
 func (l *Ledger) Apply(d plan.Desired, o *plan.Observed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,8 @@ func (l *Ledger) Mark(responses map[string]plan.Response) {
 	}
 }
 
-// mark replaces the disks with copies whose claim does not count, and adds those of silent nodes. l.mu is locked.
+// mark replaces the disks with copies whose claim does not count. It adds the copies of silent nodes to the map silent. l.mu is
+// locked.
 func (l *Ledger) mark(disks map[ident.DiskRef]model.Disk, silent map[ident.CopyRef]bool) {
 	if len(l.claims) == 0 {
 		return
@@ -153,7 +154,7 @@ func (l *Ledger) mark(disks map[ident.DiskRef]model.Disk, silent map[ident.CopyR
 			if !distrusted || c.State != model.Ready {
 				continue
 			}
-			if !cloned { // rounds and responses share it
+			if !cloned { // rounds and responses share the map
 				seen.Copies, cloned = maps.Clone(seen.Copies), true
 				disks[ref] = seen
 			}
