@@ -47,7 +47,7 @@ type openDisk struct {
 
 var errNotRead = errors.New("the disks were not read yet: retry later")
 
-// Update replaces the disks that peers can read by those of this node in o. open are those that are open, also with a problem.
+// Update replaces the disks that peers can read by the disks of this node in o. open has the disks that are open, also with a problem.
 func (n *Node) Update(d plan.Desired, o plan.Observed, open system.Disks) {
 	now := &disks{node: d.Node, suspects: plan.Suspects(o.Failures), byName: map[string]openDisk{}, images: d.Config.Images}
 	now.config, _ = d.PublishedDigest()
@@ -169,10 +169,10 @@ func (n *Node) DeclaredUUID(name string) (string, bool) {
 	return image.ID.UUID, ok
 }
 
-// Copies implements peer.Node. It observes the copies of one image name, and which of them have the mark with a name. A copy
-// that is withdrawn at any moment of the observation is leaving: a slow listing can outlast a whole
-// deletion, whose copy it still has. So is a copy with the mark of any withdrawal: another node that has the same folder
-// is about to delete it, without a question to this node. The config digest is the one from before the observation. So a
+// Copies implements peer.Node. It observes the copies of one image name, and which of them have the mark with a given name. A
+// copy that is withdrawn at any moment of the observation is leaving: a slow listing can outlast a whole
+// deletion, and still has its copy. A copy with the mark of any withdrawal is leaving, too: another node that has the same
+// folder may delete it without a query to this node. The config digest is from before the observation. So a
 // change during the observation makes the response count for less, never for more.
 func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) {
 	endWatch := n.watch()
@@ -236,7 +236,7 @@ func (d openDisk) list(name, mark string) model.Disk {
 		seen.Copies[c.ID] = c
 	}
 	if err == nil {
-		// It fails if the disk was closed or unmounted meanwhile: the list may be too short then.
+		// Check fails if the disk was closed or unmounted meanwhile: the list may be too short then.
 		err = d.handle.Check()
 	}
 	if err != nil {

@@ -84,7 +84,7 @@ func publishedCopies(now *plan.Round, p plan.Plan, running map[ident.CopyRef]mod
 	return published
 }
 
-// markSame changes a copy that is the one on another disk of this node: other nodes would count one copy twice.
+// markSame makes a copy unknown if another disk of this node shows it, too: other nodes would count one copy twice.
 func markSame(c *model.Copy) {
 	if c.SameAs != (ident.DiskRef{}) && c.State == model.Ready {
 		c.State, c.Message = model.Unknown, fmt.Sprintf("it is the copy on %s, because both disks show its folder", c.SameAs)
