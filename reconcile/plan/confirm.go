@@ -166,7 +166,7 @@ func (ix *Round) ConfirmDeletion(a Action) error {
 			return fmt.Errorf("not deleted: %s", now.Text)
 		}
 	}
-	return errors.New("not deleted: no longer surplus")
+	return errors.New("not deleted: the copy is no longer surplus")
 }
 
 // This node trusts what another node says about its own copies, with one exception: before a deletion,

@@ -19,9 +19,9 @@ type Placement struct {
 	// NamedWithout are the disks that the image names and that have no ready copy, sorted, whether they are
 	// targets or not. A disk with a requested eviction is not one of them.
 	NamedWithout []ident.DiskRef
-	Ready        []ident.CopyRef // ready copies of the declared generation, those on ranked disks first
-	// Delayed has the targets without a ready copy that may not get one from their nodes, with the
-	// reason, and when the next ranked disk gets the copy. It is nil if there is none.
+	Ready        []ident.CopyRef // ready copies of the declared generation, on ranked disks first
+	// Delayed has the targets without a ready copy whose nodes possibly create none, with the
+	// reason, and when the next ranked disk gets the copy. It is nil if there are no such targets.
 	Delayed map[ident.DiskRef]Delay
 	// PassedOver has, by disk, the reason why it is no target. It is nil if as many copies are
 	// ready as are desired. If every desired copy has a disk, it has only the rejected disks.
@@ -102,7 +102,7 @@ func rejectionReasons(pl placement) map[ident.DiskRef]model.Reason {
 	return out
 }
 
-// passedOver returns, for each declared disk that is no target, the reason why it is none.
+// passedOver returns, by disk, why a declared disk is no target.
 func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) map[ident.DiskRef]model.Reason {
 	out := map[ident.DiskRef]model.Reason{}
 	for name, node := range nodes {
@@ -144,12 +144,12 @@ func missingTag(tags, selectors []string) (tag string, matches bool) {
 // DiskRank is the rank of one declared disk for an image.
 type DiskRank struct {
 	Disk ident.DiskRef
-	Rank int // 1 is the best; 0: none
+	Rank int // 1 is the best; 0: the disk is not ranked
 	// Reason is why the disk is no desired disk. It is zero for a desired disk.
 	Reason model.Reason
 }
 
-// RankDisks returns the ranks of all declared disks for a declared image, those with a rank
+// RankDisks returns the ranks of all declared disks for a declared image. Ranked disks are
 // first.
 func (ix *Round) RankDisks(image string) []DiskRank {
 	d := ix.Desired

@@ -168,8 +168,8 @@ func nearest(copies []ident.CopyRef, ref ident.DiskRef) ident.CopyRef {
 }
 
 // waitForPinned returns the wait while the clone would have other bytes than the image had;
-// pinned false: there is none. An encrypted clone always has other bytes. The digest of a
-// decrypted clone is known only after cloning, so the job compares it.
+// pinned is false if there is no wait. An encrypted clone always has other bytes. The digest
+// of a decrypted clone is known only after cloning, so the job compares it.
 func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
 	last := t.pinnedDigest()
 	if last.Digest.IsZero() || t.state.image.Source.Clone.Encryption == schema.Decrypt || isPlainClone(t.state.image) && t.state.knownDigest() == last.Digest {
@@ -182,8 +182,8 @@ func (t targetPlanner) waitForPinned() (a Action, pinned bool) {
 // maxClockSkew is how far in the future a recorded time may be that still counts as now.
 const maxClockSkew = 24 * time.Hour
 
-// pinnedDigest returns the digest that a new first copy must have although none is declared:
-// the digest of a copy that failed less than the recovery interval ago (F7).
+// pinnedDigest returns the digest that a new first copy must have although no checksum is
+// declared: the digest of a copy that failed less than the recovery interval ago (F7).
 func (t targetPlanner) pinnedDigest() (latest PinnedDigest) {
 	if d := t.state.image.Source.Download; t.state.digestDeclared() || d != nil && d.ChecksumURL != "" {
 		return PinnedDigest{} // the declaration says which digest is right

@@ -60,7 +60,7 @@ func mismatchReason(image schema.Image, c model.Copy) model.Reason {
 	case image.Checksum.Algorithm() == ident.SHA256 && c.SHA256.IsZero():
 		return model.Reason{Code: CodeDigestUnknown, Text: "its SHA-256 is not known yet"}
 	}
-	return because(CodeChecksumMismatch, "the existing file has checksum %s, declared is %s: declare that checksum or another uuid", c.SHA512, image.Checksum)
+	return because(CodeChecksumMismatch, "the existing file has checksum %s, declared is %s: declare the checksum of the file, or another uuid", c.SHA512, image.Checksum)
 }
 
 // on returns the reference of the copy on a disk. The copy need not exist.
@@ -155,8 +155,8 @@ func (s *imageState) sources() (own, peers []ident.CopyRef) {
 	return own, peers
 }
 
-// intact returns ready copies with the bytes that a failed copy should have: those on this node,
-// or if there are none, those on other nodes.
+// intact returns ready copies with the bytes that a failed copy should have. It returns copies
+// on other nodes only if this node has no such copy.
 func (s *imageState) intact(ref ident.CopyRef) []ident.CopyRef {
 	own, peers := s.ix.readyWith(s.ix.copyAt(ref).SHA512)
 	if len(own) > 0 {
@@ -198,8 +198,8 @@ func isPlainClone(image schema.Image) bool {
 	return c != nil && c.Encryption == schema.EncryptionIgnore
 }
 
-// cloneSources returns the ready copies of the image that this image is cloned from: those on
-// disks of this node, and those on other nodes.
+// cloneSources returns the ready copies of the image that this image is cloned from: own on
+// disks of this process, and peers on other disks.
 func (s *imageState) cloneSources() (own, peers []ident.CopyRef) {
 	source, declared := s.ix.Desired.Config.Images[s.image.Source.Clone.BackingImage]
 	if !declared {

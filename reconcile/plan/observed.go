@@ -15,7 +15,7 @@ import (
 // nodes published.
 type Observed struct {
 	Now time.Time // wall clock of this node
-	// Disks are the disks of this node, and those of the other nodes as they last responded.
+	// Disks are the disks of this node, and the disks in the last responses of the other nodes.
 	Disks map[ident.DiskRef]model.Disk
 	// Peers are the other declared nodes, by name.
 	Peers map[string]model.Peer
@@ -143,7 +143,7 @@ func (o *Observed) MarkDisputedDisks() {
 			continue // that node rejects its own duplicates
 		}
 		if !cloned {
-			o.Disks, cloned = maps.Clone(o.Disks), true // it may be shared
+			o.Disks, cloned = maps.Clone(o.Disks), true // the map may be shared
 		}
 		names := make([]string, len(refs))
 		for i, ref := range refs {

@@ -104,7 +104,7 @@ func (pl *placement) addNamedDisks(s *imageState) {
 	}
 }
 
-// keepFirst lets a disk without a rank, which the image names or replicas need, go on with the first copy that it creates.
+// keepFirst makes a disk without a rank the first target if it creates the first copy already: a named disk, or a disk with a need.
 func (pl *placement) keepFirst(s *imageState) {
 	if len(s.ready) > 0 {
 		return

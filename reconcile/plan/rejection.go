@@ -110,8 +110,8 @@ func idleReason(s *imageState, ref ident.DiskRef) model.Reason {
 	return s.ix.otherConfig(ref.Node).With(CodePeerIdle, ", and does not create its copy")
 }
 
-// delay returns why a target may not get its copy, and when the next ranked disk gets it (P3). It is
-// zero if nothing is known against the target.
+// delay returns why a target possibly gets no copy, and when the next ranked disk gets it (P3). The
+// result is zero if nothing is known against the target.
 func delay(s *imageState, ref ident.DiskRef) (reason model.Reason, end time.Time) {
 	seen, now := s.ix.Observed.Disks[ref], s.ix.Observed.Now
 	peer := s.ix.Observed.Peers[ref.Node]
@@ -139,7 +139,7 @@ func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
 	if !smaller {
 		n = max(n, f.NeedsSpace)
 	}
-	n = max(n, 1) // of an unknown size, at least one byte
+	n = max(n, 1) // at least one byte, if the size is not known
 	if n <= free-declared.StorageReserved {
 		return Rejection{}
 	}

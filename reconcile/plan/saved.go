@@ -116,7 +116,7 @@ func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 		return fmt.Errorf("the configuration has changed: its digest is %s; it was %s",
 			digestText(d.Digest, d.Revision), digestText(s.Plan.Digest, s.Plan.Revision))
 	case !slices.Contains(s.Nodes, d.Node):
-		return fmt.Errorf("it is for %s, not for node %s", strings.Join(s.Nodes, ", "), d.Node)
+		return fmt.Errorf("the plan is for %s, not for node %s", strings.Join(s.Nodes, ", "), d.Node)
 	}
 	planned := map[ident.CopyRef]Action{}
 	for _, a := range now.Actions {
@@ -139,7 +139,7 @@ func (s SavedPlan) CheckAgainst(d Desired, o Observed, now Plan) error {
 		current := o.precondition(Action{Node: a.Node, Disk: a.Disk, Image: a.Image, UUID: a.UUID, SourceDigest: next.SourceDigest})
 		switch err := pre.check(current); {
 		case !known:
-			errs = append(errs, fmt.Errorf("it has no precondition of %s %s", a.Op, a.CopyRef()))
+			errs = append(errs, fmt.Errorf("the plan has no precondition of %s %s", a.Op, a.CopyRef()))
 		case err != nil:
 			errs = append(errs, err)
 		case !planned:

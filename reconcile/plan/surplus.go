@@ -130,8 +130,8 @@ func (p *surplusPlanner) tooFewReady(ref ident.CopyRef) bool {
 	return rest.placed < p.placement.requiredCopies() || slices.Contains(p.state.ready, ref) && rest.total < p.placement.copies
 }
 
-// keepNeeded keeps a copy until enough others are ready. The action is blocked if the disk is to
-// be evicted and no other disk can take the copy.
+// keepNeeded returns the wait of a copy until enough other copies are ready. The action is blocked
+// if the disk is to be evicted and no other disk can take the copy.
 func (p *surplusPlanner) keepNeeded(x undesired) Action {
 	required := fmt.Sprintf("%d copies are ready", p.placement.requiredCopies())
 	if p.placement.requiredCopies() == 1 {
@@ -188,7 +188,7 @@ func keptGenerations(s *imageState) map[ident.CopyRef]bool {
 	}
 	var kept map[ident.CopyRef]bool
 	for _, refs := range older {
-		slices.SortFunc(refs, func(a, b ident.CopyRef) int { // the newest one first
+		slices.SortFunc(refs, func(a, b ident.CopyRef) int { // the newest copy first
 			x, y, now := s.ix.copyAt(a), s.ix.copyAt(b), s.ix.Observed.Now
 			return cmp.Or(replacedAt(y, now).Compare(replacedAt(x, now)), y.VerifiedAt.Compare(x.VerifiedAt), ident.ID.Compare(a.ID, b.ID))
 		})

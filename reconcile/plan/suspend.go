@@ -11,10 +11,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Suspension of an image or of everything: running jobs continue (running.go), none starts, no copy is
-// deleted. The plan is made first and suspended afterwards. Copies count, are served, and
-// their use is recorded as usual, so that no decision about other images or by other nodes depends
-// on a suspension.
+// Suspension of an image or of everything: running jobs continue (running.go), no job starts, and no
+// copy is deleted. The plan is made first and suspended afterwards. Copies count, are served, and
+// their use is recorded as usual. So no decision about other images or by other nodes depends on a
+// suspension.
 
 // SuspensionOf returns the suspension of an image in effect at the time now; nil: there is
 // none. If two are in effect, it returns the suspension that ends later.
@@ -116,8 +116,8 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 	return &Suspension{Reason: s.Reason, By: s.By, Until: s.Until, Over: !s.Active(now)}
 }
 
-// activeSuspensions returns the suspensions in effect: the one in the settings first, then by
-// image.
+// activeSuspensions returns the suspensions in effect: first the suspension of the
+// settings, then by image.
 func activeSuspensions(c schema.Config, now time.Time) []Suspension {
 	var all []Suspension
 	if by := c.Settings.Suspend; by.Active(now) {

@@ -60,7 +60,7 @@ func (t targetPlanner) plan(inspections map[ident.DiskRef]Action) Action {
 
 // choose selects where the bytes come from. Existing bytes come before the source (F2): a
 // ready copy on this node, then copies on other nodes. Only the first target uses the source,
-// and only after no peer can have a ready copy.
+// and only when no peer can have a ready copy.
 func (t targetPlanner) choose(inspections map[ident.DiskRef]Action) Action {
 	if reason, end := delay(t.state, t.copy.Disk); !reason.IsZero() { // nothing can be written to the disk
 		return waitUntil(t.copy, reason.With(reason.Code, "; if this lasts for the recovery interval, the next ranked disk gets the copy"), end)

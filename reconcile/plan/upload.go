@@ -87,9 +87,9 @@ func acceptsUpload(s *imageState, disks []ident.DiskRef, digest ident.Digest) er
 	case len(s.ready) > 0:
 		return rejectUpload("%s is ready on %s: another file needs another checksum, uuid or name", name, s.ready[0].Disk)
 	case !digest.IsZero() && s.digestDeclared() && digest.Algorithm() != declared.Algorithm():
-		return rejectUpload("the declared checksum of %s is a %s: give a checksum of that kind, or none", name, declared.Algorithm())
+		return rejectUpload("the declared checksum of %s is a %s: give a checksum of the same kind, or no checksum", name, declared.Algorithm())
 	case !digest.IsZero() && s.digestDeclared() && digest != declared:
-		return rejectUpload("the declared checksum of %s is %s, and the file has %s", name, declared, digest)
+		return rejectUpload("the declared checksum of %s is %s, and the file has %s: upload another file, or declare another checksum", name, declared, digest)
 	}
 	// A partial upload without a job: the next round starts the job that receives the rest.
 	for _, ref := range s.ix.copiesNamed(name) {

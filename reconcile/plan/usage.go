@@ -138,8 +138,8 @@ func (ix *Round) inUse(ref ident.CopyRef) string {
 }
 
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. A need keeps
-// no copy of the declared generation, which S2 and S4 protect. A person may end the claim of a node. With unknown, it
-// looks at disks that had a verified copy in the last response: a replica there needs this copy only if both are one file.
+// no copy of the declared generation, which S2 and S4 protect. A person may end the claim of a node. If unknown is true,
+// it looks at disks that last had a verified copy: a replica there needs this copy only if both copies are one file.
 func (ix *Round) neededBy(ref ident.CopyRef, unknown bool) string {
 	if ix.Desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
