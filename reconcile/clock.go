@@ -37,13 +37,13 @@ func (c *clock) observe() system.Instant {
 	return now
 }
 
-// skew returns by how much the wall clock advanced differently from the steady clock.
+// skew returns the difference between the advances of the wall clock and the steady clock.
 func skew(now, then system.Instant) time.Duration {
 	return (now.Wall.Sub(then.Wall) - now.Steady.Sub(then.Steady)).Abs()
 }
 
-// outdated reports whether the wall clock was set after the times on a disk were last recorded
-// with record, as far as this process knows.
+// outdated reports whether the wall clock was set after the last call of record for the disk, as
+// far as this process knows.
 func (c *clock) outdated(uuid string) bool { return c.recorded[uuid] < c.steps }
 
 // record notes that the times on a disk are consistent with the wall clock.

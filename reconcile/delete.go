@@ -35,8 +35,8 @@ import (
 // the copy as not leaving also sees whether the copy still exists.
 //
 // Of two holders that withdraw at the same time, at least one sees the other copy as leaving,
-// because each withdraws before it queries. It cancels. The random delay keeps the two from
-// withdrawing together again.
+// because each withdraws before it queries. This holder cancels. The random delay keeps the two
+// from withdrawing together again.
 type deletion struct {
 	phase     deletionPhase
 	unproven  bool                     // a requested proof did not pass
@@ -130,7 +130,7 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 // otherwise the reason against it. age is how long ago the queries began.
 func (run *activeJob) confirm(d plan.Desired, o plan.Observed, age time.Duration) error {
 	if age > maxResponseAge {
-		return fmt.Errorf("the responses are %v old", age.Round(time.Second))
+		return fmt.Errorf("not deleted: the responses of other nodes are already %v old", age.Round(time.Second))
 	}
 	a := run.order.Action
 	if run.deletion.shared != nil {
@@ -140,8 +140,8 @@ func (run *activeJob) confirm(d plan.Desired, o plan.Observed, age time.Duration
 }
 
 // cancelDeletion ends a deletion that is not confirmed (D3). This is no failure: Attempts stays 0,
-// and the deletion is tried again soon. The random delay separates it from the next attempt of
-// another holder. If deletions in succession are cancelled because a copy did not prove that it has its
+// and the deletion is tried again soon. The random delay separates the attempts of several
+// holders. If deletions in succession are cancelled because a copy did not prove that it has its
 // bytes, the delay doubles each time up to a limit, because the cause may persist.
 func (r *Reconciler) cancelDeletion(run *activeJob, reason error) {
 	r.jobs.remove(report{run: run, err: reason, stopped: true})
@@ -155,7 +155,7 @@ func (r *Reconciler) cancelDeletion(run *activeJob, reason error) {
 	until := now.Add(delay)
 	last := r.failures[key].Failure
 	next := model.Failure{Op: run.order.Action.Op, Since: now, RetryAt: until, Message: reason.Error()}
-	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // the outcome of a deletion changes neither
+	next.Suspects, next.Unrepairable = last.Suspects, last.Unrepairable // a deletion does not change them
 	r.failures[key] = evidence.Failure{Failure: next, Image: run.order.Image, DiskUUID: r.disks.uuid(key.Disk), Unproven: unproven}
 	r.log.Info("deletion cancelled", "copy", key.String(), "reason", reason.Error(), "retry", until.Format(time.RFC3339))
 }

@@ -110,7 +110,7 @@ func (s *disks) onlyLocked() error {
 }
 
 // rejectDuplicates gives disks with the same uuid a problem (I10): one of them is a copy of the
-// other, or they are one disk at two paths. It cannot be known which one the configuration means.
+// other, or they are one disk at two paths. It is not known which disk the configuration means.
 //
 // Of two disks with different uuids and one folder of copies, the later disk by name is rejected (U5): its copies are the
 // copies of the first disk.
@@ -136,7 +136,7 @@ func (s *disks) rejectDuplicates() {
 	}
 }
 
-// rejectSharedFolder gives the disk a problem if its folder of copies is in folders, and adds it otherwise.
+// rejectSharedFolder gives the disk a problem if its folder of copies is in folders already, or adds the folder.
 func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[model.FolderID]ident.DiskRef) {
 	if o.handle == nil || o.problem != "" {
 		return
@@ -149,7 +149,7 @@ func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[model.Folde
 	}
 }
 
-// observe lists the copies on a disk. reads reports which of them a job of this process uses.
+// observe lists the copies on a disk. reads reports whether a job of this process uses a copy.
 func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 	if o.handle == nil {
 		return model.Disk{Problem: o.problem}
@@ -174,7 +174,7 @@ func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 		case inUse || c.SurplusSince.IsZero(): // FileOpen is slow, and matters only for surplus copies
 		case !reads(c.ID):
 			using, _ = found.Users.FileOpen(c.ID)
-		case c.InUseRecorded: // FileOpen would find this process, and hide any other
+		case c.InUseRecorded: // FileOpen would find this process, and hide others
 			using = "it was in use when the job that reads it began"
 		}
 		c.UsedBy = using

@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
-// jobs are the running jobs of this node, and how earlier ones ended. Its methods are for one goroutine, except
+// jobs are the running jobs of this node, and how earlier jobs ended. Its methods are for one goroutine, except
 // transfers, totals and addProof.
 type jobs struct {
 	// running changes only in the goroutine of the loop, with mu locked. This goroutine reads it without mu.
@@ -301,7 +301,7 @@ func (r *Reconciler) newOrder(d plan.Desired, o plan.Observed, a plan.Action) jo
 // reportDamage reports that a copy on this node does not have its own bytes any more.
 func (j *jobs) reportDamage(copy ident.CopyRef) { j.reports.add(report{damaged: copy}) }
 
-// handleReports handles what jobs reported since the last call, and returns it.
+// handleReports handles and returns the reports of jobs since the last call.
 // A round has to follow: there may be a free slot, or a deletion to decide on. The round can wait if jobs
 // only ended by themselves and deleted nothing.
 func (r *Reconciler) handleReports() (reports []report, canWait bool) {
@@ -351,7 +351,7 @@ func (r *Reconciler) endJob(e report) {
 	case e.err == nil: // also if it was stopped just before its end
 		if a.Op.Deletes() {
 			r.failures.ClearDeleted(key)
-		} else if a.VerifiesPeer() { // it read no bytes of the copy itself
+		} else if a.VerifiesPeer() { // the job read another copy
 			r.failures.ClearFailure(key)
 		} else {
 			r.failures.ClearCopy(key)

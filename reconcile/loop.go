@@ -99,7 +99,7 @@ func (l *Loop) publish(v *status.View) {
 	close(*l.nextRound.Swap(&next))
 }
 
-// Status returns the last round, nil before the first one, and its document with the jobs that run now.
+// Status returns the last round, and its document with the jobs that run now. Before the first round, it returns nil.
 func (l *Loop) Status() (*status.View, status.Status) {
 	v := l.View()
 	if v == nil {
@@ -257,7 +257,7 @@ func (t *triggers) delay(wait time.Duration) (due bool) {
 	return wait == 0
 }
 
-// debouncePeers begins the pause after a change of peers. It ends after the duration wait, or later, with a round.
+// debouncePeers begins the pause after a change of peers. The pause lasts at least the duration wait, and ends with a round.
 func (t *triggers) debouncePeers(wait time.Duration) {
 	t.changed = nil
 	t.peers = time.After(max(wait, time.Until(t.last.Add(roundGap))))

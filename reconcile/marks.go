@@ -21,7 +21,7 @@ import (
 // that withdrawal may delete it without a query to the node that counts on it.
 //
 // A false claim cannot prevent a deletion: only a node that reads the mark knows its secret. A response has a hash of the
-// secret and the name of the responding node. So the response of the holder, who sees its own mark, helps no other node.
+// secret and the name of the responding node. So the response of the holder, which sees its own mark, helps no other node.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {
@@ -83,7 +83,7 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	for other, run := range j.running {
 		if other.ID == key.ID && other != key && run.deletion != nil && run.deletion.phase == deleting && run.deletion.mark.problem != nil {
-			return fmt.Errorf("not deleted: the copy on %s is being deleted, and no other node can see that", other.Disk)
+			return fmt.Errorf("not deleted: the copy on %s is being deleted without a mark that other nodes can see", other.Disk)
 		}
 	}
 	return nil

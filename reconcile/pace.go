@@ -9,7 +9,7 @@ import (
 
 // A round observes all copies, plans all images and publishes the whole state. If each job that ends
 // caused a round, n images would cost n rounds of n images. So rounds that can wait have a pace, and until
-// the next one the backlog of the last plan keeps the slots busy.
+// the next round the backlog of the last plan keeps the slots busy.
 
 const (
 	// roundShare limits the rounds that can wait to about a twentieth of the time.
@@ -33,7 +33,7 @@ func (p *pace) measure(round func()) {
 	p.took = p.ended.Sub(began)
 }
 
-// delay returns for how long a round that can wait has to wait from now on.
+// delay returns how much longer a round that can wait has to wait.
 func (p *pace) delay() time.Duration {
 	return max(0, min(p.took*roundShare, maxRoundDelay)-p.now().Steady.Sub(p.ended))
 }

@@ -23,8 +23,8 @@ type peers struct {
 	system system.Peers
 	states map[string]peerState // by node
 	ledger *evidence.Ledger
-	// otherConfig has since when nodes have had another config digest than this one, or none, by the
-	// steady clock.
+	// otherConfig has, by node, since when it has had another config digest than this node, or none, by
+	// the steady clock.
 	otherConfig map[string]time.Time
 }
 
@@ -110,11 +110,11 @@ func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, observations map[str
 	o.MarkDisputedDisks() // also a disk of this node, if a disk of another node has its uuid (I10)
 }
 
-// trackConfig returns since when a node has another configuration, by the steady clock: see model.Peer. The time begins when the node responds with
-// another digest, so that neither a pause of this process nor a restart of the node counts. It goes on
-// until the node has the same digest, also while the node does not respond and when its digest changes:
-// otherwise a node could delay others for ever. While this node has no digest it cannot compare, and
-// the time begins again.
+// trackConfig returns since when a node has another configuration, by the steady clock: see model.Peer. The
+// time begins when the node responds with another digest, so neither a pause of this process nor a restart
+// of the node counts. The time ends when the node has the same digest. It goes on while the node does not
+// respond, and when its digest changes: otherwise a node could delay others for ever. While this node has
+// no digest, it cannot compare, and the time begins again.
 func (s *peers) trackConfig(d plan.Desired, name string, p model.Peer, now time.Time) time.Time {
 	since, differs := s.otherConfig[name]
 	switch {
@@ -256,7 +256,7 @@ func responsesFromPeers(nodes map[string]schema.Node, states map[string]model.No
 
 // copiesFor returns the digest of the bytes that an action may read from peers, and a function that
 // returns the peer copies with these bytes at the time of the call. An action that reads a copy of this
-// node, or none, uses no peers.
+// node, or no copy, uses no peers.
 func (s *peers) copiesFor(d plan.Desired, o plan.Observed, a plan.Action) (want ident.Digest, copies func() []peer.Source) {
 	if a.LocalSource != (ident.CopyRef{}) || !a.Op.ReadsCopies() && a.Op != model.Verify {
 		return ident.Digest{}, func() []peer.Source { return nil }
@@ -273,8 +273,8 @@ func sources(observations map[string]peer.Observation, nodes map[string]schema.N
 		if !a.Polled || a.Problem != "" {
 			continue
 		}
-		// The address may change while a job runs: a.URL is the current one, nodes has the address
-		// at the start of the job.
+		// The address may change while a job runs: a.URL is the current address, nodes has the
+		// address at the start of the job.
 		at := peer.Address{Node: name, URL: a.URL}
 		for on, seen := range a.State.Disks {
 			if _, declared := nodes[name].Disks[on]; !declared || seen.Problem != "" {

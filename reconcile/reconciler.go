@@ -103,7 +103,7 @@ func (r *Reconciler) WaitForPeers(ctx context.Context, d plan.Desired) {
 
 // round does one round: it observes, records usage, plans, publishes the state, and starts and
 // stops jobs until the plan is executed as far as the limits allow. It does not wait for jobs: a
-// value from reports.ready says that another round is due, after handleReports.
+// value from reports.ready means that handleReports and another round are due.
 func (r *Reconciler) round(ctx context.Context, d plan.Desired) (plan.Observed, plan.Plan) {
 	o := r.Observe(d)
 	now := plan.NewRound(d, o)

@@ -49,7 +49,7 @@ func (a Awaited) Note(d plan.Desired, o plan.Observed, p plan.Plan, now time.Tim
 	})
 }
 
-// hasReadyElsewhere reports whether a node other than that of the copy has a ready copy of the image.
+// hasReadyElsewhere reports whether a node other than the node of the copy has a ready copy of the image.
 func hasReadyElsewhere(o plan.Observed, ref ident.CopyRef) bool {
 	for on, seen := range o.Disks {
 		if c, exists := seen.Copies[ref.ID]; exists && on.Node != ref.Disk.Node && c.State == model.Ready {
@@ -59,8 +59,8 @@ func hasReadyElsewhere(o plan.Observed, ref ident.CopyRef) bool {
 	return false
 }
 
-// Durations returns the times in total, without the copies that Note forgets: in the round in which an
-// image becomes ready, nobody waits for another node any more.
+// Durations returns the total times, without the copies that Note forgets: in the round in which an image
+// becomes ready, this node does not wait for other nodes any more.
 func (a Awaited) Durations(o plan.Observed) map[ident.CopyRef]time.Duration {
 	all := make(map[ident.CopyRef]time.Duration, len(a))
 	for ref, one := range a {

@@ -122,7 +122,7 @@ type FailingReads struct {
 }
 
 // minReadRate is the least rate, in bytes per second, at which a sync or a repair that fails again and again may
-// go on with its sources. A slower one would take days for an image of some GiB.
+// go on with its sources. A slower job would take days for an image of some GiB.
 const minReadRate = 64 << 10
 
 // After returns the failing reads after one more attempt. The attempt began at the steady time began, received some bytes and failed

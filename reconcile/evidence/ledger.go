@@ -1,6 +1,6 @@
 // Package evidence is what a node remembers from round to round about trust and failure: which claims of other nodes have turned out
 // to be wrong (Ledger), what failed on this node and when it is tried again (Failures), and for how long this node has waited for
-// others (Awaited). All of it is in memory only, so that a restart begins anew.
+// others (Awaited). All of it is in memory only: a restart begins anew.
 package evidence
 
 import (

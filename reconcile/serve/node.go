@@ -19,7 +19,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Node is this node as its peers can request it at any time, besides its published state: the disks as of the last observation,
+// Node is what peers can request of this node at any time, besides its published state: the disks as of the last observation,
 // and the withdrawn copies. It implements peer.Node. Its methods may be called concurrently.
 type Node struct {
 	// Verify queues the verification of the copies of a declared image. It may block until ctx ends.
@@ -98,8 +98,8 @@ func (l *withdrawals) Withdraw(key ident.CopyRef) {
 	}
 }
 
-// watch begins an observation. The returned function ends it, and returns the copies that were
-// withdrawn at any moment since watch was called.
+// watch begins an observation. The returned function ends the observation, and returns the copies
+// that were withdrawn at any moment since watch was called.
 func (l *withdrawals) watch() (end func() map[ident.CopyRef]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,7 +118,7 @@ func (l *withdrawals) watch() (end func() map[ident.CopyRef]bool) {
 	}
 }
 
-// EndWithdrawals ends all withdrawals except those for which deleting is true.
+// EndWithdrawals ends the withdrawals of the copies for which deleting is false.
 func (l *withdrawals) EndWithdrawals(deleting func(ident.CopyRef) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
