@@ -17,7 +17,7 @@ import (
 // Two copies count as two only if they are two files (U5). Two disks, of one node or of two, can show one folder: by a
 // bind mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
 // nodes look for the mark in their copies, and this node on its other disks. If another copy has the mark, nothing is
-// deleted, because the files are one. A copy whose folder has the mark of another withdrawal counts for nothing (Marked):
+// deleted: both copies are one file. A copy whose folder has the mark of another withdrawal counts for nothing (Marked):
 // that withdrawal may delete it without a query to the node that counts on it.
 //
 // A false claim cannot prevent a deletion: only a node that reads the mark knows its secret. A response has a hash of the

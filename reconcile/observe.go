@@ -17,7 +17,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 		}
 	}
 	r.disks.refresh(declared, r.jobs.useDisk)
-	r.backlog.drop() // it may need disks that are closed now
+	r.backlog.drop() // its actions may need disks that are closed now
 	now := r.clock.observe()
 	o := plan.Observed{
 		Now: now.Wall, Disks: map[ident.DiskRef]model.Disk{},

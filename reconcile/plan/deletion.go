@@ -143,7 +143,7 @@ func (p orphanPlanner) pruneBlocked() model.Reason {
 		}
 	}
 	limit := p.Desired.Config.Settings.PruneLimit
-	if all || !limit.Exceeded(len(p.Desired.Config.Images), len(orphans)) { // after the deletion of a confirmed part, the rest would be below the limit
+	if all || !limit.Exceeded(len(p.Desired.Config.Images), len(orphans)) { // a confirmed part is not enough: after its deletion, the rest would be below the limit
 		return model.Reason{}
 	}
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
@@ -218,7 +218,7 @@ func (ix *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration)
 	c, read := ix.copyAt(evicted), ix.copyAt(by).ReadBackAt
 	since := c.SurplusSince
 	if ix.Desired.Owns(evicted.Disk) && since.IsZero() {
-		since = ix.Observed.Now // it will be recorded
+		since = ix.Observed.Now // this time will be recorded
 	}
 	if c.LastUsed.After(since) {
 		since = c.LastUsed

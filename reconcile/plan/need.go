@@ -33,7 +33,7 @@ func (s *imageState) observedNeed(ref ident.DiskRef) (d model.Need, needed bool)
 	return d, needed && seen.Problem == "" && (state == "" || state == model.Pending)
 }
 
-// needOn returns the need of replicas on a disk that the image follows.
+// needOn returns the need of replicas on a disk, if the image follows replicas (G2).
 func (s *imageState) needOn(ref ident.DiskRef) (d model.Need, needed bool) {
 	if !s.image.FollowReplicas {
 		return model.Need{}, false

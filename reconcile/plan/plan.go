@@ -20,7 +20,7 @@ import (
 type Plan struct {
 	Actions []Action `json:"actions"`
 	Summary Summary  `json:"summary"`
-	// Suspended lists the suspensions in effect: first the suspension of the settings, then by image.
+	// Suspended lists the suspensions in effect: first the suspension of the settings, then the images by name.
 	Suspended []Suspension `json:"suspended,omitempty"`
 	// Awaited are the copies on other nodes for which this node waits, because their images have no ready copy (placement.go).
 	Awaited []ident.CopyRef `json:"-"`

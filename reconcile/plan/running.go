@@ -150,7 +150,7 @@ func (p imagePlanner) wrongBytes(a, next Action) bool {
 	case a.Op.IsFirstCopy() && exists:
 		return true
 	case a.Op.ReadsCopies() && s.otherBytesReady(model.Copy{SHA512: a.SourceDigest}):
-		return a.Op == model.Sync || p.ix.copyAt(ref).UsedBy == "" // as isRepairable
+		return a.Op == model.Sync || p.ix.copyAt(ref).UsedBy == "" // as in isRepairable
 	}
 	pinned := targetPlanner{ix: p.ix, state: s, copy: ref}.pinnedDigest().Digest
 	if target := cmp.Or(next.targetDigest(), pinned); a.Op != model.Repair && !target.IsZero() && a.targetDigest() != target {

@@ -117,7 +117,7 @@ func NewSuspension(s *schema.Suspension, now time.Time) *Suspension {
 }
 
 // activeSuspensions returns the suspensions in effect: first the suspension of the
-// settings, then by image.
+// settings, then the images by name.
 func activeSuspensions(c schema.Config, now time.Time) []Suspension {
 	var all []Suspension
 	if by := c.Settings.Suspend; by.Active(now) {
