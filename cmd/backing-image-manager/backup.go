@@ -28,9 +28,9 @@ func newImageBackup() *cobra.Command {
 		Use:   "backup NAME TARGET --disk PATH | --delete NAME TARGET | --list TARGET [flags]",
 		Short: "Back up an image in Longhorn's format, or list or delete backups",
 		Long: `Stores the ready image NAME of a disk in the backup store at TARGET. Longhorn can
-restore the backup, and so can an image with the source restore. Blocks that the
-store has already, of any image, are not stored again, unless they are damaged: in a
-folder they are read and compared, in a bucket their size is compared. The same
+restore the backup, and so can an image with the source restore. A block that the store
+already has, of any image, is stored again only if it is damaged. In a folder, the
+command reads and compares the block; in a bucket, it compares the size. The same
 command completes an interrupted backup. A backup of other bytes under the same name
 is not replaced: delete it first. NAME may also be <name>-<uuid>. The disk is only
 read, so that a daemon may use it at the same time.
@@ -86,14 +86,15 @@ declaration.`,
 	return cmd
 }
 
-// storeFlags are the access to a backup store, or to the destination of publish.
+// storeFlags are the flags for the access to a backup store, or to the destination of publish.
 type storeFlags struct {
 	secretsDir, credentials string
 	limit                   int
 	warn                    func(text string)
 }
 
-// add adds the flags for a target that stores pieces, and by default so many in parallel.
+// add adds the flags for the access to a target. The argument pieces names what the target stores, for
+// the help. By default, the command stores as many pieces in parallel as workers says.
 func (f *storeFlags) add(cmd *cobra.Command, target, pieces string, workers int) {
 	f.warn = once(func(text string) { report.WriteLine(cmd.ErrOrStderr(), "warning: %s", text) })
 	flags := cmd.Flags()
@@ -161,7 +162,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	stop()
 	switch {
 	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
-		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Disk)
+		return fmt.Errorf("%w: run backing-image verify %s --disk %s", err, best.ID, best.Disk)
 	case ctx.Err() != nil:
 		return errors.New("stopped; the same command completes the backup")
 	case err != nil:
@@ -199,7 +200,7 @@ func listBackups(ctx context.Context, store backup.Store, out printer) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case err == nil && b == nil: // deleted since Names returned
+		case err == nil && b == nil: // deleted since List returned
 			continue
 		case err != nil:
 			views = append(views, storedView{Backup: &backup.Backup{Name: name}, Error: text.Line(err.Error())})

@@ -11,8 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
-// A one-shot command waits while the config directory changes, and for a running git command in it. The wait is
-// limited, because a git process that was killed leaves its lock file behind.
+// A one-shot command waits while files in the config directory change or a git command runs there. The wait is at
+// most gitTimeout, because a killed git process leaves its lock file behind.
 const (
 	gitTimeout      = 30 * time.Second
 	gitPollInterval = 250 * time.Millisecond

@@ -28,7 +28,7 @@ const (
 	defaultListen   = "127.0.0.1:8000"
 	defaultInterval = 10 * time.Second
 	minInterval     = 100 * time.Millisecond
-	minRoundAge     = 5 * time.Minute // a daemon with a younger round is ready
+	minRoundAge     = 5 * time.Minute // the least api.Options.MaxRoundAge
 	shutdownTimeout = 5 * time.Second
 )
 
@@ -106,7 +106,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, done()) }()
 	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP) // it would end the process
+	signal.Notify(hangups, syscall.SIGHUP) // by default, it ends the process
 	defer signal.Stop(hangups)
 	credentials, err := auth.Load(log, d.tokenFile, d.tls)
 	if err != nil {
@@ -134,7 +134,7 @@ func (d *daemonCmd) run(ctx context.Context) (err error) {
 	return d.serve(ctx, loop, s, listener, log, hangups)
 }
 
-// checkWebPrefix checks --web-prefix: it becomes part of links, so that it must be a plain path.
+// checkWebPrefix checks that --web-prefix is a plain path, because it becomes part of links.
 func checkWebPrefix(prefix string) error {
 	if prefix != "" && !regexp.MustCompile(`^(/[A-Za-z0-9_-]+)+$`).MatchString(prefix) {
 		return fmt.Errorf("--web-prefix is %q: write a path like /backing-images, without a slash at its end", prefix)
@@ -142,7 +142,7 @@ func checkWebPrefix(prefix string) error {
 	return nil
 }
 
-// resolveRoots makes the roots absolute, as the paths of sources are.
+// resolveRoots makes the folders of --allow-file-root absolute, because the paths of sources are absolute.
 func (d *daemonCmd) resolveRoots() error {
 	for i, root := range d.fileRoots {
 		abs, err := filepath.Abs(root)

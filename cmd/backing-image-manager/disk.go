@@ -109,7 +109,7 @@ func (r *diskReport) add(c model.Copy, users disk.Users) {
 	if c.State == model.Failed || c.State == model.Unknown {
 		problem := c.String()
 		if c.State == model.Unknown && !c.Owned {
-			problem += "; if an image with this uuid is declared, it is verified once and adopted"
+			problem += "; if you declare an image with this uuid, the copy is verified once and adopted"
 		}
 		r.Problems = append(r.Problems, problem)
 	}

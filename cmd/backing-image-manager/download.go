@@ -51,7 +51,7 @@ The daemon also serves the image to other HTTP clients at
 	f.add(cmd)
 	f.addOn(cmd)
 	cmd.Flags().BoolVar(&to.Replace, "force", false, "replace FILE if it exists")
-	const none outfile.Compression = "none" // outfile.None is no word for a command line
+	const none outfile.Compression = "none" // for outfile.None, which is ""
 	compress := choiceFlag(cmd, "compress", "", "compression of FILE", none, outfile.Gzip, outfile.Zstd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if compress.value != none {
@@ -75,9 +75,10 @@ The daemon also serves the image to other HTTP clients at
 type imageSource interface {
 	info() imageInfo
 	// manifest returns the chunk manifest, or nil if there is none. newFile creates the
-	// file to store it in.
+	// file to store the manifest in.
 	manifest(ctx context.Context, newFile func() (*os.File, error)) (*disk.Manifest, error)
-	// chunks calls put for each chunk, beginning with first. A chunk of zeros is nil.
+	// chunks calls put for each chunk, beginning with chunk number first. A chunk of zeros may
+	// be nil.
 	chunks(ctx context.Context, m *disk.Manifest, first int64, put func([]byte) error) error
 	close() error
 }
@@ -90,7 +91,7 @@ type imageInfo struct {
 	sha512 ident.Digest
 }
 
-// openImage opens the image with a name, on a disk or at a daemon.
+// openImage opens an image by its name, on the disks of --disk or else at the daemon.
 func (f *imageFlags) openImage(ctx context.Context, name string) (imageSource, error) {
 	if len(f.disks) == 0 {
 		return openRemote(ctx, f.daemonFlags, name, f.on)
@@ -100,12 +101,12 @@ func (f *imageFlags) openImage(ctx context.Context, name string) (imageSource, e
 
 // destination is the file or the stream that an image is written to.
 type destination struct {
-	outfile.Target // Path "-": out
+	outfile.Target // the path "-" means out
 	out            io.Writer
 }
 
-// stdoutNames are the other names of the standard output. If it is redirected to a file,
-// these names would be those of a file that exists already.
+// stdoutNames are the other names of the standard output. If the output is redirected to a
+// file, outfile would find an existing file by such a name.
 var stdoutNames = []string{"/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"}
 
 func (d *destination) prepare() error {
@@ -183,8 +184,8 @@ func (d *destination) fill(ctx context.Context, source imageSource, w *outfile.W
 	})
 }
 
-// newTempFile creates an unnamed file, beside FILE if the file system can do that. The
-// manifest is stored there, because it grows with the image and memory must not.
+// newTempFile creates an unnamed file for the chunk manifest, which grows with the image: beside
+// FILE, or in memory if that is not possible.
 func (d *destination) newTempFile() (*os.File, error) {
 	folder := filepath.Dir(d.Path)
 	if d.Path == "-" {
@@ -214,8 +215,8 @@ func (e *resumableError) Hint() (hint string, ok bool) {
 	return fmt.Sprintf("%s of %s are in %s: the same command resumes the download", report.Size(e.done), report.Size(e.size), e.partial), true
 }
 
-// remoteImage is an image on the disks of a daemon's node. It is read by the peer protocol,
-// chunk by chunk, and each chunk is verified against the manifest.
+// remoteImage is an image on the disks of a daemon's node. The command reads the image by the
+// peer protocol, and verifies each chunk against the manifest.
 type remoteImage struct {
 	imageInfo
 	client  *peer.Client
@@ -260,7 +261,7 @@ func (r *remoteImage) pull() *peer.Pull {
 	}
 }
 
-// isFinal reports whether all copies have sent wrong bytes.
+// isFinal notes the disk that sent wrong bytes, and reports whether all copies have sent wrong bytes.
 func (r *remoteImage) isFinal(err error) bool {
 	if wrong, ok := errors.AsType[*peer.InvalidDataError](err); ok {
 		r.damaged[wrong.Disk] = true
@@ -373,5 +374,5 @@ func (e *damagedError) Unwrap() error { return e.err }
 
 // Hint returns how to replace the copy.
 func (e *damagedError) Hint() (hint string, ok bool) {
-	return "backing-image verify marks the copy as failed, and then it is replaced", true
+	return "run backing-image verify: it marks the copy as failed, and then the copy is replaced", true
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// prepareUsage makes every usage error one line that suggests similar names, and completes
-// the settings that all commands share.
+// prepareUsage makes every usage error one line that suggests similar names, and sets the
+// fields that are equal in all commands.
 func prepareUsage(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
@@ -97,11 +97,11 @@ func exactArgs(names ...string) cobra.PositionalArgs {
 		if len(args) != 1 {
 			given = fmt.Sprintf("%d arguments were given", len(args))
 		}
-		return fmt.Errorf("%s takes %s, and %s", cmd.CommandPath(), cmp.Or(strings.Join(names, " "), "no arguments"), given)
+		return fmt.Errorf("%s takes %s, but %s", cmd.CommandPath(), cmp.Or(strings.Join(names, " "), "no arguments"), given)
 	}
 }
 
-// needArgs requires at least one argument. The message says which.
+// needArgs requires at least one argument. Without an argument, the error is message.
 func needArgs(message string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) == 0 {
@@ -119,7 +119,7 @@ type choice[T ~string] struct {
 
 func (c *choice[T]) String() string { return string(c.value) }
 
-// Type is the name of the value in the help.
+// Type returns what the help shows as the value.
 func (c *choice[T]) Type() string { return strings.Join(c.words(), "|") }
 
 func (c *choice[T]) words() []string {
@@ -173,8 +173,8 @@ func completeFiles(cmd *cobra.Command, extension string, flags ...string) {
 	}
 }
 
-// addTLSFlags adds the flags for the TLS files, with the usage texts of the certificate and
-// of the authority.
+// addTLSFlags adds the flags for the TLS files. The usage text of --tls-cert is cert, and that of
+// --tls-ca is ca.
 func addTLSFlags(cmd *cobra.Command, f *auth.TLSFiles, cert, ca string) {
 	cmd.Flags().StringVar(&f.Cert, "tls-cert", "", cert)
 	cmd.Flags().StringVar(&f.Key, "tls-key", "", "PEM `FILE` with the private key of --tls-cert")
@@ -214,7 +214,7 @@ type nodeFlags struct {
 	node      string
 	disks     []string
 
-	commits *config.SignedCommits // after resolve nil: commits need no signature
+	commits *config.SignedCommits // nil after resolve means that commits need no signature
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
@@ -225,11 +225,12 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	f.secretFlags.add(cmd, "images")
 	f.commits = &config.SignedCommits{}
 	flags.StringVar(&f.commits.KeysDir, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
-	flags.StringArrayVar(&f.commits.AllowOlder, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it did not come after the last accepted one; may be repeated")
+	flags.StringArrayVar(&f.commits.AllowOlder, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it does not descend from the last accepted commit; may be repeated")
 	completeFolders(cmd, "config-dir", "disk", "require-signed-commits")
 }
 
-// findRepeated returns a path that has the same key, such as the name of its file, as one before it.
+// findRepeated returns the first path whose key equals the key of an earlier path. A key is, for example,
+// the name of the file.
 func findRepeated(paths []string, key func(path string) string) (path string, found bool) {
 	seen := map[string]bool{}
 	for _, path := range paths {
@@ -255,7 +256,7 @@ func checkFolder(flag, dir string) error {
 // secretFlags name the folders with secrets and keys.
 type secretFlags struct{ secretsDir, keysDir string }
 
-// add adds the flags. signed is what the keys are for.
+// add adds the flags. The argument signed names, for the help, what the keys verify.
 func (f *secretFlags) add(cmd *cobra.Command, signed string) {
 	cmd.Flags().StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	cmd.Flags().StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of "+signed)
@@ -267,7 +268,7 @@ func (f *nodeFlags) checkCommitFlags() error {
 	rules := f.commits
 	if rules.KeysDir == "" {
 		if len(rules.AllowOlder) > 0 {
-			return errors.New("--allow-older-commit is for --require-signed-commits")
+			return errors.New("--allow-older-commit needs --require-signed-commits: add it, or omit both")
 		}
 		f.commits = nil
 		return nil
@@ -294,7 +295,7 @@ func (f *nodeFlags) resolve() error {
 		return err
 	}
 	if path, found := findRepeated(f.disks, filepath.Clean); found {
-		return fmt.Errorf("--disk %s is given twice", path)
+		return fmt.Errorf("--disk %s is given twice: name each disk once", path)
 	}
 	if f.node == "" {
 		f.node = os.Getenv("NODE_NAME")

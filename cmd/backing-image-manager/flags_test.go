@@ -46,11 +46,11 @@ func TestUsageErrorsAreOneLineWithAHint(t *testing.T) {
 		{"apply", `unknown command "apply" for "backing-image-manager": did you mean reconcile?`},
 		{"disk ini /x", `unknown command "ini" for "backing-image-manager disk": did you mean init?`},
 		{"disk", `backing-image-manager disk needs a command: check, init`},
-		{"disk init", `backing-image-manager disk init takes PATH, and 0 arguments were given`},
+		{"disk init", `backing-image-manager disk init takes PATH, but 0 arguments were given`},
 		{"reconcile --confg-dir x", `unknown flag: --confg-dir: did you mean --config-dir?`},
 		{"reconcile --whatever", `unknown flag: --whatever`},
 		{"reconcile", `--config-dir is missing: name the config directory`},
-		{"reconcile --config-dir x extra", `backing-image-manager reconcile takes no arguments, and 1 was given`},
+		{"reconcile --config-dir x extra", `backing-image-manager reconcile takes no arguments, but 1 was given`},
 		{"reconcile --config-dir x --detailed-exitcode", `--detailed-exitcode is for --dry-run: a real run exits with 0 or 1`},
 		{"reconcile --config-dir x -o xml", `invalid argument "xml" for "-o, --output" flag: must be one of text, json, yaml, markdown`},
 		{"validate", `name a directory or a file to check`},
@@ -58,8 +58,8 @@ func TestUsageErrorsAreOneLineWithAHint(t *testing.T) {
 		{"status --url localhost:8000", `--url is not the address of a daemon: write http://HOST:PORT`},
 		{"disk init testdata/none", `initialise disk: open testdata/none: no such file or directory: mount the disk there, or make the folder`},
 		{"reconcile --config-dir x --secrets-dir testdata/none", `read --secrets-dir: stat testdata/none: no such file or directory`},
-		{"reconcile --config-dir x --disk y --disk y/", `--disk y/ is given twice`},
-		{"backing-image get", `backing-image-manager backing-image get takes NAME, and 0 arguments were given`},
+		{"reconcile --config-dir x --disk y --disk y/", `--disk y/ is given twice: name each disk once`},
+		{"backing-image get", `backing-image-manager backing-image get takes NAME, but 0 arguments were given`},
 	} {
 		stdout, stderr, err := try(t, strings.Fields(c.line)...)
 		if err == nil || err.Error() != c.want || stdout+stderr != "" {

@@ -42,8 +42,8 @@ Longhorn's code differ. This program follows the code:
              valid. Longhorn and encode write the keys in alphabetical order.
                bi://backing?backingImage=a1&backingImageDataSourceType=export-from-volume&export-type=raw&volume-name=vm1
   escapes    The documentation escapes values, and so does encode. Longhorn does not
-             escape what it writes, so that it cannot read values with & + # % or ;
-             again. When it reads, "+" is a space.
+             escape what it writes, so it cannot read its own handles with & + # % or ;
+             in a value. When it reads, "+" is a space.
                wrong  …&url=https://example.com/a.raw?x=1&y=2
                right  …&url=https%3A%2F%2Fexample.com%2Fa.raw%3Fx%3D1%26y%3D2
   type       The documentation once has "export-form-volume". The correct type is
@@ -146,9 +146,9 @@ printed even then.`,
 	return cmd
 }
 
-// declaredBy returns the document of the image that a handle declares, and the errors in the
-// declaration. It loads a configuration that has only a manifest with the handle. A handle
-// of some types declares no image, and only refers to one.
+// declaredBy returns the image that a handle declares, and the errors in the declaration. It loads
+// a configuration that has only a manifest with the handle. A handle of some types declares no
+// image, but refers to an existing image.
 func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.Handle) ([]load.Origin, error) {
 	if err := h.Check(); err != nil || !h.Declares() {
 		return nil, err
@@ -163,7 +163,7 @@ func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.H
 	}
 	result := load.NewLoader().Load(ctx, configdir.Snapshot{Files: []configdir.File{
 		{Path: "handle.json", Data: data},
-		// Whether loopback addresses are allowed is up to the real configuration.
+		// The real configuration decides whether loopback addresses are allowed.
 		{Path: "settings.yaml", Data: []byte("settings: {allowLoopbackSources: true}")},
 	}})
 	var problems []error
@@ -177,8 +177,8 @@ func declaredBy(ctx context.Context, errOut io.Writer, text string, h manifest.H
 	return images, errors.Join(problems...)
 }
 
-// withoutPosition is the text of a problem without its position in the manifest, which the
-// user did not write.
+// withoutPosition returns the text of a problem without its position in the manifest, because the
+// user did not write the manifest.
 func withoutPosition(p document.Problem) string {
 	p.Position = document.Position{}
 	if handle := (document.Path{"spec", "source", "snapshotHandle"}); p.Path.Within(handle) {

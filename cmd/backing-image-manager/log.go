@@ -18,7 +18,7 @@ import (
 // logOptions are the destinations and the format of the daemon's log.
 type logOptions struct {
 	format logFormat
-	file   string // JSON is appended to it; "": no file
+	file   string // JSON is appended to this file; "" means no file
 	opened *os.File
 }
 
@@ -31,8 +31,8 @@ const (
 	jsonLog logFormat = "json"
 )
 
-// open returns a logger that writes to stderr and to the file. It removes the secrets in
-// addresses. done closes the file.
+// open returns a logger that writes to stderr and to the file. The logger removes the secrets
+// in addresses. The function done closes the file.
 func (o *logOptions) open(stderr *os.File) (log *slog.Logger, done func() error, err error) {
 	handlers := []slog.Handler{}
 	if o.format == textLog || o.format == autoLog && term.IsTerminal(int(stderr.Fd())) {
@@ -58,8 +58,8 @@ func openLog(name string) (*os.File, error) {
 	return f, nil
 }
 
-// reopen opens the file again after each signal until ctx is done, because another program may have
-// renamed it. If that fails, the log continues in the old file.
+// reopen opens the log file again after each signal, because another program may have renamed the
+// file. If this fails, the log continues in the old file. reopen returns when ctx is done.
 func (o *logOptions) reopen(ctx context.Context, signals <-chan os.Signal, log *slog.Logger) {
 	for {
 		select {
@@ -75,7 +75,7 @@ func (o *logOptions) reopen(ctx context.Context, signals <-chan os.Signal, log *
 			err = errors.Join(unix.Dup3(int(named.Fd()), int(o.opened.Fd()), unix.O_CLOEXEC), named.Close())
 		}
 		if err != nil {
-			log.Error("the log file is not opened again", "error", err)
+			log.Error("cannot open the log file again: the log continues in the old file", "error", err)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func once(warn func(text string)) func(text string) {
 
 // logWarning returns a function that logs each text once as a warning.
 func logWarning(log *slog.Logger) func(text string) {
-	return once(func(text string) { log.Warn("some files are ignored", "problem", text) })
+	return once(func(text string) { log.Warn("some credential files are ignored", "problem", text) })
 }
 
 // redacted are the options of handlers that remove the secrets from the addresses in messages and
@@ -107,6 +107,6 @@ var redacted = &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) s
 	return a
 }}
 
-// cleanLog returns a text of a record without secrets and control characters. The formats escape its
-// line breaks.
+// cleanLog returns a text of a record without secrets and control characters. Line breaks stay, because
+// the formats escape them.
 func cleanLog(message string) string { return text.Lines(text.Redact(message)) }

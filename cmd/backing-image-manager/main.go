@@ -35,7 +35,7 @@ func main() {
 	os.Exit(run())
 }
 
-// run is main without os.Exit. The tests run it in child processes.
+// run executes the command line and returns the exit code. The tests call run in child processes.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -47,8 +47,8 @@ func run() int {
 	return exitCode(err)
 }
 
-// stopped returns the error of a command that a signal stopped. Without this, a command that does not say how to
-// continue would print the words of package context.
+// stopped returns err with "stopped" in place of each error that is context.Canceled. The errors of commands that say how
+// to continue remain.
 func stopped(err error) error {
 	if all, ok := joined(err); ok {
 		clear := make([]error, 0, len(all))
@@ -63,12 +63,12 @@ func stopped(err error) error {
 	return err
 }
 
-// memoryGoal is when the garbage collector begins to work harder. Without it, the garbage of a load
-// takes as much memory again as the largest configuration. What the configuration can mean needs
-// less, and so does 10,000 images; a process that needs more gets it, for more processor time.
+// memoryGoal is the memory, in bytes, at which the garbage collector begins to work harder. Without the
+// goal, the garbage of a load doubles the memory for the largest configuration. The result of a load and
+// 10,000 images need less than the goal. A process that needs more gets it, but uses more processor time.
 const memoryGoal = 200 << 20
 
-// limitGarbage sets the memoryGoal, unless the environment sets another one.
+// limitGarbage sets the memoryGoal, unless GOMEMLIMIT is set.
 func limitGarbage() {
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryGoal)
@@ -81,8 +81,8 @@ type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.code) }
 
-// exitCode returns the exit code for an error: 1, unless the command chose another one. It prints the error, except an *exitError,
-// whose command has printed its result.
+// exitCode returns the exit code for err: 0 for nil, the code of an *exitError, and 1 for any other error. It prints the
+// other errors with their hint. The command of an *exitError has already printed its result.
 func exitCode(err error) int {
 	if err == nil {
 		return 0
@@ -104,8 +104,8 @@ func writeError(w io.Writer, err error) {
 	}
 }
 
-// errorLines returns a line for each of the joined errors. An error may contain the name of a file or
-// the response of another program, which must not control a terminal or add a line.
+// errorLines returns a printable line for each of the joined errors. An error may contain the name of a
+// file or the response of another program. These must not control a terminal or add a line.
 func errorLines(err error) (lines []string) {
 	if all, ok := joined(err); ok {
 		for _, one := range all {
@@ -116,7 +116,8 @@ func errorLines(err error) (lines []string) {
 	return []string{text.Line(strings.TrimSpace(err.Error()))}
 }
 
-// joined returns the errors of errors.Join. It returns false for a message with several causes.
+// joined returns the errors that errors.Join has joined. For any other error, also of fmt.Errorf with
+// several %w, ok is false.
 func joined(err error) (all []error, ok bool) {
 	e, ok := err.(interface{ Unwrap() []error })
 	if !ok {
@@ -187,8 +188,8 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// A build without a git checkout, such as that of a container image, sets these by the
-// linker: -X main.builtVersion=v1.2.3 -X main.builtCommit=0123456789ab.
+// The version and the commit of a build without a git checkout, such as the build of a container
+// image. The linker sets them: -X main.builtVersion=v1.2.3 -X main.builtCommit=0123456789ab.
 var builtVersion, builtCommit string
 
 // version returns the version, commit and Go version that the build recorded.

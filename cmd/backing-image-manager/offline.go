@@ -63,7 +63,7 @@ func (o *offline) close() error {
 	return errors.Join(errs...)
 }
 
-// find returns the copies of an image, or of a generation by <name>-<uuid>, the one that a list shows first.
+// find returns the copies of an image, or of a generation by <name>-<uuid>. The copy that a list shows is the first.
 func (o *offline) find(name string, on []string) (copies []status.CopyStatus, err error) {
 	for _, image := range status.Generations(o.images, name, on) {
 		copies = append(copies, image.Copies...)

@@ -38,10 +38,10 @@ func hasColour(w io.Writer) bool {
 // terminal all messages have to pass through it, because it moves the cursor.
 type progress struct {
 	w   io.Writer
-	tty *os.File // nil: log lines
+	tty *os.File // nil means log lines
 
 	mu    sync.Mutex
-	bars  int // lines above the cursor that bars use
+	bars  int // number of lines with bars above the cursor
 	meter rateMeter
 }
 
@@ -82,8 +82,8 @@ func (p *progress) erase() error {
 	return err
 }
 
-// watch draws the result of transfers several times a second until stop is called, which
-// removes the bars.
+// watch draws the bars of running transfers several times a second. The function stop ends this
+// and removes the bars.
 func (p *progress) watch(transfers func() map[ident.CopyRef]job.Transfer) (stop func()) {
 	if p.tty == nil {
 		return func() {}
@@ -106,7 +106,7 @@ func (p *progress) watch(transfers func() map[ident.CopyRef]job.Transfer) (stop 
 	return func() { close(done); drawing.Wait() }
 }
 
-// singleTransfer is the argument of watch for one transfer outside a reconciler.
+// singleTransfer returns the argument of watch for one transfer outside a reconciler.
 func singleTransfer(kind model.Op, id ident.ID, place string, p *fetch.Progress) func() map[ident.CopyRef]job.Transfer {
 	t := job.Transfer{
 		Action:   plan.Action{Op: kind, Image: id.Name, UUID: id.UUID, Disk: place},
@@ -220,7 +220,7 @@ func truncate(lines []string, width int) []string {
 	return lines
 }
 
-// addSample appends a sample and drops those that are older than the window, or than the resumption.
+// addSample appends a sample. It drops the samples from before the window, or from before the transfer resumed.
 func addSample(samples []sample, s sample) []sample {
 	if len(samples) > 0 && samples[0].resumed != s.resumed {
 		samples = nil

@@ -30,21 +30,21 @@ func newPublish() *cobra.Command {
 		Use:   "publish FILE... --out DIR|s3://BUCKET/PATH | publish FILE --like OLD [flags]",
 		Short: "Write indexes of images, for downloads of new versions",
 		Long: `Cuts each raw or qcow2 image FILE into chunks, and writes its index FILE.caibx to DIR
-or to a bucket. Who has an older version of the image needs only the chunks that the
-index of the new version adds. The index has the format of casync and desync. With the
+or to a bucket. A client that has an older version of the image downloads only the chunks
+that the new version adds. The index has the format of casync and desync. With the
 default sizes it is the file that "casync make" writes.
 
 With --store, the packed chunks are also written, to the chunk store default.castr in
-DIR or in the bucket. Chunks that it has already are not written again. Without a chunk
-store, downloads use ranges of the file itself.
+DIR or in the bucket. Chunks that the store already has are not written again. Without a
+chunk store, downloads use ranges of the file itself.
 
-The index is written last, so that an index which exists is complete. The same command
+The index is written last, so an index that exists is complete. The same command
 continues after an interruption. A different index with the same name is replaced only
 with --force.
 
-With --like, the command prints what a download of FILE costs if the older version OLD
-is there, for several sizes of chunks. OLD is an image, or its index OLD.caibx. If
-the image is not beside the index, only the sizes of the index can be compared. Without
+With --like, the command prints what a download of FILE costs a client that has the older
+version OLD, for several chunk sizes. OLD is an image, or its index OLD.caibx. If the
+image is not beside the index, only the chunk sizes of the index can be compared. Without
 --out, the command then writes nothing.
 
 A size is a number of bytes, such as 65536 or 64KiB. The images must not change while
@@ -58,7 +58,7 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 	flags.StringVar(&out, "out", "", "write to the folder `DIR`, or to s3://BUCKET/PATH")
 	flags.BoolVar(&p.store, "store", false, "write the chunk store, too")
 	flags.BoolVar(&p.replace, "force", false, "replace different indexes")
-	flags.StringVar(&p.like, "like", "", "print what FILE costs for who has `OLD`")
+	flags.StringVar(&p.like, "like", "", "print what FILE costs a client that has `OLD`")
 	sizes := &sizesFlag{caibx.DefaultSizes}
 	flags.Var(sizes, "chunk-size", "least, average and greatest `SIZE` of a chunk, as MIN:AVG:MAX; AVG alone means AVG/4:AVG:4*AVG")
 	blocks := flags.String("block-size", "", "cut into blocks of `SIZE` instead: better for images that are changed in place")
@@ -81,10 +81,10 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 		case out == "" && (p.store || p.replace):
 			return errors.New("--store and --force need --out")
 		case p.like != "" && len(args) > 1:
-			return errors.New("--like takes one FILE")
+			return errors.New("--like takes one FILE: run the command once for each file")
 		}
 		if path, found := findRepeated(args, filepath.Base); found {
-			return fmt.Errorf("two files have the name %s, so their indexes would have the same name", filepath.Base(path))
+			return fmt.Errorf("two files have the name %s, and so would their indexes: rename one of the files", filepath.Base(path))
 		}
 		if out != "" {
 			if p.to, err = access.openDestination(out); err != nil {
@@ -110,7 +110,7 @@ func (f *storeFlags) openDestination(out string) (*publish.Destination, error) {
 // sizesFlag is the value of --chunk-size.
 type sizesFlag struct{ caibx.Sizes }
 
-// Type is the name of the value in the help, if the usage has none.
+// Type returns the name of the value in the help, if the usage has no name.
 func (s *sizesFlag) Type() string { return "SIZE" }
 
 // Set accepts MIN:AVG:MAX or AVG.
@@ -151,7 +151,7 @@ func parseSize(text string) (uint64, error) {
 
 // publisher publishes images.
 type publisher struct {
-	to             *publish.Destination // nil: nothing is written
+	to             *publish.Destination // nil means that nothing is written
 	sizes          caibx.Sizes
 	store, replace bool
 	like           string
@@ -222,7 +222,7 @@ func (p *publisher) publish(ctx context.Context, file string) (v publishView, er
 	defer func() { err = errors.Join(err, t.Close()) }()
 	v = publishView{File: file, Size: im.Size, ChunkSize: p.sizes, Chunks: t.Len(), IndexBytes: int64(len(t.Index()))}
 	if v.IndexBytes > largeIndex {
-		report.WriteLine(p.notes, "note: the index of %s has %s, and each download reads it: a greater --chunk-size makes it smaller", file, report.Size(v.IndexBytes))
+		report.WriteLine(p.notes, "note: the index of %s has %s, and each download reads it: a greater --chunk-size makes the index smaller", file, report.Size(v.IndexBytes))
 	}
 	if p.like != "" { // before the old index is replaced
 		if v.Costs, err = p.costs(ctx, im, t); err != nil {
@@ -235,11 +235,11 @@ func (p *publisher) publish(ctx context.Context, file string) (v publishView, er
 	return v, err
 }
 
-// largeIndex is the size of an index that needs a note, in bytes. It belongs to an image of about
-// 110 GiB in chunks of 64 KiB.
+// largeIndex is the size of an index, in bytes, above which the command prints a note. An image of about
+// 100 GiB in chunks of 64 KiB has an index of this size.
 const largeIndex = 64 << 20
 
-// cut cuts an image and shows the progress.
+// cut cuts an image into chunks and shows the progress.
 func (p *publisher) cut(ctx context.Context, im *publish.Image, h caibx.Header) (*caibx.Table, error) {
 	done := &fetch.Progress{}
 	defer p.watch(im, done)()
@@ -274,11 +274,11 @@ func (p *publisher) write(ctx context.Context, im *publish.Image, t *caibx.Table
 	return err
 }
 
-// candidates are the sizes of chunks that --like compares.
+// candidates are the chunk sizes that --like compares.
 var candidates = []caibx.Sizes{caibx.SizesOf(64 << 10), caibx.SizesOf(16 << 10), caibx.Blocks(16 << 10)}
 
-// costs estimates what a download of the image costs for who has the old version. t is the index of
-// the image.
+// costs estimates what a download of the image im costs a client that has the old version. The table t
+// is the index of im.
 func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table) ([]publish.Cost, error) {
 	old, index, err := openOld(p.like, im)
 	if err != nil {
@@ -286,7 +286,7 @@ func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table
 	}
 	if old == nil {
 		defer index.Close() // it was only read
-		report.WriteLine(p.notes, "note: the old image is not beside %s: only the sizes of chunks of this index can be compared", p.like)
+		report.WriteLine(p.notes, "note: the old image is not beside %s: only the chunk sizes of this index can be compared", p.like)
 		c, err := p.cost(ctx, im, t, index)
 		return []publish.Cost{c}, err
 	}
@@ -310,8 +310,8 @@ func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table
 	return all, nil
 }
 
-// cost estimates the cost for who has the file of the index old. If t is not an index with the same
-// sizes of chunks, the image is cut again.
+// cost estimates the cost for a client that has the file of the index old. The table t is the index of the
+// image im. If t has other chunk sizes than old, cost cuts the image again.
 func (p *publisher) cost(ctx context.Context, im *publish.Image, t, old *caibx.Table) (c publish.Cost, err error) {
 	if t.Header() != old.Header() {
 		if t, err = p.cut(ctx, im, old.Header()); err != nil {
@@ -324,8 +324,8 @@ func (p *publisher) cost(ctx context.Context, im *publish.Image, t, old *caibx.T
 
 const indexSuffix = ".caibx"
 
-// openOld opens the old version of an image, or its index if the old image is not beside it. Exactly
-// one of them is not nil.
+// openOld opens the old version of the image im. If path is an index without its image beside it, openOld
+// opens the index instead. Without an error, exactly one of the two is not nil.
 func openOld(path string, im *publish.Image) (*publish.Image, *caibx.Table, error) {
 	beside, isIndex := strings.CutSuffix(path, indexSuffix)
 	if !isIndex {
@@ -375,12 +375,12 @@ func (p *publisher) costLines(v publishView) []string {
 	}
 	file := slices.MinFunc(v.Costs, func(a, b publish.Cost) int { return cmp.Compare(a.FromFile, b.FromFile) })
 	store := slices.MinFunc(v.Costs, func(a, b publish.Cost) int { return cmp.Compare(a.FromStore, b.FromStore) })
-	return append(append([]string{"", fmt.Sprintf("What %s costs for who has %s (%s):", v.File, p.like, report.Size(v.Size))}, report.Align(rows)...),
+	return append(append([]string{"", fmt.Sprintf("What %s (%s) costs a client that has %s:", v.File, report.Size(v.Size), p.like)}, report.Align(rows)...),
 		fmt.Sprintf("Cheapest with ranges of the file: %s, %s.", describeSizes(file.ChunkSize), report.Size(file.FromFile)),
 		fmt.Sprintf("Cheapest with a chunk store: %s, %s.", describeSizes(store.ChunkSize), report.Size(store.FromStore)))
 }
 
-// describeSizes returns the flag for these sizes of chunks.
+// describeSizes returns the flag for these chunk sizes.
 func describeSizes(s caibx.Sizes) string {
 	size := func(n uint64) string {
 		switch {

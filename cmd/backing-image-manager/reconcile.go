@@ -30,8 +30,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
-// reconcileCmd is one run of the command reconcile. addPlanFlags adds the flags for
-// saved states, saved plans and comparisons.
+// reconcileCmd is one run of the command reconcile.
 type reconcileCmd struct {
 	nodeFlags
 	tokenFile    string
@@ -65,8 +64,8 @@ plan, and prints the plan that remains. It never waits: a later run does the res
 actions the change causes. --out saves a plan. --plan executes the part of a saved plan
 that is for this node, unless the preconditions of the plan have changed.
 
-A plan requests nothing from an upstream. It has the bytes that a download by an index is
-expected to transfer if the index is a local file, or a file in --index-dir.
+A plan requests nothing from an upstream. It shows how much a download by an index
+transfers only if the index is a local file, or a file in --index-dir.
 
 Exit status: 0 if every copy desired on this node is ready and nothing failed, or after
 a dry run; 1 otherwise; 2 with --dry-run --detailed-exitcode if the plan is not empty.`,
@@ -103,7 +102,7 @@ func (c *reconcileCmd) check() error {
 	case diff && (len(c.disks) > 0 || c.offline):
 		return errors.New("--diff compares configurations without disks and peers: omit --disk and --offline")
 	case saved && !c.dryRun && !diff:
-		return errors.New("--state is for --dry-run: a real run needs the disks")
+		return errors.New("--state needs --dry-run or --diff: a real run reads the disks")
 	case saved && len(c.disks) > 0:
 		return errors.New("--state and --disk are mutually exclusive: the disks are those of the saved state")
 	case saved && c.offline:
@@ -111,13 +110,13 @@ func (c *reconcileCmd) check() error {
 	case c.outFile != "" && c.planFile != "":
 		return errors.New("--out and --plan are mutually exclusive: one saves a plan, the other executes one")
 	case c.outFile != "" && (!c.dryRun || diff && !saved):
-		return errors.New("--out is for --dry-run, with or without --state: it saves the plan that is printed")
+		return errors.New("--out saves the plan of a dry run: add --dry-run, and with --diff also --state")
 	case c.indexDir != "" && (!c.dryRun || diff) && !saved:
 		return errors.New("--index-dir is for a plan: add --dry-run or --state")
 	case c.planFile != "" && saved:
 		return errors.New("--plan and --state are mutually exclusive: a saved plan is executed on real disks")
 	case c.planFile != "" && diff:
-		return errors.New("--plan and --diff are mutually exclusive")
+		return errors.New("--plan and --diff are mutually exclusive: --diff executes nothing")
 	case c.detailedExit && !c.dryRun && !diff:
 		return errors.New("--detailed-exitcode is for --dry-run: a real run exits with 0 or 1")
 	}
@@ -245,7 +244,7 @@ func (c *reconcileCmd) onDisks(ctx context.Context, d plan.Desired, result load.
 	return errors.Join(configError(result), plan.CheckConverged(d, o, p))
 }
 
-// printPlan ends a dry run on the disks of this node.
+// printPlan prints, checks and saves the plan of a dry run on the disks of this node.
 func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, result load.Result) error {
 	stale := c.checkPlan(d, o, p)
 	if d.Only != nil {
@@ -257,7 +256,7 @@ func (c *reconcileCmd) printPlan(d plan.Desired, o plan.Observed, p plan.Plan, r
 	return c.exit(p, result)
 }
 
-// exit returns the error that ends a dry run.
+// exit returns the error that decides the exit code of a dry run. nil means 0.
 func (c *reconcileCmd) exit(p plan.Plan, result load.Result) error {
 	if err := configError(result); err != nil {
 		return err
@@ -268,11 +267,11 @@ func (c *reconcileCmd) exit(p plan.Plan, result load.Result) error {
 	return nil
 }
 
-// write prints a plan. worked is true after a run that executed an action.
+// write prints a plan. The argument worked reports whether a run has executed an action.
 func (c *reconcileCmd) write(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) error {
 	style := c.style(len(c.states) > 0 && c.everyNode && len(d.Config.Nodes) > 1)
 	if !c.dryRun {
-		d.Only = nil // the disks are what counts after a run
+		d.Only = nil // after a run, the outcome is about the disks, and not about the saved plan
 	}
 	style.Outcome = report.Outcome(d, o, p, worked)
 	return report.WritePlan(c.out, p, style)
@@ -286,7 +285,7 @@ func (c *reconcileCmd) style(cluster bool) report.Style {
 func (c *reconcileCmd) warnAboutDisks(o plan.Observed) {
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		seen := o.Disks[ref]
-		seen.UsageUnknown = "" // the plan says it for each copy
+		seen.UsageUnknown = "" // the plan has this fault as the reason of each copy
 		for _, fault := range seen.Faults() {
 			report.WriteLine(c.err, "warning: disk %s: %s", ref, fault)
 		}
@@ -320,7 +319,7 @@ func (c *reconcileCmd) planSaved(ctx context.Context, result load.Result) error 
 		return errors.Join(err, configError(result))
 	}
 	for _, name := range saved.Unused(nodes[0]) {
-		report.WriteLine(c.err, "warning: the state of node %s is not used: the configuration does not declare it", name)
+		report.WriteLine(c.err, "warning: the state of node %s is not used: the configuration does not declare the node", name)
 	}
 	cluster := saved.Cluster(nodes[0])
 	problems := cluster.Problems(nodes)
@@ -370,7 +369,7 @@ func readStates(files []string) (*status.SavedCluster, error) {
 	for _, file := range files {
 		err := saved.AddFile(file)
 		if errors.Is(err, syscall.EISDIR) {
-			return nil, fmt.Errorf("--state %s is a directory: name each status document in it by a --state of its own", file)
+			return nil, fmt.Errorf("--state %s is a directory: name each of its status documents with a separate --state", file)
 		}
 		if _, unread := errors.AsType[*fs.PathError](err); unread {
 			return nil, fmt.Errorf("read --state: %w", err)
@@ -389,7 +388,7 @@ func (c *reconcileCmd) save(result load.Result, saved plan.SavedPlan) error {
 		return nil
 	}
 	if result.Digest == "" {
-		return errors.New("the plan is not saved: the configuration has errors")
+		return errors.New("the plan is not saved: first correct the errors of the configuration")
 	}
 	var text bytes.Buffer
 	if err := report.WriteJSON(&text, saved); err != nil {

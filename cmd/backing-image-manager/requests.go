@@ -25,9 +25,10 @@ for the clean-up interval. All other rules apply: the daemon deletes a copy only
 is surplus, not in use, and enough other copies are ready.
 
 A use ends when the folder of its replica was deleted. If the folder cannot be seen, for
-example because it is not mounted, the use continues: --use-ended ends such uses on all
-disks of the daemon. Without --on, no copy is deleted. --despite-need NODE deletes a copy
-although that node claims to use or to need it. "backing-image users NAME" lists both.
+example because it is not mounted, the use continues. --use-ended ends such uses on all
+disks of the daemon; without --on, it deletes no copy. --despite-need NODE deletes a copy
+although that node claims to use or to need it. "backing-image users NAME" lists all uses
+and needs.
 
 NAME selects the declared generation. --uuid selects an older generation, or a
 generation of an image that is no longer declared.
@@ -62,7 +63,7 @@ the reason.`,
 			return err
 		}
 		if len(disks) == 0 {
-			disks = []string{""} // only ends uses
+			disks = []string{""} // "" means that the request only ends uses
 		}
 		var kept []error
 		for _, on := range disks {

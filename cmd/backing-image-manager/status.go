@@ -76,10 +76,10 @@ const (
 type statusWatch struct {
 	out, err io.Writer
 	json     bool
-	screen   *progress // nil: lines
+	screen   *progress // the terminal; nil means lines
 
 	last    status.Status // the last document
-	problem string        // why the daemon cannot be reached; "": it can
+	problem string        // why the daemon cannot be reached; "" means that it can
 }
 
 func newStatusWatch(out, err io.Writer, format report.Format) *statusWatch {
@@ -92,7 +92,7 @@ func newStatusWatch(out, err io.Writer, format report.Format) *statusWatch {
 
 // follow prints changes until ctx ends, which is no error.
 func (w *statusWatch) follow(ctx context.Context, client *api.Client) error {
-	known, shown := "", "" // ETags
+	known, shown := "", "" // the ETags of the last response and of the last document that was printed
 	for {
 		began := time.Now()
 		s, etag, err := client.StatusAfter(ctx, known, watchWait)
@@ -125,7 +125,7 @@ func (w *statusWatch) follow(ctx context.Context, client *api.Client) error {
 	}
 }
 
-// setProblem prints why the daemon cannot be reached, once for each reason, or for nil that it responds again.
+// setProblem prints why the daemon cannot be reached, once for each reason. If err is nil, it prints that the daemon responds again.
 func (w *statusWatch) setProblem(err error, address string) {
 	problem := ""
 	if err != nil {
@@ -174,8 +174,8 @@ func (w *statusWatch) draw() {
 	if err != nil || height < 3 {
 		height = 24
 	}
-	if most := height - 2; len(lines) > most { // the lines that scroll off the screen could not be redrawn
-		lines = append(lines[:most:most], fmt.Sprintf("and %d more lines: make the window higher, or see status without --watch", len(lines)-most))
+	if most := height - 2; len(lines) > most { // a line that has scrolled off the screen cannot be redrawn
+		lines = append(lines[:most:most], fmt.Sprintf("and %d more lines: make the window higher, or run status without --watch", len(lines)-most))
 	}
 	w.screen.draw(truncate(lines, w.screen.width()))
 }

@@ -32,12 +32,12 @@ comments.
 
 An update never goes back in time. A checksum that changed although the version did not
 is refused, until the image is named with --confirm. If the newest version has no checksum
-yet, the version before it counts. If a value cannot be changed by itself, the message has
-the place and the lines to write.
+yet, the version before it counts. If the command cannot change a value without changing
+others, it prints the place and the lines to write.
 
-If an image has the field "verify", or its tracker has keys, the lists must be signed by a
-key in --keys-dir: what is not signed is not used. A refusal concerns one image: the others
-are updated. Managers ignore the field "track".
+If an image has the field "verify", or its tracker has keys, a key in --keys-dir must have
+signed the vendor's lists. Lists without such a signature are not used. If an image is
+refused, the others are updated. Managers ignore the field "track".
 
 Exit status: 0 if each image is updated or up to date, 1 if one is refused, and after an error.`,
 		Example: `  backing-image-manager update config --dry-run
@@ -143,7 +143,7 @@ type imageUpdate struct {
 // resolve finds the newest versions of images.
 func (u *updater) resolve(ctx context.Context, loaded load.Result, names []string) []imageUpdate {
 	resolver := track.NewResolver(&fetch.Client{SecretsDir: u.secretsDir, KeysDir: u.keysDir, Warn: u.warn, AllowLoopback: loaded.Config.Settings.AllowLoopbackSources})
-	declared := map[string]bool{} // the packing, instead of the one that the address shows
+	declared := map[string]bool{} // images that declare their packing: it counts instead of the end of the address
 	for _, o := range loaded.Origins() {
 		for _, v := range o.Values {
 			if o.Section == "images" && v.Path == "source.download.unpack" && v.Text != "auto" {
@@ -206,7 +206,8 @@ func newImageUpdate(name string, m schema.Image, answer track.Answer, err error)
 	return u
 }
 
-// mustStay returns why other values of an image do not fit a new version, which the command does not change.
+// mustStay returns why a declared value that the command does not change may not fit the new version. An empty reason
+// means that all values fit.
 func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 	d := m.Source.Download
 	moved := a.URL != d.URL

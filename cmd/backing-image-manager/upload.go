@@ -141,13 +141,13 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	}
 	token, config := daemon.Credentials()
 	transport := &http.Transport{
-		Proxy:           http.ProxyFromEnvironment, // it makes an exception for loopback
+		Proxy:           http.ProxyFromEnvironment, // it uses no proxy for loopback
 		TLSClientConfig: config,
 		TLSNextProto:    map[string]func(string, *tls.Conn) http.RoundTripper{}, // HTTP/1 is enough for one body at a time
 	}
 	defer transport.CloseIdleConnections()
 	bars, p := newProgress(u.err), &fetch.Progress{}
-	// Two clients with one upload interrupt each other with every request.
+	// Two clients that send the same upload interrupt each other with every request: limit the warnings.
 	warnings := rate.Sometimes{First: 1, Interval: time.Minute}
 	request.Warn = func(err error) {
 		warnings.Do(func() {
@@ -188,8 +188,8 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	return report.WriteLine(u.out, "%s is uploaded and ready", u.name)
 }
 
-// stoppedError returns the error for an upload that the user stopped: it can be resumed, or not. The argument kept
-// says what there is to resume.
+// stoppedError returns the error for an upload that the user stopped. The error says whether the upload can be resumed.
+// The argument kept says which data remains.
 func stoppedError(c upload.Content, kept string) error {
 	if _, isFile := c.(*upload.File); !isFile {
 		return errors.New("stopped; data from a pipe or a packed file must be sent again from the start")
@@ -197,8 +197,8 @@ func stoppedError(c upload.Content, kept string) error {
 	return fmt.Errorf("stopped; %s, and the same command resumes the upload", kept)
 }
 
-// readyDigest returns the digest of the image if the daemon has a ready copy, or the zero
-// Digest.
+// readyDigest returns the digest of the image at the daemon. The zero Digest means that the daemon
+// has no ready copy.
 func (u *uploadCmd) readyDigest(ctx context.Context) (ident.Digest, error) {
 	s, err := u.status(ctx)
 	if err != nil {
@@ -212,14 +212,14 @@ func (u *uploadCmd) readyDigest(ctx context.Context) (ident.Digest, error) {
 	return ident.Digest{}, nil
 }
 
-// mayBeReady reports whether a daemon refuses an upload with this status when it has the ready
-// image already, for example because another node sent it a copy.
+// mayBeReady reports whether a refusal with this status may mean that the daemon already has the
+// ready image, for example from another node.
 func mayBeReady(status int) bool {
 	return status == http.StatusConflict || status == http.StatusNotFound || status == http.StatusGone
 }
 
-// checkLost handles an upload whose last response was lost. The image may be ready, with
-// these bytes or with those of another upload.
+// checkLost handles an upload whose last response was lost. The image may be ready, with the
+// bytes of this upload or of another upload.
 func (u *uploadCmd) checkLost(ctx context.Context, c upload.Content, lost error) error {
 	ready, err := u.readyDigest(ctx)
 	if err != nil {
@@ -243,7 +243,7 @@ func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready id
 	case err != nil:
 		return fmt.Errorf("read %s: %w", u.file, err)
 	case got != ready:
-		return fmt.Errorf("%w (it has %s, and %s has %s)", refusal, ready.Short(), u.file, got.Short())
+		return fmt.Errorf("%w (the image has %s, and %s has %s)", refusal, ready.Short(), u.file, got.Short())
 	}
 	return report.WriteLine(u.out, "%s is already ready, with the same bytes", u.name)
 }
@@ -283,13 +283,13 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	switch {
 	case !declared:
 		report.WriteProblems(u.err, u.configDir, result)
-		return fmt.Errorf("no image %s is declared in %s", u.name, u.configDir)
+		return fmt.Errorf("no image %s is declared in %s: declare it with the source upload", u.name, u.configDir)
 	case image.Suspend.Active(time.Now()), result.Config.Settings.Suspend.Active(time.Now()):
-		return fmt.Errorf("%s is suspended in %s: no upload starts", u.name, u.configDir)
+		return fmt.Errorf("%s is suspended in %s: no upload starts until the suspension ends", u.name, u.configDir)
 	case image.Source.Upload == nil:
 		return fmt.Errorf("%s cannot be uploaded: its source is %s", u.name, image.Source.Kind())
 	case !image.Checksum.IsZero() && !request.Digest.IsZero() && image.Checksum != request.Digest:
-		return fmt.Errorf("--checksum is %s, but the declared checksum is %s", request.Digest, image.Checksum)
+		return fmt.Errorf("--checksum is %s, but the declared checksum is %s: correct one of them", request.Digest, image.Checksum)
 	case !image.Checksum.IsZero():
 		request.Digest = image.Checksum
 	}
@@ -320,8 +320,8 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	return report.WriteLine(u.out, "%s on %s is ready: sha512 %s", made.ID, on.Path(), made.SHA512)
 }
 
-// fill writes the content into a partial file and commits it. An interrupted file can be
-// resumed, and stays. Data from a pipe cannot, and is discarded.
+// fill writes the content into a partial file and commits it. If the upload of a file is interrupted,
+// the partial file stays and can be resumed. The partial file of a pipe is discarded.
 func (u *uploadCmd) fill(ctx context.Context, on *disk.Disk, request upload.Request, options disk.PartOptions, id ident.ID) (model.Copy, error) {
 	part, err := on.OpenPart(ctx, id, options)
 	if err != nil {

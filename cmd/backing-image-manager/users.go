@@ -15,10 +15,10 @@ func newImageUsers() *cobra.Command {
 		Long: `Lists what keeps the copies of an image, as the daemon knows it, and what ends each use:
 
   used      a replica on the disk of a copy names it, or a process has it open
-  needed    a replica names a generation that its disk has no verified copy of. Every
-            other copy of it is kept, on all nodes, unless the generation is declared:
-            then it is protected as long as it is
-  unknown   the users on a disk cannot be read, so that every copy of its node is kept
+  needed    a replica names a generation that its disk has no verified copy of. If the
+            generation is no longer declared, every other copy of it is kept, on all
+            nodes. A declared generation needs no such protection
+  unknown   the users on a disk cannot be read. Therefore its node keeps every copy
 
 NAME may also be <name>-<uuid>, for one generation.`,
 		Example: `  backing-image-manager backing-image users parrot

@@ -62,7 +62,7 @@ func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.V
 			all = append(all, report.Validation{Path: path, Result: result})
 			continue
 		}
-		if !configdir.IsConfig("x" + filepath.Ext(path)) { // a hidden file that is named is read
+		if !configdir.IsConfig("x" + filepath.Ext(path)) { // "x": a hidden file is read if the user names it
 			return nil, fmt.Errorf("%s is not a configuration file: its name must be *.yaml, *.yml, *.json or *.cue", path)
 		}
 		folder := filepath.Dir(path)

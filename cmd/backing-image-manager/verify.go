@@ -93,7 +93,7 @@ func verifyCopy(ctx context.Context, on *disk.Disk, c status.CopyStatus, bars *p
 		return verifyUnmanaged(ctx, c, p)
 	}
 	// backing.cfg and the record have the checksum and the format that were declared when the copy
-	// became ready. The bytes of a raw image could begin like those of another format.
+	// became ready. The format counts, because a raw image may begin like an image of another format.
 	want := disk.Expected{Digest: c.CfgExpected, Format: c.Format}
 	now, err := on.Verify(ctx, c.ID, want, func(n int64) { p.Done.Add(n) })
 	if err != nil {
@@ -106,8 +106,8 @@ func verifyCopy(ctx context.Context, on *disk.Disk, c status.CopyStatus, bars *p
 }
 
 // verifyUnmanaged compares the image of another program with its backing.cfg. It writes
-// nothing: a record would make the image an owned one, and an owned image is deleted if it
-// is not declared.
+// nothing. A record would make the image owned, and an owned image is deleted when it is
+// not declared.
 func verifyUnmanaged(ctx context.Context, c status.CopyStatus, p *fetch.Progress) (ident.Digest, error) {
 	if c.SHA512.IsZero() {
 		return ident.Digest{}, fmt.Errorf("%s has no digest to compare with: declare the image, and reconcile adopts it", c)
@@ -174,7 +174,7 @@ func isVerifying(before, now status.Status, name string) bool {
 // before. A copy that is ready again may have been damaged: the daemon replaces a damaged
 // copy at once.
 func reportVerified(out io.Writer, before, now status.Status, name string) error {
-	was := map[string]status.CopyStatus{} // that were ready
+	was := map[string]status.CopyStatus{} // the copies that were ready
 	for _, image := range before.Images {
 		for _, c := range image.Copies {
 			if c.State == model.Ready {
@@ -190,7 +190,7 @@ func reportVerified(out io.Writer, before, now status.Status, name string) error
 		for _, c := range image.Copies {
 			was, wasReady := was[c.String()]
 			switch {
-			case !wasReady, c.Node != now.Node: // its own daemon verifies it
+			case !wasReady, c.Node != now.Node: // the daemon of its node verifies a copy
 			case c.State == model.Ready && c.DamagedAt.After(was.DamagedAt):
 				failures = append(failures, fmt.Errorf("%s was damaged and has been replaced", c))
 			case c.State == model.Ready && !c.VerifiedAt.After(was.VerifiedAt):

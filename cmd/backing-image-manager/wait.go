@@ -20,9 +20,9 @@ import (
 const (
 	defaultWaitTimeout = 5 * time.Minute
 	waitPollInterval   = 500 * time.Millisecond
-	// declareGrace is how long a name may be undeclared before this is an error. A daemon applies
+	// declareGrace is how long an image may be undeclared before the command fails. A daemon applies
 	// a change of its directory within a second, and then does a round. A shorter time would
-	// reject what was declared just before the command started.
+	// reject an image that was declared just before the command started.
 	declareGrace = 3 * time.Second
 )
 
@@ -46,8 +46,8 @@ The daemon may start or restart in the meantime. On a terminal the command shows
 images that are not ready.
 
 Exit status: 0 if all are ready; 1 after --timeout, with a line for each image that is
-not ready, or earlier for a NAME that is not declared: immediately with --revision or
---digest, and otherwise after 3 seconds, in which a daemon applies a new declaration.`,
+not ready. If a NAME is not declared, it is 1 after 3 seconds, in which a daemon applies a
+new declaration. With --revision or --digest, it is 1 when that configuration is applied.`,
 		Example: `  backing-image-manager wait --for ready
   backing-image-manager wait --for ready parrot macaw --timeout 30m --url http://localhost:8000
   backing-image-manager wait --for ready --revision "$(git -C config rev-parse HEAD)"
@@ -79,7 +79,7 @@ not ready, or earlier for a NAME that is not declared: immediately with --revisi
 var digitsOfHash = regexp.MustCompile(`^[0-9a-f]{7,}$`)
 
 // configurationOf returns the configuration that --revision or --digest names. The function changed
-// reports whether a flag was given: a script whose command failed gives an empty value.
+// reports whether a flag was given. An empty value is an error: a script gives it if its command failed.
 func configurationOf(changed func(flag string) bool, revision, digest string) (status.ConfigID, error) {
 	of := status.ConfigID{Revision: strings.ToLower(revision), Digest: strings.ToLower(digest)}
 	switch {
@@ -93,9 +93,9 @@ func configurationOf(changed func(flag string) bool, revision, digest string) (s
 	return of, nil
 }
 
-// waitReady polls the status until the daemon has applied a configuration and all images are
-// ready. The error lists the images that are not. On a terminal, the argument bars shows these
-// images during the wait.
+// waitReady polls the status until the daemon has applied a configuration and the images are ready.
+// Without names, these are all declared images. The error lists the images that are not ready. On a
+// terminal, the argument bars shows them during the wait.
 func waitReady(ctx context.Context, client *api.Client, names []string, of status.ConfigID, timeout time.Duration, bars *progress) error {
 	defer bars.showPending(nil)
 	limited := ctx
@@ -139,8 +139,8 @@ func waitReady(ctx context.Context, client *api.Client, names []string, of statu
 	}
 }
 
-// isPermanent reports whether waiting cannot remove the cause of an error. A daemon that has
-// not started yet, or that stops, may respond later.
+// isPermanent reports whether an error stays, however long the command waits. A daemon that has not
+// started yet, or that stops, may respond later.
 func isPermanent(err error) bool {
 	if refused, ok := errors.AsType[*api.RefusedError](err); ok {
 		return refused.Response.Status < http.StatusInternalServerError
